@@ -1,0 +1,109 @@
+# The commands of this repository; `make help` lists them. Each sets up what it needs in .venv once,
+# and again when pyproject.toml or the pinned versions change.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV ?= .venv
+GATE_FLAGS ?=
+SCORE_FLAGS ?=
+BENCH_FLAGS ?=
+TEST_FLAGS ?=
+
+BIN := $(VENV)/bin
+CONSTRAINTS := ci/constraints.txt
+FLASHINFER_NEEDS := ci/requirements-flashinfer-cpu.txt
+PINS := pyproject.toml __init__.py $(CONSTRAINTS) $(FLASHINFER_NEEDS)
+# --no-compile: 31 s instead of 54; what is imported is compiled then.
+# --no-warn-conflicts: flashinfer-python is installed without its CUDA packages on purpose.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-input \
+       --progress-bar off --no-compile --no-warn-conflicts --constraint $(CONSTRAINTS)
+
+##@ Main
+.PHONY: gate
+gate: setup ## Kernelproof's main job: check what this machine can run (GATE_FLAGS=...)
+	$(BIN)/kernelproof gate $(GATE_FLAGS)
+
+.PHONY: test
+test: setup-test ## The tests of Kernelproof itself (TEST_FLAGS="tests/reference -x")
+	$(BIN)/python -m pytest -n auto $(TEST_FLAGS)
+
+.PHONY: score
+score: setup ## Which seeded bugs the laws kill, and how fast (SCORE_FLAGS=...)
+	$(BIN)/kernelproof score $(SCORE_FLAGS)
+
+.PHONY: bench
+bench: setup ## Time, memory and tightness of the oracle (BENCH_FLAGS=...)
+	$(BIN)/kernelproof bench $(BENCH_FLAGS)
+
+##@ Checks of a change (.ci/run runs them all)
+.PHONY: lint
+lint: setup-dev ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+.PHONY: types
+types: setup-dev .build/kernelproof ## mypy, strict, over the package and its tests
+	MYPYPATH=.build $(BIN)/mypy --package kernelproof
+
+.PHONY: layers
+layers: setup-dev ## import-linter: who may import whom
+	$(BIN)/lint-imports --no-logo
+
+##@ Set-up
+.PHONY: setup
+setup: $(VENV)/.installed-gate ## What `make gate` needs, in .venv (PYTHON=python3.12)
+
+.PHONY: setup-test
+setup-test: $(VENV)/.installed-test ## What `make test` needs
+
+.PHONY: setup-dev
+setup-dev: $(VENV)/.installed-dev ## What all of them need
+
+.PHONY: clean
+clean: ## Remove .venv, builds and caches
+	rm -rf $(VENV) .build build dist *.egg-info .hypothesis .import_linter_cache .kernelproof \
+	  .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.PHONY: help
+help: ## This list
+	@awk 'BEGIN { FS = ":.*## " } \
+	  /^##@/ { printf "\n%s\n", substr($$0, 5) } \
+	  /^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "set-up: $(PYTHON) must be Python 3.10 or newer; name one with PYTHON=..." >&2; exit 2; }
+	@echo "set-up: creating $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+# $(call install,EXTRAS): the package, editable, and flashinfer-python without its CUDA packages.
+define install
+@echo "set-up: installing kernelproof[$(1)] with torch, and its pinned versions (about a minute)"
+@$(PIP) --requirement $(FLASHINFER_NEEDS) --editable '.[$(1)]'
+@echo "set-up: installing flashinfer-python without its CUDA packages"
+@$(PIP) --no-deps flashinfer-python
+endef
+
+# Each holds what the one before it does, so the larger one's stamp serves for the smaller too.
+$(VENV)/.installed-gate: $(VENV)/.created $(PINS)
+	$(call install,suite$(comma)triton)
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.created $(PINS)
+	$(call install,test$(comma)triton)
+	@touch $(VENV)/.installed-gate $@
+
+$(VENV)/.installed-dev: $(VENV)/.created $(PINS)
+	$(call install,dev$(comma)triton)
+	@touch $(VENV)/.installed-gate $(VENV)/.installed-test $@
+
+comma := ,
+
+# mypy follows no import hook, as an editable install uses one; a link of the package's name it does.
+.build/kernelproof:
+	@mkdir -p $(@D)
+	@ln -sfn .. $@

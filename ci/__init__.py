@@ -1,0 +1,1 @@
+"""The command ``kernelproof``: its faces, its reports, and what pipelines need."""

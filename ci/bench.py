@@ -1,0 +1,148 @@
+"""``kernelproof bench``: the oracle's speed, size and tightness, and what isolation costs.
+
+Also ``python -m kernelproof.ci.bench``. What is heavy is imported inside the commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from .errors import CONFORMING, NONCONFORMING
+
+if TYPE_CHECKING:
+    from .bench_results import Results
+
+SCHEMA = "kernelproof/bench/1"
+JSON = click.option(
+    "--json",
+    "json_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the results to this file.",
+)
+
+
+def _oracle(
+    requests: int = 64, keys: int = 512, repetitions: int = 5, threads: tuple[int, ...] = (1, 2)
+) -> Results:
+    from .bench_oracle import Case, measure
+
+    return measure(
+        Case(f"{requests} decodes of {keys} keys", requests, 1, keys),
+        Case(f"{max(1, requests // 16)} prefills of {keys} tokens", max(1, requests // 16), keys,
+             keys),
+        threads=threads,
+        repetitions=repetitions,
+    )  # fmt: skip
+
+
+def _tightness(problems: int = 400) -> Results:
+    from .bench_tightness import measure
+
+    return measure(problems)
+
+
+def _roundtrip(repetitions: int = 300) -> Results:
+    from .bench_roundtrip import measure
+
+    return measure(repetitions)
+
+
+@click.group(invoke_without_command=True)
+@JSON
+@click.pass_context
+def bench(context: click.Context, json_path: Path | None) -> None:
+    """Measure Kernelproof itself; without a command, everything.
+
+    Exit code 1: a requirement was missed.
+    """
+    if context.invoked_subcommand is None:
+        _finish(context, json_path, _oracle, _tightness, _roundtrip)
+    elif json_path is not None:
+        message = f"--json goes after the command: bench {context.invoked_subcommand} --json FILE"
+        raise click.UsageError(message, context)
+
+
+@bench.command()
+@click.option("--requests", type=click.IntRange(min=1), default=64, show_default=True)
+@click.option(
+    "--keys",
+    type=click.IntRange(min=16, max=4096),
+    default=512,
+    show_default=True,
+    help="A multiple of the page size, 16: FlashInfer's trace reference reads whole pages.",
+)
+@click.option("--repetitions", type=click.IntRange(min=1), default=5, show_default=True)
+@click.option(
+    "--threads", type=click.IntRange(min=1), multiple=True, default=(1, 2), show_default=True
+)
+@JSON
+@click.pass_context
+def oracle(
+    context: click.Context,
+    requests: int,
+    keys: int,
+    repetitions: int,
+    threads: tuple[int, ...],
+    json_path: Path | None,
+) -> None:
+    """Time and weigh the oracle against a float32 loop and FlashInfer's trace reference."""
+    if keys % 16:
+        message = f"{keys} is no multiple of the page size, 16"
+        raise click.BadParameter(message, context, param_hint="--keys")
+    _finish(context, json_path, lambda: _oracle(requests, keys, repetitions, threads))
+
+
+@bench.command()
+@click.option(
+    "--problems",
+    type=click.IntRange(min=1),
+    default=400,
+    show_default=True,
+    help="Of iid values in bfloat16; other dtypes and values get a quarter of it.",
+)
+@JSON
+@click.pass_context
+def tightness(context: click.Context, problems: int, json_path: Path | None) -> None:
+    """Compare honest kernels' errors with the bound."""
+    _finish(context, json_path, lambda: _tightness(problems))
+
+
+@bench.command()
+@click.option("--repetitions", type=click.IntRange(min=1), default=300, show_default=True)
+@JSON
+@click.pass_context
+def roundtrip(context: click.Context, repetitions: int, json_path: Path | None) -> None:
+    """Time the way to the isolated worker and back."""
+    _finish(context, json_path, lambda: _roundtrip(repetitions))
+
+
+def _finish(
+    context: click.Context, json_path: Path | None, *benchmarks: Callable[[], Results]
+) -> None:
+    """Run, print and write; leave with the exit code."""
+    from .bench_results import machine
+    from .json_report import dumps, write_text
+
+    done = []
+    click.echo(", ".join(f"{name} {value}" for name, value in machine().items()))
+    for benchmark in benchmarks:
+        results = benchmark()
+        click.echo(f"\n{results.text()}")
+        done.append(results)
+    if json_path is not None:
+        data = {
+            "schema": SCHEMA,
+            "machine": machine(),
+            "benchmarks": [results.to_json() for results in done],
+        }
+        write_text(json_path, dumps(data))
+    met = all(results.met for results in done)
+    context.exit(CONFORMING if met else NONCONFORMING)
+
+
+if __name__ == "__main__":
+    bench(prog_name="python -m kernelproof.ci.bench")

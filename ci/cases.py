@@ -1,0 +1,138 @@
+"""Case files: the smallest problem of a finding, and the command that judges it again."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..impl.registry import BUILT_IN, installed_implementations
+from ..properties.ledger import Ledger
+from ..properties.report import Finding, ImplementationReport, RunReport
+from .json_report import dumps, write_text
+from .summary import versions
+
+SCHEMA = "kernelproof/case/1"
+MUST_FAIL = "unexpected_pass"
+"""Kind of a finding whose case passes though the ledger says that it fails."""
+LONGEST_NAME = 80
+
+
+@dataclass
+class CaseWriter:
+    """Writes each finding's case once, as it comes; may be called from several threads.
+
+    Attributes:
+        folder: where the files go.
+        operation: of plain functions.
+        ledger: known findings are replayed from its own case files.
+        failed: why a file could not be written, if one could not.
+    """
+
+    folder: Path
+    operation: str | None
+    ledger: Ledger
+    failed: str = ""
+    _written: dict[Path, str] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def write_all(self, report: RunReport) -> None:
+        """Give every finding of a run its replay command."""
+        for implementation in report.implementations:
+            for finding in implementation.findings:
+                self.write(finding, implementation, report)
+
+    def write_found(self, finding: Finding, report: RunReport) -> None:
+        """Write a finding that has just come, where it is clear whose it is."""
+        for implementation in list(report.implementations):
+            if any(each is finding for each in implementation.findings):
+                self.write(finding, implementation, report)
+
+    def write(self, finding: Finding, implementation: ImplementationReport, run: RunReport) -> None:
+        """Write a finding's case unless it has been, and set its replay command."""
+        with self._lock:
+            if finding.replay:
+                return
+            if finding.entry:
+                case = next(e.case for e in self.ledger.entries if e.id == finding.entry)
+                finding.replay = replay_command(_from_here(case))
+                return
+            name = loading_name(implementation.reference)
+            path = self._path(finding, name)
+            case_json = case_of(
+                finding,
+                name,
+                operation=self.operation,
+                seed=run.seed,
+                target=run.target,
+            )
+            try:
+                write_text(path, dumps(case_json))
+            except OSError as error:
+                self.failed = f"--cases: {path} cannot be written ({error.strerror})"
+                return
+            self._written[path] = name
+            finding.replay = replay_command(path)
+
+    def _path(self, finding: Finding, name: str) -> Path:
+        plain = re.sub(r"[^\w.-]+", "-", finding.implementation, flags=re.ASCII).strip("-.")
+        stem = f"{plain[:LONGEST_NAME] or 'implementation'}-{finding.law}-{finding.problem.id}"
+        path, copies = self.folder / f"{stem}.json", 1
+        while self._written.get(path, name) != name:  # two implementations that share a name
+            copies += 1
+            path = self.folder / f"{stem}-{copies}.json"
+        return path
+
+
+def case_of(
+    finding: Finding,
+    implementation: str,
+    *,
+    operation: str | None,
+    seed: int,
+    target: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Give the content of a finding's case file.
+
+    Args:
+        finding: with its smallest problem.
+        implementation: the name to load it by.
+        operation: of a plain function.
+        seed: of the run.
+        target: of the run.
+    """
+    return {
+        "schema": SCHEMA,
+        "law": finding.law,
+        "implementation": implementation,
+        "operation": operation,
+        "problem": finding.problem.to_json(),
+        "device": target.get("device", "cpu"),
+        "verdict": finding.verdict.to_json(),
+        "seed": seed,
+        "versions": versions(dict(target)),
+    }
+
+
+def loading_name(reference: str) -> str:
+    """Give the registered name of MODULE:NAME, or itself where there is none."""
+    for names in (BUILT_IN, installed_implementations()):
+        for name, known in names.items():
+            if known == reference:
+                return name
+    return reference
+
+
+def replay_command(path: Path) -> str:
+    """Give the command that judges a case again, to be copied into a shell."""
+    return f"kernelproof replay {shlex.quote(str(path))}"
+
+
+def _from_here(path: Path) -> Path:
+    here = os.path.relpath(path)
+    return path.absolute() if here.startswith(os.pardir) else Path(here)

@@ -1,0 +1,215 @@
+"""The commands check and gate: one run of the engine, its outputs and its exit code."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..impl import OPERATIONS, ImplementationNotFoundError, UnsupportedError
+from ..impl.registry import BUILT_IN, installed_implementations, resolve_name
+from ..properties.engine import Run
+from ..properties.laws import find_law, laws_of
+from ..properties.ledger import Ledger, LedgerError, load_ledger
+from ..properties.plan import Plan
+from ..properties.profiles import PROFILES
+from ..properties.report import RunReport
+from ..properties.verdict import Verdict
+from .cases import CaseWriter
+from .display import console, print_summary
+from .errors import MachineError, UsageRefusedError
+from .html_report import to_html
+from .json_report import dumps, to_json, write_text
+from .junit import to_junit
+from .progress import watch
+from .summary import SUITE_FAILED, Summary, summarise
+
+GATE_SHARE = 0.5
+"""A gate looks at every implementation there is: half as long at each as a check of one."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for on the command line, see ``cli.RUN_OPTIONS``."""
+
+    implementations: Sequence[str]
+    profile: str
+    device: str
+    seed: int
+    jobs: int | None
+    laws: tuple[str, ...]
+    json_path: Path | None
+    junit_path: Path | None
+    html_path: Path | None
+    expectations: str | None
+    cases: Path
+    command: str
+    operation: str | None = None
+    gate: bool = False
+
+
+def registered() -> list[str]:
+    """Give the names of all implementations that are built in or installed."""
+    return list(dict.fromkeys([*BUILT_IN, *installed_implementations()]))
+
+
+def examine(request: Request) -> int:
+    """Run, print, write the outputs, and return the exit code.
+
+    Raises:
+        UsageRefusedError: something that was asked for does not exist or cannot be read.
+        MachineError: the device is not there.
+    """
+    ledger = Ledger()
+    try:
+        _prepare_outputs(request)
+        ledger = _read_ledger(request.expectations)
+        plan = _plan(request, ledger)
+        writer = CaseWriter(request.cases, request.operation, ledger)
+        run = _start(plan)
+    except (UsageRefusedError, MachineError) as error:
+        target: dict[str, object] = {"device": request.device}
+        report = RunReport(request.profile, request.seed, target)
+        ended = _summarise(request, report, ledger, failure=error.message)
+        with suppress(UsageRefusedError):  # the first error is the one to tell
+            _write_outputs(request, replace(ended, code=error.exit_code))
+        raise
+    started, failure = time.monotonic(), ""
+    with watch(console(sys.stderr), run, writer, _laws_by_operation(request)):
+        try:
+            run.execute()
+        except Exception as error:  # noqa: BLE001  what was learned until then is worth printing
+            traceback.print_exc()
+            failure = f"{SUITE_FAILED}: {type(error).__name__}: {error}".splitlines()[0]
+            run.report.seconds = time.monotonic() - started
+    writer.write_all(run.report)
+    summary = _summarise(request, run.report, ledger, failure=failure)
+    try:
+        _write_outputs(request, summary)
+    finally:
+        print_summary(console(sys.stdout), summary)
+    if writer.failed:
+        raise UsageRefusedError(writer.failed)
+    return summary.code
+
+
+def _plan(request: Request, ledger: Ledger) -> Plan:
+    if request.operation not in (None, *OPERATIONS):
+        known = ", ".join(OPERATIONS)
+        message = f"--operation {request.operation!r} is none of {known}"
+        raise UsageRefusedError(message)
+    try:
+        for name in request.laws:
+            find_law(name)
+    except LookupError as error:
+        message = f"--law: {error.args[0]}"
+        raise UsageRefusedError(message) from error
+    try:
+        for name in request.implementations:
+            resolve_name(name)
+    except ImplementationNotFoundError as error:
+        raise UsageRefusedError(str(error)) from error
+    return Plan(
+        list(dict.fromkeys(request.implementations)),
+        PROFILES[request.profile],
+        operation=request.operation,
+        device=request.device,
+        seed=request.seed,
+        ledger=ledger,
+        jobs=request.jobs or 0,
+        laws=request.laws,
+        share=GATE_SHARE if request.gate else 1.0,
+        cases=request.cases / "examples",
+    )
+
+
+def _read_ledger(choice: str | None) -> Ledger:
+    """Read the ledger and all its cases, so that a bad one is told before anything runs."""
+    flag = "" if choice is None else "--expectations: "
+    name = choice or "the shipped ledger"
+    try:
+        ledger = load_ledger(choice)
+        for entry in ledger.entries:
+            name = f"{entry.case}"
+            law, problem = entry.load_case()
+            find_law(law)
+            # A misspelt law or field would explain nothing, in silence.
+            kind = entry.kinds[0] if entry.kinds else ""
+            if not entry.explains(law, Verdict(entry.status, kind), problem):  # type: ignore[arg-type]
+                message = f"{flag}finding {entry.id!r} does not cover its own case {entry.case}"
+                raise UsageRefusedError(message)
+    except LedgerError as error:
+        message = f"{flag}{error}"
+        raise UsageRefusedError(message) from error
+    except LookupError as error:
+        message = f"{flag}{name}: {error.args[0]}"
+        raise UsageRefusedError(message) from error
+    except (AttributeError, TypeError, ValueError) as error:
+        message = f"{flag}{name}: a value of the wrong type: {error}"
+        raise UsageRefusedError(message) from error
+    return ledger
+
+
+def _start(plan: Plan) -> Run:
+    try:
+        return Run(plan)
+    except UnsupportedError as error:
+        raise MachineError(str(error)) from error
+
+
+def _summarise(request: Request, report: RunReport, ledger: Ledger, *, failure: str) -> Summary:
+    return summarise(
+        report,
+        ledger,
+        gate=request.gate,
+        command=request.command,
+        laws=request.laws,
+        failure=failure,
+    )
+
+
+def _laws_by_operation(request: Request) -> dict[str, int]:
+    """Count the laws that will run for each operation."""
+    return {
+        operation: sum(not request.laws or law.name in request.laws for law in laws_of(operation))
+        for operation in OPERATIONS
+    }
+
+
+def _outputs(request: Request) -> list[tuple[str, Path]]:
+    options = {
+        "--json": request.json_path,
+        "--junit": request.junit_path,
+        "--html": request.html_path,
+    }
+    return [(option, path) for option, path in options.items() if path is not None]
+
+
+def _prepare_outputs(request: Request) -> None:
+    """See before a long run that its results can be written after it."""
+    try:
+        for option, path in _outputs(request):  # noqa: B007  the message names them
+            path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        message = f"{option} {path}: its folder cannot be made ({error.strerror})"
+        raise UsageRefusedError(message) from error
+
+
+def _write_outputs(request: Request, summary: Summary) -> None:
+    failed = ""
+    for option, path in _outputs(request):
+        text = {
+            "--json": lambda: dumps(to_json(summary)),
+            "--junit": lambda: to_junit(summary),
+            "--html": lambda: to_html(summary),
+        }[option]()
+        try:
+            write_text(path, text)
+        except OSError as error:
+            failed = f"{option} {path}: cannot be written ({error.strerror})"
+    if failed:
+        raise UsageRefusedError(failed)

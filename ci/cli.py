@@ -1,0 +1,169 @@
+"""The command line. Whatever is heavy (torch, Hypothesis, rich) is imported inside the commands."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .. import __version__
+from ..properties.profiles import PROFILES
+from .bench import bench
+from .errors import INTERRUPTED, MACHINE
+from .score import score
+
+CASES = Path(".kernelproof", "cases")
+DEVICES = click.Choice(["cpu", "cuda"])
+OUTPUT = click.Path(dir_okay=False, path_type=Path)
+
+RUN_OPTIONS = (
+    click.option(
+        "--profile",
+        type=click.Choice(list(PROFILES)),
+        default="gate",
+        show_default=True,
+        help="How hard to look: seconds, minutes, hours.",
+    ),
+    click.option("--device", type=DEVICES, default="cpu", show_default=True),
+    click.option(
+        "--seed",
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=True,
+        help="Of the search: the same seed draws the same problems (nightly: 0 draws a new one).",
+    ),
+    click.option(
+        "--jobs",
+        type=click.IntRange(min=1),
+        help="Worker processes at a time; one a core by default, one on a GPU.",
+    ),
+    click.option(
+        "--law", "laws", multiple=True, metavar="NAME", help="Only this law; may be repeated."
+    ),
+    click.option("--json", "json_path", type=OUTPUT, help="Write the results to this file."),
+    click.option("--junit", "junit_path", type=OUTPUT, help="Write JUnit XML to this file."),
+    click.option("--html", "html_path", type=OUTPUT, help="Write a page to this file."),
+    click.option(
+        "--expectations",
+        metavar="FILE|none",
+        help="Ledger of known findings instead of the shipped one; none: find everything afresh.",
+    ),
+    click.option(
+        "--cases",
+        type=click.Path(file_okay=False, path_type=Path),
+        default=CASES,
+        show_default=True,
+        help="Folder for the smallest problem of each finding.",
+    ),
+)
+
+
+def run_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Add the options that check and gate share."""
+    for option in reversed(RUN_OPTIONS):
+        command = option(command)
+    return command
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="kernelproof")
+def cli() -> None:
+    """Prove attention and MoE inference kernels against an oracle before they are shipped.
+
+    Exit codes: 0 conforming, 1 not conforming, 2 wrong usage or unreadable input, 3 the machine
+    failed or nothing could run.
+    """
+
+
+@cli.command()
+@click.argument("implementations", nargs=-1, required=True, metavar="MODULE:NAME...")
+@click.option("--operation", metavar="OP", help="What plain functions implement.")
+@run_options
+def check(implementations: tuple[str, ...], operation: str | None, **options: Any) -> int:  # noqa: ANN401  click's options
+    """Check implementations against the laws.
+
+    MODULE is a dotted module, found from the current folder too, or a path that ends in .py; a name
+    of `kernelproof list` serves as well.
+    """
+    from .checking import Request, examine
+
+    return examine(Request(implementations, operation=operation, **options, command=_command()))
+
+
+@cli.command()
+@run_options
+def gate(**options: Any) -> int:  # noqa: ANN401  click's options
+    """Check every registered implementation that this machine can run."""
+    from .checking import Request, examine, registered
+
+    return examine(Request(registered(), gate=True, **options, command=_command()))
+
+
+@cli.command()
+@click.argument("case", type=click.Path(path_type=Path), metavar="CASE.json")
+@click.option("--device", type=DEVICES, help="Instead of the case's own.")
+@click.option("--implementation", metavar="NAME", help="Instead of the case's own.")
+@click.option(
+    "--deadline",
+    type=click.FloatRange(min=0, min_open=True),
+    default=20.0,
+    show_default=True,
+    help="Seconds that one call may take before it counts as a HANG.",
+)
+def replay(case: Path, device: str | None, implementation: str | None, deadline: float) -> int:
+    """Judge one case again: exit 1 if it still fails, 0 if it passes."""
+    from .replaying import replay_case
+
+    return replay_case(case, device=device, implementation=implementation, deadline=deadline)
+
+
+@cli.command("list")
+@click.option("--device", type=DEVICES, default="cpu", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_command(device: str, *, as_json: bool) -> int:
+    """List implementations (and why one cannot run here), laws and profiles."""
+    from .listing import print_list
+
+    return print_list(device, as_json=as_json)
+
+
+cli.add_command(score)
+cli.add_command(bench)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    _say_it_in_any_encoding()
+    # Hypothesis keeps what it learns of the source in the current folder otherwise.
+    os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(CASES.parent / "hypothesis"))
+    try:
+        words = sys.argv[1:] if arguments is None else list(arguments)
+        code = cli.main(words, prog_name="kernelproof", standalone_mode=False, obj=words)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        sys.stderr.write("kernelproof: interrupted\n")
+        return INTERRUPTED
+    except Exception:  # noqa: BLE001  exit code 1 means that a kernel is wrong; this is not that
+        traceback.print_exc()
+        sys.stderr.write("kernelproof: the suite itself failed, see above\n")
+        return MACHINE
+    return int(code or 0)
+
+
+def _say_it_in_any_encoding() -> None:
+    """Print what the terminal's encoding lacks as an escape rather than fail on it."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _command() -> str:
+    return shlex.join(["kernelproof", *click.get_current_context().find_root().obj])

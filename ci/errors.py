@@ -1,0 +1,20 @@
+"""How a command ends early: one sentence and an exit code."""
+
+from __future__ import annotations
+
+import click
+
+CONFORMING, NONCONFORMING, USAGE, MACHINE, INTERRUPTED = 0, 1, 2, 3, 130
+"""Exit codes of all commands."""
+
+
+class UsageRefusedError(click.ClickException):
+    """Wrong usage or unreadable input; the message names the file, field or flag."""
+
+    exit_code = USAGE
+
+
+class MachineError(click.ClickException):
+    """The machine or the suite failed, or nothing could run."""
+
+    exit_code = MACHINE

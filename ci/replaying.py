@@ -1,0 +1,141 @@
+"""The command replay: one case, judged again in an isolated worker."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from ..impl import OPERATIONS, ImplementationNotFoundError, Target, UnsupportedError
+from ..impl.registry import resolve_name
+from ..properties.axes import Axes
+from ..properties.isolation import Deadlines, Worker, WorkerPool
+from ..properties.judge import HANDLER
+from ..properties.laws import Law, find_law
+from ..properties.ledger import LedgerError, read_case
+from ..properties.quarry import HarnessError, Quarry, case_payload, verdict_of
+from ..properties.verdict import Verdict
+from ..reference import Problem
+from .cases import MUST_FAIL
+from .display import command, console, printable, say, style_of
+from .errors import CONFORMING, MACHINE, NONCONFORMING, MachineError, UsageRefusedError
+from .listing import pool_options
+from .summary import compact
+
+DEVICES = ("cpu", "cuda")
+
+
+def replay_case(
+    path: Path, *, device: str | None, implementation: str | None, deadline: float
+) -> int:
+    """Judge a case again, print its verdict, and return the exit code.
+
+    Args:
+        path: of the case file.
+        device: where; the case's own if None.
+        implementation: which; the case's own if None.
+        deadline: seconds that one call may take.
+
+    Raises:
+        UsageRefusedError: the case cannot be read, or its implementation is not found.
+        MachineError: there is no such device, or the suite failed.
+    """
+    law, problem, data = _read(path)
+    device = device or data.get("device") or DEVICES[0]
+    name = implementation or data["implementation"]
+    try:
+        reference = resolve_name(name)
+        Target.here(device)
+    except ImplementationNotFoundError as error:
+        source = "--implementation" if implementation else f"{path}: implementation"
+        message = f"{source}: {error}"
+        raise UsageRefusedError(message) from error
+    except UnsupportedError as error:
+        message = f"device {device!r} of {path}: {error}"
+        raise MachineError(message) from error
+    axes = Axes(problem.operation, {}, 0, {})
+    quarry = Quarry(name, reference, data.get("operation"), device, axes)
+    verdict = _judge(quarry, law, problem, deadline)
+    return _tell(path, name, law, problem, verdict, _recorded(data))
+
+
+def _judge(quarry: Quarry, law: Law, problem: Problem, deadline: float) -> Verdict:
+    with WorkerPool(HANDLER, **pool_options(quarry.device)) as pool, pool.lease() as worker:
+        try:
+            _load(worker, quarry)
+            payload = case_payload(quarry, law.name, problem)
+            return verdict_of(worker.run(payload, Deadlines(run=deadline)))
+        except HarnessError as error:
+            message = f"{quarry.name}: the suite failed: {error}"
+            raise MachineError(message) from error
+
+
+def _load(worker: Worker, quarry: Quarry) -> None:
+    """Import the implementation, so that its absence is told from its failures."""
+    request = {
+        "task": "describe",
+        "implementation": quarry.reference,
+        "operation": quarry.operation,
+        "device": quarry.device,
+    }
+    outcome = worker.run(request, Deadlines())
+    if outcome.status != "done":
+        message = f"{quarry.name} cannot be imported: {verdict_of(outcome).message}"
+        raise MachineError(message)
+    if "error" in (outcome.result or {}):
+        raise UsageRefusedError(str((outcome.result or {})["error"]))
+
+
+def _read(path: Path) -> tuple[Law, Problem, dict[str, Any]]:
+    try:
+        name, problem, data = read_case(path)
+        law = find_law(name)
+    except LedgerError as error:
+        raise UsageRefusedError(str(error)) from error
+    except LookupError as error:
+        message = f"{path}: the field 'law': {error.args[0]}"
+        raise UsageRefusedError(message) from error
+    if problem.operation not in law.operations:
+        message = f"{path}: the law {name} does not speak of {problem.operation}"
+        raise UsageRefusedError(message)
+    for field, allowed in (("device", DEVICES), ("operation", OPERATIONS)):
+        if data.get(field) not in (None, *allowed):
+            known = ", ".join(allowed)
+            message = f"{path}: the field {field!r} is {data[field]!r}, none of {known}"
+            raise UsageRefusedError(message)
+    return law, problem, data
+
+
+def _recorded(data: dict[str, Any]) -> str:
+    """Give the kind of the verdict that the case was written for."""
+    verdict = data.get("verdict")
+    return str(verdict.get("kind", "")) if isinstance(verdict, dict) else ""
+
+
+def _tell(
+    path: Path, name: str, law: Law, problem: Problem, verdict: Verdict, recorded: str
+) -> int:
+    """Print a verdict and give the exit code that follows from it."""
+    out = console(sys.stdout)
+    title = f"{verdict.status} {verdict.kind}".strip()
+    message = verdict.message
+    code, meaning = CONFORMING, f"{path} passes"
+    if verdict.bad:
+        code, meaning = NONCONFORMING, f"{path} still fails"
+    elif verdict.status != "PASS":
+        code, meaning = MACHINE, f"{path} was not judged: {verdict.status}"
+    elif verdict.vacuous:
+        code, meaning = MACHINE, f"{path} was not judged: {law.name} has nothing to look at in it"
+    elif recorded == MUST_FAIL:
+        code, meaning = NONCONFORMING, f"{path} passes, but the ledger says that it fails"
+    if verdict.ratio is not None and not verdict.bad:
+        message = message or f"the worst error is {verdict.ratio:.3g} of its bound"
+    say(out, f"{title}  {name}  {law.name}", message or law.statement, style=verdict.status)
+    if verdict.bad and verdict.trace:
+        out.print(Text(printable(verdict.trace.rstrip()), "dim"), soft_wrap=True)
+    command(out, "law", law.statement)
+    command(out, "problem", compact(problem))
+    out.print(Text(printable(meaning), style_of("PASS" if not code else "FAIL")), soft_wrap=True)
+    return code

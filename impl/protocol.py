@@ -1,0 +1,107 @@
+"""The protocol between the suite and what it tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+from ..reference import Arithmetic, Problem
+from .target import Target
+
+OPERATIONS = (
+    "paged_attention",
+    "ragged_attention",
+    "merge_state",
+    "append_paged_kv",
+    "build_metadata",
+)
+FEATURES = ("custom_mask", "per_head_scales", "nondeterministic")
+"""What an implementation may opt into: the first two are drawn only where named; the third says
+that repeated calls may differ within the bound (atomics), so that they are not compared bitwise."""
+
+Supports = Callable[[Problem, Target], "bool | str"]
+
+
+@dataclass(frozen=True, eq=False)
+class Implementation:
+    """A named callable for one operation, see ``implementation``."""
+
+    operation: str
+    name: str
+    function: Callable[[Any], Any]
+    supports: Supports | None
+    features: frozenset[str]
+    arithmetic: Arithmetic
+    writes_out: bool
+    compile_key: Callable[[Problem], Hashable] | None
+
+    def __call__(self, inputs: Any) -> Any:  # noqa: ANN401  each operation has its own record
+        """Run on the inputs of one problem."""
+        return self.function(inputs)
+
+    def refusal(self, problem: Problem, target: Target) -> str | None:
+        """Say why this problem is not for this implementation; None if it is."""
+        if problem.operation != self.operation:
+            return f"{self.name} implements {self.operation}, not {problem.operation}"
+        for feature in ("custom_mask", "per_head_scales"):
+            if getattr(problem, feature, False) and feature not in self.features:
+                return f"{self.name} does not name the feature {feature}"
+        answer = True if self.supports is None else self.supports(problem, target)
+        if answer is True:
+            return None
+        return answer or f"{self.name}.supports said no"
+
+
+def implementation(
+    operation: str,
+    *,
+    name: str,
+    supports: Supports | None = None,
+    features: Collection[str] = (),
+    arithmetic: Arithmetic | None = None,
+    writes_out: bool = False,
+    compile_key: Callable[[Problem], Hashable] | None = None,
+) -> Callable[[Callable[[Any], Any]], Implementation]:
+    """Make an implementation of a function, for use as a decorator.
+
+    Args:
+        operation: one of ``OPERATIONS``. The function takes one record whose attributes are the
+            oracle's parameters (``kernelproof.reference.inputs``) and ``out_dtype``, and returns
+            what the oracle returns: AttentionOutput or a tuple (out, lse) with a natural-log lse
+            that may be None; (k_cache, v_cache) for append_paged_kv; a BatchMetadata, or any
+            object with its attributes, for build_metadata.
+        name: how reports call it; unique within a run.
+        supports: ``supports(problem, target)`` gives True, or the reason why not. It must be a
+            pure function: the suite also probes it to learn which problems to draw.
+        features: optional features that it has, of ``FEATURES``.
+        arithmetic: what it rounds where; the error bound follows. float32 throughout if None.
+        writes_out: it writes into ``inputs.out`` and ``inputs.lse``, which are poisoned and fenced,
+            and may return None.
+        compile_key: gives the key of the module that a problem needs, where a first call compiles;
+            that call's time does not count against the deadline.
+
+    Raises:
+        ValueError: an unknown operation or feature.
+    """
+    if operation not in OPERATIONS:
+        message = f"operation is {operation!r}; it must be one of {', '.join(OPERATIONS)}"
+        raise ValueError(message)
+    unknown = sorted(set(features) - set(FEATURES))
+    if unknown:
+        message = f"features names {unknown}; known features: {', '.join(FEATURES)}"
+        raise ValueError(message)
+
+    def decorate(function: Callable[[Any], Any]) -> Implementation:
+        return Implementation(
+            operation=operation,
+            name=name,
+            function=function,
+            supports=supports,
+            features=frozenset(features),
+            arithmetic=arithmetic or Arithmetic(),
+            writes_out=writes_out,
+            compile_key=compile_key,
+        )
+
+    return decorate

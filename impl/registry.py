@@ -1,0 +1,118 @@
+"""Finding implementations: built in, by entry point, or by MODULE:NAME."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import sys
+from pathlib import Path
+from typing import Any
+
+from .protocol import Implementation, implementation
+
+ENTRY_POINTS = "kernelproof.implementations"
+
+BUILT_IN: dict[str, str] = {
+    "torch-sdpa-paged": "kernelproof.impl.torch_sdpa:paged",
+    "torch-sdpa-ragged": "kernelproof.impl.torch_sdpa:ragged",
+    "flashinfer-triton-merge-state": "kernelproof.impl.flashinfer_triton:merge_state",
+    "flashinfer-triton-merge-states": "kernelproof.impl.flashinfer_triton:merge_states",
+    "flashinfer-triton-variable-length-merge-states": (
+        "kernelproof.impl.flashinfer_triton:variable_length_merge_states"
+    ),
+    "flashinfer-trace-paged-decode": "kernelproof.impl.flashinfer_trace:paged_decode",
+    "flashinfer-trace-paged-prefill": "kernelproof.impl.flashinfer_trace:paged_prefill",
+    "flashinfer-trace-ragged-prefill": "kernelproof.impl.flashinfer_trace:ragged_prefill",
+    "flashinfer-trace-merge-state": "kernelproof.impl.flashinfer_trace:merge_state",
+    "flashinfer-trace-merge-states": "kernelproof.impl.flashinfer_trace:merge_states",
+    "flashinfer-trace-append": "kernelproof.impl.flashinfer_trace:append",
+    "flashinfer-trace-trtllm-context": "kernelproof.impl.flashinfer_trace:trtllm_context",
+    "flashinfer-trace-trtllm-decode": "kernelproof.impl.flashinfer_trace:trtllm_decode",
+    "reference-metadata": "kernelproof.impl.reference_metadata:build",
+}
+"""Implementations that Kernelproof ships, by name."""
+
+
+class ImplementationNotFoundError(LookupError):
+    """No implementation goes by that name; the message says what was tried."""
+
+
+def installed_implementations() -> dict[str, str]:
+    """Give the entry points of group ``kernelproof.implementations``: name to MODULE:NAME."""
+    found = importlib.metadata.entry_points(group=ENTRY_POINTS)
+    return {point.name: point.value for point in found}
+
+
+def resolve_name(name: str) -> str:
+    """Turn a built-in or entry-point name into MODULE:NAME; leave MODULE:NAME as it is.
+
+    Raises:
+        ImplementationNotFoundError: it is neither.
+    """
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    installed = installed_implementations()
+    if name in installed:
+        return installed[name]
+    if ":" in name:
+        return name
+    known = ", ".join(sorted({**BUILT_IN, **installed}))
+    message = f"{name!r} is no MODULE:NAME and no registered implementation; registered: {known}"
+    raise ImplementationNotFoundError(message)
+
+
+def find_implementation(name: str, operation: str | None = None) -> Implementation:
+    """Import an implementation.
+
+    Args:
+        name: MODULE:NAME (a dotted module, or a path that ends in .py), a built-in name, or that
+            of an entry point. The current folder is searched too.
+        operation: wraps a plain function as an implementation of this operation.
+
+    Raises:
+        ImplementationNotFoundError: the module or the name is missing, or it is something else.
+    """
+    reference = resolve_name(name)
+    module_name, _, attribute = reference.rpartition(":")
+    module = _import_module(module_name, reference)
+    try:
+        found: Any = module
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except AttributeError as error:
+        message = f"{reference}: module {module_name!r} has no {attribute!r}"
+        raise ImplementationNotFoundError(message) from error
+    if isinstance(found, Implementation):
+        if operation not in (None, found.operation):
+            message = f"{reference} implements {found.operation}, not {operation}"
+            raise ImplementationNotFoundError(message)
+        return found
+    if callable(found) and operation is not None:
+        return implementation(operation, name=reference)(found)
+    hint = "decorate it with @implementation(...), or name its --operation"
+    message = f"{reference} is {type(found).__name__}, not an implementation: {hint}"
+    raise ImplementationNotFoundError(message)
+
+
+def _import_module(module_name: str, reference: str) -> Any:  # noqa: ANN401  a module of anybody's
+    path = Path(module_name)
+    if path.suffix == ".py":
+        if not path.is_file():
+            message = f"{reference}: there is no file {module_name!r}"
+            raise ImplementationNotFoundError(message)
+        folder, module_name = str(path.parent.resolve()), path.stem
+    else:
+        folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and module_name.startswith(error.name):
+            message = f"{reference}: there is no module {module_name!r} (searched sys.path)"
+        else:
+            message = f"{reference}: importing {module_name!r} needs {error.name!r}, not installed"
+        raise ImplementationNotFoundError(message) from error
+    except Exception as error:
+        message = f"{reference}: importing {module_name!r} failed: {type(error).__name__}: {error}"
+        raise ImplementationNotFoundError(message) from error

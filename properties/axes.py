@@ -1,0 +1,204 @@
+"""The space of problems: which values each axis may take, simplest first.
+
+``supports`` of an implementation is a predicate, and few implementations support everything:
+drawing from the whole space and throwing away what is refused would judge next to nothing. So the
+axes are narrowed first, by asking about the simplest problem with each single value changed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..reference import AttentionProblem, MergeProblem, MetadataProblem, Problem
+from ..reference.problems import ATTENTION_REGIMES, DTYPES, EMPTY_STATES, MERGE_REGIMES
+
+HEAD_DIMS = (
+    (16, 16),
+    (32, 32),
+    (24, 40),
+    (64, 64),
+    (80, 80),
+    (96, 96),
+    (128, 128),
+    (192, 128),
+    (256, 256),
+    (512, 512),
+)
+PHASES: dict[str, tuple[int, int]] = {
+    "decode": (1, 3),
+    "prefill": (3, 3),
+    "chunk": (2, 5),
+    "no_query": (0, 3),
+    "no_keys": (1, 0),
+    "surplus": (3, 2),
+}
+"""Kinds of request and an example (query_len, seq_len) of each."""
+
+ATTENTION_AXES: dict[str, tuple[Any, ...]] = {
+    "phase": tuple(PHASES),
+    "dtype": DTYPES,
+    "causal": (False, True),
+    "head_dims": HEAD_DIMS,
+    "num_kv_heads": (1, 2, 3, 4, 8),
+    "group_size": (1, 2, 3, 4, 5, 6, 7, 8, 16),
+    "page_size": (1, 2, 3, 4, 8, 16, 32, 64, 128, 256),
+    "kv_layout": ("NHD", "HND"),
+    "page_order": (0, 1),
+    "shared_prefix_pages": (0, 1, 2),
+    "window_left": (-1, 0, 1, 2, 7, 15, 16, 63, 127, 128),
+    "logits_soft_cap": (0.0, 30.0, 5.0, 1.0),
+    "sm_scale": (None, 1.0, 0.25, 0.05),
+    "k_scale": (1.0, 0.5, 2.0, 1.25),
+    "v_scale": (1.0, 0.5, 2.0, 1.25),
+    "sinks": (False, True),
+    "custom_mask": (False, True),
+    "per_head_scales": (False, True),
+    "strided_q": (False, True),
+    "strided_kv": (False, True),
+    "regime": ATTENTION_REGIMES,
+}
+MERGE_AXES: dict[str, tuple[Any, ...]] = {
+    "num_states": (2, 1, 3, 4, 7),
+    "dtype": DTYPES,
+    "head_dim": (4, 16, 64, 80, 128, 256),
+    "empty": EMPTY_STATES,
+    "regime": MERGE_REGIMES,
+}
+FREE = ("phase", "dtype", "causal", "kv_layout", "num_states")
+"""Axes on which the simplest supported problem is looked for in every combination."""
+LIMITS = ("page_size", "head_dims", "head_dim")
+"""Axes whose simplest value many kernels do not have: the next ones are tried in turn."""
+
+
+@dataclass(frozen=True)
+class Axes:
+    """What may be drawn for one operation.
+
+    Attributes:
+        operation: of the problems.
+        values: allowed values by axis, simplest first.
+        max_work: most work of one problem, see ``AttentionProblem.work``.
+        refused: axis and value of what narrowing removed, with the implementation's reason.
+        simplest: one value each, together the simplest problem that is supported.
+    """
+
+    operation: str
+    values: Mapping[str, tuple[Any, ...]]
+    max_work: int
+    refused: Mapping[str, str] = field(default_factory=dict)
+    simplest: Mapping[str, Any] = field(default_factory=dict)
+
+    def allows(self, name: str) -> tuple[Any, ...]:
+        """Give the values of an axis."""
+        return self.values[name]
+
+
+def all_axes(operation: str) -> dict[str, tuple[Any, ...]]:
+    """Give every value of every axis of an operation's problems."""
+    if operation == "merge_state":
+        return dict(MERGE_AXES)
+    if operation == "build_metadata":
+        return {}
+    axes = dict(ATTENTION_AXES)
+    if operation == "ragged_attention":
+        for name in ("page_size", "kv_layout", "page_order", "shared_prefix_pages"):
+            axes[name] = axes[name][:1]
+    if operation == "append_paged_kv":
+        axes["phase"] = ("decode", "prefill", "chunk", "no_query")
+        # Appending reads no query and computes nothing: these would only repeat problems.
+        kept = ("phase", "dtype", "head_dims", "num_kv_heads", "page_size", "kv_layout",
+                "page_order", "strided_kv", "regime")  # fmt: skip
+        axes = {name: values if name in kept else values[:1] for name, values in axes.items()}
+    return axes
+
+
+def example(operation: str, chosen: Mapping[str, Any]) -> Problem:
+    """Give the simplest problem with these values."""
+    if operation == "merge_state":
+        return MergeProblem(**chosen)
+    if operation == "build_metadata":
+        return MetadataProblem()
+    fields = dict(chosen)
+    query_len, seq_len = PHASES[fields.pop("phase")]
+    head_dim_qk, head_dim_vo = fields.pop("head_dims")
+    if fields["regime"] == "exact_grid":
+        fields["logits_soft_cap"], fields["v_scale"] = 0.0, 1.0
+    return AttentionProblem(
+        operation=operation,
+        query_lens=(query_len,),
+        seq_lens=(seq_len,),
+        head_dim_qk=head_dim_qk,
+        head_dim_vo=head_dim_vo,
+        **fields,
+    )
+
+
+Probe = Callable[[Sequence[Problem]], "list[str | None]"]
+"""Gives the reason of refusal of each problem, None for those that are supported."""
+
+
+def narrow(operation: str, probe: Probe, max_work: int) -> Axes | None:
+    """Learn which values an implementation supports, by asking; None if nothing at all."""
+    axes = all_axes(operation)
+    if not axes:
+        return None if probe([example(operation, {})])[0] else Axes(operation, {}, max_work, {})
+    simplest = {name: values[0] for name, values in axes.items()}
+    free = [name for name in FREE if name in axes]
+    limits = [name for name in LIMITS if name in axes]
+    bases: list[dict[str, Any]] = []
+    for limit in itertools.product(*(axes[name] for name in limits)):
+        start = {**simplest, **dict(zip(limits, limit, strict=True))}
+        combinations = [
+            {**start, **dict(zip(free, values, strict=True))}
+            for values in itertools.product(*(axes[name] for name in free))
+        ]
+        answers = probe([example(operation, chosen) for chosen in combinations])
+        bases = [chosen for chosen, reason in zip(combinations, answers, strict=True) if not reason]
+        if bases:
+            break
+    else:
+        return None
+    # A value is in if any of a few supported bases stays supported with it.
+    tried = _spread(bases, free)
+    questions = [
+        (name, value, {**base, name: value})
+        for base in tried
+        for name, values in axes.items()
+        for value in values
+    ]
+    replies = probe([example(operation, chosen) for _, _, chosen in questions])
+    supported: dict[str, set[int]] = {name: set() for name in axes}
+    refused: dict[str, str] = {}
+    for (name, value, _), reason in zip(questions, replies, strict=True):
+        if reason is None:
+            supported[name].add(axes[name].index(value))
+        else:
+            refused.setdefault(f"{name}={value}", reason)
+    values = {
+        name: tuple(value for i, value in enumerate(axes[name]) if i in supported[name])
+        for name in axes
+    }
+    for name, kept in values.items():
+        for value in kept:
+            refused.pop(f"{name}={value}", None)
+    return Axes(operation, values, max_work, refused, bases[0])
+
+
+def _spread(bases: Sequence[dict[str, Any]], free: Sequence[str]) -> list[dict[str, Any]]:
+    """Give a few bases among which every supported value of every free axis occurs."""
+    chosen: list[dict[str, Any]] = []
+    for name in free:
+        for value in dict.fromkeys(base[name] for base in bases):
+            # A window may be supported with causal alone: a base of each kind is asked about it.
+            found = next(base for base in bases if base[name] == value)
+            if found not in chosen:
+                chosen.append(found)
+    return chosen
+
+
+def resized(axes: Axes, max_work: int) -> Axes:
+    """Give the same axes with another limit of work."""
+    return replace(axes, max_work=max_work)

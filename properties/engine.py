@@ -1,0 +1,274 @@
+"""A run: every law on every implementation, several at a time, each in an isolated worker."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+from typing import Any
+
+from ..impl import Target
+from ..impl.registry import resolve_name
+from ..reference import Problem
+from .hunt import Hunt, Search
+from .isolation import DEFAULT_MEMORY_LIMIT, Worker, WorkerPool
+from .judge import HANDLER
+from .laws import Law, laws_of
+from .ledger import Entry
+from .plan import Plan
+from .preparation import prepare
+from .profiles import Cost
+from .quarry import (
+    DeviceLostError,
+    Quarry,
+    case_payload,
+    verdict_of,
+)
+from .report import Finding, ImplementationReport, LawReport, RunReport
+from .verdict import Verdict
+
+Submit = Callable[[ImplementationReport, Callable[[Worker], Any], Callable[[Any], None]], None]
+"""Queues work for a worker, and what to do with its result."""
+Pending = dict["Future[Any]", tuple[ImplementationReport, Callable[[Any], None]]]
+"""Work under way, whose it is, and what to do with its result."""
+GRACE_SECONDS = 5.0
+"""How long an interrupted run waits for the laws in progress."""
+PRELOAD = ("torch", "kernelproof.properties.judge")
+LATER_PROBLEMS = 20
+
+
+class Progress:
+    """Receives what a run does, for display. The methods are called from several threads."""
+
+    def prepared(self, report: ImplementationReport, planned: int) -> None:
+        """Take note of an implementation that is about to be judged on ``planned`` problems."""
+
+    def skipped(self, report: ImplementationReport) -> None:
+        """Take note of an implementation that cannot be judged here; the report says why."""
+
+    def judged(self, name: str, count: int) -> None:
+        """Take note of ``count`` judged problems."""
+
+    def law_done(self, report: ImplementationReport, law: LawReport) -> None:
+        """Take note of a law that has ended."""
+
+    def found(self, finding: Finding) -> None:
+        """Take note of a finding."""
+
+
+class Run:
+    """Carries out a plan."""
+
+    def __init__(self, plan: Plan, progress: Progress | None = None) -> None:
+        self.plan = plan
+        self.progress = progress or Progress()
+        self.target = Target.here(plan.device)
+        seed = plan.seed
+        if plan.profile.explore and not seed:
+            seed = secrets.randbelow(2**31)
+        self.report = RunReport(plan.profile.name, seed, self.target.to_json())
+        self._stop = threading.Event()
+        jobs = plan.jobs or (1 if plan.device == "cuda" else max(1, min(os.cpu_count() or 1, 8)))
+        self._jobs = jobs
+        environment = {"TRITON_INTERPRET": "1"} if plan.device == "cpu" else {}
+        self._pool = WorkerPool(
+            HANDLER,
+            size=jobs,
+            preload=PRELOAD,
+            environment=environment,
+            # CUDA reserves address space by the terabyte.
+            memory_limit=DEFAULT_MEMORY_LIMIT if plan.device == "cpu" else None,
+        )
+
+    def execute(self) -> RunReport:
+        """Run everything, and report what was learned even if the run ends early."""
+        start = time.monotonic()
+        pending: Pending = {}
+        with self._pool, ThreadPoolExecutor(self._jobs) as executor:
+            try:
+                self._submit_all(executor, pending)
+                while pending:
+                    self._collect(pending, None)
+            except KeyboardInterrupt:
+                self.report.interrupted = True
+                self._end_early(pending)
+            except BaseException:
+                self._stop.set()
+                raise
+            finally:
+                self.report.respawns = self._pool.respawns
+                self.report.seconds = time.monotonic() - start
+                # Ends whatever still runs: the executor waits for its threads.
+                self._pool.close()
+        return self.report
+
+    def _end_early(self, pending: Pending) -> None:
+        """Let laws in progress end after their case, and take what they have learned."""
+        self._stop.set()
+        for future in [future for future in pending if future.cancel()]:
+            del pending[future]
+        deadline = time.monotonic() + GRACE_SECONDS
+        while pending and time.monotonic() < deadline:
+            self._collect(pending, deadline - time.monotonic())
+
+    def _submit_all(self, executor: ThreadPoolExecutor, pending: Pending) -> None:
+        """Queue the preparation of each implementation, which queues its laws in their order."""
+
+        def submit(
+            report: ImplementationReport,
+            work: Callable[[Worker], Any],
+            done: Callable[[Any], None],
+        ) -> None:
+            if not self._stop.is_set():
+                pending[executor.submit(self._leased, work)] = (report, done)
+
+        for name in self.plan.implementations:
+            report = ImplementationReport(name, resolve_name(name))
+            self.report.implementations.append(report)
+
+            def prepared(
+                made: tuple[Quarry, Cost] | None, report: ImplementationReport = report
+            ) -> None:
+                if made is not None:
+                    self._submit_laws(submit, report, *made)
+                else:
+                    self.progress.skipped(report)
+
+            def work(
+                worker: Worker, report: ImplementationReport = report
+            ) -> tuple[Quarry, Cost] | None:
+                return prepare(worker, self.plan, report)
+
+            submit(report, work, prepared)
+
+    def _collect(self, pending: Pending, timeout: float | None) -> None:
+        """Wait for work to end, and take its results."""
+        ended, _ = wait(pending, timeout=timeout, return_when=FIRST_COMPLETED)
+        for future in ended:
+            report, done = pending.pop(future)
+            try:
+                done(future.result())
+            except DeviceLostError as error:
+                self._lose_device(str(error), pending)
+            except Exception as error:  # noqa: BLE001  one failure must not cost the others' results
+                report.error = report.error or f"the suite failed: {error}"
+
+    def _lose_device(self, why: str, pending: Pending) -> None:
+        """Schedule nothing more on a device that is gone."""
+        self.report.lost = self.report.lost or why
+        self._stop.set()
+        for future in [future for future in pending if future.cancel()]:
+            del pending[future]
+
+    def _leased(self, work: Callable[[Worker], Any]) -> Any:  # noqa: ANN401  whatever work gives
+        with self._pool.lease() as worker:
+            return work(worker)
+
+    def _submit_laws(
+        self,
+        submit: Submit,
+        report: ImplementationReport,
+        quarry: Quarry,
+        cost: Cost,
+    ) -> None:
+        plan = self.plan
+        laws = [law for law in laws_of(report.operation) if not plan.laws or law.name in plan.laws]
+        total_weight = sum(law.weight for law in laws) or 1.0
+        counts = {
+            law.name: max(4, round(plan.profile.problems * law.weight * cost.problems * plan.share))
+            for law in laws
+        }
+        self.progress.prepared(report, sum(counts.values()))
+        entries = [
+            entry
+            for entry in plan.ledger.entries
+            if entry.applies_to(report.name, self.target)
+            and (plan.profile.explore or not entry.quarantine)
+        ]
+        if entries:
+            submit(
+                report,
+                lambda worker: self._replay(worker, report, quarry, entries),
+                lambda _: None,
+            )
+        for law in laws:
+            seconds = plan.profile.seconds * self._jobs * law.weight / total_weight
+            search = Search(
+                plan.profile,
+                self.report.seed,
+                counts[law.name],
+                max(3.0, seconds),
+                confirm=plan.confirm,
+                database=plan.cases if plan.profile.explore else None,
+            )
+
+            def done(
+                found: LawReport, report: ImplementationReport = report, quarry: Quarry = quarry
+            ) -> None:
+                report.laws.append(found)
+                if found.lost:
+                    raise DeviceLostError(found.lost)
+                if found.error:
+                    report.error = report.error or f"the suite failed: {found.error}"
+                report.laws.sort(key=lambda each: [law.name for law in laws].index(each.law))
+                report.seconds = time.monotonic() - (quarry.started or 0.0)
+                self.progress.law_done(report, found)
+                if found.finding and not found.finding.entry:
+                    self.progress.found(found.finding)
+
+            def work(worker: Worker, law: Law = law, search: Search = search) -> LawReport:
+                if not plan.shrink_all and quarry.smallest:
+                    fewer = min(search.problems, LATER_PROBLEMS)
+                    search = replace(search, shrink=False, problems=fewer)
+                return self._hunt(worker, report, quarry, law, search)
+
+            submit(report, work, done)
+
+    def _hunt(
+        self,
+        worker: Worker,
+        report: ImplementationReport,
+        quarry: Quarry,
+        law: Law,
+        search: Search,
+    ) -> LawReport:
+        def explain(name: str, verdict: Verdict, problem: Problem) -> Entry | None:
+            return self.plan.ledger.explanation(report.name, name, verdict, problem, self.target)
+
+        hunt = Hunt(
+            worker,
+            quarry,
+            law,
+            search,
+            explain=explain,
+            judged=lambda count: self.progress.judged(report.name, count),
+            stopped=self._stop.is_set,
+        )
+        return hunt.run()
+
+    def _replay(
+        self,
+        worker: Worker,
+        report: ImplementationReport,
+        quarry: Quarry,
+        entries: Sequence[Entry],
+    ) -> None:
+        """Replay each entry's case: it must still fail as the ledger says."""
+        for entry in entries:
+            law, problem = entry.load_case()
+            outcome = worker.run(case_payload(quarry, law, problem), quarry.pace.deadlines())
+            verdict = verdict_of(outcome)
+            if entry.explains(law, verdict, problem):
+                continue
+            message = (
+                f"the ledger entry {entry.id} expects {entry.status} under {law}, but its case "
+                f"gives {verdict.status} {verdict.kind}: narrow the entry's versions or retire it"
+            )
+            unexpected = Verdict("FAIL", "unexpected_pass", message)
+            finding = Finding(report.name, law, unexpected, problem)
+            report.replayed.append(finding)
+            self.progress.found(finding)

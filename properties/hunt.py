@@ -1,0 +1,299 @@
+"""Looking for a counterexample to one law: Hypothesis draws and shrinks, the worker judges."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import hypothesis
+from hypothesis import HealthCheck, Phase
+from hypothesis.database import DirectoryBasedExampleDatabase
+
+from ..reference import Problem
+from .isolation import Worker
+from .laws import Law
+from .ledger import Entry
+from .profiles import Profile
+from .quarry import (
+    DeviceLostError,
+    HarnessError,
+    Quarry,
+    case_payload,
+    probe_device,
+    verdict_of,
+    warm_up,
+)
+from .report import Finding, LawReport
+from .strategies import problems, variations
+from .verdict import Verdict
+
+MAX_SHRINK_RESPAWNS = 20
+MAX_SHRINK_SECONDS_RESPAWNING = 60.0
+RESPAWNING_FACTOR = 6.0
+"""A HANG or a death costs its deadline and a process each time that it is tried again: shrinking
+takes at most this many times the profile's seconds, and the maximum."""
+EXAMPLES_A_ROUND = 40
+"""Hypothesis mutates what it has drawn: a single long run stays near its first examples."""
+VARIATIONS = 3
+"""Most value regimes that one drawn structure is tried with, besides its own."""
+
+
+class _Counterexample(Exception):  # noqa: N818  the signal that Hypothesis shrinks on
+    """A problem on which the law fails."""
+
+
+class _Enough(BaseException):
+    """The law has seen its share of problems: drawing more would only cost time."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """How one hunt goes about it."""
+
+    profile: Profile
+    seed: int
+    problems: int
+    seconds: float
+    shrink: bool = True
+    confirm: bool = True
+    database: Path | None = None
+
+
+class Hunt:
+    """One law on one implementation, in one worker."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        quarry: Quarry,
+        law: Law,
+        search: Search,
+        *,
+        explain: Callable[[str, Verdict, Problem], Entry | None],
+        judged: Callable[[int], None] = lambda _: None,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.report = LawReport(law.name)
+        self._worker, self._quarry, self._law, self._search = worker, quarry, law, search
+        self._explain, self._judged, self._stopped = explain, judged, stopped
+        self._verdicts: dict[str, Verdict] = {}
+        self._known: dict[str, tuple[Problem, Verdict, Entry]] = {}
+        self._first: tuple[Problem, Verdict] | None = None
+        self._last: tuple[Problem, Verdict] | None = None
+        self._flaky: tuple[Problem, Verdict] | None = None
+        self._broken: Exception | None = None
+        self._found_after = 0.0
+        self._shrink_started = 0.0
+        self._shrink_respawns = 0
+        self._attempts = 0
+
+    def run(self) -> LawReport:
+        """Hunt, and report."""
+        start = time.monotonic()
+        if self._quarry.started is None:
+            self._quarry.started = start
+        try:
+            self._hunt(start)
+        except DeviceLostError as error:
+            self.report.lost = str(error)
+        except (HarnessError, RuntimeError) as error:
+            # RuntimeError: the pool was closed. What was learned until then is kept.
+            self.report.error = str(error)
+        self.report.seconds = time.monotonic() - start
+        return self.report
+
+    def _hunt(self, start: float) -> None:
+        warm_up(self._worker, self._quarry)
+        for problem in list(self._quarry.smallest):
+            if self._fails(problem):
+                break
+        else:
+            self._search_space(start)
+        if self._last is not None:
+            self.report.finding = self._finding()
+        elif self._flaky is not None:
+            problem, verdict = self._flaky
+            self.report.finding = Finding(self._quarry.name, self._law.name, verdict, problem)
+        elif self._known:
+            problem, verdict, entry = min(self._known.values(), key=lambda each: each[0].work)
+            self.report.finding = Finding(
+                self._quarry.name, self._law.name, verdict, problem, entry=entry.id
+            )
+
+    def _search_space(self, start: float) -> None:
+        """Let Hypothesis draw and shrink, round after round, until a failure or enough problems."""
+        rounds = -(-10 * self._search.problems // EXAMPLES_A_ROUND)
+        for number in range(rounds):
+            ended = self._round(start, self._seed(number))
+            if ended or self._first is not None:
+                return
+
+    def _round(self, start: float, seed: int) -> bool:
+        """Look at some examples; True if no more need be drawn."""
+        search, axes = self._search, self._quarry.axes
+        phases = [Phase.generate, *([Phase.shrink] if search.shrink else [])]
+        database = None
+        if search.database is not None:
+            phases.append(Phase.reuse)
+            database = DirectoryBasedExampleDatabase(search.database)
+        settings = hypothesis.settings(
+            max_examples=EXAMPLES_A_ROUND,
+            database=database,
+            deadline=None,
+            phases=phases,
+            suppress_health_check=list(HealthCheck),
+            report_multiple_bugs=False,
+            print_blob=False,
+        )
+
+        @hypothesis.seed(seed)
+        @settings
+        @hypothesis.given(variations(problems(axes), axes, VARIATIONS))
+        def law_holds(drawn: list[Problem]) -> None:
+            for problem in drawn:
+                if self._first is None and self._enough(start):
+                    raise _Enough
+                try:
+                    failing = self._fails(problem)
+                except RuntimeError as error:  # The suite's fault: not for Hypothesis to shrink.
+                    self._broken = error
+                    raise _Enough from error
+                if failing:
+                    raise _Counterexample
+
+        try:
+            law_holds()
+        except (_Counterexample, _Enough):
+            if self._broken is not None:
+                raise self._broken from None
+            return True
+        except hypothesis.errors.Flaky:
+            # Verdicts are remembered, so only a truncated search can look flaky to Hypothesis.
+            self.report.truncated = True
+            return True
+        return False
+
+    def _enough(self, start: float) -> bool:
+        report = self.report
+        if report.judged >= self._search.problems:
+            return True
+        if time.monotonic() - start > self._search.seconds or self._stopped():
+            report.truncated = True
+            return True
+        # Nothing to look at, time and again: the law says nothing about this implementation.
+        idle = report.vacuous + report.unsupported
+        return idle > 4 * self._search.problems and not report.judged
+
+    def _seed(self, number: int) -> int:
+        text = f"{self._law.name}|{self._quarry.name}|{self._search.seed}|{number}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+    def _fails(self, problem: Problem) -> bool:
+        """Tell whether this problem is a counterexample, to be shrunk further."""
+        verdict = self._verdicts.get(problem.id)
+        if verdict is None:
+            if self._first is not None and self._shrunk_enough():
+                return False
+            verdict = self._judge(problem)
+            if verdict.bad and self._first is None:
+                verdict = self._confirm(problem, verdict)
+            self._verdicts[problem.id] = verdict
+        if not verdict.bad:
+            return False
+        if self._first is None:
+            self._first = (problem, verdict)
+            self._found_after = time.monotonic() - (self._quarry.started or 0.0)
+            self._shrink_started = time.monotonic()
+        if (verdict.status, verdict.kind) != (self._first[1].status, self._first[1].kind):
+            return False  # Another bug: shrinking must not slip from one into the other.
+        self._last = (problem, verdict)
+        return True
+
+    def _shrunk_enough(self) -> bool:
+        elapsed = time.monotonic() - self._shrink_started
+        respawning = self._shrink_respawns > 0
+        limit = self._search.profile.shrink_seconds
+        if respawning:
+            limit = min(RESPAWNING_FACTOR * limit, MAX_SHRINK_SECONDS_RESPAWNING)
+        return elapsed > limit or self._shrink_respawns >= MAX_SHRINK_RESPAWNS or self._stopped()
+
+    def _confirm(self, problem: Problem, verdict: Verdict) -> Verdict:
+        """Look again: in a fresh process at a HANG or a CRASH, in the same one at a FAIL."""
+        if verdict.status in ("HANG", "CRASH"):
+            self._renew()
+        again = self._judge(problem)
+        if again.status == verdict.status:
+            return again
+        self.report.flaky += 1
+        message = f"{verdict.status} at first, {again.status} when confirmed: {verdict.message}"
+        flaky = replace(verdict, status="FLAKY", message=message)
+        self._flaky = self._flaky or (problem, flaky)
+        return flaky
+
+    def _renew(self) -> None:
+        """Go on in a fresh process."""
+        self._worker.renew()
+        warm_up(self._worker, self._quarry)
+
+    def _finding(self) -> Finding:
+        problem, verdict = self._last or self._first  # type: ignore[misc]  # run() has checked
+        if self._search.confirm and verdict.status == "FAIL":
+            self._renew()
+            again = self._judge(problem)
+            if not again.bad:
+                verdict = replace(
+                    verdict,
+                    status="FLAKY",
+                    message="passes in a fresh process, fails after other calls in the same one: "
+                    + verdict.message,
+                )
+        self._quarry.smallest.append(problem)
+        return Finding(
+            self._quarry.name,
+            self._law.name,
+            verdict,
+            problem,
+            seconds=self._found_after,
+            attempts=self._attempts,
+        )
+
+    def _judge(self, problem: Problem) -> Verdict:
+        """Ask the worker, and count."""
+        request = case_payload(self._quarry, self._law.name, problem)
+        outcome = self._worker.run(request, self._quarry.pace.deadlines())
+        verdict = verdict_of(outcome)
+        if outcome.status in ("hang", "crash"):
+            self._shrink_respawns += self._first is not None
+            probe_device(self._worker, self._quarry.device)
+            warm_up(self._worker, self._quarry)
+        elif verdict.seconds:
+            self._quarry.pace.slowest = max(self._quarry.pace.slowest, verdict.seconds)
+        self._attempts += self._first is not None
+        return self._count(problem, verdict)
+
+    def _count(self, problem: Problem, verdict: Verdict) -> Verdict:
+        report = self.report
+        if verdict.bad:
+            entry = self._explain(self._law.name, verdict, problem)
+            if entry is not None:
+                report.known[entry.id] += 1
+                report.judged += 1
+                self._judged(1)
+                known = self._known.get(entry.id)
+                if known is None or problem.work < known[0].work:
+                    self._known[entry.id] = (problem, verdict, entry)
+                return replace(verdict, status="KNOWN")
+        if verdict.status == "UNSUPPORTED":
+            report.unsupported += 1
+        elif verdict.vacuous:
+            report.vacuous += 1
+        else:
+            report.judged += 1
+            report.rejected += verdict.status == "REJECTED"
+            if not verdict.bad and verdict.ratio is not None:
+                report.worst_ratio = max(report.worst_ratio, verdict.ratio)
+            self._judged(1)
+        return verdict

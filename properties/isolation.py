@@ -1,0 +1,259 @@
+"""The isolated worker: what the code under test does wrong in there is an `Outcome` here.
+
+A `WorkerPool` keeps persistent, spawned processes, each in a session and process group of its own,
+that call one handler (see `worker.py`) for each request. Each phase of a request has its deadline.
+A process that overruns one is killed with its whole group, and one that died is replaced, from a
+standby that has done its imports already: the next request runs as if nothing had happened.
+
+    with WorkerPool("package.module:handler") as pool, pool.lease() as worker:
+        outcome = worker.run({"case": 1}, Deadlines(run=2.0))
+
+For POSIX systems; on Linux in full (memory limits, workers that die with a killed parent at once).
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import os
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from .outcome import Outcome
+from .phases import Deadlines
+from .process import Recipe, WorkerProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from typing_extensions import Self
+
+__all__ = ["DEFAULT_MEMORY_LIMIT", "Deadlines", "Outcome", "Worker", "WorkerPool"]
+
+# What one case may well need (bytes), with room left for the machine's other work.
+DEFAULT_MEMORY_LIMIT: Final = min(
+    8 << 30, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+)
+
+_DEFAULT_DEADLINES: Final = Deadlines()
+# Several workers share the cores; and one thread always adds in the same order. Set before torch
+# or numpy is imported, which is when they read it.
+_ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+# How many processes in a row may be found dead before their request was sent.
+_ATTEMPTS: Final = 3
+
+
+class Worker:
+    """One process at a time that answers requests. A pool lends it to one thread at a time."""
+
+    def __init__(self, supply: _Supply) -> None:
+        self._supply = supply
+        self._process: WorkerProcess | None = supply.start()
+
+    def run(
+        self, payload: Mapping[str, object], deadlines: Deadlines = _DEFAULT_DEADLINES
+    ) -> Outcome:
+        """Have the handler answer `payload` and return what became of it.
+
+        After a hang or a crash another process stands by when this returns. What is raised here
+        (KeyboardInterrupt, TypeError for a payload that JSON cannot hold, RuntimeError once the
+        pool is closed) ends the process, in which the request may be going on.
+        """
+        try:
+            return self._run(payload, deadlines)
+        except BaseException:
+            self.drop()
+            raise
+
+    def renew(self) -> None:
+        """Give up the process for a fresh one, in which no earlier case has left anything."""
+        self.drop()
+        self._process = self._supply.replace()
+
+    def drop(self) -> None:
+        """End the process; the next request takes another."""
+        if self._process is not None:
+            self._supply.end(self._process)
+            self._process = None
+
+    def _run(self, payload: Mapping[str, object], deadlines: Deadlines) -> Outcome:
+        note = ""
+        for _ in range(_ATTEMPTS):
+            if self._process is None:
+                self._process = self._supply.replace()
+            failure = self._process.start_up(deadlines)
+            if failure is not None:
+                self.drop()
+                self._supply.check_open()  # a process that close() killed has not failed
+                return failure
+            if not self._process.exited():
+                break
+            # Nothing was asked of it: its death is an earlier case's doing, not this one's.
+            note = "the process before this one died after its last reply"
+            self.drop()
+        else:
+            return Outcome("error", kind="start", detail="the workers die before any request")
+        outcome = self._process.ask(payload, deadlines)
+        if self._process.ended:
+            self.renew()  # raises once the pool is closed: then close() was what killed it
+        else:
+            self._supply.stand_by()
+        if note:
+            return dataclasses.replace(outcome, detail=f"{outcome.detail}\n{note}".strip())
+        return outcome
+
+
+class WorkerPool:
+    """Workers that call one handler, at most `size` of them at once, for any number of threads.
+
+    handler: "module:function", a function of a JSON object and a `Monitor` that returns a JSON
+        object; it is imported in the workers only.
+    preload: modules that each process imports at its start. One that fails is passed over.
+    memory_limit: bytes of private memory that a process may have (Linux, RLIMIT_DATA); an
+        allocation beyond raises MemoryError, or what the code under test makes of it. None: no
+        limit, for drivers that reserve address space by the terabyte.
+    environment: variables for the workers, on top of this process's.
+    sys_path: the workers' sys.path, by default this process's.
+    standby: keep one more process ready to take the place of one that dies.
+
+    The processes start at once and in the background; the first request waits for its own.
+    """
+
+    def __init__(
+        self,
+        handler: str,
+        *,
+        size: int = 1,
+        preload: Sequence[str] = ("torch",),
+        memory_limit: int | None = DEFAULT_MEMORY_LIMIT,
+        environment: Mapping[str, str] | None = None,
+        sys_path: Sequence[str] | None = None,
+        standby: bool = True,
+    ) -> None:
+        if not all(handler.partition(":")):
+            msg = f"handler must be 'module:function', not {handler!r}"
+            raise ValueError(msg)
+        if size < 1:
+            msg = f"size must be at least 1, not {size}"
+            raise ValueError(msg)
+        recipe = Recipe(
+            handler=handler,
+            preload=tuple(preload),
+            memory_limit=memory_limit,
+            environment={**os.environ, **_ONE_THREAD, **(environment or {})},
+            # '' stands for the current folder, which the code under test may change.
+            sys_path=tuple(
+                entry or str(Path.cwd()) for entry in (sys.path if sys_path is None else sys_path)
+            ),
+        )
+        self._supply = _Supply(recipe, standby=standby)
+        self._freed = threading.Condition()
+        self._owner = os.getpid()
+        atexit.register(self.close)
+        self._idle = [Worker(self._supply) for _ in range(size)]
+
+    @property
+    def respawns(self) -> int:
+        """How many processes took another's place, those of `renew` included."""
+        return self._supply.replaced
+
+    def __enter__(self) -> Self:
+        """Return the pool itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the pool."""
+        self.close()
+
+    @contextmanager
+    def lease(self) -> Iterator[Worker]:
+        """Lend a worker to the calling thread, waiting until one is free."""
+        with self._freed:
+            self._freed.wait_for(lambda: self._idle or self._supply.closed)
+            self._supply.check_open()
+            worker = self._idle.pop()
+        try:
+            yield worker
+        finally:
+            with self._freed:
+                if self._supply.closed:
+                    worker.drop()
+                self._idle.append(worker)
+                self._freed.notify()
+
+    def close(self) -> None:
+        """End all processes. A request that is going on in another thread raises RuntimeError."""
+        atexit.unregister(self.close)
+        if os.getpid() != self._owner:  # a fork of the owner, whose children these are
+            return
+        self._supply.close()
+        with self._freed:
+            self._freed.notify_all()
+            for worker in self._idle:
+                worker.drop()
+
+
+class _Supply:
+    """The processes of one pool: the ones at work, and the standby that replaces them."""
+
+    def __init__(self, recipe: Recipe, *, standby: bool) -> None:
+        self.closed = False
+        self.replaced = 0
+        self._recipe = recipe
+        self._wants_standby = standby
+        self._standby: WorkerProcess | None = None
+        self._processes: set[WorkerProcess] = set()
+        self._lock = threading.RLock()
+
+    def start(self) -> WorkerProcess:
+        """Start a process; it is not waited for."""
+        with self._lock:
+            self.check_open()
+            process = WorkerProcess(self._recipe)
+            self._processes.add(process)
+            return process
+
+    def replace(self) -> WorkerProcess:
+        """Return a process to work in another's place: the standby if there is one."""
+        with self._lock:
+            self.check_open()
+            self.replaced += 1
+            process, self._standby = self._standby, None
+            if process is None:
+                return self.start()
+            self.stand_by()
+            return process
+
+    def stand_by(self) -> None:
+        """Start the standby unless there is one.
+
+        Not before the first process has done its imports, which it would only slow.
+        """
+        with self._lock:
+            if self._wants_standby and self._standby is None and not self.closed:
+                self._standby = self.start()
+
+    def end(self, process: WorkerProcess) -> None:
+        """End a process for good."""
+        process.end()
+        with self._lock:
+            self._processes.discard(process)
+
+    def check_open(self) -> None:
+        """Raise RuntimeError once the supply is closed."""
+        if self.closed:
+            msg = "the worker pool is closed"
+            raise RuntimeError(msg)
+
+    def close(self) -> None:
+        """Kill every process; whoever holds one still has to end it."""
+        with self._lock:
+            self.closed = True
+            for process in self._processes:
+                process.kill()
+            if self._standby is not None:
+                self._standby.end()
+                self._standby = None

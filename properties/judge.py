@@ -1,0 +1,127 @@
+"""What the isolated worker does for the engine: it describes, probes, times and judges.
+
+The parent never imports an implementation: what an import or a ``supports`` does wrong stays here.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+
+from ..impl import Implementation, ImplementationNotFoundError, Target, find_implementation
+from ..reference import problem_from_json
+from .laws import find_law
+from .subject import Phases, Stop, Subject
+from .verdict import Verdict
+
+HANDLER = "kernelproof.properties.judge:handle"
+"""How the worker finds this module."""
+
+COST_CALLS = 5
+COST_SECONDS = 2.0
+
+_compiled: dict[str, set[Hashable]] = {}
+
+
+def handle(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+    """Do the payload's ``task``; see the function of that name."""
+    task: Callable[[Mapping[str, Any], Phases], dict[str, Any]] = TASKS[payload["task"]]
+    return task(payload, phases)
+
+
+@functools.cache
+def _implementation(name: str, operation: str | None) -> Implementation:
+    return find_implementation(name, operation)
+
+
+@functools.cache
+def _target(device: str) -> Target:
+    return Target.here(device)
+
+
+def _subject(payload: Mapping[str, Any], phases: Phases) -> Subject:
+    with phases.phase("load"):
+        return Subject(
+            _implementation(payload["implementation"], payload.get("operation")),
+            _target(payload["device"]),
+            phases,
+            _compiled.setdefault(payload["implementation"], set()),
+        )
+
+
+def describe(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+    """Import an implementation and say what it declares, or why it cannot be imported."""
+    try:
+        implementation = _subject(payload, phases).implementation
+    except ImplementationNotFoundError as error:
+        return {"error": str(error)}
+    return {
+        "name": implementation.name,
+        "operation": implementation.operation,
+        "features": sorted(implementation.features),
+        "arithmetic": asdict(implementation.arithmetic),
+        "target": _target(payload["device"]).to_json(),
+    }
+
+
+def probe(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+    """Ask for the reason of refusal of each of ``problems``; None for those supported."""
+    subject = _subject(payload, phases)
+    problems = [problem_from_json(problem) for problem in payload["problems"]]
+    try:
+        reasons = [subject.implementation.refusal(each, subject.target) for each in problems]
+    except Exception as error:  # noqa: BLE001  the fault of the implementation, whatever it is
+        return {"error": f"{type(error).__name__}: {error}"}
+    return {"reasons": reasons}
+
+
+def cost(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+    """Time an implementation's call on a problem: the fastest of several after a first."""
+    subject = _subject(payload, phases)
+    problem = problem_from_json(payload["problem"])
+    timings: list[float] = []
+    started = time.perf_counter()
+    calls = int(payload.get("calls", COST_CALLS))
+    while len(timings) < calls and time.perf_counter() - started < COST_SECONDS:
+        inputs = subject.materialise(problem)
+        before = subject.seconds
+        try:
+            subject.call(problem, inputs)
+        except Stop as stop:
+            return {"seconds": 0.0, "stopped": stop.verdict.to_json()}
+        timings.append(subject.seconds - before)
+    return {"seconds": min(timings[1:] or timings)}
+
+
+def judge(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+    """Give the verdict of ``law`` on an implementation and a ``problem``.
+
+    Returns:
+        The verdict as JSON.
+    """
+    subject = _subject(payload, phases)
+    law = find_law(payload["law"])
+    problem = problem_from_json(payload["problem"])
+    refusal = subject.implementation.refusal(problem, subject.target)
+    if refusal is not None:
+        return Verdict("UNSUPPORTED", message=refusal).to_json()
+    try:
+        verdict = law.check(subject, problem)
+    except Stop as stop:
+        verdict = stop.verdict
+    return replace(verdict, seconds=subject.seconds).to_json()
+
+
+def device(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+    """Use the device once, to see that it is still there."""
+    with phases.phase("run"):
+        ones = torch.ones(64, device=payload["device"])
+        return {"sum": float(ones.sum())}
+
+
+TASKS = {"describe": describe, "probe": probe, "cost": cost, "judge": judge, "device": device}

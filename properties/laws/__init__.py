@@ -1,0 +1,30 @@
+"""The laws. Each knows an implementation and a problem, and gives a verdict; none knows pytest."""
+
+from __future__ import annotations
+
+from . import attention, general, merge, metadata
+from .law import Law
+
+LAWS: tuple[Law, ...] = general.LAWS + attention.LAWS + merge.LAWS + metadata.LAWS
+"""All laws, the most telling of each operation first."""
+
+
+def laws_of(operation: str) -> tuple[Law, ...]:
+    """Give the laws that speak of an operation."""
+    return tuple(law for law in LAWS if operation in law.operations)
+
+
+def find_law(name: str) -> Law:
+    """Give the law of this name.
+
+    Raises:
+        LookupError: there is none.
+    """
+    for law in LAWS:
+        if law.name == name:
+            return law
+    message = f"there is no law {name!r}; laws: {', '.join(law.name for law in LAWS)}"
+    raise LookupError(message)
+
+
+__all__ = ["LAWS", "Law", "find_law", "laws_of"]

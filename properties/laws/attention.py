@@ -1,0 +1,184 @@
+"""Metamorphic laws of attention: changes to a problem that must, or must not, change the answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ...reference import AttentionProblem
+from ..comparison import Result, agree, fail
+from ..subject import Subject
+from ..verdict import VACUOUS, Verdict
+from .general import run, same_result
+from .law import ATTENTION, PAGED, Law
+
+OTHER_PAGE_SIZES = (1, 2, 3, 5, 8, 16, 32, 64)
+
+
+def unused_memory(subject: Subject, problem: AttentionProblem) -> Verdict:
+    """Poison with NaN what must not be read: unused pages, last pages' tails, canaries."""
+    return same_result(subject, problem, problem, unused=torch.nan)
+
+
+def page_relabelling(subject: Subject, problem: AttentionProblem) -> Verdict:
+    """Move every page to another place in the cache."""
+    return same_result(subject, problem, replace(problem, page_order=problem.page_order + 1))
+
+
+def layout_invariance(subject: Subject, problem: AttentionProblem) -> Verdict:
+    """Store the cache in the other layout."""
+    other = replace(problem, kv_layout="HND" if problem.kv_layout == "NHD" else "NHD")
+    if not subject.supports(other):
+        return VACUOUS
+    return same_result(subject, problem, other)
+
+
+def page_size_invariance(subject: Subject, problem: AttentionProblem) -> Verdict:
+    """Cut the same keys into pages of another size."""
+    problem = replace(problem, shared_prefix_pages=0)
+    sizes = [size for size in OTHER_PAGE_SIZES if size != problem.page_size]
+    for step in range(len(sizes)):
+        size = sizes[(problem.seed + step) % len(sizes)]
+        other = replace(problem, page_size=size)
+        if subject.supports(other) and subject.supports(problem):
+            return same_result(subject, problem, other)
+    return VACUOUS
+
+
+def batch_independence(subject: Subject, problem: AttentionProblem) -> Verdict:
+    """Run each of at most three requests alone: it must not notice the others."""
+    whole, whole_judged = run(subject, problem)
+    starts = [sum(problem.query_lens[:i]) for i in range(len(problem.query_lens))]
+    checked = [i for i, t in enumerate(problem.query_lens) if t][:3]
+    if len(problem.query_lens) < 2 or not checked:  # noqa: PLR2004  alone already
+        return VACUOUS
+    verdict = Verdict("PASS", ratio=0.0)
+    for request in checked:
+        alone = replace(
+            problem,
+            query_lens=(problem.query_lens[request],),
+            seq_lens=(problem.seq_lens[request],),
+            request_ids=(problem.ids[request],),
+        )
+        if not subject.supports(alone):
+            continue
+        result, judged = run(subject, alone)
+        rows = slice(starts[request], starts[request] + problem.query_lens[request])
+        part: Result = (whole[0][rows], None if whole[1] is None else whole[1][rows])
+        bound = type(judged.bound)(whole_judged.bound.out[rows], whole_judged.bound.lse[rows])
+        found = agree(result, part, (judged.bound, bound), exact=problem.exact)
+        if found.bad:
+            message = f"request {request} of the batch against itself alone: {found.message}"
+            return replace(found, message=message)
+        verdict = found if (found.ratio or 0.0) > (verdict.ratio or 0.0) else verdict
+    return verdict
+
+
+def features_in_use(problem: AttentionProblem) -> dict[str, AttentionProblem]:
+    """Give, for each feature that the problem uses, the problem without it."""
+    without: dict[str, AttentionProblem] = {}
+    for name, off in (
+        ("causal", False),
+        ("window_left", -1),
+        ("logits_soft_cap", 0.0),
+        ("sm_scale", None),
+        ("k_scale", 1.0),
+        ("v_scale", 1.0),
+        ("sinks", False),
+        ("custom_mask", False),
+        ("per_head_scales", False),
+    ):
+        if getattr(problem, name) != off:
+            switched_off: dict[str, Any] = {name: off}
+            without[name] = replace(problem, **switched_off)
+    return without
+
+
+def sensitivity(subject: Subject, problem: AttentionProblem) -> Verdict:
+    """Switch each feature in use off: where the oracle's answer moves, the subject's must move."""
+    others = {
+        name: other for name, other in features_in_use(problem).items() if subject.supports(other)
+    }
+    if not others:
+        return VACUOUS
+    (out, lse), judged = run(subject, problem)
+    out = out.clone()
+    lse = None if lse is None else lse.clone()
+    looked = False
+    for name, other in others.items():
+        (other_out, other_lse), other_judged = run(subject, other)
+        for field, with_it, without_it in (("out", out, other_out), ("lse", lse, other_lse)):
+            if with_it is None or without_it is None or with_it.shape != without_it.shape:
+                continue
+            bound = getattr(judged.bound, field) + getattr(other_judged.bound, field)
+            moved = _finite_difference(
+                getattr(judged.expected, field), getattr(other_judged.expected, field)
+            )
+            must_move = moved > 4 * bound
+            if not must_move.any():
+                continue
+            looked = True
+            double = torch.float64
+            actual = _finite_difference(with_it.to(double), without_it.to(double))
+            stuck = must_move & (actual < moved - 2 * bound)
+            if stuck.any():
+                where = tuple(int(i) for i in stuck.nonzero()[0])
+                return fail(
+                    "insensitive",
+                    f"{name} = {getattr(problem, name)} moves the oracle's {field}{list(where)} by "
+                    f"{moved[where].item():.3g}, the implementation's by "
+                    f"{actual[where].item():.3g} ({int(stuck.sum())} of "
+                    f"{int(must_move.sum())} elements that must move do not)",
+                )
+    return Verdict("PASS", ratio=0.0) if looked else VACUOUS
+
+
+def _finite_difference(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Give |first - second|, and 0 where both are -inf or either is NaN."""
+    difference = (first - second).abs()
+    return torch.where(difference.isfinite(), difference, 0.0)
+
+
+LAWS = (
+    Law(
+        "unused_memory",
+        ATTENTION,
+        unused_memory,
+        "NaN in unused pages, in the tail of a last page and around tensors changes nothing",
+    ),
+    Law(
+        "page_relabelling",
+        PAGED,
+        page_relabelling,
+        "moving pages to other places in the cache changes nothing",
+        weight=0.5,
+    ),
+    Law(
+        "layout_invariance",
+        PAGED,
+        layout_invariance,
+        "NHD and HND caches with the same keys give the same answer",
+        weight=0.5,
+    ),
+    Law(
+        "page_size_invariance",
+        PAGED,
+        page_size_invariance,
+        "the same keys in pages of another size give the same answer",
+        weight=0.5,
+    ),
+    Law(
+        "batch_independence",
+        ATTENTION,
+        batch_independence,
+        "a request alone equals itself in any batch",
+    ),
+    Law(
+        "sensitivity",
+        ATTENTION,
+        sensitivity,
+        "a feature in use changes the answer wherever the oracle says that it does",
+    ),
+)

@@ -1,0 +1,36 @@
+"""What a law is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..subject import Subject
+from ..verdict import Verdict
+
+
+@dataclass(frozen=True)
+class Law:
+    """Something that must hold of every implementation of some operations.
+
+    Attributes:
+        name: how reports, ledgers and seeds call it.
+        operations: what it speaks of.
+        check: gives the verdict on a subject and a problem; may raise ``Stop``.
+        statement: the law in one sentence.
+        weight: its share of a profile's problems; parity sees the most.
+    """
+
+    name: str
+    operations: tuple[str, ...]
+    check: Callable[[Subject, Any], Verdict]
+    statement: str
+    weight: float = 1.0
+
+
+ATTENTION = ("paged_attention", "ragged_attention")
+PAGED = ("paged_attention",)
+MERGE = ("merge_state",)
+METADATA = ("build_metadata",)
+APPEND = ("append_paged_kv",)

@@ -1,0 +1,146 @@
+"""What the two sides of an isolated worker share: phases and their board, options, and frames.
+
+The child notes its phase on a `Board`, a word of memory that the parent maps too: a note costs less
+than a microsecond and no message, so a worker stuck inside a C call has already said where it is.
+Requests and replies are JSON in `frame`s over a stream socket.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Mapping
+
+PHASES: Final = ("load", "materialise", "compile", "run", "judge")
+BOARD_BYTES: Final = mmap.PAGESIZE
+
+_NUMBERS: Final = {name: number for number, name in enumerate(PHASES)}
+_PHASE_BITS: Final = 3
+_HEADER: Final = struct.Struct("!4sI")
+_MAGIC: Final = b"kpf1"
+# Far above any verdict: a longer "length" is garbage that an implementation wrote into the socket.
+_LONGEST: Final = 1 << 28
+
+
+class GarbledError(Exception):
+    """The other side sent bytes that are not a frame."""
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Seconds that each phase may take, from its own start; a process's own start is "load" too.
+
+    "run" is short because it holds nothing but the code under test; compiling is apart.
+    """
+
+    load: float = 120.0
+    materialise: float = 60.0
+    compile: float = 900.0
+    run: float = 5.0
+    judge: float = 120.0
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """What a worker is told at its start: all of it fits into JSON."""
+
+    handler: str  # "module:function"
+    preload: tuple[str, ...]  # modules to import before the first request
+    memory_limit: int | None  # bytes of private memory
+    parent: int  # the process to die with
+    connection: int  # file descriptors: the socket,
+    board: int  # the Board,
+    dumps: int  # and where stack dumps go
+
+
+class Board:
+    """The phase that a worker is in and since when, in a file that parent and child both map.
+
+    Both stand in one aligned 8-byte word, stored at once: a reader can never take a new phase for
+    as old as the one before it, which would look like a deadline overrun. Times are nanoseconds of
+    `time.monotonic_ns`, a clock that the processes of one machine share.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._memory = mmap.mmap(fd, BOARD_BYTES)
+        self._word = memoryview(self._memory).cast("Q")
+
+    def note(self, phase: str, started: int) -> None:
+        """Write down that `phase` began at `started` (ns); ValueError for an unknown phase."""
+        number = _NUMBERS.get(phase)
+        if number is None:
+            msg = f"phase must be one of {', '.join(PHASES)}, not {phase!r}"
+            raise ValueError(msg)
+        self._word[0] = started << _PHASE_BITS | number
+
+    def read(self) -> tuple[str, int]:
+        """Return the phase and when it began, in ns."""
+        word = self._word[0]
+        # A stray write by a broken kernel may leave a number that names no phase.
+        number = min(word & (1 << _PHASE_BITS) - 1, len(PHASES) - 1)
+        return PHASES[number], word >> _PHASE_BITS
+
+    def close(self) -> None:
+        """Unmap the memory (the file stays open)."""
+        self._word.release()
+        self._memory.close()
+
+
+def frame(message: Mapping[str, object]) -> bytes:
+    """Return `message` as bytes with its length in front; TypeError where JSON cannot hold it."""
+    body = json.dumps(message).encode()
+    return _HEADER.pack(_MAGIC, len(body)) + body
+
+
+class FrameReader:
+    """Takes frames off a socket, one `recv` at a time."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._buffer = bytearray()
+
+    def read(self) -> dict[str, object] | None:
+        """Wait for a whole frame and return its message, or None at the end of the stream."""
+        while True:
+            message = self.complete()
+            if message is not None:
+                return message
+            if not self.receive():
+                return None
+
+    def receive(self) -> bool:
+        """Take what has arrived, waiting if nothing has; False at the end of the stream."""
+        try:
+            data = self._connection.recv(1 << 16)
+        except ConnectionError:
+            return False
+        self._buffer += data
+        return bool(data)
+
+    def complete(self) -> dict[str, object] | None:
+        """Return the next message if all of it has been received; GarbledError for no frame."""
+        if len(self._buffer) < _HEADER.size:
+            return None
+        magic, length = _HEADER.unpack_from(self._buffer)
+        if magic != _MAGIC or length > _LONGEST:
+            msg = f"bytes that are not a message: {bytes(self._buffer[:32])!r}"
+            raise GarbledError(msg)
+        end = _HEADER.size + length
+        if len(self._buffer) < end:
+            return None
+        try:
+            message = json.loads(self._buffer[_HEADER.size : end])
+        except ValueError as error:
+            msg = f"a message that is not JSON: {error}"
+            raise GarbledError(msg) from error
+        if not isinstance(message, dict):
+            msg = f"a message that is not an object: {message!r}"
+            raise GarbledError(msg)
+        del self._buffer[:end]
+        return message

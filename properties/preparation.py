@@ -1,0 +1,83 @@
+"""Getting to know an implementation before it is judged: what it supports, what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..reference import AttentionProblem, MergeProblem, Problem
+from .axes import Axes, example, narrow
+from .isolation import Worker
+from .plan import Plan
+from .profiles import Cost, cost_of
+from .quarry import WARM_UP_DEADLINES, HarnessError, Quarry, verdict_of
+from .report import ImplementationReport
+
+COST_REQUESTS = 8
+
+
+def prepare(worker: Worker, plan: Plan, report: ImplementationReport) -> tuple[Quarry, Cost] | None:
+    """Import an implementation, learn what it supports and what it costs."""
+    base = {
+        "implementation": report.reference,
+        "operation": plan.operation,
+        "device": plan.device,
+    }
+
+    def ask(task: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401  JSON
+        outcome = worker.run({"task": task, **base, **more}, WARM_UP_DEADLINES)
+        if outcome.status == "done":
+            return outcome.result or {}
+        verdict = verdict_of(outcome)
+        return {"stopped": verdict.to_json(), "error": f"{task}: {verdict.message}"}
+
+    declared = ask("describe")
+    if "error" in declared:
+        report.error = str(declared["error"])
+        return None
+    report.name, report.operation = str(declared["name"]), str(declared["operation"])
+    last_reason = ""
+
+    def probe(problems: Sequence[Problem]) -> list[str | None]:
+        nonlocal last_reason
+        reply = ask("probe", problems=[problem.to_json() for problem in problems])
+        if "error" in reply:
+            message = f"{report.name}.supports failed: {reply['error']}"
+            raise HarnessError(message)
+        last_reason = next((r for r in reply["reasons"] if r), last_reason)
+        return list(reply["reasons"])
+
+    try:
+        axes = narrow(report.operation, probe, plan.profile.max_work)
+    except HarnessError as error:
+        report.error = str(error)
+        return None
+    if axes is None:
+        report.unsupported_reason = last_reason
+        return None
+    report.refused = dict(axes.refused)
+    timing = _cost_problem(axes)
+    timed = ask("cost", problem=timing.to_json())
+    report.call_seconds = float(timed.get("seconds", 0.0))
+    cost = cost_of(report.call_seconds, timing.work, plan.profile)
+    report.cost = cost.name
+    axes = replace(axes, max_work=cost.max_work)
+    quarry = Quarry(report.name, report.reference, plan.operation, plan.device, axes)
+    quarry.pace.slowest = report.call_seconds
+    quarry.warm_up = None if "stopped" in timed else timing
+    return quarry, cost
+
+
+def _cost_problem(axes: Axes) -> Problem:
+    """Give the problem on which an implementation is timed: the simplest, a little larger."""
+    problem = example(axes.operation, axes.simplest)
+    if isinstance(problem, MergeProblem):
+        return replace(problem, num_tokens=8)
+    if isinstance(problem, AttentionProblem):
+        return replace(
+            problem,
+            query_lens=problem.query_lens * COST_REQUESTS,
+            seq_lens=problem.seq_lens * COST_REQUESTS,
+        )
+    return problem

@@ -1,0 +1,76 @@
+"""How hard to look."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A depth of search.
+
+    Attributes:
+        name: of the profile.
+        problems: problems judged for a law of weight 1 on a fast implementation.
+        max_work: most work of one problem on a fast implementation, see ``AttentionProblem.work``.
+        shrink_seconds: after this long, the smallest counterexample so far is taken.
+        seconds: after this long on one implementation, laws end early, and say so.
+        explore: draw other problems in every run, and keep failures in an example database.
+    """
+
+    name: str
+    problems: int
+    max_work: int
+    shrink_seconds: float
+    seconds: float
+    explore: bool = False
+
+
+PROFILES = {
+    "quick": Profile("quick", 20, 200_000, 5.0, 20.0),
+    "gate": Profile("gate", 120, 400_000, 10.0, 50.0),
+    "nightly": Profile("nightly", 3000, 4_000_000, 60.0, 3 * 3600.0, explore=True),
+}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What an implementation's calls cost, in coarse classes, so that runs stay reproducible.
+
+    Attributes:
+        name: of the class.
+        problems: share of the profile's problems that it gets.
+        max_work: most work of one of them.
+    """
+
+    name: str
+    problems: float
+    max_work: int
+
+
+TARGET_SECONDS = 0.06
+"""What one call may take: the interpreter takes 10 to 1,500 ms a problem, torch microseconds."""
+NO_COST = 0.002
+"""A call that ends within this is fast, however little it had to do."""
+LEAST_WORK = 256
+FAST, MEDIUM = 1.0, 0.06
+"""Share of the profile's work from which an implementation counts as fast, as medium."""
+
+
+def cost_of(seconds: float, work: int, profile: Profile) -> Cost:
+    """Give the class of an implementation that took this long for a call of this work.
+
+    The work is cut to a power of four of the profile's, so that a noisy clock rarely changes what
+    is drawn.
+    """
+    max_work = profile.max_work
+    if seconds < NO_COST:
+        return Cost("fast", 1.0, max_work)
+    while max_work > LEAST_WORK and max_work * seconds > TARGET_SECONDS * work:
+        max_work //= 4
+    share = max_work / profile.max_work
+    if share >= FAST:
+        return Cost("fast", 1.0, max_work)
+    if share >= MEDIUM:
+        return Cost("medium", 0.5, max_work)
+    return Cost("slow", 0.2, max_work)

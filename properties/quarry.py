@@ -1,0 +1,112 @@
+"""The implementation that is hunted, and how the worker is asked about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..reference import Problem
+from .axes import Axes
+from .isolation import Deadlines, Outcome, Worker
+from .verdict import Verdict
+
+DEADLINE_FLOOR = 3.0
+DEADLINE_FACTOR = 30.0
+"""A run may take this many seconds, or this many times the slowest run seen, if that is more."""
+WARM_UP_DEADLINES = Deadlines(run=20.0)
+
+
+class DeviceLostError(RuntimeError):
+    """The device did not come back after a hang or a crash."""
+
+
+class HarnessError(RuntimeError):
+    """The suite itself failed; the message says where."""
+
+
+@dataclass
+class Pace:
+    """How long an implementation's calls take, over all laws: deadlines follow from it."""
+
+    slowest: float = 0.0
+    compile_seconds: float = 900.0
+
+    def deadlines(self) -> Deadlines:
+        """Give the deadlines of the next case."""
+        run = max(DEADLINE_FLOOR, DEADLINE_FACTOR * self.slowest)
+        return Deadlines(run=run, compile=self.compile_seconds)
+
+
+@dataclass
+class Quarry:
+    """The implementation that is hunted, and what all hunts for it share."""
+
+    name: str
+    reference: str
+    operation: str | None
+    device: str
+    axes: Axes
+    pace: Pace = field(default_factory=Pace)
+    started: float | None = None
+    """When the first law began: before that, other implementations may hold the workers."""
+    warm_up: Problem | None = None
+    """Run first in each process, with time for lazy imports and caches; None: it does not end."""
+    smallest: list[Problem] = field(default_factory=list)
+    """Counterexamples to other laws: tried first, for they often break this one too."""
+
+
+def case_payload(quarry: Quarry, law: str, problem: Problem) -> dict[str, Any]:
+    """Give what the worker needs to judge one case."""
+    return {
+        "task": "judge",
+        "law": law,
+        "implementation": quarry.reference,
+        "operation": quarry.operation,
+        "problem": problem.to_json(),
+        "device": quarry.device,
+    }
+
+
+def verdict_of(outcome: Outcome) -> Verdict:
+    """Turn what became of a request into a verdict.
+
+    Raises:
+        HarnessError: the suite itself failed.
+    """
+    if outcome.status == "done":
+        return Verdict.from_json(outcome.result or {})
+    if outcome.status == "hang":
+        message = f"did not end within its deadline (in phase {outcome.phase})"
+        return Verdict("HANG", outcome.phase, message, trace=outcome.stack or outcome.stderr)
+    if outcome.status == "crash":
+        trace = f"{outcome.stack}\n{outcome.stderr}".strip()
+        return Verdict(
+            "CRASH", outcome.kind, f"the process died: {outcome.kind} in phase {outcome.phase}",
+            trace=trace,
+        )  # fmt: skip
+    message = f"{outcome.kind} in phase {outcome.phase}: {outcome.detail}\n{outcome.stderr}".strip()
+    raise HarnessError(message)
+
+
+def probe_device(worker: Worker, device: str) -> None:
+    """See from a fresh process that the device still works.
+
+    Raises:
+        DeviceLostError: it does not.
+    """
+    if device == "cpu":
+        return
+    outcome = worker.run({"task": "device", "device": device}, Deadlines(run=60.0))
+    if outcome.status != "done":
+        message = f"{device} did not come back: {outcome.status} {outcome.kind} {outcome.detail}"
+        raise DeviceLostError(message)
+
+
+def warm_up(worker: Worker, quarry: Quarry) -> None:
+    """Let a process that is new to an implementation do what only its first call does.
+
+    Whatever goes wrong is left for the law to find: the next call finds it again.
+    """
+    if quarry.warm_up is not None:
+        request = case_payload(quarry, "", quarry.warm_up)
+        worker.run({**request, "task": "cost", "calls": 1}, WARM_UP_DEADLINES)

@@ -1,0 +1,37 @@
+"""Seeded bugs: implementations with one known fault each, and honest ones without any.
+
+They prove that the laws work: ``kernelproof score`` runs every law on each of them. A law that
+kills no bug proves nothing, and a law that accuses an honest control is wrong. Faults are modelled
+on public reports of serving stacks and kernel libraries.
+"""
+
+from __future__ import annotations
+
+from . import (
+    attention_bugs,
+    honest,
+    memory_bugs,
+    merge_bugs,
+    metadata_bugs,
+    paging_bugs,
+    process_bugs,
+    stateful_bugs,
+)
+from .catalogue import SeededBug
+
+BUGS: tuple[SeededBug, ...] = (
+    *attention_bugs.BUGS,
+    *paging_bugs.BUGS,
+    *memory_bugs.BUGS,
+    *stateful_bugs.BUGS,
+    *merge_bugs.BUGS,
+    *metadata_bugs.BUGS,
+)
+"""Wrong answers: each must be killed by at least one law."""
+PROCESS_CONTROLS: tuple[SeededBug, ...] = tuple(process_bugs.BUGS)
+"""Hangs and crashes: each must become a verdict, and end nothing but its own worker."""
+HONEST: tuple[SeededBug, ...] = tuple(honest.CONTROLS)
+"""Right answers by unusual ways: no law may accuse one."""
+CATALOGUE: tuple[SeededBug, ...] = (*BUGS, *PROCESS_CONTROLS, *HONEST)
+
+__all__ = ["BUGS", "CATALOGUE", "HONEST", "PROCESS_CONTROLS", "SeededBug"]

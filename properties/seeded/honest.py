@@ -1,0 +1,217 @@
+"""Honest controls: right answers by the ways that real kernels take. No law may accuse one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+
+from ...reference import Arithmetic
+from ...reference.inputs import (
+    AppendInputs,
+    AttentionInputs,
+    MergeInputs,
+    MetadataInputs,
+    PagedAttentionInputs,
+    RaggedAttentionInputs,
+)
+from .catalogue import SeededBug, seeded
+from .kernels import HONEST, Request, State, assemble, attend, close, finite, scan
+
+CONTROLS: list[SeededBug] = []
+Pair = tuple[torch.Tensor, torch.Tensor]
+EVERYTHING = ("custom_mask", "per_head_scales")
+SPLITS = 3
+
+
+@seeded(CONTROLS, "paged_attention", control="honest", features=EVERYTHING)
+def float32(inputs: PagedAttentionInputs) -> Pair:
+    """Loop over tiles of keys in float32."""
+    return attend(inputs)
+
+
+@seeded(CONTROLS, "ragged_attention", control="honest", features=EVERYTHING)
+def ragged_float32(inputs: RaggedAttentionInputs) -> Pair:
+    """Loop over tiles of keys in float32."""
+    return attend(inputs)
+
+
+def _rounded(probabilities: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return probabilities.to(dtype).float()
+
+
+@seeded(
+    CONTROLS,
+    "paged_attention",
+    control="honest",
+    features=EVERYTHING,
+    arithmetic=Arithmetic(probabilities="inputs"),
+)
+def bf16_probabilities(inputs: PagedAttentionInputs) -> Pair:
+    """Round probabilities to V's dtype before they multiply V, but not in the row sum."""
+    return attend(inputs, replace(HONEST, probabilities=_rounded))
+
+
+@seeded(CONTROLS, "paged_attention", control="honest")
+def split_kv(inputs: PagedAttentionInputs) -> Pair:
+    """Attend to parts of the keys and merge the partial states, with a base-2 LSE inside."""
+    return _split(inputs, SPLITS)
+
+
+def _split(inputs: AttentionInputs, splits: int) -> Pair:
+    def one(request: Request) -> Pair:
+        step = max(1, -(-request.num_keys // splits))
+        starts = range(0, max(request.num_keys, 1), step)
+        parts = [
+            _base_2(scan(request, inputs, keys=slice(a, min(a + step, request.num_keys))))
+            for a in starts
+        ]
+        outs = torch.stack([out for out, _ in parts])
+        lses = torch.stack([lse for _, lse in parts])
+        largest = lses.amax(dim=0)
+        weights = torch.exp2(lses - finite(largest))
+        merged = State((weights * outs).sum(dim=0), weights.sum(dim=0), largest * math.log(2.0))
+        return close(merged, request, inputs)
+
+    return assemble(inputs, one)
+
+
+def _base_2(state: State) -> Pair:
+    out = state.weighted / torch.where(state.total == 0, 1.0, state.total)
+    return out, state.largest * math.log2(math.e) + torch.log2(state.total)
+
+
+@seeded(CONTROLS, "paged_attention", control="honest")
+def strided_outputs(inputs: PagedAttentionInputs) -> Pair:
+    """Return views that are not contiguous."""
+    out, lse = attend(inputs)
+    wide = out.new_full((*out.shape[:-1], 2 * out.shape[-1] + 1), torch.nan)
+    wide[..., 1::2] = out
+    heads_first = lse.new_full((lse.shape[1] + 3, lse.shape[0]), torch.nan)
+    heads_first[: lse.shape[1]] = lse.transpose(0, 1)
+    return wide[..., 1::2], heads_first[: lse.shape[1]].transpose(0, 1)
+
+
+@seeded(CONTROLS, "paged_attention", control="honest", writes_out=True)
+def given_outputs(inputs: PagedAttentionInputs) -> None:
+    """Write into the buffers that it is given."""
+    out, lse = attend(inputs)
+    if inputs.out is not None and inputs.lse is not None:
+        inputs.out.copy_(out)
+        inputs.lse.copy_(lse)
+
+
+@seeded(CONTROLS, "merge_state", control="honest")
+def merge(inputs: MergeInputs) -> Pair:
+    """Merge all states at once in float32."""
+    return merge_states(inputs.outs, inputs.lses, inputs.out_dtype)
+
+
+def merge_states(outs: torch.Tensor, lses: torch.Tensor, dtype: torch.dtype) -> Pair:
+    """Merge outs [states, tokens, heads, dim] by natural-log lses [states, tokens, heads]."""
+    largest = lses.amax(dim=0)
+    weights = torch.exp(lses - finite(largest))
+    total = weights.sum(dim=0)
+    merged = (weights.unsqueeze(-1) * outs.float()).sum(dim=0)
+    merged = merged / torch.where(total == 0, 1.0, total).unsqueeze(-1)
+    return merged.to(dtype), largest + torch.log(total)
+
+
+@dataclass(frozen=True)
+class Built:
+    """What the builders here return: the tensors of a BatchMetadata, unchecked."""
+
+    qo_indptr: torch.Tensor
+    paged_kv_indptr: torch.Tensor
+    paged_kv_indices: torch.Tensor
+    paged_kv_last_page_len: torch.Tensor
+    seq_lens: torch.Tensor
+
+
+def page_counts(inputs: MetadataInputs) -> torch.Tensor:
+    """Count each request's pages."""
+    return (inputs.seq_lens + inputs.page_size - 1) // inputs.page_size
+
+
+def build(inputs: MetadataInputs, counts: torch.Tensor | None = None) -> Built:
+    """Build a batch's metadata, with other page counts where a bug gives them."""
+    counts = page_counts(inputs) if counts is None else counts
+    columns = torch.arange(inputs.block_table.shape[1])
+    last = torch.where(inputs.seq_lens > 0, (inputs.seq_lens - 1) % inputs.page_size + 1, 0)
+    return Built(
+        cumulative(inputs.query_lens),
+        cumulative(counts),
+        inputs.block_table[columns < counts.unsqueeze(1)],
+        last.int(),
+        inputs.seq_lens.clone(),
+    )
+
+
+def cumulative(counts: torch.Tensor) -> torch.Tensor:
+    """Give the indptr of counts: cumulative sums from 0."""
+    zero = counts.new_zeros(1, dtype=torch.int32)
+    return torch.cat([zero, counts.cumsum(0, dtype=torch.int32)])
+
+
+class Buffers:
+    """Persistent buffers, as CUDA graphs need them: results are views of their beginnings."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, torch.Tensor] = {}
+
+    def store(self, name: str, values: torch.Tensor) -> torch.Tensor:
+        """Copy values into the buffer of this name, which grows where it must."""
+        buffer = self.view(name, len(values))
+        buffer.copy_(values)
+        return buffer
+
+    def view(self, name: str, count: int) -> torch.Tensor:
+        """Give the first elements of a buffer, with whatever an earlier batch left there."""
+        buffer = self._buffers.get(name)
+        if buffer is None or len(buffer) < count:
+            buffer = torch.full((2 * count + 8,), -1, dtype=torch.int32)
+            self._buffers[name] = buffer
+        return buffer[:count]
+
+
+_persistent = Buffers()
+
+
+@seeded(CONTROLS, "build_metadata", control="honest")
+def persistent_metadata(inputs: MetadataInputs) -> Built:
+    """Fill persistent buffers and return views of them."""
+    return Built(**{name: _persistent.store(name, t) for name, t in vars(build(inputs)).items()})
+
+
+@seeded(CONTROLS, "append_paged_kv", control="honest")
+def append(inputs: AppendInputs) -> Pair:
+    """Write new keys and values into their slots."""
+    k_cache, v_cache = writable_caches(inputs)
+    pages, slots = addresses(inputs)
+    for cache, new in ((k_cache, inputs.k), (v_cache, inputs.v)):
+        by_slot(cache, inputs.kv_layout)[pages, slots] = new
+    return k_cache, v_cache
+
+
+def writable_caches(inputs: AppendInputs) -> Pair:
+    """Give the caches to write into: the given ones, or copies."""
+    if inputs.in_place:
+        return inputs.k_cache, inputs.v_cache
+    return inputs.k_cache.clone(), inputs.v_cache.clone()
+
+
+def by_slot(cache: torch.Tensor, layout: str) -> torch.Tensor:
+    """Give a view of a cache as [pages, page_size, kv_heads, channels]."""
+    return cache if layout == "NHD" else cache.transpose(1, 2)
+
+
+def addresses(inputs: AppendInputs) -> Pair:
+    """Give the physical page and the slot of every new token."""
+    metadata, size = inputs.metadata, inputs.metadata.page_size
+    new = metadata.qo_indptr.diff().long()
+    request = torch.repeat_interleave(torch.arange(len(new)), new)
+    row = torch.arange(len(request)) - metadata.qo_indptr.long()[request]
+    position = metadata.seq_lens.long()[request] - new[request] + row
+    page = metadata.paged_kv_indptr.long()[request] + position // size
+    return metadata.paged_kv_indices.long()[page], position % size

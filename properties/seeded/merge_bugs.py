@@ -1,0 +1,101 @@
+"""Faults in merging states (out, lse)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ...reference.inputs import MergeInputs
+from .catalogue import SeededBug, seeded
+from .honest import merge_states
+
+BUGS: list[SeededBug] = []
+Pair = tuple[torch.Tensor, torch.Tensor]
+MERGE = "merge_state"
+ROW_TILE = 16
+"""Rows (tokens times heads) from which a fast path is taken."""
+
+
+def _weighted(inputs: MergeInputs, weights: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    out = (weights.unsqueeze(-1) * inputs.outs.float()).sum(dim=0) / total.unsqueeze(-1)
+    return out.to(inputs.out_dtype)
+
+
+@seeded(BUGS, MERGE, "parity", model="flashinfer#4051")
+def empty_states_nan(inputs: MergeInputs) -> Pair:
+    """Subtract minus infinity from minus infinity where all states are empty."""
+    largest = inputs.lses.amax(dim=0)
+    weights = torch.exp(inputs.lses - largest)
+    total = weights.sum(dim=0)
+    return _weighted(inputs, weights, total), largest + torch.log(total)
+
+
+@seeded(BUGS, MERGE, "parity")
+def maximum_not_subtracted(inputs: MergeInputs) -> Pair:
+    """Exponentiate the LSEs as they are, which overflows or vanishes."""
+    weights = torch.exp(inputs.lses)
+    total = weights.sum(dim=0)
+    out = _weighted(inputs, weights, torch.where(total == 0, 1.0, total))
+    return out, torch.log(total)
+
+
+@seeded(BUGS, MERGE, "merge_associativity")
+def merged_lse_is_maximum(inputs: MergeInputs) -> Pair:
+    """Return the largest LSE as the merged one."""
+    out, _ = merge_states(inputs.outs, inputs.lses, inputs.out_dtype)
+    return out, inputs.lses.amax(dim=0)
+
+
+@seeded(BUGS, MERGE, "parity")
+def bases_mixed(inputs: MergeInputs) -> Pair:
+    """Take natural-log LSEs for base 2."""
+    out, lse = merge_states(inputs.outs, inputs.lses * math.log(2.0), inputs.out_dtype)
+    return out, lse / math.log(2.0)
+
+
+@seeded(BUGS, MERGE, "merge_many_at_once")
+def third_state_against_first(inputs: MergeInputs) -> Pair:
+    """Weigh the third and later states against the first one, not against what is merged."""
+    out, lse = inputs.outs[0].float(), inputs.lses[0]
+    for index in range(1, len(inputs.outs)):
+        other = torch.stack([lse if index == 1 else inputs.lses[0], inputs.lses[index]])
+        out, _ = merge_states(torch.stack([out, inputs.outs[index].float()]), other, out.dtype)
+        lse = torch.logaddexp(lse, inputs.lses[index])
+    return out.to(inputs.out_dtype), lse
+
+
+@seeded(BUGS, MERGE, "merge_commutativity")
+def later_state_wins(inputs: MergeInputs) -> Pair:
+    """Take the later state alone where its LSE is above the first one's by more than 4."""
+    out, lse = merge_states(inputs.outs, inputs.lses, inputs.out_dtype)
+    wins = (inputs.lses[-1] - inputs.lses[0] > 4).unsqueeze(-1)  # noqa: PLR2004  as documented
+    return torch.where(wins, inputs.outs[-1].to(out.dtype), out), lse
+
+
+@seeded(BUGS, MERGE, "merge_identity", model="vllm#39148")
+def empty_pair_keeps_no_lse(inputs: MergeInputs) -> Pair:
+    """Skip a pair's merge, its LSE too, where 16 or more rows of just one are all empty."""
+    out, lse = merge_states(inputs.outs, inputs.lses, inputs.out_dtype)
+    empty = inputs.lses.isneginf().flatten(1).all(dim=1)
+    if len(empty) == 2 and lse.numel() >= ROW_TILE and empty.sum() == 1:  # noqa: PLR2004  a pair
+        lse = torch.zeros_like(lse)
+    return out, lse
+
+
+@seeded(BUGS, MERGE, "merge_union")
+def stops_at_empty_state(inputs: MergeInputs) -> Pair:
+    """Stop before the first state after the first whose 16 or more rows are all empty."""
+    empty = inputs.lses.isneginf().flatten(1).all(dim=1).tolist()
+    stop = len(empty)
+    if inputs.lses[0].numel() >= ROW_TILE and True in empty[1:]:
+        stop = empty.index(True, 1)
+    return merge_states(inputs.outs[:stop], inputs.lses[:stop], inputs.out_dtype)
+
+
+@seeded(BUGS, MERGE, "inputs_unchanged")
+def lses_shifted_in_place(inputs: MergeInputs) -> Pair:
+    """Subtract the largest LSE from the input itself."""
+    merged = merge_states(inputs.outs, inputs.lses, inputs.out_dtype)
+    inputs.lses.sub_(inputs.lses.amax(dim=0).nan_to_num(neginf=0.0))
+    return merged

@@ -1,0 +1,245 @@
+"""Hypothesis strategies over problems: compact specifications, never tensors.
+
+They shrink towards one request, one token, one page, one head and no feature: every choice lists
+the simplest value first, and lengths are integers before they are edges.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import strategies as st
+
+from ..reference import AttentionProblem, MergeProblem, MetadataProblem, Problem
+from ..reference.problems import MAX_SEQ_LEN
+from .axes import Axes, all_axes
+
+REQUESTS = (1, 2, 3, 4, 6, 1, 2, 3, 4, 6, 2, 0)
+"""Requests a batch. The empty batch is rare and comes last: a counterexample with one says more."""
+KEYS_TO_AFFORD = (4, 4, 300)
+"""Keys that a request must be able to have: any heads will do for the first, few for the last."""
+LENGTH_EDGES = (1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257,
+                511, 512, 513, 1024, 1025, 2048, 4096)  # fmt: skip
+FEATURES = (
+    "window_left",
+    "logits_soft_cap",
+    "sm_scale",
+    "k_scale",
+    "v_scale",
+    "sinks",
+    "custom_mask",
+    "per_head_scales",
+    "strided_q",
+    "strided_kv",
+)
+LARGEST_SEED = 2**16
+
+
+def problems(axes: Axes | None = None, *, operation: str = "paged_attention",
+             max_work: int = 400_000) -> st.SearchStrategy[Problem]:  # fmt: skip
+    """Draw problems.
+
+    Args:
+        axes: what may be drawn; everything of ``operation`` with at most ``max_work`` if None.
+        operation: of the problems, where no axes are given.
+        max_work: see ``axes``.
+    """
+    if axes is None:
+        axes = Axes(operation, all_axes(operation), max_work, {})
+    if axes.operation == "merge_state":
+        return merge_problems(axes)
+    if axes.operation == "build_metadata":
+        return metadata_problems(axes)
+    return attention_problems(axes)
+
+
+@st.composite
+def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
+    """Draw one call of attention or append: a mixed batch of decodes, prefills and chunks.
+
+    A third of the batches is long: heads and channels are then chosen small enough to leave work
+    for requests of several tiles.
+    """
+    fields: dict[str, Any] = {
+        name: draw(st.sampled_from(axes.allows(name)))
+        for name in ("dtype", "causal", "kv_layout", "page_order", "page_size")
+    }
+    keys = draw(st.sampled_from(KEYS_TO_AFFORD))
+    fields |= draw(_heads(axes, keys))
+    fields |= draw(_features(axes))
+    fields["regime"] = draw(_regime(axes, fields))
+    rows = fields["num_kv_heads"] * (fields["head_dim_qk"] + fields["head_dim_vo"])
+    one_request = KEYS_TO_AFFORD[0] * rows * (fields["group_size"] + 8)
+    requests = REQUESTS if keys == KEYS_TO_AFFORD[0] else REQUESTS[:3]
+    most = max(1, axes.max_work // one_request)
+    count = draw(_one_of([number for number in requests if number <= most]))
+    per_request = axes.max_work / max(count, 1)
+    # An empty batch draws a request all the same: it is not to be simpler than a batch of one.
+    lengths = [draw(_request(axes, fields, per_request)) for _ in range(max(count, 1))][:count]
+    if len(lengths) > 1 and axes.operation == "paged_attention":
+        shared = draw(st.sampled_from(axes.allows("shared_prefix_pages")))
+        fields["shared_prefix_pages"] = shared
+    return AttentionProblem(
+        operation=axes.operation,
+        query_lens=tuple(t for t, _ in lengths),
+        seq_lens=tuple(s for _, s in lengths),
+        seed=draw(st.integers(0, LARGEST_SEED)),
+        **fields,
+    )
+
+
+@st.composite
+def _heads(draw: st.DrawFn, axes: Axes, keys: int) -> dict[str, Any]:
+    """Draw head dims and head counts at which a decode of this many keys is within the work."""
+
+    def affordable(name: str, work: Callable[[Any], int]) -> tuple[Any, ...]:
+        values = axes.allows(name)
+        return tuple(value for value in values if keys * work(value) <= axes.max_work) or values[:1]
+
+    dims = draw(_one_of(affordable("head_dims", lambda pair: 9 * sum(pair))))
+    channels = sum(dims)
+    kv_heads = draw(_one_of(affordable("num_kv_heads", lambda heads: 9 * heads * channels)))
+    groups = affordable("group_size", lambda size: (size + 8) * kv_heads * channels)
+    return {
+        "head_dim_qk": dims[0],
+        "head_dim_vo": dims[1],
+        "num_kv_heads": kv_heads,
+        "group_size": draw(_one_of(groups)),
+    }
+
+
+def _one_of(values: Sequence[Any]) -> st.SearchStrategy[Any]:
+    """Draw one of some values, simplest first.
+
+    A single value is listed twice: Hypothesis records no choice where there is none, and takes a
+    problem with fewer choices for simpler, be it as large as it likes.
+    """
+    return st.sampled_from(values if len(values) > 1 else [*values, *values])
+
+
+@st.composite
+def _features(draw: st.DrawFn, axes: Axes) -> dict[str, Any]:
+    """Draw which features are on, few at a time, and their values."""
+    possible = [name for name in FEATURES if len(axes.allows(name)) > 1]
+    if not possible:
+        return {}
+    # A feature is drawn next to its value: both go at once where shrinking does without it.
+    choice = st.sampled_from(possible).flatmap(
+        lambda name: st.tuples(st.just(name), st.sampled_from(axes.allows(name)[1:]))
+    )
+    return dict(draw(st.lists(choice, max_size=4, unique_by=lambda pair: pair[0])))
+
+
+def _regime(axes: Axes, fields: dict[str, Any]) -> st.SearchStrategy[str]:
+    regimes = list(axes.allows("regime"))
+    if not exact_grid_allowed(fields):
+        regimes = [regime for regime in regimes if regime != "exact_grid"] or ["iid"]
+    return st.sampled_from(regimes)
+
+
+def exact_grid_allowed(fields: dict[str, Any]) -> bool:
+    """Tell whether the exact grid stays exact with these options."""
+    is_power_of_two = math.frexp(fields.get("v_scale", 1.0))[0] == 0.5  # noqa: PLR2004
+    return not fields.get("logits_soft_cap") and is_power_of_two
+
+
+@st.composite
+def _request(draw: st.DrawFn, axes: Axes, fields: dict[str, Any], work: float) -> tuple[int, int]:
+    """Draw (query_len, seq_len) of one request within its share of the work."""
+    channels = fields["head_dim_qk"] + fields["head_dim_vo"]
+    kv_heads, group = fields["num_kv_heads"], fields["group_size"]
+    phase = draw(st.sampled_from(axes.allows("phase")))
+    decode_cap = int(work / (kv_heads * channels * (group + 8)))
+    square_cap = int(math.sqrt(work / (kv_heads * group * channels)))
+    cap = decode_cap if phase in ("decode", "no_query", "chunk") else square_cap
+    cap = min(max(cap, 2), MAX_SEQ_LEN)
+    if phase == "no_keys":
+        return draw(lengths(4, 1)), 0
+    seq_len = draw(lengths(cap, fields["page_size"], fields.get("window_left", -1)))
+    if phase == "decode":
+        return 1, seq_len
+    if phase == "no_query":
+        return 0, seq_len
+    if phase == "prefill":
+        return seq_len, seq_len
+    if phase == "surplus":
+        return seq_len + draw(st.integers(1, 5)), seq_len
+    largest = max(1, int(work / (kv_heads * group * channels * max(seq_len, 1))))
+    return draw(st.integers(1, min(largest, seq_len))), seq_len
+
+
+def lengths(cap: int, page_size: int, window_left: int = -1) -> st.SearchStrategy[int]:
+    """Draw a length from 1 to cap: anything, or an edge of pages and tiles, or of the window."""
+    page_edges = {page_size - 1, page_size, page_size + 1, 2 * page_size, 2 * page_size + 1}
+    chosen = (
+        st.integers(1, cap)
+        | _one_of(_within(cap, {1, *page_edges}))
+        | _one_of(_within(cap, set(LENGTH_EDGES)))
+    )
+    if window_left >= 0:
+        window = window_left + 1
+        window_edges = {window - 1, window, window + 1, window + 65, 2 * window, 3 * window + 64}
+        chosen |= _one_of(_within(cap, {1, *window_edges}))
+    return chosen
+
+
+def _within(cap: int, edges: set[int]) -> list[int]:
+    return sorted(edge for edge in edges if 1 <= edge <= cap)
+
+
+@st.composite
+def merge_problems(draw: st.DrawFn, axes: Axes) -> MergeProblem:
+    """Draw one merge."""
+    fields: dict[str, Any] = {
+        name: draw(st.sampled_from(axes.allows(name)))
+        for name in ("num_states", "dtype", "empty", "regime")
+    }
+    room = axes.max_work // (8 * fields["num_states"])
+    dims = [dim for dim in axes.allows("head_dim") if dim < room] or [axes.allows("head_dim")[0]]
+    fields["head_dim"] = draw(st.sampled_from(dims))
+    rows = max(1, room // (fields["head_dim"] + 1))
+    fields["num_heads"] = draw(st.integers(1, min(rows, 8)))
+    fields["num_tokens"] = draw(st.integers(0, min(rows // fields["num_heads"], 64)))
+    return MergeProblem(**fields, seed=draw(st.integers(0, LARGEST_SEED)))
+
+
+@st.composite
+def metadata_problems(draw: st.DrawFn, axes: Axes) -> MetadataProblem:
+    """Draw a sequence of batches that shrink and grow."""
+    del axes
+    page_size = draw(st.sampled_from(all_axes("paged_attention")["page_size"]))
+    request = st.tuples(
+        st.integers(0, 9), st.integers(0, 3 * page_size + 1) | lengths(600, page_size)
+    )
+    steps = draw(st.lists(st.lists(request, max_size=8), min_size=1, max_size=4))
+    return MetadataProblem(
+        steps=tuple((tuple(t for t, _ in step), tuple(s for _, s in step)) for step in steps),
+        page_size=page_size,
+        spare_columns=draw(st.integers(0, 4)),
+        seed=draw(st.integers(0, LARGEST_SEED)),
+    )
+
+
+@st.composite
+def variations(
+    draw: st.DrawFn, base: st.SearchStrategy[Problem], axes: Axes, most: int
+) -> list[Problem]:
+    """Draw one structure with several value regimes: a draw costs more than a small run.
+
+    The list shrinks to the single problem at its head.
+    """
+    problem = draw(base)
+    found = [problem]
+    if isinstance(problem, MetadataProblem):
+        return found
+    regimes = list(axes.allows("regime"))
+    if isinstance(problem, AttentionProblem) and not exact_grid_allowed(vars(problem)):
+        regimes = [regime for regime in regimes if regime != "exact_grid"] or ["iid"]
+    more = draw(st.lists(st.sampled_from(regimes), max_size=most))
+    found.extend(
+        replace(problem, regime=regime, seed=problem.seed + 1 + i) for i, regime in enumerate(more)
+    )
+    return found

@@ -1,0 +1,190 @@
+"""An implementation as a law sees it: something to run, watched while it runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import traceback
+from collections.abc import Hashable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+
+from ..impl import Implementation, Target, UnsupportedError
+from ..reference import Problem, materialise
+from ..reference.inputs import Inputs
+from ..reference.materialise import FENCE
+from .comparison import Result, same_bits
+from .verdict import Verdict
+
+
+class Phases(Protocol):
+    """Where the worker stands is told to the parent, which watches the clock."""
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Be in this phase for the length of a with block."""
+
+
+class Stop(Exception):  # noqa: N818  not an error of ours: it carries a verdict out of a law
+    """Ends a law early with a verdict on the implementation."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(verdict.message)
+        self.verdict = verdict
+
+
+class Subject:
+    """Runs one implementation; exceptions of its become verdicts."""
+
+    def __init__(
+        self,
+        implementation: Implementation,
+        target: Target,
+        phases: Phases,
+        compiled: set[Hashable] | None = None,
+    ) -> None:
+        self.implementation = implementation
+        self.target = target
+        self.seconds = 0.0
+        self.buffers: dict[str, torch.Tensor] = {}
+        self._phases = phases
+        self._compiled = set() if compiled is None else compiled
+
+    def supports(self, problem: Problem) -> bool:
+        """Tell whether the implementation claims this problem."""
+        return self.implementation.refusal(problem, self.target) is None
+
+    def materialise(self, problem: Problem, **options: Any) -> Any:  # noqa: ANN401  any record
+        """Make a problem's tensors on the device."""
+        with self._phases.phase("materialise"):
+            return materialise(problem, self.target.device, **options)
+
+    def call(self, problem: Problem, inputs: Inputs) -> Any:  # noqa: ANN401  any result
+        """Run the implementation and wait for it.
+
+        Raises:
+            Stop: it raised: REJECTED for UnsupportedError, CRASH for any other exception.
+        """
+        key = self.implementation.compile_key
+        module = ("", key(problem)) if key else None
+        phase = "run" if module is None or module in self._compiled else "compile"
+        with self._phases.phase(phase):
+            start = time.perf_counter()
+            try:
+                result = self.implementation(inputs)
+                self._wait()
+            except UnsupportedError as error:
+                raise Stop(Verdict("REJECTED", "UnsupportedError", str(error))) from error
+            except Exception as error:
+                raise Stop(_crash(error)) from error
+            if phase == "run":
+                self.seconds += time.perf_counter() - start
+        if module is not None:
+            self._compiled.add(module)
+        return result
+
+    def attend(self, problem: Problem, inputs: Any) -> Result:  # noqa: ANN401  any record with out
+        """Run an operation that gives out and lse.
+
+        Raises:
+            Stop: it raised, or gave something that is not (out, lse).
+        """
+        if self.implementation.writes_out:
+            inputs = self._with_buffers(inputs)
+        result = self.call(problem, inputs)
+        if self.implementation.writes_out:
+            return inputs.out, inputs.lse
+        if not (isinstance(result, tuple) and len(result) == 2):  # noqa: PLR2004
+            message = f"returned {type(result).__name__}, not AttentionOutput or a pair (out, lse)"
+            raise Stop(Verdict("FAIL", "shape", message))
+        out, lse = result
+        if not isinstance(out, torch.Tensor) or not isinstance(lse, torch.Tensor | None):
+            message = f"returned ({type(out).__name__}, {type(lse).__name__}), not tensors"
+            raise Stop(Verdict("FAIL", "shape", message))
+        return out, lse
+
+    def _with_buffers(self, inputs: Any) -> Any:  # noqa: ANN401  any record with out
+        """Give out and lse as poisoned buffers between canaries."""
+        source = inputs.q if hasattr(inputs, "q") else inputs.outs[0]
+        values = next(
+            tensor
+            for name in ("v_cache", "v", "outs")
+            if (tensor := getattr(inputs, name, None)) is not None
+        )
+        shape = (*source.shape[:2], values.shape[-1])
+        self.buffers = {}
+        views = {}
+        for name, size, dtype in (
+            ("out", shape, inputs.out_dtype),
+            ("lse", shape[:2], torch.float32),
+        ):
+            count = int(torch.Size(size).numel())
+            storage = source.new_full((count + 2 * FENCE,), torch.nan, dtype=dtype)
+            self.buffers[name] = storage
+            views[name] = storage[FENCE : FENCE + count].view(size)
+        return dataclasses.replace(inputs, **views)
+
+    def written_outside(self) -> str | None:
+        """Name the output buffer whose canaries were overwritten in the last call."""
+        for name, storage in self.buffers.items():
+            if not (storage[:FENCE].isnan().all() and storage[-FENCE:].isnan().all()):
+                return name
+        return None
+
+    def _wait(self) -> None:
+        if self.target.device != "cuda":
+            return
+        event = torch.cuda.Event()
+        event.record()
+        # Polling keeps the process able to dump its stack: a blocking wait on a kernel that never
+        # ends cannot be interrupted.
+        while not event.query():
+            time.sleep(5e-5)
+
+
+def _crash(error: BaseException) -> Verdict:
+    kind = type(error).__name__
+    text = str(error)
+    if isinstance(error, MemoryError) or "can't allocate memory" in text:
+        kind = "out of memory"
+    lines = text.strip().splitlines() or [""]
+    trace = "".join(traceback.format_exception(error)[-6:])
+    return Verdict("CRASH", kind, f"{type(error).__name__}: {lines[0][:500]}", trace=trace[-4000:])
+
+
+class Snapshot:
+    """The bits of a record's tensors and of the storages around them."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        self.views = _tensors(inputs)
+        self.storages = dict(inputs.storages)
+        self._views = {name: tensor.clone() for name, tensor in self.views.items()}
+        self._storages = {name: tensor.clone() for name, tensor in self.storages.items()}
+
+    def changed_views(self) -> list[str]:
+        """Name the tensors whose values are not what they were."""
+        return [
+            name for name, tensor in self.views.items() if not same_bits(tensor, self._views[name])
+        ]
+
+    def changed_outside(self) -> list[str]:
+        """Name the storages that changed outside of their views, and restore the views."""
+        for name, tensor in self.views.items():
+            tensor.copy_(self._views[name])
+        return [
+            name
+            for name, storage in self.storages.items()
+            if not same_bits(storage, self._storages[name])
+        ]
+
+
+def _tensors(inputs: Inputs) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for field in dataclasses.fields(inputs):
+        value = getattr(inputs, field.name)
+        if isinstance(value, torch.Tensor):
+            found[field.name] = value
+        elif field.name == "metadata":
+            found.update({f"metadata.{name}": t for name, t in value.tensors().items()})
+    return found

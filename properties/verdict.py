@@ -1,0 +1,64 @@
+"""What a law says of an implementation on one problem."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Status = Literal[
+    "PASS", "FAIL", "HANG", "CRASH", "REJECTED", "UNSUPPORTED", "FLAKY", "KNOWN", "LOST"
+]
+BAD: tuple[Status, ...] = ("FAIL", "HANG", "CRASH", "REJECTED")
+"""Statuses of a verdict that Hypothesis shrinks."""
+FAIL_KINDS = (
+    "numeric",
+    "nan",
+    "shape",
+    "dtype",
+    "mutated_input",
+    "wrote_outside",
+    "nondeterministic",
+    "insensitive",
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome of one law on one problem.
+
+    Attributes:
+        status: see the design's vocabulary.
+        kind: of a FAIL one of ``FAIL_KINDS``; of a CRASH the exception, signal or exit code.
+        message: one or a few sentences with the evidence.
+        ratio: the worst error over its bound, where a law measured one.
+        vacuous: the law had nothing to look at on this problem, so it does not count as judged.
+        seconds: time spent inside the implementation.
+        trace: stack or stderr, where a process died or an exception came.
+    """
+
+    status: Status
+    kind: str = ""
+    message: str = ""
+    ratio: float | None = None
+    vacuous: bool = False
+    seconds: float = 0.0
+    trace: str = ""
+
+    @property
+    def bad(self) -> bool:
+        """Whether this is a finding."""
+        return self.status in BAD
+
+    def to_json(self) -> dict[str, Any]:
+        """Give a JSON-able dictionary."""
+        return dict(vars(self))
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Verdict:
+        """Read back what ``to_json`` wrote."""
+        return cls(**data)
+
+
+PASS = Verdict("PASS")
+VACUOUS = Verdict("PASS", vacuous=True)

@@ -1,0 +1,198 @@
+"""The child side of an isolated worker: it calls a handler for each request and replies.
+
+The parent (`isolation.py`) starts this module in a process of its own session, so that whatever a
+kernel does (hang, abort, exit) ends this process and nothing else. It knows nothing of laws: a
+handler is any function that takes a JSON object and a `Monitor` and returns a JSON object.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import importlib
+import io
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from .phases import Board, FrameReader, WorkerOptions, frame
+
+try:
+    import resource
+except ImportError:  # not on every system
+    resource = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Handler = Callable[[dict[str, object], "Monitor"], dict[str, object]]
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Monitor:
+    """Tells the parent which phase a case is in; each phase has a deadline of its own."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self.enter("load")
+
+    def enter(self, phase: str) -> None:
+        """Begin `phase` ("load", "materialise", "compile", "run" or "judge") now."""
+        self._note(phase, time.monotonic_ns())
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Enter a phase and, on leaving, return to the one before.
+
+        The clock of the one before stood still meanwhile: a "compile" inside a "run" is not counted
+        as running, and a "run" does not start afresh after each of many of them.
+        """
+        outer, spent = self._phase, time.monotonic_ns() - self._started
+        self.enter(name)
+        try:
+            yield
+        except SystemExit:  # the process ends here, and this is where it stood
+            outer, spent = self._phase, time.monotonic_ns() - self._started
+            raise
+        finally:
+            self._note(outer, time.monotonic_ns() - spent)
+
+    def _note(self, phase: str, started: int) -> None:
+        self._board.note(phase, started)
+        self._phase, self._started = phase, started
+
+
+def main(options: str) -> NoReturn:
+    """Serve requests until the parent closes the connection; `options` are `WorkerOptions` as JSON.
+
+    Every way out is `os._exit`: a normal end of the interpreter would wait for the threads and run
+    the exit handlers of the code under test.
+    """
+    status = 1
+    try:
+        _serve(WorkerOptions(**json.loads(options)))
+        status = 0
+    except SystemExit as leaving:
+        status = _exit_status(leaving)
+    except BaseException:  # noqa: BLE001 - this is the outermost frame of the process
+        traceback.print_exc()
+    finally:
+        _flush()
+        os._exit(status)
+
+
+def _serve(options: WorkerOptions) -> None:
+    process = os.getpid()
+    _prepare_process(options)
+    connection = socket.socket(fileno=options.connection)
+    monitor = Monitor(Board(options.board))
+    try:
+        handler = _load(options)
+    except Exception:  # noqa: BLE001 - whatever keeps a handler from loading is told to the parent
+        connection.sendall(frame({"unable": traceback.format_exc()}))
+        return
+    connection.sendall(frame({"ready": process}))
+    requests = FrameReader(connection)
+    while (request := requests.read()) is not None:
+        reply = _answer(handler, request, monitor)
+        if os.getpid() != process:
+            # The code under test forked and its child came back here: it must not answer as well.
+            return
+        _flush()
+        monitor.enter("judge")  # sending is no part of a run that the handler did not leave
+        connection.sendall(reply)
+
+
+def _answer(handler: Handler, request: dict[str, Any], monitor: Monitor) -> bytes:
+    """Return the frame that answers `request`."""
+    number = request["id"]
+    monitor.enter("load")
+    try:
+        return frame({"id": number, "result": handler(request["payload"], monitor)})
+    except SystemExit:
+        raise
+    except BaseException as error:  # noqa: BLE001 - no other exception may end the worker
+        return frame(
+            {"id": number, "raised": type(error).__name__, "traceback": traceback.format_exc()}
+        )
+
+
+def _prepare_process(options: WorkerOptions) -> None:
+    """Tie this process to its parent, and make its end informative and contained."""
+    _die_with(options.parent)
+    # Ctrl-C is the parent's: it decides what becomes of a running case.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for fd in (options.connection, options.board, options.dumps):
+        os.set_inheritable(fd, False)  # noqa: FBT003 - not for the programs that the code under test starts
+    # Dumps go to a file of their own: the code under test may close or redirect stderr.
+    faulthandler.enable(file=options.dumps)
+    faulthandler.register(signal.SIGUSR1, file=options.dumps, all_threads=True)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # What was printed before an abort must be in the file, not in a buffer.
+        sys.stdout.reconfigure(line_buffering=True)
+    _limit_memory(options.memory_limit)
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent is gone, however that ends (Linux)."""
+    if sys.platform != "linux":
+        return
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it went before the request above took hold
+        os._exit(1)
+
+
+def _limit_memory(limit: int | None) -> None:
+    """Let an allocation too many fail here, where it is one case's verdict, and not the machine."""
+    with contextlib.suppress(OSError):
+        # If memory runs out all the same, this process is the one to go.
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    if resource is None:
+        return
+    with contextlib.suppress(OSError, ValueError):  # ValueError: a stricter limit is in force
+        # An expected death leaves no core file.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if limit is not None:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def _load(options: WorkerOptions) -> Handler:
+    """Import what is asked for and return the handler."""
+    for name in options.preload:
+        # One that fails is imported again, and reported, by the handler that needs it.
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    module, _, function = options.handler.partition(":")
+    handler: Handler = getattr(importlib.import_module(module), function)
+    if "torch" in sys.modules:
+        # Several workers share the machine's cores, and one thread sums in the same order always.
+        sys.modules["torch"].set_num_threads(1)
+    return handler
+
+
+def _exit_status(leaving: SystemExit) -> int:
+    """Return the status that the interpreter would have left with."""
+    if leaving.code is None:
+        return 0
+    if isinstance(leaving.code, int):
+        return leaving.code & 0xFF
+    sys.stderr.write(f"{leaving.code}\n")
+    return 1
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # the code under test may have closed it
+            stream.flush()

@@ -1,0 +1,86 @@
+"""What an implementation rounds, and where: the input of every error bound."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+UNIT_ROUNDOFF: dict[str, float] = {
+    "float64": 2.0**-53,
+    "float32": 2.0**-24,
+    "tfloat32": 2.0**-11,
+    "float16": 2.0**-11,
+    "bfloat16": 2.0**-8,
+    "float8_e4m3fn": 2.0**-4,
+    "float8_e5m2": 2.0**-3,
+}
+"""Half the distance from 1 to the next number, by format: round-to-nearest loses at most this."""
+
+SMALLEST_SUBNORMAL: dict[str, float] = {
+    "float64": 2.0**-1074,
+    "float32": 2.0**-149,
+    "tfloat32": 2.0**-136,
+    "float16": 2.0**-24,
+    "bfloat16": 2.0**-133,
+    "float8_e4m3fn": 2.0**-9,
+    "float8_e5m2": 2.0**-16,
+}
+"""The distance between neighbours around zero, by format: half of it is lost however small x is."""
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """The roundings of an attention or merge kernel.
+
+    Attributes:
+        accumulate: format of dot products, exponentials, row sums and logits.
+        probabilities: format to which exp(logit - max) is rounded before it multiplies V, as
+            FlashAttention does before the second tensor-core product; ``"inputs"`` means the
+            dtype of V; None means that it stays in ``accumulate``. The row sum is taken before
+            this rounding (FlashAttention, arXiv:2205.14135, algorithm 1).
+
+    Raises:
+        ValueError: a format that has no unit roundoff in ``UNIT_ROUNDOFF``.
+    """
+
+    accumulate: str = "float32"
+    probabilities: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse formats that no bound is known for."""
+        for name, value in (
+            ("accumulate", self.accumulate),
+            ("probabilities", self.probabilities),
+        ):
+            allowed = set(UNIT_ROUNDOFF)
+            if name == "probabilities":
+                allowed |= {"inputs"}
+            if not (value in allowed or (name == "probabilities" and value is None)):
+                message = f"Arithmetic.{name} is {value!r}; known formats: {sorted(allowed)}"
+                raise ValueError(message)
+
+    def probabilities_format(self, value_dtype: torch.dtype) -> str | None:
+        """Resolve ``"inputs"`` against the dtype of V; None where nothing is rounded."""
+        chosen = dtype_name(value_dtype) if self.probabilities == "inputs" else self.probabilities
+        if chosen is None or UNIT_ROUNDOFF[chosen] <= UNIT_ROUNDOFF[self.accumulate]:
+            return None
+        return chosen
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Give the plain name of a torch dtype: ``torch.bfloat16`` is ``"bfloat16"``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def unit_roundoff(dtype: torch.dtype) -> float:
+    """Give the unit roundoff of a floating dtype.
+
+    Raises:
+        ValueError: a dtype without an entry in ``UNIT_ROUNDOFF``.
+    """
+    name = dtype_name(dtype)
+    if name not in UNIT_ROUNDOFF:
+        message = f"dtype {name} has no unit roundoff here; known: {sorted(UNIT_ROUNDOFF)}"
+        raise ValueError(message)
+    return UNIT_ROUNDOFF[name]

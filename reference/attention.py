@@ -1,0 +1,165 @@
+"""Paged and ragged attention, as the textbook defines them, in float64 unless told otherwise.
+
+out = softmax(cap(scale * q k^T) + mask) v          (Vaswani et al., arXiv:1706.03762)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from .metadata import BatchMetadata
+from .requests import Options, Request, paged_requests, ragged_requests
+from .softmax import softmax_weights, ungroup, value_heads
+
+
+class AttentionOutput(NamedTuple):
+    """Attention and its normaliser.
+
+    Attributes:
+        out: [tokens, qo_heads, head_dim_vo].
+        lse: [tokens, qo_heads], natural logarithm of the sum of exponentials of the logits, sinks
+            included. A row that sees no key has out 0 and lse -inf (or the sink's logit).
+    """
+
+    out: torch.Tensor
+    lse: torch.Tensor
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    metadata: BatchMetadata,
+    *,
+    kv_layout: str = "NHD",
+    causal: bool = True,
+    sm_scale: float | None = None,
+    window_left: int = -1,
+    logits_soft_cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    custom_mask: torch.Tensor | None = None,
+    k_scale: float | torch.Tensor = 1.0,
+    v_scale: float | torch.Tensor = 1.0,
+    compute_dtype: torch.dtype = torch.float64,
+) -> AttentionOutput:
+    """Attend a mixed batch of prefills and decodes to a paged KV cache.
+
+    Args:
+        q: [tokens, qo_heads, head_dim_qk], any floating dtype, strided or not.
+        k_cache: NHD [pages, page_size, kv_heads, head_dim_qk] or HND [pages, kv_heads, page_size,
+            head_dim_qk] (FlashInfer's layouts).
+        v_cache: the same with head_dim_vo.
+        metadata: which tokens and pages belong to which request.
+        kv_layout: ``"NHD"`` or ``"HND"``.
+        causal: query row i of T sees keys up to position ``i + S - T``: queries are aligned to the
+            end of the keys.
+        sm_scale: factor of q k^T; ``1 / sqrt(head_dim_qk)`` if None.
+        window_left: keys to the left of the query's own position that are kept; -1: all.
+        logits_soft_cap: c > 0 replaces a scaled logit s by ``c * tanh(s / c)``; 0: off.
+        sinks: [qo_heads], one more logit a head in the denominator (arXiv:2309.17453; gpt-oss),
+            neither scaled nor capped.
+        custom_mask: bool, [sum of T_i * S_i]: the requests' [T, S] masks, flattened row by row and
+            concatenated (FlashInfer's order); True keeps. It removes keys besides those that
+            ``causal`` and ``window_left`` remove (FlashInfer would ignore ``causal``).
+        k_scale: float or [kv_heads], factor of k.
+        v_scale: float or [kv_heads], factor of v.
+        compute_dtype: float64 (default) or float32.
+
+    Returns:
+        AttentionOutput in ``compute_dtype``, on q's device, without gradients. No input is changed.
+
+    Raises:
+        ValueError: shapes that disagree, metadata that contradict themselves, the token count or
+            the cache, an unknown layout; the argument and position are named.
+    """
+    options = Options(
+        causal=causal,
+        sm_scale=sm_scale,
+        window_left=window_left,
+        logits_soft_cap=logits_soft_cap,
+        sinks=sinks,
+        custom_mask=custom_mask,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        compute_dtype=compute_dtype,
+    )
+    requests = paged_requests(q, k_cache, v_cache, metadata, kv_layout, options)
+    return _attend(q, v_cache.shape[-1], requests, options)
+
+
+def ragged_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    qo_indptr: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    *,
+    causal: bool = True,
+    sm_scale: float | None = None,
+    window_left: int = -1,
+    logits_soft_cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    custom_mask: torch.Tensor | None = None,
+    k_scale: float | torch.Tensor = 1.0,
+    v_scale: float | torch.Tensor = 1.0,
+    compute_dtype: torch.dtype = torch.float64,
+) -> AttentionOutput:
+    """Attend requests to keys and values that lie one request after another, without pages.
+
+    Args:
+        q: [tokens, qo_heads, head_dim_qk].
+        k: [keys, kv_heads, head_dim_qk].
+        v: [keys, kv_heads, head_dim_vo].
+        qo_indptr: [R + 1], request i owns query tokens ``qo_indptr[i]:qo_indptr[i + 1]``.
+        kv_indptr: [R + 1], the same for keys.
+        causal, sm_scale, window_left, logits_soft_cap, sinks, custom_mask, k_scale, v_scale,
+            compute_dtype: as in ``paged_attention``.
+
+    Returns:
+        AttentionOutput in ``compute_dtype``, on q's device. No input is changed.
+
+    Raises:
+        ValueError: shapes that disagree, an indptr that decreases or does not end at the number of
+            tokens or keys; the argument and position are named.
+    """
+    options = Options(
+        causal=causal,
+        sm_scale=sm_scale,
+        window_left=window_left,
+        logits_soft_cap=logits_soft_cap,
+        sinks=sinks,
+        custom_mask=custom_mask,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        compute_dtype=compute_dtype,
+    )
+    requests = ragged_requests(q, k, v, qo_indptr, kv_indptr, options)
+    return _attend(q, v.shape[-1], requests, options)
+
+
+def _attend(
+    q: torch.Tensor, head_dim_vo: int, requests: Iterator[Request], options: Options
+) -> AttentionOutput:
+    tokens, heads, _ = q.shape
+    out = q.new_zeros((tokens, heads, head_dim_vo), dtype=options.compute_dtype)
+    lse = q.new_full((tokens, heads), -math.inf, dtype=options.compute_dtype)
+    with torch.no_grad():
+        _attend_requests(requests, options, out, lse)
+    return AttentionOutput(out, lse)
+
+
+def _attend_requests(
+    requests: Iterator[Request], options: Options, out: torch.Tensor, lse: torch.Tensor
+) -> None:
+    for request in requests:
+        for weights in softmax_weights(request, options):
+            v = value_heads(request, weights.keys, options)
+            rows = slice(
+                request.tokens.start + weights.rows.start, request.tokens.start + weights.rows.stop
+            )
+            out[rows] = ungroup(weights.probabilities @ v, weights.rows)
+            lse[rows] = ungroup(weights.lse, weights.rows).squeeze(-1)

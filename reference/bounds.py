@@ -1,0 +1,150 @@
+"""Bounds on what an honest kernel may differ from the oracle; derived in ``error_terms``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from .arithmetic import Arithmetic
+from .attention import AttentionOutput
+from .error_terms import Roundings, block_bounds
+from .metadata import BatchMetadata
+from .requests import Options, Request, paged_requests, ragged_requests
+from .softmax import softmax_weights, ungroup, value_heads
+
+
+class Judged(NamedTuple):
+    """The oracle's answer and the bounds on the difference of an honest kernel."""
+
+    expected: AttentionOutput
+    bound: AttentionOutput
+
+
+def attention_error_bound(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    metadata: BatchMetadata,
+    *,
+    kv_layout: str = "NHD",
+    causal: bool = True,
+    sm_scale: float | None = None,
+    window_left: int = -1,
+    logits_soft_cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    custom_mask: torch.Tensor | None = None,
+    k_scale: float | torch.Tensor = 1.0,
+    v_scale: float | torch.Tensor = 1.0,
+    compute_dtype: torch.dtype = torch.float64,
+    arithmetic: Arithmetic | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> AttentionOutput:
+    """Bound, element by element, how far an honest kernel may be from ``paged_attention``.
+
+    Args:
+        q, k_cache, v_cache, metadata, kv_layout, causal, sm_scale, window_left, logits_soft_cap,
+            sinks, custom_mask, k_scale, v_scale, compute_dtype: as in ``paged_attention``.
+        arithmetic: what the kernel rounds where; float32 throughout if None.
+        out_dtype: dtype of the kernel's output; q's if None.
+
+    Returns:
+        AttentionOutput of bounds: ``out`` [tokens, qo_heads, head_dim_vo] and ``lse`` [tokens,
+        qo_heads], in ``compute_dtype``. The derivation is the docstring of ``error_terms``.
+
+    Raises:
+        ValueError: as ``paged_attention``.
+    """
+    options = Options(
+        causal=causal,
+        sm_scale=sm_scale,
+        window_left=window_left,
+        logits_soft_cap=logits_soft_cap,
+        sinks=sinks,
+        custom_mask=custom_mask,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        compute_dtype=compute_dtype,
+    )
+    requests = paged_requests(q, k_cache, v_cache, metadata, kv_layout, options)
+    return judge(q, v_cache, requests, options, arithmetic, out_dtype).bound
+
+
+def ragged_attention_error_bound(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    qo_indptr: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    *,
+    causal: bool = True,
+    sm_scale: float | None = None,
+    window_left: int = -1,
+    logits_soft_cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    custom_mask: torch.Tensor | None = None,
+    k_scale: float | torch.Tensor = 1.0,
+    v_scale: float | torch.Tensor = 1.0,
+    compute_dtype: torch.dtype = torch.float64,
+    arithmetic: Arithmetic | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> AttentionOutput:
+    """Bound how far an honest kernel may be from ``ragged_attention``; see attention_error_bound.
+
+    Args:
+        q, k, v, qo_indptr, kv_indptr, and the options: as in ``ragged_attention``.
+        arithmetic: what the kernel rounds where; float32 throughout if None.
+        out_dtype: dtype of the kernel's output; q's if None.
+
+    Returns:
+        AttentionOutput of bounds in ``compute_dtype``.
+
+    Raises:
+        ValueError: as ``ragged_attention``.
+    """
+    options = Options(
+        causal=causal,
+        sm_scale=sm_scale,
+        window_left=window_left,
+        logits_soft_cap=logits_soft_cap,
+        sinks=sinks,
+        custom_mask=custom_mask,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        compute_dtype=compute_dtype,
+    )
+    requests = ragged_requests(q, k, v, qo_indptr, kv_indptr, options)
+    return judge(q, v, requests, options, arithmetic, out_dtype).bound
+
+
+def judge(
+    q: torch.Tensor,
+    v: torch.Tensor,
+    requests: Iterator[Request],
+    options: Options,
+    arithmetic: Arithmetic | None,
+    out_dtype: torch.dtype | None,
+) -> Judged:
+    """Compute attention and its bounds in one pass over the requests."""
+    shape = (q.shape[0], q.shape[1], v.shape[-1])
+    dtype = options.compute_dtype
+    expected = AttentionOutput(
+        q.new_zeros(shape, dtype=dtype), q.new_full(shape[:2], -math.inf, dtype=dtype)
+    )
+    bound = AttentionOutput(q.new_zeros(shape, dtype=dtype), q.new_zeros(shape[:2], dtype=dtype))
+    roundings = Roundings.of(arithmetic or Arithmetic(), v.dtype, out_dtype or q.dtype)
+    with torch.no_grad():
+        for request in requests:
+            for weights in softmax_weights(request, options):
+                start = request.tokens.start
+                rows = slice(start + weights.rows.start, start + weights.rows.stop)
+                v_heads = value_heads(request, weights.keys, options)
+                out = weights.probabilities @ v_heads
+                out_bound, lse_bound = block_bounds(weights, v_heads, out, options, roundings)
+                expected.out[rows] = ungroup(out, weights.rows)
+                expected.lse[rows] = ungroup(weights.lse, weights.rows).squeeze(-1)
+                bound.out[rows] = ungroup(out_bound, weights.rows)
+                bound.lse[rows] = ungroup(lse_bound, weights.rows).squeeze(-1)
+    return Judged(expected, bound)

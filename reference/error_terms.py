@@ -1,0 +1,191 @@
+r"""Elementwise bounds on what an honest kernel may differ from the float64 oracle.
+
+Write u for the unit roundoff of the accumulation format, s for the logits, m for the row's largest
+logit, P for the probabilities, O = P V, and n(k) = min(k, LAMBDA sqrt(k)) for the growth of a sum
+of k terms (k is the worst case; the square root holds for independent roundings of mean zero,
+with a failure probability below 2 exp(-LAMBDA^2 / 2): Higham & Mary, SIAM J. Sci. Comput. 41(5),
+2019; Ipsen & Zhou, arXiv:1906.10465).
+
+1.  Logit j is computed with an absolute error of at most
+
+        d_j = u [ (n(D) + DOT) |scale| |q| |k_j|  +  LOGIT (|s_j| + |m|)  +  EXP ]
+
+    The first term is the dot product of D terms (Cauchy-Schwarz bounds sum |q_i k_i|), the second
+    the roundings of the scaled logit, of the change to base 2 and of s_j - m: it grows with
+    |logit| u, so that a kernel whose logits are near 1e6 may be off by one in a hundred and still
+    be right. The third is the exponential itself. A soft cap has a slope of at most 1. So
+    exp(s_j - m) has a relative error of at most e_j = expm1(d_j).
+
+2.  It moves O by sum P_j e_j (V_j - O), for what is common to all keys cancels in the quotient. By
+    Cauchy-Schwarz with the weights P that is at most w D, with w = sqrt(sum P_j e_j^2) and
+    D^2 = sum P_j V_j^2 - O^2, the variance of V under P (a sink counts as a key of value 0); 2 w D
+    where e_j is not small, and A in the place of D where w > 1. The two sums of S terms and the
+    division add (2 n(S) + SUM) u A with A = sqrt(sum P_j V_j^2) >= sum P_j |V_j|. Together:
+    E_accumulate = 2 w D + (2 n(S) + SUM) u A.
+
+3.  If the probabilities are rounded with roundoff p before they multiply V, each by its own
+    relative error |t_j| <= p, then sum P_j t_j V_j splits into a common part (equal logits round
+    alike), at most p |O|, and a part of mean zero, at most LAMBDA p sqrt(sum P_j^2 V_j^2), or
+    sqrt(S) p sqrt(...) in the worst case. Keys that are equal, as when a block table names a page
+    twice in one request, round alike and their errors add: c of them raise LAMBDA by sqrt(c).
+    Subnormal probabilities lose SMALLEST_SUBNORMAL / 2.
+    E_probabilities = p [ |O| + min(LAMBDA sqrt(c), sqrt(S)) sqrt(sum P_j^2 V_j^2) ] + floor.
+
+4.  The output is rounded once: E = (1 + o) (E_accumulate + E_probabilities) + o |O| + floor.
+
+5.  lse = m + log(sum): 2 sum P_j e_j + (n(S) + SUM) u + LSE u (|lse| + |m|), stored in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from .arithmetic import SMALLEST_SUBNORMAL, UNIT_ROUNDOFF, Arithmetic, dtype_name, unit_roundoff
+from .requests import Options
+from .softmax import Weights
+
+LAMBDA = 5.0
+"""Confidence of the probabilistic bounds: at most 2 exp(-12.5) = 7.5e-6 an element if every single
+rounding were as large as it can be; roundings are about 0.4 of that, which leaves 2 exp(-78)."""
+DOT = 2.0
+"""Roundings of a product of two accumulation-format inputs and of the multiplication by scale."""
+LOGIT = 4.0
+"""Roundings a logit suffers after the dot product: scale, base change, cap, difference to m."""
+EXP = 8.0
+"""Error of the exponential and of rescaling by a new maximum, in units of u (ex2.approx: 2 ulp)."""
+SUM = 8.0
+"""Divisions, v_scale, rescaling of the accumulator: roundings that do not grow with S."""
+LSE = 4.0
+"""Roundings of the normaliser: logarithm, base change, addition of m, storage."""
+VARIANCE_FLOOR = 2.0**-40
+"""Share of sum P V^2 that sum P V^2 - O^2 may lose to cancellation in float64, and more."""
+LARGEST_LOGIT_ERROR = 30.0
+"""expm1 of more than this is no bound any more, and overflow would make NaN of it."""
+
+
+class Roundings(NamedTuple):
+    """Unit roundoffs of a kernel's arithmetic, and what subnormal numbers lose."""
+
+    accumulate: float
+    probabilities: float  # 0: not rounded
+    probabilities_floor: float
+    out: float
+    out_floor: float
+
+    @classmethod
+    def of(
+        cls, arithmetic: Arithmetic, value_dtype: torch.dtype, out_dtype: torch.dtype
+    ) -> Roundings:
+        """Look up the roundings of a kernel on these dtypes."""
+        rounded = arithmetic.probabilities_format(value_dtype)
+        out = dtype_name(out_dtype)
+        return cls(
+            UNIT_ROUNDOFF[arithmetic.accumulate],
+            UNIT_ROUNDOFF[rounded] if rounded else 0.0,
+            SMALLEST_SUBNORMAL[rounded] / 2 if rounded else 0.0,
+            unit_roundoff(out_dtype),
+            SMALLEST_SUBNORMAL[out] / 2,
+        )
+
+
+def growth(terms: int) -> float:
+    """Give n(k): how many units of roundoff a sum of k terms may gather."""
+    return min(float(terms), LAMBDA * math.sqrt(terms))
+
+
+def most_equal_keys(norms: torch.Tensor) -> int:
+    """Count the most frequent key of any head, by norm: more than there are is only a looser bound.
+
+    Args:
+        norms: [kv_heads, keys].
+    """
+    norms = norms.sort(dim=-1).values
+    if not (norms[:, 1:] == norms[:, :-1]).any():
+        return 1
+    return max(int(row.unique_consecutive(return_counts=True)[1].max()) for row in norms)
+
+
+def block_bounds(
+    weights: Weights,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    options: Options,
+    roundings: Roundings,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Give the bounds on out [K, R, E] and lse [K, R, 1] of a block of rows.
+
+    Args:
+        weights: the block's softmax.
+        v: [K, S', E].
+        out: [K, R, E], the block's attention.
+        options: of the call.
+        roundings: of the kernel.
+    """
+    u, num_keys = roundings.accumulate, weights.logits.shape[-1]
+    key_norms = torch.linalg.vector_norm(weights.k, dim=-1)
+    mean, deviation = _exponential_errors(weights, key_norms, options, u)
+    probabilities = weights.probabilities
+    v_squared = options.scratch.take("v_squared", tuple(v.shape), v.dtype, v.device)
+    torch.mul(v, v, out=v_squared)
+    # One product for sum P V^2 and sum P^2 V^2: both read V^2, which dominates a decode.
+    if roundings.probabilities:
+        rows = probabilities.shape[1]
+        stacked = torch.cat([probabilities, probabilities.square()], dim=1) @ v_squared
+        weighted, independent = stacked[:, :rows].sqrt(), stacked[:, rows:].sqrt()
+        share = min(LAMBDA * math.sqrt(most_equal_keys(key_norms)), math.sqrt(num_keys))
+        rounding = roundings.probabilities * (out.abs() + share * independent)
+        largest_v = v_squared.amax() ** 0.5 if v.numel() else 0.0
+        normaliser = torch.where(torch.isneginf(weights.lse), 0.0, weights.largest - weights.lse)
+        floor = roundings.probabilities_floor * torch.exp(normaliser)
+        rounding = rounding + floor * num_keys * largest_v
+    else:
+        weighted = (probabilities @ v_squared).sqrt()
+        rounding = torch.zeros_like(out)
+    sums = (2 * growth(num_keys) + SUM) * u
+    variance = (weighted.square() * (1 + VARIANCE_FLOOR) - out.square()).clamp(min=0.0)
+    # Logits that are off by more than about one may reorder the keys: no expansion holds there.
+    spread = torch.where(deviation > 1, weighted, variance.sqrt())
+    error = 2 * deviation * spread + sums * weighted + rounding
+    out_bound = (1 + roundings.out) * error + roundings.out * out.abs() + roundings.out_floor
+    finite_lse = torch.where(torch.isneginf(weights.lse), 0.0, weights.lse)
+    lse_bound = (
+        2 * mean
+        + (growth(num_keys) + SUM) * u
+        + LSE * u * (finite_lse.abs() + weights.largest.abs())
+        + UNIT_ROUNDOFF["float32"] * finite_lse.abs()
+    )
+    sees_nothing = torch.isneginf(weights.lse)
+    return (
+        out_bound.masked_fill(sees_nothing, 0.0),
+        lse_bound.masked_fill(sees_nothing, 0.0),
+    )
+
+
+def _exponential_errors(
+    weights: Weights, key_norms: torch.Tensor, options: Options, u: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Give sum P e and sqrt(sum P e^2) over the keys of each row, the sink's share included."""
+    head_dim = weights.q.shape[-1]
+    scale = options.sm_scale if options.sm_scale is not None else 1.0 / math.sqrt(head_dim)
+    norms = torch.linalg.vector_norm(weights.q, dim=-1, keepdim=True) * key_norms.unsqueeze(1)
+    finite = torch.where(torch.isneginf(weights.logits), 0.0, weights.logits)
+    largest = weights.largest.abs()
+    absolute = u * (
+        (growth(head_dim) + DOT) * abs(scale) * norms + LOGIT * (finite.abs() + largest) + EXP
+    )
+    relative = torch.expm1(absolute.clamp(max=LARGEST_LOGIT_ERROR))
+    relative = relative.masked_fill(torch.isneginf(weights.logits), 0.0)
+    weighted = weights.probabilities * relative
+    mean = weighted.sum(dim=-1, keepdim=True)
+    square = (weighted * relative).sum(dim=-1, keepdim=True)
+    if weights.sinks is not None:
+        sink_share = 1 - weights.probabilities.sum(dim=-1, keepdim=True)
+        sink_error = torch.expm1(
+            (u * (LOGIT * (weights.sinks.abs() + largest) + EXP)).clamp(max=LARGEST_LOGIT_ERROR)
+        )
+        mean = mean + sink_share * sink_error
+        square = square + sink_share * sink_error.square()
+    return mean, square.sqrt()

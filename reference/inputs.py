@@ -1,0 +1,111 @@
+"""What an operation is given: the oracle's own parameters as attributes.
+
+The same records go to the oracle and to the implementation under test. ``storages`` holds, by
+field name, the flat buffer that each tensor is a view of: whatever lies outside the view is a
+canary, or another tensor's home, and must keep its bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .metadata import BatchMetadata
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionOptions:
+    """Options of both attention operations, see ``paged_attention``; out_dtype is the result's."""
+
+    causal: bool
+    sm_scale: float
+    window_left: int
+    logits_soft_cap: float
+    sinks: torch.Tensor | None
+    custom_mask: torch.Tensor | None
+    k_scale: float | torch.Tensor
+    v_scale: float | torch.Tensor
+
+    def keywords(self) -> dict[str, Any]:
+        """Give the options as keyword arguments of the oracle."""
+        return {name: getattr(self, name) for name in AttentionOptions.__dataclass_fields__}
+
+
+@dataclass(frozen=True, eq=False)
+class _WithOutput:
+    out_dtype: torch.dtype
+    out: torch.Tensor | None = None
+    lse: torch.Tensor | None = None
+    storages: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class _PagedTensors:
+    q: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    metadata: BatchMetadata
+    block_table: torch.Tensor
+    kv_layout: str
+
+
+@dataclass(frozen=True, eq=False)
+class PagedAttentionInputs(_WithOutput, AttentionOptions, _PagedTensors):
+    """Arguments of ``paged_attention``, besides ``block_table`` [R, pages] int32."""
+
+
+@dataclass(frozen=True, eq=False)
+class _RaggedTensors:
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    qo_indptr: torch.Tensor
+    kv_indptr: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class RaggedAttentionInputs(_WithOutput, AttentionOptions, _RaggedTensors):
+    """Arguments of ``ragged_attention``."""
+
+
+@dataclass(frozen=True, eq=False)
+class _States:
+    outs: torch.Tensor
+    lses: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class MergeInputs(_WithOutput, _States):
+    """Arguments of ``merge_states``."""
+
+
+@dataclass(frozen=True, eq=False)
+class AppendInputs:
+    """Arguments of ``append_paged_kv``."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    metadata: BatchMetadata
+    kv_layout: str
+    in_place: bool
+    storages: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class MetadataInputs:
+    """Arguments of ``build_metadata``: int32 tensors [R], [R] and [R, pages]."""
+
+    query_lens: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    page_size: int
+    storages: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+AttentionInputs = PagedAttentionInputs | RaggedAttentionInputs
+Inputs = PagedAttentionInputs | RaggedAttentionInputs | MergeInputs | AppendInputs | MetadataInputs

@@ -1,0 +1,278 @@
+"""Making the tensors of a problem, with the same bits on every device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+
+import torch
+
+from .inputs import (
+    AppendInputs,
+    AttentionOptions,
+    Inputs,
+    MergeInputs,
+    MetadataInputs,
+    PagedAttentionInputs,
+    RaggedAttentionInputs,
+)
+from .metadata import build_metadata
+from .problems import AttentionProblem, MergeProblem, MetadataProblem, Problem
+from .regimes import attention_values, custom_mask_values, merge_values, sink_values
+from .values import bits, choose, stream
+
+FENCE = 64
+"""Canary elements before and after each tensor in its storage."""
+CANARY = 11.0
+"""What canaries and unused cache slots hold: finite, and large enough to show if it is read."""
+
+
+def materialise(
+    problem: Problem, device: torch.device | str = "cpu", *, unused: float = CANARY, step: int = 0
+) -> Inputs:
+    """Make the tensors of a problem.
+
+    Args:
+        problem: what to make.
+        device: where; the bits are the same everywhere.
+        unused: fills whatever must not be read: canaries, pages of no request, the tail of each
+            last page. NaN poisons them.
+        step: which call of a MetadataProblem.
+
+    Returns:
+        The record of the problem's operation, see ``reference.inputs``.
+    """
+    home = _Allocator(torch.device(device), unused)
+    if isinstance(problem, MergeProblem):
+        outs, lses = merge_values(problem, home.device)
+        return MergeInputs(
+            outs=home.place("outs", outs.to(getattr(torch, problem.dtype))),
+            lses=home.place("lses", lses),
+            out_dtype=getattr(torch, problem.dtype),
+            storages=home.storages,
+        )
+    if isinstance(problem, MetadataProblem):
+        return _metadata_inputs(problem, home, step)
+    if problem.operation == "ragged_attention":
+        return _ragged_inputs(problem, home)
+    if problem.operation == "append_paged_kv":
+        return _append_inputs(problem, home)
+    return _paged_inputs(problem, home)
+
+
+class _Allocator:
+    """Places tensors into fenced storages and remembers these."""
+
+    def __init__(self, device: torch.device, unused: float) -> None:
+        self.device = device
+        self.unused = unused
+        self.storages: dict[str, torch.Tensor] = {}
+
+    def empty(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Give a contiguous tensor full of ``unused`` inside a fenced storage."""
+        count = 1
+        for size in shape:
+            count *= size
+        fill = self.unused if dtype.is_floating_point else 11
+        storage = torch.full((count + 2 * FENCE,), fill, dtype=dtype, device=self.device)
+        self.storages[name] = storage
+        return storage[FENCE : FENCE + count].view(shape)
+
+    def place(self, name: str, values: torch.Tensor) -> torch.Tensor:
+        """Copy values into a fenced storage."""
+        home = self.empty(name, tuple(values.shape), values.dtype)
+        home.copy_(values)
+        return home
+
+
+def _options(problem: AttentionProblem, home: _Allocator) -> AttentionOptions:
+    sinks = home.place("sinks", sink_values(problem, home.device)) if problem.sinks else None
+    mask = None
+    if problem.custom_mask:
+        mask = home.place("custom_mask", custom_mask_values(problem, home.device))
+    scales: list[float | torch.Tensor] = []
+    for name in ("k_scale", "v_scale"):
+        scale: float | torch.Tensor = getattr(problem, name)
+        if problem.per_head_scales:
+            # Powers of two, so that the exact grid stays exact.
+            factors = 2.0 ** (torch.arange(problem.num_kv_heads, device=home.device) % 3 - 1.0)
+            scale = home.place(name, factors * scale)
+        scales.append(scale)
+    return AttentionOptions(
+        causal=problem.causal,
+        sm_scale=problem.scale,
+        window_left=problem.window_left,
+        logits_soft_cap=problem.logits_soft_cap,
+        sinks=sinks,
+        custom_mask=mask,
+        k_scale=scales[0],
+        v_scale=scales[1],
+    )
+
+
+def _place_q(problem: AttentionProblem, q: torch.Tensor, home: _Allocator) -> torch.Tensor:
+    if not problem.strided_q:
+        return home.place("q", q)
+    tokens, heads, dim = q.shape
+    # Packed QKV as serving stacks project it: q's rows with room for k and v behind each.
+    packed = home.empty("q", (tokens, heads + 2 * problem.num_kv_heads, dim), q.dtype)
+    view = packed[:, :heads]
+    view.copy_(q)
+    return view
+
+
+def _place_kv(
+    problem: AttentionProblem, k: torch.Tensor, v: torch.Tensor, home: _Allocator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Place [a, b, c, D] and [a, b, c, E] (or without b), one allocation for both if strided."""
+    if not problem.strided_kv:
+        return home.place("k", k), home.place("v", v)
+    width = max(k.shape[-1], v.shape[-1])
+    both = home.empty("k", (k.shape[0], 2, *k.shape[1:-1], width), k.dtype)
+    k_view, v_view = both[:, 0, ..., : k.shape[-1]], both[:, 1, ..., : v.shape[-1]]
+    k_view.copy_(k)
+    v_view.copy_(v)
+    return k_view, v_view
+
+
+def _ragged_inputs(problem: AttentionProblem, home: _Allocator) -> RaggedAttentionInputs:
+    values = attention_values(problem, home.device)
+    k, v = _place_kv(problem, values.k, values.v, home)
+    return RaggedAttentionInputs(
+        q=_place_q(problem, values.q, home),
+        k=k,
+        v=v,
+        qo_indptr=home.place("qo_indptr", _indptr(problem.query_lens, home.device)),
+        kv_indptr=home.place("kv_indptr", _indptr(problem.seq_lens, home.device)),
+        **_options(problem, home).keywords(),
+        out_dtype=values.q.dtype,
+        storages=home.storages,
+    )
+
+
+def _paged_inputs(problem: AttentionProblem, home: _Allocator) -> PagedAttentionInputs:
+    values = attention_values(problem, home.device)
+    table, num_pages = block_table(problem)
+    k_cache, v_cache = _paged_caches(problem, values.k, values.v, table, num_pages, home)
+    table_tensor = home.place("block_table", table.to(home.device))
+    metadata = build_metadata(problem.query_lens, problem.seq_lens, table, problem.page_size)
+    placed = {name: home.place(name, tensor) for name, tensor in metadata.tensors().items()}
+    return PagedAttentionInputs(
+        q=_place_q(problem, values.q, home),
+        k_cache=k_cache,
+        v_cache=v_cache,
+        metadata=type(metadata)(**placed, page_size=problem.page_size),
+        block_table=table_tensor,
+        kv_layout=problem.kv_layout,
+        **_options(problem, home).keywords(),
+        out_dtype=values.q.dtype,
+        storages=home.storages,
+    )
+
+
+def _append_inputs(problem: AttentionProblem, home: _Allocator) -> AppendInputs:
+    values = attention_values(problem, home.device)
+    new = torch.zeros(sum(problem.seq_lens), dtype=torch.bool, device=home.device)
+    for start, t, s in zip(
+        accumulate(problem.seq_lens, initial=0), problem.query_lens, problem.seq_lens, strict=False
+    ):
+        new[start + s - t : start + s] = True
+    table, num_pages = block_table(problem)
+    old = {name: rows.masked_fill(new[:, None, None], home.unused)
+           for name, rows in (("k", values.k), ("v", values.v))}  # fmt: skip
+    k_cache, v_cache = _paged_caches(problem, old["k"], old["v"], table, num_pages, home)
+    metadata = build_metadata(problem.query_lens, problem.seq_lens, table, problem.page_size)
+    placed = {name: home.place(name, tensor) for name, tensor in metadata.tensors().items()}
+    return AppendInputs(
+        k=home.place("new_k", values.k[new]),
+        v=home.place("new_v", values.v[new]),
+        k_cache=k_cache,
+        v_cache=v_cache,
+        metadata=type(metadata)(**placed, page_size=problem.page_size),
+        kv_layout=problem.kv_layout,
+        in_place=bool(choose(problem.seed, "in_place", 0, 2)),
+        storages=home.storages,
+    )
+
+
+def _paged_caches(
+    problem: AttentionProblem,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    table: torch.Tensor,
+    num_pages: int,
+    home: _Allocator,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    slots = _physical_slots(problem, table).to(home.device)
+
+    def cache(rows: torch.Tensor) -> torch.Tensor:
+        pages = rows.new_full((num_pages * problem.page_size, *rows.shape[1:]), home.unused)
+        pages[slots] = rows
+        pages = pages.view(num_pages, problem.page_size, *rows.shape[1:])
+        return pages if problem.kv_layout == "NHD" else pages.transpose(1, 2)
+
+    return _place_kv(problem, cache(k), cache(v), home)
+
+
+def block_table(problem: AttentionProblem) -> tuple[torch.Tensor, int]:
+    """Give the [R, pages] int32 block table and the number of pages in the cache.
+
+    At least two pages belong to nobody. Entries past a request's pages are garbage.
+    """
+    counts = [-(-s // problem.page_size) for s in problem.seq_lens]
+    owned: dict[tuple[int, int], int] = {}
+    rows: list[list[int]] = []
+    for request, (seq_len, count) in enumerate(zip(problem.seq_lens, counts, strict=True)):
+        shared = min(problem.shared_prefix_pages, seq_len // problem.page_size)
+        row = []
+        for page in range(count):
+            owner = (-1, page) if page < shared else (request, page)
+            row.append(owned.setdefault(owner, len(owned)))
+        rows.append(row)
+    num_pages = len(owned) + 2 + (len(owned) // 4 if problem.page_order else 0)
+    places = list(range(num_pages))
+    if problem.page_order:
+        keys = bits(stream(problem.page_order, "pages"), torch.arange(num_pages), 1)
+        places = torch.argsort(keys.flatten(), stable=True).tolist()
+    width = max(counts, default=0) + 1
+    table = bits(stream(problem.seed, "garbage"), torch.arange(len(rows)), width).to(torch.int32)
+    for request, row in enumerate(rows):
+        table[request, : len(row)] = torch.tensor([places[page] for page in row]).int()
+    return table, num_pages
+
+
+def _physical_slots(problem: AttentionProblem, table: torch.Tensor) -> torch.Tensor:
+    """Give the cache slot (page * page_size + offset) of every logical key of the batch."""
+    slots = [torch.empty(0, dtype=torch.long)]
+    for row, seq_len in zip(table.long(), problem.seq_lens, strict=True):
+        position = torch.arange(seq_len)
+        slots.append(
+            row[position // problem.page_size] * problem.page_size + position % problem.page_size
+        )
+    return torch.cat(slots)
+
+
+def _metadata_inputs(problem: MetadataProblem, home: _Allocator, step: int) -> MetadataInputs:
+    query_lens, seq_lens = problem.steps[step]
+    columns = max((-(-s // problem.page_size) for s in seq_lens), default=0)
+    columns += problem.spare_columns
+    rows = torch.arange(len(seq_lens)) + 1000 * step
+    table = bits(stream(problem.seed, "block_table"), rows, columns) % 10_000
+    garbage = bits(stream(problem.seed, "garbage"), rows, columns).to(torch.int32)
+    used = torch.tensor([-(-s // problem.page_size) for s in seq_lens], dtype=torch.long)
+    is_used = torch.arange(columns).unsqueeze(0) < used.unsqueeze(1)
+    make: Callable[[tuple[int, ...]], torch.Tensor] = lambda lengths: torch.tensor(  # noqa: E731
+        lengths, dtype=torch.int32
+    )
+    table32 = torch.where(is_used, table.to(torch.int32), garbage)
+    return MetadataInputs(
+        query_lens=home.place("query_lens", make(query_lens)),
+        seq_lens=home.place("seq_lens", make(seq_lens)),
+        block_table=home.place("block_table", table32),
+        page_size=problem.page_size,
+        storages=home.storages,
+    )
+
+
+def _indptr(lengths: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)

@@ -1,0 +1,79 @@
+"""The oracle's answer to a record of inputs, and the bound on what may differ."""
+
+from __future__ import annotations
+
+import torch
+
+from .append import append_paged_kv
+from .arithmetic import Arithmetic
+from .attention import AttentionOutput, paged_attention, ragged_attention
+from .bounds import Judged, judge
+from .inputs import (
+    AppendInputs,
+    AttentionInputs,
+    MergeInputs,
+    MetadataInputs,
+    PagedAttentionInputs,
+)
+from .merge import merge_error_bound, merge_states
+from .metadata import BatchMetadata, build_metadata
+from .requests import Options, paged_requests, ragged_requests
+
+
+def attention(inputs: AttentionInputs) -> AttentionOutput:
+    """Attend as the record says, in float64."""
+    if isinstance(inputs, PagedAttentionInputs):
+        return paged_attention(
+            inputs.q,
+            inputs.k_cache,
+            inputs.v_cache,
+            inputs.metadata,
+            kv_layout=inputs.kv_layout,
+            **inputs.keywords(),
+        )
+    return ragged_attention(
+        inputs.q, inputs.k, inputs.v, inputs.qo_indptr, inputs.kv_indptr, **inputs.keywords()
+    )
+
+
+def judge_attention(inputs: AttentionInputs, arithmetic: Arithmetic) -> Judged:
+    """Attend as the record says, and bound what an honest kernel may differ."""
+    options = Options(**inputs.keywords())
+    if isinstance(inputs, PagedAttentionInputs):
+        values = inputs.v_cache
+        requests = paged_requests(
+            inputs.q, inputs.k_cache, values, inputs.metadata, inputs.kv_layout, options
+        )
+    else:
+        values = inputs.v
+        requests = ragged_requests(
+            inputs.q, inputs.k, values, inputs.qo_indptr, inputs.kv_indptr, options
+        )
+    return judge(inputs.q, values, requests, options, arithmetic, inputs.out_dtype)
+
+
+def judge_merge(inputs: MergeInputs, arithmetic: Arithmetic) -> Judged:
+    """Merge the record's states, and bound what an honest kernel may differ."""
+    return Judged(
+        merge_states(inputs.outs, inputs.lses),
+        merge_error_bound(
+            inputs.outs, inputs.lses, arithmetic=arithmetic, out_dtype=inputs.out_dtype
+        ),
+    )
+
+
+def append(inputs: AppendInputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """Append as the record says, into copies."""
+    return append_paged_kv(
+        inputs.k,
+        inputs.v,
+        inputs.k_cache,
+        inputs.v_cache,
+        inputs.metadata,
+        kv_layout=inputs.kv_layout,
+    )
+
+
+def metadata(inputs: MetadataInputs) -> BatchMetadata:
+    """Build the record's metadata."""
+    return build_metadata(inputs.query_lens, inputs.seq_lens, inputs.block_table, inputs.page_size)

@@ -1,0 +1,322 @@
+"""Problems: compact, frozen, JSON-serialisable descriptions of one call.
+
+A problem holds no tensor: ``materialise`` makes the tensors from it, with the same bits everywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, ClassVar, NoReturn
+
+SCHEMA = "kernelproof/problem/1"
+ATTENTION_OPERATIONS = ("paged_attention", "ragged_attention", "append_paged_kv")
+DTYPES = ("float32", "float16", "bfloat16")
+ATTENTION_REGIMES = (
+    "iid",
+    "dominant_key",
+    "position_coded",
+    "shifted_logits",
+    "outlier_channels",
+    "exact_grid",
+)
+MERGE_REGIMES = ("iid", "dominant_state", "shifted", "exact_grid")
+EMPTY_STATES = ("none", "some", "all")
+MAX_SEQ_LEN = 4096
+"""Longest request: the exact grid ranks keys by a permutation of this many positions."""
+MAX_REQUESTS = 2**11
+"""Identities of requests: the hash's row numbers have room for so many, and shared prefixes."""
+LEAST_EXACT_SCALE = 2.0**-7
+"""Below, the exact grid's queries would not fit into float16."""
+
+
+class _Problem:
+    """What all problems share: JSON, a stable id."""
+
+    kind: ClassVar[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Give a JSON-able dictionary that ``problem_from_json`` reads back."""
+        plain = json.loads(json.dumps(asdict(self)))  # type: ignore[call-overload]  # a dataclass
+        return {"schema": SCHEMA, "type": self.kind, **plain}
+
+    @cached_property
+    def id(self) -> str:
+        """Twelve hexadecimal digits that depend on nothing but the problem."""
+        text = json.dumps(self.to_json(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class AttentionProblem(_Problem):
+    """One call of paged_attention, ragged_attention or append_paged_kv.
+
+    Attributes:
+        operation: which of the three.
+        query_lens, seq_lens: tokens and keys a request.
+        num_kv_heads, group_size: query heads are their product.
+        head_dim_qk, head_dim_vo: channels.
+        dtype: of q, k, v and the output.
+        page_size, kv_layout: as in ``paged_attention``; no meaning for ragged_attention.
+        page_order: 0: pages in order; n > 0: scattered over a larger cache, by hash of n.
+        shared_prefix_pages: leading full pages that all requests share, where they have them.
+        causal, window_left, logits_soft_cap, sm_scale, k_scale, v_scale: as in
+            ``paged_attention``; sm_scale None is ``1 / sqrt(head_dim_qk)``.
+        sinks, custom_mask, per_head_scales: whether there are any.
+        strided_q: q is a slice of a packed QKV tensor. strided_kv: k and v are views of one
+            larger allocation.
+        regime: how values are made, one of ``ATTENTION_REGIMES``.
+        seed: of the values.
+        request_ids: identity of each request's values; its position if empty. A request keeps its
+            values when it is run alone or in another order.
+    """
+
+    kind: ClassVar[str] = "attention"
+
+    operation: str = "paged_attention"
+    query_lens: tuple[int, ...] = (1,)
+    seq_lens: tuple[int, ...] = (1,)
+    num_kv_heads: int = 1
+    group_size: int = 1
+    head_dim_qk: int = 16
+    head_dim_vo: int = 16
+    dtype: str = "float32"
+    page_size: int = 1
+    kv_layout: str = "NHD"
+    page_order: int = 0
+    shared_prefix_pages: int = 0
+    causal: bool = False
+    window_left: int = -1
+    logits_soft_cap: float = 0.0
+    sm_scale: float | None = None
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+    sinks: bool = False
+    custom_mask: bool = False
+    per_head_scales: bool = False
+    strided_q: bool = False
+    strided_kv: bool = False
+    regime: str = "iid"
+    seed: int = 0
+    request_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what no call can look like."""
+        _one_of("operation", self.operation, ATTENTION_OPERATIONS)
+        _one_of("dtype", self.dtype, DTYPES)
+        _one_of("kv_layout", self.kv_layout, ("NHD", "HND"))
+        _one_of("regime", self.regime, ATTENTION_REGIMES)
+        self._check_lengths()
+        for name, low in (
+            ("num_kv_heads", 1),
+            ("group_size", 1),
+            ("head_dim_qk", 2),
+            ("head_dim_vo", 1),
+            ("page_size", 1),
+            ("page_order", 0),
+            ("shared_prefix_pages", 0),
+            ("window_left", -1),
+            ("seed", 0),
+        ):
+            if getattr(self, name) < low:
+                refuse(name, getattr(self, name), f"at least {low}")
+        for name in ("logits_soft_cap", "k_scale", "v_scale"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
+                refuse(name, getattr(self, name), "finite and not negative")
+        if self.sm_scale is not None and not math.isfinite(self.sm_scale):
+            refuse("sm_scale", self.sm_scale, "finite or null")
+        if self.regime == "exact_grid" and (
+            self.logits_soft_cap or math.frexp(self.v_scale)[0] != 0.5  # noqa: PLR2004
+        ):
+            refuse("regime", self.regime, "without soft cap and with v_scale a power of two")
+        if self.regime == "exact_grid" and self.scale * self.k_scale < LEAST_EXACT_SCALE:
+            refuse("regime", self.regime, f"with sm_scale * k_scale at least {LEAST_EXACT_SCALE}")
+        if self.operation == "append_paged_kv":
+            self._check_append()
+
+    def _check_lengths(self) -> None:
+        _lengths("query_lens", self.query_lens)
+        _lengths("seq_lens", self.seq_lens)
+        if len(self.query_lens) != len(self.seq_lens):
+            refuse("seq_lens", self.seq_lens, f"{len(self.query_lens)} lengths like query_lens")
+        if self.request_ids and len(self.request_ids) != len(self.seq_lens):
+            refuse("request_ids", self.request_ids, "empty or one a request")
+        for position, identity in enumerate(self.request_ids):
+            if not 0 <= identity < MAX_REQUESTS:
+                refuse(f"request_ids[{position}]", identity, f"from 0 to {MAX_REQUESTS - 1}")
+
+    def _check_append(self) -> None:
+        for position, (t, s) in enumerate(zip(self.query_lens, self.seq_lens, strict=True)):
+            if t > s:
+                refuse(f"query_lens[{position}]", t, f"at most seq_lens[{position}] = {s}")
+        if self.shared_prefix_pages:
+            refuse("shared_prefix_pages", self.shared_prefix_pages, "0 for append_paged_kv")
+
+    @property
+    def num_qo_heads(self) -> int:
+        """Query heads."""
+        return self.num_kv_heads * self.group_size
+
+    @property
+    def scale(self) -> float:
+        """The factor of q k^T as a number."""
+        return self.sm_scale if self.sm_scale is not None else 1.0 / math.sqrt(self.head_dim_qk)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The requests' identities."""
+        return self.request_ids or tuple(range(len(self.seq_lens)))
+
+    @property
+    def num_tokens(self) -> int:
+        """Query tokens of the batch."""
+        return sum(self.query_lens)
+
+    @property
+    def partial_last_page(self) -> bool:
+        """Whether some request that has queries ends inside a page."""
+        return any(
+            t and s % self.page_size for t, s in zip(self.query_lens, self.seq_lens, strict=True)
+        )
+
+    @property
+    def rows_without_keys(self) -> bool:
+        """Whether some causal request has more queries than keys, so that a row sees none."""
+        return self.causal and any(
+            t > s for t, s in zip(self.query_lens, self.seq_lens, strict=True)
+        )
+
+    @property
+    def empty_requests(self) -> bool:
+        """Whether some request that has queries has no keys."""
+        return any(t and not s for t, s in zip(self.query_lens, self.seq_lens, strict=True))
+
+    @property
+    def empty_batch(self) -> bool:
+        """Whether there is no query at all."""
+        return self.num_tokens == 0
+
+    @property
+    def exact(self) -> bool:
+        """Whether the output is exactly representable, so that it is compared bitwise."""
+        return self.regime == "exact_grid"
+
+    @property
+    def work(self) -> int:
+        """Multiply-adds of the call plus elements of its tensors: what it costs, roughly."""
+        channels = self.head_dim_qk + self.head_dim_vo
+        products = sum(t * s for t, s in zip(self.query_lens, self.seq_lens, strict=True))
+        keys = sum(self.seq_lens) * self.num_kv_heads
+        tokens = self.num_tokens * self.num_qo_heads
+        return (products * self.num_qo_heads + 8 * (keys + tokens)) * channels
+
+
+@dataclass(frozen=True)
+class MergeProblem(_Problem):
+    """One call of merge_states.
+
+    Attributes:
+        num_states, num_tokens, num_heads, head_dim: shape of the states.
+        dtype: of the outs and the merged out; lses are float32.
+        empty: which states are (0, -inf): ``none``, ``some`` (a quarter, by hash) or ``all``.
+        regime: one of ``MERGE_REGIMES``.
+        seed: of the values.
+    """
+
+    kind: ClassVar[str] = "merge"
+    operation: ClassVar[str] = "merge_state"
+
+    num_states: int = 2
+    num_tokens: int = 1
+    num_heads: int = 1
+    head_dim: int = 16
+    dtype: str = "float32"
+    empty: str = "none"
+    regime: str = "iid"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what no call can look like."""
+        _one_of("dtype", self.dtype, DTYPES)
+        _one_of("empty", self.empty, EMPTY_STATES)
+        _one_of("regime", self.regime, MERGE_REGIMES)
+        for name in ("num_states", "num_heads", "head_dim"):
+            if getattr(self, name) < 1:
+                refuse(name, getattr(self, name), "at least 1")
+        for name in ("num_tokens", "seed"):
+            if getattr(self, name) < 0:
+                refuse(name, getattr(self, name), "at least 0")
+
+    @property
+    def exact(self) -> bool:
+        """Whether the output is exactly representable, so that it is compared bitwise."""
+        return self.regime == "exact_grid"
+
+    @property
+    def work(self) -> int:
+        """Elements of its tensors."""
+        return 8 * self.num_states * self.num_tokens * self.num_heads * (self.head_dim + 1)
+
+
+@dataclass(frozen=True)
+class MetadataProblem(_Problem):
+    """Several calls of build_metadata in a row, as an engine steps through batches.
+
+    Attributes:
+        steps: a (query_lens, seq_lens) pair a call; batches shrink and grow.
+        page_size: keys a page.
+        spare_columns: garbage entries at the end of each block-table row.
+        seed: of the page ids and the garbage.
+    """
+
+    kind: ClassVar[str] = "metadata"
+    operation: ClassVar[str] = "build_metadata"
+
+    steps: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (((1,), (1,)),)
+    page_size: int = 1
+    spare_columns: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what no call can look like."""
+        for position, step in enumerate(self.steps):
+            if len(step) != 2 or len(step[0]) != len(step[1]):  # noqa: PLR2004
+                refuse(f"steps[{position}]", step, "a pair of equally many lengths")
+            for lengths in step:
+                _lengths(f"steps[{position}]", lengths)
+        for name, low in (("page_size", 1), ("spare_columns", 0), ("seed", 0)):
+            if getattr(self, name) < low:
+                refuse(name, getattr(self, name), f"at least {low}")
+
+    @property
+    def exact(self) -> bool:
+        """Integers are always compared bitwise."""
+        return True
+
+    @property
+    def work(self) -> int:
+        """Pages of all steps."""
+        return sum(-(-s // self.page_size) for _, seq_lens in self.steps for s in seq_lens) + 1
+
+
+Problem = AttentionProblem | MergeProblem | MetadataProblem
+
+
+def _lengths(name: str, lengths: tuple[int, ...]) -> None:
+    for position, length in enumerate(lengths):
+        if not 0 <= length <= MAX_SEQ_LEN:
+            refuse(f"{name}[{position}]", length, f"from 0 to {MAX_SEQ_LEN}")
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        refuse(name, value, f"one of {', '.join(allowed)}")
+
+
+def refuse(name: str, value: object, expected: str) -> NoReturn:
+    """Raise the ValueError for a field with a bad value."""
+    message = f"problem field {name} is {value!r}; it must be {expected}"
+    raise ValueError(message)

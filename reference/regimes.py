@@ -1,0 +1,208 @@
+"""Value regimes: what the tensors of a problem hold.
+
+Values matter as much as tolerances: under iid values a dropped token hides in the noise of
+thousands, under a dominant key everything but that key hides. Each regime shows other bugs.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from .problems import MAX_SEQ_LEN, AttentionProblem, MergeProblem
+from .values import bell, bits, choose, integers, power_of_two_at_least, stream
+
+ROWS_A_REQUEST = 2**20
+DOMINANT_LOGIT = 12.0
+"""By how much the dominant key's logit exceeds the others: e^12 = 160,000 keys' worth."""
+SHIFT = 2.0**17
+"""Raw q k^T of shifted_logits: beyond the -5e4 that kernels have used for minus infinity
+(flashinfer-ai/flashinfer#4267)."""
+EXACT_GAP = 128.0
+"""Distance of neighbouring logits on the exact grid: exp(-128) is 0 in float32."""
+EXACT_SINK = -256.0
+EDGES = (0, 1, 2, 3, 4, 7, 8, 15, 16, 31, 32, 63, 64, 127, 128, 255, 256, MAX_SEQ_LEN)
+"""Keys at which pages and tiles of usual sizes begin and end, and the last key. They do not follow
+the problem's own page size: the same keys in other pages must keep their values."""
+NO_KEYS_OF_ITS_OWN = 2**11
+"""Pseudo request number of shared prefixes."""
+
+
+class AttentionValues(NamedTuple):
+    """Logical tensors, request after request: q [tokens, H, D], k [keys, K, D], v [keys, K, E]."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+def attention_values(problem: AttentionProblem, device: torch.device) -> AttentionValues:
+    """Make q, k and v of a problem in its dtype."""
+    q_rows, _ = _rows(problem, problem.query_lens, device, shared=False)
+    k_rows, positions = _rows(problem, problem.seq_lens, device, shared=True)
+    q = _bell(problem, "q", q_rows, problem.num_qo_heads, problem.head_dim_qk)
+    k = _bell(problem, "k", k_rows, problem.num_kv_heads, problem.head_dim_qk)
+    v = _bell(problem, "v", k_rows, problem.num_kv_heads, problem.head_dim_vo)
+    change = {
+        "iid": _unchanged,
+        "dominant_key": _dominant_key,
+        "position_coded": _position_coded,
+        "shifted_logits": _shifted_logits,
+        "outlier_channels": _outlier_channels,
+        "exact_grid": _exact_grid,
+    }[problem.regime]
+    values = change(problem, AttentionValues(q, k, v), k_rows, positions)
+    dtype = getattr(torch, problem.dtype)
+    return AttentionValues(values.q.to(dtype), values.k.to(dtype), values.v.to(dtype))
+
+
+def _rows(
+    problem: AttentionProblem, lengths: tuple[int, ...], device: torch.device, *, shared: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Number every token by request identity and position; shared prefixes have one identity."""
+    rows = [torch.empty(0, dtype=torch.int64, device=device)]
+    positions = [torch.empty(0, dtype=torch.int64, device=device)]
+    for request, length in zip(problem.ids, lengths, strict=True):
+        position = torch.arange(length, device=device)
+        row = position + request * ROWS_A_REQUEST
+        if shared and problem.shared_prefix_pages and problem.operation == "paged_attention":
+            common = min(problem.shared_prefix_pages, length // problem.page_size)
+            is_common = position < common * problem.page_size
+            row = torch.where(is_common, position + NO_KEYS_OF_ITS_OWN * ROWS_A_REQUEST, row)
+        rows.append(row)
+        positions.append(position)
+    return torch.cat(rows), torch.cat(positions)
+
+
+def _bell(
+    problem: AttentionProblem, tag: str, rows: torch.Tensor, heads: int, dim: int
+) -> torch.Tensor:
+    return bell(stream(problem.seed, tag), rows, heads * dim).view(-1, heads, dim)
+
+
+def _unchanged(
+    problem: AttentionProblem, values: AttentionValues, rows: torch.Tensor, positions: torch.Tensor
+) -> AttentionValues:
+    del problem, rows, positions
+    return values
+
+
+def _dominant_key(
+    problem: AttentionProblem, values: AttentionValues, rows: torch.Tensor, positions: torch.Tensor
+) -> AttentionValues:
+    """Give one key a request, at an edge of a page or tile, almost all the weight."""
+    del positions
+    edge = EDGES[choose(problem.seed, "dominant", 0, len(EDGES))]
+    factor = abs(problem.scale) * problem.k_scale or 1.0
+    values.q[..., 0] = 2.0
+    values.k[..., 0] = 0.0
+    start = 0
+    for length in problem.seq_lens:
+        if length:
+            values.k[start + min(edge, length - 1), :, 0] = power_of_two_at_least(
+                DOMINANT_LOGIT / 2.0 / factor
+            )
+        start += length
+    if problem.shared_prefix_pages:
+        # A shared page is written by its last owner: the mark must not depend on who that is.
+        values.k[rows >= NO_KEYS_OF_ITS_OWN * ROWS_A_REQUEST, :, 0] = 0.0
+    return values
+
+
+def _position_coded(
+    problem: AttentionProblem, values: AttentionValues, rows: torch.Tensor, positions: torch.Tensor
+) -> AttentionValues:
+    """Attend almost evenly to values that spell out position and head: a wrong page shows."""
+    del rows
+    channel = torch.arange(problem.head_dim_vo, device=positions.device)
+    head = torch.arange(problem.num_kv_heads, device=positions.device)
+    code = positions[:, None, None] * (2 * channel + 3) + 7 * head[:, None] + channel
+    v = ((code % 61) - 30).to(torch.float32) / 8 + positions[:, None, None] / 1024.0
+    return AttentionValues(values.q, values.k / 4, v.expand_as(values.v).contiguous())
+
+
+def _shifted_logits(
+    problem: AttentionProblem, values: AttentionValues, rows: torch.Tensor, positions: torch.Tensor
+) -> AttentionValues:
+    """Add one large constant to every raw logit: softmax does not see it, a sentinel does."""
+    del rows, positions
+    sign = -1.0 if choose(problem.seed, "shift", 0, 3) else 1.0
+    values.q[..., 0] = 2.0**8
+    values.k[..., 0] = sign * SHIFT / 2.0**8
+    return values
+
+
+def _outlier_channels(
+    problem: AttentionProblem, values: AttentionValues, rows: torch.Tensor, positions: torch.Tensor
+) -> AttentionValues:
+    """Scale one channel each of q, k and v by 32, as large models have them."""
+    del rows, positions
+    channel = choose(problem.seed, "outlier", 0, problem.head_dim_qk)
+    values.q[..., channel] *= 32.0
+    values.k[..., (channel + 1) % problem.head_dim_qk] *= 32.0
+    values.v[..., choose(problem.seed, "outlier", 1, problem.head_dim_vo)] *= 32.0
+    return values
+
+
+def _exact_grid(
+    problem: AttentionProblem, values: AttentionValues, rows: torch.Tensor, positions: torch.Tensor
+) -> AttentionValues:
+    """Rank the keys with such distances that softmax is one-hot: the output is a row of V."""
+    # A permutation of 0 to 4095, split into two parts that bfloat16 holds exactly.
+    rank = (positions * 1365 + choose(problem.seed, "rank", 0, MAX_SEQ_LEN)) % MAX_SEQ_LEN
+    rank = (rank ^ (rank >> 6)) * 2731 % MAX_SEQ_LEN
+    smallest = 0.5 if problem.per_head_scales else 1.0
+    factor = abs(problem.scale) * problem.k_scale * smallest or 1.0
+    values.q[:] = 0.0
+    values.q[..., :2] = power_of_two_at_least(EXACT_GAP / factor)
+    values.k[:] = 0.0
+    values.k[..., 0] = (rank // 16 * 16).to(torch.float32).unsqueeze(1)
+    values.k[..., 1] = (rank % 16).to(torch.float32).unsqueeze(1)
+    key = stream(problem.seed, "v")
+    v = integers(key, rows, problem.num_kv_heads * problem.head_dim_vo, -60, 60) / 4
+    return AttentionValues(values.q, values.k, v.view_as(values.v))
+
+
+def sink_values(problem: AttentionProblem, device: torch.device) -> torch.Tensor:
+    """Make [qo_heads] float32 sinks; far below every logit on the exact grid."""
+    heads = torch.arange(problem.num_qo_heads, device=device)
+    values = bell(stream(problem.seed, "sinks"), heads, 1).flatten() + 1.0
+    return torch.full_like(values, EXACT_SINK) if problem.exact else values
+
+
+def custom_mask_values(problem: AttentionProblem, device: torch.device) -> torch.Tensor:
+    """Make the flat custom mask: each row keeps about three quarters of its keys."""
+    masks = [torch.empty(0, dtype=torch.bool, device=device)]
+    for request, t, s in zip(problem.ids, problem.query_lens, problem.seq_lens, strict=True):
+        rows = torch.arange(t, device=device) + request * ROWS_A_REQUEST
+        masks.append((bits(stream(problem.seed, "mask"), rows, s) % 4 != 0).flatten())
+    return torch.cat(masks)
+
+
+def merge_values(problem: MergeProblem, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Make outs [states, tokens, heads, dim] and natural-log lses [states, tokens, heads]."""
+    shape = (problem.num_states, problem.num_tokens, problem.num_heads)
+    rows = torch.arange(shape[0] * shape[1] * shape[2], device=device)
+    outs = bell(stream(problem.seed, "outs"), rows, problem.head_dim)
+    outs = outs.view(*shape, problem.head_dim)
+    lses = 2.0 * bell(stream(problem.seed, "lses"), rows, 1).view(shape)
+    chosen = choose(problem.seed, "state", 0, problem.num_states)
+    if problem.regime == "dominant_state":
+        lses[chosen] += DOMINANT_LOGIT
+    elif problem.regime == "shifted":
+        lses -= SHIFT
+    elif problem.regime == "exact_grid":
+        ranks = (torch.arange(problem.num_states, device=device) - chosen) % problem.num_states
+        lses = (-2 * EXACT_GAP * ranks).view(-1, 1, 1).expand(shape).to(torch.float32)
+    empty = empty_states(problem, device)
+    return outs.masked_fill(empty.unsqueeze(-1), 0.0), lses.masked_fill(empty, -torch.inf)
+
+
+def empty_states(problem: MergeProblem, device: torch.device) -> torch.Tensor:
+    """Give the [states, tokens, heads] mask of states that are (0, -inf)."""
+    shape = (problem.num_states, problem.num_tokens, problem.num_heads)
+    if problem.empty != "some":
+        return torch.full(shape, problem.empty == "all", device=device)
+    rows = torch.arange(shape[0] * shape[1] * shape[2], device=device)
+    return (bits(stream(problem.seed, "empty"), rows, 1) % 4 == 0).view(shape)

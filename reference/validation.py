@@ -1,0 +1,109 @@
+"""Checks of arguments: each raises one ValueError that names the argument and the position."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+INT32_MAX = 2**31 - 1
+
+
+def host_integers(name: str, values: torch.Tensor | Sequence[int]) -> list[int]:
+    """Bring a one-dimensional integer tensor or sequence to the host.
+
+    Raises:
+        ValueError: not one-dimensional, not integers, or an entry beyond int32.
+    """
+    if isinstance(values, torch.Tensor):
+        if values.dim() != 1:
+            message = f"{name} must have one dimension, not shape {tuple(values.shape)}"
+            raise ValueError(message)
+        if values.dtype.is_floating_point or values.dtype in (torch.bool, torch.complex64):
+            message = f"{name} must hold integers, not {values.dtype}"
+            raise ValueError(message)
+        listed = values.tolist()
+    else:
+        listed = list(values)
+    for position, value in enumerate(listed):
+        if isinstance(value, bool) or not isinstance(value, int):
+            message = f"{name}[{position}] is {value!r}, not an integer"
+            raise ValueError(message)
+        if not -INT32_MAX - 1 <= value <= INT32_MAX:
+            message = f"{name}[{position}] is {value}, which overflows int32"
+            raise ValueError(message)
+    return listed
+
+
+def check_lengths(name: str, lengths: list[int]) -> None:
+    """Check that lengths are not negative and that their sum fits into int32."""
+    total = 0
+    for position, value in enumerate(lengths):
+        if value < 0:
+            message = f"{name}[{position}] is {value}; a length is never negative"
+            raise ValueError(message)
+        total += value
+        if total > INT32_MAX:
+            message = f"{name} sums to {total} at position {position}, which overflows int32"
+            raise ValueError(message)
+
+
+def check_indptr(name: str, indptr: list[int], total: int | None, what: str) -> None:
+    """Check that an indptr starts at 0, never decreases and ends at the given total."""
+    if not indptr:
+        message = f"{name} is empty; it needs one entry more than there are requests"
+        raise ValueError(message)
+    if indptr[0] != 0:
+        message = f"{name}[0] is {indptr[0]}; an indptr starts at 0"
+        raise ValueError(message)
+    for position in range(1, len(indptr)):
+        if indptr[position] < indptr[position - 1]:
+            message = (
+                f"{name} decreases at position {position}: "
+                f"{indptr[position - 1]} is followed by {indptr[position]}"
+            )
+            raise ValueError(message)
+    if total is not None and indptr[-1] != total:
+        message = (
+            f"{name} ends at {indptr[-1]} (position {len(indptr) - 1}), "
+            f"but there are {total} {what}"
+        )
+        raise ValueError(message)
+
+
+def check_tensor(name: str, tensor: torch.Tensor, axes: str) -> None:
+    """Check the number of axes (``"tokens heads dim"``) and that the dtype is floating."""
+    expected = axes.split()
+    if not isinstance(tensor, torch.Tensor):
+        message = f"{name} must be a torch.Tensor [{', '.join(expected)}], not {type(tensor)}"
+        raise ValueError(message)
+    if tensor.dim() != len(expected):
+        message = f"{name} must be [{', '.join(expected)}], not shape {tuple(tensor.shape)}"
+        raise ValueError(message)
+    if expected[-1] != "heads" and not tensor.shape[-1]:
+        message = f"{name} has no channels: its shape is {tuple(tensor.shape)}"
+        raise ValueError(message)
+    if not tensor.dtype.is_floating_point:
+        message = f"{name} must have a floating dtype, not {tensor.dtype}"
+        raise ValueError(message)
+
+
+def check_same(name: str, axis: str, actual: int, other: str, expected: int) -> None:
+    """Check that two arguments agree on the size of an axis."""
+    if actual != expected:
+        message = f"{name} has {actual} {axis}, but {other} has {expected}"
+        raise ValueError(message)
+
+
+def check_kv_layout(kv_layout: str) -> None:
+    """Check that the layout is NHD or HND."""
+    if kv_layout not in ("NHD", "HND"):
+        message = f"kv_layout is {kv_layout!r}; it must be 'NHD' or 'HND'"
+        raise ValueError(message)
+
+
+def check_heads(num_qo_heads: int, num_kv_heads: int) -> None:
+    """Check that the query heads divide into groups, one a key-value head."""
+    if num_kv_heads < 1 or num_qo_heads % num_kv_heads:
+        message = f"q has {num_qo_heads} heads, not a multiple of the {num_kv_heads} of k and v"
+        raise ValueError(message)

@@ -1,0 +1,422 @@
+"""The commands, on small implementations of every temperament."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from kernelproof.ci.cli import main
+from kernelproof.impl import BUILT_IN
+from kernelproof.properties.ledger import read_case
+from kernelproof.properties.profiles import PROFILES
+
+ZOO = dedent(
+    """
+    import time
+    from kernelproof.impl import implementation
+    from kernelproof.reference import merge_states
+
+    def oracle(inputs):
+        out, lse = merge_states(inputs.outs.double(), inputs.lses.double())
+        return out.to(inputs.out_dtype), lse.float()
+
+    @implementation("merge_state", name="honest")
+    def honest(inputs):
+        return oracle(inputs)
+
+    @implementation("merge_state", name="wrong")
+    def wrong(inputs):
+        out, lse = oracle(inputs)
+        return (out if inputs.outs.shape[0] < 3 else out + 1.0), lse
+
+    @implementation("merge_state", name="hanging")
+    def hanging(inputs):
+        while inputs.outs.shape[0] > 2:
+            time.sleep(0.01)
+        return oracle(inputs)
+
+    @implementation("merge_state", name="raising")
+    def raising(inputs):
+        raise ValueError("<no> \\x1b[31mluck\\x00 today")
+
+    @implementation("merge_state", name="choosy", supports=lambda problem, target: "not today")
+    def choosy(inputs):
+        return oracle(inputs)
+
+    def plain(inputs):
+        return oracle(inputs)
+
+    @implementation("merge_state", name="sleeper")
+    def sleeper(inputs):
+        time.sleep(0.05)
+        return oracle(inputs)
+    """
+)
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("my zoo")
+    (folder / "zoo.py").write_text(ZOO)
+    (folder / "torn.py").write_text("raise RuntimeError('torn in half')\n")
+    return folder
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a command came to."""
+
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Ended]
+
+
+@pytest.fixture
+def kernelproof(
+    zoo: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Command:
+    monkeypatch.chdir(zoo)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+
+    def command(*words: str) -> Ended:
+        capfd.readouterr()
+        code = main(words)
+        return Ended(code, *capfd.readouterr())
+
+    return command
+
+
+QUICK = ("--profile", "quick", "--law", "well_formed", "--law", "parity", "--jobs", "2")
+
+
+def test_several_at_once(kernelproof: Command) -> None:
+    names = [f"zoo:{name}" for name in ("honest", "wrong", "raising", "choosy", "plain")]
+    files = ["--json", "o/a.json", "--junit", "o/a.xml", "--html", "o/a.html"]
+    ended = kernelproof("check", *names, "--operation", "merge_state", *QUICK, *files)
+    assert ended.code == 1
+    data = json.loads(Path("o/a.json").read_text())
+    assert data["verdict"] == "nonconforming"
+    assert data["command"] == shlex.join(
+        ["kernelproof", "check", *names, "--operation", "merge_state", *QUICK, *files]
+    )
+    states = {each["name"]: each["status"] for each in data["implementations"]}
+    assert states == {
+        "honest": "PASS",
+        "wrong": "FINDINGS",
+        "raising": "FINDINGS",
+        "choosy": "UNSUPPORTED",
+        "zoo:plain": "PASS",
+    }
+    found = {(each["implementation"], each["law"]): each for each in data["findings"]}
+    assert set(found) == {
+        ("wrong", "parity"),
+        ("raising", "parity"),
+        ("raising", "well_formed"),
+    }
+    wrong = found["wrong", "parity"]
+    assert (wrong["status"], wrong["kind"]) == ("FAIL", "numeric")
+    assert wrong["problem"]["num_states"] == 3
+    assert wrong["problem"]["num_tokens"] == 1
+    assert found["raising", "parity"]["status"] == "CRASH"
+    assert "zoo.py" in found["raising", "parity"]["trace"]
+    assert "not today" in ended.out
+    assert wrong["replay"] in ended.out.replace("\n\n", "\n")
+    assert wrong["replay"] in ended.err
+    root = ET.parse("o/a.xml").getroot()  # noqa: S314
+    assert root.get("failures") == "3"
+    assert "not today" in Path("o/a.html").read_text()
+
+    words = shlex.split(wrong["replay"])
+    assert words[0] == "kernelproof"
+    again = kernelproof(*words[1:])
+    assert again.code == 1
+    assert again.out.startswith("FAIL numeric  zoo:wrong  parity\n")
+    assert "still fails" in again.out
+    crash = shlex.split(found["raising", "parity"]["replay"])
+    assert kernelproof(*crash[1:]).code == 1
+    # The same problem is no problem to an honest implementation.
+    fixed = kernelproof(*words[1:], "--implementation", "zoo:honest")
+    assert fixed.code == 0
+    assert "passes" in fixed.out
+
+
+def test_a_conforming_one(kernelproof: Command) -> None:
+    ended = kernelproof("check", "zoo.py:honest", *QUICK, "--expectations", "none")
+    assert ended.code == 0
+    assert ended.out.splitlines()[-1].startswith("CONFORMING: no new finding")
+    assert "honest: PASS" in ended.err
+
+
+def test_a_hang_is_found_and_replayed(kernelproof: Command) -> None:
+    ended = kernelproof(
+        "check", "zoo:hanging", *QUICK[:4], "--json", "hang.json", "--cases", "my cases"
+    )
+    assert ended.code == 1
+    (finding,) = json.loads(Path("hang.json").read_text())["findings"]
+    assert finding["status"] == "HANG"
+    assert "hanging" in finding["trace"]
+    words = shlex.split(finding["replay"])
+    assert words[2].startswith("my cases/hanging-well_formed-")
+    law, problem, data = read_case(Path(words[2]))
+    assert (law, problem.to_json()) == ("well_formed", finding["problem"])
+    assert (data["implementation"], data["schema"]) == ("zoo:hanging", "kernelproof/case/1")
+    again = kernelproof(*words[1:], "--deadline", "0.5")
+    assert again.code == 1
+    assert again.out.startswith("HANG run  zoo:hanging")
+
+
+def test_nothing_judged_is_not_conforming(kernelproof: Command) -> None:
+    ended = kernelproof("check", "zoo:choosy", *QUICK, "--json", "none.json")
+    assert ended.code == 3
+    data = json.loads(Path("none.json").read_text())
+    assert (data["verdict"], data["judged"]) == ("error", 0)
+    assert "not today" in ended.out
+
+
+def test_what_cannot_be_loaded(kernelproof: Command) -> None:
+    names = ["nowhere:kernel", "torn:kernel", "zoo:lion", "zoo:plain"]
+    ended = kernelproof("check", *names, *QUICK, "--json", "lost.json")
+    assert ended.code == 2
+    for told in ("no module 'nowhere'", "torn in half", "no 'lion'", "name its --operation"):
+        assert told in ended.out
+    assert "Traceback" not in ended.err
+    data = json.loads(Path("lost.json").read_text())
+    assert data["verdict"] == "error"
+    assert all(each["error"] for each in data["implementations"])
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["zoo"], "no MODULE:NAME"),
+        (["zoo:honest", "--law", "murphy"], "--law: there is no law 'murphy'"),
+        (["zoo:honest", "--operation", "origami"], "--operation 'origami'"),
+        (["zoo:honest", "--profile", "lazy"], "'--profile'"),
+        (["zoo:honest", "--expectations", "absent.toml"], "--expectations: absent.toml"),
+        (["zoo:honest", "--expectations", "torn.toml"], "torn.toml: not TOML"),
+        (["zoo:honest", "--expectations", "bare.toml"], "'number 1': the field 'case' is missing"),
+        (["zoo:honest", "--expectations", "lost.toml"], "absent.json: cannot be read"),
+        (["zoo:honest", "--expectations", "odd.toml"], "'i': where names 'num_sates'"),
+        (["zoo:honest", "--expectations", "zoo.py"], "zoo.py: not TOML"),
+        (["zoo:honest", "--expectations", "one.toml"], "one.toml: a ledger holds"),
+        (["zoo:honest", "--json", "zoo.py/a.json"], "--json zoo.py/a.json: its folder"),
+        ([], "MODULE:NAME"),
+    ],
+)
+def test_wrong_usage(kernelproof: Command, words: list[str], told: str) -> None:
+    entry = {
+        "id": "i",
+        "implementation": "honest",
+        "laws": ["parity"],
+        "status": "FAIL",
+        "reason": "r",
+        "case": "absent.json",
+    }
+    lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in entry.items())
+    Path("torn.toml").write_text("[[finding\n")
+    Path("bare.toml").write_text("[[finding]]\n")
+    Path("lost.toml").write_text(f"[[finding]]\n{lines}where = {{}}\n")
+    Path("odd.toml").write_text(
+        f"[[finding]]\n{lines}where = {{ num_sates = 2 }}\n".replace("absent", "present")
+    )
+    Path("one.toml").write_text("finding = [1]\n")
+    problem = {"schema": "kernelproof/problem/1", "type": "merge"}
+    case = {"law": "parity", "implementation": "honest", "problem": problem}
+    Path("present.json").write_text(json.dumps(case))
+    if "torn.toml" in words:
+        words = [*words, "--json", "usage.json"]
+    ended = kernelproof("check", *words)
+    assert ended.code == 2
+    assert told in ended.err
+    assert "Traceback" not in ended.err
+    if "torn.toml" in words:
+        assert json.loads(Path("usage.json").read_text())["verdict"] == "error"
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (None, "not JSON"),
+        ({"law": None}, "the field 'law'"),
+        ({"law": "murphy"}, "there is no law 'murphy'"),
+        ({"law": "metadata_parity"}, "does not speak of merge_state"),
+        ({"problem": {"dtype": "float7"}}, "dtype is 'float7'"),
+        ({"device": "abacus"}, "the field 'device' is 'abacus'"),
+        ({"implementation": "lion"}, "no MODULE:NAME"),
+        ({"implementation": "zoo:lion"}, "no 'lion'"),
+    ],
+)
+def test_cases_that_cannot_be_read(
+    kernelproof: Command, change: dict[str, Any] | None, told: str
+) -> None:
+    case: dict[str, Any] = {
+        "law": "parity",
+        "implementation": "zoo:honest",
+        "problem": {"schema": "kernelproof/problem/1", "type": "merge"},
+    }
+    if change is not None:
+        case["problem"] |= change.pop("problem", {})
+    Path("case.json").write_text("{" if change is None else json.dumps(case | change))
+    ended = kernelproof("replay", "case.json")
+    assert ended.code == 2
+    assert told in ended.err
+    assert "case.json" in ended.err or change == {"implementation": "zoo:lion"}
+    assert "Traceback" not in ended.err
+    assert kernelproof("replay", "absent.json").code == 2
+
+
+def test_a_device_that_is_not_there(kernelproof: Command) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("it is there")
+    ended = kernelproof("check", "zoo:honest", "--device", "cuda", "--json", "gpu.json")
+    assert ended.code == 3
+    assert "no CUDA device" in ended.err
+    assert json.loads(Path("gpu.json").read_text())["verdict"] == "error"
+
+
+def test_known_findings_conform(kernelproof: Command) -> None:
+    problem = {"schema": "kernelproof/problem/1", "type": "merge", "num_states": 3}
+    case = {"law": "parity", "implementation": "wrong", "problem": problem}
+    Path("known.json").write_text(json.dumps(case))
+    ledger = dedent(
+        """
+        [[finding]]
+        id = "one-too-many"
+        implementation = "{}"
+        laws = ["parity"]
+        status = "FAIL"
+        where = {{ num_states = {{ min = 3 }} }}
+        reason = "adds one"
+        case = "known.json"
+        """
+    )
+    Path("ledger.toml").write_text(ledger.format("wrong"))
+    words = [*QUICK[:2], "--law", "parity", "--expectations", "ledger.toml", "--json", "w.json"]
+    ended = kernelproof("check", "zoo:wrong", *words)
+    assert ended.code == 0
+    assert "KNOWN one-too-many  wrong: " in ended.out
+    (finding,) = json.loads(Path("w.json").read_text())["findings"]
+    assert (finding["status"], finding["entry"]) == ("KNOWN", "one-too-many")
+    assert finding["replay"] == "kernelproof replay known.json"
+    # An entry whose case passes is loud, and its replay shows that it passes.
+    Path("ledger.toml").write_text(ledger.format("honest"))
+    ended = kernelproof("check", "zoo:honest", *words)
+    assert ended.code == 1
+    (finding,) = json.loads(Path("w.json").read_text())["findings"]
+    assert finding["kind"] == "unexpected_pass"
+    replayed = kernelproof(*shlex.split(finding["replay"])[1:])
+    assert replayed.code == 1
+    assert "passes, but the ledger says that it fails" in replayed.out
+
+
+def test_the_gate_judges_what_can_run(
+    kernelproof: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "kernelproof.ci.checking.registered",
+        lambda: ["reference-metadata", "zoo:choosy", "zoo:honest"],
+    )
+    ended = kernelproof("gate", *QUICK)
+    assert ended.code == 0
+    assert "not today" in ended.out
+    assert "none of the laws that were to run speaks of build_metadata" in ended.out
+
+
+def test_the_list(kernelproof: Command) -> None:
+    ended = kernelproof("list", "--json")
+    assert ended.code == 0
+    listed = json.loads(ended.out)
+    assert {each["name"] for each in listed["implementations"]} >= set(BUILT_IN)
+    known = {each["name"]: each for each in listed["implementations"]}
+    assert known["torch-sdpa-paged"]["available"] is True
+    assert known["torch-sdpa-paged"]["operation"] == "paged_attention"
+    assert all(each["available"] or each["reason"] for each in known.values())
+    assert all(each["statement"] for each in listed["laws"])
+    assert [each["name"] for each in listed["profiles"]] == list(PROFILES)
+
+
+def test_help_is_fast_and_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; from kernelproof.ci.cli import main; code = main(['--help'])\n"
+        "heavy = {'torch', 'hypothesis', 'rich', 'pytest'} & set(sys.modules)\n"
+        "sys.exit(f'{heavy}' if heavy else code)"
+    )
+    started = time.monotonic()
+    ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
+    assert ended.returncode == 0, ended.stderr
+    assert time.monotonic() - started < 2.0  # 0.15 s where nothing else runs
+    for command in ("check", "gate", "replay", "list", "score"):
+        assert command.encode() in ended.stdout
+        assert main([command, "--help"]) == 0
+    assert main(["--unknown"]) == 2
+    assert main(["dance"]) == 2
+
+
+def children(pid: int) -> list[int]:
+    """Give the processes below one, as far as /proc tells."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid:
+            child = int(stat.parent.name)
+            found += [child, *children(child)]
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_an_interrupted_run_tells_what_it_knows(zoo: Path) -> None:
+    words = ["check", "zoo:raising", "zoo:sleeper", "--profile", "gate", "--law", "parity"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kernelproof", *words, "--json", "stopped.json"],
+        cwd=zoo,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "kernelproof replay" in line:
+            break
+    workers = children(process.pid)
+    assert workers
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert "ERROR: interrupted" in out
+    data = json.loads((zoo / "stopped.json").read_text())
+    assert data["interrupted"] is True
+    assert data["findings"][0]["implementation"] == "raising"
+    until = time.monotonic() + 5.0
+    while (left := [pid for pid in workers if alive(pid)]) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not left
+
+
+def alive(pid: int) -> bool:
+    """Tell whether a process runs; a dead one that nobody has reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

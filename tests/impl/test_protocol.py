@@ -1,0 +1,169 @@
+"""The protocol: what the decorator refuses, and how an implementation refuses a problem."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from kernelproof.impl import (
+    OPERATIONS,
+    Arithmetic,
+    Implementation,
+    Target,
+    UnsupportedError,
+    implementation,
+)
+from kernelproof.impl.optional import missing, require
+from kernelproof.impl.target import installed_version
+from kernelproof.reference import AttentionProblem, MergeProblem, Problem
+
+HERE = Target.here()
+PAGED = AttentionProblem()
+
+
+def nothing(inputs: Any) -> None:  # noqa: ANN401  any record
+    del inputs
+
+
+def made(operation: str = "paged_attention", **options: Any) -> Implementation:  # noqa: ANN401
+    return implementation(operation, name="mine", **options)(nothing)
+
+
+class TestDecorator:
+    @pytest.mark.parametrize("operation", OPERATIONS)
+    def test_it_makes_an_implementation_that_can_be_called(self, operation: str) -> None:
+        @implementation(operation, name="doubles")
+        def double(inputs: int) -> int:
+            return 2 * inputs
+
+        assert isinstance(double, Implementation)
+        assert (double.operation, double.name) == (operation, "doubles")
+        assert double(4) == 8
+        assert double.function(4) == 8
+
+    def test_what_is_not_said_is_plain(self) -> None:
+        plain = made()
+        assert plain.features == frozenset()
+        assert plain.arithmetic == Arithmetic()
+        assert (plain.writes_out, plain.supports, plain.compile_key) == (False, None, None)
+
+    @pytest.mark.parametrize("operation", ["", "attention", "paged_attention ", "PAGED_ATTENTION"])
+    def test_an_unknown_operation_is_refused(self, operation: str) -> None:
+        with pytest.raises(ValueError, match=r"operation is .*; it must be one of ") as caught:
+            made(operation)
+        assert "merge_state" in str(caught.value)
+
+    @pytest.mark.parametrize("features", [["sinks"], ("custom_mask", "causal"), {"Custom_mask"}])
+    def test_an_unknown_feature_is_refused(self, features: Any) -> None:  # noqa: ANN401
+        with pytest.raises(ValueError, match=r"features names \['") as caught:
+            made(features=features)
+        assert "per_head_scales" in str(caught.value)
+
+    def test_an_unknown_arithmetic_is_refused(self) -> None:
+        with pytest.raises(ValueError, match=r"Arithmetic\.accumulate is 'fp32'"):
+            Arithmetic(accumulate="fp32")
+
+    def test_options_are_given_by_name(self) -> None:
+        with pytest.raises(TypeError):
+            implementation("paged_attention", "mine")  # type: ignore[call-arg]
+
+
+class TestRefusal:
+    def test_of_another_operation(self) -> None:
+        assert made().refusal(PAGED, HERE) is None
+        said = made().refusal(MergeProblem(), HERE)
+        assert said == "mine implements paged_attention, not merge_state"
+
+    @pytest.mark.parametrize("feature", ["custom_mask", "per_head_scales"])
+    def test_of_a_feature_that_it_does_not_name(self, feature: str) -> None:
+        options: dict[str, Any] = {feature: True}
+        problem = AttentionProblem(**options)
+        assert made().refusal(problem, HERE) == f"mine does not name the feature {feature}"
+        assert made(features=[feature]).refusal(problem, HERE) is None
+
+    @pytest.mark.parametrize(
+        ("answer", "refusal"),
+        [
+            (True, None),
+            ("no bf16 on sm_70", "no bf16 on sm_70"),
+            (False, "mine.supports said no"),
+            ("", "mine.supports said no"),
+        ],
+    )
+    def test_of_its_own(self, answer: bool | str, refusal: str | None) -> None:
+        assert made(supports=lambda _p, _t: answer).refusal(PAGED, HERE) == refusal
+
+    def test_it_is_asked_about_this_problem_on_this_target(self) -> None:
+        asked: list[tuple[Problem, Target]] = []
+
+        def supports(problem: Problem, target: Target) -> bool:
+            asked.append((problem, target))
+            return True
+
+        made(supports=supports).refusal(PAGED, HERE)
+        assert asked == [(PAGED, HERE)]
+
+
+class TestTarget:
+    def test_here(self) -> None:
+        assert HERE.device == "cpu"
+        assert HERE.sm is None
+        assert HERE.torch == installed_version("torch")
+        assert HERE.to_json()["device"] == "cpu"
+        assert set(HERE.to_json()) == set(vars(HERE))
+
+    def test_no_cuda(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+        with pytest.raises(UnsupportedError, match="torch sees no CUDA device"):
+            Target.here("cuda")
+
+    def test_a_distribution_that_is_absent_has_no_version(self) -> None:
+        assert installed_version("surely-not-installed") is None
+
+
+class TestOptional:
+    def test_what_is_there(self) -> None:
+        assert missing("json", "suite") is None
+        assert require("json", "suite").__name__ == "json"
+
+    def test_what_is_not(self) -> None:
+        said = missing("surely_not_installed.kernels", "flashinfer")
+        assert said == (
+            "surely_not_installed.kernels cannot be imported (surely_not_installed is missing): "
+            "install kernelproof[flashinfer]"
+        )
+        with pytest.raises(UnsupportedError, match="cannot be imported"):
+            require("surely_not_installed.kernels", "flashinfer")
+
+    def test_what_fails_on_import(self, tmp_path: Any, monkeypatch: Any) -> None:  # noqa: ANN401
+        (tmp_path / "fails_on_import.py").write_text("raise OSError('libcuda.so.1: not found')")
+        monkeypatch.syspath_prepend(tmp_path)
+        said = missing("fails_on_import", "triton")
+        assert said == "fails_on_import fails on import: OSError: libcuda.so.1: not found"
+
+
+IMPORTS = """
+import sys, torch
+def refuse(*args, **kwargs):
+    raise AssertionError("CUDA was asked about")
+torch.cuda._lazy_init = torch.cuda.is_available = torch.cuda.device_count = refuse
+import kernelproof.impl
+import kernelproof.impl.registry
+for name in kernelproof.impl.BUILT_IN:
+    kernelproof.impl.find_implementation(name)
+assert not torch.cuda.is_initialized()
+loaded = {name.partition(".")[0] for name in sys.modules}
+found = loaded & {"flashinfer", "triton", "hypothesis", "pytest", "click", "rich"}
+print(sorted(found))
+"""
+
+
+def test_importing_touches_neither_cuda_nor_what_is_optional() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"

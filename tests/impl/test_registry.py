@@ -1,0 +1,137 @@
+"""Finding implementations: built in, by entry point, by MODULE:NAME and by FILE.py:NAME."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from kernelproof.impl import BUILT_IN, ImplementationNotFoundError, find_implementation, registry
+from kernelproof.impl.registry import resolve_name
+
+MODULE = """
+from kernelproof.impl import implementation
+
+@implementation("merge_state", name="mine")
+def mine(inputs):
+    return inputs
+
+def plain(inputs):
+    return inputs
+
+class Kernels:
+    best = mine
+
+number = 3
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "my_kernels.py").write_text(MODULE, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield tmp_path
+    sys.modules.pop("my_kernels", None)
+
+
+def refusal(name: str, operation: str | None = None) -> str:
+    with pytest.raises(ImplementationNotFoundError) as caught:
+        find_implementation(name, operation)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", sorted(BUILT_IN))
+def test_built_in_names(name: str) -> None:
+    found = find_implementation(name)
+    assert found.name == name
+    assert resolve_name(name) == BUILT_IN[name]
+    assert find_implementation(BUILT_IN[name]) is found
+
+
+def test_a_module_in_the_current_folder(folder: Path) -> None:
+    del folder
+    found = find_implementation("my_kernels:mine")
+    assert (found.name, found.operation) == ("mine", "merge_state")
+    assert resolve_name("my_kernels:mine") == "my_kernels:mine"
+    assert find_implementation("my_kernels:Kernels.best") is found
+    assert find_implementation("my_kernels:mine", "merge_state") is found
+
+
+def test_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    assert find_implementation(f"{folder}/my_kernels.py:mine").name == "mine"
+
+
+def test_a_file_in_the_current_folder(folder: Path) -> None:
+    del folder
+    assert find_implementation("my_kernels.py:mine").name == "mine"
+
+
+def test_a_plain_function_with_its_operation(folder: Path) -> None:
+    del folder
+    found = find_implementation("my_kernels:plain", "paged_attention")
+    assert (found.name, found.operation) == ("my_kernels:plain", "paged_attention")
+    assert found(5) == 5
+    with pytest.raises(ValueError, match="operation is 'attention'"):
+        find_implementation("my_kernels:plain", "attention")
+
+
+def test_a_plain_function_without_operation(folder: Path) -> None:
+    del folder
+    said = refusal("my_kernels:plain")
+    assert said.startswith("my_kernels:plain is function, not an implementation: decorate it")
+    assert "--operation" in said
+    assert "my_kernels:number is int" in refusal("my_kernels:number", "merge_state")
+
+
+def test_another_operation_than_its_own(folder: Path) -> None:
+    del folder
+    said = refusal("my_kernels:mine", "paged_attention")
+    assert said == "my_kernels:mine implements merge_state, not paged_attention"
+
+
+def test_unknown_names(folder: Path) -> None:
+    said = refusal("sdpa")
+    assert said.startswith("'sdpa' is no MODULE:NAME and no registered implementation")
+    assert "torch-sdpa-paged" in said
+    assert refusal("my_kernels:other").endswith("module 'my_kernels' has no 'other'")
+    assert "there is no module 'kernels_of_mine'" in refusal("kernels_of_mine:mine")
+    assert "there is no module 'kernelproof.nothing.here'" in refusal("kernelproof.nothing.here:x")
+    assert f"there is no file '{folder}/other.py'" in refusal(f"{folder}/other.py:mine")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import surely_not_installed", "needs 'surely_not_installed', not installed"),
+        ("import kernelproof.nothing", "needs 'kernelproof.nothing', not installed"),
+        ("1 / 0", "failed: ZeroDivisionError: division by zero"),
+        ("def broken(:", "failed: SyntaxError: "),
+        (
+            "from kernelproof.impl import implementation as i; i('attention', name='x')",
+            "failed: ValueError: operation is 'attention'",
+        ),
+    ],
+)
+def test_a_module_that_does_not_import(folder: Path, text: str, said: str) -> None:
+    (folder / "broken_kernels.py").write_text(text, encoding="utf-8")
+    message = refusal("broken_kernels:mine")
+    assert message.startswith("broken_kernels:mine: importing 'broken_kernels' ")
+    assert said in message
+
+
+def test_entry_points(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    del folder
+    point = EntryPoint("theirs", "my_kernels:mine", registry.ENTRY_POINTS)
+    monkeypatch.setattr(
+        "importlib.metadata.entry_points",
+        lambda *, group: [point] if group == "kernelproof.implementations" else [],
+    )
+    assert registry.installed_implementations() == {"theirs": "my_kernels:mine"}
+    assert find_implementation("theirs").name == "mine"
+    assert "theirs" in refusal("their")

@@ -1,0 +1,220 @@
+"""Small implementations with one behaviour each, for the tests of the engine."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from kernelproof.impl import Target, UnsupportedError, implementation
+from kernelproof.reference import AttentionOutput, AttentionProblem, MergeProblem, Problem, oracle
+from kernelproof.reference.inputs import MergeInputs, PagedAttentionInputs
+
+Attention = tuple[torch.Tensor, torch.Tensor]
+calls = 0
+
+
+def plain_only(problem: Problem, target: Target) -> bool | str:
+    """Support little, so that few draws suffice and they cost little."""
+    del target
+    if isinstance(problem, AttentionProblem) and (
+        problem.head_dim_qk > 32 or problem.num_qo_heads > 8 or problem.page_size > 16
+    ):
+        return "only small problems"
+    return True
+
+
+def honest(inputs: PagedAttentionInputs) -> Attention:
+    out, lse = oracle.attention(inputs)
+    return out.to(inputs.out_dtype), lse.to(torch.float32)
+
+
+def lengths(inputs: PagedAttentionInputs) -> list[int]:
+    return [int(length) for length in inputs.metadata.seq_lens]
+
+
+@implementation("paged_attention", name="honest", supports=plain_only)
+def honest_attention(inputs: PagedAttentionInputs) -> Attention:
+    return honest(inputs)
+
+
+@implementation("paged_attention", name="wrong-from-five", supports=plain_only)
+def wrong_from_five(inputs: PagedAttentionInputs) -> Attention:
+    """Be wrong in every request of five keys or more."""
+    out, lse = honest(inputs)
+    rows = inputs.metadata.qo_indptr.tolist()
+    for request, length in enumerate(lengths(inputs)):
+        if length >= 5:
+            out[rows[request] : rows[request + 1]] += 1.0
+    return out, lse
+
+
+@implementation("paged_attention", name="wrong-twice", supports=plain_only)
+def wrong_twice(inputs: PagedAttentionInputs) -> Attention:
+    """Be wrong in a partial last page, and with sinks under a causal mask."""
+    out, lse = honest(inputs)
+    size = inputs.metadata.page_size
+    rare = inputs.sinks is not None and inputs.causal
+    if rare or any(length % size for length in lengths(inputs)):
+        out = out + 1.0
+    return out, lse
+
+
+def switched(name: str, behaviour: Callable[[PagedAttentionInputs], None]) -> object:
+    @implementation("paged_attention", name=name, supports=plain_only)
+    def run(inputs: PagedAttentionInputs) -> Attention:
+        note_process()
+        behaviour(inputs)
+        return honest(inputs)
+
+    return run
+
+
+def note_process() -> None:
+    """Leave this process's number where the test looks for orphans."""
+    record(str(os.getpid()))
+
+
+def record(line: str) -> None:
+    path = os.environ.get("KERNELPROOF_TEST_RECORD")
+    if path:
+        with Path(path).open("a", encoding="ascii") as file:
+            file.write(line + "\n")
+
+
+def _hang(inputs: PagedAttentionInputs) -> None:
+    if max(lengths(inputs), default=0) >= 4:
+        while True:
+            time.sleep(60)
+
+
+def _abort(inputs: PagedAttentionInputs) -> None:
+    if inputs.k_cache.stride(0) != inputs.k_cache[0].numel():  # a view of something larger
+        os.abort()
+
+
+def _raise(inputs: PagedAttentionInputs) -> None:
+    if inputs.logits_soft_cap:
+        message = "no soft cap\nand more"
+        raise KeyError(message)
+
+
+def _reject(inputs: PagedAttentionInputs) -> None:
+    if inputs.window_left >= 0:
+        message = "windows need another kernel"
+        raise UnsupportedError(message)
+
+
+hangs = switched("hangs", _hang)
+aborts = switched("aborts", _abort)
+raises = switched("raises", _raise)
+rejects = switched("rejects", _reject)
+
+
+def merged(inputs: MergeInputs) -> Attention:
+    judged = oracle.judge_merge(inputs, merges.arithmetic)
+    return judged.expected.out.to(inputs.out_dtype), judged.expected.lse.to(torch.float32)
+
+
+def narrow_merges(problem: Problem, target: Target) -> bool | str:
+    del target
+    if isinstance(problem, MergeProblem) and problem.head_dim > 16:
+        return "only head_dim 16 or less"
+    return True
+
+
+@implementation("merge_state", name="merges", supports=narrow_merges)
+def merges(inputs: MergeInputs) -> Attention:
+    return merged(inputs)
+
+
+@implementation("merge_state", name="fifth-call", supports=narrow_merges)
+def fifth_call(inputs: MergeInputs) -> Attention:
+    """Be wrong in one call of each process."""
+    global calls  # noqa: PLW0603  what this is about
+    calls += 1
+    out, lse = merged(inputs)
+    return out + (1.0 if calls == 15 else 0.0), lse
+
+
+@implementation("merge_state", name="wears-out", supports=narrow_merges)
+def wears_out(inputs: MergeInputs) -> Attention:
+    """Be wrong after fifteen calls of a process."""
+    global calls  # noqa: PLW0603
+    calls += 1
+    out, lse = merged(inputs)
+    return out + (1.0 if calls > 15 else 0.0), lse
+
+
+def noisy(inputs: MergeInputs) -> Attention:
+    global calls  # noqa: PLW0603
+    calls += 1
+    out, lse = merged(inputs)
+    return out, lse * (1.0 + 2.0**-23) if calls % 2 else lse
+
+
+noisy_and_says_so = implementation(
+    "merge_state", name="noisy", supports=narrow_merges, features=("nondeterministic",)
+)(noisy)
+noisy_in_secret = implementation("merge_state", name="secretive", supports=narrow_merges)(noisy)
+
+
+@implementation("merge_state", name="writes", supports=narrow_merges, writes_out=True)
+def writes(inputs: MergeInputs) -> None:
+    assert inputs.out is not None
+    assert inputs.lse is not None
+    out, lse = merged(inputs)
+    inputs.out.copy_(out)
+    inputs.lse.copy_(lse)
+
+
+@implementation("merge_state", name="writes-too-far", supports=narrow_merges, writes_out=True)
+def writes_too_far(inputs: MergeInputs) -> None:
+    writes(inputs)
+    out = inputs.out
+    assert out is not None
+    torch.as_strided(out, (1,), (1,), out.storage_offset() + out.numel()).fill_(0.0)
+
+
+@implementation("merge_state", name="writes-nothing", supports=narrow_merges, writes_out=True)
+def writes_nothing(inputs: MergeInputs) -> None:
+    del inputs
+
+
+def _recorded(problem: Problem, target: Target) -> bool | str:
+    record(problem.id)
+    return narrow_merges(problem, target)
+
+
+@implementation("merge_state", name="recorded", supports=_recorded)
+def recorded(inputs: MergeInputs) -> Attention:
+    """Be so fast that the machine's load does not change what is drawn."""
+    shape = inputs.outs.shape[1:]
+    return torch.zeros(shape, dtype=inputs.out_dtype), torch.zeros(shape[:2])
+
+
+@implementation("merge_state", name="sleeps", supports=narrow_merges)
+def sleeps(inputs: MergeInputs) -> Attention:
+    time.sleep(0.02)
+    return merged(inputs)
+
+
+def _never(problem: Problem, target: Target) -> str:
+    del problem
+    return f"not on a {target.device}"
+
+
+def _broken(problem: Problem, target: Target) -> bool:
+    return bool(problem.seed / (1 if target.device == "cuda" else 0))
+
+
+never = implementation("merge_state", name="never", supports=_never)(merged)
+broken_supports = implementation("merge_state", name="broken", supports=_broken)(merged)
+
+
+def plain(inputs: MergeInputs) -> AttentionOutput:
+    """Be a function without a decorator."""
+    return AttentionOutput(*merged(inputs))

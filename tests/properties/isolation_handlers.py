@@ -1,0 +1,223 @@
+"""Handlers for test_isolation.py: each misbehaves in one way. They run in workers only."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kernelproof.properties.worker import Monitor
+
+_seen: list[object] = []
+
+
+def misbehave(payload: dict[str, Any], monitor: Monitor) -> dict[str, object]:
+    """Do what the payload's "do" says, in phase "run"."""
+    arguments = dict(payload)
+    behave = globals()[f"do_{arguments.pop('do')}"]
+    with monitor.phase("run"):
+        result: dict[str, object] = behave(monitor=monitor, **arguments)
+    return result
+
+
+def empty(payload: dict[str, Any], monitor: Monitor) -> dict[str, object]:  # noqa: ARG001
+    return {}
+
+
+def torch_threads(payload: dict[str, Any], monitor: Monitor) -> dict[str, object]:  # noqa: ARG001
+    return {
+        "preloaded": "torch" in sys.modules,
+        "threads": sys.modules["torch"].get_num_threads(),
+        "omp": os.environ["OMP_NUM_THREADS"],
+    }
+
+
+def torch_loop(payload: dict[str, Any], monitor: Monitor) -> dict[str, object]:  # noqa: ARG001
+    import torch
+
+    monitor.enter("run")
+    x = torch.eye(512)
+    while True:
+        x = x @ x
+
+
+def do_echo(*, monitor: Monitor, value: object) -> dict[str, object]:  # noqa: ARG001
+    return {"value": value}
+
+
+def do_remember(*, monitor: Monitor, value: object) -> dict[str, object]:  # noqa: ARG001
+    _seen.append(value)
+    return {"seen": _seen, "pid": os.getpid()}
+
+
+def do_environment(*, monitor: Monitor) -> dict[str, object]:  # noqa: ARG001
+    return {
+        "path": sys.path,
+        "argv": sys.argv,
+        "variable": os.environ.get("KERNELPROOF_TEST"),
+        "session": os.getsid(0) == os.getpid(),
+        "sigint": signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
+    }
+
+
+def do_spin(*, monitor: Monitor) -> dict[str, object]:  # noqa: ARG001
+    while True:
+        pass
+
+
+def do_sleep(*, monitor: Monitor, seconds: float = 600) -> dict[str, object]:  # noqa: ARG001
+    time.sleep(seconds)
+    return {}
+
+
+def do_pause_in_c(*, monitor: Monitor) -> dict[str, object]:  # noqa: ARG001
+    # PyDLL keeps the interpreter lock: no other thread of the process runs any more.
+    while True:
+        ctypes.PyDLL(None).pause()
+
+
+def do_backtrack(*, monitor: Monitor) -> dict[str, object]:  # noqa: ARG001
+    re.match(r"(a+)+$", "a" * 64 + "b")
+    return {}
+
+
+def do_print_without_end(*, monitor: Monitor) -> dict[str, object]:  # noqa: ARG001
+    while True:
+        os.write(1, b"more and more\n" * 4096)
+
+
+def do_abort(*, monitor: Monitor) -> dict[str, object]:  # noqa: ARG001
+    os.abort()
+
+
+def do_segfault(*, monitor: Monitor) -> dict[str, object]:  # noqa: ARG001
+    print("about to read address 0")  # noqa: T201
+    ctypes.string_at(0)
+    return {}
+
+
+def do_exit_now(*, monitor: Monitor, status: int) -> dict[str, object]:  # noqa: ARG001
+    os._exit(status)
+
+
+def do_leave(*, monitor: Monitor, status: object) -> dict[str, object]:  # noqa: ARG001
+    sys.exit(status)  # type: ignore[arg-type]
+
+
+def do_kill_itself(*, monitor: Monitor) -> dict[str, object]:  # noqa: ARG001
+    os.kill(os.getpid(), signal.SIGKILL)
+    return {}
+
+
+def do_close_everything(*, monitor: Monitor) -> dict[str, object]:  # noqa: ARG001
+    os.closerange(0, 256)
+    time.sleep(600)
+    return {}
+
+
+def do_write_garbage(*, monitor: Monitor, to: str) -> dict[str, object]:  # noqa: ARG001
+    for fd in range(3, 256):  # those of the connection and of the phase board are among them
+        with contextlib.suppress(OSError):
+            is_socket = stat.S_ISSOCK(os.fstat(fd).st_mode)
+            if is_socket == (to == "socket"):
+                os.write(fd, b"garbage in the protocol, of some length")
+    time.sleep(600)
+    return {}
+
+
+def do_allocate(*, monitor: Monitor, size: int) -> dict[str, object]:  # noqa: ARG001
+    return {"size": len(bytearray(size))}
+
+
+def do_fail(*, monitor: Monitor) -> dict[str, object]:  # noqa: ARG001
+    msg = "a stray exception"
+    raise LookupError(msg)
+
+
+def do_interrupt(*, monitor: Monitor) -> dict[str, object]:  # noqa: ARG001
+    raise KeyboardInterrupt
+
+
+def do_no_json(*, monitor: Monitor) -> dict[str, object]:  # noqa: ARG001
+    return {"value": object()}
+
+
+def do_no_object(*, monitor: Monitor) -> list[int]:  # noqa: ARG001
+    return [1]
+
+
+def do_print(*, monitor: Monitor, text: str) -> dict[str, object]:  # noqa: ARG001
+    print(text)  # noqa: T201
+    os.system(f"echo {text} from a shell")  # noqa: S605
+    return {}
+
+
+def do_leave_a_child(*, monitor: Monitor, then: str) -> dict[str, object]:
+    child = subprocess.Popen(["sleep", "600"])  # noqa: S607
+    monitor.enter("judge")
+    print(f"child={child.pid}")  # noqa: T201
+    monitor.enter("run")
+    if then == "exit":
+        os._exit(3)
+    if then == "sleep":
+        time.sleep(600)
+    return {"child": child.pid}
+
+
+def do_fork_and_exit(*, monitor: Monitor) -> dict[str, object]:  # noqa: ARG001
+    # The child holds the connection open, so that its end does not tell of the parent's.
+    if os.fork() == 0:
+        time.sleep(600)
+    os._exit(4)
+
+
+def do_fork_and_return(*, monitor: Monitor) -> dict[str, object]:  # noqa: ARG001
+    return {"fork": os.fork()}
+
+
+def do_die_later(*, monitor: Monitor) -> dict[str, object]:  # noqa: ARG001
+    threading.Timer(0.05, os._exit, (9,)).start()
+    return {}
+
+
+def do_compile_within_run(*, monitor: Monitor, before: float, within: float) -> dict[str, object]:
+    time.sleep(before)
+    with monitor.phase("compile"):
+        time.sleep(within)
+    time.sleep(before)
+    return {}
+
+
+def do_overrun(*, monitor: Monitor, phase: str) -> dict[str, object]:
+    monitor.enter(phase)
+    time.sleep(600)
+    return {}
+
+
+def do_disable_dumps(*, monitor: Monitor) -> dict[str, object]:  # noqa: ARG001
+    faulthandler.unregister(signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    time.sleep(600)
+    return {}
+
+
+def do_unknown_phase(*, monitor: Monitor) -> dict[str, object]:
+    monitor.enter("lunch")
+    return {}
+
+
+def do_time_phases(*, monitor: Monitor) -> dict[str, object]:
+    began = time.perf_counter()
+    for _ in range(10_000):
+        monitor.enter("run")
+    return {"seconds": (time.perf_counter() - began) / 10_000}

@@ -1,0 +1,233 @@
+"""Runs in which processes hang, die or wear out, output buffers, and how a run ends early."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelproof.properties.engine import Progress, Run
+from kernelproof.properties.plan import Plan
+from kernelproof.properties.profiles import PROFILES, Profile
+from kernelproof.properties.report import Finding, ImplementationReport, LawReport, RunReport
+from kernelproof.reference import AttentionProblem
+
+SUBJECTS = Path(__file__).with_name("engine_subjects.py")
+TINY = Profile("tiny", problems=30, max_work=20_000, shrink_seconds=3.0, seconds=60.0)
+RUN_SECONDS = 0.8
+
+
+@pytest.fixture
+def _short_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernelproof.properties.quarry.DEADLINE_FLOOR", RUN_SECONDS)
+
+
+def execute(
+    *names: str,
+    laws: Sequence[str] = ("parity",),
+    profile: Profile = TINY,
+    progress: Progress | None = None,
+    **options: Any,  # noqa: ANN401  a plan's
+) -> list[ImplementationReport]:
+    return run(*names, laws=laws, profile=profile, progress=progress, **options).implementations
+
+
+def run(
+    *names: str,
+    laws: Sequence[str],
+    profile: Profile = TINY,
+    progress: Progress | None = None,
+    **options: Any,  # noqa: ANN401
+) -> RunReport:
+    names = tuple(f"{SUBJECTS}:{name}" for name in names)
+    report = Run(Plan(names, profile, laws=laws, **options), progress).execute()
+    for each in report.implementations:
+        assert not each.error, each.error
+    return report
+
+
+def finding_of(report: ImplementationReport) -> Finding:
+    (finding,) = report.findings
+    return finding
+
+
+def running(pid: int) -> bool:
+    """Whether a process runs; one that is dead but not reaped by whoever inherited it does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    until = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+@pytest.mark.usefixtures("_short_deadline")
+def test_hangs_and_deaths_are_confirmed_and_shrunk_and_leave_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = tmp_path / "processes"
+    monkeypatch.setenv("KERNELPROOF_TEST_RECORD", str(record))
+    profile, start = replace(TINY, shrink_seconds=0.5), time.monotonic()
+    report = run("hangs", "aborts", "raises", laws=["parity"], profile=profile, jobs=2)
+    # Shrinking takes at most 6 times shrink_seconds where each try costs a process.
+    assert time.monotonic() - start < 90
+    assert report.respawns < 40
+    hangs, aborts, raises = report.implementations
+
+    finding = finding_of(hangs)
+    assert (finding.verdict.status, finding.verdict.kind) == ("HANG", "run")
+    assert "did not end within its deadline" in finding.verdict.message
+    assert "_hang" in finding.verdict.trace  # the stack of where it stood
+    assert isinstance(finding.problem, AttentionProblem)
+    assert max(finding.problem.seq_lens) >= 4
+    assert finding.attempts >= 1
+
+    finding = finding_of(aborts)
+    assert (finding.verdict.status, finding.verdict.kind) == ("CRASH", "SIGABRT")
+    assert "_abort" in finding.verdict.trace
+    assert isinstance(finding.problem, AttentionProblem)
+    assert finding.problem.strided_kv
+    assert finding.attempts >= 1
+
+    finding = finding_of(raises)
+    assert (finding.verdict.status, finding.verdict.kind) == ("CRASH", "KeyError")
+    assert "_raise" in finding.verdict.trace
+    assert isinstance(finding.problem, AttentionProblem)
+    assert finding.problem.logits_soft_cap  # the rest shrinks as far as one second goes
+
+    for each in (hangs, aborts, raises):
+        (law,) = each.laws
+        assert law.judged > 1  # the verdicts before and after are kept
+        assert law.flaky == 0
+    processes = {int(line) for line in record.read_text(encoding="ascii").split()}
+    assert len(processes) > 4
+    assert wait_until(lambda: not any(running(pid) for pid in processes))
+
+
+def test_a_failure_that_does_not_repeat_is_flaky() -> None:
+    once, worn = execute("fifth_call", "wears_out", jobs=2)
+    finding = finding_of(once)
+    assert finding.verdict.status == "FLAKY"
+    assert finding.verdict.message.startswith("FAIL at first, PASS when confirmed: out[")
+    assert once.laws[0].flaky == 1
+    assert once.laws[0].judged >= TINY.problems / 2  # the search went on
+    finding = finding_of(worn)
+    assert finding.verdict.status == "FLAKY"
+    assert finding.verdict.message.startswith("passes in a fresh process, fails after other calls")
+    assert finding.entry is None
+
+
+def test_noise_is_a_fault_unless_it_is_declared() -> None:
+    declared, secret = execute(
+        "noisy_and_says_so", "noisy_in_secret", laws=["repeated_calls"], jobs=2
+    )
+    assert declared.findings == []
+    assert declared.judged >= 4
+    finding = finding_of(secret)
+    assert (finding.verdict.status, finding.verdict.kind) == ("FAIL", "nondeterministic")
+    assert "lse has other bits in a repeated call" in finding.verdict.message
+
+
+def test_output_buffers_are_poisoned_and_fenced() -> None:
+    laws = ["parity", "inputs_unchanged"]
+    good, far, nothing = execute("writes", "writes_too_far", "writes_nothing", laws=laws, jobs=2)
+    assert good.findings == []
+    assert [law.verdict for law in good.laws] == ["PASS", "PASS"]
+    assert finding_of(far).verdict.kind == "wrote_outside"
+    assert finding_of(far).verdict.message == "the call wrote outside of out"
+    assert finding_of(far).law == "inputs_unchanged"
+    assert finding_of(nothing).verdict.kind == "nan"
+
+
+def test_only_the_laws_that_are_asked_for_run_in_their_order() -> None:
+    laws = ["merge_identity", "parity", "well_formed"]
+    (report,) = execute("merges", laws=laws, jobs=1)
+    assert [law.law for law in report.laws] == ["parity", "well_formed", "merge_identity"]
+    assert all(law.verdict == "PASS" and law.judged for law in report.laws)
+
+
+def test_a_plain_function_runs_under_the_operation_of_the_plan() -> None:
+    laws = ["parity"]
+    (report,) = execute("plain", laws=laws, operation="merge_state", jobs=1)
+    assert report.operation == "merge_state"
+    assert report.name == f"{SUBJECTS}:plain"
+    assert report.findings == []
+    assert report.judged
+
+
+def test_a_law_that_runs_out_of_time_says_so() -> None:
+    profile = replace(TINY, problems=5000, seconds=0.1)
+    start = time.monotonic()
+    (report,) = execute("sleeps", profile=profile, jobs=1)
+    assert time.monotonic() - start < 20
+    (law,) = report.laws
+    assert law.truncated
+    assert 0 < law.judged < 1000
+    assert law.finding is None
+    assert report.cost in ("medium", "slow")
+
+
+def test_after_a_finding_later_laws_are_brief_where_the_plan_says_so() -> None:
+    laws = ["parity", "merge_commutativity"]
+    (report,) = execute(
+        "wears_out", laws=laws, profile=replace(TINY, problems=200), shrink_all=False, jobs=1
+    )
+    first, second = report.laws
+    assert first.finding is not None
+    assert second.judged <= 60
+
+
+class _Interrupting(Progress):
+    """Interrupts a run once, as Ctrl-C does; a second one would end it at once."""
+
+    def __init__(self) -> None:
+        self.pressed = False
+
+    def law_done(self, report: ImplementationReport, law: LawReport) -> None:
+        del report, law
+        if not self.pressed:
+            self.pressed = True
+            raise KeyboardInterrupt
+
+
+def test_what_was_learned_before_an_interrupt_is_reported() -> None:
+    laws = ["parity", "well_formed", "merge_identity", "merge_union"]
+    profile = replace(PROFILES["nightly"], explore=False)
+    start = time.monotonic()
+    report = run("merges", "wears_out", laws=laws, profile=replace(profile, problems=40),
+                 progress=_Interrupting(), jobs=1)  # fmt: skip
+    assert time.monotonic() - start < 30
+    assert report.interrupted
+    assert report.judged > 0
+    assert report.implementations[0].laws[0].law == "parity"
+    assert report.seconds > 0
+    assert wait_until(lambda: not _children())
+
+
+def _children() -> list[int]:
+    me = os.getpid()
+    found = []
+    for entry in Path("/proc").iterdir() if Path("/proc/self").exists() else ():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text(encoding="ascii").rpartition(")")[2].split()
+                command = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if int(fields[1]) == me and fields[0] not in "ZX" and b"worker" in command:
+                found.append(int(entry.name))
+    return found

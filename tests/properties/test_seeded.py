@@ -1,0 +1,209 @@
+"""Each law kills the bugs that were seeded for it, and accuses no honest control."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import HealthCheck, Phase
+
+from kernelproof.impl import OPERATIONS, Implementation, Target, find_implementation
+from kernelproof.properties.axes import narrow
+from kernelproof.properties.isolation import Deadlines, Worker, WorkerPool
+from kernelproof.properties.judge import HANDLER
+from kernelproof.properties.laws import LAWS, Law, find_law, laws_of
+from kernelproof.properties.profiles import PROFILES
+from kernelproof.properties.quarry import verdict_of
+from kernelproof.properties.seeded import BUGS, CATALOGUE, HONEST, PROCESS_CONTROLS, SeededBug
+from kernelproof.properties.strategies import problems, variations
+from kernelproof.properties.subject import Stop, Subject
+from kernelproof.properties.verdict import Verdict
+from kernelproof.reference import AttentionProblem, MergeProblem, MetadataProblem, Problem
+
+TARGET = Target.here("cpu")
+MOST_PROBLEMS = 300
+"""Until a bug's own law must have killed it; most die within 20."""
+HONEST_PROBLEMS = 6
+RUN_SECONDS = 1.0
+
+RAGGED = "ragged_attention"
+RARE: dict[str, Problem] = {
+    # What quick draws too rarely to rely on in a test: long requests with few heads.
+    "window-in-first-tile": AttentionProblem(seq_lens=(90,), window_left=2),
+    "window-by-tiles": AttentionProblem(seq_lens=(20,), window_left=2),
+    "window-off-by-one": AttentionProblem(seq_lens=(4,), window_left=1),
+    "window-of-first-plan": AttentionProblem(RAGGED, seq_lens=(4,), window_left=1),
+    "accumulator-not-rescaled": AttentionProblem(RAGGED, query_lens=(8,), seq_lens=(150,)),
+    "accumulator-in-half": AttentionProblem(seq_lens=(300,), dtype="bfloat16"),
+    "layout-guessed": AttentionProblem(seq_lens=(4,), page_size=2, num_kv_heads=2),
+    "soft-cap-after-mask": AttentionProblem(
+        query_lens=(3,), seq_lens=(3,), causal=True, logits_soft_cap=5.0
+    ),
+    "lse-without-sinks": AttentionProblem(sinks=True),
+    "mask-offset-in-queries": AttentionProblem(
+        RAGGED, query_lens=(1, 8), seq_lens=(9, 9), custom_mask=True
+    ),
+}
+TRIGGERS: dict[str, Problem] = {
+    "spins-on-long-request": AttentionProblem(seq_lens=(40,)),
+    "sleeps-in-window": AttentionProblem(RAGGED, window_left=0),
+    "waits-with-lock-held": MergeProblem(num_states=3),
+    "aborts-on-chunked-prefill": AttentionProblem(query_lens=(2,), seq_lens=(3,)),
+    "segfaults-on-large-page": AttentionProblem(page_size=64),
+    "exits-with-sinks": AttentionProblem(RAGGED, sinks=True),
+    "leaves-on-second-layout": AttentionProblem("append_paged_kv", kv_layout="HND"),
+    "raises-on-group-size": AttentionProblem(group_size=5),
+    "workspace-of-terabytes": AttentionProblem(seq_lens=(40,)),
+    "killed-by-empty-batch": MetadataProblem(steps=(((), ()),)),
+}
+HARMLESS: dict[str, Problem] = {
+    "paged_attention": AttentionProblem(),
+    "ragged_attention": AttentionProblem(RAGGED),
+    "append_paged_kv": AttentionProblem("append_paged_kv"),
+    "merge_state": MergeProblem(),
+    "build_metadata": MetadataProblem(),
+}
+CRASH_KINDS = {
+    "aborts-on-chunked-prefill": "SIGABRT",
+    "segfaults-on-large-page": "SIGSEGV",
+    "exits-with-sinks": "exit 7",
+    "leaves-on-second-layout": "exit 1",
+    "raises-on-group-size": "ValueError",
+    "workspace-of-terabytes": "out of memory",
+    "killed-by-empty-batch": "killed (out of memory?)",
+}
+
+
+class _Anywhere:
+    """Phases that nobody watches: the laws run in this process here."""
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        del name
+        return nullcontext()
+
+
+@dataclass
+class _Search:
+    """What a search for a counterexample came to."""
+
+    judged: int = 0
+    found: tuple[Verdict, Problem] | None = None
+
+
+class _EndError(BaseException):
+    """Nothing more to look for; Hypothesis lets it through."""
+
+
+def verdict(law: Law, implementation: Implementation, problem: Problem) -> Verdict:
+    try:
+        return law.check(Subject(implementation, TARGET, _Anywhere()), problem)
+    except Stop as stop:
+        return stop.verdict
+
+
+def search(implementation: Implementation, law: Law, most: int) -> _Search:
+    """Draw problems, as the engine does, until one fails."""
+
+    def probe(asked: Any) -> list[str | None]:  # noqa: ANN401  a sequence of problems
+        return [implementation.refusal(problem, TARGET) for problem in asked]
+
+    axes = narrow(implementation.operation, probe, PROFILES["quick"].max_work)
+    assert axes is not None
+    result = _Search()
+
+    @hypothesis.seed(0)
+    @hypothesis.settings(
+        max_examples=most,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @hypothesis.given(variations(problems(axes), axes, 3))
+    def draw(drawn: list[Problem]) -> None:
+        for problem in drawn:
+            if result.judged >= most or result.found:
+                raise _EndError
+            if implementation.refusal(problem, TARGET) is None:
+                said = verdict(law, implementation, problem)
+                result.judged += not said.vacuous
+                if said.bad:
+                    result.found = (said, problem)
+
+    with suppress(_EndError):
+        draw()
+    return result
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_a_bug_is_killed_by_the_law_that_it_was_seeded_for(bug: SeededBug) -> None:
+    implementation, law = find_implementation(bug.reference), find_law(bug.law)
+    if bug.name in RARE:
+        problem = RARE[bug.name]
+    else:
+        found = search(implementation, law, MOST_PROBLEMS).found
+        assert found, f"{law.name} finds nothing in {MOST_PROBLEMS} problems"
+        problem = found[1]
+    # Once more, as the engine confirms it: a fault of the second call must show again.
+    said = verdict(law, implementation, problem)
+    assert said.bad, f"{said} on {problem}"
+
+
+@pytest.mark.parametrize("control", HONEST, ids=lambda control: control.name)
+def test_no_law_accuses_an_honest_control(control: SeededBug) -> None:
+    implementation = find_implementation(control.reference)
+    for law in laws_of(control.operation):
+        result = search(implementation, law, HONEST_PROBLEMS)
+        assert result.judged, f"{law.name} judged nothing"
+        assert result.found is None, f"{law.name}: {result.found}"
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    preload = ("torch", "kernelproof.properties.judge")
+    with WorkerPool(HANDLER, preload=preload) as pool, pool.lease() as lent:
+        yield lent
+
+
+@pytest.mark.parametrize("control", PROCESS_CONTROLS, ids=lambda control: control.name)
+def test_a_hang_or_crash_becomes_a_verdict_and_its_neighbour_keeps_its_own(
+    control: SeededBug, worker: Worker
+) -> None:
+    def ask(problem: Problem) -> Verdict:
+        payload = {
+            "task": "judge",
+            "law": control.law,
+            "implementation": control.reference,
+            "problem": problem.to_json(),
+            "device": "cpu",
+        }
+        return verdict_of(worker.run(payload, Deadlines(run=RUN_SECONDS)))
+
+    said = ask(TRIGGERS[control.name])
+    assert said.status == control.control.upper(), said
+    if control.control == "crash":
+        assert said.kind == CRASH_KINDS[control.name]
+    assert ask(HARMLESS[control.operation]).status == "PASS"
+
+
+def test_the_catalogue_is_large_and_covers_every_law_and_operation() -> None:
+    assert len(BUGS) >= 24
+    assert len(PROCESS_CONTROLS) >= 6
+    assert len(HONEST) >= 4
+    assert {law.name for law in LAWS} == {bug.law for bug in BUGS}
+    assert {bug.operation for bug in CATALOGUE} == set(OPERATIONS)
+    assert {bug.operation for bug in HONEST} == set(OPERATIONS)
+
+
+@pytest.mark.parametrize("bug", CATALOGUE, ids=lambda bug: bug.name)
+def test_an_entry_names_an_implementation_and_says_what_it_does(bug: SeededBug) -> None:
+    implementation = find_implementation(bug.reference)
+    assert (implementation.name, implementation.operation) == (bug.name, bug.operation)
+    assert bug.description.endswith(".")
+    assert [other.name for other in CATALOGUE].count(bug.name) == 1
+    if bug.control != "honest":
+        assert bug.law in {law.name for law in laws_of(bug.operation)}

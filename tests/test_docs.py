@@ -1,0 +1,28 @@
+"""The documentation keeps up with the code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kernelproof.properties.laws import LAWS
+from kernelproof.properties.ledger import load_ledger
+from kernelproof.reference.problems import ATTENTION_REGIMES
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+@pytest.mark.parametrize("name", [law.name for law in LAWS])
+def test_every_law_is_described(name: str) -> None:
+    assert f"`{name}`" in (DOCS / "laws.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ATTENTION_REGIMES)
+def test_every_regime_is_described(name: str) -> None:
+    assert f"`{name}`" in (DOCS / "laws.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", [entry.id for entry in load_ledger().entries])
+def test_every_ledger_entry_is_described(name: str) -> None:
+    assert f"`{name}`" in (DOCS / "findings.md").read_text(encoding="utf-8")

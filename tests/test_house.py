@@ -1,0 +1,202 @@
+"""The rules of the house that no linter holds: folders, pins, imports, the README's commands."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import kernelproof
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TOP_LEVEL = {
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "LICENSE",
+    "Makefile",
+    "README.md",
+    "__init__.py",
+    "__main__.py",
+    "ci",
+    "docs",
+    "fixtures",
+    "impl",
+    "properties",
+    "py.typed",
+    "pyproject.toml",
+    "reference",
+    "tests",
+}
+
+# What a worker process loads, and what no such process may pay for or be changed by.
+IN_THE_WORKER = ["isolation", "judge", "laws", "worker"]
+NOT_IN_THE_WORKER = {"click", "hypothesis", "pytest", "rich"}
+
+
+@pytest.fixture(scope="module")
+def project(repository: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = tomllib.loads((repository / "pyproject.toml").read_text())
+    return loaded
+
+
+def python(code: str) -> str:
+    """Run a fresh interpreter and return what it prints."""
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], check=False, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_the_top_level_is_fixed(repository: Path) -> None:
+    if not (repository / ".git").exists():
+        pytest.skip("not a git checkout: what belongs to the repository is not known")
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"],  # noqa: S607 (git is wherever it is installed)
+        cwd=repository,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    top = {name.partition("/")[0] for name in listed.stdout.split("\0") if name}
+    assert {name for name in top if not name.startswith(".")} <= TOP_LEVEL
+
+
+def test_every_folder_of_the_package_is_listed(repository: Path, project: dict[str, Any]) -> None:
+    folders = {"kernelproof"}
+    for top in sorted(TOP_LEVEL):  # not the whole tree: .venv may stand in it
+        for file in (repository / top).rglob("__init__.py"):
+            folders.add(".".join(("kernelproof", *file.parent.relative_to(repository).parts)))
+    assert set(project["tool"]["setuptools"]["packages"]) == folders
+
+
+def test_tests_are_not_packages(repository: Path) -> None:
+    assert not list((repository / "tests").rglob("__init__.py"))
+
+
+def test_the_version_is_one(repository: Path) -> None:
+    assert metadata.version("kernelproof") == kernelproof.__version__
+    assert "## [Unreleased]" in (repository / "CHANGELOG.md").read_text()
+
+
+def test_the_readme_names_the_commands_that_are_checked(repository: Path) -> None:
+    readme = (repository / "README.md").read_text()
+    assert "make gate" in readme
+    assert "make test" in readme
+    assert re.search(r"^make test$", (repository / ".ci" / "run").read_text(), re.MULTILINE)
+
+
+def test_every_ignored_rule_has_its_reason(repository: Path) -> None:
+    source = (repository / "pyproject.toml").read_text()
+    lint = source[source.index("[tool.ruff.lint]") : source.index("[tool.ruff.lint.pylint]")]
+    rules = re.findall(r'^  "[A-Z]+[0-9]*",.*$', lint, re.MULTILINE)
+    assert rules
+    assert [rule for rule in rules if not re.search(r"# \w.{5,}", rule)] == []
+
+
+@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
+def test_every_requirement_is_pinned_once(
+    repository: Path, project: dict[str, Any], version: str
+) -> None:
+    here = {"python_version": version, "python_full_version": f"{version}.9"}
+    pins: list[str] = []
+    for line in (repository / "ci" / "constraints.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            pin = Requirement(line)
+            assert [clause.operator for clause in pin.specifier] == ["=="], line
+            if pin.marker is None or pin.marker.evaluate(here):
+                pins.append(canonicalize_name(pin.name))
+    assert len(pins) == len(set(pins))
+
+    declared = [*project["project"]["dependencies"]]
+    for extra in project["project"]["optional-dependencies"].values():
+        declared += extra
+    declared += [
+        line
+        for line in (repository / "ci" / "requirements-flashinfer-cpu.txt").read_text().splitlines()
+        if not line.startswith("#")
+    ]
+    wanted = {
+        canonicalize_name(need.name)
+        for need in map(Requirement, declared)
+        if need.marker is None or need.marker.evaluate(here)
+    }
+    assert wanted - {"kernelproof"} - set(pins) == set()
+
+
+def test_whatever_those_bring_is_pinned_too(repository: Path) -> None:
+    source = (repository / "ci" / "constraints.txt").read_text()
+    pinned = {canonicalize_name(name) for name in re.findall(r"^([\w.-]+)==", source, re.MULTILINE)}
+    for name in sorted(pinned - {"flashinfer-python"}):  # which is installed without what it needs
+        try:
+            needs = metadata.requires(name) or []
+        except metadata.PackageNotFoundError:
+            continue  # of an extra that is not installed here
+        for need in map(Requirement, needs):
+            if need.marker is None or need.marker.evaluate({"extra": ""}):
+                assert canonicalize_name(need.name) in pinned | {"pip", "wheel"}, (name, str(need))
+
+
+def test_importing_the_package_imports_no_torch() -> None:
+    assert python("import sys, kernelproof; print('torch' in sys.modules)").strip() == "False"
+
+
+def test_the_oracle_imports_torch_and_the_standard_library_alone(repository: Path) -> None:
+    allowed = sys.stdlib_module_names | {"torch"}
+    for file in sorted((repository / "reference").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [node.module or ""]
+            else:
+                continue
+            for name in names:
+                assert name.partition(".")[0] in allowed, f"{file.name}:{node.lineno}: {name}"
+
+
+def test_no_test_module_imports_relatively(repository: Path) -> None:
+    modules = [
+        *(repository / "tests").rglob("*.py"),
+        *(repository / "properties").rglob("test_*.py"),
+    ]
+    modules += (repository / "properties").rglob("conftest.py")
+    for file in modules:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{file.relative_to(repository)}:{node.lineno}"
+
+
+@pytest.mark.parametrize("name", IN_THE_WORKER)
+def test_the_worker_loads_no_test_library(name: str) -> None:
+    # At run time, packages' __init__.py included, which import-linter does not follow.
+    loaded = python(f"import sys, kernelproof.properties.{name}; print(*sys.modules)").split()
+    assert NOT_IN_THE_WORKER.isdisjoint(loaded)
+
+
+def test_no_import_touches_cuda(project: dict[str, Any]) -> None:
+    names = project["tool"]["setuptools"]["packages"]
+    code = (
+        "import importlib, pkgutil, torch\n"
+        f"for name in {names!r}:\n"
+        "    package = importlib.import_module(name)\n"
+        "    for module in pkgutil.iter_modules(package.__path__):\n"
+        "        if name != 'kernelproof':\n"
+        "            importlib.import_module(f'{name}.{module.name}')\n"
+        "print(torch.cuda.is_initialized())\n"
+    )
+    assert python(code).splitlines()[-1] == "False"

@@ -1,0 +1,115 @@
+"""One class, loaded once, whatever the checkout is called and however it is installed.
+
+The repository's root is the package, so pytest has two ways to name the same file. These tests run
+pytest in copies of the repository, with a library module that imports relatively and test modules
+that import absolutely, as all of them here do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    # By the name that `make types` knows it under; when tests run, nothing imports a conftest.
+    from kernelproof.tests.conftest import Environment
+
+CHECKOUTS = ["kernelproof", "repo", "my-repo"]
+
+LIBRARY_MODULE = '''"""Reaches the oracle as library code does."""
+
+from ..reference import BatchMetadata
+from ..reference.metadata import BatchMetadata as AtHome
+'''
+
+TEST_MODULE = '''"""Reaches the oracle as test modules do."""
+
+import sys
+
+import kernelproof
+from kernelproof.impl import identity_probe
+from kernelproof.reference import BatchMetadata, build_metadata
+
+
+def test_one_class():
+    assert identity_probe.BatchMetadata is BatchMetadata
+    assert identity_probe.AtHome is BatchMetadata
+    assert type(build_metadata([1], [1], [[0]], 16)) is BatchMetadata
+
+
+def test_loaded_once():
+    homes = [
+        name
+        for name, module in list(sys.modules.items())
+        if (getattr(module, "__file__", None) or "").endswith("reference/metadata.py")
+    ]
+    assert homes == ["kernelproof.reference.metadata"]
+
+
+def test_from_the_right_place():
+    assert kernelproof.__file__.startswith({origin!r})
+'''
+
+
+def write_probe(checkout: Path) -> None:
+    """Add a library module that the repository does not have."""
+    (checkout / "impl" / "identity_probe.py").write_text(LIBRARY_MODULE)
+
+
+def run_pytest(environment: Environment, checkout: Path, origin: Path) -> None:
+    """Run the test module from each folder that holds tests: with and without __init__.py."""
+    source = TEST_MODULE.replace("{origin!r}", repr(str(origin)))
+    names = ["tests/test_one.py", "tests/reference/test_one.py", "properties/test_one.py"]
+    for name in names:
+        path = checkout / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(source)
+    arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *names]
+    result = environment.run("python", *arguments, cwd=checkout)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "9 passed" in result.stdout
+
+
+@pytest.mark.parametrize("name", CHECKOUTS)
+def test_editable_install(
+    name: str,
+    tmp_path: Path,
+    copy_repository: Callable[[Path], Path],
+    make_environment: Callable[[Path], Environment],
+) -> None:
+    checkout = copy_repository(tmp_path / name)
+    write_probe(checkout)
+    environment = make_environment(tmp_path / "environment")
+    environment.borrow()
+    environment.install("-I", "--no-deps", "--no-build-isolation", "--editable", checkout)
+    run_pytest(environment, checkout, origin=checkout)
+
+
+@pytest.fixture(scope="module")
+def with_wheel(
+    tmp_path_factory: pytest.TempPathFactory,
+    copy_repository: Callable[[Path], Path],
+    make_environment: Callable[[Path], Environment],
+) -> Environment:
+    folder = tmp_path_factory.mktemp("identity")
+    source = copy_repository(folder / "source")
+    write_probe(source)
+    environment = make_environment(folder / "environment")
+    environment.borrow()
+    environment.install("-I", "--no-deps", "--no-build-isolation", source)
+    return environment
+
+
+@pytest.mark.parametrize("name", CHECKOUTS)
+def test_wheel(
+    name: str,
+    tmp_path: Path,
+    copy_repository: Callable[[Path], Path],
+    with_wheel: Environment,
+) -> None:
+    checkout = copy_repository(tmp_path / name)
+    run_pytest(with_wheel, checkout, origin=with_wheel.site_packages)

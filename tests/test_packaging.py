@@ -1,0 +1,141 @@
+"""The wheel, from outside the checkout, in an environment that holds torch alone."""
+
+from __future__ import annotations
+
+import email
+import json
+import subprocess
+import sys
+import zipfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    # By the name that `make types` knows it under; when tests run, nothing imports a conftest.
+    from kernelproof.tests.conftest import Environment
+
+SHIPPED_SUFFIXES = {".json", ".py", ".toml", ".txt"}
+
+# Three keys of one request on two pages of two, a query that scores all of them alike.
+USE_THE_ORACLE = """
+import json, math, torch
+from kernelproof.reference import build_metadata, paged_attention
+
+metadata = build_metadata([1], [3], [[1, 0]], 2)
+k_cache = torch.zeros(2, 2, 1, 4)
+v_cache = torch.full((2, 2, 1, 4), float("nan"))
+v_cache[1, 0], v_cache[1, 1], v_cache[0, 0] = 1.0, 2.0, 6.0
+result = paged_attention(torch.ones(1, 2, 4), k_cache, v_cache, metadata)
+print(json.dumps({
+    "out": result.out.tolist(),
+    "lse_error": (result.lse - math.log(3)).abs().max().item(),
+    "shapes": [list(result.out.shape), list(result.lse.shape)],
+    "cuda": torch.cuda.is_initialized(),
+}))
+"""
+
+FIND_MODULES = """
+import importlib.util, json, sys
+print(json.dumps({name: importlib.util.find_spec(name) is not None for name in sys.argv[1:]}))
+"""
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory, copy_repository: Callable[[Path], Path]) -> Path:
+    return copy_repository(tmp_path_factory.mktemp("packaging") / "checkout")
+
+
+@pytest.fixture(scope="module")
+def wheel(tree: Path) -> Path:
+    target = tree.parent / "dist"
+    built = subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", target, tree],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    (found,) = target.glob("*.whl")
+    return found
+
+
+def shipped(wheel: Path) -> set[str]:
+    """Name the files of the package itself, relative to it."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if ".dist-info/" not in name]
+    assert all(name.startswith("kernelproof/") for name in names), names
+    return {name.removeprefix("kernelproof/") for name in names}
+
+
+def test_the_wheel_holds_every_module_and_all_data(tree: Path, wheel: Path) -> None:
+    files = [*tree.glob("*.py"), tree / "py.typed"]
+    for folder in ("ci", "fixtures", "impl", "properties", "reference"):
+        files += (path for path in (tree / folder).rglob("*") if path.suffix in SHIPPED_SUFFIXES)
+    expected = {str(path.relative_to(tree)) for path in files}
+    assert {"__init__.py", "__main__.py", "py.typed", "ci/constraints.txt"} <= expected
+    assert shipped(wheel) == expected
+
+
+def test_the_wheel_requires_torch_alone(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (entry for entry in archive.namelist() if entry.endswith(".dist-info/METADATA"))
+        metadata = email.message_from_bytes(archive.read(name))
+    required = metadata.get_all("Requires-Dist", [])
+    assert [entry for entry in required if "extra ==" not in entry] == ["torch>=2.5"]
+    assert set(metadata.get_all("Provides-Extra", [])) == {
+        "dev",
+        "flashinfer",
+        "suite",
+        "test",
+        "triton",
+    }
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["Requires-Python"] == ">=3.10"
+
+
+def test_from_outside_the_checkout(
+    tree: Path, wheel: Path, make_environment: Callable[[Path], Environment], tmp_path: Path
+) -> None:
+    # One test, because the environment takes up to 20 s: it is installed as a downstream project
+    # does it, and pip brings what the wheel asks for.
+    environment = make_environment(tmp_path / "environment")
+    environment.install("--constraint", tree / "ci" / "constraints.txt", wheel)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    assert (environment.site_packages / "kernelproof" / "py.typed").is_file()
+    check_what_is_there(environment, outside)
+    check_the_oracle(environment, outside)
+    check_the_command(environment, outside)
+
+
+def check_what_is_there(environment: Environment, outside: Path) -> None:
+    """Nothing that only the suite needs is installed, so nothing can lean on it by accident."""
+    names = ["click", "flashinfer", "hypothesis", "numpy", "pytest", "rich", "triton"]
+    found = environment.run("python", "-c", FIND_MODULES, *names, "torch", cwd=outside)
+    assert json.loads(found.stdout) == {**dict.fromkeys(names, False), "torch": True}
+
+
+def check_the_oracle(environment: Environment, outside: Path) -> None:
+    """The oracle computes; no warning but torch's own, which misses numpy."""
+    warnings = ["-W", "error", "-W", "ignore:Failed to initialize NumPy"]
+    used = environment.run("python", *warnings, "-c", USE_THE_ORACLE, cwd=outside)
+    assert used.returncode == 0, used.stderr
+    answer = json.loads(used.stdout)
+    assert answer["out"] == [[[pytest.approx(3.0)] * 4] * 2]
+    assert answer["lse_error"] < 1e-6
+    assert answer["shapes"] == [[1, 2, 4], [1, 2]]
+    assert not answer["cuda"]
+
+
+def check_the_command(environment: Environment, outside: Path) -> None:
+    """Without the suite, the command says in one sentence what to install."""
+    for command in (["kernelproof"], ["python", "-m", "kernelproof"]):
+        said = environment.run(*command, "list", cwd=outside)
+        assert said.returncode == 2, said.stderr
+        assert said.stdout == ""
+        assert said.stderr.count("\n") == 1
+        assert "kernelproof[suite]" in said.stderr
