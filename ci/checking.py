@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -86,15 +88,29 @@ def examine(request: Request) -> int:
             traceback.print_exc()
             failure = f"{SUITE_FAILED}: {type(error).__name__}: {error}".splitlines()[0]
             run.report.seconds = time.monotonic() - started
-    writer.write_all(run.report)
-    summary = _summarise(request, run.report, ledger, failure=failure)
-    try:
-        _write_outputs(request, summary)
-    finally:
-        print_summary(console(sys.stdout), summary)
+    with _uninterrupted():
+        writer.write_all(run.report)
+        summary = _summarise(request, run.report, ledger, failure=failure)
+        try:
+            _write_outputs(request, summary)
+        finally:
+            print_summary(console(sys.stdout), summary)
     if writer.failed:
         raise UsageRefusedError(writer.failed)
     return summary.code
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ignore Ctrl-C for the moment that it takes to tell what a run has learned."""
+    if threading.current_thread() is not threading.main_thread():  # signals are not for it
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _plan(request: Request, ledger: Ledger) -> Plan:

@@ -61,7 +61,7 @@ ZOO = dedent(
 
     @implementation("merge_state", name="sleeper")
     def sleeper(inputs):
-        time.sleep(0.05)
+        time.sleep(0.5)
         return oracle(inputs)
     """
 )
