@@ -10,12 +10,11 @@ from rich.text import Text
 
 from ..impl import OPERATIONS, ImplementationNotFoundError, Target, UnsupportedError
 from ..impl.registry import resolve_name
-from ..properties.axes import Axes
 from ..properties.isolation import Deadlines, Worker, WorkerPool
 from ..properties.judge import HANDLER
 from ..properties.laws import Law, find_law
 from ..properties.ledger import LedgerError, read_case
-from ..properties.quarry import HarnessError, Quarry, case_payload, verdict_of
+from ..properties.quarry import Address, HarnessError, verdict_of
 from ..properties.verdict import Verdict
 from ..reference import Problem
 from .cases import MUST_FAIL
@@ -55,34 +54,26 @@ def replay_case(
     except UnsupportedError as error:
         message = f"device {device!r} of {path}: {error}"
         raise MachineError(message) from error
-    axes = Axes(problem.operation, {}, 0, {})
-    quarry = Quarry(name, reference, data.get("operation"), device, axes)
-    verdict = _judge(quarry, law, problem, deadline)
+    address = Address(reference, data.get("operation"), device)
+    verdict = _judge(name, address, address.case(law.name, problem), deadline)
     return _tell(path, name, law, problem, verdict, _recorded(data))
 
 
-def _judge(quarry: Quarry, law: Law, problem: Problem, deadline: float) -> Verdict:
-    with WorkerPool(HANDLER, **pool_options(quarry.device)) as pool, pool.lease() as worker:
+def _judge(name: str, address: Address, case: dict[str, Any], deadline: float) -> Verdict:
+    with WorkerPool(HANDLER, **pool_options(address.device)) as pool, pool.lease() as worker:
         try:
-            _load(worker, quarry)
-            payload = case_payload(quarry, law.name, problem)
-            return verdict_of(worker.run(payload, Deadlines(run=deadline)))
+            _load(worker, name, address)
+            return verdict_of(worker.run(case, Deadlines(run=deadline)))
         except HarnessError as error:
-            message = f"{quarry.name}: the suite failed: {error}"
+            message = f"{name}: the suite failed: {error}"
             raise MachineError(message) from error
 
 
-def _load(worker: Worker, quarry: Quarry) -> None:
+def _load(worker: Worker, name: str, address: Address) -> None:
     """Import the implementation, so that its absence is told from its failures."""
-    request = {
-        "task": "describe",
-        "implementation": quarry.reference,
-        "operation": quarry.operation,
-        "device": quarry.device,
-    }
-    outcome = worker.run(request, Deadlines())
+    outcome = worker.run(address.request("describe"), Deadlines())
     if outcome.status != "done":
-        message = f"{quarry.name} cannot be imported: {verdict_of(outcome).message}"
+        message = f"{name} cannot be imported: {verdict_of(outcome).message}"
         raise MachineError(message)
     if "error" in (outcome.result or {}):
         raise UsageRefusedError(str((outcome.result or {})["error"]))

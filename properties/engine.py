@@ -25,7 +25,6 @@ from .profiles import Cost
 from .quarry import (
     DeviceLostError,
     Quarry,
-    case_payload,
     verdict_of,
 )
 from .report import Finding, ImplementationReport, LawReport, RunReport
@@ -260,7 +259,7 @@ class Run:
         """Replay each entry's case: it must still fail as the ledger says."""
         for entry in entries:
             law, problem = entry.load_case()
-            outcome = worker.run(case_payload(quarry, law, problem), quarry.pace.deadlines())
+            outcome = worker.run(quarry.address.case(law, problem), quarry.pace.deadlines())
             verdict = verdict_of(outcome)
             if entry.explains(law, verdict, problem):
                 continue

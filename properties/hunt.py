@@ -21,7 +21,6 @@ from .quarry import (
     DeviceLostError,
     HarnessError,
     Quarry,
-    case_payload,
     probe_device,
     verdict_of,
     warm_up,
@@ -262,12 +261,12 @@ class Hunt:
 
     def _judge(self, problem: Problem) -> Verdict:
         """Ask the worker, and count."""
-        request = case_payload(self._quarry, self._law.name, problem)
+        request = self._quarry.address.case(self._law.name, problem)
         outcome = self._worker.run(request, self._quarry.pace.deadlines())
         verdict = verdict_of(outcome)
         if outcome.status in ("hang", "crash"):
             self._shrink_respawns += self._first is not None
-            probe_device(self._worker, self._quarry.device)
+            probe_device(self._worker, self._quarry.address.device)
             warm_up(self._worker, self._quarry)
         elif verdict.seconds:
             self._quarry.pace.slowest = max(self._quarry.pace.slowest, verdict.seconds)

@@ -107,10 +107,10 @@ def judge(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
     subject = _subject(payload, phases)
     law = find_law(payload["law"])
     problem = problem_from_json(payload["problem"])
-    refusal = subject.implementation.refusal(problem, subject.target)
-    if refusal is not None:
-        return Verdict("UNSUPPORTED", message=refusal).to_json()
     try:
+        refusal = subject.refusal(problem)
+        if refusal is not None:
+            return Verdict("UNSUPPORTED", message=refusal).to_json()
         verdict = law.check(subject, problem)
     except Stop as stop:
         verdict = stop.verdict

@@ -11,7 +11,7 @@ from .axes import Axes, example, narrow
 from .isolation import Worker
 from .plan import Plan
 from .profiles import Cost, cost_of
-from .quarry import WARM_UP_DEADLINES, HarnessError, Quarry, verdict_of
+from .quarry import WARM_UP_DEADLINES, Address, HarnessError, Quarry, verdict_of
 from .report import ImplementationReport
 
 COST_REQUESTS = 8
@@ -19,14 +19,10 @@ COST_REQUESTS = 8
 
 def prepare(worker: Worker, plan: Plan, report: ImplementationReport) -> tuple[Quarry, Cost] | None:
     """Import an implementation, learn what it supports and what it costs."""
-    base = {
-        "implementation": report.reference,
-        "operation": plan.operation,
-        "device": plan.device,
-    }
+    address = Address(report.reference, plan.operation, plan.device)
 
     def ask(task: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401  JSON
-        outcome = worker.run({"task": task, **base, **more}, WARM_UP_DEADLINES)
+        outcome = worker.run(address.request(task, **more), WARM_UP_DEADLINES)
         if outcome.status == "done":
             return outcome.result or {}
         verdict = verdict_of(outcome)
@@ -63,7 +59,7 @@ def prepare(worker: Worker, plan: Plan, report: ImplementationReport) -> tuple[Q
     cost = cost_of(report.call_seconds, timing.work, plan.profile)
     report.cost = cost.name
     axes = replace(axes, max_work=cost.max_work)
-    quarry = Quarry(report.name, report.reference, plan.operation, plan.device, axes)
+    quarry = Quarry(report.name, address, axes)
     quarry.pace.slowest = report.call_seconds
     quarry.warm_up = None if "stopped" in timed else timing
     return quarry, cost

@@ -37,14 +37,35 @@ class Pace:
         return Deadlines(run=run, compile=self.compile_seconds)
 
 
+@dataclass(frozen=True)
+class Address:
+    """How the worker finds an implementation: MODULE:NAME, of which operation, on which device."""
+
+    reference: str
+    operation: str | None
+    device: str
+
+    def request(self, task: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401  JSON
+        """Give what the worker needs for one of ``judge.TASKS``."""
+        return {
+            "task": task,
+            "implementation": self.reference,
+            "operation": self.operation,
+            "device": self.device,
+            **more,
+        }
+
+    def case(self, law: str, problem: Problem) -> dict[str, Any]:
+        """Give what the worker needs to judge one case."""
+        return self.request("judge", law=law, problem=problem.to_json())
+
+
 @dataclass
 class Quarry:
     """The implementation that is hunted, and what all hunts for it share."""
 
     name: str
-    reference: str
-    operation: str | None
-    device: str
+    address: Address
     axes: Axes
     pace: Pace = field(default_factory=Pace)
     started: float | None = None
@@ -53,18 +74,6 @@ class Quarry:
     """Run first in each process, with time for lazy imports and caches; None: it does not end."""
     smallest: list[Problem] = field(default_factory=list)
     """Counterexamples to other laws: tried first, for they often break this one too."""
-
-
-def case_payload(quarry: Quarry, law: str, problem: Problem) -> dict[str, Any]:
-    """Give what the worker needs to judge one case."""
-    return {
-        "task": "judge",
-        "law": law,
-        "implementation": quarry.reference,
-        "operation": quarry.operation,
-        "problem": problem.to_json(),
-        "device": quarry.device,
-    }
 
 
 def verdict_of(outcome: Outcome) -> Verdict:
@@ -108,5 +117,5 @@ def warm_up(worker: Worker, quarry: Quarry) -> None:
     Whatever goes wrong is left for the law to find: the next call finds it again.
     """
     if quarry.warm_up is not None:
-        request = case_payload(quarry, "", quarry.warm_up)
-        worker.run({**request, "task": "cost", "calls": 1}, WARM_UP_DEADLINES)
+        request = quarry.address.request("cost", problem=quarry.warm_up.to_json(), calls=1)
+        worker.run(request, WARM_UP_DEADLINES)

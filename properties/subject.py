@@ -51,9 +51,20 @@ class Subject:
         self._phases = phases
         self._compiled = set() if compiled is None else compiled
 
+    def refusal(self, problem: Problem) -> str | None:
+        """Give the reason why the implementation does not claim this problem; None if it does.
+
+        Raises:
+            Stop: its ``supports`` raised.
+        """
+        try:
+            return self.implementation.refusal(problem, self.target)
+        except Exception as error:
+            raise Stop(_crash(error, "supports raised ")) from error
+
     def supports(self, problem: Problem) -> bool:
         """Tell whether the implementation claims this problem."""
-        return self.implementation.refusal(problem, self.target) is None
+        return self.refusal(problem) is None
 
     def materialise(self, problem: Problem, **options: Any) -> Any:  # noqa: ANN401  any record
         """Make a problem's tensors on the device."""
@@ -143,14 +154,15 @@ class Subject:
             time.sleep(5e-5)
 
 
-def _crash(error: BaseException) -> Verdict:
+def _crash(error: BaseException, where: str = "") -> Verdict:
     kind = type(error).__name__
     text = str(error)
     if isinstance(error, MemoryError) or "can't allocate memory" in text:
         kind = "out of memory"
     lines = text.strip().splitlines() or [""]
     trace = "".join(traceback.format_exception(error)[-6:])
-    return Verdict("CRASH", kind, f"{type(error).__name__}: {lines[0][:500]}", trace=trace[-4000:])
+    message = f"{where}{type(error).__name__}: {lines[0][:500]}"
+    return Verdict("CRASH", kind, message, trace=trace[-4000:])
 
 
 class Snapshot:

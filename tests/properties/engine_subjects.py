@@ -211,8 +211,16 @@ def _broken(problem: Problem, target: Target) -> bool:
     return bool(problem.seed / (1 if target.device == "cuda" else 0))
 
 
+def _stumbles(problem: Problem, target: Target) -> bool | str:
+    if isinstance(problem, MergeProblem) and problem.num_tokens > 1:
+        message = "no such row"
+        raise KeyError(message)
+    return narrow_merges(problem, target)
+
+
 never = implementation("merge_state", name="never", supports=_never)(merged)
 broken_supports = implementation("merge_state", name="broken", supports=_broken)(merged)
+stumbling_supports = implementation("merge_state", name="stumbling", supports=_stumbles)(merged)
 
 
 def plain(inputs: MergeInputs) -> AttentionOutput:

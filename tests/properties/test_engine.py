@@ -18,7 +18,7 @@ from kernelproof.properties.report import Finding, ImplementationReport, LawRepo
 from kernelproof.reference import AttentionProblem, MergeProblem, Problem
 
 SUBJECTS = Path(__file__).with_name("engine_subjects.py")
-TINY = Profile("tiny", problems=30, max_work=20_000, shrink_seconds=4.0, seconds=30.0)
+TINY = Profile("tiny", problems=30, max_work=20_000, shrink_seconds=30.0, seconds=30.0)
 
 
 def subject(name: str) -> str:
@@ -87,8 +87,14 @@ class Notes(Progress):
 
 
 MANY = (
-    "honest_attention", "wrong_from_five", "never", "broken_supports", "absent", "rejects"
-)  # fmt: skip
+    "honest_attention",
+    "wrong_from_five",
+    "never",
+    "broken_supports",
+    "stumbling_supports",
+    "absent",
+    "rejects",
+)
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +163,17 @@ class TestManyAtOnce:
         assert report.error == ("broken.supports failed: ZeroDivisionError: division by zero")
         assert report.judged == 0
 
+    def test_a_supports_that_raises_on_single_problems_is_a_crash(
+        self, each: dict[str, ImplementationReport]
+    ) -> None:
+        report = each["stumbling_supports"]
+        assert not report.error
+        finding = only_finding(report)
+        assert (finding.verdict.status, finding.verdict.kind) == ("CRASH", "KeyError")
+        assert finding.verdict.message == "supports raised KeyError: 'no such row'"
+        assert isinstance(finding.problem, MergeProblem)
+        assert finding.problem.num_tokens == 2
+
     def test_a_name_that_is_missing_is_an_error(
         self, each: dict[str, ImplementationReport]
     ) -> None:
@@ -175,7 +192,7 @@ class TestManyAtOnce:
     def test_all_of_it_is_counted_and_told(self, report: RunReport, notes: Notes) -> None:
         assert report.judged == sum(each.judged for each in report.implementations) == notes.count
         assert {finding.implementation for finding in report.findings} == {
-            "wrong-from-five", "rejects"
+            "wrong-from-five", "stumbling", "rejects"
         }  # fmt: skip
         assert report.unknown == report.findings
         assert not report.lost
