@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -28,6 +29,11 @@ hypothesis.settings.load_profile("tests")
 # Before torch is imported. The tensors of the tests are small: threads that wait for each other on
 # a busy machine made small operations take 57 s instead of 12 on two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and so would every process
+# that they start. A handler is not inherited: those processes end at a Ctrl-C by default.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What a checkout holds beside the repository itself.
 NOT_SOURCE = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "docs")
