@@ -16,9 +16,13 @@ OPERATIONS = (
     "append_paged_kv",
     "build_metadata",
 )
-FEATURES = ("custom_mask", "per_head_scales", "nondeterministic")
+FEATURES = ("custom_mask", "per_head_scales", "nondeterministic", "phases", "no_host_sync")
 """What an implementation may opt into: the first two are drawn only where named; the third says
-that repeated calls may differ within the bound (atomics), so that they are not compared bitwise."""
+that repeated calls may differ within the bound (atomics), so that they are not compared bitwise;
+the others are of build_metadata: that the result has ``decodes`` and ``prefills``, each with
+``cum_seq_lens_q`` and ``cum_pages_kv`` besides, and that a call never waits for the GPU: as the
+host cannot know how many pages there are, its ``paged_kv_indices`` may then be longer than
+``paged_kv_indptr[-1]``."""
 
 Supports = Callable[[Problem, Target], "bool | str"]
 

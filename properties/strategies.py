@@ -211,14 +211,19 @@ def metadata_problems(draw: st.DrawFn, axes: Axes) -> MetadataProblem:
     """Draw a sequence of batches that shrink and grow."""
     del axes
     page_size = draw(st.sampled_from(all_axes("paged_attention")["page_size"]))
-    request = st.tuples(
-        st.integers(0, 9), st.integers(0, 3 * page_size + 1) | lengths(600, page_size)
-    )
-    steps = draw(st.lists(st.lists(request, max_size=8), min_size=1, max_size=4))
+    threshold = draw(st.sampled_from((1, 2, 4)))
+    seq_len = st.integers(0, 3 * page_size + 1) | lengths(600, page_size)
+    request = st.tuples(st.integers(0, 9), seq_len)
+    # Speculative decoding gives every request the same few tokens; a CUDA graph's batch is padded.
+    decode = st.tuples(st.just(threshold), seq_len)
+    padding = st.lists(st.just((0, 0)), max_size=3)
+    step = st.builds(list.__add__, st.lists(decode | request, max_size=8), padding)
+    steps = draw(st.lists(step, min_size=1, max_size=4))
     return MetadataProblem(
         steps=tuple((tuple(t for t, _ in step), tuple(s for _, s in step)) for step in steps),
         page_size=page_size,
         spare_columns=draw(st.integers(0, 4)),
+        decode_threshold=threshold,
         seed=draw(st.integers(0, LARGEST_SEED)),
     )
 

@@ -95,14 +95,19 @@ class Subject:
             self._compiled.add(module)
         return result
 
-    def attend(self, problem: Problem, inputs: Any) -> Result:  # noqa: ANN401  any record with out
-        """Run an operation that gives out and lse.
+    def attend(
+        self,
+        problem: Problem,
+        inputs: Any,  # noqa: ANN401  any record with out
+        fill: float = torch.nan,
+    ) -> Result:
+        """Run an operation that gives out and lse; given buffers hold ``fill`` before.
 
         Raises:
             Stop: it raised, or gave something that is not (out, lse).
         """
         if self.implementation.writes_out:
-            inputs = self._with_buffers(inputs)
+            inputs = self._with_buffers(inputs, fill)
         result = self.call(problem, inputs)
         if self.implementation.writes_out:
             return inputs.out, inputs.lse
@@ -115,8 +120,8 @@ class Subject:
             raise Stop(Verdict("FAIL", "shape", message))
         return out, lse
 
-    def _with_buffers(self, inputs: Any) -> Any:  # noqa: ANN401  any record with out
-        """Give out and lse as poisoned buffers between canaries."""
+    def _with_buffers(self, inputs: Any, fill: float) -> Any:  # noqa: ANN401  any record with out
+        """Give out and lse as buffers full of ``fill`` between canaries."""
         source = inputs.q if hasattr(inputs, "q") else inputs.outs[0]
         values = next(
             tensor
@@ -133,7 +138,7 @@ class Subject:
             count = int(torch.Size(size).numel())
             storage = source.new_full((count + 2 * FENCE,), torch.nan, dtype=dtype)
             self.buffers[name] = storage
-            views[name] = storage[FENCE : FENCE + count].view(size)
+            views[name] = storage[FENCE : FENCE + count].view(size).fill_(fill)
         return dataclasses.replace(inputs, **views)
 
     def written_outside(self) -> str | None:

@@ -20,6 +20,7 @@ FAIL_KINDS = (
     "wrote_outside",
     "nondeterministic",
     "insensitive",
+    "host_sync",
 )
 
 

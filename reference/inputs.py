@@ -98,12 +98,17 @@ class AppendInputs:
 
 @dataclass(frozen=True, eq=False)
 class MetadataInputs:
-    """Arguments of ``build_metadata``: int32 tensors [R], [R] and [R, pages]."""
+    """Arguments of ``build_metadata``: int32 tensors [R], [R] and [R, pages].
+
+    ``decode_threshold`` says how many query tokens a decode has at most, for builders that also
+    split the batch into its phases; above 1 decodes are uniform (``split_decodes_and_prefills``).
+    """
 
     query_lens: torch.Tensor
     seq_lens: torch.Tensor
     block_table: torch.Tensor
     page_size: int
+    decode_threshold: int = 1
     storages: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 

@@ -270,6 +270,7 @@ def _metadata_inputs(problem: MetadataProblem, home: _Allocator, step: int) -> M
         seq_lens=home.place("seq_lens", make(seq_lens)),
         block_table=home.place("block_table", table32),
         page_size=problem.page_size,
+        decode_threshold=problem.decode_threshold,
         storages=home.storages,
     )
 

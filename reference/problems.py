@@ -269,6 +269,8 @@ class MetadataProblem(_Problem):
         steps: a (query_lens, seq_lens) pair a call; batches shrink and grow.
         page_size: keys a page.
         spare_columns: garbage entries at the end of each block-table row.
+        decode_threshold: query tokens up to which a request is a decode; above 1, as in
+            speculative decoding, all decodes of a batch have as many.
         seed: of the page ids and the garbage.
     """
 
@@ -278,6 +280,7 @@ class MetadataProblem(_Problem):
     steps: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (((1,), (1,)),)
     page_size: int = 1
     spare_columns: int = 0
+    decode_threshold: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -287,7 +290,8 @@ class MetadataProblem(_Problem):
                 refuse(f"steps[{position}]", step, "a pair of equally many lengths")
             for lengths in step:
                 _lengths(f"steps[{position}]", lengths)
-        for name, low in (("page_size", 1), ("spare_columns", 0), ("seed", 0)):
+        for name, low in (("page_size", 1), ("spare_columns", 0), ("decode_threshold", 1),
+                          ("seed", 0)):  # fmt: skip
             if getattr(self, name) < low:
                 refuse(name, getattr(self, name), f"at least {low}")
 

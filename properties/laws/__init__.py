@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from . import attention, general, merge, metadata
+from . import append, attention, general, merge, metadata, partition
 from .law import Law
 
-LAWS: tuple[Law, ...] = general.LAWS + attention.LAWS + merge.LAWS + metadata.LAWS
+LAWS: tuple[Law, ...] = (
+    *general.LAWS,
+    *attention.LAWS,
+    *partition.LAWS,
+    *merge.LAWS,
+    *metadata.LAWS,
+    *append.LAWS,
+)
 """All laws, the most telling of each operation first."""
 
 

@@ -7,14 +7,17 @@ from typing import Any
 
 import torch
 
-from ...reference import AttentionProblem
+from ...reference import AttentionOutput, AttentionProblem
+from ...reference.inputs import PagedAttentionInputs
 from ..comparison import Result, agree, fail
 from ..subject import Subject
 from ..verdict import VACUOUS, Verdict
-from .general import run, same_result
+from .general import run, run_on, same_result
 from .law import ATTENTION, PAGED, Law
 
 OTHER_PAGE_SIZES = (1, 2, 3, 5, 8, 16, 32, 64)
+SHIFTS = (512.0, -512.0, 8192.0, -8192.0)
+"""Raw logits: with the usual scales 45 and more, where exp alone overflows or vanishes."""
 
 
 def unused_memory(subject: Subject, problem: AttentionProblem) -> Verdict:
@@ -33,6 +36,54 @@ def layout_invariance(subject: Subject, problem: AttentionProblem) -> Verdict:
     if not subject.supports(other):
         return VACUOUS
     return same_result(subject, problem, other)
+
+
+def contiguity(subject: Subject, problem: AttentionProblem) -> Verdict:
+    """Make q a slice of packed QKV and the caches views of one allocation, then neither."""
+    dense = replace(problem, strided_q=False, strided_kv=False)
+    for q, kv in ((True, True), (False, True), (True, False)):
+        strided = replace(problem, strided_q=q, strided_kv=kv)
+        if subject.supports(strided) and subject.supports(dense):
+            return same_result(subject, strided, dense)
+    return VACUOUS
+
+
+def logit_shift(subject: Subject, problem: AttentionProblem) -> Verdict:
+    """Add a constant to every logit: out is the same, lse grows by it. Sinks are shifted too.
+
+    One channel of q is set to 1, and the same channel of k to 0 and then to the constant.
+    """
+    regime = "iid" if problem.exact else problem.regime
+    problem = replace(problem, logits_soft_cap=0.0, regime=regime)
+    if not subject.supports(problem):
+        return VACUOUS
+    inputs = subject.materialise(problem)
+    keys = inputs.k_cache if isinstance(inputs, PagedAttentionInputs) else inputs.k
+    inputs.q[..., 0], keys[..., 0] = 1.0, 0.0
+    (out, lse), judged = run_on(subject, problem, inputs)
+    constant = SHIFTS[problem.seed % len(SHIFTS)]
+    keys[..., 0] = constant
+    shift = constant * problem.scale * _per_query_head(inputs.k_scale, problem)
+    if inputs.sinks is not None:
+        inputs = replace(inputs, sinks=(inputs.sinks + shift).to(inputs.sinks.dtype))
+    shifted, shifted_judged = run_on(subject, problem, inputs)
+    expected: Result = (out, None if lse is None else lse.double() + shift)
+    bound = judged.bound
+    if inputs.sinks is not None:
+        # The shifted sinks were rounded: the oracle says how much that moves.
+        before, after = judged.expected, shifted_judged.expected
+        bound = AttentionOutput(
+            bound.out + _finite_difference(before.out, after.out),
+            bound.lse + _finite_difference(before.lse + shift, after.lse),
+        )
+    return agree(expected, shifted, (bound, shifted_judged.bound), exact=False)
+
+
+def _per_query_head(scale: float | torch.Tensor, problem: AttentionProblem) -> torch.Tensor:
+    """Give a scale of all or of each key-value head as one float64 of each query head."""
+    if isinstance(scale, torch.Tensor):
+        return scale.double().repeat_interleave(problem.group_size)
+    return torch.full((problem.num_qo_heads,), scale, dtype=torch.float64)
 
 
 def page_size_invariance(subject: Subject, problem: AttentionProblem) -> Verdict:
@@ -160,6 +211,20 @@ LAWS = (
         PAGED,
         layout_invariance,
         "NHD and HND caches with the same keys give the same answer",
+        weight=0.5,
+    ),
+    Law(
+        "contiguity",
+        ATTENTION,
+        contiguity,
+        "strided and contiguous tensors with the same values give the same answer",
+        weight=0.5,
+    ),
+    Law(
+        "logit_shift",
+        ATTENTION,
+        logit_shift,
+        "a constant added to every logit, and to the sinks, changes nothing but the lse",
         weight=0.5,
     ),
     Law(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,10 +13,12 @@ from ...reference.bounds import Judged
 from ...reference.inputs import MergeInputs
 from ..comparison import Result, against_oracle, agree, fail, same_bits, worse
 from ..subject import Snapshot, Subject
-from ..verdict import PASS, Verdict
+from ..verdict import PASS, VACUOUS, Verdict
 from .law import ATTENTION, MERGE, Law
 
 Computing = AttentionProblem | MergeProblem
+OTHER_FILL = -977.0
+"""Finite, so that it also shows where a kernel clears NaN first; in the range of every dtype."""
 
 
 def judged(subject: Subject, inputs: Any) -> Judged:  # noqa: ANN401  any record with out
@@ -28,10 +31,14 @@ def judged(subject: Subject, inputs: Any) -> Judged:  # noqa: ANN401  any record
 
 def run(subject: Subject, problem: Computing, **options: Any) -> tuple[Result, Judged]:  # noqa: ANN401
     """Materialise a problem, run the subject on it and ask the oracle."""
-    inputs = subject.materialise(problem, **options)
+    return run_on(subject, problem, subject.materialise(problem, **options))
+
+
+def run_on(subject: Subject, problem: Computing, inputs: Any) -> tuple[Result, Judged]:  # noqa: ANN401
+    """Run the subject on these inputs and ask the oracle; the problem is what they look like."""
     # The oracle looks first: a subject that changes its inputs must not change the answer too.
     expectation = judged(subject, inputs)
-    return subject.attend(problem, inputs), expectation
+    return _kept(subject.attend(problem, inputs)), expectation
 
 
 def same_result(
@@ -99,20 +106,67 @@ def inputs_unchanged(subject: Subject, problem: Computing) -> Verdict:
 
 def repeated_calls(subject: Subject, problem: Computing) -> Verdict:
     """Check that the same call gives the same bits again, or the same within the bounds."""
-    first, expectation = run(subject, problem)
-    first = _kept(first)
-    verdict = PASS
-    for _ in range(2):
-        second = subject.attend(problem, subject.materialise(problem))
-        if "nondeterministic" in subject.implementation.features:
-            bounds = (expectation.bound, expectation.bound)
-            verdict = worse(verdict, agree(first, second, bounds, exact=problem.exact))
-        else:
-            verdict = worse(verdict, _same_bits(first, second))
+    first = run(subject, problem)
+    return worse(_again(subject, problem, first), _again(subject, problem, first))
+
+
+def _again(subject: Subject, problem: Computing, before: tuple[Result, Judged]) -> Verdict:
+    """Repeat a call: the same bits, or the same within the bounds where that was declared."""
+    first, expectation = before
+    second = subject.attend(problem, subject.materialise(problem))
+    if "nondeterministic" in subject.implementation.features:
+        bounds = (expectation.bound, expectation.bound)
+        verdict = agree(first, second, bounds, exact=problem.exact)
+    else:
+        verdict = _same_bits(first, second)
+    if verdict.kind == "numeric":
+        return dataclasses.replace(verdict, kind="nondeterministic")
+    return verdict
+
+
+def call_order(subject: Subject, problem: Computing) -> Verdict:
+    """Repeat a call after one on another batch: nothing of that may be left."""
+    other = next((each for each in _others(problem) if subject.supports(each)), None)
+    if other is None:
+        return VACUOUS
+    first = run(subject, problem)
+    subject.attend(other, subject.materialise(other))
+    verdict = _again(subject, problem, first)
     if verdict.bad:
-        return dataclasses.replace(
-            verdict, kind="nondeterministic" if verdict.kind == "numeric" else verdict.kind
+        message = f"repeated after a call on another batch: {verdict.message}"
+        return dataclasses.replace(verdict, message=message)
+    return verdict
+
+
+def _others(problem: Computing) -> Iterator[Computing]:
+    """Give other batches of the same kind, the most different first."""
+    fresh = dataclasses.replace(problem, seed=problem.seed + 1)
+    if isinstance(fresh, MergeProblem):
+        yield dataclasses.replace(fresh, num_tokens=fresh.num_tokens + 3)
+    elif len(fresh.query_lens) > 1:
+        yield dataclasses.replace(
+            fresh,
+            query_lens=fresh.query_lens[1:],
+            seq_lens=fresh.seq_lens[1:],
+            request_ids=fresh.request_ids[1:],
         )
+    else:
+        yield dataclasses.replace(
+            fresh, query_lens=(*fresh.query_lens, 1), seq_lens=(*fresh.seq_lens, 3), request_ids=()
+        )
+    yield fresh
+
+
+def output_buffers(subject: Subject, problem: Computing) -> Verdict:
+    """Fill the given output buffers with something else: whatever they held, it is overwritten."""
+    if not subject.implementation.writes_out:
+        return VACUOUS
+    poisoned = _kept(subject.attend(problem, subject.materialise(problem)))
+    filled = subject.attend(problem, subject.materialise(problem), fill=OTHER_FILL)
+    verdict = _same_bits(poisoned, filled)
+    if verdict.bad:
+        message = f"output buffers that held {OTHER_FILL} and not NaN before: {verdict.message}"
+        return dataclasses.replace(verdict, message=message)
     return verdict
 
 
@@ -162,5 +216,20 @@ LAWS = (
         repeated_calls,
         "the same call gives the same bits every time",
         weight=0.5,
+    ),
+    Law(
+        "call_order",
+        ATTENTION + MERGE,
+        call_order,
+        "the same call gives the same bits after a call on another batch",
+        weight=0.5,
+    ),
+    Law(
+        "output_buffers",
+        ATTENTION + MERGE,
+        output_buffers,
+        "what the given output buffers held before makes no difference",
+        weight=0.5,
+        needs="writes_out",
     ),
 )

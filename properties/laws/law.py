@@ -20,6 +20,10 @@ class Law:
         check: gives the verdict on a subject and a problem; may raise ``Stop``.
         statement: the law in one sentence.
         weight: its share of a profile's problems; parity sees the most.
+        needs: what an implementation must declare for the law to have anything to look at:
+            ``"writes_out"`` or a feature; nothing if empty.
+        overlap: why the law is kept though others kill every seeded bug that it kills; empty where
+            it kills one alone.
     """
 
     name: str
@@ -27,6 +31,8 @@ class Law:
     check: Callable[[Subject, Any], Verdict]
     statement: str
     weight: float = 1.0
+    needs: str = ""
+    overlap: str = ""
 
 
 ATTENTION = ("paged_attention", "ragged_attention")

@@ -1,15 +1,22 @@
-"""Laws of metadata builders and of appending to a cache: integers and bits, compared exactly."""
+"""Laws of metadata builders: integers, compared exactly."""
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import pairwise
 from typing import Any
 
 import torch
 
-from ...reference import AttentionProblem, MetadataProblem, oracle
+from ...reference import (
+    AttentionProblem,
+    MetadataProblem,
+    oracle,
+    slice_phases,
+    split_decodes_and_prefills,
+)
 from ...reference.inputs import MetadataInputs
-from ..comparison import bitwise, fail, same_bits, worse
+from ..comparison import bitwise, fail
 from ..subject import Snapshot, Stop, Subject
 from ..verdict import PASS, VACUOUS, Verdict
 from .law import APPEND, METADATA, Law
@@ -27,6 +34,10 @@ def _build(subject: Subject, problem: MetadataProblem, inputs: MetadataInputs) -
             message = f"the result has no tensor {name}: it is a {type(result).__name__}"
             raise Stop(fail("shape", message))
         built[name] = value.clone()
+    if "no_host_sync" in subject.implementation.features:
+        # The host did not know the count, so the buffer behind it is longer.
+        count = int(built["paged_kv_indptr"][-1])
+        built["paged_kv_indices"] = built["paged_kv_indices"][:count]
     return built
 
 
@@ -110,24 +121,56 @@ def inputs_unchanged(subject: Subject, problem: MetadataProblem | AttentionProbl
     return PASS
 
 
-def append_parity(subject: Subject, problem: AttentionProblem) -> Verdict:
-    """Check every slot of both caches, the untouched ones included, bit by bit."""
+def phases(subject: Subject, problem: MetadataProblem) -> Verdict:
+    """Check the phases of mixed batches, decodes first, of builders that give them."""
+    if "phases" not in subject.implementation.features:
+        return VACUOUS
+    ordered = tuple(_decodes_first(*step) for step in problem.steps)
+    problem = dataclasses.replace(problem, steps=ordered)
+    for step in range(len(problem.steps)):
+        inputs = subject.materialise(problem, step=step)
+        result = subject.call(problem, inputs)
+        num_decodes = split_decodes_and_prefills(
+            inputs.query_lens,
+            decode_threshold=inputs.decode_threshold,
+            require_uniform=inputs.decode_threshold > 1,
+        )[0]
+        expected = slice_phases(oracle.metadata(inputs), num_decodes)
+        for phase, wanted in zip(("decodes", "prefills"), expected, strict=True):
+            for name in (*FIELDS, "cum_seq_lens_q", "cum_pages_kv"):
+                value = getattr(getattr(result, phase, None), name, None)
+                if not isinstance(value, torch.Tensor):
+                    return fail("shape", f"step {step}: {phase} has no tensor {name}")
+                found = bitwise(f"step {step}: {phase}.{name}", value, getattr(wanted, name))
+                if found.bad:
+                    return found
+    return Verdict("PASS", ratio=0.0)
+
+
+def _decodes_first(
+    query_lens: tuple[int, ...], seq_lens: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Reorder a batch as serving stacks do: by query tokens, padding last."""
+    pairs = sorted(zip(query_lens, seq_lens, strict=True), key=lambda pair: (not pair[0], pair[0]))
+    return tuple(t for t, _ in pairs), tuple(s for _, s in pairs)
+
+
+def no_host_sync(subject: Subject, problem: MetadataProblem) -> Verdict:
+    """Build on a GPU without waiting for it: torch raises where a call synchronises."""
+    if subject.target.device != "cuda" or "no_host_sync" not in subject.implementation.features:
+        return VACUOUS
     inputs = subject.materialise(problem)
-    expected = oracle.append(inputs)
-    result = subject.call(problem, inputs)
-    if not (isinstance(result, tuple) and len(result) == 2):  # noqa: PLR2004
-        return fail("shape", f"returned {type(result).__name__}, not (k_cache, v_cache)")
-    verdict = Verdict("PASS", ratio=0.0)
-    for name, cache, wanted, given in zip(
-        ("k_cache", "v_cache"), result, expected, (inputs.k_cache, inputs.v_cache), strict=True
-    ):
-        if cache.shape != wanted.shape or cache.dtype != wanted.dtype:
-            return fail("shape", f"{name} became {cache.dtype} {list(cache.shape)}")
-        if inputs.in_place and cache.data_ptr() != given.data_ptr():
-            return fail("shape", f"in_place: the returned {name} is another tensor")
-        if not same_bits(cache, wanted):
-            verdict = worse(verdict, bitwise(name, cache, wanted))
-    return verdict
+    subject.call(problem, inputs)  # the first call may compile, and synchronise for that
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        subject.implementation(inputs)
+    except RuntimeError as error:
+        if "synchroniz" not in str(error):
+            raise
+        return fail("host_sync", f"the call waits for the GPU: {error}")
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return Verdict("PASS", ratio=0.0)
 
 
 LAWS = (
@@ -151,17 +194,26 @@ LAWS = (
         "a batch built again after others is the same: nothing stale is left in a buffer",
     ),
     Law(
+        "metadata_phases",
+        METADATA,
+        phases,
+        "decodes and prefills start at 0, count pages as pages, and hold their own requests only",
+        needs="phases",
+    ),
+    Law(
+        "metadata_no_host_sync",
+        METADATA,
+        no_host_sync,
+        "a builder that declares no_host_sync never waits for the GPU",
+        weight=0.5,
+        needs="no_host_sync",
+        overlap="there is nothing to wait for on a CPU, where the score runs",
+    ),
+    Law(
         "integer_inputs_unchanged",
         METADATA + APPEND,
         inputs_unchanged,
         "inputs, and the canaries around them, keep every bit",
         weight=0.5,
-    ),
-    Law(
-        "append_parity",
-        APPEND,
-        append_parity,
-        "new keys and values stand in their slots, and every other slot keeps its bits",
-        weight=2.0,
     ),
 )

@@ -14,7 +14,9 @@ from . import (
     merge_bugs,
     metadata_bugs,
     paging_bugs,
+    phase_bugs,
     process_bugs,
+    reuse_bugs,
     stateful_bugs,
 )
 from .catalogue import SeededBug
@@ -24,8 +26,10 @@ BUGS: tuple[SeededBug, ...] = (
     *paging_bugs.BUGS,
     *memory_bugs.BUGS,
     *stateful_bugs.BUGS,
+    *reuse_bugs.BUGS,
     *merge_bugs.BUGS,
     *metadata_bugs.BUGS,
+    *phase_bugs.BUGS,
 )
 """Wrong answers: each must be killed by at least one law."""
 PROCESS_CONTROLS: tuple[SeededBug, ...] = tuple(process_bugs.BUGS)

@@ -148,6 +148,60 @@ def build(inputs: MetadataInputs, counts: torch.Tensor | None = None) -> Built:
     )
 
 
+@dataclass(frozen=True)
+class Phase(Built):
+    """The requests of one phase, and the two cumulative sums that trtllm-gen kernels take."""
+
+    cum_seq_lens_q: torch.Tensor
+    cum_pages_kv: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Phased(Built):
+    """A batch and its two phases."""
+
+    decodes: Phase
+    prefills: Phase
+
+
+def num_decodes_of(inputs: MetadataInputs) -> int:
+    """Count the decodes at the head of a batch, which all have as many queries as the first.
+
+    A batch of nothing but decodes and padding is all decodes.
+    """
+    lengths: list[int] = inputs.query_lens.tolist()
+    if not lengths or lengths[0] > inputs.decode_threshold:
+        return 0
+    if inputs.decode_threshold == 1:
+        return next((i for i, t in enumerate(lengths) if t > 1), len(lengths))
+    if all(t in (lengths[0], 0) for t in lengths):
+        return len(lengths)
+    return next(i for i, t in enumerate(lengths) if t != lengths[0])
+
+
+def split(built: Built, num_decodes: int) -> Phased:
+    """Cut a batch into its phases, each counting from its own first token and page."""
+    requests = len(built.seq_lens)
+    return Phased(
+        **vars(built),
+        decodes=_phase(built, 0, num_decodes),
+        prefills=_phase(built, num_decodes, requests),
+    )
+
+
+def _phase(built: Built, start: int, stop: int) -> Phase:
+    tokens, pages = built.qo_indptr[start : stop + 1], built.paged_kv_indptr[start : stop + 1]
+    return Phase(
+        qo_indptr=tokens - tokens[0],
+        paged_kv_indptr=pages - pages[0],
+        paged_kv_indices=built.paged_kv_indices[int(pages[0]) : int(pages[-1])],
+        paged_kv_last_page_len=built.paged_kv_last_page_len[start:stop],
+        seq_lens=built.seq_lens[start:stop],
+        cum_seq_lens_q=tokens - tokens[0],
+        cum_pages_kv=pages - pages[0],
+    )
+
+
 def cumulative(counts: torch.Tensor) -> torch.Tensor:
     """Give the indptr of counts: cumulative sums from 0."""
     zero = counts.new_zeros(1, dtype=torch.int32)
@@ -182,6 +236,16 @@ _persistent = Buffers()
 def persistent_metadata(inputs: MetadataInputs) -> Built:
     """Fill persistent buffers and return views of them."""
     return Built(**{name: _persistent.store(name, t) for name, t in vars(build(inputs)).items()})
+
+
+_persistent_phases = Buffers()
+
+
+@seeded(CONTROLS, "build_metadata", control="honest", features=("phases",))
+def phased_metadata(inputs: MetadataInputs) -> Phased:
+    """Fill persistent buffers and cut views of them into decodes and prefills."""
+    stored = {name: _persistent_phases.store(name, t) for name, t in vars(build(inputs)).items()}
+    return split(Built(**stored), num_decodes_of(inputs))
 
 
 @seeded(CONTROLS, "append_paged_kv", control="honest")

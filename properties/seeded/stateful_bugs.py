@@ -29,53 +29,53 @@ MOST_PLANS = 4096
 _plans: dict[Hashable, Any] = {}
 
 
-def _planned(key: Hashable, plan: Any) -> Any:  # noqa: ANN401  whatever a bug remembers
+def planned(key: Hashable, plan: Any) -> Any:  # noqa: ANN401  whatever a bug remembers
     """Remember the first plan of a key for ever, as a cache without invalidation does."""
     if len(_plans) > MOST_PLANS:
         _plans.clear()
     return _plans.setdefault(key, plan)
 
 
-def _checksum(tensor: torch.Tensor) -> int:
+def checksum(tensor: torch.Tensor) -> int:
     """Add up bits, in any order: it stands for an address, by which wrappers know a tensor."""
     return int(tensor.contiguous().flatten().view(torch.uint8).long().square().sum())
 
 
-def _batch(inputs: PagedAttentionInputs) -> tuple[int, ...]:
+def batch_of(inputs: PagedAttentionInputs) -> tuple[int, ...]:
     """Tell batches apart as a wrapper does that looks at lengths and at the queries' address."""
     lengths = (*inputs.metadata.qo_indptr.tolist(), *inputs.metadata.seq_lens.tolist())
-    return (*lengths, *inputs.q.shape, _checksum(inputs.q))
+    return (*lengths, *inputs.q.shape, checksum(inputs.q))
 
 
 @seeded(BUGS, PAGED, "sensitivity", model="flashinfer#1193")
 def options_of_first_plan(inputs: PagedAttentionInputs) -> Pair:
     """Keep the options of the first call with these queries and shapes."""
-    key = ("options", _batch(inputs), tuple(inputs.k_cache.shape), inputs.kv_layout,
+    key = ("options", batch_of(inputs), tuple(inputs.k_cache.shape), inputs.kv_layout,
            inputs.sinks is None)  # fmt: skip
     options = {
         name: getattr(inputs, name)
         for name in AttentionOptions.__dataclass_fields__
         if name not in ("sinks", "custom_mask")
     }
-    return attend(replace(inputs, **_planned(key, options)))
+    return attend(replace(inputs, **planned(key, options)))
 
 
 @seeded(BUGS, RAGGED, "sensitivity")
 def window_of_first_plan(inputs: RaggedAttentionInputs) -> Pair:
     """Keep the window of the first call with these queries and lengths."""
-    key = ("window", tuple(inputs.q.shape), _checksum(inputs.q), tuple(inputs.kv_indptr.tolist()))
-    return attend(replace(inputs, window_left=_planned(key, inputs.window_left)))
+    key = ("window", tuple(inputs.q.shape), checksum(inputs.q), tuple(inputs.kv_indptr.tolist()))
+    return attend(replace(inputs, window_left=planned(key, inputs.window_left)))
 
 
 @seeded(BUGS, PAGED, "page_relabelling", model="vllm#39546")
 def pages_of_first_plan(inputs: PagedAttentionInputs) -> Pair:
     """Keep the page indices of the first call with these queries and lengths."""
-    key = ("pages", _batch(inputs), tuple(inputs.k_cache.shape), inputs.kv_layout)
-    planned = _planned(key, [row.clone() for row in page_ids(inputs)])
+    key = ("pages", batch_of(inputs), tuple(inputs.k_cache.shape), inputs.kv_layout)
+    first = planned(key, [row.clone() for row in page_ids(inputs)])
 
     def pages(inputs: PagedAttentionInputs) -> list[torch.Tensor]:
         del inputs
-        return list(planned)
+        return list(first)
 
     return attend(inputs, replace(HONEST, pages=pages))
 
@@ -85,8 +85,8 @@ def layout_of_first_plan(inputs: PagedAttentionInputs) -> Pair:
     """Keep the order of axes of the first cache with this many pages, slots and heads."""
     dims = inputs.k_cache.shape
     slots, heads = (dims[1], dims[2]) if inputs.kv_layout == "NHD" else (dims[2], dims[1])
-    key = ("layout", _batch(inputs), dims[0], slots, heads, dims[3])
-    layout = _planned(key, inputs.kv_layout)
+    key = ("layout", batch_of(inputs), dims[0], slots, heads, dims[3])
+    layout = planned(key, inputs.kv_layout)
     if layout == inputs.kv_layout:
         return attend(inputs)
 
@@ -102,8 +102,8 @@ def layout_of_first_plan(inputs: PagedAttentionInputs) -> Pair:
 @seeded(BUGS, PAGED, "page_size_invariance")
 def page_size_of_first_plan(inputs: PagedAttentionInputs) -> Pair:
     """Keep the page size of the first call with these queries and lengths."""
-    key = ("page_size", _batch(inputs), inputs.kv_layout)
-    size = min(_planned(key, inputs.metadata.page_size), inputs.metadata.page_size)
+    key = ("page_size", batch_of(inputs), inputs.kv_layout)
+    size = min(planned(key, inputs.metadata.page_size), inputs.metadata.page_size)
 
     def gather(
         cache: torch.Tensor, pages: torch.Tensor, inputs: PagedAttentionInputs
@@ -141,8 +141,8 @@ def weights_by_checksum(inputs: MergeInputs) -> Pair:
     """Reuse the weights of states, none empty, whose bits add up to the same: in any order."""
     if inputs.lses.isneginf().any():
         return merge_states(inputs.outs, inputs.lses, inputs.out_dtype)
-    key = ("checksum", tuple(inputs.outs.shape), _checksum(inputs.outs), _checksum(inputs.lses))
-    lses = _planned(key, inputs.lses.clone())
+    key = ("checksum", tuple(inputs.outs.shape), checksum(inputs.outs), checksum(inputs.lses))
+    lses = planned(key, inputs.lses.clone())
     return merge_states(inputs.outs, lses, inputs.out_dtype)
 
 
@@ -153,9 +153,9 @@ def weight_of_second_state(inputs: MergeInputs) -> Pair:
         return merge_states(inputs.outs, inputs.lses, inputs.out_dtype)
     largest = inputs.lses.amax(dim=0)
     weights = torch.exp(inputs.lses - finite(largest))
-    key = ("second", tuple(inputs.outs.shape), _checksum(inputs.outs[1]),
+    key = ("second", tuple(inputs.outs.shape), checksum(inputs.outs[1]),
            tuple(inputs.lses[1].flatten().tolist()))  # fmt: skip
-    weights = torch.stack([weights[0], _planned(key, weights[1].clone())])
+    weights = torch.stack([weights[0], planned(key, weights[1].clone())])
     total = weights.sum(dim=0)
     out = (weights.unsqueeze(-1) * inputs.outs.float()).sum(dim=0)
     out = out / torch.where(total == 0, 1.0, total).unsqueeze(-1)

@@ -153,12 +153,18 @@ def test_a_bug_is_killed_by_the_law_that_it_was_seeded_for(bug: SeededBug) -> No
     assert said.bad, f"{said} on {problem}"
 
 
+def declares(implementation: Implementation, law: Law) -> bool:
+    """Tell whether an implementation declares what a law needs."""
+    declared = {*implementation.features, *(["writes_out"] if implementation.writes_out else [])}
+    return not law.needs or law.needs in declared
+
+
 @pytest.mark.parametrize("control", HONEST, ids=lambda control: control.name)
 def test_no_law_accuses_an_honest_control(control: SeededBug) -> None:
     implementation = find_implementation(control.reference)
     for law in laws_of(control.operation):
         result = search(implementation, law, HONEST_PROBLEMS)
-        assert result.judged, f"{law.name} judged nothing"
+        assert result.judged or not declares(implementation, law), f"{law.name} judged nothing"
         assert result.found is None, f"{law.name}: {result.found}"
 
 
@@ -191,10 +197,10 @@ def test_a_hang_or_crash_becomes_a_verdict_and_its_neighbour_keeps_its_own(
 
 
 def test_the_catalogue_is_large_and_covers_every_law_and_operation() -> None:
-    assert len(BUGS) >= 24
+    assert len(BUGS) >= 45
     assert len(PROCESS_CONTROLS) >= 6
-    assert len(HONEST) >= 4
-    assert {law.name for law in LAWS} == {bug.law for bug in BUGS}
+    assert len(HONEST) >= 6
+    assert {law.name for law in LAWS if not law.overlap} <= {bug.law for bug in BUGS}
     assert {bug.operation for bug in CATALOGUE} == set(OPERATIONS)
     assert {bug.operation for bug in HONEST} == set(OPERATIONS)
 

@@ -218,7 +218,7 @@ def test_ids_are_stable() -> None:
     # A change here makes every recorded case, seed and report unrecognisable.
     assert AttentionProblem().id == "e9d98f6df760"
     assert MergeProblem().id == "63ef7af72bcd"
-    assert MetadataProblem().id == "58e490141df8"
+    assert MetadataProblem().id == "061ce4e0888b"
     assert ATTENTION.id == "fe25956f6679"
 
 

@@ -1,0 +1,81 @@
+"""Laws of appending to a paged cache: bits, compared exactly."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from ...reference import AttentionProblem, oracle
+from ...reference.inputs import AppendInputs
+from ..comparison import bitwise, fail, same_bits, worse
+from ..subject import Stop, Subject
+from ..verdict import VACUOUS, Verdict
+from .law import APPEND, Law
+
+Caches = tuple[torch.Tensor, torch.Tensor]
+
+
+def _appended(subject: Subject, problem: AttentionProblem, inputs: AppendInputs) -> Caches:
+    """Run the subject; give (k_cache, v_cache).
+
+    Raises:
+        Stop: it gave something else.
+    """
+    result = subject.call(problem, inputs)
+    if not (isinstance(result, tuple) and len(result) == 2):  # noqa: PLR2004
+        message = f"returned {type(result).__name__}, not (k_cache, v_cache)"
+        raise Stop(fail("shape", message))
+    for name, cache, given in zip(
+        ("k_cache", "v_cache"), result, (inputs.k_cache, inputs.v_cache), strict=True
+    ):
+        if cache.shape != given.shape or cache.dtype != given.dtype:
+            message = f"{name} became {cache.dtype} {list(cache.shape)}"
+            raise Stop(fail("shape", message))
+    return result
+
+
+def append_parity(subject: Subject, problem: AttentionProblem) -> Verdict:
+    """Check every slot of both caches, the untouched ones included, bit by bit."""
+    inputs = subject.materialise(problem)
+    expected = oracle.append(inputs)
+    caches = _appended(subject, problem, inputs)
+    verdict = Verdict("PASS", ratio=0.0)
+    for name, cache, wanted, given in zip(
+        ("k_cache", "v_cache"), caches, expected, (inputs.k_cache, inputs.v_cache), strict=True
+    ):
+        if inputs.in_place and cache.data_ptr() != given.data_ptr():
+            return fail("shape", f"in_place: the returned {name} is another tensor")
+        if not same_bits(cache, wanted):
+            verdict = worse(verdict, bitwise(name, cache, wanted))
+    return verdict
+
+
+def append_then_attend(subject: Subject, problem: AttentionProblem) -> Verdict:
+    """Attend, with the oracle, to a cache that the subject completed: as if it had been whole."""
+    if not problem.num_tokens:
+        return VACUOUS
+    inputs = subject.materialise(problem)
+    attention = subject.materialise(replace(problem, operation="paged_attention"))
+    k_cache, v_cache = _appended(subject, problem, inputs)
+    attended = oracle.attention(replace(attention, k_cache=k_cache, v_cache=v_cache))
+    return bitwise("out after the append", attended.out, oracle.attention(attention).out)
+
+
+LAWS = (
+    Law(
+        "append_parity",
+        APPEND,
+        append_parity,
+        "new keys and values stand in their slots, and every other slot keeps its bits",
+        weight=2.0,
+    ),
+    Law(
+        "append_then_attend",
+        APPEND,
+        append_then_attend,
+        "attention over a cache that was appended to is attention over the whole of it",
+        weight=0.5,
+        overlap="append_parity sees every bit of the caches; this says what the bits are for",
+    ),
+)

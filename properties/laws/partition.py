@@ -1,0 +1,258 @@
+"""Laws of attention to parts of a batch: chunks of queries, ranges of keys, requests reordered."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from ...reference import (
+    Arithmetic,
+    AttentionOutput,
+    AttentionProblem,
+    merge_error_bound,
+    merge_states,
+)
+from ...reference.bounds import Judged
+from ...reference.inputs import AttentionInputs
+from ..comparison import Result, agree, worse
+from ..subject import Subject
+from ..verdict import VACUOUS, Verdict
+from .general import run_on
+from .law import ATTENTION, Law
+from .selection import Part, described, rows_of, select, whole
+
+EXACT_MERGE = Arithmetic(accumulate="float64")
+"""Partial states are merged by the oracle, whose own error is far below theirs."""
+
+
+class _Batch:
+    """A problem's inputs and what the subject makes of them, whole and in parts."""
+
+    def __init__(self, subject: Subject, problem: AttentionProblem) -> None:
+        self.subject, self.problem = subject, problem
+        self.inputs: AttentionInputs = subject.materialise(problem)
+
+    def whole(self) -> tuple[Result, Judged]:
+        """Run on all of it."""
+        return run_on(self.subject, self.problem, self.inputs)
+
+    def supports(self, parts: Sequence[Part]) -> bool:
+        """Tell whether the subject claims the batch of these parts."""
+        other = described(self.problem, parts)
+        return other is not None and self.subject.supports(other)
+
+    def part(self, parts: Sequence[Part]) -> tuple[Result, Judged]:
+        """Run on a batch of parts."""
+        other = described(self.problem, parts)
+        assert other is not None  # noqa: S101  `supports` has been asked
+        return run_on(self.subject, other, select(self.inputs, parts))
+
+    def rows(self, parts: Sequence[Part]) -> torch.Tensor:
+        """Give the rows of the whole batch that the parts' queries are."""
+        return rows_of(self.inputs, parts)
+
+
+def _pick(result: Result, judged: Judged, rows: torch.Tensor) -> tuple[Result, AttentionOutput]:
+    """Give some rows of a result and of its bound."""
+    out, lse = result
+    bound = AttentionOutput(judged.bound.out[rows], judged.bound.lse[rows])
+    return (out[rows], None if lse is None else lse[rows]), bound
+
+
+def _same_rows(batch: _Batch, ran: tuple[Result, Judged], parts: Sequence[Part],
+               other: tuple[Result, Judged]) -> Verdict:  # fmt: skip
+    """Compare a run of parts with their rows of the whole batch."""
+    expected, bound = _pick(*ran, batch.rows(parts))
+    result, judged = other
+    return agree(expected, result, (bound, judged.bound), exact=batch.problem.exact)
+
+
+def chunked_prefill(subject: Subject, problem: AttentionProblem) -> Verdict:
+    """Prefill in two chunks, the second one over the keys of both: as in one shot."""
+    problem = replace(problem, causal=True, custom_mask=False)
+    halves: tuple[list[Part], list[Part]] = ([], [])
+    for request, queries, (keys,) in whole(problem):
+        cut = len(queries) // 2 if len(queries) <= len(keys) else 0
+        seen = max(len(keys) - len(queries) + cut, 0)
+        halves[0].append(Part(request, range(cut), (range(seen),)))
+        halves[1].append(Part(request, range(cut, len(queries)), (keys,)))
+    if not any(part.queries for part in halves[0]) or not subject.supports(problem):
+        return VACUOUS
+    batch = _Batch(subject, problem)
+    if not all(batch.supports(parts) for parts in halves):
+        return VACUOUS
+    ran = batch.whole()
+    verdict = Verdict("PASS", ratio=0.0)
+    for parts in halves:
+        verdict = worse(verdict, _same_rows(batch, ran, parts, batch.part(parts)))
+    return verdict
+
+
+def appended_pairs(subject: Subject, problem: AttentionProblem) -> Verdict:
+    """Append query and key pairs to a causal batch: the rows before them stay as they were."""
+    problem = replace(problem, causal=True, custom_mask=False)
+    parts = []
+    for request, queries, (keys,) in whole(problem):
+        added = min(len(queries) // 2 + len(queries) % 2, len(keys))
+        added = added if len(queries) <= len(keys) else 0
+        left = range(len(queries) - added)
+        parts.append(Part(request, left, (range(len(keys) - added),)))
+    fewer = sum(len(part.queries) for part in parts)
+    if not fewer or fewer == problem.num_tokens or not subject.supports(problem):
+        return VACUOUS
+    batch = _Batch(subject, problem)
+    if not batch.supports(parts):
+        return VACUOUS
+    before = batch.part(parts)
+    return _same_rows(batch, batch.whole(), parts, before)
+
+
+def split_kv(subject: Subject, problem: AttentionProblem) -> Verdict:
+    """Attend to two ranges of the keys and merge the states: attention to all of them."""
+    one_query_each = max(problem.query_lens, default=0) <= 1
+    problem = replace(problem, custom_mask=False, sinks=False, window_left=-1,
+                      causal=problem.causal and one_query_each)  # fmt: skip
+    size = problem.page_size
+    halves: tuple[list[Part], list[Part]] = ([], [])
+    for request, queries, (keys,) in whole(problem):
+        cut = min(-(-len(keys) // (2 * size)) * size, len(keys))
+        halves[0].append(Part(request, queries, (range(cut),)))
+        halves[1].append(Part(request, queries, (range(cut, len(keys)),)))
+    if not any(part.num_keys for part in halves[1]) or not subject.supports(problem):
+        return VACUOUS
+    batch = _Batch(subject, problem)
+    if not all(batch.supports(parts) for parts in halves):
+        return VACUOUS
+    states, judgements, lses = [], [], []
+    for parts in halves:
+        (out, lse), judged = batch.part(parts)
+        if lse is None:
+            return VACUOUS
+        states.append(out.double())
+        lses.append(lse.double())
+        judgements.append(judged)
+    outs, all_lses = torch.stack(states), torch.stack(lses)
+    if outs.isnan().any() or all_lses.isnan().any():
+        return VACUOUS  # what parity says of each range
+    merged = merge_states(outs, all_lses)
+    bound = merge_error_bound(
+        outs,
+        all_lses,
+        out_errors=torch.stack([judged.bound.out for judged in judgements]),
+        lse_errors=torch.stack([judged.bound.lse for judged in judgements]),
+        arithmetic=EXACT_MERGE,
+        out_dtype=torch.float64,
+    )
+    result, judged = batch.whole()
+    return agree((merged.out, merged.lse), result, (bound, judged.bound), exact=False)
+
+
+def keys_behind_window(subject: Subject, problem: AttentionProblem) -> Verdict:
+    """Drop the pages of keys that lie behind every row's window: nothing changes."""
+    problem = replace(problem, custom_mask=False)
+    longest = max((s - t for t, s in zip(problem.query_lens, problem.seq_lens, strict=True)),
+                  default=0)  # fmt: skip
+    for window in dict.fromkeys((problem.window_left, max(longest, 0) // 2, 0)):
+        windowed = replace(problem, window_left=window)
+        parts = [_behind(part, windowed) for part in whole(windowed)]
+        dropped = any(part.keys[0].start for part in parts)
+        if window >= 0 and dropped and subject.supports(windowed):
+            break
+    else:
+        return VACUOUS
+    batch = _Batch(subject, windowed)
+    if not batch.supports(parts):
+        return VACUOUS
+    return _same_rows(batch, batch.whole(), parts, batch.part(parts))
+
+
+def _behind(part: Part, problem: AttentionProblem) -> Part:
+    """Leave out a request's leading pages that no row's window reaches."""
+    (keys,) = part.keys
+    if len(part.queries) > len(keys):
+        return part
+    first_seen = max(len(keys) - len(part.queries) - problem.window_left, 0)
+    kept = range(first_seen // problem.page_size * problem.page_size, len(keys))
+    return part._replace(keys=(kept,))
+
+
+def doubled_keys(subject: Subject, problem: AttentionProblem) -> Verdict:
+    """Give every key twice: each takes half its weight, and lse grows by log 2."""
+    one_query_each = max(problem.query_lens, default=0) <= 1
+    problem = replace(problem, custom_mask=False, sinks=False, window_left=-1,
+                      causal=problem.causal and one_query_each)  # fmt: skip
+    size = problem.page_size
+    full = [range(len(keys) // size * size) for _, _, (keys,) in whole(problem)]
+    pairs = list(zip(whole(problem), full, strict=True))
+    once = [part._replace(keys=(keys,)) for part, keys in pairs]
+    twice = [part._replace(keys=(keys, keys)) for part, keys in pairs]
+    if not any(part.num_keys and part.queries for part in once) or not subject.supports(problem):
+        return VACUOUS
+    batch = _Batch(subject, problem)
+    if not (batch.supports(once) and batch.supports(twice)):
+        return VACUOUS
+    (out, lse), judged = batch.part(once)
+    expected: Result = (out, None if lse is None else lse.double() + math.log(2.0))
+    result, other = batch.part(twice)
+    return agree(expected, result, (judged.bound, other.bound), exact=False)
+
+
+def request_order(subject: Subject, problem: AttentionProblem) -> Verdict:
+    """Put the requests into another order: each keeps its rows."""
+    problem = replace(problem, custom_mask=False)
+    parts = whole(problem)[::-1]
+    if len(parts) < 2 or not subject.supports(problem):  # noqa: PLR2004  nothing to reorder
+        return VACUOUS
+    batch = _Batch(subject, problem)
+    if not batch.supports(parts):
+        return VACUOUS
+    return _same_rows(batch, batch.whole(), parts, batch.part(parts))
+
+
+LAWS = (
+    Law(
+        "chunked_prefill",
+        ATTENTION,
+        chunked_prefill,
+        "a prefill in two chunks equals the prefill in one",
+        weight=0.5,
+    ),
+    Law(
+        "appended_pairs",
+        ATTENTION,
+        appended_pairs,
+        "query and key pairs appended to a causal batch leave earlier rows unchanged",
+        weight=0.5,
+    ),
+    Law(
+        "split_kv",
+        ATTENTION,
+        split_kv,
+        "attention to two ranges of keys, merged, is attention to all of them (without sinks)",
+        weight=0.5,
+    ),
+    Law(
+        "keys_behind_window",
+        ATTENTION,
+        keys_behind_window,
+        "keys behind every row's window change nothing",
+        weight=0.5,
+    ),
+    Law(
+        "doubled_keys",
+        ATTENTION,
+        doubled_keys,
+        "every key given twice takes half its weight: out is the same, lse grows by log 2",
+        weight=0.5,
+    ),
+    Law(
+        "request_order",
+        ATTENTION,
+        request_order,
+        "the order of the requests does not matter",
+        weight=0.5,
+    ),
+)
