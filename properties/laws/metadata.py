@@ -186,6 +186,7 @@ LAWS = (
         METADATA,
         invariants,
         "indptrs start at 0 and never decrease, pages and last lengths add up, garbage stays out",
+        overlap="metadata_parity sees every value; this asks no oracle and names the broken rule",
     ),
     Law(
         "metadata_fresh_buffers",

@@ -22,11 +22,12 @@ from .kernels import (
     close,
     finite,
     first_position,
+    gather_pages,
     key_counts,
     page_ids,
     scan,
 )
-from .stateful_bugs import MOST_PLANS, batch_of, checksum, planned
+from .stateful_bugs import batch_of, checksum, planned
 
 BUGS: list[SeededBug] = []
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -42,11 +43,14 @@ def strides_of_first_plan(inputs: PagedAttentionInputs) -> Pair:
     if planned(key, interleaved) == interleaved:
         return attend(inputs)
 
-    def pages(inputs: PagedAttentionInputs) -> list[torch.Tensor]:
-        count = inputs.k_cache.shape[0]
-        return [row // 2 if interleaved else 2 * row % count for row in page_ids(inputs)]
+    def gather(
+        cache: torch.Tensor, pages: torch.Tensor, inputs: PagedAttentionInputs
+    ) -> torch.Tensor:
+        odd = int(cache is inputs.v_cache)  # V's pages lie between K's
+        mistaken = pages // 2 if interleaved else (2 * pages + odd) % len(cache)
+        return gather_pages(cache, mistaken, inputs)
 
-    return attend(inputs, replace(HONEST, pages=pages))
+    return attend(inputs, replace(HONEST, gather=gather))
 
 
 @seeded(BUGS, RAGGED, "logit_shift")
@@ -158,7 +162,9 @@ def positions_of_first_plan(inputs: PagedAttentionInputs) -> Pair:
     """Keep the positions of these queries, though keys behind their window were dropped."""
     if inputs.window_left < 0:
         return attend(inputs)
-    key = ("positions", checksum(inputs.q), checksum(inputs.k_cache), inputs.window_left)
+    first = inputs.q[:1].flatten().tolist()
+    key = ("positions", tuple(first), checksum(inputs.q), checksum(inputs.k_cache),
+           inputs.window_left)  # fmt: skip
     counts: list[int] = planned(key, key_counts(inputs))
     if len(counts) != inputs.metadata.num_requests:
         return attend(inputs)
@@ -209,22 +215,20 @@ def adds_to_output(inputs: PagedAttentionInputs) -> None:
         inputs.lse.copy_(lse)
 
 
-_plans: dict[object, list[int]] = {}
-_last: list[tuple[object, list[int]]] = []
+_two_before: list[tuple[object, list[int]]] = []
 
 
 @seeded(BUGS, PAGED, "call_order", model="TensorRT-LLM#18769")
 def plan_taken_up_again(inputs: PagedAttentionInputs) -> Pair:
-    """Take a plan up again whose lengths another batch has overwritten in between."""
+    """Take a plan up again that a batch with one request more or less has overwritten."""
     key = ("again", batch_of(inputs), checksum(inputs.k_cache), inputs.kv_layout)
     counts = key_counts(inputs)
-    before = _last[-1] if _last else (key, counts)
-    _last[:] = [(key, counts)]
-    if len(_plans) > MOST_PLANS:
-        _plans.clear()
-    if key not in _plans or before[0] == key or not before[1]:
-        _plans[key] = counts
+    earlier = _two_before[-2:]
+    _two_before[:] = [*earlier[-1:], (key, counts)]
+    if [each[0] == key for each in earlier] != [True, False]:
         return attend(inputs)
-    del _plans[key]
-    stale = before[1][::-1]
+    stale = earlier[1][1][::-1]
+    if abs(len(stale) - len(counts)) != 1 or not stale:
+        return attend(inputs)
+    _two_before.clear()
     return _attend_to(inputs, [min(n, stale[i % len(stale)]) for i, n in enumerate(counts)])

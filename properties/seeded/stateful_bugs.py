@@ -118,17 +118,25 @@ def page_size_of_first_plan(inputs: PagedAttentionInputs) -> Pair:
 _last: dict[str, list[int]] = {}
 
 
-def _stale(name: str, counts: list[int]) -> list[int]:
-    """Give the end of the last call's numbers where there were more; remember these."""
-    before = _last.get(name, [])
-    _last[name] = counts
-    return before[-len(counts) :] if counts and len(before) > len(counts) else counts
+_larger: dict[str, tuple[torch.Tensor, list[int]]] = {}
+
+
+def _holds(queries: torch.Tensor, row: torch.Tensor) -> bool:
+    """Tell whether one of the rows [T, H, D] is this one [1, H, D]."""
+    if not len(row) or queries.shape[1:] != row.shape[1:]:
+        return False
+    return bool((queries == row).flatten(1).all(dim=1).any())
 
 
 @seeded(BUGS, PAGED, "batch_independence", model="vllm#23737")
 def lengths_of_larger_batch(inputs: PagedAttentionInputs) -> Pair:
-    """Read sequence lengths before they are copied in, if the last batch was larger."""
-    stale = _stale("lengths", key_counts(inputs))
+    """Read sequence lengths before they are copied in, if the last batch held these queries too."""
+    now = key_counts(inputs)
+    queries, before = _larger.get("last", (inputs.q, now))
+    _larger["last"] = (inputs.q.clone(), now)
+    stale = now
+    if now and len(before) > len(now) and _holds(queries, inputs.q[:1]):
+        stale = before[-len(now) :]
 
     def counts(inputs: PagedAttentionInputs) -> list[int]:
         return [min(old, new) for old, new in zip(stale, key_counts(inputs), strict=True)]
@@ -142,7 +150,9 @@ def weights_by_checksum(inputs: MergeInputs) -> Pair:
     if inputs.lses.isneginf().any():
         return merge_states(inputs.outs, inputs.lses, inputs.out_dtype)
     key = ("checksum", tuple(inputs.outs.shape), checksum(inputs.outs), checksum(inputs.lses))
-    lses = planned(key, inputs.lses.clone())
+    outs, lses = planned(key, (inputs.outs.clone(), inputs.lses.clone()))
+    if not torch.equal(outs.flip(0), inputs.outs):
+        lses = inputs.lses
     return merge_states(inputs.outs, lses, inputs.out_dtype)
 
 
