@@ -581,6 +581,22 @@ def test_float32_on_request() -> None:
     torch.testing.assert_close(found.out.double(), rows.bound().out, rtol=1e-3, atol=0)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "arithmetic"),
+    [(torch.float32, Arithmetic()), (torch.bfloat16, Arithmetic(probabilities="inputs"))],
+)
+def test_one_dropped_key_of_4096_is_inside_allclose_and_outside_the_bound(
+    dtype: torch.dtype, arithmetic: Arithmetic
+) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(count, 1, 128).to(dtype) for count in (64, 4096, 4096))
+    rows = Rows(q, k, v, {"causal": False})
+    expected, dropped = rows.exact().out, Rows(q, k[:-1], v[:-1], rows.options).exact().out
+    assert torch.allclose(dropped, expected, rtol=1e-2, atol=1e-2)
+    outside = (dropped - expected).abs() > rows.bound(arithmetic).out
+    assert outside.double().mean() > 0.03  # 0.47 in float32, 0.04 in bfloat16
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_cuda_agrees() -> None:
     rows = make_rows(3, 40)
