@@ -124,8 +124,8 @@ def _finish(
     context: click.Context, json_path: Path | None, *benchmarks: Callable[[], Results]
 ) -> None:
     """Run, print and write; leave with the exit code."""
+    from ..properties.files import dumps, write_text
     from .bench_results import machine
-    from .json_report import dumps, write_text
 
     done = []
     click.echo(", ".join(f"{name} {value}" for name, value in machine().items()))

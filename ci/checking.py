@@ -13,25 +13,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..impl import OPERATIONS, ImplementationNotFoundError, UnsupportedError
-from ..impl.registry import BUILT_IN, installed_implementations, resolve_name
+from ..impl.registry import resolve_name
+from ..properties.cases import CaseWriter
 from ..properties.engine import Run
+from ..properties.expectations import read_expectations
+from ..properties.files import dumps, write_text
 from ..properties.laws import find_law, laws_of
-from ..properties.ledger import Ledger, LedgerError, load_ledger
+from ..properties.ledger import Ledger, LedgerError
 from ..properties.plan import Plan
-from ..properties.profiles import PROFILES
+from ..properties.profiles import GATE_SHARE, PROFILES
 from ..properties.report import RunReport
-from ..properties.verdict import Verdict
-from .cases import CaseWriter
 from .display import console, print_summary
 from .errors import MachineError, UsageRefusedError
 from .html_report import to_html
-from .json_report import dumps, to_json, write_text
+from .json_report import to_json
 from .junit import to_junit
 from .progress import watch
 from .summary import SUITE_FAILED, Summary, summarise
-
-GATE_SHARE = 0.5
-"""A gate looks at every implementation there is: half as long at each as a check of one."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +50,6 @@ class Request:
     command: str
     operation: str | None = None
     gate: bool = False
-
-
-def registered() -> list[str]:
-    """Give the names of all implementations that are built in or installed."""
-    return list(dict.fromkeys([*BUILT_IN, *installed_implementations()]))
 
 
 def examine(request: Request) -> int:
@@ -144,30 +137,10 @@ def _plan(request: Request, ledger: Ledger) -> Plan:
 
 
 def _read_ledger(choice: str | None) -> Ledger:
-    """Read the ledger and all its cases, so that a bad one is told before anything runs."""
-    flag = "" if choice is None else "--expectations: "
-    name = choice or "the shipped ledger"
     try:
-        ledger = load_ledger(choice)
-        for entry in ledger.entries:
-            name = f"{entry.case}"
-            law, problem = entry.load_case()
-            find_law(law)
-            # A misspelt law or field would explain nothing, in silence.
-            kind = entry.kinds[0] if entry.kinds else ""
-            if not entry.explains(law, Verdict(entry.status, kind), problem):  # type: ignore[arg-type]
-                message = f"{flag}finding {entry.id!r} does not cover its own case {entry.case}"
-                raise UsageRefusedError(message)
+        return read_expectations(choice)
     except LedgerError as error:
-        message = f"{flag}{error}"
-        raise UsageRefusedError(message) from error
-    except LookupError as error:
-        message = f"{flag}{name}: {error.args[0]}"
-        raise UsageRefusedError(message) from error
-    except (AttributeError, TypeError, ValueError) as error:
-        message = f"{flag}{name}: a value of the wrong type: {error}"
-        raise UsageRefusedError(message) from error
-    return ledger
+        raise UsageRefusedError(str(error)) from error
 
 
 def _start(plan: Plan) -> Run:

@@ -100,7 +100,8 @@ def check(implementations: tuple[str, ...], operation: str | None, **options: An
 @run_options
 def gate(**options: Any) -> int:  # noqa: ANN401  click's options
     """Check every registered implementation that this machine can run."""
-    from .checking import Request, examine, registered
+    from ..impl.registry import registered
+    from .checking import Request, examine
 
     return examine(Request(registered(), gate=True, **options, command=_command()))
 

@@ -13,11 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ..properties.report import Finding, ImplementationReport
+from ..properties.telling import compact, count_of, printable, trace_lines
 from .summary import (
     Known,
     Summary,
-    compact,
-    count_of,
     known_findings,
     new_findings,
     reason_idle,
@@ -37,7 +36,6 @@ STYLES = {
     "UNSUPPORTED": "dim",
     "UNJUDGED": "dim",
 }
-TRACE_LINES = 12
 
 
 def console(stream: TextIO) -> Console:
@@ -126,9 +124,8 @@ def print_finding(out: Console, finding: Finding) -> None:
         verdict.message,
         style=verdict.status,
     )
-    if verdict.status in ("HANG", "CRASH") and verdict.trace:
-        for line in verdict.trace.splitlines()[-TRACE_LINES:]:
-            out.print(Text(f"    {printable(line)}", "dim"), soft_wrap=True)
+    for line in trace_lines(verdict):
+        out.print(Text(f"    {printable(line)}", "dim"), soft_wrap=True)
     command(out, "problem", compact(finding.problem))
     if finding.replay:
         command(out, "replay", finding.replay)
@@ -167,11 +164,3 @@ def command(out: Console, label: str, text: str) -> None:
 def style_of(status: str) -> str:
     """Give the colour of a status."""
     return STYLES.get(status, "bold red")
-
-
-def printable(text: str) -> str:
-    """Make control characters visible: a kernel's message must not steer the terminal."""
-    return "".join(
-        char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode()
-        for char in text.expandtabs(4)
-    )

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
+from ..properties.cases import versions
 from ..properties.report import Finding, ImplementationReport
+from ..properties.telling import compact
 from .junit import legal
 from .summary import (
     Summary,
-    compact,
     known_findings,
     new_findings,
     reason_idle,
     rejected,
     seconds,
     state,
-    versions,
 )
 
 STYLE = """

@@ -8,7 +8,8 @@ from xml.etree import ElementTree as ET
 
 from ..properties.laws import laws_of
 from ..properties.report import Finding, ImplementationReport, LawReport
-from .summary import Summary, compact, count_of, known_findings, reason_idle, seconds
+from ..properties.telling import compact, count_of
+from .summary import Summary, known_findings, reason_idle, seconds
 
 ILLEGAL = re.compile(r"[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What the XML standard does not allow, or discourages: control characters, half surrogates."""

@@ -13,18 +13,16 @@ from rich.table import Table
 from rich.text import Text
 
 from ..impl import Target, UnsupportedError
-from ..impl.registry import resolve_name
+from ..impl.registry import registered, resolve_name
 from ..properties.axes import narrow
-from ..properties.engine import PRELOAD
-from ..properties.isolation import Deadlines, Worker, WorkerPool
-from ..properties.judge import HANDLER
+from ..properties.files import dumps
+from ..properties.isolation import Deadlines, Worker
 from ..properties.laws import LAWS
+from ..properties.pools import open_pool
 from ..properties.profiles import PROFILES
 from ..reference import Problem
-from .checking import registered
 from .display import console, style_of
 from .errors import MachineError
-from .json_report import dumps
 
 SCHEMA = "kernelproof/list/1"
 JOBS = 2
@@ -68,7 +66,7 @@ def print_list(device: str, *, as_json: bool) -> int:
 def implementations(names: Sequence[str], device: str) -> list[dict[str, Any]]:
     """Ask isolated workers about implementations: nothing is imported here."""
     with (
-        WorkerPool(HANDLER, size=JOBS, **pool_options(device)) as pool,
+        open_pool(device, size=JOBS, standby=False) as pool,
         ThreadPoolExecutor(JOBS) as executor,
     ):
 
@@ -81,14 +79,6 @@ def implementations(names: Sequence[str], device: str) -> list[dict[str, Any]]:
         except BaseException:
             pool.close()
             raise
-
-
-def pool_options(device: str) -> dict[str, Any]:
-    """Give the options of a pool of workers that are asked a few questions."""
-    options: dict[str, Any] = {"preload": PRELOAD, "standby": False}
-    if device == "cpu":
-        return {**options, "environment": {"TRITON_INTERPRET": "1"}}
-    return {**options, "memory_limit": None}  # drivers reserve address space by the terabyte
 
 
 def _describe(worker: Worker, name: str, device: str) -> dict[str, Any]:

@@ -13,10 +13,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as Bars
 from rich.text import Text
 
+from ..properties.cases import CaseWriter
 from ..properties.engine import Progress, Run
 from ..properties.report import Finding, ImplementationReport, LawReport
-from .cases import CaseWriter
-from .display import printable, style_of
+from ..properties.telling import printable
+from .display import style_of
 from .summary import state
 
 TICK_SECONDS = 5.0

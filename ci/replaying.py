@@ -10,18 +10,17 @@ from rich.text import Text
 
 from ..impl import OPERATIONS, ImplementationNotFoundError, Target, UnsupportedError
 from ..impl.registry import resolve_name
-from ..properties.isolation import Deadlines, Worker, WorkerPool
-from ..properties.judge import HANDLER
+from ..properties.cases import MUST_FAIL
+from ..properties.isolation import Deadlines, Worker
 from ..properties.laws import Law, find_law
 from ..properties.ledger import LedgerError, read_case
+from ..properties.pools import open_pool
 from ..properties.quarry import Address, HarnessError, verdict_of
+from ..properties.telling import compact, printable
 from ..properties.verdict import Verdict
 from ..reference import Problem
-from .cases import MUST_FAIL
-from .display import command, console, printable, say, style_of
+from .display import command, console, say, style_of
 from .errors import CONFORMING, MACHINE, NONCONFORMING, MachineError, UsageRefusedError
-from .listing import pool_options
-from .summary import compact
 
 DEVICES = ("cpu", "cuda")
 
@@ -60,7 +59,7 @@ def replay_case(
 
 
 def _judge(name: str, address: Address, case: dict[str, Any], deadline: float) -> Verdict:
-    with WorkerPool(HANDLER, **pool_options(address.device)) as pool, pool.lease() as worker:
+    with open_pool(address.device, standby=False) as pool, pool.lease() as worker:
         try:
             _load(worker, name, address)
             return verdict_of(worker.run(case, Deadlines(run=deadline)))

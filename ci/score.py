@@ -39,11 +39,13 @@ def score(
     """Run the laws on seeded bugs and honest controls.
 
     Exit code 0 if at least 95 % of the bugs and every hang and crash are found, the median time to
-    find one is at most 10 s, and no honest control is accused; 1 otherwise.
+    find one is at most 10 s, no honest control is accused, and (at profile gate) every law kills a
+    bug that no other kills or says why it is kept; 1 otherwise. A last table says what usual
+    comparisons, such as allclose, would have found of the same bugs.
     """
     from ..properties.seeded import CATALOGUE
     from .display import console
-    from .score_display import print_score, watch
+    from .score_display import print_score, watch, watch_comparison
     from .scoring import run_score
 
     known = {bug.name for bug in CATALOGUE}
@@ -58,6 +60,7 @@ def score(
         seed=seed,
         jobs=jobs or 0,
         watch=lambda stage: watch(err, stage),
+        watch_comparison=lambda total: watch_comparison(err, total),
     )
     print_score(console(sys.stdout), done)
     if json_path is not None:

@@ -15,12 +15,17 @@ from rich.table import Table
 from rich.text import Text
 
 from ..properties.engine import Progress
-from ..properties.laws import laws_of
+from ..properties.laws import find_law, laws_of
 from ..properties.report import Finding, ImplementationReport, LawReport
+from ..properties.seeded import SeededBug
+from ..properties.yardsticks import NAMES
+from .comparing import Comparison, Tell
 from .scoring import Score, Scored, Stage, only_killer, size_of
 
 TICK_SECONDS = 10.0
 """Between two lines of progress where nobody watches a terminal."""
+MANY = 20
+"""Between two lines about comparisons, of which each takes part of a second."""
 MOST_LAWS = 4
 """Killing laws that are named in a bug's row; the others are counted."""
 CONTROLS = {"bug": "", "hang": "hang", "crash": "crash"}
@@ -75,6 +80,24 @@ def watch(err: Console, stage: Stage) -> Iterator[StageProgress]:
         yield StageProgress(err, stage, bars)
 
 
+@contextmanager
+def watch_comparison(err: Console, total: int) -> Iterator[Tell]:
+    """Show the progress of the comparisons for the length of a with block."""
+    err.print(f"comparisons: {total}")
+    started, lock, done = time.monotonic(), threading.Lock(), 0
+
+    def tell(bug: SeededBug, count: int) -> None:
+        nonlocal done
+        with lock:
+            done += 1
+            if done % MANY == 0:
+                clock = f"[{time.monotonic() - started:5.1f} s]"
+                told = f"{done} of {total} compared, last {bug.name} on {count} problems"
+                err.print(f"{clock} comparisons: {told}", soft_wrap=True)
+
+    yield tell
+
+
 def print_score(out: Console, score: Score) -> None:
     """Print a score that has ended."""
     bugs, honest = score.of("bug", "hang", "crash"), score.of("honest")
@@ -83,6 +106,8 @@ def print_score(out: Console, score: Score) -> None:
         out.print(law_table(score))
     if honest:
         out.print(honest_table(honest))
+    if score.comparison is not None and score.comparison.compared:
+        out.print(comparison_table(score, score.comparison))
     print_totals(out, score)
 
 
@@ -105,10 +130,26 @@ def bug_table(bugs: list[Scored]) -> Table:
 
 def law_table(score: Score) -> Table:
     """Give one row a law."""
-    table = _table("law", "kills", "alone", "bugs that only it kills")
+    table = _table("law", "kills", "alone", "bugs that only it kills, or why it is kept")
     for name, kills in score.kills_by_law.items():
         alone = [each.bug.name for each in only_killer(kills)]
-        table.add_row(name, f"{len(kills)}", f"{len(alone)}", ", ".join(alone))
+        told = ", ".join(alone) or find_law(name).overlap
+        table.add_row(name, f"{len(kills)}", f"{len(alone)}", told)
+    return table
+
+
+def comparison_table(score: Score, comparison: Comparison) -> Table:
+    """Give one row a yardstick: the bugs with floating-point answers that it catches."""
+    bugs, honest = comparison.of("bug"), comparison.of("honest")
+    table = _table("comparison", f"bugs caught of {len(bugs)}", f"honest accused of {len(honest)}")
+    for name in NAMES:
+        accused = comparison.accused(name)
+        told = f"{len(accused)}: {', '.join(accused)}" if accused else "0"
+        table.add_row(name, f"{len(comparison.caught(name))}", told)
+    compared = {each.bug.name for each in bugs}
+    killed = [each for each in score.of("bug") if each.killed and each.bug.name in compared]
+    accused = sorted({finding.implementation for finding in score.accused})
+    table.add_row("all laws", f"{len(killed)}", f"{len(accused)}")
     return table
 
 
@@ -150,6 +191,7 @@ def print_totals(out: Console, score: Score) -> None:
         f"{killed} of {len(bugs)} bugs killed ({score.share_killed:.1%})",
         f"{sum(each.killed for each in processes)} of {len(processes)} hangs and crashes",
         f"median {score.median_seconds:.1f} s to kill",
+        f"{score.share_small:.0%} of the attention bugs shrunk to one request and two pages",
         f"{len(score.accused)} accusations in {score.honest_judged:,} problems of honest controls",
     ]
     seconds = ", ".join(f"{title} {spent:.0f} s" for title, spent in score.stage_seconds.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from ..properties.profiles import Profile
 from ..properties.report import Finding, ImplementationReport, RunReport
 from ..properties.seeded import BUGS, HONEST, PROCESS_CONTROLS, SeededBug
 from ..reference import AttentionProblem, MergeProblem, MetadataProblem, Problem
+from .comparing import Comparison, Tell, comparable, compare
 
 LEAST_KILLED = 0.95
 MOST_SECONDS = 10.0
@@ -122,6 +124,7 @@ class Score:
     scored: tuple[Scored, ...]
     stage_seconds: Mapping[str, float]
     interrupted: bool = False
+    comparison: Comparison | None = None
 
     def of(self, *controls: str) -> list[Scored]:
         """Give the bugs of these kinds of control."""
@@ -156,6 +159,25 @@ class Score:
         return {law.name: [s for s in killed if law.name in s.laws] for law in LAWS}
 
     @property
+    def share_small(self) -> float:
+        """Of the killed attention bugs: whose smallest problem has one request and two pages."""
+        ends = [each.smallest for each in self.of("bug")]
+        found = [problem for problem in ends if isinstance(problem, AttentionProblem)]
+        return sum(map(_is_small, found)) / len(found) if found else 1.0
+
+    @property
+    def idle_laws(self) -> list[str]:
+        """Name the laws that kill nothing alone, of which nobody has said why they are kept."""
+        if {each.bug.name for each in self.of("bug")} != {bug.name for bug in BUGS}:
+            return []  # a part of the catalogue says nothing about laws
+        kept = {law.name for law in LAWS if law.overlap}
+        return [
+            name
+            for name, kills in self.kills_by_law.items()
+            if name not in kept and not only_killer(kills)
+        ]
+
+    @property
     def shortfalls(self) -> list[str]:
         """Say what keeps the score from passing; nothing if it passes."""
         found = []
@@ -178,6 +200,11 @@ class Score:
         )
         if self.median_seconds > MOST_SECONDS:
             found.append(f"a median of {self.median_seconds:.1f} s to kill, not 10 s")
+        if self.profile == "gate":  # others look too briefly to tell
+            found.extend(
+                f"the law {name} kills no bug alone, and its `overlap` does not say why it is kept"
+                for name in self.idle_laws
+            )
         if self.interrupted:
             found.append("interrupted")
         return found
@@ -191,6 +218,7 @@ class Score:
             "shortfalls": self.shortfalls,
             "share_killed": self.share_killed,
             "median_seconds": self.median_seconds,
+            "share_small": self.share_small,
             "honest_judged": self.honest_judged,
             "accusations": [finding.to_json() for finding in self.accused],
             "stage_seconds": dict(self.stage_seconds),
@@ -201,6 +229,7 @@ class Score:
                 }
                 for name, kills in self.kills_by_law.items()
             },
+            "comparison": self.comparison.to_json() if self.comparison else None,
             "bugs": [each.to_json() for each in self.scored],
         }
 
@@ -217,8 +246,11 @@ def run_score(
     seed: int = 0,
     jobs: int = 0,
     watch: Callable[[Stage], AbstractContextManager[Progress]] = lambda _: nullcontext(Progress()),
+    watch_comparison: Callable[[int], AbstractContextManager[Tell]] = lambda _: nullcontext(
+        lambda _bug, _count: None
+    ),
 ) -> Score:
-    """Run the laws on the catalogue, or on these names of it."""
+    """Run the laws on the catalogue, or on these names of it, and compare with other yardsticks."""
     scored: list[Scored] = []
     seconds: dict[str, float] = {}
     interrupted = False
@@ -238,8 +270,13 @@ def run_score(
         seconds[stage.title] = round(report.seconds, 1)
         interrupted = report.interrupted
         if interrupted:
-            break
-    return Score(profile.name, seed, tuple(scored), seconds, interrupted)
+            return Score(profile.name, seed, tuple(scored), seconds, interrupted)
+    started = time.monotonic()
+    chosen = comparable(names)
+    with watch_comparison(len(chosen)) as tell:
+        comparison = compare(chosen, profile, seed=seed, jobs=jobs, judged=tell)
+    seconds["comparisons"] = round(time.monotonic() - started, 1)
+    return Score(profile.name, seed, tuple(scored), seconds, comparison=comparison)
 
 
 def score_stage(stage: Stage, report: RunReport) -> list[Scored]:
@@ -259,6 +296,13 @@ def size_of(problem: Problem) -> str:
         requests = sum(len(lengths) for lengths, _ in problem.steps)
         return f"{len(problem.steps)} batches, {requests} requests"
     return f"{len(problem.seq_lens)} requests, {problem.num_tokens} tokens, {_keys(problem)}"
+
+
+def _is_small(problem: AttentionProblem) -> bool:
+    """Tell whether a problem has at most one request and two pages of keys."""
+    size = problem.page_size if problem.operation != "ragged_attention" else max(problem.seq_lens)
+    pages = sum(-(-length // max(size, 1)) for length in problem.seq_lens)
+    return len(problem.seq_lens) <= 1 and pages <= 2  # noqa: PLR2004  as documented
 
 
 def _keys(problem: AttentionProblem) -> str:

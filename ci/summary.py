@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any
 
-from .. import __version__
 from ..properties.ledger import Ledger
 from ..properties.report import Finding, ImplementationReport, RunReport
-from ..reference import Problem
+from ..properties.telling import count_of
 from .errors import CONFORMING, INTERRUPTED, MACHINE, NONCONFORMING, USAGE
 
 VERDICTS = {CONFORMING: "conforming", NONCONFORMING: "nonconforming"}
@@ -159,27 +156,3 @@ def known_findings(report: ImplementationReport, ledger: Ledger) -> Iterator[Kno
             reason=entry.reason if entry else "",
             issue=entry.issue if entry else "",
         )
-
-
-def compact(problem: Problem) -> str:
-    """Print a problem with only the fields that differ from the simplest one's."""
-    told = ", ".join(
-        f"{field.name}={getattr(problem, field.name)!r}"
-        for field in fields(problem)
-        if getattr(problem, field.name) != field.default
-    )
-    return f"{type(problem).__name__}({told})"
-
-
-def versions(target: dict[str, Any]) -> dict[str, Any]:
-    """Give what ran, by name; None where it is absent."""
-    return {
-        "kernelproof": __version__,
-        "python": platform.python_version(),
-        **{name: target.get(name) for name in ("torch", "triton", "flashinfer", "cuda")},
-    }
-
-
-def count_of(count: int, noun: str) -> str:
-    """Say how many, in the singular where there is one."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

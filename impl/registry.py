@@ -29,6 +29,13 @@ BUILT_IN: dict[str, str] = {
     "flashinfer-trace-trtllm-context": "kernelproof.impl.flashinfer_trace:trtllm_context",
     "flashinfer-trace-trtllm-decode": "kernelproof.impl.flashinfer_trace:trtllm_decode",
     "reference-metadata": "kernelproof.impl.reference_metadata:build",
+    "triton-attention": "kernelproof.impl.triton_attention:paged",
+    "triton-attention-split-kv": "kernelproof.impl.triton_attention:split_kv",
+    "triton-attention-native-dot": "kernelproof.impl.triton_attention:native_dot",
+    "triton-ragged-attention": "kernelproof.impl.triton_attention:ragged",
+    "triton-merge-state": "kernelproof.impl.triton_merge:merge_state",
+    "triton-append": "kernelproof.impl.triton_append:append",
+    "triton-metadata": "kernelproof.impl.triton_metadata:build",
 }
 """Implementations that Kernelproof ships, by name."""
 
@@ -41,6 +48,11 @@ def installed_implementations() -> dict[str, str]:
     """Give the entry points of group ``kernelproof.implementations``: name to MODULE:NAME."""
     found = importlib.metadata.entry_points(group=ENTRY_POINTS)
     return {point.name: point.value for point in found}
+
+
+def registered() -> list[str]:
+    """Give the names of all implementations that are built in or installed."""
+    return list(dict.fromkeys([*BUILT_IN, *installed_implementations()]))
 
 
 def resolve_name(name: str) -> str:

@@ -15,11 +15,11 @@ from ..impl import Target
 from ..impl.registry import resolve_name
 from ..reference import Problem
 from .hunt import Hunt, Search
-from .isolation import DEFAULT_MEMORY_LIMIT, Worker, WorkerPool
-from .judge import HANDLER
+from .isolation import Worker
 from .laws import Law, laws_of
 from .ledger import Entry
-from .plan import Plan
+from .plan import Plan, problems_of, seconds_of
+from .pools import open_pool
 from .preparation import prepare
 from .profiles import Cost
 from .quarry import (
@@ -36,7 +36,6 @@ Pending = dict["Future[Any]", tuple[ImplementationReport, Callable[[Any], None]]
 """Work under way, whose it is, and what to do with its result."""
 GRACE_SECONDS = 5.0
 """How long an interrupted run waits for the laws in progress."""
-PRELOAD = ("torch", "kernelproof.properties.judge")
 LATER_PROBLEMS = 20
 
 
@@ -73,15 +72,7 @@ class Run:
         self._stop = threading.Event()
         jobs = plan.jobs or (1 if plan.device == "cuda" else max(1, min(os.cpu_count() or 1, 8)))
         self._jobs = jobs
-        environment = {"TRITON_INTERPRET": "1"} if plan.device == "cpu" else {}
-        self._pool = WorkerPool(
-            HANDLER,
-            size=jobs,
-            preload=PRELOAD,
-            environment=environment,
-            # CUDA reserves address space by the terabyte.
-            memory_limit=DEFAULT_MEMORY_LIMIT if plan.device == "cpu" else None,
-        )
+        self._pool = open_pool(plan.device, size=jobs)
 
     def execute(self) -> RunReport:
         """Run everything, and report what was learned even if the run ends early."""
@@ -176,11 +167,7 @@ class Run:
     ) -> None:
         plan = self.plan
         laws = [law for law in laws_of(report.operation) if not plan.laws or law.name in plan.laws]
-        total_weight = sum(law.weight for law in laws) or 1.0
-        counts = {
-            law.name: max(4, round(plan.profile.problems * law.weight * cost.problems * plan.share))
-            for law in laws
-        }
+        counts = {law.name: problems_of(plan, law, cost) for law in laws}
         self.progress.prepared(report, sum(counts.values()))
         entries = [
             entry
@@ -195,12 +182,11 @@ class Run:
                 lambda _: None,
             )
         for law in laws:
-            seconds = plan.profile.seconds * self._jobs * law.weight / total_weight
             search = Search(
                 plan.profile,
                 self.report.seed,
                 counts[law.name],
-                max(3.0, seconds),
+                seconds_of(plan, law, laws, self._jobs),
                 confirm=plan.confirm,
                 database=plan.cases if plan.profile.explore else None,
             )
@@ -263,11 +249,6 @@ class Run:
             verdict = verdict_of(outcome)
             if entry.explains(law, verdict, problem):
                 continue
-            message = (
-                f"the ledger entry {entry.id} expects {entry.status} under {law}, but its case "
-                f"gives {verdict.status} {verdict.kind}: narrow the entry's versions or retire it"
-            )
-            unexpected = Verdict("FAIL", "unexpected_pass", message)
-            finding = Finding(report.name, law, unexpected, problem)
+            finding = Finding(report.name, law, entry.retired(law, verdict), problem)
             report.replayed.append(finding)
             self.progress.found(finding)

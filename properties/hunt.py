@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import hypothesis
-from hypothesis import HealthCheck, Phase
+from hypothesis import Phase
 from hypothesis.database import DirectoryBasedExampleDatabase
 
 from ..reference import Problem
@@ -26,6 +26,7 @@ from .quarry import (
     warm_up,
 )
 from .report import Finding, LawReport
+from .settings import settings_of
 from .strategies import problems, variations
 from .verdict import Verdict
 
@@ -139,13 +140,10 @@ class Hunt:
             phases.append(Phase.reuse)
             database = DirectoryBasedExampleDatabase(search.database)
         settings = hypothesis.settings(
+            settings_of(search.profile),
             max_examples=EXAMPLES_A_ROUND,
             database=database,
-            deadline=None,
             phases=phases,
-            suppress_health_check=list(HealthCheck),
-            report_multiple_bugs=False,
-            print_blob=False,
         )
 
         @hypothesis.seed(seed)
@@ -287,6 +285,7 @@ class Hunt:
                 return replace(verdict, status="KNOWN")
         if verdict.status == "UNSUPPORTED":
             report.unsupported += 1
+            report.unsupported_reason = report.unsupported_reason or verdict.message
         elif verdict.vacuous:
             report.vacuous += 1
         else:

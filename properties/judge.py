@@ -13,7 +13,13 @@ from typing import Any
 
 import torch
 
-from ..impl import Implementation, ImplementationNotFoundError, Target, find_implementation
+from ..impl import (
+    Implementation,
+    ImplementationNotFoundError,
+    Target,
+    UnsupportedError,
+    find_implementation,
+)
 from ..reference import problem_from_json
 from .laws import find_law
 from .subject import Phases, Stop, Subject
@@ -65,7 +71,7 @@ def describe(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
         "operation": implementation.operation,
         "features": sorted(implementation.features),
         "arithmetic": asdict(implementation.arithmetic),
-        "target": _target(payload["device"]).to_json(),
+        "compiles": implementation.compile_key is not None,
     }
 
 
@@ -117,6 +123,24 @@ def judge(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
     return replace(verdict, seconds=subject.seconds).to_json()
 
 
+def measured(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+    """Say which usual comparisons accept an answer; nothing where the problem is refused."""
+    from .yardsticks import measure
+
+    subject = _subject(payload, phases)
+    problem = problem_from_json(payload["problem"])
+    return dict(measure(subject, problem)) if subject.supports(problem) else {}
+
+
+def target(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+    """Describe the device, or say why there is none."""
+    del phases
+    try:
+        return _target(payload["device"]).to_json()
+    except UnsupportedError as error:
+        return {"error": str(error)}
+
+
 def device(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
     """Use the device once, to see that it is still there."""
     with phases.phase("run"):
@@ -124,4 +148,12 @@ def device(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
         return {"sum": float(ones.sum())}
 
 
-TASKS = {"describe": describe, "probe": probe, "cost": cost, "judge": judge, "device": device}
+TASKS = {
+    "describe": describe,
+    "probe": probe,
+    "cost": cost,
+    "judge": judge,
+    "measure": measured,
+    "target": target,
+    "device": device,
+}

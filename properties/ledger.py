@@ -121,6 +121,15 @@ class Entry:
             and all(_holds(problem, name, wanted) for name, wanted in self.where.items())
         )
 
+    def retired(self, law: str, verdict: Verdict) -> Verdict:
+        """Give the verdict on this entry where its case no longer fails as it says."""
+        given = f"{verdict.status} {verdict.kind}".strip()
+        message = (
+            f"the ledger entry {self.id} expects {self.status} under {law}, but its case "
+            f"gives {given}: narrow the entry's versions or retire it"
+        )
+        return Verdict("FAIL", "unexpected_pass", message)
+
     def load_case(self) -> tuple[str, Problem]:
         """Read the law and the problem of the smallest case."""
         return read_case(self.case)[:2]

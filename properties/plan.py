@@ -6,8 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .laws import Law
 from .ledger import Ledger
-from .profiles import Profile
+from .profiles import Cost, Profile
+
+LEAST_PROBLEMS, LEAST_SECONDS = 4, 3.0
+"""What every law gets, however little its weight."""
+LEAST_SECONDS_OF_A_PART = 1.0
 
 
 @dataclass(frozen=True)
@@ -42,3 +47,16 @@ class Plan:
     confirm: bool = True
     share: float = 1.0
     cases: Path | None = None
+
+
+def problems_of(plan: Plan, law: Law, cost: Cost, parts: int = 1) -> int:
+    """Give the problems that a law judges, in each of so many equal parts of its search."""
+    problems = plan.profile.problems * law.weight * cost.problems * plan.share
+    return max(LEAST_PROBLEMS // parts, round(problems / parts), 1)
+
+
+def seconds_of(plan: Plan, law: Law, laws: Sequence[Law], jobs: int, parts: int = 1) -> float:
+    """Give the seconds after which a law ends early: its share of what all workers have."""
+    total = sum(each.weight for each in laws) or 1.0
+    least = LEAST_SECONDS if parts == 1 else LEAST_SECONDS_OF_A_PART
+    return max(least, plan.profile.seconds * jobs * law.weight / total / parts)

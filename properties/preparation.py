@@ -17,27 +17,26 @@ from .report import ImplementationReport
 COST_REQUESTS = 8
 
 
-def prepare(worker: Worker, plan: Plan, report: ImplementationReport) -> tuple[Quarry, Cost] | None:
-    """Import an implementation, learn what it supports and what it costs."""
-    address = Address(report.reference, plan.operation, plan.device)
+def survey(
+    worker: Worker, address: Address, max_work: int, report: ImplementationReport
+) -> Axes | None:
+    """Import an implementation and learn what it supports.
 
-    def ask(task: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401  JSON
-        outcome = worker.run(address.request(task, **more), WARM_UP_DEADLINES)
-        if outcome.status == "done":
-            return outcome.result or {}
-        verdict = verdict_of(outcome)
-        return {"stopped": verdict.to_json(), "error": f"{task}: {verdict.message}"}
-
-    declared = ask("describe")
+    Returns:
+        None where it cannot be judged; the report says why.
+    """
+    declared = _ask(worker, address, "describe")
     if "error" in declared:
         report.error = str(declared["error"])
         return None
+    report.declared = declared
     report.name, report.operation = str(declared["name"]), str(declared["operation"])
     last_reason = ""
 
     def probe(problems: Sequence[Problem]) -> list[str | None]:
         nonlocal last_reason
-        reply = ask("probe", problems=[problem.to_json() for problem in problems])
+        asked = [problem.to_json() for problem in problems]
+        reply = _ask(worker, address, "probe", problems=asked)
         if "error" in reply:
             message = f"{report.name}.supports failed: {reply['error']}"
             raise HarnessError(message)
@@ -45,7 +44,7 @@ def prepare(worker: Worker, plan: Plan, report: ImplementationReport) -> tuple[Q
         return list(reply["reasons"])
 
     try:
-        axes = narrow(report.operation, probe, plan.profile.max_work)
+        axes = narrow(report.operation, probe, max_work)
     except HarnessError as error:
         report.error = str(error)
         return None
@@ -53,8 +52,17 @@ def prepare(worker: Worker, plan: Plan, report: ImplementationReport) -> tuple[Q
         report.unsupported_reason = last_reason
         return None
     report.refused = dict(axes.refused)
+    return axes
+
+
+def prepare(worker: Worker, plan: Plan, report: ImplementationReport) -> tuple[Quarry, Cost] | None:
+    """Import an implementation, learn what it supports and what it costs."""
+    address = Address(report.reference, plan.operation, plan.device)
+    axes = survey(worker, address, plan.profile.max_work, report)
+    if axes is None:
+        return None
     timing = _cost_problem(axes)
-    timed = ask("cost", problem=timing.to_json())
+    timed = _ask(worker, address, "cost", problem=timing.to_json())
     report.call_seconds = float(timed.get("seconds", 0.0))
     cost = cost_of(report.call_seconds, timing.work, plan.profile)
     report.cost = cost.name
@@ -63,6 +71,14 @@ def prepare(worker: Worker, plan: Plan, report: ImplementationReport) -> tuple[Q
     quarry.pace.slowest = report.call_seconds
     quarry.warm_up = None if "stopped" in timed else timing
     return quarry, cost
+
+
+def _ask(worker: Worker, address: Address, task: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401  JSON
+    outcome = worker.run(address.request(task, **more), WARM_UP_DEADLINES)
+    if outcome.status == "done":
+        return outcome.result or {}
+    verdict = verdict_of(outcome)
+    return {"stopped": verdict.to_json(), "error": f"{task}: {verdict.message}"}
 
 
 def _cost_problem(axes: Axes) -> Problem:

@@ -57,6 +57,7 @@ class LawReport:
     judged: int = 0
     vacuous: int = 0
     unsupported: int = 0
+    unsupported_reason: str = ""
     rejected: int = 0
     known: Counter[str] = field(default_factory=Counter)
     finding: Finding | None = None
@@ -108,6 +109,8 @@ class ImplementationReport:
     unsupported_reason: str = ""
     error: str = ""
     refused: dict[str, str] = field(default_factory=dict)
+    declared: dict[str, Any] = field(default_factory=dict)
+    """What the worker's ``describe`` says of it."""
     seconds: float = 0.0
 
     @property

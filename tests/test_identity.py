@@ -54,6 +54,18 @@ def test_from_the_right_place():
     assert kernelproof.__file__.startswith({origin!r})
 '''
 
+CHECK_AT_THE_END = """
+import sys
+
+def pytest_sessionfinish(session):
+    homes = [
+        name
+        for name, module in list(sys.modules.items())
+        if (getattr(module, "__file__", None) or "").endswith("reference/metadata.py")
+    ]
+    assert homes == ["kernelproof.reference.metadata"], homes
+"""
+
 
 def write_probe(checkout: Path) -> None:
     """Add a library module that the repository does not have."""
@@ -74,6 +86,19 @@ def run_pytest(environment: Environment, checkout: Path, origin: Path) -> None:
     assert "9 passed" in result.stdout
 
 
+def collect_suite(environment: Environment, folder: Path, *mode: str) -> None:
+    """Collect the suite from a folder that has nothing to do with the checkout."""
+    folder.mkdir(exist_ok=True)
+    (folder / "conftest.py").write_text(CHECK_AT_THE_END)
+    suite = ["--pyargs", "kernelproof.properties", "--impl", "reference-metadata"]
+    arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--collect-only", *mode]
+    result = environment.run("python", *arguments, *suite, cwd=folder)
+    assert result.returncode == 0, result.stdout + result.stderr
+    items = [line for line in result.stdout.splitlines() if "::" in line]
+    assert any("test_law[reference-metadata-metadata_parity]" in item for item in items)
+    assert all("test_conformance.py::" in item for item in items)
+
+
 @pytest.mark.parametrize("name", CHECKOUTS)
 def test_editable_install(
     name: str,
@@ -86,6 +111,8 @@ def test_editable_install(
     environment = make_environment(tmp_path / "environment")
     environment.borrow()
     environment.install("-I", "--no-deps", "--no-build-isolation", "--editable", checkout)
+    if name == "repo":  # it costs seconds
+        collect_suite(environment, tmp_path / "outside")
     run_pytest(environment, checkout, origin=checkout)
 
 
@@ -113,3 +140,14 @@ def test_wheel(
 ) -> None:
     checkout = copy_repository(tmp_path / name)
     run_pytest(with_wheel, checkout, origin=with_wheel.site_packages)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--import-mode=prepend", "-o", "python_files=check_*.py"],  # a project's own pattern
+        ["--import-mode=importlib"],
+    ],
+)
+def test_the_suite_of_a_wheel(options: list[str], tmp_path: Path, with_wheel: Environment) -> None:
+    collect_suite(with_wheel, tmp_path / "outside", *options)

@@ -85,5 +85,5 @@ _calls = count()
 
 @seeded(BUGS, PAGED, "repeated_calls", model="flashinfer#4841")
 def sums_in_varying_order(inputs: PagedAttentionInputs) -> Pair:
-    """Sum over tiles whose size changes from call to call: right, but never twice the same."""
-    return attend(inputs, replace(HONEST, tile=(5, 7, 11)[next(_calls) % 3]))
+    """Sum over tiles whose size changes from call to call: right, but not twice the same."""
+    return attend(inputs, replace(HONEST, tile=(5, 7)[next(_calls) % 2]))

@@ -56,13 +56,14 @@ def strides_of_first_plan(inputs: PagedAttentionInputs) -> Pair:
 @seeded(BUGS, RAGGED, "logit_shift")
 def maximum_of_first_plan(inputs: RaggedAttentionInputs) -> Pair:
     """Subtract the largest logits of the first call with these queries and values."""
-    options = (inputs.causal, inputs.window_left, inputs.sm_scale, inputs.logits_soft_cap)
-    key = ("maximum", options, tuple(inputs.qo_indptr.tolist()), tuple(inputs.kv_indptr.tolist()),
+    options = (inputs.causal, inputs.window_left, inputs.sm_scale, inputs.logits_soft_cap,
+               inputs.k_scale)  # fmt: skip
+    key = (options, tuple(inputs.qo_indptr.tolist()), tuple(inputs.kv_indptr.tolist()),
            checksum(inputs.q), checksum(inputs.v))  # fmt: skip
 
     def one(request: Request) -> Pair:
         state = scan(request, inputs)
-        largest = planned((*key, request.rows.start), state.largest)
+        largest = planned((f"maximum of row {request.rows.start}", *key), state.largest)
         if largest.shape != state.largest.shape:
             largest = state.largest
         factor = torch.exp(finite(state.largest) - finite(largest))
@@ -97,6 +98,8 @@ def _continued(name: str, inputs: PagedAttentionInputs, *, same_queries: bool) -
     longer = all(b >= a for a, b in zip(before.counts, counts, strict=True))
     if not longer or before.counts == counts:
         return None
+    if len(call.queries.flatten(1).unique(dim=0)) < len(call.queries):
+        return None  # rows that are alike: there is no telling
     same_start = torch.equal(before.queries[:1], call.queries[:1])
     if same_queries:
         return before.counts if same_start and len(before.queries) < len(call.queries) else None
@@ -123,7 +126,9 @@ def lengths_before_append(inputs: PagedAttentionInputs) -> Pair:
 
 @seeded(BUGS, PAGED, "split_kv")
 def prefix_taken_as_done(inputs: PagedAttentionInputs) -> Pair:
-    """Leave out the pages that these queries attended to in the call before, as if merged."""
+    """Leave out, without a causal mask, the pages that these queries attended to before."""
+    if inputs.causal:
+        return attend(inputs)
     rows = [tuple(row.tolist()) for row in page_ids(inputs)]
     key = (inputs.kv_layout, inputs.metadata.page_size, checksum(inputs.q),
            checksum(inputs.k_cache))  # fmt: skip

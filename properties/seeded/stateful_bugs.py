@@ -26,14 +26,18 @@ BUGS: list[SeededBug] = []
 Pair = tuple[torch.Tensor, torch.Tensor]
 PAGED, RAGGED, MERGE = "paged_attention", "ragged_attention", "merge_state"
 MOST_PLANS = 4096
-_plans: dict[Hashable, Any] = {}
+_plans: dict[str, dict[Hashable, Any]] = {}
 
 
-def planned(key: Hashable, plan: Any) -> Any:  # noqa: ANN401  whatever a bug remembers
-    """Remember the first plan of a key for ever, as a cache without invalidation does."""
-    if len(_plans) > MOST_PLANS:
-        _plans.clear()
-    return _plans.setdefault(key, plan)
+def planned(key: tuple[Hashable, ...], plan: Any, *, most: int = 1) -> Any:  # noqa: ANN401
+    """Remember the plan of a key, as a cache does that is never told of a change.
+
+    The key starts with the cache's name. It holds ``most`` plans, and forgets all when it is full.
+    """
+    plans = _plans.setdefault(str(key[0]), {})
+    if key not in plans and len(plans) >= most:
+        plans.clear()
+    return plans.setdefault(key, plan)
 
 
 def checksum(tensor: torch.Tensor) -> int:
@@ -70,7 +74,8 @@ def window_of_first_plan(inputs: RaggedAttentionInputs) -> Pair:
 @seeded(BUGS, PAGED, "page_relabelling", model="vllm#39546")
 def pages_of_first_plan(inputs: PagedAttentionInputs) -> Pair:
     """Keep the page indices of the first call with these queries and lengths."""
-    key = ("pages", batch_of(inputs), tuple(inputs.k_cache.shape), inputs.kv_layout)
+    first_row = tuple(inputs.q[:1].flatten().tolist())
+    key = ("pages", batch_of(inputs), first_row, tuple(inputs.k_cache.shape), inputs.kv_layout)
     first = planned(key, [row.clone() for row in page_ids(inputs)])
 
     def pages(inputs: PagedAttentionInputs) -> list[torch.Tensor]:
@@ -146,8 +151,8 @@ def lengths_of_larger_batch(inputs: PagedAttentionInputs) -> Pair:
 
 @seeded(BUGS, MERGE, "merge_commutativity")
 def weights_by_checksum(inputs: MergeInputs) -> Pair:
-    """Reuse the weights of states, none empty, whose bits add up to the same: in any order."""
-    if inputs.lses.isneginf().any():
+    """Reuse the weights of three states or more, none empty, that come again in another order."""
+    if inputs.lses.isneginf().any() or len(inputs.outs) < 3:  # noqa: PLR2004
         return merge_states(inputs.outs, inputs.lses, inputs.out_dtype)
     key = ("checksum", tuple(inputs.outs.shape), checksum(inputs.outs), checksum(inputs.lses))
     outs, lses = planned(key, (inputs.outs.clone(), inputs.lses.clone()))
@@ -165,7 +170,7 @@ def weight_of_second_state(inputs: MergeInputs) -> Pair:
     weights = torch.exp(inputs.lses - finite(largest))
     key = ("second", tuple(inputs.outs.shape), checksum(inputs.outs[1]),
            tuple(inputs.lses[1].flatten().tolist()))  # fmt: skip
-    weights = torch.stack([weights[0], planned(key, weights[1].clone())])
+    weights = torch.stack([weights[0], planned(key, weights[1].clone(), most=MOST_PLANS)])
     total = weights.sum(dim=0)
     out = (weights.unsqueeze(-1) * inputs.outs.float()).sum(dim=0)
     out = out / torch.where(total == 0, 1.0, total).unsqueeze(-1)

@@ -330,7 +330,7 @@ def test_the_gate_judges_what_can_run(
     kernelproof: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "kernelproof.ci.checking.registered",
+        "kernelproof.impl.registry.registered",
         lambda: ["reference-metadata", "zoo:choosy", "zoo:honest"],
     )
     ended = kernelproof("gate", *QUICK)

@@ -15,12 +15,13 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from kernelproof.ci.cases import CaseWriter, loading_name, replay_command
 from kernelproof.ci.display import PLAIN_WIDTH, console, print_summary
 from kernelproof.ci.html_report import to_html
-from kernelproof.ci.json_report import dumps, to_json, write_text
+from kernelproof.ci.json_report import to_json
 from kernelproof.ci.junit import to_junit
-from kernelproof.ci.summary import Summary, compact, summarise
+from kernelproof.ci.summary import Summary, summarise
+from kernelproof.properties.cases import CaseWriter, loading_name, replay_command
+from kernelproof.properties.files import dumps, write_text
 from kernelproof.properties.ledger import Entry, Ledger, read_case
 from kernelproof.properties.report import (
     Finding,
@@ -28,6 +29,7 @@ from kernelproof.properties.report import (
     LawReport,
     RunReport,
 )
+from kernelproof.properties.telling import compact
 from kernelproof.properties.verdict import Verdict
 from kernelproof.reference import AttentionProblem, MergeProblem
 

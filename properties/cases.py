@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shlex
 import threading
@@ -11,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .. import __version__
 from ..impl.registry import BUILT_IN, installed_implementations
-from ..properties.ledger import Ledger
-from ..properties.report import Finding, ImplementationReport, RunReport
-from .json_report import dumps, write_text
-from .summary import versions
+from .files import dumps, write_text
+from .ledger import Ledger
+from .report import Finding, ImplementationReport, RunReport
 
 SCHEMA = "kernelproof/case/1"
 MUST_FAIL = "unexpected_pass"
@@ -31,12 +32,14 @@ class CaseWriter:
         folder: where the files go.
         operation: of plain functions.
         ledger: known findings are replayed from its own case files.
+        flag: the option that named the folder.
         failed: why a file could not be written, if one could not.
     """
 
     folder: Path
     operation: str | None
     ledger: Ledger
+    flag: str = "--cases"
     failed: str = ""
     _written: dict[Path, str] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -60,7 +63,7 @@ class CaseWriter:
                 return
             if finding.entry:
                 case = next(e.case for e in self.ledger.entries if e.id == finding.entry)
-                finding.replay = replay_command(_from_here(case))
+                finding.replay = replay_command(case)
                 return
             name = loading_name(implementation.reference)
             path = self._path(finding, name)
@@ -74,7 +77,7 @@ class CaseWriter:
             try:
                 write_text(path, dumps(case_json))
             except OSError as error:
-                self.failed = f"--cases: {path} cannot be written ({error.strerror})"
+                self.failed = f"{self.flag}: {path} cannot be written ({error.strerror})"
                 return
             self._written[path] = name
             finding.replay = replay_command(path)
@@ -130,9 +133,15 @@ def loading_name(reference: str) -> str:
 
 def replay_command(path: Path) -> str:
     """Give the command that judges a case again, to be copied into a shell."""
-    return f"kernelproof replay {shlex.quote(str(path))}"
-
-
-def _from_here(path: Path) -> Path:
     here = os.path.relpath(path)
-    return path.absolute() if here.startswith(os.pardir) else Path(here)
+    found = path.absolute() if here.startswith(os.pardir) else here
+    return f"kernelproof replay {shlex.quote(str(found))}"
+
+
+def versions(target: dict[str, Any]) -> dict[str, Any]:
+    """Give what ran, by name; None where it is absent."""
+    return {
+        "kernelproof": __version__,
+        "python": platform.python_version(),
+        **{name: target.get(name) for name in ("torch", "triton", "flashinfer", "cuda")},
+    }

@@ -1,0 +1,74 @@
+"""Kernelproof's own Triton kernel for appending keys and values to a paged cache."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import torch
+
+from ..reference import AttentionProblem, Problem
+from ..reference.inputs import AppendInputs
+from .optional import require
+from .protocol import implementation
+from .target import Target
+from .triton_support import ceil_div, next_power_of_two, require_triton, unavailable
+
+KERNEL = "kernelproof.impl.triton_append_kernel"
+BLOCK_CHANNELS = 1024
+BLOCK_TOKENS, INTERPRETED_BLOCK_TOKENS = 4, 64
+"""Tokens a program: few keep a GPU busy, many spare the interpreter programs."""
+
+
+def _supports(problem: Problem, target: Target) -> bool | str:
+    del problem
+    return unavailable(target) or True
+
+
+def _compile_key(problem: Problem) -> Hashable:
+    if not isinstance(problem, AttentionProblem):
+        return None
+    return (
+        problem.dtype, problem.head_dim_qk, problem.head_dim_vo, problem.num_kv_heads,
+        problem.page_size, problem.kv_layout, problem.strided_kv,
+    )  # fmt: skip
+
+
+@implementation(
+    "append_paged_kv", name="triton-append", supports=_supports, compile_key=_compile_key
+)
+def append(inputs: AppendInputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """Write new keys and values, both in one launch, into the last slots of their requests' pages.
+
+    Args:
+        inputs: k [tokens, kv_heads, head_dim_qk], v [tokens, kv_heads, head_dim_vo] and both
+            caches, NHD or HND, strided or not, of any dtype; each token's request is found on the
+            device.
+
+    Returns:
+        (k_cache, v_cache), the given ones if ``in_place``, else copies.
+    """
+    require_triton()
+    caches = inputs.k_cache, inputs.v_cache
+    if not inputs.in_place:
+        caches = inputs.k_cache.clone(), inputs.v_cache.clone()
+    tokens, heads, dim_qk = inputs.k.shape
+    dim_vo = inputs.v.shape[2]
+    if not (tokens and heads):
+        return caches
+    k, v = inputs.k, inputs.v
+    if not k.is_cuda:  # the interpreter does not round to bfloat16: torch does
+        k, v = k.to(caches[0].dtype), v.to(caches[1].dtype)
+    to_slots = (0, 1, 2, 3) if inputs.kv_layout == "NHD" else (0, 2, 1, 3)
+    k_slots, v_slots = (cache.permute(to_slots) for cache in caches)
+    most = heads * max(dim_qk, dim_vo)
+    channels = min(next_power_of_two(most), BLOCK_CHANNELS)
+    block = BLOCK_TOKENS if k.is_cuda else INTERPRETED_BLOCK_TOKENS
+    metadata = inputs.metadata
+    require(KERNEL, "triton").append[(ceil_div(tokens, block), ceil_div(most, channels))](
+        k, v, k_slots, v_slots,
+        metadata.qo_indptr, metadata.paged_kv_indptr, metadata.seq_lens, metadata.paged_kv_indices,
+        metadata.num_requests, tokens, heads, metadata.page_size,
+        *k.stride(), *v.stride(), *k_slots.stride(), *v_slots.stride(),
+        DIM_QK=dim_qk, DIM_VO=dim_vo, BLOCK_TOKENS=block, BLOCK_CHANNELS=channels,
+    )  # fmt: skip
+    return caches

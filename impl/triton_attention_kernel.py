@@ -1,0 +1,273 @@
+"""Attention to paged or ragged keys as one Triton kernel; ``triton_attention`` launches it.
+
+This module imports triton, so nothing imports it before it is needed. Helper functions are absent
+on purpose: the interpreter patches triton's whole language at every call of one.
+"""
+
+# Every argument is a tensor to a kernel. Annotated as an int, it would be passed as 32 bits and not
+# be looked at: strides of 1 would not be seen, and memory read in pieces of two bytes.
+# Compile-time constants are upper case in Triton, and what a kernel reads are its arguments.
+# ruff: noqa: N803, PLR0917
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+SMALL = tl.constexpr(0.5)
+REQUESTS_AT_ONCE = tl.constexpr(256)
+
+
+def _attention(  # noqa: C901, PLR0912, PLR0915  in one piece: see above on helpers
+    q: tl.tensor,  # [tokens, qo_heads, HEAD_DIM_QK]
+    k: tl.tensor,  # [pages, slots, kv_heads, HEAD_DIM_QK] by strides, whatever the layout
+    v: tl.tensor,  # [pages, slots, kv_heads, HEAD_DIM_VO]
+    out: tl.tensor,  # [splits, tokens, qo_heads, HEAD_DIM_VO]
+    lse: tl.tensor,  # [splits, tokens, qo_heads] float32
+    sinks: tl.tensor,  # [qo_heads] float32, read if has_sinks
+    k_scales: tl.tensor,  # [kv_heads] float32, read if has_k_scales
+    v_scales: tl.tensor,  # [kv_heads] float32, read if has_v_scales
+    custom_mask: tl.tensor,  # [sum of query_len * seq_len] uint8, read if CUSTOM_MASK
+    qo_indptr: tl.tensor,  # [requests + 1]
+    kv_indptr: tl.tensor,  # [requests + 1], of pages if PAGED, else of keys
+    seq_lens: tl.tensor,  # [requests], read if PAGED
+    page_ids: tl.tensor,  # [pages of the batch], read if PAGED
+    num_requests: tl.tensor,
+    group_size: tl.tensor,
+    page_size: tl.tensor,
+    page_inverse: tl.tensor,
+    left: tl.tensor,
+    right: tl.tensor,
+    scale: tl.tensor,
+    v_scale: tl.tensor,
+    soft_cap: tl.tensor,
+    lse_factor: tl.tensor,
+    has_sinks: tl.tensor,
+    has_k_scales: tl.tensor,
+    has_v_scales: tl.tensor,
+    q_token: tl.tensor,
+    q_head: tl.tensor,
+    q_dim: tl.tensor,
+    k_page: tl.tensor,
+    k_slot: tl.tensor,
+    k_head: tl.tensor,
+    k_dim: tl.tensor,
+    v_page: tl.tensor,
+    v_slot: tl.tensor,
+    v_head: tl.tensor,
+    v_dim: tl.tensor,
+    out_split: tl.tensor,
+    out_token: tl.tensor,
+    out_head: tl.tensor,
+    out_dim: tl.tensor,
+    lse_split: tl.tensor,
+    lse_token: tl.tensor,
+    lse_head: tl.tensor,
+    PAGED: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    CUSTOM_MASK: tl.constexpr,
+    UPCAST: tl.constexpr,
+    HEAD_DIM_QK: tl.constexpr,
+    HEAD_DIM_VO: tl.constexpr,
+    BLOCK_QK: tl.constexpr,
+    BLOCK_VO: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+) -> None:
+    """Attend BLOCK_M rows, a row being a query token and one of the heads that share keys.
+
+    The grid is (tiles, kv_heads, splits). Tiles of a request begin at ``qo_indptr * group_size //
+    BLOCK_M + request``, which leaves each request enough of them; the host knows an upper bound of
+    their number without knowing any length. ``left`` and ``right`` say how far from its own
+    position a query sees; 2**30 is everywhere. ``page_inverse`` is 2**32 / page_size, rounded up;
+    it divides exactly while keys * page_size < 2**32, or where page_size is a power of two. Logits
+    are in base 2: ``scale`` holds log2(e) or, where there is a soft cap, its inverse, and
+    ``soft_cap`` then holds log2(e).
+    """
+    tile = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+
+    request = -1
+    for first in range(0, num_requests, REQUESTS_AT_ONCE):
+        index = first + tl.arange(0, REQUESTS_AT_ONCE)
+        start = tl.load(qo_indptr + index, mask=index < num_requests, other=0)
+        first_tile = start * group_size // BLOCK_M + index
+        begun = (index < num_requests) & (first_tile <= tile)
+        request += tl.sum(begun.to(tl.int32), axis=0)
+    first_token = tl.load(qo_indptr + request)
+    num_queries = tl.load(qo_indptr + request + 1) - first_token
+    first_row = (tile - first_token * group_size // BLOCK_M - request) * BLOCK_M
+    num_rows = num_queries * group_size
+    if first_row >= num_rows:
+        return
+    kv_start = tl.load(kv_indptr + request)
+    num_keys = tl.load(seq_lens + request) if PAGED else tl.load(kv_indptr + request + 1) - kv_start
+
+    row = first_row + tl.arange(0, BLOCK_M)
+    is_row = row < num_rows
+    query = row // group_size
+    head = kv_head * group_size + row % group_size
+    token = (first_token + query).to(tl.int64)
+    offset = num_keys - num_queries
+    position = offset + query
+    first_position = offset + first_row // group_size
+    last_row = tl.minimum(first_row + BLOCK_M, num_rows) - 1
+    last_position = offset + last_row // group_size
+
+    # Keys that any row sees, and of these the share of this split, in whole blocks.
+    low = tl.maximum(first_position - left, 0)
+    high = tl.minimum(last_position + right + 1, num_keys)
+    splits_in_keys = tl.num_programs(2) * BLOCK_N
+    share = (tl.maximum(high - low, 0) + splits_in_keys - 1) // splits_in_keys * BLOCK_N
+    low += split * share
+    high = tl.minimum(high, low + share)
+    # Blocks that every row sees in full come first, and need no mask; then those at both edges.
+    inner = tl.maximum(last_position - left, low)
+    blocks = tl.maximum(tl.minimum(first_position + right + 1, high) - inner, 0) // BLOCK_N
+    if CUSTOM_MASK:
+        mask_start = tl.full((), 0, tl.int64)
+        blocks = blocks * 0
+        for first in range(0, request, REQUESTS_AT_ONCE):
+            index = first + tl.arange(0, REQUESTS_AT_ONCE)
+            before = index < request
+            start = tl.load(qo_indptr + index, mask=before, other=0)
+            length = tl.load(qo_indptr + index + 1, mask=before, other=0) - start
+            if PAGED:
+                keys = tl.load(seq_lens + index, mask=before, other=0)
+            else:
+                keys = tl.load(kv_indptr + index + 1, mask=before, other=0)
+                keys -= tl.load(kv_indptr + index, mask=before, other=0)
+            mask_start += tl.sum(length.to(tl.int64) * keys, axis=0)
+    inner = tl.where(blocks > 0, inner, low)
+    inner_end = inner + blocks * BLOCK_N
+    left_blocks = (inner - low + BLOCK_N - 1) // BLOCK_N
+    edge_blocks = left_blocks + (tl.maximum(high - inner_end, 0) + BLOCK_N - 1) // BLOCK_N
+
+    channel = tl.arange(0, BLOCK_QK)
+    value_channel = tl.arange(0, BLOCK_VO)
+    is_channel = channel < HEAD_DIM_QK
+    is_value = value_channel < HEAD_DIM_VO
+    q_offset = token * q_token + head * q_head
+    q_tile = tl.load(
+        q + q_offset[:, None] + channel[None, :] * q_dim,
+        mask=is_row[:, None] & is_channel[None, :],
+        other=0.0,
+    )
+    if UPCAST:
+        q_tile = q_tile.to(tl.float32)
+    k_scale = tl.load(k_scales + kv_head, mask=has_k_scales != 0, other=1.0)
+    v_scale *= tl.load(v_scales + kv_head, mask=has_v_scales != 0, other=1.0)
+    scale *= k_scale
+    k_base = k + kv_head.to(tl.int64) * k_head
+    v_base = v + kv_head.to(tl.int64) * v_head
+
+    # A sink is a key of value 0, and the first split's. (The condition goes into a number: spread
+    # over a block, a scalar condition is no mask to the interpreter.)
+    rows_with_sink = tl.where((has_sinks != 0) & (split == 0), num_rows, 0)
+    largest = tl.load(sinks + head, mask=row < rows_with_sink, other=float("-inf")) * LOG2_E
+    total = tl.where(largest == float("-inf"), 0.0, 1.0)
+    attended = tl.full((BLOCK_M, BLOCK_VO), 0.0, tl.float32)
+    for at_edge in tl.static_range(2):
+        for block in range(edge_blocks if at_edge else blocks):
+            if at_edge:
+                on_left = block < left_blocks
+                first_key = tl.where(
+                    on_left, low + block * BLOCK_N, inner_end + (block - left_blocks) * BLOCK_N
+                )
+                end = tl.where(on_left, inner, high)
+            else:
+                first_key = inner + block * BLOCK_N
+            key = first_key + tl.arange(0, BLOCK_N)
+            if at_edge:
+                is_key = key < end
+            if PAGED:
+                # key // page_size, which the compiler would spend twenty instructions on.
+                place = ((key.to(tl.int64) * page_inverse) >> 32).to(tl.int32)
+                if at_edge:
+                    page = tl.load(page_ids + kv_start + place, mask=is_key, other=0)
+                else:
+                    page = tl.load(page_ids + kv_start + place)
+                page = page.to(tl.int64)
+                slot = key - place * page_size
+                k_offset = page * k_page + slot * k_slot
+                v_offset = page * v_page + slot * v_slot
+            else:
+                slot = (kv_start + key).to(tl.int64)
+                k_offset = slot * k_slot
+                v_offset = slot * v_slot
+            k_tile = tl.load(
+                k_base + k_offset[None, :] + channel[:, None] * k_dim,
+                mask=is_key[None, :] & is_channel[:, None] if at_edge else is_channel[:, None],
+                other=0.0,
+            )
+            v_tile = tl.load(
+                v_base + v_offset[:, None] + value_channel[None, :] * v_dim,
+                mask=is_key[:, None] & is_value[None, :] if at_edge else is_value[None, :],
+                other=0.0,
+            )
+            if UPCAST:
+                k_tile = k_tile.to(tl.float32)
+                v_tile = v_tile.to(tl.float32)
+            # ieee: TensorFloat-32 would give float32 inputs the mantissa of float16.
+            logits = tl.dot(q_tile, k_tile, input_precision="ieee") * scale
+            if SOFT_CAP:
+                # tanh as one quotient: Lambert's fraction keeps its relative error (1e-10) near 0,
+                # where 1 - exp(-2x) would cancel.
+                square = logits * logits
+                decay = tl.exp2(tl.abs(logits) * (-2.0 * LOG2_E))
+                is_small = square < SMALL * SMALL
+                sign = tl.where(logits < 0, -1.0, 1.0)
+                above = tl.where(
+                    is_small, logits * (945.0 + square * (105.0 + square)), sign * (1.0 - decay)
+                )
+                below = tl.where(is_small, 945.0 + square * (420.0 + 15.0 * square), 1.0 + decay)
+                logits = above / below * soft_cap
+            if at_edge:
+                distance = key[None, :] - position[:, None]
+                sees = is_key[None, :] & (distance >= -left) & (distance <= right)
+                if CUSTOM_MASK:
+                    mask_row = mask_start + query.to(tl.int64) * num_keys
+                    kept = tl.load(
+                        custom_mask + mask_row[:, None] + key[None, :],
+                        mask=sees & is_row[:, None],
+                        other=0,
+                    )
+                    sees = sees & (kept != 0)
+                logits = tl.where(sees, logits, float("-inf"))
+            new_largest = tl.maximum(largest, tl.max(logits, axis=1))
+            # A row that has seen nothing yet has no largest logit: -inf - -inf would be NaN.
+            base = tl.where(new_largest == float("-inf"), 0.0, new_largest)
+            weights = tl.exp2(logits - base[:, None])
+            fading = tl.exp2(largest - base)
+            total = total * fading + tl.sum(weights, axis=1)
+            attended = tl.dot(
+                weights.to(v_tile.dtype),
+                v_tile,
+                attended * fading[:, None],
+                input_precision="ieee",
+            )
+            largest = new_largest
+
+    divisor = tl.where(total == 0.0, 1.0, total)
+    attended = attended * (v_scale / divisor)[:, None]
+    out_offset = split.to(tl.int64) * out_split + token * out_token + head * out_head
+    tl.store(
+        out + out_offset[:, None] + value_channel[None, :] * out_dim,
+        attended.to(out.dtype.element_ty),
+        mask=is_row[:, None] & is_value[None, :],
+    )
+    lse_offset = split.to(tl.int64) * lse_split + token * lse_token + head * lse_head
+    tl.store(lse + lse_offset, (largest + tl.log2(divisor)) * lse_factor, mask=is_row)
+
+
+# Lengths, windows and counts change with every batch: a compiled kernel of its own for each that
+# happens to be 1, or a multiple of 16, would cost more than it saves.
+attention = triton.jit(
+    _attention,
+    do_not_specialize=(
+        "num_requests", "group_size", "page_size", "page_inverse", "left", "right", "has_sinks",
+        "has_k_scales", "has_v_scales", "out_split", "lse_split", "lse_token",
+    ),
+)  # fmt: skip

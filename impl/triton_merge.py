@@ -1,0 +1,94 @@
+"""Kernelproof's own Triton kernel for merging attention states, of any number in one launch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+
+import torch
+
+from ..reference import AttentionOutput, MergeProblem, Problem
+from ..reference.inputs import MergeInputs
+from .optional import require
+from .protocol import implementation
+from .target import Target
+from .triton_support import (
+    ceil_div,
+    finish,
+    next_power_of_two,
+    require_triton,
+    stored,
+    unavailable,
+)
+
+KERNEL = "kernelproof.impl.triton_merge_kernel"
+ELEMENTS, INTERPRETED_ELEMENTS = 2**10, 2**14
+"""Elements of out a program: few keep a GPU busy, many spare the interpreter programs."""
+
+
+def _supports(problem: Problem, target: Target) -> bool | str:
+    del problem
+    return unavailable(target) or True
+
+
+def _compile_key(problem: Problem) -> Hashable:
+    if not isinstance(problem, MergeProblem):
+        return None
+    return problem.dtype, problem.head_dim, problem.num_heads % 16, problem.num_tokens % 16
+
+
+@implementation(
+    "merge_state",
+    name="triton-merge-state",
+    supports=_supports,
+    writes_out=True,
+    compile_key=_compile_key,
+)
+def merge_state(inputs: MergeInputs) -> AttentionOutput:
+    """Merge states in one launch.
+
+    Args:
+        inputs: outs [states, tokens, heads, dim] and their natural-log lses [states, tokens,
+            heads]; (0, -inf) is a state of no keys, and its out is never read.
+
+    Returns:
+        out [tokens, heads, dim] in ``out_dtype`` and the natural-log lse [tokens, heads] in
+        float32; 0 and -inf where every state is empty.
+    """
+    out, lse = inputs.out, inputs.lse
+    if out is None:
+        out = inputs.outs.new_empty(inputs.outs.shape[1:], dtype=inputs.out_dtype)
+    if lse is None:
+        lse = inputs.lses.new_empty(inputs.lses.shape[1:], dtype=torch.float32)
+    result = AttentionOutput(out, lse)
+    merge(inputs.outs, inputs.lses, result)
+    return result
+
+
+def merge(
+    outs: torch.Tensor, lses: torch.Tensor, result: AttentionOutput, *, base_2: bool = False
+) -> None:
+    """Merge states into a given result.
+
+    Args:
+        outs: [states, tokens, heads, dim], any floating dtype, strided or not.
+        lses: [states, tokens, heads].
+        result: out [tokens, heads, dim] and lse [tokens, heads] float32, in natural log.
+        base_2: whether ``lses`` are in base 2; they are natural otherwise.
+    """
+    require_triton()
+    out, lse = result
+    states, tokens, heads, dim = outs.shape
+    if not (tokens and heads):
+        return
+    block_dim = next_power_of_two(dim)
+    elements = ELEMENTS if out.is_cuda else INTERPRETED_ELEMENTS
+    block_rows = min(max(elements // block_dim, 1), next_power_of_two(tokens * heads))
+    written = stored(out)
+    require(KERNEL, "triton").merge[(ceil_div(tokens * heads, block_rows),)](
+        outs, lses, written, lse, states, tokens, heads,
+        1.0 if base_2 else math.log2(math.e), math.log(2.0) if base_2 else 1.0,
+        *outs.stride(), *lses.stride(), *written.stride(), *lse.stride(),
+        DIM=dim, BLOCK_DIM=block_dim, BLOCK_ROWS=block_rows,
+    )  # fmt: skip
+    finish(out, written)

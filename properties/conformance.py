@@ -1,0 +1,287 @@
+"""The suite in one process of a pytest run: it judges items in one isolated worker."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from ..impl import Target
+from ..reference import Problem
+from .axes import example
+from .cases import CaseWriter, replay_command
+from .expectations import read_expectations
+from .hunt import Hunt, Search
+from .isolation import Worker
+from .items import Item, Survey, items_of
+from .laws import Law, find_law, laws_of
+from .ledger import Entry, LedgerError, read_case
+from .plan import Plan, problems_of, seconds_of
+from .pools import open_pool
+from .preparation import prepare
+from .profiles import GATE_SHARE, Cost
+from .quarry import (
+    Address,
+    DeviceLostError,
+    HarnessError,
+    Quarry,
+    probe_device,
+    verdict_of,
+    warm_up,
+)
+from .report import Finding, ImplementationReport, LawReport, RunReport
+from .sharing import SuiteRefusedError, shared
+from .surveying import Choices, take_survey
+from .telling import compact, told
+from .verdict import Verdict
+
+MARGIN_SECONDS = 300.0
+"""For starting workers, timing, confirming a finding in a fresh process: more than they need."""
+COMPILE_SECONDS = 900.0
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What became of an item.
+
+    Attributes:
+        outcome: pytest's word for it.
+        text: why, where it did not pass.
+        properties: counts and the finding, for JUnit and for the summary.
+    """
+
+    outcome: Literal["passed", "failed", "skipped", "xfailed"]
+    text: str = ""
+    properties: Mapping[str, str | int | float] = field(default_factory=dict)
+
+
+class Suite:
+    """What is judged, and the worker that does it.
+
+    Args:
+        choices: what was asked for.
+        common: folder that all processes of the run share, if there are several.
+        environment: further variables for the worker.
+        jobs: processes of the run.
+
+    Raises:
+        SuiteRefusedError: it cannot be done.
+    """
+
+    def __init__(
+        self,
+        choices: Choices,
+        *,
+        common: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        jobs: int = 1,
+    ) -> None:
+        try:
+            self._ledger = read_expectations(choices.expectations)
+        except LedgerError as error:
+            raise SuiteRefusedError(str(error)) from error
+        self._choices, self._jobs, self._lost = choices, jobs, ""
+        # Where other processes keep the cores busy, a spare worker would only take time from them.
+        self._pool = open_pool(choices.device, standby=jobs == 1, environment=environment)
+        try:
+            self.survey = Survey.from_json(shared(common, self._take_survey))
+        except BaseException:
+            self.close()
+            raise
+        self.items = items_of(self.survey)
+        self._target = Target(**self.survey.target)
+        self._plan = Plan(
+            [each.name for each in self.survey.implementations],
+            choices.profile,
+            operation=choices.operation,
+            device=choices.device,
+            seed=self.survey.seed,
+            ledger=self._ledger,
+            share=1.0 if choices.implementations else GATE_SHARE,
+            cases=choices.cases / "examples",
+        )
+        self._writer = CaseWriter(
+            choices.cases, choices.operation, self._ledger, flag="--kernelproof-cases"
+        )
+        self._prepared: dict[str, tuple[ImplementationReport, tuple[Quarry, Cost] | None]] = {}
+        self._parts: dict[tuple[str, str], Quarry] = {}
+
+    def close(self) -> None:
+        """End the worker."""
+        self._pool.close()
+
+    def _take_survey(self) -> dict[str, Any]:
+        with self._pool.lease() as worker:
+            return take_survey(worker, self._choices, self._ledger).to_json()
+
+    def seconds(self, item: Item) -> float:
+        """Give the seconds after which an item has surely gone wrong."""
+        most = MARGIN_SECONDS + 10 * self._plan.profile.shrink_seconds
+        if item.configuration.fixed:
+            most += COMPILE_SECONDS
+        return most + (self._seconds(item, find_law(item.law)) if item.law else 0.0)
+
+    def judge(self, item: Item) -> Judged:
+        """Search for a failure, or replay one."""
+        surveyed = item.implementation
+        base: dict[str, str | int | float] = {
+            "implementation": surveyed.name,
+            "operation": surveyed.operation,
+            "law": item.law,
+            "configuration": item.configuration.id,
+            "items": sum(each.implementation is surveyed for each in self.items),
+        }
+        with self._pool.lease() as worker:
+            try:
+                judged = self._judge(worker, item)
+            except DeviceLostError as error:
+                self._lost = str(error)
+                judged = Judged("failed", f"LOST  {surveyed.label}\n  {error}")
+            except (HarnessError, LedgerError, LookupError) as error:
+                judged = Judged("failed", f"{surveyed.label}: the suite failed: {error}")
+        return replace(judged, properties={**base, **judged.properties})
+
+    def _judge(self, worker: Worker, item: Item) -> Judged:
+        surveyed = item.implementation
+        if surveyed.error:
+            return Judged("failed", f"{surveyed.name}: {surveyed.error}")
+        reason = f"the device was lost: {self._lost}" if self._lost else surveyed.unsupported
+        if reason:
+            return Judged("skipped", f"{surveyed.label}: {reason}")
+        if surveyed.name not in self._prepared:
+            report = ImplementationReport(surveyed.name, surveyed.reference)
+            self._prepared[surveyed.name] = (report, prepare(worker, self._plan, report))
+        report, made = self._prepared[surveyed.name]
+        if made is None:
+            why = report.error or report.unsupported_reason
+            return Judged("failed" if report.error else "skipped", f"{surveyed.label}: {why}")
+        quarry, cost = made
+        if item.case:
+            return self._replay(worker, item, quarry, report)
+        return self._search(worker, item, self._part(item, quarry), cost, report)
+
+    def _search(
+        self, worker: Worker, item: Item, quarry: Quarry, cost: Cost, report: ImplementationReport
+    ) -> Judged:
+        law, plan = find_law(item.law), self._plan
+        search = Search(
+            plan.profile,
+            self._seed(item),
+            problems_of(plan, law, cost, len(item.implementation.configurations)),
+            self._seconds(item, law),
+            database=plan.cases if plan.profile.explore else None,
+        )
+        if item.configuration.fixed:
+            warm_up(worker, quarry)  # a compile is no part of the search's time
+
+        def explain(name: str, verdict: Verdict, problem: Problem) -> Entry | None:
+            return self._ledger.explanation(report.name, name, verdict, problem, self._target)
+
+        found = Hunt(worker, quarry, law, search, explain=explain).run()
+        if found.lost:
+            raise DeviceLostError(found.lost)
+        if found.error:
+            raise HarnessError(found.error)
+        if found.finding:
+            return self._tell(found, found.finding, report)
+        if found.judged:
+            return Judged("passed", properties=_counts(found))
+        counts = f"{found.unsupported} unsupported, {found.vacuous} with nothing to look at"
+        reason = f": {found.unsupported_reason}" if found.unsupported_reason else ""
+        text = f"{report.name}: {law.name} judged no problem ({counts}){reason}"
+        return Judged("skipped", text, _counts(found))
+
+    def _replay(
+        self, worker: Worker, item: Item, quarry: Quarry, report: ImplementationReport
+    ) -> Judged:
+        path = Path(item.case)
+        name, problem, data = read_case(path)
+        law = find_law(name)
+        operation = data.get("operation") or self._choices.operation
+        address = Address(quarry.address.reference, operation, quarry.address.device)
+        warm_up(worker, quarry)
+        outcome = worker.run(address.case(law.name, problem), quarry.pace.deadlines())
+        if outcome.status in ("hang", "crash"):
+            probe_device(worker, address.device)
+        verdict = verdict_of(outcome)
+        if verdict.status == "UNSUPPORTED" or verdict.vacuous:
+            why = verdict.message or "nothing to look at"
+            return Judged("skipped", f"{report.name}: {law.name}: {why}")
+        entry = self._ledger.explanation(report.name, law.name, verdict, problem, self._target)
+        if not verdict.bad:
+            verdict = self._unexpected(path, law.name, report.name) or verdict
+        found = LawReport(law.name, judged=1)
+        if verdict.status == "PASS":
+            return Judged("passed", properties=_counts(found))
+        found.known.update([entry.id] if entry else [])
+        finding = Finding(report.name, law.name, verdict, problem, entry.id if entry else None)
+        finding.replay = replay_command(path)
+        return self._tell(found, finding, report)
+
+    def _unexpected(self, path: Path, law: str, label: str) -> Verdict | None:
+        """Give the verdict on a case that passes though the ledger says that it fails."""
+        for entry in self._ledger.entries:
+            mine = entry.applies_to(label, self._target) and law in entry.laws
+            if mine and entry.case.resolve() == path.resolve():
+                return entry.retired(law, Verdict("PASS"))
+        return None
+
+    def _tell(self, found: LawReport, finding: Finding, report: ImplementationReport) -> Judged:
+        run = RunReport(self._plan.profile.name, self._plan.seed, self._target.to_json())
+        self._writer.write(finding, report, run)
+        properties = {
+            **_counts(found),
+            "status": "KNOWN" if finding.entry else finding.verdict.status,
+            "problem": compact(finding.problem),
+            "replay": finding.replay,
+        }
+        if finding.entry:
+            entry = next(each for each in self._ledger.entries if each.id == finding.entry)
+            issue = f" ({entry.issue})" if entry.issue else ""
+            text = f"KNOWN {entry.id}: {' '.join(entry.reason.split())}{issue}"
+            return Judged("xfailed", text, {**properties, "entry": entry.id})
+        unwritten = [self._writer.failed] if self._writer.failed else []
+        return Judged("failed", "\n".join([*told(finding), *unwritten]), properties)
+
+    def _part(self, item: Item, quarry: Quarry) -> Quarry:
+        """Restrict a search to the item's configuration; its laws share what they have found."""
+        fixed = item.configuration.fixed
+        if not fixed:
+            return quarry
+        key = (item.implementation.name, item.configuration.id)
+        if key not in self._parts:
+            axes = replace(
+                quarry.axes,
+                values={**quarry.axes.values, **{axis: (value,) for axis, value in fixed.items()}},
+                simplest={**quarry.axes.simplest, **fixed},
+            )
+            first = example(axes.operation, axes.simplest) if quarry.warm_up else None
+            self._parts[key] = replace(quarry, axes=axes, warm_up=first, smallest=[])
+        return self._parts[key]
+
+    def _seconds(self, item: Item, law: Law) -> float:
+        laws = laws_of(item.implementation.operation)
+        parts = len(item.implementation.configurations)
+        return seconds_of(self._plan, law, laws, self._jobs, parts)
+
+    def _seed(self, item: Item) -> int:
+        """Give the search's seed: that of `kernelproof check`, but for a configuration's own."""
+        if not item.configuration.fixed:
+            return self._plan.seed
+        text = f"{self._plan.seed}|{item.configuration.id}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+
+
+def _counts(found: LawReport) -> dict[str, str | int | float]:
+    return {
+        "law": found.law,
+        "judged": found.judged,
+        "unsupported": found.unsupported,
+        "rejected": found.rejected,
+        "known": sum(found.known.values()),
+        "worst_ratio": round(found.worst_ratio, 4),
+        "seconds": round(found.seconds, 3),
+        **({"truncated": "true"} if found.truncated else {}),
+    }

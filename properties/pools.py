@@ -1,0 +1,37 @@
+"""Pools of isolated workers that judge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .isolation import DEFAULT_MEMORY_LIMIT, WorkerPool
+from .judge import HANDLER
+
+PRELOAD = ("torch", "kernelproof.properties.judge")
+
+
+def open_pool(
+    device: str,
+    *,
+    size: int = 1,
+    standby: bool = True,
+    environment: Mapping[str, str] | None = None,
+) -> WorkerPool:
+    """Start workers for a device.
+
+    Args:
+        device: ``"cpu"`` or ``"cuda"``.
+        size: workers at a time.
+        standby: keep one more ready, for a search that ends some; a few questions need none.
+        environment: further variables for them.
+    """
+    interpreter = {"TRITON_INTERPRET": "1"} if device == "cpu" else {}
+    return WorkerPool(
+        HANDLER,
+        size=size,
+        standby=standby,
+        preload=PRELOAD,
+        environment={**interpreter, **(environment or {})},
+        # CUDA reserves address space by the terabyte.
+        memory_limit=DEFAULT_MEMORY_LIMIT if device == "cpu" else None,
+    )

@@ -1,0 +1,163 @@
+"""Asking about implementations before pytest can say which items there are.
+
+An isolated worker imports and asks them, never the process that runs pytest.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..fixtures import CORPUS
+from ..impl import ImplementationNotFoundError, Target
+from ..impl.registry import registered, resolve_name
+from .axes import Axes
+from .isolation import Deadlines, Worker
+from .items import EVERYTHING, Configuration, Survey, Surveyed
+from .ledger import Ledger, LedgerError, read_case
+from .plan import LEAST_PROBLEMS
+from .preparation import survey
+from .profiles import Profile
+from .quarry import Address, HarnessError
+from .report import ImplementationReport
+from .sharing import SuiteRefusedError
+
+COMPILED = ("dtype", "head_dims", "head_dim")
+"""Axes whose values make a kernel compile anew, coarsest first."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What was asked for on pytest's command line.
+
+    Attributes:
+        implementations: MODULE:NAME or registered names; everything registered if none.
+        operation: of plain functions.
+        profile: how hard to look.
+        device: ``"cpu"`` or ``"cuda"``.
+        seed: of the search.
+        expectations: the ledger, see ``load_ledger``.
+        cases: folder of cases that are replayed, and to which findings are written.
+    """
+
+    implementations: tuple[str, ...]
+    operation: str | None
+    profile: Profile
+    device: str
+    seed: int
+    expectations: str | None
+    cases: Path
+
+
+def take_survey(worker: Worker, choices: Choices, ledger: Ledger) -> Survey:
+    """Ask about every implementation.
+
+    Raises:
+        SuiteRefusedError: there is no such device, or an implementation that was asked for by name
+            cannot be found, imported or asked.
+    """
+    target = _target(worker, choices)
+    seed = choices.seed
+    if choices.profile.explore and not seed:
+        seed = secrets.randbelow(2**31)
+    found = []
+    for name in dict.fromkeys(choices.implementations or registered()):
+        surveyed = _ask(worker, name, choices, ledger, target)
+        if surveyed.error and choices.implementations:
+            why = surveyed.error.strip().splitlines()[0].removeprefix(f"{name}: ")
+            message = f"--impl {name}: {why}"
+            raise SuiteRefusedError(message)
+        found.append(surveyed)
+    return Survey(target.to_json(), seed, tuple(found))
+
+
+def _target(worker: Worker, choices: Choices) -> Target:
+    """Describe the device as a worker sees it: here, nothing may touch it."""
+    outcome = worker.run({"task": "target", "device": choices.device}, Deadlines(run=60.0))
+    result = outcome.result or {}
+    if outcome.status != "done" or "error" in result:
+        why = str(result.get("error") or outcome.detail or outcome.kind).strip().splitlines()[-1]
+        message = why if why.startswith("--device") else f"--device {choices.device}: {why}"
+        raise SuiteRefusedError(message)
+    return Target(**result)  # type: ignore[arg-type]  # what Target.to_json gave
+
+
+def _ask(worker: Worker, name: str, choices: Choices, ledger: Ledger, target: Target) -> Surveyed:
+    try:
+        reference = resolve_name(name)
+    except ImplementationNotFoundError as error:
+        return Surveyed(name, name, error=str(error))
+    address = Address(reference, choices.operation, choices.device)
+    report = ImplementationReport(name, reference)
+    try:
+        axes = survey(worker, address, choices.profile.max_work, report)
+    except HarnessError as error:
+        return Surveyed(name, reference, error=str(error))
+    parts: tuple[Configuration, ...] = (EVERYTHING,)
+    if axes is not None and report.declared["compiles"]:
+        parts = configurations(axes, choices.profile)
+    return Surveyed(
+        name,
+        reference,
+        label=report.name,
+        operation=report.operation,
+        error=report.error,
+        unsupported="" if axes else report.unsupported_reason,
+        configurations=parts,
+        stored=tuple(map(str, _stored(reference, report.name, choices, ledger, target))),
+    )
+
+
+def configurations(axes: Axes, profile: Profile) -> tuple[Configuration, ...]:
+    """Split what an implementation supports by what makes it compile anew.
+
+    By as many axes as leave each part a few problems of a profile: a first call costs a compile
+    that a quick look cannot afford for every head dim.
+    """
+    names = [name for name in COMPILED if name in axes.values]
+    while True:
+        parts = list(itertools.product(*(axes.values[name] for name in names)))
+        if len(names) < 2 or len(parts) * LEAST_PROBLEMS <= profile.problems:  # noqa: PLR2004
+            return tuple(Configuration(dict(zip(names, part, strict=True))) for part in parts)
+        names.pop()
+
+
+def _stored(
+    reference: str, label: str, choices: Choices, ledger: Ledger, target: Target
+) -> list[Path]:
+    """Find the cases of an implementation: its own folder's, the ledger's, the shipped ones."""
+    entries = [entry for entry in ledger.entries if entry.applies_to(label, target)]
+    quarantined = {
+        entry.case.resolve()
+        for entry in ledger.entries
+        if entry.quarantine and not choices.profile.explore
+    }
+    paths = [
+        *_cases_of(reference, choices.cases),
+        *(entry.case for entry in entries),
+        *_cases_of(reference, CORPUS),
+    ]
+    found: dict[Path, Path] = {}
+    for path in paths:
+        found.setdefault(path.resolve(), path)
+    return [path for resolved, path in found.items() if resolved not in quarantined]
+
+
+def _cases_of(reference: str, folder: Path) -> list[Path]:
+    paths = sorted(folder.glob("*.json"))
+    try:
+        names = [read_case(path)[2]["implementation"] for path in paths]
+    except LedgerError as error:
+        message = f"--kernelproof-cases: {error}"
+        raise SuiteRefusedError(message) from error
+    pairs = zip(paths, names, strict=True)
+    return [path for path, name in pairs if _resolves_to(name, reference)]
+
+
+def _resolves_to(name: str, reference: str) -> bool:
+    try:
+        return resolve_name(name) == reference
+    except ImplementationNotFoundError:  # of a package that is not installed here
+        return False

@@ -1,0 +1,66 @@
+"""How problems and findings are told in plain text."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+from ..reference import Problem
+from .report import Finding
+from .verdict import Verdict
+
+TRACE_LINES = 12
+SUITE = (str(Path(__file__).parent), str(Path(__file__).parents[1] / "impl" / "protocol.py"))
+"""Frames of these files say nothing of the code under test."""
+
+
+def told(finding: Finding) -> list[str]:
+    """Give the lines that tell a finding: what broke, on which problem, how to see it again."""
+    verdict = finding.verdict
+    title = f"{verdict.status} {verdict.kind}".strip()
+    lines = [f"{title}  {finding.implementation}  {finding.law}"]
+    lines += [f"  {line}" for line in verdict.message.strip().splitlines()]
+    lines += [f"    {line}" for line in trace_lines(verdict)]
+    lines.append(f"  problem: {compact(finding.problem)}")
+    if finding.replay:
+        lines.append(f"  replay:  {finding.replay}")
+    return [printable(line) for line in lines]
+
+
+def trace_lines(verdict: Verdict) -> list[str]:
+    """Give what a person needs of a trace: its innermost frames, without those of the suite."""
+    if verdict.status not in ("HANG", "CRASH"):
+        return []
+    lines, skipping = [], False
+    for line in verdict.trace.splitlines():
+        if line.lstrip().startswith("File "):
+            skipping = '"<string>"' in line or any(f'"{path}' in line for path in SUITE)
+        elif not line.startswith("    "):  # else it is the source of the frame before
+            skipping = line.startswith("Extension modules")
+        if line.strip() and not skipping:
+            lines.append(line)
+    innermost_first = "most recent call first" in verdict.trace
+    return lines[:TRACE_LINES] if innermost_first else lines[-TRACE_LINES:]
+
+
+def compact(problem: Problem) -> str:
+    """Print a problem with only the fields that differ from the simplest one's."""
+    told = ", ".join(
+        f"{field.name}={getattr(problem, field.name)!r}"
+        for field in fields(problem)
+        if getattr(problem, field.name) != field.default
+    )
+    return f"{type(problem).__name__}({told})"
+
+
+def count_of(count: int, noun: str) -> str:
+    """Say how many, in the singular where there is one."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def printable(text: str) -> str:
+    """Make control characters visible: a kernel's message must not steer the terminal."""
+    return "".join(
+        char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode()
+        for char in text.expandtabs(4)
+    )

@@ -1,0 +1,106 @@
+"""Blocks of the Triton attention kernel, and what the compiler makes of it for a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from kernelproof.impl.optional import missing
+from kernelproof.impl.triton_blocks import SHARED_MEMORY, attention_blocks, shared_memory
+from kernelproof.impl.triton_support import ceil_div, next_power_of_two
+
+DIMS = (8, 16, 24, 40, 64, 80, 96, 128, 192, 256, 512)
+ABSENT = missing("triton", "triton")
+
+COMPILE = """
+import json, warnings
+warnings.simplefilter("ignore")
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from kernelproof.impl import triton_attention_kernel as kernels
+from kernelproof.impl.triton_blocks import attention_blocks
+
+kernel = kernels.attention
+DTYPES = {"q": "bf16", "k": "bf16", "v": "bf16", "out": "bf16", "lse": "fp32", "sinks": "fp32",
+          "k_scales": "fp32", "v_scales": "fp32", "custom_mask": "u8", "qo_indptr": "i32",
+          "kv_indptr": "i32", "seq_lens": "i32", "page_ids": "i32"}
+FLOATS = ("scale", "v_scale", "soft_cap", "lse_factor")
+
+def compiled(dim, rows, sm):
+    blocks = attention_blocks((dim, dim), 2, rows, interpreted=False)
+    constants = {"PAGED": True, "SOFT_CAP": False, "CUSTOM_MASK": False, "UPCAST": False,
+                 "HEAD_DIM_QK": dim, "HEAD_DIM_VO": dim, "BLOCK_QK": blocks.qk,
+                 "BLOCK_VO": blocks.vo, "BLOCK_M": blocks.m, "BLOCK_N": blocks.n,
+                 "q_dim": 1, "k_dim": 1, "v_dim": 1, "out_dim": 1, "lse_head": 1}
+    signature, attributes = {}, {}
+    for position, name in enumerate(kernel.arg_names):
+        if name in constants:
+            signature[name] = "constexpr"
+        elif name in DTYPES:
+            signature[name] = "*" + DTYPES[name]
+        else:
+            signature[name] = "fp32" if name in FLOATS else "i32"
+        is_stride = name.rpartition("_")[2] in ("token", "head", "page", "slot")
+        if name in DTYPES or (is_stride and name not in constants):
+            attributes[(position,)] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel, signature, constants, attributes)
+    options = {"num_warps": blocks.num_warps, "num_stages": blocks.num_stages}
+    made = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options)
+    return {"shared": made.metadata.shared, "ptx": made.asm["ptx"]}
+
+print(json.dumps({
+    "decode": compiled(128, 4, 80), "prefill": compiled(128, 4096, 90),
+    "annotated": [param.name for param in kernel.params
+                  if param.annotation_type and not param.is_constexpr],
+}))
+"""
+
+
+def test_rounding_up() -> None:
+    assert [ceil_div(number, 4) for number in (0, 1, 4, 5)] == [0, 1, 1, 2]
+    assert [next_power_of_two(number) for number in (0, 1, 2, 3, 64, 65)] == [1, 1, 2, 4, 64, 128]
+
+
+@pytest.mark.parametrize("element_size", [2, 4])
+@pytest.mark.parametrize("rows", [1, 16, 100, 10_000])
+def test_blocks_fit_every_gpu(rows: int, element_size: int) -> None:
+    for qk in DIMS:
+        for vo in DIMS:
+            blocks = attention_blocks((qk, vo), element_size, rows, interpreted=False)
+            assert blocks.qk >= qk
+            assert blocks.vo >= vo
+            assert min(blocks.qk, blocks.vo, blocks.m, blocks.n) >= 16
+            needed = shared_memory(
+                blocks.qk, blocks.vo, blocks.m, blocks.n, blocks.num_stages, element_size
+            )
+            assert needed <= SHARED_MEMORY or (blocks.m, blocks.n) == (16, 16)
+
+
+def test_decodes_take_small_blocks_and_prefills_large_ones() -> None:
+    assert attention_blocks((128, 128), 2, 4, interpreted=False).m == 16
+    assert attention_blocks((128, 128), 2, 4096, interpreted=False).m == 128
+
+
+@pytest.mark.skipif(ABSENT is not None, reason=str(ABSENT))
+def test_the_compiled_kernel_uses_the_gpu_well() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE],
+        env={**os.environ, "TRITON_INTERPRET": "0"},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)
+    assert made["annotated"] == []  # Triton would fix their types, and not see strides of 1.
+    assert "mma.sync.aligned" in made["decode"]["ptx"]
+    assert "wgmma.mma_async" in made["prefill"]["ptx"]
+    for phase in ("decode", "prefill"):
+        assert made[phase]["shared"] <= 99 * 1024
+        assert "cp.async.cg.shared.global" in made[phase]["ptx"]  # 16 bytes at a time
+        assert "ld.global.b16" not in made[phase]["ptx"]  # 2 bytes at a time
