@@ -59,4 +59,4 @@ def seconds_of(plan: Plan, law: Law, laws: Sequence[Law], jobs: int, parts: int 
     """Give the seconds after which a law ends early: its share of what all workers have."""
     total = sum(each.weight for each in laws) or 1.0
     least = LEAST_SECONDS if parts == 1 else LEAST_SECONDS_OF_A_PART
-    return max(least, plan.profile.seconds * jobs * law.weight / total / parts)
+    return max(least, plan.share * plan.profile.seconds * jobs * law.weight / total / parts)

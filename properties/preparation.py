@@ -10,11 +10,13 @@ from ..reference import AttentionProblem, MergeProblem, Problem
 from .axes import Axes, example, narrow
 from .isolation import Worker
 from .plan import Plan
-from .profiles import Cost, cost_of
+from .profiles import NO_COST, Cost, Timing, cost_of
 from .quarry import WARM_UP_DEADLINES, Address, HarnessError, Quarry, verdict_of
 from .report import ImplementationReport
 
 COST_REQUESTS = 8
+COST_ROWS, COST_KEYS = 8, 64
+"""How many times more rows, or keys a request, the second call has that is timed."""
 
 
 def survey(
@@ -64,13 +66,39 @@ def prepare(worker: Worker, plan: Plan, report: ImplementationReport) -> tuple[Q
     timing = _cost_problem(axes)
     timed = _ask(worker, address, "cost", problem=timing.to_json())
     report.call_seconds = float(timed.get("seconds", 0.0))
-    cost = cost_of(report.call_seconds, timing.work, plan.profile)
+    small = Timing(report.call_seconds, timing.work)
+    cost = cost_of(small, _time_larger(worker, address, timing, small), plan.profile)
     report.cost = cost.name
     axes = replace(axes, max_work=cost.max_work)
     quarry = Quarry(report.name, address, axes)
     quarry.pace.slowest = report.call_seconds
     quarry.warm_up = None if "stopped" in timed else timing
     return quarry, cost
+
+
+def _time_larger(worker: Worker, address: Address, problem: Problem, small: Timing) -> Timing:
+    """Time a call of several times the work, where a call is not for nothing."""
+    larger = _larger(problem)
+    if small.seconds < NO_COST or not larger:
+        return Timing(2 * small.seconds, 2 * small.work)
+    seconds = float(_ask(worker, address, "cost", problem=larger.to_json()).get("seconds", 0.0))
+    if not seconds:  # it was refused, or failed: as if all of the time went into the work
+        return Timing(2 * small.seconds, 2 * small.work)
+    return Timing(seconds, larger.work)
+
+
+def _larger(problem: Problem) -> Problem | None:
+    if isinstance(problem, MergeProblem):
+        return replace(problem, num_tokens=COST_ROWS * problem.num_tokens)
+    if isinstance(problem, AttentionProblem):
+        if problem.operation == "append_paged_kv":
+            return replace(
+                problem,
+                query_lens=problem.query_lens * COST_ROWS,
+                seq_lens=problem.seq_lens * COST_ROWS,
+            )
+        return replace(problem, seq_lens=tuple(COST_KEYS * s for s in problem.seq_lens))
+    return None
 
 
 def _ask(worker: Worker, address: Address, task: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401  JSON

@@ -50,8 +50,17 @@ class Cost:
     max_work: int
 
 
+@dataclass(frozen=True)
+class Timing:
+    """Seconds that a call took, and its work."""
+
+    seconds: float
+    work: int
+
+
 TARGET_SECONDS = 0.06
-"""What one call may take: the interpreter takes 10 to 1,500 ms a problem, torch microseconds."""
+"""What the work of one call may take: the interpreter takes 10 to 1,500 ms a problem, torch
+microseconds."""
 NO_COST = 0.002
 """A call that ends within this is fast, however little it had to do."""
 LEAST_WORK = 256
@@ -59,20 +68,23 @@ FAST, MEDIUM = 1.0, 0.06
 """Share of the profile's work from which an implementation counts as fast, as medium."""
 
 
-def cost_of(seconds: float, work: int, profile: Profile) -> Cost:
-    """Give the class of an implementation that took this long for a call of this work.
+def cost_of(small: Timing, large: Timing, profile: Profile) -> Cost:
+    """Give the class of an implementation of which two calls were timed.
 
-    The work is cut to a power of four of the profile's, so that a noisy clock rarely changes what
-    is drawn.
+    What a call costs however little it does (the interpreter takes 0.1 s for one key) limits the
+    number of problems, what each key costs on top limits their work. The work is cut to a power of
+    four of the profile's, so that a noisy clock rarely changes what is drawn.
     """
     max_work = profile.max_work
-    if seconds < NO_COST:
+    if small.seconds < NO_COST:
         return Cost("fast", 1.0, max_work)
-    while max_work > LEAST_WORK and max_work * seconds > TARGET_SECONDS * work:
+    slope = max(large.seconds - small.seconds, 0.0) / max(large.work - small.work, 1)
+    while max_work > LEAST_WORK and max_work * slope > TARGET_SECONDS:
         max_work //= 4
     share = max_work / profile.max_work
-    if share >= FAST:
+    seconds = small.seconds + slope * max_work
+    if share >= FAST and seconds <= TARGET_SECONDS:
         return Cost("fast", 1.0, max_work)
-    if share >= MEDIUM:
+    if share >= MEDIUM and seconds <= 2 * TARGET_SECONDS:
         return Cost("medium", 0.5, max_work)
     return Cost("slow", 0.2, max_work)
