@@ -24,7 +24,8 @@ def test_the_score_is_of_these_laws_and_bugs(score: dict[str, Any]) -> None:
     scored = {each["name"] for each in score["bugs"] if each["control"] == "bug"}
     assert scored == {bug.name for bug in BUGS}, AGAIN
     assert set(score["laws"]) == {law.name for law in LAWS}, AGAIN
-    assert score["passed"], score["shortfalls"]
+    assert score["share_killed"] >= 0.95
+    assert score["accusations"] == []
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name)
