@@ -61,6 +61,8 @@ class Timing:
 TARGET_SECONDS = 0.06
 """What the work of one call may take: the interpreter takes 10 to 1,500 ms a problem, torch
 microseconds."""
+FAST_CALL = 0.01
+"""What a small call of a fast implementation may take."""
 NO_COST = 0.002
 """A call that ends within this is fast, however little it had to do."""
 LEAST_WORK = 256
@@ -83,7 +85,7 @@ def cost_of(small: Timing, large: Timing, profile: Profile) -> Cost:
         max_work //= 4
     share = max_work / profile.max_work
     seconds = small.seconds + slope * max_work
-    if share >= FAST and seconds <= TARGET_SECONDS:
+    if share >= FAST and small.seconds <= FAST_CALL and seconds <= TARGET_SECONDS:
         return Cost("fast", 1.0, max_work)
     if share >= MEDIUM and seconds <= 2 * TARGET_SECONDS:
         return Cost("medium", 0.5, max_work)
