@@ -12,7 +12,7 @@ from ...reference import AttentionProblem, MergeProblem, oracle
 from ...reference.bounds import Judged
 from ...reference.inputs import MergeInputs
 from ..comparison import Result, against_oracle, agree, fail, same_bits, worse
-from ..subject import Snapshot, Subject
+from ..subject import Snapshot, Stop, Subject
 from ..verdict import PASS, VACUOUS, Verdict
 from .law import ATTENTION, MERGE, Law
 
@@ -38,7 +38,13 @@ def run_on(subject: Subject, problem: Computing, inputs: Any) -> tuple[Result, J
     """Run the subject on these inputs and ask the oracle; the problem is what they look like."""
     # The oracle looks first: a subject that changes its inputs must not change the answer too.
     expectation = judged(subject, inputs)
-    return _kept(subject.attend(problem, inputs)), expectation
+    result = _kept(subject.attend(problem, inputs))
+    # Two answers of the same wrong shape agree with each other, and with no bound.
+    for name, tensor, bound in zip(("out", "lse"), result, expectation.bound, strict=True):
+        if tensor is not None and tensor.shape != bound.shape:
+            shapes = f"{list(tensor.shape)}, not {list(bound.shape)}"
+            raise Stop(fail("shape", f"{name} has shape {shapes}"))
+    return result, expectation
 
 
 def same_result(
