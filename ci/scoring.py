@@ -15,6 +15,7 @@ from ..properties.plan import Plan
 from ..properties.profiles import Profile
 from ..properties.report import Finding, ImplementationReport, RunReport
 from ..properties.seeded import BUGS, HONEST, PROCESS_CONTROLS, SeededBug
+from ..properties.simplify import FEW_PAGES
 from ..reference import AttentionProblem, MergeProblem, MetadataProblem, Problem
 from .comparing import Comparison, Tell, comparable, compare
 
@@ -27,6 +28,8 @@ FIRST_LAWS = ("parity", "metadata_parity", "append_parity")
 
 SHRINK_SHARE = 0.2
 """Of the profile's seconds, for hangs and crashes: the engine gives them a few times as much."""
+PROBLEMS_UNDER_ONE_LAW = 4.0
+"""Times the profile's problems, where one law stands for all that a check would look under."""
 
 
 @dataclass(frozen=True)
@@ -38,19 +41,31 @@ class Stage:
         bugs: that are run.
         laws: that they are run under; all if empty.
         shrink_share: share of the profile's seconds of shrinking.
+        problem_share: share of the profile's problems.
     """
 
     title: str
     bugs: tuple[SeededBug, ...]
     laws: tuple[str, ...] = ()
     shrink_share: float = 1.0
+    problem_share: float = 1.0
+
+    def profile(self, profile: Profile) -> Profile:
+        """Give the profile of this stage."""
+        return replace(
+            profile,
+            problems=round(self.problem_share * profile.problems),
+            shrink_seconds=self.shrink_share * profile.shrink_seconds,
+        )
 
 
 def stages(names: Sequence[str] = ()) -> list[Stage]:
     """Give the runs of a score, over the whole catalogue or over these names."""
     every = (
         Stage("seeded bugs", BUGS),
-        Stage("hangs and crashes", PROCESS_CONTROLS, FIRST_LAWS, SHRINK_SHARE),
+        Stage(
+            "hangs and crashes", PROCESS_CONTROLS, FIRST_LAWS, SHRINK_SHARE, PROBLEMS_UNDER_ONE_LAW
+        ),
         Stage("honest controls", HONEST),
     )
     chosen = [
@@ -245,23 +260,31 @@ def run_score(
     names: Sequence[str] = (),
     seed: int = 0,
     jobs: int = 0,
+    briefly: bool = False,
     watch: Callable[[Stage], AbstractContextManager[Progress]] = lambda _: nullcontext(Progress()),
     watch_comparison: Callable[[int], AbstractContextManager[Tell]] = lambda _: nullcontext(
         lambda _bug, _count: None
     ),
 ) -> Score:
-    """Run the laws on the catalogue, or on these names of it, and compare with other yardsticks."""
+    """Run the laws on the catalogue, or on these names of it, and compare with other yardsticks.
+
+    Briefly: without shrinking and comparison, and no further with a bug than the first law that
+    kills it.
+    """
     scored: list[Scored] = []
     seconds: dict[str, float] = {}
     interrupted = False
+    if briefly:
+        profile = replace(profile, shrink_seconds=0.0)
     for stage in stages(names):
         plan = Plan(
             [bug.reference for bug in stage.bugs],
-            replace(profile, shrink_seconds=stage.shrink_share * profile.shrink_seconds),
+            stage.profile(profile),
             seed=seed,
             jobs=jobs,
             laws=stage.laws,
             shrink_all=False,
+            first_only=briefly,
             confirm=False,
         )
         with watch(stage) as progress:
@@ -271,6 +294,8 @@ def run_score(
         interrupted = report.interrupted
         if interrupted:
             return Score(profile.name, seed, tuple(scored), seconds, interrupted)
+    if briefly:
+        return Score(profile.name, seed, tuple(scored), seconds)
     started = time.monotonic()
     chosen = comparable(names)
     with watch_comparison(len(chosen)) as tell:
@@ -300,13 +325,11 @@ def size_of(problem: Problem) -> str:
 
 def _is_small(problem: AttentionProblem) -> bool:
     """Tell whether a problem has at most one request and two pages of keys."""
-    size = problem.page_size if problem.operation != "ragged_attention" else max(problem.seq_lens)
-    pages = sum(-(-length // max(size, 1)) for length in problem.seq_lens)
-    return len(problem.seq_lens) <= 1 and pages <= 2  # noqa: PLR2004  as documented
+    pages = problem.num_pages if problem.operation != "ragged_attention" else 1
+    return len(problem.seq_lens) <= 1 and pages <= FEW_PAGES
 
 
 def _keys(problem: AttentionProblem) -> str:
     if problem.operation == "ragged_attention":
         return f"{sum(problem.seq_lens)} keys"
-    pages = sum(-(-length // problem.page_size) for length in problem.seq_lens)
-    return f"{sum(problem.seq_lens)} keys in {pages} pages"
+    return f"{sum(problem.seq_lens)} keys in {problem.num_pages} pages"

@@ -206,6 +206,8 @@ class Run:
                     self.progress.found(found.finding)
 
             def work(worker: Worker, law: Law = law, search: Search = search) -> LawReport:
+                if plan.first_only and quarry.smallest:
+                    return LawReport(law.name)
                 if not plan.shrink_all and quarry.smallest:
                     fewer = min(search.problems, LATER_PROBLEMS)
                     search = replace(search, shrink=False, problems=fewer)

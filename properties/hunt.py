@@ -27,6 +27,7 @@ from .quarry import (
 )
 from .report import Finding, LawReport
 from .settings import settings_of
+from .simplify import on_fewer_pages
 from .strategies import problems, variations
 from .verdict import Verdict
 
@@ -129,7 +130,11 @@ class Hunt:
         for number in range(rounds):
             ended = self._round(start, self._seed(number))
             if ended or self._first is not None:
-                return
+                break
+        if self._last is not None and self._search.shrink:
+            for problem in on_fewer_pages(self._last[0], self._quarry.axes):
+                if self._fails(problem):
+                    return
 
     def _round(self, start: float, seed: int) -> bool:
         """Look at some examples; True if no more need be drawn."""

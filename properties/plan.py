@@ -30,6 +30,7 @@ class Plan:
         laws: names of the laws to run; all if empty.
         shrink_all: search and shrink in full under every law; otherwise only until the first
             finding of an implementation: laws after it judge ``LATER_PROBLEMS``, unshrunk.
+        first_only: no law is run on an implementation after one has failed on it.
         confirm: replay each finding in a fresh process.
         share: of the profile's problems: a gate over many implementations takes fewer of each.
         cases: folder for an example database, where the profile explores.
@@ -44,6 +45,7 @@ class Plan:
     jobs: int = 0
     laws: Sequence[str] = ()
     shrink_all: bool = True
+    first_only: bool = False
     confirm: bool = True
     share: float = 1.0
     cases: Path | None = None

@@ -176,6 +176,11 @@ class AttentionProblem(_Problem):
         return sum(self.query_lens)
 
     @property
+    def num_pages(self) -> int:
+        """Pages that the requests' keys take, shared ones counted for each."""
+        return sum(-(-s // self.page_size) for s in self.seq_lens)
+
+    @property
     def partial_last_page(self) -> bool:
         """Whether some request that has queries ends inside a page."""
         return any(

@@ -219,7 +219,6 @@ LAWS = (
         chunked_prefill,
         "a prefill in two chunks equals the prefill in one",
         weight=0.5,
-        overlap="appended_pairs meets its bug by chance, where a first request has a single query",
     ),
     Law(
         "appended_pairs",

@@ -88,7 +88,7 @@ _before: dict[str, _Call] = {}
 def _continued(name: str, inputs: PagedAttentionInputs, *, same_queries: bool) -> list[int] | None:
     """Give the last call's lengths if this one goes on with its cache, longer; remember this call.
 
-    Its queries must be the last call's and more, or else other ones.
+    Its queries must be the last call's and more, or else all of them other ones.
     """
     counts = key_counts(inputs)
     call = _Call(checksum(inputs.k_cache), inputs.q.clone(), counts)
@@ -100,10 +100,12 @@ def _continued(name: str, inputs: PagedAttentionInputs, *, same_queries: bool) -
         return None
     if len(call.queries.flatten(1).unique(dim=0)) < len(call.queries):
         return None  # rows that are alike: there is no telling
-    same_start = torch.equal(before.queries[:1], call.queries[:1])
     if same_queries:
+        same_start = torch.equal(before.queries[:1], call.queries[:1])
         return before.counts if same_start and len(before.queries) < len(call.queries) else None
-    return None if same_start else before.counts
+    rows = {row.numpy().tobytes() for row in before.queries.double()}
+    again = any(row.numpy().tobytes() in rows for row in call.queries.double())
+    return None if again else before.counts
 
 
 def _attend_to(inputs: PagedAttentionInputs, counts: list[int] | None) -> Pair:
