@@ -11,7 +11,7 @@ from .axes import Axes
 FEW_PAGES = 2
 
 
-def on_fewer_pages(problem: Problem, axes: Axes) -> Iterator[Problem]:
+def on_fewer_pages(problem: Problem, axes: Axes) -> Iterator[AttentionProblem]:
     """Give the same problem on larger pages, the smallest first, if it has more than a few.
 
     Pages are drawn before lengths, so Hypothesis ends at pages of one key and as many of them as

@@ -15,6 +15,7 @@ from kernelproof.properties.ledger import load_ledger
 from kernelproof.properties.plan import Plan
 from kernelproof.properties.profiles import Profile
 from kernelproof.properties.report import Finding, ImplementationReport, LawReport, RunReport
+from kernelproof.properties.simplify import FEW_PAGES
 from kernelproof.reference import AttentionProblem, MergeProblem, Problem
 
 SUBJECTS = Path(__file__).with_name("engine_subjects.py")
@@ -140,7 +141,8 @@ class TestManyAtOnce:
         # Five keys are the smallest; a busy machine may run out of time a little earlier.
         assert 5 <= finding.problem.seq_lens[0] <= 16
         assert finding.problem.num_qo_heads == 1
-        assert (finding.problem.page_size, finding.problem.kv_layout) == (1, "NHD")
+        assert finding.problem.num_pages <= FEW_PAGES
+        assert finding.problem.kv_layout == "NHD"
         assert finding.problem.regime == "iid"
         assert finding.attempts > 1
         assert finding.seconds > 0

@@ -39,7 +39,7 @@ case = "case.json"
 """
 EMPTY = MergeProblem(empty="all")
 NAN = Verdict("FAIL", "nan")
-HERE = Target("cpu", flashinfer="0.7.2.post1", torch="2.13.0+cpu", triton="3.9.0")
+HERE = Target(flashinfer="0.7.2.post1", torch="2.13.0+cpu", triton="3.9.0")
 
 
 @pytest.fixture
