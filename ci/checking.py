@@ -23,13 +23,14 @@ from ..properties.ledger import Ledger, LedgerError
 from ..properties.plan import Plan
 from ..properties.profiles import GATE_SHARE, PROFILES
 from ..properties.report import RunReport
-from .display import console, print_summary
+from .display import print_summary
 from .errors import MachineError, UsageRefusedError
 from .html_report import to_html
 from .json_report import to_json
 from .junit import to_junit
 from .progress import watch
 from .summary import SUITE_FAILED, Summary, summarise
+from .terminal import console
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from ..properties.profiles import PROFILES
 from .bench import bench
 from .errors import INTERRUPTED, MACHINE
 from .score import score
+from .support import support
 
 CASES = Path(".kernelproof", "cases")
 DEVICES = click.Choice(["cpu", "cuda"])
@@ -136,6 +137,7 @@ def list_command(device: str, *, as_json: bool) -> int:
 
 cli.add_command(score)
 cli.add_command(bench)
+cli.add_command(support)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

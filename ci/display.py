@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
-from typing import TextIO
 
 from rich import box
 from rich.console import Console
@@ -25,8 +23,6 @@ from .summary import (
     state,
 )
 
-PLAIN_WIDTH = 120
-"""Of a table that goes into a file or a pipe."""
 TABLE_WIDTH = 72
 """Below this many columns there is no room for the table."""
 STYLES = {
@@ -36,14 +32,6 @@ STYLES = {
     "UNSUPPORTED": "dim",
     "UNJUDGED": "dim",
 }
-
-
-def console(stream: TextIO) -> Console:
-    """Give a console; NO_COLOR and COLUMNS are respected."""
-    made = Console(file=stream, highlight=False, markup=False, emoji=False)
-    if not made.is_terminal and "COLUMNS" not in os.environ:
-        made.width = PLAIN_WIDTH
-    return made
 
 
 def print_summary(out: Console, summary: Summary) -> None:

@@ -21,8 +21,9 @@ from ..properties.laws import LAWS
 from ..properties.pools import open_pool
 from ..properties.profiles import PROFILES
 from ..reference import Problem
-from .display import console, style_of
+from .display import style_of
 from .errors import MachineError
+from .terminal import console
 
 SCHEMA = "kernelproof/list/1"
 JOBS = 2

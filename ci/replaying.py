@@ -19,8 +19,9 @@ from ..properties.quarry import Address, HarnessError, verdict_of
 from ..properties.telling import compact, printable
 from ..properties.verdict import Verdict
 from ..reference import Problem
-from .display import command, console, say, style_of
+from .display import command, say, style_of
 from .errors import CONFORMING, MACHINE, NONCONFORMING, MachineError, UsageRefusedError
+from .terminal import console
 
 DEVICES = ("cpu", "cuda")
 

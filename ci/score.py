@@ -44,9 +44,9 @@ def score(
     comparisons, such as allclose, would have found of the same bugs.
     """
     from ..properties.seeded import CATALOGUE
-    from .display import console
     from .score_display import print_score, watch, watch_comparison
     from .scoring import run_score
+    from .terminal import console
 
     known = {bug.name for bug in CATALOGUE}
     unknown = sorted(set(names) - known)

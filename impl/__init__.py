@@ -1,14 +1,20 @@
 """What is under test, behind one small protocol: ``@implementation("paged_attention", name=...)``.
 
-Plug in your own kernel with the decorator, and find it again by ``MODULE:NAME``.
+Plug in your own kernel with the decorator, and find it again by ``MODULE:NAME``. What may run
+where is decided in ``kernelproof.impl.gating``, which needs no torch: names here are imported when
+they are first used.
 """
 
 from __future__ import annotations
 
-from ..reference import Arithmetic, AttentionOutput
-from .protocol import OPERATIONS, Implementation, implementation
-from .registry import BUILT_IN, ImplementationNotFoundError, find_implementation
-from .target import Target, UnsupportedError
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..reference import Arithmetic, AttentionOutput
+    from .protocol import OPERATIONS, Implementation, implementation
+    from .registry import BUILT_IN, ImplementationNotFoundError, find_implementation
+    from .target import Target, UnsupportedError
 
 __all__ = [
     "BUILT_IN",
@@ -22,3 +28,30 @@ __all__ = [
     "find_implementation",
     "implementation",
 ]
+_HOMES = {
+    "Arithmetic": "..reference",
+    "AttentionOutput": "..reference",
+    "OPERATIONS": ".protocol",
+    "Implementation": ".protocol",
+    "implementation": ".protocol",
+    "BUILT_IN": ".registry",
+    "ImplementationNotFoundError": ".registry",
+    "find_implementation": ".registry",
+    "Target": ".target",
+    "UnsupportedError": ".target",
+}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401  whatever the name stands for
+    """Import a public name at its first use."""
+    if name not in _HOMES:
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    value = getattr(importlib.import_module(_HOMES[name], __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List public names, imported or not."""
+    return __all__

@@ -76,6 +76,7 @@ def _gqa_supports(*, decode: bool, paged: bool) -> Supports:
 @implementation(
     "paged_attention",
     name="flashinfer-trace-paged-decode",
+    backend="flashinfer-trace",
     supports=_gqa_supports(decode=True, paged=True),
 )
 def paged_decode(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
@@ -94,6 +95,7 @@ def paged_decode(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, torch.Tens
 @implementation(
     "paged_attention",
     name="flashinfer-trace-paged-prefill",
+    backend="flashinfer-trace",
     supports=_gqa_supports(decode=False, paged=True),
 )
 def paged_prefill(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
@@ -113,6 +115,7 @@ def paged_prefill(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, torch.Ten
 @implementation(
     "ragged_attention",
     name="flashinfer-trace-ragged-prefill",
+    backend="flashinfer-trace",
     supports=_gqa_supports(decode=False, paged=False),
 )
 def ragged_prefill(inputs: RaggedAttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
@@ -145,6 +148,7 @@ def _trtllm_cache(inputs: PagedAttentionInputs) -> torch.Tensor:
 @implementation(
     "paged_attention",
     name="flashinfer-trace-trtllm-context",
+    backend="flashinfer-trace",
     supports=_supports_trtllm(decode=False),
 )
 def trtllm_context(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
@@ -170,6 +174,7 @@ def trtllm_context(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
 @implementation(
     "paged_attention",
     name="flashinfer-trace-trtllm-decode",
+    backend="flashinfer-trace",
     supports=_supports_trtllm(decode=True),
 )
 def trtllm_decode(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
@@ -200,7 +205,12 @@ def _supports_any(problem: Problem, target: Target) -> bool | str:
     return _available(CASCADE)
 
 
-@implementation("merge_state", name="flashinfer-trace-merge-state", supports=_supports_two)
+@implementation(
+    "merge_state",
+    name="flashinfer-trace-merge-state",
+    backend="flashinfer-trace",
+    supports=_supports_two,
+)
 def merge_state(inputs: MergeInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Call ``_merge_state_reference``."""
     s = to_base_2(inputs.lses)
@@ -210,7 +220,12 @@ def merge_state(inputs: MergeInputs) -> tuple[torch.Tensor, torch.Tensor]:
     return out, to_natural(lse)
 
 
-@implementation("merge_state", name="flashinfer-trace-merge-states", supports=_supports_any)
+@implementation(
+    "merge_state",
+    name="flashinfer-trace-merge-states",
+    backend="flashinfer-trace",
+    supports=_supports_any,
+)
 def merge_states(inputs: MergeInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Call ``_merge_states_reference``, states on the second axis."""
     out, lse = _function(CASCADE, "_merge_states_reference")(
@@ -224,7 +239,12 @@ def _supports_append(problem: Problem, target: Target) -> bool | str:
     return _available(PAGE)
 
 
-@implementation("append_paged_kv", name="flashinfer-trace-append", supports=_supports_append)
+@implementation(
+    "append_paged_kv",
+    name="flashinfer-trace-append",
+    backend="flashinfer-trace",
+    supports=_supports_append,
+)
 def append(inputs: AppendInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Call ``_append_paged_kv_cache_reference`` with positions at the end of each request."""
     metadata = inputs.metadata

@@ -54,7 +54,12 @@ def to_natural(lse: torch.Tensor) -> torch.Tensor:
     return lse * math.log(2.0)
 
 
-@implementation("merge_state", name="flashinfer-triton-merge-state", supports=_supports_two)
+@implementation(
+    "merge_state",
+    name="flashinfer-triton-merge-state",
+    backend="flashinfer-triton",
+    supports=_supports_two,
+)
 def merge_state(inputs: MergeInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Merge two states with ``merge_state_kernel``."""
     v_a, v_b = inputs.outs[0].contiguous(), inputs.outs[1].contiguous()
@@ -69,7 +74,12 @@ def merge_state(inputs: MergeInputs) -> tuple[torch.Tensor, torch.Tensor]:
     return merged, to_natural(lse)
 
 
-@implementation("merge_state", name="flashinfer-triton-merge-states", supports=_supports_any)
+@implementation(
+    "merge_state",
+    name="flashinfer-triton-merge-states",
+    backend="flashinfer-triton",
+    supports=_supports_any,
+)
 def merge_states(inputs: MergeInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Merge any number of states with ``merge_states_kernel``, states next to each other."""
     v = inputs.outs.transpose(0, 1).contiguous()
@@ -84,7 +94,10 @@ def merge_states(inputs: MergeInputs) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @implementation(
-    "merge_state", name="flashinfer-triton-variable-length-merge-states", supports=_supports_any
+    "merge_state",
+    name="flashinfer-triton-variable-length-merge-states",
+    backend="flashinfer-triton",
+    supports=_supports_any,
 )
 def variable_length_merge_states(inputs: MergeInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Merge with ``variable_length_merge_states_kernel``, every row of the same length."""

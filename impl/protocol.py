@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..reference import Arithmetic, Problem
+from .backends import BACKENDS
 from .target import Target
 
 OPERATIONS = (
@@ -39,6 +40,7 @@ class Implementation:
     arithmetic: Arithmetic
     writes_out: bool
     compile_key: Callable[[Problem], Hashable] | None
+    backend: str = ""
 
     def __call__(self, inputs: Any) -> Any:  # noqa: ANN401  each operation has its own record
         """Run on the inputs of one problem."""
@@ -52,9 +54,21 @@ class Implementation:
             if getattr(problem, feature, False) and feature not in self.features:
                 return f"{self.name} does not name the feature {feature}"
         answer = True if self.supports is None else self.supports(problem, target)
-        if answer is True:
-            return None
-        return answer or f"{self.name}.supports said no"
+        if answer is not True:
+            return answer or f"{self.name}.supports said no"
+        return _gate(problem, self.backend, target) if self.backend else None
+
+
+def _gate(problem: Problem, backend: str, target: Target) -> str | None:
+    """Say why the support rules refuse a problem; None if they do not."""
+    # Imported when it is asked: a kernel that names no backend does not need `packaging`.
+    from .gating import decide
+    from .gating.of_problem import feature_of
+
+    decision = decide(feature_of(problem, backend), target)
+    if decision.supported:
+        return None
+    return f"the gate: {decision.reason}" + (f" ({decision.rule})" if decision.rule else "")
 
 
 def implementation(
@@ -66,6 +80,7 @@ def implementation(
     arithmetic: Arithmetic | None = None,
     writes_out: bool = False,
     compile_key: Callable[[Problem], Hashable] | None = None,
+    backend: str = "",
 ) -> Callable[[Callable[[Any], Any]], Implementation]:
     """Make an implementation of a function, for use as a decorator.
 
@@ -84,12 +99,19 @@ def implementation(
             and may return None.
         compile_key: gives the key of the module that a problem needs, where a first call compiles;
             that call's time does not count against the deadline.
+        backend: what the support rules (``kernelproof.impl.gating``) call it, one of
+            ``backends.BACKENDS``. Where it is given, the rules decide what ``supports`` lets pass,
+            and all of it where there is no ``supports``; a kernel that no rule is about leaves
+            it empty.
 
     Raises:
-        ValueError: an unknown operation or feature.
+        ValueError: an unknown operation, feature or backend.
     """
     if operation not in OPERATIONS:
         message = f"operation is {operation!r}; it must be one of {', '.join(OPERATIONS)}"
+        raise ValueError(message)
+    if backend and backend not in BACKENDS:
+        message = f"backend is {backend!r}; it must be one of {', '.join(BACKENDS)}"
         raise ValueError(message)
     unknown = sorted(set(features) - set(FEATURES))
     if unknown:
@@ -106,6 +128,7 @@ def implementation(
             arithmetic=arithmetic or Arithmetic(),
             writes_out=writes_out,
             compile_key=compile_key,
+            backend=backend,
         )
 
     return decorate

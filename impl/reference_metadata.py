@@ -12,7 +12,7 @@ from ..reference.inputs import MetadataInputs
 from .protocol import implementation
 
 
-@implementation("build_metadata", name="reference-metadata")
+@implementation("build_metadata", name="reference-metadata", backend="reference")
 def build(inputs: MetadataInputs) -> BatchMetadata:
     """Compute page counts, the two indptrs, the indices and the last page lengths."""
     lengths, page_size = inputs.seq_lens, inputs.page_size

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from typing import Any
 
-import torch
+from .capability import parse_capability
 
 
 class UnsupportedError(RuntimeError):
@@ -15,23 +17,41 @@ class UnsupportedError(RuntimeError):
 
 @dataclass(frozen=True)
 class Target:
-    """A machine as far as gating looks at it.
+    """A machine as far as gating looks at it, whether it is here or not.
 
     Attributes:
-        device: ``"cpu"`` or ``"cuda"``.
-        sm: compute capability times ten (90 for an H200); None on a CPU.
+        sm: compute capability times ten (90 for an H200); None on a CPU. Whatever
+            ``parse_capability`` reads may be given.
+        flashinfer: version of flashinfer-python; None where absent.
+        cuda: CUDA version that torch was built for; None on a CPU build, or where it is not known.
+        artifacts: names and hashes of FlashInfer's binary artifacts, where they are not those of
+            the version: pairs, or a mapping such as ``{"TRTLLM_GEN_FMHA": "55bba5592..."}``.
+        device: ``"cpu"`` or ``"cuda"``; by ``sm`` if empty.
         device_name: what the driver calls it, or the processor's architecture.
-        torch, triton, flashinfer: versions; None where absent.
-        cuda: CUDA version that torch was built for; None on a CPU build.
+        torch, triton: versions; None where absent.
+
+    Raises:
+        ValueError: ``sm`` is no compute capability.
     """
 
-    device: str = "cpu"
     sm: int | None = None
+    flashinfer: str | None = None
+    cuda: str | None = None
+    artifacts: tuple[tuple[str, str], ...] = ()
+    device: str = ""
     device_name: str = ""
     torch: str | None = None
     triton: str | None = None
-    flashinfer: str | None = None
-    cuda: str | None = None
+
+    def __post_init__(self) -> None:
+        """Bring chip and artifacts to one form."""
+        put = object.__setattr__
+        if self.sm is not None:
+            put(self, "sm", parse_capability(self.sm))
+        given: Any = self.artifacts
+        pairs = given.items() if isinstance(given, Mapping) else given
+        put(self, "artifacts", tuple(sorted((str(name), str(value)) for name, value in pairs)))
+        put(self, "device", self.device or ("cpu" if self.sm is None else "cuda"))
 
     @classmethod
     def here(cls, device: str = "cpu") -> Target:
@@ -40,13 +60,16 @@ class Target:
         Raises:
             UnsupportedError: ``device`` is cuda and torch sees no CUDA device.
         """
+        # Imported when it is asked: a question about another machine is answered without torch.
+        import torch
+
         sm, name = None, platform.machine()
         if device == "cuda":
             if not torch.cuda.is_available():
                 message = "--device cuda: torch sees no CUDA device on this machine"
                 raise UnsupportedError(message)
-            major, minor = torch.cuda.get_device_capability()
-            sm, name = 10 * major + minor, torch.cuda.get_device_name()
+            sm = parse_capability(torch.cuda.get_device_capability())
+            name = torch.cuda.get_device_name()
         return cls(
             device=device,
             sm=sm,

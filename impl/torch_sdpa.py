@@ -38,6 +38,7 @@ def _supports(problem: Problem, target: Target) -> bool | str:
 @implementation(
     "paged_attention",
     name="torch-sdpa-paged",
+    backend="torch-sdpa",
     supports=_supports,
     features=("custom_mask",),
     arithmetic=ARITHMETIC,
@@ -63,6 +64,7 @@ def paged(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
 @implementation(
     "ragged_attention",
     name="torch-sdpa-ragged",
+    backend="torch-sdpa",
     supports=_supports,
     features=("custom_mask",),
     arithmetic=ARITHMETIC,

@@ -34,7 +34,11 @@ def _compile_key(problem: Problem) -> Hashable:
 
 
 @implementation(
-    "append_paged_kv", name="triton-append", supports=_supports, compile_key=_compile_key
+    "append_paged_kv",
+    name="triton-append",
+    backend="triton",
+    supports=_supports,
+    compile_key=_compile_key,
 )
 def append(inputs: AppendInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Write new keys and values, both in one launch, into the last slots of their requests' pages.

@@ -73,6 +73,7 @@ def _rows_a_request(tokens: int, requests: int, group_size: int) -> int:
 @implementation(
     "paged_attention",
     name="triton-attention",
+    backend="triton",
     supports=_supports,
     features=FEATURES,
     arithmetic=ARITHMETIC,
@@ -96,6 +97,7 @@ def paged(inputs: PagedAttentionInputs) -> AttentionOutput:
 @implementation(
     "paged_attention",
     name="triton-attention-native-dot",
+    backend="triton",
     supports=_supports_native_dot,
     features=FEATURES,
     arithmetic=ARITHMETIC,
@@ -109,6 +111,7 @@ def native_dot(inputs: PagedAttentionInputs) -> AttentionOutput:
 @implementation(
     "paged_attention",
     name="triton-attention-split-kv",
+    backend="triton",
     supports=_supports,
     features=FEATURES,
     arithmetic=ARITHMETIC,
@@ -127,6 +130,7 @@ def split_kv(inputs: PagedAttentionInputs) -> AttentionOutput:
 @implementation(
     "ragged_attention",
     name="triton-ragged-attention",
+    backend="triton",
     supports=_supports,
     features=FEATURES,
     arithmetic=ARITHMETIC,

@@ -40,6 +40,7 @@ def _compile_key(problem: Problem) -> Hashable:
 @implementation(
     "merge_state",
     name="triton-merge-state",
+    backend="triton",
     supports=_supports,
     writes_out=True,
     compile_key=_compile_key,

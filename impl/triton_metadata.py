@@ -47,6 +47,7 @@ def _compile_key(problem: Problem) -> str:
 @implementation(
     "build_metadata",
     name="triton-metadata",
+    backend="triton",
     supports=_supports,
     features=("no_host_sync",),
     compile_key=_compile_key,

@@ -15,11 +15,12 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from kernelproof.ci.display import PLAIN_WIDTH, console, print_summary
+from kernelproof.ci.display import print_summary
 from kernelproof.ci.html_report import to_html
 from kernelproof.ci.json_report import to_json
 from kernelproof.ci.junit import to_junit
 from kernelproof.ci.summary import Summary, summarise
+from kernelproof.ci.terminal import PLAIN_WIDTH, console
 from kernelproof.properties.cases import CaseWriter, loading_name, replay_command
 from kernelproof.properties.files import dumps, write_text
 from kernelproof.properties.ledger import Entry, Ledger, read_case

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kernelproof.ci.display import console
 from kernelproof.ci.score import score as command
 from kernelproof.ci.score_display import print_score
 from kernelproof.ci.scoring import Score, Scored, only_killer, size_of, stages
+from kernelproof.ci.terminal import console
 from kernelproof.properties.report import Finding, ImplementationReport, LawReport
 from kernelproof.properties.seeded import CATALOGUE, SeededBug
 from kernelproof.properties.verdict import Verdict

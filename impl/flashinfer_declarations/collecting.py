@@ -1,0 +1,78 @@
+"""Collects what one FlashInfer release declares; runs in a process of its own.
+
+Usage: ``python -m kernelproof.impl.flashinfer_declarations FOLDER ANSWER CHIP...``: FOLDER holds
+the package ``flashinfer`` and stands on the path; the declarations go to the file ANSWER.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from . import architectures, capabilities, headers, limits, surface
+from .schema import SCHEMA
+
+
+def collect(folder: Path, chips: Sequence[int]) -> dict[str, Any]:
+    """Collect the declarations of the release in a folder.
+
+    Raises:
+        ImportError: there is no flashinfer in it, or it does not import.
+    """
+    flashinfer = importlib.import_module("flashinfer")
+    root = Path(str(flashinfer.__file__)).resolve().parent
+    if root.parent != folder.resolve():
+        message = f"flashinfer was imported from {root.parent}, not from {folder}"
+        raise ImportError(message)
+    modules = capabilities.Modules()
+    return {
+        "schema": SCHEMA,
+        "flashinfer": _version(flashinfer.__dict__),
+        "chips": list(chips),
+        "assumed_cuda": ".".join(map(str, architectures.ASSUMED_CUDA)),
+        "capabilities": capabilities.capabilities(root, chips, modules),
+        "runners": capabilities.runners(root, modules),
+        "configs": capabilities.configs(root, chips, modules),
+        "targets": architectures.targets(chips, modules),
+        "jit_filters": architectures.jit_filters(root, chips, modules),
+        "fixed_flags": architectures.fixed_flags(root),
+        "fused_moe_modules": architectures.fused_moe_modules(root),
+        "python_checks": architectures.python_checks(root),
+        "xqa": limits.xqa(modules),
+        "fa3": limits.fa3(modules),
+        "artifacts": surface.artifacts(root),
+        "enums": surface.enums(root, modules),
+        "signatures": surface.signatures(root, modules),
+        "backend_choices": surface.backend_choices(root, modules),
+        "dispatch": headers.dispatch(root),
+        "fmha_runner": headers.runner_checks(root),
+        "compatible_cubins": headers.compatible_cubins(root),
+        "launcher_majors": headers.launcher_majors(root),
+        "activations": headers.activations(root),
+        "constants": headers.header_constants(root),
+        "not_imported": dict(sorted(modules.failed.items())),
+    }
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Collect, and write the answer."""
+    folder, answer, *chips = arguments
+    declared = collect(Path(folder), [int(chip) for chip in chips])
+    Path(answer).write_text(json.dumps(declared), encoding="utf-8")
+    return 0
+
+
+def _version(names: dict[str, Any]) -> str:
+    try:
+        return metadata.version("flashinfer-python")
+    except metadata.PackageNotFoundError:
+        return str(names.get("__version__", ""))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,273 @@
+"""The decision: whether a kind of call may run on a machine, and what to use where it may not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from ..capability import capability_name
+from ..target import Target, UnsupportedError
+from .book import Index, RuleBook, index_of
+from .evidence import level_of
+from .explanation import why_unknown
+from .feature import AUTO, FLOAT_DTYPES, Feature, with_fields
+from .reading import load_rules
+from .rules import EVIDENCE, Rule
+
+PREFERENCE = {
+    "paged_attention": ("trtllm-gen", "xqa", "fa3", "fa2", "cuda-core", "triton"),
+    "ragged_attention": ("fa3", "fa2", "cutlass", "triton"),
+    "mla": ("trtllm-gen", "cutlass", "fa3", "fa2", "xqa"),
+    "merge_state": ("cuda", "triton"),
+    "append_paged_kv": ("cuda", "triton"),
+    "build_metadata": ("triton", "reference"),
+    "route": ("trtllm-gen", "cuda", "reference"),
+    "moe": ("trtllm-gen", "cutlass", "cute-dsl", "b12x", "triton"),
+}
+"""Backends that serve, the fastest first: what ``auto`` tries and what a refusal offers."""
+PAGED = ("paged_attention", "append_paged_kv")
+PAGE_SIZES = (16, 32, 64)
+MOST_ALTERNATIVES = 3
+SUPPORTED = "supported"
+
+
+class Ruling(NamedTuple):
+    """The rule that decides, before anything is said of it."""
+
+    status: str
+    rule: Rule | None
+    feature: Feature
+    note: str = ""
+    book: RuleBook = RuleBook(())
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the rules say of a feature on a target.
+
+    Attributes:
+        status: ``"supported"``, ``"refused"``, or ``"unknown"`` where no rule speaks of it, which
+            ``require`` refuses too.
+        rule: id of the deciding rule; empty where there is none.
+        source: who says so: a URL, or a file of a release.
+        evidence: ``"declared"``, ``"reported"``, ``"compiled"`` or ``"run"``; empty if unknown.
+        feature: what was asked; with the backend that was chosen, where it was ``"auto"``.
+        target: where.
+        ruling: what it was made from.
+    """
+
+    status: str
+    rule: str
+    source: str
+    evidence: str
+    feature: Feature
+    target: Target
+    ruling: Ruling = field(repr=False, compare=False)
+
+    @cached_property
+    def reason(self) -> str:
+        """Why, in a sentence or two."""
+        ruling = self.ruling
+        if ruling.rule is None:
+            said = why_unknown(ruling.feature, self.target, ruling.book)
+        else:
+            advice = ruling.rule.advice
+            said = f"{ruling.rule.reason}; {advice}" if advice else ruling.rule.reason
+        return ruling.note + said
+
+    @cached_property
+    def alternatives(self) -> tuple[Feature, ...]:
+        """What ``decide`` supports on the same target instead, the most useful first."""
+        if self.supported:
+            return ()
+        return _alternatives(self.feature, index_of(self.ruling.book, self.target))
+
+    @property
+    def supported(self) -> bool:
+        """Whether it may run."""
+        return self.status == SUPPORTED
+
+    def __str__(self) -> str:
+        """Give the text that ``require`` raises with."""
+        where = describe(self.target)
+        if self.supported:
+            return f"{self.feature} is supported on {where} ({self.evidence}: {self.source})"
+        said = f"{self.feature} is {self.status} on {where}: {self.reason}"
+        if self.source:
+            said += f" ({self.source})"
+        return f"{said}. {self.instead}"
+
+    @property
+    def instead(self) -> str:
+        """Say what to use instead, or that there is nothing."""
+        if self.supported:
+            return ""
+        if not self.alternatives:
+            return "No alternative is supported there"
+        best = self.alternatives[0].differences(self.feature)
+        return "Use " + ", ".join(f"{name}={value!r}" for name, value in best.items())
+
+    def to_json(self) -> dict[str, Any]:
+        """Give a JSON-able dictionary."""
+        return {
+            "status": self.status,
+            "reason": self.reason,
+            "rule": self.rule,
+            "source": self.source,
+            "evidence": self.evidence,
+            "alternatives": [each.to_json() for each in self.alternatives],
+            "feature": self.feature.to_json(),
+            "target": self.target.to_json(),
+        }
+
+
+def describe(target: Target) -> str:
+    """Give a machine in words: SM103 with flashinfer-python 0.6.7."""
+    version = target.flashinfer
+    has = f"flashinfer-python {version}" if version else "no flashinfer-python"
+    return f"{capability_name(target.sm)} with {has}"
+
+
+def decide(feature: Feature, target: Target, *, book: RuleBook | None = None) -> Decision:
+    """Say whether a kind of call may run on a machine.
+
+    Args:
+        feature: what is asked.
+        target: the machine; it need not be this one.
+        book: of rules; the shipped ones if None.
+
+    Raises:
+        ValueError: a version of the target is none by PEP 440.
+        RulesError: the shipped rules cannot be read.
+    """
+    book = book or load_rules()
+    ruling = _rule_on(feature, index_of(book, target))
+    rule = ruling.rule
+    chosen = ruling.feature if feature.backend == AUTO and ruling.status == SUPPORTED else feature
+    return Decision(
+        status=ruling.status,
+        rule=rule.id if rule else "",
+        source=rule.source if rule else "",
+        evidence=_evidence(chosen, ruling, target),
+        feature=chosen if chosen.phase == feature.phase else with_fields(chosen, phase="mixed"),
+        target=target,
+        ruling=ruling._replace(book=book),
+    )
+
+
+def _evidence(feature: Feature, ruling: Ruling, target: Target) -> str:
+    """Give the level that all of a call has: of a mixed batch, each of its phases."""
+    if ruling.rule is None:
+        return ""
+    if ruling.status != SUPPORTED:
+        return ruling.rule.evidence
+    phases = ("decode", "prefill") if feature.phase == "mixed" else (feature.phase,)
+    found = [
+        level_of(with_fields(ruling.feature, phase=phase), target) or ruling.rule.evidence
+        for phase in phases
+    ]
+    return min(found, key=EVIDENCE.index)
+
+
+def require(
+    feature: Feature,
+    target: Target,
+    *,
+    book: RuleBook | None = None,
+    allow_unknown: bool = False,
+) -> Decision:
+    """Fail fast where a kind of call may not run.
+
+    Args:
+        feature, target, book: see ``decide``.
+        allow_unknown: let pass what no rule speaks of.
+
+    Raises:
+        UnsupportedError: it is refused or unknown; the text names an alternative.
+        ValueError, RulesError: see ``decide``.
+    """
+    decision = decide(feature, target, book=book)
+    if decision.supported or (allow_unknown and decision.status == "unknown"):
+        return decision
+    raise UnsupportedError(str(decision))
+
+
+def _rule_on(feature: Feature, index: Index) -> Ruling:
+    """Find the rule that decides, or none."""
+    if feature.backend == AUTO:
+        return _best(feature, index)
+    if feature.phase == "mixed":
+        return _both_phases(feature, index)
+    key = (feature.operation, feature.backend)
+    for rule, holds in index.refusals.get(key, ()):
+        if holds(feature):
+            return Ruling("refused", rule, feature)
+    for rule, holds in index.permissions.get(key, ()):
+        if holds(feature):
+            return Ruling(SUPPORTED, rule, feature)
+    return Ruling("unknown", None, feature)
+
+
+def _best(feature: Feature, index: Index) -> Ruling:
+    """Decide for the first backend that is supported."""
+    rulings = []
+    for backend in PREFERENCE[feature.operation]:
+        ruling = _rule_on(with_fields(feature, backend=backend), index)
+        if ruling.status == SUPPORTED:
+            return ruling
+        rulings.append(ruling)
+    # A refusal says more than that no rule speaks of it.
+    said = next((each for each in rulings if each.status == "refused"), rulings[0])
+    note = f"no backend is supported; of {said.feature.backend}: {said.note}"
+    return said._replace(note=note)
+
+
+def _both_phases(feature: Feature, index: Index) -> Ruling:
+    """Decide for a batch of decodes and prefills: both must be supported."""
+    for phase in ("decode", "prefill"):
+        ruling = _rule_on(with_fields(feature, phase=phase), index)
+        if ruling.status != SUPPORTED:
+            return ruling._replace(note=f"the {phase} part of a mixed batch: ")
+    return ruling
+
+
+def _alternatives(feature: Feature, index: Index) -> tuple[Feature, ...]:
+    """Give what is supported instead; another cache format only where nothing else helps."""
+    for candidates in (_other_kernels(feature), _other_formats(feature)):
+        found: dict[Feature, None] = {}
+        for other in candidates:
+            if other != feature and _rule_on(other, index).status == SUPPORTED:
+                found[other] = None
+                if len(found) == MOST_ALTERNATIVES:
+                    break
+        if found:
+            return tuple(found)
+    return ()
+
+
+def _other_kernels(feature: Feature) -> Iterator[Feature]:
+    """Give other kernels for the same numbers, then other shapes of the same cache."""
+    for backend in PREFERENCE[feature.operation]:
+        yield with_fields(feature, backend=backend)
+    if feature.operation not in PAGED:
+        return
+    if feature.kv_storage:
+        yield with_fields(feature, kv_storage="")
+    for page_size in PAGE_SIZES:
+        yield with_fields(feature, page_size=page_size)
+    for layout in ("NHD", "HND"):
+        yield with_fields(feature, kv_layout=layout)
+
+
+def _other_formats(feature: Feature) -> Iterator[Feature]:
+    """Give wider formats of queries and cache, with the same backend and then with others."""
+    if feature.operation not in PAGED:
+        return
+    q_dtype = feature.q_dtype if feature.q_dtype in FLOAT_DTYPES else "bfloat16"
+    for kv_dtype in ("float8_e4m3fn", q_dtype):
+        wider = with_fields(feature, q_dtype=q_dtype, kv_dtype=kv_dtype, kv_storage="")
+        yield wider
+        for backend in PREFERENCE[feature.operation]:
+            yield with_fields(wider, backend=backend)

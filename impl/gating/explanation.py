@@ -1,0 +1,86 @@
+"""Why the rules say what they say: what is missing for a permission, and a walk over them."""
+
+from __future__ import annotations
+
+from ..capability import CHIPS, capability_name
+from ..target import Target
+from .book import FLASHINFER_BACKENDS, RuleBook
+from .feature import AUTO, Feature
+from .reading import load_rules
+from .rules import Rule, in_words
+
+MACHINE_CONDITIONS = {
+    "chips": "the chip",
+    "flashinfer": "the version of FlashInfer",
+    "cuda": "the version of CUDA",
+    "triton": "the version of Triton",
+}
+
+
+def why_unknown(feature: Feature, target: Target, book: RuleBook) -> str:
+    """Say what is missing for a permission: of the machine, or of the nearest rule."""
+    needs_flashinfer = feature.backend in FLASHINFER_BACKENDS
+    if target.sm is not None and target.sm not in CHIPS:
+        known = ", ".join(map(str, CHIPS))
+        return f"{capability_name(target.sm)} is a chip that the rules do not know ({known})"
+    if needs_flashinfer and target.flashinfer is None:
+        return f"{feature.backend} is in flashinfer-python, which is not installed there"
+    if needs_flashinfer and not book.knows(target.flashinfer):
+        return (
+            f"the rules know flashinfer-python {book.oldest} to {book.newest}, "
+            f"not {target.flashinfer}"
+        )
+    near = _nearest(feature, target, book)
+    if near is None:
+        return f"no rule allows {feature.operation} with backend {feature.backend}"
+    rule, machine, fields = near
+    missing = [MACHINE_CONDITIONS.get(name, f"the artifact {name}") for name in machine]
+    missing += [f"{in_words(n, rule.when[n])}, not {getattr(feature, n)}" for n in fields]
+    return f"no rule allows it; the nearest, {rule.id}, differs in {'; '.join(missing)}"
+
+
+def _nearest(
+    feature: Feature, target: Target, book: RuleBook
+) -> tuple[Rule, list[str], list[str]] | None:
+    """Find the permission of this operation and backend with the fewest unmet conditions."""
+    artifacts = book.artifacts_of(target.flashinfer)
+    candidates = [
+        (rule, rule.unmet_by(target, artifacts), rule.unmet(feature))
+        for rule in book.rules
+        if rule.effect == "allow"
+        and feature.operation in rule.operation
+        and feature.backend in rule.backend
+    ]
+    return min(
+        candidates, key=lambda found: (len(found[1]) + len(found[2]), found[0].id), default=None
+    )
+
+
+def explain(
+    feature: Feature, target: Target, *, book: RuleBook | None = None
+) -> list[tuple[Rule, list[str], list[str]]]:
+    """Walk the rules about an operation and backend.
+
+    Returns:
+        Each rule, what of its conditions on the machine is unmet, and which of its conditions on
+        the feature; a rule with neither holds. Those that hold first, refusals before permissions.
+
+    Raises:
+        ValueError, RulesError: see ``decide``.
+    """
+    book = book or load_rules()
+    artifacts = book.artifacts_of(target.flashinfer)
+    walked = [
+        (rule, rule.unmet_by(target, artifacts), rule.unmet(feature))
+        for rule in book.rules
+        if feature.operation in rule.operation and feature.backend in (*rule.backend, AUTO)
+    ]
+    return sorted(
+        walked,
+        key=lambda found: (
+            len(found[1]) + len(found[2]),
+            found[0].effect == "allow",
+            -found[0].weight,
+            found[0].id,
+        ),
+    )

@@ -1,0 +1,217 @@
+"""What a call asks of a kernel: the half of a gating question that is not the machine."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from ..backends import BACKENDS
+
+OPERATIONS = (
+    "paged_attention",
+    "ragged_attention",
+    "mla",
+    "merge_state",
+    "append_paged_kv",
+    "build_metadata",
+    "route",
+    "moe",
+)
+AUTO = "auto"
+PHASES = ("decode", "prefill", "mixed")
+FLOAT_DTYPES = ("float32", "float16", "bfloat16")
+FP8_DTYPES = ("float8_e4m3fn", "float8_e5m2")
+FP4_DTYPES = ("nvfp4", "mxfp4")
+DTYPES = (*FLOAT_DTYPES, *FP8_DTYPES, "mxfp8", *FP4_DTYPES)
+DTYPE_ALIASES = {
+    "fp32": "float32",
+    "float": "float32",
+    "fp16": "float16",
+    "half": "float16",
+    "bf16": "bfloat16",
+    "fp8": "float8_e4m3fn",
+    "fp8_e4m3": "float8_e4m3fn",
+    "float8_e4m3": "float8_e4m3fn",
+    "fp8_e5m2": "float8_e5m2",
+}
+"""vLLM's and SGLang's ``--kv-cache-dtype`` names among them: their ``fp8`` is e4m3."""
+STORAGES = ("", "uint8")
+LAYOUTS = ("NHD", "HND")
+MASKS = ("none", "causal", "custom")
+ACTIVATIONS = (
+    "swiglu",
+    "geglu",
+    "geglu_tanh",
+    "swiglu_oai",
+    "silu",
+    "gelu",
+    "gelu_tanh",
+    "relu",
+    "relu2",
+    "identity",
+)
+QUANTISATIONS = (
+    "none",
+    "fp8_per_tensor",
+    "fp8_block",
+    "mxfp8",
+    "nvfp4",
+    "mxfp4",
+    "mxfp8_mxfp4",
+    "w4a16",
+    "w4a8",
+)
+ROUTINGS = (
+    "default",
+    "renormalize",
+    "renormalize_naive",
+    "deepseek_v3",
+    "llama4",
+    "topk",
+    "sigmoid",
+    "sigmoid_renorm",
+)
+CHOICES: dict[str, tuple[str, ...]] = {
+    "operation": OPERATIONS,
+    "backend": (*BACKENDS, AUTO),
+    "phase": PHASES,
+    "q_dtype": DTYPES,
+    "kv_dtype": DTYPES,
+    "kv_storage": STORAGES,
+    "kv_layout": LAYOUTS,
+    "mask": MASKS,
+    "activation": ACTIVATIONS,
+    "quantisation": QUANTISATIONS,
+    "routing": ROUTINGS,
+}
+"""What each named field may hold."""
+INTEGERS = ("head_dim_qk", "head_dim_vo", "page_size", "group_size", "query_len")
+SWITCHES = ("window", "soft_cap", "sinks")
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A kind of call, as far as it decides which kernel may run.
+
+    Attributes:
+        operation: one of ``OPERATIONS``.
+        backend: one of ``BACKENDS``, or ``"auto"``: the first that is supported.
+        phase: ``"decode"``, ``"prefill"`` or, for a batch of both, ``"mixed"``.
+        head_dim_qk, head_dim_vo: channels of queries and keys, and of values (0: the same).
+        q_dtype: of queries and output, or of activations of a MoE. torch's names, or an alias
+            such as ``bf16`` and ``fp8`` (e4m3).
+        kv_dtype: element format of the KV cache: the above, or ``nvfp4``; q_dtype if empty.
+        kv_storage: ``"uint8"`` where the cache is a tensor of bytes; empty where its dtype says
+            what it holds.
+        kv_layout: ``"NHD"`` or ``"HND"``.
+        page_size: keys a page.
+        group_size: query heads a KV head.
+        query_len: query tokens a request in decode: more than one under speculative decoding.
+        window, soft_cap, sinks: whether there is a sliding window, a soft cap on the logits,
+            attention sinks.
+        mask: ``"none"``, ``"causal"`` or ``"custom"``.
+        activation: of a MoE, one of ``ACTIVATIONS``.
+        quantisation: of a MoE's weights, one of ``QUANTISATIONS``.
+        routing: routing method, one of ``ROUTINGS``.
+
+    Raises:
+        ValueError: a field holds what it cannot; the message names the field and its choices.
+    """
+
+    operation: str = "paged_attention"
+    backend: str = AUTO
+    phase: str = "decode"
+    head_dim_qk: int = 128
+    head_dim_vo: int = 0
+    q_dtype: str = "bfloat16"
+    kv_dtype: str = ""
+    kv_storage: str = ""
+    kv_layout: str = "NHD"
+    page_size: int = 16
+    group_size: int = 1
+    query_len: int = 1
+    window: bool = False
+    soft_cap: bool = False
+    sinks: bool = False
+    mask: str = "causal"
+    activation: str = "swiglu"
+    quantisation: str = "none"
+    routing: str = "renormalize"
+
+    def __post_init__(self) -> None:
+        """Read aliases and refuse what no call can ask for."""
+        put = object.__setattr__
+        put(self, "q_dtype", _dtype("q_dtype", self.q_dtype))
+        kv_dtype = self.kv_dtype or self.q_dtype
+        put(self, "kv_dtype", _dtype("kv_dtype", kv_dtype))
+        put(self, "head_dim_vo", self.head_dim_vo or self.head_dim_qk)
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(wrong(name, getattr(self, name), choices))
+        for name in INTEGERS:
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                message = f"{name} is {value!r}; it must be an integer of at least 1"
+                raise ValueError(message)
+        for name in SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                message = f"{name} is {getattr(self, name)!r}; it must be true or false"
+                raise ValueError(message)
+
+    @property
+    def query_rows(self) -> int:
+        """Query rows that share one KV head in decode: query tokens times the group size."""
+        return self.query_len * self.group_size
+
+    def differences(self, other: Feature) -> dict[str, Any]:
+        """Give the fields, and their values here, in which this differs from another."""
+        return {
+            each.name: getattr(self, each.name)
+            for each in fields(self)
+            if getattr(self, each.name) != getattr(other, each.name)
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Give a JSON-able dictionary."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """Give the operation and whatever is not the default."""
+        plain = {each.name: each.default for each in fields(self)}
+        plain["kv_dtype"], plain["head_dim_vo"] = self.q_dtype, self.head_dim_qk
+        moe = self.operation in ("moe", "route")
+        shown = ["q_dtype"] if moe else ["phase", "head_dim_qk", "q_dtype"]
+        shown += [
+            each.name
+            for each in fields(self)
+            if each.name not in ("operation", *shown)
+            and getattr(self, each.name) != plain[each.name]
+        ]
+        if moe:
+            shown += [name for name in ("activation",) if name not in shown]
+        return f"{self.operation}({', '.join(f'{n}={getattr(self, n)}' for n in shown)})"
+
+
+def with_fields(feature: Feature, **changes: Any) -> Feature:  # noqa: ANN401  values of fields
+    """Give a feature with other fields, which are valid: ``replace`` checks all of them again."""
+    made = object.__new__(Feature)
+    made.__dict__.update(feature.__dict__, **changes)
+    return made
+
+
+def wrong(name: str, value: object, choices: tuple[str, ...]) -> str:
+    """Say that a field holds none of its choices."""
+    listed = ", ".join(choice or "''" for choice in choices)
+    return f"{name} is {value!r}; it must be one of {listed}"
+
+
+def _dtype(name: str, value: object) -> str:
+    text = str(value).removeprefix("torch.")
+    if text == "uint8" and name == "kv_dtype":
+        message = (
+            "kv_dtype is 'uint8', which does not say what the bytes hold: vLLM stores FP8 caches "
+            "in uint8, FlashInfer from 0.6.8 reads uint8 as NVFP4. Give kv_dtype='float8_e4m3fn' "
+            "(or float8_e5m2, or nvfp4) with kv_storage='uint8'"
+        )
+        raise ValueError(message)
+    return DTYPE_ALIASES.get(text, text)

@@ -1,0 +1,163 @@
+"""One support rule: what it speaks of, what it says, and who says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from ..target import Target
+from .feature import Feature
+
+EVIDENCE = ("declared", "reported", "compiled", "run")
+"""Who says so: FlashInfer's sources or documentation; a public report; a compiler; a GPU."""
+PACKAGES = ("flashinfer", "cuda", "triton")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A permission or a refusal. Every condition must hold.
+
+    Attributes:
+        id: unique.
+        effect: ``"allow"`` or ``"refuse"``; a refusal beats any number of permissions.
+        operation: of ``feature.OPERATIONS``.
+        backend: of ``feature.BACKENDS``.
+        chips: exact compute capabilities, None for a CPU; a refusal without any holds everywhere.
+        when: conditions on fields of the feature: a value, a list of values, or a table with
+            ``min``, ``max``, ``multiple_of`` or ``not``.
+        versions: PEP 440 specifiers of flashinfer, cuda and triton.
+        artifacts: name and the start of its hash. Where the target's artifact is known its hash
+            decides, and the version of flashinfer does not count.
+        reason: why; one sentence.
+        source: public URL or the file of a release that it was read in.
+        evidence: one of ``EVIDENCE``.
+        advice: what else to do, beside the alternatives that ``decide`` finds.
+        issues: public reports, short: ``FI#2939``, ``V#38730``, ``S#21906``.
+    """
+
+    id: str
+    effect: str
+    operation: tuple[str, ...]
+    backend: tuple[str, ...]
+    reason: str
+    source: str
+    evidence: str = "declared"
+    chips: tuple[int | None, ...] = ()
+    when: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    artifacts: Mapping[str, str] = field(default_factory=dict)
+    advice: str = ""
+    issues: tuple[str, ...] = ()
+
+    def __hash__(self) -> int:
+        """Hash by what is unique."""
+        return hash(self.id)
+
+    @property
+    def weight(self) -> int:
+        """How many conditions it has: of several rules that hold, the narrowest is quoted."""
+        return len(self.when) + len(self.versions) + len(self.artifacts) + bool(self.chips)
+
+    def applies_to(self, target: Target, known: Mapping[str, str]) -> bool:
+        """Tell whether the rule speaks of this machine; ``known`` are its version's artifacts."""
+        return not self.unmet_by(target, known)
+
+    def unmet_by(self, target: Target, known: Mapping[str, str]) -> list[str]:
+        """Name the conditions on the machine that it does not meet."""
+        unmet = []
+        if self.chips and target.sm not in self.chips:
+            unmet.append("chips")
+        artifacts = {**known, **dict(target.artifacts)}
+        decided = bool(self.artifacts) and set(self.artifacts) <= set(artifacts)
+        if decided:
+            unmet += [
+                name
+                for name, start in self.artifacts.items()
+                if not artifacts[name].startswith(start)
+            ]
+        unmet += [
+            package
+            for package, specifier in self.versions.items()
+            if not (decided and package == "flashinfer")
+            and not version_matches(getattr(target, package), specifier)
+        ]
+        return unmet
+
+    def unmet(self, feature: Feature) -> list[str]:
+        """Name the fields of the feature that do not meet their condition."""
+        return [
+            name
+            for name, wanted in self.when.items()
+            if not condition(wanted)(getattr(feature, name))
+        ]
+
+
+def compiled(rule: Rule) -> Callable[[Feature], bool]:
+    """Give the rule's conditions on a feature as one quick test."""
+    tests = [(attrgetter(name), condition(wanted)) for name, wanted in rule.when.items()]
+    return lambda feature: all(test(get(feature)) for get, test in tests)
+
+
+def condition(wanted: Any) -> Callable[[Any], bool]:  # noqa: ANN401  a value of a TOML file
+    """Make a test of a condition."""
+    if isinstance(wanted, Mapping):
+        low, high = wanted.get("min"), wanted.get("max")
+        step, never = wanted.get("multiple_of"), wanted.get("not", ())
+        excluded = never if isinstance(never, (list, tuple)) else (never,)
+        return lambda value: (
+            (low is None or value >= low)
+            and (high is None or value <= high)
+            and (step is None or value % step == 0)
+            and value not in excluded
+        )
+    if isinstance(wanted, (list, tuple)):
+        allowed = frozenset(wanted)
+        return lambda value: value in allowed
+    return lambda value: bool(value == wanted)
+
+
+def in_words(name: str, wanted: Any) -> str:  # noqa: ANN401  a value of a TOML file
+    """Say what a condition asks of a field."""
+    if isinstance(wanted, Mapping):
+        words = {"min": "at least", "max": "at most", "multiple_of": "a multiple of", "not": "not"}
+        said = [f"{words[key]} {_listed(value)}" for key, value in wanted.items()]
+        return f"{name} must be {' and '.join(said)}"
+    return f"{name} must be {_listed(wanted)}"
+
+
+def _listed(value: Any) -> str:  # noqa: ANN401  a value of a TOML file
+    if isinstance(value, (list, tuple)):
+        return " or ".join(map(_listed, value))
+    return str(value).lower() if isinstance(value, bool) else str(value) or "empty"
+
+
+@lru_cache(maxsize=4096)
+def version_matches(version: str | None, specifier: str) -> bool:
+    """Tell whether a version meets a specifier; none meets any, and development releases count.
+
+    Raises:
+        ValueError: the version is none by PEP 440.
+    """
+    if version is None:
+        return False
+    return SpecifierSet(specifier).contains(parse_version(version), prereleases=True)
+
+
+@lru_cache(maxsize=4096)
+def parse_version(version: str) -> Version:
+    """Read a version.
+
+    Raises:
+        ValueError: it is none by PEP 440.
+    """
+    try:
+        return Version(version)
+    except InvalidVersion:
+        message = f"{version!r} is no version by PEP 440; one looks like 0.6.7.post2"
+        raise ValueError(message) from None

@@ -1,0 +1,156 @@
+"""What must hold of every decision; a law takes a question and raises where it is broken."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from ...impl.gating import (
+    CHIPS,
+    Feature,
+    Rule,
+    RuleBook,
+    Target,
+    UnsupportedError,
+    decide,
+    require,
+)
+from . import definition
+
+Law = Callable[[Feature, Target, RuleBook], None]
+
+
+class BrokenLawError(AssertionError):
+    """A decision that breaks a law."""
+
+
+def must(holds: object, what: str = "") -> None:
+    """Raise where something does not hold."""
+    if not holds:
+        raise BrokenLawError(what)
+
+
+def agrees_with_the_definition(feature: Feature, target: Target, book: RuleBook) -> None:
+    """The index and its caches say what loops over the rules say."""
+    must(decide(feature, target, book=book).status == definition.status(feature, target, book))
+
+
+def total_and_deterministic(feature: Feature, target: Target, book: RuleBook) -> None:
+    """Every question has one answer, with every field that an answer has."""
+    decision = decide(feature, target, book=book)
+    must(decision.status in ("supported", "refused", "unknown"))
+    must(decision.reason)
+    must(decision == decide(feature, target, book=replace(book)))
+    if decision.status == "unknown":
+        must(not decision.rule)
+    else:
+        rule = book.find(decision.rule)
+        if rule is None:
+            raise BrokenLawError(decision.rule)
+        must(rule.effect == {"supported": "allow", "refused": "refuse"}[decision.status])
+        must(definition.holds(rule, feature, target, book))
+        must(decision.source)
+        must(decision.evidence)
+
+
+def order_of_rules_does_not_matter(feature: Feature, target: Target, book: RuleBook) -> None:
+    """Rules in another order decide the same, and quote the same rule."""
+    shuffled = list(book.rules)
+    random.Random(0).shuffle(shuffled)  # noqa: S311  no secret
+    must(
+        decide(feature, target, book=book)
+        == decide(feature, target, book=RuleBook(tuple(shuffled), book.versions))
+    )
+
+
+def alternatives_are_supported(feature: Feature, target: Target, book: RuleBook) -> None:
+    """What is offered instead works there, and is not what was refused."""
+    decision = decide(feature, target, book=book)
+    must(not (decision.supported and decision.alternatives))
+    for other in decision.alternatives:
+        must(other != feature)
+        must(definition.status(other, target, book) == "supported")
+        must(other.operation == feature.operation)
+
+
+def refusals_say_everything(feature: Feature, target: Target, book: RuleBook) -> None:
+    """The text names the chip, the version, the reason, the source and what to use instead."""
+    decision = decide(feature, target, book=book)
+    if decision.supported:
+        return
+    text = str(decision)
+    must((f"SM{target.sm}" if target.sm else "CPU") in text)
+    must((target.flashinfer or "no flashinfer-python") in text)
+    must(decision.reason in text)
+    must(decision.source in text)
+    if decision.alternatives:
+        differing = decision.alternatives[0].differences(feature)
+        must(all(f"{name}={value!r}" in text for name, value in differing.items()))
+    else:
+        must(text.endswith("No alternative is supported there"))
+
+
+def require_raises_just_there(feature: Feature, target: Target, book: RuleBook) -> None:
+    """``require`` lets pass what is supported, and nothing else."""
+    decision = decide(feature, target, book=book)
+    try:
+        require(feature, target, book=book)
+    except UnsupportedError as error:
+        said = str(error)
+    else:
+        said = ""
+    must(said == ("" if decision.supported else str(decision)))
+
+
+def unknown_chips_and_releases_are_not_supported(
+    feature: Feature, target: Target, book: RuleBook
+) -> None:
+    """No rule was written for them."""
+    for odd in (replace(target, sm=109), replace(target, sm=130)):
+        must(not decide(feature, odd, book=book).supported)
+    if feature.backend not in ("triton", "torch-sdpa", "reference"):
+        for version in ("0.6.5", "0.7.3", "99.0"):
+            unknown = replace(target, flashinfer=version)
+            must(not decide(feature, unknown, book=book).supported)
+
+
+def spellings_of_a_chip_agree(feature: Feature, target: Target, book: RuleBook) -> None:
+    """The pair that torch gives, a text and a number are one chip."""
+    if target.sm is None:
+        return
+    pair = replace(target, sm=divmod(target.sm, 10))  # type: ignore[arg-type]  # as torch gives it
+    text = replace(target, sm=f"sm_{target.sm}a")  # type: ignore[arg-type]
+    expected = decide(feature, target, book=book)
+    must(decide(feature, pair, book=book) == decide(feature, text, book=book) == expected)
+
+
+def an_unrelated_rule_changes_nothing(feature: Feature, target: Target, book: RuleBook) -> None:
+    """A rule about another operation, or another chip, leaves a decision as it is."""
+    other_operation = "merge_state" if feature.operation != "merge_state" else "moe"
+    other_chip = next(chip for chip in CHIPS if chip != target.sm)
+    unrelated = [
+        Rule("unrelated-1", "refuse", (other_operation,), (feature.backend,), "r", "s"),
+        Rule("unrelated-2", "refuse", (feature.operation,), (feature.backend,), "r", "s",
+             chips=(other_chip,)),
+        Rule("unrelated-3", "allow", (feature.operation,), (feature.backend,), "r", "s",
+             chips=(other_chip,)),
+    ]  # fmt: skip
+    more = RuleBook((*book.rules, *unrelated), book.versions)
+    before, after = decide(feature, target, book=book), decide(feature, target, book=more)
+    # Rules about other operations may add no alternative either: these ask for the same operation.
+    must((before.status, before.rule) == (after.status, after.rule))
+    must(before.alternatives == after.alternatives)
+
+
+LAWS: tuple[Law, ...] = (
+    agrees_with_the_definition,
+    total_and_deterministic,
+    order_of_rules_does_not_matter,
+    alternatives_are_supported,
+    refusals_say_everything,
+    require_raises_just_there,
+    unknown_chips_and_releases_are_not_supported,
+    spellings_of_a_chip_agree,
+    an_unrelated_rule_changes_nothing,
+)
