@@ -21,7 +21,7 @@ REFUSED, OTHER_CHIP, ABSENT, UNJUDGED = "refused", "other-chip", "absent", "unju
 STATUSES: Mapping[str, str] = {
     COMPILED: "every object compiled for this chip, and they hold the kernel",
     FAILED: "nvcc refused a source",
-    INCOMPLETE: "it compiled without the kernel: a call throws where it would be",
+    INCOMPLETE: "it compiled without the kernel: calls that need it throw",
     REFUSED: "FlashInfer generates no such module for this chip",
     OTHER_CHIP: "FlashInfer generates it for other chips, whatever the chip",
     ABSENT: "this release has no such module",
