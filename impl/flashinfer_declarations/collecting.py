@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -73,6 +72,3 @@ def _version(names: dict[str, Any]) -> str:
     except metadata.PackageNotFoundError:
         return str(names.get("__version__", ""))
 
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
