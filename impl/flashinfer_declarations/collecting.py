@@ -71,4 +71,3 @@ def _version(names: dict[str, Any]) -> str:
         return metadata.version("flashinfer-python")
     except metadata.PackageNotFoundError:
         return str(names.get("__version__", ""))
-
