@@ -35,6 +35,14 @@ DTYPE_ALIASES = {
     "fp8_e5m2": "float8_e5m2",
 }
 """vLLM's and SGLang's ``--kv-cache-dtype`` names among them: their ``fp8`` is e4m3."""
+BACKEND_ALIASES = {
+    "trtllm": "trtllm-gen",
+    "trtllm_gen": "trtllm-gen",
+    "cuda_core": "cuda-core",
+    "cute_dsl": "cute-dsl",
+    "cutedsl": "cute-dsl",
+    "torch_sdpa": "torch-sdpa",
+}
 STORAGES = ("", "uint8")
 LAYOUTS = ("NHD", "HND")
 MASKS = ("none", "causal", "custom")
@@ -110,6 +118,8 @@ class Feature:
         window, soft_cap, sinks: whether there is a sliding window, a soft cap on the logits,
             attention sinks.
         mask: ``"none"``, ``"causal"`` or ``"custom"``.
+        window, soft_cap: may be given as numbers too, ``window_left`` (-1: none) and the cap (0:
+            none). None stands for the default of any field.
         activation: of a MoE, one of ``ACTIVATIONS``.
         quantisation: of a MoE's weights, one of ``QUANTISATIONS``.
         routing: routing method, one of ``ROUTINGS``.
@@ -141,6 +151,12 @@ class Feature:
     def __post_init__(self) -> None:
         """Read aliases and refuse what no call can ask for."""
         put = object.__setattr__
+        for each in fields(self):
+            if getattr(self, each.name) is None:
+                put(self, each.name, each.default)
+        put(self, "backend", BACKEND_ALIASES.get(self.backend, self.backend))
+        put(self, "window", _switch(self.window, off=-1))
+        put(self, "soft_cap", _switch(self.soft_cap, off=0))
         put(self, "q_dtype", _dtype("q_dtype", self.q_dtype))
         kv_dtype = self.kv_dtype or self.q_dtype
         put(self, "kv_dtype", _dtype("kv_dtype", kv_dtype))
@@ -203,6 +219,13 @@ def wrong(name: str, value: object, choices: tuple[str, ...]) -> str:
     """Say that a field holds none of its choices."""
     listed = ", ".join(choice or "''" for choice in choices)
     return f"{name} is {value!r}; it must be one of {listed}"
+
+
+def _switch(value: object, *, off: float) -> object:
+    """Read a number as whether the feature is used; what is none is refused later."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return value > off
+    return value
 
 
 def _dtype(name: str, value: object) -> str:

@@ -209,6 +209,13 @@ def test_dtypes_have_their_usual_aliases() -> None:
     assert hash(feature) == hash(Feature(q_dtype="bfloat16", kv_dtype="fp8_e4m3"))
 
 
+def test_none_numbers_and_spellings_of_backends_are_read() -> None:
+    plain = Feature(backend="trtllm-gen")
+    assert Feature(backend="trtllm_gen", activation=None, kv_dtype=None) == plain  # type: ignore[arg-type]
+    assert Feature(backend="trtllm", window=-1, soft_cap=0.0) == plain  # type: ignore[arg-type]
+    assert Feature(window=127, soft_cap=30.0) == Feature(window=True, soft_cap=True)  # type: ignore[arg-type]
+
+
 def test_a_target_takes_every_spelling_and_refuses_what_is_none() -> None:
     assert Target(sm=(10, 3)) == Target(sm="sm_103a")  # type: ignore[arg-type]
     assert hash(Target(sm=90, artifacts={"A": "b"}))  # type: ignore[arg-type]
