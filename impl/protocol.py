@@ -17,10 +17,19 @@ OPERATIONS = (
     "append_paged_kv",
     "build_metadata",
 )
-FEATURES = ("custom_mask", "per_head_scales", "nondeterministic", "phases", "no_host_sync")
-"""What an implementation may opt into: the first two are drawn only where named; the third says
-that repeated calls may differ within the bound (atomics), so that they are not compared bitwise;
-the others are of build_metadata: that the result has ``decodes`` and ``prefills``, each with
+FEATURES = (
+    "custom_mask",
+    "per_head_scales",
+    "fp8_kv",
+    "nvfp4_kv",
+    "nondeterministic",
+    "phases",
+    "no_host_sync",
+)
+"""What an implementation may opt into: the first four are drawn only where named (quantised caches
+come with ``inputs.kv_format``, which says what they hold, and ``inputs.kv_cache_sf``); the fifth
+says that repeated calls may differ within the bound (atomics), so that they are not compared
+bitwise; the others are of build_metadata: that the result has ``decodes`` and ``prefills``, each with
 ``cum_seq_lens_q`` and ``cum_pages_kv`` besides, and that a call never waits for the GPU: as the
 host cannot know how many pages there are, its ``paged_kv_indices`` may then be longer than
 ``paged_kv_indptr[-1]``."""
@@ -53,10 +62,21 @@ class Implementation:
         for feature in ("custom_mask", "per_head_scales"):
             if getattr(problem, feature, False) and feature not in self.features:
                 return f"{self.name} does not name the feature {feature}"
+        needed = quantised_feature(problem)
+        if needed and needed not in self.features:
+            return f"{self.name} does not name the feature {needed}"
         answer = True if self.supports is None else self.supports(problem, target)
         if answer is not True:
             return answer or f"{self.name}.supports said no"
         return _gate(problem, self.backend, target) if self.backend else None
+
+
+def quantised_feature(problem: Problem) -> str:
+    """Name the feature that a problem's KV cache needs; empty where it is not quantised."""
+    cache = getattr(problem, "kv_cache", "")
+    if not cache:
+        return ""
+    return "nvfp4_kv" if cache == "nvfp4" else "fp8_kv"
 
 
 def _gate(problem: Problem, backend: str, target: Target) -> str | None:

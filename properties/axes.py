@@ -13,7 +13,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..reference import AttentionProblem, MergeProblem, MetadataProblem, Problem
-from ..reference.problems import ATTENTION_REGIMES, DTYPES, EMPTY_STATES, MERGE_REGIMES
+from ..reference.kv_format import NVFP4
+from ..reference.problems import (
+    ATTENTION_REGIMES,
+    DTYPES,
+    EMPTY_STATES,
+    KV_CACHES,
+    MERGE_REGIMES,
+    NVFP4_BLOCK,
+)
 
 HEAD_DIMS = (
     (16, 16),
@@ -56,6 +64,7 @@ ATTENTION_AXES: dict[str, tuple[Any, ...]] = {
     "sinks": (False, True),
     "custom_mask": (False, True),
     "per_head_scales": (False, True),
+    "kv_cache": KV_CACHES,
     "strided_q": (False, True),
     "strided_kv": (False, True),
     "regime": ATTENTION_REGIMES,
@@ -104,7 +113,7 @@ def all_axes(operation: str) -> dict[str, tuple[Any, ...]]:
         return {}
     axes = dict(ATTENTION_AXES)
     if operation == "ragged_attention":
-        for name in ("page_size", "kv_layout", "page_order", "shared_prefix_pages"):
+        for name in ("page_size", "kv_layout", "page_order", "shared_prefix_pages", "kv_cache"):
             axes[name] = axes[name][:1]
     if operation == "append_paged_kv":
         axes["phase"] = ("decode", "prefill", "chunk", "no_query")
@@ -122,6 +131,8 @@ def example(operation: str, chosen: Mapping[str, Any]) -> Problem:
     if operation == "build_metadata":
         return MetadataProblem()
     fields = dict(chosen)
+    if fields["kv_cache"] == NVFP4 and any(dim % NVFP4_BLOCK for dim in fields["head_dims"]):
+        fields["head_dims"] = (NVFP4_BLOCK, NVFP4_BLOCK)
     query_len, seq_len = PHASES[fields.pop("phase")]
     head_dim_qk, head_dim_vo = fields.pop("head_dims")
     if fields["regime"] == "exact_grid":

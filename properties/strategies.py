@@ -7,14 +7,15 @@ the simplest value first, and lengths are integers before they are edges.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
 
 from ..reference import AttentionProblem, MergeProblem, MetadataProblem, Problem
-from ..reference.problems import MAX_SEQ_LEN
+from ..reference.kv_format import NVFP4
+from ..reference.problems import MAX_SEQ_LEN, NVFP4_BLOCK
 from .axes import Axes, all_axes
 
 REQUESTS = (1, 2, 3, 4, 6, 1, 2, 3, 4, 6, 2, 0)
@@ -70,6 +71,7 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
     keys = draw(st.sampled_from(KEYS_TO_AFFORD))
     fields |= draw(_heads(axes, keys))
     fields |= draw(_features(axes))
+    fields["kv_cache"] = draw(_cache(axes, fields))
     fields["regime"] = draw(_regime(axes, fields))
     rows = fields["num_kv_heads"] * (fields["head_dim_qk"] + fields["head_dim_vo"])
     one_request = KEYS_TO_AFFORD[0] * rows * (fields["group_size"] + 8)
@@ -138,6 +140,14 @@ def _regime(axes: Axes, fields: dict[str, Any]) -> st.SearchStrategy[str]:
     if not exact_grid_allowed(fields):
         regimes = [regime for regime in regimes if regime != "exact_grid"] or ["iid"]
     return st.sampled_from(regimes)
+
+
+def _cache(axes: Axes, fields: Mapping[str, Any]) -> st.SearchStrategy[str]:
+    """Draw the cache's format: quantised half of the time, where that is supported at all."""
+    formats = [name for name in axes.allows("kv_cache") if name]
+    if any(fields[dim] % NVFP4_BLOCK for dim in ("head_dim_qk", "head_dim_vo")):
+        formats = [name for name in formats if name != NVFP4]
+    return st.sampled_from([*[""] * max(1, len(formats)), *formats])
 
 
 def exact_grid_allowed(fields: dict[str, Any]) -> bool:

@@ -14,6 +14,7 @@ import torch
 from ..impl import Implementation, Target, UnsupportedError
 from ..reference import Problem, materialise
 from ..reference.inputs import Inputs
+from ..reference.kv_format import stored_head_dim
 from ..reference.materialise import FENCE
 from .comparison import Result, same_bits
 from .verdict import Verdict
@@ -128,7 +129,8 @@ class Subject:
             for name in ("v_cache", "v", "outs")
             if (tensor := getattr(inputs, name, None)) is not None
         )
-        shape = (*source.shape[:2], values.shape[-1])
+        width = stored_head_dim(values, getattr(inputs, "kv_format", None))
+        shape = (*source.shape[:2], width)
         self.buffers = {}
         views = {}
         for name, size, dtype in (
@@ -202,6 +204,8 @@ def _tensors(inputs: Inputs) -> dict[str, torch.Tensor]:
         value = getattr(inputs, field.name)
         if isinstance(value, torch.Tensor):
             found[field.name] = value
+        elif field.name == "kv_cache_sf" and value is not None:
+            found.update(k_scales=value[0], v_scales=value[1])
         elif field.name == "metadata":
             found.update({f"metadata.{name}": t for name, t in value.tensors().items()})
     return found

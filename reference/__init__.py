@@ -9,6 +9,7 @@ from .append import append_paged_kv
 from .arithmetic import UNIT_ROUNDOFF, Arithmetic, unit_roundoff
 from .attention import AttentionOutput, paged_attention, ragged_attention
 from .bounds import attention_error_bound, ragged_attention_error_bound
+from .kv_format import KVCacheFormat
 from .materialise import materialise
 from .merge import merge_error_bound, merge_states
 from .metadata import BatchMetadata, build_metadata
@@ -20,6 +21,27 @@ from .problems import (
     MetadataProblem,
     Problem,
 )
+from .quantization import (
+    MXTensor,
+    NVFP4Tensor,
+    deinterleave_v_scales,
+    dequantize_e2m1,
+    dequantize_e8m0,
+    dequantize_fp8,
+    dequantize_mxfp4,
+    dequantize_mxfp8,
+    dequantize_nvfp4,
+    interleave_v_scales,
+    pack_e2m1,
+    quantize_e2m1,
+    quantize_fp8,
+    quantize_mxfp4,
+    quantize_mxfp8,
+    quantize_nvfp4,
+    swizzle_scales_128x4,
+    unpack_e2m1,
+    unswizzle_scales_128x4,
+)
 
 __all__ = [
     "UNIT_ROUNDOFF",
@@ -27,20 +49,40 @@ __all__ = [
     "AttentionOutput",
     "AttentionProblem",
     "BatchMetadata",
+    "KVCacheFormat",
+    "MXTensor",
     "MergeProblem",
     "MetadataProblem",
+    "NVFP4Tensor",
     "Problem",
     "append_paged_kv",
     "attention_error_bound",
     "build_metadata",
+    "deinterleave_v_scales",
+    "dequantize_e2m1",
+    "dequantize_e8m0",
+    "dequantize_fp8",
+    "dequantize_mxfp4",
+    "dequantize_mxfp8",
+    "dequantize_nvfp4",
+    "interleave_v_scales",
     "materialise",
     "merge_error_bound",
     "merge_states",
+    "pack_e2m1",
     "paged_attention",
     "problem_from_json",
+    "quantize_e2m1",
+    "quantize_fp8",
+    "quantize_mxfp4",
+    "quantize_mxfp8",
+    "quantize_nvfp4",
     "ragged_attention",
     "ragged_attention_error_bound",
     "slice_phases",
     "split_decodes_and_prefills",
+    "swizzle_scales_128x4",
     "unit_roundoff",
+    "unpack_e2m1",
+    "unswizzle_scales_128x4",
 ]

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from .kv_format import KVCacheFormat, stored_head_dim
 from .metadata import BatchMetadata
 from .requests import Options, Request, paged_requests, ragged_requests
 from .softmax import softmax_weights, ungroup, value_heads
@@ -45,6 +46,8 @@ def paged_attention(
     k_scale: float | torch.Tensor = 1.0,
     v_scale: float | torch.Tensor = 1.0,
     compute_dtype: torch.dtype = torch.float64,
+    kv_format: KVCacheFormat | None = None,
+    kv_cache_sf: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> AttentionOutput:
     """Attend a mixed batch of prefills and decodes to a paged KV cache.
 
@@ -68,6 +71,12 @@ def paged_attention(
         k_scale: float or [kv_heads], factor of k.
         v_scale: float or [kv_heads], factor of v.
         compute_dtype: float64 (default) or float32.
+        kv_format: what the cache holds; may be left out where its dtype says so (float8 too), and
+            must be given where it is ``uint8``. The codes are consumed as they are, so that the
+            error of quantising is no part of the result.
+        kv_cache_sf: block scales of K and V of an nvfp4 cache, float8_e4m3fn [pages, page_size,
+            kv_heads, head_dim / 16] or HND (FlashInfer's argument of that name); the global scales
+            are ``k_scale`` and ``v_scale``.
 
     Returns:
         AttentionOutput in ``compute_dtype``, on q's device, without gradients. No input is changed.
@@ -86,9 +95,11 @@ def paged_attention(
         k_scale=k_scale,
         v_scale=v_scale,
         compute_dtype=compute_dtype,
+        kv_format=kv_format,
+        kv_cache_sf=kv_cache_sf,
     )
     requests = paged_requests(q, k_cache, v_cache, metadata, kv_layout, options)
-    return _attend(q, v_cache.shape[-1], requests, options)
+    return _attend(q, stored_head_dim(v_cache, kv_format), requests, options)
 
 
 def ragged_attention(

@@ -11,6 +11,7 @@ import torch
 from .arithmetic import Arithmetic
 from .attention import AttentionOutput
 from .error_terms import Roundings, block_bounds
+from .kv_format import KVCacheFormat, stored_head_dim
 from .metadata import BatchMetadata
 from .requests import Options, Request, paged_requests, ragged_requests
 from .softmax import softmax_weights, ungroup, value_heads
@@ -21,6 +22,23 @@ class Judged(NamedTuple):
 
     expected: AttentionOutput
     bound: AttentionOutput
+
+
+class Values(NamedTuple):
+    """V as a bound looks at it.
+
+    Attributes:
+        head_dim: channels.
+        dtype: to which ``Arithmetic(probabilities="inputs")`` rounds the probabilities.
+    """
+
+    head_dim: int
+    dtype: torch.dtype
+
+
+def value_dtype(q: torch.Tensor, v_cache: torch.Tensor) -> torch.dtype:
+    """Give the dtype in which P multiplies V: q's, where a quantised cache is widened first."""
+    return v_cache.dtype if v_cache.dtype.itemsize > 1 else q.dtype
 
 
 def attention_error_bound(
@@ -39,6 +57,8 @@ def attention_error_bound(
     k_scale: float | torch.Tensor = 1.0,
     v_scale: float | torch.Tensor = 1.0,
     compute_dtype: torch.dtype = torch.float64,
+    kv_format: KVCacheFormat | None = None,
+    kv_cache_sf: tuple[torch.Tensor, torch.Tensor] | None = None,
     arithmetic: Arithmetic | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> AttentionOutput:
@@ -46,7 +66,8 @@ def attention_error_bound(
 
     Args:
         q, k_cache, v_cache, metadata, kv_layout, causal, sm_scale, window_left, logits_soft_cap,
-            sinks, custom_mask, k_scale, v_scale, compute_dtype: as in ``paged_attention``.
+            sinks, custom_mask, k_scale, v_scale, compute_dtype, kv_format, kv_cache_sf: as in
+            ``paged_attention``.
         arithmetic: what the kernel rounds where; float32 throughout if None.
         out_dtype: dtype of the kernel's output; q's if None.
 
@@ -67,9 +88,12 @@ def attention_error_bound(
         k_scale=k_scale,
         v_scale=v_scale,
         compute_dtype=compute_dtype,
+        kv_format=kv_format,
+        kv_cache_sf=kv_cache_sf,
     )
     requests = paged_requests(q, k_cache, v_cache, metadata, kv_layout, options)
-    return judge(q, v_cache, requests, options, arithmetic, out_dtype).bound
+    values = Values(stored_head_dim(v_cache, kv_format), value_dtype(q, v_cache))
+    return judge(q, values, requests, options, arithmetic, out_dtype).bound
 
 
 def ragged_attention_error_bound(
@@ -116,25 +140,26 @@ def ragged_attention_error_bound(
         compute_dtype=compute_dtype,
     )
     requests = ragged_requests(q, k, v, qo_indptr, kv_indptr, options)
-    return judge(q, v, requests, options, arithmetic, out_dtype).bound
+    values = Values(v.shape[-1], v.dtype)
+    return judge(q, values, requests, options, arithmetic, out_dtype).bound
 
 
 def judge(
     q: torch.Tensor,
-    v: torch.Tensor,
+    values: Values,
     requests: Iterator[Request],
     options: Options,
     arithmetic: Arithmetic | None,
     out_dtype: torch.dtype | None,
 ) -> Judged:
     """Compute attention and its bounds in one pass over the requests."""
-    shape = (q.shape[0], q.shape[1], v.shape[-1])
+    shape = (q.shape[0], q.shape[1], values.head_dim)
     dtype = options.compute_dtype
     expected = AttentionOutput(
         q.new_zeros(shape, dtype=dtype), q.new_full(shape[:2], -math.inf, dtype=dtype)
     )
     bound = AttentionOutput(q.new_zeros(shape, dtype=dtype), q.new_zeros(shape[:2], dtype=dtype))
-    roundings = Roundings.of(arithmetic or Arithmetic(), v.dtype, out_dtype or q.dtype)
+    roundings = Roundings.of(arithmetic or Arithmetic(), values.dtype, out_dtype or q.dtype)
     with torch.no_grad():
         for request in requests:
             for weights in softmax_weights(request, options):

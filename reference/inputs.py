@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from .kv_format import KVCacheFormat
 from .metadata import BatchMetadata
 
 
@@ -43,6 +44,12 @@ class _WithOutput:
 
 
 @dataclass(frozen=True, eq=False)
+class _Quantised:
+    kv_format: KVCacheFormat | None = None
+    kv_cache_sf: tuple[torch.Tensor, torch.Tensor] | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class _PagedTensors:
     q: torch.Tensor
     k_cache: torch.Tensor
@@ -53,8 +60,13 @@ class _PagedTensors:
 
 
 @dataclass(frozen=True, eq=False)
-class PagedAttentionInputs(_WithOutput, AttentionOptions, _PagedTensors):
+class PagedAttentionInputs(_Quantised, _WithOutput, AttentionOptions, _PagedTensors):
     """Arguments of ``paged_attention``, besides ``block_table`` [R, pages] int32."""
+
+    def keywords(self) -> dict[str, Any]:
+        """Give the options, and what the cache holds, as keyword arguments of the oracle."""
+        quantised = {"kv_format": self.kv_format, "kv_cache_sf": self.kv_cache_sf}
+        return {**super().keywords(), **quantised}
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,11 +16,13 @@ from .inputs import (
     PagedAttentionInputs,
     RaggedAttentionInputs,
 )
+from .kv_codes import format_of, quantised
 from .metadata import build_metadata
 from .problems import AttentionProblem, MergeProblem, MetadataProblem, Problem
 from .regimes import attention_values, custom_mask_values, merge_values, sink_values
 from .values import bits, choose, stream
 
+KVPair = tuple[torch.Tensor, torch.Tensor]
 FENCE = 64
 """Canary elements before and after each tensor in its storage."""
 CANARY = 11.0
@@ -73,10 +75,15 @@ class _Allocator:
         count = 1
         for size in shape:
             count *= size
-        fill = self.unused if dtype.is_floating_point else 11
-        storage = torch.full((count + 2 * FENCE,), fill, dtype=dtype, device=self.device)
+        storage = torch.full(
+            (count + 2 * FENCE,), self.fill(dtype), dtype=dtype, device=self.device
+        )
         self.storages[name] = storage
         return storage[FENCE : FENCE + count].view(shape)
+
+    def fill(self, dtype: torch.dtype) -> float:
+        """Give what fills a storage of this dtype: integers and packed codes have no NaN."""
+        return self.unused if dtype.is_floating_point else int(CANARY)
 
     def place(self, name: str, values: torch.Tensor) -> torch.Tensor:
         """Copy values into a fenced storage."""
@@ -122,13 +129,13 @@ def _place_q(problem: AttentionProblem, q: torch.Tensor, home: _Allocator) -> to
 
 
 def _place_kv(
-    problem: AttentionProblem, k: torch.Tensor, v: torch.Tensor, home: _Allocator
+    problem: AttentionProblem, k: torch.Tensor, v: torch.Tensor, home: _Allocator, of: str = ""
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Place [a, b, c, D] and [a, b, c, E] (or without b), one allocation for both if strided."""
     if not problem.strided_kv:
-        return home.place("k", k), home.place("v", v)
+        return home.place(f"k{of}", k), home.place(f"v{of}", v)
     width = max(k.shape[-1], v.shape[-1])
-    both = home.empty("k", (k.shape[0], 2, *k.shape[1:-1], width), k.dtype)
+    both = home.empty(f"k{of}", (k.shape[0], 2, *k.shape[1:-1], width), k.dtype)
     k_view, v_view = both[:, 0, ..., : k.shape[-1]], both[:, 1, ..., : v.shape[-1]]
     k_view.copy_(k)
     v_view.copy_(v)
@@ -153,7 +160,22 @@ def _ragged_inputs(problem: AttentionProblem, home: _Allocator) -> RaggedAttenti
 def _paged_inputs(problem: AttentionProblem, home: _Allocator) -> PagedAttentionInputs:
     values = attention_values(problem, home.device)
     table, num_pages = block_table(problem)
-    k_cache, v_cache = _paged_caches(problem, values.k, values.v, table, num_pages, home)
+    slots = _physical_slots(problem, table).to(home.device)
+    k, v = quantised(problem, values.k), quantised(problem, values.v)
+
+    def cached(k_rows: torch.Tensor, v_rows: torch.Tensor, of: str = "") -> KVPair:
+        k_pages = _paged(problem, k_rows, slots, num_pages, home)
+        return _place_kv(
+            problem, k_pages, _paged(problem, v_rows, slots, num_pages, home), home, of
+        )
+
+    k_cache, v_cache = cached(k.codes, v.codes)
+    scales = None
+    if k.scales is not None and v.scales is not None:
+        scales = cached(k.scales, v.scales, "_sf")
+    kv_format = format_of(problem)
+    if kv_format is not None:
+        k_cache, v_cache = k_cache.view(kv_format.dtype), v_cache.view(kv_format.dtype)
     table_tensor = home.place("block_table", table.to(home.device))
     metadata = build_metadata(problem.query_lens, problem.seq_lens, table, problem.page_size)
     placed = {name: home.place(name, tensor) for name, tensor in metadata.tensors().items()}
@@ -166,6 +188,8 @@ def _paged_inputs(problem: AttentionProblem, home: _Allocator) -> PagedAttention
         kv_layout=problem.kv_layout,
         **_options(problem, home).keywords(),
         out_dtype=values.q.dtype,
+        kv_format=kv_format,
+        kv_cache_sf=scales,
         storages=home.storages,
     )
 
@@ -204,14 +228,23 @@ def _paged_caches(
     home: _Allocator,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     slots = _physical_slots(problem, table).to(home.device)
+    k_pages = _paged(problem, k, slots, num_pages, home)
+    return _place_kv(problem, k_pages, _paged(problem, v, slots, num_pages, home), home)
 
-    def cache(rows: torch.Tensor) -> torch.Tensor:
-        pages = rows.new_full((num_pages * problem.page_size, *rows.shape[1:]), home.unused)
-        pages[slots] = rows
-        pages = pages.view(num_pages, problem.page_size, *rows.shape[1:])
-        return pages if problem.kv_layout == "NHD" else pages.transpose(1, 2)
 
-    return _place_kv(problem, cache(k), cache(v), home)
+def _paged(
+    problem: AttentionProblem,
+    rows: torch.Tensor,
+    slots: torch.Tensor,
+    num_pages: int,
+    home: _Allocator,
+) -> torch.Tensor:
+    """Put rows into their slots of a cache; whatever is in no slot is not to be read."""
+    shape = (num_pages * problem.page_size, *rows.shape[1:])
+    pages = torch.full(shape, home.fill(rows.dtype), dtype=rows.dtype, device=rows.device)
+    pages[slots] = rows
+    pages = pages.view(num_pages, problem.page_size, *rows.shape[1:])
+    return pages if problem.kv_layout == "NHD" else pages.transpose(1, 2)
 
 
 def block_table(problem: AttentionProblem) -> tuple[torch.Tensor, int]:

@@ -7,7 +7,7 @@ import torch
 from .append import append_paged_kv
 from .arithmetic import Arithmetic
 from .attention import AttentionOutput, paged_attention, ragged_attention
-from .bounds import Judged, judge
+from .bounds import Judged, Values, judge, value_dtype
 from .inputs import (
     AppendInputs,
     AttentionInputs,
@@ -15,6 +15,7 @@ from .inputs import (
     MetadataInputs,
     PagedAttentionInputs,
 )
+from .kv_format import stored_head_dim
 from .merge import merge_error_bound, merge_states
 from .metadata import BatchMetadata, build_metadata
 from .requests import Options, paged_requests, ragged_requests
@@ -40,14 +41,15 @@ def judge_attention(inputs: AttentionInputs, arithmetic: Arithmetic) -> Judged:
     """Attend as the record says, and bound what an honest kernel may differ."""
     options = Options(**inputs.keywords())
     if isinstance(inputs, PagedAttentionInputs):
-        values = inputs.v_cache
+        v_cache = inputs.v_cache
+        values = Values(stored_head_dim(v_cache, inputs.kv_format), value_dtype(inputs.q, v_cache))
         requests = paged_requests(
-            inputs.q, inputs.k_cache, values, inputs.metadata, inputs.kv_layout, options
+            inputs.q, inputs.k_cache, v_cache, inputs.metadata, inputs.kv_layout, options
         )
     else:
-        values = inputs.v
+        values = Values(inputs.v.shape[-1], inputs.v.dtype)
         requests = ragged_requests(
-            inputs.q, inputs.k, values, inputs.qo_indptr, inputs.kv_indptr, options
+            inputs.q, inputs.k, inputs.v, inputs.qo_indptr, inputs.kv_indptr, options
         )
     return judge(inputs.q, values, requests, options, arithmetic, inputs.out_dtype)
 

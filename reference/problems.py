@@ -23,12 +23,28 @@ ATTENTION_REGIMES = (
     "outlier_channels",
     "exact_grid",
 )
+KV_CACHES = (
+    "",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e4m3fn as uint8",
+    "float8_e5m2 as uint8",
+    "nvfp4",
+)
+"""Formats of a KV cache: the problem's dtype, or quantised; ``kv_format`` of the inputs says it."""
+NVFP4_BLOCK = 16
+EXACT_KEYS = 256
+"""Keys a request that the exact grid tells apart in a quantised cache: four digits of base 4."""
+LARGEST_EXACT_QUERY = 2.0**14
+"""Beyond, a query would not fit into float16: its weight is spread over several channels."""
 MERGE_REGIMES = ("iid", "dominant_state", "shifted", "exact_grid")
 EMPTY_STATES = ("none", "some", "all")
 MAX_SEQ_LEN = 4096
 """Longest request: the exact grid ranks keys by a permutation of this many positions."""
 MAX_REQUESTS = 2**11
 """Identities of requests: the hash's row numbers have room for so many, and shared prefixes."""
+EXACT_GAP = 128.0
+"""Distance of neighbouring logits on the exact grid: exp(-128) is 0 in float32."""
 LEAST_EXACT_SCALE = 2.0**-7
 """Below, the exact grid's queries would not fit into float16."""
 
@@ -37,10 +53,15 @@ class _Problem:
     """What all problems share: JSON, a stable id."""
 
     kind: ClassVar[str]
+    later_fields: ClassVar[tuple[str, ...]] = ()
+    """Fields that came after the schema: left out where empty, so that ids stay what they were."""
 
     def to_json(self) -> dict[str, Any]:
         """Give a JSON-able dictionary that ``problem_from_json`` reads back."""
         plain = json.loads(json.dumps(asdict(self)))  # type: ignore[call-overload]  # a dataclass
+        for name in self.later_fields:
+            if not plain[name]:
+                del plain[name]
         return {"schema": SCHEMA, "type": self.kind, **plain}
 
     @cached_property
@@ -66,6 +87,7 @@ class AttentionProblem(_Problem):
         causal, window_left, logits_soft_cap, sm_scale, k_scale, v_scale: as in
             ``paged_attention``; sm_scale None is ``1 / sqrt(head_dim_qk)``.
         sinks, custom_mask, per_head_scales: whether there are any.
+        kv_cache: format of the cache, one of ``KV_CACHES``; paged_attention only.
         strided_q: q is a slice of a packed QKV tensor. strided_kv: k and v are views of one
             larger allocation.
         regime: how values are made, one of ``ATTENTION_REGIMES``.
@@ -75,6 +97,7 @@ class AttentionProblem(_Problem):
     """
 
     kind: ClassVar[str] = "attention"
+    later_fields: ClassVar[tuple[str, ...]] = ("kv_cache",)
 
     operation: str = "paged_attention"
     query_lens: tuple[int, ...] = (1,)
@@ -97,6 +120,7 @@ class AttentionProblem(_Problem):
     sinks: bool = False
     custom_mask: bool = False
     per_head_scales: bool = False
+    kv_cache: str = ""
     strided_q: bool = False
     strided_kv: bool = False
     regime: str = "iid"
@@ -109,6 +133,9 @@ class AttentionProblem(_Problem):
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("kv_layout", self.kv_layout, ("NHD", "HND"))
         _one_of("regime", self.regime, ATTENTION_REGIMES)
+        _one_of("kv_cache", self.kv_cache, KV_CACHES)
+        if self.kv_cache:
+            self._check_cache()
         self._check_lengths()
         for name, low in (
             ("num_kv_heads", 1),
@@ -147,6 +174,14 @@ class AttentionProblem(_Problem):
         for position, identity in enumerate(self.request_ids):
             if not 0 <= identity < MAX_REQUESTS:
                 refuse(f"request_ids[{position}]", identity, f"from 0 to {MAX_REQUESTS - 1}")
+
+    def _check_cache(self) -> None:
+        if self.operation != "paged_attention":
+            refuse("kv_cache", self.kv_cache, f"empty for {self.operation}")
+        if self.kv_cache == "nvfp4":
+            for name in ("head_dim_qk", "head_dim_vo"):
+                if getattr(self, name) % NVFP4_BLOCK:
+                    refuse(name, getattr(self, name), "a multiple of 16 with an nvfp4 cache")
 
     def _check_append(self) -> None:
         for position, (t, s) in enumerate(zip(self.query_lens, self.seq_lens, strict=True)):
@@ -207,7 +242,32 @@ class AttentionProblem(_Problem):
     @property
     def exact(self) -> bool:
         """Whether the output is exactly representable, so that it is compared bitwise."""
-        return self.regime == "exact_grid"
+        return self.regime == "exact_grid" and (not self.kv_cache or self._exact_in_codes)
+
+    @property
+    def exact_gap(self) -> float:
+        """Query weight at which the exact grid's logits are a unit rank of ``EXACT_GAP`` apart."""
+        smallest = 0.5 if self.per_head_scales else 1.0
+        return EXACT_GAP / (abs(self.scale) * self.k_scale * smallest or 1.0)
+
+    @property
+    def exact_weights(self) -> tuple[float, ...]:
+        """Query weights of the base-4 digits of a rank in a quantised cache, and their channels.
+
+        Each is a power of two; those beyond ``LARGEST_EXACT_QUERY`` are given to several channels.
+        """
+        unit = 2.0 ** math.ceil(math.log2(self.exact_gap))
+        found: list[float] = []
+        for digit in range(4):
+            weight = unit * 4.0**digit
+            channels = max(1, math.ceil(weight / LARGEST_EXACT_QUERY))
+            found += [weight / channels] * channels
+        return tuple(found)
+
+    @property
+    def _exact_in_codes(self) -> bool:
+        fits = len(self.exact_weights) <= self.head_dim_qk
+        return fits and max(self.seq_lens, default=0) <= EXACT_KEYS
 
     @property
     def work(self) -> int:

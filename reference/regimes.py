@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from .problems import MAX_SEQ_LEN, AttentionProblem, MergeProblem
+from .problems import EXACT_GAP, EXACT_KEYS, MAX_SEQ_LEN, AttentionProblem, MergeProblem
 from .values import bell, bits, choose, integers, power_of_two_at_least, stream
 
 ROWS_A_REQUEST = 2**20
@@ -19,8 +19,6 @@ DOMINANT_LOGIT = 12.0
 SHIFT = 2.0**17
 """Raw q k^T of shifted_logits: beyond the -5e4 that kernels have used for minus infinity
 (flashinfer-ai/flashinfer#4267)."""
-EXACT_GAP = 128.0
-"""Distance of neighbouring logits on the exact grid: exp(-128) is 0 in float32."""
 EXACT_SINK = -256.0
 EDGES = (0, 1, 2, 3, 4, 7, 8, 15, 16, 31, 32, 63, 64, 127, 128, 255, 256, MAX_SEQ_LEN)
 """Keys at which pages and tiles of usual sizes begin and end, and the last key. They do not follow
@@ -149,19 +147,38 @@ def _exact_grid(
     problem: AttentionProblem, values: AttentionValues, rows: torch.Tensor, positions: torch.Tensor
 ) -> AttentionValues:
     """Rank the keys with such distances that softmax is one-hot: the output is a row of V."""
-    # A permutation of 0 to 4095, split into two parts that bfloat16 holds exactly.
-    rank = (positions * 1365 + choose(problem.seed, "rank", 0, MAX_SEQ_LEN)) % MAX_SEQ_LEN
-    rank = (rank ^ (rank >> 6)) * 2731 % MAX_SEQ_LEN
-    smallest = 0.5 if problem.per_head_scales else 1.0
-    factor = abs(problem.scale) * problem.k_scale * smallest or 1.0
     values.q[:] = 0.0
-    values.q[..., :2] = power_of_two_at_least(EXACT_GAP / factor)
     values.k[:] = 0.0
-    values.k[..., 0] = (rank // 16 * 16).to(torch.float32).unsqueeze(1)
-    values.k[..., 1] = (rank % 16).to(torch.float32).unsqueeze(1)
+    if problem.kv_cache:
+        _rank_in_digits(problem, values, positions)
+    else:
+        # A permutation of 0 to 4095, split into two parts that bfloat16 holds exactly.
+        rank = (positions * 1365 + choose(problem.seed, "rank", 0, MAX_SEQ_LEN)) % MAX_SEQ_LEN
+        rank = (rank ^ (rank >> 6)) * 2731 % MAX_SEQ_LEN
+        values.q[..., :2] = power_of_two_at_least(problem.exact_gap)
+        values.k[..., 0] = (rank // 16 * 16).to(torch.float32).unsqueeze(1)
+        values.k[..., 1] = (rank % 16).to(torch.float32).unsqueeze(1)
     key = stream(problem.seed, "v")
     v = integers(key, rows, problem.num_kv_heads * problem.head_dim_vo, -60, 60) / 4
     return AttentionValues(values.q, values.k, v.view_as(values.v))
+
+
+def _rank_in_digits(
+    problem: AttentionProblem, values: AttentionValues, positions: torch.Tensor
+) -> None:
+    """Spell a permutation of 0 to 255 in digits that every quantised format holds exactly."""
+    rank = (positions * 85 + choose(problem.seed, "rank", 0, EXACT_KEYS)) % EXACT_KEYS
+    rank = (rank ^ (rank >> 3)) * 171 % EXACT_KEYS
+    channel = 0
+    weights = problem.exact_weights[: problem.head_dim_qk]
+    for digit in range(4):
+        unit = problem.exact_weights[0] * 4.0**digit
+        repeats = round(unit / weights[channel]) if channel < len(weights) else 0
+        end = min(channel + repeats, len(weights))
+        for each in range(channel, end):
+            values.q[..., each] = weights[each]
+            values.k[..., each] = ((rank // 4**digit) % 4).to(torch.float32).unsqueeze(1)
+        channel = end
 
 
 def sink_values(problem: AttentionProblem, device: torch.device) -> torch.Tensor:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from .kv_format import CheckedCache, KVCacheFormat, Scales, checked_cache
 from .metadata import BatchMetadata
 from .scratch import Scratch
 from .validation import (
@@ -35,6 +36,8 @@ class Options:
     k_scale: float | torch.Tensor = 1.0
     v_scale: float | torch.Tensor = 1.0
     compute_dtype: torch.dtype = torch.float64
+    kv_format: KVCacheFormat | None = None
+    kv_cache_sf: Scales | None = None
     scratch: Scratch = field(default_factory=Scratch, compare=False, repr=False)
 
 
@@ -43,9 +46,40 @@ class Request(NamedTuple):
 
     tokens: slice
     q: torch.Tensor  # [T, H, D], as given
-    k: torch.Tensor  # [S, K, D], as given
-    v: torch.Tensor  # [S, K, E], as given
+    k: torch.Tensor  # [S, K, D], as given, or decoded
+    v: torch.Tensor  # [S, K, E], as given, or decoded
     mask: torch.Tensor | None  # [T, S] bool, True keeps
+
+
+class _Pages:
+    """Gathers requests' keys and values out of their pages."""
+
+    def __init__(
+        self, cache: CheckedCache, metadata: BatchMetadata, kv_layout: str, scratch: Scratch
+    ) -> None:
+        self._cache, self._kv_layout, self._scratch = cache, kv_layout, scratch
+        self._seq_lens = metadata.seq_lens.tolist()
+        self._indptr = metadata.paged_kv_indptr.tolist()
+        self._indices = metadata.paged_kv_indices.to(device=cache.k.device, dtype=torch.long)
+
+    def values(
+        self, name: str, stored: torch.Tensor, scales: torch.Tensor | None, request: int
+    ) -> torch.Tensor:
+        """Give [S, K, D] of a request: as stored, or decoded where there are block scales."""
+        rows = self._gather(name, stored, request)
+        if scales is None:
+            return rows
+        return self._cache.kv_format.decode(rows, self._gather(f"{name}_sf", scales, request))
+
+    def _gather(self, name: str, stored: torch.Tensor, request: int) -> torch.Tensor:
+        chosen = self._indices[self._indptr[request] : self._indptr[request + 1]]
+        shape = (chosen.shape[0], *stored.shape[1:])
+        pages = self._scratch.take(f"{name}_pages", shape, stored.dtype, stored.device)
+        # index_select copies whole pages; plain indexing takes six times as long.
+        torch.index_select(stored, 0, chosen, out=pages)
+        if self._kv_layout == "HND":
+            pages = pages.transpose(1, 2)
+        return pages.flatten(0, 1)[: self._seq_lens[request]]
 
 
 def paged_requests(
@@ -60,11 +94,12 @@ def paged_requests(
     check_tensor("q", q, "tokens qo_heads head_dim_qk")
     check_kv_layout(kv_layout)
     axes = "pages page_size kv_heads" if kv_layout == "NHD" else "pages kv_heads page_size"
-    check_tensor("k_cache", k_cache, f"{axes} head_dim_qk")
-    check_tensor("v_cache", v_cache, f"{axes} head_dim_vo")
+    check_tensor("k_cache", k_cache, f"{axes} head_dim_qk", codes=True)
+    check_tensor("v_cache", v_cache, f"{axes} head_dim_vo", codes=True)
     for axis, name in enumerate(axes.split()):
         check_same("v_cache", name, v_cache.shape[axis], "k_cache", k_cache.shape[axis])
-    check_same("k_cache", "head_dim_qk", k_cache.shape[-1], "q", q.shape[-1])
+    cache = checked_cache(k_cache, v_cache, kv_layout, options.kv_format, options.kv_cache_sf)
+    check_same("k_cache", "head_dim_qk", cache.head_dim_qk, "q", q.shape[-1])
     if not isinstance(metadata, BatchMetadata):
         message = f"metadata must be a BatchMetadata, not {type(metadata).__name__}"
         raise ValueError(message)
@@ -78,30 +113,21 @@ def paged_requests(
         raise ValueError(message)
     metadata.validate(num_tokens=q.shape[0], num_pages=k_cache.shape[0])
     seq_lens = metadata.seq_lens.tolist()
-    qo_indptr, page_indptr = metadata.qo_indptr.tolist(), metadata.paged_kv_indptr.tolist()
+    qo_indptr = metadata.qo_indptr.tolist()
     lengths = [
         (end - start, seq_len)
         for start, end, seq_len in zip(qo_indptr, qo_indptr[1:], seq_lens, strict=False)
     ]
     check_options(q, k_cache.shape[head_axis], lengths, options)
-    indices = metadata.paged_kv_indices.to(device=k_cache.device, dtype=torch.long)
-
-    def gather(name: str, cache: torch.Tensor, request: int) -> torch.Tensor:
-        chosen = indices[page_indptr[request] : page_indptr[request + 1]]
-        shape = (chosen.shape[0], *cache.shape[1:])
-        pages = options.scratch.take(name, shape, cache.dtype, cache.device)
-        # index_select copies whole pages; plain indexing takes six times as long.
-        torch.index_select(cache, 0, chosen, out=pages)
-        if kv_layout == "HND":
-            pages = pages.transpose(1, 2)
-        return pages.flatten(0, 1)[: seq_lens[request]]
+    pages = _Pages(cache, metadata, kv_layout, options.scratch)
 
     def iterate() -> Iterator[Request]:
         masks = split_mask(options.custom_mask, lengths)
         for request, mask in enumerate(masks):
             tokens = slice(qo_indptr[request], qo_indptr[request + 1])
             if tokens.stop > tokens.start:
-                k, v = gather("k_pages", k_cache, request), gather("v_pages", v_cache, request)
+                k = pages.values("k", cache.k, cache.k_scales, request)
+                v = pages.values("v", cache.v, cache.v_scales, request)
                 yield Request(tokens, q[tokens], k, v, mask)
 
     return iterate()

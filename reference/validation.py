@@ -71,8 +71,8 @@ def check_indptr(name: str, indptr: list[int], total: int | None, what: str) -> 
         raise ValueError(message)
 
 
-def check_tensor(name: str, tensor: torch.Tensor, axes: str) -> None:
-    """Check the number of axes (``"tokens heads dim"``) and that the dtype is floating."""
+def check_tensor(name: str, tensor: torch.Tensor, axes: str, *, codes: bool = False) -> None:
+    """Check the number of axes (``"tokens heads dim"``) and the dtype: floating, or codes."""
     expected = axes.split()
     if not isinstance(tensor, torch.Tensor):
         message = f"{name} must be a torch.Tensor [{', '.join(expected)}], not {type(tensor)}"
@@ -83,7 +83,7 @@ def check_tensor(name: str, tensor: torch.Tensor, axes: str) -> None:
     if expected[-1] != "heads" and not tensor.shape[-1]:
         message = f"{name} has no channels: its shape is {tuple(tensor.shape)}"
         raise ValueError(message)
-    if not tensor.dtype.is_floating_point:
+    if not (tensor.dtype.is_floating_point or (codes and tensor.dtype == torch.uint8)):
         message = f"{name} must have a floating dtype, not {tensor.dtype}"
         raise ValueError(message)
 

@@ -89,6 +89,7 @@ def test_the_wheel_requires_torch_alone(wheel: Path) -> None:
     assert set(metadata.get_all("Provides-Extra", [])) == {
         "dev",
         "flashinfer",
+        "gating",
         "suite",
         "test",
         "triton",

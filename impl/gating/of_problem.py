@@ -25,6 +25,8 @@ def feature_of(problem: Problem, backend: str) -> Feature:
         head_dim_qk=problem.head_dim_qk,
         head_dim_vo=problem.head_dim_vo,
         q_dtype=problem.dtype,
+        kv_dtype=problem.kv_cache.partition(" as ")[0],
+        kv_storage=problem.kv_cache.partition(" as ")[2],
         kv_layout=problem.kv_layout,
         page_size=problem.page_size,
         group_size=problem.group_size,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from . import append, attention, general, merge, metadata, partition
+from . import append, attention, general, merge, metadata, partition, quantised
 from .law import Law
 
 LAWS: tuple[Law, ...] = (
     *general.LAWS,
     *attention.LAWS,
     *partition.LAWS,
+    *quantised.LAWS,
     *merge.LAWS,
     *metadata.LAWS,
     *append.LAWS,

@@ -54,7 +54,7 @@ def logit_shift(subject: Subject, problem: AttentionProblem) -> Verdict:
     One channel of q is set to 1, and the same channel of k to 0 and then to the constant.
     """
     regime = "iid" if problem.exact else problem.regime
-    problem = replace(problem, logits_soft_cap=0.0, regime=regime)
+    problem = replace(problem, logits_soft_cap=0.0, regime=regime, kv_cache="")
     if not subject.supports(problem):
         return VACUOUS
     inputs = subject.materialise(problem)

@@ -21,7 +21,7 @@ class Law:
         statement: the law in one sentence.
         weight: its share of a profile's problems; parity sees the most.
         needs: what an implementation must declare for the law to have anything to look at:
-            ``"writes_out"`` or a feature; nothing if empty.
+            ``"writes_out"``, a feature, or ``QUANTISED_KV``: fp8_kv or nvfp4_kv; nothing if empty.
         overlap: why the law is kept though others kill every seeded bug that it kills; empty where
             it kills one alone.
     """
@@ -35,6 +35,7 @@ class Law:
     overlap: str = ""
 
 
+QUANTISED_KV = "fp8_kv or nvfp4_kv"
 ATTENTION = ("paged_attention", "ragged_attention")
 PAGED = ("paged_attention",)
 MERGE = ("merge_state",)

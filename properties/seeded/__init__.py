@@ -16,6 +16,7 @@ from . import (
     paging_bugs,
     phase_bugs,
     process_bugs,
+    quantised_bugs,
     reuse_bugs,
     stateful_bugs,
 )
@@ -27,6 +28,7 @@ BUGS: tuple[SeededBug, ...] = (
     *memory_bugs.BUGS,
     *stateful_bugs.BUGS,
     *reuse_bugs.BUGS,
+    *quantised_bugs.BUGS,
     *merge_bugs.BUGS,
     *metadata_bugs.BUGS,
     *phase_bugs.BUGS,

@@ -17,11 +17,13 @@ from ...reference.inputs import (
     RaggedAttentionInputs,
 )
 from .catalogue import SeededBug, seeded
+from .decoding import widened
 from .kernels import HONEST, Request, State, assemble, attend, close, finite, scan
 
 CONTROLS: list[SeededBug] = []
 Pair = tuple[torch.Tensor, torch.Tensor]
 EVERYTHING = ("custom_mask", "per_head_scales")
+QUANTISED = ("fp8_kv", "nvfp4_kv")
 SPLITS = 3
 
 
@@ -29,6 +31,26 @@ SPLITS = 3
 def float32(inputs: PagedAttentionInputs) -> Pair:
     """Loop over tiles of keys in float32."""
     return attend(inputs)
+
+
+@seeded(CONTROLS, "paged_attention", control="honest", features=(*EVERYTHING, *QUANTISED))
+def quantised_float32(inputs: PagedAttentionInputs) -> Pair:
+    """Widen quantised caches to float32, then loop over tiles of keys."""
+    return attend(widened(inputs))
+
+
+@seeded(
+    CONTROLS,
+    "paged_attention",
+    control="honest",
+    features=QUANTISED,
+    arithmetic=Arithmetic(probabilities="inputs"),
+)
+def quantised_rounded(inputs: PagedAttentionInputs) -> Pair:
+    """Widen quantised caches, and round probabilities to the queries' dtype before V."""
+    dtype = inputs.q.dtype if inputs.kv_format else inputs.v_cache.dtype
+    stages = replace(HONEST, probabilities=lambda rounded, _: _rounded(rounded, dtype))
+    return attend(widened(inputs), stages)
 
 
 @seeded(CONTROLS, "ragged_attention", control="honest", features=EVERYTHING)

@@ -1,0 +1,178 @@
+"""Laws of attention over quantised KV caches: codes, scales and formats."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ...reference import AttentionProblem
+from ...reference.inputs import PagedAttentionInputs
+from ...reference.kv_format import NVFP4, checked_cache
+from ...reference.problems import KV_CACHES, NVFP4_BLOCK
+from ..comparison import Result, against_oracle, agree, same_bits, worse
+from ..subject import Subject
+from ..verdict import PASS, VACUOUS, Verdict
+from .general import run, run_on
+from .law import PAGED, QUANTISED_KV, Law
+
+OUTPUT_FITS = 2.0**-10
+LARGEST_SCALE = 448.0
+"""Of float8_e4m3fn: twice a block scale must not be beyond it."""
+
+
+def dequantised(subject: Subject, problem: AttentionProblem) -> Verdict:
+    """Run on the cache, and on its values in the queries' dtype, which holds them exactly."""
+    plain = replace(problem, kv_cache="")
+    if not problem.kv_cache or not subject.supports(problem) or not subject.supports(plain):
+        return VACUOUS
+    inputs: PagedAttentionInputs = subject.materialise(problem)
+    widened = _widened(inputs, getattr(torch, problem.dtype))
+    first, first_judged = run_on(subject, problem, inputs)
+    second, second_judged = run_on(subject, plain, widened)
+    return agree(first, second, (first_judged.bound, second_judged.bound), exact=problem.exact)
+
+
+def _widened(inputs: PagedAttentionInputs, dtype: torch.dtype) -> PagedAttentionInputs:
+    """Give the same keys and values in a plain cache."""
+    cache = checked_cache(
+        inputs.k_cache, inputs.v_cache, inputs.kv_layout, inputs.kv_format, inputs.kv_cache_sf
+    )
+    decode = cache.kv_format.decode
+    return replace(
+        inputs,
+        k_cache=decode(cache.k, cache.k_scales).to(dtype),
+        v_cache=decode(cache.v, cache.v_scales).to(dtype),
+        kv_format=None,
+        kv_cache_sf=None,
+    )
+
+
+def scale_homogeneity(subject: Subject, problem: AttentionProblem) -> Verdict:
+    """Double v_scale, or k_scale with half of sm_scale, or block scales with half of theirs.
+
+    The first doubles the output, the others change nothing; powers of two round alike.
+    """
+    if not subject.supports(problem):
+        return VACUOUS
+    inputs: PagedAttentionInputs = subject.materialise(problem)
+    before, judged = run_on(subject, problem, inputs)
+    changes: list[tuple[dict[str, Any], float]] = [
+        ({"v_scale": inputs.v_scale * 2}, 2.0),
+        ({"k_scale": inputs.k_scale * 2, "sm_scale": inputs.sm_scale / 2}, 1.0),
+    ]
+    if inputs.kv_cache_sf is not None and _may_double(inputs.kv_cache_sf):
+        k, v = ((scales.float() * 2).to(scales.dtype) for scales in inputs.kv_cache_sf)
+        halved = {"k_scale": inputs.k_scale / 2, "v_scale": inputs.v_scale / 2}
+        changes.append(({"kv_cache_sf": (k, v), **halved}, 1.0))
+    verdict = PASS
+    for change, factor in changes:
+        after, other = run_on(subject, problem, replace(inputs, **change))
+        expected: Result = (before[0].double() * factor, before[1])
+        bound = type(judged.bound)(judged.bound.out * factor, judged.bound.lse)
+        verdict = worse(verdict, agree(expected, after, (bound, other.bound), exact=False))
+    return verdict
+
+
+def _may_double(scales: tuple[torch.Tensor, torch.Tensor]) -> bool:
+    """Tell whether twice each scale is a scale; NaN is one."""
+    return all(not (2 * each.float() > LARGEST_SCALE).any() for each in scales)
+
+
+def extreme_codes(subject: Subject, problem: AttentionProblem) -> Verdict:
+    """Fill the cache with zeros, with the smallest codes, and with the largest, of either sign."""
+    if not problem.kv_cache or not subject.supports(problem):
+        return VACUOUS
+    verdict = PASS
+    for codes in _extreme(problem):
+        inputs: PagedAttentionInputs = subject.materialise(problem)
+        # The largest values of e5m2 are beyond float16's, once they are scaled up.
+        inputs = replace(inputs, v_scale=inputs.v_scale * OUTPUT_FITS)
+        for cache in (inputs.k_cache, inputs.v_cache):
+            as_bytes = cache.view(torch.uint8)
+            pattern = torch.arange(as_bytes.shape[-1], device=as_bytes.device) % len(codes)
+            as_bytes.copy_(torch.tensor(codes, device=as_bytes.device)[pattern].expand_as(as_bytes))
+        result, expectation = run_on(subject, problem, inputs)
+        verdict = worse(verdict, against_oracle(result, expectation, exact=False))
+    return verdict
+
+
+def _extreme(problem: AttentionProblem) -> tuple[tuple[int, ...], ...]:
+    """Give bytes: zeros, the smallest numbers, the largest and their negatives."""
+    if problem.kv_cache == NVFP4:
+        return (0x00, 0x88), (0x11, 0x91), (0x77, 0xF7)
+    largest = 0x7E if "e4m3" in problem.kv_cache else 0x7B
+    return (0x00, 0x80), (0x01, 0x83), (largest, 0x80 | largest)
+
+
+def formats_in_turn(subject: Subject, problem: AttentionProblem) -> Verdict:
+    """Run on a cache, then on caches of other formats with the same queries, then on the first."""
+    others = [
+        replace(problem, kv_cache=name)
+        for name in KV_CACHES
+        if name != problem.kv_cache
+        and (name != NVFP4 or not (problem.head_dim_qk % NVFP4_BLOCK or
+                                   problem.head_dim_vo % NVFP4_BLOCK))
+    ]  # fmt: skip
+    claimed = [other for other in others if subject.supports(other)]
+    if not claimed or not subject.supports(problem):
+        return VACUOUS
+    (out, lse), _ = run(subject, problem)
+    verdict = PASS
+    for other in claimed[problem.seed % len(claimed) :][:2]:
+        result, expectation = run(subject, other)
+        verdict = worse(verdict, against_oracle(result, expectation, exact=other.exact))
+    (again, lse_again), judged = run(subject, problem)
+    if "nondeterministic" in subject.implementation.features:
+        same = agree((out, lse), (again, lse_again), (judged.bound, judged.bound), exact=False)
+        return worse(verdict, same)
+    verdict = worse(verdict, same_bits_of("out", out, again))
+    if lse is not None and lse_again is not None:
+        verdict = worse(verdict, same_bits_of("lse", lse, lse_again))
+    return verdict
+
+
+def same_bits_of(name: str, first: torch.Tensor, second: torch.Tensor) -> Verdict:
+    """Compare two answers to one call bit by bit."""
+    if same_bits(first, second):
+        return PASS
+    message = f"{name} of the same call differs after calls on caches of other formats"
+    return Verdict("FAIL", "nondeterministic", message)
+
+
+LAWS = (
+    Law(
+        "dequantised",
+        PAGED,
+        dequantised,
+        "a quantised cache and its values in the queries' dtype give the same answer",
+        weight=0.5,
+        needs=QUANTISED_KV,
+        overlap="parity sees every element; this asks no oracle",
+    ),
+    Law(
+        "scale_homogeneity",
+        PAGED,
+        scale_homogeneity,
+        "twice v_scale is twice the output; twice k_scale, or block scales, is half of the other",
+        weight=0.5,
+        overlap="parity sees every scale that is lost; this asks no oracle",
+    ),
+    Law(
+        "extreme_codes",
+        PAGED,
+        extreme_codes,
+        "caches of zeros, of the smallest and of the largest codes are read right",
+        weight=0.5,
+        needs=QUANTISED_KV,
+    ),
+    Law(
+        "formats_in_turn",
+        PAGED,
+        formats_in_turn,
+        "the same call gives the same bits after calls on caches of other formats",
+        weight=0.5,
+        needs=QUANTISED_KV,
+    ),
+)
