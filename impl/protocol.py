@@ -29,9 +29,9 @@ FEATURES = (
 """What an implementation may opt into: the first four are drawn only where named (quantised caches
 come with ``inputs.kv_format``, which says what they hold, and ``inputs.kv_cache_sf``); the fifth
 says that repeated calls may differ within the bound (atomics), so that they are not compared
-bitwise; the others are of build_metadata: that the result has ``decodes`` and ``prefills``, each with
-``cum_seq_lens_q`` and ``cum_pages_kv`` besides, and that a call never waits for the GPU: as the
-host cannot know how many pages there are, its ``paged_kv_indices`` may then be longer than
+bitwise; the others are of build_metadata: that the result has ``decodes`` and ``prefills``, each
+with ``cum_seq_lens_q`` and ``cum_pages_kv`` besides, and that a call never waits for the GPU: as
+the host cannot know how many pages there are, its ``paged_kv_indices`` may then be longer than
 ``paged_kv_indptr[-1]``."""
 
 Supports = Callable[[Problem, Target], "bool | str"]
