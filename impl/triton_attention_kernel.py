@@ -1,7 +1,6 @@
 """Attention to paged or ragged keys as one Triton kernel; ``triton_attention`` launches it.
 
-This module imports triton, so nothing imports it before it is needed. Helper functions are absent
-on purpose: the interpreter patches triton's whole language at every call of one.
+This module imports triton, so nothing imports it before it is needed.
 """
 
 # Every argument is a tensor to a kernel. Annotated as an int, it would be passed as 32 bits and not
@@ -14,15 +13,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .triton_device_functions import soft_capped
+from .triton_kv_formats import load_nvfp4, widen_fp8
+
 LOG2_E = tl.constexpr(1.4426950408889634)
-SMALL = tl.constexpr(0.5)
 REQUESTS_AT_ONCE = tl.constexpr(256)
 
 
-def _attention(  # noqa: C901, PLR0912, PLR0915  in one piece: see above on helpers
+def _attention(  # noqa: C901, PLR0912, PLR0915  in one piece: it shares most of its names
     q: tl.tensor,  # [tokens, qo_heads, HEAD_DIM_QK]
     k: tl.tensor,  # [pages, slots, kv_heads, HEAD_DIM_QK] by strides, whatever the layout
     v: tl.tensor,  # [pages, slots, kv_heads, HEAD_DIM_VO]
+    k_sf: tl.tensor | None,  # [pages, slots, kv_heads, HEAD_DIM_QK / 16] e4m3 as uint8 of nvfp4
+    v_sf: tl.tensor | None,  # [pages, slots, kv_heads, HEAD_DIM_VO / 16] likewise
     out: tl.tensor,  # [splits, tokens, qo_heads, HEAD_DIM_VO]
     lse: tl.tensor,  # [splits, tokens, qo_heads] float32
     sinks: tl.tensor,  # [qo_heads] float32, read if has_sinks
@@ -57,6 +60,14 @@ def _attention(  # noqa: C901, PLR0912, PLR0915  in one piece: see above on help
     v_slot: tl.tensor,
     v_head: tl.tensor,
     v_dim: tl.tensor,
+    k_sf_page: tl.tensor | None,
+    k_sf_slot: tl.tensor | None,
+    k_sf_head: tl.tensor | None,
+    k_sf_block: tl.tensor | None,
+    v_sf_page: tl.tensor | None,
+    v_sf_slot: tl.tensor | None,
+    v_sf_head: tl.tensor | None,
+    v_sf_block: tl.tensor | None,
     out_split: tl.tensor,
     out_token: tl.tensor,
     out_head: tl.tensor,
@@ -65,6 +76,8 @@ def _attention(  # noqa: C901, PLR0912, PLR0915  in one piece: see above on help
     lse_token: tl.tensor,
     lse_head: tl.tensor,
     PAGED: tl.constexpr,
+    KV_FORMAT: tl.constexpr,
+    CONVERTS: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     CUSTOM_MASK: tl.constexpr,
     UPCAST: tl.constexpr,
@@ -162,6 +175,9 @@ def _attention(  # noqa: C901, PLR0912, PLR0915  in one piece: see above on help
     scale *= k_scale
     k_base = k + kv_head.to(tl.int64) * k_head
     v_base = v + kv_head.to(tl.int64) * v_head
+    if KV_FORMAT == "nvfp4":
+        k_sf += kv_head.to(tl.int64) * k_sf_head
+        v_sf += kv_head.to(tl.int64) * v_sf_head
 
     # A sink is a key of value 0, and the first split's. (The condition goes into a number: spread
     # over a block, a scalar condition is no mask to the interpreter.)
@@ -197,33 +213,38 @@ def _attention(  # noqa: C901, PLR0912, PLR0915  in one piece: see above on help
                 slot = (kv_start + key).to(tl.int64)
                 k_offset = slot * k_slot
                 v_offset = slot * v_slot
-            k_tile = tl.load(
-                k_base + k_offset[None, :] + channel[:, None] * k_dim,
-                mask=is_key[None, :] & is_channel[:, None] if at_edge else is_channel[:, None],
-                other=0.0,
-            )
-            v_tile = tl.load(
-                v_base + v_offset[:, None] + value_channel[None, :] * v_dim,
-                mask=is_key[:, None] & is_value[None, :] if at_edge else is_value[None, :],
-                other=0.0,
-            )
+            if KV_FORMAT == "nvfp4":
+                present = is_key if at_edge else None
+                k_rows = load_nvfp4(
+                    k_base + k_offset, k_dim, k_sf + page * k_sf_page + slot * k_sf_slot,
+                    k_sf_block, present, HEAD_DIM_QK, BLOCK_QK, BLOCK_N, q_tile.dtype, CONVERTS,
+                )  # fmt: skip
+                k_tile = tl.trans(k_rows)
+                v_tile = load_nvfp4(
+                    v_base + v_offset, v_dim, v_sf + page * v_sf_page + slot * v_sf_slot,
+                    v_sf_block, present, HEAD_DIM_VO, BLOCK_VO, BLOCK_N, q_tile.dtype, CONVERTS,
+                )  # fmt: skip
+            else:
+                k_tile = tl.load(
+                    k_base + k_offset[None, :] + channel[:, None] * k_dim,
+                    mask=is_key[None, :] & is_channel[:, None] if at_edge else is_channel[:, None],
+                    other=0.0,
+                )
+                v_tile = tl.load(
+                    v_base + v_offset[:, None] + value_channel[None, :] * v_dim,
+                    mask=is_key[:, None] & is_value[None, :] if at_edge else is_value[None, :],
+                    other=0.0,
+                )
+                if KV_FORMAT != "":
+                    k_tile = widen_fp8(k_tile, KV_FORMAT, q_tile.dtype, CONVERTS)
+                    v_tile = widen_fp8(v_tile, KV_FORMAT, q_tile.dtype, CONVERTS)
             if UPCAST:
                 k_tile = k_tile.to(tl.float32)
                 v_tile = v_tile.to(tl.float32)
             # ieee: TensorFloat-32 would give float32 inputs the mantissa of float16.
             logits = tl.dot(q_tile, k_tile, input_precision="ieee") * scale
             if SOFT_CAP:
-                # tanh as one quotient: Lambert's fraction keeps its relative error (1e-10) near 0,
-                # where 1 - exp(-2x) would cancel.
-                square = logits * logits
-                decay = tl.exp2(tl.abs(logits) * (-2.0 * LOG2_E))
-                is_small = square < SMALL * SMALL
-                sign = tl.where(logits < 0, -1.0, 1.0)
-                above = tl.where(
-                    is_small, logits * (945.0 + square * (105.0 + square)), sign * (1.0 - decay)
-                )
-                below = tl.where(is_small, 945.0 + square * (420.0 + 15.0 * square), 1.0 + decay)
-                logits = above / below * soft_cap
+                logits = soft_capped(logits, soft_cap)
             if at_edge:
                 distance = key[None, :] - position[:, None]
                 sees = is_key[None, :] & (distance >= -left) & (distance <= right)

@@ -9,11 +9,15 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
+from ..reference.kv_format import NVFP4
 from .optional import require
 from .triton_support import next_power_of_two
 
 LEAST_BLOCK = 16
 """Tensor cores multiply 16 by 16."""
+LEAST_PACKED_BLOCK = 32
+"""Triton (3.6, seen on an H200) gives a thread eight neighbours of a 16-bit operand that was joined
+from halves of bytes; a product over only 16 of them then comes out wrong, without an error."""
 SHARED_MEMORY = 97 * 1024
 """Bytes that untuned blocks may take: every GPU from Ampere on has 99 KiB a multiprocessor."""
 MOST_SHARED_MEMORY = 224 * 1024
@@ -49,7 +53,12 @@ class Blocks:
 
 
 def attention_blocks(
-    head_dims: tuple[int, int], element_size: int, rows: int, *, interpreted: bool
+    head_dims: tuple[int, int],
+    element_size: int,
+    rows: int,
+    *,
+    interpreted: bool,
+    packed: bool = False,
 ) -> Blocks:
     """Choose blocks that fit every GPU.
 
@@ -58,8 +67,11 @@ def attention_blocks(
         element_size: bytes of an element of q.
         rows: mean number of rows a request: query tokens times heads that share keys.
         interpreted: whether they are for the interpreter, which knows no shared memory.
+        packed: whether keys and values come two a byte. Quantised ones need less shared memory
+            than plain ones, and take blocks of the same sizes.
     """
-    qk, vo = (max(next_power_of_two(dim), LEAST_BLOCK) for dim in head_dims)
+    least = least_block(element_size, packed=packed)
+    qk, vo = (max(next_power_of_two(dim), least) for dim in head_dims)
     # float32 products run on the plain cores, and unroll: large blocks would take minutes to build.
     most = 32 if element_size > 2 else 128 if max(qk, vo) <= 128 else 64  # noqa: PLR2004  bytes
     if interpreted:
@@ -72,9 +84,14 @@ def attention_blocks(
     ):
         m //= 2
     n = 32 if element_size > 2 else 64 if m >= WARP_GROUP_ROWS else 128  # noqa: PLR2004  bytes
-    while n > LEAST_BLOCK and shared_memory(qk, vo, m, n, 2, element_size) > SHARED_MEMORY:
+    while n > least and shared_memory(qk, vo, m, n, 2, element_size) > SHARED_MEMORY:
         n //= 2
     return Blocks(qk, vo, m, n, 8 if m * max(qk, vo) > 64 * 128 else 4, 2)
+
+
+def least_block(element_size: int, *, packed: bool) -> int:
+    """Give the fewest channels and keys that products are made over; see ``attention_blocks``."""
+    return LEAST_PACKED_BLOCK if packed and element_size == 2 else LEAST_BLOCK  # noqa: PLR2004
 
 
 def shared_memory(qk: int, vo: int, m: int, n: int, stages: int, element_size: int) -> int:
@@ -98,7 +115,7 @@ def tuned(kernel: Any) -> Any:  # noqa: ANN401  Triton JIT functions
     ]
     return triton.autotune(
         configs,
-        key=["HEAD_DIM_QK", "HEAD_DIM_VO", "BLOCK_M", "SOFT_CAP", "CUSTOM_MASK"],
+        key=["HEAD_DIM_QK", "HEAD_DIM_VO", "BLOCK_M", "KV_FORMAT", "SOFT_CAP", "CUSTOM_MASK"],
         prune_configs_by={"early_config_prune": _fitting},
     )(kernel)
 
@@ -106,6 +123,8 @@ def tuned(kernel: Any) -> Any:  # noqa: ANN401  Triton JIT functions
 def _fitting(configs: list[Any], arguments: dict[str, Any], **more: Any) -> list[Any]:  # noqa: ANN401
     """Drop what takes more shared memory than any GPU has; keep the smallest at least."""
     given = {**arguments, **more}
+    least = least_block(given["q"].element_size(), packed=given["KV_FORMAT"] == NVFP4)
+    configs = [config for config in configs if config.kwargs["BLOCK_N"] >= least]
 
     def needs(config: Any) -> int:  # noqa: ANN401  a triton.Config
         return shared_memory(

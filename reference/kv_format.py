@@ -195,7 +195,11 @@ def _format_of(
 
 
 def _check_scales(name: str, cache: torch.Tensor, scales: torch.Tensor) -> None:
-    wanted = [*cache.shape[:-1], 2 * cache.shape[-1] // NVFP4_BLOCK]
+    channels = 2 * cache.shape[-1]
+    if channels % NVFP4_BLOCK:
+        message = f"{name}_cache has {channels} channels; nvfp4 needs a multiple of {NVFP4_BLOCK}"
+        raise ValueError(message)
+    wanted = [*cache.shape[:-1], channels // NVFP4_BLOCK]
     if scales.dtype != torch.float8_e4m3fn or list(scales.shape) != wanted:
         message = (
             f"kv_cache_sf of {name} is {scales.dtype} {list(scales.shape)}; it must be "

@@ -200,7 +200,7 @@ class TestNvfp4CacheAtStart:
     def test_fa2_reads_it_on_older_chips(self, sm: int) -> None:
         feature = Feature(backend="fa2", phase="mixed", kv_dtype="nvfp4", kv_storage="uint8")
         earlier = not_supported(feature, on(sm, "0.6.9")).alternatives[0]
-        assert (earlier.backend, earlier.kv_dtype) == ("fa2", FP8)
+        assert (earlier.backend, earlier.kv_dtype) == ("triton", "nvfp4")
         supported(feature, on(sm, "0.6.10"))
         alternative = not_supported(replace(feature, backend="trtllm-gen"), on(sm)).alternatives[0]
         assert alternative == feature

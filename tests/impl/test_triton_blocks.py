@@ -27,26 +27,32 @@ from kernelproof.impl.triton_blocks import attention_blocks
 
 kernel = kernels.attention
 DTYPES = {"q": "bf16", "k": "bf16", "v": "bf16", "out": "bf16", "lse": "fp32", "sinks": "fp32",
+          "k_sf": "u8", "v_sf": "u8",
           "k_scales": "fp32", "v_scales": "fp32", "custom_mask": "u8", "qo_indptr": "i32",
           "kv_indptr": "i32", "seq_lens": "i32", "page_ids": "i32"}
 FLOATS = ("scale", "v_scale", "soft_cap", "lse_factor")
 
-def compiled(dim, rows, sm):
-    blocks = attention_blocks((dim, dim), 2, rows, interpreted=False)
-    constants = {"PAGED": True, "SOFT_CAP": False, "CUSTOM_MASK": False, "UPCAST": False,
+def compiled(dim, rows, sm, kv_format=""):
+    packed = kv_format == "nvfp4"
+    blocks = attention_blocks((dim, dim), 2, rows, interpreted=False, packed=packed)
+    constants = {"PAGED": True, "KV_FORMAT": kv_format, "CONVERTS": bool(kv_format) and sm >= 89,
+                 "SOFT_CAP": False, "CUSTOM_MASK": False, "UPCAST": False,
                  "HEAD_DIM_QK": dim, "HEAD_DIM_VO": dim, "BLOCK_QK": blocks.qk,
                  "BLOCK_VO": blocks.vo, "BLOCK_M": blocks.m, "BLOCK_N": blocks.n,
                  "q_dim": 1, "k_dim": 1, "v_dim": 1, "out_dim": 1, "lse_head": 1}
+    scales = [name for name in kernel.arg_names if name[1:].startswith("_sf")]
+    constants |= {"k_sf_block": 1, "v_sf_block": 1} if packed else dict.fromkeys(scales)
     signature, attributes = {}, {}
     for position, name in enumerate(kernel.arg_names):
         if name in constants:
             signature[name] = "constexpr"
         elif name in DTYPES:
-            signature[name] = "*" + DTYPES[name]
+            is_code = kv_format and name in ("k", "v")
+            signature[name] = "*u8" if is_code else "*" + DTYPES[name]
         else:
             signature[name] = "fp32" if name in FLOATS else "i32"
         is_stride = name.rpartition("_")[2] in ("token", "head", "page", "slot")
-        if name in DTYPES or (is_stride and name not in constants):
+        if name not in constants and (name in DTYPES or is_stride):
             attributes[(position,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constants, attributes)
     options = {"num_warps": blocks.num_warps, "num_stages": blocks.num_stages}
@@ -55,6 +61,8 @@ def compiled(dim, rows, sm):
 
 print(json.dumps({
     "decode": compiled(128, 4, 80), "prefill": compiled(128, 4096, 90),
+    "fp8": compiled(128, 4, 90, "float8_e4m3fn"), "old fp8": compiled(128, 4, 80, "float8_e4m3fn"),
+    "nvfp4": compiled(128, 4, 90, "nvfp4"), "large nvfp4": compiled(512, 32, 80, "nvfp4"),
     "annotated": [param.name for param in kernel.params
                   if param.annotation_type and not param.is_constexpr],
 }))
@@ -86,6 +94,13 @@ def test_decodes_take_small_blocks_and_prefills_large_ones() -> None:
     assert attention_blocks((128, 128), 2, 4096, interpreted=False).m == 128
 
 
+def test_products_over_packed_operands_are_not_too_short() -> None:
+    for dim in (16, 512):
+        for rows in (4, 4096):
+            blocks = attention_blocks((dim, dim), 2, rows, interpreted=False, packed=True)
+            assert min(blocks.qk, blocks.n) >= 32
+
+
 @pytest.mark.skipif(ABSENT is not None, reason=str(ABSENT))
 def test_the_compiled_kernel_uses_the_gpu_well() -> None:
     done = subprocess.run(
@@ -100,7 +115,9 @@ def test_the_compiled_kernel_uses_the_gpu_well() -> None:
     assert made["annotated"] == []  # Triton would fix their types, and not see strides of 1.
     assert "mma.sync.aligned" in made["decode"]["ptx"]
     assert "wgmma.mma_async" in made["prefill"]["ptx"]
-    for phase in ("decode", "prefill"):
+    assert "cvt.rn.f16x2.e4m3x2" in made["fp8"]["ptx"]
+    assert "e4m3" not in made["old fp8"]["ptx"]
+    for phase in set(made) - {"annotated"}:
         assert made[phase]["shared"] <= 99 * 1024
         assert "cp.async.cg.shared.global" in made[phase]["ptx"]  # 16 bytes at a time
         assert "ld.global.b16" not in made[phase]["ptx"]  # 2 bytes at a time

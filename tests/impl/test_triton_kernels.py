@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,22 +12,14 @@ import pytest
 import torch
 
 from kernelproof.impl import BUILT_IN, Target, UnsupportedError, find_implementation
-from kernelproof.impl.optional import missing
-from kernelproof.impl.triton_attention import _check_page_size, native_dot
-from kernelproof.properties.isolation import (
-    DEFAULT_MEMORY_LIMIT,
-    Deadlines,
-    Worker,
-    WorkerPool,
-)
-from kernelproof.properties.judge import HANDLER
+from kernelproof.impl.triton_attention import native_dot
+from kernelproof.impl.triton_attention_call import check_page_size
+from kernelproof.properties.isolation import Deadlines, Worker
 from kernelproof.properties.quarry import verdict_of
 from kernelproof.properties.verdict import Verdict
 from kernelproof.reference import AttentionProblem, MergeProblem, MetadataProblem, Problem
 
 OURS = sorted(name for name in BUILT_IN if name.startswith("triton-"))
-ABSENT = missing("triton", "triton")
-needs_triton = pytest.mark.skipif(ABSENT is not None, reason=str(ABSENT))
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
 
 REFUSALS = """
@@ -90,10 +81,10 @@ class TestRefusals:
         assert reason == f"head_dim_vo must be a multiple of 8 up to 512, {said}"
 
     def test_of_batches_too_long_to_divide_by_the_page_size(self) -> None:
-        _check_page_size(16, 2**31)
-        _check_page_size(48, 2**26)
+        check_page_size(16, 2**31)
+        check_page_size(48, 2**26)
         with pytest.raises(UnsupportedError, match=r"page_size 48 is no power of two: .*89478485"):
-            _check_page_size(48, 2**27)
+            check_page_size(48, 2**27)
 
     def test_of_the_native_dot(self) -> None:
         bfloat16 = AttentionProblem(dtype="bfloat16")
@@ -102,26 +93,6 @@ class TestRefusals:
         assert on_gpu.startswith("this variant is about Triton's interpreter")
         float16 = native_dot.refusal(AttentionProblem(dtype="float16"), Target())
         assert float16 == "the interpreter's tl.dot is at fault with bfloat16 alone, not float16"
-
-
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param("cpu", marks=needs_triton), pytest.param("cuda", marks=needs_cuda)],
-)
-def device(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def worker(device: str) -> Iterator[Worker]:
-    preload = ("torch", "kernelproof.properties.judge")
-    interpret = {"TRITON_INTERPRET": "1" if device == "cpu" else "0"}
-    limit = DEFAULT_MEMORY_LIMIT if device == "cpu" else None
-    with (
-        WorkerPool(HANDLER, preload=preload, environment=interpret, memory_limit=limit) as pool,
-        pool.lease() as lent,
-    ):
-        yield lent
 
 
 def ask(worker: Worker, device: str, name: str, law: str, problem: Problem) -> Verdict:

@@ -162,6 +162,12 @@ class TestRefusals:
         with pytest.raises(ValueError, match=r"kv_cache_sf of v is torch.float8_e4m3fn .* must be"):
             oracle.attention(wrong)
 
+    def test_channels_without_a_whole_block(self) -> None:
+        inputs = inputs_of(replace(PROBLEM, kv_cache="nvfp4"))
+        wrong = replace(inputs, v_cache=inputs.v_cache[..., :12])
+        with pytest.raises(ValueError, match="v_cache has 24 channels; nvfp4 needs a multiple"):
+            oracle.attention(wrong)
+
     @pytest.mark.parametrize(
         "fields",
         [
