@@ -26,8 +26,9 @@ gate: setup ## Kernelproof's main job: check what this machine can run (GATE_FLA
 	$(BIN)/kernelproof gate $(GATE_FLAGS)
 
 .PHONY: test
+# worksteal: a few tests take a minute, and stand side by side in the order of collection.
 test: setup-test ## The tests of Kernelproof itself (TEST_FLAGS="tests/reference -x")
-	$(BIN)/python -m pytest -n auto $(TEST_FLAGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal $(TEST_FLAGS)
 
 .PHONY: score
 score: setup ## Which seeded bugs the laws kill, and how fast (SCORE_FLAGS=...)
