@@ -83,12 +83,14 @@ def _in_clause(version: Version, clause: str) -> bool:
         return public >= limit
     if operator == "<=":
         return public <= limit
-    same_base = public.base_version == limit.base_version
     if operator == "<":
+        # A pre-release of the very limit is not below it; one of an earlier post release is.
+        of_limit = (public.release, public.post) == (limit.release, limit.post)
         early = public.is_prerelease and not limit.is_prerelease
-        return public < limit and not (same_base and early)
+        return public < limit and not (of_limit and early)
+    of_limit = public.base_version == limit.base_version and not limit.is_prerelease
     late = public.is_postrelease and not limit.is_postrelease
-    return public > limit and not (same_base and late)
+    return public > limit and not (of_limit and late)
 
 
 @cache
