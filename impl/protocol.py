@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..reference import Arithmetic, Problem
+from ..reference.kv_format import NVFP4
 from .backends import BACKENDS
 from .target import Target
 
@@ -73,10 +74,10 @@ class Implementation:
 
 def quantised_feature(problem: Problem) -> str:
     """Name the feature that a problem's KV cache needs; empty where it is not quantised."""
-    cache = getattr(problem, "kv_cache", "")
-    if not cache:
+    element = getattr(problem, "kv_element", "")
+    if not element:
         return ""
-    return "nvfp4_kv" if cache == "nvfp4" else "fp8_kv"
+    return "nvfp4_kv" if element == NVFP4 else "fp8_kv"
 
 
 def _gate(problem: Problem, backend: str, target: Target) -> str | None:

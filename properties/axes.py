@@ -13,14 +13,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..reference import AttentionProblem, MergeProblem, MetadataProblem, Problem
-from ..reference.kv_format import NVFP4
+from ..reference.kv_format import whole_blocks
 from ..reference.problems import (
     ATTENTION_REGIMES,
     DTYPES,
     EMPTY_STATES,
     KV_CACHES,
     MERGE_REGIMES,
-    NVFP4_BLOCK,
 )
 
 HEAD_DIMS = (
@@ -131,8 +130,8 @@ def example(operation: str, chosen: Mapping[str, Any]) -> Problem:
     if operation == "build_metadata":
         return MetadataProblem()
     fields = dict(chosen)
-    if fields["kv_cache"] == NVFP4 and any(dim % NVFP4_BLOCK for dim in fields["head_dims"]):
-        fields["head_dims"] = (NVFP4_BLOCK, NVFP4_BLOCK)
+    if not whole_blocks(fields["kv_cache"], *fields["head_dims"]):
+        fields["head_dims"] = HEAD_DIMS[0]
     query_len, seq_len = PHASES[fields.pop("phase")]
     head_dim_qk, head_dim_vo = fields.pop("head_dims")
     if fields["regime"] == "exact_grid":

@@ -14,8 +14,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from ..reference import AttentionProblem, MergeProblem, MetadataProblem, Problem
-from ..reference.kv_format import NVFP4
-from ..reference.problems import MAX_SEQ_LEN, NVFP4_BLOCK
+from ..reference.kv_format import whole_blocks
+from ..reference.problems import MAX_SEQ_LEN
 from .axes import Axes, all_axes
 
 REQUESTS = (1, 2, 3, 4, 6, 1, 2, 3, 4, 6, 2, 0)
@@ -144,9 +144,8 @@ def _regime(axes: Axes, fields: dict[str, Any]) -> st.SearchStrategy[str]:
 
 def _cache(axes: Axes, fields: Mapping[str, Any]) -> st.SearchStrategy[str]:
     """Draw the cache's format: quantised half of the time, where that is supported at all."""
-    formats = [name for name in axes.allows("kv_cache") if name]
-    if any(fields[dim] % NVFP4_BLOCK for dim in ("head_dim_qk", "head_dim_vo")):
-        formats = [name for name in formats if name != NVFP4]
+    dims = (fields["head_dim_qk"], fields["head_dim_vo"])
+    formats = [name for name in axes.allows("kv_cache") if name and whole_blocks(name, *dims)]
     return st.sampled_from([*[""] * max(1, len(formats)), *formats])
 
 

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import torch
 
-from .kv_format import NVFP4, NVFP4_BLOCK, KVCacheFormat
+from .kv_format import NVFP4, KVCacheFormat
 from .problems import AttentionProblem
-from .quantization import pack_e2m1, quantize_e2m1, quantize_fp8, quantize_nvfp4
+from .quantization import NVFP4_BLOCK, pack_e2m1, quantize_e2m1, quantize_fp8, quantize_nvfp4
 
 
 class Codes(NamedTuple):
@@ -27,8 +27,7 @@ def format_of(problem: AttentionProblem) -> KVCacheFormat | None:
     """Give the format of a problem's cache; None where its dtype is the problem's."""
     if not problem.kv_cache:
         return None
-    element, _, storage = problem.kv_cache.partition(" as ")
-    return KVCacheFormat(element, storage, problem.kv_layout)
+    return KVCacheFormat(problem.kv_element, problem.kv_storage, problem.kv_layout)
 
 
 def quantised(problem: AttentionProblem, rows: torch.Tensor) -> Codes:

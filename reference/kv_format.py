@@ -6,15 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
-from .quantization import deinterleave_v_scales, dequantize_nvfp4
+from .quantization import NVFP4_BLOCK, deinterleave_v_scales, dequantize_nvfp4
 from .validation import check_kv_layout
 
 PLAIN = ("float64", "float32", "float16", "bfloat16")
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 NVFP4 = "nvfp4"
 ELEMENTS = (*PLAIN, *FP8, NVFP4)
-NVFP4_BLOCK = 16
-"""Elements of a row that share a block scale."""
 SCALE_LAYOUTS = ("linear", "interleaved")
 
 
@@ -111,6 +109,12 @@ AMBIGUOUS = (
     "storage='uint8') (or float8_e5m2), or KVCacheFormat('nvfp4') with kv_cache_sf"
 )
 
+
+def whole_blocks(element: str, *head_dims: int) -> bool:
+    """Tell whether an element's blocks fill these head dims; only nvfp4 has blocks."""
+    return element != NVFP4 or not any(dim % NVFP4_BLOCK for dim in head_dims)
+
+
 Scales = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -196,7 +200,7 @@ def _format_of(
 
 def _check_scales(name: str, cache: torch.Tensor, scales: torch.Tensor) -> None:
     channels = 2 * cache.shape[-1]
-    if channels % NVFP4_BLOCK:
+    if not whole_blocks(NVFP4, channels):
         message = f"{name}_cache has {channels} channels; nvfp4 needs a multiple of {NVFP4_BLOCK}"
         raise ValueError(message)
     wanted = [*cache.shape[:-1], channels // NVFP4_BLOCK]

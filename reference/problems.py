@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, ClassVar, NoReturn
 
+from .kv_format import NVFP4, whole_blocks
+
 SCHEMA = "kernelproof/problem/1"
 ATTENTION_OPERATIONS = ("paged_attention", "ragged_attention", "append_paged_kv")
 DTYPES = ("float32", "float16", "bfloat16")
@@ -29,10 +31,9 @@ KV_CACHES = (
     "float8_e5m2",
     "float8_e4m3fn as uint8",
     "float8_e5m2 as uint8",
-    "nvfp4",
+    NVFP4,
 )
 """Formats of a KV cache: the problem's dtype, or quantised; ``kv_format`` of the inputs says it."""
-NVFP4_BLOCK = 16
 EXACT_KEYS = 256
 """Keys a request that the exact grid tells apart in a quantised cache: four digits of base 4."""
 LARGEST_EXACT_QUERY = 2.0**14
@@ -178,10 +179,9 @@ class AttentionProblem(_Problem):
     def _check_cache(self) -> None:
         if self.operation != "paged_attention":
             refuse("kv_cache", self.kv_cache, f"empty for {self.operation}")
-        if self.kv_cache == "nvfp4":
-            for name in ("head_dim_qk", "head_dim_vo"):
-                if getattr(self, name) % NVFP4_BLOCK:
-                    refuse(name, getattr(self, name), "a multiple of 16 with an nvfp4 cache")
+        for name in ("head_dim_qk", "head_dim_vo"):
+            if not whole_blocks(self.kv_cache, getattr(self, name)):
+                refuse(name, getattr(self, name), "a multiple of 16 with an nvfp4 cache")
 
     def _check_append(self) -> None:
         for position, (t, s) in enumerate(zip(self.query_lens, self.seq_lens, strict=True)):
@@ -189,6 +189,16 @@ class AttentionProblem(_Problem):
                 refuse(f"query_lens[{position}]", t, f"at most seq_lens[{position}] = {s}")
         if self.shared_prefix_pages:
             refuse("shared_prefix_pages", self.shared_prefix_pages, "0 for append_paged_kv")
+
+    @property
+    def kv_element(self) -> str:
+        """Element format of the cache; empty where it is the problem's dtype."""
+        return self.kv_cache.partition(" as ")[0]
+
+    @property
+    def kv_storage(self) -> str:
+        """``"uint8"`` where the cache is a tensor of bytes that hold something else."""
+        return self.kv_cache.partition(" as ")[2]
 
     @property
     def num_qo_heads(self) -> int:

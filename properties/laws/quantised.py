@@ -9,8 +9,8 @@ import torch
 
 from ...reference import AttentionProblem
 from ...reference.inputs import PagedAttentionInputs
-from ...reference.kv_format import NVFP4, checked_cache
-from ...reference.problems import KV_CACHES, NVFP4_BLOCK
+from ...reference.kv_format import NVFP4, checked_cache, whole_blocks
+from ...reference.problems import KV_CACHES
 from ..comparison import Result, against_oracle, agree, same_bits, worse
 from ..subject import Subject
 from ..verdict import PASS, VACUOUS, Verdict
@@ -111,10 +111,8 @@ def formats_in_turn(subject: Subject, problem: AttentionProblem) -> Verdict:
     others = [
         replace(problem, kv_cache=name)
         for name in KV_CACHES
-        if name != problem.kv_cache
-        and (name != NVFP4 or not (problem.head_dim_qk % NVFP4_BLOCK or
-                                   problem.head_dim_vo % NVFP4_BLOCK))
-    ]  # fmt: skip
+        if name != problem.kv_cache and whole_blocks(name, problem.head_dim_qk, problem.head_dim_vo)
+    ]
     claimed = [other for other in others if subject.supports(other)]
     if not claimed or not subject.supports(problem):
         return VACUOUS

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ...reference.inputs import PagedAttentionInputs
+from ...reference.kv_format import NVFP4
 
 BLOCK = 16
 
@@ -86,7 +87,7 @@ def widened(
     caches = []
     for which, cache in enumerate((inputs.k_cache, inputs.v_cache)):
         codes = cache.view(torch.uint8)
-        if element == "nvfp4":
+        if element == NVFP4:
             values = reading.e2m1(reading.nibbles(codes))
             caches.append(values * reading.spread(reading.scales(inputs, which)))
         else:

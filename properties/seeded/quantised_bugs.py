@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ...reference.inputs import PagedAttentionInputs
+from ...reference.kv_format import NVFP4
 from .catalogue import SeededBug, seeded
 from .decoding import (
     BLOCK,
@@ -122,7 +123,7 @@ def scales_swapped_when_quantised(inputs: PagedAttentionInputs) -> Pair:
 @seeded(BUGS, PAGED, "parity", features=FP4)
 def global_scale_inverted(inputs: PagedAttentionInputs) -> Pair:
     """Divide by V's global scale of an nvfp4 cache."""
-    if element_of(inputs) == "nvfp4":
+    if element_of(inputs) == NVFP4:
         return _with(inputs, v_scale=1 / inputs.v_scale)
     return attend(widened(inputs))
 
