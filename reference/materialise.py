@@ -22,7 +22,6 @@ from .problems import AttentionProblem, MergeProblem, MetadataProblem, Problem
 from .regimes import attention_values, custom_mask_values, merge_values, sink_values
 from .values import bits, choose, stream
 
-KVPair = tuple[torch.Tensor, torch.Tensor]
 FENCE = 64
 """Canary elements before and after each tensor in its storage."""
 CANARY = 11.0
@@ -160,19 +159,11 @@ def _ragged_inputs(problem: AttentionProblem, home: _Allocator) -> RaggedAttenti
 def _paged_inputs(problem: AttentionProblem, home: _Allocator) -> PagedAttentionInputs:
     values = attention_values(problem, home.device)
     table, num_pages = block_table(problem)
-    slots = _physical_slots(problem, table).to(home.device)
     k, v = quantised(problem, values.k), quantised(problem, values.v)
-
-    def cached(k_rows: torch.Tensor, v_rows: torch.Tensor, of: str = "") -> KVPair:
-        k_pages = _paged(problem, k_rows, slots, num_pages, home)
-        return _place_kv(
-            problem, k_pages, _paged(problem, v_rows, slots, num_pages, home), home, of
-        )
-
-    k_cache, v_cache = cached(k.codes, v.codes)
+    k_cache, v_cache = _paged_caches(problem, k.codes, v.codes, table, num_pages, home)
     scales = None
     if k.scales is not None and v.scales is not None:
-        scales = cached(k.scales, v.scales, "_sf")
+        scales = _paged_caches(problem, k.scales, v.scales, table, num_pages, home, "_sf")
     kv_format = format_of(problem)
     if kv_format is not None:
         k_cache, v_cache = k_cache.view(kv_format.dtype), v_cache.view(kv_format.dtype)
@@ -226,25 +217,19 @@ def _paged_caches(
     table: torch.Tensor,
     num_pages: int,
     home: _Allocator,
+    of: str = "",
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Put rows into their slots of two caches; whatever is in no slot is not to be read."""
     slots = _physical_slots(problem, table).to(home.device)
-    k_pages = _paged(problem, k, slots, num_pages, home)
-    return _place_kv(problem, k_pages, _paged(problem, v, slots, num_pages, home), home)
 
+    def cache(rows: torch.Tensor) -> torch.Tensor:
+        shape = (num_pages * problem.page_size, *rows.shape[1:])
+        pages = torch.full(shape, home.fill(rows.dtype), dtype=rows.dtype, device=rows.device)
+        pages[slots] = rows
+        pages = pages.view(num_pages, problem.page_size, *rows.shape[1:])
+        return pages if problem.kv_layout == "NHD" else pages.transpose(1, 2)
 
-def _paged(
-    problem: AttentionProblem,
-    rows: torch.Tensor,
-    slots: torch.Tensor,
-    num_pages: int,
-    home: _Allocator,
-) -> torch.Tensor:
-    """Put rows into their slots of a cache; whatever is in no slot is not to be read."""
-    shape = (num_pages * problem.page_size, *rows.shape[1:])
-    pages = torch.full(shape, home.fill(rows.dtype), dtype=rows.dtype, device=rows.device)
-    pages[slots] = rows
-    pages = pages.view(num_pages, problem.page_size, *rows.shape[1:])
-    return pages if problem.kv_layout == "NHD" else pages.transpose(1, 2)
+    return _place_kv(problem, cache(k), cache(v), home, of)
 
 
 def block_table(problem: AttentionProblem) -> tuple[torch.Tensor, int]:

@@ -236,6 +236,6 @@ LAWS = (
         output_buffers,
         "what the given output buffers held before makes no difference",
         weight=0.5,
-        needs="writes_out",
+        needs=("writes_out",),
     ),
 )

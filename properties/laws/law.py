@@ -20,8 +20,8 @@ class Law:
         check: gives the verdict on a subject and a problem; may raise ``Stop``.
         statement: the law in one sentence.
         weight: its share of a profile's problems; parity sees the most.
-        needs: what an implementation must declare for the law to have anything to look at:
-            ``"writes_out"``, a feature, or ``QUANTISED_KV``: fp8_kv or nvfp4_kv; nothing if empty.
+        needs: an implementation must declare one of these, ``"writes_out"`` or features, for the
+            law to have anything to look at; nothing if empty.
         overlap: why the law is kept though others kill every seeded bug that it kills; empty where
             it kills one alone.
     """
@@ -31,11 +31,11 @@ class Law:
     check: Callable[[Subject, Any], Verdict]
     statement: str
     weight: float = 1.0
-    needs: str = ""
+    needs: tuple[str, ...] = ()
     overlap: str = ""
 
 
-QUANTISED_KV = "fp8_kv or nvfp4_kv"
+QUANTISED_KV = ("fp8_kv", "nvfp4_kv")
 ATTENTION = ("paged_attention", "ragged_attention")
 PAGED = ("paged_attention",)
 MERGE = ("merge_state",)

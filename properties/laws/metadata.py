@@ -199,7 +199,7 @@ LAWS = (
         METADATA,
         phases,
         "decodes and prefills start at 0, count pages as pages, and hold their own requests only",
-        needs="phases",
+        needs=("phases",),
     ),
     Law(
         "metadata_no_host_sync",
@@ -207,7 +207,7 @@ LAWS = (
         no_host_sync,
         "a builder that declares no_host_sync never waits for the GPU",
         weight=0.5,
-        needs="no_host_sync",
+        needs=("no_host_sync",),
         overlap="there is nothing to wait for on a CPU, where the score runs",
     ),
     Law(

@@ -17,7 +17,8 @@ from ..verdict import PASS, VACUOUS, Verdict
 from .general import run, run_on
 from .law import PAGED, QUANTISED_KV, Law
 
-OUTPUT_FITS = 2.0**-10
+FACTORS = {"sm_scale": "scale"}
+"""What a problem calls the number that the inputs hold."""
 LARGEST_SCALE = 448.0
 """Of float8_e4m3fn: twice a block scale must not be beyond it."""
 
@@ -54,25 +55,54 @@ def scale_homogeneity(subject: Subject, problem: AttentionProblem) -> Verdict:
 
     The first doubles the output, the others change nothing; powers of two round alike.
     """
-    if not subject.supports(problem):
+    claimed = [
+        (change, factor)
+        for change, factor in _rescalings(problem)
+        if subject.supports(replace(problem, regime="iid", **change))
+    ]
+    if not claimed or not subject.supports(problem):
         return VACUOUS
     inputs: PagedAttentionInputs = subject.materialise(problem)
     before, judged = run_on(subject, problem, inputs)
-    changes: list[tuple[dict[str, Any], float]] = [
-        ({"v_scale": inputs.v_scale * 2}, 2.0),
-        ({"k_scale": inputs.k_scale * 2, "sm_scale": inputs.sm_scale / 2}, 1.0),
-    ]
-    if inputs.kv_cache_sf is not None and _may_double(inputs.kv_cache_sf):
-        k, v = ((scales.float() * 2).to(scales.dtype) for scales in inputs.kv_cache_sf)
-        halved = {"k_scale": inputs.k_scale / 2, "v_scale": inputs.v_scale / 2}
-        changes.append(({"kv_cache_sf": (k, v), **halved}, 1.0))
-    verdict = PASS
-    for change, factor in changes:
-        after, other = run_on(subject, problem, replace(inputs, **change))
+    verdict = VACUOUS
+    for change, factor in claimed:
+        rescaled = _rescaled(inputs, problem, change)
+        if rescaled is None:
+            continue
+        after, other = run_on(subject, problem, rescaled)
         expected: Result = (before[0].double() * factor, before[1])
         bound = type(judged.bound)(judged.bound.out * factor, judged.bound.lse)
-        verdict = worse(verdict, agree(expected, after, (bound, other.bound), exact=False))
+        found = agree(expected, after, (bound, other.bound), exact=False)
+        verdict = found if verdict.vacuous else worse(verdict, found)
     return verdict
+
+
+def _rescalings(problem: AttentionProblem) -> list[tuple[dict[str, Any], float]]:
+    """Give other scales of the problem, and what each makes of the output."""
+    found = [
+        ({"v_scale": problem.v_scale * 2}, 2.0),
+        ({"k_scale": problem.k_scale * 2, "sm_scale": problem.scale / 2}, 1.0),
+    ]
+    if problem.kv_element == NVFP4:
+        found.append(({"k_scale": problem.k_scale / 2, "v_scale": problem.v_scale / 2}, 1.0))
+    return found
+
+
+def _rescaled(
+    inputs: PagedAttentionInputs, problem: AttentionProblem, change: dict[str, Any]
+) -> PagedAttentionInputs | None:
+    """Give the same keys and values with other scales; None if a block scale would overflow."""
+    changes: dict[str, Any] = {
+        name: getattr(inputs, name) * (value / getattr(problem, FACTORS.get(name, name)))
+        for name, value in change.items()
+    }
+    if {"k_scale", "v_scale"} <= set(change):
+        assert inputs.kv_cache_sf is not None  # noqa: S101  an nvfp4 cache has them
+        if not _may_double(inputs.kv_cache_sf):
+            return None
+        k, v = ((scales.float() * 2).to(scales.dtype) for scales in inputs.kv_cache_sf)
+        changes["kv_cache_sf"] = (k, v)
+    return replace(inputs, **changes)
 
 
 def _may_double(scales: tuple[torch.Tensor, torch.Tensor]) -> bool:
@@ -82,13 +112,13 @@ def _may_double(scales: tuple[torch.Tensor, torch.Tensor]) -> bool:
 
 def extreme_codes(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Fill the cache with zeros, with the smallest codes, and with the largest, of either sign."""
+    # The largest value of e5m2, 57344, is within float16, but not once it is scaled up.
+    problem = replace(problem, regime="iid", v_scale=1.0, per_head_scales=False)
     if not problem.kv_cache or not subject.supports(problem):
         return VACUOUS
     verdict = PASS
     for codes in _extreme(problem):
         inputs: PagedAttentionInputs = subject.materialise(problem)
-        # The largest values of e5m2 are beyond float16's, once they are scaled up.
-        inputs = replace(inputs, v_scale=inputs.v_scale * OUTPUT_FITS)
         for cache in (inputs.k_cache, inputs.v_cache):
             as_bytes = cache.view(torch.uint8)
             pattern = torch.arange(as_bytes.shape[-1], device=as_bytes.device) % len(codes)

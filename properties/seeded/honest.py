@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ...reference import Arithmetic
+from ...impl import Target
+from ...reference import Arithmetic, AttentionProblem, Problem
 from ...reference.inputs import (
     AppendInputs,
     AttentionInputs,
@@ -24,6 +25,8 @@ CONTROLS: list[SeededBug] = []
 Pair = tuple[torch.Tensor, torch.Tensor]
 EVERYTHING = ("custom_mask", "per_head_scales")
 QUANTISED = ("fp8_kv", "nvfp4_kv")
+PLAIN = AttentionProblem()
+OPTIONS = ("k_scale", "v_scale", "sm_scale", "logits_soft_cap", "sinks")
 SPLITS = 3
 
 
@@ -51,6 +54,27 @@ def quantised_rounded(inputs: PagedAttentionInputs) -> Pair:
     dtype = inputs.q.dtype if inputs.kv_format else inputs.v_cache.dtype
     stages = replace(HONEST, probabilities=lambda rounded, _: _rounded(rounded, dtype))
     return attend(widened(inputs), stages)
+
+
+def _without_scales(problem: Problem, target: Target) -> bool | str:
+    del target
+    assert isinstance(problem, AttentionProblem)  # noqa: S101  of paged_attention
+    used = [name for name in OPTIONS if getattr(problem, name) != getattr(PLAIN, name)]
+    return f"no {used[0]}" if used else True
+
+
+@seeded(
+    CONTROLS,
+    "paged_attention",
+    control="honest",
+    features=QUANTISED,
+    supports=_without_scales,
+)
+def without_scales(inputs: PagedAttentionInputs) -> Pair:
+    """Refuse every scale, cap and sink, as plain references do, and be right otherwise."""
+    default = 1.0 / math.sqrt(inputs.q.shape[-1])
+    plain = replace(widened(inputs), k_scale=1.0, v_scale=1.0, sm_scale=default)
+    return attend(replace(plain, logits_soft_cap=0.0, sinks=None))
 
 
 @seeded(CONTROLS, "ragged_attention", control="honest", features=EVERYTHING)

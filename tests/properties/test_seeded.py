@@ -153,11 +153,14 @@ def test_a_bug_is_killed_by_the_law_that_it_was_seeded_for(bug: SeededBug) -> No
     assert said.bad, f"{said} on {problem}"
 
 
+NO_OTHER_SCALE = ("without-scales", "scale_homogeneity")
+"""A control that refuses every scale but 1, and the law that asks for other ones."""
+
+
 def declares(implementation: Implementation, law: Law) -> bool:
     """Tell whether an implementation declares what a law needs."""
     declared = {*implementation.features, *(["writes_out"] if implementation.writes_out else [])}
-    wanted = set(law.needs.split(" or "))
-    return not law.needs or bool(wanted & declared)
+    return not law.needs or bool(declared & set(law.needs))
 
 
 @pytest.mark.parametrize("control", HONEST, ids=lambda control: control.name)
@@ -165,7 +168,8 @@ def test_no_law_accuses_an_honest_control(control: SeededBug) -> None:
     implementation = find_implementation(control.reference)
     for law in laws_of(control.operation):
         result = search(implementation, law, HONEST_PROBLEMS)
-        assert result.judged or not declares(implementation, law), f"{law.name} judged nothing"
+        concerned = declares(implementation, law) and (control.name, law.name) != NO_OTHER_SCALE
+        assert bool(result.judged) >= concerned, f"{law.name} judged nothing"
         assert result.found is None, f"{law.name}: {result.found}"
 
 
