@@ -57,7 +57,7 @@ def feature_options(command: Callable[..., int]) -> Callable[..., int]:
     metavar="VERSION",
     help="Release; the newest that the rules know.",
 )
-@click.option("--against", metavar="VERSION", help="Print what this other release changes.")
+@click.option("--against", metavar="VERSION", help="Say only what this other release changes.")
 @feature_options
 @click.option("--explain", "explained", is_flag=True, help="Walk the rules for one call.")
 @click.option(
@@ -77,7 +77,7 @@ def feature_options(command: Callable[..., int]) -> Callable[..., int]:
 )
 @click.option("--unit", "units", multiple=True, metavar="NAME", help="Compile only this module.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Compilers at a time; one a core.")
-@click.option("--json", "json_path", type=OUTPUT, help="Write the matrix to this file.")
+@click.option("--json", "json_path", type=OUTPUT, help="Write what is said to this file.")
 @click.option("--markdown", "markdown_path", type=OUTPUT, help="Write it as Markdown.")
 @click.option(
     "--rules",
@@ -131,8 +131,10 @@ def support(
         other = _decide(asked, against, chips, book) if against else None
     except ValueError as error:
         raise UsageRefusedError(str(error)) from error
+    if other is not None:
+        return _compare(made, other, **outputs)
     _write(made, book, **outputs)
-    _print(made, other, reasons=bool(asked) or sm is not None)
+    _print(made, reasons=bool(asked) or sm is not None)
     served = any(each.supported for _, decisions in made.rows for each in decisions)
     return NONCONFORMING if required and not served else CONFORMING
 
@@ -212,39 +214,57 @@ def _explain(
     return CONFORMING
 
 
-def _print(made: Matrix, other: Matrix | None, *, reasons: bool) -> None:
-    from .support_display import print_differences, print_matrix, print_reasons
-    from .support_rows import differences
+def _print(made: Matrix, *, reasons: bool) -> None:
+    from .support_display import print_matrix, print_reasons
     from .terminal import console
 
     out = console(sys.stdout)
-    if other is not None:
-        print_differences(out, made.version, other.version, differences(made, other))
-        return
     print_matrix(out, made)
     if reasons and len(made.chips) == 1:
         print_reasons(out, made)
 
 
+def _compare(
+    made: Matrix, other: Matrix, *, json_path: Path | None, markdown_path: Path | None
+) -> int:
+    from .support_display import print_differences
+    from .support_markdown import differences_to_markdown
+    from .support_rows import differences
+    from .terminal import console
+
+    found = differences(made, other)
+    versions = (made.version, other.version)
+    if json_path is not None:
+        told = {"flashinfer": made.version, "against": other.version}
+        found_json = [each.to_json() for each in found]
+        _write_json(json_path, "support-difference", {**told, "differences": found_json})
+    if markdown_path is not None:
+        _write_text(markdown_path, differences_to_markdown(*versions, found))
+    print_differences(console(sys.stdout), *versions, found)
+    return CONFORMING
+
+
 def _write(
     made: Matrix, book: RuleBook, json_path: Path | None, markdown_path: Path | None
 ) -> None:
-    from ..properties.files import dumps
     from .support_markdown import chips_in_words, heading, to_markdown
 
-    texts = {}
     if json_path is not None:
-        texts[json_path] = dumps({"schema": "kernelproof/support/1", **made.to_json()})
+        _write_json(json_path, "support", made.to_json())
     if markdown_path is not None:
         lines = [*heading(made.version, book), *to_markdown(made), *chips_in_words()]
-        texts[markdown_path] = "\n".join(lines).rstrip() + "\n"
-    for path, text in texts.items():
-        _write_text(path, text)
+        _write_text(markdown_path, lines)
 
 
-def _write_text(path: Path, text: str) -> None:
+def _write_json(path: Path, schema: str, told: dict[str, Any]) -> None:
+    from ..properties.files import dumps
+
+    _write_text(path, [dumps({"schema": f"kernelproof/{schema}/1", **told})])
+
+
+def _write_text(path: Path, lines: list[str]) -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
     except OSError as error:
         message = f"{path} cannot be written: {error.strerror}"
         raise UsageRefusedError(message) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from itertools import groupby
 
 from rich import box
@@ -14,7 +14,7 @@ from ..impl.gating import Decision, Feature, RuleBook, Target, capability_name, 
 from ..impl.gating.decision import describe
 from ..impl.gating.explanation import MACHINE_CONDITIONS
 from ..impl.gating.rules import in_words
-from .support_rows import Matrix, Row
+from .support_rows import Difference, Matrix
 
 MARKS = {"declared": "yes", "reported": "yes", "compiled": "yes c", "run": "yes r"}
 STYLES = {"supported": "green", "refused": "bold red", "unknown": "dim"}
@@ -46,34 +46,21 @@ def print_reasons(out: Console, made: Matrix) -> None:
             out.print(Text(f"    {decision.rule} ({evidence}{decision.source})", "dim"))
 
 
-def print_differences(
-    out: Console,
-    old: str,
-    new: str,
-    found: Iterable[tuple[Row, list[tuple[Decision, Decision]]]],
-) -> int:
-    """Print what another version supports more or less; give how many rows differ."""
+def print_differences(out: Console, old: str, new: str, found: Sequence[Difference]) -> None:
+    """Print what another version supports more or less."""
     table = _table("operation: backend", "call", "chips", old, new, "why")
-    count = 0
-    for row, changed in found:
-        for _, group in groupby(changed, key=lambda pair: (pair[0].rule, pair[1].rule)):
-            pairs = list(group)
-            before, after = pairs[0]
-            why = before if before.status == "refused" else after
-            chips = ", ".join(capability_name(one.target.sm) for one, _ in pairs)
-            table.add_row(
-                f"{row.feature.operation}: {row.feature.backend}",
-                row.title,
-                chips,
-                _cell(before),
-                _cell(after),
-                Text(why.reason),
-            )
-            count += 1
-    if count:
+    for each in found:
+        table.add_row(
+            f"{each.row.feature.operation}: {each.row.feature.backend}",
+            each.row.title,
+            ", ".join(map(capability_name, each.chips)),
+            _cell(each.before),
+            _cell(each.after),
+            Text(each.telling.reason),
+        )
+    if found:
         out.print(table)
-    out.print(Text(f"{count} differences in support between {old} and {new}"))
-    return count
+    out.print(Text(f"{len(found)} differences in support between {old} and {new}"))
 
 
 def print_explanation(out: Console, feature: Feature, target: Target, book: RuleBook) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from ..impl.gating import CHIPS, Decision, RuleBook, capability_name
-from .support_rows import Matrix, Row
+from .support_rows import Difference, Matrix, Row
 
 SIGNS = {"supported": "yes", "refused": "**no**", "unknown": "-"}
 LEGEND = (
@@ -82,6 +82,30 @@ def _permissions(rows: list[tuple[Row, tuple[Decision, ...]]]) -> list[str]:
     found = {d.rule: d for _, decisions in rows for d in decisions if d.supported}
     said = [f"`{rule}` ({found[rule].source})" for rule in sorted(found)]
     return ["", f"Allowed by {'; '.join(said)}."] if said else []
+
+
+def differences_to_markdown(old: str, new: str, found: Sequence[Difference]) -> list[str]:
+    """Give a page that says what another version supports more or less."""
+    lines = [f"# Support: flashinfer-python {old} and {new}", ""]
+    if found:
+        titles = ("operation: backend", "call", "chips", old, new, "why")
+        lines += [_line(titles), _line("---" for _ in titles)]
+    for each in found:
+        feature, why = each.row.feature, each.telling
+        lines.append(
+            _line(
+                (
+                    f"{feature.operation}: {feature.backend}",
+                    each.row.title,
+                    ", ".join(map(capability_name, each.chips)),
+                    SIGNS[each.before.status],
+                    SIGNS[each.after.status],
+                    f"{why.reason} ({why.source})" if why.source else why.reason,
+                )
+            )
+        )
+    summary = f"{len(found)} differences in support between {old} and {new}."
+    return [*lines, *([""] if found else []), summary]
 
 
 def chips_in_words() -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from ..impl.gating import CHIPS, Decision, Feature, RuleBook, Target, decide
@@ -168,15 +169,49 @@ CUDA, TRITON = "13.0", "3.6.0"
 ALL_CHIPS = tuple(CHIPS)
 
 
-def differences(old: Matrix, new: Matrix) -> list[tuple[Row, list[tuple[Decision, Decision]]]]:
-    """Give the rows in which two versions decide otherwise, with both decisions of those chips."""
+@dataclass(frozen=True)
+class Difference:
+    """One kind of call that two versions decide otherwise, on chips where they say the same.
+
+    Attributes:
+        row: the kind of call.
+        chips: SM numbers; None is the CPU.
+        before: the older matrix's decision on the first of these chips.
+        after: the other's.
+    """
+
+    row: Row
+    chips: tuple[int | None, ...]
+    before: Decision
+    after: Decision
+
+    @property
+    def telling(self) -> Decision:
+        """Give the decision that has the reason: the one that refuses."""
+        return self.before if self.before.status == "refused" else self.after
+
+    def to_json(self) -> dict[str, Any]:
+        """Give a JSON-able dictionary."""
+        decided = {"before": self.before, "after": self.after}
+        return {
+            "title": self.row.title,
+            "feature": self.row.feature.to_json(),
+            "chips": [chip if chip is not None else "cpu" for chip in self.chips],
+            **{
+                name: {"status": each.status, "rule": each.rule, "reason": each.reason}
+                for name, each in decided.items()
+            },
+        }
+
+
+def differences(old: Matrix, new: Matrix) -> list[Difference]:
+    """Give what one version supports and the other does not."""
     found = []
     for (row, before), (_, after) in zip(old.rows, new.rows, strict=True):
-        changed = [
-            (one, other)
-            for one, other in zip(before, after, strict=True)
-            if (one.status, one.rule) != (other.status, other.rule)
-        ]
-        if any(one.supported != other.supported for one, other in changed):
-            found.append((row, [(a, b) for a, b in changed if a.supported != b.supported]))
+        pairs = zip(before, after, strict=True)
+        changed = [pair for pair in pairs if pair[0].supported != pair[1].supported]
+        for _, group in groupby(changed, key=lambda pair: (pair[0].rule, pair[1].rule)):
+            alike = list(group)
+            chips = tuple(one.target.sm for one, _ in alike)
+            found.append(Difference(row, chips, *alike[0]))
     return found

@@ -48,7 +48,7 @@ def holds(rule: Rule, feature: Feature, target: Target, book: RuleBook) -> bool:
             continue
         version = getattr(target, package)
         if version is None or not all(
-            _in_clause(_read(version), clause.strip()) for clause in specifier.split(",")
+            in_clause(_read(version), clause.strip()) for clause in specifier.split(",")
         ):
             return False
     return True
@@ -69,7 +69,7 @@ def _meets(value: Any, wanted: Any) -> bool:  # noqa: ANN401  a value of a TOML 
     return value in wanted if isinstance(wanted, list) else bool(value == wanted)
 
 
-def _in_clause(version: Version, clause: str) -> bool:
+def in_clause(version: Version, clause: str) -> bool:
     """Compare as PEP 440 does, with its exceptions for post and development releases."""
     found = re.fullmatch(r"(>=|<=|==|!=|<|>)\s*(\S+)", clause)
     if found is None:

@@ -10,12 +10,15 @@ from dataclasses import replace
 import hypothesis
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from kernelproof.fixtures import SUPPORT
 from kernelproof.impl.gating import CHIPS, Feature, Rule, RuleBook, Target, decide, load_rules
 from kernelproof.impl.gating.book import FLASHINFER_BACKENDS
 from kernelproof.impl.gating.reading import read_rules, read_versions
 from kernelproof.properties.gating.bugs import BUGS, GateBug, seeded
+from kernelproof.properties.gating.definition import in_clause
 from kernelproof.properties.gating.laws import LAWS, Law
 from kernelproof.properties.gating.strategies import VERSIONS, Question, near_rule, questions
 
@@ -187,3 +190,17 @@ def test_a_decision_takes_microseconds_and_loading_less_than_a_tenth_of_a_second
 def test_flashinfers_backends_are_those_that_its_version_counts_for() -> None:
     assert "triton" not in FLASHINFER_BACKENDS
     assert {"fa2", "trtllm-gen", "flashinfer-triton"} <= FLASHINFER_BACKENDS
+
+
+RELEASES = ("0.6.7", "0.6.7.post2", "0.7.0", "0.7.0rc1")
+SUFFIXES = ("", ".dev0", "rc1", "rc1.dev3", ".post1", ".post1.dev2", ".post2", "+cu130")
+OPERATORS = (">=", "<=", "==", "!=", "<", ">")
+
+
+def test_the_definition_compares_versions_as_packaging_does() -> None:
+    """The definition has its own comparison, so that it shares no fault with the gate."""
+    versions = [base + suffix for base in ("0.6.6", "0.6.7", "0.7.0") for suffix in SUFFIXES]
+    for clause in (operator + limit for operator in OPERATORS for limit in RELEASES):
+        for version in versions:
+            wanted = SpecifierSet(clause).contains(version, prereleases=True)
+            assert in_clause(Version(version), clause) == wanted, f"{version} in {clause}"
