@@ -6,6 +6,7 @@ projects compare kernels with them. They are pure PyTorch and run anywhere. LSE 
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -63,7 +64,7 @@ def _gqa_supports(*, decode: bool, paged: bool) -> Supports:
         if not isinstance(problem, AttentionProblem):
             return "an attention template"
         if problem.dtype != "bfloat16":
-            return "the template's q, k, v and output are bfloat16"
+            return "the template's q and output are bfloat16"
         if paged and problem.kv_layout != "NHD":
             return "the template's cache layout is NHD"
         if decode and any(length != 1 for length in problem.query_lens):
@@ -77,14 +78,14 @@ def _gqa_supports(*, decode: bool, paged: bool) -> Supports:
     "paged_attention",
     name="flashinfer-trace-paged-decode",
     backend="flashinfer-trace",
+    features=("fp8_kv",),
     supports=_gqa_supports(decode=True, paged=True),
 )
 def paged_decode(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Call ``_gqa_paged_decode_reference``, which is given no last_page_len."""
     out, lse = _function(ATTENTION, "_gqa_paged_decode_reference")(
         inputs.q,
-        inputs.k_cache,
-        inputs.v_cache,
+        *_caches(inputs),
         inputs.metadata.paged_kv_indptr,
         inputs.metadata.paged_kv_indices,
         inputs.sm_scale,
@@ -96,14 +97,14 @@ def paged_decode(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, torch.Tens
     "paged_attention",
     name="flashinfer-trace-paged-prefill",
     backend="flashinfer-trace",
+    features=("fp8_kv",),
     supports=_gqa_supports(decode=False, paged=True),
 )
 def paged_prefill(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Call ``_gqa_paged_prefill_reference``, which is given no last_page_len."""
     out, lse = _function(ATTENTION, "_gqa_paged_prefill_reference")(
         inputs.q,
-        inputs.k_cache,
-        inputs.v_cache,
+        *_caches(inputs),
         inputs.metadata.qo_indptr,
         inputs.metadata.paged_kv_indptr,
         inputs.metadata.paged_kv_indices,
@@ -141,14 +142,22 @@ def _supports_trtllm(*, decode: bool) -> Supports:
     return supports
 
 
+def _caches(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """Give the caches as FlashInfer is to read them: FP8 that is stored as bytes as FP8."""
+    if inputs.kv_format is None:
+        return inputs.k_cache, inputs.v_cache
+    return inputs.kv_format.view(inputs.k_cache), inputs.kv_format.view(inputs.v_cache)
+
+
 def _trtllm_cache(inputs: PagedAttentionInputs) -> torch.Tensor:
-    return torch.stack([inputs.k_cache, inputs.v_cache], dim=1)
+    return torch.stack(_caches(inputs), dim=1)
 
 
 @implementation(
     "paged_attention",
     name="flashinfer-trace-trtllm-context",
     backend="flashinfer-trace",
+    features=("fp8_kv",),
     supports=_supports_trtllm(decode=False),
 )
 def trtllm_context(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
@@ -175,6 +184,7 @@ def trtllm_context(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
     "paged_attention",
     name="flashinfer-trace-trtllm-decode",
     backend="flashinfer-trace",
+    features=("fp8_kv",),
     supports=_supports_trtllm(decode=True),
 )
 def trtllm_decode(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
@@ -189,6 +199,44 @@ def trtllm_decode(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
         bmm1_scale=inputs.sm_scale * float(inputs.k_scale),
         bmm2_scale=float(inputs.v_scale),
         kv_layout=inputs.kv_layout,
+    )
+    return out, None
+
+
+def _supports_xqa(problem: Problem, target: Target) -> bool | str:
+    if not isinstance(problem, AttentionProblem):
+        return "an attention template"
+    if problem.kv_layout != "NHD":
+        return "the reference reads NHD"
+    if problem.v_scale != 1 and not problem.kv_cache:
+        return "XQA scales FP8 caches alone"
+    return _supports_trtllm(decode=True)(problem, target)
+
+
+@implementation(
+    "paged_attention",
+    name="flashinfer-trace-xqa",
+    backend="flashinfer-trace",
+    features=("fp8_kv",),
+    supports=_supports_xqa,
+)
+def xqa(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
+    """Call ``_xqa_reference`` as ``trtllm_batch_decode_with_kv_cache`` calls XQA; no LSE.
+
+    XQA has one scale for K and V, and multiplies logits by 1 / sqrt(head_dim) besides: q_scale
+    makes up for both.
+    """
+    v_scale = float(inputs.v_scale)
+    logits_scale = inputs.sm_scale * float(inputs.k_scale) * math.sqrt(inputs.q.shape[-1])
+    k_cache, v_cache = _caches(inputs)
+    out = _function(PAGE, "_xqa_reference")(
+        inputs.q,
+        k_cache,
+        v_cache,
+        inputs.block_table,
+        inputs.metadata.seq_lens,
+        q_scale=logits_scale / v_scale,
+        kv_scale=v_scale,
     )
     return out, None
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
 from typing import Any
 
-from ..reference import Arithmetic, Problem
+from ..reference import Arithmetic, AttentionProblem, Problem
+from ..reference.cache_names import INTERLEAVED
 from ..reference.kv_format import NVFP4
 from .backends import BACKENDS
 from .target import Target
@@ -23,17 +24,19 @@ FEATURES = (
     "per_head_scales",
     "fp8_kv",
     "nvfp4_kv",
+    "interleaved_v_scales",
+    "fp8_q",
     "nondeterministic",
     "phases",
     "no_host_sync",
 )
-"""What an implementation may opt into: the first four are drawn only where named (quantised caches
-come with ``inputs.kv_format``, which says what they hold, and ``inputs.kv_cache_sf``); the fifth
-says that repeated calls may differ within the bound (atomics), so that they are not compared
-bitwise; the others are of build_metadata: that the result has ``decodes`` and ``prefills``, each
-with ``cum_seq_lens_q`` and ``cum_pages_kv`` besides, and that a call never waits for the GPU: as
-the host cannot know how many pages there are, its ``paged_kv_indices`` may then be longer than
-``paged_kv_indptr[-1]``."""
+"""What an implementation may opt into. The first six are drawn only where named: quantised caches
+come with ``inputs.kv_format``, which says what they hold, and ``inputs.kv_cache_sf``, FP8 queries
+with ``inputs.q_scale``. ``nondeterministic`` says that repeated calls may differ within the bound
+(atomics), so that they are not compared bitwise. The others are of build_metadata: that the result
+has ``decodes`` and ``prefills``, each with ``cum_seq_lens_q`` and ``cum_pages_kv`` besides, and
+that a call never waits for the GPU: as the host cannot know how many pages there are, its
+``paged_kv_indices`` may then be longer than ``paged_kv_indptr[-1]``."""
 
 Supports = Callable[[Problem, Target], "bool | str"]
 
@@ -63,21 +66,23 @@ class Implementation:
         for feature in ("custom_mask", "per_head_scales"):
             if getattr(problem, feature, False) and feature not in self.features:
                 return f"{self.name} does not name the feature {feature}"
-        needed = quantised_feature(problem)
-        if needed and needed not in self.features:
-            return f"{self.name} does not name the feature {needed}"
+        for feature in quantised_features(problem):
+            if feature not in self.features:
+                return f"{self.name} does not name the feature {feature}"
         answer = True if self.supports is None else self.supports(problem, target)
         if answer is not True:
             return answer or f"{self.name}.supports said no"
         return _gate(problem, self.backend, target) if self.backend else None
 
 
-def quantised_feature(problem: Problem) -> str:
-    """Name the feature that a problem's KV cache needs; empty where it is not quantised."""
-    element = getattr(problem, "kv_element", "")
-    if not element:
-        return ""
-    return "nvfp4_kv" if element == NVFP4 else "fp8_kv"
+def quantised_features(problem: Problem) -> list[str]:
+    """Name the features that a problem's KV cache and queries need."""
+    if not (isinstance(problem, AttentionProblem) and problem.kv_cache):
+        return []
+    found = ["nvfp4_kv" if problem.kv_element == NVFP4 else "fp8_kv"]
+    if problem.kv_cache == INTERLEAVED:
+        found.append("interleaved_v_scales")
+    return [*found, "fp8_q"] if problem.q_dtype else found
 
 
 def _gate(problem: Problem, backend: str, target: Target) -> str | None:

@@ -28,6 +28,7 @@ BUILT_IN: dict[str, str] = {
     "flashinfer-trace-append": "kernelproof.impl.flashinfer_trace:append",
     "flashinfer-trace-trtllm-context": "kernelproof.impl.flashinfer_trace:trtllm_context",
     "flashinfer-trace-trtllm-decode": "kernelproof.impl.flashinfer_trace:trtllm_decode",
+    "flashinfer-trace-xqa": "kernelproof.impl.flashinfer_trace:xqa",
     "reference-metadata": "kernelproof.impl.reference_metadata:build",
     "triton-attention": "kernelproof.impl.triton_attention:paged",
     "triton-attention-split-kv": "kernelproof.impl.triton_attention:split_kv",

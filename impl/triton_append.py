@@ -29,7 +29,7 @@ def _compile_key(problem: Problem) -> Hashable:
         return None
     return (
         problem.dtype, problem.head_dim_qk, problem.head_dim_vo, problem.num_kv_heads,
-        problem.page_size, problem.kv_layout, problem.strided_kv,
+        problem.page_size, problem.kv_layout, problem.strided_kv, problem.kv_element,
     )  # fmt: skip
 
 
@@ -38,6 +38,7 @@ def _compile_key(problem: Problem) -> Hashable:
     name="triton-append",
     backend="triton",
     supports=_supports,
+    features=("fp8_kv",),
     compile_key=_compile_key,
 )
 def append(inputs: AppendInputs) -> tuple[torch.Tensor, torch.Tensor]:
@@ -46,7 +47,7 @@ def append(inputs: AppendInputs) -> tuple[torch.Tensor, torch.Tensor]:
     Args:
         inputs: k [tokens, kv_heads, head_dim_qk], v [tokens, kv_heads, head_dim_vo] and both
             caches, NHD or HND, strided or not, of any dtype; each token's request is found on the
-            device.
+            device. FP8 is scaled in float32 and saturates.
 
     Returns:
         (k_cache, v_cache), the given ones if ``in_place``, else copies.
@@ -59,11 +60,18 @@ def append(inputs: AppendInputs) -> tuple[torch.Tensor, torch.Tensor]:
     dim_vo = inputs.v.shape[2]
     if not (tokens and heads):
         return caches
-    k, v = inputs.k, inputs.v
-    if not k.is_cuda:  # the interpreter does not round to bfloat16: torch does
-        k, v = k.to(caches[0].dtype), v.to(caches[1].dtype)
     to_slots = (0, 1, 2, 3) if inputs.kv_layout == "NHD" else (0, 2, 1, 3)
     k_slots, v_slots = (cache.permute(to_slots) for cache in caches)
+    k, v, largest = inputs.k, inputs.v, 0.0
+    if inputs.kv_format is not None:
+        k_slots, v_slots = inputs.kv_format.view(k_slots), inputs.kv_format.view(v_slots)
+        largest = torch.finfo(k_slots.dtype).max
+    if not k.is_cuda:
+        k, v = (
+            _rounded(k, k_slots.dtype, inputs.k_scale),
+            _rounded(v, v_slots.dtype, inputs.v_scale),
+        )
+        k_slots, v_slots, largest = _bytes_of_fp8(k_slots), _bytes_of_fp8(v_slots), 0.0
     most = heads * max(dim_qk, dim_vo)
     channels = min(next_power_of_two(most), BLOCK_CHANNELS)
     block = BLOCK_TOKENS if k.is_cuda else INTERPRETED_BLOCK_TOKENS
@@ -73,6 +81,19 @@ def append(inputs: AppendInputs) -> tuple[torch.Tensor, torch.Tensor]:
         metadata.qo_indptr, metadata.paged_kv_indptr, metadata.seq_lens, metadata.paged_kv_indices,
         metadata.num_requests, tokens, heads, metadata.page_size,
         *k.stride(), *v.stride(), *k_slots.stride(), *v_slots.stride(),
+        float(inputs.k_scale), float(inputs.v_scale), LARGEST=largest,
         DIM_QK=dim_qk, DIM_VO=dim_vo, BLOCK_TOKENS=block, BLOCK_CHANNELS=channels,
     )  # fmt: skip
     return caches
+
+
+def _rounded(new: torch.Tensor, dtype: torch.dtype, scale: float | torch.Tensor) -> torch.Tensor:
+    """Round new rows to what a cache holds: the interpreter rounds neither to bfloat16 nor FP8."""
+    if dtype.itemsize > 1:
+        return new.to(dtype)
+    largest = torch.finfo(dtype).max
+    return _bytes_of_fp8((new.float() / scale).clamp(-largest, largest).to(dtype))
+
+
+def _bytes_of_fp8(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor

@@ -43,6 +43,9 @@ def _append(
     v_cache_slot: tl.tensor,
     v_cache_head: tl.tensor,
     v_cache_dim: tl.tensor,
+    k_scale: tl.tensor,
+    v_scale: tl.tensor,
+    LARGEST: tl.constexpr,  # number of an FP8 cache; 0 where rows are copied
     DIM_QK: tl.constexpr,
     DIM_VO: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
@@ -72,6 +75,8 @@ def _append(
     value = tl.load(
         k + (source * k_token)[:, None] + (head * k_head + channel * k_dim)[None, :], mask=copied
     )
+    if LARGEST:
+        value = tl.clamp(value.to(tl.float32) / k_scale, -LARGEST, LARGEST)
     target = (page * k_cache_page + slot * k_cache_slot)[:, None]
     tl.store(
         k_cache + target + (head * k_cache_head + channel * k_cache_dim)[None, :],
@@ -84,6 +89,8 @@ def _append(
     value = tl.load(
         v + (source * v_token)[:, None] + (head * v_head + channel * v_dim)[None, :], mask=copied
     )
+    if LARGEST:
+        value = tl.clamp(value.to(tl.float32) / v_scale, -LARGEST, LARGEST)
     target = (page * v_cache_page + slot * v_cache_slot)[:, None]
     tl.store(
         v_cache + target + (head * v_cache_head + channel * v_cache_dim)[None, :],

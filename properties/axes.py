@@ -13,12 +13,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..reference import AttentionProblem, MergeProblem, MetadataProblem, Problem
-from ..reference.kv_format import whole_blocks
+from ..reference.cache_names import (
+    KV_CACHES,
+    cache_fits,
+    element_of,
+    multiples_of,
+    query_dtypes,
+)
+from ..reference.kv_format import FP8
 from ..reference.problems import (
     ATTENTION_REGIMES,
     DTYPES,
     EMPTY_STATES,
-    KV_CACHES,
     MERGE_REGIMES,
 )
 
@@ -34,6 +40,8 @@ HEAD_DIMS = (
     (256, 256),
     (512, 512),
 )
+CACHES = tuple((name, q_dtype) for name in KV_CACHES for q_dtype in query_dtypes(name))
+"""Formats of the cache, each with the dtypes of queries that may meet it."""
 PHASES: dict[str, tuple[int, int]] = {
     "decode": (1, 3),
     "prefill": (3, 3),
@@ -63,7 +71,8 @@ ATTENTION_AXES: dict[str, tuple[Any, ...]] = {
     "sinks": (False, True),
     "custom_mask": (False, True),
     "per_head_scales": (False, True),
-    "kv_cache": KV_CACHES,
+    "caches": CACHES,
+    "q_scale": (1.0, 0.5, 2.0, 16.0),
     "strided_q": (False, True),
     "strided_kv": (False, True),
     "regime": ATTENTION_REGIMES,
@@ -112,7 +121,8 @@ def all_axes(operation: str) -> dict[str, tuple[Any, ...]]:
         return {}
     axes = dict(ATTENTION_AXES)
     if operation == "ragged_attention":
-        for name in ("page_size", "kv_layout", "page_order", "shared_prefix_pages", "kv_cache"):
+        for name in ("page_size", "kv_layout", "page_order", "shared_prefix_pages", "caches",
+                     "q_scale"):  # fmt: skip
             axes[name] = axes[name][:1]
     if operation == "append_paged_kv":
         axes["phase"] = ("decode", "prefill", "chunk", "no_query")
@@ -120,6 +130,8 @@ def all_axes(operation: str) -> dict[str, tuple[Any, ...]]:
         kept = ("phase", "dtype", "head_dims", "num_kv_heads", "page_size", "kv_layout",
                 "page_order", "strided_kv", "regime")  # fmt: skip
         axes = {name: values if name in kept else values[:1] for name, values in axes.items()}
+        axes["caches"] = tuple((name, "") for name in KV_CACHES if element_of(name) in ("", *FP8))
+        axes["k_scale"] = axes["v_scale"] = (1.0, 0.5, 2.0)
     return axes
 
 
@@ -130,18 +142,23 @@ def example(operation: str, chosen: Mapping[str, Any]) -> Problem:
     if operation == "build_metadata":
         return MetadataProblem()
     fields = dict(chosen)
-    if not whole_blocks(fields["kv_cache"], *fields["head_dims"]):
-        fields["head_dims"] = HEAD_DIMS[0]
     query_len, seq_len = PHASES[fields.pop("phase")]
-    head_dim_qk, head_dim_vo = fields.pop("head_dims")
+    fields["head_dim_qk"], fields["head_dim_vo"] = fields.pop("head_dims")
+    kv_cache, q_dtype = fields.pop("caches")
+    if operation == "append_paged_kv" and (fields["k_scale"], fields["v_scale"]) != (1.0, 1.0):
+        kv_cache = kv_cache or FP8[0]
+    if fields["q_scale"] != 1 and not q_dtype:
+        kv_cache = q_dtype = FP8[0]
+    fields |= {"kv_cache": kv_cache, "q_dtype": q_dtype}
+    if not cache_fits(kv_cache, fields):
+        fields |= {"head_dim_qk": 64, "head_dim_vo": 64}
+        fields["page_size"] = multiples_of(kv_cache).get("page_size", fields["page_size"])
     if fields["regime"] == "exact_grid":
         fields["logits_soft_cap"], fields["v_scale"] = 0.0, 1.0
     return AttentionProblem(
         operation=operation,
         query_lens=(query_len,),
         seq_lens=(seq_len,),
-        head_dim_qk=head_dim_qk,
-        head_dim_vo=head_dim_vo,
         **fields,
     )
 
@@ -171,8 +188,12 @@ def narrow(operation: str, probe: Probe, max_work: int) -> Axes | None:
             break
     else:
         return None
-    # A value is in if any of a few supported bases stays supported with it.
-    tried = _spread(bases, free)
+    # A value is in if any of a few supported bases stays supported with it; scales, and FP8
+    # queries, may be supported with quantised caches alone.
+    caches = [{**bases[0], "caches": pair} for pair in axes.get("caches", ()) if pair[0]]
+    answers = probe([example(operation, chosen) for chosen in caches])
+    quantised = [chosen for chosen, reason in zip(caches, answers, strict=True) if not reason]
+    tried = [*_spread(bases, free), *quantised[:1]]
     questions = [
         (name, value, {**base, name: value})
         for base in tried

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..reference import AttentionProblem, Problem
+from ..reference.cache_names import multiples_of
 from .axes import Axes
 
 FEW_PAGES = 2
@@ -22,7 +23,8 @@ def on_fewer_pages(problem: Problem, axes: Axes) -> Iterator[AttentionProblem]:
     few = max(FEW_PAGES, len(problem.seq_lens))
     if problem.num_pages <= few:
         return
-    for size in sorted(axes.allows("page_size")):
+    least = multiples_of(problem.kv_cache).get("page_size", 1)
+    for size in sorted(size for size in axes.allows("page_size") if not size % least):
         larger = replace(problem, page_size=size)
         if size > problem.page_size and larger.num_pages <= few:
             yield larger

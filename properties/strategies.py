@@ -14,8 +14,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from ..reference import AttentionProblem, MergeProblem, MetadataProblem, Problem
-from ..reference.kv_format import whole_blocks
-from ..reference.problems import MAX_SEQ_LEN
+from ..reference.cache_names import cache_fits
+from ..reference.problems import MAX_SEQ_LEN, is_power_of_two
 from .axes import Axes, all_axes
 
 REQUESTS = (1, 2, 3, 4, 6, 1, 2, 3, 4, 6, 2, 0)
@@ -71,7 +71,7 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
     keys = draw(st.sampled_from(KEYS_TO_AFFORD))
     fields |= draw(_heads(axes, keys))
     fields |= draw(_features(axes))
-    fields["kv_cache"] = draw(_cache(axes, fields))
+    fields |= draw(_cache(axes, fields))
     fields["regime"] = draw(_regime(axes, fields))
     rows = fields["num_kv_heads"] * (fields["head_dim_qk"] + fields["head_dim_vo"])
     one_request = KEYS_TO_AFFORD[0] * rows * (fields["group_size"] + 8)
@@ -142,17 +142,25 @@ def _regime(axes: Axes, fields: dict[str, Any]) -> st.SearchStrategy[str]:
     return st.sampled_from(regimes)
 
 
-def _cache(axes: Axes, fields: Mapping[str, Any]) -> st.SearchStrategy[str]:
-    """Draw the cache's format: quantised half of the time, where that is supported at all."""
-    dims = (fields["head_dim_qk"], fields["head_dim_vo"])
-    formats = [name for name in axes.allows("kv_cache") if name and whole_blocks(name, *dims)]
-    return st.sampled_from([*[""] * max(1, len(formats)), *formats])
+@st.composite
+def _cache(draw: st.DrawFn, axes: Axes, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Draw the cache's format, and its queries': quantised half of the time, where supported."""
+    formats = [pair for pair in axes.allows("caches") if cache_fits(pair[0], fields)]
+    plain = [pair for pair in formats if not pair[0]]
+    kv_cache, q_dtype = draw(st.sampled_from([*plain * max(0, len(formats) - 2), *formats]))
+    found: dict[str, Any] = {"kv_cache": kv_cache, "q_dtype": q_dtype}
+    if q_dtype:
+        found["q_scale"] = draw(st.sampled_from(axes.allows("q_scale")))
+        # FA3's scales of FP8 queries are one a head, always.
+        found["per_head_scales"] = draw(st.sampled_from(axes.allows("per_head_scales")))
+    if not kv_cache and axes.operation == "append_paged_kv":
+        found |= {"k_scale": 1.0, "v_scale": 1.0}
+    return found
 
 
 def exact_grid_allowed(fields: dict[str, Any]) -> bool:
     """Tell whether the exact grid stays exact with these options."""
-    is_power_of_two = math.frexp(fields.get("v_scale", 1.0))[0] == 0.5  # noqa: PLR2004
-    return not fields.get("logits_soft_cap") and is_power_of_two
+    return not fields.get("logits_soft_cap") and is_power_of_two(fields.get("v_scale", 1.0))
 
 
 @st.composite

@@ -5,7 +5,7 @@ It imports torch and the standard library, nothing else. The default arithmetic 
 
 from __future__ import annotations
 
-from .append import append_paged_kv
+from .append import append_paged_kv, append_paged_nvfp4
 from .arithmetic import UNIT_ROUNDOFF, Arithmetic, unit_roundoff
 from .attention import AttentionOutput, paged_attention, ragged_attention
 from .bounds import attention_error_bound, ragged_attention_error_bound
@@ -56,6 +56,7 @@ __all__ = [
     "NVFP4Tensor",
     "Problem",
     "append_paged_kv",
+    "append_paged_nvfp4",
     "attention_error_bound",
     "build_metadata",
     "deinterleave_v_scales",

@@ -43,6 +43,7 @@ def paged_attention(
     logits_soft_cap: float = 0.0,
     sinks: torch.Tensor | None = None,
     custom_mask: torch.Tensor | None = None,
+    q_scale: float | torch.Tensor = 1.0,
     k_scale: float | torch.Tensor = 1.0,
     v_scale: float | torch.Tensor = 1.0,
     compute_dtype: torch.dtype = torch.float64,
@@ -52,7 +53,7 @@ def paged_attention(
     """Attend a mixed batch of prefills and decodes to a paged KV cache.
 
     Args:
-        q: [tokens, qo_heads, head_dim_qk], any floating dtype, strided or not.
+        q: [tokens, qo_heads, head_dim_qk], any floating dtype, FP8 too, strided or not.
         k_cache: NHD [pages, page_size, kv_heads, head_dim_qk] or HND [pages, kv_heads, page_size,
             head_dim_qk] (FlashInfer's layouts).
         v_cache: the same with head_dim_vo.
@@ -68,6 +69,7 @@ def paged_attention(
         custom_mask: bool, [sum of T_i * S_i]: the requests' [T, S] masks, flattened row by row and
             concatenated (FlashInfer's order); True keeps. It removes keys besides those that
             ``causal`` and ``window_left`` remove (FlashInfer would ignore ``causal``).
+        q_scale: float or [qo_heads], factor of q: FP8 queries come with one.
         k_scale: float or [kv_heads], factor of k.
         v_scale: float or [kv_heads], factor of v.
         compute_dtype: float64 (default) or float32.
@@ -92,6 +94,7 @@ def paged_attention(
         logits_soft_cap=logits_soft_cap,
         sinks=sinks,
         custom_mask=custom_mask,
+        q_scale=q_scale,
         k_scale=k_scale,
         v_scale=v_scale,
         compute_dtype=compute_dtype,
@@ -115,6 +118,7 @@ def ragged_attention(
     logits_soft_cap: float = 0.0,
     sinks: torch.Tensor | None = None,
     custom_mask: torch.Tensor | None = None,
+    q_scale: float | torch.Tensor = 1.0,
     k_scale: float | torch.Tensor = 1.0,
     v_scale: float | torch.Tensor = 1.0,
     compute_dtype: torch.dtype = torch.float64,
@@ -127,8 +131,8 @@ def ragged_attention(
         v: [keys, kv_heads, head_dim_vo].
         qo_indptr: [R + 1], request i owns query tokens ``qo_indptr[i]:qo_indptr[i + 1]``.
         kv_indptr: [R + 1], the same for keys.
-        causal, sm_scale, window_left, logits_soft_cap, sinks, custom_mask, k_scale, v_scale,
-            compute_dtype: as in ``paged_attention``.
+        causal, sm_scale, window_left, logits_soft_cap, sinks, custom_mask, q_scale, k_scale,
+            v_scale, compute_dtype: as in ``paged_attention``.
 
     Returns:
         AttentionOutput in ``compute_dtype``, on q's device. No input is changed.
@@ -144,6 +148,7 @@ def ragged_attention(
         logits_soft_cap=logits_soft_cap,
         sinks=sinks,
         custom_mask=custom_mask,
+        q_scale=q_scale,
         k_scale=k_scale,
         v_scale=v_scale,
         compute_dtype=compute_dtype,

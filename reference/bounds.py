@@ -37,7 +37,10 @@ class Values(NamedTuple):
 
 
 def value_dtype(q: torch.Tensor, v_cache: torch.Tensor) -> torch.dtype:
-    """Give the dtype in which P multiplies V: q's, where a quantised cache is widened first."""
+    """Give the dtype in which P multiplies V: q's, where a quantised cache is widened first.
+
+    With FP8 queries that is FP8: FA3 and trtllm-gen round P to it for their second product.
+    """
     return v_cache.dtype if v_cache.dtype.itemsize > 1 else q.dtype
 
 
@@ -54,6 +57,7 @@ def attention_error_bound(
     logits_soft_cap: float = 0.0,
     sinks: torch.Tensor | None = None,
     custom_mask: torch.Tensor | None = None,
+    q_scale: float | torch.Tensor = 1.0,
     k_scale: float | torch.Tensor = 1.0,
     v_scale: float | torch.Tensor = 1.0,
     compute_dtype: torch.dtype = torch.float64,
@@ -66,8 +70,8 @@ def attention_error_bound(
 
     Args:
         q, k_cache, v_cache, metadata, kv_layout, causal, sm_scale, window_left, logits_soft_cap,
-            sinks, custom_mask, k_scale, v_scale, compute_dtype, kv_format, kv_cache_sf: as in
-            ``paged_attention``.
+            sinks, custom_mask, q_scale, k_scale, v_scale, compute_dtype, kv_format, kv_cache_sf:
+            as in ``paged_attention``.
         arithmetic: what the kernel rounds where; float32 throughout if None.
         out_dtype: dtype of the kernel's output; q's if None.
 
@@ -85,6 +89,7 @@ def attention_error_bound(
         logits_soft_cap=logits_soft_cap,
         sinks=sinks,
         custom_mask=custom_mask,
+        q_scale=q_scale,
         k_scale=k_scale,
         v_scale=v_scale,
         compute_dtype=compute_dtype,
@@ -109,6 +114,7 @@ def ragged_attention_error_bound(
     logits_soft_cap: float = 0.0,
     sinks: torch.Tensor | None = None,
     custom_mask: torch.Tensor | None = None,
+    q_scale: float | torch.Tensor = 1.0,
     k_scale: float | torch.Tensor = 1.0,
     v_scale: float | torch.Tensor = 1.0,
     compute_dtype: torch.dtype = torch.float64,
@@ -135,6 +141,7 @@ def ragged_attention_error_bound(
         logits_soft_cap=logits_soft_cap,
         sinks=sinks,
         custom_mask=custom_mask,
+        q_scale=q_scale,
         k_scale=k_scale,
         v_scale=v_scale,
         compute_dtype=compute_dtype,

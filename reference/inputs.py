@@ -29,6 +29,7 @@ class AttentionOptions:
     custom_mask: torch.Tensor | None
     k_scale: float | torch.Tensor
     v_scale: float | torch.Tensor
+    q_scale: float | torch.Tensor = field(default=1.0, kw_only=True)
 
     def keywords(self) -> dict[str, Any]:
         """Give the options as keyword arguments of the oracle."""
@@ -96,7 +97,7 @@ class MergeInputs(_WithOutput, _States):
 
 @dataclass(frozen=True, eq=False)
 class AppendInputs:
-    """Arguments of ``append_paged_kv``."""
+    """Arguments of ``append_paged_kv``: scales are 1 and there is no format, but for FP8 caches."""
 
     k: torch.Tensor
     v: torch.Tensor
@@ -105,6 +106,9 @@ class AppendInputs:
     metadata: BatchMetadata
     kv_layout: str
     in_place: bool
+    k_scale: float | torch.Tensor = 1.0
+    v_scale: float | torch.Tensor = 1.0
+    kv_format: KVCacheFormat | None = None
     storages: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 

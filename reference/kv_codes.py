@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from .cache_names import INTERLEAVED
 from .kv_format import NVFP4, KVCacheFormat
 from .problems import AttentionProblem
 from .quantization import NVFP4_BLOCK, pack_e2m1, quantize_e2m1, quantize_fp8, quantize_nvfp4
@@ -27,7 +28,13 @@ def format_of(problem: AttentionProblem) -> KVCacheFormat | None:
     """Give the format of a problem's cache; None where its dtype is the problem's."""
     if not problem.kv_cache:
         return None
-    return KVCacheFormat(problem.kv_element, problem.kv_storage, problem.kv_layout)
+    layout = "interleaved" if problem.kv_cache == INTERLEAVED else "linear"
+    return KVCacheFormat(problem.kv_element, problem.kv_storage, problem.kv_layout, layout)
+
+
+def queries(problem: AttentionProblem, q: torch.Tensor) -> torch.Tensor:
+    """Give q [tokens, qo_heads, head_dim] in the dtype of the problem's queries."""
+    return quantize_fp8(q, getattr(torch, problem.q_dtype)) if problem.q_dtype else q
 
 
 def quantised(problem: AttentionProblem, rows: torch.Tensor) -> Codes:

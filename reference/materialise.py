@@ -16,9 +16,10 @@ from .inputs import (
     PagedAttentionInputs,
     RaggedAttentionInputs,
 )
-from .kv_codes import format_of, quantised
+from .kv_codes import format_of, quantised, queries
 from .metadata import build_metadata
 from .problems import AttentionProblem, MergeProblem, MetadataProblem, Problem
+from .quantization import interleave_v_scales
 from .regimes import attention_values, custom_mask_values, merge_values, sink_values
 from .values import bits, choose, stream
 
@@ -96,14 +97,7 @@ def _options(problem: AttentionProblem, home: _Allocator) -> AttentionOptions:
     mask = None
     if problem.custom_mask:
         mask = home.place("custom_mask", custom_mask_values(problem, home.device))
-    scales: list[float | torch.Tensor] = []
-    for name in ("k_scale", "v_scale"):
-        scale: float | torch.Tensor = getattr(problem, name)
-        if problem.per_head_scales:
-            # Powers of two, so that the exact grid stays exact.
-            factors = 2.0 ** (torch.arange(problem.num_kv_heads, device=home.device) % 3 - 1.0)
-            scale = home.place(name, factors * scale)
-        scales.append(scale)
+    kv_heads = problem.num_kv_heads
     return AttentionOptions(
         causal=problem.causal,
         sm_scale=problem.scale,
@@ -111,9 +105,21 @@ def _options(problem: AttentionProblem, home: _Allocator) -> AttentionOptions:
         logits_soft_cap=problem.logits_soft_cap,
         sinks=sinks,
         custom_mask=mask,
-        k_scale=scales[0],
-        v_scale=scales[1],
+        q_scale=_scale(problem, "q_scale", problem.num_qo_heads if problem.q_dtype else 0, home),
+        k_scale=_scale(problem, "k_scale", kv_heads, home),
+        v_scale=_scale(problem, "v_scale", kv_heads, home),
     )
+
+
+def _scale(
+    problem: AttentionProblem, name: str, heads: int, home: _Allocator
+) -> float | torch.Tensor:
+    """Give a scale of the problem: one number, or one a head."""
+    scale: float = getattr(problem, name)
+    if not (problem.per_head_scales and heads):
+        return scale
+    # Powers of two, so that the exact grid stays exact.
+    return home.place(name, scale * 2.0 ** (torch.arange(heads, device=home.device) % 3 - 1.0))
 
 
 def _place_q(problem: AttentionProblem, q: torch.Tensor, home: _Allocator) -> torch.Tensor:
@@ -167,11 +173,13 @@ def _paged_inputs(problem: AttentionProblem, home: _Allocator) -> PagedAttention
     kv_format = format_of(problem)
     if kv_format is not None:
         k_cache, v_cache = k_cache.view(kv_format.dtype), v_cache.view(kv_format.dtype)
+        if scales is not None and kv_format.v_scale_layout == "interleaved":
+            scales[1].copy_(interleave_v_scales(scales[1], kv_layout=problem.kv_layout))
     table_tensor = home.place("block_table", table.to(home.device))
     metadata = build_metadata(problem.query_lens, problem.seq_lens, table, problem.page_size)
     placed = {name: home.place(name, tensor) for name, tensor in metadata.tensors().items()}
     return PagedAttentionInputs(
-        q=_place_q(problem, values.q, home),
+        q=_place_q(problem, queries(problem, values.q), home),
         k_cache=k_cache,
         v_cache=v_cache,
         metadata=type(metadata)(**placed, page_size=problem.page_size),
@@ -193,19 +201,26 @@ def _append_inputs(problem: AttentionProblem, home: _Allocator) -> AppendInputs:
     ):
         new[start + s - t : start + s] = True
     table, num_pages = block_table(problem)
-    old = {name: rows.masked_fill(new[:, None, None], home.unused)
-           for name, rows in (("k", values.k), ("v", values.v))}  # fmt: skip
+    k, v = quantised(problem, values.k).codes, quantised(problem, values.v).codes
+    old = {name: torch.where(new[:, None, None], torch.full_like(rows, home.fill(rows.dtype)), rows)
+           for name, rows in (("k", k), ("v", v))}  # fmt: skip
     k_cache, v_cache = _paged_caches(problem, old["k"], old["v"], table, num_pages, home)
+    kv_format = format_of(problem)
+    if kv_format is not None:
+        k_cache, v_cache = k_cache.view(kv_format.dtype), v_cache.view(kv_format.dtype)
     metadata = build_metadata(problem.query_lens, problem.seq_lens, table, problem.page_size)
     placed = {name: home.place(name, tensor) for name, tensor in metadata.tensors().items()}
     return AppendInputs(
-        k=home.place("new_k", values.k[new]),
-        v=home.place("new_v", values.v[new]),
+        k=home.place("new_k", values.k[new] * problem.k_scale),
+        v=home.place("new_v", values.v[new] * problem.v_scale),
         k_cache=k_cache,
         v_cache=v_cache,
         metadata=type(metadata)(**placed, page_size=problem.page_size),
         kv_layout=problem.kv_layout,
         in_place=bool(choose(problem.seed, "in_place", 0, 2)),
+        k_scale=problem.k_scale,
+        v_scale=problem.v_scale,
+        kv_format=kv_format,
         storages=home.storages,
     )
 

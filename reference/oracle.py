@@ -73,6 +73,9 @@ def append(inputs: AppendInputs) -> tuple[torch.Tensor, torch.Tensor]:
         inputs.v_cache,
         inputs.metadata,
         kv_layout=inputs.kv_layout,
+        k_scale=inputs.k_scale,
+        v_scale=inputs.v_scale,
+        kv_format=inputs.kv_format,
     )
 
 

@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, ClassVar, NoReturn
 
-from .kv_format import NVFP4, whole_blocks
+from .cache_names import KV_CACHES, Q_DTYPES, element_of, multiples_of, query_dtypes, storage_of
+from .kv_format import NVFP4
 
 SCHEMA = "kernelproof/problem/1"
 ATTENTION_OPERATIONS = ("paged_attention", "ragged_attention", "append_paged_kv")
@@ -25,19 +26,10 @@ ATTENTION_REGIMES = (
     "outlier_channels",
     "exact_grid",
 )
-KV_CACHES = (
-    "",
-    "float8_e4m3fn",
-    "float8_e5m2",
-    "float8_e4m3fn as uint8",
-    "float8_e5m2 as uint8",
-    NVFP4,
-)
-"""Formats of a KV cache: the problem's dtype, or quantised; ``kv_format`` of the inputs says it."""
 EXACT_KEYS = 256
 """Keys a request that the exact grid tells apart in a quantised cache: four digits of base 4."""
-LARGEST_EXACT_QUERY = 2.0**14
-"""Beyond, a query would not fit into float16: its weight is spread over several channels."""
+LARGEST_EXACT_QUERY = {"": 2.0**14, "float8_e4m3fn": 2.0**8, "float8_e5m2": 2.0**14}
+"""Beyond, a query would not fit into its dtype: its weight is spread over several channels."""
 MERGE_REGIMES = ("iid", "dominant_state", "shifted", "exact_grid")
 EMPTY_STATES = ("none", "some", "all")
 MAX_SEQ_LEN = 4096
@@ -55,13 +47,13 @@ class _Problem:
 
     kind: ClassVar[str]
     later_fields: ClassVar[tuple[str, ...]] = ()
-    """Fields that came after the schema: left out where empty, so that ids stay what they were."""
+    """Fields that came after the schema: left out at their default, so that ids stay the same."""
 
     def to_json(self) -> dict[str, Any]:
         """Give a JSON-able dictionary that ``problem_from_json`` reads back."""
         plain = json.loads(json.dumps(asdict(self)))  # type: ignore[call-overload]  # a dataclass
         for name in self.later_fields:
-            if not plain[name]:
+            if plain[name] == getattr(type(self), name):
                 del plain[name]
         return {"schema": SCHEMA, "type": self.kind, **plain}
 
@@ -82,11 +74,13 @@ class AttentionProblem(_Problem):
         num_kv_heads, group_size: query heads are their product.
         head_dim_qk, head_dim_vo: channels.
         dtype: of q, k, v and the output.
+        q_dtype: of q, where it is another one: FP8 queries, one of ``Q_DTYPES``.
         page_size, kv_layout: as in ``paged_attention``; no meaning for ragged_attention.
         page_order: 0: pages in order; n > 0: scattered over a larger cache, by hash of n.
         shared_prefix_pages: leading full pages that all requests share, where they have them.
-        causal, window_left, logits_soft_cap, sm_scale, k_scale, v_scale: as in
-            ``paged_attention``; sm_scale None is ``1 / sqrt(head_dim_qk)``.
+        causal, window_left, logits_soft_cap, sm_scale, q_scale, k_scale, v_scale: as in
+            ``paged_attention``; sm_scale None is ``1 / sqrt(head_dim_qk)``; q_scale is of FP8
+            queries.
         sinks, custom_mask, per_head_scales: whether there are any.
         kv_cache: format of the cache, one of ``KV_CACHES``; paged_attention only.
         strided_q: q is a slice of a packed QKV tensor. strided_kv: k and v are views of one
@@ -98,7 +92,7 @@ class AttentionProblem(_Problem):
     """
 
     kind: ClassVar[str] = "attention"
-    later_fields: ClassVar[tuple[str, ...]] = ("kv_cache",)
+    later_fields: ClassVar[tuple[str, ...]] = ("kv_cache", "q_dtype", "q_scale")
 
     operation: str = "paged_attention"
     query_lens: tuple[int, ...] = (1,)
@@ -122,6 +116,8 @@ class AttentionProblem(_Problem):
     custom_mask: bool = False
     per_head_scales: bool = False
     kv_cache: str = ""
+    q_dtype: str = ""
+    q_scale: float = 1.0
     strided_q: bool = False
     strided_kv: bool = False
     regime: str = "iid"
@@ -135,8 +131,8 @@ class AttentionProblem(_Problem):
         _one_of("kv_layout", self.kv_layout, ("NHD", "HND"))
         _one_of("regime", self.regime, ATTENTION_REGIMES)
         _one_of("kv_cache", self.kv_cache, KV_CACHES)
-        if self.kv_cache:
-            self._check_cache()
+        _one_of("q_dtype", self.q_dtype, Q_DTYPES)
+        self._check_cache()
         self._check_lengths()
         for name, low in (
             ("num_kv_heads", 1),
@@ -151,13 +147,13 @@ class AttentionProblem(_Problem):
         ):
             if getattr(self, name) < low:
                 refuse(name, getattr(self, name), f"at least {low}")
-        for name in ("logits_soft_cap", "k_scale", "v_scale"):
+        for name in ("logits_soft_cap", "q_scale", "k_scale", "v_scale"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 refuse(name, getattr(self, name), "finite and not negative")
         if self.sm_scale is not None and not math.isfinite(self.sm_scale):
             refuse("sm_scale", self.sm_scale, "finite or null")
         if self.regime == "exact_grid" and (
-            self.logits_soft_cap or math.frexp(self.v_scale)[0] != 0.5  # noqa: PLR2004
+            self.logits_soft_cap or not is_power_of_two(self.v_scale)
         ):
             refuse("regime", self.regime, "without soft cap and with v_scale a power of two")
         if self.regime == "exact_grid" and self.scale * self.k_scale < LEAST_EXACT_SCALE:
@@ -177,28 +173,41 @@ class AttentionProblem(_Problem):
                 refuse(f"request_ids[{position}]", identity, f"from 0 to {MAX_REQUESTS - 1}")
 
     def _check_cache(self) -> None:
-        if self.operation != "paged_attention":
+        if self.kv_cache and self.operation == "ragged_attention":
             refuse("kv_cache", self.kv_cache, f"empty for {self.operation}")
-        for name in ("head_dim_qk", "head_dim_vo"):
-            if not whole_blocks(self.kv_cache, getattr(self, name)):
-                refuse(name, getattr(self, name), "a multiple of 16 with an nvfp4 cache")
+        for name, number in multiples_of(self.kv_cache).items():
+            if getattr(self, name) % number:
+                expected = f"a multiple of {number} with a cache of {self.kv_cache}"
+                refuse(name, getattr(self, name), expected)
+        if self.q_dtype not in query_dtypes(self.kv_cache):
+            allowed = ", ".join(map(repr, query_dtypes(self.kv_cache)))
+            refuse("q_dtype", self.q_dtype, f"{allowed} with kv_cache {self.kv_cache!r}")
+        if self.q_scale != 1 and not self.q_dtype:
+            refuse("q_scale", self.q_scale, "1 where q_dtype is empty")
 
     def _check_append(self) -> None:
         for position, (t, s) in enumerate(zip(self.query_lens, self.seq_lens, strict=True)):
             if t > s:
                 refuse(f"query_lens[{position}]", t, f"at most seq_lens[{position}] = {s}")
+        if self.kv_element == NVFP4:
+            refuse("kv_cache", self.kv_cache, "plain or FP8 for append_paged_kv")
+        for name in ("k_scale", "v_scale"):
+            scale = getattr(self, name)
+            # Another one would round the new keys twice: once as a problem's values, once as codes.
+            if not is_power_of_two(scale) or (scale != 1 and not self.kv_cache):
+                refuse(name, scale, "1, or a power of two with an FP8 cache, for append_paged_kv")
         if self.shared_prefix_pages:
             refuse("shared_prefix_pages", self.shared_prefix_pages, "0 for append_paged_kv")
 
     @property
     def kv_element(self) -> str:
         """Element format of the cache; empty where it is the problem's dtype."""
-        return self.kv_cache.partition(" as ")[0]
+        return element_of(self.kv_cache)
 
     @property
     def kv_storage(self) -> str:
         """``"uint8"`` where the cache is a tensor of bytes that hold something else."""
-        return self.kv_cache.partition(" as ")[2]
+        return storage_of(self.kv_cache)
 
     @property
     def num_qo_heads(self) -> int:
@@ -258,6 +267,8 @@ class AttentionProblem(_Problem):
     def exact_gap(self) -> float:
         """Query weight at which the exact grid's logits are a unit rank of ``EXACT_GAP`` apart."""
         smallest = 0.5 if self.per_head_scales else 1.0
+        if self.q_dtype:
+            smallest *= self.q_scale * smallest
         return EXACT_GAP / (abs(self.scale) * self.k_scale * smallest or 1.0)
 
     @property
@@ -266,11 +277,12 @@ class AttentionProblem(_Problem):
 
         Each is a power of two; those beyond ``LARGEST_EXACT_QUERY`` are given to several channels.
         """
+        largest = LARGEST_EXACT_QUERY[self.q_dtype]
         unit = 2.0 ** math.ceil(math.log2(self.exact_gap))
         found: list[float] = []
         for digit in range(4):
             weight = unit * 4.0**digit
-            channels = max(1, math.ceil(weight / LARGEST_EXACT_QUERY))
+            channels = max(1, math.ceil(weight / largest))
             found += [weight / channels] * channels
         return tuple(found)
 
@@ -382,6 +394,11 @@ class MetadataProblem(_Problem):
 
 
 Problem = AttentionProblem | MergeProblem | MetadataProblem
+
+
+def is_power_of_two(number: float) -> bool:
+    """Tell whether multiplying by it only changes an exponent."""
+    return math.frexp(number)[0] == 0.5  # noqa: PLR2004
 
 
 def _lengths(name: str, lengths: tuple[int, ...]) -> None:

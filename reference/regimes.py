@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from .kv_format import FP8
 from .problems import EXACT_GAP, EXACT_KEYS, MAX_SEQ_LEN, AttentionProblem, MergeProblem
 from .values import bell, bits, choose, integers, power_of_two_at_least, stream
 
@@ -134,12 +135,16 @@ def _shifted_logits(
 def _outlier_channels(
     problem: AttentionProblem, values: AttentionValues, rows: torch.Tensor, positions: torch.Tensor
 ) -> AttentionValues:
-    """Scale one channel each of q, k and v by 32, as large models have them."""
+    """Scale one channel each of q, k and v by 32, as large models have them.
+
+    Of an FP8 cache, so much that e4m3 saturates.
+    """
     del rows, positions
+    factor = 2.0**10 if problem.kv_element in FP8 else 32.0
     channel = choose(problem.seed, "outlier", 0, problem.head_dim_qk)
     values.q[..., channel] *= 32.0
-    values.k[..., (channel + 1) % problem.head_dim_qk] *= 32.0
-    values.v[..., choose(problem.seed, "outlier", 1, problem.head_dim_vo)] *= 32.0
+    values.k[..., (channel + 1) % problem.head_dim_qk] *= factor
+    values.v[..., choose(problem.seed, "outlier", 1, problem.head_dim_vo)] *= factor
     return values
 
 

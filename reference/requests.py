@@ -33,6 +33,7 @@ class Options:
     logits_soft_cap: float = 0.0
     sinks: torch.Tensor | None = None
     custom_mask: torch.Tensor | None = None
+    q_scale: float | torch.Tensor = 1.0
     k_scale: float | torch.Tensor = 1.0
     v_scale: float | torch.Tensor = 1.0
     compute_dtype: torch.dtype = torch.float64
@@ -185,7 +186,9 @@ def check_options(
         raise ValueError(message)
     if options.sinks is not None:
         _check_shape("sinks", options.sinks, (q.shape[1],), "floating [qo_heads]")
-    _check_scales(num_kv_heads, options)
+    check_scale("q_scale", options.q_scale, "qo_heads", q.shape[1])
+    for name in ("k_scale", "v_scale"):
+        check_scale(name, getattr(options, name), "kv_heads", num_kv_heads)
     if options.custom_mask is not None:
         size = sum(t * s for t, s in lengths)
         _check_shape(
@@ -196,14 +199,14 @@ def check_options(
         raise ValueError(message)
 
 
-def _check_scales(num_kv_heads: int, options: Options) -> None:
-    for name, scale in (("k_scale", options.k_scale), ("v_scale", options.v_scale)):
-        if isinstance(scale, torch.Tensor):
-            if scale.numel() != 1:
-                _check_shape(name, scale, (num_kv_heads,), "a float or floating [kv_heads]")
-        elif not _is_finite(scale):
-            message = f"{name} is {scale!r}; it must be a finite number or a tensor [kv_heads]"
-            raise ValueError(message)
+def check_scale(name: str, scale: object, axis: str, heads: int) -> None:
+    """Check a scale: a finite number, or a tensor with one of each head."""
+    if isinstance(scale, torch.Tensor):
+        if scale.numel() != 1:
+            _check_shape(name, scale, (heads,), f"a float or floating [{axis}]")
+    elif not _is_finite(scale):
+        message = f"{name} is {scale!r}; it must be a finite number or a tensor [{axis}]"
+        raise ValueError(message)
 
 
 def _is_finite(number: object) -> bool:

@@ -24,7 +24,7 @@ class Weights(NamedTuple):
 
     rows: slice  # query rows of the request
     keys: slice  # keys of the request that any of these rows may see
-    q: torch.Tensor  # [K, R, D]
+    q: torch.Tensor  # [K, R, D], q_scale applied
     k: torch.Tensor  # [K, S', D], k_scale applied; until the next block of rows
     logits: torch.Tensor  # [K, R, S'], -inf where masked
     largest: torch.Tensor  # [K, R, 1], the largest logit, sinks included; 0 where none is finite
@@ -45,7 +45,7 @@ def softmax_weights(request: Request, options: Options) -> Iterator[Weights]:
 def _block_weights(request: Request, options: Options, rows: slice) -> Weights:
     keys = _key_range(request, options, rows)
     num_kv_heads = request.k.shape[1]
-    q = group(request.q[rows].to(options.compute_dtype), num_kv_heads)
+    q = group(_scaled_queries(request.q[rows], options), num_kv_heads)
     k = _heads_first("k", request.k[keys], options.k_scale, options)
     sm_scale = options.sm_scale
     if sm_scale is None:
@@ -64,6 +64,14 @@ def _block_weights(request: Request, options: Options, rows: slice) -> Weights:
         )
         sinks = group(per_row.unsqueeze(-1), num_kv_heads)
     return _normalise(Weights(rows, keys, q, k, logits, logits, logits, logits, sinks))
+
+
+def _scaled_queries(q: torch.Tensor, options: Options) -> torch.Tensor:
+    """Give [rows, H, D] in the compute dtype, q_scale applied."""
+    wide, scale = q.to(options.compute_dtype), options.q_scale
+    if isinstance(scale, torch.Tensor):
+        return wide * scale.to(device=wide.device, dtype=wide.dtype).reshape(-1, 1)
+    return wide if scale == 1 else wide * scale
 
 
 def _normalise(weights: Weights) -> Weights:

@@ -24,7 +24,7 @@ def feature_of(problem: Problem, backend: str) -> Feature:
         phase="mixed" if len(kinds) > 1 else next(iter(kinds), "decode"),
         head_dim_qk=problem.head_dim_qk,
         head_dim_vo=problem.head_dim_vo,
-        q_dtype=problem.dtype,
+        q_dtype=problem.q_dtype or problem.dtype,
         kv_dtype=problem.kv_element,
         kv_storage=problem.kv_storage,
         kv_layout=problem.kv_layout,

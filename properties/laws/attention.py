@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ...reference import AttentionOutput, AttentionProblem
+from ...reference.cache_names import multiples_of
 from ...reference.inputs import PagedAttentionInputs
 from ..comparison import Result, agree, fail
 from ..subject import Subject
@@ -16,6 +17,7 @@ from .general import run, run_on, same_result
 from .law import ATTENTION, PAGED, Law
 
 OTHER_PAGE_SIZES = (1, 2, 3, 5, 8, 16, 32, 64)
+WITHOUT_CODES: dict[str, Any] = {"kv_cache": "", "q_dtype": "", "q_scale": 1.0}
 SHIFTS = (512.0, -512.0, 8192.0, -8192.0)
 """Raw logits: with the usual scales 45 and more, where exp alone overflows or vanishes."""
 
@@ -54,7 +56,7 @@ def logit_shift(subject: Subject, problem: AttentionProblem) -> Verdict:
     One channel of q is set to 1, and the same channel of k to 0 and then to the constant.
     """
     regime = "iid" if problem.exact else problem.regime
-    problem = replace(problem, logits_soft_cap=0.0, regime=regime, kv_cache="")
+    problem = replace(problem, logits_soft_cap=0.0, regime=regime, **WITHOUT_CODES)
     if not subject.supports(problem):
         return VACUOUS
     inputs = subject.materialise(problem)
@@ -91,7 +93,8 @@ def _per_query_head(
 def page_size_invariance(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Cut the same keys into pages of another size."""
     problem = replace(problem, shared_prefix_pages=0)
-    sizes = [size for size in OTHER_PAGE_SIZES if size != problem.page_size]
+    least = multiples_of(problem.kv_cache).get("page_size", 1)
+    sizes = [size for size in OTHER_PAGE_SIZES if size != problem.page_size and not size % least]
     for step in range(len(sizes)):
         size = sizes[(problem.seed + step) % len(sizes)]
         other = replace(problem, page_size=size)
@@ -144,6 +147,7 @@ def switched(problem: AttentionProblem) -> dict[str, AttentionProblem]:
         ("window_left", -1),
         ("logits_soft_cap", 0.0),
         ("sm_scale", None),
+        ("q_scale", 1.0),
         ("k_scale", 1.0),
         ("v_scale", 1.0),
         ("sinks", False),

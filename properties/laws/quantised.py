@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from ...reference import AttentionProblem
+from ...reference.cache_names import KV_CACHES, cache_fits, query_dtypes
 from ...reference.inputs import PagedAttentionInputs
-from ...reference.kv_format import NVFP4, checked_cache, whole_blocks
-from ...reference.problems import KV_CACHES
+from ...reference.kv_format import NVFP4, checked_cache
 from ..comparison import Result, against_oracle, agree, same_bits, worse
 from ..subject import Subject
 from ..verdict import PASS, VACUOUS, Verdict
@@ -25,7 +25,7 @@ LARGEST_SCALE = 448.0
 
 def dequantised(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Run on the cache, and on its values in the queries' dtype, which holds them exactly."""
-    plain = replace(problem, kv_cache="")
+    plain = replace(problem, kv_cache="", q_dtype="", q_scale=1.0)
     if not problem.kv_cache or not subject.supports(problem) or not subject.supports(plain):
         return VACUOUS
     inputs: PagedAttentionInputs = subject.materialise(problem)
@@ -36,13 +36,17 @@ def dequantised(subject: Subject, problem: AttentionProblem) -> Verdict:
 
 
 def _widened(inputs: PagedAttentionInputs, dtype: torch.dtype) -> PagedAttentionInputs:
-    """Give the same keys and values in a plain cache."""
+    """Give the same queries, keys and values without codes; powers of two change no digit."""
     cache = checked_cache(
         inputs.k_cache, inputs.v_cache, inputs.kv_layout, inputs.kv_format, inputs.kv_cache_sf
     )
     decode = cache.kv_format.decode
+    q_scale = inputs.q_scale
+    heads = q_scale.view(-1, 1) if isinstance(q_scale, torch.Tensor) else q_scale
     return replace(
         inputs,
+        q=(inputs.q.to(dtype) * heads).to(dtype),
+        q_scale=1.0,
         k_cache=decode(cache.k, cache.k_scales).to(dtype),
         v_cache=decode(cache.v, cache.v_scales).to(dtype),
         kv_format=None,
@@ -130,7 +134,7 @@ def extreme_codes(subject: Subject, problem: AttentionProblem) -> Verdict:
 
 def _extreme(problem: AttentionProblem) -> tuple[tuple[int, ...], ...]:
     """Give bytes: zeros, the smallest numbers, the largest and their negatives."""
-    if problem.kv_cache == NVFP4:
+    if problem.kv_element == NVFP4:
         return (0x00, 0x88), (0x11, 0x91), (0x77, 0xF7)
     largest = 0x7E if "e4m3" in problem.kv_cache else 0x7B
     return (0x00, 0x80), (0x01, 0x83), (largest, 0x80 | largest)
@@ -141,7 +145,9 @@ def formats_in_turn(subject: Subject, problem: AttentionProblem) -> Verdict:
     others = [
         replace(problem, kv_cache=name)
         for name in KV_CACHES
-        if name != problem.kv_cache and whole_blocks(name, problem.head_dim_qk, problem.head_dim_vo)
+        if name != problem.kv_cache
+        and cache_fits(name, vars(problem))
+        and problem.q_dtype in query_dtypes(name)
     ]
     claimed = [other for other in others if subject.supports(other)]
     if not claimed or not subject.supports(problem):

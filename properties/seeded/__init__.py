@@ -8,6 +8,7 @@ on public reports of serving stacks and kernel libraries.
 from __future__ import annotations
 
 from . import (
+    append_bugs,
     attention_bugs,
     honest,
     memory_bugs,
@@ -32,6 +33,7 @@ BUGS: tuple[SeededBug, ...] = (
     *merge_bugs.BUGS,
     *metadata_bugs.BUGS,
     *phase_bugs.BUGS,
+    *append_bugs.BUGS,
 )
 """Wrong answers: each must be killed by at least one law."""
 PROCESS_CONTROLS: tuple[SeededBug, ...] = tuple(process_bugs.BUGS)

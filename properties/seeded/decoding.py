@@ -49,12 +49,42 @@ def e2m1_values(codes: torch.Tensor) -> torch.Tensor:
 def block_scales(inputs: PagedAttentionInputs, which: int) -> torch.Tensor:
     """Give the block scales of K (0) or V (1) as numbers."""
     assert inputs.kv_cache_sf is not None  # noqa: S101  an nvfp4 cache has them
-    return fp8_values(inputs.kv_cache_sf[which].view(torch.uint8), "e4m3")
+    scales = fp8_values(inputs.kv_cache_sf[which].view(torch.uint8), "e4m3")
+    return linear_v_scales(inputs, scales) if which else scales
 
 
 def spread(scales: torch.Tensor) -> torch.Tensor:
     """Give each channel its block's scale."""
     return scales.repeat_interleave(BLOCK, dim=-1)
+
+
+def queries(inputs: PagedAttentionInputs) -> torch.Tensor:
+    """Give the queries as numbers, scaled: FP8 ones in float32, others as they are."""
+    if inputs.q.dtype.itemsize > 1:
+        return inputs.q
+    return query_values(inputs) * query_scales(inputs)
+
+
+def query_values(inputs: PagedAttentionInputs) -> torch.Tensor:
+    """Read FP8 queries without their scale."""
+    return fp8_values(inputs.q.contiguous().view(torch.uint8), str(inputs.q.dtype))
+
+
+def query_scales(inputs: PagedAttentionInputs) -> torch.Tensor:
+    """Give q_scale as one number, or as one of each query head, [H, 1]."""
+    return torch.as_tensor(inputs.q_scale, dtype=torch.float32).reshape(-1, 1)
+
+
+def linear_v_scales(inputs: PagedAttentionInputs, scales: torch.Tensor) -> torch.Tensor:
+    """Bring V's block scales out of trtllm-gen's order: four tokens of one block side by side."""
+    if not (inputs.kv_format and inputs.kv_format.v_scale_layout == "interleaved"):
+        return scales
+    rows = scales if inputs.kv_layout == "HND" else scales.transpose(1, 2)
+    tokens, blocks = rows.shape[2:]
+    token, block = torch.arange(tokens).unsqueeze(1), torch.arange(blocks)
+    place = token // 4 * 4 * blocks + 4 * block + token % 4
+    linear = rows.flatten(2)[..., place.to(rows.device)]
+    return linear if inputs.kv_layout == "HND" else linear.transpose(1, 2)
 
 
 def element_of(inputs: PagedAttentionInputs) -> str:
@@ -72,6 +102,7 @@ class Reading:
     e2m1: Callable[[torch.Tensor], torch.Tensor] = e2m1_values
     scales: Callable[[PagedAttentionInputs, int], torch.Tensor] = block_scales
     spread: Callable[[torch.Tensor], torch.Tensor] = spread
+    queries: Callable[[PagedAttentionInputs], torch.Tensor] = queries
 
 
 HONEST_READING = Reading()
@@ -80,7 +111,7 @@ HONEST_READING = Reading()
 def widened(
     inputs: PagedAttentionInputs, reading: Reading = HONEST_READING
 ) -> PagedAttentionInputs:
-    """Give the same call on a float32 cache, as it is read."""
+    """Give the same call on a float32 cache, and with FP8 queries in float32, as they are read."""
     element = reading.element(inputs)
     if not element:
         return inputs
@@ -92,4 +123,5 @@ def widened(
             caches.append(values * reading.spread(reading.scales(inputs, which)))
         else:
             caches.append(reading.fp8(codes, element))
-    return replace(inputs, k_cache=caches[0], v_cache=caches[1], kv_format=None, kv_cache_sf=None)
+    plain = replace(inputs, q=reading.queries(inputs), q_scale=1.0, kv_format=None)
+    return replace(plain, k_cache=caches[0], v_cache=caches[1], kv_cache_sf=None)

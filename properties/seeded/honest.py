@@ -17,6 +17,7 @@ from ...reference.inputs import (
     PagedAttentionInputs,
     RaggedAttentionInputs,
 )
+from .appending import addresses, rounded, write
 from .catalogue import SeededBug, seeded
 from .decoding import widened
 from .kernels import HONEST, Request, State, assemble, attend, close, finite, scan
@@ -24,7 +25,7 @@ from .kernels import HONEST, Request, State, assemble, attend, close, finite, sc
 CONTROLS: list[SeededBug] = []
 Pair = tuple[torch.Tensor, torch.Tensor]
 EVERYTHING = ("custom_mask", "per_head_scales")
-QUANTISED = ("fp8_kv", "nvfp4_kv")
+QUANTISED = ("fp8_kv", "nvfp4_kv", "interleaved_v_scales", "fp8_q")
 PLAIN = AttentionProblem()
 OPTIONS = ("k_scale", "v_scale", "sm_scale", "logits_soft_cap", "sinks")
 SPLITS = 3
@@ -294,34 +295,7 @@ def phased_metadata(inputs: MetadataInputs) -> Phased:
     return split(Built(**stored), num_decodes_of(inputs))
 
 
-@seeded(CONTROLS, "append_paged_kv", control="honest")
+@seeded(CONTROLS, "append_paged_kv", control="honest", features=("fp8_kv",))
 def append(inputs: AppendInputs) -> Pair:
-    """Write new keys and values into their slots."""
-    k_cache, v_cache = writable_caches(inputs)
-    pages, slots = addresses(inputs)
-    for cache, new in ((k_cache, inputs.k), (v_cache, inputs.v)):
-        by_slot(cache, inputs.kv_layout)[pages, slots] = new
-    return k_cache, v_cache
-
-
-def writable_caches(inputs: AppendInputs) -> Pair:
-    """Give the caches to write into: the given ones, or copies."""
-    if inputs.in_place:
-        return inputs.k_cache, inputs.v_cache
-    return inputs.k_cache.clone(), inputs.v_cache.clone()
-
-
-def by_slot(cache: torch.Tensor, layout: str) -> torch.Tensor:
-    """Give a view of a cache as [pages, page_size, kv_heads, channels]."""
-    return cache if layout == "NHD" else cache.transpose(1, 2)
-
-
-def addresses(inputs: AppendInputs) -> Pair:
-    """Give the physical page and the slot of every new token."""
-    metadata, size = inputs.metadata, inputs.metadata.page_size
-    new = metadata.qo_indptr.diff().long()
-    request = torch.repeat_interleave(torch.arange(len(new)), new)
-    row = torch.arange(len(request)) - metadata.qo_indptr.long()[request]
-    position = metadata.seq_lens.long()[request] - new[request] + row
-    page = metadata.paged_kv_indptr.long()[request] + position // size
-    return metadata.paged_kv_indices.long()[page], position % size
+    """Write new keys and values into their slots, rounded where the cache is FP8."""
+    return write(inputs, *addresses(inputs), rounded(inputs))

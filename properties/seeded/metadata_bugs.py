@@ -1,4 +1,4 @@
-"""Faults in building batch metadata and in appending to a paged cache."""
+"""Faults in building batch metadata."""
 
 from __future__ import annotations
 
@@ -7,22 +7,18 @@ from dataclasses import replace
 
 import torch
 
-from ...reference.inputs import AppendInputs, MetadataInputs
+from ...reference.inputs import MetadataInputs
 from .catalogue import SeededBug, seeded
 from .honest import (
     Buffers,
     Built,
-    addresses,
-    append,
     build,
-    by_slot,
     cumulative,
-    writable_caches,
 )
 
 BUGS: list[SeededBug] = []
 Pair = tuple[torch.Tensor, torch.Tensor]
-METADATA, APPEND = "build_metadata", "append_paged_kv"
+METADATA = "build_metadata"
 MOST_BATCHES = 4096
 
 
@@ -104,65 +100,3 @@ def lengths_decremented(inputs: MetadataInputs) -> Built:
     built = build(inputs)
     inputs.seq_lens.sub_(1)
     return built
-
-
-def _written(inputs: AppendInputs, pages: torch.Tensor, slots: torch.Tensor, layout: str) -> Pair:
-    caches = writable_caches(inputs)
-    for cache, new in zip(caches, (inputs.k, inputs.v), strict=True):
-        view = by_slot(cache, layout)
-        view[pages, slots] = new
-    return caches
-
-
-@seeded(BUGS, APPEND, "append_parity")
-def append_off_by_one(inputs: AppendInputs) -> Pair:
-    """Write each token into the slot behind its own."""
-    pages, slots = addresses(inputs)
-    return _written(inputs, pages, (slots + 1) % inputs.metadata.page_size, inputs.kv_layout)
-
-
-@seeded(BUGS, APPEND, "append_parity")
-def append_ignores_layout(inputs: AppendInputs) -> Pair:
-    """Write into an HND cache as if its memory were NHD."""
-    if inputs.kv_layout == "NHD":
-        return append(inputs)  # type: ignore[no-any-return]  # an implementation may return anything
-    pages, slots = addresses(inputs)
-    caches = writable_caches(inputs)
-    for cache, new in zip(caches, (inputs.k, inputs.v), strict=True):
-        count, heads, size, dim = cache.shape
-        mistaken = cache.reshape(count, size, heads, dim).clone()
-        mistaken[pages, slots] = new
-        cache.copy_(mistaken.view(cache.shape))
-    return caches
-
-
-@seeded(BUGS, APPEND, "append_parity")
-def append_clears_page(inputs: AppendInputs) -> Pair:
-    """Clear the rest of the page behind each request's last token."""
-    pages, slots = addresses(inputs)
-    caches = _written(inputs, pages, slots, inputs.kv_layout)
-    last = inputs.metadata.qo_indptr.diff().cumsum(0)[inputs.metadata.qo_indptr.diff() > 0] - 1
-    for page, slot in zip(pages[last].tolist(), slots[last].tolist(), strict=True):
-        for cache in caches:
-            by_slot(cache, inputs.kv_layout)[page, slot + 1 :] = 0
-    return caches
-
-
-@seeded(BUGS, APPEND, "append_parity")
-def append_one_token_a_request(inputs: AppendInputs) -> Pair:
-    """Append only the last token of each request, as in a decode."""
-    pages, slots = addresses(inputs)
-    counts = inputs.metadata.qo_indptr.diff()
-    last = counts.cumsum(0)[counts > 0] - 1
-    caches = writable_caches(inputs)
-    for cache, new in zip(caches, (inputs.k, inputs.v), strict=True):
-        view = by_slot(cache, inputs.kv_layout)
-        view[pages[last], slots[last]] = new[last]
-    return caches
-
-
-@seeded(BUGS, APPEND, "integer_inputs_unchanged")
-def append_always_in_place(inputs: AppendInputs) -> Pair:
-    """Write into the given caches even where copies were asked for."""
-    written = append(replace(inputs, in_place=True))
-    return written if inputs.in_place else (written[0].clone(), written[1].clone())

@@ -17,6 +17,8 @@ from .decoding import (
     e2m1_values,
     element_of,
     fp8_values,
+    queries,
+    query_scales,
     widened,
 )
 from .kernels import attend
@@ -189,22 +191,26 @@ def blocks_of_thirty_two(inputs: PagedAttentionInputs) -> Pair:
     return _read(inputs, spread=spread)
 
 
-@seeded(BUGS, PAGED, "parity", features=FP4, model="vllm#50084")
+def _with_layout(inputs: PagedAttentionInputs, layout: str) -> Pair:
+    """Read V's block scales in another layout than the format says, where there are such."""
+    tokens = inputs.k_cache.shape[1 if inputs.kv_layout == "NHD" else 2]
+    blocks = inputs.kv_cache_sf[1].shape[-1] if inputs.kv_cache_sf else 0
+    if inputs.kv_format is None or not blocks or tokens % 4 or blocks % 4:
+        return attend(widened(inputs))
+    mistaken = replace(inputs.kv_format, v_scale_layout=layout)
+    return attend(widened(replace(inputs, kv_format=mistaken)))
+
+
+@seeded(BUGS, PAGED, "parity", features=FP4)
 def value_scales_interleaved(inputs: PagedAttentionInputs) -> Pair:
     """Read V's block scales as if four tokens were interleaved, though they are linear."""
-    axis = 1 if inputs.kv_layout == "NHD" else 2
+    return _with_layout(inputs, "interleaved")
 
-    def scales(given: PagedAttentionInputs, which: int) -> torch.Tensor:
-        found = block_scales(given, which)
-        tokens, blocks = found.shape[axis], found.shape[-1]
-        if which == 0 or tokens % 4:
-            return found
-        rows = found if axis == 2 else found.transpose(1, 2)  # noqa: PLR2004  HND
-        mixed: torch.Tensor = rows.unflatten(2, (-1, 4)).flatten(3).unflatten(3, (blocks, 4))
-        mixed = mixed.transpose(3, 4).flatten(2, 3)
-        return mixed if axis == 2 else mixed.transpose(1, 2)  # noqa: PLR2004  HND
 
-    return _read(inputs, scales=scales)
+@seeded(BUGS, PAGED, "parity", features=(*FP4, "interleaved_v_scales"), model="vllm#50084")
+def interleaved_scales_read_linearly(inputs: PagedAttentionInputs) -> Pair:
+    """Read V's block scales as linear, though four tokens are interleaved."""
+    return _with_layout(inputs, "linear")
 
 
 @seeded(BUGS, PAGED, "parity", features=FP4)
@@ -242,3 +248,32 @@ def format_of_first_plan(inputs: PagedAttentionInputs) -> Pair:
         return attend(widened(inputs))
     element = planned(("format", batch_of(inputs)), element_of(inputs))
     return _read(inputs, element=lambda _: element)
+
+
+FP8_QUERIES = (*FP8, "fp8_q")
+
+
+@seeded(BUGS, PAGED, "parity", features=FP8_QUERIES)
+def q_scale_dropped(inputs: PagedAttentionInputs) -> Pair:
+    """Ignore q_scale."""
+    return _read(inputs, queries=lambda given: queries(replace(given, q_scale=1.0)))
+
+
+@seeded(BUGS, PAGED, "parity", features=(*FP8_QUERIES, "per_head_scales"))
+def q_scale_of_kv_head(inputs: PagedAttentionInputs) -> Pair:
+    """Take each query head's scale from the place of its key-value head."""
+    if not isinstance(inputs.q_scale, torch.Tensor):
+        return attend(widened(inputs))
+    heads = inputs.q.shape[1]
+    kv_heads = inputs.k_cache.shape[2 if inputs.kv_layout == "NHD" else 1]
+    scale = inputs.q_scale[torch.arange(heads) // (heads // kv_heads)]
+    return _read(inputs, queries=lambda given: queries(replace(given, q_scale=scale)))
+
+
+@seeded(BUGS, PAGED, "parity", features=FP8_QUERIES)
+def queries_always_e4m3(inputs: PagedAttentionInputs) -> Pair:
+    """Read queries of e5m2 as e4m3."""
+    if inputs.q.dtype != torch.float8_e5m2:
+        return attend(widened(inputs))
+    codes = inputs.q.contiguous().view(torch.uint8) & ~1
+    return _read(inputs, queries=lambda given: fp8_values(codes, "e4m3") * query_scales(given))

@@ -117,7 +117,7 @@ def search(implementation: Implementation, law: Law, most: int) -> _Search:
 
     @hypothesis.seed(0)
     @hypothesis.settings(
-        max_examples=most,
+        max_examples=max(most, 60),
         database=None,
         deadline=None,
         phases=[Phase.generate],

@@ -105,10 +105,12 @@ def test_a_slow_implementation_gets_smaller_problems(operation: str) -> None:
 def test_every_value_of_every_axis_is_drawn(operation: str, paged: Any) -> None:  # noqa: ANN401
     drawn = paged if operation == "paged_attention" else draw(operation, 500)
     axes = all_axes(operation)
-    for name in sorted(set(axes) - {"phase", "head_dims"}):
+    for name in sorted(set(axes) - {"phase", "head_dims", "caches"}):
         assert {getattr(problem, name) for problem in drawn} == set(axes[name]), name
     dims = {(problem.head_dim_qk, problem.head_dim_vo) for problem in drawn}
     assert dims == set(axes["head_dims"]) == set(HEAD_DIMS)
+    caches = {(problem.kv_cache, problem.q_dtype) for problem in drawn}
+    assert caches == set(axes["caches"])
 
 
 def test_every_value_of_every_merge_axis_is_drawn() -> None:
@@ -281,6 +283,9 @@ class TestNarrow:
                 elif name == "head_dims":
                     assert isinstance(problem, AttentionProblem)
                     assert (problem.head_dim_qk, problem.head_dim_vo) == value
+                elif name == "caches":
+                    assert isinstance(problem, AttentionProblem)
+                    assert (problem.kv_cache, problem.q_dtype) == value
                 else:
                     assert getattr(problem, name) == value
         assert all(name in simplest for name in FREE if name in axes)

@@ -12,19 +12,21 @@ from kernelproof.reference import (
     AttentionProblem,
     KVCacheFormat,
     attention_error_bound,
+    deinterleave_v_scales,
     dequantize_nvfp4,
     materialise,
     oracle,
     paged_attention,
 )
+from kernelproof.reference.cache_names import KV_CACHES
 from kernelproof.reference.inputs import PagedAttentionInputs
 from kernelproof.reference.kv_format import FP8
-from kernelproof.reference.problems import ATTENTION_REGIMES, KV_CACHES
+from kernelproof.reference.problems import ATTENTION_REGIMES
 
 QUANTISED = [name for name in KV_CACHES if name]
 PROBLEM = AttentionProblem(
     query_lens=(1, 3, 2), seq_lens=(9, 20, 5), num_kv_heads=2, group_size=2, head_dim_qk=64,
-    head_dim_vo=32, dtype="bfloat16", page_size=4, page_order=1, causal=True, k_scale=0.5,
+    head_dim_vo=64, dtype="bfloat16", page_size=4, page_order=1, causal=True, k_scale=0.5,
     v_scale=2.0,
 )  # fmt: skip
 
@@ -47,8 +49,10 @@ def by_hand(inputs: PagedAttentionInputs) -> PagedAttentionInputs:
         table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
         table = torch.cat([table, -table])
         codes = torch.stack([cache & 15, cache >> 4], dim=-1).flatten(-2).long()
-        scales = inputs.kv_cache_sf[which].to(torch.float64).repeat_interleave(16, dim=-1)
-        caches.append(table[codes] * scales)
+        scales = inputs.kv_cache_sf[which].to(torch.float64)
+        if which and inputs.kv_format.v_scale_layout == "interleaved":
+            scales = deinterleave_v_scales(scales, kv_layout=inputs.kv_layout)
+        caches.append(table[codes] * scales.repeat_interleave(16, dim=-1))
     return replace(inputs, k_cache=caches[0], v_cache=caches[1], kv_format=None, kv_cache_sf=None)
 
 

@@ -1,0 +1,120 @@
+"""Faults in appending to a paged cache: the wrong slot, the wrong rounding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from ...reference.inputs import AppendInputs
+from .appending import Pair, addresses, by_slot, rounded, scaled, writable_caches, write
+from .catalogue import SeededBug, seeded
+from .honest import append
+
+BUGS: list[SeededBug] = []
+APPEND = "append_paged_kv"
+FP8 = ("fp8_kv",)
+
+
+@seeded(BUGS, APPEND, "append_parity")
+def append_off_by_one(inputs: AppendInputs) -> Pair:
+    """Write each token into the slot behind its own."""
+    pages, slots = addresses(inputs)
+    return write(inputs, pages, (slots + 1) % inputs.metadata.page_size, rounded(inputs))
+
+
+@seeded(BUGS, APPEND, "append_parity")
+def append_ignores_layout(inputs: AppendInputs) -> Pair:
+    """Write into an HND cache as if its memory were NHD."""
+    if inputs.kv_layout == "NHD":
+        return append(inputs)  # type: ignore[no-any-return]  # an implementation may return anything
+    pages, slots = addresses(inputs)
+    caches = writable_caches(inputs)
+    for cache, new in zip(caches, (inputs.k, inputs.v), strict=True):
+        count, heads, size, dim = cache.shape
+        mistaken = cache.reshape(count, size, heads, dim).clone()
+        mistaken[pages, slots] = new
+        cache.copy_(mistaken.view(cache.shape))
+    return caches
+
+
+@seeded(BUGS, APPEND, "append_parity")
+def append_clears_page(inputs: AppendInputs) -> Pair:
+    """Clear the rest of the page behind each request's last token."""
+    pages, slots = addresses(inputs)
+    caches = write(inputs, pages, slots, rounded(inputs))
+    last = inputs.metadata.qo_indptr.diff().cumsum(0)[inputs.metadata.qo_indptr.diff() > 0] - 1
+    for page, slot in zip(pages[last].tolist(), slots[last].tolist(), strict=True):
+        for cache in caches:
+            by_slot(cache, inputs.kv_layout)[page, slot + 1 :] = 0
+    return caches
+
+
+@seeded(BUGS, APPEND, "append_parity")
+def append_one_token_a_request(inputs: AppendInputs) -> Pair:
+    """Append only the last token of each request, as in a decode."""
+    pages, slots = addresses(inputs)
+    counts = inputs.metadata.qo_indptr.diff()
+    last = counts.cumsum(0)[counts > 0] - 1
+    caches = writable_caches(inputs)
+    for cache, new in zip(caches, (inputs.k, inputs.v), strict=True):
+        view = by_slot(cache, inputs.kv_layout)
+        view[pages[last], slots[last]] = new[last]
+    return caches
+
+
+@seeded(BUGS, APPEND, "integer_inputs_unchanged")
+def append_always_in_place(inputs: AppendInputs) -> Pair:
+    """Write into the given caches even where copies were asked for."""
+    written = append(replace(inputs, in_place=True))
+    return written if inputs.in_place else (written[0].clone(), written[1].clone())
+
+
+def _write_as(inputs: AppendInputs, k: torch.Tensor, v: torch.Tensor) -> Pair:
+    """Write numbers into an FP8 cache by torch's cast, which does not saturate."""
+    assert inputs.kv_format is not None  # noqa: S101  it is an FP8 cache
+    dtype: torch.dtype = getattr(torch, inputs.kv_format.element)
+    return write(inputs, *addresses(inputs), (k.to(dtype), v.to(dtype)))
+
+
+@seeded(BUGS, APPEND, "append_parity", features=FP8)
+def append_does_not_saturate(inputs: AppendInputs) -> Pair:
+    """Round to FP8 by a cast that makes NaN or infinity of what is too large."""
+    if inputs.kv_format is None:
+        return write(inputs, *addresses(inputs), rounded(inputs))
+    return _write_as(inputs, *scaled(inputs))
+
+
+@seeded(BUGS, APPEND, "append_parity", features=FP8)
+def append_multiplies_by_scale(inputs: AppendInputs) -> Pair:
+    """Multiply new keys and values by the scales that the cache is read with."""
+    inverse = replace(inputs, k_scale=1 / inputs.k_scale, v_scale=1 / inputs.v_scale)
+    return write(inputs, *addresses(inputs), rounded(inverse))
+
+
+@seeded(BUGS, APPEND, "append_parity", features=FP8)
+def append_swaps_scales(inputs: AppendInputs) -> Pair:
+    """Divide keys by v_scale and values by k_scale."""
+    swapped = replace(inputs, k_scale=inputs.v_scale, v_scale=inputs.k_scale)
+    return write(inputs, *addresses(inputs), rounded(swapped))
+
+
+@seeded(BUGS, APPEND, "append_parity", features=FP8)
+def append_always_e4m3(inputs: AppendInputs) -> Pair:
+    """Write e4m3 into a cache of e5m2."""
+    if inputs.kv_format is None:
+        return write(inputs, *addresses(inputs), rounded(inputs))
+    e4m3 = replace(inputs.kv_format, element="float8_e4m3fn")
+    return write(inputs, *addresses(inputs), rounded(replace(inputs, kv_format=e4m3)))
+
+
+@seeded(BUGS, APPEND, "append_parity", features=FP8)
+def append_truncates(inputs: AppendInputs) -> Pair:
+    """Round towards zero, as if the low bits were cut off."""
+    if inputs.kv_format is None:
+        return write(inputs, *addresses(inputs), rounded(inputs))
+    rows = []
+    for numbers, codes in zip(scaled(inputs), rounded(inputs), strict=True):
+        beyond = codes.float().abs() > numbers.abs()
+        rows.append((codes.view(torch.uint8) - beyond.to(torch.uint8)).view(codes.dtype))
+    return write(inputs, *addresses(inputs), (rows[0], rows[1]))

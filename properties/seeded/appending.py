@@ -1,0 +1,55 @@
+"""Honest appending to a paged cache, in steps any of which a seeded bug may replace."""
+
+from __future__ import annotations
+
+import torch
+
+from ...reference.inputs import AppendInputs
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def writable_caches(inputs: AppendInputs) -> Pair:
+    """Give the caches to write into: the given ones, or copies."""
+    if inputs.in_place:
+        return inputs.k_cache, inputs.v_cache
+    return inputs.k_cache.clone(), inputs.v_cache.clone()
+
+
+def by_slot(cache: torch.Tensor, layout: str) -> torch.Tensor:
+    """Give a view of a cache as [pages, page_size, kv_heads, channels]."""
+    return cache if layout == "NHD" else cache.transpose(1, 2)
+
+
+def addresses(inputs: AppendInputs) -> Pair:
+    """Give the physical page and the slot of every new token."""
+    metadata, size = inputs.metadata, inputs.metadata.page_size
+    new = metadata.qo_indptr.diff().long()
+    request = torch.repeat_interleave(torch.arange(len(new)), new)
+    row = torch.arange(len(request)) - metadata.qo_indptr.long()[request]
+    position = metadata.seq_lens.long()[request] - new[request] + row
+    page = metadata.paged_kv_indptr.long()[request] + position // size
+    return metadata.paged_kv_indices.long()[page], position % size
+
+
+def rounded(inputs: AppendInputs) -> Pair:
+    """Give the new keys and values in what the caches hold: FP8 is scaled first, and saturates."""
+    if inputs.kv_format is None:
+        return inputs.k, inputs.v
+    dtype: torch.dtype = getattr(torch, inputs.kv_format.element)
+    largest = torch.finfo(dtype).max
+    k, v = scaled(inputs)
+    return k.clamp(-largest, largest).to(dtype), v.clamp(-largest, largest).to(dtype)
+
+
+def scaled(inputs: AppendInputs) -> Pair:
+    """Give the new keys and values as the caches' scales see them, float32."""
+    return inputs.k.float() / inputs.k_scale, inputs.v.float() / inputs.v_scale
+
+
+def write(inputs: AppendInputs, pages: torch.Tensor, slots: torch.Tensor, rows: Pair) -> Pair:
+    """Write rows [tokens, kv_heads, channels] into slots of the caches."""
+    caches = writable_caches(inputs)
+    for cache, new in zip(caches, rows, strict=True):
+        by_slot(cache, inputs.kv_layout).view(new.dtype)[pages, slots] = new
+    return caches
