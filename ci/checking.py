@@ -51,6 +51,7 @@ class Request:
     command: str
     operation: str | None = None
     gate: bool = False
+    ungated: bool = False
 
 
 def examine(request: Request) -> int:
@@ -134,6 +135,7 @@ def _plan(request: Request, ledger: Ledger) -> Plan:
         laws=request.laws,
         share=GATE_SHARE if request.gate else 1.0,
         cases=request.cases / "examples",
+        ungated=request.ungated,
     )
 
 

@@ -85,6 +85,11 @@ def cli() -> None:
 @cli.command()
 @click.argument("implementations", nargs=-1, required=True, metavar="MODULE:NAME...")
 @click.option("--operation", metavar="OP", help="What plain functions implement.")
+@click.option(
+    "--ungated",
+    is_flag=True,
+    help="Ask no support rule: call what they refuse too.",
+)
 @run_options
 def check(implementations: tuple[str, ...], operation: str | None, **options: Any) -> int:  # noqa: ANN401  click's options
     """Check implementations against the laws.

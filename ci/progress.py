@@ -43,6 +43,10 @@ class Watch(Progress):
         self.lock = threading.RLock()
         self._writer, self._laws = writer, laws
 
+    def building(self, name: str, done: int, modules: int) -> None:
+        """Say how far the building of modules is."""
+        self.say(Text(f"{name}: {done} of {modules} modules built", "dim"))
+
     def prepared(self, report: ImplementationReport, planned: int) -> None:
         """Begin a tally."""
         with self.lock:

@@ -54,13 +54,20 @@ class Implementation:
     writes_out: bool
     compile_key: Callable[[Problem], Hashable] | None
     backend: str = ""
+    build_ahead: bool = False
 
     def __call__(self, inputs: Any) -> Any:  # noqa: ANN401  each operation has its own record
         """Run on the inputs of one problem."""
         return self.function(inputs)
 
-    def refusal(self, problem: Problem, target: Target) -> str | None:
-        """Say why this problem is not for this implementation; None if it is."""
+    def refusal(self, problem: Problem, target: Target, *, ungated: bool = False) -> str | None:
+        """Say why this problem is not for this implementation; None if it is.
+
+        Args:
+            problem: the call.
+            target: the machine.
+            ungated: ask no support rule.
+        """
         if problem.operation != self.operation:
             return f"{self.name} implements {self.operation}, not {problem.operation}"
         for feature in ("custom_mask", "per_head_scales"):
@@ -72,7 +79,7 @@ class Implementation:
         answer = True if self.supports is None else self.supports(problem, target)
         if answer is not True:
             return answer or f"{self.name}.supports said no"
-        return _gate(problem, self.backend, target) if self.backend else None
+        return _gate(problem, self.backend, target) if self.backend and not ungated else None
 
 
 def quantised_features(problem: Problem) -> list[str]:
@@ -107,6 +114,7 @@ def implementation(
     writes_out: bool = False,
     compile_key: Callable[[Problem], Hashable] | None = None,
     backend: str = "",
+    build_ahead: bool = False,
 ) -> Callable[[Callable[[Any], Any]], Implementation]:
     """Make an implementation of a function, for use as a decorator.
 
@@ -129,6 +137,8 @@ def implementation(
             ``backends.BACKENDS``. Where it is given, the rules decide what ``supports`` lets pass,
             and all of it where there is no ``supports``; a kernel that no rule is about leaves
             it empty.
+        build_ahead: its modules take long to compile: the suite chooses a few of them that cover
+            pairs of what they differ in, and builds these in parallel before the first problem.
 
     Raises:
         ValueError: an unknown operation, feature or backend.
@@ -155,6 +165,7 @@ def implementation(
             writes_out=writes_out,
             compile_key=compile_key,
             backend=backend,
+            build_ahead=build_ahead,
         )
 
     return decorate

@@ -100,6 +100,8 @@ class Axes:
         max_work: most work of one problem, see ``AttentionProblem.work``.
         refused: axis and value of what narrowing removed, with the implementation's reason.
         simplest: one value each, together the simplest problem that is supported.
+        restrictions: axes and the values that they are drawn from, one of these at a time; nothing
+            where all of ``values`` may be combined. See ``modules``.
     """
 
     operation: str
@@ -107,6 +109,15 @@ class Axes:
     max_work: int
     refused: Mapping[str, str] = field(default_factory=dict)
     simplest: Mapping[str, Any] = field(default_factory=dict)
+    restrictions: tuple[Mapping[str, tuple[Any, ...]], ...] = ()
+
+    def restricted(self) -> list[Axes]:
+        """Give the axes of each restriction, or these where there is none."""
+        parts = [
+            replace(self, values={**self.values, **part}, restrictions=())
+            for part in self.restrictions
+        ]
+        return parts or [self]
 
     def allows(self, name: str) -> tuple[Any, ...]:
         """Give the values of an axis."""
@@ -155,10 +166,12 @@ def example(operation: str, chosen: Mapping[str, Any]) -> Problem:
         fields["page_size"] = multiples_of(kv_cache).get("page_size", fields["page_size"])
     if fields["regime"] == "exact_grid":
         fields["logits_soft_cap"], fields["v_scale"] = 0.0, 1.0
+    # A batch without a token is another matter: a request without a query has company.
+    company = ((), ()) if query_len else ((1,), (seq_len,))
     return AttentionProblem(
         operation=operation,
-        query_lens=(query_len,),
-        seq_lens=(seq_len,),
+        query_lens=(query_len, *company[0]),
+        seq_lens=(seq_len, *company[1]),
         **fields,
     )
 
@@ -208,6 +221,7 @@ def narrow(operation: str, probe: Probe, max_work: int) -> Axes | None:
             supported[name].add(axes[name].index(value))
         else:
             refused.setdefault(f"{name}={value}", reason)
+    _add_caches_of_other_dims(operation, axes, bases[0], supported, probe)
     values = {
         name: tuple(value for i, value in enumerate(axes[name]) if i in supported[name])
         for name in axes
@@ -216,6 +230,24 @@ def narrow(operation: str, probe: Probe, max_work: int) -> Axes | None:
         for value in kept:
             refused.pop(f"{name}={value}", None)
     return Axes(operation, values, max_work, refused, bases[0])
+
+
+def _add_caches_of_other_dims(
+    operation: str,
+    axes: Mapping[str, tuple[Any, ...]],
+    base: Mapping[str, Any],
+    supported: Mapping[str, set[int]],
+    probe: Probe,
+) -> None:
+    """Ask again about refused caches, with each other head dim: few kernels have nvfp4 at 64."""
+    dims = [axes["head_dims"][i] for i in sorted(supported.get("head_dims", ()))]
+    left = [i for i in range(len(axes.get("caches", ()))) if i not in supported["caches"]]
+    asked = [(i, {**base, "caches": axes["caches"][i], "head_dims": dim})
+             for i in left for dim in dims]  # fmt: skip
+    replies = probe([example(operation, chosen) for _, chosen in asked])
+    for (i, _), reason in zip(asked, replies, strict=True):
+        if reason is None:
+            supported["caches"].add(i)
 
 
 def _spread(bases: Sequence[dict[str, Any]], free: Sequence[str]) -> list[dict[str, Any]]:

@@ -57,6 +57,8 @@ def _subject(payload: Mapping[str, Any], phases: Phases) -> Subject:
             _target(payload["device"]),
             phases,
             _compiled.setdefault(payload["implementation"], set()),
+            modules=payload.get("modules", ()),
+            ungated=bool(payload.get("ungated")),
         )
 
 
@@ -72,6 +74,7 @@ def describe(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
         "features": sorted(implementation.features),
         "arithmetic": asdict(implementation.arithmetic),
         "compiles": implementation.compile_key is not None,
+        "build_ahead": implementation.build_ahead,
     }
 
 
@@ -80,10 +83,25 @@ def probe(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
     subject = _subject(payload, phases)
     problems = [problem_from_json(problem) for problem in payload["problems"]]
     try:
-        reasons = [subject.implementation.refusal(each, subject.target) for each in problems]
+        reasons = [
+            subject.implementation.refusal(each, subject.target, ungated=bool(payload["ungated"]))
+            for each in problems
+        ]
     except Exception as error:  # noqa: BLE001  the fault of the implementation, whatever it is
         return {"error": f"{type(error).__name__}: {error}"}
     return {"reasons": reasons}
+
+
+def modules(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+    """Give the key of the module of each of ``problems``; None for those that are refused."""
+    subject = _subject(payload, phases)
+    key = subject.implementation.compile_key
+    found = [problem_from_json(problem) for problem in payload["problems"]]
+    try:
+        return {"keys": [repr(key(each)) if key and subject.supports(each) else None
+                         for each in found]}  # fmt: skip
+    except Stop as stop:
+        return {"error": stop.verdict.message}
 
 
 def cost(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
@@ -151,6 +169,7 @@ def device(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
 TASKS = {
     "describe": describe,
     "probe": probe,
+    "modules": modules,
     "cost": cost,
     "judge": judge,
     "measure": measured,

@@ -34,6 +34,7 @@ class Plan:
         confirm: replay each finding in a fresh process.
         share: of the profile's problems: a gate over many implementations takes fewer of each.
         cases: folder for an example database, where the profile explores.
+        ungated: ask no support rule: what they refuse is called too.
     """
 
     implementations: Sequence[str]
@@ -49,6 +50,7 @@ class Plan:
     confirm: bool = True
     share: float = 1.0
     cases: Path | None = None
+    ungated: bool = False
 
 
 def problems_of(plan: Plan, law: Law, cost: Cost, parts: int = 1) -> int:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 from ..reference import AttentionProblem, MergeProblem, Problem
 from .axes import Axes, example, narrow
-from .isolation import Worker
+from .isolation import Deadlines, Worker
+from .modules import Keys, Module, choose
 from .plan import Plan
+from .pools import open_pool
 from .profiles import NO_COST, Cost, Timing, cost_of
 from .quarry import WARM_UP_DEADLINES, Address, HarnessError, Quarry, verdict_of
 from .report import ImplementationReport
@@ -17,6 +23,11 @@ from .report import ImplementationReport
 COST_REQUESTS = 8
 COST_ROWS, COST_KEYS = 8, 64
 """How many times more rows, or keys a request, the second call has that is timed."""
+
+
+MOST_BUILDERS = 16
+"""Processes that build at a time: each compiler starts several more."""
+BUILD_DEADLINES = Deadlines(run=120.0, compile=1800.0)
 
 
 def survey(
@@ -57,12 +68,30 @@ def survey(
     return axes
 
 
-def prepare(worker: Worker, plan: Plan, report: ImplementationReport) -> tuple[Quarry, Cost] | None:
-    """Import an implementation, learn what it supports and what it costs."""
-    address = Address(report.reference, plan.operation, plan.device)
+def prepare(
+    worker: Worker,
+    plan: Plan,
+    report: ImplementationReport,
+    built: Callable[[int, int], None] | None = None,
+) -> tuple[Quarry, Cost] | None:
+    """Import an implementation, learn what it supports and what it costs; build its modules.
+
+    Args:
+        worker: that asks.
+        plan: of the run.
+        report: to be filled.
+        built: is told how many modules are built, of how many.
+    """
+    address = Address(report.reference, plan.operation, plan.device, ungated=plan.ungated)
     axes = survey(worker, address, plan.profile.max_work, report)
     if axes is None:
         return None
+    if report.declared["build_ahead"]:
+        modules = choose(axes, _keys(worker, address), plan.profile.modules)
+        build(address, modules, report, built)
+        # Laws change problems, and may come to another module: those alone are called.
+        address = replace(address, modules=tuple(module.key for module in modules))
+        axes = replace(axes, restrictions=tuple(module.values for module in modules))
     timing = _cost_problem(axes)
     timed = _ask(worker, address, "cost", problem=timing.to_json())
     report.call_seconds = float(timed.get("seconds", 0.0))
@@ -74,6 +103,44 @@ def prepare(worker: Worker, plan: Plan, report: ImplementationReport) -> tuple[Q
     quarry.pace.slowest = report.call_seconds
     quarry.warm_up = None if "stopped" in timed else timing
     return quarry, cost
+
+
+def _keys(worker: Worker, address: Address) -> Keys:
+    def keys(problems: Sequence[Problem]) -> list[str | None]:
+        asked = [problem.to_json() for problem in problems]
+        reply = _ask(worker, address, "modules", problems=asked)
+        if "error" in reply:
+            raise HarnessError(str(reply["error"]))
+        return list(reply["keys"])
+
+    return keys
+
+
+def build(
+    address: Address,
+    modules: Sequence[Module],
+    report: ImplementationReport,
+    built: Callable[[int, int], None] | None,
+) -> None:
+    """Build modules in parallel, each by its simplest call in a process of its own.
+
+    One that cannot be built is left to the laws: their first call of it says what is wrong.
+    """
+    start = time.monotonic()
+    size = max(1, min(len(modules), (os.cpu_count() or 1) // 2, MOST_BUILDERS))
+    done = itertools.count(1)
+    pool = open_pool(address.device, size=size, standby=False)
+    with pool, ThreadPoolExecutor(size) as threads:
+
+        def one(module: Module) -> None:
+            with pool.lease() as worker:
+                request = address.request("cost", problem=module.first.to_json(), calls=1)
+                worker.run(request, BUILD_DEADLINES)
+            if built is not None:
+                built(next(done), len(modules))
+
+        list(threads.map(one, modules))
+    report.modules, report.build_seconds = len(modules), time.monotonic() - start
 
 
 def _time_larger(worker: Worker, address: Address, problem: Problem, small: Timing) -> Timing:

@@ -15,6 +15,7 @@ class Profile:
         max_work: most work of one problem on a fast implementation, see ``AttentionProblem.work``.
         shrink_seconds: after this long, the smallest counterexample so far is taken.
         seconds: after this long on one implementation, laws end early, and say so.
+        modules: most modules that are built of an implementation whose modules take long.
         explore: draw other problems in every run, and keep failures in an example database.
     """
 
@@ -23,13 +24,14 @@ class Profile:
     max_work: int
     shrink_seconds: float
     seconds: float
+    modules: int = 8
     explore: bool = False
 
 
 PROFILES = {
-    "quick": Profile("quick", 20, 200_000, 5.0, 20.0),
-    "gate": Profile("gate", 120, 400_000, 10.0, 50.0),
-    "nightly": Profile("nightly", 3000, 4_000_000, 60.0, 3 * 3600.0, explore=True),
+    "quick": Profile("quick", 20, 200_000, 5.0, 20.0, 3),
+    "gate": Profile("gate", 120, 400_000, 10.0, 50.0, 8),
+    "nightly": Profile("nightly", 3000, 4_000_000, 60.0, 3 * 3600.0, 64, explore=True),
 }
 GATE_SHARE = 0.25
 """A gate looks at every implementation there is: a quarter as long at each as a check of one."""

@@ -39,11 +39,22 @@ class Pace:
 
 @dataclass(frozen=True)
 class Address:
-    """How the worker finds an implementation: MODULE:NAME, of which operation, on which device."""
+    """How the worker finds an implementation, and what it may do.
+
+    Attributes:
+        reference: MODULE:NAME.
+        operation: of a plain function.
+        device: ``"cpu"`` or ``"cuda"``.
+        modules: keys of the modules that are built: problems of others are refused; all are
+            allowed if there is none.
+        ungated: ask no support rule.
+    """
 
     reference: str
     operation: str | None
     device: str
+    modules: tuple[str, ...] = ()
+    ungated: bool = False
 
     def request(self, task: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401  JSON
         """Give what the worker needs for one of ``judge.TASKS``."""
@@ -52,6 +63,8 @@ class Address:
             "implementation": self.reference,
             "operation": self.operation,
             "device": self.device,
+            "modules": list(self.modules),
+            "ungated": self.ungated,
             **more,
         }
 

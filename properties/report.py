@@ -111,6 +111,8 @@ class ImplementationReport:
     refused: dict[str, str] = field(default_factory=dict)
     declared: dict[str, Any] = field(default_factory=dict)
     """What the worker's ``describe`` says of it."""
+    modules: int = 0
+    build_seconds: float = 0.0
     seconds: float = 0.0
 
     @property
@@ -141,6 +143,8 @@ class ImplementationReport:
             "unsupported_reason": self.unsupported_reason,
             "error": self.error,
             "refused": self.refused,
+            "modules": self.modules,
+            "build_seconds": round(self.build_seconds, 3),
             "seconds": round(self.seconds, 3),
             "laws": [law.to_json() for law in self.laws],
         }

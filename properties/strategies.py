@@ -50,6 +50,8 @@ def problems(axes: Axes | None = None, *, operation: str = "paged_attention",
     """
     if axes is None:
         axes = Axes(operation, all_axes(operation), max_work, {})
+    if axes.restrictions:
+        return st.sampled_from(axes.restricted()).flatmap(problems)
     if axes.operation == "merge_state":
         return merge_problems(axes)
     if axes.operation == "build_metadata":

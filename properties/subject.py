@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import traceback
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -35,6 +35,9 @@ class Stop(Exception):  # noqa: N818  not an error of ours: it carries a verdict
         self.verdict = verdict
 
 
+NOT_BUILT = "its module is not among those that were built for this run"
+
+
 class Subject:
     """Runs one implementation; exceptions of its become verdicts."""
 
@@ -44,6 +47,9 @@ class Subject:
         target: Target,
         phases: Phases,
         compiled: set[Hashable] | None = None,
+        *,
+        modules: Collection[str] = (),
+        ungated: bool = False,
     ) -> None:
         self.implementation = implementation
         self.target = target
@@ -51,6 +57,7 @@ class Subject:
         self.buffers: dict[str, torch.Tensor] = {}
         self._phases = phases
         self._compiled = set() if compiled is None else compiled
+        self._modules, self._ungated = frozenset(modules), ungated
 
     def refusal(self, problem: Problem) -> str | None:
         """Give the reason why the implementation does not claim this problem; None if it does.
@@ -59,9 +66,12 @@ class Subject:
             Stop: its ``supports`` raised.
         """
         try:
-            return self.implementation.refusal(problem, self.target)
+            refusal = self.implementation.refusal(problem, self.target, ungated=self._ungated)
+            key = self.implementation.compile_key
+            built = not (self._modules and key) or repr(key(problem)) in self._modules
         except Exception as error:
             raise Stop(_crash(error, "supports raised ")) from error
+        return refusal if built else refusal or NOT_BUILT
 
     def supports(self, problem: Problem) -> bool:
         """Tell whether the implementation claims this problem."""

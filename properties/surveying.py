@@ -96,7 +96,7 @@ def _ask(worker: Worker, name: str, choices: Choices, ledger: Ledger, target: Ta
     except HarnessError as error:
         return Surveyed(name, reference, error=str(error))
     parts: tuple[Configuration, ...] = (EVERYTHING,)
-    if axes is not None and report.declared["compiles"]:
+    if axes is not None and report.declared["compiles"] and not report.declared["build_ahead"]:
         parts = configurations(axes, choices.profile)
     return Surveyed(
         name,

@@ -1,0 +1,136 @@
+"""What calls of FlashInfer's CUDA kernels share: wrappers, plans by keyword, caches, scales, LSE.
+
+Everything is passed by keyword: from release to release a positional argument has changed its
+meaning (docs/gating.md). LSE is base 2 in FlashInfer and natural here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+
+from ..reference import AttentionProblem, Problem
+from ..reference.inputs import AttentionInputs, PagedAttentionInputs, RaggedAttentionInputs
+from ..reference.problems import is_power_of_two
+from .flashinfer_kv import flashinfer_arguments
+from .optional import missing, require
+from .target import Target, installed_version
+
+WORKSPACE_BYTES = 128 << 20
+"""FlashInfer's recommendation for its float workspace."""
+
+
+def unavailable(target: Target) -> str | None:
+    """Say why FlashInfer's CUDA kernels cannot be called; None if they can."""
+    if target.device != "cuda":
+        return "FlashInfer's CUDA kernels need a GPU"
+    return missing("flashinfer", "flashinfer")
+
+
+def flashinfer(module: str = "flashinfer") -> Any:  # noqa: ANN401  untyped third-party code
+    """Import FlashInfer, or one of its modules."""
+    return require(module, "flashinfer")
+
+
+@functools.cache
+def version() -> str:
+    """Give the release that is installed."""
+    return installed_version("flashinfer-python") or "0"
+
+
+@functools.cache
+def wrapper(name: str, device: torch.device, **options: Any) -> Any:  # noqa: ANN401  untyped
+    """Give a wrapper with a workspace of its own, the same one for the same options.
+
+    Wrappers are planned anew and run again and again, as serving engines do.
+    """
+    workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+    return getattr(flashinfer(), name)(float_workspace_buffer=workspace, **options)
+
+
+def attention_refusal(problem: Problem, target: Target) -> str | None:
+    """Say why no wrapper takes a problem, whatever its backend."""
+    reason = unavailable(target)
+    if reason is not None:
+        return reason
+    if not isinstance(problem, AttentionProblem):
+        return "an attention wrapper"
+    refusals = (
+        (problem.dtype == "float32", "FlashInfer's attention writes 16-bit outputs"),
+        (problem.empty_batch, "engines plan no batch without a token"),
+        (
+            problem.custom_mask and (problem.causal or problem.window_left >= 0),
+            "FlashInfer's custom mask takes the place of causal and window",
+        ),
+        (
+            not is_power_of_two(problem.v_scale),
+            f"FlashInfer rounds its output, then multiplies by v_scale {problem.v_scale}",
+        ),
+    )
+    return next((why for refused, why in refusals if refused), None)
+
+
+def paged_cache(inputs: PagedAttentionInputs, backend: str) -> dict[str, Any]:
+    """Give the keyword arguments that name a paged cache, in the view that the release reads."""
+    if inputs.kv_format is None:
+        return {"paged_kv_cache": (inputs.k_cache, inputs.v_cache)}
+    return flashinfer_arguments(
+        inputs.k_cache,
+        inputs.v_cache,
+        inputs.kv_format,
+        kv_cache_sf=inputs.kv_cache_sf,
+        backend=backend,
+        flashinfer=version(),
+    )
+
+
+def plan_options(inputs: AttentionInputs, kv_dtype: torch.dtype) -> dict[str, Any]:
+    """Give the options that every plan takes."""
+    return {
+        "sm_scale": inputs.sm_scale,
+        "window_left": inputs.window_left,
+        "logits_soft_cap": inputs.logits_soft_cap,
+        "q_data_type": inputs.q.dtype,
+        "kv_data_type": kv_dtype,
+        "o_data_type": inputs.out_dtype,
+    }
+
+
+def scales(inputs: AttentionInputs) -> tuple[tuple[torch.Tensor, ...], dict[str, float]]:
+    """Give the scales of a run: tensors in its order for FP8 queries, else keywords.
+
+    FA3 takes the scales of FP8 queries, keys and values as float32, one a head, and only so.
+    """
+    if inputs.q.dtype.itemsize > 1:
+        return (), {"k_scale": float(inputs.k_scale), "v_scale": float(inputs.v_scale)}
+    heads = inputs.q.shape[1], _kv_heads(inputs), _kv_heads(inputs)
+    given = inputs.q_scale, inputs.k_scale, inputs.v_scale
+    tensors = (
+        torch.as_tensor(scale, dtype=torch.float32, device=inputs.q.device).expand(count)
+        for scale, count in zip(given, heads, strict=True)
+    )
+    return tuple(tensor.contiguous() for tensor in tensors), {}
+
+
+def _kv_heads(inputs: AttentionInputs) -> int:
+    if isinstance(inputs, RaggedAttentionInputs):
+        return inputs.k.shape[1]
+    return inputs.k_cache.shape[2 if inputs.kv_layout == "NHD" else 1]
+
+
+def module_key(problem: Problem) -> Hashable:
+    """Give what FlashInfer builds an attention module for, of each backend."""
+    if not isinstance(problem, AttentionProblem):
+        return problem.operation
+    return (
+        problem.dtype,
+        problem.q_dtype,
+        problem.kv_element,
+        problem.head_dim_qk,
+        problem.head_dim_vo,
+        problem.window_left >= 0,
+        problem.logits_soft_cap > 0,
+    )

@@ -1,0 +1,133 @@
+"""FlashInfer's attention to ragged keys: batched prefill, and single requests."""
+
+from __future__ import annotations
+
+import torch
+
+from ..reference import Arithmetic, AttentionProblem, Problem
+from ..reference.inputs import RaggedAttentionInputs
+from .flashinfer_calls import attention_refusal, flashinfer, module_key, plan_options, wrapper
+from .flashinfer_triton import to_natural
+from .protocol import implementation
+from .target import Target
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+TENSOR_CORES = Arithmetic(accumulate="float32", probabilities="inputs")
+
+
+def _unscaled(problem: Problem, target: Target) -> bool | str:
+    if isinstance(problem, AttentionProblem) and (problem.k_scale, problem.v_scale) != (1, 1):
+        return "ragged wrappers apply k_scale and v_scale to quantised keys alone"
+    return attention_refusal(problem, target) or True
+
+
+def _prefill(inputs: RaggedAttentionInputs, backend: str) -> Pair:
+    planned = wrapper(
+        "BatchPrefillWithRaggedKVCacheWrapper", inputs.q.device, kv_layout="NHD", backend=backend
+    )
+    planned.plan(
+        qo_indptr=inputs.qo_indptr,
+        kv_indptr=inputs.kv_indptr,
+        num_qo_heads=inputs.q.shape[1],
+        num_kv_heads=inputs.k.shape[1],
+        head_dim_qk=inputs.q.shape[-1],
+        head_dim_vo=inputs.v.shape[-1],
+        causal=inputs.causal,
+        custom_mask=inputs.custom_mask,
+        **plan_options(inputs, inputs.k.dtype),
+    )
+    out, lse = planned.run(inputs.q, inputs.k, inputs.v, return_lse=True)
+    return out, to_natural(lse)
+
+
+@implementation(
+    "ragged_attention",
+    name="flashinfer-ragged-fa2",
+    backend="fa2",
+    supports=_unscaled,
+    features=("custom_mask",),
+    arithmetic=TENSOR_CORES,
+    compile_key=module_key,
+    build_ahead=True,
+)
+def ragged_fa2(inputs: RaggedAttentionInputs) -> Pair:
+    """Attend by ``BatchPrefillWithRaggedKVCacheWrapper`` with FA2."""
+    return _prefill(inputs, "fa2")
+
+
+@implementation(
+    "ragged_attention",
+    name="flashinfer-ragged-fa3",
+    backend="fa3",
+    supports=_unscaled,
+    arithmetic=TENSOR_CORES,
+    compile_key=module_key,
+    build_ahead=True,
+)
+def ragged_fa3(inputs: RaggedAttentionInputs) -> Pair:
+    """Attend by ``BatchPrefillWithRaggedKVCacheWrapper`` with FA3."""
+    return _prefill(inputs, "fa3")
+
+
+def _one_request(problem: Problem, target: Target) -> bool | str:
+    if isinstance(problem, AttentionProblem) and len(problem.query_lens) != 1:
+        return "single_prefill_with_kv_cache takes one request"
+    return _unscaled(problem, target)
+
+
+@implementation(
+    "ragged_attention",
+    name="flashinfer-single-prefill-fa2",
+    backend="fa2",
+    supports=_one_request,
+    features=("custom_mask",),
+    arithmetic=TENSOR_CORES,
+    compile_key=module_key,
+    build_ahead=True,
+)
+def single_prefill(inputs: RaggedAttentionInputs) -> Pair:
+    """Attend one request by ``single_prefill_with_kv_cache`` with FA2."""
+    mask = inputs.custom_mask
+    out, lse = flashinfer().single_prefill_with_kv_cache(
+        inputs.q,
+        inputs.k,
+        inputs.v,
+        custom_mask=None if mask is None else mask.view(inputs.q.shape[0], -1),
+        causal=inputs.causal,
+        sm_scale=inputs.sm_scale,
+        window_left=inputs.window_left,
+        logits_soft_cap=inputs.logits_soft_cap,
+        backend="fa2",
+        return_lse=True,
+    )
+    return out, to_natural(lse)
+
+
+def _one_decode(problem: Problem, target: Target) -> bool | str:
+    if isinstance(problem, AttentionProblem) and problem.query_lens != (1,):
+        return "single_decode_with_kv_cache takes one token of one request"
+    if isinstance(problem, AttentionProblem) and problem.custom_mask:
+        return "single_decode_with_kv_cache takes no mask"
+    return _unscaled(problem, target)
+
+
+@implementation(
+    "ragged_attention",
+    name="flashinfer-single-decode",
+    backend="cuda-core",
+    supports=_one_decode,
+    compile_key=module_key,
+    build_ahead=True,
+)
+def single_decode(inputs: RaggedAttentionInputs) -> Pair:
+    """Attend one token by ``single_decode_with_kv_cache`` without tensor cores."""
+    out, lse = flashinfer().single_decode_with_kv_cache(
+        inputs.q[0],
+        inputs.k,
+        inputs.v,
+        sm_scale=inputs.sm_scale,
+        window_left=inputs.window_left,
+        logits_soft_cap=inputs.logits_soft_cap,
+        return_lse=True,
+    )
+    return out.unsqueeze(0), to_natural(lse).unsqueeze(0)
