@@ -42,6 +42,7 @@ class Request:
     device: str
     seed: int
     jobs: int | None
+    modules: int | None
     laws: tuple[str, ...]
     json_path: Path | None
     junit_path: Path | None
@@ -124,9 +125,10 @@ def _plan(request: Request, ledger: Ledger) -> Plan:
             resolve_name(name)
     except ImplementationNotFoundError as error:
         raise UsageRefusedError(str(error)) from error
+    profile = PROFILES[request.profile]
     return Plan(
         list(dict.fromkeys(request.implementations)),
-        PROFILES[request.profile],
+        profile if request.modules is None else replace(profile, modules=request.modules),
         operation=request.operation,
         device=request.device,
         seed=request.seed,

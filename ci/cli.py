@@ -45,6 +45,11 @@ RUN_OPTIONS = (
         help="Worker processes at a time; one a core by default, one on a GPU.",
     ),
     click.option(
+        "--modules",
+        type=click.IntRange(min=1),
+        help="Most modules built of an implementation whose modules take long; by profile.",
+    ),
+    click.option(
         "--law", "laws", multiple=True, metavar="NAME", help="Only this law; may be repeated."
     ),
     click.option("--json", "json_path", type=OUTPUT, help="Write the results to this file."),

@@ -12,13 +12,21 @@ from typing import Any
 
 import torch
 
-from ..reference import AttentionProblem, Problem
+from ..reference import Arithmetic, AttentionProblem, Problem
 from ..reference.inputs import AttentionInputs, PagedAttentionInputs, RaggedAttentionInputs
 from ..reference.problems import is_power_of_two
 from .flashinfer_kv import flashinfer_arguments
 from .optional import missing, require
 from .target import Target, installed_version
 
+CUDA_CORES = Arithmetic(partial_outputs=True, tanh="approximate")
+"""Decode without tensor cores (``decode.cuh``)."""
+FA2 = Arithmetic(
+    probabilities="inputs", row_sum="probabilities", partial_outputs=True, tanh="approximate"
+)
+"""``prefill.cuh``: row sums by m16k16_rowsum_f16f16f32, ``tmp_v`` of the output's dtype."""
+FA3 = Arithmetic(probabilities="inputs", tanh="approximate")
+"""``hopper/attention_updater.cuh``: row sums before the rounding, no split."""
 WORKSPACE_BYTES = 128 << 20
 """FlashInfer's recommendation for its float workspace."""
 
@@ -133,4 +141,5 @@ def module_key(problem: Problem) -> Hashable:
         problem.head_dim_vo,
         problem.window_left >= 0,
         problem.logits_soft_cap > 0,
+        problem.custom_mask,  # packing its bits is a module of its own
     )

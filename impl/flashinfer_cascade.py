@@ -7,6 +7,7 @@ import torch
 from ..reference import Arithmetic, AttentionProblem, MergeProblem, Problem, build_metadata
 from ..reference.inputs import AppendInputs, MergeInputs, PagedAttentionInputs
 from .flashinfer_calls import (
+    FA2,
     attention_refusal,
     flashinfer,
     module_key,
@@ -65,6 +66,7 @@ def merge_state_in_place(inputs: MergeInputs) -> Pair:
     name="flashinfer-merge-states",
     backend="cuda",
     supports=_any_states,
+    arithmetic=Arithmetic(partial_outputs=True),
     compile_key=lambda _: "cascade",
 )
 def merge_states(inputs: MergeInputs) -> Pair:
@@ -74,11 +76,17 @@ def merge_states(inputs: MergeInputs) -> Pair:
     return out, to_natural(lse)
 
 
+def _appends(problem: Problem, target: Target) -> bool | str:
+    if isinstance(problem, AttentionProblem) and problem.head_dim_qk != problem.head_dim_vo:
+        return "append_paged_kv_cache has one head_dim"
+    return unavailable(target) or True
+
+
 @implementation(
     "append_paged_kv",
     name="flashinfer-append",
     backend="cuda",
-    supports=_any_states,
+    supports=_appends,
     compile_key=lambda _: "page",
 )
 def append(inputs: AppendInputs) -> Pair:
@@ -120,7 +128,7 @@ def _cascade(problem: Problem, target: Target) -> bool | str:
     name="flashinfer-cascade",
     backend="fa2",
     supports=_cascade,
-    arithmetic=Arithmetic(accumulate="float32", probabilities="inputs"),
+    arithmetic=FA2,
     compile_key=module_key,
     build_ahead=True,
 )

@@ -8,10 +8,13 @@ from typing import Any
 
 import torch
 
-from ..reference import Arithmetic, AttentionProblem, BatchMetadata, Problem, build_metadata
+from ..reference import AttentionProblem, BatchMetadata, Problem, build_metadata
 from ..reference.inputs import PagedAttentionInputs
 from ..reference.kv_format import stored_head_dim
 from .flashinfer_calls import (
+    CUDA_CORES,
+    FA2,
+    FA3,
     attention_refusal,
     flashinfer,
     module_key,
@@ -25,7 +28,6 @@ from .protocol import implementation
 from .target import Target
 
 Pair = tuple[torch.Tensor, torch.Tensor]
-TENSOR_CORES = Arithmetic(accumulate="float32", probabilities="inputs")
 FA2_FEATURES = ("custom_mask", "fp8_kv", "nvfp4_kv")
 FA3_FEATURES = ("fp8_kv", "fp8_q", "per_head_scales")
 
@@ -51,6 +53,8 @@ def _prefills_on_fa3(problem: Problem, target: Target) -> bool | str:
             return "FA3 takes queries and keys of one dtype"
         if problem.per_head_scales:
             return "FA3 takes scales of a head with FP8 queries alone"
+        if problem.head_dim_qk != problem.head_dim_vo and not problem.strided_kv:
+            return "FA3 takes pages of keys and values of one stride"
     return attention_refusal(problem, target) or True
 
 
@@ -120,6 +124,7 @@ def prefill(inputs: PagedAttentionInputs, metadata: BatchMetadata, backend: str)
     backend="cuda-core",
     supports=_decodes,
     features=("fp8_kv",),
+    arithmetic=CUDA_CORES,
     compile_key=module_key,
     build_ahead=True,
 )
@@ -134,7 +139,7 @@ def cuda_core_decode(inputs: PagedAttentionInputs) -> Pair:
     backend="fa2",
     supports=_decodes,
     features=("fp8_kv", "nvfp4_kv"),
-    arithmetic=TENSOR_CORES,
+    arithmetic=FA2,
     compile_key=module_key,
     build_ahead=True,
 )
@@ -149,7 +154,7 @@ def tensor_core_decode(inputs: PagedAttentionInputs) -> Pair:
     backend="fa2",
     supports=_prefills,
     features=FA2_FEATURES,
-    arithmetic=TENSOR_CORES,
+    arithmetic=FA2,
     compile_key=module_key,
     build_ahead=True,
 )
@@ -164,7 +169,7 @@ def prefill_fa2(inputs: PagedAttentionInputs) -> Pair:
     backend="fa3",
     supports=_prefills_on_fa3,
     features=FA3_FEATURES,
-    arithmetic=TENSOR_CORES,
+    arithmetic=FA3,
     compile_key=module_key,
     build_ahead=True,
 )
@@ -188,7 +193,7 @@ def _mixed(problem: Problem, target: Target) -> bool | str:
     backend="fa2",
     supports=_mixed,
     features=("fp8_kv", "nvfp4_kv"),
-    arithmetic=TENSOR_CORES,
+    arithmetic=FA2,
     compile_key=module_key,
     build_ahead=True,
 )
@@ -243,7 +248,7 @@ def _persistent(problem: Problem, target: Target) -> bool | str:
     name="flashinfer-batch-attention",
     backend="fa2",
     supports=_persistent,
-    arithmetic=TENSOR_CORES,
+    arithmetic=FA2,
     compile_key=module_key,
     build_ahead=True,
 )

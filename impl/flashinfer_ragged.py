@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import torch
 
-from ..reference import Arithmetic, AttentionProblem, Problem
+from ..reference import AttentionProblem, Problem
 from ..reference.inputs import RaggedAttentionInputs
-from .flashinfer_calls import attention_refusal, flashinfer, module_key, plan_options, wrapper
+from .flashinfer_calls import (
+    CUDA_CORES,
+    FA2,
+    FA3,
+    attention_refusal,
+    flashinfer,
+    module_key,
+    plan_options,
+    wrapper,
+)
 from .flashinfer_triton import to_natural
 from .protocol import implementation
 from .target import Target
 
 Pair = tuple[torch.Tensor, torch.Tensor]
-TENSOR_CORES = Arithmetic(accumulate="float32", probabilities="inputs")
 
 
 def _unscaled(problem: Problem, target: Target) -> bool | str:
@@ -46,7 +54,7 @@ def _prefill(inputs: RaggedAttentionInputs, backend: str) -> Pair:
     backend="fa2",
     supports=_unscaled,
     features=("custom_mask",),
-    arithmetic=TENSOR_CORES,
+    arithmetic=FA2,
     compile_key=module_key,
     build_ahead=True,
 )
@@ -60,7 +68,7 @@ def ragged_fa2(inputs: RaggedAttentionInputs) -> Pair:
     name="flashinfer-ragged-fa3",
     backend="fa3",
     supports=_unscaled,
-    arithmetic=TENSOR_CORES,
+    arithmetic=FA3,
     compile_key=module_key,
     build_ahead=True,
 )
@@ -81,7 +89,7 @@ def _one_request(problem: Problem, target: Target) -> bool | str:
     backend="fa2",
     supports=_one_request,
     features=("custom_mask",),
-    arithmetic=TENSOR_CORES,
+    arithmetic=FA2,
     compile_key=module_key,
     build_ahead=True,
 )
@@ -116,6 +124,7 @@ def _one_decode(problem: Problem, target: Target) -> bool | str:
     name="flashinfer-single-decode",
     backend="cuda-core",
     supports=_one_decode,
+    arithmetic=CUDA_CORES,
     compile_key=module_key,
     build_ahead=True,
 )

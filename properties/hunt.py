@@ -187,7 +187,9 @@ class Hunt:
             return True
         # Nothing to look at, time and again: the law says nothing about this implementation.
         idle = report.vacuous + report.unsupported
-        return idle > 4 * self._search.problems and not report.judged
+        # Of several modules, a law may have something to say about one alone.
+        patience = 4 * max(1, len(self._quarry.axes.restrictions))
+        return idle > patience * self._search.problems and not report.judged
 
     def _seed(self, number: int) -> int:
         text = f"{self._law.name}|{self._quarry.name}|{self._search.seed}|{number}"

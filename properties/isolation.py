@@ -38,6 +38,8 @@ DEFAULT_MEMORY_LIMIT: Final = min(
     8 << 30, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 )
 
+# A handler that sets this in its result asks for a fresh process, as this one is of no more use.
+LAST_REPLY: Final = "last_reply"
 _DEFAULT_DEADLINES: Final = Deadlines()
 # Several workers share the cores; and one thread always adds in the same order. Set before torch
 # or numpy is imported, which is when they read it.
@@ -97,7 +99,7 @@ class Worker:
         else:
             return Outcome("error", kind="start", detail="the workers die before any request")
         outcome = self._process.ask(payload, deadlines)
-        if self._process.ended:
+        if self._process.ended or (outcome.result or {}).pop(LAST_REPLY, False):
             self.renew()  # raises once the pool is closed: then close() was what killed it
         else:
             self._supply.stand_by()

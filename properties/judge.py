@@ -21,6 +21,7 @@ from ..impl import (
     find_implementation,
 )
 from ..reference import problem_from_json
+from .isolation import LAST_REPLY
 from .laws import find_law
 from .subject import Phases, Stop, Subject
 from .verdict import Verdict
@@ -28,6 +29,7 @@ from .verdict import Verdict
 HANDLER = "kernelproof.properties.judge:handle"
 """How the worker finds this module."""
 
+ERRORS_LEFT = 3
 COST_CALLS = 5
 COST_SECONDS = 2.0
 
@@ -37,7 +39,26 @@ _compiled: dict[str, set[Hashable]] = {}
 def handle(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
     """Do the payload's ``task``; see the function of that name."""
     task: Callable[[Mapping[str, Any], Phases], dict[str, Any]] = TASKS[payload["task"]]
-    return task(payload, phases)
+    result = task(payload, phases)
+    failed = result.get("status") == "CRASH" or "stopped" in result
+    if failed and payload["device"] == "cuda" and not _settled():
+        result[LAST_REPLY] = True
+    return result
+
+
+def _settled() -> bool:
+    """Take up the error that a failed launch leaves for whoever asks CUDA next.
+
+    Returns:
+        Whether CUDA works again; after an illegal access it never does in this process.
+    """
+    for _ in range(ERRORS_LEFT):
+        try:
+            torch.ones(1, device="cuda").item()
+        except RuntimeError:
+            continue
+        return True
+    return False
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from .isolation import Deadlines, Worker
 from .modules import Keys, Module, choose
 from .plan import Plan
 from .pools import open_pool
-from .profiles import NO_COST, Cost, Timing, cost_of
+from .profiles import NO_COST, Cost, Timing, cost_of, on_device
 from .quarry import WARM_UP_DEADLINES, Address, HarnessError, Quarry, verdict_of
 from .report import ImplementationReport
 
@@ -83,7 +83,8 @@ def prepare(
         built: is told how many modules are built, of how many.
     """
     address = Address(report.reference, plan.operation, plan.device, ungated=plan.ungated)
-    axes = survey(worker, address, plan.profile.max_work, report)
+    profile = on_device(plan.profile, plan.device)
+    axes = survey(worker, address, profile.max_work, report)
     if axes is None:
         return None
     if report.declared["build_ahead"]:
@@ -96,7 +97,7 @@ def prepare(
     timed = _ask(worker, address, "cost", problem=timing.to_json())
     report.call_seconds = float(timed.get("seconds", 0.0))
     small = Timing(report.call_seconds, timing.work)
-    cost = cost_of(small, _time_larger(worker, address, timing, small), plan.profile)
+    cost = cost_of(small, _time_larger(worker, address, timing, small), profile)
     report.cost = cost.name
     axes = replace(axes, max_work=cost.max_work)
     quarry = Quarry(report.name, address, axes)

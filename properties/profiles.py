@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,16 @@ PROFILES = {
     "gate": Profile("gate", 120, 400_000, 10.0, 50.0, 8),
     "nightly": Profile("nightly", 3000, 4_000_000, 60.0, 3 * 3600.0, 64, explore=True),
 }
+GPU_WORK = 128
+"""How many times more work a problem may be on a GPU, where it takes no longer."""
 GATE_SHARE = 0.25
 """A gate looks at every implementation there is: a quarter as long at each as a check of one."""
+
+
+def on_device(profile: Profile, device: str) -> Profile:
+    """Give a profile with problems of the size that a device is made for."""
+    factor = GPU_WORK if device == "cuda" else 1
+    return replace(profile, max_work=factor * profile.max_work)
 
 
 @dataclass(frozen=True)

@@ -176,7 +176,8 @@ def _request(draw: st.DrawFn, axes: Axes, fields: dict[str, Any], work: float) -
     cap = decode_cap if phase in ("decode", "no_query", "chunk") else square_cap
     cap = min(max(cap, 2), MAX_SEQ_LEN)
     if phase == "no_keys":
-        return draw(lengths(4, 1)), 0
+        several = {"prefill", "chunk"} & set(axes.allows("phase"))
+        return draw(lengths(4, 1)) if several else 1, 0
     seq_len = draw(lengths(cap, fields["page_size"], fields.get("window_left", -1)))
     if phase == "decode":
         return 1, seq_len

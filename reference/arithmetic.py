@@ -37,15 +37,24 @@ class Arithmetic:
         accumulate: format of dot products, exponentials, row sums and logits.
         probabilities: format to which exp(logit - max) is rounded before it multiplies V, as
             FlashAttention does before the second tensor-core product; ``"inputs"`` means the
-            dtype of V; None means that it stays in ``accumulate``. The row sum is taken before
-            this rounding (FlashAttention, arXiv:2205.14135, algorithm 1).
+            dtype of V; None means that it stays in ``accumulate``.
+        row_sum: what the normaliser sums: ``"accumulate"``, the exponentials before they are
+            rounded (FlashAttention, arXiv:2205.14135, algorithm 1), or ``"probabilities"``, the
+            rounded ones (FlashInfer's FA2 sums them by a tensor-core product with ones).
+        partial_outputs: outputs of parts of the keys are stored in the output's dtype before they
+            are merged (FlashInfer's split-KV, ``tmp_v``).
+        tanh: of a soft cap: ``"accumulate"``, or ``"approximate"``: PTX's ``tanh.approx.f32``, with
+            a relative error of at most 2^-11.
 
     Raises:
-        ValueError: a format that has no unit roundoff in ``UNIT_ROUNDOFF``.
+        ValueError: a format that has no unit roundoff in ``UNIT_ROUNDOFF``, or another choice.
     """
 
     accumulate: str = "float32"
     probabilities: str | None = None
+    row_sum: str = "accumulate"
+    partial_outputs: bool = False
+    tanh: str = "accumulate"
 
     def __post_init__(self) -> None:
         """Refuse formats that no bound is known for."""
@@ -58,6 +67,13 @@ class Arithmetic:
                 allowed |= {"inputs"}
             if not (value in allowed or (name == "probabilities" and value is None)):
                 message = f"Arithmetic.{name} is {value!r}; known formats: {sorted(allowed)}"
+                raise ValueError(message)
+        for name, value, choices in (
+            ("row_sum", self.row_sum, ("accumulate", "probabilities")),
+            ("tanh", self.tanh, ("accumulate", "approximate")),
+        ):
+            if value not in choices:
+                message = f"Arithmetic.{name} is {value!r}; it must be one of {choices}"
                 raise ValueError(message)
 
     def probabilities_format(self, value_dtype: torch.dtype) -> str | None:

@@ -31,9 +31,17 @@ with a failure probability below 2 exp(-LAMBDA^2 / 2): Higham & Mary, SIAM J. Sc
     Subnormal probabilities lose SMALLEST_SUBNORMAL / 2.
     E_probabilities = p [ |O| + min(LAMBDA sqrt(c), sqrt(S)) sqrt(sum P_j^2 V_j^2) ] + floor.
 
-4.  The output is rounded once: E = (1 + o) (E_accumulate + E_probabilities) + o |O| + floor.
+    Where the row sum is taken of the rounded probabilities, what is common to all cancels, and
+    sum P_j t_j (V_j - O) is left: |O| gives way to |O| sqrt(sum P_j^2) within the minimum's share.
 
-5.  lse = m + log(sum): 2 sum P_j e_j + (n(S) + SUM) u + LSE u (|lse| + |m|), stored in float32.
+4.  The output is rounded once: E = (1 + o) (E_accumulate + E_probabilities) + o |O| + floor. If
+    outputs O_i of parts of the keys with weights w_i were rounded before they were merged, that is
+    o sum w_i |O_i| <= o sum P_j |V_j| <= o A more.
+
+5.  lse = m + log(sum): 2 sum P_j e_j + (n(S) + SUM) u + LSE u (|lse| + |m|), stored in float32;
+    p more where the row sum is taken of rounded probabilities.
+
+6.  tanh.approx of a soft cap adds TANH |s_j| to d_j.
 """
 
 from __future__ import annotations
@@ -62,6 +70,8 @@ LSE = 4.0
 """Roundings of the normaliser: logarithm, base change, addition of m, storage."""
 VARIANCE_FLOOR = 2.0**-40
 """Share of sum P V^2 that sum P V^2 - O^2 may lose to cancellation in float64, and more."""
+TANH = 2.0**-11
+"""Relative error of PTX's tanh.approx.f32 (PTX ISA 8.0, 9.7.3.22)."""
 LARGEST_LOGIT_ERROR = 30.0
 """expm1 of more than this is no bound any more, and overflow would make NaN of it."""
 
@@ -74,6 +84,9 @@ class Roundings(NamedTuple):
     probabilities_floor: float
     out: float
     out_floor: float
+    sums_rounded: bool = False  # the row sum is of rounded probabilities
+    partial: float = 0.0  # of outputs of parts of the keys; 0: not rounded
+    tanh: float = 0.0  # relative error of the soft cap's tanh
 
     @classmethod
     def of(
@@ -88,6 +101,9 @@ class Roundings(NamedTuple):
             SMALLEST_SUBNORMAL[rounded] / 2 if rounded else 0.0,
             unit_roundoff(out_dtype),
             SMALLEST_SUBNORMAL[out] / 2,
+            arithmetic.row_sum == "probabilities" and rounded is not None,
+            unit_roundoff(out_dtype) if arithmetic.partial_outputs else 0.0,
+            TANH if arithmetic.tanh == "approximate" else 0.0,
         )
 
 
@@ -126,7 +142,8 @@ def block_bounds(
     """
     u, num_keys = roundings.accumulate, weights.logits.shape[-1]
     key_norms = torch.linalg.vector_norm(weights.k, dim=-1)
-    mean, deviation = _exponential_errors(weights, key_norms, options, u)
+    tanh = roundings.tanh if options.logits_soft_cap else 0.0
+    mean, deviation = _exponential_errors(weights, key_norms, options, u, tanh)
     probabilities = weights.probabilities
     v_squared = options.scratch.take("v_squared", tuple(v.shape), v.dtype, v.device)
     torch.mul(v, v, out=v_squared)
@@ -136,7 +153,11 @@ def block_bounds(
         stacked = torch.cat([probabilities, probabilities.square()], dim=1) @ v_squared
         weighted, independent = stacked[:, :rows].sqrt(), stacked[:, rows:].sqrt()
         share = min(LAMBDA * math.sqrt(most_equal_keys(key_norms)), math.sqrt(num_keys))
-        rounding = roundings.probabilities * (out.abs() + share * independent)
+        common = out.abs()
+        if roundings.sums_rounded:
+            squares = probabilities.square().sum(dim=-1, keepdim=True)
+            common = share * common * squares.sqrt()
+        rounding = roundings.probabilities * (common + share * independent)
         largest_v = v_squared.amax() ** 0.5 if v.numel() else 0.0
         normaliser = torch.where(torch.isneginf(weights.lse), 0.0, weights.largest - weights.lse)
         floor = roundings.probabilities_floor * torch.exp(normaliser)
@@ -148,7 +169,7 @@ def block_bounds(
     variance = (weighted.square() * (1 + VARIANCE_FLOOR) - out.square()).clamp(min=0.0)
     # Logits that are off by more than about one may reorder the keys: no expansion holds there.
     spread = torch.where(deviation > 1, weighted, variance.sqrt())
-    error = 2 * deviation * spread + sums * weighted + rounding
+    error = 2 * deviation * spread + (sums + roundings.partial) * weighted + rounding
     out_bound = (1 + roundings.out) * error + roundings.out * out.abs() + roundings.out_floor
     finite_lse = torch.where(torch.isneginf(weights.lse), 0.0, weights.lse)
     lse_bound = (
@@ -156,6 +177,7 @@ def block_bounds(
         + (growth(num_keys) + SUM) * u
         + LSE * u * (finite_lse.abs() + weights.largest.abs())
         + UNIT_ROUNDOFF["float32"] * finite_lse.abs()
+        + (roundings.probabilities if roundings.sums_rounded else 0.0)
     )
     sees_nothing = torch.isneginf(weights.lse)
     return (
@@ -165,7 +187,7 @@ def block_bounds(
 
 
 def _exponential_errors(
-    weights: Weights, key_norms: torch.Tensor, options: Options, u: float
+    weights: Weights, key_norms: torch.Tensor, options: Options, u: float, tanh: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Give sum P e and sqrt(sum P e^2) over the keys of each row, the sink's share included."""
     head_dim = weights.q.shape[-1]
@@ -176,6 +198,8 @@ def _exponential_errors(
     absolute = u * (
         (growth(head_dim) + DOT) * abs(scale) * norms + LOGIT * (finite.abs() + largest) + EXP
     )
+    if tanh:
+        absolute = absolute + tanh * finite.abs()
     relative = torch.expm1(absolute.clamp(max=LARGEST_LOGIT_ERROR))
     relative = relative.masked_fill(torch.isneginf(weights.logits), 0.0)
     weighted = weights.probabilities * relative

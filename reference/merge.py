@@ -83,7 +83,8 @@ def merge_error_bound(
         outs, lses: as in ``merge_states``.
         out_errors: [states, tokens, heads, dim], how far each out may already be off; 0 if None.
         lse_errors: [states, tokens, heads], the same for lses.
-        arithmetic: what the kernel rounds; float32 throughout if None.
+        arithmetic: what the kernel rounds; float32 throughout if None. ``partial_outputs``: some
+            states are merged first, and stored in the output's dtype.
         out_dtype: dtype of the kernel's output; that of outs if None.
         compute_dtype: float64 (default) or float32.
 
@@ -114,6 +115,8 @@ def merge_error_bound(
         error = error + carried * (1 + mean).unsqueeze(-1)
     out = _sum(weights, defined)
     rounding = UNIT_ROUNDOFF[out_format]
+    if arithmetic is not None and arithmetic.partial_outputs:
+        error = error + rounding * weighted
     out_bound = (1 + rounding) * error + rounding * out.abs() + SMALLEST_SUBNORMAL[out_format] / 2
     empty = torch.isneginf(lse)
     finite_lse = torch.where(empty, 0.0, lse)
