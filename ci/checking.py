@@ -52,7 +52,7 @@ class Request:
     command: str
     operation: str | None = None
     gate: bool = False
-    ungated: bool = False
+    without_rules: tuple[str, ...] = ()
 
 
 def examine(request: Request) -> int:
@@ -137,8 +137,19 @@ def _plan(request: Request, ledger: Ledger) -> Plan:
         laws=request.laws,
         share=GATE_SHARE if request.gate else 1.0,
         cases=request.cases / "examples",
-        ungated=request.ungated,
+        without_rules=_rules(request.without_rules),
     )
+
+
+def _rules(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Give the rules that are not to be asked."""
+    from ..impl.gating import load_rules
+
+    unknown = [name for name in names if load_rules().find(name) is None]
+    if unknown:
+        message = f"--without-rule {unknown[0]}: there is no such rule (fixtures/support)"
+        raise UsageRefusedError(message)
+    return names
 
 
 def _read_ledger(choice: str | None) -> Ledger:

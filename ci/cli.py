@@ -91,9 +91,11 @@ def cli() -> None:
 @click.argument("implementations", nargs=-1, required=True, metavar="MODULE:NAME...")
 @click.option("--operation", metavar="OP", help="What plain functions implement.")
 @click.option(
-    "--ungated",
-    is_flag=True,
-    help="Ask no support rule: call what they refuse too.",
+    "--without-rule",
+    "without_rules",
+    multiple=True,
+    metavar="RULE",
+    help="Do not ask this support rule: call what it refuses; may be repeated.",
 )
 @run_options
 def check(implementations: tuple[str, ...], operation: str | None, **options: Any) -> int:  # noqa: ANN401  click's options

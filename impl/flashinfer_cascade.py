@@ -7,7 +7,7 @@ import torch
 from ..reference import Arithmetic, AttentionProblem, MergeProblem, Problem, build_metadata
 from ..reference.inputs import AppendInputs, MergeInputs, PagedAttentionInputs
 from .flashinfer_calls import (
-    FA2,
+    AUTO,
     attention_refusal,
     flashinfer,
     module_key,
@@ -128,7 +128,7 @@ def _cascade(problem: Problem, target: Target) -> bool | str:
     name="flashinfer-cascade",
     backend="fa2",
     supports=_cascade,
-    arithmetic=FA2,
+    arithmetic=AUTO,
     compile_key=module_key,
     build_ahead=True,
 )

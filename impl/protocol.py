@@ -60,13 +60,15 @@ class Implementation:
         """Run on the inputs of one problem."""
         return self.function(inputs)
 
-    def refusal(self, problem: Problem, target: Target, *, ungated: bool = False) -> str | None:
+    def refusal(
+        self, problem: Problem, target: Target, *, without_rules: Collection[str] = ()
+    ) -> str | None:
         """Say why this problem is not for this implementation; None if it is.
 
         Args:
             problem: the call.
             target: the machine.
-            ungated: ask no support rule.
+            without_rules: ids of support rules that are not asked.
         """
         if problem.operation != self.operation:
             return f"{self.name} implements {self.operation}, not {problem.operation}"
@@ -79,7 +81,7 @@ class Implementation:
         answer = True if self.supports is None else self.supports(problem, target)
         if answer is not True:
             return answer or f"{self.name}.supports said no"
-        return _gate(problem, self.backend, target) if self.backend and not ungated else None
+        return _gate(problem, self.backend, target, without_rules) if self.backend else None
 
 
 def quantised_features(problem: Problem) -> list[str]:
@@ -92,13 +94,16 @@ def quantised_features(problem: Problem) -> list[str]:
     return [*found, "fp8_q"] if problem.q_dtype else found
 
 
-def _gate(problem: Problem, backend: str, target: Target) -> str | None:
+def _gate(
+    problem: Problem, backend: str, target: Target, without_rules: Collection[str]
+) -> str | None:
     """Say why the support rules refuse a problem; None if they do not."""
     # Imported when it is asked: a kernel that names no backend does not need `packaging`.
-    from .gating import decide
+    from .gating import decide, load_rules
     from .gating.of_problem import feature_of
 
-    decision = decide(feature_of(problem, backend), target)
+    book = load_rules().without(frozenset(without_rules)) if without_rules else None
+    decision = decide(feature_of(problem, backend), target, book=book)
     if decision.supported:
         return None
     return f"the gate: {decision.reason}" + (f" ({decision.rule})" if decision.rule else "")

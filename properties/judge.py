@@ -79,7 +79,7 @@ def _subject(payload: Mapping[str, Any], phases: Phases) -> Subject:
             phases,
             _compiled.setdefault(payload["implementation"], set()),
             modules=payload.get("modules", ()),
-            ungated=bool(payload.get("ungated")),
+            without_rules=payload.get("without_rules", ()),
         )
 
 
@@ -105,7 +105,9 @@ def probe(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
     problems = [problem_from_json(problem) for problem in payload["problems"]]
     try:
         reasons = [
-            subject.implementation.refusal(each, subject.target, ungated=bool(payload["ungated"]))
+            subject.implementation.refusal(
+                each, subject.target, without_rules=payload["without_rules"]
+            )
             for each in problems
         ]
     except Exception as error:  # noqa: BLE001  the fault of the implementation, whatever it is

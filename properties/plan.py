@@ -34,7 +34,7 @@ class Plan:
         confirm: replay each finding in a fresh process.
         share: of the profile's problems: a gate over many implementations takes fewer of each.
         cases: folder for an example database, where the profile explores.
-        ungated: ask no support rule: what they refuse is called too.
+        without_rules: ids of support rules that are not asked: what they refuse is called.
     """
 
     implementations: Sequence[str]
@@ -50,7 +50,7 @@ class Plan:
     confirm: bool = True
     share: float = 1.0
     cases: Path | None = None
-    ungated: bool = False
+    without_rules: Sequence[str] = ()
 
 
 def problems_of(plan: Plan, law: Law, cost: Cost, parts: int = 1) -> int:

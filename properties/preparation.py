@@ -82,7 +82,9 @@ def prepare(
         report: to be filled.
         built: is told how many modules are built, of how many.
     """
-    address = Address(report.reference, plan.operation, plan.device, ungated=plan.ungated)
+    address = Address(
+        report.reference, plan.operation, plan.device, without_rules=tuple(plan.without_rules)
+    )
     profile = on_device(plan.profile, plan.device)
     axes = survey(worker, address, profile.max_work, report)
     if axes is None:

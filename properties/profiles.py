@@ -33,7 +33,7 @@ PROFILES = {
     "gate": Profile("gate", 120, 400_000, 10.0, 50.0, 8),
     "nightly": Profile("nightly", 3000, 4_000_000, 60.0, 3 * 3600.0, 64, explore=True),
 }
-GPU_WORK = 128
+GPU_WORK = 1024
 """How many times more work a problem may be on a GPU, where it takes no longer."""
 GATE_SHARE = 0.25
 """A gate looks at every implementation there is: a quarter as long at each as a check of one."""

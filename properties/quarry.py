@@ -47,14 +47,14 @@ class Address:
         device: ``"cpu"`` or ``"cuda"``.
         modules: keys of the modules that are built: problems of others are refused; all are
             allowed if there is none.
-        ungated: ask no support rule.
+        without_rules: ids of support rules that are not asked.
     """
 
     reference: str
     operation: str | None
     device: str
     modules: tuple[str, ...] = ()
-    ungated: bool = False
+    without_rules: tuple[str, ...] = ()
 
     def request(self, task: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401  JSON
         """Give what the worker needs for one of ``judge.TASKS``."""
@@ -64,7 +64,7 @@ class Address:
             "operation": self.operation,
             "device": self.device,
             "modules": list(self.modules),
-            "ungated": self.ungated,
+            "without_rules": list(self.without_rules),
             **more,
         }
 

@@ -22,8 +22,11 @@ REQUESTS = (1, 2, 3, 4, 6, 1, 2, 3, 4, 6, 2, 0)
 """Requests a batch. The empty batch is rare and comes last: a counterexample with one says more."""
 KEYS_TO_AFFORD = (4, 4, 300)
 """Keys that a request must be able to have: any heads will do for the first, few for the last."""
+MUCH_WORK, MORE_KEYS_TO_AFFORD = 10_000_000, (4, 300, 600)
+"""From so much work of a problem on, as on a GPU, and the keys then."""
 LENGTH_EDGES = (1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257,
                 511, 512, 513, 1024, 1025, 2048, 4096)  # fmt: skip
+LONG = 256
 FEATURES = (
     "window_left",
     "logits_soft_cap",
@@ -70,7 +73,8 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
         name: draw(st.sampled_from(axes.allows(name)))
         for name in ("dtype", "causal", "kv_layout", "page_order", "page_size")
     }
-    keys = draw(st.sampled_from(KEYS_TO_AFFORD))
+    to_afford = MORE_KEYS_TO_AFFORD if axes.max_work >= MUCH_WORK else KEYS_TO_AFFORD
+    keys = draw(st.sampled_from(to_afford))
     fields |= draw(_heads(axes, keys))
     fields |= draw(_features(axes))
     fields |= draw(_cache(axes, fields))
@@ -103,10 +107,15 @@ def _heads(draw: st.DrawFn, axes: Axes, keys: int) -> dict[str, Any]:
         values = axes.allows(name)
         return tuple(value for value in values if keys * work(value) <= axes.max_work) or values[:1]
 
-    dims = draw(_one_of(affordable("head_dims", lambda pair: 9 * sum(pair))))
+    # With much work to spend, a prefill of as many tokens is to be affordable, not just a decode.
+    prefill = axes.max_work >= MUCH_WORK and "prefill" in axes.allows("phase")
+    rows = keys if prefill and keys > KEYS_TO_AFFORD[0] else 1
+    dims = draw(_one_of(affordable("head_dims", lambda pair: (rows + 8) * sum(pair))))
     channels = sum(dims)
-    kv_heads = draw(_one_of(affordable("num_kv_heads", lambda heads: 9 * heads * channels)))
-    groups = affordable("group_size", lambda size: (size + 8) * kv_heads * channels)
+    kv_heads = draw(
+        _one_of(affordable("num_kv_heads", lambda heads: (rows + 8) * heads * channels))
+    )
+    groups = affordable("group_size", lambda size: (rows * size + 8) * kv_heads * channels)
     return {
         "head_dim_qk": dims[0],
         "head_dim_vo": dims[1],
@@ -199,6 +208,9 @@ def lengths(cap: int, page_size: int, window_left: int = -1) -> st.SearchStrateg
         | _one_of(_within(cap, {1, *page_edges}))
         | _one_of(_within(cap, set(LENGTH_EDGES)))
     )
+    if cap > LONG:
+        # Several tiles: most edges are within the first two.
+        chosen |= st.integers(LONG, cap)
     if window_left >= 0:
         window = window_left + 1
         window_edges = {window - 1, window, window + 1, window + 65, 2 * window, 3 * window + 64}

@@ -49,7 +49,7 @@ class Subject:
         compiled: set[Hashable] | None = None,
         *,
         modules: Collection[str] = (),
-        ungated: bool = False,
+        without_rules: Collection[str] = (),
     ) -> None:
         self.implementation = implementation
         self.target = target
@@ -57,7 +57,7 @@ class Subject:
         self.buffers: dict[str, torch.Tensor] = {}
         self._phases = phases
         self._compiled = set() if compiled is None else compiled
-        self._modules, self._ungated = frozenset(modules), ungated
+        self._modules, self._without_rules = frozenset(modules), tuple(without_rules)
 
     def refusal(self, problem: Problem) -> str | None:
         """Give the reason why the implementation does not claim this problem; None if it does.
@@ -66,7 +66,9 @@ class Subject:
             Stop: its ``supports`` raised.
         """
         try:
-            refusal = self.implementation.refusal(problem, self.target, ungated=self._ungated)
+            refusal = self.implementation.refusal(
+                problem, self.target, without_rules=self._without_rules
+            )
             key = self.implementation.compile_key
             built = not (self._modules and key) or repr(key(problem)) in self._modules
         except Exception as error:
@@ -76,6 +78,10 @@ class Subject:
     def supports(self, problem: Problem) -> bool:
         """Tell whether the implementation claims this problem."""
         return self.refusal(problem) is None
+
+    def exact(self, problem: Problem) -> bool:
+        """Tell whether the implementation must give the exact grid's values bit by bit."""
+        return problem.exact and self.implementation.arithmetic.exponent == "difference"
 
     def materialise(self, problem: Problem, **options: Any) -> Any:  # noqa: ANN401  any record
         """Make a problem's tensors on the device."""

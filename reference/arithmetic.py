@@ -43,6 +43,10 @@ class Arithmetic:
             rounded ones (FlashInfer's FA2 sums them by a tensor-core product with ones).
         partial_outputs: outputs of parts of the keys are stored in the output's dtype before they
             are merged (FlashInfer's split-KV, ``tmp_v``).
+        exponent: how exp(s - m) is taken: ``"difference"``: of a difference, which is 0 for the
+            largest logit, or ``"fused"``: as exp2(s c - (m c)) with a product that was rounded, by
+            which the largest probability is off by u |m| (FlashAttention-3). Then the exact grid is
+            held to the bound, not to the last bit.
         tanh: of a soft cap: ``"accumulate"``, or ``"approximate"``: PTX's ``tanh.approx.f32``, with
             a relative error of at most 2^-11.
 
@@ -54,6 +58,7 @@ class Arithmetic:
     probabilities: str | None = None
     row_sum: str = "accumulate"
     partial_outputs: bool = False
+    exponent: str = "difference"
     tanh: str = "accumulate"
 
     def __post_init__(self) -> None:
@@ -70,6 +75,7 @@ class Arithmetic:
                 raise ValueError(message)
         for name, value, choices in (
             ("row_sum", self.row_sum, ("accumulate", "probabilities")),
+            ("exponent", self.exponent, ("difference", "fused")),
             ("tanh", self.tanh, ("accumulate", "approximate")),
         ):
             if value not in choices:

@@ -61,6 +61,13 @@ class RuleBook:
         """Give names and hashes of the artifacts of a release, nothing of an unknown one."""
         return self.versions.get(version or "", {})
 
+    @lru_cache(maxsize=8)  # noqa: B019  the shipped book lives as long as the process
+    def without(self, rule_ids: frozenset[str]) -> RuleBook:
+        """Give a book that lacks some rules: what they refuse can then be seen."""
+        return RuleBook(
+            tuple(rule for rule in self.rules if rule.id not in rule_ids), self.versions
+        )
+
     def find(self, rule_id: str) -> Rule | None:
         """Find a rule."""
         return next((rule for rule in self.rules if rule.id == rule_id), None)

@@ -124,7 +124,7 @@ def batch_independence(subject: Subject, problem: AttentionProblem) -> Verdict:
         rows = slice(starts[request], starts[request] + problem.query_lens[request])
         part: Result = (whole[0][rows], None if whole[1] is None else whole[1][rows])
         bound = type(judged.bound)(whole_judged.bound.out[rows], whole_judged.bound.lse[rows])
-        found = agree(result, part, (judged.bound, bound), exact=problem.exact)
+        found = agree(result, part, (judged.bound, bound), exact=subject.exact(problem))
         if found.bad:
             message = f"request {request} of the batch against itself alone: {found.message}"
             return replace(found, message=message)

@@ -56,13 +56,15 @@ def same_result(
     """Check that two problems with equal answers are given equal answers."""
     first, first_judged = run(subject, problem)
     second, second_judged = run(subject, other, **options)
-    return agree(first, second, (first_judged.bound, second_judged.bound), exact=problem.exact)
+    return agree(
+        first, second, (first_judged.bound, second_judged.bound), exact=subject.exact(problem)
+    )
 
 
 def parity(subject: Subject, problem: Computing) -> Verdict:
     """Check out and lse against the oracle, element by element."""
     result, expectation = run(subject, problem)
-    return against_oracle(result, expectation, exact=problem.exact)
+    return against_oracle(result, expectation, exact=subject.exact(problem))
 
 
 def well_formed(subject: Subject, problem: Computing) -> Verdict:
@@ -122,7 +124,7 @@ def _again(subject: Subject, problem: Computing, before: tuple[Result, Judged]) 
     second = subject.attend(problem, subject.materialise(problem))
     if "nondeterministic" in subject.implementation.features:
         bounds = (expectation.bound, expectation.bound)
-        verdict = agree(first, second, bounds, exact=problem.exact)
+        verdict = agree(first, second, bounds, exact=subject.exact(problem))
     else:
         verdict = _same_bits(first, second)
     if verdict.kind == "numeric":

@@ -100,7 +100,7 @@ def commutativity(subject: Subject, problem: MergeProblem) -> Verdict:
     outs, lses = pair.inputs.outs, pair.inputs.lses
     forwards, bound = pair.merge(outs, lses)
     backwards, other_bound = pair.merge(outs.flip(0), lses.flip(0))
-    return agree(forwards, backwards, (bound, other_bound), exact=problem.exact)
+    return agree(forwards, backwards, (bound, other_bound), exact=subject.exact(problem))
 
 
 def associativity(subject: Subject, problem: MergeProblem) -> Verdict:
@@ -112,7 +112,7 @@ def associativity(subject: Subject, problem: MergeProblem) -> Verdict:
     right = _fold(pair, (2, 1, 0))
     if left is None or right is None:
         return VACUOUS
-    return agree(left[0], right[0], (left[1], right[1]), exact=problem.exact)
+    return agree(left[0], right[0], (left[1], right[1]), exact=subject.exact(problem))
 
 
 def many_at_once(subject: Subject, problem: MergeProblem) -> Verdict:
@@ -124,7 +124,7 @@ def many_at_once(subject: Subject, problem: MergeProblem) -> Verdict:
     folded = _fold(pair, tuple(range(problem.num_states)))
     if folded is None:
         return VACUOUS
-    return agree(at_once, folded[0], (bound, folded[1]), exact=problem.exact)
+    return agree(at_once, folded[0], (bound, folded[1]), exact=subject.exact(problem))
 
 
 def _fold(pair: _Pair, order: tuple[int, ...]) -> tuple[Result, AttentionOutput] | None:

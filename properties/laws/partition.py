@@ -67,7 +67,7 @@ def _same_rows(batch: _Batch, ran: tuple[Result, Judged], parts: Sequence[Part],
     """Compare a run of parts with their rows of the whole batch."""
     expected, bound = _pick(*ran, batch.rows(parts))
     result, judged = other
-    return agree(expected, result, (bound, judged.bound), exact=batch.problem.exact)
+    return agree(expected, result, (bound, judged.bound), exact=batch.subject.exact(batch.problem))
 
 
 def chunked_prefill(subject: Subject, problem: AttentionProblem) -> Verdict:

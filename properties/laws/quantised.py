@@ -32,7 +32,9 @@ def dequantised(subject: Subject, problem: AttentionProblem) -> Verdict:
     widened = _widened(inputs, getattr(torch, problem.dtype))
     first, first_judged = run_on(subject, problem, inputs)
     second, second_judged = run_on(subject, plain, widened)
-    return agree(first, second, (first_judged.bound, second_judged.bound), exact=problem.exact)
+    return agree(
+        first, second, (first_judged.bound, second_judged.bound), exact=subject.exact(problem)
+    )
 
 
 def _widened(inputs: PagedAttentionInputs, dtype: torch.dtype) -> PagedAttentionInputs:
@@ -156,7 +158,7 @@ def formats_in_turn(subject: Subject, problem: AttentionProblem) -> Verdict:
     verdict = PASS
     for other in claimed[problem.seed % len(claimed) :][:2]:
         result, expectation = run(subject, other)
-        verdict = worse(verdict, against_oracle(result, expectation, exact=other.exact))
+        verdict = worse(verdict, against_oracle(result, expectation, exact=subject.exact(other)))
     (again, lse_again), judged = run(subject, problem)
     if "nondeterministic" in subject.implementation.features:
         same = agree((out, lse), (again, lse_again), (judged.bound, judged.bound), exact=False)

@@ -172,7 +172,8 @@ def test_batches_are_mixed(paged: Sequence[AttentionProblem]) -> None:
 def test_features_come_alone_and_together(paged: Sequence[AttentionProblem]) -> None:
     off = AttentionProblem()
     used = [frozenset(n for n in FEATURES if getattr(p, n) != getattr(off, n)) for p in paged]
-    assert {len(names) for names in used} == {0, 1, 2, 3, 4}
+    # FP8 queries may bring per-head scales besides.
+    assert {0, 1, 2, 3, 4} <= {len(names) for names in used} <= {0, 1, 2, 3, 4, 5}
     assert {next(iter(names)) for names in used if len(names) == 1} == set(FEATURES)
     assert sum(not names for names in used) > len(used) / 20
 
