@@ -30,6 +30,8 @@ def dequantised(subject: Subject, problem: AttentionProblem) -> Verdict:
         return VACUOUS
     inputs: PagedAttentionInputs = subject.materialise(problem)
     widened = _widened(inputs, getattr(torch, problem.dtype))
+    if not torch.equal(widened.q.double(), inputs.q.double() * _per_head(inputs.q_scale)):
+        return VACUOUS  # scaled queries beyond float16
     first, first_judged = run_on(subject, problem, inputs)
     second, second_judged = run_on(subject, plain, widened)
     return agree(
@@ -43,17 +45,20 @@ def _widened(inputs: PagedAttentionInputs, dtype: torch.dtype) -> PagedAttention
         inputs.k_cache, inputs.v_cache, inputs.kv_layout, inputs.kv_format, inputs.kv_cache_sf
     )
     decode = cache.kv_format.decode
-    q_scale = inputs.q_scale
-    heads = q_scale.view(-1, 1) if isinstance(q_scale, torch.Tensor) else q_scale
     return replace(
         inputs,
-        q=(inputs.q.to(dtype) * heads).to(dtype),
+        q=(inputs.q.float() * _per_head(inputs.q_scale)).to(dtype),
         q_scale=1.0,
         k_cache=decode(cache.k, cache.k_scales).to(dtype),
         v_cache=decode(cache.v, cache.v_scales).to(dtype),
         kv_format=None,
         kv_cache_sf=None,
     )
+
+
+def _per_head(scale: float | torch.Tensor) -> float | torch.Tensor:
+    """Give q_scale so that it multiplies [tokens, qo_heads, head_dim]."""
+    return scale.view(-1, 1) if isinstance(scale, torch.Tensor) else scale
 
 
 def scale_homogeneity(subject: Subject, problem: AttentionProblem) -> Verdict:

@@ -70,19 +70,18 @@ def append_always_in_place(inputs: AppendInputs) -> Pair:
     return written if inputs.in_place else (written[0].clone(), written[1].clone())
 
 
-def _write_as(inputs: AppendInputs, k: torch.Tensor, v: torch.Tensor) -> Pair:
-    """Write numbers into an FP8 cache by torch's cast, which does not saturate."""
-    assert inputs.kv_format is not None  # noqa: S101  it is an FP8 cache
-    dtype: torch.dtype = getattr(torch, inputs.kv_format.element)
-    return write(inputs, *addresses(inputs), (k.to(dtype), v.to(dtype)))
-
-
 @seeded(BUGS, APPEND, "append_parity", features=FP8)
 def append_does_not_saturate(inputs: AppendInputs) -> Pair:
-    """Round to FP8 by a cast that makes NaN or infinity of what is too large."""
+    """Make NaN of what is too large for FP8, as casts without saturation do."""
+    k, v = rounded(inputs)
     if inputs.kv_format is None:
-        return write(inputs, *addresses(inputs), rounded(inputs))
-    return _write_as(inputs, *scaled(inputs))
+        return write(inputs, *addresses(inputs), (k, v))
+    largest = torch.finfo(k.dtype).max
+    rows = [
+        codes.masked_fill(numbers.abs() > largest, torch.nan)
+        for codes, numbers in zip((k, v), scaled(inputs), strict=True)
+    ]
+    return write(inputs, *addresses(inputs), (rows[0], rows[1]))
 
 
 @seeded(BUGS, APPEND, "append_parity", features=FP8)

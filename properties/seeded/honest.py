@@ -20,7 +20,7 @@ from ...reference.inputs import (
 from .appending import addresses, rounded, write
 from .catalogue import SeededBug, seeded
 from .decoding import widened
-from .kernels import HONEST, Request, State, assemble, attend, close, finite, scan
+from .kernels import HONEST, Request, Stages, State, assemble, attend, close, finite, scan
 
 CONTROLS: list[SeededBug] = []
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -106,15 +106,40 @@ def split_kv(inputs: PagedAttentionInputs) -> Pair:
     return _split(inputs, SPLITS)
 
 
-def _split(inputs: AttentionInputs, splits: int) -> Pair:
+@seeded(
+    CONTROLS,
+    "paged_attention",
+    control="honest",
+    arithmetic=Arithmetic(
+        probabilities="inputs", row_sum="probabilities", partial_outputs=True, tanh="approximate"
+    ),
+)
+def as_flashinfer(inputs: PagedAttentionInputs) -> Pair:
+    """Round as FlashInfer's FA2: sums of rounded probabilities, parts in the output's dtype."""
+    stages = replace(HONEST, probabilities=_rounded, summed=_rounded, cap=_approximate_cap)
+    return _split(inputs, SPLITS, stages, rounds=True)
+
+
+def _approximate_cap(logits: torch.Tensor, soft_cap: float) -> torch.Tensor:
+    """Bend logits with a tanh of which half of a float32's digits are right."""
+    if not soft_cap:
+        return logits
+    return soft_cap * torch.tanh(logits / soft_cap).to(torch.float16).float()
+
+
+def _split(
+    inputs: AttentionInputs, splits: int, stages: Stages = HONEST, *, rounds: bool = False
+) -> Pair:
     def one(request: Request) -> Pair:
         step = max(1, -(-request.num_keys // splits))
         starts = range(0, max(request.num_keys, 1), step)
         parts = [
-            _base_2(scan(request, inputs, keys=slice(a, min(a + step, request.num_keys))))
+            _base_2(scan(request, inputs, stages, keys=slice(a, min(a + step, request.num_keys))))
             for a in starts
         ]
         outs = torch.stack([out for out, _ in parts])
+        if rounds:
+            outs = outs.to(inputs.out_dtype).float()
         lses = torch.stack([lse for _, lse in parts])
         largest = lses.amax(dim=0)
         weights = torch.exp2(lses - finite(largest))

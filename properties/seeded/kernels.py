@@ -135,6 +135,7 @@ class Stages:
     caps_masked: bool = False  # the soft cap comes after the mask
     window: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor] = in_window
     probabilities: Callable[[torch.Tensor, torch.dtype], torch.Tensor] = keep_probabilities
+    summed: Callable[[torch.Tensor, torch.dtype], torch.Tensor] = keep_probabilities
     rescale: Callable[[State, torch.Tensor], State] = rescale
     sinks: Callable[[AttentionInputs, Request], torch.Tensor | None] = sinks_of
     lse: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = natural_lse
@@ -243,7 +244,7 @@ def scan(
         state = stages.rescale(state, torch.exp(state.largest - base))
         state = State(
             state.weighted + stages.probabilities(probabilities, request.v.dtype) @ v,
-            state.total + probabilities.sum(dim=-1, keepdim=True),
+            state.total + stages.summed(probabilities, request.v.dtype).sum(dim=-1, keepdim=True),
             largest,
         )
     return state

@@ -60,6 +60,10 @@ def do_remember(*, monitor: Monitor, value: object) -> dict[str, object]:  # noq
     return {"seen": _seen, "pid": os.getpid()}
 
 
+def do_end(*, monitor: Monitor) -> dict[str, object]:  # noqa: ARG001
+    return {"pid": os.getpid(), "last_reply": True}
+
+
 def do_environment(*, monitor: Monitor) -> dict[str, object]:  # noqa: ARG001
     return {
         "path": sys.path,

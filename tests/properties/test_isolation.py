@@ -91,6 +91,16 @@ class TestDone:
         assert first is not None
         assert second == {"seen": [1, 2], "pid": first["pid"]}
 
+    def test_a_handler_may_ask_for_a_fresh_process(self, worker: Worker) -> None:
+        ended = worker.run({"do": "end"})
+        assert ended.status == "done"
+        assert ended.result is not None
+        assert list(ended.result) == ["pid"]
+        after = worker.run({"do": "remember", "value": 1}).result
+        assert after is not None
+        assert after["pid"] != ended.result["pid"]
+        assert after["seen"] == [1]
+
     def test_renew_forgets(self, pool: WorkerPool, worker: Worker) -> None:
         before = pool.respawns
         first = worker.run({"do": "remember", "value": 1}).result

@@ -303,7 +303,8 @@ class TestShipped:
         assert set(shipped.laws) <= {each.name for each in laws_of(problem.operation)}
         assert {each.name for each in LAWS} >= set(shipped.laws)
         kind = shipped.kinds[0] if shipped.kinds else ""
-        assert shipped.explains(law, Verdict(shipped.status, kind), problem)
+        said = Verdict.from_json({"status": shipped.status, "kind": kind})
+        assert shipped.explains(law, said, problem)
         assert shipped.versions
         assert len(shipped.reason.split()) > 10
         assert not shipped.issue or shipped.issue.startswith("https://github.com/")
