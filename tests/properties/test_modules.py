@@ -1,0 +1,146 @@
+"""Choosing which modules of a slowly compiling implementation a run looks at."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable
+
+import hypothesis
+import pytest
+from hypothesis import HealthCheck, Phase
+
+from kernelproof.impl import Implementation, Target, find_implementation, implementation
+from kernelproof.impl.flashinfer_calls import module_key
+from kernelproof.properties.axes import Axes, narrow
+from kernelproof.properties.engine import Run
+from kernelproof.properties.modules import Keys, Module, choose
+from kernelproof.properties.plan import Plan
+from kernelproof.properties.profiles import PROFILES
+from kernelproof.properties.strategies import problems
+from kernelproof.reference import AttentionProblem, Problem
+
+ON_H200 = Target(sm=90, flashinfer="0.7.2.post1", cuda="13.0", triton="3.6.0", device="cuda")
+WORK = 400_000
+
+
+def asked(name: str, target: Target = ON_H200) -> tuple[Axes, Keys, Implementation]:
+    found = find_implementation(name)
+    key = found.compile_key
+    assert key is not None
+
+    def refusals(given: object) -> list[str | None]:
+        return [found.refusal(problem, target) for problem in given]  # type: ignore[attr-defined]
+
+    def keys(given: object) -> list[str | None]:
+        return [
+            repr(key(problem)) if found.refusal(problem, target) is None else None
+            for problem in given  # type: ignore[attr-defined]
+        ]
+
+    axes = narrow(found.operation, refusals, WORK)
+    assert axes is not None
+    return axes, keys, found
+
+
+def pairs_of(modules: list[Module]) -> set[frozenset[tuple[str, object]]]:
+    return {
+        frozenset(pair)
+        for module in modules
+        for pair in itertools.combinations(module.values.items(), 2)
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["flashinfer-prefill-fa2", "flashinfer-prefill-fa3", "flashinfer-decode"]
+)
+def test_pairs_are_covered_and_the_simplest_comes_first(name: str) -> None:
+    axes, keys, _ = asked(name)
+    few, many, all_of_them = (choose(axes, keys, most) for most in (4, 64, 10_000))
+    assert len(few) == 4
+    assert few == many[:4]
+    assert many == all_of_them  # pairs need few: no more is built than they do
+    assert len({module.key for module in many}) == len(many) < 30
+    assert few[0].values["window_left"] == (-1,)
+    supported = [axis for axis in few[0].values if axis != "caches"]
+    for axis in supported:
+        seen = {value for module in many for value in module.values[axis]}
+        assert seen == set(axes.allows(axis)), axis
+    assert len(pairs_of(few)) > 0.8 * 4 * len(pairs_of(few[:1]))  # hardly one is covered twice
+
+
+def test_a_quantised_cache_that_few_head_dims_have_is_among_them() -> None:
+    axes, keys, _ = asked("flashinfer-prefill-fa2")
+    caches = {pair for module in choose(axes, keys, 8) for pair in module.values["caches"]}
+    assert {"", "float8_e4m3fn", "float8_e5m2", "nvfp4"} == {name for name, _ in caches}
+
+
+@pytest.mark.parametrize("name", ["flashinfer-prefill-fa2", "flashinfer-prefill-fa3"])
+def test_only_problems_of_chosen_modules_are_drawn(name: str) -> None:
+    axes, keys, found = asked(name)
+    modules = choose(axes, keys, 3)
+    allowed = {module.key for module in modules}
+    restricted = Axes(
+        axes.operation, axes.values, WORK, {}, axes.simplest,
+        tuple(module.values for module in modules),
+    )  # fmt: skip
+    seen: set[str] = set()
+
+    @hypothesis.seed(0)
+    @hypothesis.settings(
+        max_examples=150, database=None, deadline=None, phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @hypothesis.given(problems(restricted))
+    def look(problem: Problem) -> None:
+        assert isinstance(problem, AttentionProblem)
+        if found.refusal(problem, ON_H200) is None:
+            assert found.compile_key is not None
+            seen.add(repr(found.compile_key(problem)))
+
+    look()
+    assert seen == allowed
+
+
+built: list[Hashable] = []
+
+
+def head_dim_and_window(problem: Problem) -> Hashable:
+    assert isinstance(problem, AttentionProblem)
+    return problem.head_dim_qk, problem.window_left >= 0
+
+
+@implementation(
+    "paged_attention", name="slow-to-compile", compile_key=head_dim_and_window, build_ahead=True
+)
+def slow_to_compile(inputs: object) -> object:
+    from kernelproof.properties.seeded.honest import float32
+
+    return float32(inputs)
+
+
+def test_a_run_builds_its_modules_and_refuses_the_others() -> None:
+    plan = Plan([f"{__file__}:slow_to_compile"], PROFILES["quick"], laws=("parity", "sensitivity"))
+    report = Run(plan).execute().implementations[0]
+    assert report.error == ""
+    assert report.findings == []
+    assert report.modules == PROFILES["quick"].modules
+    assert report.build_seconds > 0
+    assert report.to_json()["modules"] == report.modules
+    parity, sensitivity = report.laws
+    assert parity.judged >= PROFILES["quick"].problems
+    # Switching a window on leads to a module that is built for one head dim alone.
+    assert sensitivity.judged
+
+
+def test_module_keys_tell_what_flashinfer_builds_apart() -> None:
+    base = AttentionProblem(head_dim_qk=64, head_dim_vo=64, dtype="float16")
+    fields: list[dict[str, object]] = [
+        {"dtype": "bfloat16"}, {"head_dim_qk": 128}, {"window_left": 3}, {"logits_soft_cap": 5.0},
+        {"kv_cache": "nvfp4"}, {"custom_mask": True},
+        {"kv_cache": "float8_e5m2", "q_dtype": "float8_e5m2"},
+    ]  # fmt: skip
+    from dataclasses import replace
+
+    keys = {module_key(replace(base, **each)) for each in fields}  # type: ignore[arg-type]
+    assert len(keys | {module_key(base)}) == len(fields) + 1
+    assert module_key(replace(base, seq_lens=(9,), page_size=4)) == module_key(base)
