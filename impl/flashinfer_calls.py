@@ -53,14 +53,14 @@ def version() -> str:
     return installed_version("flashinfer-python") or "0"
 
 
-@functools.cache
-def wrapper(name: str, device: torch.device, **options: Any) -> Any:  # noqa: ANN401  untyped
-    """Give a wrapper with a workspace of its own, the same one for the same options.
-
-    Wrappers are planned anew and run again and again, as serving engines do.
-    """
+def new_wrapper(name: str, device: torch.device, **options: Any) -> Any:  # noqa: ANN401  untyped
+    """Make a wrapper with a workspace of its own."""
     workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
     return getattr(flashinfer(), name)(float_workspace_buffer=workspace, **options)
+
+
+wrapper = functools.cache(new_wrapper)
+"""The same wrapper for the same options: planned anew and run again and again, as engines do."""
 
 
 def attention_refusal(problem: Problem, target: Target) -> str | None:

@@ -18,6 +18,7 @@ from .flashinfer_calls import (
     attention_refusal,
     flashinfer,
     module_key,
+    new_wrapper,
     paged_cache,
     plan_options,
     scales,
@@ -58,22 +59,12 @@ def _prefills_on_fa3(problem: Problem, target: Target) -> bool | str:
     return attention_refusal(problem, target) or True
 
 
-def decode(
+def _plan_decode(
+    planned: Any,  # noqa: ANN401  untyped third-party code
     inputs: PagedAttentionInputs,
     metadata: BatchMetadata,
     backend: str,
-    *,
-    tensor_cores: bool,
-) -> Pair:
-    """Plan and run ``BatchDecodeWithPagedKVCacheWrapper``."""
-    cache = paged_cache(inputs, backend)
-    planned = wrapper(
-        "BatchDecodeWithPagedKVCacheWrapper",
-        inputs.q.device,
-        kv_layout=inputs.kv_layout,
-        use_tensor_cores=tensor_cores,
-        backend="fa2" if tensor_cores else "auto",
-    )
+) -> None:
     planned.plan(
         indptr=metadata.paged_kv_indptr,
         indices=metadata.paged_kv_indices,
@@ -81,24 +72,16 @@ def decode(
         **_heads_of(inputs),
         head_dim=inputs.q.shape[-1],
         page_size=metadata.page_size,
-        **plan_options(inputs, cache["paged_kv_cache"][0].dtype),
+        **plan_options(inputs, paged_cache(inputs, backend)["paged_kv_cache"][0].dtype),
     )
-    given, keywords = scales(inputs)
-    out, lse = planned.run(inputs.q, cache.pop("paged_kv_cache"), *given, return_lse=True,
-                           **cache, **keywords)  # fmt: skip
-    return out, to_natural(lse)
 
 
-def prefill(inputs: PagedAttentionInputs, metadata: BatchMetadata, backend: str) -> Pair:
-    """Plan and run ``BatchPrefillWithPagedKVCacheWrapper``."""
-    cache = paged_cache(inputs, backend)
-    planned = wrapper(
-        "BatchPrefillWithPagedKVCacheWrapper",
-        inputs.q.device,
-        kv_layout=inputs.kv_layout,
-        backend=backend,
-    )
-    values = cache["paged_kv_cache"][1]
+def _plan_prefill(
+    planned: Any,  # noqa: ANN401  untyped third-party code
+    inputs: PagedAttentionInputs,
+    metadata: BatchMetadata,
+    backend: str,
+) -> None:
     planned.plan(
         qo_indptr=metadata.qo_indptr,
         paged_kv_indptr=metadata.paged_kv_indptr,
@@ -110,12 +93,70 @@ def prefill(inputs: PagedAttentionInputs, metadata: BatchMetadata, backend: str)
         page_size=metadata.page_size,
         causal=inputs.causal,
         custom_mask=inputs.custom_mask,
-        **plan_options(inputs, values.dtype),
+        **plan_options(inputs, paged_cache(inputs, backend)["paged_kv_cache"][0].dtype),
     )
+
+
+def _run(planned: Any, inputs: PagedAttentionInputs, backend: str) -> Pair:  # noqa: ANN401  untyped
+    cache = paged_cache(inputs, backend)
     given, keywords = scales(inputs)
     out, lse = planned.run(inputs.q, cache.pop("paged_kv_cache"), *given, return_lse=True,
                            **cache, **keywords)  # fmt: skip
     return out, to_natural(lse)
+
+
+def decode(
+    inputs: PagedAttentionInputs,
+    metadata: BatchMetadata,
+    backend: str,
+    *,
+    tensor_cores: bool,
+) -> Pair:
+    """Plan and run ``BatchDecodeWithPagedKVCacheWrapper``."""
+    planned = wrapper(
+        "BatchDecodeWithPagedKVCacheWrapper",
+        inputs.q.device,
+        kv_layout=inputs.kv_layout,
+        use_tensor_cores=tensor_cores,
+        backend="fa2" if tensor_cores else "auto",
+    )
+    _plan_decode(planned, inputs, metadata, backend)
+    return _run(planned, inputs, backend)
+
+
+def prefill(inputs: PagedAttentionInputs, metadata: BatchMetadata, backend: str) -> Pair:
+    """Plan and run ``BatchPrefillWithPagedKVCacheWrapper``."""
+    planned = wrapper(
+        "BatchPrefillWithPagedKVCacheWrapper",
+        inputs.q.device,
+        kv_layout=inputs.kv_layout,
+        backend=backend,
+    )
+    _plan_prefill(planned, inputs, metadata, backend)
+    return _run(planned, inputs, backend)
+
+
+class PrefillSession:
+    """A prefill wrapper of its own, planned for a batch and run many times."""
+
+    def __init__(self, backend: str) -> None:
+        self._backend = backend
+        self._planned: Any = None
+
+    def plan(self, inputs: PagedAttentionInputs) -> None:
+        """Plan a batch from metadata on the host, as vLLM does."""
+        if self._planned is None:
+            self._planned = new_wrapper(
+                "BatchPrefillWithPagedKVCacheWrapper",
+                inputs.q.device,
+                kv_layout=inputs.kv_layout,
+                backend=self._backend,
+            )
+        _plan_prefill(self._planned, inputs, inputs.metadata, self._backend)
+
+    def run(self, inputs: PagedAttentionInputs) -> Pair:
+        """Attend to the planned batch."""
+        return _run(self._planned, inputs, self._backend)
 
 
 @implementation(
@@ -157,6 +198,7 @@ def tensor_core_decode(inputs: PagedAttentionInputs) -> Pair:
     arithmetic=FA2,
     compile_key=module_key,
     build_ahead=True,
+    session=functools.partial(PrefillSession, "fa2"),
 )
 def prefill_fa2(inputs: PagedAttentionInputs) -> Pair:
     """Attend a whole batch, decodes too, in one prefill call of FA2."""
@@ -172,6 +214,7 @@ def prefill_fa2(inputs: PagedAttentionInputs) -> Pair:
     arithmetic=FA3,
     compile_key=module_key,
     build_ahead=True,
+    session=functools.partial(PrefillSession, "fa3"),
 )
 def prefill_fa3(inputs: PagedAttentionInputs) -> Pair:
     """Attend a whole batch in one prefill call of FA3."""

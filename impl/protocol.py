@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
 from typing import Any
+from typing import Protocol as Typing
 
 from ..reference import Arithmetic, AttentionProblem, Problem
 from ..reference.cache_names import INTERLEAVED
@@ -41,6 +42,21 @@ that a call never waits for the GPU: as the host cannot know how many pages ther
 Supports = Callable[[Problem, Target], "bool | str"]
 
 
+class Session(Typing):
+    """Attention that is planned once for a batch and run many times, as engines use it.
+
+    ``plan`` gets the inputs of a call, with ``metadata`` and ``block_table`` on the host; what it
+    needs of them it must have copied when it returns. ``run`` gets the inputs of a call of the same
+    shapes, whose metadata say nothing, and returns what the implementation's function does.
+    """
+
+    def plan(self, inputs: Any) -> None:  # noqa: ANN401  each operation has its own record
+        """Prepare for runs on a batch."""
+
+    def run(self, inputs: Any) -> Any:  # noqa: ANN401
+        """Attend to the batch that was planned."""
+
+
 @dataclass(frozen=True, eq=False)
 class Implementation:
     """A named callable for one operation, see ``implementation``."""
@@ -55,6 +71,7 @@ class Implementation:
     compile_key: Callable[[Problem], Hashable] | None
     backend: str = ""
     build_ahead: bool = False
+    session: Callable[[], Session] | None = None
 
     def __call__(self, inputs: Any) -> Any:  # noqa: ANN401  each operation has its own record
         """Run on the inputs of one problem."""
@@ -120,6 +137,7 @@ def implementation(
     compile_key: Callable[[Problem], Hashable] | None = None,
     backend: str = "",
     build_ahead: bool = False,
+    session: Callable[[], Session] | None = None,
 ) -> Callable[[Callable[[Any], Any]], Implementation]:
     """Make an implementation of a function, for use as a decorator.
 
@@ -144,6 +162,7 @@ def implementation(
             it empty.
         build_ahead: its modules take long to compile: the suite chooses a few of them that cover
             pairs of what they differ in, and builds these in parallel before the first problem.
+        session: makes a ``Session``, where planning and running are calls of their own.
 
     Raises:
         ValueError: an unknown operation, feature or backend.
@@ -171,6 +190,7 @@ def implementation(
             compile_key=compile_key,
             backend=backend,
             build_ahead=build_ahead,
+            session=session,
         )
 
     return decorate

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import replace
 
-from ..reference import Arithmetic, AttentionOutput, AttentionProblem, Problem
+from ..reference import Arithmetic, AttentionOutput, AttentionProblem, BatchMetadata, Problem
 from ..reference.inputs import PagedAttentionInputs, RaggedAttentionInputs
 from .protocol import implementation
 from .target import Target
@@ -49,6 +50,28 @@ def _compile_key(problem: Problem) -> Hashable:
     )  # fmt: skip
 
 
+class TritonSession:
+    """Metadata that were copied to the device once, for any number of launches."""
+
+    def __init__(self) -> None:
+        self._metadata: BatchMetadata | None = None
+
+    def plan(self, inputs: PagedAttentionInputs) -> None:
+        """Copy a batch's metadata to where its queries are."""
+        tensors = {
+            name: tensor.to(inputs.q.device, copy=True)
+            for name, tensor in inputs.metadata.tensors().items()
+        }
+        self._metadata = BatchMetadata(**tensors, page_size=inputs.metadata.page_size)
+
+    def run(self, inputs: PagedAttentionInputs) -> AttentionOutput:
+        """Attend to the planned batch in one launch."""
+        if self._metadata is None:
+            message = "run comes after plan"
+            raise ValueError(message)
+        return Call(replace(inputs, metadata=self._metadata)).attend()
+
+
 @implementation(
     "paged_attention",
     name="triton-attention",
@@ -58,6 +81,7 @@ def _compile_key(problem: Problem) -> Hashable:
     arithmetic=ARITHMETIC,
     writes_out=True,
     compile_key=_compile_key,
+    session=TritonSession,
 )
 def paged(inputs: PagedAttentionInputs) -> AttentionOutput:
     """Attend a mixed batch of prefills and decodes in one launch.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import traceback
-from collections.abc import Collection, Hashable
+from collections.abc import Callable, Collection, Hashable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -88,8 +88,13 @@ class Subject:
         with self._phases.phase("materialise"):
             return materialise(problem, self.target.device, **options)
 
-    def call(self, problem: Problem, inputs: Inputs) -> Any:  # noqa: ANN401  any result
-        """Run the implementation and wait for it.
+    def call(
+        self,
+        problem: Problem,
+        inputs: Inputs,
+        function: Callable[[Any], Any] | None = None,
+    ) -> Any:  # noqa: ANN401  any result
+        """Run the implementation, or a function of its session, and wait for it.
 
         Raises:
             Stop: it raised: REJECTED for UnsupportedError, CRASH for any other exception.
@@ -100,7 +105,7 @@ class Subject:
         with self._phases.phase(phase):
             start = time.perf_counter()
             try:
-                result = self.implementation(inputs)
+                result = (function or self.implementation)(inputs)
                 self._wait()
             except UnsupportedError as error:
                 raise Stop(Verdict("REJECTED", "UnsupportedError", str(error))) from error
@@ -117,6 +122,7 @@ class Subject:
         problem: Problem,
         inputs: Any,  # noqa: ANN401  any record with out
         fill: float = torch.nan,
+        function: Callable[[Any], Any] | None = None,
     ) -> Result:
         """Run an operation that gives out and lse; given buffers hold ``fill`` before.
 
@@ -125,7 +131,7 @@ class Subject:
         """
         if self.implementation.writes_out:
             inputs = self._with_buffers(inputs, fill)
-        result = self.call(problem, inputs)
+        result = self.call(problem, inputs, function)
         if self.implementation.writes_out:
             return inputs.out, inputs.lse
         if not (isinstance(result, tuple) and len(result) == 2):  # noqa: PLR2004

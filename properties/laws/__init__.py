@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import append, attention, general, merge, metadata, partition, quantised
+from . import append, attention, general, life_cycle, merge, metadata, partition, quantised
 from .law import Law
 
 LAWS: tuple[Law, ...] = (
@@ -10,6 +10,7 @@ LAWS: tuple[Law, ...] = (
     *attention.LAWS,
     *partition.LAWS,
     *quantised.LAWS,
+    *life_cycle.LAWS,
     *merge.LAWS,
     *metadata.LAWS,
     *append.LAWS,

@@ -134,7 +134,7 @@ def _again(subject: Subject, problem: Computing, before: tuple[Result, Judged]) 
 
 def call_order(subject: Subject, problem: Computing) -> Verdict:
     """Repeat a call after one on another batch: nothing of that may be left."""
-    other = next((each for each in _others(problem) if subject.supports(each)), None)
+    other = next((each for each in others(problem) if subject.supports(each)), None)
     if other is None:
         return VACUOUS
     first = run(subject, problem)
@@ -146,7 +146,7 @@ def call_order(subject: Subject, problem: Computing) -> Verdict:
     return verdict
 
 
-def _others(problem: Computing) -> Iterator[Computing]:
+def others(problem: Computing) -> Iterator[Computing]:
     """Give other batches of the same kind, the most different first."""
     fresh = dataclasses.replace(problem, seed=problem.seed + 1)
     if isinstance(fresh, MergeProblem):

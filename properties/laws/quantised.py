@@ -19,6 +19,7 @@ from .law import PAGED, QUANTISED_KV, Law
 
 FACTORS = {"sm_scale": "scale"}
 """What a problem calls the number that the inputs hold."""
+Bytes = tuple[int, ...]
 LARGEST_SCALE = 448.0
 """Of float8_e4m3fn: twice a block scale must not be beyond it."""
 
@@ -128,23 +129,37 @@ def extreme_codes(subject: Subject, problem: AttentionProblem) -> Verdict:
     if not problem.kv_cache or not subject.supports(problem):
         return VACUOUS
     verdict = PASS
-    for codes in _extreme(problem):
+    for codes, scale in _extreme(problem):
         inputs: PagedAttentionInputs = subject.materialise(problem)
-        for cache in (inputs.k_cache, inputs.v_cache):
-            as_bytes = cache.view(torch.uint8)
-            pattern = torch.arange(as_bytes.shape[-1], device=as_bytes.device) % len(codes)
-            as_bytes.copy_(torch.tensor(codes, device=as_bytes.device)[pattern].expand_as(as_bytes))
+        scales = inputs.kv_cache_sf or ()
+        for tensors, pattern in (((inputs.k_cache, inputs.v_cache), codes), (scales, scale)):
+            for tensor in tensors:
+                _fill(tensor, pattern)
         result, expectation = run_on(subject, problem, inputs)
         verdict = worse(verdict, against_oracle(result, expectation, exact=False))
     return verdict
 
 
-def _extreme(problem: AttentionProblem) -> tuple[tuple[int, ...], ...]:
-    """Give bytes: zeros, the smallest numbers, the largest and their negatives."""
+def _fill(tensor: torch.Tensor, pattern: Bytes) -> None:
+    """Repeat bytes over the last axis; none leave the tensor as it is."""
+    if pattern:
+        as_bytes = tensor.view(torch.uint8)
+        place = torch.arange(as_bytes.shape[-1], device=as_bytes.device) % len(pattern)
+        as_bytes.copy_(torch.tensor(pattern, device=as_bytes.device)[place].expand_as(as_bytes))
+
+
+def _extreme(problem: AttentionProblem) -> list[tuple[Bytes, Bytes]]:
+    """Give bytes of codes and of block scales, where these are not the problem's own.
+
+    Codes: zeros, the smallest numbers, the largest and their negatives. Scales: zero, the smallest
+    and the largest.
+    """
     if problem.kv_element == NVFP4:
-        return (0x00, 0x88), (0x11, 0x91), (0x77, 0xF7)
-    largest = 0x7E if "e4m3" in problem.kv_cache else 0x7B
-    return (0x00, 0x80), (0x01, 0x83), (largest, 0x80 | largest)
+        codes = [(0x00, 0x88), (0x11, 0x91), (0x77, 0xF7)]
+        largest = codes[-1]
+        return [*((each, ()) for each in codes), *((largest, (scale,)) for scale in (0, 1, 0x7E))]
+    most = 0x7E if "e4m3" in problem.kv_cache else 0x7B
+    return [((0x00, 0x80), ()), ((0x01, 0x83), ()), ((most, 0x80 | most), ())]
 
 
 def formats_in_turn(subject: Subject, problem: AttentionProblem) -> Verdict:

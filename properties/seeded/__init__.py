@@ -19,6 +19,7 @@ from . import (
     process_bugs,
     quantised_bugs,
     reuse_bugs,
+    session_bugs,
     stateful_bugs,
 )
 from .catalogue import SeededBug
@@ -34,11 +35,12 @@ BUGS: tuple[SeededBug, ...] = (
     *metadata_bugs.BUGS,
     *phase_bugs.BUGS,
     *append_bugs.BUGS,
+    *session_bugs.BUGS,
 )
 """Wrong answers: each must be killed by at least one law."""
 PROCESS_CONTROLS: tuple[SeededBug, ...] = tuple(process_bugs.BUGS)
 """Hangs and crashes: each must become a verdict, and end nothing but its own worker."""
-HONEST: tuple[SeededBug, ...] = tuple(honest.CONTROLS)
+HONEST: tuple[SeededBug, ...] = (*honest.CONTROLS, *session_bugs.CONTROLS)
 """Right answers by unusual ways: no law may accuse one."""
 CATALOGUE: tuple[SeededBug, ...] = (*BUGS, *PROCESS_CONTROLS, *HONEST)
 

@@ -14,6 +14,8 @@ from .honest import append
 BUGS: list[SeededBug] = []
 APPEND = "append_paged_kv"
 FP8 = ("fp8_kv",)
+NAN = 0x7F
+"""A code of NaN in e4m3fn and in e5m2."""
 
 
 @seeded(BUGS, APPEND, "append_parity")
@@ -78,7 +80,7 @@ def append_does_not_saturate(inputs: AppendInputs) -> Pair:
         return write(inputs, *addresses(inputs), (k, v))
     largest = torch.finfo(k.dtype).max
     rows = [
-        codes.masked_fill(numbers.abs() > largest, torch.nan)
+        codes.view(torch.uint8).masked_fill(numbers.abs() > largest, NAN).view(codes.dtype)
         for codes, numbers in zip((k, v), scaled(inputs), strict=True)
     ]
     return write(inputs, *addresses(inputs), (rows[0], rows[1]))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ...impl.protocol import Implementation, Supports, implementation
+from ...impl.protocol import Implementation, Session, Supports, implementation
 from ...reference import Arithmetic
 
 Control = Literal["bug", "hang", "crash", "honest"]
@@ -46,6 +46,7 @@ def seeded(
     features: Collection[str] = (),
     arithmetic: Arithmetic | None = None,
     writes_out: bool = False,
+    session: Callable[[], Session] | None = None,
 ) -> Callable[[Callable[[Any], Any]], Implementation]:
     """Make an implementation of a function and enter it into a catalogue.
 
@@ -61,6 +62,7 @@ def seeded(
             features=features,
             arithmetic=arithmetic,
             writes_out=writes_out,
+            session=session,
         )(function)
         catalogue.append(
             SeededBug(

@@ -134,6 +134,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     for module in (flashinfer_paged, flashinfer_ragged, flashinfer_cascade):
         monkeypatch.setattr(module, "wrapper", wrapper)
+    monkeypatch.setattr(flashinfer_paged, "new_wrapper", wrapper)
     monkeypatch.setattr(flashinfer_paged, "_batch_attention", batch_attention)
     return made
 
@@ -173,6 +174,17 @@ def test_ragged_calls_bind_too(name: str, calls: list[str]) -> None:
     out, lse = find_implementation(f"flashinfer-{name}")(inputs)
     assert (out.shape, lse.shape) == ((2, 4, 64), (2, 4))
     assert calls == ["plan", "run"]
+
+
+@pytest.mark.parametrize("backend", ["fa2", "fa3"])
+def test_a_session_plans_once_and_runs_often(backend: str, calls: list[str]) -> None:
+    found = find_implementation(f"flashinfer-prefill-{backend}")
+    assert found.session is not None
+    session, inputs = found.session(), materialise(PAGED)
+    session.plan(inputs)
+    for _ in range(2):
+        assert session.run(inputs)[0].shape == (2, 4, 64)
+    assert calls == ["plan", "run", "run"]
 
 
 def test_fp8_scales_are_float32_tensors_of_each_head() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import hypothesis
@@ -159,7 +159,11 @@ NO_OTHER_SCALE = ("without-scales", "scale_homogeneity")
 
 def declares(implementation: Implementation, law: Law) -> bool:
     """Tell whether an implementation declares what a law needs."""
-    declared = {*implementation.features, *(["writes_out"] if implementation.writes_out else [])}
+    declared = {
+        *implementation.features,
+        *(["writes_out"] if implementation.writes_out else []),
+        *(["session"] if implementation.session else []),
+    }
     return not law.needs or bool(declared & set(law.needs))
 
 
@@ -171,6 +175,24 @@ def test_no_law_accuses_an_honest_control(control: SeededBug) -> None:
         concerned = declares(implementation, law) and (control.name, law.name) != NO_OTHER_SCALE
         assert bool(result.judged) >= concerned, f"{law.name} judged nothing"
         assert result.found is None, f"{law.name}: {result.found}"
+
+
+@pytest.mark.parametrize(
+    ("bug", "actions"),
+    [
+        ("plan_keeps_host_buffers", "plan the batch; overwrite what was planned from; run: "),
+        ("plan_by_lengths", "plan the batch; plan the same lengths on other pages; run: "),
+        ("plan_in_shared_workspace", "plan the batch; use another session; run: "),
+    ],
+)
+def test_the_fewest_actions_that_show_a_fault_are_told(bug: str, actions: str) -> None:
+    implementation = find_implementation(f"kernelproof.properties.seeded.session_bugs:{bug}")
+    problem = AttentionProblem(query_lens=(2, 1), seq_lens=(5, 3), page_size=2, causal=True)
+    said = [
+        verdict(find_law("life_cycle"), implementation, replace(problem, seed=seed)).message
+        for seed in range(12)
+    ]
+    assert any(message.startswith(actions) for message in said), said
 
 
 @pytest.fixture(scope="module")
