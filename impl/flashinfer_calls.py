@@ -118,7 +118,7 @@ def scales(inputs: AttentionInputs) -> tuple[tuple[torch.Tensor, ...], dict[str,
     """
     if inputs.q.dtype.itemsize > 1:
         return (), {"k_scale": float(inputs.k_scale), "v_scale": float(inputs.v_scale)}
-    heads = inputs.q.shape[1], _kv_heads(inputs), _kv_heads(inputs)
+    heads = inputs.q.shape[1], kv_heads_of(inputs), kv_heads_of(inputs)
     given = inputs.q_scale, inputs.k_scale, inputs.v_scale
     tensors = (
         torch.as_tensor(scale, dtype=torch.float32, device=inputs.q.device).expand(count)
@@ -127,7 +127,8 @@ def scales(inputs: AttentionInputs) -> tuple[tuple[torch.Tensor, ...], dict[str,
     return tuple(tensor.contiguous() for tensor in tensors), {}
 
 
-def _kv_heads(inputs: AttentionInputs) -> int:
+def kv_heads_of(inputs: AttentionInputs) -> int:
+    """Count the key-value heads of a call."""
     if isinstance(inputs, RaggedAttentionInputs):
         return inputs.k.shape[1]
     return inputs.k_cache.shape[2 if inputs.kv_layout == "NHD" else 1]

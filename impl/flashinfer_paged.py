@@ -17,6 +17,7 @@ from .flashinfer_calls import (
     FA3,
     attention_refusal,
     flashinfer,
+    kv_heads_of,
     module_key,
     new_wrapper,
     paged_cache,
@@ -34,8 +35,7 @@ FA3_FEATURES = ("fp8_kv", "fp8_q", "per_head_scales")
 
 
 def _heads_of(inputs: PagedAttentionInputs) -> dict[str, int]:
-    kv_heads = inputs.k_cache.shape[2 if inputs.kv_layout == "NHD" else 1]
-    return {"num_qo_heads": inputs.q.shape[1], "num_kv_heads": kv_heads}
+    return {"num_qo_heads": inputs.q.shape[1], "num_kv_heads": kv_heads_of(inputs)}
 
 
 def _decodes(problem: Problem, target: Target) -> bool | str:

@@ -8,6 +8,7 @@ values, builds them in parallel before the first problem, and draws problems of 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,7 +75,7 @@ def _groups(axes: Axes, keys: Keys) -> dict[str, list[tuple[Any, ...]]]:
 def _supported(axes: Axes, keys: Keys, groups: Mapping[str, list[tuple[Any, ...]]]) -> list[Module]:
     """Give the module of every combination of groups that is supported."""
     names = list(groups)
-    while len(list(itertools.product(*(groups[name] for name in names)))) > MOST_COMBINATIONS:
+    while math.prod(len(groups[name]) for name in names) > MOST_COMBINATIONS:
         names.pop()
     combinations = list(itertools.product(*(groups[name] for name in names)))
     problems = [

@@ -206,6 +206,8 @@ def test_what_cannot_be_loaded(kernelproof: Command) -> None:
     [
         (["zoo"], "no MODULE:NAME"),
         (["zoo:honest", "--law", "murphy"], "--law: there is no law 'murphy'"),
+        (["zoo:honest", "--without-rule", "nine"], "--without-rule nine: there is no such rule"),
+        (["zoo:honest", "--modules", "0"], "Invalid value for '--modules'"),
         (["zoo:honest", "--operation", "origami"], "--operation 'origami'"),
         (["zoo:honest", "--profile", "lazy"], "'--profile'"),
         (["zoo:honest", "--expectations", "absent.toml"], "--expectations: absent.toml"),
