@@ -37,9 +37,10 @@ WORKSPACE_BYTES = 128 << 20
 
 def unavailable(target: Target) -> str | None:
     """Say why FlashInfer's CUDA kernels cannot be called; None if they can."""
-    if target.device != "cuda":
+    absent = missing("flashinfer", "flashinfer")
+    if absent is None and target.device != "cuda":
         return "FlashInfer's CUDA kernels need a GPU"
-    return missing("flashinfer", "flashinfer")
+    return absent
 
 
 def flashinfer(module: str = "flashinfer") -> Any:  # noqa: ANN401  untyped third-party code

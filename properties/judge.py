@@ -106,7 +106,7 @@ def probe(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
     try:
         reasons = [
             subject.implementation.refusal(
-                each, subject.target, without_rules=payload["without_rules"]
+                each, subject.target, without_rules=payload.get("without_rules", ())
             )
             for each in problems
         ]
