@@ -71,7 +71,7 @@ LSE = 4.0
 VARIANCE_FLOOR = 2.0**-40
 """Share of sum P V^2 that sum P V^2 - O^2 may lose to cancellation in float64, and more."""
 TANH = 2.0**-11
-"""Relative error of PTX's tanh.approx.f32 (PTX ISA 8.0, 9.7.3.22)."""
+"""Largest relative error of tanh.approx.f32, as the PTX ISA gives it."""
 LARGEST_LOGIT_ERROR = 30.0
 """expm1 of more than this is no bound any more, and overflow would make NaN of it."""
 
