@@ -13,20 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..reference import AttentionProblem, MergeProblem, MetadataProblem, Problem
-from ..reference.cache_names import (
-    KV_CACHES,
-    cache_fits,
-    element_of,
-    multiples_of,
-    query_dtypes,
-)
+from ..reference.cache_names import KV_CACHES, cache_fits, element_of, multiples_of, query_dtypes
 from ..reference.kv_format import FP8
-from ..reference.problems import (
-    ATTENTION_REGIMES,
-    DTYPES,
-    EMPTY_STATES,
-    MERGE_REGIMES,
-)
+from ..reference.problems import ATTENTION_REGIMES, DTYPES, EMPTY_STATES, MERGE_REGIMES
 
 HEAD_DIMS = (
     (16, 16),
