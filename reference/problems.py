@@ -82,7 +82,8 @@ class AttentionProblem(_Problem):
             ``paged_attention``; sm_scale None is ``1 / sqrt(head_dim_qk)``; q_scale is of FP8
             queries.
         sinks, custom_mask, per_head_scales: whether there are any.
-        kv_cache: format of the cache, one of ``KV_CACHES``; paged_attention only.
+        kv_cache: format of the cache, one of ``KV_CACHES``: any for paged_attention, FP8 for
+            append_paged_kv, none for ragged_attention.
         strided_q: q is a slice of a packed QKV tensor. strided_kv: k and v are views of one
             larger allocation.
         regime: how values are made, one of ``ATTENTION_REGIMES``.

@@ -12,7 +12,7 @@ from ...reference import AttentionProblem, BatchMetadata, build_metadata
 from ...reference.inputs import PagedAttentionInputs
 from ...reference.values import choose
 from ..comparison import against_oracle
-from ..subject import Subject
+from ..subject import Stop, Subject
 from ..verdict import PASS, VACUOUS, Verdict
 from .general import judged, others
 from .law import PAGED, Law
@@ -38,6 +38,8 @@ def life_cycle(subject: Subject, problem: AttentionProblem) -> Verdict:
     """
     if subject.implementation.session is None:
         return VACUOUS
+    # A mask is planned by some and given to each run by others: it is of no use here.
+    problem = replace(problem, custom_mask=False)
     repaged = replace(problem, page_order=problem.page_order + 1)
     other = next(others(problem))
     assert isinstance(other, AttentionProblem)  # noqa: S101  of the same kind
@@ -45,12 +47,12 @@ def life_cycle(subject: Subject, problem: AttentionProblem) -> Verdict:
     if not problem.num_tokens or not all(subject.supports(batch) for batch in batches):
         return VACUOUS
     walk = _walk(problem.seed)
-    verdict = _follow(subject, batches, walk)
+    verdict = _outcome(subject, batches, walk)
     if not verdict.bad:
         return verdict
     for position in reversed(range(len(walk))):
         shorter = [*walk[:position], *walk[position + 1 :]]
-        found = _follow(subject, batches, shorter)
+        found = _outcome(subject, batches, shorter)
         if (found.status, found.kind) == (verdict.status, verdict.kind):
             walk, verdict = shorter, found
     return replace(verdict, message=f"{'; '.join(walk)}: {verdict.message}")
@@ -59,6 +61,14 @@ def life_cycle(subject: Subject, problem: AttentionProblem) -> Verdict:
 def _walk(seed: int) -> list[str]:
     chosen = [ACTIONS[choose(seed, "life", step, len(ACTIONS))] for step in range(LENGTH)]
     return [ACTIONS[0], "run", *chosen, "run"]
+
+
+def _outcome(subject: Subject, batches: Sequence[AttentionProblem], walk: Sequence[str]) -> Verdict:
+    """Give the verdict on a walk; an exception is one, so that its actions are told too."""
+    try:
+        return _follow(subject, batches, walk)
+    except Stop as stop:
+        return stop.verdict
 
 
 def _follow(subject: Subject, batches: Sequence[AttentionProblem], walk: Sequence[str]) -> Verdict:
