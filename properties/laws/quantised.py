@@ -90,7 +90,9 @@ def scale_homogeneity(subject: Subject, problem: AttentionProblem) -> Verdict:
 
 
 def _rescalings(problem: AttentionProblem) -> list[tuple[dict[str, Any], float]]:
-    """Give other scales of the problem, and what each makes of the output."""
+    """Give other scales, none of them of zero, and what each makes of the output."""
+    if 0 in (problem.k_scale, problem.v_scale, problem.scale):
+        return []
     found = [
         ({"v_scale": problem.v_scale * 2}, 2.0),
         ({"k_scale": problem.k_scale * 2, "sm_scale": problem.scale / 2}, 1.0),

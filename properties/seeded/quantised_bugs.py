@@ -30,6 +30,7 @@ PAGED = "paged_attention"
 FP8, FP4 = ("fp8_kv",), ("nvfp4_kv",)
 BOTH = (*FP8, *FP4)
 LARGEST_E5M2 = 0x7B
+SECOND_E4M3 = 2.0**-8
 
 
 def _read(inputs: PagedAttentionInputs, **steps: Any) -> Pair:  # noqa: ANN401  steps of a Reading
@@ -220,6 +221,17 @@ def block_scales_as_powers(inputs: PagedAttentionInputs) -> Pair:
     def scales(given: PagedAttentionInputs, which: int) -> torch.Tensor:
         assert given.kv_cache_sf is not None  # noqa: S101
         return fp8_values(given.kv_cache_sf[which].view(torch.uint8) & 0xF8, "e4m3")
+
+    return _read(inputs, scales=scales)
+
+
+@seeded(BUGS, PAGED, "extreme_codes", features=FP4)
+def smallest_block_scale_flushed(inputs: PagedAttentionInputs) -> Pair:
+    """Read the smallest block scale as zero."""
+
+    def scales(given: PagedAttentionInputs, which: int) -> torch.Tensor:
+        found = block_scales(given, which)
+        return found.masked_fill(found.abs() < SECOND_E4M3, 0.0)
 
     return _read(inputs, scales=scales)
 
