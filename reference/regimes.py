@@ -17,9 +17,9 @@ from .values import bell, bits, choose, integers, power_of_two_at_least, stream
 ROWS_A_REQUEST = 2**20
 DOMINANT_LOGIT = 12.0
 """By how much the dominant key's logit exceeds the others: e^12 = 160,000 keys' worth."""
-SHIFT = 2.0**17
-"""Raw q k^T of shifted_logits: beyond the -5e4 that kernels have used for minus infinity
-(flashinfer-ai/flashinfer#4267)."""
+SHIFTS = (2.0**17, 2.0**20)
+"""Raw q k^T of shifted_logits: beyond the -5e4 that kernels have used for minus infinity, of the raw
+product or, as FlashInfer's decode, of the scaled one (flashinfer-ai/flashinfer#4267)."""
 EXACT_SINK = -256.0
 EDGES = (0, 1, 2, 3, 4, 7, 8, 15, 16, 31, 32, 63, 64, 127, 128, 255, 256, MAX_SEQ_LEN)
 """Keys at which pages and tiles of usual sizes begin and end, and the last key. They do not follow
@@ -127,8 +127,9 @@ def _shifted_logits(
     """Add one large constant to every raw logit: softmax does not see it, a sentinel does."""
     del rows, positions
     sign = -1.0 if choose(problem.seed, "shift", 0, 3) else 1.0
+    shift = SHIFTS[choose(problem.seed, "shift", 1, len(SHIFTS))]
     values.q[..., 0] = 2.0**8
-    values.k[..., 0] = sign * SHIFT / 2.0**8
+    values.k[..., 0] = sign * shift / 2.0**8
     return values
 
 
@@ -213,7 +214,7 @@ def merge_values(problem: MergeProblem, device: torch.device) -> tuple[torch.Ten
     if problem.regime == "dominant_state":
         lses[chosen] += DOMINANT_LOGIT
     elif problem.regime == "shifted":
-        lses -= SHIFT
+        lses -= SHIFTS[0]
     elif problem.regime == "exact_grid":
         ranks = (torch.arange(problem.num_states, device=device) - chosen) % problem.num_states
         lses = (-2 * EXACT_GAP * ranks).view(-1, 1, 1).expand(shape).to(torch.float32)
