@@ -20,6 +20,7 @@ from ..properties.expectations import read_expectations
 from ..properties.files import dumps, write_text
 from ..properties.laws import find_law, laws_of
 from ..properties.ledger import Ledger, LedgerError
+from ..properties.only import OnlyError, read_only
 from ..properties.plan import Plan
 from ..properties.profiles import GATE_SHARE, PROFILES
 from ..properties.report import RunReport
@@ -44,6 +45,7 @@ class Request:
     jobs: int | None
     modules: int | None
     laws: tuple[str, ...]
+    only: tuple[str, ...]
     json_path: Path | None
     junit_path: Path | None
     html_path: Path | None
@@ -125,6 +127,11 @@ def _plan(request: Request, ledger: Ledger) -> Plan:
             resolve_name(name)
     except ImplementationNotFoundError as error:
         raise UsageRefusedError(str(error)) from error
+    try:
+        only = read_only(request.only)
+    except OnlyError as error:
+        message = f"--only: {error}"
+        raise UsageRefusedError(message) from error
     profile = PROFILES[request.profile]
     return Plan(
         list(dict.fromkeys(request.implementations)),
@@ -138,6 +145,7 @@ def _plan(request: Request, ledger: Ledger) -> Plan:
         share=GATE_SHARE if request.gate else 1.0,
         cases=request.cases / "examples",
         without_rules=_rules(request.without_rules),
+        only=only,
     )
 
 

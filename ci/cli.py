@@ -50,6 +50,13 @@ RUN_OPTIONS = (
         help="Most modules built of an implementation whose modules take long; by profile.",
     ),
     click.option(
+        "--only",
+        multiple=True,
+        metavar="FIELD=VALUE,...",
+        help="Draw only problems with one of these values of a field, such as "
+        "window_left=127,511; may be repeated.",
+    ),
+    click.option(
         "--law", "laws", multiple=True, metavar="NAME", help="Only this law; may be repeated."
     ),
     click.option("--json", "json_path", type=OUTPUT, help="Write the results to this file."),

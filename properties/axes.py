@@ -169,9 +169,22 @@ Probe = Callable[[Sequence[Problem]], "list[str | None]"]
 """Gives the reason of refusal of each problem, None for those that are supported."""
 
 
-def narrow(operation: str, probe: Probe, max_work: int) -> Axes | None:
-    """Learn which values an implementation supports, by asking; None if nothing at all."""
-    axes = all_axes(operation)
+def narrow(
+    operation: str,
+    probe: Probe,
+    max_work: int,
+    *,
+    axes: Mapping[str, tuple[Any, ...]] | None = None,
+) -> Axes | None:
+    """Learn which values an implementation supports, by asking; None if nothing at all.
+
+    Args:
+        operation: of its problems.
+        probe: asks it.
+        max_work: see ``Axes``.
+        axes: values that may be drawn, simplest first; all of the operation's if None.
+    """
+    axes = all_axes(operation) if axes is None else axes
     if not axes:
         return None if probe([example(operation, {})])[0] else Axes(operation, {}, max_work, {})
     simplest = {name: values[0] for name, values in axes.items()}

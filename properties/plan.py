@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from .laws import Law
 from .ledger import Ledger
@@ -35,6 +36,7 @@ class Plan:
         share: of the profile's problems: a gate over many implementations takes fewer of each.
         cases: folder for an example database, where the profile explores.
         without_rules: ids of support rules that are not asked: what they refuse is called.
+        only: by field, the values of problems that are drawn; all if empty. See ``only``.
     """
 
     implementations: Sequence[str]
@@ -51,6 +53,7 @@ class Plan:
     share: float = 1.0
     cases: Path | None = None
     without_rules: Sequence[str] = ()
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
 
 def problems_of(plan: Plan, law: Law, cost: Cost, parts: int = 1) -> int:

@@ -11,9 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from ..reference import AttentionProblem, MergeProblem, Problem
-from .axes import Axes, example, narrow
+from .axes import Axes, all_axes, example, narrow
 from .isolation import Deadlines, Worker
 from .modules import Keys, Module, choose
+from .only import Only, OnlyError, restricted
 from .plan import Plan
 from .pools import open_pool
 from .profiles import NO_COST, Cost, Timing, cost_of, on_device
@@ -31,9 +32,20 @@ BUILD_DEADLINES = Deadlines(run=120.0, compile=1800.0)
 
 
 def survey(
-    worker: Worker, address: Address, max_work: int, report: ImplementationReport
+    worker: Worker,
+    address: Address,
+    max_work: int,
+    report: ImplementationReport,
+    only: Only | None = None,
 ) -> Axes | None:
     """Import an implementation and learn what it supports.
+
+    Args:
+        worker: that asks.
+        address: of the implementation.
+        max_work: see ``Axes``.
+        report: to be filled.
+        only: values that may be drawn, by field; all if None.
 
     Returns:
         None where it cannot be judged; the report says why.
@@ -56,8 +68,13 @@ def survey(
         last_reason = next((r for r in reply["reasons"] if r), last_reason)
         return list(reply["reasons"])
 
+    space = all_axes(report.operation)
     try:
-        axes = narrow(report.operation, probe, max_work)
+        space = restricted(report.operation, space, only or {})
+        axes = narrow(report.operation, probe, max_work, axes=space)
+    except OnlyError as error:
+        report.unsupported_reason = f"--only: {error}"
+        return None
     except HarnessError as error:
         report.error = str(error)
         return None
@@ -86,7 +103,7 @@ def prepare(
         report.reference, plan.operation, plan.device, without_rules=tuple(plan.without_rules)
     )
     profile = on_device(plan.profile, plan.device)
-    axes = survey(worker, address, profile.max_work, report)
+    axes = survey(worker, address, profile.max_work, report, plan.only)
     if axes is None:
         return None
     if report.declared["build_ahead"]:

@@ -207,6 +207,8 @@ def test_what_cannot_be_loaded(kernelproof: Command) -> None:
         (["zoo"], "no MODULE:NAME"),
         (["zoo:honest", "--law", "murphy"], "--law: there is no law 'murphy'"),
         (["zoo:honest", "--without-rule", "nine"], "--without-rule nine: there is no such rule"),
+        (["zoo:honest", "--only", "colour=red"], "--only: 'colour' is no field of a problem"),
+        (["zoo:honest", "--only", "dtype=red"], "--only: dtype=red is no value of it; there are"),
         (["zoo:honest", "--modules", "0"], "Invalid value for '--modules'"),
         (["zoo:honest", "--operation", "origami"], "--operation 'origami'"),
         (["zoo:honest", "--profile", "lazy"], "'--profile'"),
@@ -339,6 +341,16 @@ def test_the_gate_judges_what_can_run(
     assert ended.code == 0
     assert "not today" in ended.out
     assert "none of the laws that were to run speaks of build_metadata" in ended.out
+
+
+def test_a_part_of_the_space(kernelproof: Command) -> None:
+    """The seeded fault needs three states: it is no part of problems of two."""
+    for only, code in (("2", 0), ("2,3", 1)):
+        ended = kernelproof("check", "zoo:wrong", *QUICK, "--only", f"num_states={only}")
+        assert ended.code == code
+    ended = kernelproof("check", "zoo:honest", *QUICK, "--only", "window_left=3")
+    assert ended.code == 3
+    assert "problems of merge_state have no window_left" in ended.out
 
 
 def test_the_list(kernelproof: Command) -> None:

@@ -1,0 +1,115 @@
+"""A part of the space of problems: ``--only FIELD=VALUE``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import HealthCheck, Phase
+
+from kernelproof.impl import Target, find_implementation
+from kernelproof.properties.axes import Axes, all_axes, narrow
+from kernelproof.properties.only import OnlyError, read_only, restricted
+from kernelproof.properties.strategies import problems
+from kernelproof.reference import Problem
+
+H200 = Target(sm=90, flashinfer="0.7.2.post1", cuda="13.0", triton="3.6.0", device="cuda")
+WINDOWS = ("q_dtype=float8_e4m3fn", "window_left=127,511", "head_dims=128x128")
+
+
+def axes_of(name: str, *texts: str, without: tuple[str, ...] = ()) -> Axes | None:
+    found = find_implementation(name)
+    axes = restricted(found.operation, all_axes(found.operation), read_only(texts))
+    return narrow(
+        found.operation,
+        lambda given: [found.refusal(each, H200, without_rules=without) for each in given],
+        100_000_000,
+        axes=axes,
+    )
+
+
+def drawn(axes: Axes, count: int = 60) -> list[Any]:
+    seen: list[Problem] = []
+
+    @hypothesis.settings(
+        max_examples=count, derandomize=True, database=None, phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck), deadline=None,
+    )  # fmt: skip
+    @hypothesis.given(problems(axes))
+    def collect(problem: Problem) -> None:
+        seen.append(problem)
+
+    collect()
+    return seen
+
+
+def test_what_is_drawn_has_the_values_alone_and_everything_else_is_free() -> None:
+    axes = axes_of("flashinfer-prefill-fa3", *WINDOWS)
+    assert axes is not None
+    found = drawn(axes)
+    assert {(p.q_dtype, p.head_dim_qk, p.head_dim_vo) for p in found} == {
+        ("float8_e4m3fn", 128, 128)
+    }
+    assert {p.window_left for p in found} == {127, 511}
+    assert len({p.page_size for p in found}) > 3
+    assert any(max(p.seq_lens) > 256 for p in found)
+
+
+def test_a_part_that_is_refused_is_no_part_of_the_space() -> None:
+    assert axes_of("flashinfer-prefill-fa2", "sinks=true") is None
+    axes = axes_of("flashinfer-prefill-fa2", "sinks=true", without=("fa2-sinks-ignored",))
+    assert axes is not None
+    assert all(problem.sinks for problem in drawn(axes, 10))
+
+
+def test_other_caches_leave_only_the_shapes_that_they_can_have() -> None:
+    only = read_only(["kv_cache=nvfp4 interleaved"])
+    axes = restricted("paged_attention", all_axes("paged_attention"), only)
+    assert axes["page_size"] == (4, 8, 16, 32, 64, 128, 256)
+    assert axes["head_dims"] == ((64, 64), (128, 128), (192, 128), (256, 256), (512, 512))
+
+
+@pytest.mark.parametrize(
+    ("texts", "found"),
+    [
+        (["window_left=-1,511"], {"window_left": (-1, 511)}),
+        (["window_left=127", "window_left=511"], {"window_left": (127, 511)}),
+        (["causal=true"], {"causal": (True,)}),
+        (["sm_scale=none,2"], {"sm_scale": (None, 2.0)}),
+        (["head_dims=160"], {"head_dims": ((160, 160),)}),
+        (["head_dim_qk=192"], {"head_dim_qk": (192,)}),
+        (["kv_cache=,float8_e5m2"], {"kv_cache": ("", "float8_e5m2")}),
+        (["phase=decode", "num_kv_heads=12"], {"phase": ("decode",), "num_kv_heads": (12,)}),
+        (["num_states=9"], {"num_states": (9,)}),
+        (["regime=shifted"], {"regime": ("shifted",)}),
+    ],
+)
+def test_what_may_be_asked_for(texts: list[str], found: dict[str, tuple[Any, ...]]) -> None:
+    assert read_only(texts) == found
+
+
+@pytest.mark.parametrize(
+    ("texts", "told"),
+    [
+        (["window_left"], "'window_left' is no FIELD=VALUE"),
+        (["colour=red"], "'colour' is no field of a problem; there are causal, "),
+        (["query_lens=3"], "'query_lens' is no field"),
+        (["dtype=int4"], "dtype=int4 is no value of it; there are float32, float16, bfloat16"),
+        (["page_size=0"], "page_size=0 is no value"),
+        (["group_size=two"], "group_size=two is no value"),
+        (["head_dim_vo=100"], "head_dim_vo=100 is no value of it; there are 16, 32, 40, "),
+        (["head_dims=1x2x3"], "head_dims=1x2x3 is no value"),
+        (["q_dtype=float8_e4m3fn", "kv_cache="], "no problem of paged_attention has kv_cache="),
+        (["kv_cache=nvfp4", "head_dims=24x40"], "no cache of nvfp4 has head_dims=24x40"),
+    ],
+)
+def test_what_does_not_exist(texts: list[str], told: str) -> None:
+    with pytest.raises(OnlyError) as error:
+        read_only(texts)
+    assert told in str(error.value)
+
+
+def test_an_operation_without_the_field_says_so() -> None:
+    with pytest.raises(OnlyError, match="problems of merge_state have no window_left"):
+        restricted("merge_state", all_axes("merge_state"), read_only(["window_left=3"]))
