@@ -202,7 +202,7 @@ class Suite:
         operation = data.get("operation") or self._choices.operation
         address = Address(quarry.address.reference, operation, quarry.address.device)
         warm_up(worker, quarry)
-        outcome = worker.run(address.case(law.name, problem), quarry.pace.deadlines())
+        outcome = worker.run(address.case(law.name, problem), quarry.pace.deadlines(problem))
         if outcome.status in ("hang", "crash"):
             probe_device(worker, address.device)
         verdict = verdict_of(outcome)

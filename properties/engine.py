@@ -254,7 +254,7 @@ class Run:
         for entry in entries:
             law, problem = entry.load_case()
             anything = replace(quarry.address, modules=())
-            outcome = worker.run(anything.case(law, problem), quarry.pace.deadlines())
+            outcome = worker.run(anything.case(law, problem), quarry.pace.deadlines(problem))
             verdict = verdict_of(outcome)
             if entry.explains(law, verdict, problem):
                 continue

@@ -13,7 +13,7 @@ from hypothesis import Phase
 from hypothesis.database import DirectoryBasedExampleDatabase
 
 from ..reference import Problem
-from .isolation import Worker
+from .isolation import Deadlines, Worker
 from .laws import Law
 from .ledger import Entry
 from .profiles import Profile
@@ -27,7 +27,7 @@ from .quarry import (
 )
 from .report import Finding, LawReport
 from .settings import settings_of
-from .simplify import on_fewer_pages
+from .simplify import on_fewer_pages, simplify
 from .strategies import problems, variations
 from .verdict import Verdict
 
@@ -36,6 +36,8 @@ MAX_SHRINK_SECONDS_RESPAWNING = 60.0
 RESPAWNING_FACTOR = 6.0
 """A HANG or a death costs its deadline and a process each time that it is tried again: shrinking
 takes at most this many times the profile's seconds, and the maximum."""
+LITTLE_SECONDS = 0.1
+"""What a problem that passes may take where many are tried to spare a failure."""
 EXAMPLES_A_ROUND = 40
 """Hypothesis mutates what it has drawn: a single long run stays near its first examples."""
 VARIATIONS = 3
@@ -90,6 +92,10 @@ class Hunt:
         self._shrink_started = 0.0
         self._shrink_respawns = 0
         self._attempts = 0
+        self._dear = False
+        self._died = False
+        self._simplified = False
+        self._passed: list[float] = []
 
     def run(self) -> LawReport:
         """Hunt, and report."""
@@ -131,7 +137,12 @@ class Hunt:
             ended = self._round(start, self._seed(number))
             if ended or self._first is not None:
                 break
-        if self._last is not None and self._search.shrink:
+        if self._last is None or not self._search.shrink:
+            return
+        if self._dear:
+            simplify(self._last[0], self._quarry.axes, self._fails, self._passing_is_cheap)
+            self._confirm_smallest()
+        else:
             for problem in on_fewer_pages(self._last[0], self._quarry.axes):
                 if self._fails(problem):
                     return
@@ -164,7 +175,8 @@ class Hunt:
                     self._broken = error
                     raise _Enough from error
                 if failing:
-                    raise _Counterexample
+                    # Hypothesis shrinks from above, at the price of a process a step.
+                    raise _Enough if self._dear else _Counterexample
 
         try:
             law_holds()
@@ -208,10 +220,10 @@ class Hunt:
         if not verdict.bad:
             return False
         if self._first is None:
-            self._first = (problem, verdict)
+            self._first, self._dear = (problem, verdict), self._died
             self._found_after = time.monotonic() - (self._quarry.started or 0.0)
             self._shrink_started = time.monotonic()
-        if (verdict.status, verdict.kind) != (self._first[1].status, self._first[1].kind):
+        if not _alike(verdict, self._first[1]):
             return False  # Another bug: shrinking must not slip from one into the other.
         self._last = (problem, verdict)
         return True
@@ -236,6 +248,25 @@ class Hunt:
         flaky = replace(verdict, status="FLAKY", message=message)
         self._flaky = self._flaky or (problem, flaky)
         return flaky
+
+    def _confirm_smallest(self) -> None:
+        """See the smallest HANG or death once more, in a fresh process that has all its time."""
+        if self._last is None or self._last == self._first:
+            return
+        self._simplified = True
+        self._renew()
+        again = self._judge(self._last[0])
+        if self._first is not None and not _alike(again, self._first[1]):
+            again = self._first[1]
+            self._last = self._first
+        self._last = (self._last[0], again)
+
+    def _deadlines(self, problem: Problem) -> Deadlines:
+        hurried = self._dear and not self._simplified and self._quarry.address.device != "cpu"
+        return self._quarry.pace.deadlines(problem, hurried=hurried)
+
+    def _passing_is_cheap(self) -> bool:
+        return not self._passed or sum(self._passed) / len(self._passed) < LITTLE_SECONDS
 
     def _renew(self) -> None:
         """Go on in a fresh process."""
@@ -262,19 +293,24 @@ class Hunt:
             problem,
             seconds=self._found_after,
             attempts=self._attempts,
+            deaths=self._shrink_respawns,
         )
 
     def _judge(self, problem: Problem) -> Verdict:
         """Ask the worker, and count."""
         request = self._quarry.address.case(self._law.name, problem)
-        outcome = self._worker.run(request, self._quarry.pace.deadlines())
+        start = time.monotonic()
+        outcome = self._worker.run(request, self._deadlines(problem))
         verdict = verdict_of(outcome)
-        if outcome.status in ("hang", "crash"):
+        self._died = outcome.status in ("hang", "crash")
+        if self._dear and not verdict.bad:
+            self._passed.append(time.monotonic() - start)
+        if self._died:
             self._shrink_respawns += self._first is not None
             probe_device(self._worker, self._quarry.address.device)
             warm_up(self._worker, self._quarry)
-        elif verdict.seconds:
-            self._quarry.pace.slowest = max(self._quarry.pace.slowest, verdict.seconds)
+        elif verdict.calls:
+            self._quarry.pace.record(problem.work, verdict.seconds / verdict.calls)
         self._attempts += self._first is not None
         return self._count(problem, verdict)
 
@@ -302,3 +338,10 @@ class Hunt:
                 report.worst_ratio = max(report.worst_ratio, verdict.ratio)
             self._judged(1)
         return verdict
+
+
+def _alike(verdict: Verdict, first: Verdict) -> bool:
+    """Tell whether two verdicts speak of one bug; where a HANG stood is where the process began."""
+    return verdict.status == first.status and (
+        verdict.kind == first.kind or verdict.status == "HANG"
+    )

@@ -161,7 +161,7 @@ def judge(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
         verdict = law.check(subject, problem)
     except Stop as stop:
         verdict = stop.verdict
-    return replace(verdict, seconds=subject.seconds).to_json()
+    return replace(verdict, seconds=subject.seconds, calls=subject.calls).to_json()
 
 
 def measured(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:

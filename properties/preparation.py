@@ -29,6 +29,8 @@ COST_ROWS, COST_KEYS = 8, 64
 MOST_BUILDERS = 16
 """Processes that build at a time: each compiler starts several more."""
 BUILD_DEADLINES = Deadlines(run=120.0, compile=1800.0)
+LOAD_SECONDS = 120.0
+"""What a process's first call of a module may take that was built before: it only loads it."""
 
 
 def survey(
@@ -120,7 +122,9 @@ def prepare(
     report.cost = cost.name
     axes = replace(axes, max_work=cost.max_work)
     quarry = Quarry(report.name, address, axes)
-    quarry.pace.slowest = report.call_seconds
+    quarry.pace.record(timing.work, report.call_seconds)
+    if report.modules:
+        quarry.pace.compile_seconds = LOAD_SECONDS
     quarry.warm_up = None if "stopped" in timed else timing
     return quarry, cost
 

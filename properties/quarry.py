@@ -8,11 +8,9 @@ from typing import Any
 from ..reference import Problem
 from .axes import Axes
 from .isolation import Deadlines, Outcome, Worker
+from .pace import Pace
 from .verdict import Verdict
 
-DEADLINE_FLOOR = 3.0
-DEADLINE_FACTOR = 30.0
-"""A run may take this many seconds, or this many times the slowest run seen, if that is more."""
 WARM_UP_DEADLINES = Deadlines(run=20.0)
 
 
@@ -22,19 +20,6 @@ class DeviceLostError(RuntimeError):
 
 class HarnessError(RuntimeError):
     """The suite itself failed; the message says where."""
-
-
-@dataclass
-class Pace:
-    """How long an implementation's calls take, over all laws: deadlines follow from it."""
-
-    slowest: float = 0.0
-    compile_seconds: float = 900.0
-
-    def deadlines(self) -> Deadlines:
-        """Give the deadlines of the next case."""
-        run = max(DEADLINE_FLOOR, DEADLINE_FACTOR * self.slowest)
-        return Deadlines(run=run, compile=self.compile_seconds)
 
 
 @dataclass(frozen=True)

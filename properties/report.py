@@ -21,6 +21,7 @@ class Finding:
         entry: id of the ledger entry that explains it, if one does.
         seconds: from the start of the implementation's check to the first confirmed failure.
         attempts: problems judged while it was shrunk.
+        deaths: how many of them cost a process, which is dear: there is a limit to them.
         replay: the command that reproduces it.
     """
 
@@ -31,6 +32,7 @@ class Finding:
     entry: str | None = None
     seconds: float = 0.0
     attempts: int = 0
+    deaths: int = 0
     replay: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -44,6 +46,8 @@ class Finding:
             "problem": self.problem.to_json(),
             "entry": self.entry,
             "seconds": round(self.seconds, 3),
+            "attempts": self.attempts,
+            "deaths": self.deaths,
             "replay": self.replay,
             "trace": self.verdict.trace,
         }

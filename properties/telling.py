@@ -22,6 +22,9 @@ def told(finding: Finding) -> list[str]:
     lines += [f"  {line}" for line in verdict.message.strip().splitlines()]
     lines += [f"    {line}" for line in trace_lines(verdict)]
     lines.append(f"  problem: {compact(finding.problem)}")
+    if finding.deaths:
+        tries = count_of(finding.attempts, "try").replace("trys", "tries")
+        lines.append(f"  shrunk:  in {tries}, {finding.deaths} of which cost a process")
     if finding.replay:
         lines.append(f"  replay:  {finding.replay}")
     return [printable(line) for line in lines]

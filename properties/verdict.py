@@ -34,7 +34,8 @@ class Verdict:
         message: one or a few sentences with the evidence.
         ratio: the worst error over its bound, where a law measured one.
         vacuous: the law had nothing to look at on this problem, so it does not count as judged.
-        seconds: time spent inside the implementation.
+        seconds: time spent inside the implementation, compiling apart.
+        calls: of the implementation in that time.
         trace: stack or stderr, where a process died or an exception came.
     """
 
@@ -44,6 +45,7 @@ class Verdict:
     ratio: float | None = None
     vacuous: bool = False
     seconds: float = 0.0
+    calls: int = 0
     trace: str = ""
 
     @property

@@ -91,6 +91,16 @@ def _hang(inputs: PagedAttentionInputs) -> None:
             time.sleep(60)
 
 
+def _hang_from(least: int) -> Callable[[PagedAttentionInputs], None]:
+    def hang(inputs: PagedAttentionInputs) -> None:
+        queries = inputs.metadata.qo_indptr.diff().tolist()
+        if inputs.window_left >= 0 and max(queries, default=0) >= least:
+            while True:
+                time.sleep(60)
+
+    return hang
+
+
 def _abort(inputs: PagedAttentionInputs) -> None:
     if inputs.k_cache.stride(0) != inputs.k_cache[0].numel():  # a view of something larger
         os.abort()
@@ -109,6 +119,7 @@ def _reject(inputs: PagedAttentionInputs) -> None:
 
 
 hangs = switched("hangs", _hang)
+hangs_from_21 = switched("hangs-from-21", _hang_from(21))
 aborts = switched("aborts", _abort)
 raises = switched("raises", _raise)
 rejects = switched("rejects", _reject)

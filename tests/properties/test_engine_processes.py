@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,10 +14,13 @@ from typing import Any
 
 import pytest
 
+from kernelproof.properties.cases import CaseWriter
 from kernelproof.properties.engine import Progress, Run
+from kernelproof.properties.ledger import Ledger
 from kernelproof.properties.plan import Plan
 from kernelproof.properties.profiles import PROFILES, Profile
 from kernelproof.properties.report import Finding, ImplementationReport, LawReport, RunReport
+from kernelproof.properties.telling import told
 from kernelproof.reference import AttentionProblem
 
 SUBJECTS = Path(__file__).with_name("engine_subjects.py")
@@ -24,7 +30,7 @@ RUN_SECONDS = 0.8
 
 @pytest.fixture
 def _short_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kernelproof.properties.quarry.DEADLINE_FLOOR", RUN_SECONDS)
+    monkeypatch.setattr("kernelproof.properties.pace.DEADLINE_FLOOR", RUN_SECONDS)
 
 
 def execute(
@@ -116,6 +122,39 @@ def test_hangs_and_deaths_are_confirmed_and_shrunk_and_leave_nothing_behind(
     processes = {int(line) for line in record.read_text(encoding="ascii").split()}
     assert len(processes) > 4
     assert wait_until(lambda: not any(running(pid) for pid in processes))
+
+
+@pytest.mark.usefixtures("_short_deadline")
+def test_a_hang_shrinks_to_the_exact_length_in_few_tries(tmp_path: Path) -> None:
+    """A prefill with a window hangs from so many tokens on (as flashinfer#3578 from 257)."""
+    profile = replace(TINY, problems=300, max_work=200_000, shrink_seconds=10.0)
+    start = time.monotonic()
+    report = run("hangs_from_21", laws=["parity", "well_formed"], profile=profile, jobs=1)
+    assert time.monotonic() - start < 90
+    (hangs,) = report.implementations
+    finding = hangs.findings[0]
+    assert (finding.verdict.status, finding.verdict.kind) == ("HANG", "run")
+    assert finding.problem == AttentionProblem(
+        query_lens=(21,), seq_lens=(21,), page_size=16, window_left=0
+    )
+    assert 1 <= finding.deaths <= 10
+    assert finding.attempts > finding.deaths
+    assert f"{finding.deaths} of which cost a process" in "\n".join(told(finding))
+    assert finding.to_json()["attempts"] == finding.attempts
+    # The run went on: the second law finds the same in the case that the first has left.
+    second = hangs.findings[1]
+    assert (second.law, second.verdict.status) == ("well_formed", "HANG")
+    assert second.problem == finding.problem
+    assert hangs.judged > 1
+
+    CaseWriter(tmp_path, None, Ledger()).write(finding, hangs, report)
+    _, *arguments = shlex.split(finding.replay)
+    ended = subprocess.run(
+        [sys.executable, "-m", "kernelproof", *arguments, "--deadline", "1"],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert ended.returncode == 1, ended.stderr
+    assert ended.stdout.startswith("HANG run  ")
 
 
 def test_a_failure_that_does_not_repeat_is_flaky() -> None:
