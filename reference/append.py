@@ -7,7 +7,7 @@ import torch
 from .kv_format import NVFP4, KVCacheFormat, Scales, checked_cache
 from .metadata import BatchMetadata
 from .quantization import interleave_v_scales, quantize_fp8, quantize_nvfp4
-from .requests import check_scale
+from .options import check_scale
 from .small_floats import FP8_FORMATS
 from .validation import check_kv_layout, check_same, check_tensor
 

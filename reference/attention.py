@@ -6,15 +6,16 @@ out = softmax(cap(scale * q k^T) + mask) v          (Vaswani et al., arXiv:1706.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 
+from .batches import Call, batches
 from .kv_format import KVCacheFormat, stored_head_dim
 from .metadata import BatchMetadata
-from .requests import Options, Request, paged_requests, ragged_requests
-from .softmax import softmax_weights, ungroup, value_heads
+from .options import Options
+from .requests import paged_call, ragged_call
+from .softmax import softmax_weights, value_heads
 
 
 class AttentionOutput(NamedTuple):
@@ -101,8 +102,8 @@ def paged_attention(
         kv_format=kv_format,
         kv_cache_sf=kv_cache_sf,
     )
-    requests = paged_requests(q, k_cache, v_cache, metadata, kv_layout, options)
-    return _attend(q, stored_head_dim(v_cache, kv_format), requests, options)
+    call = paged_call(q, k_cache, v_cache, metadata, kv_layout, options)
+    return _attend(call, stored_head_dim(v_cache, kv_format), options)
 
 
 def ragged_attention(
@@ -153,29 +154,18 @@ def ragged_attention(
         v_scale=v_scale,
         compute_dtype=compute_dtype,
     )
-    requests = ragged_requests(q, k, v, qo_indptr, kv_indptr, options)
-    return _attend(q, v.shape[-1], requests, options)
+    call = ragged_call(q, k, v, qo_indptr, kv_indptr, options)
+    return _attend(call, v.shape[-1], options)
 
 
-def _attend(
-    q: torch.Tensor, head_dim_vo: int, requests: Iterator[Request], options: Options
-) -> AttentionOutput:
-    tokens, heads, _ = q.shape
-    out = q.new_zeros((tokens, heads, head_dim_vo), dtype=options.compute_dtype)
-    lse = q.new_full((tokens, heads), -math.inf, dtype=options.compute_dtype)
+def _attend(call: Call, head_dim_vo: int, options: Options) -> AttentionOutput:
+    tokens, heads, _ = call.q.shape
+    out = call.q.new_zeros((tokens, heads, head_dim_vo), dtype=options.compute_dtype)
+    lse = call.q.new_full((tokens, heads, 1), -math.inf, dtype=options.compute_dtype)
     with torch.no_grad():
-        _attend_requests(requests, options, out, lse)
-    return AttentionOutput(out, lse)
-
-
-def _attend_requests(
-    requests: Iterator[Request], options: Options, out: torch.Tensor, lse: torch.Tensor
-) -> None:
-    for request in requests:
-        for weights in softmax_weights(request, options):
-            v = value_heads(request, weights.keys, options)
-            rows = slice(
-                request.tokens.start + weights.rows.start, request.tokens.start + weights.rows.stop
-            )
-            out[rows] = ungroup(weights.probabilities @ v, weights.rows)
-            lse[rows] = ungroup(weights.lse, weights.rows).squeeze(-1)
+        for batch in batches(call, options):
+            for weights in softmax_weights(batch, options):
+                v = value_heads(batch, weights.block, options)
+                weights.block.put(weights.probabilities @ v, out)
+                weights.block.put(weights.lse, lse)
+    return AttentionOutput(out, lse.squeeze(-1))

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 
 from .arithmetic import Arithmetic
 from .attention import AttentionOutput
+from .batches import Call, batches
 from .error_terms import Roundings, block_bounds
 from .kv_format import KVCacheFormat, stored_head_dim
 from .metadata import BatchMetadata
-from .requests import Options, Request, paged_requests, ragged_requests
-from .softmax import softmax_weights, ungroup, value_heads
+from .options import Options
+from .requests import paged_call, ragged_call
+from .softmax import softmax_weights, value_heads
 
 
 class Judged(NamedTuple):
@@ -96,9 +97,9 @@ def attention_error_bound(
         kv_format=kv_format,
         kv_cache_sf=kv_cache_sf,
     )
-    requests = paged_requests(q, k_cache, v_cache, metadata, kv_layout, options)
+    call = paged_call(q, k_cache, v_cache, metadata, kv_layout, options)
     values = Values(stored_head_dim(v_cache, kv_format), value_dtype(q, v_cache))
-    return judge(q, values, requests, options, arithmetic, out_dtype).bound
+    return judge(call, values, options, arithmetic, out_dtype).bound
 
 
 def ragged_attention_error_bound(
@@ -146,37 +147,35 @@ def ragged_attention_error_bound(
         v_scale=v_scale,
         compute_dtype=compute_dtype,
     )
-    requests = ragged_requests(q, k, v, qo_indptr, kv_indptr, options)
+    call = ragged_call(q, k, v, qo_indptr, kv_indptr, options)
     values = Values(v.shape[-1], v.dtype)
-    return judge(q, values, requests, options, arithmetic, out_dtype).bound
+    return judge(call, values, options, arithmetic, out_dtype).bound
 
 
 def judge(
-    q: torch.Tensor,
+    call: Call,
     values: Values,
-    requests: Iterator[Request],
     options: Options,
     arithmetic: Arithmetic | None,
     out_dtype: torch.dtype | None,
 ) -> Judged:
     """Compute attention and its bounds in one pass over the requests."""
+    q, dtype = call.q, options.compute_dtype
     shape = (q.shape[0], q.shape[1], values.head_dim)
-    dtype = options.compute_dtype
-    expected = AttentionOutput(
-        q.new_zeros(shape, dtype=dtype), q.new_full(shape[:2], -math.inf, dtype=dtype)
-    )
-    bound = AttentionOutput(q.new_zeros(shape, dtype=dtype), q.new_zeros(shape[:2], dtype=dtype))
+    out, out_bound = q.new_zeros(shape, dtype=dtype), q.new_zeros(shape, dtype=dtype)
+    lse = q.new_full((*shape[:2], 1), -math.inf, dtype=dtype)
+    lse_bound = q.new_zeros((*shape[:2], 1), dtype=dtype)
     roundings = Roundings.of(arithmetic or Arithmetic(), values.dtype, out_dtype or q.dtype)
     with torch.no_grad():
-        for request in requests:
-            for weights in softmax_weights(request, options):
-                start = request.tokens.start
-                rows = slice(start + weights.rows.start, start + weights.rows.stop)
-                v_heads = value_heads(request, weights.keys, options)
-                out = weights.probabilities @ v_heads
-                out_bound, lse_bound = block_bounds(weights, v_heads, out, options, roundings)
-                expected.out[rows] = ungroup(out, weights.rows)
-                expected.lse[rows] = ungroup(weights.lse, weights.rows).squeeze(-1)
-                bound.out[rows] = ungroup(out_bound, weights.rows)
-                bound.lse[rows] = ungroup(lse_bound, weights.rows).squeeze(-1)
-    return Judged(expected, bound)
+        for batch in batches(call, options):
+            for weights in softmax_weights(batch, options):
+                v = value_heads(batch, weights.block, options)
+                attended = weights.probabilities @ v
+                bounds = block_bounds(weights, v, attended, options, roundings)
+                weights.block.put(attended, out)
+                weights.block.put(weights.lse, lse)
+                weights.block.put(bounds[0], out_bound)
+                weights.block.put(bounds[1], lse_bound)
+    return Judged(
+        AttentionOutput(out, lse.squeeze(-1)), AttentionOutput(out_bound, lse_bound.squeeze(-1))
+    )

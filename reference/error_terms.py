@@ -52,7 +52,7 @@ from typing import NamedTuple
 import torch
 
 from .arithmetic import SMALLEST_SUBNORMAL, UNIT_ROUNDOFF, Arithmetic, dtype_name, unit_roundoff
-from .requests import Options
+from .options import Options
 from .softmax import Weights
 
 LAMBDA = 5.0
@@ -112,16 +112,28 @@ def growth(terms: int) -> float:
     return min(float(terms), LAMBDA * math.sqrt(terms))
 
 
-def most_equal_keys(norms: torch.Tensor) -> int:
+def growth_of(terms: torch.Tensor) -> torch.Tensor:
+    """Give n(k) of each k of a floating tensor."""
+    return torch.minimum(terms, LAMBDA * terms.sqrt())
+
+
+def most_equal_keys(norms: torch.Tensor) -> torch.Tensor:
     """Count the most frequent key of any head, by norm: more than there are is only a looser bound.
 
     Args:
-        norms: [kv_heads, keys].
+        norms: [N, kv_heads, keys]; a NaN equals nothing.
+
+    Returns:
+        [N] int64, at least 1.
     """
     norms = norms.sort(dim=-1).values
-    if not (norms[:, 1:] == norms[:, :-1]).any():
-        return 1
-    return max(int(row.unique_consecutive(return_counts=True)[1].max()) for row in norms)
+    position = torch.arange(norms.shape[-1], device=norms.device)
+    # Where a run of equal norms begins, and 0 inside of it: the largest so far is the run's start.
+    begins = position[1:] * (norms[..., 1:] != norms[..., :-1])
+    if not begins.numel():
+        return torch.ones(len(norms), dtype=torch.int64, device=norms.device)
+    lengths = position[1:] - begins.cummax(dim=-1).values + 1
+    return lengths.amax(dim=(1, 2))
 
 
 def block_bounds(
@@ -131,59 +143,62 @@ def block_bounds(
     options: Options,
     roundings: Roundings,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give the bounds on out [K, R, E] and lse [K, R, 1] of a block of rows.
+    """Give the bounds on out [N, K, R, E] and lse [N, K, R, 1] of a block of rows.
 
     Args:
         weights: the block's softmax.
-        v: [K, S', E].
-        out: [K, R, E], the block's attention.
+        v: [N, K, S', E], zero where an entry is no key of the request.
+        out: [N, K, R, E], the block's attention.
         options: of the call.
         roundings: of the kernel.
     """
-    u, num_keys = roundings.accumulate, weights.logits.shape[-1]
+    u = roundings.accumulate
+    num_keys = weights.block.num_keys.to(out.dtype)
     key_norms = torch.linalg.vector_norm(weights.k, dim=-1)
+    if weights.block.padding is not None:
+        key_norms.masked_fill_(weights.block.padding.unsqueeze(1), math.nan)
     tanh = roundings.tanh if options.logits_soft_cap else 0.0
     mean, deviation = _exponential_errors(weights, key_norms, options, u, tanh)
+    sees_nothing = torch.isneginf(weights.lse)
+    lse, out_size = weights.lse.masked_fill(sees_nothing, 0.0), out.abs()
     probabilities = weights.probabilities
     v_squared = options.scratch.take("v_squared", tuple(v.shape), v.dtype, v.device)
     torch.mul(v, v, out=v_squared)
     # One product for sum P V^2 and sum P^2 V^2: both read V^2, which dominates a decode.
     if roundings.probabilities:
-        rows = probabilities.shape[1]
-        stacked = torch.cat([probabilities, probabilities.square()], dim=1) @ v_squared
-        weighted, independent = stacked[:, :rows].sqrt(), stacked[:, rows:].sqrt()
-        share = min(LAMBDA * math.sqrt(most_equal_keys(key_norms)), math.sqrt(num_keys))
-        common = out.abs()
+        rows = probabilities.shape[-2]
+        squares = probabilities.square()
+        second_moments = torch.cat([probabilities, squares], dim=-2) @ v_squared
+        weighted, independent = second_moments.sqrt_().split(rows, dim=-2)
+        equal_keys = most_equal_keys(key_norms).view(-1, 1, 1, 1)
+        share = torch.minimum(LAMBDA * equal_keys.to(out.dtype).sqrt(), num_keys.sqrt())
+        common = out_size
         if roundings.sums_rounded:
-            squares = probabilities.square().sum(dim=-1, keepdim=True)
-            common = share * common * squares.sqrt()
+            common = share * common * squares.sum(dim=-1, keepdim=True).sqrt()
         rounding = roundings.probabilities * (common + share * independent)
-        largest_v = v_squared.amax() ** 0.5 if v.numel() else 0.0
-        normaliser = torch.where(torch.isneginf(weights.lse), 0.0, weights.largest - weights.lse)
+        normaliser = (weights.largest - lse).masked_fill_(sees_nothing, 0.0)
         floor = roundings.probabilities_floor * torch.exp(normaliser)
-        rounding = rounding + floor * num_keys * largest_v
+        if v.numel():
+            rounding += floor * num_keys * v_squared.amax(dim=(1, 2, 3), keepdim=True).sqrt()
     else:
-        weighted = (probabilities @ v_squared).sqrt()
+        weighted = (probabilities @ v_squared).sqrt_()
         rounding = torch.zeros_like(out)
-    sums = (2 * growth(num_keys) + SUM) * u
-    variance = (weighted.square() * (1 + VARIANCE_FLOOR) - out.square()).clamp(min=0.0)
+    summing = growth_of(num_keys)
+    sums = (2 * summing + SUM) * u
+    variance = (weighted.square() * (1 + VARIANCE_FLOOR) - out.square()).clamp_(min=0.0)
     # Logits that are off by more than about one may reorder the keys: no expansion holds there.
-    spread = torch.where(deviation > 1, weighted, variance.sqrt())
+    spread = torch.where(deviation > 1, weighted, variance.sqrt_())
     error = 2 * deviation * spread + (sums + roundings.partial) * weighted + rounding
-    out_bound = (1 + roundings.out) * error + roundings.out * out.abs() + roundings.out_floor
-    finite_lse = torch.where(torch.isneginf(weights.lse), 0.0, weights.lse)
+    out_bound = (1 + roundings.out) * error + roundings.out * out_size + roundings.out_floor
+    lse_size = lse.abs()
     lse_bound = (
         2 * mean
-        + (growth(num_keys) + SUM) * u
-        + LSE * u * (finite_lse.abs() + weights.largest.abs())
-        + UNIT_ROUNDOFF["float32"] * finite_lse.abs()
+        + (summing + SUM) * u
+        + LSE * u * (lse_size + weights.largest.abs())
+        + UNIT_ROUNDOFF["float32"] * lse_size
         + (roundings.probabilities if roundings.sums_rounded else 0.0)
     )
-    sees_nothing = torch.isneginf(weights.lse)
-    return (
-        out_bound.masked_fill(sees_nothing, 0.0),
-        lse_bound.masked_fill(sees_nothing, 0.0),
-    )
+    return out_bound.masked_fill_(sees_nothing, 0.0), lse_bound.masked_fill_(sees_nothing, 0.0)
 
 
 def _exponential_errors(
@@ -192,16 +207,16 @@ def _exponential_errors(
     """Give sum P e and sqrt(sum P e^2) over the keys of each row, the sink's share included."""
     head_dim = weights.q.shape[-1]
     scale = options.sm_scale if options.sm_scale is not None else 1.0 / math.sqrt(head_dim)
-    norms = torch.linalg.vector_norm(weights.q, dim=-1, keepdim=True) * key_norms.unsqueeze(1)
-    finite = torch.where(torch.isneginf(weights.logits), 0.0, weights.logits)
+    norms = torch.linalg.vector_norm(weights.q, dim=-1, keepdim=True) * key_norms.unsqueeze(2)
+    hidden = torch.isneginf(weights.logits)
+    sizes = weights.logits.masked_fill(hidden, 0.0).abs_()
     largest = weights.largest.abs()
-    absolute = u * (
-        (growth(head_dim) + DOT) * abs(scale) * norms + LOGIT * (finite.abs() + largest) + EXP
-    )
+    absolute = (LOGIT * u) * (sizes + largest)
+    absolute += norms.mul_(u * (growth(head_dim) + DOT) * abs(scale))
     if tanh:
-        absolute = absolute + tanh * finite.abs()
-    relative = torch.expm1(absolute.clamp(max=LARGEST_LOGIT_ERROR))
-    relative = relative.masked_fill(torch.isneginf(weights.logits), 0.0)
+        absolute += sizes.mul_(tanh)
+    relative = absolute.add_(EXP * u).clamp_(max=LARGEST_LOGIT_ERROR).expm1_()
+    relative.masked_fill_(hidden, 0.0)
     weighted = weights.probabilities * relative
     mean = weighted.sum(dim=-1, keepdim=True)
     square = (weighted * relative).sum(dim=-1, keepdim=True)

@@ -12,7 +12,7 @@ from itertools import accumulate
 
 import torch
 
-from .validation import check_indptr, check_lengths, host_integers
+from .validation import check_indptr, check_lengths, host_integers, host_integers_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +80,12 @@ class BatchMetadata:
         Raises:
             ValueError: names the tensor and the position.
         """
+        self.checked(num_tokens, num_pages)
+
+    def checked(
+        self, num_tokens: int | None = None, num_pages: int | None = None
+    ) -> dict[str, list[int]]:
+        """Check as ``validate`` does, and give the five tensors as lists by field name."""
         for name, tensor in self.tensors().items():
             if not isinstance(tensor, torch.Tensor):
                 message = f"{name} must be an int32 tensor, not {type(tensor).__name__}"
@@ -87,7 +93,7 @@ class BatchMetadata:
         if not isinstance(self.page_size, int) or self.page_size < 1:
             message = f"page_size is {self.page_size!r}; it must be a positive integer"
             raise ValueError(message)
-        fields = {name: host_integers(name, tensor) for name, tensor in self.tensors().items()}
+        fields = host_integers_of(self.tensors())
         requests = len(fields["seq_lens"])
         for name, length in (
             ("qo_indptr", requests + 1),
@@ -115,6 +121,7 @@ class BatchMetadata:
         ):
             self._check_request(position, seq_len, last, end - start)
         check_page_ids("paged_kv_indices", indices, num_pages)
+        return fields
 
     def _check_request(self, position: int, seq_len: int, last: int, pages: int) -> None:
         expected_last = last_page_len(seq_len, self.page_size)
@@ -140,6 +147,8 @@ def last_page_len(seq_len: int, page_size: int) -> int:
 
 def check_page_ids(name: str, page_ids: list[int], num_pages: int | None) -> None:
     """Check that page ids are not negative and lie inside the cache."""
+    if not page_ids or (min(page_ids) >= 0 and (num_pages is None or max(page_ids) < num_pages)):
+        return
     for position, page in enumerate(page_ids):
         if page < 0 or (num_pages is not None and page >= num_pages):
             size = "a cache" if num_pages is None else f"a cache of {num_pages} pages"

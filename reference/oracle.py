@@ -18,7 +18,8 @@ from .inputs import (
 from .kv_format import stored_head_dim
 from .merge import merge_error_bound, merge_states
 from .metadata import BatchMetadata, build_metadata
-from .requests import Options, paged_requests, ragged_requests
+from .options import Options
+from .requests import paged_call, ragged_call
 
 
 def attention(inputs: AttentionInputs) -> AttentionOutput:
@@ -43,15 +44,15 @@ def judge_attention(inputs: AttentionInputs, arithmetic: Arithmetic) -> Judged:
     if isinstance(inputs, PagedAttentionInputs):
         v_cache = inputs.v_cache
         values = Values(stored_head_dim(v_cache, inputs.kv_format), value_dtype(inputs.q, v_cache))
-        requests = paged_requests(
+        call = paged_call(
             inputs.q, inputs.k_cache, v_cache, inputs.metadata, inputs.kv_layout, options
         )
     else:
         values = Values(inputs.v.shape[-1], inputs.v.dtype)
-        requests = ragged_requests(
+        call = ragged_call(
             inputs.q, inputs.k, inputs.v, inputs.qo_indptr, inputs.kv_indptr, options
         )
-    return judge(inputs.q, values, requests, options, arithmetic, inputs.out_dtype)
+    return judge(call, values, options, arithmetic, inputs.out_dtype)
 
 
 def judge_merge(inputs: MergeInputs, arithmetic: Arithmetic) -> Judged:

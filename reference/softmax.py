@@ -1,8 +1,8 @@
-"""The masked softmax of one request: the definition that attention and its bound share.
+"""The masked softmax of a batch of requests: the definition that attention and its bound share.
 
-Shapes: T query tokens and S keys of one request, H query heads, K key-value heads, G = H / K
+Shapes: N requests of at most T query tokens and S keys, H query heads, K key-value heads, G = H / K
 query heads a key-value head, D head_dim_qk, E head_dim_vo. Query head h reads key-value head
-h // G, so heads are grouped as [K, T * G] rows against [K, S] keys.
+h // G, so heads are grouped as [N, K, T * G] rows against [N, K, S] keys.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import NamedTuple
 
 import torch
 
-from .requests import Options, Request
+from .batches import Batch
+from .blocks import Block, block_of, group
+from .options import Options
 
 MAX_LOGIT_BYTES = 8 * 2**20
 """Query rows are taken in blocks whose logits fit in this, so that memory stays linear in S."""
@@ -22,52 +24,49 @@ MAX_LOGIT_BYTES = 8 * 2**20
 class Weights(NamedTuple):
     """The softmax of a block of query rows; R = rows * G."""
 
-    rows: slice  # query rows of the request
-    keys: slice  # keys of the request that any of these rows may see
-    q: torch.Tensor  # [K, R, D], q_scale applied
-    k: torch.Tensor  # [K, S', D], k_scale applied; until the next block of rows
-    logits: torch.Tensor  # [K, R, S'], -inf where masked
-    largest: torch.Tensor  # [K, R, 1], the largest logit, sinks included; 0 where none is finite
-    probabilities: torch.Tensor  # [K, R, S'], rows sum to 1 less the sink's share, or to 0
-    lse: torch.Tensor  # [K, R, 1]
+    block: Block
+    q: torch.Tensor  # [N, K, R, D], q_scale applied
+    k: torch.Tensor  # [N, K, S', D], k_scale applied; until the next block of rows
+    logits: torch.Tensor  # [N, K, R, S'], -inf where masked
+    largest: torch.Tensor  # [N, K, R, 1], the largest logit, sinks included; 0 where none is finite
+    probabilities: torch.Tensor  # [N, K, R, S'], rows sum to 1 less the sink's share, or to 0
+    lse: torch.Tensor  # [N, K, R, 1]
     sinks: torch.Tensor | None  # [K, R, 1]
 
 
-def softmax_weights(request: Request, options: Options) -> Iterator[Weights]:
-    """Give the softmax of a request's query rows, a block of rows at a time."""
-    num_queries, num_keys = request.q.shape[0], request.k.shape[0]
-    row_bytes = max(1, request.q.shape[1] * num_keys * options.compute_dtype.itemsize)
-    block = max(1, MAX_LOGIT_BYTES // row_bytes)
-    for start in range(0, num_queries, block):
-        yield _block_weights(request, options, slice(start, min(start + block, num_queries)))
+def softmax_weights(batch: Batch, options: Options) -> Iterator[Weights]:
+    """Give the softmax of the requests' query rows, a block of rows at a time."""
+    requests, num_queries, num_heads, _ = batch.q.shape
+    row_bytes = requests * num_heads * batch.k.shape[1] * options.compute_dtype.itemsize
+    size = max(1, MAX_LOGIT_BYTES // max(1, row_bytes))
+    for start in range(0, num_queries, size):
+        block = block_of(batch, options, slice(start, min(start + size, num_queries)))
+        yield _block_weights(batch, options, block)
 
 
-def _block_weights(request: Request, options: Options, rows: slice) -> Weights:
-    keys = _key_range(request, options, rows)
-    num_kv_heads = request.k.shape[1]
-    q = group(_scaled_queries(request.q[rows], options), num_kv_heads)
-    k = _heads_first("k", request.k[keys], options.k_scale, options)
+def _block_weights(batch: Batch, options: Options, block: Block) -> Weights:
+    num_heads, num_kv_heads = batch.q.shape[2], batch.k.shape[2]
+    q = group(_scaled_queries(batch.q[:, block.rows], options), num_kv_heads)
+    k = _heads_first("k", batch.k[:, block.keys], options.k_scale, options)
     sm_scale = options.sm_scale
     if sm_scale is None:
-        sm_scale = 1.0 / math.sqrt(request.q.shape[-1])
+        sm_scale = 1.0 / math.sqrt(batch.q.shape[-1])
     logits = (q * sm_scale) @ k.transpose(-1, -2)
     if options.logits_soft_cap:
         logits = options.logits_soft_cap * torch.tanh(logits / options.logits_soft_cap)
-    mask = visible(request, options, rows, keys)
-    if mask is not None:
-        groups = request.q.shape[1] // num_kv_heads
-        logits = logits.masked_fill(~mask.repeat_interleave(groups, dim=0), -math.inf)
+    if block.hidden is not None:
+        by_token = logits.unflatten(2, (-1, num_heads // num_kv_heads))  # [N, K, rows, G, S']
+        by_token.masked_fill_(block.hidden[:, None, :, None], -math.inf)
     sinks = None
     if options.sinks is not None:
-        per_row = options.sinks.to(device=q.device, dtype=q.dtype).expand(
-            rows.stop - rows.start, -1
-        )
-        sinks = group(per_row.unsqueeze(-1), num_kv_heads)
-    return _normalise(Weights(rows, keys, q, k, logits, logits, logits, logits, sinks))
+        rows = (block.rows.stop - block.rows.start, num_heads, 1)
+        per_row = options.sinks.to(device=q.device, dtype=q.dtype).unsqueeze(-1).expand(rows)
+        sinks = group(per_row, num_kv_heads)
+    return _normalise(Weights(block, q, k, logits, logits, logits, logits, sinks))
 
 
 def _scaled_queries(q: torch.Tensor, options: Options) -> torch.Tensor:
-    """Give [rows, H, D] in the compute dtype, q_scale applied."""
+    """Give [N, rows, H, D] in the compute dtype, q_scale applied."""
     wide, scale = q.to(options.compute_dtype), options.q_scale
     if isinstance(scale, torch.Tensor):
         return wide * scale.to(device=wide.device, dtype=wide.dtype).reshape(-1, 1)
@@ -76,82 +75,39 @@ def _scaled_queries(q: torch.Tensor, options: Options) -> torch.Tensor:
 
 def _normalise(weights: Weights) -> Weights:
     logits, sinks = weights.logits, weights.sinks
-    every = logits if sinks is None else torch.cat([logits, sinks], dim=-1)
-    if every.shape[-1] == 0:
-        largest = logits.new_zeros((*logits.shape[:-1], 1))
+    if logits.shape[-1]:
+        largest = logits.amax(dim=-1, keepdim=True)
     else:
-        largest = every.amax(dim=-1, keepdim=True)
-        largest = torch.where(torch.isneginf(largest), 0.0, largest)
-    exponentials = torch.exp(logits - largest)
+        largest = logits.new_full((*logits.shape[:-1], 1), -math.inf)
+    if sinks is not None:
+        largest = torch.maximum(largest, sinks)
+    largest = largest.masked_fill_(torch.isneginf(largest), 0.0)
+    exponentials = (logits - largest).exp_()
     total = exponentials.sum(dim=-1, keepdim=True)
     if sinks is not None:
-        total = total + torch.exp(sinks - largest)
+        total += torch.exp(sinks - largest)
     lse = largest + torch.log(total)
-    probabilities = exponentials / torch.where(total == 0, 1.0, total)
+    probabilities = exponentials.div_(total.masked_fill_(total == 0, 1.0))
     return weights._replace(largest=largest, probabilities=probabilities, lse=lse)
 
 
-def _key_range(request: Request, options: Options, rows: slice) -> slice:
-    """Give the keys that any of the rows may see; the others are never read, whatever they hold."""
-    num_queries, num_keys = request.q.shape[0], request.k.shape[0]
-    offset = num_keys - num_queries
-    start, stop = 0, num_keys
-    if options.causal:
-        stop = min(max(rows.stop + offset, 0), num_keys)
-    if options.window_left >= 0:
-        start = min(max(rows.start + offset - options.window_left, 0), stop)
-    return slice(start, stop)
+def value_heads(batch: Batch, block: Block, options: Options) -> torch.Tensor:
+    """Give V of a block as [N, K, S', E] in the compute dtype, v_scale applied, until the next.
 
-
-def visible(request: Request, options: Options, rows: slice, keys: slice) -> torch.Tensor | None:
-    """Give the [rows, keys] mask of what each query row sees; None where it sees all of them."""
-    device = request.q.device
-    offset = request.k.shape[0] - request.q.shape[0]
-    first, last = rows.start + offset, rows.stop - 1 + offset
-    if (
-        request.mask is None
-        and not (options.causal and first < keys.stop - 1)
-        and not (options.window_left >= 0 and last - options.window_left > keys.start)
-    ):
-        return None
-    position = torch.arange(rows.start, rows.stop, device=device).unsqueeze(1) + offset
-    key = torch.arange(keys.start, keys.stop, device=device).unsqueeze(0)
-    keep = torch.ones((position.shape[0], key.shape[1]), dtype=torch.bool, device=device)
-    if options.causal:
-        keep &= key <= position
-    if options.window_left >= 0:
-        keep &= key >= position - options.window_left
-    if request.mask is not None:
-        keep &= request.mask[rows, keys].to(device)
-    return keep
-
-
-def value_heads(request: Request, keys: slice, options: Options) -> torch.Tensor:
-    """Give V of these keys as [K, S', E] in the compute dtype, v_scale applied, until the next."""
-    return _heads_first("v", request.v[keys], options.v_scale, options)
+    Entries that are no request's are zero: what lies there may be NaN, and NaN * 0 is NaN.
+    """
+    heads = _heads_first("v", batch.v[:, block.keys], options.v_scale, options)
+    if block.padding is not None:
+        heads.masked_fill_(block.padding[:, None, :, None], 0.0)
+    return heads
 
 
 def _heads_first(
     name: str, tensor: torch.Tensor, scale: float | torch.Tensor, options: Options
 ) -> torch.Tensor:
-    heads = tensor.transpose(0, 1)
+    heads = tensor.transpose(1, 2)
     dtype = options.compute_dtype
     converted = options.scratch.take(name, tuple(heads.shape), dtype, heads.device).copy_(heads)
     if isinstance(scale, torch.Tensor):
         return converted.mul_(scale.to(device=heads.device, dtype=dtype).reshape(-1, 1, 1))
     return converted if scale == 1.0 else converted.mul_(scale)
-
-
-def group(rows: torch.Tensor, num_kv_heads: int) -> torch.Tensor:
-    """Reorder [T, H, X] to [K, T * G, X]: the rows that share a key-value head together."""
-    tokens, heads, width = rows.shape
-    grouped = rows.reshape(tokens, num_kv_heads, heads // num_kv_heads, width)
-    return grouped.transpose(0, 1).reshape(num_kv_heads, -1, width)
-
-
-def ungroup(grouped: torch.Tensor, rows: slice) -> torch.Tensor:
-    """Reorder [K, T * G, X] back to [T, H, X]."""
-    num_kv_heads, _, width = grouped.shape
-    tokens = rows.stop - rows.start
-    split = grouped.reshape(num_kv_heads, tokens, -1, width)
-    return split.transpose(0, 1).reshape(tokens, -1, width)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import torch
 
@@ -16,13 +17,10 @@ def host_integers(name: str, values: torch.Tensor | Sequence[int]) -> list[int]:
         ValueError: not one-dimensional, not integers, or an entry beyond int32.
     """
     if isinstance(values, torch.Tensor):
-        if values.dim() != 1:
-            message = f"{name} must have one dimension, not shape {tuple(values.shape)}"
-            raise ValueError(message)
-        if values.dtype.is_floating_point or values.dtype in (torch.bool, torch.complex64):
-            message = f"{name} must hold integers, not {values.dtype}"
-            raise ValueError(message)
+        check_integers(name, values)
         listed = values.tolist()
+        if values.dtype == torch.int32:
+            return listed
     else:
         listed = list(values)
     for position, value in enumerate(listed):
@@ -33,6 +31,40 @@ def host_integers(name: str, values: torch.Tensor | Sequence[int]) -> list[int]:
             message = f"{name}[{position}] is {value}, which overflows int32"
             raise ValueError(message)
     return listed
+
+
+def host_integers_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, list[int]]:
+    """Bring several one-dimensional integer tensors to the host.
+
+    In one transfer where they are int32: reading from a GPU waits for all that runs on it.
+
+    Raises:
+        ValueError: as ``host_integers``.
+    """
+    first = next(iter(tensors.values()))
+    alike = all(
+        isinstance(each, torch.Tensor)
+        and (each.dtype, each.dim(), each.device) == (torch.int32, 1, first.device)
+        for each in tensors.values()
+    )
+    if not alike:
+        return {name: host_integers(name, each) for name, each in tensors.items()}
+    listed = torch.cat(list(tensors.values())).tolist()
+    ends = list(accumulate(len(tensor) for tensor in tensors.values()))
+    return {
+        name: listed[end - len(tensor) : end]
+        for (name, tensor), end in zip(tensors.items(), ends, strict=True)
+    }
+
+
+def check_integers(name: str, tensor: torch.Tensor) -> None:
+    """Check that a tensor is one-dimensional and holds integers."""
+    if tensor.dim() != 1:
+        message = f"{name} must have one dimension, not shape {tuple(tensor.shape)}"
+        raise ValueError(message)
+    if tensor.dtype.is_floating_point or tensor.dtype in (torch.bool, torch.complex64):
+        message = f"{name} must hold integers, not {tensor.dtype}"
+        raise ValueError(message)
 
 
 def check_lengths(name: str, lengths: list[int]) -> None:

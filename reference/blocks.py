@@ -1,0 +1,114 @@
+"""Blocks of query rows of a batch: which keys each row sees, and where its answer belongs."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import NamedTuple
+
+import torch
+
+from .batches import Batch, Request, on_device
+from .options import Options
+
+
+class Block(NamedTuple):
+    """The same rows of each request of a batch, where it has them, and the keys they may see."""
+
+    rows: slice  # of each request's queries
+    keys: slice  # entries of the batch's k and v
+    num_keys: torch.Tensor  # [N, 1, 1, 1] int64, how many of these entries are for each request
+    padding: torch.Tensor | None  # [N, S'], True at the other entries; None if there are none
+    hidden: torch.Tensor | None  # [N, rows or 1, S'], True where masked; None if nothing is
+    tokens: torch.Tensor  # [tokens of the block] int64, rows of q
+    places: torch.Tensor  # the same tokens among the [N * rows] of the block
+
+    def put(self, values: torch.Tensor, target: torch.Tensor) -> None:
+        """Write values [N, K, rows * G, X] to the block's tokens in a target [tokens, H, X]."""
+        flat = ungroup(values, self.rows.stop - self.rows.start).flatten(0, 1)
+        if len(self.places) < len(flat):
+            flat = flat.index_select(0, self.places)
+        target.index_copy_(0, self.tokens, flat)
+
+
+class _Part(NamedTuple):
+    """What one request has in a block; entries are of its row of k and v."""
+
+    tokens: range  # rows of q
+    begin: int  # entry of the first key that these rows may see
+    end: int  # entry after the last
+    offset: int  # entry at which query row 0 stands
+    mask: int  # number, in the flat custom mask, of entry 0 for query row 0
+    num_keys: int  # of the request: the mask's row length
+
+
+def block_of(batch: Batch, options: Options, rows: slice) -> Block:
+    """Take these rows of each request."""
+    parts = [
+        _part(request, first, options, rows)
+        for request, first in zip(batch.requests, batch.first, strict=True)
+    ]
+    seeing = [part for part in parts if part.begin < part.end]
+    keys = slice(
+        min((part.begin for part in seeing), default=0),
+        max((part.end for part in seeing), default=0),
+    )
+    width = rows.stop - rows.start
+    *numbers, tokens, places = on_device(
+        batch.q.device,
+        *zip(*((part.begin, part.end, part.offset, part.mask, part.num_keys) for part in parts),
+             strict=True),
+        [token for part in parts for token in part.tokens],
+        [n * width + row for n, part in enumerate(parts) for row in range(len(part.tokens))],
+    )  # fmt: skip
+    begin, end, offset, mask, num_keys = (each.view(-1, 1, 1) for each in numbers)
+    entry = torch.arange(keys.start, keys.stop, device=batch.q.device)  # [S']
+    row = torch.arange(rows.start, rows.stop, device=batch.q.device).unsqueeze(1)  # [rows, 1]
+    hidden: list[torch.Tensor] = []
+    if any((part.begin, part.end) != (keys.start, keys.stop) for part in parts):
+        hidden.append((entry < begin) | (entry >= end))
+    padding = hidden[0].squeeze(1) if hidden else None
+    if options.causal and any(rows.start + part.offset < part.end - 1 for part in seeing):
+        hidden.append(entry > row + offset)
+    window = options.window_left
+    if window >= 0 and any(
+        rows.start + len(part.tokens) - 1 + part.offset - window > part.begin for part in seeing
+    ):
+        hidden.append(entry < row + (offset - window))
+    if options.custom_mask is not None:
+        kept = options.custom_mask.to(batch.q.device)
+        number = mask + row * num_keys + entry
+        hidden.append(~kept[number.clamp_(max=max(len(kept) - 1, 0))])
+    return Block(
+        rows,
+        keys,
+        (end - begin).unsqueeze(-1),
+        padding,
+        functools.reduce(operator.or_, hidden) if hidden else None,
+        tokens,
+        places,
+    )
+
+
+def _part(request: Request, first: int, options: Options, rows: slice) -> _Part:
+    own = slice(min(rows.start, request.num_queries), min(rows.stop, request.num_queries))
+    keys = request.key_range(options, own)
+    start = request.tokens.start
+    return _Part(
+        range(start + own.start, start + own.stop),
+        keys.start - first,
+        keys.stop - first,
+        request.offset - first,
+        request.mask_start + first,
+        request.num_keys,
+    )
+
+
+def group(rows: torch.Tensor, num_kv_heads: int) -> torch.Tensor:
+    """Reorder [..., T, H, X] to [..., K, T * G, X]: rows that share a key-value head together."""
+    return rows.unflatten(-2, (num_kv_heads, -1)).transpose(-4, -3).flatten(-3, -2)
+
+
+def ungroup(grouped: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """Reorder [..., K, T * G, X] back to [..., T, H, X]."""
+    return grouped.unflatten(-2, (num_rows, -1)).transpose(-4, -3).flatten(-3, -2)
