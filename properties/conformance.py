@@ -203,7 +203,7 @@ class Suite:
         address = Address(quarry.address.reference, operation, quarry.address.device)
         warm_up(worker, quarry)
         outcome = worker.run(address.case(law.name, problem), quarry.pace.deadlines(problem))
-        if outcome.status in ("hang", "crash"):
+        if outcome.died:
             probe_device(worker, address.device)
         verdict = verdict_of(outcome)
         if verdict.status == "UNSUPPORTED" or verdict.vacuous:

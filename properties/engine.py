@@ -7,7 +7,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from .profiles import Cost
 from .quarry import (
     DeviceLostError,
     Quarry,
+    probe_device,
     verdict_of,
 )
 from .report import Finding, ImplementationReport, LawReport, RunReport
@@ -148,6 +149,8 @@ class Run:
             report, done = pending.pop(future)
             try:
                 done(future.result())
+            except CancelledError:
+                continue
             except DeviceLostError as error:
                 self._lose_device(str(error), pending)
             except Exception as error:  # noqa: BLE001  one failure must not cost the others' results
@@ -162,7 +165,13 @@ class Run:
 
     def _leased(self, work: Callable[[Worker], Any]) -> Any:  # noqa: ANN401  whatever work gives
         with self._pool.lease() as worker:
-            return work(worker)
+            if self._stop.is_set():  # since it was queued
+                raise CancelledError
+            try:
+                return work(worker)
+            except DeviceLostError:
+                self._stop.set()
+                raise
 
     def _submit_laws(
         self,
@@ -241,7 +250,10 @@ class Run:
             judged=lambda count: self.progress.judged(report.name, count),
             stopped=self._stop.is_set,
         )
-        return hunt.run()
+        found = hunt.run()
+        if found.lost:
+            self._stop.set()  # here: the thread that takes results may be too late for the next law
+        return found
 
     def _replay(
         self,
@@ -256,6 +268,8 @@ class Run:
             anything = replace(quarry.address, modules=())
             outcome = worker.run(anything.case(law, problem), quarry.pace.deadlines(problem))
             verdict = verdict_of(outcome)
+            if outcome.died:
+                probe_device(worker, quarry.address.device)
             if entry.explains(law, verdict, problem):
                 continue
             finding = Finding(report.name, law, entry.retired(law, verdict), problem)

@@ -13,6 +13,8 @@ from hypothesis import Phase
 from hypothesis.database import DirectoryBasedExampleDatabase
 
 from ..reference import Problem
+from .effort import Effort
+from .hanging import stuck_in, stuck_in_launch
 from .isolation import Deadlines, Worker
 from .laws import Law
 from .ledger import Entry
@@ -31,13 +33,6 @@ from .simplify import on_fewer_pages, simplify
 from .strategies import problems, variations
 from .verdict import Verdict
 
-MAX_SHRINK_RESPAWNS = 20
-MAX_SHRINK_SECONDS_RESPAWNING = 60.0
-RESPAWNING_FACTOR = 6.0
-"""A HANG or a death costs its deadline and a process each time that it is tried again: shrinking
-takes at most this many times the profile's seconds, and the maximum."""
-LITTLE_SECONDS = 0.1
-"""What a problem that passes may take where many are tried to spare a failure."""
 EXAMPLES_A_ROUND = 40
 """Hypothesis mutates what it has drawn: a single long run stays near its first examples."""
 VARIATIONS = 3
@@ -89,13 +84,11 @@ class Hunt:
         self._flaky: tuple[Problem, Verdict] | None = None
         self._broken: Exception | None = None
         self._found_after = 0.0
-        self._shrink_started = 0.0
-        self._shrink_respawns = 0
-        self._attempts = 0
+        self._effort = Effort(search.profile)
         self._dear = False
         self._died = False
+        self._in_hand: tuple[Problem, Verdict] | None = None
         self._simplified = False
-        self._passed: list[float] = []
 
     def run(self) -> LawReport:
         """Hunt, and report."""
@@ -106,6 +99,7 @@ class Hunt:
             self._hunt(start)
         except DeviceLostError as error:
             self.report.lost = str(error)
+            self.report.finding = self._last_words(str(error))
         except (HarnessError, RuntimeError) as error:
             # RuntimeError: the pool was closed. What was learned until then is kept.
             self.report.error = str(error)
@@ -140,7 +134,7 @@ class Hunt:
         if self._last is None or not self._search.shrink:
             return
         if self._dear:
-            simplify(self._last[0], self._quarry.axes, self._fails, self._passing_is_cheap)
+            simplify(self._last[0], self._quarry.axes, self._fails, self._effort.passing_is_cheap)
             self._confirm_smallest()
         else:
             for problem in on_fewer_pages(self._last[0], self._quarry.axes):
@@ -211,7 +205,7 @@ class Hunt:
         """Tell whether this problem is a counterexample, to be shrunk further."""
         verdict = self._verdicts.get(problem.id)
         if verdict is None:
-            if self._first is not None and self._shrunk_enough():
+            if self._first is not None and (self._effort.enough() or self._stopped()):
                 return False
             verdict = self._judge(problem)
             if verdict.bad and self._first is None:
@@ -222,19 +216,11 @@ class Hunt:
         if self._first is None:
             self._first, self._dear = (problem, verdict), self._died
             self._found_after = time.monotonic() - (self._quarry.started or 0.0)
-            self._shrink_started = time.monotonic()
+            self._effort.begin()
         if not _alike(verdict, self._first[1]):
             return False  # Another bug: shrinking must not slip from one into the other.
         self._last = (problem, verdict)
         return True
-
-    def _shrunk_enough(self) -> bool:
-        elapsed = time.monotonic() - self._shrink_started
-        respawning = self._shrink_respawns > 0
-        limit = self._search.profile.shrink_seconds
-        if respawning:
-            limit = min(RESPAWNING_FACTOR * limit, MAX_SHRINK_SECONDS_RESPAWNING)
-        return elapsed > limit or self._shrink_respawns >= MAX_SHRINK_RESPAWNS or self._stopped()
 
     def _confirm(self, problem: Problem, verdict: Verdict) -> Verdict:
         """Look again: in a fresh process at a HANG or a CRASH, in the same one at a FAIL."""
@@ -265,9 +251,6 @@ class Hunt:
         hurried = self._dear and not self._simplified and self._quarry.address.device != "cpu"
         return self._quarry.pace.deadlines(problem, hurried=hurried)
 
-    def _passing_is_cheap(self) -> bool:
-        return not self._passed or sum(self._passed) / len(self._passed) < LITTLE_SECONDS
-
     def _renew(self) -> None:
         """Go on in a fresh process."""
         self._worker.renew()
@@ -285,16 +268,41 @@ class Hunt:
                     message="passes in a fresh process, fails after other calls in the same one: "
                     + verdict.message,
                 )
+        if verdict.status == "HANG":
+            verdict = self._where(problem, verdict)
         self._quarry.smallest.append(problem)
+        return self._tell(problem, verdict)
+
+    def _tell(self, problem: Problem, verdict: Verdict) -> Finding:
         return Finding(
             self._quarry.name,
             self._law.name,
             verdict,
             problem,
             seconds=self._found_after,
-            attempts=self._attempts,
-            deaths=self._shrink_respawns,
+            attempts=self._effort.attempts,
+            deaths=self._effort.deaths,
         )
+
+    def _where(self, problem: Problem, verdict: Verdict) -> Verdict:
+        """Say where a HANG is stuck: on a GPU, a look of its own tells which launch never ends."""
+        if self._quarry.address.device == "cpu":
+            where = stuck_in(verdict.trace)
+            where = where and f"stuck in {where}"
+        else:
+            where = stuck_in_launch(self._quarry, self._law, problem)
+            probe_device(self._worker, self._quarry.address.device)
+        return replace(verdict, message=f"{verdict.message}; {where}") if where else verdict
+
+    def _last_words(self, why: str) -> Finding | None:
+        """Report what there is when the device is gone: what took it, or what was found before."""
+        found = self._last or self._in_hand
+        if found is None:
+            return None
+        problem, verdict = found
+        entry = self._explain(self._law.name, verdict, problem)
+        verdict = replace(verdict, message=f"{verdict.message}; then {why}")
+        return replace(self._tell(problem, verdict), entry=entry.id if entry else None)
 
     def _judge(self, problem: Problem) -> Verdict:
         """Ask the worker, and count."""
@@ -302,16 +310,16 @@ class Hunt:
         start = time.monotonic()
         outcome = self._worker.run(request, self._deadlines(problem))
         verdict = verdict_of(outcome)
-        self._died = outcome.status in ("hang", "crash")
-        if self._dear and not verdict.bad:
-            self._passed.append(time.monotonic() - start)
+        self._died = outcome.died
+        seconds = time.monotonic() - start
+        self._effort.note(seconds, died=self._died, passed=not verdict.bad)
         if self._died:
-            self._shrink_respawns += self._first is not None
+            self._in_hand = (problem, verdict)
             probe_device(self._worker, self._quarry.address.device)
+            self._in_hand = None
             warm_up(self._worker, self._quarry)
         elif verdict.calls:
             self._quarry.pace.record(problem.work, verdict.seconds / verdict.calls)
-        self._attempts += self._first is not None
         return self._count(problem, verdict)
 
     def _count(self, problem: Problem, verdict: Verdict) -> Verdict:

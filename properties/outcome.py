@@ -25,6 +25,11 @@ class Outcome:
     stack: str = ""  # hang: the stacks of all threads; crash: faulthandler's report
     detail: str = ""  # one sentence, or the handler's traceback
 
+    @property
+    def died(self) -> bool:
+        """Whether the code under test cost its process."""
+        return self.status in ("hang", "crash")
+
 
 def describe_exit(status: int | None) -> str:
     """Name the end of a process that died by itself; `status` is negative for a signal."""

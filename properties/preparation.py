@@ -18,7 +18,7 @@ from .only import Only, OnlyError, restricted
 from .plan import Plan
 from .pools import open_pool
 from .profiles import NO_COST, Cost, Timing, cost_of, on_device
-from .quarry import WARM_UP_DEADLINES, Address, HarnessError, Quarry, verdict_of
+from .quarry import WARM_UP_DEADLINES, Address, HarnessError, Quarry, probe_device, verdict_of
 from .report import ImplementationReport
 
 COST_REQUESTS = 8
@@ -159,7 +159,8 @@ def build(
         def one(module: Module) -> None:
             with pool.lease() as worker:
                 request = address.request("cost", problem=module.first.to_json(), calls=1)
-                worker.run(request, BUILD_DEADLINES)
+                if worker.run(request, BUILD_DEADLINES).died:
+                    probe_device(worker, address.device)
             if built is not None:
                 built(next(done), len(modules))
 
@@ -196,6 +197,8 @@ def _ask(worker: Worker, address: Address, task: str, **more: Any) -> dict[str, 
     outcome = worker.run(address.request(task, **more), WARM_UP_DEADLINES)
     if outcome.status == "done":
         return outcome.result or {}
+    if outcome.died:
+        probe_device(worker, address.device)
     verdict = verdict_of(outcome)
     return {"stopped": verdict.to_json(), "error": f"{task}: {verdict.message}"}
 

@@ -113,7 +113,12 @@ def warm_up(worker: Worker, quarry: Quarry) -> None:
     """Let a process that is new to an implementation do what only its first call does.
 
     Whatever goes wrong is left for the law to find: the next call finds it again.
+
+    Raises:
+        DeviceLostError: it took the device with it.
     """
     if quarry.warm_up is not None:
         request = quarry.address.request("cost", problem=quarry.warm_up.to_json(), calls=1)
-        worker.run(request, WARM_UP_DEADLINES)
+        outcome = worker.run(request, WARM_UP_DEADLINES)
+        if outcome.died:
+            probe_device(worker, quarry.address.device)

@@ -101,6 +101,12 @@ def _hang_from(least: int) -> Callable[[PagedAttentionInputs], None]:
     return hang
 
 
+def _hang_while_blocking(inputs: PagedAttentionInputs) -> None:
+    del inputs
+    while os.environ.get("CUDA_LAUNCH_BLOCKING") == "1":
+        time.sleep(60)
+
+
 def _abort(inputs: PagedAttentionInputs) -> None:
     if inputs.k_cache.stride(0) != inputs.k_cache[0].numel():  # a view of something larger
         os.abort()
@@ -120,6 +126,7 @@ def _reject(inputs: PagedAttentionInputs) -> None:
 
 hangs = switched("hangs", _hang)
 hangs_from_21 = switched("hangs-from-21", _hang_from(21))
+hangs_while_blocking = switched("hangs-while-blocking", _hang_while_blocking)
 aborts = switched("aborts", _abort)
 raises = switched("raises", _raise)
 rejects = switched("rejects", _reject)

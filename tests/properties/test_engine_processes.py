@@ -14,11 +14,15 @@ from typing import Any
 
 import pytest
 
+from kernelproof.ci.errors import MACHINE
+from kernelproof.ci.summary import summarise
 from kernelproof.properties.cases import CaseWriter
 from kernelproof.properties.engine import Progress, Run
+from kernelproof.properties.isolation import Worker
 from kernelproof.properties.ledger import Ledger
 from kernelproof.properties.plan import Plan
 from kernelproof.properties.profiles import PROFILES, Profile
+from kernelproof.properties.quarry import DeviceLostError
 from kernelproof.properties.report import Finding, ImplementationReport, LawReport, RunReport
 from kernelproof.properties.telling import told
 from kernelproof.reference import AttentionProblem
@@ -139,6 +143,7 @@ def test_a_hang_shrinks_to_the_exact_length_in_few_tries(tmp_path: Path) -> None
     )
     assert 1 <= finding.deaths <= 10
     assert finding.attempts > finding.deaths
+    assert "; stuck in hang (engine_subjects.py:" in finding.verdict.message
     assert f"{finding.deaths} of which cost a process" in "\n".join(told(finding))
     assert finding.to_json()["attempts"] == finding.attempts
     # The run went on: the second law finds the same in the case that the first has left.
@@ -270,3 +275,41 @@ def _children() -> list[int]:
             if int(fields[1]) == me and fields[0] not in "ZX" and b"worker" in command:
                 found.append(int(entry.name))
     return found
+
+
+class _GoneAfter:
+    """Stands for the look at a device that does not come back."""
+
+    def __init__(self, times: int) -> None:
+        self.left = times
+
+    def __call__(self, worker: Worker, device: str) -> None:
+        del worker, device
+        self.left -= 1
+        if self.left < 0:
+            message = "cuda did not come back: hang run"
+            raise DeviceLostError(message)
+
+
+@pytest.mark.usefixtures("_short_deadline")
+@pytest.mark.parametrize("times", [0, 1])
+def test_nothing_is_scheduled_on_a_device_that_is_lost(
+    times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device goes with the first HANG, or when that is confirmed."""
+    monkeypatch.setattr("kernelproof.properties.hunt.probe_device", _GoneAfter(times))
+    names = ("merges", "hangs", "honest_attention")
+    report = run(*names, laws=["parity", "well_formed"], jobs=1)
+    assert report.lost == "cuda did not come back: hang run"
+    merges, hangs, honest = report.implementations
+    assert merges.judged  # before
+    (law,) = hangs.laws
+    assert law.lost
+    assert law.judged  # what was learned until then
+    finding = finding_of(hangs)
+    assert (finding.law, finding.verdict.status) == ("parity", "HANG")
+    assert finding.verdict.message.endswith("; then cuda did not come back: hang run")
+    assert not honest.judged
+    summary = summarise(report, Ledger(), gate=False, command="check")
+    assert summary.code == MACHINE
+    assert "the device was lost" in summary.sentence
