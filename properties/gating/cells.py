@@ -214,7 +214,7 @@ def _changes(operation: str) -> list[Change]:
         *dtypes,
         *(
             ("dims", f"head dims {qk}x{vo}", _head_dims(operation, qk, vo))
-            for qk, vo in (*HEAD_DIMS, (192, 192))
+            for qk, vo in (*HEAD_DIMS, (192, 192), (128, 64))
         ),
     ]
     if operation != "ragged_attention":
