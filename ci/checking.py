@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..impl import OPERATIONS, ImplementationNotFoundError, UnsupportedError
+from ..impl.protocol import EVERY_RULE
 from ..impl.registry import resolve_name
 from ..properties.cases import CaseWriter
 from ..properties.engine import Run
@@ -69,7 +70,9 @@ def examine(request: Request) -> int:
         _prepare_outputs(request)
         ledger = _read_ledger(request.expectations)
         plan = _plan(request, ledger)
-        writer = CaseWriter(request.cases, request.operation, ledger)
+        writer = CaseWriter(
+            request.cases, request.operation, ledger, without_rules=plan.without_rules
+        )
         run = _start(plan)
     except (UsageRefusedError, MachineError) as error:
         target: dict[str, object] = {"device": request.device}
@@ -153,7 +156,8 @@ def _rules(names: tuple[str, ...]) -> tuple[str, ...]:
     """Give the rules that are not to be asked."""
     from ..impl.gating import load_rules
 
-    unknown = [name for name in names if load_rules().find(name) is None]
+    known = load_rules().find
+    unknown = [name for name in names if name != EVERY_RULE and known(name) is None]
     if unknown:
         message = f"--without-rule {unknown[0]}: there is no such rule (fixtures/support)"
         raise UsageRefusedError(message)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from .. import __version__
 from ..properties.profiles import PROFILES
@@ -95,7 +96,7 @@ def cli() -> None:
 
 
 @cli.command()
-@click.argument("implementations", nargs=-1, required=True, metavar="MODULE:NAME...")
+@click.argument("implementations", nargs=-1, metavar="MODULE:NAME...")
 @click.option("--operation", metavar="OP", help="What plain functions implement.")
 @click.option(
     "--without-rule",
@@ -104,13 +105,39 @@ def cli() -> None:
     metavar="RULE",
     help="Do not ask this support rule: call what it refuses; may be repeated.",
 )
+@click.option(
+    "--gating",
+    is_flag=True,
+    help="Try both sides of the support rules instead: what they allow must be right; what they "
+    "refuse, called anyway, must be refused cleanly. Tries all that is registered by default.",
+)
+@click.option(
+    "--rules",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="With --gating: folder of support rules instead of the shipped ones.",
+)
 @run_options
-def check(implementations: tuple[str, ...], operation: str | None, **options: Any) -> int:  # noqa: ANN401  click's options
+def check(
+    implementations: tuple[str, ...],
+    operation: str | None,
+    *,
+    gating: bool,
+    rules: Path | None,
+    **options: Any,  # noqa: ANN401  click's options
+) -> int:
     """Check implementations against the laws.
 
     MODULE is a dotted module, found from the current folder too, or a path that ends in .py; a name
     of `kernelproof list` serves as well.
     """
+    if gating:
+        return _try_gating(implementations, rules)
+    if not implementations:
+        message = "Missing argument 'MODULE:NAME...'."
+        raise click.UsageError(message)
+    if rules is not None:
+        message = "--rules goes with --gating"
+        raise click.UsageError(message)
     from .checking import Request, examine
 
     return examine(Request(implementations, operation=operation, **options, command=_command()))
@@ -185,6 +212,32 @@ def _say_it_in_any_encoding() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+
+
+GATING_OPTIONS = ("device", "jobs", "modules", "json_path", "expectations", "cases")
+"""What means the same to a run over the laws and to one over the support table."""
+
+
+def _try_gating(implementations: Sequence[str], rules: Path | None) -> int:
+    """Try the support table, with the options of the command that is running."""
+    from ..impl.registry import registered
+    from .gating import GatingRequest, try_gating
+
+    context = click.get_current_context()
+    allowed = {"implementations", "gating", "rules", *GATING_OPTIONS}
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is ParameterSource.COMMANDLINE and parameter.name not in allowed:
+            message = f"{parameter.opts[0]} does not go with --gating"
+            raise click.UsageError(message)
+    return try_gating(
+        GatingRequest(
+            implementations or registered(),
+            rules=rules,
+            command=_command(),
+            **{name: context.params[name] for name in GATING_OPTIONS},
+        )
+    )
 
 
 def _command() -> str:

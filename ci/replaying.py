@@ -54,7 +54,8 @@ def replay_case(
     except UnsupportedError as error:
         message = f"device {device!r} of {path}: {error}"
         raise MachineError(message) from error
-    address = Address(reference, data.get("operation"), device)
+    without_rules = tuple(data.get("without_rules", ()))
+    address = Address(reference, data.get("operation"), device, without_rules=without_rules)
     verdict = _judge(name, address, address.case(law.name, problem), deadline)
     return _tell(path, name, law, problem, verdict, _recorded(data))
 

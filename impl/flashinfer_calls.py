@@ -73,6 +73,10 @@ def attention_refusal(problem: Problem, target: Target) -> str | None:
         return "an attention wrapper"
     refusals = (
         (problem.dtype == "float32", "FlashInfer's attention writes 16-bit outputs"),
+        (
+            bool(problem.kv_storage),
+            "FlashInfer is given a view of FP8 bytes that says what they are, never the bytes",
+        ),
         (problem.empty_batch, "engines plan no batch without a token"),
         (
             problem.custom_mask and (problem.causal or problem.window_left >= 0),

@@ -119,6 +119,8 @@ def _cascade(problem: Problem, target: Target) -> bool | str:
             return "a cascade takes no scales and no mask"
         if problem.head_dim_qk != problem.head_dim_vo:
             return "a cascade has one head_dim"
+        if problem.sinks:
+            return "a cascade has no sinks"
         if problem.window_left >= 0:
             return "a window over a cascade is of each level by itself"
     return attention_refusal(problem, target) or True

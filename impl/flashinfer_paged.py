@@ -100,6 +100,8 @@ def _plan_prefill(
 def _run(planned: Any, inputs: PagedAttentionInputs, backend: str) -> Pair:  # noqa: ANN401  untyped
     cache = paged_cache(inputs, backend)
     given, keywords = scales(inputs)
+    if inputs.sinks is not None:
+        cache["sinks"] = inputs.sinks.float()  # what FlashInfer's kernels read where they do
     out, lse = planned.run(inputs.q, cache.pop("paged_kv_cache"), *given, return_lse=True,
                            **cache, **keywords)  # fmt: skip
     return out, to_natural(lse)
@@ -277,8 +279,8 @@ def _requests(
 
 def _persistent(problem: Problem, target: Target) -> bool | str:
     if isinstance(problem, AttentionProblem):
-        if problem.window_left >= 0 or problem.custom_mask:
-            return "BatchAttention has no window and no mask"
+        if problem.window_left >= 0 or problem.custom_mask or problem.sinks:
+            return "BatchAttention has no window, no mask and no sinks"
         if problem.kv_cache or problem.k_scale != 1 or problem.v_scale != 1:
             return "BatchAttention's scales are tensors of the kernel's own; they are not given"
         if problem.head_dim_qk != problem.head_dim_vo:

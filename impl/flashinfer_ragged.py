@@ -26,6 +26,8 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 def _unscaled(problem: Problem, target: Target) -> bool | str:
     if isinstance(problem, AttentionProblem) and (problem.k_scale, problem.v_scale) != (1, 1):
         return "ragged wrappers apply k_scale and v_scale to quantised keys alone"
+    if isinstance(problem, AttentionProblem) and problem.sinks:
+        return "ragged wrappers take no sinks"
     return attention_refusal(problem, target) or True
 
 

@@ -39,6 +39,9 @@ has ``decodes`` and ``prefills``, each with ``cum_seq_lens_q`` and ``cum_pages_k
 that a call never waits for the GPU: as the host cannot know how many pages there are, its
 ``paged_kv_indices`` may then be longer than ``paged_kv_indptr[-1]``."""
 
+EVERY_RULE = "*"
+"""Stands for all support rules among those that are not asked: nothing is gated."""
+
 Supports = Callable[[Problem, Target], "bool | str"]
 
 
@@ -85,7 +88,7 @@ class Implementation:
         Args:
             problem: the call.
             target: the machine.
-            without_rules: ids of support rules that are not asked.
+            without_rules: ids of support rules that are not asked, or ``EVERY_RULE``.
         """
         if problem.operation != self.operation:
             return f"{self.name} implements {self.operation}, not {problem.operation}"
@@ -98,7 +101,9 @@ class Implementation:
         answer = True if self.supports is None else self.supports(problem, target)
         if answer is not True:
             return answer or f"{self.name}.supports said no"
-        return _gate(problem, self.backend, target, without_rules) if self.backend else None
+        if not self.backend or EVERY_RULE in without_rules:
+            return None
+        return _gate(problem, self.backend, target, without_rules)
 
 
 def quantised_features(problem: Problem) -> list[str]:

@@ -7,7 +7,7 @@ import platform
 import re
 import shlex
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ class CaseWriter:
         operation: of plain functions.
         ledger: known findings are replayed from its own case files.
         flag: the option that named the folder.
+        without_rules: support rules that are not asked in the run.
         failed: why a file could not be written, if one could not.
     """
 
@@ -40,6 +41,7 @@ class CaseWriter:
     operation: str | None
     ledger: Ledger
     flag: str = "--cases"
+    without_rules: Sequence[str] = ()
     failed: str = ""
     _written: dict[Path, str] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -73,6 +75,7 @@ class CaseWriter:
                 operation=self.operation,
                 seed=run.seed,
                 target=run.target,
+                without_rules=self.without_rules,
             )
             try:
                 write_text(path, dumps(case_json))
@@ -99,6 +102,7 @@ def case_of(
     operation: str | None,
     seed: int,
     target: Mapping[str, Any],
+    without_rules: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Give the content of a finding's case file.
 
@@ -108,6 +112,7 @@ def case_of(
         operation: of a plain function.
         seed: of the run.
         target: of the run.
+        without_rules: support rules that were not asked.
     """
     return {
         "schema": SCHEMA,
@@ -116,6 +121,7 @@ def case_of(
         "operation": operation,
         "problem": finding.problem.to_json(),
         "device": target.get("device", "cpu"),
+        "without_rules": list(without_rules),
         "verdict": finding.verdict.to_json(),
         "seed": seed,
         "versions": versions(dict(target)),

@@ -200,7 +200,12 @@ class Suite:
         name, problem, data = read_case(path)
         law = find_law(name)
         operation = data.get("operation") or self._choices.operation
-        address = Address(quarry.address.reference, operation, quarry.address.device)
+        address = Address(
+            quarry.address.reference,
+            operation,
+            quarry.address.device,
+            without_rules=tuple(data.get("without_rules", ())),
+        )
         warm_up(worker, quarry)
         outcome = worker.run(address.case(law.name, problem), quarry.pace.deadlines(problem))
         if outcome.died:

@@ -17,7 +17,7 @@ from ..reference import Problem
 from .hunt import Hunt, Search
 from .isolation import Worker
 from .laws import Law, laws_of
-from .ledger import Entry
+from .ledger import Entry, read_case
 from .plan import Plan, problems_of, seconds_of
 from .pools import open_pool
 from .preparation import prepare
@@ -265,7 +265,9 @@ class Run:
         """Replay each entry's case: it must still fail as the ledger says."""
         for entry in entries:
             law, problem = entry.load_case()
-            anything = replace(quarry.address, modules=())
+            left_out = tuple(read_case(entry.case)[2].get("without_rules", ()))
+            rules = quarry.address.without_rules + left_out
+            anything = replace(quarry.address, modules=(), without_rules=rules)
             outcome = worker.run(anything.case(law, problem), quarry.pace.deadlines(problem))
             verdict = verdict_of(outcome)
             if outcome.died:

@@ -94,6 +94,7 @@ def describe(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
         "operation": implementation.operation,
         "features": sorted(implementation.features),
         "arithmetic": asdict(implementation.arithmetic),
+        "backend": implementation.backend,
         "compiles": implementation.compile_key is not None,
         "build_ahead": implementation.build_ahead,
     }

@@ -176,6 +176,10 @@ def read_case(path: Path) -> tuple[str, Problem, dict[str, Any]]:
         if not isinstance(data[name], wanted):
             message = f"{path}: the field {name!r} is not a {wanted.__name__}"
             raise LedgerError(message)
+    rules = data.get("without_rules", [])
+    if not (isinstance(rules, list) and all(isinstance(rule, str) for rule in rules)):
+        message = f"{path}: the field 'without_rules' is not a list of names of support rules"
+        raise LedgerError(message)
     try:
         problem = problem_from_json(data["problem"])
     except ValueError as error:

@@ -32,7 +32,7 @@ class Address:
         device: ``"cpu"`` or ``"cuda"``.
         modules: keys of the modules that are built: problems of others are refused; all are
             allowed if there is none.
-        without_rules: ids of support rules that are not asked.
+        without_rules: ids of support rules that are not asked, or ``EVERY_RULE``.
     """
 
     reference: str

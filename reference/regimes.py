@@ -18,7 +18,7 @@ ROWS_A_REQUEST = 2**20
 DOMINANT_LOGIT = 12.0
 """By how much the dominant key's logit exceeds the others: e^12 = 160,000 keys' worth."""
 SHIFTS = (2.0**17, 2.0**20)
-"""Raw q k^T of shifted_logits: beyond the -5e4 that kernels have used for minus infinity, be it of the
+"""Raw q k^T of shifted_logits: beyond the -5e4 that kernels have used for minus infinity, of the
 raw product or, as in FlashInfer's decode, of the scaled one (flashinfer-ai/flashinfer#4267)."""
 EXACT_SINK = -256.0
 EDGES = (0, 1, 2, 3, 4, 7, 8, 15, 16, 31, 32, 63, 64, 127, 128, 255, 256, MAX_SEQ_LEN)

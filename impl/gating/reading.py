@@ -15,7 +15,7 @@ from ..backends import BACKENDS
 from ..capability import parse_capability
 from .book import RuleBook
 from .feature import CHOICES, INTEGERS, OPERATIONS, SWITCHES
-from .rules import EVIDENCE, PACKAGES, Rule, parse_version
+from .rules import CALLED, EVIDENCE, PACKAGES, Rule, parse_version
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -38,6 +38,7 @@ FIELDS: dict[str, type] = {
     "evidence": str,
     "advice": str,
     "issues": list,
+    "called": list,
 }
 """Fields of a rule in a file."""
 REQUIRED = ("id", "effect", "operation", "backend", "reason", "source")
@@ -140,6 +141,9 @@ def _rule(path: Path, number: int, entry: Mapping[str, Any]) -> Rule:
     _among(refuse, "operation", entry["operation"], OPERATIONS)
     _among(refuse, "backend", entry["backend"], BACKENDS)
     _among(refuse, "evidence", [entry.get("evidence", "declared")], EVIDENCE)
+    _among(refuse, "called", entry.get("called", ()), CALLED)
+    if "called" in entry and (entry["effect"] == "allow" or not entry["called"]):
+        refuse("called", "must name what becomes of a call that is refused")
     if entry["effect"] == "allow" and not entry.get("chips"):
         refuse("chips", "must list the exact chips of a permission")
     return Rule(
@@ -156,6 +160,7 @@ def _rule(path: Path, number: int, entry: Mapping[str, Any]) -> Rule:
         artifacts=_texts(refuse, "artifacts", entry.get("artifacts", {})),
         advice=entry.get("advice", ""),
         issues=tuple(entry.get("issues", ())),
+        called=tuple(entry.get("called", CALLED[:1])),
     )
 
 

@@ -16,6 +16,10 @@ from .feature import Feature
 
 EVIDENCE = ("declared", "reported", "compiled", "run")
 """Who says so: FlashInfer's sources or documentation; a public report; a compiler; a GPU."""
+CALLED = ("raises", "wrong", "crashes", "hangs", "right")
+"""What can become of a call that is made though a rule refuses it: FlashInfer raises before
+anything is launched; the answer is wrong; CUDA fails or the process dies; it does not end; the
+answer is right, of a small call at least."""
 PACKAGES = ("flashinfer", "cuda", "triton")
 
 
@@ -38,6 +42,8 @@ class Rule:
         source: public URL or the file of a release that it was read in.
         evidence: one of ``EVIDENCE``.
         advice: what else to do, beside the alternatives that ``decide`` finds.
+        called: of a refusal, what may become of a call all the same, of ``CALLED``. Unless it says
+            otherwise FlashInfer raises, and the rule only says so earlier.
         issues: public reports, short: ``FI#2939``, ``V#38730``, ``S#21906``.
     """
 
@@ -54,6 +60,7 @@ class Rule:
     artifacts: Mapping[str, str] = field(default_factory=dict)
     advice: str = ""
     issues: tuple[str, ...] = ()
+    called: tuple[str, ...] = CALLED[:1]
 
     def __hash__(self) -> int:
         """Hash by what is unique."""
