@@ -35,11 +35,12 @@ FEATURES = (
 """What an implementation may opt into. The first seven are drawn only where named: quantised caches
 come with ``inputs.kv_format``, which says what they hold, and ``inputs.kv_cache_sf``, FP8 queries
 with ``inputs.q_scale``; ``mla`` is multi-head latent attention: there is one key-value head, and
-``inputs.v_cache`` is a view of the first channels of ``inputs.k_cache``. ``nondeterministic`` says that repeated calls may differ within the bound
-(atomics), so that they are not compared bitwise. The others are of build_metadata: that the result
-has ``decodes`` and ``prefills``, each with ``cum_seq_lens_q`` and ``cum_pages_kv`` besides, and
-that a call never waits for the GPU: as the host cannot know how many pages there are, its
-``paged_kv_indices`` may then be longer than ``paged_kv_indptr[-1]``."""
+``inputs.v_cache`` is a view of the first channels of ``inputs.k_cache``. ``nondeterministic`` says
+that repeated calls may differ within the bound (atomics), so that they are not compared bitwise.
+The others are of build_metadata: that the result has ``decodes`` and ``prefills``, each with
+``cum_seq_lens_q`` and ``cum_pages_kv`` besides, and that a call never waits for the GPU: as the
+host cannot know how many pages there are, its ``paged_kv_indices`` may then be longer than
+``paged_kv_indptr[-1]``."""
 
 Supports = Callable[[Problem, Target], "bool | str"]
 
