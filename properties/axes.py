@@ -33,7 +33,10 @@ HEAD_DIMS: tuple[tuple[int, ...], ...] = (
     (576, 512, 128),
 )
 """Channels of queries and keys, and of values. A third number says that values are the keys' first
-channels (``values_in_keys``), for so many query heads, or for any number where it is 0."""
+channels (``values_in_keys``), for so many query heads with the scale of DeepSeek's layers, or for
+any number of heads where it is 0."""
+DEEPSEEK_SCALE = 192**-0.5
+"""Of 128 + 64 channels, as before the projections were absorbed; CUTLASS knows no other."""
 PAIR = 2
 CACHES = tuple((name, q_dtype) for name in KV_CACHES for q_dtype in query_dtypes(name))
 """Formats of the cache, each with the dtypes of queries that may meet it."""
@@ -180,7 +183,7 @@ def head_fields(dims: Sequence[int]) -> dict[str, Any]:
     found: dict[str, Any] = {"head_dim_qk": dims[0], "head_dim_vo": dims[1]}
     if len(dims) > PAIR:
         found |= {"values_in_keys": True, "num_kv_heads": 1}
-        found |= {"group_size": dims[2]} if dims[2] else {}
+        found |= {"group_size": dims[2], "sm_scale": DEEPSEEK_SCALE} if dims[2] else {}
     return found
 
 
