@@ -27,17 +27,20 @@ FEATURES = (
     "nvfp4_kv",
     "interleaved_v_scales",
     "fp8_q",
+    "mla",
     "nondeterministic",
     "phases",
     "no_host_sync",
 )
-"""What an implementation may opt into. The first six are drawn only where named: quantised caches
+"""What an implementation may opt into. The first seven are drawn only where named: quantised caches
 come with ``inputs.kv_format``, which says what they hold, and ``inputs.kv_cache_sf``, FP8 queries
-with ``inputs.q_scale``. ``nondeterministic`` says that repeated calls may differ within the bound
-(atomics), so that they are not compared bitwise. The others are of build_metadata: that the result
-has ``decodes`` and ``prefills``, each with ``cum_seq_lens_q`` and ``cum_pages_kv`` besides, and
-that a call never waits for the GPU: as the host cannot know how many pages there are, its
-``paged_kv_indices`` may then be longer than ``paged_kv_indptr[-1]``."""
+with ``inputs.q_scale``; ``mla`` is multi-head latent attention: there is one key-value head, and
+``inputs.v_cache`` is a view of the first channels of ``inputs.k_cache``. ``nondeterministic`` says
+that repeated calls may differ within the bound (atomics), so that they are not compared bitwise.
+The others are of build_metadata: that the result has ``decodes`` and ``prefills``, each with
+``cum_seq_lens_q`` and ``cum_pages_kv`` besides, and that a call never waits for the GPU: as the
+host cannot know how many pages there are, its ``paged_kv_indices`` may then be longer than
+``paged_kv_indptr[-1]``."""
 
 EVERY_RULE = "*"
 """Stands for all support rules among those that are not asked: nothing is gated."""
@@ -95,7 +98,7 @@ class Implementation:
         for feature in ("custom_mask", "per_head_scales"):
             if getattr(problem, feature, False) and feature not in self.features:
                 return f"{self.name} does not name the feature {feature}"
-        for feature in quantised_features(problem):
+        for feature in drawn_features(problem):
             if feature not in self.features:
                 return f"{self.name} does not name the feature {feature}"
         answer = True if self.supports is None else self.supports(problem, target)
@@ -106,11 +109,14 @@ class Implementation:
         return _gate(problem, self.backend, target, without_rules)
 
 
-def quantised_features(problem: Problem) -> list[str]:
+def drawn_features(problem: Problem) -> list[str]:
     """Name the features that a problem's KV cache and queries need."""
-    if not (isinstance(problem, AttentionProblem) and problem.kv_cache):
+    if not isinstance(problem, AttentionProblem):
         return []
-    found = ["nvfp4_kv" if problem.kv_element == NVFP4 else "fp8_kv"]
+    found = ["mla"] if problem.values_in_keys else []
+    if not problem.kv_cache:
+        return found
+    found.append("nvfp4_kv" if problem.kv_element == NVFP4 else "fp8_kv")
     if problem.kv_cache == INTERLEAVED:
         found.append("interleaved_v_scales")
     return [*found, "fp8_q"] if problem.q_dtype else found

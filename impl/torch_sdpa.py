@@ -40,7 +40,7 @@ def _supports(problem: Problem, target: Target) -> bool | str:
     name="torch-sdpa-paged",
     backend="torch-sdpa",
     supports=_supports,
-    features=("custom_mask",),
+    features=("custom_mask", "mla"),
     arithmetic=ARITHMETIC,
 )
 def paged(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:

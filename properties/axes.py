@@ -17,7 +17,7 @@ from ..reference.cache_names import KV_CACHES, cache_fits, element_of, multiples
 from ..reference.kv_format import FP8
 from ..reference.problems import ATTENTION_REGIMES, DTYPES, EMPTY_STATES, MERGE_REGIMES
 
-HEAD_DIMS = (
+HEAD_DIMS: tuple[tuple[int, ...], ...] = (
     (16, 16),
     (32, 32),
     (24, 40),
@@ -28,7 +28,16 @@ HEAD_DIMS = (
     (192, 128),
     (256, 256),
     (512, 512),
+    (24, 16, 0),
+    (576, 512, 0),
+    (576, 512, 128),
 )
+"""Channels of queries and keys, and of values. A third number says that values are the keys' first
+channels (``values_in_keys``), for so many query heads with the scale of DeepSeek's layers, or for
+any number of heads where it is 0."""
+DEEPSEEK_SCALE = 192**-0.5
+"""Of 128 + 64 channels, as before the projections were absorbed; CUTLASS knows no other."""
+PAIR = 2
 CACHES = tuple((name, q_dtype) for name in KV_CACHES for q_dtype in query_dtypes(name))
 """Formats of the cache, each with the dtypes of queries that may meet it."""
 PHASES: dict[str, tuple[int, int]] = {
@@ -120,6 +129,10 @@ def all_axes(operation: str) -> dict[str, tuple[Any, ...]]:
     if operation == "build_metadata":
         return {}
     axes = dict(ATTENTION_AXES)
+    if operation != "paged_attention":
+        axes["head_dims"] = tuple(
+            dims for dims in HEAD_DIMS if "values_in_keys" not in head_fields(dims)
+        )
     if operation == "ragged_attention":
         for name in ("page_size", "kv_layout", "page_order", "shared_prefix_pages", "caches",
                      "q_scale"):  # fmt: skip
@@ -143,7 +156,7 @@ def example(operation: str, chosen: Mapping[str, Any]) -> Problem:
         return MetadataProblem()
     fields = dict(chosen)
     query_len, seq_len = PHASES[fields.pop("phase")]
-    fields["head_dim_qk"], fields["head_dim_vo"] = fields.pop("head_dims")
+    fields |= head_fields(fields.pop("head_dims"))
     kv_cache, q_dtype = fields.pop("caches")
     if operation == "append_paged_kv" and (fields["k_scale"], fields["v_scale"]) != (1.0, 1.0):
         kv_cache = kv_cache or FP8[0]
@@ -151,7 +164,7 @@ def example(operation: str, chosen: Mapping[str, Any]) -> Problem:
         kv_cache = q_dtype = FP8[0]
     fields |= {"kv_cache": kv_cache, "q_dtype": q_dtype}
     if not cache_fits(kv_cache, fields):
-        fields |= {"head_dim_qk": 64, "head_dim_vo": 64}
+        fields |= {"head_dim_qk": 64, "head_dim_vo": 64, "values_in_keys": False}
         fields["page_size"] = multiples_of(kv_cache).get("page_size", fields["page_size"])
     if fields["regime"] == "exact_grid":
         fields["logits_soft_cap"], fields["v_scale"] = 0.0, 1.0
@@ -163,6 +176,15 @@ def example(operation: str, chosen: Mapping[str, Any]) -> Problem:
         seq_lens=(seq_len, *company[1]),
         **fields,
     )
+
+
+def head_fields(dims: Sequence[int]) -> dict[str, Any]:
+    """Give the fields of a problem that one of ``HEAD_DIMS`` stands for."""
+    found: dict[str, Any] = {"head_dim_qk": dims[0], "head_dim_vo": dims[1]}
+    if len(dims) > PAIR:
+        found |= {"values_in_keys": True, "num_kv_heads": 1}
+        found |= {"group_size": dims[2], "sm_scale": DEEPSEEK_SCALE} if dims[2] else {}
+    return found
 
 
 Probe = Callable[[Sequence[Problem]], "list[str | None]"]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ..reference import AttentionProblem, MergeProblem, MetadataProblem, Problem
 from ..reference.cache_names import cache_fits
 from ..reference.problems import MAX_SEQ_LEN, is_power_of_two
-from .axes import Axes, all_axes
+from .axes import Axes, all_axes, head_fields
 
 REQUESTS = (1, 2, 3, 4, 6, 1, 2, 3, 4, 6, 2, 0)
 """Requests a batch. The empty batch is rare and comes last: a counterexample with one says more."""
@@ -111,18 +111,20 @@ def _heads(draw: st.DrawFn, axes: Axes, keys: int) -> dict[str, Any]:
     # With much work to spend, a prefill of as many tokens is to be affordable, not just a decode.
     prefill = axes.max_work >= MUCH_WORK and "prefill" in axes.allows("phase")
     rows = keys if prefill and keys > KEYS_TO_AFFORD[0] else 1
-    dims = draw(_one_of(affordable("head_dims", lambda pair: (rows + 8) * sum(pair))))
-    channels = sum(dims)
+    dims = draw(_one_of(affordable("head_dims", lambda dims: (rows * _least_group(dims) + 8)
+                                   * sum(dims[:2]))))  # fmt: skip
+    channels = sum(dims[:2])
     kv_heads = draw(
         _one_of(affordable("num_kv_heads", lambda heads: (rows + 8) * heads * channels))
     )
     groups = affordable("group_size", lambda size: (rows * size + 8) * kv_heads * channels)
-    return {
-        "head_dim_qk": dims[0],
-        "head_dim_vo": dims[1],
-        "num_kv_heads": kv_heads,
-        "group_size": draw(_one_of(groups)),
-    }
+    drawn = {"num_kv_heads": kv_heads, "group_size": draw(_one_of(groups))}
+    return drawn | head_fields(dims)
+
+
+def _least_group(dims: Sequence[int]) -> int:
+    fewest: int = head_fields(dims).get("group_size", 1)
+    return fewest
 
 
 def _one_of(values: Sequence[Any]) -> st.SearchStrategy[Any]:

@@ -48,6 +48,8 @@ def multiples_of(kv_cache: str) -> dict[str, int]:
 
 def cache_fits(kv_cache: str, fields: Mapping[str, Any]) -> bool:
     """Tell whether a problem with these fields may have such a cache."""
+    if fields.get("values_in_keys") and element_of(kv_cache) == NVFP4:
+        return False
     return not any(fields[name] % number for name, number in multiples_of(kv_cache).items())
 
 

@@ -147,6 +147,19 @@ def _place_kv(
     return k_view, v_view
 
 
+def _place_latent(
+    problem: AttentionProblem, k: torch.Tensor, home: _Allocator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Place [a, b, c, D]; values are its first channels. If strided, pages lie apart."""
+    if problem.strided_kv:
+        both = home.empty("k", (k.shape[0], 2, *k.shape[1:]), k.dtype)
+        both[:, 0].copy_(k)
+        placed = both[:, 0]
+    else:
+        placed = home.place("k", k)
+    return placed, placed[..., : problem.head_dim_vo]
+
+
 def _ragged_inputs(problem: AttentionProblem, home: _Allocator) -> RaggedAttentionInputs:
     values = attention_values(problem, home.device)
     k, v = _place_kv(problem, values.k, values.v, home)
@@ -244,6 +257,8 @@ def _paged_caches(
         pages = pages.view(num_pages, problem.page_size, *rows.shape[1:])
         return pages if problem.kv_layout == "NHD" else pages.transpose(1, 2)
 
+    if problem.values_in_keys:
+        return _place_latent(problem, cache(k), home)
     return _place_kv(problem, cache(k), cache(v), home, of)
 
 

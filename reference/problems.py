@@ -84,6 +84,9 @@ class AttentionProblem(_Problem):
         sinks, custom_mask, per_head_scales: whether there are any.
         kv_cache: format of the cache, one of ``KV_CACHES``: any for paged_attention, FP8 for
             append_paged_kv, none for ragged_attention.
+        values_in_keys: V is the first head_dim_vo channels of K, in the same memory: multi-head
+            latent attention (DeepSeek-V2, arXiv:2405.04434) decodes so, after the projections were
+            absorbed, with one latent head, 512 compressed channels and 64 rotary ones.
         strided_q: q is a slice of a packed QKV tensor. strided_kv: k and v are views of one
             larger allocation.
         regime: how values are made, one of ``ATTENTION_REGIMES``.
@@ -93,7 +96,7 @@ class AttentionProblem(_Problem):
     """
 
     kind: ClassVar[str] = "attention"
-    later_fields: ClassVar[tuple[str, ...]] = ("kv_cache", "q_dtype", "q_scale")
+    later_fields: ClassVar[tuple[str, ...]] = ("kv_cache", "q_dtype", "q_scale", "values_in_keys")
 
     operation: str = "paged_attention"
     query_lens: tuple[int, ...] = (1,)
@@ -119,6 +122,7 @@ class AttentionProblem(_Problem):
     kv_cache: str = ""
     q_dtype: str = ""
     q_scale: float = 1.0
+    values_in_keys: bool = False
     strided_q: bool = False
     strided_kv: bool = False
     regime: str = "iid"
@@ -161,6 +165,8 @@ class AttentionProblem(_Problem):
             refuse("regime", self.regime, f"with sm_scale * k_scale at least {LEAST_EXACT_SCALE}")
         if self.operation == "append_paged_kv":
             self._check_append()
+        if self.values_in_keys:
+            self._check_values_in_keys()
 
     def _check_lengths(self) -> None:
         _lengths("query_lens", self.query_lens)
@@ -199,6 +205,16 @@ class AttentionProblem(_Problem):
                 refuse(name, scale, "1, or a power of two with an FP8 cache, for append_paged_kv")
         if self.shared_prefix_pages:
             refuse("shared_prefix_pages", self.shared_prefix_pages, "0 for append_paged_kv")
+
+    def _check_values_in_keys(self) -> None:
+        for name, fits, expected in (
+            ("operation", self.operation == "paged_attention", "paged_attention"),
+            ("num_kv_heads", self.num_kv_heads == 1, "1"),
+            ("head_dim_vo", self.head_dim_vo < self.head_dim_qk, "less than head_dim_qk"),
+            ("kv_cache", self.kv_element != NVFP4, "plain or FP8"),
+        ):
+            if not fits:
+                refuse(name, getattr(self, name), f"{expected} with values_in_keys")
 
     @property
     def kv_element(self) -> str:
@@ -286,6 +302,11 @@ class AttentionProblem(_Problem):
             channels = max(1, math.ceil(weight / largest))
             found += [weight / channels] * channels
         return tuple(found)
+
+    @property
+    def exact_channels(self) -> int:
+        """Channels in which the exact grid's queries are not zero."""
+        return min(len(self.exact_weights), self.head_dim_qk) if self.kv_cache else 2
 
     @property
     def _exact_in_codes(self) -> bool:

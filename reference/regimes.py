@@ -52,6 +52,8 @@ def attention_values(problem: AttentionProblem, device: torch.device) -> Attenti
         "exact_grid": _exact_grid,
     }[problem.regime]
     values = change(problem, AttentionValues(q, k, v), k_rows, positions)
+    if problem.values_in_keys:
+        values = _values_in_keys(problem, values)
     dtype = getattr(torch, problem.dtype)
     return AttentionValues(values.q.to(dtype), values.k.to(dtype), values.v.to(dtype))
 
@@ -87,6 +89,27 @@ def _unchanged(
     return values
 
 
+def _values_in_keys(problem: AttentionProblem, values: AttentionValues) -> AttentionValues:
+    """Make V the first channels of K; a regime that says what V holds writes it into K.
+
+    Queries are zero there, so that it does not move a logit.
+    """
+    q, k, v = values
+    shared = slice(0, problem.head_dim_vo)
+    if problem.regime == "position_coded":
+        q[..., shared], k[..., shared] = 0.0, v
+    elif problem.regime == "exact_grid":
+        # The rank's digits stand in the first channels.
+        shared = slice(problem.exact_channels, problem.head_dim_vo)
+        k[..., shared] = v[..., shared]
+    return AttentionValues(q, k, k[..., : problem.head_dim_vo])
+
+
+def _marked_channel(problem: AttentionProblem) -> int:
+    """Choose the channel by which a regime moves logits: a rotary one, where V has the others."""
+    return problem.head_dim_qk - 1 if problem.values_in_keys else 0
+
+
 def _dominant_key(
     problem: AttentionProblem, values: AttentionValues, rows: torch.Tensor, positions: torch.Tensor
 ) -> AttentionValues:
@@ -94,18 +117,19 @@ def _dominant_key(
     del positions
     edge = EDGES[choose(problem.seed, "dominant", 0, len(EDGES))]
     factor = abs(problem.scale) * problem.k_scale or 1.0
-    values.q[..., 0] = 2.0
-    values.k[..., 0] = 0.0
+    channel = _marked_channel(problem)
+    values.q[..., channel] = 2.0
+    values.k[..., channel] = 0.0
     start = 0
     for length in problem.seq_lens:
         if length:
-            values.k[start + min(edge, length - 1), :, 0] = power_of_two_at_least(
+            values.k[start + min(edge, length - 1), :, channel] = power_of_two_at_least(
                 DOMINANT_LOGIT / 2.0 / factor
             )
         start += length
     if problem.shared_prefix_pages:
         # A shared page is written by its last owner: the mark must not depend on who that is.
-        values.k[rows >= NO_KEYS_OF_ITS_OWN * ROWS_A_REQUEST, :, 0] = 0.0
+        values.k[rows >= NO_KEYS_OF_ITS_OWN * ROWS_A_REQUEST, :, channel] = 0.0
     return values
 
 
@@ -161,7 +185,7 @@ def _exact_grid(
         # A permutation of 0 to 4095, split into two parts that bfloat16 holds exactly.
         rank = (positions * 1365 + choose(problem.seed, "rank", 0, MAX_SEQ_LEN)) % MAX_SEQ_LEN
         rank = (rank ^ (rank >> 6)) * 2731 % MAX_SEQ_LEN
-        values.q[..., :2] = power_of_two_at_least(problem.exact_gap)
+        values.q[..., : problem.exact_channels] = power_of_two_at_least(problem.exact_gap)
         values.k[..., 0] = (rank // 16 * 16).to(torch.float32).unsqueeze(1)
         values.k[..., 1] = (rank % 16).to(torch.float32).unsqueeze(1)
     key = stream(problem.seed, "v")

@@ -19,7 +19,7 @@ def feature_of(problem: Problem, backend: str) -> Feature:
         return Feature(problem.operation, backend)
     kinds = {"decode" if length <= 1 else "prefill" for length in problem.query_lens}
     return Feature(
-        problem.operation,
+        "mla" if problem.values_in_keys else problem.operation,
         backend,
         phase="mixed" if len(kinds) > 1 else next(iter(kinds), "decode"),
         head_dim_qk=problem.head_dim_qk,

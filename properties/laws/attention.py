@@ -53,7 +53,8 @@ def contiguity(subject: Subject, problem: AttentionProblem) -> Verdict:
 def logit_shift(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Add a constant to every logit: out is the same, lse grows by it. Sinks are shifted too.
 
-    One channel of q is set to 1, and the same channel of k to 0 and then to the constant.
+    One channel of q is set to 1, and the same channel of k to 0 and then to the constant: the last
+    one, which never is one of V's, where V is part of K.
     """
     regime = "iid" if problem.exact else problem.regime
     problem = replace(problem, logits_soft_cap=0.0, regime=regime, **WITHOUT_CODES)
@@ -61,10 +62,11 @@ def logit_shift(subject: Subject, problem: AttentionProblem) -> Verdict:
         return VACUOUS
     inputs = subject.materialise(problem)
     keys = inputs.k_cache if isinstance(inputs, PagedAttentionInputs) else inputs.k
-    inputs.q[..., 0], keys[..., 0] = 1.0, 0.0
+    channel = problem.head_dim_qk - 1 if problem.values_in_keys else 0
+    inputs.q[..., channel], keys[..., channel] = 1.0, 0.0
     (out, lse), judged = run_on(subject, problem, inputs)
     constant = SHIFTS[problem.seed % len(SHIFTS)]
-    keys[..., 0] = constant
+    keys[..., channel] = constant
     shift = constant * problem.scale * _per_query_head(inputs.k_scale, problem, keys.device)
     if inputs.sinks is not None:
         inputs = replace(inputs, sinks=(inputs.sinks + shift).to(inputs.sinks.dtype))

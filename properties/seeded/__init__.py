@@ -14,6 +14,7 @@ from . import (
     memory_bugs,
     merge_bugs,
     metadata_bugs,
+    mla_bugs,
     paging_bugs,
     phase_bugs,
     process_bugs,
@@ -36,11 +37,12 @@ BUGS: tuple[SeededBug, ...] = (
     *phase_bugs.BUGS,
     *append_bugs.BUGS,
     *session_bugs.BUGS,
+    *mla_bugs.BUGS,
 )
 """Wrong answers: each must be killed by at least one law."""
 PROCESS_CONTROLS: tuple[SeededBug, ...] = tuple(process_bugs.BUGS)
 """Hangs and crashes: each must become a verdict, and end nothing but its own worker."""
-HONEST: tuple[SeededBug, ...] = (*honest.CONTROLS, *session_bugs.CONTROLS)
+HONEST: tuple[SeededBug, ...] = (*honest.CONTROLS, *session_bugs.CONTROLS, *mla_bugs.CONTROLS)
 """Right answers by unusual ways: no law may accuse one."""
 CATALOGUE: tuple[SeededBug, ...] = (*BUGS, *PROCESS_CONTROLS, *HONEST)
 
