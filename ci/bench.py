@@ -1,4 +1,4 @@
-"""``kernelproof bench``: the oracle's speed, size and tightness, and what isolation costs.
+"""``kernelproof bench``: the oracle's speed, size and tightness, what isolation costs, and kernels.
 
 Also ``python -m kernelproof.ci.bench``. What is heavy is imported inside the commands.
 """
@@ -51,11 +51,19 @@ def _roundtrip(repetitions: int = 300) -> Results:
     return measure(repetitions)
 
 
+def _kernels(*, quick: bool = False) -> Results:
+    from .bench_gpu import require_gpu
+    from .bench_kernels import measure
+
+    require_gpu()
+    return measure(quick=quick)
+
+
 @click.group(invoke_without_command=True)
 @JSON
 @click.pass_context
 def bench(context: click.Context, json_path: Path | None) -> None:
-    """Measure Kernelproof itself; without a command, everything.
+    """Measure Kernelproof itself; without a command, everything but the GPU kernels.
 
     Exit code 1: a requirement was missed.
     """
@@ -118,6 +126,26 @@ def tightness(context: click.Context, problems: int, json_path: Path | None) -> 
 def roundtrip(context: click.Context, repetitions: int, json_path: Path | None) -> None:
     """Time the way to the isolated worker and back."""
     _finish(context, json_path, lambda: _roundtrip(repetitions))
+
+
+@bench.command()
+@click.option(
+    "--device",
+    type=click.Choice(["cuda"]),
+    default="cuda",
+    show_default=True,
+    help="Interpreted on a CPU, a kernel's time says nothing.",
+)
+@click.option("--quick", is_flag=True, help="The cases of the requirements alone.")
+@JSON
+@click.pass_context
+def kernels(context: click.Context, device: str, quick: bool, json_path: Path | None) -> None:  # noqa: FBT001
+    """Time the Triton kernels against FlashInfer's on a GPU, side by side.
+
+    Exit code 3: there is no GPU.
+    """
+    del device
+    _finish(context, json_path, lambda: _kernels(quick=quick))
 
 
 def _finish(

@@ -1,0 +1,83 @@
+"""Times on a GPU: calls are captured in a CUDA graph, as engines run them, and replayed."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+import torch
+
+from .errors import MachineError
+
+Call = Callable[[], object]
+COLD_BYTES = 256 * 2**20
+"""What calls that take turns read in all: several times the L2 cache of any GPU so far."""
+REPLAY_MS = 4.0
+"""About how long one timed replay takes."""
+MOST_CALLS = 256
+REPLAYS = 7
+
+
+def require_gpu() -> None:
+    """Refuse where torch sees no CUDA device.
+
+    Raises:
+        MachineError: it sees none.
+    """
+    if not torch.cuda.is_available():
+        message = "bench kernels needs a CUDA device, and torch sees none"
+        raise MachineError(message)
+
+
+def turns(bytes_read: int, most: int = 32) -> int:
+    """Give how many sets of buffers must take turns so that none is in the L2 cache."""
+    return min(max(-(-COLD_BYTES // max(bytes_read, 1)), 1), most)
+
+
+def milliseconds(calls: Sequence[Call], *, replays: int = REPLAYS) -> float:
+    """Time one call: the median of several replays of a graph in which the calls take turns.
+
+    Args:
+        calls: the same work on buffers of their own; each is called twice before the clock starts.
+        replays: how many are timed.
+    """
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for call in calls:
+            call()
+        once = _elapsed(lambda: [call() for call in calls]) / len(calls)
+    torch.cuda.current_stream().wait_stream(side)
+    rounds = max(1, min(int(REPLAY_MS / max(once, 1e-3)), MOST_CALLS) // len(calls))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(rounds):
+            for call in calls:
+                call()
+    graph.replay()
+    return statistics.median(_elapsed(graph.replay) for _ in range(replays)) / (rounds * len(calls))
+
+
+def copy_bandwidth() -> float:
+    """Measure the bytes a second that a copy within the device reads and writes."""
+    source = torch.randn(2**28, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / milliseconds([lambda: target.copy_(source)]) * 1e3
+
+
+def matrix_rate() -> float:
+    """Measure the floating-point operations a second of a large bfloat16 matrix product."""
+    size = 8192
+    a, b = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    return 2 * size**3 / milliseconds([lambda: a @ b]) * 1e3
+
+
+def _elapsed(call: Call) -> float:
+    """Time a call in milliseconds, by events."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    call()
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end))
