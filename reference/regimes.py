@@ -152,8 +152,9 @@ def _shifted_logits(
     del rows, positions
     sign = -1.0 if choose(problem.seed, "shift", 0, 3) else 1.0
     shift = SHIFTS[choose(problem.seed, "shift", 1, len(SHIFTS))]
-    values.q[..., 0] = 2.0**8
-    values.k[..., 0] = sign * shift / 2.0**8
+    channel = _marked_channel(problem)
+    values.q[..., channel] = 2.0**8
+    values.k[..., channel] = sign * shift / 2.0**8
     return values
 
 
