@@ -25,10 +25,16 @@ FA2 = Arithmetic(
     probabilities="inputs", row_sum="probabilities", partial_outputs=True, tanh="approximate"
 )
 """``prefill.cuh``: row sums by m16k16_rowsum_f16f16f32, ``tmp_v`` of the output's dtype."""
-FA3 = Arithmetic(probabilities="inputs", exponent="fused", tanh="approximate")
+FA3 = Arithmetic(
+    probabilities="inputs", exponent="fused", tanh="approximate", fp8_products="fixed_point"
+)
 """``hopper/attention_updater.cuh``: row sums before the rounding, no split."""
 AUTO = Arithmetic(
-    probabilities="inputs", partial_outputs=True, exponent="fused", tanh="approximate"
+    probabilities="inputs",
+    partial_outputs=True,
+    exponent="fused",
+    tanh="approximate",
+    fp8_products="fixed_point",
 )
 """Of wrappers that choose FA3 on SM90 by themselves."""
 WORKSPACE_BYTES = 128 << 20

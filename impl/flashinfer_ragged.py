@@ -118,6 +118,8 @@ def _one_decode(problem: Problem, target: Target) -> bool | str:
         return "single_decode_with_kv_cache takes one token of one request"
     if isinstance(problem, AttentionProblem) and problem.custom_mask:
         return "single_decode_with_kv_cache takes no mask"
+    if isinstance(problem, AttentionProblem) and problem.strided_kv:
+        return "single_decode_with_kv_cache takes contiguous keys and values"
     return _unscaled(problem, target)
 
 

@@ -49,6 +49,9 @@ class Arithmetic:
             held to the bound, not to the last bit.
         tanh: of a soft cap: ``"accumulate"``, or ``"approximate"``: PTX's ``tanh.approx.f32``, with
             a relative error of at most 2^-11.
+        fp8_products: what sums the products of FP8 operands (queries, keys and values):
+            ``"accumulate"``, or ``"fixed_point"``: Hopper's tensor cores, which align 32 products
+            and the sum so far to the largest of them and cut each off after 13 bits.
 
     Raises:
         ValueError: a format that has no unit roundoff in ``UNIT_ROUNDOFF``, or another choice.
@@ -60,6 +63,7 @@ class Arithmetic:
     partial_outputs: bool = False
     exponent: str = "difference"
     tanh: str = "accumulate"
+    fp8_products: str = "accumulate"
 
     def __post_init__(self) -> None:
         """Refuse formats that no bound is known for."""
@@ -77,6 +81,7 @@ class Arithmetic:
             ("row_sum", self.row_sum, ("accumulate", "probabilities")),
             ("exponent", self.exponent, ("difference", "fused")),
             ("tanh", self.tanh, ("accumulate", "approximate")),
+            ("fp8_products", self.fp8_products, ("accumulate", "fixed_point")),
         ):
             if value not in choices:
                 message = f"Arithmetic.{name} is {value!r}; it must be one of {choices}"

@@ -42,6 +42,11 @@ with a failure probability below 2 exp(-LAMBDA^2 / 2): Higham & Mary, SIAM J. Sc
     p more where the row sum is taken of rounded probabilities.
 
 6.  tanh.approx of a soft cap adds TANH |s_j| to d_j.
+
+7.  Where FP8 operands are multiplied in fixed point, each addend of a dot product loses at most
+    FIXED_POINT of the largest one, which is at most max|q_i| max|k_ji| or a sum on the way to s_j:
+    n(D) FIXED_POINT (|scale| max|q_i| max|k_ji| + |s_j|) more in d_j. The second product adds
+    n(S) FIXED_POINT A in the same way; the row sum is no product.
 """
 
 from __future__ import annotations
@@ -72,6 +77,9 @@ VARIANCE_FLOOR = 2.0**-40
 """Share of sum P V^2 that sum P V^2 - O^2 may lose to cancellation in float64, and more."""
 TANH = 2.0**-11
 """Largest relative error of tanh.approx.f32, as the PTX ISA gives it."""
+FIXED_POINT = 2.0**-13
+"""What an addend of a Hopper tensor core's FP8 product may lose, as a share of the largest
+(DeepSeek-V3, arXiv:2412.19437, section 3.5.2, saw about 14 bits; an H200 here agrees with 13)."""
 LARGEST_LOGIT_ERROR = 30.0
 """expm1 of more than this is no bound any more, and overflow would make NaN of it."""
 
@@ -87,6 +95,7 @@ class Roundings(NamedTuple):
     sums_rounded: bool = False  # the row sum is of rounded probabilities
     partial: float = 0.0  # of outputs of parts of the keys; 0: not rounded
     tanh: float = 0.0  # relative error of the soft cap's tanh
+    products: float = 0.0  # of addends in fixed point; 0: in the accumulation format
 
     @classmethod
     def of(
@@ -95,6 +104,7 @@ class Roundings(NamedTuple):
         """Look up the roundings of a kernel on these dtypes."""
         rounded = arithmetic.probabilities_format(value_dtype)
         out = dtype_name(out_dtype)
+        fixed_point = arithmetic.fp8_products == "fixed_point"
         return cls(
             UNIT_ROUNDOFF[arithmetic.accumulate],
             UNIT_ROUNDOFF[rounded] if rounded else 0.0,
@@ -104,6 +114,7 @@ class Roundings(NamedTuple):
             arithmetic.row_sum == "probabilities" and rounded is not None,
             unit_roundoff(out_dtype) if arithmetic.partial_outputs else 0.0,
             TANH if arithmetic.tanh == "approximate" else 0.0,
+            FIXED_POINT if value_dtype.itemsize == 1 and fixed_point else 0.0,
         )
 
 
@@ -157,8 +168,7 @@ def block_bounds(
     key_norms = torch.linalg.vector_norm(weights.k, dim=-1)
     if weights.block.padding is not None:
         key_norms.masked_fill_(weights.block.padding.unsqueeze(1), math.nan)
-    tanh = roundings.tanh if options.logits_soft_cap else 0.0
-    mean, deviation = _exponential_errors(weights, key_norms, options, u, tanh)
+    mean, deviation = _exponential_errors(weights, key_norms, options, roundings)
     sees_nothing = torch.isneginf(weights.lse)
     lse, out_size = weights.lse.masked_fill(sees_nothing, 0.0), out.abs()
     probabilities = weights.probabilities
@@ -184,7 +194,7 @@ def block_bounds(
         weighted = (probabilities @ v_squared).sqrt_()
         rounding = torch.zeros_like(out)
     summing = growth_of(num_keys)
-    sums = (2 * summing + SUM) * u
+    sums = (2 * summing + SUM) * u + summing * roundings.products
     variance = (weighted.square() * (1 + VARIANCE_FLOOR) - out.square()).clamp_(min=0.0)
     # Logits that are off by more than about one may reorder the keys: no expansion holds there.
     spread = torch.where(deviation > 1, weighted, variance.sqrt_())
@@ -202,10 +212,10 @@ def block_bounds(
 
 
 def _exponential_errors(
-    weights: Weights, key_norms: torch.Tensor, options: Options, u: float, tanh: float
+    weights: Weights, key_norms: torch.Tensor, options: Options, roundings: Roundings
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Give sum P e and sqrt(sum P e^2) over the keys of each row, the sink's share included."""
-    head_dim = weights.q.shape[-1]
+    u, head_dim = roundings.accumulate, weights.q.shape[-1]
     scale = options.sm_scale if options.sm_scale is not None else 1.0 / math.sqrt(head_dim)
     norms = torch.linalg.vector_norm(weights.q, dim=-1, keepdim=True) * key_norms.unsqueeze(2)
     hidden = torch.isneginf(weights.logits)
@@ -213,8 +223,12 @@ def _exponential_errors(
     largest = weights.largest.abs()
     absolute = (LOGIT * u) * (sizes + largest)
     absolute += norms.mul_(u * (growth(head_dim) + DOT) * abs(scale))
-    if tanh:
-        absolute += sizes.mul_(tanh)
+    if roundings.products:
+        largest_q, largest_k = weights.q.abs().amax(-1, keepdim=True), weights.k.abs().amax(-1)
+        addends = largest_q * largest_k.unsqueeze(2) * abs(scale) + sizes
+        absolute += addends.mul_(growth(head_dim) * roundings.products)
+    if roundings.tanh and options.logits_soft_cap:
+        absolute += sizes.mul_(roundings.tanh)
     relative = absolute.add_(EXP * u).clamp_(max=LARGEST_LOGIT_ERROR).expm1_()
     relative.masked_fill_(hidden, 0.0)
     weighted = weights.probabilities * relative

@@ -22,6 +22,7 @@ from . import (
     reuse_bugs,
     session_bugs,
     stateful_bugs,
+    tensor_cores,
 )
 from .catalogue import SeededBug
 
@@ -42,7 +43,12 @@ BUGS: tuple[SeededBug, ...] = (
 """Wrong answers: each must be killed by at least one law."""
 PROCESS_CONTROLS: tuple[SeededBug, ...] = tuple(process_bugs.BUGS)
 """Hangs and crashes: each must become a verdict, and end nothing but its own worker."""
-HONEST: tuple[SeededBug, ...] = (*honest.CONTROLS, *session_bugs.CONTROLS, *mla_bugs.CONTROLS)
+HONEST: tuple[SeededBug, ...] = (
+    *honest.CONTROLS,
+    *session_bugs.CONTROLS,
+    *mla_bugs.CONTROLS,
+    *tensor_cores.CONTROLS,
+)
 """Right answers by unusual ways: no law may accuse one."""
 CATALOGUE: tuple[SeededBug, ...] = (*BUGS, *PROCESS_CONTROLS, *HONEST)
 

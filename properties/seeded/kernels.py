@@ -99,6 +99,11 @@ def keep_probabilities(probabilities: torch.Tensor, dtype: torch.dtype) -> torch
     return probabilities
 
 
+def weigh(probabilities: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Give P V of [H, t, S] and [H, S, E]."""
+    return probabilities @ v
+
+
 def rescale(state: State, factor: torch.Tensor) -> State:
     """Make sums relative to a new largest logit."""
     return State(state.weighted * factor, state.total * factor, state.largest)
@@ -136,6 +141,7 @@ class Stages:
     window: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor] = in_window
     probabilities: Callable[[torch.Tensor, torch.dtype], torch.Tensor] = keep_probabilities
     summed: Callable[[torch.Tensor, torch.dtype], torch.Tensor] = keep_probabilities
+    weigh: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = weigh
     rescale: Callable[[State, torch.Tensor], State] = rescale
     sinks: Callable[[AttentionInputs, Request], torch.Tensor | None] = sinks_of
     lse: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = natural_lse
@@ -243,7 +249,7 @@ def scan(
         probabilities = torch.exp(logits - base)
         state = stages.rescale(state, torch.exp(state.largest - base))
         state = State(
-            state.weighted + stages.probabilities(probabilities, request.v.dtype) @ v,
+            state.weighted + stages.weigh(stages.probabilities(probabilities, request.v.dtype), v),
             state.total + stages.summed(probabilities, request.v.dtype).sum(dim=-1, keepdim=True),
             largest,
         )

@@ -52,6 +52,17 @@ def test_an_approximate_tanh_counts_with_a_soft_cap_alone() -> None:
         assert torch.equal(one, other)
 
 
+def test_products_in_fixed_point_count_with_fp8_queries_alone() -> None:
+    rough = replace(PLAIN, fp8_products="fixed_point")
+    fp8 = {"kv_cache": "float8_e4m3fn", "q_dtype": "float8_e4m3fn", "logits_soft_cap": 0.0}
+    (out, lse), (more_out, more_lse) = bounds(PLAIN, **fp8), bounds(rough, **fp8)
+    assert (more_out > out).all()
+    assert (more_lse > lse).all()
+    assert (more_lse - lse).max() < 0.1
+    for one, other in zip(bounds(rough), bounds(PLAIN), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_a_merge_in_steps_is_rounded_in_between() -> None:
     outs, lses = torch.randn(5, 3, 2, 8, dtype=torch.float16), torch.randn(5, 3, 2)
     once = merge_error_bound(outs, lses, arithmetic=Arithmetic())
@@ -66,6 +77,7 @@ def test_a_merge_in_steps_is_rounded_in_between() -> None:
         ({"accumulate": "float4"}, "accumulate is 'float4'; known formats"),
         ({"row_sum": "both"}, "row_sum is 'both'; it must be one of"),
         ({"tanh": "fast"}, "tanh is 'fast'; it must be one of"),
+        ({"fp8_products": "maybe"}, "fp8_products is 'maybe'; it must be one of"),
         ({"exponent": "maybe"}, "exponent is 'maybe'; it must be one of"),
     ],
 )
