@@ -1,5 +1,4 @@
-"""``kernelproof bench``: the oracle's speed, size and tightness, what isolation costs, and how
-many problems a second are judged.
+"""``kernelproof bench``: the oracle's speed, size and tightness, and the suite's own speed.
 
 Also ``python -m kernelproof.ci.bench``. What is heavy is imported inside the commands.
 """

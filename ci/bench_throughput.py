@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -81,7 +80,7 @@ class Tally:
     problems: int = 0
     failed: int = 0
     seconds: float = 0.0
-    stages: Counter[str] = field(default_factory=Counter)
+    stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
 
     @property
     def rate(self) -> float:
@@ -236,10 +235,11 @@ def _judge(
         outcome = worker.run({**request, "staged": staged}, Pace().deadlines())
         trip = time.perf_counter() - asked
         result: dict[str, Any] = _result(outcome, problem)
-        inside, stages = result["inside"], Counter(result["stages"])
+        inside, stages = result["inside"], result["stages"]
         tally.problems += result["status"] != "UNSUPPORTED"
         tally.failed += result["status"] not in ("PASS", "UNSUPPORTED")
-        tally.stages += stages
+        for stage, spent in stages.items():
+            tally.stages[stage] += spent
         tally.stages["other"] += inside - sum(stages.values())
         tally.stages["transport"] += trip - inside
 

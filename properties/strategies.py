@@ -144,7 +144,9 @@ def _features(draw: st.DrawFn, axes: Axes) -> dict[str, Any]:
     possible = [name for name in FEATURES if len(axes.allows(name)) > 1 and name not in always]
     if not possible:
         return found
-    return found | dict(draw(_feature_values(tuple((name, axes.allows(name)) for name in possible))))
+    return found | dict(
+        draw(_feature_values(tuple((name, axes.allows(name)) for name in possible)))
+    )
 
 
 @functools.lru_cache

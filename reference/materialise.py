@@ -173,13 +173,15 @@ def _empty_kv(
 def _ragged_inputs(problem: AttentionProblem, home: _Allocator) -> RaggedAttentionInputs:
     values = attention_values(problem, home.device)
     k, v = _place_kv(problem, values.k, values.v, home)
+    placed = home.place_integers(
+        {"qo_indptr": _indptr(problem.query_lens), "kv_indptr": _indptr(problem.seq_lens)}
+    )
     return RaggedAttentionInputs(
         q=_place_q(problem, values.q, home),
         k=k,
         v=v,
-        **home.place_integers(
-            {"qo_indptr": _indptr(problem.query_lens), "kv_indptr": _indptr(problem.seq_lens)}
-        ),
+        qo_indptr=placed["qo_indptr"],
+        kv_indptr=placed["kv_indptr"],
         **_options(problem, home).keywords(),
         out_dtype=values.q.dtype,
         storages=home.storages,

@@ -50,7 +50,10 @@ def attention_values(problem: AttentionProblem, device: torch.device) -> Attenti
         [Part(stream(problem.seed, tag), rows, heads * dim) for tag, rows, heads, dim in shapes]
     )
     drawn = AttentionValues(
-        *(values.view(-1, heads, dim) for values, (_, _, heads, dim) in zip(flat, shapes, strict=True))
+        *(
+            values.view(-1, heads, dim)
+            for values, (_, _, heads, dim) in zip(flat, shapes, strict=True)
+        )
     )
     change = {
         "iid": _unchanged,
