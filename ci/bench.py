@@ -1,11 +1,11 @@
-"""``kernelproof bench``: the oracle's speed, size and tightness, what isolation costs, and kernels.
+"""``kernelproof bench``: the oracle's speed, size and tightness, the suite's own speed, and kernels.
 
 Also ``python -m kernelproof.ci.bench``. What is heavy is imported inside the commands.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,6 +59,20 @@ def _kernels(*, quick: bool = False) -> Results:
     return measure(quick=quick)
 
 
+def _throughput(
+    names: Sequence[str] = ("torch-sdpa-paged",),
+    device: str = "cpu",
+    jobs: int = 1,
+    seconds: float = 5.0,
+) -> Results:
+    from .bench_throughput import UnmeasurableError, measure
+
+    try:
+        return measure(names, device, jobs=jobs, seconds=seconds)
+    except UnmeasurableError as error:
+        raise click.UsageError(str(error)) from error
+
+
 @click.group(invoke_without_command=True)
 @JSON
 @click.pass_context
@@ -68,7 +82,7 @@ def bench(context: click.Context, json_path: Path | None) -> None:
     Exit code 1: a requirement was missed.
     """
     if context.invoked_subcommand is None:
-        _finish(context, json_path, _oracle, _tightness, _roundtrip)
+        _finish(context, json_path, _oracle, _tightness, _roundtrip, _throughput)
     elif json_path is not None:
         message = f"--json goes after the command: bench {context.invoked_subcommand} --json FILE"
         raise click.UsageError(message, context)
@@ -146,6 +160,37 @@ def kernels(context: click.Context, device: str, quick: bool, json_path: Path | 
     """
     del device
     _finish(context, json_path, lambda: _kernels(quick=quick))
+
+
+@bench.command()
+@click.argument("implementations", metavar="IMPL...", nargs=-1, required=True)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    help="Processes at a time, each with a worker, besides one alone.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0.1),
+    default=10.0,
+    show_default=True,
+    help="How long each measurement takes.",
+)
+@JSON
+@click.pass_context
+def throughput(
+    context: click.Context,
+    implementations: tuple[str, ...],
+    device: str,
+    jobs: int,
+    seconds: float,
+    json_path: Path | None,
+) -> None:
+    """Count the small problems that are judged for parity in a second, and time the stages."""
+    _finish(context, json_path, lambda: _throughput(implementations, device, jobs, seconds))
 
 
 def _finish(

@@ -25,7 +25,15 @@ def within(name: str, actual: torch.Tensor, expected: torch.Tensor, bound: torch
         return Verdict("PASS", ratio=0.0)
     got = actual.to(expected.dtype)
     misplaced_nan = got.isnan() != expected.isnan()
-    if misplaced_nan.any():
+    same = (got == expected) | got.isnan()
+    difference = (got - expected).abs().masked_fill_(same, 0.0)
+    excess = ~(difference <= bound)  # a bound that is NaN allows nothing
+    ratio = (difference / bound).masked_fill_(difference == 0, 0.0)
+    # All at once: reading from a GPU waits for it.
+    any_nan, any_excess, worst = torch.stack(
+        [misplaced_nan.any(), excess.any(), ratio.max()]
+    ).tolist()
+    if any_nan:
         where = _position(misplaced_nan)
         wanted = expected[where].item()
         if expected[where].isnan():
@@ -35,10 +43,7 @@ def within(name: str, actual: torch.Tensor, expected: torch.Tensor, bound: torch
             "nan",
             f"{name}{list(where)} is NaN, expected {wanted:.6g} ({count} of {got.numel()} are)",
         )
-    same = (got == expected) | got.isnan()
-    difference = torch.where(same, 0.0, (got - expected).abs())
-    excess = ~(difference <= bound)  # a bound that is NaN allows nothing
-    if excess.any():
+    if any_excess:
         # Far outside comes first: the worst ratio, with a floor where the bound is zero.
         ratio = difference / bound.clamp(min=torch.finfo(bound.dtype).tiny)
         ratio = torch.where(excess, ratio, 0.0).nan_to_num(nan=torch.inf, posinf=torch.inf)
@@ -50,8 +55,7 @@ def within(name: str, actual: torch.Tensor, expected: torch.Tensor, bound: torch
             f"{bound[where].item():.3g} ({int(excess.sum())} of {got.numel()} elements outside)"
         )
         return fail("numeric", message, worst)
-    ratio = torch.where(difference > 0, difference / bound, 0.0)
-    return Verdict("PASS", ratio=float(ratio.max()))
+    return Verdict("PASS", ratio=worst)
 
 
 def bitwise(name: str, actual: torch.Tensor, expected: torch.Tensor) -> Verdict:

@@ -71,7 +71,8 @@ def _target(device: str) -> Target:
     return Target.here(device)
 
 
-def _subject(payload: Mapping[str, Any], phases: Phases) -> Subject:
+def subject_of(payload: Mapping[str, Any], phases: Phases) -> Subject:
+    """Give the implementation that a payload names, to be run on its device."""
     with phases.phase("load"):
         return Subject(
             _implementation(payload["implementation"], payload.get("operation")),
@@ -86,7 +87,7 @@ def _subject(payload: Mapping[str, Any], phases: Phases) -> Subject:
 def describe(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
     """Import an implementation and say what it declares, or why it cannot be imported."""
     try:
-        implementation = _subject(payload, phases).implementation
+        implementation = subject_of(payload, phases).implementation
     except ImplementationNotFoundError as error:
         return {"error": str(error)}
     return {
@@ -102,7 +103,7 @@ def describe(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
 
 def probe(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
     """Ask for the reason of refusal of each of ``problems``; None for those supported."""
-    subject = _subject(payload, phases)
+    subject = subject_of(payload, phases)
     problems = [problem_from_json(problem) for problem in payload["problems"]]
     try:
         reasons = [
@@ -118,7 +119,7 @@ def probe(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
 
 def modules(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
     """Give the key of the module of each of ``problems``; None for those that are refused."""
-    subject = _subject(payload, phases)
+    subject = subject_of(payload, phases)
     key = subject.implementation.compile_key
     found = [problem_from_json(problem) for problem in payload["problems"]]
     try:
@@ -130,7 +131,7 @@ def modules(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
 
 def cost(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
     """Time an implementation's call on a problem: the fastest of several after a first."""
-    subject = _subject(payload, phases)
+    subject = subject_of(payload, phases)
     problem = problem_from_json(payload["problem"])
     timings: list[float] = []
     started = time.perf_counter()
@@ -152,7 +153,7 @@ def judge(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
     Returns:
         The verdict as JSON.
     """
-    subject = _subject(payload, phases)
+    subject = subject_of(payload, phases)
     law = find_law(payload["law"])
     problem = problem_from_json(payload["problem"])
     try:
@@ -169,7 +170,7 @@ def measured(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
     """Say which usual comparisons accept an answer; nothing where the problem is refused."""
     from .yardsticks import measure
 
-    subject = _subject(payload, phases)
+    subject = subject_of(payload, phases)
     problem = problem_from_json(payload["problem"])
     return dict(measure(subject, problem)) if subject.supports(problem) else {}
 

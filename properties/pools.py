@@ -16,6 +16,7 @@ def open_pool(
     size: int = 1,
     standby: bool = True,
     environment: Mapping[str, str] | None = None,
+    handler: str = HANDLER,
 ) -> WorkerPool:
     """Start workers for a device.
 
@@ -24,10 +25,11 @@ def open_pool(
         size: workers at a time.
         standby: keep one more ready, for a search that ends some; a few questions need none.
         environment: further variables for them.
+        handler: what they call for each request, ``"module:function"``.
     """
     interpreter = {"TRITON_INTERPRET": "1"} if device == "cpu" else {}
     return WorkerPool(
-        HANDLER,
+        handler,
         size=size,
         standby=standby,
         preload=PRELOAD,

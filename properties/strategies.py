@@ -6,6 +6,7 @@ the simplest value first, and lengths are integers before they are edges.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -133,7 +134,7 @@ def _one_of(values: Sequence[Any]) -> st.SearchStrategy[Any]:
     A single value is listed twice: Hypothesis records no choice where there is none, and takes a
     problem with fewer choices for simpler, be it as large as it likes.
     """
-    return st.sampled_from(values if len(values) > 1 else [*values, *values])
+    return st.sampled_from(tuple(values) if len(values) > 1 else (*values, *values))
 
 
 @st.composite
@@ -145,11 +146,25 @@ def _features(draw: st.DrawFn, axes: Axes) -> dict[str, Any]:
     possible = [name for name in FEATURES if len(axes.allows(name)) > 1 and name not in always]
     if not possible:
         return found
-    # A feature is drawn next to its value: both go at once where shrinking does without it.
-    choice = st.sampled_from(possible).flatmap(
-        lambda name: st.tuples(st.just(name), st.sampled_from(axes.allows(name)[1:]))
+    return found | dict(
+        draw(_feature_values(tuple((name, axes.allows(name)) for name in possible)))
     )
-    return found | dict(draw(st.lists(choice, max_size=4, unique_by=lambda pair: pair[0])))
+
+
+@functools.lru_cache
+def _feature_values(
+    possible: tuple[tuple[str, tuple[Any, ...]], ...],
+) -> st.SearchStrategy[list[tuple[str, Any]]]:
+    """Draw pairs of a feature and its value.
+
+    Hypothesis checks each strategy that it has not seen: these are made once.
+    """
+    values = dict(possible)
+    # A feature is drawn next to its value: both go at once where shrinking does without it.
+    choice = st.sampled_from(tuple(values)).flatmap(
+        lambda name: st.tuples(st.just(name), st.sampled_from(values[name][1:]))
+    )
+    return st.lists(choice, max_size=4, unique_by=lambda pair: pair[0])
 
 
 def _regime(axes: Axes, fields: dict[str, Any]) -> st.SearchStrategy[str]:
@@ -206,6 +221,7 @@ def _request(draw: st.DrawFn, axes: Axes, fields: dict[str, Any], work: float) -
     return draw(st.integers(1, min(largest, seq_len))), seq_len
 
 
+@functools.lru_cache(maxsize=4096)
 def lengths(cap: int, page_size: int, window_left: int = -1) -> st.SearchStrategy[int]:
     """Draw a length from 1 to cap: anything, or an edge of pages and tiles, or of the window."""
     page_edges = {page_size - 1, page_size, page_size + 1, 2 * page_size, 2 * page_size + 1}

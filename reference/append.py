@@ -6,8 +6,8 @@ import torch
 
 from .kv_format import NVFP4, KVCacheFormat, Scales, checked_cache
 from .metadata import BatchMetadata
-from .quantization import interleave_v_scales, quantize_fp8, quantize_nvfp4
 from .options import check_scale
+from .quantization import interleave_v_scales, quantize_fp8, quantize_nvfp4
 from .small_floats import FP8_FORMATS
 from .validation import check_kv_layout, check_same, check_tensor
 

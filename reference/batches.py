@@ -18,7 +18,7 @@ from .scratch import Scratch
 MAX_BATCH_WORK = 2**20
 """Most work of a block of several requests, see ``_work``: 8 MiB of keys and values in float64."""
 PADDING = 2**17
-"""Work that a request may add by padding: doing without its own pass over the definition pays it."""
+"""Work that a request may add by padding: it saves a pass over the definition of its own."""
 LOGIT_WORK = 4
 """A logit takes several times the work of an element of a key: it is masked, exponentiated, ..."""
 
@@ -26,7 +26,7 @@ LOGIT_WORK = 4
 class Request(NamedTuple):
     """Where one request lies."""
 
-    tokens: slice  # rows of q
+    tokens: range  # rows of q
     num_keys: int
     pages: Sequence[int]  # physical pages of its keys
     mask_start: int  # of its [queries, keys] in the flat custom mask
@@ -34,7 +34,7 @@ class Request(NamedTuple):
     @property
     def num_queries(self) -> int:
         """Query rows."""
-        return self.tokens.stop - self.tokens.start
+        return len(self.tokens)
 
     @property
     def mask_end(self) -> int:

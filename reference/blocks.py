@@ -17,7 +17,7 @@ class Block(NamedTuple):
 
     rows: slice  # of each request's queries
     keys: slice  # entries of the batch's k and v
-    num_keys: torch.Tensor  # [N, 1, 1, 1] int64, how many of these entries are for each request
+    num_keys: list[int]  # how many of these entries are for each request
     padding: torch.Tensor | None  # [N, S'], True at the other entries; None if there are none
     hidden: torch.Tensor | None  # [N, rows or 1, S'], True where masked; None if nothing is
     tokens: torch.Tensor  # [tokens of the block] int64, rows of q
@@ -82,7 +82,7 @@ def block_of(batch: Batch, options: Options, rows: slice) -> Block:
     return Block(
         rows,
         keys,
-        (end - begin).unsqueeze(-1),
+        [part.end - part.begin for part in parts],
         padding,
         functools.reduce(operator.or_, hidden) if hidden else None,
         tokens,
@@ -106,9 +106,13 @@ def _part(request: Request, first: int, options: Options, rows: slice) -> _Part:
 
 def group(rows: torch.Tensor, num_kv_heads: int) -> torch.Tensor:
     """Reorder [..., T, H, X] to [..., K, T * G, X]: rows that share a key-value head together."""
-    return rows.unflatten(-2, (num_kv_heads, -1)).transpose(-4, -3).flatten(-3, -2)
+    *batch, tokens, heads, width = rows.shape
+    by_head = rows.reshape(*batch, tokens, num_kv_heads, heads // num_kv_heads, width)
+    return by_head.transpose(-4, -3).reshape(*batch, num_kv_heads, -1, width)
 
 
 def ungroup(grouped: torch.Tensor, num_rows: int) -> torch.Tensor:
     """Reorder [..., K, T * G, X] back to [..., T, H, X]."""
-    return grouped.unflatten(-2, (num_rows, -1)).transpose(-4, -3).flatten(-3, -2)
+    *batch, num_kv_heads, _, width = grouped.shape
+    by_head = grouped.reshape(*batch, num_kv_heads, num_rows, -1, width)
+    return by_head.transpose(-4, -3).reshape(*batch, num_rows, -1, width)

@@ -52,6 +52,7 @@ with a failure probability below 2 exp(-LAMBDA^2 / 2): Higham & Mary, SIAM J. Sc
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -123,11 +124,6 @@ def growth(terms: int) -> float:
     return min(float(terms), LAMBDA * math.sqrt(terms))
 
 
-def growth_of(terms: torch.Tensor) -> torch.Tensor:
-    """Give n(k) of each k of a floating tensor."""
-    return torch.minimum(terms, LAMBDA * terms.sqrt())
-
-
 def most_equal_keys(norms: torch.Tensor) -> torch.Tensor:
     """Count the most frequent key of any head, by norm: more than there are is only a looser bound.
 
@@ -164,7 +160,17 @@ def block_bounds(
         roundings: of the kernel.
     """
     u = roundings.accumulate
-    num_keys = weights.block.num_keys.to(out.dtype)
+    num_keys = weights.block.num_keys
+    sums, lse_sums, most_share, terms = _of_requests(
+        out,
+        [
+            (2 * growth(keys) + SUM) * u + growth(keys) * roundings.products + roundings.partial
+            for keys in num_keys
+        ],
+        [(growth(keys) + SUM) * u for keys in num_keys],
+        [math.sqrt(keys) for keys in num_keys],
+        num_keys,
+    )
     key_norms = torch.linalg.vector_norm(weights.k, dim=-1)
     if weights.block.padding is not None:
         key_norms.masked_fill_(weights.block.padding.unsqueeze(1), math.nan)
@@ -181,7 +187,7 @@ def block_bounds(
         second_moments = torch.cat([probabilities, squares], dim=-2) @ v_squared
         weighted, independent = second_moments.sqrt_().split(rows, dim=-2)
         equal_keys = most_equal_keys(key_norms).view(-1, 1, 1, 1)
-        share = torch.minimum(LAMBDA * equal_keys.to(out.dtype).sqrt(), num_keys.sqrt())
+        share = torch.minimum(LAMBDA * equal_keys.to(out.dtype).sqrt(), most_share)
         common = out_size
         if roundings.sums_rounded:
             common = share * common * squares.sum(dim=-1, keepdim=True).sqrt()
@@ -189,26 +195,30 @@ def block_bounds(
         normaliser = (weights.largest - lse).masked_fill_(sees_nothing, 0.0)
         floor = roundings.probabilities_floor * torch.exp(normaliser)
         if v.numel():
-            rounding += floor * num_keys * v_squared.amax(dim=(1, 2, 3), keepdim=True).sqrt()
+            rounding += floor * terms * v_squared.amax(dim=(1, 2, 3), keepdim=True).sqrt()
     else:
         weighted = (probabilities @ v_squared).sqrt_()
         rounding = torch.zeros_like(out)
-    summing = growth_of(num_keys)
-    sums = (2 * summing + SUM) * u + summing * roundings.products
     variance = (weighted.square() * (1 + VARIANCE_FLOOR) - out.square()).clamp_(min=0.0)
     # Logits that are off by more than about one may reorder the keys: no expansion holds there.
     spread = torch.where(deviation > 1, weighted, variance.sqrt_())
-    error = 2 * deviation * spread + (sums + roundings.partial) * weighted + rounding
+    error = 2 * deviation * spread + sums * weighted + rounding
     out_bound = (1 + roundings.out) * error + roundings.out * out_size + roundings.out_floor
     lse_size = lse.abs()
     lse_bound = (
         2 * mean
-        + (summing + SUM) * u
+        + lse_sums
         + LSE * u * (lse_size + weights.largest.abs())
         + UNIT_ROUNDOFF["float32"] * lse_size
         + (roundings.probabilities if roundings.sums_rounded else 0.0)
     )
     return out_bound.masked_fill_(sees_nothing, 0.0), lse_bound.masked_fill_(sees_nothing, 0.0)
+
+
+def _of_requests(like: torch.Tensor, *numbers: Sequence[float]) -> tuple[torch.Tensor, ...]:
+    """Give numbers of N requests as [N, 1, 1, 1] each, all brought over at once."""
+    table = torch.tensor(numbers, dtype=like.dtype).to(like.device, non_blocking=True)
+    return table.view(*table.shape, 1, 1, 1).unbind()
 
 
 def _exponential_errors(

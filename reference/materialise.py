@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import accumulate
 
 import torch
@@ -91,6 +91,19 @@ class _Allocator:
         home.copy_(values)
         return home
 
+    def place_integers(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Copy int32 tensors of the host into fenced storages side by side, in one transfer."""
+        sizes = [-(-tensor.numel() // FENCE) * FENCE + 2 * FENCE for tensor in tensors.values()]
+        arena = torch.full((sum(sizes),), int(CANARY), dtype=torch.int32)
+        for room, tensor in zip(arena.split(sizes), tensors.values(), strict=True):
+            room[FENCE : FENCE + tensor.numel()] = tensor.flatten()
+        rooms = arena.to(self.device, non_blocking=True).split(sizes)
+        found = {}
+        for room, (name, tensor) in zip(rooms, tensors.items(), strict=True):
+            self.storages[name] = room[: tensor.numel() + 2 * FENCE]
+            found[name] = room[FENCE : FENCE + tensor.numel()].view(tensor.shape)
+        return found
+
 
 def _options(problem: AttentionProblem, home: _Allocator) -> AttentionOptions:
     sinks = home.place("sinks", sink_values(problem, home.device)) if problem.sinks else None
@@ -134,41 +147,52 @@ def _place_q(problem: AttentionProblem, q: torch.Tensor, home: _Allocator) -> to
 
 
 def _place_kv(
-    problem: AttentionProblem, k: torch.Tensor, v: torch.Tensor, home: _Allocator, of: str = ""
+    problem: AttentionProblem, k: torch.Tensor, v: torch.Tensor, home: _Allocator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Place [a, b, c, D] and [a, b, c, E] (or without b), one allocation for both if strided."""
+    """Place keys [keys, K, D] and values [keys, K, E]."""
+    homes = _empty_kv(problem, tuple(k.shape), tuple(v.shape), k.dtype, home)
+    return homes[0].copy_(k), homes[1].copy_(v)
+
+
+def _empty_kv(
+    problem: AttentionProblem,
+    k_shape: tuple[int, ...],
+    v_shape: tuple[int, ...],
+    dtype: torch.dtype,
+    home: _Allocator,
+    of: str = "",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Give room for [a, b, c, D] and [a, b, c, E] (or without b), in one allocation if strided."""
     if not problem.strided_kv:
-        return home.place(f"k{of}", k), home.place(f"v{of}", v)
-    width = max(k.shape[-1], v.shape[-1])
-    both = home.empty(f"k{of}", (k.shape[0], 2, *k.shape[1:-1], width), k.dtype)
-    k_view, v_view = both[:, 0, ..., : k.shape[-1]], both[:, 1, ..., : v.shape[-1]]
-    k_view.copy_(k)
-    v_view.copy_(v)
-    return k_view, v_view
+        return home.empty(f"k{of}", k_shape, dtype), home.empty(f"v{of}", v_shape, dtype)
+    width = max(k_shape[-1], v_shape[-1])
+    both = home.empty(f"k{of}", (k_shape[0], 2, *k_shape[1:-1], width), dtype)
+    return both[:, 0, ..., : k_shape[-1]], both[:, 1, ..., : v_shape[-1]]
 
 
-def _place_latent(
-    problem: AttentionProblem, k: torch.Tensor, home: _Allocator
+def _empty_latent(
+    problem: AttentionProblem, shape: tuple[int, ...], dtype: torch.dtype, home: _Allocator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Place [a, b, c, D]; values are its first channels. If strided, pages lie apart."""
+    """Give room for [a, b, c, D]; values are its first channels. If strided, pages lie apart."""
     if problem.strided_kv:
-        both = home.empty("k", (k.shape[0], 2, *k.shape[1:]), k.dtype)
-        both[:, 0].copy_(k)
-        placed = both[:, 0]
+        room = home.empty("k", (shape[0], 2, *shape[1:]), dtype)[:, 0]
     else:
-        placed = home.place("k", k)
-    return placed, placed[..., : problem.head_dim_vo]
+        room = home.empty("k", shape, dtype)
+    return room, room[..., : problem.head_dim_vo]
 
 
 def _ragged_inputs(problem: AttentionProblem, home: _Allocator) -> RaggedAttentionInputs:
     values = attention_values(problem, home.device)
     k, v = _place_kv(problem, values.k, values.v, home)
+    placed = home.place_integers(
+        {"qo_indptr": _indptr(problem.query_lens), "kv_indptr": _indptr(problem.seq_lens)}
+    )
     return RaggedAttentionInputs(
         q=_place_q(problem, values.q, home),
         k=k,
         v=v,
-        qo_indptr=home.place("qo_indptr", _indptr(problem.query_lens, home.device)),
-        kv_indptr=home.place("kv_indptr", _indptr(problem.seq_lens, home.device)),
+        qo_indptr=placed["qo_indptr"],
+        kv_indptr=placed["kv_indptr"],
         **_options(problem, home).keywords(),
         out_dtype=values.q.dtype,
         storages=home.storages,
@@ -188,9 +212,9 @@ def _paged_inputs(problem: AttentionProblem, home: _Allocator) -> PagedAttention
         k_cache, v_cache = k_cache.view(kv_format.dtype), v_cache.view(kv_format.dtype)
         if scales is not None and kv_format.v_scale_layout == "interleaved":
             scales[1].copy_(interleave_v_scales(scales[1], kv_layout=problem.kv_layout))
-    table_tensor = home.place("block_table", table.to(home.device))
     metadata = build_metadata(problem.query_lens, problem.seq_lens, table, problem.page_size)
-    placed = {name: home.place(name, tensor) for name, tensor in metadata.tensors().items()}
+    placed = home.place_integers({"block_table": table, **metadata.tensors()})
+    table_tensor = placed.pop("block_table")
     return PagedAttentionInputs(
         q=_place_q(problem, queries(problem, values.q), home),
         k_cache=k_cache,
@@ -222,7 +246,7 @@ def _append_inputs(problem: AttentionProblem, home: _Allocator) -> AppendInputs:
     if kv_format is not None:
         k_cache, v_cache = k_cache.view(kv_format.dtype), v_cache.view(kv_format.dtype)
     metadata = build_metadata(problem.query_lens, problem.seq_lens, table, problem.page_size)
-    placed = {name: home.place(name, tensor) for name, tensor in metadata.tensors().items()}
+    placed = home.place_integers(metadata.tensors())
     return AppendInputs(
         k=home.place("new_k", values.k[new] * problem.k_scale),
         v=home.place("new_v", values.v[new] * problem.v_scale),
@@ -248,18 +272,23 @@ def _paged_caches(
     of: str = "",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Put rows into their slots of two caches; whatever is in no slot is not to be read."""
-    slots = _physical_slots(problem, table).to(home.device)
+    slots = _physical_slots(problem, table).to(home.device, non_blocking=True)
+    pages, offsets = slots[0], slots[1]
 
-    def cache(rows: torch.Tensor) -> torch.Tensor:
-        shape = (num_pages * problem.page_size, *rows.shape[1:])
-        pages = torch.full(shape, home.fill(rows.dtype), dtype=rows.dtype, device=rows.device)
-        pages[slots] = rows
-        pages = pages.view(num_pages, problem.page_size, *rows.shape[1:])
-        return pages if problem.kv_layout == "NHD" else pages.transpose(1, 2)
+    def shape(rows: torch.Tensor) -> tuple[int, ...]:
+        heads, channels = rows.shape[1:]
+        if problem.kv_layout == "NHD":
+            return (num_pages, problem.page_size, heads, channels)
+        return (num_pages, heads, problem.page_size, channels)
 
     if problem.values_in_keys:
-        return _place_latent(problem, cache(k), home)
-    return _place_kv(problem, cache(k), cache(v), home, of)
+        caches = _empty_latent(problem, shape(k), k.dtype, home)
+    else:
+        caches = _empty_kv(problem, shape(k), shape(v), k.dtype, home, of)
+    for cache, rows in zip(caches, (k,) if problem.values_in_keys else (k, v), strict=False):
+        by_slot = cache if problem.kv_layout == "NHD" else cache.transpose(1, 2)
+        by_slot[pages, offsets] = rows
+    return caches
 
 
 def block_table(problem: AttentionProblem) -> tuple[torch.Tensor, int]:
@@ -290,14 +319,14 @@ def block_table(problem: AttentionProblem) -> tuple[torch.Tensor, int]:
 
 
 def _physical_slots(problem: AttentionProblem, table: torch.Tensor) -> torch.Tensor:
-    """Give the cache slot (page * page_size + offset) of every logical key of the batch."""
-    slots = [torch.empty(0, dtype=torch.long)]
-    for row, seq_len in zip(table.long(), problem.seq_lens, strict=True):
-        position = torch.arange(seq_len)
-        slots.append(
-            row[position // problem.page_size] * problem.page_size + position % problem.page_size
-        )
-    return torch.cat(slots)
+    """Give the [2, keys] page and offset in it of every logical key of the batch."""
+    pages = [
+        row[: -(-seq_len // problem.page_size)].repeat_interleave(problem.page_size)[:seq_len]
+        for row, seq_len in zip(table.long(), problem.seq_lens, strict=True)
+    ]
+    offsets = [torch.arange(seq_len) % problem.page_size for seq_len in problem.seq_lens]
+    nothing = torch.empty(0, dtype=torch.int64)
+    return torch.stack([torch.cat([nothing, *pages]), torch.cat([nothing, *offsets])])
 
 
 def _metadata_inputs(problem: MetadataProblem, home: _Allocator, step: int) -> MetadataInputs:
@@ -312,16 +341,19 @@ def _metadata_inputs(problem: MetadataProblem, home: _Allocator, step: int) -> M
     make: Callable[[tuple[int, ...]], torch.Tensor] = lambda lengths: torch.tensor(  # noqa: E731
         lengths, dtype=torch.int32
     )
-    table32 = torch.where(is_used, table.to(torch.int32), garbage)
     return MetadataInputs(
-        query_lens=home.place("query_lens", make(query_lens)),
-        seq_lens=home.place("seq_lens", make(seq_lens)),
-        block_table=home.place("block_table", table32),
+        **home.place_integers(
+            {
+                "query_lens": make(query_lens),
+                "seq_lens": make(seq_lens),
+                "block_table": torch.where(is_used, table.to(torch.int32), garbage),
+            }
+        ),
         page_size=problem.page_size,
         decode_threshold=problem.decode_threshold,
         storages=home.storages,
     )
 
 
-def _indptr(lengths: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
+def _indptr(lengths: tuple[int, ...]) -> torch.Tensor:
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)

@@ -6,13 +6,14 @@ thousands, under a dominant key everything but that key hides. Each regime shows
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 
 from .kv_format import FP8
 from .problems import EXACT_GAP, EXACT_KEYS, MAX_SEQ_LEN, AttentionProblem, MergeProblem
-from .values import bell, bits, choose, integers, power_of_two_at_least, stream
+from .values import Part, bell, bells, bits, choose, integers, power_of_two_at_least, stream
 
 ROWS_A_REQUEST = 2**20
 DOMINANT_LOGIT = 12.0
@@ -38,11 +39,22 @@ class AttentionValues(NamedTuple):
 
 def attention_values(problem: AttentionProblem, device: torch.device) -> AttentionValues:
     """Make q, k and v of a problem in its dtype."""
-    q_rows, _ = _rows(problem, problem.query_lens, device, shared=False)
-    k_rows, positions = _rows(problem, problem.seq_lens, device, shared=True)
-    q = _bell(problem, "q", q_rows, problem.num_qo_heads, problem.head_dim_qk)
-    k = _bell(problem, "k", k_rows, problem.num_kv_heads, problem.head_dim_qk)
-    v = _bell(problem, "v", k_rows, problem.num_kv_heads, problem.head_dim_vo)
+    q_rows, k_rows, positions = _rows(problem, device)
+    qo_heads, kv_heads = problem.num_qo_heads, problem.num_kv_heads
+    shapes = (
+        ("q", q_rows, qo_heads, problem.head_dim_qk),
+        ("k", k_rows, kv_heads, problem.head_dim_qk),
+        ("v", k_rows, kv_heads, problem.head_dim_vo),
+    )
+    flat = bells(
+        [Part(stream(problem.seed, tag), rows, heads * dim) for tag, rows, heads, dim in shapes]
+    )
+    drawn = AttentionValues(
+        *(
+            values.view(-1, heads, dim)
+            for values, (_, _, heads, dim) in zip(flat, shapes, strict=True)
+        )
+    )
     change = {
         "iid": _unchanged,
         "dominant_key": _dominant_key,
@@ -51,7 +63,7 @@ def attention_values(problem: AttentionProblem, device: torch.device) -> Attenti
         "outlier_channels": _outlier_channels,
         "exact_grid": _exact_grid,
     }[problem.regime]
-    values = change(problem, AttentionValues(q, k, v), k_rows, positions)
+    values = change(problem, drawn, k_rows, positions)
     if problem.values_in_keys:
         values = _values_in_keys(problem, values)
     dtype = getattr(torch, problem.dtype)
@@ -59,27 +71,34 @@ def attention_values(problem: AttentionProblem, device: torch.device) -> Attenti
 
 
 def _rows(
-    problem: AttentionProblem, lengths: tuple[int, ...], device: torch.device, *, shared: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Number every token by request identity and position; shared prefixes have one identity."""
-    rows = [torch.empty(0, dtype=torch.int64, device=device)]
-    positions = [torch.empty(0, dtype=torch.int64, device=device)]
-    for request, length in zip(problem.ids, lengths, strict=True):
-        position = torch.arange(length, device=device)
-        row = position + request * ROWS_A_REQUEST
-        if shared and problem.shared_prefix_pages and problem.operation == "paged_attention":
-            common = min(problem.shared_prefix_pages, length // problem.page_size)
-            is_common = position < common * problem.page_size
-            row = torch.where(is_common, position + NO_KEYS_OF_ITS_OWN * ROWS_A_REQUEST, row)
-        rows.append(row)
-        positions.append(position)
-    return torch.cat(rows), torch.cat(positions)
+    problem: AttentionProblem, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Number every query and key by request identity and position; give the keys' positions too.
+
+    Shared prefixes have one identity. The numbers are made on the host, which is quick with small
+    tensors, and brought over at once.
+    """
+    q_rows, _ = _numbered(problem.ids, problem.query_lens)
+    k_rows, positions = _numbered(problem.ids, problem.seq_lens)
+    if problem.shared_prefix_pages and problem.operation == "paged_attention":
+        shared = [
+            problem.page_size * min(problem.shared_prefix_pages, length // problem.page_size)
+            for length in problem.seq_lens
+        ]
+        common = torch.tensor(shared).repeat_interleave(torch.tensor(problem.seq_lens))
+        row = positions + NO_KEYS_OF_ITS_OWN * ROWS_A_REQUEST
+        k_rows = torch.where(positions < common, row, k_rows)
+    numbers = torch.cat([q_rows, k_rows, positions]).to(device, non_blocking=True)
+    return numbers.split([len(q_rows), len(k_rows), len(k_rows)])  # type: ignore[no-any-return]
 
 
-def _bell(
-    problem: AttentionProblem, tag: str, rows: torch.Tensor, heads: int, dim: int
-) -> torch.Tensor:
-    return bell(stream(problem.seed, tag), rows, heads * dim).view(-1, heads, dim)
+def _numbered(ids: tuple[int, ...], lengths: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Give the row number and the position of every token of requests of these lengths."""
+    counts = torch.tensor(lengths, dtype=torch.int64)
+    starts = (counts.cumsum(0) - counts).repeat_interleave(counts)
+    positions = torch.arange(len(starts)) - starts
+    first = torch.tensor(ids, dtype=torch.int64) * ROWS_A_REQUEST
+    return positions + first.repeat_interleave(counts), positions
 
 
 def _unchanged(
@@ -120,16 +139,18 @@ def _dominant_key(
     channel = _marked_channel(problem)
     values.q[..., channel] = 2.0
     values.k[..., channel] = 0.0
-    start = 0
-    for length in problem.seq_lens:
-        if length:
-            values.k[start + min(edge, length - 1), :, channel] = power_of_two_at_least(
-                DOMINANT_LOGIT / 2.0 / factor
-            )
-        start += length
+    marked = [
+        end - length + min(edge, length - 1)
+        for end, length in zip(accumulate(problem.seq_lens), problem.seq_lens, strict=True)
+        if length
+    ]
+    keys = torch.tensor(marked, dtype=torch.int64).to(rows.device, non_blocking=True)
+    mark = power_of_two_at_least(DOMINANT_LOGIT / 2.0 / factor)
+    values.k[..., channel].index_fill_(0, keys, mark)
     if problem.shared_prefix_pages:
         # A shared page is written by its last owner: the mark must not depend on who that is.
-        values.k[rows >= NO_KEYS_OF_ITS_OWN * ROWS_A_REQUEST, :, channel] = 0.0
+        shared = rows >= NO_KEYS_OF_ITS_OWN * ROWS_A_REQUEST
+        values.k[..., channel].masked_fill_(shared.unsqueeze(1), 0.0)
     return values
 
 
@@ -221,10 +242,12 @@ def sink_values(problem: AttentionProblem, device: torch.device) -> torch.Tensor
 
 def custom_mask_values(problem: AttentionProblem, device: torch.device) -> torch.Tensor:
     """Make the flat custom mask: each row keeps about three quarters of its keys."""
+    rows, _ = _numbered(problem.ids, problem.query_lens)
+    most = max(problem.seq_lens, default=0)
+    keeps = bits(stream(problem.seed, "mask"), rows.to(device, non_blocking=True), most) % 4 != 0
     masks = [torch.empty(0, dtype=torch.bool, device=device)]
-    for request, t, s in zip(problem.ids, problem.query_lens, problem.seq_lens, strict=True):
-        rows = torch.arange(t, device=device) + request * ROWS_A_REQUEST
-        masks.append((bits(stream(problem.seed, "mask"), rows, s) % 4 != 0).flatten())
+    of_requests = keeps.split(list(problem.query_lens))
+    masks += [keep[:, :s].flatten() for keep, s in zip(of_requests, problem.seq_lens, strict=True)]
     return torch.cat(masks)
 
 

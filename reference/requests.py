@@ -101,7 +101,9 @@ def _requests(
 ) -> list[Request]:
     """Number the requests' rows; their flat masks lie one after another."""
     found: list[Request] = []
-    for start, end, keys, of_request in zip(qo_indptr, qo_indptr[1:], num_keys, pages, strict=False):
+    for start, end, keys, of_request in zip(
+        qo_indptr, qo_indptr[1:], num_keys, pages, strict=False
+    ):
         mask_start = found[-1].mask_end if found else 0
-        found.append(Request(slice(start, end), keys, of_request, mask_start))
+        found.append(Request(range(start, end), keys, of_request, mask_start))
     return found

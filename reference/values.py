@@ -1,14 +1,17 @@
 """Tensor values from a counter-based hash: the same bits on every CPU and GPU.
 
 Element (row, column) of tensor ``tag`` under ``seed`` is a pure function of these integers, by
-32-bit multiply-xorshift mixing in int64, mapped to dyadic rationals that float32 holds exactly.
-Nothing depends on a generator's state, on the order of evaluation or on the shape asked for, so
+32-bit multiply-xorshift mixing, mapped to dyadic rationals that float32 holds exactly. It is done
+in int32, whose products wrap around: half the memory of int64, of which there is much. Nothing
+depends on a generator's state, on the order of evaluation or on the shape asked for, so
 a value stays with its logical token when pages, layouts or batches change around it.
 """
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -16,15 +19,8 @@ _MASK = 0xFFFFFFFF
 _GOLDEN = 0x9E3779B9
 
 
-def mix(x: torch.Tensor) -> torch.Tensor:
-    """Scramble int64 tensors of 32-bit values (the finalizer of MurmurHash3, Appleby 2011)."""
-    x = ((x ^ (x >> 16)) * 0x85EBCA6B) & _MASK
-    x = ((x ^ (x >> 13)) * 0xC2B2AE35) & _MASK
-    return x ^ (x >> 16)
-
-
 def mix_int(x: int) -> int:
-    """Do what ``mix`` does, to one Python integer."""
+    """Scramble a 32-bit integer (the finalizer of MurmurHash3, Appleby 2011)."""
     x &= _MASK
     x = ((x ^ (x >> 16)) * 0x85EBCA6B) & _MASK
     x = ((x ^ (x >> 13)) * 0xC2B2AE35) & _MASK
@@ -44,20 +40,64 @@ def choose(seed: int, tag: str, index: int, options: int) -> int:
 
 def bits(key: int, rows: torch.Tensor, columns: int) -> torch.Tensor:
     """Give [rows, columns] int64 hashes below 2**32 for these row numbers."""
-    row_keys = mix((rows.to(torch.int64) * _GOLDEN + key) & _MASK)
-    column_keys = torch.arange(columns, device=rows.device, dtype=torch.int64) * 0x7FEB352D
-    return mix((row_keys.unsqueeze(1) + column_keys.unsqueeze(0)) & _MASK)
+    return _hashes([Part(key, rows, columns)]).view(len(rows), columns).to(torch.int64) & _MASK
 
 
-def bell(key: int, rows: torch.Tensor, columns: int) -> torch.Tensor:
+class Part(NamedTuple):
+    """Values of one tensor: the stream's key, the numbers [rows] int64 of its rows, its columns."""
+
+    key: int
+    rows: torch.Tensor
+    columns: int
+
+
+def bells(parts: Sequence[Part]) -> list[torch.Tensor]:
     """Give [rows, columns] float32 values that look normal: mean 0, deviation 1.15, below 4.
 
     The sum of a hash's four bytes (Irwin-Hall) with the hash's low bits behind it, so that all 24
     bits of a float32 are in use and a kernel that rounds its inputs is seen to do so.
     """
-    h = bits(key, rows, columns)
-    total = (h & 0xFF) + ((h >> 8) & 0xFF) + ((h >> 16) & 0xFF) + (h >> 24) - 510
-    return (total * 2**14 + ((h * 5) & 0x3FFF)).to(torch.float32) * 2.0**-21
+    hashes = _hashes(parts)
+    pairs = (hashes & 0x00FF00FF).add_((hashes >> 8).bitwise_and_(0x00FF00FF))
+    total = (pairs & 0xFFFF).add_(pairs >> 16)
+    # Below 2**24: float32 holds the number exactly, and its difference to the mean.
+    number = (hashes * 5).bitwise_and_(0x3FFF).add_(total, alpha=2**14)
+    values = number.to(torch.float32).mul_(2.0**-21).sub_(510 * 2.0**-7)
+    return [
+        tensor.view(len(part.rows), part.columns)
+        for part, tensor in zip(parts, values.split(_sizes(parts)), strict=True)
+    ]
+
+
+def bell(key: int, rows: torch.Tensor, columns: int) -> torch.Tensor:
+    """Give the [rows, columns] ``bells`` of one tensor."""
+    return bells([Part(key, rows, columns)])[0]
+
+
+def _hashes(parts: Sequence[Part]) -> torch.Tensor:
+    """Give the hashes of all parts, one after another, as int32."""
+    device = parts[0].rows.device
+    keys = [(part.rows * _GOLDEN).add_(part.key).to(torch.int32) for part in parts]
+    row_keys = mix(torch.cat(keys)).split([len(each) for each in keys])
+    most = max(part.columns for part in parts)
+    column_keys = torch.arange(most, device=device, dtype=torch.int32) * 0x7FEB352D
+    sizes = _sizes(parts)
+    found = torch.empty(sum(sizes), dtype=torch.int32, device=device)
+    for part, of_rows, into in zip(parts, row_keys, found.split(sizes), strict=True):
+        table = into.view(len(part.rows), part.columns)
+        torch.add(of_rows.unsqueeze(1), column_keys[: part.columns], out=table)
+    return mix(found)
+
+
+def _sizes(parts: Sequence[Part]) -> list[int]:
+    return [len(part.rows) * part.columns for part in parts]
+
+
+def mix(x: torch.Tensor) -> torch.Tensor:
+    """Do what ``mix_int`` does, to an int32 tensor of the same bits, in place."""
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        x.bitwise_xor_((x >> shift).bitwise_and_(_MASK >> shift)).mul_(factor - 2**32)
+    return x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))
 
 
 def integers(key: int, rows: torch.Tensor, columns: int, low: int, high: int) -> torch.Tensor:
