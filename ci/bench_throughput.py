@@ -28,10 +28,11 @@ from ..properties.hunt import EXAMPLES_A_ROUND, VARIATIONS
 from ..properties.isolation import Worker
 from ..properties.laws.general import judged
 from ..properties.outcome import Outcome
+from ..properties.pace import Pace
 from ..properties.pools import open_pool
 from ..properties.preparation import survey
 from ..properties.profiles import PROFILES
-from ..properties.quarry import Address, Pace
+from ..properties.quarry import Address
 from ..properties.report import ImplementationReport
 from ..properties.settings import settings_of
 from ..properties.strategies import problems, variations
@@ -232,7 +233,7 @@ def _judge(
         if asked - start > seconds:
             raise _Enough
         request = address.case("parity", problem)
-        outcome = worker.run({**request, "staged": staged}, Pace().deadlines())
+        outcome = worker.run({**request, "staged": staged}, Pace().deadlines(problem))
         trip = time.perf_counter() - asked
         result: dict[str, Any] = _result(outcome, problem)
         inside, stages = result["inside"], result["stages"]
