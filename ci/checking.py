@@ -53,6 +53,7 @@ class Request:
     operation: str | None = None
     gate: bool = False
     without_rules: tuple[str, ...] = ()
+    soak: int | None = None
 
 
 def examine(request: Request) -> int:
@@ -128,7 +129,11 @@ def _plan(request: Request, ledger: Ledger) -> Plan:
     profile = PROFILES[request.profile]
     return Plan(
         list(dict.fromkeys(request.implementations)),
-        profile if request.modules is None else replace(profile, modules=request.modules),
+        replace(
+            profile,
+            modules=request.modules or profile.modules,
+            soak=request.soak or profile.soak,
+        ),
         operation=request.operation,
         device=request.device,
         seed=request.seed,

@@ -50,6 +50,12 @@ RUN_OPTIONS = (
         help="Most modules built of an implementation whose modules take long; by profile.",
     ),
     click.option(
+        "--soak",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Launches of each problem under the law soak: 50 (quick), 200 (gate), 5000 (nightly).",
+    ),
+    click.option(
         "--law", "laws", multiple=True, metavar="NAME", help="Only this law; may be repeated."
     ),
     click.option("--json", "json_path", type=OUTPUT, help="Write the results to this file."),

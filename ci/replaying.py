@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ..impl import OPERATIONS, ImplementationNotFoundError, Target, UnsupportedError
 from ..impl.registry import resolve_name
-from ..properties.cases import MUST_FAIL
+from ..properties.cases import MUST_FAIL, launches_of
 from ..properties.isolation import Deadlines, Worker
 from ..properties.laws import Law, find_law
 from ..properties.ledger import LedgerError, read_case
@@ -54,7 +54,7 @@ def replay_case(
     except UnsupportedError as error:
         message = f"device {device!r} of {path}: {error}"
         raise MachineError(message) from error
-    address = Address(reference, data.get("operation"), device)
+    address = Address(reference, data.get("operation"), device, soak=launches_of(data))
     verdict = _judge(name, address, address.case(law.name, problem), deadline)
     return _tell(path, name, law, problem, verdict, _recorded(data))
 

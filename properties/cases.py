@@ -73,6 +73,7 @@ class CaseWriter:
                 operation=self.operation,
                 seed=run.seed,
                 target=run.target,
+                soak=run.soak,
             )
             try:
                 write_text(path, dumps(case_json))
@@ -99,6 +100,7 @@ def case_of(
     operation: str | None,
     seed: int,
     target: Mapping[str, Any],
+    soak: int = 0,
 ) -> dict[str, Any]:
     """Give the content of a finding's case file.
 
@@ -108,6 +110,7 @@ def case_of(
         operation: of a plain function.
         seed: of the run.
         target: of the run.
+        soak: launches under the law of that name, which a replay makes too.
     """
     return {
         "schema": SCHEMA,
@@ -118,8 +121,15 @@ def case_of(
         "device": target.get("device", "cpu"),
         "verdict": finding.verdict.to_json(),
         "seed": seed,
+        **({"soak": soak} if finding.law == "soak" and soak else {}),
         "versions": versions(dict(target)),
     }
+
+
+def launches_of(data: Mapping[str, Any]) -> int:
+    """Give the launches of a case under the law soak; 0 if it does not say."""
+    launches = data.get("soak")
+    return launches if isinstance(launches, int) and launches > 0 else 0
 
 
 def loading_name(reference: str) -> str:

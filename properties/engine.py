@@ -72,7 +72,9 @@ class Run:
         seed = plan.seed
         if plan.profile.explore and not seed:
             seed = secrets.randbelow(2**31)
-        self.report = RunReport(plan.profile.name, seed, self.target.to_json())
+        self.report = RunReport(
+            plan.profile.name, seed, self.target.to_json(), soak=plan.profile.soak
+        )
         self._stop = threading.Event()
         jobs = plan.jobs or (1 if plan.device == "cuda" else max(1, min(os.cpu_count() or 1, 8)))
         self._jobs = jobs

@@ -85,7 +85,11 @@ def prepare(
         built: is told how many modules are built, of how many.
     """
     address = Address(
-        report.reference, plan.operation, plan.device, without_rules=tuple(plan.without_rules)
+        report.reference,
+        plan.operation,
+        plan.device,
+        without_rules=tuple(plan.without_rules),
+        soak=plan.profile.soak,
     )
     profile = on_device(plan.profile, plan.device)
     axes = survey(worker, address, profile.max_work, report)

@@ -33,6 +33,7 @@ class Address:
         modules: keys of the modules that are built: problems of others are refused; all are
             allowed if there is none.
         without_rules: ids of support rules that are not asked.
+        soak: launches of one problem under the law of that name; the law's own number if 0.
     """
 
     reference: str
@@ -40,6 +41,7 @@ class Address:
     device: str
     modules: tuple[str, ...] = ()
     without_rules: tuple[str, ...] = ()
+    soak: int = 0
 
     def request(self, task: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401  JSON
         """Give what the worker needs for one of ``judge.TASKS``."""
@@ -50,6 +52,7 @@ class Address:
             "device": self.device,
             "modules": list(self.modules),
             "without_rules": list(self.without_rules),
+            **({"soak": self.soak} if self.soak else {}),
             **more,
         }
 

@@ -164,6 +164,7 @@ class RunReport:
     implementations: list[ImplementationReport] = field(default_factory=list)
     seconds: float = 0.0
     respawns: int = 0
+    soak: int = 0
     lost: str = ""
     interrupted: bool = False
 

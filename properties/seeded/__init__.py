@@ -20,6 +20,7 @@ from . import (
     quantised_bugs,
     reuse_bugs,
     session_bugs,
+    soak_bugs,
     stateful_bugs,
 )
 from .catalogue import SeededBug
@@ -36,11 +37,12 @@ BUGS: tuple[SeededBug, ...] = (
     *phase_bugs.BUGS,
     *append_bugs.BUGS,
     *session_bugs.BUGS,
+    *soak_bugs.BUGS,
 )
 """Wrong answers: each must be killed by at least one law."""
-PROCESS_CONTROLS: tuple[SeededBug, ...] = tuple(process_bugs.BUGS)
+PROCESS_CONTROLS: tuple[SeededBug, ...] = (*process_bugs.BUGS, *soak_bugs.PROCESS_CONTROLS)
 """Hangs and crashes: each must become a verdict, and end nothing but its own worker."""
-HONEST: tuple[SeededBug, ...] = (*honest.CONTROLS, *session_bugs.CONTROLS)
+HONEST: tuple[SeededBug, ...] = (*honest.CONTROLS, *session_bugs.CONTROLS, *soak_bugs.CONTROLS)
 """Right answers by unusual ways: no law may accuse one."""
 CATALOGUE: tuple[SeededBug, ...] = (*BUGS, *PROCESS_CONTROLS, *HONEST)
 

@@ -15,6 +15,7 @@ from kernelproof.reference.inputs import MergeInputs, PagedAttentionInputs
 
 Attention = tuple[torch.Tensor, torch.Tensor]
 calls = 0
+last: Attention | None = None
 
 
 def plain_only(problem: Problem, target: Target) -> bool | str:
@@ -178,6 +179,17 @@ noisy_and_says_so = implementation(
     "merge_state", name="noisy", supports=narrow_merges, features=("nondeterministic",)
 )(noisy)
 noisy_in_secret = implementation("merge_state", name="secretive", supports=narrow_merges)(noisy)
+
+
+@implementation("merge_state", name="tires", supports=narrow_merges)
+def tires(inputs: MergeInputs) -> Attention:
+    """Be wrong in every hundredth call in a row on the same states."""
+    global calls, last
+    now = (inputs.outs.clone(), inputs.lses.clone())
+    same = last is not None and all(map(torch.equal, last, now))
+    calls, last = (calls + 1 if same else 1), now
+    out, lse = merged(inputs)
+    return out + (0.0 if calls % 100 else 1.0), lse
 
 
 @implementation("merge_state", name="writes", supports=narrow_merges, writes_out=True)
