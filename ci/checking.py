@@ -23,6 +23,8 @@ from ..properties.ledger import Ledger, LedgerError
 from ..properties.plan import Plan
 from ..properties.profiles import GATE_SHARE, PROFILES
 from ..properties.report import RunReport
+from ..properties.sanitizer import SanitizerMissingError
+from ..properties.sanitizer import command as sanitizer_command
 from .display import print_summary
 from .errors import MachineError, UsageRefusedError
 from .html_report import to_html
@@ -54,6 +56,7 @@ class Request:
     gate: bool = False
     without_rules: tuple[str, ...] = ()
     soak: int | None = None
+    sanitizer: str | None = None
 
 
 def examine(request: Request) -> int:
@@ -143,7 +146,23 @@ def _plan(request: Request, ledger: Ledger) -> Plan:
         share=GATE_SHARE if request.gate else 1.0,
         cases=request.cases / "examples",
         without_rules=_rules(request.without_rules),
+        sanitizer=_sanitizer(request),
     )
+
+
+def _sanitizer(request: Request) -> str:
+    """Give the tool of compute-sanitizer that was asked for, if it can run here."""
+    tool = request.sanitizer or ""
+    if tool and request.device != "cuda":
+        message = f"--sanitizer {tool} looks at what runs on a GPU: it needs --device cuda"
+        raise UsageRefusedError(message)
+    try:
+        if tool:
+            sanitizer_command(tool)
+    except SanitizerMissingError as error:
+        message = f"--sanitizer {tool}: {error}"
+        raise UsageRefusedError(message) from error
+    return tool
 
 
 def _rules(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ import click
 
 from .. import __version__
 from ..properties.profiles import PROFILES
+from ..properties.sanitizer import TOOLS
 from .bench import bench
 from .errors import INTERRUPTED, MACHINE
 from .score import score
@@ -102,6 +103,11 @@ def cli() -> None:
     multiple=True,
     metavar="RULE",
     help="Do not ask this support rule: call what it refuses; may be repeated.",
+)
+@click.option(
+    "--sanitizer",
+    type=click.Choice(TOOLS),
+    help="Run the workers under this tool of compute-sanitizer: slow, and an error is a CRASH.",
 )
 @run_options
 def check(implementations: tuple[str, ...], operation: str | None, **options: Any) -> int:  # noqa: ANN401  click's options

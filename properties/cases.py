@@ -74,6 +74,7 @@ class CaseWriter:
                 seed=run.seed,
                 target=run.target,
                 soak=run.soak,
+                sanitizer=run.sanitizer,
             )
             try:
                 write_text(path, dumps(case_json))
@@ -101,6 +102,7 @@ def case_of(
     seed: int,
     target: Mapping[str, Any],
     soak: int = 0,
+    sanitizer: str = "",
 ) -> dict[str, Any]:
     """Give the content of a finding's case file.
 
@@ -111,6 +113,7 @@ def case_of(
         seed: of the run.
         target: of the run.
         soak: launches under the law of that name, which a replay makes too.
+        sanitizer: tool of compute-sanitizer of the run: what it alone reports is replayed under it.
     """
     return {
         "schema": SCHEMA,
@@ -122,6 +125,7 @@ def case_of(
         "verdict": finding.verdict.to_json(),
         "seed": seed,
         **({"soak": soak} if finding.law == "soak" and soak else {}),
+        **({"sanitizer": sanitizer} if sanitizer and finding.verdict.kind == sanitizer else {}),
         "versions": versions(dict(target)),
     }
 

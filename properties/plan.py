@@ -35,6 +35,7 @@ class Plan:
         share: of the profile's problems: a gate over many implementations takes fewer of each.
         cases: folder for an example database, where the profile explores.
         without_rules: ids of support rules that are not asked: what they refuse is called.
+        sanitizer: tool of compute-sanitizer that the workers run under; none if empty.
     """
 
     implementations: Sequence[str]
@@ -51,6 +52,7 @@ class Plan:
     share: float = 1.0
     cases: Path | None = None
     without_rules: Sequence[str] = ()
+    sanitizer: str = ""
 
 
 def problems_of(plan: Plan, law: Law, cost: Cost, parts: int = 1) -> int:

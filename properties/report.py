@@ -165,6 +165,7 @@ class RunReport:
     seconds: float = 0.0
     respawns: int = 0
     soak: int = 0
+    sanitizer: str = ""
     lost: str = ""
     interrupted: bool = False
 

@@ -108,6 +108,15 @@ def _hang_while_blocking(inputs: PagedAttentionInputs) -> None:
         time.sleep(60)
 
 
+def _race(inputs: PagedAttentionInputs) -> None:
+    """Say what compute-sanitizer would say of a race, where its log is."""
+    if inputs.causal and os.environ.get("KERNELPROOF_TEST_TOOL") == "racecheck":
+        with Path(os.environ["KERNELPROOF_TEST_LOG"]).open("a", encoding="ascii") as log:
+            log.write("========= Error: Race reported between Write access at races()+0x10\n"
+                      "=========     and Read access at races()+0x20 [64 hazards]\n"
+                      "=========\n")  # fmt: skip
+
+
 def _abort(inputs: PagedAttentionInputs) -> None:
     if inputs.k_cache.stride(0) != inputs.k_cache[0].numel():  # a view of something larger
         os.abort()
@@ -129,6 +138,7 @@ hangs = switched("hangs", _hang)
 hangs_from_21 = switched("hangs-from-21", _hang_from(21))
 hangs_while_blocking = switched("hangs-while-blocking", _hang_while_blocking)
 aborts = switched("aborts", _abort)
+races = switched("races", _race)
 raises = switched("raises", _raise)
 rejects = switched("rejects", _reject)
 
