@@ -25,6 +25,8 @@ from ..properties.only import OnlyError, read_only
 from ..properties.plan import Plan
 from ..properties.profiles import GATE_SHARE, PROFILES
 from ..properties.report import RunReport
+from ..properties.sanitizer import SanitizerMissingError
+from ..properties.sanitizer import command as sanitizer_command
 from .display import print_summary
 from .errors import MachineError, UsageRefusedError
 from .html_report import to_html
@@ -56,6 +58,8 @@ class Request:
     operation: str | None = None
     gate: bool = False
     without_rules: tuple[str, ...] = ()
+    soak: int | None = None
+    sanitizer: str | None = None
 
 
 def examine(request: Request) -> int:
@@ -138,7 +142,11 @@ def _plan(request: Request, ledger: Ledger) -> Plan:
     profile = PROFILES[request.profile]
     return Plan(
         list(dict.fromkeys(request.implementations)),
-        profile if request.modules is None else replace(profile, modules=request.modules),
+        replace(
+            profile,
+            modules=request.modules or profile.modules,
+            soak=request.soak or profile.soak,
+        ),
         operation=request.operation,
         device=request.device,
         seed=request.seed,
@@ -149,7 +157,23 @@ def _plan(request: Request, ledger: Ledger) -> Plan:
         cases=request.cases / "examples",
         without_rules=_rules(request.without_rules),
         only=only,
+        sanitizer=_sanitizer(request),
     )
+
+
+def _sanitizer(request: Request) -> str:
+    """Give the tool of compute-sanitizer that was asked for, if it can run here."""
+    tool = request.sanitizer or ""
+    if tool and request.device != "cuda":
+        message = f"--sanitizer {tool} looks at what runs on a GPU: it needs --device cuda"
+        raise UsageRefusedError(message)
+    try:
+        if tool:
+            sanitizer_command(tool)
+    except SanitizerMissingError as error:
+        message = f"--sanitizer {tool}: {error}"
+        raise UsageRefusedError(message) from error
+    return tool
 
 
 def _rules(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from click.core import ParameterSource
 
 from .. import __version__
 from ..properties.profiles import PROFILES
+from ..properties.sanitizer import TOOLS
 from .bench import bench
 from .errors import INTERRUPTED, MACHINE
 from .score import score
@@ -56,6 +57,12 @@ RUN_OPTIONS = (
         metavar="FIELD=VALUE,...",
         help="Draw only problems with one of these values of a field, such as "
         "window_left=127,511; may be repeated.",
+    ),
+    click.option(
+        "--soak",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Launches of each problem under the law soak: 50 (quick), 200 (gate), 5000 (nightly).",
     ),
     click.option(
         "--law", "laws", multiple=True, metavar="NAME", help="Only this law; may be repeated."
@@ -115,6 +122,11 @@ def cli() -> None:
     "--rules",
     type=click.Path(file_okay=False, path_type=Path),
     help="With --gating: folder of support rules instead of the shipped ones.",
+)
+@click.option(
+    "--sanitizer",
+    type=click.Choice(TOOLS),
+    help="Run the workers under this tool of compute-sanitizer: slow, and an error is a CRASH.",
 )
 @run_options
 def check(

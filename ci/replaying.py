@@ -10,12 +10,13 @@ from rich.text import Text
 
 from ..impl import OPERATIONS, ImplementationNotFoundError, Target, UnsupportedError
 from ..impl.registry import resolve_name
-from ..properties.cases import MUST_FAIL
+from ..properties.cases import MUST_FAIL, launches_of
 from ..properties.isolation import Deadlines, Worker
 from ..properties.laws import Law, find_law
 from ..properties.ledger import LedgerError, read_case
 from ..properties.pools import open_pool
 from ..properties.quarry import Address, HarnessError, verdict_of
+from ..properties.sanitizer import TOOLS, SanitizerMissingError
 from ..properties.telling import compact, printable
 from ..properties.verdict import Verdict
 from ..reference import Problem
@@ -54,17 +55,28 @@ def replay_case(
     except UnsupportedError as error:
         message = f"device {device!r} of {path}: {error}"
         raise MachineError(message) from error
-    without_rules = tuple(data.get("without_rules", ()))
-    address = Address(reference, data.get("operation"), device, without_rules=without_rules)
+    address = Address(
+        reference,
+        data.get("operation"),
+        device,
+        without_rules=tuple(data.get("without_rules", ())),
+        soak=launches_of(data),
+        tool=data.get("sanitizer") or "",
+    )
     verdict = _judge(name, address, address.case(law.name, problem), deadline)
     return _tell(path, name, law, problem, verdict, _recorded(data))
 
 
 def _judge(name: str, address: Address, case: dict[str, Any], deadline: float) -> Verdict:
-    with open_pool(address.device, standby=False) as pool, pool.lease() as worker:
+    try:
+        pool = open_pool(address.device, standby=False, tool=address.tool)
+    except SanitizerMissingError as error:
+        raise UsageRefusedError(str(error)) from error
+    deadlines = Deadlines(run=address.slowness * deadline)
+    with pool, pool.lease() as worker:
         try:
             _load(worker, name, address)
-            return verdict_of(worker.run(case, Deadlines(run=deadline)))
+            return verdict_of(worker.run(case, deadlines), address.tool)
         except HarnessError as error:
             message = f"{name}: the suite failed: {error}"
             raise MachineError(message) from error
@@ -92,7 +104,7 @@ def _read(path: Path) -> tuple[Law, Problem, dict[str, Any]]:
     if problem.operation not in law.operations:
         message = f"{path}: the law {name} does not speak of {problem.operation}"
         raise UsageRefusedError(message)
-    for field, allowed in (("device", DEVICES), ("operation", OPERATIONS)):
+    for field, allowed in (("device", DEVICES), ("operation", OPERATIONS), ("sanitizer", TOOLS)):
         if data.get(field) not in (None, *allowed):
             known = ", ".join(allowed)
             message = f"{path}: the field {field!r} is {data[field]!r}, none of {known}"

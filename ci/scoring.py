@@ -64,11 +64,12 @@ class Stage:
 
 def stages(names: Sequence[str] = ()) -> list[Stage]:
     """Give the runs of a score, over the whole catalogue or over these names."""
+    at_once = tuple(bug for bug in PROCESS_CONTROLS if bug.law != "soak")
+    at_length = tuple(bug for bug in PROCESS_CONTROLS if bug.law == "soak")
     every = (
         Stage("seeded bugs", BUGS),
-        Stage(
-            "hangs and crashes", PROCESS_CONTROLS, FIRST_LAWS, SHRINK_SHARE, PROBLEMS_UNDER_ONE_LAW
-        ),
+        Stage("hangs and crashes", at_once, FIRST_LAWS, SHRINK_SHARE, PROBLEMS_UNDER_ONE_LAW),
+        Stage("hangs of long runs", at_length, ("soak",), SHRINK_SHARE, PROBLEMS_UNDER_ONE_LAW),
         Stage("honest controls", HONEST, problem_share=PROBLEMS_OF_HONEST),
     )
     chosen = [

@@ -76,6 +76,8 @@ class CaseWriter:
                 seed=run.seed,
                 target=run.target,
                 without_rules=self.without_rules,
+                soak=run.soak,
+                sanitizer=run.sanitizer,
             )
             try:
                 write_text(path, dumps(case_json))
@@ -103,6 +105,8 @@ def case_of(
     seed: int,
     target: Mapping[str, Any],
     without_rules: Sequence[str] = (),
+    soak: int = 0,
+    sanitizer: str = "",
 ) -> dict[str, Any]:
     """Give the content of a finding's case file.
 
@@ -113,6 +117,8 @@ def case_of(
         seed: of the run.
         target: of the run.
         without_rules: support rules that were not asked.
+        soak: launches under the law of that name, which a replay makes too.
+        sanitizer: tool of compute-sanitizer of the run: what it alone reports is replayed under it.
     """
     return {
         "schema": SCHEMA,
@@ -124,8 +130,16 @@ def case_of(
         "without_rules": list(without_rules),
         "verdict": finding.verdict.to_json(),
         "seed": seed,
+        **({"soak": soak} if finding.law == "soak" and soak else {}),
+        **({"sanitizer": sanitizer} if sanitizer and finding.verdict.kind == sanitizer else {}),
         "versions": versions(dict(target)),
     }
+
+
+def launches_of(data: Mapping[str, Any]) -> int:
+    """Give the launches of a case under the law soak; 0 if it does not say."""
+    launches = data.get("soak")
+    return launches if isinstance(launches, int) and launches > 0 else 0
 
 
 def loading_name(reference: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from ..impl import Target
 from ..reference import Problem
 from .axes import example
-from .cases import CaseWriter, replay_command
+from .cases import CaseWriter, launches_of, replay_command
 from .expectations import read_expectations
 from .hunt import Hunt, Search
 from .isolation import Worker
@@ -205,6 +205,7 @@ class Suite:
             operation,
             quarry.address.device,
             without_rules=tuple(data.get("without_rules", ())),
+            soak=launches_of(data),
         )
         warm_up(worker, quarry)
         outcome = worker.run(address.case(law.name, problem), quarry.pace.deadlines(problem))
@@ -234,7 +235,8 @@ class Suite:
         return None
 
     def _tell(self, found: LawReport, finding: Finding, report: ImplementationReport) -> Judged:
-        run = RunReport(self._plan.profile.name, self._plan.seed, self._target.to_json())
+        profile = self._plan.profile
+        run = RunReport(profile.name, self._plan.seed, self._target.to_json(), soak=profile.soak)
         self._writer.write(finding, report, run)
         properties = {
             **_counts(found),

@@ -72,11 +72,17 @@ class Run:
         seed = plan.seed
         if plan.profile.explore and not seed:
             seed = secrets.randbelow(2**31)
-        self.report = RunReport(plan.profile.name, seed, self.target.to_json())
+        self.report = RunReport(
+            plan.profile.name,
+            seed,
+            self.target.to_json(),
+            soak=plan.profile.soak,
+            sanitizer=plan.sanitizer,
+        )
         self._stop = threading.Event()
         jobs = plan.jobs or (1 if plan.device == "cuda" else max(1, min(os.cpu_count() or 1, 8)))
         self._jobs = jobs
-        self._pool = open_pool(plan.device, size=jobs)
+        self._pool = open_pool(plan.device, size=jobs, tool=plan.sanitizer)
 
     def execute(self) -> RunReport:
         """Run everything, and report what was learned even if the run ends early."""
@@ -269,7 +275,7 @@ class Run:
             rules = quarry.address.without_rules + left_out
             anything = replace(quarry.address, modules=(), without_rules=rules)
             outcome = worker.run(anything.case(law, problem), quarry.pace.deadlines(problem))
-            verdict = verdict_of(outcome)
+            verdict = verdict_of(outcome, anything.tool)
             if outcome.died:
                 probe_device(worker, quarry.address.device)
             if entry.explains(law, verdict, problem):

@@ -309,7 +309,7 @@ class Hunt:
         request = self._quarry.address.case(self._law.name, problem)
         start = time.monotonic()
         outcome = self._worker.run(request, self._deadlines(problem))
-        verdict = verdict_of(outcome)
+        verdict = verdict_of(outcome, self._quarry.address.tool)
         self._died = outcome.died
         seconds = time.monotonic() - start
         self._effort.note(seconds, died=self._died, passed=not verdict.bad)

@@ -120,6 +120,8 @@ class WorkerPool:
     environment: variables for the workers, on top of this process's.
     sys_path: the workers' sys.path, by default this process's.
     standby: keep one more process ready to take the place of one that dies.
+    under: a program and its options that the processes run under; the path of a log file follows,
+        and what is written there in a case is its outcome's ``log``.
 
     The processes start at once and in the background; the first request waits for its own.
     """
@@ -134,6 +136,7 @@ class WorkerPool:
         environment: Mapping[str, str] | None = None,
         sys_path: Sequence[str] | None = None,
         standby: bool = True,
+        under: Sequence[str] = (),
     ) -> None:
         if not all(handler.partition(":")):
             msg = f"handler must be 'module:function', not {handler!r}"
@@ -145,6 +148,7 @@ class WorkerPool:
             handler=handler,
             preload=tuple(preload),
             memory_limit=memory_limit,
+            under=tuple(under),
             environment={**os.environ, **_ONE_THREAD, **(environment or {})},
             # '' stands for the current folder, which the code under test may change.
             sys_path=tuple(

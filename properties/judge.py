@@ -23,7 +23,7 @@ from ..impl import (
 from ..reference import problem_from_json
 from .isolation import LAST_REPLY
 from .laws import find_law
-from .subject import Phases, Stop, Subject
+from .subject import LAUNCHES, Phases, Stop, Subject
 from .verdict import Verdict
 
 HANDLER = "kernelproof.properties.judge:handle"
@@ -81,6 +81,7 @@ def subject_of(payload: Mapping[str, Any], phases: Phases) -> Subject:
             _compiled.setdefault(payload["implementation"], set()),
             modules=payload.get("modules", ()),
             without_rules=payload.get("without_rules", ()),
+            launches=int(payload.get("soak", LAUNCHES)),
         )
 
 

@@ -24,6 +24,7 @@ class Outcome:
     stderr: str = ""  # the end of what was printed in this case, to standard output too
     stack: str = ""  # hang: the stacks of all threads; crash: faulthandler's report
     detail: str = ""  # one sentence, or the handler's traceback
+    log: str = ""  # what the program that the process runs under has written in this case
 
     @property
     def died(self) -> bool:

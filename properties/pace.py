@@ -43,9 +43,11 @@ class Pace:
 
     Attributes:
         compile_seconds: that a first call of a module may take in a process.
+        slowness: the floor counts so many times, under a tool that makes calls slow.
     """
 
     compile_seconds: float = 900.0
+    slowness: float = 1.0
     _runs: dict[int, deque[float]] = field(
         default_factory=lambda: defaultdict(lambda: deque(maxlen=REMEMBERED))
     )
@@ -63,7 +65,7 @@ class Pace:
             problem: that is judged.
             hurried: a HANG is expected, on a GPU: wait for a part of the floor.
         """
-        floor = DEADLINE_FLOOR / HURRY if hurried else DEADLINE_FLOOR
+        floor = self.slowness * (DEADLINE_FLOOR / HURRY if hurried else DEADLINE_FLOOR)
         usual = DEADLINE_FACTOR * self.usual(problem.work)
         run = max(floor, usual, OUTLIER_FACTOR * self._slowest[0])
         return Deadlines(run=run, compile=self.compile_seconds)

@@ -53,7 +53,7 @@ class WorkerOptions:
     handler: str  # "module:function"
     preload: tuple[str, ...]  # modules to import before the first request
     memory_limit: int | None  # bytes of private memory
-    parent: int  # the process to die with
+    parent: int  # the process to die with; 0: whichever started it, a program in between
     connection: int  # file descriptors: the socket,
     board: int  # the Board,
     dumps: int  # and where stack dumps go

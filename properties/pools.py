@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from . import sanitizer
 from .isolation import DEFAULT_MEMORY_LIMIT, WorkerPool
 from .judge import HANDLER
 
@@ -17,6 +18,7 @@ def open_pool(
     standby: bool = True,
     environment: Mapping[str, str] | None = None,
     handler: str = HANDLER,
+    tool: str = "",
 ) -> WorkerPool:
     """Start workers for a device.
 
@@ -26,6 +28,10 @@ def open_pool(
         standby: keep one more ready, for a search that ends some; a few questions need none.
         environment: further variables for them.
         handler: what they call for each request, ``"module:function"``.
+        tool: of compute-sanitizer that they run under, one of ``sanitizer.TOOLS``; none if empty.
+
+    Raises:
+        SanitizerMissingError: it is not installed.
     """
     interpreter = {"TRITON_INTERPRET": "1"} if device == "cpu" else {}
     return WorkerPool(
@@ -33,7 +39,12 @@ def open_pool(
         size=size,
         standby=standby,
         preload=PRELOAD,
-        environment={**interpreter, **(environment or {})},
+        environment={
+            **interpreter,
+            **(sanitizer.ENVIRONMENT if tool else {}),
+            **(environment or {}),
+        },
+        under=sanitizer.command(tool) if tool else (),
         # CUDA reserves address space by the terabyte.
         memory_limit=DEFAULT_MEMORY_LIMIT if device == "cpu" else None,
     )

@@ -18,7 +18,7 @@ from .only import Only, OnlyError, restricted
 from .plan import Plan
 from .pools import open_pool
 from .profiles import NO_COST, Cost, Timing, cost_of, on_device
-from .quarry import WARM_UP_DEADLINES, Address, HarnessError, Quarry, probe_device, verdict_of
+from .quarry import Address, HarnessError, Quarry, probe_device, verdict_of
 from .report import ImplementationReport
 
 COST_REQUESTS = 8
@@ -102,7 +102,12 @@ def prepare(
         built: is told how many modules are built, of how many.
     """
     address = Address(
-        report.reference, plan.operation, plan.device, without_rules=tuple(plan.without_rules)
+        report.reference,
+        plan.operation,
+        plan.device,
+        without_rules=tuple(plan.without_rules),
+        soak=plan.profile.soak,
+        tool=plan.sanitizer,
     )
     profile = on_device(plan.profile, plan.device)
     axes = survey(worker, address, profile.max_work, report, plan.only)
@@ -122,6 +127,7 @@ def prepare(
     report.cost = cost.name
     axes = replace(axes, max_work=cost.max_work)
     quarry = Quarry(report.name, address, axes)
+    quarry.pace.slowness = address.slowness
     quarry.pace.record(timing.work, report.call_seconds)
     if report.modules:
         quarry.pace.compile_seconds = LOAD_SECONDS
@@ -194,7 +200,7 @@ def _larger(problem: Problem) -> Problem | None:
 
 
 def _ask(worker: Worker, address: Address, task: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401  JSON
-    outcome = worker.run(address.request(task, **more), WARM_UP_DEADLINES)
+    outcome = worker.run(address.request(task, **more), address.first_deadlines)
     if outcome.status == "done":
         return outcome.result or {}
     if outcome.died:

@@ -33,6 +33,10 @@ _HANG_PHASES: Final = ("compile", "run")
 _TICK_SECONDS: Final = 0.1  # how often a silent process is looked at
 _DUMP_SECONDS: Final = 0.3  # what a stack dump may take before the process is killed without
 _EXIT_SECONDS: Final = 1.0  # from the end of the connection to the end of the process
+# A program that a process runs under writes of a case a little after it.
+_SETTLING_SECONDS: Final = 0.05
+_SETTLED_SECONDS: Final = 2.0
+_LOG_READ_BYTES: Final = 64 << 10
 _STDERR_BYTES: Final = 4 << 10
 _STACK_BYTES: Final = 16 << 10
 # Printing without end must not fill the disk before the deadline comes.
@@ -55,6 +59,8 @@ class Recipe:
     memory_limit: int | None
     environment: Mapping[str, str]
     sys_path: tuple[str, ...]
+    under: tuple[str, ...] = ()
+    """A program and its options that the process runs under; the path of a log file follows."""
 
 
 class WorkerProcess:
@@ -65,6 +71,8 @@ class WorkerProcess:
         self._ready = False
         self._requests = 0
         self._errors, self._dumps = _Log(), _Log()
+        self._log = _Log(named=True) if recipe.under else None
+        self._process: int | None = None
         self._socket, theirs = socket.socketpair()
         with theirs, tempfile.TemporaryFile() as board:
             board.truncate(BOARD_BYTES)
@@ -74,13 +82,15 @@ class WorkerProcess:
                 handler=recipe.handler,
                 preload=recipe.preload,
                 memory_limit=recipe.memory_limit,
-                parent=os.getpid(),
+                # A program in between is the parent that the process sees.
+                parent=0 if recipe.under else os.getpid(),
                 connection=theirs.fileno(),
                 board=board.fileno(),
                 dumps=self._dumps.fileno(),
             )
             self._group = start_group(
                 [
+                    *(recipe.under and (*recipe.under, self._log.name if self._log else "")),
                     *(sys.executable, "-c", _BOOTSTRAP, json.dumps(recipe.sys_path)),
                     *(f"{__package__}.worker", json.dumps(dataclasses.asdict(options))),
                 ],
@@ -108,7 +118,7 @@ class WorkerProcess:
             outcome = self._died(error, began)
         else:
             if "ready" in message:
-                self._ready = True
+                self._ready, self._process = True, message["ready"]  # type: ignore[assignment]
                 return None
             self._group.end()
             outcome = self._outcome("error", began, detail=str(message.get("unable", message)))
@@ -122,6 +132,8 @@ class WorkerProcess:
         request = frame({"id": self._requests, "payload": payload})
         self._errors.mark()
         self._dumps.mark()
+        if self._log is not None:
+            self._log.mark()
         # Noted here too: until the child has read the request, the board shows its last one's end.
         self._board.note("load", time.monotonic_ns())
         began = time.monotonic()
@@ -163,6 +175,8 @@ class WorkerProcess:
         self._board.close()
         self._errors.close()
         self._dumps.close()
+        if self._log is not None:
+            self._log.close()
 
     def _receive(self, deadlines: Deadlines) -> dict[str, object]:
         """Return the next message; _OverrunError past a deadline, _GoneError at the process's end.
@@ -213,7 +227,7 @@ class WorkerProcess:
 
     def _dump_stacks(self) -> None:
         """Have faulthandler write all stacks; its signal handler runs even inside a C call."""
-        self._group.signal(signal.SIGUSR1)
+        self._group.signal(signal.SIGUSR1, self._process)
         until, before = time.monotonic() + _DUMP_SECONDS, 0
         while time.monotonic() < until:
             time.sleep(0.01)
@@ -240,6 +254,7 @@ class WorkerProcess:
             stderr=self._errors.tail(_STDERR_BYTES),
             stack=self._dumps.tail(_STACK_BYTES),
             detail=detail,
+            log=self._log.settled() if self._log is not None else "",
         )
 
 
@@ -261,8 +276,10 @@ _NO_OBJECT: Final = "the handler's result is no JSON object"
 class _Log:
     """A file that the child appends to, read from where the current case began."""
 
-    def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by close()
+    def __init__(self, *, named: bool = False) -> None:
+        make = tempfile.NamedTemporaryFile if named else tempfile.TemporaryFile
+        self._file = make(buffering=0)
+        self.name = str(self._file.name)
         flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
         # Appending, the child goes on at the new end after a truncation here.
         fcntl.fcntl(self._file, fcntl.F_SETFL, flags | os.O_APPEND)
@@ -284,6 +301,15 @@ class _Log:
         if self._start + self.size() > _LOG_BYTES:
             self._file.truncate(0)
             self._start = 0
+
+    def settled(self) -> str:
+        """Return the beginning of what another process writes of this case, once it is silent."""
+        until, size = time.monotonic() + _SETTLED_SECONDS, -1
+        while self.size() != size and time.monotonic() < until:
+            size = self.size()
+            time.sleep(_SETTLING_SECONDS)
+        length = min(self.size(), _LOG_READ_BYTES)
+        return os.pread(self.fileno(), length, self._start).decode(errors="replace")
 
     def tail(self, limit: int) -> str:
         """Return at most the last `limit` bytes of the current case."""

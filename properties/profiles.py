@@ -15,6 +15,7 @@ class Profile:
         max_work: most work of one problem on a fast implementation, see ``AttentionProblem.work``.
         shrink_seconds: after this long, the smallest counterexample so far is taken.
         seconds: after this long on one implementation, laws end early, and say so.
+        soak: launches of one problem under the law of that name.
         modules: most modules that are built of an implementation whose modules take long.
         explore: draw other problems in every run, and keep failures in an example database.
     """
@@ -25,13 +26,14 @@ class Profile:
     shrink_seconds: float
     seconds: float
     modules: int = 8
+    soak: int = 50
     explore: bool = False
 
 
 PROFILES = {
-    "quick": Profile("quick", 20, 200_000, 5.0, 20.0, 3),
-    "gate": Profile("gate", 120, 400_000, 10.0, 50.0, 8),
-    "nightly": Profile("nightly", 3000, 4_000_000, 60.0, 3 * 3600.0, 64, explore=True),
+    "quick": Profile("quick", 20, 200_000, 5.0, 20.0, 3, 50),
+    "gate": Profile("gate", 120, 400_000, 10.0, 50.0, 8, 200),
+    "nightly": Profile("nightly", 3000, 4_000_000, 60.0, 3 * 3600.0, 64, 5000, explore=True),
 }
 GPU_WORK = 1024
 """How many times more work a problem may be on a GPU, where it takes no longer."""

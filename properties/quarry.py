@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..reference import Problem
 from .axes import Axes
 from .isolation import Deadlines, Outcome, Worker
 from .pace import Pace
+from .sanitizer import SLOWNESS, errors
 from .verdict import Verdict
 
 WARM_UP_DEADLINES = Deadlines(run=20.0)
@@ -33,6 +34,8 @@ class Address:
         modules: keys of the modules that are built: problems of others are refused; all are
             allowed if there is none.
         without_rules: ids of support rules that are not asked, or ``EVERY_RULE``.
+        tool: of compute-sanitizer that the worker runs under; none if empty.
+        soak: launches of one problem under the law of that name; the law's own number if 0.
     """
 
     reference: str
@@ -40,6 +43,18 @@ class Address:
     device: str
     modules: tuple[str, ...] = ()
     without_rules: tuple[str, ...] = ()
+    soak: int = 0
+    tool: str = ""
+
+    @property
+    def slowness(self) -> float:
+        """How many times longer calls may take than usual."""
+        return SLOWNESS if self.tool else 1.0
+
+    @property
+    def first_deadlines(self) -> Deadlines:
+        """Deadlines of calls before any was measured."""
+        return replace(WARM_UP_DEADLINES, run=self.slowness * WARM_UP_DEADLINES.run)
 
     def request(self, task: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401  JSON
         """Give what the worker needs for one of ``judge.TASKS``."""
@@ -50,6 +65,7 @@ class Address:
             "device": self.device,
             "modules": list(self.modules),
             "without_rules": list(self.without_rules),
+            **({"soak": self.soak} if self.soak else {}),
             **more,
         }
 
@@ -74,12 +90,24 @@ class Quarry:
     """Counterexamples to other laws: tried first, for they often break this one too."""
 
 
-def verdict_of(outcome: Outcome) -> Verdict:
+def verdict_of(outcome: Outcome, tool: str = "") -> Verdict:
     """Turn what became of a request into a verdict.
+
+    Args:
+        outcome: of the request.
+        tool: of compute-sanitizer that the worker runs under: an error that it reports is a CRASH
+            of that kind.
 
     Raises:
         HarnessError: the suite itself failed.
     """
+    reported = errors(outcome.log) if tool else []
+    if reported and outcome.status != "error":
+        first, _, rest = reported[0].partition("\n")
+        more = f" (and {len(reported) - 1} more)" if len(reported) > 1 else ""
+        at = rest.strip().partition("\n")[0]
+        message = f"compute-sanitizer --tool {tool}: {first} {at}".rstrip() + more
+        return Verdict("CRASH", tool, message, trace=reported[0])
     if outcome.status == "done":
         return Verdict.from_json(outcome.result or {})
     if outcome.status == "hang":
@@ -119,6 +147,6 @@ def warm_up(worker: Worker, quarry: Quarry) -> None:
     """
     if quarry.warm_up is not None:
         request = quarry.address.request("cost", problem=quarry.warm_up.to_json(), calls=1)
-        outcome = worker.run(request, WARM_UP_DEADLINES)
+        outcome = worker.run(request, quarry.address.first_deadlines)
         if outcome.died:
             probe_device(worker, quarry.address.device)

@@ -164,6 +164,8 @@ class RunReport:
     implementations: list[ImplementationReport] = field(default_factory=list)
     seconds: float = 0.0
     respawns: int = 0
+    soak: int = 0
+    sanitizer: str = ""
     lost: str = ""
     interrupted: bool = False
 

@@ -64,11 +64,11 @@ class ProcessGroup:
         except ChildProcessError:  # somebody else has reaped it
             return True
 
-    def signal(self, number: int) -> None:
-        """Send a signal to the leader alone."""
+    def signal(self, number: int, process: int | None = None) -> None:
+        """Send a signal to the leader alone, or to this process that it has started."""
         with self._lock, contextlib.suppress(ProcessLookupError):
             if not self._reaped:
-                os.kill(self._leader.pid, number)
+                os.kill(process or self._leader.pid, number)
 
     def kill(self) -> None:
         """Kill the whole group at once."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import traceback
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -36,6 +36,8 @@ class Stop(Exception):  # noqa: N818  not an error of ours: it carries a verdict
 
 
 SPIN_SECONDS = 1e-3
+LAUNCHES = 50
+"""Of one problem in the soak, where nothing else is asked for."""
 NOT_BUILT = "its module is not among those that were built for this run"
 
 
@@ -51,9 +53,11 @@ class Subject:
         *,
         modules: Collection[str] = (),
         without_rules: Collection[str] = (),
+        launches: int = LAUNCHES,
     ) -> None:
         self.implementation = implementation
         self.target = target
+        self.launches = launches
         self.seconds = 0.0
         self.calls = 0
         self.buffers: dict[str, torch.Tensor] = {}
@@ -95,8 +99,10 @@ class Subject:
         problem: Problem,
         inputs: Inputs,
         function: Callable[[Any], Any] | None = None,
+        *,
+        wait: bool = True,
     ) -> Any:  # noqa: ANN401  any result
-        """Run the implementation, or a function of its session, and wait for it.
+        """Run the implementation, or a function of its session, and wait for it unless told not to.
 
         Raises:
             Stop: it raised: REJECTED for UnsupportedError, CRASH for any other exception.
@@ -110,13 +116,13 @@ class Subject:
                 result = (function or self.implementation)(inputs)
             # A kernel that was launched runs by now, whatever came before: a hang of a first call
             # does not last as long as a compiler may.
-            with self._phases.phase("run"):
-                self._wait()
+            if wait:
+                self.wait()
         except UnsupportedError as error:
             raise Stop(Verdict("REJECTED", "UnsupportedError", str(error))) from error
         except Exception as error:
             raise Stop(_crash(error)) from error
-        if phase == "run":
+        if phase == "run" and wait:
             self.seconds += time.perf_counter() - start
             self.calls += 1
         if module is not None:
@@ -129,6 +135,8 @@ class Subject:
         inputs: Any,  # noqa: ANN401  any record with out
         fill: float = torch.nan,
         function: Callable[[Any], Any] | None = None,
+        *,
+        wait: bool = True,
     ) -> Result:
         """Run an operation that gives out and lse; given buffers hold ``fill`` before.
 
@@ -137,7 +145,7 @@ class Subject:
         """
         if self.implementation.writes_out:
             inputs = self._with_buffers(inputs, fill)
-        result = self.call(problem, inputs, function)
+        result = self.call(problem, inputs, function, wait=wait)
         if self.implementation.writes_out:
             return inputs.out, inputs.lse
         if not (isinstance(result, tuple) and len(result) == 2):  # noqa: PLR2004
@@ -178,18 +186,21 @@ class Subject:
                 return name
         return None
 
-    def _wait(self) -> None:
+    def wait(self, streams: Sequence[torch.cuda.Stream | None] = (None,)) -> None:
+        """Wait for what was launched, on the current stream or on these, in the phase "run"."""
         if self.target.device != "cuda":
             return
-        event = torch.cuda.Event()
-        event.record()
-        # Polling keeps the process able to dump its stack: a blocking wait on a kernel that never
-        # ends cannot be interrupted.
-        started = time.perf_counter()
-        while not event.query():
-            # A sleep of any length takes more than most kernels: only the long ones are slept on.
-            if time.perf_counter() - started > SPIN_SECONDS:
-                time.sleep(5e-5)
+        with self._phases.phase("run"):
+            events = [torch.cuda.Event() for _ in streams]
+            for event, stream in zip(events, streams, strict=True):
+                event.record(stream or torch.cuda.current_stream())
+            # Polling keeps the process able to dump its stack: a blocking wait on a kernel that
+            # never ends cannot be interrupted.
+            started = time.perf_counter()
+            while not all(event.query() for event in events):
+                # A sleep takes longer than most kernels do: only long ones are slept on.
+                if time.perf_counter() - started > SPIN_SECONDS:
+                    time.sleep(5e-5)
 
 
 def _crash(error: BaseException, where: str = "") -> Verdict:

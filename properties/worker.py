@@ -149,7 +149,8 @@ def _prepare_process(options: WorkerOptions) -> None:
 
 def _die_with(parent: int) -> None:
     """Have the kernel kill this process when its parent is gone, however that ends (Linux)."""
-    if sys.platform != "linux":
+    if sys.platform != "linux" or not parent:
+        # A program in between: the thread that started this process may be gone, and no harm done.
         return
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

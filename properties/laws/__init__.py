@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import append, attention, general, life_cycle, merge, metadata, partition, quantised
+from . import append, attention, general, life_cycle, merge, metadata, partition, quantised, soak
 from .law import Law
 
 LAWS: tuple[Law, ...] = (
@@ -11,6 +11,7 @@ LAWS: tuple[Law, ...] = (
     *partition.LAWS,
     *quantised.LAWS,
     *life_cycle.LAWS,
+    *soak.LAWS,
     *merge.LAWS,
     *metadata.LAWS,
     *append.LAWS,

@@ -38,7 +38,7 @@ def run_on(subject: Subject, problem: Computing, inputs: Any) -> tuple[Result, J
     """Run the subject on these inputs and ask the oracle; the problem is what they look like."""
     # The oracle looks first: a subject that changes its inputs must not change the answer too.
     expectation = judged(subject, inputs)
-    result = _kept(subject.attend(problem, inputs))
+    result = kept(subject.attend(problem, inputs))
     # Two answers of the same wrong shape agree with each other, and with no bound.
     for name, tensor, bound in zip(("out", "lse"), result, expectation.bound, strict=True):
         if tensor is not None and tensor.shape != bound.shape:
@@ -169,7 +169,7 @@ def output_buffers(subject: Subject, problem: Computing) -> Verdict:
     """Fill the given output buffers with something else: whatever they held, it is overwritten."""
     if not subject.implementation.writes_out:
         return VACUOUS
-    poisoned = _kept(subject.attend(problem, subject.materialise(problem)))
+    poisoned = kept(subject.attend(problem, subject.materialise(problem)))
     filled = subject.attend(problem, subject.materialise(problem), fill=OTHER_FILL)
     verdict = _same_bits(poisoned, filled)
     if verdict.bad:
@@ -178,7 +178,7 @@ def output_buffers(subject: Subject, problem: Computing) -> Verdict:
     return verdict
 
 
-def _kept(result: Result) -> Result:
+def kept(result: Result) -> Result:
     """Copy a result that may live in a buffer which the next call reuses."""
     out, lse = result
     return out.clone(), None if lse is None else lse.clone()

@@ -21,6 +21,7 @@ from . import (
     quantised_bugs,
     reuse_bugs,
     session_bugs,
+    soak_bugs,
     stateful_bugs,
     tensor_cores,
 )
@@ -39,14 +40,16 @@ BUGS: tuple[SeededBug, ...] = (
     *append_bugs.BUGS,
     *session_bugs.BUGS,
     *mla_bugs.BUGS,
+    *soak_bugs.BUGS,
 )
 """Wrong answers: each must be killed by at least one law."""
-PROCESS_CONTROLS: tuple[SeededBug, ...] = tuple(process_bugs.BUGS)
+PROCESS_CONTROLS: tuple[SeededBug, ...] = (*process_bugs.BUGS, *soak_bugs.PROCESS_CONTROLS)
 """Hangs and crashes: each must become a verdict, and end nothing but its own worker."""
 HONEST: tuple[SeededBug, ...] = (
     *honest.CONTROLS,
     *session_bugs.CONTROLS,
     *mla_bugs.CONTROLS,
+    *soak_bugs.CONTROLS,
     *tensor_cores.CONTROLS,
 )
 """Right answers by unusual ways: no law may accuse one."""

@@ -15,6 +15,7 @@ from kernelproof.reference.inputs import MergeInputs, PagedAttentionInputs
 
 Attention = tuple[torch.Tensor, torch.Tensor]
 calls = 0
+last: Attention | None = None
 
 
 def plain_only(problem: Problem, target: Target) -> bool | str:
@@ -107,6 +108,15 @@ def _hang_while_blocking(inputs: PagedAttentionInputs) -> None:
         time.sleep(60)
 
 
+def _race(inputs: PagedAttentionInputs) -> None:
+    """Say what compute-sanitizer would say of a race, where its log is."""
+    if inputs.causal and os.environ.get("KERNELPROOF_TEST_TOOL") == "racecheck":
+        with Path(os.environ["KERNELPROOF_TEST_LOG"]).open("a", encoding="ascii") as log:
+            log.write("========= Error: Race reported between Write access at races()+0x10\n"
+                      "=========     and Read access at races()+0x20 [64 hazards]\n"
+                      "=========\n")  # fmt: skip
+
+
 def _abort(inputs: PagedAttentionInputs) -> None:
     if inputs.k_cache.stride(0) != inputs.k_cache[0].numel():  # a view of something larger
         os.abort()
@@ -128,6 +138,7 @@ hangs = switched("hangs", _hang)
 hangs_from_21 = switched("hangs-from-21", _hang_from(21))
 hangs_while_blocking = switched("hangs-while-blocking", _hang_while_blocking)
 aborts = switched("aborts", _abort)
+races = switched("races", _race)
 raises = switched("raises", _raise)
 rejects = switched("rejects", _reject)
 
@@ -178,6 +189,17 @@ noisy_and_says_so = implementation(
     "merge_state", name="noisy", supports=narrow_merges, features=("nondeterministic",)
 )(noisy)
 noisy_in_secret = implementation("merge_state", name="secretive", supports=narrow_merges)(noisy)
+
+
+@implementation("merge_state", name="tires", supports=narrow_merges)
+def tires(inputs: MergeInputs) -> Attention:
+    """Be wrong in every hundredth call in a row on the same states."""
+    global calls, last
+    now = (inputs.outs.clone(), inputs.lses.clone())
+    same = last is not None and all(map(torch.equal, last, now))
+    calls, last = (calls + 1 if same else 1), now
+    out, lse = merged(inputs)
+    return out + (0.0 if calls % 100 else 1.0), lse
 
 
 @implementation("merge_state", name="writes", supports=narrow_merges, writes_out=True)

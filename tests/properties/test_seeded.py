@@ -57,6 +57,7 @@ TRIGGERS: dict[str, Problem] = {
     "exits-with-sinks": AttentionProblem(RAGGED, sinks=True),
     "leaves-on-second-layout": AttentionProblem("append_paged_kv", kv_layout="HND"),
     "raises-on-group-size": AttentionProblem(group_size=5),
+    "stuck-in-barrier": AttentionProblem(seq_lens=(17,)),
     "workspace-of-terabytes": AttentionProblem(seq_lens=(40,)),
     "killed-by-empty-batch": MetadataProblem(steps=(((), ()),)),
 }
