@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -76,7 +77,7 @@ def test_a_rule_about_two_things_at_once_has_its_cell() -> None:
 
 def test_all_rules_that_refuse_a_call_are_named_and_a_mixed_batch_has_two_phases() -> None:
     target = h200("0.6.13")
-    fp8 = {"q_dtype": "float8_e4m3fn", "kv_dtype": "float8_e4m3fn", "window": True}
+    fp8: Any = {"q_dtype": "float8_e4m3fn", "kv_dtype": "float8_e4m3fn", "window": True}
     both = Feature(backend="fa3", phase="mixed", **fp8, soft_cap=True)
     assert {rule.id for rule in refusing(both, target)} == {
         "fa3-fp8-window-hang", "fa3-fp8-soft-cap-ignored"
