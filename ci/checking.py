@@ -29,6 +29,7 @@ from ..properties.sanitizer import SanitizerMissingError
 from ..properties.sanitizer import command as sanitizer_command
 from .display import print_summary
 from .errors import MachineError, UsageRefusedError
+from .evidence import as_evidence
 from .html_report import to_html
 from .json_report import to_json
 from .junit import to_junit
@@ -50,6 +51,7 @@ class Request:
     laws: tuple[str, ...]
     only: tuple[str, ...]
     json_path: Path | None
+    evidence_path: Path | None
     junit_path: Path | None
     html_path: Path | None
     expectations: str | None
@@ -224,6 +226,7 @@ def _laws_by_operation(request: Request) -> dict[str, int]:
 def _outputs(request: Request) -> list[tuple[str, Path]]:
     options = {
         "--json": request.json_path,
+        "--evidence": request.evidence_path,
         "--junit": request.junit_path,
         "--html": request.html_path,
     }
@@ -245,6 +248,7 @@ def _write_outputs(request: Request, summary: Summary) -> None:
     for option, path in _outputs(request):
         text = {
             "--json": lambda: dumps(to_json(summary)),
+            "--evidence": lambda: dumps(as_evidence(to_json(summary))),
             "--junit": lambda: to_junit(summary),
             "--html": lambda: to_html(summary),
         }[option]()

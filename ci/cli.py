@@ -18,6 +18,7 @@ from ..properties.profiles import PROFILES
 from ..properties.sanitizer import TOOLS
 from .bench import bench
 from .errors import INTERRUPTED, MACHINE
+from .evidence_command import evidence
 from .score import score
 from .support import support
 
@@ -68,6 +69,12 @@ RUN_OPTIONS = (
         "--law", "laws", multiple=True, metavar="NAME", help="Only this law; may be repeated."
     ),
     click.option("--json", "json_path", type=OUTPUT, help="Write the results to this file."),
+    click.option(
+        "--evidence",
+        "evidence_path",
+        type=OUTPUT,
+        help="Write the results to be kept: as JSON, without traces and paths of this machine.",
+    ),
     click.option("--junit", "junit_path", type=OUTPUT, help="Write JUnit XML to this file."),
     click.option("--html", "html_path", type=OUTPUT, help="Write a page to this file."),
     click.option(
@@ -196,6 +203,7 @@ def list_command(device: str, *, as_json: bool) -> int:
 cli.add_command(score)
 cli.add_command(bench)
 cli.add_command(support)
+cli.add_command(evidence)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -226,7 +234,9 @@ def _say_it_in_any_encoding() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-GATING_OPTIONS = ("device", "jobs", "modules", "json_path", "expectations", "cases")
+GATING_OPTIONS = (
+    "device", "jobs", "modules", "json_path", "evidence_path", "expectations", "cases"
+)  # fmt: skip
 """What means the same to a run over the laws and to one over the support table."""
 
 

@@ -14,6 +14,7 @@ from rich.text import Text
 from .. import __version__
 from ..impl import ImplementationNotFoundError, UnsupportedError
 from ..impl.gating import RulesError, load_rules
+from ..impl.gating.tried import SCHEMA
 from ..impl.protocol import EVERY_RULE
 from ..impl.registry import resolve_name
 from ..properties.cases import case_of, loading_name, replay_command, versions
@@ -33,11 +34,10 @@ from .errors import (
     MachineError,
     UsageRefusedError,
 )
+from .evidence import as_evidence
 from .gating_display import print_trials
 from .summary import VERDICTS
 from .terminal import console
-
-SCHEMA = "kernelproof/gating/1"
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class GatingRequest:
     jobs: int | None
     modules: int | None
     json_path: Path | None
+    evidence_path: Path | None
     expectations: str | None
     cases: Path
     rules: Path | None
@@ -69,9 +70,8 @@ class Ended:
 def try_gating(request: GatingRequest) -> int:
     """Try the cells of the support table, print what became of them, and return the exit code."""
     ended = tried(request)
-    if request.json_path is not None:
-        write(request.json_path, to_json(ended))
     print_ended(ended)
+    write_outputs(request, to_json(ended))
     return ended.code
 
 
@@ -100,15 +100,15 @@ def _order(request: GatingRequest) -> Order:
         found = {name: resolve_name(name) for name in dict.fromkeys(request.implementations)}
         book = load_rules(request.rules) if request.rules else load_rules()
         ledger = read_expectations(request.expectations)
-        if request.json_path is not None:
-            request.json_path.parent.mkdir(parents=True, exist_ok=True)
+        for option, path in _outputs(request):  # noqa: B007  the message names them
+            path.parent.mkdir(parents=True, exist_ok=True)
     except (ImplementationNotFoundError, LedgerError) as error:
         raise UsageRefusedError(str(error)) from error
     except RulesError as error:
         message = f"--rules: {error}"
         raise UsageRefusedError(message) from error
     except OSError as error:
-        message = f"--json {request.json_path}: its folder cannot be made ({error.strerror})"
+        message = f"{option} {path}: its folder cannot be made ({error.strerror})"
         raise UsageRefusedError(message) from error
     return Order(
         found, request.device, book, ledger, modules=request.modules or 0, jobs=request.jobs or 0
@@ -196,16 +196,24 @@ def to_json(ended: Ended) -> dict[str, Any]:
     }
 
 
-def write(path: Path, data: dict[str, Any]) -> None:
+def _outputs(request: GatingRequest) -> list[tuple[str, Path]]:
+    options = {"--json": request.json_path, "--evidence": request.evidence_path}
+    return [(option, path) for option, path in options.items() if path is not None]
+
+
+def write_outputs(request: GatingRequest, data: dict[str, Any]) -> None:
     """Write the results.
 
     Raises:
         UsageRefusedError: they cannot be written.
     """
+    written = "", Path()
     try:
-        write_text(path, dumps(data))
+        for written in _outputs(request):
+            kept = written[0] == "--evidence"
+            write_text(written[1], dumps(as_evidence(data) if kept else data))
     except OSError as error:
-        message = f"--json {path}: cannot be written ({error.strerror})"
+        message = f"{written[0]} {written[1]}: cannot be written ({error.strerror})"
         raise UsageRefusedError(message) from error
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from .. import __version__
 from ..properties.cases import versions
-from .summary import Summary, known_findings, rejected, state
+from .summary import Summary, known_findings, rejected, seconds, state
 
 SCHEMA = "kernelproof/report/1"
 
@@ -29,6 +29,8 @@ def to_json(summary: Summary) -> dict[str, Any]:
         "unsupported": sum(each.unsupported for each in report.implementations),
         "rejected": sum(rejected(each) for each in report.implementations),
         "seconds": round(report.seconds, 3),
+        "build_seconds": round(sum(each.build_seconds for each in report.implementations), 3),
+        "run_seconds": round(sum(map(seconds, report.implementations)), 3),
         "findings": [
             {
                 **finding.to_json(),
@@ -39,7 +41,12 @@ def to_json(summary: Summary) -> dict[str, Any]:
         ],
         "known": [vars(each) for each in known],
         "implementations": [
-            {**each.to_json(), "status": state(each), "rejected": rejected(each)}
+            {
+                **each.to_json(),
+                "status": state(each),
+                "rejected": rejected(each),
+                "run_seconds": round(seconds(each), 3),
+            }
             for each in report.implementations
         ],
         "profile": report.profile,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ..capability import capability_name
 from ..target import Target, UnsupportedError
 from .book import Index, RuleBook, index_of
-from .evidence import level_of
+from .evidence import level_of, level_of_refusal
 from .explanation import why_unknown
 from .feature import AUTO, FLOAT_DTYPES, Feature, with_fields
 from .reading import load_rules
@@ -162,7 +162,7 @@ def _evidence(feature: Feature, ruling: Ruling, target: Target) -> str:
     if ruling.rule is None:
         return ""
     if ruling.status != SUPPORTED:
-        return ruling.rule.evidence
+        return level_of_refusal(ruling.rule.id, target) or ruling.rule.evidence
     phases = ("decode", "prefill") if feature.phase == "mixed" else (feature.phase,)
     found = [
         level_of(with_fields(ruling.feature, phase=phase), target) or ruling.rule.evidence

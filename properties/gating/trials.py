@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...impl.gating import Feature
 from ...impl.gating.rules import CALLED
 from ..isolation import Outcome
 from ..verdict import Verdict
@@ -93,7 +94,7 @@ class Trial:
             "message": self.verdict.message,
             "meaning": self.meaning,
             "seconds": round(self.verdict.seconds, 6),
-            "feature": cell.feature.to_json(),
+            "feature": _short(cell.feature),
             "problem": cell.problem.to_json(),
             "replay": self.replay,
         }
@@ -155,6 +156,13 @@ class Tried:
                 for build in self.builds
             ],
         }
+
+
+def _short(feature: Feature) -> dict[str, Any]:
+    """Give what makes the feature, without what is the default."""
+    kept = {name: getattr(feature, name) for name in ("operation", "backend", "phase",
+                                                      "head_dim_qk", "q_dtype")}  # fmt: skip
+    return {**kept, **feature.differences(Feature(**kept))}
 
 
 def counts(trials: list[Trial]) -> dict[str, int]:

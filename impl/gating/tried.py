@@ -1,0 +1,123 @@
+"""What was tried on a device: reading the results that ``kernelproof check --gating`` wrote.
+
+That a cell was right says that a small call of it ran on that chip with that release and gave what
+the oracle gives. Of a refusal, the record says what FlashInfer did when it was called anyway.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..target import Target
+from .book import RuleBook
+from .feature import Feature
+from .reading import load_rules
+from .refusals import refusing
+from .rules import CALLED
+
+SCHEMA = "kernelproof/gating/1"
+RIGHT, RAISES, NOT_RUN = "right", "raises", "not run"
+
+
+class GatingEvidenceError(ValueError):
+    """A file of evidence that cannot be read; the message names the file and the field."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What became of one cell of the support table.
+
+    Attributes:
+        target: chip and release.
+        implementation, cell: who was called, and with what that is special.
+        feature: the question that the call asks.
+        side: ``"supported"`` or ``"refused"``, by the rules of that day.
+        rules: that were on that side.
+        outcome: of ``rules.CALLED``, or ``"not run"``.
+        explained: whether the ledger explains a failure.
+    """
+
+    target: Target
+    implementation: str
+    cell: str
+    feature: Feature
+    side: str
+    rules: tuple[str, ...]
+    outcome: str
+    explained: bool = False
+
+
+def read_gating(path: Path) -> list[Record]:
+    """Read the records of one run.
+
+    Raises:
+        GatingEvidenceError: the file cannot be read, or is no result of ``check --gating``.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        message = f"{path}: it cannot be read ({error})"
+        raise GatingEvidenceError(message) from error
+    if isinstance(data, dict) and "gating" in data:  # of `kernelproof gate --gating`
+        data = data["gating"]
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        message = f"{path}: schema is not {SCHEMA!r}"
+        raise GatingEvidenceError(message)
+    try:
+        known = data["target"]
+        target = Target(sm=known["sm"], flashinfer=known["flashinfer"], cuda=known["cuda"],
+                        triton=known["triton"])  # fmt: skip
+        return [_record(target, trial) for trial in data["trials"]]
+    except (KeyError, TypeError, ValueError) as error:
+        message = f"{path}: {type(error).__name__}: {error}"
+        raise GatingEvidenceError(message) from error
+
+
+def _record(target: Target, trial: Mapping[str, Any]) -> Record:
+    if trial["outcome"] not in (*CALLED, NOT_RUN):
+        message = f"outcome is {trial['outcome']!r}; it must be one of {', '.join(CALLED)}"
+        raise ValueError(message)
+    return Record(
+        target,
+        trial["implementation"],
+        trial["cell"],
+        Feature(**trial["feature"]),
+        trial["side"],
+        tuple(trial["rules"]),
+        trial["outcome"],
+        explained=bool(trial["entry"]),
+    )
+
+
+def contradictions(records: Iterable[Record], book: RuleBook | None = None) -> Iterator[str]:
+    """Say where the rules, as they are now, are not what was seen.
+
+    Args:
+        records: of any runs.
+        book: of rules; the shipped ones if None.
+    """
+    from .decision import decide  # which asks what was tried
+
+    book = book or load_rules()
+    for record in records:
+        if record.outcome == NOT_RUN or record.explained:
+            continue
+        where = f"{record.implementation}, {record.cell} with {record.target.flashinfer}"
+        refusals = refusing(record.feature, record.target, book=book)
+        if refusals:
+            documented = {RAISES, *(word for rule in refusals for word in rule.called)}
+            if record.outcome not in documented:
+                names = ", ".join(rule.id for rule in refusals)
+                yield f"{where}: {names} refuses it, and it {_came_to(record)}"
+        elif record.outcome != RIGHT:
+            decision = decide(record.feature, record.target, book=book)
+            if decision.supported:
+                yield f"{where}: {decision.rule} allows it, and it {_came_to(record)}"
+
+
+def _came_to(record: Record) -> str:
+    return {RIGHT: "is right", "wrong": "is wrong"}.get(record.outcome, record.outcome)

@@ -1,0 +1,139 @@
+"""What was tried on a device, as evidence: it raises the level of cells, and no rule denies it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelproof.fixtures import EVIDENCE
+from kernelproof.impl.gating import Feature, Target, decide, evidence, load_rules
+from kernelproof.impl.gating.evidence import seen_in
+from kernelproof.impl.gating.tried import (
+    SCHEMA,
+    GatingEvidenceError,
+    Record,
+    contradictions,
+    read_gating,
+)
+
+H200 = Target(sm=90, flashinfer="0.6.13", cuda="13.0", triton="3.6.0")
+FILES = sorted(EVIDENCE.glob("gating-*.json"))
+FP8 = {"q_dtype": "float8_e4m3fn", "kv_dtype": "float8_e4m3fn"}
+
+
+def record(outcome: str, side: str = "supported", rule: str = "fa2-16bit", **fields: Any) -> Record:  # noqa: ANN401  fields of a feature
+    feature = Feature(**{"backend": "fa2", **fields})
+    return Record(H200, "some", "a cell", feature, side, (rule,), outcome)
+
+
+def test_no_rule_denies_what_was_seen() -> None:
+    found = [line for path in FILES for line in contradictions(read_gating(path))]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("seen", "told"),
+    [
+        (record("right"), None),
+        (record("wrong"), "fa2-16bit allows it, and it is wrong"),
+        (record("hangs"), "fa2-16bit allows it, and it hangs"),
+        (record("not run"), None),
+        (replace(record("wrong"), explained=True), None),
+        (record("wrong", "refused", "fa2-sinks-ignored", sinks=True), None),
+        (record("raises", "refused", "fa2-sinks-ignored", sinks=True), None),
+        (
+            record("right", "refused", "fa2-sinks-ignored", sinks=True),
+            "fa2-sinks-ignored refuses it, and it is right",
+        ),
+        (
+            record("crashes", "refused", "cuda-core-group-size", backend="cuda-core", group_size=5),
+            "cuda-core-group-size refuses it, and it crashes",
+        ),
+        # The rule came after the run.
+        (record("hangs", backend="fa3", phase="prefill", window=True, **FP8), None),
+    ],
+)
+def test_a_rule_that_denies_what_was_seen_is_found(seen: Record, told: str | None) -> None:
+    found = list(contradictions([seen], load_rules()))
+    assert len(found) == (told is not None)
+    assert told is None or told in found[0]
+
+
+def test_a_cell_was_run_if_its_kernel_was_and_each_of_its_values() -> None:
+    seen = seen_in(
+        [
+            record("right", page_size=16, group_size=2),
+            record("right", page_size=64, group_size=2),
+            record("right", page_size=16, group_size=5),
+            record("right", page_size=16, group_size=2, window=True),
+            record("wrong", page_size=16, group_size=2, soft_cap=True),
+        ]
+    )
+    plain = Feature(backend="fa2", group_size=2)
+    for known in (
+        plain,
+        replace(plain, page_size=64, group_size=5),
+        replace(plain, window=True, group_size=5),
+    ):
+        assert seen.holds(known, H200)
+    for unknown in (
+        replace(plain, soft_cap=True),
+        replace(plain, group_size=7),
+        replace(plain, kv_layout="HND"),
+        replace(plain, head_dim_qk=64, head_dim_vo=64),
+        replace(plain, phase="prefill"),
+        replace(plain, backend="fa3"),
+    ):
+        assert not seen.holds(unknown, H200)
+    assert not seen.holds(plain, Target(sm=90, flashinfer="0.6.14"))
+    assert not seen.holds(plain, Target(sm=100, flashinfer="0.6.13"))
+
+
+def test_the_level_of_both_sides_becomes_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = [
+        {"feature": {"backend": "fa2"}, "side": "supported", "rules": ["fa2-16bit"],
+         "outcome": "right"},
+        {"feature": {"backend": "fa2", "sinks": True}, "side": "refused",
+         "rules": ["fa2-sinks-ignored"], "outcome": "wrong"},
+    ]  # fmt: skip
+    more = {"implementation": "some", "cell": "a cell", "entry": None}
+    target = {"sm": 90, "flashinfer": "0.6.13", "cuda": "13.0", "triton": None}
+    data = {"schema": SCHEMA, "target": target, "trials": [{**more, **each} for each in trials]}
+    (tmp_path / "gating-h200.json").write_text(json.dumps({"gating": data}))
+    monkeypatch.setattr(evidence, "EVIDENCE", tmp_path)
+    evidence.seen.cache_clear()
+    try:
+        assert decide(Feature(backend="fa2"), H200).evidence == "run"
+        refused = decide(Feature(backend="fa2", sinks=True), H200)
+        assert (refused.status, refused.evidence) == ("refused", "run")
+        other = replace(H200, flashinfer="0.6.14")
+        assert decide(Feature(backend="fa2"), other).evidence == "declared"
+        assert decide(Feature(backend="fa2", sinks=True), other).evidence == "reported"
+    finally:
+        evidence.seen.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        ({"schema": "another"}, "schema is not"),
+        ([], "schema is not"),
+        ({"schema": SCHEMA}, "'target'"),
+        ({"schema": SCHEMA, "target": {"sm": 90, "flashinfer": "0.6.13", "cuda": None,
+                                       "triton": None},
+          "trials": [{"outcome": "explodes"}]}, "outcome is 'explodes'"),
+    ],
+)  # fmt: skip
+def test_evidence_that_cannot_be_read(tmp_path: Path, data: object, told: str) -> None:
+    path = tmp_path / "gating.json"
+    path.write_text(json.dumps(data))
+    with pytest.raises(GatingEvidenceError) as error:
+        read_gating(path)
+    assert told in str(error.value)
+    assert str(path) in str(error.value)
