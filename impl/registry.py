@@ -48,6 +48,7 @@ BUILT_IN: dict[str, str] = {
     "flashinfer-trtllm-decode-auto": "kernelproof.impl.flashinfer_trtllm:auto_decode",
     "flashinfer-trtllm-context": "kernelproof.impl.flashinfer_trtllm:trtllm_context",
     "flashinfer-xqa-decode": "kernelproof.impl.flashinfer_trtllm:xqa_decode",
+    "flashinfer-xqa-decode-fp8": "kernelproof.impl.flashinfer_trtllm:xqa_decode_fp8",
     "flashinfer-mla-fa2": "kernelproof.impl.flashinfer_mla:mla_fa2",
     "flashinfer-mla-fa3": "kernelproof.impl.flashinfer_mla:mla_fa3",
     "flashinfer-mla-cutlass": "kernelproof.impl.flashinfer_mla:mla_cutlass",
