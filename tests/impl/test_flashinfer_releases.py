@@ -7,6 +7,7 @@ stand-in binds each call to them, and answers as the oracle does, with an LSE of
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import math
@@ -25,18 +26,20 @@ from kernelproof.impl import (
     flashinfer_calls,
     flashinfer_cascade,
     flashinfer_mla,
+    flashinfer_mla_blackwell,
     flashinfer_paged,
     flashinfer_ragged,
     flashinfer_trtllm,
 )
+from kernelproof.impl.optional import missing
 from kernelproof.reference import AttentionOutput, AttentionProblem, materialise, oracle
 
 SIGNATURES: dict[str, dict[str, list[str]]] = json.loads(
     Path(__file__).with_name("flashinfer_signatures.json").read_text(encoding="utf-8")
 )
 RELEASES = sorted(SIGNATURES)
-ADAPTERS = (flashinfer_calls, flashinfer_cascade, flashinfer_mla, flashinfer_paged,
-            flashinfer_ragged, flashinfer_trtllm)  # fmt: skip
+ADAPTERS = (flashinfer_calls, flashinfer_cascade, flashinfer_mla, flashinfer_mla_blackwell,
+            flashinfer_paged, flashinfer_ragged, flashinfer_trtllm)  # fmt: skip
 KINDS = {1: inspect.Parameter.VAR_POSITIONAL, 2: inspect.Parameter.VAR_KEYWORD}
 FP8: dict[str, Any] = {"kv_cache": "float8_e4m3fn", "q_dtype": "float8_e4m3fn"}
 PLAIN = AttentionProblem(
@@ -111,8 +114,8 @@ class Wrapper:
 @pytest.fixture(params=RELEASES)
 def release(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Release]:
     made = Release(request.param)
-    caches = (flashinfer_calls.wrapper, flashinfer_paged._batch_attention, flashinfer_mla._wrapper,
-              flashinfer_trtllm.zeroed_workspace)  # fmt: skip
+    caches = (flashinfer_calls.wrapper, flashinfer_paged._batch_attention,
+              flashinfer_mla.mla_wrapper, flashinfer_trtllm.zeroed_workspace)  # fmt: skip
     for module in ADAPTERS:
         for name, value in (("flashinfer", lambda *_: made), ("version", lambda: made.version),
                             ("WORKSPACE_BYTES", 64)):  # fmt: skip
@@ -237,3 +240,87 @@ def test_what_latent_attention_is_given(release: Release) -> None:
     assert given["query"].shape == (2, 1, 128, 576)
     assert given["kv_cache"].shape[1:] == (32, 576)
     assert given["block_tables"].shape[1] % 4 == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "said"),
+    [
+        ("trtllm-decode", {"query_lens": (2, 1)}, "one query token a request"),
+        ("trtllm-decode", {**FP8, "kv_cache": "nvfp4"}, "block scales interleaved"),
+        ("trtllm-decode", {"logits_soft_cap": 5.0}, "soft_cap must be false"),
+        ("trtllm-decode", {"page_size": 8}, "page_size must be"),
+        ("trtllm-context", {"query_lens": (41, 1)}, "no more queries than keys"),
+        ("trtllm-context", {"causal": False}, "mask must be causal"),
+        ("mla-trtllm", {**LATENT, "page_size": 16}, "page_size must be 32 or 64"),
+        ("mla-trtllm", {}, "values from the keys"),
+        ("mla-cutlass", LATENT, "the scale of 192 channels"),
+        ("mla-cutlass", {**DEEPSEEK, "strided_kv": True}, "contiguous"),
+        ("mla-cutlass", {**DEEPSEEK, "v_scale": 2.0}, "no v_scale"),
+        ("mla-fa2", {**LATENT, "v_scale": 2.0}, "no v_scale"),
+        ("mla-fa2", {**LATENT, "sinks": True}, "sinks must be false"),
+        ("mla-fa3", LATENT, "the chip"),
+        ("decode", LATENT, "does not name the feature mla"),
+    ],
+)
+def test_what_they_do_not_claim_on_blackwell(name: str, fields: dict[str, Any], said: str) -> None:
+    target = Target(sm=100, flashinfer="0.7.2.post1", cuda="13.0", device="cuda")
+    why = find_implementation(f"flashinfer-{name}").refusal(replace(PLAIN, **fields), target)
+    assert why is not None
+    assert said in why
+
+
+def test_hopper_gives_xqa_queries_that_fp8_holds() -> None:
+    def refusal(name: str, chip: int, **fields: Any) -> str | None:  # noqa: ANN401
+        target = Target(sm=chip, flashinfer="0.7.2.post1", cuda="13.0", device="cuda")
+        return find_implementation(f"flashinfer-{name}").refusal(replace(PLAIN, **fields), target)
+
+    half = {"kv_cache": "float8_e4m3fn"}
+    assert "rounds 16-bit queries" in str(refusal("xqa-decode", 90, **half))
+    assert "rounds 16-bit queries" in str(refusal("trtllm-decode-auto", 90, **half))
+    assert refusal("xqa-decode", 120, **half) is None
+    assert refusal("xqa-decode-fp8", 90, **FP8) is None
+    assert "on SM90 alone" in str(refusal("xqa-decode-fp8", 120, **FP8))
+    assert "page_size must be" in str(refusal("xqa-decode-fp8", 90, **FP8, page_size=8))
+    assert refusal("trtllm-decode-auto", 100, **half) is None
+    assert refusal("trtllm-decode-auto", 107) is None
+
+
+def test_tiles_that_end_inside_a_query_are_refused_from_a_release_on() -> None:
+    def refusal(version: str, **fields: Any) -> str | None:  # noqa: ANN401
+        target = Target(sm=90, flashinfer=version, cuda="13.0", device="cuda")
+        problem = replace(PLAIN, **{**LATENT, **fields})
+        return find_implementation("flashinfer-mla-fa2").refusal(problem, target)
+
+    ends = {"group_size": 3, "query_lens": (40, 1)}
+    assert "inside a query token" in str(refusal("0.7.1", **ends))
+    assert refusal("0.7.0", **ends) is None
+    assert refusal("0.7.1", **{**ends, "group_size": 4}) is None
+    assert refusal("0.7.1", **{**ends, "query_lens": (20, 1)}) is None
+    assert refusal("0.7.1", **ends, causal=False) is None
+
+
+@pytest.mark.parametrize("backend", ["fa2", "fa3"])
+def test_a_latent_session_plans_once_and_runs_often(backend: str, release: Release) -> None:
+    found = find_implementation(f"flashinfer-mla-{backend}")
+    assert found.session is not None
+    session, inputs = found.session(), materialise(replace(PLAIN, **LATENT))
+    expected = oracle.attention(inputs)  # type: ignore[arg-type]
+    release.answer = AttentionOutput(expected.out.bfloat16(), expected.lse)
+    session.plan(inputs)
+    for _ in range(2):
+        assert torch.equal(session.run(inputs)[0], release.answer.out)
+    names = [name.rpartition(".")[2] for name, _ in release.calls]
+    assert names == ["__init__", "plan", "run", "run"]
+
+
+def test_the_installed_release_is_as_the_file_says() -> None:
+    installed = flashinfer_calls.version()
+    if missing("flashinfer", "flashinfer") or installed not in SIGNATURES:
+        pytest.skip(f"flashinfer-python {installed} is none of {', '.join(RELEASES)}")
+    for key, parameters in SIGNATURES[installed].items():
+        module, _, qualified = key.partition(".")
+        found: Any = importlib.import_module(f"flashinfer.{module}")
+        for part in qualified.split("."):
+            found = getattr(found, part)
+        names = [name.strip("*=") for name in parameters]
+        assert list(inspect.signature(found).parameters) == names, key
