@@ -9,13 +9,14 @@ with 0.6.12, in base 2, and XQA has none.
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ..reference import Arithmetic, AttentionProblem, Problem
 from ..reference.inputs import PagedAttentionInputs
-from ..reference.kv_format import NVFP4, stored_head_dim
+from ..reference.kv_format import FP8, NVFP4, stored_head_dim
 from .flashinfer_calls import (
     WORKSPACE_BYTES,
     attention_refusal,
@@ -38,11 +39,13 @@ XQA = Arithmetic(probabilities="inputs", partial_outputs=True, exponent="fused")
 """``xqa/mha.cu``: exp2(s c - m c); probabilities rounded as they are stored, and once more where a
 later tile has a larger maximum, after the row sum; outputs of warps and blocks in the output's
 dtype."""
+XQA_IN_FP8 = Arithmetic(probabilities="inputs", partial_outputs=True, exponent="fused")
+"""``xqa/mha_sm90.cu``: probabilities times 448 in FP8, row sums before that rounding."""
 WITH_LSE = ">=0.6.12.dev0"
 TRTLLM_FEATURES = ("fp8_kv", "fp8_q", "nvfp4_kv", "interleaved_v_scales")
 FP8_ON_HOPPER = (
-    "XQA on SM90 rounds 16-bit queries, and probabilities, to FP8 for an FP8 cache: no bound is "
-    "known for that"
+    "XQA on SM90 rounds 16-bit queries to FP8 for an FP8 cache: flashinfer-xqa-decode-fp8 gives it "
+    "queries that FP8 holds"
 )
 
 
@@ -86,11 +89,34 @@ def _decodes(problem: Problem, target: Target, backend: str = "trtllm-gen") -> b
     return _served(problem, target, backend) or True
 
 
+def _on_hopper(target: Target) -> bool:
+    return target.sm == 90  # noqa: PLR2004
+
+
 def _decodes_with_xqa(problem: Problem, target: Target) -> bool | str:
-    hopper = (target.sm or 0) // 10 == 9  # noqa: PLR2004  its major
-    if hopper and isinstance(problem, AttentionProblem) and problem.kv_element.startswith("float8"):
+    if isinstance(problem, AttentionProblem) and problem.kv_element in FP8 and _on_hopper(target):
         return FP8_ON_HOPPER
     return _decodes(problem, target, "xqa")
+
+
+def _decodes_in_fp8(problem: Problem, target: Target) -> bool | str:
+    if isinstance(problem, AttentionProblem):
+        if not problem.q_dtype:
+            return "queries that FP8 does not hold are rounded"
+        said = _decodes(problem, target, "xqa")
+        if said is not True:
+            return said
+        if not _on_hopper(target):
+            return "XQA multiplies in FP8 on SM90 alone"
+        # What XQA is given, and the rules speak of, are 16-bit queries.
+        return _allowed(replace(problem, q_dtype="", q_scale=1.0), "xqa", target)
+    return "attention"
+
+
+def _allowed(problem: AttentionProblem, backend: str, target: Target) -> bool | str:
+    """Ask the support rules, as for an implementation that names its backend."""
+    decision = decide(feature_of(problem, backend), target)
+    return decision.supported or f"the gate: {decision.reason} ({decision.rule})"
 
 
 def _prefills(problem: Problem, target: Target) -> bool | str:
@@ -111,8 +137,7 @@ def _decodes_as_chosen(problem: Problem, target: Target) -> bool | str:
     said = (_decodes_with_xqa if backend == "xqa" else _decodes)(problem, target)
     if said is not True:
         return said
-    decision = decide(feature_of(problem, backend), target)
-    return decision.supported or f"auto is {backend}: {decision.reason} ({decision.rule})"
+    return _allowed(problem, backend, target) if isinstance(problem, AttentionProblem) else True
 
 
 def _scales(inputs: PagedAttentionInputs) -> dict[str, float]:
@@ -225,6 +250,21 @@ def xqa_module_key(problem: Problem) -> Any:  # noqa: ANN401  hashable
 def xqa_decode(inputs: PagedAttentionInputs) -> Result:
     """Decode by XQA; no LSE."""
     return _decode(inputs, "xqa")
+
+
+@implementation(
+    "paged_attention",
+    name="flashinfer-xqa-decode-fp8",
+    supports=_decodes_in_fp8,
+    features=("fp8_kv", "fp8_q"),
+    arithmetic=XQA_IN_FP8,
+    compile_key=xqa_module_key,
+    build_ahead=True,
+)
+def xqa_decode_fp8(inputs: PagedAttentionInputs) -> Result:
+    """Decode by XQA's FP8 kernel of SM90, with 16-bit queries that FP8 holds; no LSE."""
+    # Its own rounding of them to FP8 then changes nothing: the oracle is given the same numbers.
+    return _decode(replace(inputs, q=inputs.q.to(inputs.out_dtype)), "xqa")
 
 
 @implementation(

@@ -38,6 +38,7 @@ PUBLIC = {
         "trtllm_ragged_attention_deepseek",
     ),
     "attention": (
+        "BatchAttention.__init__",
         "BatchAttention.plan",
         "BatchAttention.run",
         "BatchAttentionWithAttentionSinkWrapper.__init__",
@@ -50,6 +51,8 @@ PUBLIC = {
     ),
     "cascade": (
         "MultiLevelCascadeAttentionWrapper.__init__",
+        "MultiLevelCascadeAttentionWrapper.plan",
+        "MultiLevelCascadeAttentionWrapper.run",
         "merge_state",
         "merge_state_in_place",
         "merge_states",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from packaging.specifiers import SpecifierSet
+
 from ..capability import CHIPS, capability_name
 from ..target import Target
 from .book import FLASHINFER_BACKENDS, RuleBook
 from .feature import AUTO, Feature
 from .reading import load_rules
-from .rules import Rule, in_words
+from .rules import Rule, in_words, parse_version
 
 MACHINE_CONDITIONS = {
     "chips": "the chip",
@@ -30,6 +32,10 @@ def why_unknown(feature: Feature, target: Target, book: RuleBook) -> str:
             f"the rules know flashinfer-python {book.oldest} to {book.newest}, "
             f"not {target.flashinfer}"
         )
+    later = _came_later(feature, target, book)
+    if later is not None:
+        rule, release = later
+        return f"it came with flashinfer-python {release}, not {target.flashinfer}: {rule.reason}"
     near = _nearest(feature, target, book)
     if near is None:
         return f"no rule allows {feature.operation} with backend {feature.backend}"
@@ -39,18 +45,43 @@ def why_unknown(feature: Feature, target: Target, book: RuleBook) -> str:
     return f"no rule allows it; the nearest, {rule.id}, differs in {'; '.join(missing)}"
 
 
-def _nearest(
+def _came_later(feature: Feature, target: Target, book: RuleBook) -> tuple[Rule, str] | None:
+    """Find the permission that a later release alone is wanting for, and the first such release."""
+    found = []
+    for rule, machine, fields in _permissions(feature, target, book):
+        if target.flashinfer and machine == ["flashinfer"] and not fields:
+            first = _first_release(rule)
+            if first is not None and parse_version(first) > parse_version(target.flashinfer):
+                found.append((rule, first))
+    return min(found, key=lambda pair: (parse_version(pair[1]), pair[0].id), default=None)
+
+
+def _first_release(rule: Rule) -> str | None:
+    """Give the release from which on a rule holds; None if it has no such bound."""
+    bounds = [each.version for each in SpecifierSet(rule.versions["flashinfer"])
+              if each.operator == ">="]  # fmt: skip
+    return parse_version(max(bounds, key=parse_version)).base_version if bounds else None
+
+
+def _permissions(
     feature: Feature, target: Target, book: RuleBook
-) -> tuple[Rule, list[str], list[str]] | None:
-    """Find the permission of this operation and backend with the fewest unmet conditions."""
+) -> list[tuple[Rule, list[str], list[str]]]:
+    """Give the permissions of this operation and backend, each with what it finds unmet."""
     artifacts = book.artifacts_of(target.flashinfer)
-    candidates = [
+    return [
         (rule, rule.unmet_by(target, artifacts), rule.unmet(feature))
         for rule in book.rules
         if rule.effect == "allow"
         and feature.operation in rule.operation
         and feature.backend in rule.backend
     ]
+
+
+def _nearest(
+    feature: Feature, target: Target, book: RuleBook
+) -> tuple[Rule, list[str], list[str]] | None:
+    """Find the permission of this operation and backend with the fewest unmet conditions."""
+    candidates = _permissions(feature, target, book)
     return min(
         candidates, key=lambda found: (len(found[1]) + len(found[2]), found[0].id), default=None
     )

@@ -20,6 +20,7 @@ from kernelproof.properties.axes import (
     Axes,
     all_axes,
     example,
+    head_fields,
     narrow,
     resized,
 )
@@ -58,7 +59,7 @@ def draw(operation: str, count: int, max_work: int = GATE_WORK) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def paged() -> Sequence[AttentionProblem]:
-    return draw("paged_attention", 1000)
+    return draw("paged_attention", 1500)
 
 
 def requests(problems: Sequence[AttentionProblem]) -> list[tuple[int, int, AttentionProblem]]:
@@ -105,10 +106,16 @@ def test_a_slow_implementation_gets_smaller_problems(operation: str) -> None:
 def test_every_value_of_every_axis_is_drawn(operation: str, paged: Any) -> None:  # noqa: ANN401
     drawn = paged if operation == "paged_attention" else draw(operation, 500)
     axes = all_axes(operation)
+    # A layer of latent attention has heads and a scale of its own.
+    usual = [problem for problem in drawn if not problem.values_in_keys]
     for name in sorted(set(axes) - {"phase", "head_dims", "caches"}):
-        assert {getattr(problem, name) for problem in drawn} == set(axes[name]), name
+        assert {getattr(problem, name) for problem in usual} == set(axes[name]), name
     dims = {(problem.head_dim_qk, problem.head_dim_vo) for problem in drawn}
-    assert dims == set(axes["head_dims"]) == set(HEAD_DIMS)
+    pairs = {(each[0], each[1]) for each in axes["head_dims"]}
+    assert dims == pairs
+    latent = {each for each in HEAD_DIMS if "values_in_keys" in head_fields(each)}
+    expected = set(HEAD_DIMS) if operation == "paged_attention" else set(HEAD_DIMS) - latent
+    assert set(axes["head_dims"]) == expected
     caches = {(problem.kv_cache, problem.q_dtype) for problem in drawn}
     assert caches == set(axes["caches"])
 
@@ -224,6 +231,16 @@ def accept(rule: Callable[[Any], bool]) -> Callable[[Sequence[Problem]], list[st
 
 
 class TestNarrow:
+    def test_a_kernel_of_fp8_alone_is_found(self) -> None:
+        def probe(asked: Sequence[Problem]) -> list[str | None]:
+            in_fp8 = [getattr(each, "q_dtype", "") == "float8_e4m3fn" for each in asked]
+            return [None if fits else f"not {i}" for i, fits in enumerate(in_fp8)]
+
+        axes = narrow("paged_attention", probe, GATE_WORK)
+        assert axes is not None
+        assert axes.allows("caches")[0] == ("float8_e4m3fn", "float8_e4m3fn")
+        assert narrow("paged_attention", lambda asked: ["never"] * len(asked), GATE_WORK) is None
+
     def test_everything(self) -> None:
         for operation in OPERATIONS:
             axes = narrow(operation, accept(lambda _: True), 100)
@@ -283,7 +300,8 @@ class TestNarrow:
                     assert (problem.query_lens[0], problem.seq_lens[0]) == PHASES[value]
                 elif name == "head_dims":
                     assert isinstance(problem, AttentionProblem)
-                    assert (problem.head_dim_qk, problem.head_dim_vo) == value
+                    for field, wanted in head_fields(value).items():
+                        assert getattr(problem, field) == wanted
                 elif name == "caches":
                     assert isinstance(problem, AttentionProblem)
                     assert (problem.kv_cache, problem.q_dtype) == value

@@ -398,3 +398,27 @@ def test_metadata_is_asked_with_garbage_in_unused_columns(problem: Problem) -> N
         for row, count in zip(inputs.block_table.tolist(), counts, strict=True):
             assert all(0 <= page < 10_000 for page in row[:count])
         oracle.metadata(inputs)
+
+
+@pytest.mark.parametrize("regime", ATTENTION_REGIMES)
+@pytest.mark.parametrize("kv_cache", ["", "float8_e4m3fn"])
+@pytest.mark.parametrize("strided", [False, True])
+def test_latent_values_are_the_keys_first_channels(
+    regime: str, kv_cache: str, strided: bool
+) -> None:
+    problem = AttentionProblem(
+        query_lens=(1, 3), seq_lens=(21, 3), group_size=3, head_dim_qk=24, head_dim_vo=16,
+        dtype="bfloat16", page_size=4, page_order=1, causal=True, values_in_keys=True,
+        kv_cache=kv_cache, regime=regime, strided_kv=strided,
+    )  # fmt: skip
+    inputs = materialise(problem)
+    assert isinstance(inputs, PagedAttentionInputs)
+    assert inputs.v_cache.data_ptr() == inputs.k_cache.data_ptr()
+    assert inputs.v_cache.stride() == inputs.k_cache.stride()
+    assert inputs.k_cache.stride(0) == (2 if strided else 1) * 4 * 24
+    attended = oracle.attention(inputs)
+    assert attended.out.shape == (4, 3, 16)
+    assert attended.out.isfinite().all()
+    if problem.exact:
+        assert torch.equal(attended.out, attended.out.bfloat16().to(attended.out.dtype))
+        assert attended.out.unique().numel() > 8

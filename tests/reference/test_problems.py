@@ -270,3 +270,27 @@ def test_work_is_positive_and_does_not_shrink_with_the_batch(problem: Problem) -
             problem, query_lens=(*problem.query_lens, 1), seq_lens=(*problem.seq_lens, 1)
         )
         assert more.work > problem.work
+
+
+LATENT: dict[str, Any] = {"values_in_keys": True, "head_dim_qk": 24, "head_dim_vo": 16}
+
+
+@pytest.mark.parametrize(
+    ("field", "fields"),
+    [
+        ("operation", {"operation": "ragged_attention"}),
+        ("num_kv_heads", {"num_kv_heads": 2}),
+        ("head_dim_vo", {"head_dim_vo": 24}),
+        ("kv_cache", {"kv_cache": "nvfp4", "head_dim_qk": 32}),
+    ],
+)
+def test_what_latent_attention_cannot_be(field: str, fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=rf"field {field} is .* with values_in_keys"):
+        AttentionProblem(**{**LATENT, **fields})
+
+
+def test_a_later_field_changes_no_id() -> None:
+    assert "values_in_keys" not in AttentionProblem().to_json()
+    latent = AttentionProblem(**LATENT)
+    assert latent.to_json()["values_in_keys"] is True
+    assert problem_from_json(latent.to_json()) == latent
