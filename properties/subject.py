@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import time
 import traceback
-from collections.abc import Callable, Collection, Hashable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Hashable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -58,6 +58,7 @@ class Subject:
         self._phases = phases
         self._compiled = set() if compiled is None else compiled
         self._modules, self._without_rules = frozenset(modules), tuple(without_rules)
+        self._waits = True
 
     def refusal(self, problem: Problem) -> str | None:
         """Give the reason why the implementation does not claim this problem; None if it does.
@@ -117,6 +118,24 @@ class Subject:
             self._compiled.add(module)
         return result
 
+    @contextmanager
+    def ahead(self) -> Iterator[None]:
+        """Let the host run ahead of the GPU: calls within are waited for at the end, all at once.
+
+        Raises:
+            Stop: as of ``call``; an error of the GPU is told of all of them.
+        """
+        self._waits = False
+        try:
+            yield
+        finally:
+            self._waits = True
+        with self._phases.phase("run"):
+            try:
+                self._wait()
+            except Exception as error:
+                raise Stop(_crash(error)) from error
+
     def attend(
         self,
         problem: Problem,
@@ -173,7 +192,7 @@ class Subject:
         return None
 
     def _wait(self) -> None:
-        if self.target.device != "cuda":
+        if self.target.device != "cuda" or not self._waits:
             return
         event = torch.cuda.Event()
         event.record()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from . import (
     append_bugs,
     attention_bugs,
+    graph_bugs,
     honest,
     memory_bugs,
     merge_bugs,
@@ -36,11 +37,16 @@ BUGS: tuple[SeededBug, ...] = (
     *phase_bugs.BUGS,
     *append_bugs.BUGS,
     *session_bugs.BUGS,
+    *graph_bugs.BUGS,
 )
 """Wrong answers: each must be killed by at least one law."""
 PROCESS_CONTROLS: tuple[SeededBug, ...] = tuple(process_bugs.BUGS)
 """Hangs and crashes: each must become a verdict, and end nothing but its own worker."""
-HONEST: tuple[SeededBug, ...] = (*honest.CONTROLS, *session_bugs.CONTROLS)
+HONEST: tuple[SeededBug, ...] = (
+    *honest.CONTROLS,
+    *session_bugs.CONTROLS,
+    *graph_bugs.CONTROLS,
+)
 """Right answers by unusual ways: no law may accuse one."""
 CATALOGUE: tuple[SeededBug, ...] = (*BUGS, *PROCESS_CONTROLS, *HONEST)
 
