@@ -20,7 +20,7 @@ from .cuda_graphs import Recorded, Replays, options_of, padded, room_for, with_r
 from .flashinfer_calls import CUDA_CORES, FA2, FA3, module_key, session_wrapper, shared_workspace
 from .flashinfer_paged import cuda_core_decode, prefill_fa2, prefill_fa3
 from .flashinfer_plans import Pair, plan_decode, plan_prefill, run
-from .flashinfer_sessions import DECODE, PREFILL, Plan
+from .flashinfer_sessions import DECODE, PREFILL, Plan, owned
 from .protocol import implementation
 
 MOST_PAGES = 2**17
@@ -127,7 +127,7 @@ class _Fixed:
 
     def plan(self, inputs: PagedAttentionInputs) -> None:
         """Plan a batch into the buffers."""
-        metadata = padded(inputs.metadata, self.requests)
+        metadata = owned(padded(inputs.metadata, self.requests), self.device)
         self.family.plan(self.wrapper, inputs, metadata, self.family.backend)
 
     def run(self, inputs: PagedAttentionInputs) -> Pair:

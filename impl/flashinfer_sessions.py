@@ -24,13 +24,14 @@ Plan = Callable[[Any, PagedAttentionInputs, BatchMetadata, str], None]
 DECODE, PREFILL = "BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper"
 
 
-def owned(metadata: BatchMetadata) -> BatchMetadata:
-    """Copy metadata on the host into memory that nobody overwrites, and that is not pinned.
+def owned(metadata: BatchMetadata, device: torch.device) -> BatchMetadata:
+    """Copy metadata on the host into memory that nobody overwrites; page indices to the device.
 
-    FlashInfer copies from it without waiting (``non_blocking``): out of pinned memory that would
-    take place some time after ``plan`` has returned.
+    FlashInfer copies from the host without waiting (``non_blocking``): out of pinned memory that
+    would take place some time after ``plan`` has returned. Page indices are where vLLM has them.
     """
     copies = {name: tensor.clone() for name, tensor in metadata.tensors().items()}
+    copies["paged_kv_indices"] = copies["paged_kv_indices"].to(device, non_blocking=True)
     return BatchMetadata(**copies, page_size=metadata.page_size)
 
 
@@ -50,7 +51,7 @@ class PagedSession:
             self._planned = session_wrapper(
                 self._name, self._device, kv_layout=inputs.kv_layout, **self._options
             )
-        self._plan(self._planned, inputs, owned(inputs.metadata), self._backend)
+        self._plan(self._planned, inputs, owned(inputs.metadata, self._device), self._backend)
 
     def run(self, inputs: PagedAttentionInputs) -> Pair:
         """Attend to the planned batch."""
@@ -83,14 +84,12 @@ class BatchAttentionSession:
         self._planned: Any = None
 
     def plan(self, inputs: PagedAttentionInputs) -> None:
-        """Plan a batch; its page indices are copied to the device, where they are read."""
+        """Plan a batch."""
         if self._planned is None:
             self._planned = flashinfer().BatchAttention(
                 kv_layout=inputs.kv_layout, device=str(inputs.q.device)
             )
-        metadata = owned(inputs.metadata)
-        indices = metadata.paged_kv_indices.to(inputs.q.device)
-        plan_batch_attention(self._planned, inputs, replace(metadata, paged_kv_indices=indices))
+        plan_batch_attention(self._planned, inputs, owned(inputs.metadata, inputs.q.device))
 
     def run(self, inputs: PagedAttentionInputs) -> Pair:
         """Attend to the planned batch."""

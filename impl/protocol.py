@@ -52,8 +52,9 @@ class Session(Typing):
     must have copied when it returns. ``run`` gets the inputs of a call of the same shapes, whose
     description of the batch says nothing, and returns what the implementation's function does.
 
-    A session may be planned again at any time, for another batch and in another dtype. Several of
-    one implementation live side by side. Keys and values may change in place between two runs.
+    A session may be planned again at any time, for another batch and in another dtype, also while
+    earlier runs still wait for the GPU: these are runs of their own plans. Several sessions of one
+    implementation live side by side. Keys and values may change in place between two runs.
     """
 
     def plan(self, inputs: Any) -> None:  # noqa: ANN401  each operation has its own record

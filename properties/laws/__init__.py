@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from . import append, attention, general, life_cycle, merge, metadata, partition, quantised
+from . import (
+    append,
+    attention,
+    general,
+    host_ahead,
+    life_cycle,
+    merge,
+    metadata,
+    partition,
+    quantised,
+)
 from .law import Law
 
 LAWS: tuple[Law, ...] = (
@@ -11,6 +21,7 @@ LAWS: tuple[Law, ...] = (
     *partition.LAWS,
     *quantised.LAWS,
     *life_cycle.LAWS,
+    *host_ahead.LAWS,
     *merge.LAWS,
     *metadata.LAWS,
     *append.LAWS,

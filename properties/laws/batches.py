@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ...impl.cuda_graphs import with_rows
 from ...reference import AttentionProblem, BatchMetadata, build_metadata
 from ...reference.inputs import PagedAttentionInputs, RaggedAttentionInputs
 from ...reference.materialise import block_table
@@ -124,23 +125,14 @@ def described(inputs: PagedAttentionInputs, problem: AttentionProblem) -> PagedA
 
 def _on_pages(inputs: PagedAttentionInputs, pages: int) -> PagedAttentionInputs:
     """Move caches and block scales to caches of so many pages, with the same strides."""
-
-    def larger(cache: torch.Tensor) -> torch.Tensor:
-        if len(cache) >= pages:
-            return cache
-        moved = torch.empty_strided(
-            (pages, *cache.shape[1:]), cache.stride(), dtype=cache.dtype, device=cache.device
-        )
-        moved.view(torch.uint8).zero_()
-        moved[: len(cache)].view(torch.uint8).copy_(cache.view(torch.uint8))
-        return moved
-
     scales = inputs.kv_cache_sf
+    if len(inputs.k_cache) == pages:
+        return inputs
     return replace(
         inputs,
-        k_cache=larger(inputs.k_cache),
-        v_cache=larger(inputs.v_cache),
-        kv_cache_sf=None if scales is None else (larger(scales[0]), larger(scales[1])),
+        k_cache=with_rows(inputs.k_cache, pages),
+        v_cache=with_rows(inputs.v_cache, pages),
+        kv_cache_sf=scales and (with_rows(scales[0], pages), with_rows(scales[1], pages)),
     )
 
 

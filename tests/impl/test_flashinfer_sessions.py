@@ -115,7 +115,7 @@ class Wrapper:
         assert caches[0].dtype == planned["kv_data_type"], "the cache is not of the planned dtype"
         tokens = int(metadata.qo_indptr[-1])
         result = paged_attention(
-            q[:tokens], *caches, metadata, kv_layout=self._layout,
+            q[:tokens], caches[0], caches[1], metadata, kv_layout=self._layout,
             causal=planned.get("causal", True),
             k_scale=keywords.get("k_scale") or 1.0, v_scale=keywords.get("v_scale") or 1.0,
             **{name: planned[name] for name in OPTIONS if name in planned},
