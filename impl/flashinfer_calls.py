@@ -66,6 +66,18 @@ def new_wrapper(name: str, device: torch.device, **options: Any) -> Any:  # noqa
     return getattr(flashinfer(), name)(float_workspace_buffer=workspace, **options)
 
 
+@functools.cache
+def shared_workspace(device: torch.device) -> torch.Tensor:
+    """Give the workspace that all sessions share, as vLLM's wrappers do."""
+    return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+
+
+def session_wrapper(name: str, device: torch.device, **options: Any) -> Any:  # noqa: ANN401  untyped
+    """Make a wrapper on the shared workspace; what it plans is its own."""
+    workspace = shared_workspace(device)
+    return getattr(flashinfer(), name)(float_workspace_buffer=workspace, **options)
+
+
 wrapper = functools.cache(new_wrapper)
 """The same wrapper for the same options: planned anew and run again and again, as engines do."""
 

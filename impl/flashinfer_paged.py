@@ -10,32 +10,36 @@ import torch
 
 from ..reference import AttentionProblem, BatchMetadata, Problem, build_metadata
 from ..reference.inputs import PagedAttentionInputs
-from ..reference.kv_format import stored_head_dim
 from .flashinfer_calls import (
     CUDA_CORES,
     FA2,
     FA3,
     attention_refusal,
     flashinfer,
-    kv_heads_of,
     module_key,
-    new_wrapper,
-    paged_cache,
-    plan_options,
-    scales,
     wrapper,
 )
-from .flashinfer_triton import to_natural
+from .flashinfer_plans import (
+    Pair,
+    head_dim_vo,
+    plan_batch_attention,
+    plan_decode,
+    plan_prefill,
+    run,
+    run_batch_attention,
+)
+from .flashinfer_sessions import (
+    DECODE,
+    PREFILL,
+    BatchAttentionSession,
+    decode_session,
+    prefill_session,
+)
 from .protocol import implementation
 from .target import Target
 
-Pair = tuple[torch.Tensor, torch.Tensor]
 FA2_FEATURES = ("custom_mask", "fp8_kv", "nvfp4_kv")
 FA3_FEATURES = ("fp8_kv", "fp8_q", "per_head_scales")
-
-
-def _heads_of(inputs: PagedAttentionInputs) -> dict[str, int]:
-    return {"num_qo_heads": inputs.q.shape[1], "num_kv_heads": kv_heads_of(inputs)}
 
 
 def _decodes(problem: Problem, target: Target) -> bool | str:
@@ -59,54 +63,6 @@ def _prefills_on_fa3(problem: Problem, target: Target) -> bool | str:
     return attention_refusal(problem, target) or True
 
 
-def _plan_decode(
-    planned: Any,  # noqa: ANN401  untyped third-party code
-    inputs: PagedAttentionInputs,
-    metadata: BatchMetadata,
-    backend: str,
-) -> None:
-    planned.plan(
-        indptr=metadata.paged_kv_indptr,
-        indices=metadata.paged_kv_indices,
-        last_page_len=metadata.paged_kv_last_page_len,
-        **_heads_of(inputs),
-        head_dim=inputs.q.shape[-1],
-        page_size=metadata.page_size,
-        **plan_options(inputs, paged_cache(inputs, backend)["paged_kv_cache"][0].dtype),
-    )
-
-
-def _plan_prefill(
-    planned: Any,  # noqa: ANN401  untyped third-party code
-    inputs: PagedAttentionInputs,
-    metadata: BatchMetadata,
-    backend: str,
-) -> None:
-    planned.plan(
-        qo_indptr=metadata.qo_indptr,
-        paged_kv_indptr=metadata.paged_kv_indptr,
-        paged_kv_indices=metadata.paged_kv_indices,
-        paged_kv_last_page_len=metadata.paged_kv_last_page_len,
-        **_heads_of(inputs),
-        head_dim_qk=inputs.q.shape[-1],
-        head_dim_vo=_head_dim_vo(inputs),
-        page_size=metadata.page_size,
-        causal=inputs.causal,
-        custom_mask=inputs.custom_mask,
-        **plan_options(inputs, paged_cache(inputs, backend)["paged_kv_cache"][0].dtype),
-    )
-
-
-def _run(planned: Any, inputs: PagedAttentionInputs, backend: str) -> Pair:  # noqa: ANN401  untyped
-    cache = paged_cache(inputs, backend)
-    given, keywords = scales(inputs)
-    if inputs.sinks is not None:
-        cache["sinks"] = inputs.sinks.float()  # what FlashInfer's kernels read where they do
-    out, lse = planned.run(inputs.q, cache.pop("paged_kv_cache"), *given, return_lse=True,
-                           **cache, **keywords)  # fmt: skip
-    return out, to_natural(lse)
-
-
 def decode(
     inputs: PagedAttentionInputs,
     metadata: BatchMetadata,
@@ -116,49 +72,26 @@ def decode(
 ) -> Pair:
     """Plan and run ``BatchDecodeWithPagedKVCacheWrapper``."""
     planned = wrapper(
-        "BatchDecodeWithPagedKVCacheWrapper",
+        DECODE,
         inputs.q.device,
         kv_layout=inputs.kv_layout,
         use_tensor_cores=tensor_cores,
         backend="fa2" if tensor_cores else "auto",
     )
-    _plan_decode(planned, inputs, metadata, backend)
-    return _run(planned, inputs, backend)
+    plan_decode(planned, inputs, metadata, backend)
+    return run(planned, inputs, backend)
 
 
 def prefill(inputs: PagedAttentionInputs, metadata: BatchMetadata, backend: str) -> Pair:
     """Plan and run ``BatchPrefillWithPagedKVCacheWrapper``."""
     planned = wrapper(
-        "BatchPrefillWithPagedKVCacheWrapper",
+        PREFILL,
         inputs.q.device,
         kv_layout=inputs.kv_layout,
         backend=backend,
     )
-    _plan_prefill(planned, inputs, metadata, backend)
-    return _run(planned, inputs, backend)
-
-
-class PrefillSession:
-    """A prefill wrapper of its own, planned for a batch and run many times."""
-
-    def __init__(self, backend: str) -> None:
-        self._backend = backend
-        self._planned: Any = None
-
-    def plan(self, inputs: PagedAttentionInputs) -> None:
-        """Plan a batch from metadata on the host, as vLLM does."""
-        if self._planned is None:
-            self._planned = new_wrapper(
-                "BatchPrefillWithPagedKVCacheWrapper",
-                inputs.q.device,
-                kv_layout=inputs.kv_layout,
-                backend=self._backend,
-            )
-        _plan_prefill(self._planned, inputs, inputs.metadata, self._backend)
-
-    def run(self, inputs: PagedAttentionInputs) -> Pair:
-        """Attend to the planned batch."""
-        return _run(self._planned, inputs, self._backend)
+    plan_prefill(planned, inputs, metadata, backend)
+    return run(planned, inputs, backend)
 
 
 @implementation(
@@ -170,6 +103,7 @@ class PrefillSession:
     arithmetic=CUDA_CORES,
     compile_key=module_key,
     build_ahead=True,
+    session=functools.partial(decode_session, tensor_cores=False),
 )
 def cuda_core_decode(inputs: PagedAttentionInputs) -> Pair:
     """Decode without tensor cores."""
@@ -185,6 +119,7 @@ def cuda_core_decode(inputs: PagedAttentionInputs) -> Pair:
     arithmetic=FA2,
     compile_key=module_key,
     build_ahead=True,
+    session=functools.partial(decode_session, tensor_cores=True),
 )
 def tensor_core_decode(inputs: PagedAttentionInputs) -> Pair:
     """Decode with tensor cores: FA2's prefill kernel."""
@@ -200,7 +135,7 @@ def tensor_core_decode(inputs: PagedAttentionInputs) -> Pair:
     arithmetic=FA2,
     compile_key=module_key,
     build_ahead=True,
-    session=functools.partial(PrefillSession, "fa2"),
+    session=functools.partial(prefill_session, "fa2"),
 )
 def prefill_fa2(inputs: PagedAttentionInputs) -> Pair:
     """Attend a whole batch, decodes too, in one prefill call of FA2."""
@@ -216,7 +151,7 @@ def prefill_fa2(inputs: PagedAttentionInputs) -> Pair:
     arithmetic=FA3,
     compile_key=module_key,
     build_ahead=True,
-    session=functools.partial(PrefillSession, "fa3"),
+    session=functools.partial(prefill_session, "fa3"),
 )
 def prefill_fa3(inputs: PagedAttentionInputs) -> Pair:
     """Attend a whole batch in one prefill call of FA3."""
@@ -245,7 +180,7 @@ def _mixed(problem: Problem, target: Target) -> bool | str:
 def mixed(inputs: PagedAttentionInputs) -> Pair:
     """Split a batch as vLLM does: decodes to one wrapper, the rest to the other."""
     is_decode = inputs.metadata.qo_indptr.diff() == 1
-    out = inputs.q.new_empty((*inputs.q.shape[:2], _head_dim_vo(inputs)), dtype=inputs.out_dtype)
+    out = inputs.q.new_empty((*inputs.q.shape[:2], head_dim_vo(inputs)), dtype=inputs.out_dtype)
     lse = inputs.q.new_empty(inputs.q.shape[:2], dtype=torch.float32)
     for chosen in (is_decode, ~is_decode):
         part, tokens = _requests(inputs, chosen)
@@ -257,10 +192,6 @@ def mixed(inputs: PagedAttentionInputs) -> Pair:
         else:
             out[tokens], lse[tokens] = prefill(some, part, "fa2")
     return out, lse
-
-
-def _head_dim_vo(inputs: PagedAttentionInputs) -> int:
-    return stored_head_dim(inputs.v_cache, inputs.kv_format)
 
 
 def _requests(
@@ -296,30 +227,14 @@ def _persistent(problem: Problem, target: Target) -> bool | str:
     arithmetic=FA2,
     compile_key=module_key,
     build_ahead=True,
+    session=BatchAttentionSession,
 )
 def batch_attention(inputs: PagedAttentionInputs) -> Pair:
     """Attend a mixed batch in one persistent kernel, ``BatchAttention``."""
     metadata = inputs.metadata
     planned = _batch_attention(inputs.kv_layout, str(inputs.q.device))
-    planned.plan(
-        qo_indptr=metadata.qo_indptr,
-        kv_indptr=metadata.paged_kv_indptr,
-        kv_indices=metadata.paged_kv_indices,
-        kv_len_arr=metadata.seq_lens,
-        **_heads_of(inputs),
-        head_dim_qk=inputs.q.shape[-1],
-        head_dim_vo=inputs.v_cache.shape[-1],
-        page_size=metadata.page_size,
-        causal=inputs.causal,
-        sm_scale=inputs.sm_scale,
-        logits_soft_cap=inputs.logits_soft_cap,
-        q_data_type=inputs.q.dtype,
-        kv_data_type=inputs.k_cache.dtype,
-    )
-    out, lse = planned.run(
-        inputs.q, (inputs.k_cache, inputs.v_cache), logits_soft_cap=inputs.logits_soft_cap
-    )
-    return out, to_natural(lse)
+    plan_batch_attention(planned, inputs, metadata)
+    return run_batch_attention(planned, inputs)
 
 
 @functools.cache

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import torch
 
 from ..reference import AttentionProblem, Problem
@@ -16,6 +19,7 @@ from .flashinfer_calls import (
     plan_options,
     wrapper,
 )
+from .flashinfer_sessions import RaggedSession
 from .flashinfer_triton import to_natural
 from .protocol import implementation
 from .target import Target
@@ -31,10 +35,7 @@ def _unscaled(problem: Problem, target: Target) -> bool | str:
     return attention_refusal(problem, target) or True
 
 
-def _prefill(inputs: RaggedAttentionInputs, backend: str) -> Pair:
-    planned = wrapper(
-        "BatchPrefillWithRaggedKVCacheWrapper", inputs.q.device, kv_layout="NHD", backend=backend
-    )
+def _plan(planned: Any, inputs: RaggedAttentionInputs) -> None:  # noqa: ANN401  untyped
     planned.plan(
         qo_indptr=inputs.qo_indptr,
         kv_indptr=inputs.kv_indptr,
@@ -46,8 +47,19 @@ def _prefill(inputs: RaggedAttentionInputs, backend: str) -> Pair:
         custom_mask=inputs.custom_mask,
         **plan_options(inputs, inputs.k.dtype),
     )
+
+
+def _run(planned: Any, inputs: RaggedAttentionInputs) -> Pair:  # noqa: ANN401  untyped
     out, lse = planned.run(inputs.q, inputs.k, inputs.v, return_lse=True)
     return out, to_natural(lse)
+
+
+def _prefill(inputs: RaggedAttentionInputs, backend: str) -> Pair:
+    planned = wrapper(
+        "BatchPrefillWithRaggedKVCacheWrapper", inputs.q.device, kv_layout="NHD", backend=backend
+    )
+    _plan(planned, inputs)
+    return _run(planned, inputs)
 
 
 @implementation(
@@ -59,6 +71,7 @@ def _prefill(inputs: RaggedAttentionInputs, backend: str) -> Pair:
     arithmetic=FA2,
     compile_key=module_key,
     build_ahead=True,
+    session=functools.partial(RaggedSession, "fa2", _plan, _run),
 )
 def ragged_fa2(inputs: RaggedAttentionInputs) -> Pair:
     """Attend by ``BatchPrefillWithRaggedKVCacheWrapper`` with FA2."""
@@ -73,6 +86,7 @@ def ragged_fa2(inputs: RaggedAttentionInputs) -> Pair:
     arithmetic=FA3,
     compile_key=module_key,
     build_ahead=True,
+    session=functools.partial(RaggedSession, "fa3", _plan, _run),
 )
 def ragged_fa3(inputs: RaggedAttentionInputs) -> Pair:
     """Attend by ``BatchPrefillWithRaggedKVCacheWrapper`` with FA3."""

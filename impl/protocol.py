@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, runtime_checkable
 from typing import Protocol as Typing
+
+import torch
 
 from ..reference import Arithmetic, AttentionProblem, Problem
 from ..reference.cache_names import INTERLEAVED
@@ -51,9 +53,14 @@ Supports = Callable[[Problem, Target], "bool | str"]
 class Session(Typing):
     """Attention that is planned once for a batch and run many times, as engines use it.
 
-    ``plan`` gets the inputs of a call, with ``metadata`` and ``block_table`` on the host; what it
-    needs of them it must have copied when it returns. ``run`` gets the inputs of a call of the same
-    shapes, whose metadata say nothing, and returns what the implementation's function does.
+    ``plan`` gets the inputs of a call, with what describes the batch on the host: ``metadata`` and
+    ``block_table``, or ``qo_indptr`` and ``kv_indptr`` of ragged keys. What it needs of them it
+    must have copied when it returns. ``run`` gets the inputs of a call of the same shapes, whose
+    description of the batch says nothing, and returns what the implementation's function does.
+
+    A session may be planned again at any time, for another batch and in another dtype, also while
+    earlier runs still wait for the GPU: these are runs of their own plans. Several sessions of one
+    implementation live side by side. Keys and values may change in place between two runs.
     """
 
     def plan(self, inputs: Any) -> None:  # noqa: ANN401  each operation has its own record
@@ -61,6 +68,35 @@ class Session(Typing):
 
     def run(self, inputs: Any) -> Any:  # noqa: ANN401
         """Attend to the batch that was planned."""
+
+
+@runtime_checkable
+class GraphSession(Session, Typing):
+    """A session whose runs can be recorded once and replayed, as CUDA graphs are.
+
+    ``capture`` records a run of the batch that was planned last, on inputs of such a run; it keeps
+    none of their tensors. ``replay`` runs what was recorded on other values and on the batch that
+    was planned last: with the same dtypes, options, strides and cache shapes, on any pages, with
+    requests of any length, but with no more requests and query tokens than were captured. Between
+    the two, plans and runs of other batches may have come. Its result is the caller's to keep.
+    """
+
+    def capture(self, inputs: Any) -> None:  # noqa: ANN401
+        """Record a run."""
+
+    def replay(self, inputs: Any) -> Any:  # noqa: ANN401
+        """Run what was recorded."""
+
+
+@runtime_checkable
+class ScratchSession(Session, Typing):
+    """A session that says which memory its runs use as scratch: the suite overwrites it.
+
+    What runs leave there, and what plans keep there for them, is no scratch.
+    """
+
+    def scratch(self) -> Sequence[torch.Tensor]:
+        """Give tensors that may hold anything before a run."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +209,8 @@ def implementation(
             it empty.
         build_ahead: its modules take long to compile: the suite chooses a few of them that cover
             pairs of what they differ in, and builds these in parallel before the first problem.
-        session: makes a ``Session``, where planning and running are calls of their own.
+        session: makes a ``Session``, where planning and running are calls of their own; it may be
+            a ``GraphSession`` and a ``ScratchSession`` besides.
 
     Raises:
         ValueError: an unknown operation, feature or backend.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import time
 import traceback
-from collections.abc import Callable, Collection, Hashable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -64,6 +64,7 @@ class Subject:
         self._phases = phases
         self._compiled = set() if compiled is None else compiled
         self._modules, self._without_rules = frozenset(modules), tuple(without_rules)
+        self._waits = True
 
     def refusal(self, problem: Problem) -> str | None:
         """Give the reason why the implementation does not claim this problem; None if it does.
@@ -129,6 +130,24 @@ class Subject:
             self._compiled.add(module)
         return result
 
+    @contextmanager
+    def ahead(self) -> Iterator[None]:
+        """Let the host run ahead of the GPU: calls within are waited for at the end, all at once.
+
+        Raises:
+            Stop: as of ``call``; an error of the GPU is told of all of them.
+        """
+        self._waits = False
+        try:
+            yield
+        finally:
+            self._waits = True
+        with self._phases.phase("run"):
+            try:
+                self.wait()
+            except Exception as error:
+                raise Stop(_crash(error)) from error
+
     def attend(
         self,
         problem: Problem,
@@ -188,7 +207,7 @@ class Subject:
 
     def wait(self, streams: Sequence[torch.cuda.Stream | None] = (None,)) -> None:
         """Wait for what was launched, on the current stream or on these, in the phase "run"."""
-        if self.target.device != "cuda":
+        if self.target.device != "cuda" or not self._waits:
             return
         with self._phases.phase("run"):
             events = [torch.cuda.Event() for _ in streams]

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from . import append, attention, general, life_cycle, merge, metadata, partition, quantised, soak
+from . import (
+    append,
+    attention,
+    general,
+    host_ahead,
+    life_cycle,
+    merge,
+    metadata,
+    partition,
+    quantised,
+    soak,
+)
 from .law import Law
 
 LAWS: tuple[Law, ...] = (
@@ -12,6 +23,7 @@ LAWS: tuple[Law, ...] = (
     *quantised.LAWS,
     *life_cycle.LAWS,
     *soak.LAWS,
+    *host_ahead.LAWS,
     *merge.LAWS,
     *metadata.LAWS,
     *append.LAWS,

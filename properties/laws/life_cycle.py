@@ -1,130 +1,221 @@
-"""The law of sessions: plans that are kept, made anew, and used in turn with others."""
+"""The law of sessions: plans that are kept, made anew, recorded, and used in turn with others."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from ...reference import AttentionProblem, BatchMetadata, build_metadata
-from ...reference.inputs import PagedAttentionInputs
+from ...impl.protocol import GraphSession, ScratchSession, Session
+from ...reference import AttentionProblem
 from ...reference.values import choose
 from ..comparison import against_oracle
 from ..subject import Stop, Subject
 from ..verdict import PASS, VACUOUS, Verdict
-from .general import judged, others
-from .law import PAGED, Law
+from .batches import OTHER, PLANNED, PLANS, Batch, batches_of, blind, described, on_host, tensors
+from .batches import rewrite as rewrite_in_place
+from .general import judged
+from .law import ATTENTION, Law
 
-ACTIONS = (
-    "plan the batch",
-    "plan another batch",
-    "plan the same lengths on other pages",
-    "run",
-    "run",
-    "overwrite what was planned from",
-    "use another session",
-)
-BATCHES = dict(zip(ACTIONS[:3], range(3), strict=True))
-LENGTH = 6
-"""Actions between the first plan and run and the last run."""
+RUN, CAPTURE, REPLAY = "run", "capture", "replay"
+REWRITE = "write new keys in place and run again"
+APPEND = "append a key to each request, plan and run again"
+OVERWRITE_PLAN = "overwrite what was planned from"
+OVERWRITE_SCRATCH = "overwrite the scratch memory"
+OTHER_SESSION = "plan and run another session"
+OTHER_SESSION_AGAIN = "run the other session again"
+ACTIONS = (*PLANS, RUN, RUN, RUN, REWRITE, APPEND, OVERWRITE_PLAN, OVERWRITE_SCRATCH, OTHER_SESSION,
+           OTHER_SESSION_AGAIN)  # fmt: skip
+GRAPH_ACTIONS = (*ACTIONS, CAPTURE, *[REPLAY] * 6)
 
 
 def life_cycle(subject: Subject, problem: AttentionProblem) -> Verdict:
-    """Plan, run, plan anew, overwrite host buffers, use two sessions: each run is a fresh call's.
+    """Plan, run, plan anew, append, record and replay: each run gives what a fresh call gives.
 
     What is done follows from the problem's seed; the fewest actions that show a fault are told.
     """
     if subject.implementation.session is None:
         return VACUOUS
-    # A mask is planned by some and given to each run by others: it is of no use here.
-    problem = replace(problem, custom_mask=False)
-    repaged = replace(problem, page_order=problem.page_order + 1)
-    other = next(others(problem))
-    assert isinstance(other, AttentionProblem)  # noqa: S101  of the same kind
-    batches = (problem, other, repaged)
-    if not problem.num_tokens or not all(subject.supports(batch) for batch in batches):
+    batches = batches_of(subject, problem)
+    if not batches:
         return VACUOUS
-    walk = _walk(problem.seed)
+    walk = _walk(problem.seed, graphs=isinstance(subject.implementation.session(), GraphSession))
     verdict = _outcome(subject, batches, walk)
     if not verdict.bad:
         return verdict
-    for position in reversed(range(len(walk))):
-        shorter = [*walk[:position], *walk[position + 1 :]]
-        found = _outcome(subject, batches, shorter)
-        if (found.status, found.kind) == (verdict.status, verdict.kind):
-            walk, verdict = shorter, found
+    walk, verdict = _fewest(subject, batches, walk, verdict)
     return replace(verdict, message=f"{'; '.join(walk)}: {verdict.message}")
 
 
-def _walk(seed: int) -> list[str]:
-    chosen = [ACTIONS[choose(seed, "life", step, len(ACTIONS))] for step in range(LENGTH)]
-    return [ACTIONS[0], "run", *chosen, "run"]
+def _walk(seed: int, *, graphs: bool) -> list[str]:
+    """Shuffle the actions by the seed alone, so that a problem that shrinks keeps their order."""
+    actions = GRAPH_ACTIONS if graphs else ACTIONS
+    order = sorted(range(len(actions)), key=lambda each: choose(seed, "life", each, 2**32))
+    shuffled = [actions[each] for each in order]
+    if graphs and choose(seed, "graphs", 0, 4):
+        return [PLANNED, CAPTURE, *shuffled, REPLAY]
+    return [PLANNED, RUN, *shuffled, RUN]
 
 
-def _outcome(subject: Subject, batches: Sequence[AttentionProblem], walk: Sequence[str]) -> Verdict:
+def _fewest(
+    subject: Subject, batches: Mapping[str, Batch], walk: list[str], verdict: Verdict
+) -> tuple[list[str], Verdict]:
+    """Leave out actions, the last ones first, until none can be left out."""
+    before = None
+    while walk != before:
+        before = walk
+        for position in reversed(range(len(walk))):
+            shorter = [*walk[:position], *walk[position + 1 :]]
+            found = _outcome(subject, batches, shorter)
+            if (found.status, found.kind) == (verdict.status, verdict.kind):
+                walk, verdict = shorter, found
+    return walk, verdict
+
+
+def _outcome(subject: Subject, batches: Mapping[str, Batch], walk: Sequence[str]) -> Verdict:
     """Give the verdict on a walk; an exception is one, so that its actions are told too."""
     try:
-        return _follow(subject, batches, walk)
+        engine = _Engine(subject, batches)
+        for step, action in enumerate(walk):
+            verdict = engine.actions[action](step)
+            if verdict is not None and verdict.bad:
+                return verdict
     except Stop as stop:
         return stop.verdict
-
-
-def _follow(subject: Subject, batches: Sequence[AttentionProblem], walk: Sequence[str]) -> Verdict:
-    session = subject.implementation.session
-    assert session is not None  # noqa: S101  the law has looked
-    mine, theirs = session(), session()
-    current: AttentionProblem | None = None
-    given: list[torch.Tensor] = []
-    for step, action in enumerate(walk):
-        if action in BATCHES:
-            current = batches[BATCHES[action]]
-            given = _plan(subject, mine, current)
-        elif action.startswith("overwrite"):
-            for tensor in given:
-                tensor.fill_(1)
-        elif action.startswith("use"):
-            _plan(subject, theirs, batches[1])
-            verdict = _run(subject, theirs, replace(batches[1], seed=batches[1].seed + step))
-            if verdict.bad:
-                return verdict
-        elif current is not None:
-            verdict = _run(subject, mine, replace(current, seed=current.seed + step))
-            if verdict.bad:
-                return verdict
     return PASS
 
 
-def _plan(subject: Subject, session: Any, problem: AttentionProblem) -> list[torch.Tensor]:  # noqa: ANN401
+@dataclass(frozen=True)
+class _Run:
+    """A run or replay, the step whose values it was given, and the tensors that hold them."""
+
+    function: Callable[[Any], Any]
+    step: int
+    inputs: Any
+
+
+class _Engine:
+    """Two sessions side by side, what each is planned for, and what was captured.
+
+    An action that is impossible where it stands, such as a run without a plan, does nothing.
+    """
+
+    def __init__(self, subject: Subject, batches: Mapping[str, Batch]) -> None:
+        session = subject.implementation.session
+        assert session is not None  # noqa: S101  the law has looked
+        self._subject, self._batches = subject, batches
+        self._mine, self._theirs = session(), session()
+        self._planned: Batch | None = None
+        self._their_plan: Batch | None = None
+        self._captured: Batch | None = None
+        self._last: _Run | None = None
+        """The last run, or replay, since the plan."""
+        self._given: list[torch.Tensor] = []
+        self.actions: dict[str, Callable[[int], Verdict | None]] = {
+            **{name: partial(self._plan, batches.get(name)) for name in PLANS},
+            RUN: self._run,
+            REWRITE: self._rewrite,
+            APPEND: self._append,
+            OVERWRITE_PLAN: self._overwrite_plan,
+            OVERWRITE_SCRATCH: self._overwrite_scratch,
+            OTHER_SESSION: self._run_another,
+            OTHER_SESSION_AGAIN: self._run_another_again,
+            CAPTURE: self._capture,
+            REPLAY: self._replay,
+        }
+
+    def _plan(self, batch: Batch | None, _: int) -> None:
+        if batch is not None:
+            self._given = plan(self._subject, self._mine, batch, tensors(self._subject, batch, 0))
+            self._planned, self._last = batch, None
+
+    def _run(self, step: int) -> Verdict | None:
+        return self._fresh(self._mine.run, step)
+
+    def _fresh(self, function: Callable[[Any], Any], step: int) -> Verdict | None:
+        """Run on new tensors."""
+        if self._planned is None:
+            return None
+        self._last = _Run(function, step, tensors(self._subject, self._planned, step))
+        return self._attend(function, self._planned, self._last.inputs)
+
+    def _rewrite(self, step: int) -> Verdict | None:
+        if self._planned is None or self._last is None:
+            return None
+        self._last = replace(self._last, step=step)
+        rewrite_in_place(self._last.inputs, tensors(self._subject, self._planned, step))
+        return self._attend(self._last.function, self._planned, self._last.inputs)
+
+    def _append(self, _: int) -> Verdict | None:
+        if self._planned is None or self._last is None or self._planned.full:
+            return None
+        grown = self._planned.grown()
+        rewrite_in_place(self._last.inputs, tensors(self._subject, grown, self._last.step))
+        inputs = described(self._last.inputs, grown.problem)
+        self._given = plan(self._subject, self._mine, grown, inputs)
+        self._planned, self._last = grown, replace(self._last, inputs=inputs)
+        return self._attend(self._last.function, grown, inputs)
+
+    def _overwrite_plan(self, _: int) -> None:
+        for tensor in self._given:
+            tensor.fill_(1)
+
+    def _overwrite_scratch(self, _: int) -> None:
+        if isinstance(self._mine, ScratchSession):
+            for tensor in self._mine.scratch():
+                tensor.view(torch.uint8).fill_(255)  # NaN of every floating type, -1 of integers
+
+    def _run_another(self, step: int) -> Verdict | None:
+        self._their_plan = self._batches.get(OTHER, self._batches[PLANNED])
+        plan(self._subject, self._theirs, self._their_plan,
+             tensors(self._subject, self._their_plan, 0))  # fmt: skip
+        return self._run_another_again(step)
+
+    def _run_another_again(self, step: int) -> Verdict | None:
+        if self._their_plan is None:
+            return None
+        inputs = tensors(self._subject, self._their_plan, step)
+        return self._attend(self._theirs.run, self._their_plan, inputs)
+
+    def _capture(self, step: int) -> None:
+        if self._planned is not None and isinstance(self._mine, GraphSession):
+            problem = self._planned.problem
+            inputs = blind(tensors(self._subject, self._planned, step), problem)
+            self._subject.call(problem, inputs, self._mine.capture)
+            self._captured = self._planned
+
+    def _replay(self, step: int) -> Verdict | None:
+        if self._planned is None or self._captured is None:
+            return None
+        if not (isinstance(self._mine, GraphSession) and self._captured.fits(self._planned)):
+            return None
+        return self._fresh(self._mine.replay, step)
+
+    def _attend(self, function: Callable[[Any], Any], batch: Batch, inputs: Any) -> Verdict:  # noqa: ANN401
+        subject = self._subject
+        expectation = judged(subject, inputs)
+        result = subject.attend(batch.problem, blind(inputs, batch.problem), function=function)
+        # Values and pages are those of the room: what holds of all its keys holds of fewer.
+        return against_oracle(result, expectation, exact=subject.exact(batch.room))
+
+
+def plan(subject: Subject, session: Session, batch: Batch, inputs: Any) -> list[torch.Tensor]:  # noqa: ANN401
     """Plan a batch from host tensors, and give these."""
-    inputs: PagedAttentionInputs = subject.materialise(problem)
-    held = {name: tensor.cpu().clone() for name, tensor in inputs.metadata.tensors().items()}
-    table = inputs.block_table.cpu().clone()
-    metadata = BatchMetadata(**held, page_size=inputs.metadata.page_size)
-    subject.call(problem, replace(inputs, metadata=metadata, block_table=table), session.plan)
-    return [*held.values(), table]
-
-
-def _run(subject: Subject, session: Any, problem: AttentionProblem) -> Verdict:  # noqa: ANN401
-    """Run a session on fresh values of the batch that it has planned."""
-    inputs: PagedAttentionInputs = subject.materialise(problem)
-    expectation = judged(subject, inputs)
-    # Metadata of another batch, of one key a request: what was planned counts.
-    table = torch.zeros_like(inputs.block_table)
-    one_key = [1] * len(problem.seq_lens)
-    metadata = build_metadata(problem.query_lens, one_key, table, problem.page_size)
-    blind = replace(inputs, metadata=metadata, block_table=table)
-    result = subject.attend(problem, blind, function=session.run)
-    return against_oracle(result, expectation, exact=subject.exact(problem))
+    hosted, given = on_host(inputs)
+    subject.call(batch.problem, hosted, session.plan)
+    return given
 
 
 LAWS = (
     Law(
         "life_cycle",
-        PAGED,
+        ATTENTION,
         life_cycle,
-        "a session's run is that of a fresh call, whatever was planned, run and overwritten before",
+        "a session's run, or replay of a recorded run, is that of a fresh call, whatever was "
+        "planned, run, appended and overwritten before",
         weight=0.5,
         needs=("session",),
     ),

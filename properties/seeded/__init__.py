@@ -10,6 +10,7 @@ from __future__ import annotations
 from . import (
     append_bugs,
     attention_bugs,
+    graph_bugs,
     honest,
     memory_bugs,
     merge_bugs,
@@ -41,6 +42,7 @@ BUGS: tuple[SeededBug, ...] = (
     *session_bugs.BUGS,
     *mla_bugs.BUGS,
     *soak_bugs.BUGS,
+    *graph_bugs.BUGS,
 )
 """Wrong answers: each must be killed by at least one law."""
 PROCESS_CONTROLS: tuple[SeededBug, ...] = (*process_bugs.BUGS, *soak_bugs.PROCESS_CONTROLS)
@@ -51,6 +53,7 @@ HONEST: tuple[SeededBug, ...] = (
     *mla_bugs.CONTROLS,
     *soak_bugs.CONTROLS,
     *tensor_cores.CONTROLS,
+    *graph_bugs.CONTROLS,
 )
 """Right answers by unusual ways: no law may accuse one."""
 CATALOGUE: tuple[SeededBug, ...] = (*BUGS, *PROCESS_CONTROLS, *HONEST)

@@ -8,15 +8,15 @@ from typing import Any, ClassVar
 
 import torch
 
-from ...reference import BatchMetadata
-from ...reference.inputs import PagedAttentionInputs
+from ...reference import BatchMetadata, build_metadata
+from ...reference.inputs import PagedAttentionInputs, RaggedAttentionInputs
 from .catalogue import SeededBug, seeded
 from .kernels import attend
 
 BUGS: list[SeededBug] = []
 CONTROLS: list[SeededBug] = []
 Pair = tuple[torch.Tensor, torch.Tensor]
-PAGED = "paged_attention"
+PAGED, RAGGED = "paged_attention", "ragged_attention"
 
 
 def copied(inputs: PagedAttentionInputs) -> BatchMetadata:
@@ -80,31 +80,159 @@ class SharesPlans(Session):
         return attend(replace(inputs, metadata=self.workspace["plan"]))
 
 
-def _once(session: type[Session], inputs: PagedAttentionInputs) -> Pair:
+class PlansByRequests(Session):
+    """Plans lengths for the first batch of so many requests alone; pages each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lengths: dict[int, BatchMetadata] = {}
+
+    def plan(self, inputs: PagedAttentionInputs) -> None:
+        """Remember a batch, with the lengths of the first one that had as many requests."""
+        new = copied(inputs)
+        first = self._lengths.setdefault(new.num_requests, new)
+        query_lens, lengths = new.qo_indptr.diff(), first.seq_lens
+        within = torch.minimum(lengths, new.paged_kv_indptr.diff() * new.page_size)
+        self.metadata = build_metadata(
+            query_lens, within, inputs.block_table, new.page_size
+        ).to(inputs.q.device)  # fmt: skip
+
+
+class GathersOnce(Session):
+    """Gathers the cache of a plan at its first run, and again where it is another tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: torch.Tensor | None = None
+        self._copy: Pair | None = None
+
+    def run(self, inputs: PagedAttentionInputs) -> Pair:
+        """Attend to a copy of the cache."""
+        if self._copy is None or self._seen is not inputs.k_cache:
+            self._seen = inputs.k_cache
+            self._copy = inputs.k_cache.clone(), inputs.v_cache.clone()
+        return super().run(replace(inputs, k_cache=self._copy[0], v_cache=self._copy[1]))
+
+
+class RoundsAsFirst(Session):
+    """Keeps a buffer for queries by their shape, in the dtype of the first that had it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._buffers: dict[torch.Size, torch.Tensor] = {}
+
+    def run(self, inputs: PagedAttentionInputs) -> Pair:
+        """Attend with queries that went through the buffer."""
+        buffer = self._buffers.setdefault(inputs.q.shape, torch.empty_like(inputs.q))
+        return super().run(replace(inputs, q=buffer.copy_(inputs.q).to(inputs.q.dtype)))
+
+
+class AddsToScratch(Session):
+    """Adds partial results to scratch memory that was zeroed once, and takes them off again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sums = torch.zeros(1)
+
+    def scratch(self) -> list[torch.Tensor]:
+        """Give the memory, which the kernel does believe to be scratch."""
+        return [self._sums]
+
+    def run(self, inputs: PagedAttentionInputs) -> Pair:
+        """Attend, and add what the memory holds."""
+        out, lse = super().run(inputs)
+        return out + self._sums.to(out), lse
+
+
+class RaggedSession:
+    """Keeps a copy of the offsets that it was planned from."""
+
+    def __init__(self) -> None:
+        self._indptrs: Pair | None = None
+
+    def plan(self, inputs: RaggedAttentionInputs) -> None:
+        """Remember a batch."""
+        self._indptrs = self._kept(inputs.qo_indptr), self._kept(inputs.kv_indptr)
+
+    def run(self, inputs: RaggedAttentionInputs) -> Pair:
+        """Attend as planned."""
+        assert self._indptrs is not None  # noqa: S101  plan comes first
+        return attend(replace(inputs, qo_indptr=self._indptrs[0], kv_indptr=self._indptrs[1]))
+
+    def _kept(self, indptr: torch.Tensor) -> torch.Tensor:
+        return indptr.clone()
+
+
+class KeepsRaggedReferences(RaggedSession):
+    """Keeps the very offsets that it was planned from."""
+
+    def _kept(self, indptr: torch.Tensor) -> torch.Tensor:
+        return indptr
+
+
+def once(session: Callable[[], Any], inputs: Any) -> Pair:  # noqa: ANN401  of either operation
+    """Plan and run with a session of one call."""
     made = session()
     made.plan(inputs)
-    return made.run(inputs)
+    result: Pair = made.run(inputs)
+    return result
 
 
 @seeded(BUGS, PAGED, "life_cycle", model="vllm#23737", session=KeepsReferences)
 def plan_keeps_host_buffers(inputs: PagedAttentionInputs) -> Pair:
     """Plan from host buffers by reference, which the engine overwrites for its next step."""
-    return _once(KeepsReferences, inputs)
+    return once(KeepsReferences, inputs)
 
 
 @seeded(BUGS, PAGED, "life_cycle", model="TensorRT-LLM#18769", session=PlansByLengths)
 def plan_by_lengths(inputs: PagedAttentionInputs) -> Pair:
     """Skip planning where the lengths are those of the last plan, though the pages are others."""
-    return _once(PlansByLengths, inputs)
+    return once(PlansByLengths, inputs)
 
 
 @seeded(BUGS, PAGED, "life_cycle", model="vllm#25520", session=SharesPlans)
 def plan_in_shared_workspace(inputs: PagedAttentionInputs) -> Pair:
     """Keep the plan in a workspace that another session plans into."""
-    return _once(SharesPlans, inputs)
+    return once(SharesPlans, inputs)
+
+
+@seeded(BUGS, PAGED, "life_cycle", session=PlansByRequests)
+def plan_keeps_lengths(inputs: PagedAttentionInputs) -> Pair:
+    """Keep the lengths of the first plan of as many requests, and take only the pages anew."""
+    return once(PlansByRequests, inputs)
+
+
+@seeded(BUGS, PAGED, "life_cycle", session=GathersOnce)
+def cache_gathered_once(inputs: PagedAttentionInputs) -> Pair:
+    """Keep a copy of the cache that does not see what is appended in place."""
+    return once(GathersOnce, inputs)
+
+
+@seeded(BUGS, PAGED, "life_cycle", session=RoundsAsFirst)
+def buffer_of_first_dtype(inputs: PagedAttentionInputs) -> Pair:
+    """Find a buffer by the shape of the queries, and not by their dtype."""
+    return once(RoundsAsFirst, inputs)
+
+
+@seeded(BUGS, PAGED, "life_cycle", model="flashinfer#3474", session=AddsToScratch)
+def scratch_assumed_zero(inputs: PagedAttentionInputs) -> Pair:
+    """Add to a workspace that was zeroed when it was made."""
+    return once(AddsToScratch, inputs)
+
+
+@seeded(BUGS, RAGGED, "life_cycle", model="vllm#23737", session=KeepsRaggedReferences)
+def ragged_plan_keeps_host_buffers(inputs: RaggedAttentionInputs) -> Pair:
+    """Plan ragged keys from host buffers by reference, which are overwritten."""
+    return once(KeepsRaggedReferences, inputs)
 
 
 @seeded(CONTROLS, PAGED, control="honest", session=Session)
 def planned(inputs: PagedAttentionInputs) -> Pair:
     """Plan once, run as planned."""
-    return _once(Session, inputs)
+    return once(Session, inputs)
+
+
+@seeded(CONTROLS, RAGGED, control="honest", session=RaggedSession)
+def planned_ragged(inputs: RaggedAttentionInputs) -> Pair:
+    """Plan ragged keys once, run as planned."""
+    return once(RaggedSession, inputs)

@@ -54,11 +54,11 @@ def refusals(blocked: str, interpret: str) -> list[str]:
 
 
 class TestRefusals:
-    def test_all_seven_are_registered(self) -> None:
+    def test_all_eight_are_registered(self) -> None:
         assert OURS == [
-            "triton-append", "triton-attention", "triton-attention-native-dot",
-            "triton-attention-split-kv", "triton-merge-state", "triton-metadata",
-            "triton-ragged-attention",
+            "triton-append", "triton-attention", "triton-attention-graph",
+            "triton-attention-native-dot", "triton-attention-split-kv", "triton-merge-state",
+            "triton-metadata", "triton-ragged-attention",
         ]  # fmt: skip
 
     def test_without_triton_all_are_unsupported_in_one_sentence(self) -> None:
