@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -28,7 +28,8 @@ class QueuedSubject(Subject):
     def materialise(self, problem: Any, **options: Any) -> Any:  # noqa: ANN401
         return materialise(problem, **options)
 
-    def _wait(self) -> None:
+    def wait(self, streams: Sequence[torch.cuda.Stream | None] = (None,)) -> None:
+        del streams
         while self._waits and QUEUE:
             QUEUE.pop(0)()
 
