@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +35,7 @@ class Plan:
         share: of the profile's problems: a gate over many implementations takes fewer of each.
         cases: folder for an example database, where the profile explores.
         without_rules: ids of support rules that are not asked: what they refuse is called.
+        environment: further variables for workers beside the run's own.
         sanitizer: tool of compute-sanitizer that the workers run under; none if empty.
     """
 
@@ -52,6 +53,7 @@ class Plan:
     share: float = 1.0
     cases: Path | None = None
     without_rules: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
     sanitizer: str = ""
 
 

@@ -25,6 +25,8 @@ COST_ROWS, COST_KEYS = 8, 64
 """How many times more rows, or keys a request, the second call has that is timed."""
 
 
+Once = Callable[[str, Callable[[], None]], None]
+"""Does what has a name, or waits until another process has done it."""
 MOST_BUILDERS = 16
 """Processes that build at a time: each compiler starts several more."""
 BUILD_DEADLINES = Deadlines(run=120.0, compile=1800.0)
@@ -70,11 +72,17 @@ def survey(
     return axes
 
 
+def _here(name: str, do: Callable[[], None]) -> None:
+    del name
+    do()
+
+
 def prepare(
     worker: Worker,
     plan: Plan,
     report: ImplementationReport,
     built: Callable[[int, int], None] | None = None,
+    once: Once = _here,
 ) -> tuple[Quarry, Cost] | None:
     """Import an implementation, learn what it supports and what it costs; build its modules.
 
@@ -83,6 +91,7 @@ def prepare(
         plan: of the run.
         report: to be filled.
         built: is told how many modules are built, of how many.
+        once: does the building, or waits for the process that does.
     """
     address = Address(
         report.reference,
@@ -91,6 +100,7 @@ def prepare(
         without_rules=tuple(plan.without_rules),
         soak=plan.profile.soak,
         tool=plan.sanitizer,
+        environment=plan.environment,
     )
     profile = on_device(plan.profile, plan.device)
     axes = survey(worker, address, profile.max_work, report)
@@ -98,7 +108,10 @@ def prepare(
         return None
     if report.declared["build_ahead"]:
         modules = choose(axes, _keys(worker, address), plan.profile.modules)
-        build(address, modules, report, built)
+        # The keys too: another search, say with another profile, needs other modules.
+        named = f"{report.reference} {[module.key for module in modules]}"
+        once(named, lambda: build(address, modules, report, built))
+        report.modules = len(modules)
         # Laws change problems, and may come to another module: those alone are called.
         address = replace(address, modules=tuple(module.key for module in modules))
         axes = replace(axes, restrictions=tuple(module.values for module in modules))
@@ -142,7 +155,7 @@ def build(
     start = time.monotonic()
     size = max(1, min(len(modules), (os.cpu_count() or 1) // 2, MOST_BUILDERS))
     done = itertools.count(1)
-    pool = open_pool(address.device, size=size, standby=False)
+    pool = open_pool(address.device, size=size, standby=False, environment=address.environment)
     with pool, ThreadPoolExecutor(size) as threads:
 
         def one(module: Module) -> None:
