@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from ..impl import Target
 from ..reference import Problem
 from .axes import example
+from .building import Builder
 from .cases import CaseWriter, launches_of, replay_command
 from .expectations import read_expectations
 from .hunt import Hunt, Search
@@ -32,7 +35,7 @@ from .quarry import (
     warm_up,
 )
 from .report import Finding, ImplementationReport, LawReport, RunReport
-from .sharing import SuiteRefusedError, shared
+from .sharing import SuiteRefusedError, once, shared
 from .surveying import Choices, take_survey
 from .telling import compact, told
 from .verdict import Verdict
@@ -40,6 +43,8 @@ from .verdict import Verdict
 MARGIN_SECONDS = 300.0
 """For starting workers, timing, confirming a finding in a fresh process: more than they need."""
 COMPILE_SECONDS = 900.0
+BUILD_SECONDS = 3600.0
+"""For building modules ahead on a GPU, or waiting for the processes that do, each in its turn."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +88,10 @@ class Suite:
         except LedgerError as error:
             raise SuiteRefusedError(str(error)) from error
         self._choices, self._jobs, self._lost = choices, jobs, ""
+        self._common = common
         # Where other processes keep the cores busy, a spare worker would only take time from them.
         self._pool = open_pool(choices.device, standby=jobs == 1, environment=environment)
+        self._builder = Builder()
         try:
             self.survey = Survey.from_json(shared(common, self._take_survey))
         except BaseException:
@@ -101,6 +108,7 @@ class Suite:
             ledger=self._ledger,
             share=1.0 if choices.implementations else GATE_SHARE,
             cases=choices.cases / "examples",
+            environment=environment or {},
         )
         self._writer = CaseWriter(
             choices.cases, choices.operation, self._ledger, flag="--kernelproof-cases"
@@ -110,6 +118,7 @@ class Suite:
 
     def close(self) -> None:
         """End the worker."""
+        self._builder.close()
         self._pool.close()
 
     def _take_survey(self) -> dict[str, Any]:
@@ -121,6 +130,8 @@ class Suite:
         most = MARGIN_SECONDS + 10 * self._plan.profile.shrink_seconds
         if item.configuration.fixed:
             most += COMPILE_SECONDS
+        if self._choices.device == "cuda":
+            most += BUILD_SECONDS
         return most + (self._seconds(item, find_law(item.law)) if item.law else 0.0)
 
     def judge(self, item: Item) -> Judged:
@@ -152,7 +163,16 @@ class Suite:
             return Judged("skipped", f"{surveyed.label}: {reason}")
         if surveyed.name not in self._prepared:
             report = ImplementationReport(surveyed.name, surveyed.reference)
-            self._prepared[surveyed.name] = (report, prepare(worker, self._plan, report))
+            self._prepared[surveyed.name] = (
+                report,
+                prepare(
+                    lambda: nullcontext(worker),
+                    self._plan,
+                    report,
+                    self._builder,
+                    once=partial(once, self._common),
+                ),
+            )
         report, made = self._prepared[surveyed.name]
         if made is None:
             why = report.error or report.unsupported_reason

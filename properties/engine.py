@@ -6,14 +6,17 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from ..impl import Target
 from ..impl.registry import resolve_name
 from ..reference import Problem
+from .building import Builder
+from .gpus import processes_for, visible_devices
 from .hunt import Hunt, Search
 from .isolation import Worker
 from .laws import Law, laws_of
@@ -38,6 +41,13 @@ Pending = dict["Future[Any]", tuple[ImplementationReport, Callable[[Any], None]]
 GRACE_SECONDS = 5.0
 """How long an interrupted run waits for the laws in progress."""
 LATER_PROBLEMS = 20
+
+
+def _usual_jobs(device: str) -> int:
+    cores = os.cpu_count() or 1
+    if device == "cuda":
+        return max(1, processes_for(visible_devices()[:1], cores))
+    return max(1, min(cores, 8))
 
 
 class Progress:
@@ -80,17 +90,19 @@ class Run:
             sanitizer=plan.sanitizer,
         )
         self._stop = threading.Event()
-        jobs = plan.jobs or (1 if plan.device == "cuda" else max(1, min(os.cpu_count() or 1, 8)))
-        self._jobs = jobs
-        self._pool = open_pool(plan.device, size=jobs, tool=plan.sanitizer)
+        self._jobs = plan.jobs or _usual_jobs(plan.device)
+        self._pool = open_pool(plan.device, size=self._jobs, tool=plan.sanitizer)
+        self._builder = Builder()
 
     def execute(self) -> RunReport:
         """Run everything, and report what was learned even if the run ends early."""
         start = time.monotonic()
         pending: Pending = {}
-        with self._pool, ThreadPoolExecutor(self._jobs) as executor:
+        # Preparing is waiting for compilers: that must not keep laws from running meanwhile.
+        each = max(1, len(self.plan.implementations))
+        with self._pool, ThreadPoolExecutor(self._jobs) as laws, ThreadPoolExecutor(each) as others:
             try:
-                self._submit_all(executor, pending)
+                self._submit_all(laws, others, pending)
                 while pending:
                     self._collect(pending, None)
             except KeyboardInterrupt:
@@ -102,20 +114,24 @@ class Run:
             finally:
                 self.report.respawns = self._pool.respawns
                 self.report.seconds = time.monotonic() - start
-                # Ends whatever still runs: the executor waits for its threads.
+                # Ends whatever still runs: the executors wait for their threads.
+                self._builder.close()
                 self._pool.close()
         return self.report
 
     def _end_early(self, pending: Pending) -> None:
         """Let laws in progress end after their case, and take what they have learned."""
         self._stop.set()
+        self._builder.close()
         for future in [future for future in pending if future.cancel()]:
             del pending[future]
         deadline = time.monotonic() + GRACE_SECONDS
         while pending and time.monotonic() < deadline:
             self._collect(pending, deadline - time.monotonic())
 
-    def _submit_all(self, executor: ThreadPoolExecutor, pending: Pending) -> None:
+    def _submit_all(
+        self, laws: ThreadPoolExecutor, others: ThreadPoolExecutor, pending: Pending
+    ) -> None:
         """Queue the preparation of each implementation, which queues its laws in their order."""
 
         def submit(
@@ -124,7 +140,7 @@ class Run:
             done: Callable[[Any], None],
         ) -> None:
             if not self._stop.is_set():
-                pending[executor.submit(self._leased, work)] = (report, done)
+                pending[laws.submit(self._leased, work)] = (report, done)
 
         for name in self.plan.implementations:
             report = ImplementationReport(name, resolve_name(name))
@@ -138,15 +154,17 @@ class Run:
                 else:
                     self.progress.skipped(report)
 
-            def work(
-                worker: Worker, report: ImplementationReport = report
-            ) -> tuple[Quarry, Cost] | None:
-                def built(done: int, modules: int) -> None:
-                    self.progress.building(report.name, done, modules)
+            pending[others.submit(self._prepare, report)] = (report, prepared)
 
-                return prepare(worker, self.plan, report, built)
+    def _prepare(self, report: ImplementationReport) -> tuple[Quarry, Cost] | None:
+        def built(done: int, modules: int) -> None:
+            self.progress.building(report.name, done, modules)
 
-            submit(report, work, prepared)
+        try:
+            return prepare(self._lease, self.plan, report, self._builder, built=built)
+        except DeviceLostError:
+            self._stop.set()
+            raise
 
     def _collect(self, pending: Pending, timeout: float | None) -> None:
         """Wait for work to end, and take its results."""
@@ -169,15 +187,20 @@ class Run:
         for future in [future for future in pending if future.cancel()]:
             del pending[future]
 
-    def _leased(self, work: Callable[[Worker], Any]) -> Any:  # noqa: ANN401  whatever work gives
+    @contextmanager
+    def _lease(self) -> Iterator[Worker]:
         with self._pool.lease() as worker:
             if self._stop.is_set():  # since it was queued
                 raise CancelledError
             try:
-                return work(worker)
+                yield worker
             except DeviceLostError:
                 self._stop.set()
                 raise
+
+    def _leased(self, work: Callable[[Worker], Any]) -> Any:  # noqa: ANN401  whatever work gives
+        with self._lease() as worker:
+            return work(worker)
 
     def _submit_laws(
         self,

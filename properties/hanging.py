@@ -46,7 +46,7 @@ def stuck_in_launch(quarry: Quarry, law: Law, problem: Problem) -> str:
     Returns:
         A sentence for the finding; empty where nothing was learned.
     """
-    environment = {BLOCKING: "1"}
+    environment = {**quarry.address.environment, BLOCKING: "1"}
     device = quarry.address.device
     with open_pool(device, standby=False, environment=environment) as pool, pool.lease() as worker:
         warm_up(worker, quarry)

@@ -37,6 +37,7 @@ class Plan:
         cases: folder for an example database, where the profile explores.
         without_rules: ids of support rules that are not asked: what they refuse is called.
         only: by field, the values of problems that are drawn; all if empty. See ``only``.
+        environment: further variables for workers beside the run's own.
         sanitizer: tool of compute-sanitizer that the workers run under; none if empty.
     """
 
@@ -55,6 +56,7 @@ class Plan:
     cases: Path | None = None
     without_rules: Sequence[str] = ()
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
     sanitizer: str = ""
 
 

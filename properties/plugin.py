@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kernelproof.properties.gpus import share_of, visible_devices
+from kernelproof.properties.gpus import processes_for, share_of, visible_devices
 from kernelproof.properties.profiles import PROFILES
 from kernelproof.properties.sharing import REFUSAL, SuiteRefusedError
 from kernelproof.properties.tally import Tally
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 CASES = Path(".kernelproof", "cases")
 PACKAGE = Path(__file__).resolve().parent
 MODULE = "test_conformance.py"
-PROCESSES_A_GPU = 4
-"""Small problems leave a GPU idle, and compiling is the processor's work. On an H200, 1, 2 and 4
-processes judged 70, 83 and 107 problems of a Triton kernel in 30, 22 and 21 s."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "impl": {
         "action": "append",
@@ -223,12 +220,12 @@ def pytest_configure_node(node: Any) -> None:  # noqa: ANN401  xdist's WorkerCon
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)  # xdist's own answer is the number of cores
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """Count GPUs for `-n auto`: a few processes each, but no more than there are cores."""
+    """Count GPUs for `-n auto`: a few processes each, by cores and by free memory."""
     if config.getoption("kernelproof_device") != "cuda" or not _is_meant(config):
         return None
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None
-    return min(PROCESSES_A_GPU * len(visible_devices()), os.cpu_count() or 1) or None
+    return processes_for(visible_devices(), os.cpu_count() or 1) or None
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Module | None:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-import os
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
 from ..reference import AttentionProblem, MergeProblem, Problem
 from .axes import Axes, all_axes, example, narrow
-from .isolation import Deadlines, Worker
+from .building import Builder
+from .isolation import Worker
 from .modules import Keys, Module, choose
 from .only import Only, OnlyError, restricted
 from .plan import Plan
-from .pools import open_pool
-from .profiles import NO_COST, Cost, Timing, cost_of, on_device
+from .profiles import NO_COST, Cost, Profile, Timing, cost_of, on_device
 from .quarry import Address, HarnessError, Quarry, probe_device, verdict_of
 from .report import ImplementationReport
 
@@ -26,9 +23,10 @@ COST_ROWS, COST_KEYS = 8, 64
 """How many times more rows, or keys a request, the second call has that is timed."""
 
 
-MOST_BUILDERS = 16
-"""Processes that build at a time: each compiler starts several more."""
-BUILD_DEADLINES = Deadlines(run=120.0, compile=1800.0)
+Lease = Callable[[], AbstractContextManager[Worker]]
+"""Lends a worker."""
+Once = Callable[[str, Callable[[], None]], None]
+"""Does what has a name, or waits until another process has done it."""
 LOAD_SECONDS = 120.0
 """What a process's first call of a module may take that was built before: it only loads it."""
 
@@ -87,19 +85,29 @@ def survey(
     return axes
 
 
+def _here(name: str, do: Callable[[], None]) -> None:
+    del name
+    do()
+
+
 def prepare(
-    worker: Worker,
+    lease: Lease,
     plan: Plan,
     report: ImplementationReport,
+    builder: Builder,
+    *,
     built: Callable[[int, int], None] | None = None,
+    once: Once = _here,
 ) -> tuple[Quarry, Cost] | None:
     """Import an implementation, learn what it supports and what it costs; build its modules.
 
     Args:
-        worker: that asks.
+        lease: lends a worker that asks; none is held while modules are built.
         plan: of the run.
         report: to be filled.
+        builder: of modules, where they take long.
         built: is told how many modules are built, of how many.
+        once: does the building, or waits for the process that does.
     """
     address = Address(
         report.reference,
@@ -108,25 +116,40 @@ def prepare(
         without_rules=tuple(plan.without_rules),
         soak=plan.profile.soak,
         tool=plan.sanitizer,
+        environment=plan.environment,
     )
     profile = on_device(plan.profile, plan.device)
-    axes = survey(worker, address, profile.max_work, report, plan.only)
-    if axes is None:
-        return None
-    if report.declared["build_ahead"]:
-        modules = choose(axes, _keys(worker, address), plan.profile.modules)
-        build(address, modules, report, built)
+    modules: list[Module] = []
+    with lease() as worker:
+        axes = survey(worker, address, profile.max_work, report, plan.only)
+        if axes is None:
+            return None
+        if report.declared["build_ahead"]:
+            modules = choose(axes, _keys(worker, address), plan.profile.modules)
+    if modules:
+        # The keys too: another search, say with another profile, needs other modules.
+        named = f"{report.reference} {[module.key for module in modules]}"
+        once(named, lambda: builder.build(address, modules, report, built))
+        report.modules = len(modules)
         # Laws change problems, and may come to another module: those alone are called.
         address = replace(address, modules=tuple(module.key for module in modules))
         axes = replace(axes, restrictions=tuple(module.values for module in modules))
-    timing = _cost_problem(axes)
+    with lease() as worker:
+        return _timed(worker, Quarry(report.name, address, axes), report, profile)
+
+
+def _timed(
+    worker: Worker, quarry: Quarry, report: ImplementationReport, profile: Profile
+) -> tuple[Quarry, Cost]:
+    """Learn what an implementation costs, and so how large its problems may be."""
+    address = quarry.address
+    timing = _cost_problem(quarry.axes)
     timed = _ask(worker, address, "cost", problem=timing.to_json())
     report.call_seconds = float(timed.get("seconds", 0.0))
     small = Timing(report.call_seconds, timing.work)
     cost = cost_of(small, _time_larger(worker, address, timing, small), profile)
     report.cost = cost.name
-    axes = replace(axes, max_work=cost.max_work)
-    quarry = Quarry(report.name, address, axes)
+    quarry.axes = replace(quarry.axes, max_work=cost.max_work)
     quarry.pace.slowness = address.slowness
     quarry.pace.record(timing.work, report.call_seconds)
     if report.modules:
@@ -144,34 +167,6 @@ def _keys(worker: Worker, address: Address) -> Keys:
         return list(reply["keys"])
 
     return keys
-
-
-def build(
-    address: Address,
-    modules: Sequence[Module],
-    report: ImplementationReport,
-    built: Callable[[int, int], None] | None,
-) -> None:
-    """Build modules in parallel, each by its simplest call in a process of its own.
-
-    One that cannot be built is left to the laws: their first call of it says what is wrong.
-    """
-    start = time.monotonic()
-    size = max(1, min(len(modules), (os.cpu_count() or 1) // 2, MOST_BUILDERS))
-    done = itertools.count(1)
-    pool = open_pool(address.device, size=size, standby=False)
-    with pool, ThreadPoolExecutor(size) as threads:
-
-        def one(module: Module) -> None:
-            with pool.lease() as worker:
-                request = address.request("cost", problem=module.first.to_json(), calls=1)
-                if worker.run(request, BUILD_DEADLINES).died:
-                    probe_device(worker, address.device)
-            if built is not None:
-                built(next(done), len(modules))
-
-        list(threads.map(one, modules))
-    report.modules, report.build_seconds = len(modules), time.monotonic() - start
 
 
 def _time_larger(worker: Worker, address: Address, problem: Problem, small: Timing) -> Timing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,6 +36,7 @@ class Address:
             allowed if there is none.
         without_rules: ids of support rules that are not asked, or ``EVERY_RULE``.
         tool: of compute-sanitizer that the worker runs under; none if empty.
+        environment: further variables for workers that are started for it.
         soak: launches of one problem under the law of that name; the law's own number if 0.
     """
 
@@ -45,6 +47,7 @@ class Address:
     without_rules: tuple[str, ...] = ()
     soak: int = 0
     tool: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def slowness(self) -> float:

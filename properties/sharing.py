@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,28 @@ REFUSAL = "refusal"
 
 class SuiteRefusedError(Exception):
     """The suite cannot run as it was asked to; the message is one sentence."""
+
+
+def once(folder: Path | None, name: str, do: Callable[[], None]) -> None:
+    """Do something that all processes need done, in one of them while the others wait for it.
+
+    One thing at a time: what is done here takes the whole machine. A process that dies over it
+    leaves it to the next.
+
+    Args:
+        folder: that the processes share; None if there is one process.
+        name: of what is done.
+        do: does it.
+    """
+    if folder is None or not folder.is_dir():  # or on another machine
+        do()
+        return
+    done = folder / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.done"
+    with (folder / "once.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            do()
+            done.touch()
 
 
 def shared(folder: Path | None, find: Callable[[], dict[str, Any]]) -> dict[str, Any]:

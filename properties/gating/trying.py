@@ -19,6 +19,7 @@ from ...impl import Target
 from ...impl.gating import RuleBook
 from ...impl.protocol import EVERY_RULE
 from ...reference import AttentionProblem, Problem
+from ..building import share_of_compilers
 from ..isolation import Deadlines, Worker
 from ..ledger import Ledger
 from ..pools import open_pool
@@ -121,7 +122,12 @@ class Trying:
         cores = os.cpu_count() or 1
         most = cores // 2 if order.device == "cuda" else cores
         self._jobs = order.jobs or max(1, min(most, MOST_WORKERS))
-        self._pool = open_pool(order.device, size=self._jobs, standby=False)
+        self._pool = open_pool(
+            order.device,
+            size=self._jobs,
+            standby=False,
+            environment=share_of_compilers(self._jobs),
+        )
         self._numbers = {"built": itertools.count(1), "tried": itertools.count(1)}
 
     def execute(self) -> Report:

@@ -395,9 +395,56 @@ def test_auto_counts_gpus(
     monkeypatch.setattr(pytestconfig.option, "kernelproof_device", device)
     monkeypatch.setattr(pytestconfig, "args", [argument])
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(gpus, "free_memory", lambda _: [])
+    monkeypatch.setattr(gpus, "free_host_memory", lambda: None)
     monkeypatch.setenv(gpus.VISIBLE, devices)
     monkeypatch.delenv("PYTEST_XDIST_AUTO_NUM_WORKERS", raising=False)
     assert plugin.pytest_xdist_auto_num_workers(pytestconfig) == processes
+
+
+def smi(folder: Path, script: str) -> None:
+    tool = folder / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{script}\n", encoding="ascii")
+    tool.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("free", "host", "processes"),
+    [
+        ((141_000, 143_000), None, 8),  # as many as share a GPU well
+        ((24_000, 143_000), None, 4),  # two at the fuller one, and as many at the other
+        ((900, 900), None, 2),  # one each, however little is left
+        ((141_000, 143_000), 13_000, 3),  # the machine has room for three
+        ((141_000, 143_000), 1_000, 1),
+    ],
+)
+def test_processes_are_as_many_as_memory_holds(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    free: tuple[int, int],
+    host: int | None,
+    processes: int,
+) -> None:
+    lines = f"0, GPU-aa, {free[0]}\\n1, GPU-bb, {free[1]}\\n2, GPU-cc, 1\\n"
+    smi(tmp_path, f"printf '{lines}'")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(gpus, "free_host_memory", lambda: host)
+    assert gpus.free_memory(["1", "GPU-a", "MIG-x"]) == [free[1], free[0]]
+    assert gpus.processes_for(["0", "GPU-bb"], 64) == processes
+    assert gpus.processes_for([], 64) == 0
+    smi(tmp_path, "echo 'NVIDIA-SMI has failed'; exit 9")
+    assert gpus.free_memory(["0"]) == []
+
+
+def test_free_memory_of_the_machine_is_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "meminfo"
+    file.write_text("MemTotal: 9 kB\nMemAvailable:    4194304 kB\n", encoding="ascii")
+    monkeypatch.setattr(gpus, "_MEMORY", file)
+    assert gpus.free_host_memory() == 4096
+    monkeypatch.setattr(gpus, "_MEMORY", tmp_path / "none")
+    assert gpus.free_host_memory() is None
 
 
 def test_one_gpu_needs_no_sharing(monkeypatch: pytest.MonkeyPatch) -> None:
