@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..impl import Target, UnsupportedError
+from ..impl.protocol import NOT_NAMED
 from ..impl.registry import registered, resolve_name
 from ..properties.axes import narrow
 from ..properties.files import dumps
@@ -94,7 +95,9 @@ def _describe(worker: Worker, name: str, device: str) -> dict[str, Any]:
         reasons: list[str | None] = _ask(worker, {"task": "probe", "problems": asked, **base})[
             "reasons"
         ]
-        reason = next((each for each in reasons if each), reason)
+        # A feature that it does not have says less than whatever else is wanting.
+        telling = (each for each in reasons if each and (NOT_NAMED not in each or not reason))
+        reason = next(telling, reason)
         return reasons
 
     try:

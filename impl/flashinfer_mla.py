@@ -44,21 +44,32 @@ TILE = 64
 
 def latent_refusal(problem: Problem, target: Target) -> str | None:
     """Say why no MLA kernel takes a problem."""
-    if isinstance(problem, AttentionProblem) and not problem.values_in_keys:
+    said = attention_refusal(problem, target)
+    if said is None and isinstance(problem, AttentionProblem) and not problem.values_in_keys:
         return "latent attention reads values from the keys (values_in_keys)"
-    return attention_refusal(problem, target)
+    return said
 
 
 def _wrapped(problem: Problem, target: Target) -> bool | str:
-    if isinstance(problem, AttentionProblem):
-        if problem.kv_cache:
-            if problem.k_scale != problem.v_scale or not is_power_of_two(problem.k_scale):
-                return "an FP8 latent cache has one scale, which is rounded to the queries' dtype"
-        elif problem.v_scale != 1:
-            return "BatchMLAPagedAttentionWrapper has no v_scale"
-        if version_matches(target.flashinfer, TILES_REFUSED) and _tile_ends_in_a_query(problem):
-            return "FlashInfer refuses causal tiles that end inside a query token, from 0.7.1 on"
-    return latent_refusal(problem, target) or True
+    said = latent_refusal(problem, target)
+    if said is not None or not isinstance(problem, AttentionProblem):
+        return said or "latent attention"
+    one_scale = problem.k_scale == problem.v_scale and is_power_of_two(problem.k_scale)
+    refusals = (
+        (
+            bool(problem.kv_cache) and not one_scale,
+            "an FP8 latent cache has one scale, which is rounded to the queries' dtype",
+        ),
+        (
+            not problem.kv_cache and problem.v_scale != 1,
+            "BatchMLAPagedAttentionWrapper has no v_scale",
+        ),
+        (
+            version_matches(target.flashinfer, TILES_REFUSED) and _tile_ends_in_a_query(problem),
+            "FlashInfer refuses causal tiles that end inside a query token, from 0.7.1 on",
+        ),
+    )
+    return next((why for refused, why in refusals if refused), True)
 
 
 def _tile_ends_in_a_query(problem: AttentionProblem) -> bool:

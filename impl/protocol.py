@@ -47,6 +47,8 @@ host cannot know how many pages there are, its ``paged_kv_indices`` may then be 
 EVERY_RULE = "*"
 """Stands for all support rules among those that are not asked: nothing is gated."""
 
+NOT_NAMED = "does not name the feature"
+"""What is said of a problem with a feature that an implementation did not opt into."""
 Supports = Callable[[Problem, Target], "bool | str"]
 
 
@@ -133,10 +135,10 @@ class Implementation:
             return f"{self.name} implements {self.operation}, not {problem.operation}"
         for feature in ("custom_mask", "per_head_scales"):
             if getattr(problem, feature, False) and feature not in self.features:
-                return f"{self.name} does not name the feature {feature}"
+                return f"{self.name} {NOT_NAMED} {feature}"
         for feature in drawn_features(problem):
             if feature not in self.features:
-                return f"{self.name} does not name the feature {feature}"
+                return f"{self.name} {NOT_NAMED} {feature}"
         answer = True if self.supports is None else self.supports(problem, target)
         if answer is not True:
             return answer or f"{self.name}.supports said no"

@@ -8,10 +8,11 @@ axes are narrowed first, by asking about the simplest problem with each single v
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..impl.protocol import NOT_NAMED
 from ..reference import AttentionProblem, MergeProblem, MetadataProblem, Problem
 from ..reference.cache_names import KV_CACHES, cache_fits, element_of, multiples_of, query_dtypes
 from ..reference.kv_format import FP8
@@ -211,31 +212,10 @@ def narrow(
     axes = all_axes(operation) if axes is None else axes
     if not axes:
         return None if probe([example(operation, {})])[0] else Axes(operation, {}, max_work, {})
-    simplest = {name: values[0] for name, values in axes.items()}
-    free = [name for name in FREE if name in axes]
-    limits = [name for name in LIMITS if name in axes]
-    bases: list[dict[str, Any]] = []
-    reasons: set[str | None] = set()
-    starts = [dict(zip(limits, limit, strict=True))
-              for limit in itertools.product(*(axes[name] for name in limits))]  # fmt: skip
-    # Few kernels read quantised caches alone: they are asked only where a reason may be the cache.
-    in_fp8 = {"caches": IN_FP8} if IN_FP8 in axes.get("caches", ()) else {}
-    quantised_alone = [{**start, **in_fp8} for start in starts] if in_fp8 else []
-    for number, limited in enumerate([*starts, *quantised_alone]):
-        if number == len(starts) and len(reasons) == 1:
-            return None
-        start = {**simplest, **limited}
-        combinations = [
-            {**start, **dict(zip(free, values, strict=True))}
-            for values in itertools.product(*(axes[name] for name in free))
-        ]
-        answers = probe([example(operation, chosen) for chosen in combinations])
-        reasons |= set(answers)
-        bases = [chosen for chosen, reason in zip(combinations, answers, strict=True) if not reason]
-        if bases:
-            break
-    else:
+    bases = _bases(operation, axes, probe)
+    if not bases:
         return None
+    free = [name for name in FREE if name in axes]
     # A value is in if any of a few supported bases stays supported with it; scales, and FP8
     # queries, may be supported with quantised caches alone.
     caches = [{**bases[0], "caches": pair} for pair in axes.get("caches", ()) if pair[0]]
@@ -265,6 +245,45 @@ def narrow(
         for value in kept:
             refused.pop(f"{name}={value}", None)
     return Axes(operation, values, max_work, refused, bases[0])
+
+
+def _bases(
+    operation: str, axes: Mapping[str, tuple[Any, ...]], probe: Probe
+) -> list[dict[str, Any]]:
+    """Give the simplest supported combinations of values, with the least of all limits."""
+    simplest = {name: values[0] for name, values in axes.items()}
+    free = [name for name in FREE if name in axes]
+    said: set[str | None] = set()
+    not_named: set[object] = set()
+    for limited in _starts(axes):
+        optional = limited.get("head_dims"), limited.get("caches")
+        if optional in not_named:
+            continue
+        combinations = [
+            {**simplest, **limited, **dict(zip(free, values, strict=True))}
+            for values in itertools.product(*(axes[name] for name in free))
+        ]
+        answers = probe([example(operation, chosen) for chosen in combinations])
+        bases = [chosen for chosen, reason in zip(combinations, answers, strict=True) if not reason]
+        if bases:
+            return bases
+        if all(reason is not None and NOT_NAMED in reason for reason in answers):
+            not_named.add(optional)
+        elif "caches" not in limited:
+            said |= set(answers)
+        elif len(said) == 1 and said == set(answers):
+            break  # the reason has nothing to do with the cache
+    return []
+
+
+def _starts(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
+    """Give the limits in every combination, then for the few kernels that compute in FP8 alone."""
+    limits = [name for name in LIMITS if name in axes]
+    found = [dict(zip(limits, limit, strict=True))
+             for limit in itertools.product(*(axes[name] for name in limits))]  # fmt: skip
+    yield from found
+    if IN_FP8 in axes.get("caches", ()):
+        yield from ({**start, "caches": IN_FP8} for start in found)
 
 
 def _add_caches_of_other_dims(

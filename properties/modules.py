@@ -54,15 +54,17 @@ def choose(axes: Axes, keys: Keys, most: int) -> list[Module]:
 
 def _groups(axes: Axes, keys: Keys) -> dict[str, list[tuple[Any, ...]]]:
     """Give, for each axis whose value decides about the module, its values by module."""
-    dims = axes.values.get("head_dims", ())
+    others = [{name: value} for name in ("head_dims", "dtype")
+              for value in axes.values.get(name, ())]  # fmt: skip
     groups: dict[str, list[tuple[Any, ...]]] = {}
     for name, values in axes.values.items():
         if name in WITH_ANOTHER:
             continue
         by_key: dict[str, list[Any]] = {}
         for value in values:
-            # An nvfp4 cache may be refused at the simplest head dim, and taken at another.
-            bases = [axes.simplest, *({**axes.simplest, "head_dims": dim} for dim in dims)]
+            # An nvfp4 cache may be refused at the simplest head dim, and taken at another; an FP8
+            # one of latent attention with float16 queries, and taken with bfloat16 ones.
+            bases = [axes.simplest, *({**axes.simplest, **other} for other in others)]
             tried = [example(axes.operation, {**base, name: value}) for base in bases]
             key = next((key for key in keys(tried) if key is not None), None)
             if key is not None:

@@ -74,6 +74,14 @@ def test_a_quantised_cache_that_few_head_dims_have_is_among_them() -> None:
     assert {"", "float8_e4m3fn", "float8_e5m2", "nvfp4"} == {name for name, _ in caches}
 
 
+def test_a_quantised_cache_that_one_dtype_has_is_among_them() -> None:
+    axes, keys, _ = asked("flashinfer-mla-fa3")
+    modules = choose(axes, keys, 8)
+    assert [module.values["caches"] for module in modules].count((("float8_e4m3fn", ""),)) == 1
+    assert all(isinstance(each.first, AttentionProblem) and each.first.values_in_keys
+               for each in modules)  # fmt: skip
+
+
 @pytest.mark.parametrize("name", ["flashinfer-prefill-fa2", "flashinfer-prefill-fa3"])
 def test_only_problems_of_chosen_modules_are_drawn(name: str) -> None:
     axes, keys, found = asked(name)
