@@ -353,6 +353,28 @@ def test_a_part_of_the_space(kernelproof: Command) -> None:
     assert "problems of merge_state have no window_left" in ended.out
 
 
+def test_the_gate_tries_the_support_table_too(
+    kernelproof: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On what is registered here: the reference metadata, and a merge that no rule is about."""
+    from kernelproof.impl import registry
+
+    names = {name: BUILT_IN[name] for name in ("reference-metadata",)}
+    monkeypatch.setattr(registry, "BUILT_IN", {**names, "honest": "zoo:honest"})
+    files = ["--json", "o/gate.json", "--evidence", "o/kept.json"]
+    ended = kernelproof("gate", "--gating", "--profile", "quick", "--jobs", "1", *files)
+    assert ended.code == 0, ended.out + ended.err
+    for path in ("o/gate.json", "o/kept.json"):
+        data = json.loads(Path(path).read_text())
+        assert data["verdict"] == data["gating"]["verdict"] == "conforming"
+        assert data["judged"] > 0
+        outcomes = {each["implementation"]: each["outcome"] for each in data["gating"]["trials"]}
+        assert outcomes == {"reference-metadata": "right"}
+        reasons = {each["name"]: each["reason"] for each in data["gating"]["implementations"]}
+        assert "names no backend" in reasons["honest"]
+    assert "Supported by the rules" in ended.out
+
+
 def test_the_list(kernelproof: Command) -> None:
     ended = kernelproof("list", "--json")
     assert ended.code == 0
