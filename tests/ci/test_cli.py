@@ -181,6 +181,34 @@ def test_a_hang_is_found_and_replayed(kernelproof: Command) -> None:
     assert again.out.startswith("HANG run  zoo:hanging")
 
 
+def test_a_case_keeps_the_rules_that_were_left_out(kernelproof: Command) -> None:
+    Path("refused.py").write_text(
+        "from kernelproof.impl import implementation\n"
+        "@implementation('merge_state', name='refused', backend='cuda')\n"
+        "def refused(inputs):\n"
+        "    return inputs.outs[0] + 1, inputs.lses[0]\n"
+    )
+    words = ("check", "refused:refused", *QUICK, "--expectations", "none")
+    assert kernelproof(*words).code == 3  # no CPU runs what calls itself FlashInfer's CUDA merge
+    left_out = ("--without-rule", "merge-state", "--without-rule", "*")
+    assert kernelproof(*words, *left_out, "--json", "r.json").code == 1
+    replay = json.loads(Path("r.json").read_text())["findings"][0]["replay"]
+    case = Path(shlex.split(replay)[2])
+    data = json.loads(case.read_text())
+    assert data["without_rules"] == ["merge-state", "*"]
+    assert kernelproof(*shlex.split(replay)[1:]).code == 1
+    # A case of before has no such field: every rule is asked.
+    del data["without_rules"]
+    case.write_text(json.dumps(data))
+    ended = kernelproof("replay", str(case))
+    assert ended.code == 3
+    assert "UNSUPPORTED" in ended.out
+    case.write_text(json.dumps({**data, "without_rules": "*"}))
+    ended = kernelproof("replay", str(case))
+    assert ended.code == 2
+    assert "the field 'without_rules' is not a list" in ended.err
+
+
 def test_nothing_judged_is_not_conforming(kernelproof: Command) -> None:
     ended = kernelproof("check", "zoo:choosy", *QUICK, "--json", "none.json")
     assert ended.code == 3
