@@ -12,7 +12,7 @@ from typing import Any
 from ..impl.gating.tried import SCHEMA as GATING
 from .json_report import SCHEMA as REPORT
 
-OF_ONE_MACHINE = ("trace", "replay")
+OF_ONE_MACHINE: tuple[str, ...] = ("trace", "replay")
 """Fields that name files and processes of the machine that ran."""
 OF_RIGHT_CELLS = ("problem", "called", "meaning", "kind", "message")
 """Fields of a cell that was right, of which there are hundreds: the problem's id is enough."""
