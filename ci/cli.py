@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -21,6 +21,9 @@ from .errors import INTERRUPTED, MACHINE
 from .evidence_command import evidence
 from .score import score
 from .support import support
+
+if TYPE_CHECKING:
+    from .gating import GatingRequest
 
 CASES = Path(".kernelproof", "cases")
 DEVICES = click.Choice(["cpu", "cuda"])
@@ -163,13 +166,23 @@ def check(
 
 
 @cli.command()
+@click.option(
+    "--gating",
+    is_flag=True,
+    help="Then try both sides of the support rules too, as `check --gating` does.",
+)
 @run_options
-def gate(**options: Any) -> int:  # noqa: ANN401  click's options
+def gate(*, gating: bool, **options: Any) -> int:  # noqa: ANN401  click's options
     """Check every registered implementation that this machine can run."""
     from ..impl.registry import registered
     from .checking import Request, examine
 
-    return examine(Request(registered(), gate=True, **options, command=_command()))
+    request = Request(registered(), gate=True, **options, command=_command())
+    if not gating:
+        return examine(request)
+    from .gate import gate_both
+
+    return gate_both(request, _gating_request(request.implementations, None))
 
 
 @cli.command()
@@ -243,7 +256,7 @@ GATING_OPTIONS = (
 def _try_gating(implementations: Sequence[str], rules: Path | None) -> int:
     """Try the support table, with the options of the command that is running."""
     from ..impl.registry import registered
-    from .gating import GatingRequest, try_gating
+    from .gating import try_gating
 
     context = click.get_current_context()
     allowed = {"implementations", "gating", "rules", *GATING_OPTIONS}
@@ -252,13 +265,18 @@ def _try_gating(implementations: Sequence[str], rules: Path | None) -> int:
         if source is ParameterSource.COMMANDLINE and parameter.name not in allowed:
             message = f"{parameter.opts[0]} does not go with --gating"
             raise click.UsageError(message)
-    return try_gating(
-        GatingRequest(
-            implementations or registered(),
-            rules=rules,
-            command=_command(),
-            **{name: context.params[name] for name in GATING_OPTIONS},
-        )
+    return try_gating(_gating_request(implementations or registered(), rules))
+
+
+def _gating_request(implementations: Sequence[str], rules: Path | None) -> GatingRequest:
+    from .gating import GatingRequest
+
+    given = click.get_current_context().params
+    return GatingRequest(
+        implementations,
+        rules=rules,
+        command=_command(),
+        **{name: given[name] for name in GATING_OPTIONS},
     )
 
 

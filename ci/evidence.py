@@ -12,8 +12,10 @@ from typing import Any
 from ..impl.gating.tried import SCHEMA as GATING
 from .json_report import SCHEMA as REPORT
 
-OF_ONE_MACHINE = ("trace", "replay")
+OF_ONE_MACHINE: tuple[str, ...] = ("trace", "replay")
 """Fields that name files and processes of the machine that ran."""
+OF_RIGHT_CELLS = ("problem", "called", "meaning", "kind", "message")
+"""Fields of a cell that was right, of which there are hundreds: the problem's id is enough."""
 _PATH = re.compile(r"(?<![\w.:/])/(?:[\w.+@~-]+/)+([\w.+@~-]*)")
 HEADING = (
     "# Evidence",
@@ -47,7 +49,10 @@ class EvidenceFileError(ValueError):
 def as_evidence(data: Any) -> Any:  # noqa: ANN401  JSON
     """Give results without traces, replay commands and paths of the machine."""
     if isinstance(data, dict):
-        return {key: as_evidence(value) for key, value in data.items() if key not in OF_ONE_MACHINE}
+        left_out = OF_ONE_MACHINE
+        if "cell" in data and (data["outcome"], data["status"]) == ("right", "ok"):
+            left_out += OF_RIGHT_CELLS
+        return {key: as_evidence(value) for key, value in data.items() if key not in left_out}
     if isinstance(data, (list, tuple)):
         return [as_evidence(value) for value in data]
     return _PATH.sub(r"\1", data) if isinstance(data, str) else data

@@ -16,7 +16,7 @@ from ..properties.telling import compact, printable
 from .display import command, say
 
 STYLES = {"ok": "green", "known": "yellow", "finding": "bold red", "not run": "dim"}
-LONGEST = 160
+LONGEST = 120
 
 
 def print_trials(out: Console, report: Report) -> None:
@@ -43,16 +43,21 @@ def _table(trials: list[Trial]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, safe_box=True)
     for heading in ("rule", "implementation", "cells", "", "what happened"):
         table.add_column(heading, overflow="fold")
-    for (rules, name, status, what), group in groupby(sorted(trials, key=_row), key=_row):
-        titles = [trial.cell.title for trial in group]
-        cells = titles[0] if len(titles) == 1 else f"{len(titles)} cells: {titles[0]}; ..."
-        table.add_row(rules, name, cells, Text(status, STYLES[status]), Text(what))
+    for (rules, name, status, *_), group in groupby(sorted(trials, key=_row), key=_row):
+        alike = list(group)
+        first = alike[0].cell.title
+        cells = first if len(alike) == 1 else f"{len(alike)} cells: {first}; ..."
+        # Messages differ from cell to cell: all are in the JSON.
+        entry = f"{alike[0].entry}: " if alike[0].entry else ""
+        what = printable(entry + alike[0].happened)
+        shown = what if len(what) <= LONGEST else f"{what[:LONGEST]}..."
+        table.add_row(rules, name, cells, Text(status, STYLES[status]), Text(shown))
     return table
 
 
-def _row(trial: Trial) -> tuple[str, str, str, str]:
-    what = printable(trial.happened)[:LONGEST]
-    return ", ".join(trial.cell.rules), trial.implementation, trial.status, what
+def _row(trial: Trial) -> tuple[str, str, str, str, str]:
+    rules = ", ".join(trial.cell.rules)
+    return rules, trial.implementation, trial.status, trial.outcome, trial.entry
 
 
 def _print_finding(out: Console, trial: Trial) -> None:

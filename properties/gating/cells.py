@@ -210,11 +210,12 @@ def _changes(operation: str) -> list[Change]:
         return [*dtypes, *(("dims", f"head dim {d}", {"head_dim": d}) for d in dims)]
     if operation == "build_metadata":
         return []
+    plain = [dims for dims in HEAD_DIMS if len(dims) == 2]  # noqa: PLR2004  not latent attention's
     found = [
         *dtypes,
         *(
             ("dims", f"head dims {qk}x{vo}", _head_dims(operation, qk, vo))
-            for qk, vo in (*HEAD_DIMS, (192, 192), (128, 64))
+            for qk, vo in (*plain, (192, 192), (128, 64))
         ),
     ]
     if operation != "ragged_attention":

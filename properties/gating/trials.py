@@ -95,6 +95,7 @@ class Trial:
             "meaning": self.meaning,
             "seconds": round(self.verdict.seconds, 6),
             "feature": _short(cell.feature),
+            "problem_id": cell.problem.id,
             "problem": cell.problem.to_json(),
             "replay": self.replay,
         }

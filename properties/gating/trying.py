@@ -12,27 +12,27 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...impl import Target
 from ...impl.gating import RuleBook
 from ...impl.protocol import EVERY_RULE
-from ...reference import AttentionProblem, Problem
+from ...reference import Problem
 from ..building import share_of_compilers
 from ..isolation import Deadlines, Worker
 from ..ledger import Ledger
 from ..pools import open_pool
 from ..quarry import Address, DeviceLostError, HarnessError, probe_device, verdict_of
 from ..verdict import Verdict
-from .cells import SUPPORTED, Cell, cells_of
+from .cells import SUPPORTED, Cell
+from .grouping import Group, groups_of
 from .trials import (
     HANGS,
     KNOWN,
     LAWS,
     NOT_RUN,
     RAISES,
-    RIGHT,
     UNBUILT,
     Build,
     Trial,
@@ -41,21 +41,15 @@ from .trials import (
     status_of,
 )
 
-ASKING = Deadlines(run=60.0)
 BUILDING = Deadlines(run=120.0, compile=1800.0)
 CALLING = Deadlines(run=20.0, compile=180.0)
 """Modules are built by then; the first call of each process still loads them."""
 CALLING_SLOWLY = Deadlines(run=120.0, compile=180.0)
 """On a CPU: Triton's interpreter takes its time."""
 MOST_WORKERS = 16
+LEFT_OUT = "its module is not among those that were to be built"
 SLOWEST_FIRST = ("fa3", "fa2", "cuda-core")
 """Backends whose modules take longest to build."""
-SMALLEST: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
-    "decode": ((1,), (1,)),
-    "prefill": ((3,), (3,)),
-    "mixed": ((1, 3), (1, 3)),
-}
-"""Lengths of the call that builds a module: nothing hangs on so few."""
 
 
 @dataclass(frozen=True)
@@ -77,17 +71,6 @@ class Order:
     ledger: Ledger = field(default_factory=Ledger)
     modules: int = 0
     jobs: int = 0
-
-
-@dataclass(frozen=True)
-class Group:
-    """Cells that need the same module."""
-
-    tried: Tried
-    address: Address
-    key: str
-    cells: tuple[Cell, ...]
-    first: Problem | None
 
 
 @dataclass
@@ -164,52 +147,21 @@ class Trying:
         address = Address(reference, None, self.order.device, without_rules=(EVERY_RULE,))
         try:
             with self._pool.lease() as worker:
-                return self._groups(worker, tried, address)
+                order = self.order
+                groups, left_out = groups_of(
+                    worker, tried, address, self.target, order.book, order.modules
+                )
+            why = Verdict("UNSUPPORTED", message=LEFT_OUT)
+            for cell in left_out:
+                self._note(_unrun(tried, cell, why))
         except HarnessError as error:
             tried.error = str(error).strip().splitlines()[0]
+            return []
         except RuntimeError:  # the pool was closed
             if not self._stop.is_set():
                 raise
-        return []
-
-    def _groups(self, worker: Worker, tried: Tried, address: Address) -> list[Group]:
-        declared = _ask(worker, address, "describe")
-        tried.operation, tried.backend = str(declared["operation"]), str(declared["backend"])
-        if not tried.backend:
-            tried.reason = "it names no backend, so that no support rule is about it"
             return []
-        reasons: list[str] = []
-
-        def probe(problems: Sequence[Problem]) -> list[str | None]:
-            asked = [problem.to_json() for problem in problems]
-            found = list(_ask(worker, address, "probe", problems=asked)["reasons"])
-            reasons.extend(filter(None, found))
-            return found
-
-        cells = cells_of(tried.operation, tried.backend, self.target, self.order.book, probe)
-        if not cells:
-            tried.reason = reasons[0] if reasons else "no rule speaks of any of its simple calls"
-            return []
-        problems = [cell.problem.to_json() for cell in cells]
-        keys = _ask(worker, address, "modules", problems=problems)["keys"]
-        by_key: dict[str, list[Cell]] = {}
-        for cell, key in zip(cells, keys, strict=True):
-            by_key.setdefault(key or "", []).append(cell)
-        ahead = bool(declared["build_ahead"])
-        chosen = chosen_modules(by_key, self.order.modules) if ahead else list(by_key)
-        self._leave_out(tried, by_key, chosen)
-        return [
-            Group(tried, address, key, _dirty_last(by_key[key]), _first(by_key[key], ahead=ahead))
-            for key in chosen
-        ]
-
-    def _leave_out(
-        self, tried: Tried, by_key: Mapping[str, Sequence[Cell]], chosen: Sequence[str]
-    ) -> None:
-        why = Verdict("UNSUPPORTED", message="its module is not among those that were to be built")
-        for key in by_key.keys() - set(chosen):
-            for cell in by_key[key]:
-                self._note(_unrun(tried, cell, why))
+        return groups
 
     def _try_group(self, group: Group) -> None:
         """Build a module and try its cells, in one process as long as that lives."""
@@ -308,48 +260,6 @@ class Trying:
         self._tell(f"[{time.monotonic() - self._started:5.1f} s] {text}")
 
 
-def chosen_modules(by_key: Mapping[str, Sequence[Cell]], most: int) -> list[str]:
-    """Choose the modules that show most: the simplest first, then rules not seen yet, then cells.
-
-    Args:
-        by_key: cells by the key of their module.
-        most: modules; all if 0.
-    """
-    left = dict(by_key)
-    chosen: list[str] = []
-    shown: set[str] = set()
-
-    def worth(key: str) -> tuple[bool, int, int]:
-        simplest = not chosen and min(cell.number for cell in left[key]) == 0
-        return simplest, len(_rules_of(left[key]) - shown), len(left[key])
-
-    while left and (not most or len(chosen) < most):
-        chosen.append(max(left, key=worth))
-        shown.update(_rules_of(left.pop(chosen[-1])))
-    return chosen
-
-
-def _rules_of(cells: Sequence[Cell]) -> set[str]:
-    return {rule for cell in cells for rule in cell.rules}
-
-
-def _dirty_last(cells: Sequence[Cell]) -> tuple[Cell, ...]:
-    """Put calls that may end their process after those that must not."""
-    clean = (RIGHT,), (RAISES,)
-    return tuple(sorted(cells, key=lambda each: (each.side != SUPPORTED, each.called not in clean)))
-
-
-def _first(cells: Sequence[Cell], *, ahead: bool) -> Problem | None:
-    """Give the smallest call that builds the module of some cells, where that takes long."""
-    if not ahead:
-        return None
-    cell = max(cells, key=lambda each: each.feature.phase == "mixed")
-    if not isinstance(cell.problem, AttentionProblem):
-        return cell.problem
-    query_lens, seq_lens = SMALLEST[cell.feature.phase]
-    return replace(cell.problem, query_lens=query_lens, seq_lens=seq_lens)
-
-
 def _slowest_first(group: Group) -> tuple[int, int]:
     backend = group.tried.backend
     rank = SLOWEST_FIRST.index(backend) if backend in SLOWEST_FIRST else len(SLOWEST_FIRST)
@@ -358,18 +268,3 @@ def _slowest_first(group: Group) -> tuple[int, int]:
 
 def _unrun(tried: Tried, cell: Cell, why: Verdict) -> Trial:
     return Trial(tried.name, cell, LAWS.get(tried.operation, "parity"), "", NOT_RUN, why)
-
-
-def _ask(worker: Worker, address: Address, task: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401  JSON
-    """Ask about an implementation.
-
-    Raises:
-        HarnessError: it cannot be imported or asked.
-    """
-    outcome = worker.run(address.request(task, **more), ASKING)
-    if outcome.status != "done":
-        raise HarnessError(verdict_of(outcome).message)
-    result = outcome.result or {}
-    if "error" in result:
-        raise HarnessError(str(result["error"]))
-    return result

@@ -181,6 +181,34 @@ def test_a_hang_is_found_and_replayed(kernelproof: Command) -> None:
     assert again.out.startswith("HANG run  zoo:hanging")
 
 
+def test_a_case_keeps_the_rules_that_were_left_out(kernelproof: Command) -> None:
+    Path("refused.py").write_text(
+        "from kernelproof.impl import implementation\n"
+        "@implementation('merge_state', name='refused', backend='cuda')\n"
+        "def refused(inputs):\n"
+        "    return inputs.outs[0] + 1, inputs.lses[0]\n"
+    )
+    words = ("check", "refused:refused", *QUICK, "--expectations", "none")
+    assert kernelproof(*words).code == 3  # no CPU runs what calls itself FlashInfer's CUDA merge
+    left_out = ("--without-rule", "merge-state", "--without-rule", "*")
+    assert kernelproof(*words, *left_out, "--json", "r.json").code == 1
+    replay = json.loads(Path("r.json").read_text())["findings"][0]["replay"]
+    case = Path(shlex.split(replay)[2])
+    data = json.loads(case.read_text())
+    assert data["without_rules"] == ["merge-state", "*"]
+    assert kernelproof(*shlex.split(replay)[1:]).code == 1
+    # A case of before has no such field: every rule is asked.
+    del data["without_rules"]
+    case.write_text(json.dumps(data))
+    ended = kernelproof("replay", str(case))
+    assert ended.code == 3
+    assert "UNSUPPORTED" in ended.out
+    case.write_text(json.dumps({**data, "without_rules": "*"}))
+    ended = kernelproof("replay", str(case))
+    assert ended.code == 2
+    assert "the field 'without_rules' is not a list" in ended.err
+
+
 def test_nothing_judged_is_not_conforming(kernelproof: Command) -> None:
     ended = kernelproof("check", "zoo:choosy", *QUICK, "--json", "none.json")
     assert ended.code == 3
@@ -351,6 +379,28 @@ def test_a_part_of_the_space(kernelproof: Command) -> None:
     ended = kernelproof("check", "zoo:honest", *QUICK, "--only", "window_left=3")
     assert ended.code == 3
     assert "problems of merge_state have no window_left" in ended.out
+
+
+def test_the_gate_tries_the_support_table_too(
+    kernelproof: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On what is registered here: the reference metadata, and a merge that no rule is about."""
+    from kernelproof.impl import registry
+
+    names = {name: BUILT_IN[name] for name in ("reference-metadata",)}
+    monkeypatch.setattr(registry, "BUILT_IN", {**names, "honest": "zoo:honest"})
+    files = ["--json", "o/gate.json", "--evidence", "o/kept.json"]
+    ended = kernelproof("gate", "--gating", "--profile", "quick", "--jobs", "1", *files)
+    assert ended.code == 0, ended.out + ended.err
+    for path in ("o/gate.json", "o/kept.json"):
+        data = json.loads(Path(path).read_text())
+        assert data["verdict"] == data["gating"]["verdict"] == "conforming"
+        assert data["judged"] > 0
+        outcomes = {each["implementation"]: each["outcome"] for each in data["gating"]["trials"]}
+        assert outcomes == {"reference-metadata": "right"}
+        reasons = {each["name"]: each["reason"] for each in data["gating"]["implementations"]}
+        assert "names no backend" in reasons["honest"]
+    assert "Supported by the rules" in ended.out
 
 
 def test_the_list(kernelproof: Command) -> None:

@@ -13,8 +13,8 @@ from kernelproof.impl.gating.refusals import refusing
 from kernelproof.impl.protocol import EVERY_RULE
 from kernelproof.impl.registry import registered
 from kernelproof.properties.gating.cells import REFUSED, SUPPORTED, Cell, cells_of
+from kernelproof.properties.gating.grouping import chosen_modules
 from kernelproof.properties.gating.trials import outcome_of, status_of
-from kernelproof.properties.gating.trying import chosen_modules
 from kernelproof.properties.isolation import Outcome
 from kernelproof.properties.verdict import Verdict
 from kernelproof.reference import Problem

@@ -1,0 +1,145 @@
+"""What of an implementation is tried, grouped by the modules that must be built for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...impl import Target
+from ...impl.gating import RuleBook
+from ...reference import AttentionProblem, Problem
+from ..isolation import Deadlines, Worker
+from ..quarry import Address, HarnessError, verdict_of
+from .cells import SUPPORTED, Cell, cells_of
+from .trials import RAISES, RIGHT, Tried
+
+ASKING = Deadlines(run=60.0)
+SMALLEST: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "decode": ((1,), (1,)),
+    "prefill": ((3,), (3,)),
+    "mixed": ((1, 3), (1, 3)),
+}
+"""Lengths of the call that builds a module: nothing hangs on so few."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cells that need the same module."""
+
+    tried: Tried
+    address: Address
+    key: str
+    cells: tuple[Cell, ...]
+    first: Problem | None
+
+
+def groups_of(
+    worker: Worker, tried: Tried, address: Address, target: Target, book: RuleBook, most: int
+) -> tuple[list[Group], list[Cell]]:
+    """Ask an implementation what it can express, and group that by module.
+
+    Args:
+        worker: that asks.
+        tried: the implementation; what it declares is filled in, or why nothing can be tried.
+        address: of it, with every rule left out.
+        target: the machine.
+        book: of rules.
+        most: modules that may be built of it; all if 0.
+
+    Returns:
+        What is tried, and the cells of other modules.
+
+    Raises:
+        HarnessError: it cannot be imported or asked.
+    """
+    declared = _ask(worker, address, "describe")
+    tried.operation, tried.backend = str(declared["operation"]), str(declared["backend"])
+    if not tried.backend:
+        tried.reason = "it names no backend, so that no support rule is about it"
+        return [], []
+    reasons: list[str] = []
+
+    def probe(problems: Sequence[Problem]) -> list[str | None]:
+        asked = [problem.to_json() for problem in problems]
+        found = list(_ask(worker, address, "probe", problems=asked)["reasons"])
+        reasons.extend(filter(None, found))
+        return found
+
+    cells = cells_of(tried.operation, tried.backend, target, book, probe)
+    if not cells:
+        tried.reason = reasons[0] if reasons else "no rule speaks of any of its simple calls"
+        return [], []
+    problems = [cell.problem.to_json() for cell in cells]
+    keys = _ask(worker, address, "modules", problems=problems)["keys"]
+    by_key: dict[str, list[Cell]] = {}
+    for cell, key in zip(cells, keys, strict=True):
+        by_key.setdefault(key or "", []).append(cell)
+    ahead = bool(declared["build_ahead"])
+    chosen = chosen_modules(by_key, most) if ahead else list(by_key)
+    left_out = [cell for key in by_key.keys() - set(chosen) for cell in by_key[key]]
+    groups = [
+        Group(tried, address, key, _dirty_last(by_key[key]), _first(by_key[key], ahead=ahead))
+        for key in chosen
+    ]
+    return groups, left_out
+
+
+def chosen_modules(by_key: Mapping[str, Sequence[Cell]], most: int) -> list[str]:
+    """Choose the modules that show most: the simplest first, then rules not seen yet, then cells.
+
+    A supported cell counts as two: of refused ones, the rules that they show are what matters.
+
+    Args:
+        by_key: cells by the key of their module.
+        most: modules; all if 0.
+    """
+    left = dict(by_key)
+    chosen: list[str] = []
+    shown: set[str] = set()
+
+    def worth(key: str) -> tuple[bool, int, int]:
+        simplest = not chosen and min(cell.number for cell in left[key]) == 0
+        count = sum(1 + (cell.side == SUPPORTED) for cell in left[key])
+        return simplest, len(_rules_of(left[key]) - shown), count
+
+    while left and (not most or len(chosen) < most):
+        chosen.append(max(left, key=worth))
+        shown.update(_rules_of(left.pop(chosen[-1])))
+    return chosen
+
+
+def _rules_of(cells: Sequence[Cell]) -> set[str]:
+    return {rule for cell in cells for rule in cell.rules}
+
+
+def _dirty_last(cells: Sequence[Cell]) -> tuple[Cell, ...]:
+    """Put calls that may end their process after those that must not."""
+    clean = (RIGHT,), (RAISES,)
+    return tuple(sorted(cells, key=lambda each: (each.side != SUPPORTED, each.called not in clean)))
+
+
+def _first(cells: Sequence[Cell], *, ahead: bool) -> Problem | None:
+    """Give the smallest call that builds the module of some cells, where that takes long."""
+    if not ahead:
+        return None
+    cell = max(cells, key=lambda each: each.feature.phase == "mixed")
+    if not isinstance(cell.problem, AttentionProblem):
+        return cell.problem
+    query_lens, seq_lens = SMALLEST[cell.feature.phase]
+    return replace(cell.problem, query_lens=query_lens, seq_lens=seq_lens)
+
+
+def _ask(worker: Worker, address: Address, task: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401  JSON
+    """Ask about an implementation.
+
+    Raises:
+        HarnessError: it cannot be imported or asked.
+    """
+    outcome = worker.run(address.request(task, **more), ASKING)
+    if outcome.status != "done":
+        raise HarnessError(verdict_of(outcome).message)
+    result = outcome.result or {}
+    if "error" in result:
+        raise HarnessError(str(result["error"]))
+    return result
