@@ -18,6 +18,7 @@ from .optional import require
 from .target import UnsupportedError
 from .triton_blocks import MARGIN, SHARED_MEMORY, Blocks, attention_blocks
 from .triton_merge import merge
+from .triton_splits import most_splits, splits_that_fill
 from .triton_support import ceil_div, finish, require_triton, stored
 
 KERNEL = "kernelproof.impl.triton_attention_kernel"
@@ -25,10 +26,8 @@ EVERYWHERE = 2**30
 """A window this wide sees all keys; twice as much is still an int32."""
 INTERPRETED_SPLITS = 2
 """In the interpreter splits save nothing: as many as show what splitting may do wrong."""
-KEYS_A_SPLIT = 256
 EXACT_DIVISION = 2**32
 """Number times divisor below which the kernel divides exactly by any divisor."""
-PROGRAMS_A_MULTIPROCESSOR = 2
 
 
 class Call:
@@ -107,10 +106,11 @@ class Call:
             return INTERPRETED_SPLITS
         requests = max(self.requests, 1)
         rows = ceil_div(self.inputs.q.shape[0] * self.group_size, requests)
-        programs = requests * max(ceil_div(rows, self.blocks.m), 1) * self.kv_heads
-        room = PROGRAMS_A_MULTIPROCESSOR * _multiprocessors(self.inputs.q.device)
-        possible = ceil_div(self.most_keys, KEYS_A_SPLIT * requests)
-        return splits_that_fill(programs, room, max(possible, 1))
+        return splits_that_fill(
+            requests * max(ceil_div(rows, self.blocks.m), 1) * self.kv_heads,
+            self.blocks.resident * _multiprocessors(self.inputs.q.device),
+            most_splits(self.most_keys // requests),
+        )
 
     def _tiles(self) -> int:
         return self.inputs.q.shape[0] * self.group_size // self.blocks.m + self.requests
@@ -166,19 +166,6 @@ class Call:
         _run((self._tiles(), self.kv_heads, out.shape[0]), self.blocks, arguments)
 
 
-def splits_that_fill(programs: int, room: int, most: int) -> int:
-    """Choose by how much to multiply a number of programs so that few places stay empty.
-
-    Args:
-        programs: how many there are without splits.
-        room: how many the GPU runs at the same time.
-        most: splits that the keys allow.
-    """
-    if programs <= room:
-        return max(1, min(room // programs, most))
-    return 1
-
-
 def rows_a_request(tokens: int, requests: int, group_size: int) -> int:
     """Give the mean number of rows a request, rounded up to a power of two."""
     return 1 << (ceil_div(tokens, max(requests, 1)) * group_size - 1).bit_length()
@@ -205,8 +192,12 @@ def _is_power_of_two(number: int) -> bool:
 def _run(grid: tuple[int, int, int], blocks: Blocks, arguments: dict[str, Any]) -> None:
     kernel = require(KERNEL, "triton").attention
     on_gpu = arguments["q"].is_cuda
-    options = {"num_warps": blocks.num_warps, "num_stages": blocks.num_stages} if on_gpu else {}
-    kernel[grid](**arguments, BLOCK_N=blocks.n, **options)
+    options: dict[str, Any] = {
+        "num_warps": blocks.num_warps, "num_stages": blocks.num_stages,
+        # Fused, scale * logit - base would not be 0 at the largest logit: base is rounded.
+        "enable_fp_fusion": False,
+    }  # fmt: skip
+    kernel[grid](**arguments, BLOCK_N=blocks.n, **(options if on_gpu else {}))
 
 
 def _slots(cache: torch.Tensor, kv_layout: str) -> torch.Tensor:

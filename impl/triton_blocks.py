@@ -18,7 +18,7 @@ SHARED_MEMORY = 97 * 1024
 """Bytes that blocks may take anywhere: every GPU from Ampere on has 99 KiB a multiprocessor."""
 MARGIN = 2 * 1024
 """Bytes that the compiler may take besides, of what a GPU has."""
-SMALL_DIM = 128
+SMALL_DIM = MOST_ROWS = 128
 MEASURED = {16: (64, 4, 3), 32: (64, 4, 3), 64: (64, 4, 3), 128: (64, 8, 4)}
 """Keys a block, warps and stages by rows a block: the fastest on an H200 in bfloat16 with 128
 channels. Where they do not fit, stages go first."""
@@ -46,6 +46,11 @@ class Blocks:
     num_warps: int
     num_stages: int
 
+    @property
+    def resident(self) -> int:
+        """How many programs a multiprocessor holds, by registers and shared memory, on Hopper."""
+        return 2 if self.m < MOST_ROWS else 1
+
 
 def attention_blocks(
     head_dims: tuple[int, int],
@@ -71,7 +76,7 @@ def attention_blocks(
     qk, vo = (max(next_power_of_two(dim), least) for dim in head_dims)
     is_single = element_size > 2  # noqa: PLR2004  bytes
     # float32 products run on the plain cores, and unroll: large blocks would take minutes to build.
-    most = 32 if is_single else 128 if max(qk, vo) <= SMALL_DIM else 64
+    most = 32 if is_single else MOST_ROWS if max(qk, vo) <= SMALL_DIM else 64
     if interpreted:
         most = 64
     m = min(max(next_power_of_two(rows), LEAST_BLOCK), most)

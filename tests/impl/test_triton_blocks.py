@@ -16,6 +16,7 @@ from kernelproof.impl.triton_blocks import (
     attention_blocks,
     shared_memory,
 )
+from kernelproof.impl.triton_splits import most_splits, splits_that_fill
 from kernelproof.impl.triton_support import ceil_div, next_power_of_two
 
 DIMS = (8, 16, 24, 40, 64, 80, 96, 128, 192, 256, 512)
@@ -119,6 +120,21 @@ def test_stages_go_first_where_memory_is_short() -> None:
         (64, 2),
         (32, 2),
     ]
+
+
+def test_splits_fill_the_gpu_in_few_waves() -> None:
+    room = 264
+    assert splits_that_fill(8, room, most_splits(8192)) == 15
+    assert splits_that_fill(128, room, most_splits(8192)) == 2  # 256 programs at once
+    assert splits_that_fill(160, room, most_splits(8192)) == 3  # 2 waves of a third, not 1 whole
+    assert splits_that_fill(512, room, most_splits(8192)) == 1  # 1.94 waves are full enough
+    assert splits_that_fill(0, room, 1) == 1
+
+
+def test_short_requests_are_worth_few_splits() -> None:
+    assert [most_splits(keys) for keys in (0, 1, 64, 65, 1024, 8192, 32768)] == [
+        1, 1, 1, 2, 16, 16, 64,
+    ]  # fmt: skip
 
 
 def test_products_over_packed_operands_are_not_too_short() -> None:
