@@ -75,8 +75,8 @@ def _append(
     value = tl.load(
         k + (source * k_token)[:, None] + (head * k_head + channel * k_dim)[None, :], mask=copied
     )
-    if LARGEST:
-        value = tl.clamp(value.to(tl.float32) / k_scale, -LARGEST, LARGEST)
+    if LARGEST > 0:  # a bare float is no condition to the compiler
+        value = tl.clamp(tl.div_rn(value.to(tl.float32), k_scale), -LARGEST, LARGEST)
     target = (page * k_cache_page + slot * k_cache_slot)[:, None]
     tl.store(
         k_cache + target + (head * k_cache_head + channel * k_cache_dim)[None, :],
@@ -89,8 +89,8 @@ def _append(
     value = tl.load(
         v + (source * v_token)[:, None] + (head * v_head + channel * v_dim)[None, :], mask=copied
     )
-    if LARGEST:
-        value = tl.clamp(value.to(tl.float32) / v_scale, -LARGEST, LARGEST)
+    if LARGEST > 0:
+        value = tl.clamp(tl.div_rn(value.to(tl.float32), v_scale), -LARGEST, LARGEST)
     target = (page * v_cache_page + slot * v_cache_slot)[:, None]
     tl.store(
         v_cache + target + (head * v_cache_head + channel * v_cache_dim)[None, :],

@@ -16,8 +16,9 @@ from ..reference.inputs import AttentionInputs, PagedAttentionInputs
 from ..reference.kv_format import NVFP4, checked_cache
 from .optional import require
 from .target import UnsupportedError
-from .triton_blocks import TUNED_ELEMENTS, Blocks, attention_blocks, tuned
+from .triton_blocks import MARGIN, SHARED_MEMORY, Blocks, attention_blocks
 from .triton_merge import merge
+from .triton_splits import most_splits, splits_that_fill
 from .triton_support import ceil_div, finish, require_triton, stored
 
 KERNEL = "kernelproof.impl.triton_attention_kernel"
@@ -25,10 +26,8 @@ EVERYWHERE = 2**30
 """A window this wide sees all keys; twice as much is still an int32."""
 INTERPRETED_SPLITS = 2
 """In the interpreter splits save nothing: as many as show what splitting may do wrong."""
-KEYS_A_SPLIT = 256
 EXACT_DIVISION = 2**32
-"""Keys times page size below which the kernel divides exactly by any page size."""
-PROGRAMS_A_MULTIPROCESSOR = 2
+"""Number times divisor below which the kernel divides exactly by any divisor."""
 
 
 class Call:
@@ -58,7 +57,7 @@ class Call:
             self.qo_indptr = inputs.metadata.qo_indptr
             self.page_size = inputs.metadata.page_size
             self.most_keys = inputs.metadata.paged_kv_indices.shape[0] * self.page_size
-            check_page_size(self.page_size, self.most_keys)
+            check_divisor("page_size", self.page_size, "keys", self.most_keys)
         else:
             self.k, self.v = inputs.k.unsqueeze(0), inputs.v.unsqueeze(0)
             self.qo_indptr = inputs.qo_indptr
@@ -68,12 +67,15 @@ class Call:
         self.requests = self.qo_indptr.shape[0] - 1
         self.kv_heads = self.k.shape[2]
         self.group_size = q.shape[1] // self.kv_heads
+        rows = q.shape[0] * self.group_size
+        check_divisor("group_size", self.group_size, "rows", rows)
         self.blocks = attention_blocks(
             (q.shape[2], self.head_dim_vo),
             q.element_size(),
             rows_a_request(q.shape[0], self.requests, self.group_size),
             interpreted=not q.is_cuda,
             packed=self.kv_format == NVFP4,
+            available=_shared_memory(q.device),
         )
 
     def attend(self) -> AttentionOutput:
@@ -102,12 +104,13 @@ class Call:
         """
         if not self.inputs.q.is_cuda:
             return INTERPRETED_SPLITS
-        programs = max(self._tiles() * self.kv_heads, 1)
-        wanted = ceil_div(
-            PROGRAMS_A_MULTIPROCESSOR * _multiprocessors(self.inputs.q.device), programs
+        requests = max(self.requests, 1)
+        rows = ceil_div(self.inputs.q.shape[0] * self.group_size, requests)
+        return splits_that_fill(
+            requests * max(ceil_div(rows, self.blocks.m), 1) * self.kv_heads,
+            self.blocks.resident * _multiprocessors(self.inputs.q.device),
+            most_splits(self.most_keys // requests),
         )
-        possible = ceil_div(self.most_keys, KEYS_A_SPLIT * max(self.requests, 1))
-        return max(1, min(wanted, possible))
 
     def _tiles(self) -> int:
         return self.inputs.q.shape[0] * self.group_size // self.blocks.m + self.requests
@@ -137,7 +140,9 @@ class Call:
                else {"kv_indptr": inputs.kv_indptr, "seq_lens": inputs.kv_indptr,
                      "page_ids": inputs.kv_indptr}),
             "num_requests": self.requests, "group_size": self.group_size,
-            "page_size": self.page_size, "page_inverse": ceil_div(EXACT_DIVISION, self.page_size),
+            "page_size": self.page_size, "page_shift": self.page_size.bit_length() - 1,
+            "page_inverse": ceil_div(EXACT_DIVISION, self.page_size),
+            "group_inverse": ceil_div(EXACT_DIVISION, self.group_size),
             "left": EVERYWHERE if inputs.window_left < 0 else min(inputs.window_left, EVERYWHERE),
             "right": 0 if inputs.causal else EVERYWHERE,
             "scale": inputs.sm_scale * k_scale * (1.0 / cap if cap else math.log2(math.e)),
@@ -151,8 +156,9 @@ class Call:
             **_strides("v_sf", v_sf, "page slot head block"),
             **_strides("out", out, "split token head dim"),
             **_strides("lse", lse, "split token head"),
-            "PAGED": paged, "KV_FORMAT": self.kv_format,
-            "CONVERTS": bool(self.kv_format) and _converts_e4m3(q.device), "SOFT_CAP": cap > 0,
+            "PAGED": paged, "SHIFTS": _is_power_of_two(self.page_size),
+            "KV_FORMAT": self.kv_format, "SOFT_CAP": cap > 0,
+            "CONVERTS": bool(self.kv_format) and _converts_e4m3(q.device),
             "CUSTOM_MASK": inputs.custom_mask is not None, "UPCAST": self.upcast,
             "HEAD_DIM_QK": q.shape[2], "HEAD_DIM_VO": self.head_dim_vo,
             "BLOCK_QK": self.blocks.qk, "BLOCK_VO": self.blocks.vo, "BLOCK_M": self.blocks.m,
@@ -165,28 +171,33 @@ def rows_a_request(tokens: int, requests: int, group_size: int) -> int:
     return 1 << (ceil_div(tokens, max(requests, 1)) * group_size - 1).bit_length()
 
 
-def check_page_size(page_size: int, most_keys: int) -> None:
-    """Refuse where the kernel's division by the page size, a multiplication, would be off by one.
+def check_divisor(name: str, divisor: int, what: str, most: int) -> None:
+    """Refuse where the kernel's division, a multiplication, would be off by one.
 
     Raises:
-        UnsupportedError: the page size is no power of two, and the batch too long for it.
+        UnsupportedError: the divisor is no power of two, and what it divides too large for it.
     """
-    if page_size & (page_size - 1) and most_keys * page_size >= EXACT_DIVISION:
+    if not _is_power_of_two(divisor) and most * divisor >= EXACT_DIVISION:
         message = (
-            f"page_size {page_size} is no power of two: a batch may then have "
-            f"{EXACT_DIVISION // page_size} keys, not {most_keys}"
+            f"{name} {divisor} is no power of two: a batch may then have "
+            f"{EXACT_DIVISION // divisor} {what}, not {most}"
         )
         raise UnsupportedError(message)
 
 
+def _is_power_of_two(number: int) -> bool:
+    return number & (number - 1) == 0
+
+
 def _run(grid: tuple[int, int, int], blocks: Blocks, arguments: dict[str, Any]) -> None:
     kernel = require(KERNEL, "triton").attention
-    q, k = arguments["q"], arguments["k"]
-    if q.is_cuda and q.numel() + k.numel() >= TUNED_ELEMENTS:
-        tuned(kernel)[grid](**arguments)
-        return
-    options = {"num_warps": blocks.num_warps, "num_stages": blocks.num_stages} if q.is_cuda else {}
-    kernel[grid](**arguments, BLOCK_N=blocks.n, **options)
+    on_gpu = arguments["q"].is_cuda
+    options: dict[str, Any] = {
+        "num_warps": blocks.num_warps, "num_stages": blocks.num_stages,
+        # Fused, scale * logit - base would not be 0 at the largest logit: base is rounded.
+        "enable_fp_fusion": False,
+    }  # fmt: skip
+    kernel[grid](**arguments, BLOCK_N=blocks.n, **(options if on_gpu else {}))
 
 
 def _slots(cache: torch.Tensor, kv_layout: str) -> torch.Tensor:
@@ -235,6 +246,15 @@ def _strides(name: str, tensor: torch.Tensor | None, axes: str) -> dict[str, int
 @functools.cache
 def _multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@functools.cache
+def _shared_memory(device: torch.device) -> int:
+    """Give the bytes of shared memory that a program may take, with a margin."""
+    if device.type != "cuda":
+        return SHARED_MEMORY
+    found = torch.cuda.get_device_properties(device)
+    return int(getattr(found, "shared_memory_per_block_optin", SHARED_MEMORY + MARGIN)) - MARGIN
 
 
 @functools.cache

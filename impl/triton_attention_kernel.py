@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .triton_device_functions import soft_capped
+from .triton_device_functions import load_rows, place_of, quotient, soft_capped
 from .triton_kv_formats import load_nvfp4, widen_fp8
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -39,7 +39,9 @@ def _attention(  # noqa: C901, PLR0912, PLR0915  in one piece: it shares most of
     num_requests: tl.tensor,
     group_size: tl.tensor,
     page_size: tl.tensor,
+    page_shift: tl.tensor,
     page_inverse: tl.tensor,
+    group_inverse: tl.tensor,
     left: tl.tensor,
     right: tl.tensor,
     scale: tl.tensor,
@@ -76,6 +78,7 @@ def _attention(  # noqa: C901, PLR0912, PLR0915  in one piece: it shares most of
     lse_token: tl.tensor,
     lse_head: tl.tensor,
     PAGED: tl.constexpr,
+    SHIFTS: tl.constexpr,
     KV_FORMAT: tl.constexpr,
     CONVERTS: tl.constexpr,
     SOFT_CAP: tl.constexpr,
@@ -94,12 +97,17 @@ def _attention(  # noqa: C901, PLR0912, PLR0915  in one piece: it shares most of
     BLOCK_M + request``, which leaves each request enough of them; the host knows an upper bound of
     their number without knowing any length. ``left`` and ``right`` say how far from its own
     position a query sees; 2**30 is everywhere. ``page_inverse`` is 2**32 / page_size, rounded up;
-    it divides exactly while keys * page_size < 2**32, or where page_size is a power of two. Logits
+    it divides exactly while keys * page_size < 2**32; ``group_inverse`` is 2**32 / group_size
+    likewise. SHIFTS says that page_size is 2**page_shift, and nothing is divided. Logits
     are in base 2: ``scale`` holds log2(e) or, where there is a soft cap, its inverse, and
     ``soft_cap`` then holds log2(e).
     """
-    tile = tl.program_id(0)
-    kv_head = tl.program_id(1)
+    # The heads of a tile run together, and late tiles first: of a causal request they see the most
+    # keys, so that the short ones fill the gaps at the end.
+    kv_heads = tl.num_programs(1)
+    number = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    tile = tl.num_programs(0) - 1 - number // kv_heads
+    kv_head = number % kv_heads
     split = tl.program_id(2)
 
     request = -1
@@ -120,8 +128,8 @@ def _attention(  # noqa: C901, PLR0912, PLR0915  in one piece: it shares most of
 
     row = first_row + tl.arange(0, BLOCK_M)
     is_row = row < num_rows
-    query = row // group_size
-    head = kv_head * group_size + row % group_size
+    query = quotient(row, group_inverse)
+    head = (kv_head - query) * group_size + row
     token = (first_token + query).to(tl.int64)
     offset = num_keys - num_queries
     position = offset + query
@@ -158,16 +166,10 @@ def _attention(  # noqa: C901, PLR0912, PLR0915  in one piece: it shares most of
     left_blocks = (inner - low + BLOCK_N - 1) // BLOCK_N
     edge_blocks = left_blocks + (tl.maximum(high - inner_end, 0) + BLOCK_N - 1) // BLOCK_N
 
-    channel = tl.arange(0, BLOCK_QK)
     value_channel = tl.arange(0, BLOCK_VO)
-    is_channel = channel < HEAD_DIM_QK
     is_value = value_channel < HEAD_DIM_VO
     q_offset = token * q_token + head * q_head
-    q_tile = tl.load(
-        q + q_offset[:, None] + channel[None, :] * q_dim,
-        mask=is_row[:, None] & is_channel[None, :],
-        other=0.0,
-    )
+    q_tile = load_rows(q + q_offset, q_dim, is_row, HEAD_DIM_QK, BLOCK_QK)
     if UPCAST:
         q_tile = q_tile.to(tl.float32)
     k_scale = tl.load(k_scales + kv_head, mask=has_k_scales != 0, other=1.0)
@@ -185,7 +187,13 @@ def _attention(  # noqa: C901, PLR0912, PLR0915  in one piece: it shares most of
     largest = tl.load(sinks + head, mask=row < rows_with_sink, other=float("-inf")) * LOG2_E
     total = tl.where(largest == float("-inf"), 0.0, 1.0)
     attended = tl.full((BLOCK_M, BLOCK_VO), 0.0, tl.float32)
+    pages = page_ids + kv_start
+    last_place = place_of(num_keys - 1, page_shift, page_inverse, SHIFTS)
     for at_edge in tl.static_range(2):
+        if PAGED and not at_edge:
+            # Page ids come a block ahead: keys and values would have to wait for their own.
+            place = place_of(inner + tl.arange(0, BLOCK_N), page_shift, page_inverse, SHIFTS)
+            next_page = tl.load(pages + place, mask=place <= last_place, other=0)
         for block in range(edge_blocks if at_edge else blocks):
             if at_edge:
                 on_left = block < left_blocks
@@ -198,15 +206,16 @@ def _attention(  # noqa: C901, PLR0912, PLR0915  in one piece: it shares most of
             key = first_key + tl.arange(0, BLOCK_N)
             if at_edge:
                 is_key = key < end
+            present = is_key if at_edge else None
             if PAGED:
-                # key // page_size, which the compiler would spend twenty instructions on.
-                place = ((key.to(tl.int64) * page_inverse) >> 32).to(tl.int32)
+                place = place_of(key, page_shift, page_inverse, SHIFTS)
                 if at_edge:
-                    page = tl.load(page_ids + kv_start + place, mask=is_key, other=0)
+                    page = tl.load(pages + place, mask=present, other=0).to(tl.int64)
                 else:
-                    page = tl.load(page_ids + kv_start + place)
-                page = page.to(tl.int64)
-                slot = key - place * page_size
+                    page = next_page.to(tl.int64)
+                    next_place = place_of(key + BLOCK_N, page_shift, page_inverse, SHIFTS)
+                    next_page = tl.load(pages + tl.minimum(next_place, last_place))
+                slot = key & (page_size - 1) if SHIFTS else key - place * page_size
                 k_offset = page * k_page + slot * k_slot
                 v_offset = page * v_page + slot * v_slot
             else:
@@ -214,27 +223,17 @@ def _attention(  # noqa: C901, PLR0912, PLR0915  in one piece: it shares most of
                 k_offset = slot * k_slot
                 v_offset = slot * v_slot
             if KV_FORMAT == "nvfp4":
-                present = is_key if at_edge else None
-                k_rows = load_nvfp4(
+                k_tile = load_nvfp4(
                     k_base + k_offset, k_dim, k_sf + page * k_sf_page + slot * k_sf_slot,
                     k_sf_block, present, HEAD_DIM_QK, BLOCK_QK, BLOCK_N, q_tile.dtype, CONVERTS,
                 )  # fmt: skip
-                k_tile = tl.trans(k_rows)
                 v_tile = load_nvfp4(
                     v_base + v_offset, v_dim, v_sf + page * v_sf_page + slot * v_sf_slot,
                     v_sf_block, present, HEAD_DIM_VO, BLOCK_VO, BLOCK_N, q_tile.dtype, CONVERTS,
                 )  # fmt: skip
             else:
-                k_tile = tl.load(
-                    k_base + k_offset[None, :] + channel[:, None] * k_dim,
-                    mask=is_key[None, :] & is_channel[:, None] if at_edge else is_channel[:, None],
-                    other=0.0,
-                )
-                v_tile = tl.load(
-                    v_base + v_offset[:, None] + value_channel[None, :] * v_dim,
-                    mask=is_key[:, None] & is_value[None, :] if at_edge else is_value[None, :],
-                    other=0.0,
-                )
+                k_tile = load_rows(k_base + k_offset, k_dim, present, HEAD_DIM_QK, BLOCK_QK)
+                v_tile = load_rows(v_base + v_offset, v_dim, present, HEAD_DIM_VO, BLOCK_VO)
                 if KV_FORMAT != "":
                     k_tile = widen_fp8(k_tile, KV_FORMAT, q_tile.dtype, CONVERTS)
                     v_tile = widen_fp8(v_tile, KV_FORMAT, q_tile.dtype, CONVERTS)
@@ -242,7 +241,7 @@ def _attention(  # noqa: C901, PLR0912, PLR0915  in one piece: it shares most of
                 k_tile = k_tile.to(tl.float32)
                 v_tile = v_tile.to(tl.float32)
             # ieee: TensorFloat-32 would give float32 inputs the mantissa of float16.
-            logits = tl.dot(q_tile, k_tile, input_precision="ieee") * scale
+            logits = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * scale
             if SOFT_CAP:
                 logits = soft_capped(logits, soft_cap)
             if at_edge:
@@ -288,7 +287,8 @@ def _attention(  # noqa: C901, PLR0912, PLR0915  in one piece: it shares most of
 attention = triton.jit(
     _attention,
     do_not_specialize=(
-        "num_requests", "group_size", "page_size", "page_inverse", "left", "right", "has_sinks",
-        "has_k_scales", "has_v_scales", "out_split", "lse_split", "lse_token",
+        "num_requests", "group_size", "page_size", "page_shift", "page_inverse", "group_inverse",
+        "left", "right", "has_sinks", "has_k_scales", "has_v_scales", "out_split", "lse_split",
+        "lse_token",
     ),
 )  # fmt: skip

@@ -5,12 +5,8 @@ They follow from shapes alone: asking the device for a length would wait for it.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
-from typing import Any
 
-from ..reference.kv_format import NVFP4
-from .optional import require
 from .triton_support import next_power_of_two
 
 LEAST_BLOCK = 16
@@ -19,14 +15,13 @@ LEAST_PACKED_BLOCK = 32
 """Triton (3.6, seen on an H200) gives a thread eight neighbours of a 16-bit operand that was joined
 from halves of bytes; a product over only 16 of them then comes out wrong, without an error."""
 SHARED_MEMORY = 97 * 1024
-"""Bytes that untuned blocks may take: every GPU from Ampere on has 99 KiB a multiprocessor."""
-MOST_SHARED_MEMORY = 224 * 1024
-"""Bytes that tuned blocks may take; what does not fit the GPU at hand drops out of the tuning."""
-TUNED_ELEMENTS = 2**24
-"""Queries and keys from which on a call is long enough to be worth the seconds of tuning."""
-TUNED = ((16, 4, 2), (32, 4, 2), (32, 8, 2), (64, 4, 3), (64, 8, 2), (64, 8, 3), (128, 4, 2),
-         (128, 4, 3), (128, 8, 2), (128, 8, 3))  # fmt: skip
-"""Keys a block, warps and stages that were the fastest on an H200 for some problem, or nearly."""
+"""Bytes that blocks may take anywhere: every GPU from Ampere on has 99 KiB a multiprocessor."""
+MARGIN = 2 * 1024
+"""Bytes that the compiler may take besides, of what a GPU has."""
+SMALL_DIM = MOST_ROWS = 128
+MEASURED = {16: (64, 4, 3), 32: (64, 4, 3), 64: (64, 4, 3), 128: (64, 8, 4)}
+"""Keys a block, warps and stages by rows a block: the fastest on an H200 in bfloat16 with 128
+channels. Where they do not fit, stages go first."""
 WARP_GROUP_ROWS = 64
 EXCHANGE = 4 * 1024
 INTERPRETED_BLOCK_N = 32
@@ -51,6 +46,11 @@ class Blocks:
     num_warps: int
     num_stages: int
 
+    @property
+    def resident(self) -> int:
+        """How many programs a multiprocessor holds, by registers and shared memory, on Hopper."""
+        return 2 if self.m < MOST_ROWS else 1
+
 
 def attention_blocks(
     head_dims: tuple[int, int],
@@ -59,8 +59,9 @@ def attention_blocks(
     *,
     interpreted: bool,
     packed: bool = False,
+    available: int = SHARED_MEMORY,
 ) -> Blocks:
-    """Choose blocks that fit every GPU.
+    """Choose blocks that fit a GPU.
 
     Args:
         head_dims: head_dim_qk and head_dim_vo.
@@ -69,24 +70,30 @@ def attention_blocks(
         interpreted: whether they are for the interpreter, which knows no shared memory.
         packed: whether keys and values come two a byte. Quantised ones need less shared memory
             than plain ones, and take blocks of the same sizes.
+        available: bytes of shared memory that a program may take.
     """
     least = least_block(element_size, packed=packed)
     qk, vo = (max(next_power_of_two(dim), least) for dim in head_dims)
+    is_single = element_size > 2  # noqa: PLR2004  bytes
     # float32 products run on the plain cores, and unroll: large blocks would take minutes to build.
-    most = 32 if element_size > 2 else 128 if max(qk, vo) <= 128 else 64  # noqa: PLR2004  bytes
+    most = 32 if is_single else MOST_ROWS if max(qk, vo) <= SMALL_DIM else 64
     if interpreted:
         most = 64
     m = min(max(next_power_of_two(rows), LEAST_BLOCK), most)
     if interpreted:
         return Blocks(qk, vo, m, INTERPRETED_BLOCK_N, 1, 1)
-    while (
-        m > LEAST_BLOCK and shared_memory(qk, vo, m, LEAST_BLOCK, 2, element_size) > SHARED_MEMORY
-    ):
+    while m > LEAST_BLOCK and shared_memory(qk, vo, m, LEAST_BLOCK, 2, element_size) > available:
         m //= 2
-    n = 32 if element_size > 2 else 64 if m >= WARP_GROUP_ROWS else 128  # noqa: PLR2004  bytes
-    while n > least and shared_memory(qk, vo, m, n, 2, element_size) > SHARED_MEMORY:
+    n, num_warps, num_stages = MEASURED[m]
+    if is_single:
+        n, num_stages = 32, 2
+    if m * max(qk, vo) > WARP_GROUP_ROWS * SMALL_DIM:
+        num_warps = 8
+    while num_stages > 2 and shared_memory(qk, vo, m, n, num_stages, element_size) > available:  # noqa: PLR2004
+        num_stages -= 1
+    while n > least and shared_memory(qk, vo, m, n, num_stages, element_size) > available:
         n //= 2
-    return Blocks(qk, vo, m, n, 8 if m * max(qk, vo) > 64 * 128 else 4, 2)
+    return Blocks(qk, vo, m, n, num_warps, num_stages)
 
 
 def least_block(element_size: int, *, packed: bool) -> int:
@@ -98,43 +105,10 @@ def shared_memory(qk: int, vo: int, m: int, n: int, stages: int, element_size: i
     """Estimate the bytes of shared memory: the queries, and the keys and values under way.
 
     Hopper's products of 64 rows and more read their operands from there, so that no stage is free
-    while they do. Smaller ones copy them to registers first, and need room to exchange results.
+    while they do; eight warps on 64 rows exchange the probabilities. Smaller ones copy them to
+    registers first, and need room to exchange results.
     """
     if m < WARP_GROUP_ROWS:
         return element_size * (m * qk + (stages - 1) * n * (qk + vo)) + EXCHANGE
-    return element_size * (m * qk + stages * n * (qk + vo))
-
-
-@functools.cache
-def tuned(kernel: Any) -> Any:  # noqa: ANN401  Triton JIT functions
-    """Give the attention kernel with keys a block, warps and stages found by measurement."""
-    triton = require("triton", "triton")
-    configs = [
-        triton.Config({"BLOCK_N": n}, num_warps=warps, num_stages=stages)
-        for n, warps, stages in TUNED
-    ]
-    return triton.autotune(
-        configs,
-        key=["HEAD_DIM_QK", "HEAD_DIM_VO", "BLOCK_M", "KV_FORMAT", "SOFT_CAP", "CUSTOM_MASK"],
-        prune_configs_by={"early_config_prune": _fitting},
-    )(kernel)
-
-
-def _fitting(configs: list[Any], arguments: dict[str, Any], **more: Any) -> list[Any]:  # noqa: ANN401
-    """Drop what takes more shared memory than any GPU has; keep the smallest at least."""
-    given = {**arguments, **more}
-    least = least_block(given["q"].element_size(), packed=given["KV_FORMAT"] == NVFP4)
-    configs = [config for config in configs if config.kwargs["BLOCK_N"] >= least]
-
-    def needs(config: Any) -> int:  # noqa: ANN401  a triton.Config
-        return shared_memory(
-            given["BLOCK_QK"],
-            given["BLOCK_VO"],
-            given["BLOCK_M"],
-            config.kwargs["BLOCK_N"],
-            config.num_stages,
-            given["q"].element_size(),
-        )
-
-    fitting = [config for config in configs if needs(config) <= MOST_SHARED_MEMORY]
-    return fitting or [min(configs, key=needs)]
+    shared = m * n if m == WARP_GROUP_ROWS < m * max(qk, vo) // SMALL_DIM else 0
+    return element_size * (m * qk + stages * n * (qk + vo) + shared)

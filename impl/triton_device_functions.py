@@ -1,5 +1,8 @@
 """Functions that Triton kernels call, and what makes them so; imported by kernels alone."""
 
+# Compile-time constants are upper case in Triton.
+# ruff: noqa: N803
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -35,3 +38,57 @@ def _soft_capped(logits: tl.tensor, soft_cap: tl.tensor) -> tl.tensor:
 
 
 soft_capped = device_function(_soft_capped)
+
+
+def _quotient(number: tl.tensor, inverse: tl.tensor) -> tl.tensor:
+    """Divide by what ``inverse`` is 2**32 divided by, rounded up.
+
+    The compiler would spend twenty instructions on a division.
+    """
+    return ((number.to(tl.int64) * inverse) >> 32).to(tl.int32)
+
+
+quotient = device_function(_quotient)
+
+
+def _place_of(
+    key: tl.tensor, page_shift: tl.tensor, page_inverse: tl.tensor, SHIFTS: tl.constexpr
+) -> tl.tensor:
+    """Give the place of a key's page among those of its request; -1 for key -1."""
+    return key >> page_shift if SHIFTS else quotient(key, page_inverse)
+
+
+place_of = device_function(_place_of)
+
+
+def _load_rows(
+    rows: tl.tensor,
+    stride: tl.tensor,
+    is_row: tl.tensor | None,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> tl.tensor:
+    """Load rows of channels: [rows, BLOCK], 0 past DIM and where there is no row.
+
+    Args:
+        rows: [rows] pointers to the first channel of each.
+        stride: from a channel to the next.
+        is_row: [rows], which there are; None: all. What needs no mask does without.
+        DIM: channels.
+        BLOCK: DIM, rounded up to a power of two.
+    """
+    channel = tl.arange(0, BLOCK)
+    pointers = rows[:, None] + channel[None, :] * stride
+    if is_row is None:
+        if DIM == BLOCK:
+            loaded = tl.load(pointers)
+        else:
+            loaded = tl.load(pointers, mask=(channel < DIM)[None, :], other=0.0)
+    elif DIM == BLOCK:
+        loaded = tl.load(pointers, mask=is_row[:, None], other=0.0)
+    else:
+        loaded = tl.load(pointers, mask=is_row[:, None] & (channel < DIM)[None, :], other=0.0)
+    return loaded
+
+
+load_rows = device_function(_load_rows)

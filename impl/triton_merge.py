@@ -22,8 +22,10 @@ from .triton_support import (
 )
 
 KERNEL = "kernelproof.impl.triton_merge_kernel"
-ELEMENTS, INTERPRETED_ELEMENTS = 2**10, 2**14
+ELEMENTS, INTERPRETED_ELEMENTS = 2**7, 2**14
 """Elements of out a program: few keep a GPU busy, many spare the interpreter programs."""
+FEW_STATES, MANY_STATES = 2, 8
+"""States whose loads are under way together: merging 16 one by one takes longer than attention."""
 
 
 def _supports(problem: Problem, target: Target) -> bool | str:
@@ -34,7 +36,10 @@ def _supports(problem: Problem, target: Target) -> bool | str:
 def _compile_key(problem: Problem) -> Hashable:
     if not isinstance(problem, MergeProblem):
         return None
-    return problem.dtype, problem.head_dim, problem.num_heads % 16, problem.num_tokens % 16
+    return (
+        problem.dtype, problem.head_dim, problem.num_heads % 16, problem.num_tokens % 16,
+        problem.num_states > FEW_STATES,
+    )  # fmt: skip
 
 
 @implementation(
@@ -85,11 +90,13 @@ def merge(
     block_dim = next_power_of_two(dim)
     elements = ELEMENTS if out.is_cuda else INTERPRETED_ELEMENTS
     block_rows = min(max(elements // block_dim, 1), next_power_of_two(tokens * heads))
+    at_once = FEW_STATES if states <= FEW_STATES else MANY_STATES
     written = stored(out)
     require(KERNEL, "triton").merge[(ceil_div(tokens * heads, block_rows),)](
         outs, lses, written, lse, states, tokens, heads,
         1.0 if base_2 else math.log2(math.e), math.log(2.0) if base_2 else 1.0,
         *outs.stride(), *lses.stride(), *written.stride(), *lse.stride(),
         DIM=dim, BLOCK_DIM=block_dim, BLOCK_ROWS=block_rows,
+        STATES_AT_ONCE=at_once, **({"num_warps": 1} if out.is_cuda else {}),
     )  # fmt: skip
     finish(out, written)

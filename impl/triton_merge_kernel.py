@@ -39,6 +39,7 @@ def _merge(
     DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
+    STATES_AT_ONCE: tl.constexpr,
 ) -> None:
     """Merge BLOCK_ROWS rows, a row being a token and a head.
 
@@ -51,31 +52,36 @@ def _merge(
     is_row = token < num_tokens
     channel = tl.arange(0, BLOCK_DIM)
     lses_row = token * lses_token + head * lses_head
+    outs_row = token * outs_token + head * outs_head
     largest = tl.full((BLOCK_ROWS,), float("-inf"), tl.float32)
-    for state in range(num_states):
-        state_lse = tl.load(
-            lses + tl.cast(state, tl.int64) * lses_state + lses_row,
-            mask=is_row,
+    for first in range(0, num_states, STATES_AT_ONCE):
+        state = first + tl.arange(0, STATES_AT_ONCE)
+        state_lses = tl.load(
+            lses + state.to(tl.int64)[:, None] * lses_state + lses_row[None, :],
+            mask=(state < num_states)[:, None] & is_row[None, :],
             other=float("-inf"),
         )
-        largest = tl.maximum(largest, state_lse.to(tl.float32))
+        largest = tl.maximum(largest, tl.max(state_lses.to(tl.float32), axis=0))
     base = tl.where(largest == float("-inf"), 0.0, largest)
     total = tl.full((BLOCK_ROWS,), 0.0, tl.float32)
     merged = tl.full((BLOCK_ROWS, BLOCK_DIM), 0.0, tl.float32)
-    for state in range(num_states):
-        place = tl.cast(state, tl.int64)
-        state_lse = tl.load(
-            lses + place * lses_state + lses_row, mask=is_row, other=float("-inf")
+    for first in range(0, num_states, STATES_AT_ONCE):
+        state = first + tl.arange(0, STATES_AT_ONCE)
+        place = state.to(tl.int64)[:, None]
+        state_lses = tl.load(
+            lses + place * lses_state + lses_row[None, :],
+            mask=(state < num_states)[:, None] & is_row[None, :],
+            other=float("-inf"),
         ).to(tl.float32)
-        weight = tl.exp2((state_lse - base) * in_factor)
-        outs_row = place * outs_state + token * outs_token + head * outs_head
-        state_out = tl.load(
-            outs + outs_row[:, None] + channel[None, :] * outs_dim,
-            mask=(state_lse > float("-inf"))[:, None] & (channel < DIM)[None, :],
+        weight = tl.exp2((state_lses - base[None, :]) * in_factor)
+        state_rows = place * outs_state + outs_row[None, :]
+        state_outs = tl.load(
+            outs + state_rows[:, :, None] + channel[None, None, :] * outs_dim,
+            mask=(state_lses > float("-inf"))[:, :, None] & (channel < DIM)[None, None, :],
             other=0.0,
         ).to(tl.float32)
-        total += weight
-        merged += weight[:, None] * state_out
+        total += tl.sum(weight, axis=0)
+        merged += tl.sum(weight[:, :, None] * state_outs, axis=0)
     divisor = tl.where(total == 0.0, 1.0, total)
     out_row = token * out_token + head * out_head
     tl.store(

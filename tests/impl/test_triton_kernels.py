@@ -13,7 +13,7 @@ import torch
 
 from kernelproof.impl import BUILT_IN, Target, UnsupportedError, find_implementation
 from kernelproof.impl.triton_attention import native_dot
-from kernelproof.impl.triton_attention_call import check_page_size
+from kernelproof.impl.triton_attention_call import check_divisor
 from kernelproof.properties.isolation import Deadlines, Worker
 from kernelproof.properties.quarry import verdict_of
 from kernelproof.properties.verdict import Verdict
@@ -81,10 +81,10 @@ class TestRefusals:
         assert reason == f"head_dim_vo must be a multiple of 8 up to 512, {said}"
 
     def test_of_batches_too_long_to_divide_by_the_page_size(self) -> None:
-        check_page_size(16, 2**31)
-        check_page_size(48, 2**26)
+        check_divisor("page_size", 16, "keys", 2**31)
+        check_divisor("page_size", 48, "keys", 2**26)
         with pytest.raises(UnsupportedError, match=r"page_size 48 is no power of two: .*89478485"):
-            check_page_size(48, 2**27)
+            check_divisor("page_size", 48, "keys", 2**27)
 
     def test_of_the_native_dot(self) -> None:
         bfloat16 = AttentionProblem(dtype="bfloat16")
