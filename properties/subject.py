@@ -13,9 +13,9 @@ import torch
 
 from ..impl import Implementation, Target, UnsupportedError
 from ..reference import Problem, materialise
+from ..reference.allocation import FENCE
 from ..reference.inputs import Inputs
 from ..reference.kv_format import stored_head_dim
-from ..reference.materialise import FENCE
 from .comparison import Result, same_bits
 from .verdict import Verdict
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import accumulate
 
 import torch
 
+from .allocation import CANARY, Allocator
 from .inputs import (
     AppendInputs,
     AttentionOptions,
@@ -22,11 +23,6 @@ from .problems import AttentionProblem, MergeProblem, MetadataProblem, Problem
 from .quantization import interleave_v_scales
 from .regimes import attention_values, custom_mask_values, merge_values, sink_values
 from .values import bits, choose, stream
-
-FENCE = 64
-"""Canary elements before and after each tensor in its storage."""
-CANARY = 11.0
-"""What canaries and unused cache slots hold: finite, and large enough to show if it is read."""
 
 
 def materialise(
@@ -44,7 +40,7 @@ def materialise(
     Returns:
         The record of the problem's operation, see ``reference.inputs``.
     """
-    home = _Allocator(torch.device(device), unused)
+    home = Allocator(torch.device(device), unused)
     if isinstance(problem, MergeProblem):
         outs, lses = merge_values(problem, home.device)
         return MergeInputs(
@@ -62,50 +58,7 @@ def materialise(
     return _paged_inputs(problem, home)
 
 
-class _Allocator:
-    """Places tensors into fenced storages and remembers these."""
-
-    def __init__(self, device: torch.device, unused: float) -> None:
-        self.device = device
-        self.unused = unused
-        self.storages: dict[str, torch.Tensor] = {}
-
-    def empty(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Give a contiguous tensor full of ``unused`` inside a fenced storage."""
-        count = 1
-        for size in shape:
-            count *= size
-        storage = torch.full(
-            (count + 2 * FENCE,), self.fill(dtype), dtype=dtype, device=self.device
-        )
-        self.storages[name] = storage
-        return storage[FENCE : FENCE + count].view(shape)
-
-    def fill(self, dtype: torch.dtype) -> float:
-        """Give what fills a storage of this dtype: integers and packed codes have no NaN."""
-        return self.unused if dtype.is_floating_point else int(CANARY)
-
-    def place(self, name: str, values: torch.Tensor) -> torch.Tensor:
-        """Copy values into a fenced storage."""
-        home = self.empty(name, tuple(values.shape), values.dtype)
-        home.copy_(values)
-        return home
-
-    def place_integers(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Copy int32 tensors of the host into fenced storages side by side, in one transfer."""
-        sizes = [-(-tensor.numel() // FENCE) * FENCE + 2 * FENCE for tensor in tensors.values()]
-        arena = torch.full((sum(sizes),), int(CANARY), dtype=torch.int32)
-        for room, tensor in zip(arena.split(sizes), tensors.values(), strict=True):
-            room[FENCE : FENCE + tensor.numel()] = tensor.flatten()
-        rooms = arena.to(self.device, non_blocking=True).split(sizes)
-        found = {}
-        for room, (name, tensor) in zip(rooms, tensors.items(), strict=True):
-            self.storages[name] = room[: tensor.numel() + 2 * FENCE]
-            found[name] = room[FENCE : FENCE + tensor.numel()].view(tensor.shape)
-        return found
-
-
-def _options(problem: AttentionProblem, home: _Allocator) -> AttentionOptions:
+def _options(problem: AttentionProblem, home: Allocator) -> AttentionOptions:
     sinks = home.place("sinks", sink_values(problem, home.device)) if problem.sinks else None
     mask = None
     if problem.custom_mask:
@@ -125,7 +78,7 @@ def _options(problem: AttentionProblem, home: _Allocator) -> AttentionOptions:
 
 
 def _scale(
-    problem: AttentionProblem, name: str, heads: int, home: _Allocator
+    problem: AttentionProblem, name: str, heads: int, home: Allocator
 ) -> float | torch.Tensor:
     """Give a scale of the problem: one number, or one a head."""
     scale: float = getattr(problem, name)
@@ -135,7 +88,7 @@ def _scale(
     return home.place(name, scale * 2.0 ** (torch.arange(heads, device=home.device) % 3 - 1.0))
 
 
-def _place_q(problem: AttentionProblem, q: torch.Tensor, home: _Allocator) -> torch.Tensor:
+def _place_q(problem: AttentionProblem, q: torch.Tensor, home: Allocator) -> torch.Tensor:
     if not problem.strided_q:
         return home.place("q", q)
     tokens, heads, dim = q.shape
@@ -147,7 +100,7 @@ def _place_q(problem: AttentionProblem, q: torch.Tensor, home: _Allocator) -> to
 
 
 def _place_kv(
-    problem: AttentionProblem, k: torch.Tensor, v: torch.Tensor, home: _Allocator
+    problem: AttentionProblem, k: torch.Tensor, v: torch.Tensor, home: Allocator
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Place keys [keys, K, D] and values [keys, K, E]."""
     homes = _empty_kv(problem, tuple(k.shape), tuple(v.shape), k.dtype, home)
@@ -159,7 +112,7 @@ def _empty_kv(
     k_shape: tuple[int, ...],
     v_shape: tuple[int, ...],
     dtype: torch.dtype,
-    home: _Allocator,
+    home: Allocator,
     of: str = "",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Give room for [a, b, c, D] and [a, b, c, E] (or without b), in one allocation if strided."""
@@ -171,7 +124,7 @@ def _empty_kv(
 
 
 def _empty_latent(
-    problem: AttentionProblem, shape: tuple[int, ...], dtype: torch.dtype, home: _Allocator
+    problem: AttentionProblem, shape: tuple[int, ...], dtype: torch.dtype, home: Allocator
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Give room for [a, b, c, D]; values are its first channels. If strided, pages lie apart."""
     if problem.strided_kv:
@@ -181,7 +134,7 @@ def _empty_latent(
     return room, room[..., : problem.head_dim_vo]
 
 
-def _ragged_inputs(problem: AttentionProblem, home: _Allocator) -> RaggedAttentionInputs:
+def _ragged_inputs(problem: AttentionProblem, home: Allocator) -> RaggedAttentionInputs:
     values = attention_values(problem, home.device)
     k, v = _place_kv(problem, values.k, values.v, home)
     placed = home.place_integers(
@@ -199,7 +152,7 @@ def _ragged_inputs(problem: AttentionProblem, home: _Allocator) -> RaggedAttenti
     )
 
 
-def _paged_inputs(problem: AttentionProblem, home: _Allocator) -> PagedAttentionInputs:
+def _paged_inputs(problem: AttentionProblem, home: Allocator) -> PagedAttentionInputs:
     values = attention_values(problem, home.device)
     table, num_pages = block_table(problem)
     k, v = quantised(problem, values.k), quantised(problem, values.v)
@@ -230,7 +183,7 @@ def _paged_inputs(problem: AttentionProblem, home: _Allocator) -> PagedAttention
     )
 
 
-def _append_inputs(problem: AttentionProblem, home: _Allocator) -> AppendInputs:
+def _append_inputs(problem: AttentionProblem, home: Allocator) -> AppendInputs:
     values = attention_values(problem, home.device)
     new = torch.zeros(sum(problem.seq_lens), dtype=torch.bool, device=home.device)
     for start, t, s in zip(
@@ -268,7 +221,7 @@ def _paged_caches(
     v: torch.Tensor,
     table: torch.Tensor,
     num_pages: int,
-    home: _Allocator,
+    home: Allocator,
     of: str = "",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Put rows into their slots of two caches; whatever is in no slot is not to be read."""
@@ -329,7 +282,7 @@ def _physical_slots(problem: AttentionProblem, table: torch.Tensor) -> torch.Ten
     return torch.stack([torch.cat([nothing, *pages]), torch.cat([nothing, *offsets])])
 
 
-def _metadata_inputs(problem: MetadataProblem, home: _Allocator, step: int) -> MetadataInputs:
+def _metadata_inputs(problem: MetadataProblem, home: Allocator, step: int) -> MetadataInputs:
     query_lens, seq_lens = problem.steps[step]
     columns = max((-(-s // problem.page_size) for s in seq_lens), default=0)
     columns += problem.spare_columns

@@ -11,13 +11,13 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from kernelproof.ci import bench_oracle
+from kernelproof.ci import bench_oracle, bench_throughput
 from kernelproof.ci.bench import bench
 from kernelproof.ci.bench_memory import footprints, unmeasurable
 from kernelproof.ci.bench_oracle import Case
 from kernelproof.ci.bench_results import Requirement, Results, Table
 from kernelproof.ci.bench_tightness import FEWEST_KEYS, Row, make_problem
-from kernelproof.reference import Arithmetic, paged_attention
+from kernelproof.reference import Arithmetic, AttentionProblem, paged_attention
 
 
 def run(*arguments: str) -> Result:
@@ -102,6 +102,41 @@ class TestRoundTrip:
             assert f"round trip in ms, {name}" in result.output
 
 
+class TestThroughput:
+    def test_it_prints_rates_and_stages(self, tmp_path: Path) -> None:
+        file = tmp_path / "throughput.json"
+        arguments = ("torch-sdpa-paged", "--seconds", "0.5", "--jobs", "2", "--json", str(file))
+        result = run("throughput", *arguments)
+        assert result.exit_code == 0, result.output  # on a CPU nothing is required
+        for stage in bench_throughput.STAGES:
+            assert f"torch-sdpa-paged  {stage}" in result.output
+        [benchmark] = json.loads(file.read_text(encoding="utf-8"))["benchmarks"]
+        rates, stages = benchmark["tables"]
+        assert [row[:2] for row in rates["rows"]] == [
+            ["torch-sdpa-paged", 1], ["torch-sdpa-paged", 2]
+        ]  # fmt: skip
+        assert all(row[2] > 0 and row[3] > 0 for row in rates["rows"])
+        assert sum(row[3] for row in stages["rows"]) == pytest.approx(100, abs=1)
+
+    def test_problems_are_small_batches_of_four(self) -> None:
+        drawn = AttentionProblem(query_lens=(7, 1), seq_lens=(700, 20))
+        problem = bench_throughput._of_four(drawn)
+        assert problem.query_lens == (7, 1, 7, 1)
+        assert problem.seq_lens == (300, 20, 300, 20)
+
+    @pytest.mark.parametrize(
+        ("name", "message"),
+        [
+            ("nothing-of-the-kind", "no registered implementation"),
+            ("flashinfer-trace-merge-state", "merge_state"),
+        ],
+    )
+    def test_what_cannot_be_judged_is_refused(self, name: str, message: str) -> None:
+        result = run("throughput", name, "--seconds", "0.1")
+        assert result.exit_code == 2
+        assert message in result.output
+
+
 class TestResults:
     @pytest.mark.parametrize(
         ("value", "low", "high", "met"),
@@ -139,4 +174,4 @@ def test_it_runs_as_a_module() -> None:
         text=True,
         check=True,
     )
-    assert all(name in shown.stdout for name in ("oracle", "tightness", "roundtrip"))
+    assert all(name in shown.stdout for name in ("oracle", "tightness", "roundtrip", "throughput"))

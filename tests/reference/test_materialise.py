@@ -21,6 +21,7 @@ from kernelproof.reference import (
     materialise,
     oracle,
 )
+from kernelproof.reference.allocation import CANARY, FENCE
 from kernelproof.reference.inputs import (
     AppendInputs,
     AttentionInputs,
@@ -28,7 +29,6 @@ from kernelproof.reference.inputs import (
     MetadataInputs,
     PagedAttentionInputs,
 )
-from kernelproof.reference.materialise import CANARY, FENCE
 from kernelproof.reference.problems import ATTENTION_REGIMES
 
 MAX_WORK = 30_000
