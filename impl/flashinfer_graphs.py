@@ -135,7 +135,7 @@ class _Fixed:
         return run(self.wrapper, inputs, self.family.backend)
 
 
-class GraphSession:
+class FixedSession:
     """Wrappers for CUDA graphs: one for each of the options and sizes, planned again and again.
 
     A batch is planned where a run was captured, if it fits there.
@@ -192,8 +192,8 @@ class GraphSession:
         return self._planned
 
 
-def _session(family: Family) -> Callable[[], GraphSession]:
-    return functools.partial(GraphSession, family)
+def _session(family: Family) -> Callable[[], FixedSession]:
+    return functools.partial(FixedSession, family)
 
 
 _DECODE = _session(_decode("cuda-core", tensor_cores=False))

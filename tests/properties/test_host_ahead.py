@@ -113,7 +113,7 @@ def test_plans_that_are_staged_apart_are_right() -> None:
 def test_a_plan_that_overwrites_the_one_under_way_is_found() -> None:
     verdict = judge(OneBuffer)
     assert verdict.status != "PASS"
-    said = "while the GPU is busy, plan the batch; run; plan longer requests; run: run 1: "
+    said = "while the GPU is busy, plan the batch; run; plan another batch; run: run 1: "
     assert verdict.message.startswith(said), verdict
 
 
