@@ -19,6 +19,7 @@ from .pools import open_pool
 from .profiles import NO_COST, Cost, Timing, cost_of, on_device
 from .quarry import Address, HarnessError, Quarry, probe_device, verdict_of
 from .report import ImplementationReport
+from .sanitizer import LESS_WORK
 
 COST_REQUESTS = 8
 COST_ROWS, COST_KEYS = 8, 64
@@ -103,6 +104,8 @@ def prepare(
         environment=plan.environment,
     )
     profile = on_device(plan.profile, plan.device)
+    if plan.sanitizer and plan.device == "cuda":
+        profile = replace(profile, max_work=profile.max_work // LESS_WORK)
     axes = survey(worker, address, profile.max_work, report)
     if axes is None:
         return None
