@@ -201,7 +201,7 @@ class Suite:
 
         found = Hunt(worker, quarry, law, search, explain=explain).run()
         if found.lost:
-            raise DeviceLostError(found.lost)
+            return self._lose(found, report)
         if found.error:
             raise HarnessError(found.error)
         if found.finding:
@@ -212,6 +212,15 @@ class Suite:
         reason = f": {found.unsupported_reason}" if found.unsupported_reason else ""
         text = f"{report.name}: {law.name} judged no problem ({counts}){reason}"
         return Judged("skipped", text, _counts(found))
+
+    def _lose(self, found: LawReport, report: ImplementationReport) -> Judged:
+        """Report a device that is gone, and the finding that took it."""
+        self._lost = found.lost
+        text = f"LOST  {report.name}\n  {found.lost}"
+        if found.finding is None:
+            return Judged("failed", text)
+        told_of = self._tell(found, found.finding, report)
+        return replace(told_of, outcome="failed", text=f"{text}\n{told_of.text}")
 
     def _replay(
         self, worker: Worker, item: Item, quarry: Quarry, report: ImplementationReport

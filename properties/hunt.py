@@ -286,12 +286,14 @@ class Hunt:
 
     def _where(self, problem: Problem, verdict: Verdict) -> Verdict:
         """Say where a HANG is stuck: on a GPU, a look of its own tells which launch never ends."""
-        if self._quarry.address.device == "cpu":
+        known, device = self._quarry.stuck, self._quarry.address.device
+        if device == "cpu":
             where = stuck_in(verdict.trace)
-            where = where and f"stuck in {where}"
-        else:
-            where = stuck_in_launch(self._quarry, self._law, problem)
-            probe_device(self._worker, self._quarry.address.device)
+            known[problem.id] = where and f"stuck in {where}"
+        elif problem.id not in known:
+            known[problem.id] = stuck_in_launch(self._quarry, self._law, problem)
+            probe_device(self._worker, device)
+        where = known[problem.id]
         return replace(verdict, message=f"{verdict.message}; {where}") if where else verdict
 
     def _last_words(self, why: str) -> Finding | None:

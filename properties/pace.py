@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..reference import Problem
 from .phases import Deadlines
@@ -43,7 +43,7 @@ class Pace:
 
     Attributes:
         compile_seconds: that a first call of a module may take in a process.
-        slowness: the floor counts so many times, under a tool that makes calls slow.
+        slowness: deadlines count so many times, under a tool that makes everything slow.
     """
 
     compile_seconds: float = 900.0
@@ -68,7 +68,12 @@ class Pace:
         floor = self.slowness * (DEADLINE_FLOOR / HURRY if hurried else DEADLINE_FLOOR)
         usual = DEADLINE_FACTOR * self.usual(problem.work)
         run = max(floor, usual, OUTLIER_FACTOR * self._slowest[0])
-        return Deadlines(run=run, compile=self.compile_seconds)
+        usually = Deadlines(run=run, compile=self.compile_seconds)
+        return replace(
+            usually,
+            materialise=self.slowness * usually.materialise,
+            judge=self.slowness * usually.judge,
+        )
 
     def usual(self, work: int) -> float:
         """Give the seconds that a call of so much work usually takes; 0 if none was measured.

@@ -17,6 +17,7 @@ from .plan import Plan
 from .profiles import NO_COST, Cost, Profile, Timing, cost_of, on_device
 from .quarry import Address, HarnessError, Quarry, probe_device, verdict_of
 from .report import ImplementationReport
+from .sanitizer import LESS_WORK
 
 COST_REQUESTS = 8
 COST_ROWS, COST_KEYS = 8, 64
@@ -119,6 +120,8 @@ def prepare(
         environment=plan.environment,
     )
     profile = on_device(plan.profile, plan.device)
+    if plan.sanitizer and plan.device == "cuda":
+        profile = replace(profile, max_work=profile.max_work // LESS_WORK)
     modules: list[Module] = []
     with lease() as worker:
         axes = survey(worker, address, profile.max_work, report, plan.only)

@@ -91,6 +91,8 @@ class Quarry:
     """Run first in each process, with time for lazy imports and caches; None: it does not end."""
     smallest: list[Problem] = field(default_factory=list)
     """Counterexamples to other laws: tried first, for they often break this one too."""
+    stuck: dict[str, str] = field(default_factory=dict)
+    """Where a problem's HANG was found to be stuck, by its id: a look costs several seconds."""
 
 
 def verdict_of(outcome: Outcome, tool: str = "") -> Verdict:

@@ -11,6 +11,8 @@ PROGRAM: Final = "compute-sanitizer"
 TOOLS: Final = ("memcheck", "racecheck", "synccheck", "initcheck")
 SLOWNESS: Final = 20.0
 """How many times longer calls may take under it, before any was measured."""
+LESS_WORK: Final = 64
+"""Of the work of a GPU's problems, what part they have under it."""
 ENVIRONMENT: Final = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 """What is just outside of a tensor is inside of what torch has allocated, unless it keeps none."""
 PLACES: Final = ("/usr/local/cuda/bin",)

@@ -19,7 +19,8 @@ Inputs = PagedAttentionInputs | RaggedAttentionInputs
 PLANNED, OTHER = "plan the batch", "plan another batch"
 REPAGED, LONGER = "plan the same lengths on other pages", "plan longer requests"
 RETYPED = "plan the batch in another dtype"
-PLANS = (PLANNED, OTHER, REPAGED, LONGER, RETYPED)
+MASKED = "plan the batch with a custom mask"
+PLANS = (PLANNED, OTHER, REPAGED, LONGER, RETYPED, MASKED)
 MORE_KEYS = 5
 """By which longer requests are longer: another page, where pages are small."""
 
@@ -43,6 +44,7 @@ class Batch:
         mine, theirs = self.problem, other.problem
         return (
             mine.dtype == theirs.dtype
+            and mine.custom_mask == theirs.custom_mask
             and len(theirs.query_lens) <= len(mine.query_lens)
             and theirs.num_tokens <= mine.num_tokens
         )
@@ -63,7 +65,7 @@ def batches_of(subject: Subject, problem: AttentionProblem) -> dict[str, Batch]:
     Their caches have equally many pages, as an engine has one cache; empty where not even the
     problem itself can be planned.
     """
-    # A mask is planned by some and given to each run by others: it is of no use here.
+    # A mask is planned by some and given to each run by others: one batch alone has any, in full.
     problem = replace(problem, custom_mask=False)
     other = next(others(problem))
     assert isinstance(other, AttentionProblem)  # noqa: S101  of the same kind
@@ -73,12 +75,13 @@ def batches_of(subject: Subject, problem: AttentionProblem) -> dict[str, Batch]:
         REPAGED: replace(problem, page_order=problem.page_order + 1),
         LONGER: _with_more_keys(problem, MORE_KEYS),
         RETYPED: _in_another_dtype(subject, problem),
+        MASKED: replace(problem, custom_mask=True, causal=False, window_left=-1),
     }
     paged = problem.operation == "paged_attention"
     if not paged:
         del wanted[REPAGED]
     found = {
-        name: Batch(each, _with_more_keys(each, 1) if paged else each)
+        name: Batch(each, _with_more_keys(each, 1) if paged and name != MASKED else each)
         for name, each in wanted.items()
         if each is not None
     }

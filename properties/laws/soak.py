@@ -151,12 +151,12 @@ def _lanes(subject: Subject, problem: Computing, inputs: Any) -> Iterator[list[_
         yield [_Lane(inputs)]
         return
     streams = [torch.cuda.Stream() for _ in range(STREAMS)]
-    for stream in streams:
-        stream.wait_stream(torch.cuda.current_stream())
     writes = subject.implementation.writes_out
     lanes = [
         _Lane(subject.materialise(problem) if writes else inputs, stream=each) for each in streams
     ]
+    for stream in streams:  # until their inputs are made
+        stream.wait_stream(torch.cuda.current_stream())
     session = subject.implementation.session
     if session is not None and isinstance(problem, AttentionProblem) and _in_sessions(problem):
         for lane in lanes:

@@ -98,6 +98,28 @@ class PlansByRequests(Session):
         ).to(inputs.q.device)  # fmt: skip
 
 
+class KeepsMask(Session):
+    """Takes up a plan's custom mask, and forgets none where there is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._mask: torch.Tensor | None = None
+
+    def plan(self, inputs: PagedAttentionInputs) -> None:
+        """Remember a batch, and its mask if it has one."""
+        super().plan(inputs)
+        if inputs.custom_mask is not None:
+            self._mask = inputs.custom_mask.clone()
+
+    def run(self, inputs: PagedAttentionInputs) -> Pair:
+        """Attend as planned, with the last mask there was, read as far as this batch goes."""
+        mask, metadata = self._mask, self.metadata
+        if mask is not None and metadata is not None:
+            size = int((metadata.qo_indptr.diff() * metadata.seq_lens).sum())
+            mask = torch.nn.functional.pad(mask, (0, max(0, size - len(mask))))[:size]
+        return super().run(replace(inputs, custom_mask=mask))
+
+
 class GathersOnce(Session):
     """Gathers the cache of a plan at its first run, and again where it is another tensor."""
 

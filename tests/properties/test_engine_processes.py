@@ -17,6 +17,7 @@ import pytest
 from kernelproof.ci.errors import MACHINE
 from kernelproof.ci.summary import summarise
 from kernelproof.properties.cases import CaseWriter
+from kernelproof.properties.conformance import Suite
 from kernelproof.properties.engine import Progress, Run
 from kernelproof.properties.isolation import Worker
 from kernelproof.properties.ledger import Ledger
@@ -24,6 +25,7 @@ from kernelproof.properties.plan import Plan
 from kernelproof.properties.profiles import PROFILES, Profile
 from kernelproof.properties.quarry import DeviceLostError
 from kernelproof.properties.report import Finding, ImplementationReport, LawReport, RunReport
+from kernelproof.properties.surveying import Choices
 from kernelproof.properties.telling import told
 from kernelproof.reference import AttentionProblem
 
@@ -313,3 +315,21 @@ def test_nothing_is_scheduled_on_a_device_that_is_lost(
     summary = summarise(report, Ledger(), gate=False, command="check")
     assert summary.code == MACHINE
     assert "the device was lost" in summary.sentence
+
+
+@pytest.mark.usefixtures("_short_deadline")
+def test_under_pytest_too_nothing_runs_on_a_device_that_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kernelproof.properties.hunt.probe_device", _GoneAfter(0))
+    choices = Choices((f"{SUBJECTS}:hangs",), None, TINY, "cpu", 0, "none", tmp_path)
+    suite = Suite(choices)
+    try:
+        first, second = (suite.judge(item) for item in suite.items[:2])
+    finally:
+        suite.close()
+    assert first.outcome == "failed"
+    assert first.text.startswith("LOST  hangs\n  cuda did not come back")
+    assert "\nHANG run  hangs  parity\n" in first.text
+    assert second.outcome == "skipped"
+    assert "the device was lost" in second.text
