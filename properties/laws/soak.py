@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 
-from ...reference import AttentionOutput, AttentionProblem, BatchMetadata
+from ...impl.protocol import ScratchSession, Session
+from ...reference import AttentionOutput, AttentionProblem
 from ..comparison import Result, against_oracle, agree, bitwise, fail, same_bits
 from ..subject import Subject
 from ..verdict import PASS, Verdict
+from .batches import on_host
 from .general import Computing, kept, run_on
 from .law import ATTENTION, MERGE, Law
 
@@ -36,6 +38,8 @@ class _Lane:
     inputs: Any
     function: Any = None
     stream: torch.cuda.Stream | None = None
+    waits: bool = True
+    """Whether a launch waits for the one before: on one workspace they may not overtake another."""
 
 
 @dataclass
@@ -118,8 +122,7 @@ def _repeat(
         results = []
         for number in range(count):
             lane = lanes[number % len(lanes)]
-            if lane.stream is not None and ready is not None and lane.function is None:
-                # One workspace for all calls: they may change streams, but not overtake another.
+            if lane.stream is not None and ready is not None and lane.waits:
                 lane.stream.wait_event(ready)
             results.append(_launch(subject, problem, lane, wait=False))
             ready = lane.stream.record_event() if lane.stream is not None else None
@@ -145,7 +148,7 @@ def _lanes(subject: Subject, problem: Computing, inputs: Any) -> Iterator[list[_
     """Give the lanes of a device: one on a CPU, a stream each on a GPU, empty when this ends.
 
     An implementation that has sessions is run in one a stream for every other problem: plans of
-    their own may overtake another.
+    their own may overtake another, unless their sessions say that they share scratch memory.
     """
     if subject.target.device != "cuda":
         yield [_Lane(inputs)]
@@ -159,11 +162,14 @@ def _lanes(subject: Subject, problem: Computing, inputs: Any) -> Iterator[list[_
         stream.wait_stream(torch.cuda.current_stream())
     session = subject.implementation.session
     if session is not None and isinstance(problem, AttentionProblem) and _in_sessions(problem):
-        for lane in lanes:
-            planned = session()
+        sessions = [session() for _ in lanes]
+        for lane, planned in zip(lanes, sessions, strict=True):
             with torch.cuda.stream(lane.stream):
-                subject.call(problem, _on_host(lane.inputs), planned.plan)
+                subject.call(problem, on_host(lane.inputs)[0], planned.plan)
             lane.function = planned.run
+        alone = not share_scratch(sessions)
+        for lane in lanes:
+            lane.waits = not alone
     try:
         yield lanes
     finally:
@@ -177,12 +183,15 @@ def _in_sessions(problem: AttentionProblem) -> bool:
     return problem.seed % 2 == 0 and problem.num_tokens > 0 and not problem.custom_mask
 
 
-def _on_host(inputs: Any) -> Any:  # noqa: ANN401  any record with metadata
-    """Give a batch as engines plan it, from metadata on the host."""
-    metadata = inputs.metadata
-    held = {name: tensor.cpu() for name, tensor in metadata.tensors().items()}
-    host = BatchMetadata(**held, page_size=metadata.page_size)
-    return replace(inputs, metadata=host, block_table=inputs.block_table.cpu())
+def share_scratch(sessions: Sequence[Session]) -> bool:
+    """Tell whether sessions say that some of their scratch memory is the same."""
+    held = [
+        tensor.untyped_storage().data_ptr()
+        for each in sessions
+        if isinstance(each, ScratchSession)
+        for tensor in each.scratch()
+    ]
+    return len(set(held)) < len(held)
 
 
 LAWS = (

@@ -212,6 +212,12 @@ def plan_by_lengths(inputs: PagedAttentionInputs) -> Pair:
     return once(PlansByLengths, inputs)
 
 
+@seeded(BUGS, PAGED, "life_cycle", features=("custom_mask",), session=KeepsMask)
+def plan_keeps_mask(inputs: PagedAttentionInputs) -> Pair:
+    """Keep the custom mask of an earlier plan where the new one has none."""
+    return once(KeepsMask, inputs)
+
+
 @seeded(BUGS, PAGED, "life_cycle", model="vllm#25520", session=SharesPlans)
 def plan_in_shared_workspace(inputs: PagedAttentionInputs) -> Pair:
     """Keep the plan in a workspace that another session plans into."""

@@ -18,6 +18,7 @@ from kernelproof.impl import Implementation, Target, implementation
 from kernelproof.properties.cases import CaseWriter
 from kernelproof.properties.engine import Run
 from kernelproof.properties.laws import find_law
+from kernelproof.properties.laws.soak import share_scratch
 from kernelproof.properties.ledger import Ledger
 from kernelproof.properties.plan import Plan
 from kernelproof.properties.profiles import PROFILES, Profile
@@ -167,3 +168,18 @@ def test_sessions_on_several_streams_must_not_share_a_workspace() -> None:
     assert said.kind == "nondeterministic", said
     # Without sessions, a launch on another stream waits for the one before.
     assert soaked(scratch, 200, AttentionProblem(seq_lens=(5,), seed=1), "cuda").status == "PASS"
+
+
+class _Declared(_Scratch):
+    """Says which memory it uses."""
+
+    def scratch(self) -> list[torch.Tensor]:
+        """Give everybody's workspace."""
+        return list(self.workspace.values())
+
+
+def test_sessions_that_say_that_they_share_scratch_memory_wait_for_another() -> None:
+    _Scratch.workspace[(7,)] = torch.zeros(7)
+    assert share_scratch([_Declared(), _Declared()])
+    assert not share_scratch([_Declared(), _Scratch()])
+    assert not share_scratch([_Scratch(), _Scratch()])
