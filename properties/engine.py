@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 import threading
@@ -10,12 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ..impl import Target
 from ..impl.registry import resolve_name
 from ..reference import Problem
 from .building import Builder
+from .fair import FairExecutor
 from .gpus import processes_for, visible_devices
 from .hunt import Hunt, Search
 from .isolation import Worker
@@ -100,7 +103,7 @@ class Run:
         pending: Pending = {}
         # Preparing is waiting for compilers: that must not keep laws from running meanwhile.
         each = max(1, len(self.plan.implementations))
-        with self._pool, ThreadPoolExecutor(self._jobs) as laws, ThreadPoolExecutor(each) as others:
+        with self._pool, FairExecutor(self._jobs) as laws, ThreadPoolExecutor(each) as others:
             try:
                 self._submit_all(laws, others, pending)
                 while pending:
@@ -129,10 +132,9 @@ class Run:
         while pending and time.monotonic() < deadline:
             self._collect(pending, deadline - time.monotonic())
 
-    def _submit_all(
-        self, laws: ThreadPoolExecutor, others: ThreadPoolExecutor, pending: Pending
-    ) -> None:
+    def _submit_all(self, laws: FairExecutor, others: ThreadPoolExecutor, pending: Pending) -> None:
         """Queue the preparation of each implementation, which queues its laws in their order."""
+        ranks: dict[str, Iterator[int]] = {}
 
         def submit(
             report: ImplementationReport,
@@ -140,7 +142,8 @@ class Run:
             done: Callable[[Any], None],
         ) -> None:
             if not self._stop.is_set():
-                pending[laws.submit(self._leased, work)] = (report, done)
+                rank = next(ranks.setdefault(report.name, itertools.count()))
+                pending[laws.submit(rank, partial(self._leased, work))] = (report, done)
 
         for name in self.plan.implementations:
             report = ImplementationReport(name, resolve_name(name))
