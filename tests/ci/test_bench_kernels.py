@@ -10,9 +10,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from kernelproof.ci import bench_kernels
+from kernelproof.ci import bench_gpu, bench_kernels
 from kernelproof.ci.bench import bench
-from kernelproof.ci.bench_gpu import turns
+from kernelproof.ci.bench_gpu import Call, turns
 from kernelproof.ci.bench_kernels import TRITON, Measured
 from kernelproof.ci.bench_kernels_cases import (
     DECODES,
@@ -152,3 +152,27 @@ class TestTables:
         table = bench_kernels._decode_table([alone], 4e12)
         assert table.columns == ("heads", "batch", "keys", TRITON, "GB/s", "of copy")
         assert bench_kernels._requirements([alone], []) == []
+
+
+class TestRace:
+    """Of the order of what is timed; a stand-in records it where there is no GPU."""
+
+    def test_contenders_take_turns(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        replayed: list[str] = []
+
+        class Graph:
+            def __init__(self, name: str) -> None:
+                self.name = name
+
+            def replay(self) -> None:
+                replayed.append(self.name)
+
+        def elapsed(call: Call) -> float:
+            call()
+            return 6.0 if replayed[-1] == "slow" else 2.0
+
+        monkeypatch.setattr(bench_gpu, "_captured", lambda calls: (Graph(calls[0]()), 2))
+        monkeypatch.setattr(bench_gpu, "_elapsed", elapsed)
+        found = bench_gpu.race({"a": [lambda: "slow"], "b": [lambda: "quick"]}, replays=3)
+        assert found == {"a": 3.0, "b": 1.0}
+        assert replayed == ["slow", "quick"] * 3
