@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -34,13 +34,31 @@ def turns(bytes_read: int, most: int = 32) -> int:
     return min(max(-(-COLD_BYTES // max(bytes_read, 1)), 1), most)
 
 
-def milliseconds(calls: Sequence[Call], *, replays: int = REPLAYS) -> float:
-    """Time one call: the median of several replays of a graph in which the calls take turns.
+def race(contenders: Mapping[str, Sequence[Call]], *, replays: int = REPLAYS) -> dict[str, float]:
+    """Time contenders: the median milliseconds of a call over several replays of a graph each.
+
+    The graphs take turns, so that a GPU that grows hot slows all of them.
 
     Args:
-        calls: the same work on buffers of their own; each is called twice before the clock starts.
-        replays: how many are timed.
+        contenders: by name, calls that do the same work on buffers of their own, which take turns
+            too; each is called twice before the clock starts.
+        replays: how many of each are timed.
     """
+    captured = {name: _captured(calls) for name, calls in contenders.items()}
+    times: dict[str, list[float]] = {name: [] for name in captured}
+    for _ in range(replays):
+        for name, (graph, count) in captured.items():
+            times[name].append(_elapsed(graph.replay) / count)
+    return {name: statistics.median(taken) for name, taken in times.items()}
+
+
+def milliseconds(calls: Sequence[Call]) -> float:
+    """Time one contender, see ``race``."""
+    return race({"": calls})[""]
+
+
+def _captured(calls: Sequence[Call]) -> tuple[torch.cuda.CUDAGraph, int]:
+    """Capture calls in a graph, often enough for a replay that can be timed; say how many."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -55,7 +73,7 @@ def milliseconds(calls: Sequence[Call], *, replays: int = REPLAYS) -> float:
             for call in calls:
                 call()
     graph.replay()
-    return statistics.median(_elapsed(graph.replay) for _ in range(replays)) / (rounds * len(calls))
+    return graph, rounds * len(calls)
 
 
 def copy_bandwidth() -> float:

@@ -14,7 +14,7 @@ from ..impl.target import installed_version
 from ..reference import build_metadata, paged_attention
 from . import bench_kernels_flashinfer as flashinfer
 from . import bench_kernels_metadata as metadata
-from .bench_gpu import Call, copy_bandwidth, matrix_rate, milliseconds, require_gpu
+from .bench_gpu import Call, copy_bandwidth, matrix_rate, race, require_gpu
 from .bench_kernels_cases import DECODES, PREFILLS, TARGET_DECODES, TARGET_PREFILLS, Case, Pool
 from .bench_results import Cell, Requirement, Results, Table
 
@@ -135,7 +135,7 @@ def _measure(case: Case, pool: Pool, *, with_flashinfer: bool) -> Measured:
     batches = pool.batches(case)
     racing = contenders(case, batches, with_flashinfer=with_flashinfer)
     check(batches[0], {name: calls[0] for name, calls in racing.items()})
-    times = {name: milliseconds(calls) for name, calls in racing.items()}
+    times = race(racing)
     click.echo(f"{case}: " + ", ".join(f"{name} {ms:.3f} ms" for name, ms in times.items()),
                err=True)  # fmt: skip
     return Measured(case, times)

@@ -9,7 +9,7 @@ import torch
 
 from ..impl.triton_metadata import DeviceMetadata, build
 from ..reference.inputs import MetadataInputs
-from .bench_gpu import milliseconds
+from .bench_gpu import race
 from .bench_results import Requirement, Table
 
 LAUNCH_TO_TORCH = 0.3
@@ -103,10 +103,11 @@ def measure() -> tuple[Table, list[Requirement]]:
     for requests, columns in SHAPES:
         sets = [example(requests, columns, "cuda", seed) for seed in range(SETS)]
         check(sets[0])
-        launch, sequence = (
-            1e3 * milliseconds([functools.partial(builder, inputs) for inputs in sets])
-            for builder in (build, torch_sequence)
-        )
+        times = race({
+            builder.__name__: [functools.partial(builder, inputs) for inputs in sets]
+            for builder in (build.function, torch_sequence)
+        })  # fmt: skip
+        launch, sequence = (1e3 * time for time in times.values())
         rows.append(Row(requests, columns, launch, sequence))
     table = Table(
         "metadata builder, µs a call under graph replay",

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
-from functools import partial
 
 import pytest
 import torch
 from click.testing import CliRunner
 
-from kernelproof.ci import bench_kernels
+from kernelproof.ci import bench_gpu, bench_kernels
 from kernelproof.ci.bench import bench
-from kernelproof.ci.bench_gpu import turns
+from kernelproof.ci.bench_gpu import Call, turns
 from kernelproof.ci.bench_kernels import TRITON, Measured
 from kernelproof.ci.bench_kernels_cases import (
     DECODES,
@@ -26,7 +26,7 @@ from kernelproof.ci.bench_kernels_cases import (
 from kernelproof.ci.bench_kernels_flashinfer import CUDA_CORES, FA2, FA3
 from kernelproof.ci.bench_kernels_metadata import example, torch_sequence
 from kernelproof.impl.optional import missing
-from kernelproof.reference import AttentionOutput, build_metadata, paged_attention
+from kernelproof.reference import build_metadata, paged_attention
 from kernelproof.reference.inputs import PagedAttentionInputs
 
 ABSENT = missing("triton", "triton")
@@ -92,14 +92,14 @@ class TestAgreement:
     def test_the_oracle_agrees_with_itself(self) -> None:
         for case in (Case(2, 1, 48), Case(2, 24, 48)):
             batch = batch_of(case)
-            out = paged_attention(batch.q, batch.k_cache, batch.v_cache, batch.metadata)
-            bench_kernels.check(batch, {"oracle": partial(AttentionOutput, *out)})
+            out = paged_attention(batch.q, batch.k_cache, batch.v_cache, batch.metadata).out
+            bench_kernels.check(batch, {"oracle": functools.partial(torch.clone, out)})
 
     def test_what_computes_something_else_is_not_timed(self) -> None:
         batch = batch_of(Case(2, 1, 48))
         for wrong in (torch.zeros_like(batch.q), torch.full_like(batch.q, float("nan"))):
             with pytest.raises(RuntimeError, match=r"wrong is .* off the oracle"):
-                bench_kernels.check(batch, {"wrong": partial(torch.Tensor.clone, wrong)})
+                bench_kernels.check(batch, {"wrong": functools.partial(torch.clone, wrong)})
 
     def test_the_torch_sequence_is_the_oracles_metadata(self) -> None:
         inputs = example(9, 5, "cpu")
@@ -153,3 +153,27 @@ class TestTables:
         table = bench_kernels._decode_table([alone], 4e12)
         assert table.columns == ("heads", "batch", "keys", TRITON, "GB/s", "of copy")
         assert bench_kernels._requirements([alone], []) == []
+
+
+class TestRace:
+    """Of the order of what is timed; a stand-in records it where there is no GPU."""
+
+    def test_contenders_take_turns(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        replayed: list[str] = []
+
+        class Graph:
+            def __init__(self, name: str) -> None:
+                self.name = name
+
+            def replay(self) -> None:
+                replayed.append(self.name)
+
+        def elapsed(call: Call) -> float:
+            call()
+            return 6.0 if replayed[-1] == "slow" else 2.0
+
+        monkeypatch.setattr(bench_gpu, "_captured", lambda calls: (Graph(calls[0]()), 2))
+        monkeypatch.setattr(bench_gpu, "_elapsed", elapsed)
+        found = bench_gpu.race({"a": [lambda: "slow"], "b": [lambda: "quick"]}, replays=3)
+        assert found == {"a": 3.0, "b": 1.0}
+        assert replayed == ["slow", "quick"] * 3
