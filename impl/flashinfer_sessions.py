@@ -25,14 +25,20 @@ DECODE, PREFILL = "BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKV
 
 
 def owned(metadata: BatchMetadata, device: torch.device) -> BatchMetadata:
-    """Copy metadata on the host into memory that nobody overwrites; page indices to the device.
+    """Copy metadata on the host to where nobody overwrites them; page indices to the device.
 
-    FlashInfer copies from the host without waiting (``non_blocking``): out of pinned memory that
-    would take place some time after ``plan`` has returned. Page indices are where vLLM has them.
+    FlashInfer copies from the host without waiting (``non_blocking``), some time after ``plan`` has
+    returned where the memory is pinned, as vLLM's is. torch keeps pinned memory until then. Page
+    indices are on the device in vLLM.
     """
-    copies = {name: tensor.clone() for name, tensor in metadata.tensors().items()}
+    copies = {name: on_host(tensor, device) for name, tensor in metadata.tensors().items()}
     copies["paged_kv_indices"] = copies["paged_kv_indices"].to(device, non_blocking=True)
     return BatchMetadata(**copies, page_size=metadata.page_size)
+
+
+def on_host(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy a tensor on the host, into pinned memory if it is for a GPU."""
+    return torch.empty_like(tensor, pin_memory=device.type == "cuda").copy_(tensor)
 
 
 class PagedSession:

@@ -16,7 +16,7 @@ from ...reference import BatchMetadata
 from ...reference.inputs import PagedAttentionInputs
 from .catalogue import SeededBug, seeded
 from .kernels import attend
-from .session_bugs import PAGED, Pair, Session, copied, once
+from .session_bugs import PAGED, Pair, Session, copied, once, with_lengths
 
 BUGS: list[SeededBug] = []
 CONTROLS: list[SeededBug] = []
@@ -93,16 +93,25 @@ class KeepsPages(_KeepsBatch):
 
 
 class KeepsLengths(_KeepsBatch):
-    """Replays with the last page lengths of capture time, where the new batch has as many pages."""
+    """Replays with the lengths of capture time, where the new batch has as many requests."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._inputs: PagedAttentionInputs | None = None
+
+    def plan(self, inputs: PagedAttentionInputs) -> None:
+        """Remember a batch, and its pages apart."""
+        super().plan(inputs)
+        metadata, table = copied(inputs), inputs.block_table.clone()
+        self._inputs = replace(inputs, metadata=metadata, block_table=table)
 
     def batch(self) -> BatchMetadata:
         """Give the planned pages with the captured lengths."""
         now, then = self._both()
-        if not torch.equal(now.paged_kv_indptr, then.paged_kv_indptr):
+        assert self._inputs is not None  # noqa: S101  plan comes first
+        if now.num_requests != then.num_requests:
             return now
-        return replace(
-            now, seq_lens=then.seq_lens, paged_kv_last_page_len=then.paged_kv_last_page_len
-        )
+        return with_lengths(self._inputs, then.seq_lens)
 
 
 class KeepsQueries(Recording):

@@ -33,6 +33,17 @@ def lengths_of(metadata: BatchMetadata) -> Hashable:
     return (*metadata.qo_indptr.tolist(), *metadata.seq_lens.tolist())
 
 
+def with_lengths(inputs: PagedAttentionInputs, lengths: torch.Tensor) -> BatchMetadata:
+    """Describe a batch with other lengths, as far as its pages reach; on the device."""
+    batch = inputs.metadata
+    reach = batch.paged_kv_indptr.diff() * batch.page_size
+    described = build_metadata(
+        batch.qo_indptr.diff(), torch.minimum(lengths.cpu(), reach), inputs.block_table,
+        batch.page_size,
+    )  # fmt: skip
+    return described.to(inputs.q.device)
+
+
 class Session:
     """Keeps a copy of the metadata that it was planned from."""
 
@@ -91,11 +102,7 @@ class PlansByRequests(Session):
         """Remember a batch, with the lengths of the first one that had as many requests."""
         new = copied(inputs)
         first = self._lengths.setdefault(new.num_requests, new)
-        query_lens, lengths = new.qo_indptr.diff(), first.seq_lens
-        within = torch.minimum(lengths, new.paged_kv_indptr.diff() * new.page_size)
-        self.metadata = build_metadata(
-            query_lens, within, inputs.block_table, new.page_size
-        ).to(inputs.q.device)  # fmt: skip
+        self.metadata = with_lengths(inputs, first.seq_lens)
 
 
 class KeepsMask(Session):
