@@ -150,7 +150,7 @@ class _Operations(TorchDispatchMode):
     """Counts what torch is asked to do, by name."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.found: Counter[str] = Counter()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN204
@@ -163,7 +163,8 @@ class TestCost:
 
     def operations(self, problem: AttentionProblem) -> Counter[str]:
         inputs: Any = materialise(problem)
-        with _Operations() as mode:
+        mode = _Operations()
+        with mode:
             judge_attention(inputs, ARITHMETIC)
         return mode.found
 
@@ -181,9 +182,12 @@ class TestCost:
         inputs: Any = materialise(replace(MIXED, **options))
         reads: list[torch.Tensor] = []
         listed = torch.Tensor.tolist
-        monkeypatch.setattr(
-            torch.Tensor, "tolist", lambda tensor: reads.append(tensor) or listed(tensor)
-        )
+
+        def read(tensor: torch.Tensor) -> Any:  # noqa: ANN401  whatever torch gives
+            reads.append(tensor)
+            return listed(tensor)
+
+        monkeypatch.setattr(torch.Tensor, "tolist", read)
         with _Operations() as mode:
             judge_attention(inputs, ARITHMETIC)
         monkeypatch.undo()
