@@ -183,7 +183,7 @@ class TestCost:
         reads: list[torch.Tensor] = []
         listed = torch.Tensor.tolist
 
-        def read(tensor: torch.Tensor) -> Any:  # noqa: ANN401  nested lists
+        def read(tensor: torch.Tensor) -> Any:  # noqa: ANN401  whatever torch gives
             reads.append(tensor)
             return listed(tensor)
 
