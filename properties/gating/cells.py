@@ -52,6 +52,14 @@ BASES: Mapping[str, tuple[Any, ...]] = {
     "causal": (True, False),
 }
 """Simple calls, the most usual first."""
+LATENT: Mapping[str, tuple[Any, ...]] = {
+    **BASES,
+    "head_dims": ((576, 512),),
+    "page_size": (64, 32),
+    "group_size": (16, 128),
+    "values_in_keys": (True,),
+}
+"""Of multi-head latent attention."""
 WITHOUT_PAGES = ("page_size", "kv_layout")
 
 
@@ -96,10 +104,14 @@ def cells_of(
 
     lengths = LENGTHS if target.device == "cuda" else ON_CPU
     for base_title, base in _bases(_simple_calls(operation, lengths), judged, probe):
-        changes = _changes(operation)
+        one_scale = isinstance(base, AttentionProblem) and base.values_in_keys
+        changes = _changes(operation, v_scale=0.5 if one_scale else 2.0)
         singles = list(_changed(base_title, base, [(each,) for each in changes]))
         cells = [cell for cell in itertools.starmap(judged, [(base_title, base), *singles]) if cell]
         cells = _expressible(cells, probe)
+        if cells[0].side == REFUSED:
+            # Everything is refused, mostly by the same rule: once is enough.
+            cells = [cells[0], *_one_a_rule(cells[1:], set(cells[0].rules))]
         shown = {rule for cell in cells for rule in cell.rules}
         pairs = _changed(
             base_title,
@@ -189,20 +201,21 @@ def _simple_attention(operation: str, lengths: Sequence[Pair]) -> Iterator[Probl
     values = {name: each[:1] if name in fixed else each for name, each in BASES.items()}
     if operation == "append_paged_kv":
         values["causal"] = (False,)
-    for query_lens, seq_lens in lengths:
-        for chosen in itertools.product(*values.values()):
-            given = dict(zip(values, chosen, strict=True))
+    spaces = [values, LATENT] if operation == "paged_attention" else [values]
+    for space, (query_lens, seq_lens) in itertools.product(spaces, lengths):
+        for chosen in itertools.product(*space.values()):
+            given = dict(zip(space, chosen, strict=True))
             given["head_dim_qk"], given["head_dim_vo"] = given.pop("head_dims")
             yield AttentionProblem(
                 operation=operation,
                 query_lens=query_lens,
                 seq_lens=seq_lens,
-                num_kv_heads=2,
+                num_kv_heads=2 - ("values_in_keys" in space),
                 **given,
             )
 
 
-def _changes(operation: str) -> list[Change]:
+def _changes(operation: str, *, v_scale: float) -> list[Change]:
     """Give everything that may be changed about a simple call, as far as rules may speak of it."""
     dtypes: list[Change] = [("dtype", each, {"dtype": each}) for each in DTYPES]
     if operation == "merge_state":
@@ -221,7 +234,7 @@ def _changes(operation: str) -> list[Change]:
     if operation != "ragged_attention":
         found += [("page", f"page size {size}", {"page_size": size}) for size in PAGE_SIZES]
         found += [("layout", each, {"kv_layout": each}) for each in ("NHD", "HND")]
-        found += [("cache", *_cache(*pair)) for pair in CACHES if pair[0]]
+        found += [("cache", *_cache(*pair, v_scale)) for pair in CACHES if pair[0]]
     if operation == "append_paged_kv":
         return found
     return [
@@ -241,9 +254,9 @@ def _head_dims(operation: str, qk: int, vo: int) -> dict[str, Any]:
     return {**dims, "strided_kv": True} if qk != vo and operation == "paged_attention" else dims
 
 
-def _cache(kv_cache: str, q_dtype: str) -> tuple[str, dict[str, Any]]:
+def _cache(kv_cache: str, q_dtype: str, v_scale: float) -> tuple[str, dict[str, Any]]:
     """Give the title and the fields of a quantised cache; a scale that is lost shows."""
-    fields = {"kv_cache": kv_cache, "q_dtype": q_dtype, "k_scale": 0.5, "v_scale": 2.0}
+    fields = {"kv_cache": kv_cache, "q_dtype": q_dtype, "k_scale": 0.5, "v_scale": v_scale}
     title = f"KV {kv_cache}"
     return (f"Q {q_dtype}, {title}" if q_dtype else title), fields
 

@@ -36,11 +36,18 @@ def cells(name: str, flashinfer: str) -> list[Cell]:
 
 
 def test_every_implementation_with_a_backend_has_cells() -> None:
+    elsewhere = {"triton-attention-native-dot", "flashinfer-mla-cutlass", "flashinfer-mla-trtllm",
+                 "flashinfer-mla-xqa"}  # fmt: skip
     for name in registered():
-        known = find_implementation(name)
-        here = name == "triton-attention-native-dot" or "trace" in name  # of another machine
-        if known.backend and not here:
+        if find_implementation(name).backend and name not in elsewhere and "trace" not in name:
             assert cells(name, "0.7.2.post1"), name
+
+
+def test_where_everything_is_refused_once_is_enough() -> None:
+    found = cells("flashinfer-trtllm-decode", "0.7.2.post1")
+    assert {cell.side for cell in found} == {REFUSED}
+    assert len(found) < 6
+    assert all(set(cell.rules) - set(found[0].rules) for cell in found[1:])
 
 
 @pytest.mark.parametrize("flashinfer", RELEASES)
