@@ -266,6 +266,11 @@ class AttentionProblem(_Problem):
         )
 
     @property
+    def most_packed_rows(self) -> int:
+        """Query rows of the longest request, those of a group's heads packed into one tile."""
+        return max(self.query_lens, default=0) * self.group_size
+
+    @property
     def empty_requests(self) -> bool:
         """Whether some request that has queries has no keys."""
         return any(t and not s for t, s in zip(self.query_lens, self.seq_lens, strict=True))
