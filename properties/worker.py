@@ -160,8 +160,8 @@ def _die_with(parent: int) -> None:
 def _keep_freed_memory() -> None:
     """Have malloc hand out freed memory again before it asks for more (glibc).
 
-    Fresh pages cost more than the arithmetic in them: four small decodes were materialised in 2.1 ms
-    of processor time in the place of 3.1 ms, and the oracle took 2.0 ms in the place of 3.2 ms.
+    Fresh pages cost more than the arithmetic in them: four small decodes were materialised in 2.1
+    ms of processor time in the place of 3.1 ms, and the oracle took 2.0 ms in the place of 3.2 ms.
     """
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
