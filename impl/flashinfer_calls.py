@@ -78,8 +78,18 @@ def session_wrapper(name: str, device: torch.device, **options: Any) -> Any:  # 
     return getattr(flashinfer(), name)(float_workspace_buffer=workspace, **options)
 
 
-wrapper = functools.cache(new_wrapper)
-"""The same wrapper for the same options: planned anew and run again and again, as engines do."""
+@functools.cache
+def wrapper(name: str, device: torch.device, *, apart: str = "", **options: Any) -> Any:  # noqa: ANN401  untyped
+    """Give the same wrapper for the same options: planned anew and run again, as engines do.
+
+    Args:
+        name: of the wrapper.
+        device: of its workspace.
+        apart: keeps calls apart that are not to share one.
+        **options: of the wrapper.
+    """
+    del apart
+    return new_wrapper(name, device, **options)
 
 
 def attention_refusal(problem: Problem, target: Target) -> str | None:

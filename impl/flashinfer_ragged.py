@@ -56,7 +56,13 @@ def _run(planned: Any, inputs: RaggedAttentionInputs) -> Pair:  # noqa: ANN401  
 
 def _prefill(inputs: RaggedAttentionInputs, backend: str) -> Pair:
     planned = wrapper(
-        "BatchPrefillWithRaggedKVCacheWrapper", inputs.q.device, kv_layout="NHD", backend=backend
+        "BatchPrefillWithRaggedKVCacheWrapper",
+        inputs.q.device,
+        # A plan without a mask keeps the mask of the plan before (0.6.13 to 0.7.2.post1): the law
+        # life_cycle plans both in one session, and would not be the only one to fail.
+        apart="masked" if inputs.custom_mask is not None else "",
+        kv_layout="NHD",
+        backend=backend,
     )
     _plan(planned, inputs)
     return _run(planned, inputs)

@@ -12,6 +12,7 @@ from ...reference import AttentionProblem, BatchMetadata, build_metadata
 from ...reference.inputs import PagedAttentionInputs, RaggedAttentionInputs
 from ...reference.materialise import block_table
 from ...reference.problems import DTYPES, MAX_SEQ_LEN
+from ...reference.regimes import custom_mask_values
 from ..subject import Subject
 from .general import others
 
@@ -110,6 +111,8 @@ def _with_more_keys(problem: AttentionProblem, keys: int) -> AttentionProblem:
 def tensors(subject: Subject, batch: Batch, step: int) -> Any:  # noqa: ANN401  Inputs, for replace
     """Make a batch's tensors with the values of a step; slots that it has room for hold zeros."""
     made = subject.materialise(replace(batch.room, seed=batch.room.seed + step))
+    if made.custom_mask is not None:  # the one that was planned
+        made = replace(made, custom_mask=custom_mask_values(batch.room, made.q.device))
     if isinstance(made, RaggedAttentionInputs):
         return made
     inputs = described(_on_pages(made, batch.pages), batch.problem)

@@ -126,7 +126,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     made: list[str] = []
 
-    def wrapper(name: str, *_: torch.device, **options: Any) -> Recorder:  # noqa: ANN401
+    def wrapper(name: str, *_: torch.device, apart: str = "", **options: Any) -> Recorder:  # noqa: ANN401
+        del apart
         real = getattr(flashinfer, name)
         inspect.signature(real.__init__).bind(None, float_workspace_buffer=None, **options)
         return Recorder(real, made)

@@ -116,7 +116,7 @@ class Wrapper:
         tokens = int(metadata.qo_indptr[-1])
         result = paged_attention(
             q[:tokens], caches[0], caches[1], metadata, kv_layout=self._layout,
-            causal=planned.get("causal", True),
+            causal=planned.get("causal", True), custom_mask=planned.get("custom_mask"),
             k_scale=keywords.get("k_scale") or 1.0, v_scale=keywords.get("v_scale") or 1.0,
             **{name: planned[name] for name in OPTIONS if name in planned},
         )  # fmt: skip
@@ -146,6 +146,7 @@ class RaggedWrapper:
         planned = self._planned
         result = ragged_attention(
             q, k, v, planned["qo_indptr"], planned["kv_indptr"], causal=planned["causal"],
+            custom_mask=planned["custom_mask"],
             **{name: planned[name] for name in OPTIONS},
         )  # fmt: skip
         return base_2(result, q.dtype)
@@ -246,6 +247,29 @@ def test_a_life_cycle_of_a_session_is_right(
         assert verdict.status == "PASS", verdict
         assert not verdict.vacuous
     assert {"plan", "run"} <= {call for each in made for call in each.calls}
+
+
+def test_a_mask_that_outlives_its_plan_is_found(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in ``BatchPrefillWithRaggedKVCacheWrapper.plan``, which never resets its mask."""
+    plan = RaggedWrapper.plan
+
+    def keeping(self: RaggedWrapper, **keywords: Any) -> None:  # noqa: ANN401
+        before = self._planned.get("custom_mask")
+        plan(self, **keywords)
+        if keywords["custom_mask"] is None and before is not None:
+            size = int((keywords["qo_indptr"].diff() * keywords["kv_indptr"].diff()).sum())
+            short = torch.nn.functional.pad(before, (0, max(0, size - len(before))))
+            self._planned = {**keywords, "custom_mask": short[:size]}
+
+    monkeypatch.setattr(RaggedWrapper, "plan", keeping)
+    found = find_implementation("flashinfer-ragged-fa2")
+    problem = replace(PREFILLS, operation="ragged_attention")
+    verdicts = [life_cycle(found, replace(problem, seed=seed)) for seed in range(8)]
+    said = [verdict.message for verdict in verdicts if verdict.bad]
+    assert any(message.startswith("plan the batch with a custom mask; plan") for message in said)
+    assert made
 
 
 @pytest.mark.parametrize(("name", "problem"), GRAPHS, ids=lambda each: str(each)[:20])
