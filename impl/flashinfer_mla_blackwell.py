@@ -12,7 +12,7 @@ import torch
 
 from ..reference import Arithmetic, AttentionProblem, Problem
 from ..reference.inputs import PagedAttentionInputs
-from .flashinfer_calls import flashinfer, version
+from .flashinfer_calls import flashinfer, unavailable, version
 from .flashinfer_mla import (
     RECORDS,
     latent_pages,
@@ -49,6 +49,9 @@ def _decodes(problem: Problem, target: Target) -> bool | str:
 
 
 def _decodes_with_cutlass(problem: Problem, target: Target) -> bool | str:
+    reason = unavailable(target)
+    if reason is not None:
+        return reason
     if isinstance(problem, AttentionProblem):
         if not math.isclose(problem.scale * problem.k_scale, CUTLASS_SCALE, rel_tol=1e-6):
             return "CUTLASS has the scale of 192 channels compiled in"

@@ -23,6 +23,7 @@ from .flashinfer_calls import (
     flashinfer,
     module_key,
     paged_cache,
+    unavailable,
     version,
 )
 from .flashinfer_triton import to_natural
@@ -100,17 +101,18 @@ def _decodes_with_xqa(problem: Problem, target: Target) -> bool | str:
 
 
 def _decodes_in_fp8(problem: Problem, target: Target) -> bool | str:
-    if isinstance(problem, AttentionProblem):
-        if not problem.q_dtype:
-            return "queries that FP8 does not hold are rounded"
-        said = _decodes(problem, target, "xqa")
-        if said is not True:
-            return said
-        if not _on_hopper(target):
-            return "XQA multiplies in FP8 on SM90 alone"
-        # What XQA is given, and the rules speak of, are 16-bit queries.
-        return _allowed(replace(problem, q_dtype="", q_scale=1.0), "xqa", target)
-    return "attention"
+    absent = unavailable(target)
+    if absent is not None or not isinstance(problem, AttentionProblem):
+        return absent or "attention"
+    if not problem.q_dtype:
+        return "queries that FP8 does not hold are rounded"
+    said = _decodes(problem, target, "xqa")
+    if said is not True:
+        return said
+    if not _on_hopper(target):
+        return "XQA multiplies in FP8 on SM90 alone"
+    # What XQA is given, and the rules speak of, are 16-bit queries.
+    return _allowed(replace(problem, q_dtype="", q_scale=1.0), "xqa", target)
 
 
 def _allowed(problem: AttentionProblem, backend: str, target: Target) -> bool | str:

@@ -13,7 +13,7 @@ from typing import Any
 from ..impl import OPERATIONS
 from ..reference import AttentionProblem
 from ..reference.cache_names import cache_fits, multiples_of
-from .axes import all_axes
+from .axes import all_axes, head_fields
 
 Only = Mapping[str, tuple[Any, ...]]
 """Allowed values by field, in the order in which they were given."""
@@ -119,9 +119,7 @@ def _drop_what_no_cache_fits(operation: str, kept: dict[str, tuple[Any, ...]]) -
 
 
 def _fields_of(axis: str, value: Any) -> dict[str, Any]:  # noqa: ANN401  a value of any axis
-    if axis == "head_dims":
-        return {"head_dim_qk": value[0], "head_dim_vo": value[1]}
-    return {axis: value}
+    return head_fields(value) if axis == "head_dims" else {axis: value}
 
 
 def _known() -> dict[str, list[Any]]:

@@ -11,7 +11,7 @@ from .laws import Law
 from .ledger import Ledger
 from .profiles import Cost, Profile
 
-LEAST_PROBLEMS, LEAST_SECONDS = 4, 3.0
+LEAST_PROBLEMS, LEAST_SECONDS = 3, 3.0
 """What every law gets, however little its weight."""
 LEAST_SECONDS_OF_A_PART = 1.0
 

@@ -39,7 +39,8 @@ def questions(book: RuleBook) -> st.SearchStrategy[Question]:
         )
 
     by_hash = [rule for rule in book.rules if rule.artifacts]  # few, and the easiest to get wrong
-    return anything | near(book.rules) | near(by_hash or book.rules)
+    by_post = [rule for rule in book.rules if "post" in rule.versions.get("flashinfer", "")]
+    return anything | near(book.rules) | near(by_hash or book.rules) | near(by_post or book.rules)
 
 
 def _any_feature() -> st.SearchStrategy[Feature]:

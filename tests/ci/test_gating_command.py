@@ -93,6 +93,7 @@ def gating(
 ) -> Command:
     (tmp_path / "kernels.py").write_text(KERNELS)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")  # else a cell's text may be broken, by the longest path
     monkeypatch.setattr(trying, "CALLING_SLOWLY", Deadlines(run=1.5))
 
     def command(*words: str, rules: dict[str, str] | None = None) -> Ended:

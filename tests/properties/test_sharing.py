@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kernelproof.properties import preparation
+from kernelproof.properties.building import Builder
 from kernelproof.properties.conformance import Suite
 from kernelproof.properties.modules import Module
 from kernelproof.properties.profiles import PROFILES
@@ -68,11 +68,11 @@ def test_processes_of_one_run_build_modules_once(
 ) -> None:
     built: list[int] = []
 
-    def build(address: Any, modules: Sequence[Module], *_: object) -> None:  # noqa: ANN401
+    def build(_: Builder, address: Any, modules: Sequence[Module], *__: object) -> None:  # noqa: ANN401
         assert dict(address.environment) == {"KERNELPROOF_TEST": "gpu 1"}
         built.append(len(modules))
 
-    monkeypatch.setattr(preparation, "build", build)
+    monkeypatch.setattr(Builder, "build", build)
     common = tmp_path / "common"
     common.mkdir()
     choices = Choices((SLOW,), None, PROFILES["quick"], "cpu", 0, "none", tmp_path / "cases")
