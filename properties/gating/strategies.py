@@ -38,9 +38,17 @@ def questions(book: RuleBook) -> st.SearchStrategy[Question]:
             lambda rule: st.tuples(near_rule(rule), near_target(rule, book) | _any_target(book))
         )
 
-    by_hash = [rule for rule in book.rules if rule.artifacts]  # few, and the easiest to get wrong
-    by_post = [rule for rule in book.rules if "post" in rule.versions.get("flashinfer", "")]
-    return anything | near(book.rules) | near(by_hash or book.rules) | near(by_post or book.rules)
+    # Few rules have these conditions, and they are the easiest to get wrong.
+    rare = (
+        [rule for rule in book.rules if rule.artifacts],
+        [rule for rule in book.rules if "post" in rule.versions.get("flashinfer", "")],
+        [rule for rule in book.rules if any(map(_is_multiple, rule.when.values()))],
+    )
+    return st.one_of(anything, near(book.rules), *(near(rules) for rules in rare if rules))
+
+
+def _is_multiple(wanted: object) -> bool:
+    return isinstance(wanted, Mapping) and "multiple_of" in wanted
 
 
 def _any_feature() -> st.SearchStrategy[Feature]:
