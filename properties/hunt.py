@@ -83,7 +83,7 @@ class Hunt:
         self._last: tuple[Problem, Verdict] | None = None
         self._flaky: tuple[Problem, Verdict] | None = None
         self._broken: Exception | None = None
-        self._found_after = 0.0
+        self._found_after = self._started = self._hunted_before = 0.0
         self._effort = Effort(search.profile)
         self._dear = False
         self._died = False
@@ -95,6 +95,7 @@ class Hunt:
         start = time.monotonic()
         if self._quarry.started is None:
             self._quarry.started = start
+        self._started, self._hunted_before = start, self._quarry.hunted
         try:
             self._hunt(start)
         except DeviceLostError as error:
@@ -104,6 +105,7 @@ class Hunt:
             # RuntimeError: the pool was closed. What was learned until then is kept.
             self.report.error = str(error)
         self.report.seconds = time.monotonic() - start
+        self._quarry.hunted += self.report.seconds
         return self.report
 
     def _hunt(self, start: float) -> None:
@@ -215,7 +217,7 @@ class Hunt:
             return False
         if self._first is None:
             self._first, self._dear = (problem, verdict), self._died
-            self._found_after = time.monotonic() - (self._quarry.started or 0.0)
+            self._found_after = self._hunted_before + time.monotonic() - self._started
             self._effort.begin()
         if not _alike(verdict, self._first[1]):
             return False  # Another bug: shrinking must not slip from one into the other.

@@ -87,6 +87,8 @@ class Quarry:
     pace: Pace = field(default_factory=Pace)
     started: float | None = None
     """When the first law began: before that, other implementations may hold the workers."""
+    hunted: float = 0.0
+    """Seconds that the hunts which have ended took: laws take turns with those of others."""
     warm_up: Problem | None = None
     """Run first in each process, with time for lazy imports and caches; None: it does not end."""
     smallest: list[Problem] = field(default_factory=list)

@@ -19,7 +19,7 @@ class Finding:
         verdict: on ``problem``.
         problem: the smallest that was found.
         entry: id of the ledger entry that explains it, if one does.
-        seconds: from the start of the implementation's check to the first confirmed failure.
+        seconds: that laws took of this implementation until the first confirmed failure.
         attempts: problems judged while it was shrunk.
         deaths: how many of them cost a process, which is dear: there is a limit to them.
         replay: the command that reproduces it.
