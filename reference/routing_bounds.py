@@ -23,6 +23,7 @@ multiplies all, and what the weights are stored in rounds once more.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import combinations
 from typing import NamedTuple
@@ -132,7 +133,7 @@ def score_errors(router: Router, arithmetic: Arithmetic) -> torch.Tensor:
     if router.how.score == "sigmoid":
         return _sigmoid_error(u, x, arithmetic)
     if router.how.score == "sqrt_softplus":
-        return scores * (LOGIT * u * size + 2 * EXP * u) + TINY**0.5
+        return scores * (LOGIT * u * size + 2 * EXP * u) + math.sqrt(TINY)
     return torch.zeros_like(x)
 
 
