@@ -119,6 +119,7 @@ class Activation(NamedTuple):
         gated: takes a gate and an up projection, so that w13 has 2 * inter rows.
         phi: of the gate, or of the only projection; None for the swiglu family, see ``phi_of``.
         alpha, beta, limit: the family's defaults; None: the activation takes no such argument.
+        cancels: its formulas, x (1 + erf) / 2 and x (1 + tanh) / 2, lose digits for negative x.
     """
 
     gated: bool
@@ -126,16 +127,17 @@ class Activation(NamedTuple):
     alpha: float | None = None
     beta: float | None = None
     limit: float | None = None
+    cancels: bool = False
 
 
 ACTIVATIONS: dict[str, Activation] = {
     "swiglu": Activation(gated=True, alpha=1.0, beta=0.0, limit=math.inf),
     "swiglu_oai": Activation(gated=True, alpha=1.702, beta=1.0, limit=7.0),
-    "geglu": Activation(gated=True, phi=GELU),
-    "geglu_tanh": Activation(gated=True, phi=GELU_TANH),
+    "geglu": Activation(gated=True, phi=GELU, cancels=True),
+    "geglu_tanh": Activation(gated=True, phi=GELU_TANH, cancels=True),
     "silu": Activation(gated=False, phi=swish(1.0)),
-    "gelu": Activation(gated=False, phi=GELU),
-    "gelu_tanh": Activation(gated=False, phi=GELU_TANH),
+    "gelu": Activation(gated=False, phi=GELU, cancels=True),
+    "gelu_tanh": Activation(gated=False, phi=GELU_TANH, cancels=True),
     "relu": Activation(gated=False, phi=RELU),
     "relu2": Activation(gated=False, phi=RELU2),
     "identity": Activation(gated=False, phi=IDENTITY),

@@ -24,8 +24,9 @@ c_s for the routing weights, and LAMBDA and n(k) = min(k, LAMBDA sqrt(k)) as in 
     worst case.
 
 4.  What the activation function itself loses is no rounding of mean zero, but the same function of
-    g_j in every j: t_j = ACTIVATION u |a_j|, with tanh.approx or a sigmoid made of tanh more. It
-    adds |t| |W_k| (Cauchy-Schwarz), as does the second product: u (n(I) + DOT) |a| |W_k|, and
+    g_j in every j: t_j = ACTIVATION u |a_j|; for gelu, whose (1 + erf) / 2 has an absolute error,
+    CANCELLED u |x| more, with tanh.approx or a sigmoid made of tanh as well. It adds |t| |W_k|
+    (Cauchy-Schwarz), as does the second product: u (n(I) + DOT) |a| |W_k|, and
     LOGIT u (|y_k| + |bias|).
 
 5.  out = sum_s c_s y_s adds the errors with |c_s|: experts may be equal, so nothing is said of
@@ -58,6 +59,8 @@ from .scratch import Scratch
 
 ACTIVATION = 16.0
 """Error of an activation in units of u: exponential, division, products (ex2.approx: 2 ulp)."""
+CANCELLED = 4.0
+"""Absolute error, in units of u, of (1 + erf) / 2 and (1 + tanh) / 2."""
 
 
 class JudgedMoE(NamedTuple):
@@ -208,8 +211,10 @@ def _systematic(
     """Give the norm [n, 1] of what the activation function itself may lose."""
     lost = ACTIVATION * roundings.accumulate * size
     absolute = roundings.sigmoid + 0.5 * roundings.tanh
+    if part.activation.cancels:
+        absolute += CANCELLED * roundings.accumulate
     if absolute:
-        # a = x sigmoid(...) up, so that an absolute error of the sigmoid counts with |x up|.
+        # a = x share up, so that an absolute error of the share counts with |x up|.
         if part.activation.gated:
             gate, up = halves(projected, interleaved=part.interleaved)
             lost = lost + absolute * (gate * up).abs()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -50,13 +51,13 @@ def clip(x: float, limit: float) -> float:
     return min(max(x, -limit), limit)
 
 
-GATED = {
+GATED: dict[str, Callable[[float, float], float]] = {
     "swiglu": lambda gate, up: silu(gate) * up,
     "swiglu_oai": lambda gate, up: silu(min(gate, 7.0), 1.702) * (clip(up, 7.0) + 1.0),
     "geglu": lambda gate, up: gelu(gate) * up,
     "geglu_tanh": lambda gate, up: gelu_tanh(gate) * up,
 }
-PLAIN = {
+PLAIN: dict[str, Callable[[float], float]] = {
     "silu": silu,
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,
@@ -106,7 +107,7 @@ def call(
     hidden: int = 6,
     inter: int = 3,
     dtype: torch.dtype = FLOAT64,
-) -> dict[str, torch.Tensor]:
+) -> dict[str, Any]:
     rows = inter * (2 if ACTIVATIONS[activation].gated else 1)
     generator = torch.Generator().manual_seed(7)
     scores = torch.rand(tokens, experts, generator=generator)
@@ -119,7 +120,7 @@ def call(
     }
 
 
-def biases(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def biases(inputs: dict[str, Any]) -> dict[str, Any]:
     return {
         "w13_bias": draw(*inputs["w13"].shape[:2], seed=4),
         "w2_bias": draw(*inputs["w2"].shape[:2], seed=5),
@@ -315,7 +316,9 @@ def test_inputs_are_left_alone_and_runs_are_equal() -> None:
 # Codes
 
 
-def fp8(x: torch.Tensor, scale: torch.Tensor, spread: torch.Tensor, scales: str) -> Any:  # noqa: ANN401
+def fp8(
+    x: torch.Tensor, scale: torch.Tensor, spread: torch.Tensor, scales: str
+) -> tuple[QuantizedMatrix, torch.Tensor]:
     """Quantise with a scale, and give the codes and the numbers that they stand for."""
     codes = quantize_fp8(x, scale=spread)
     form = MatrixFormat("float8_e4m3fn", scales)
@@ -358,7 +361,7 @@ def both(x: torch.Tensor, name: str, seed: int) -> tuple[QuantizedMatrix, torch.
 @pytest.mark.parametrize("quantised_hidden", [False, True])
 def test_codes_are_the_numbers_that_they_stand_for(name: str, quantised_hidden: bool) -> None:
     inputs = call(hidden=288, inter=160)
-    given: dict[str, Any] = dict(inputs)
+    given = dict(inputs)
     for seed, key in enumerate(("w13", "w2")):
         given[key], inputs[key] = both(inputs[key], name, seed + 20)
     if quantised_hidden:
@@ -368,7 +371,7 @@ def test_codes_are_the_numbers_that_they_stand_for(name: str, quantised_hidden: 
 
 def test_a_global_scale_of_each_expert() -> None:
     inputs = call(hidden=32, inter=16)
-    given: dict[str, Any] = dict(inputs)
+    given = dict(inputs)
     scales = torch.tensor([1.0, 2.0, 3.0, 4.0])
     made, numbers = both(inputs["w13"], "nvfp4", 0)
     given["w13"] = made._replace(global_scale=scales * made.global_scale)
