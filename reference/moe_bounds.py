@@ -254,7 +254,8 @@ def _product(
         w = matrix.rows(expert, start, stop, x.dtype, scratch)
         torch.mm(x, w.T, out=value[:, start:stop])
         torch.linalg.vector_norm(w, dim=1, out=row_norms[start:stop])
-        row_largest[start:stop] = torch.linalg.vector_norm(w, ord=math.inf, dim=1)
+        # Not vector_norm(ord=inf), which took 14 times as long.
+        row_largest[start:stop] = torch.maximum(w.amax(dim=1), -w.amin(dim=1))
         if squares is not None:
             w = torch.square(w, out=scratch.take("squares", tuple(w.shape), w.dtype, w.device))
             torch.mm(squares, w.T, out=spread[:, start:stop])

@@ -157,18 +157,26 @@ def _choice_is_right(router: Router, errors: torch.Tensor, ids: torch.Tensor) ->
     if router.topk_groups == router.num_groups:
         return _best_were_taken(router.ranking, errors, ids)
     sure, maybe = _groups(router, errors)
+    possible = sure | maybe
+    settled = possible.sum(dim=1) == router.topk_groups
     right = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
-    for token in range(len(ids)):
-        row = slice(token, token + 1)
+    chosen = possible[settled].nonzero()[:, 1].view(-1, router.topk_groups)
+    allowed = masked(_of_tokens(router, settled), chosen)
+    right[settled] = _best_were_taken(allowed, errors[settled], ids[settled])
+    for token in (~settled).nonzero()[:, 0].tolist():
+        row = torch.tensor([token], device=ids.device)
         first, doubtful = (each[token].nonzero()[:, 0].tolist() for each in (sure, maybe))
         for others in combinations(doubtful, router.topk_groups - len(first)):
             chosen = torch.tensor([[*first, *others]], dtype=torch.int64, device=ids.device)
-            one = replace(router, logits=router.logits[row], scores=router.scores[row])
-            allowed = masked(one, chosen)
+            allowed = masked(_of_tokens(router, row), chosen)
             if bool(_best_were_taken(allowed, errors[row], ids[row])):
                 right[token] = True
                 break
     return right
+
+
+def _of_tokens(router: Router, index: torch.Tensor) -> Router:
+    return replace(router, logits=router.logits[index], scores=router.scores[index])
 
 
 def _groups(router: Router, errors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
