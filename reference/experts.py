@@ -14,6 +14,8 @@ from .expert_weights import Matrix, QuantizedMatrix, checked_matrix
 from .scratch import Scratch
 from .validation import check_same, check_tensor
 
+LARGEST_E4M3 = 448.0
+"""The largest number of float8_e4m3fn: what is beyond it saturates."""
 TOKENS = 256
 """Rows of an expert computed at once: what bounds memory where all tokens go to one expert."""
 
@@ -32,6 +34,7 @@ class MoEOptions:
     expert_offset: int = 0
     num_experts: int | None = None
     weights_on_input: bool = False
+    intermediate_scale: float | torch.Tensor | None = None
     shared_w13: torch.Tensor | QuantizedMatrix | None = None
     shared_w2: torch.Tensor | QuantizedMatrix | None = None
     shared_weight: float = 1.0
@@ -49,6 +52,7 @@ class Experts(NamedTuple):
         ids: int64 [tokens, top_k] into w13; what is outside of it contributes nothing.
         weights: [tokens, top_k] in the dtype of the computation.
         on_input: the weights multiply the hidden states, not the outputs.
+        scales: of FP8 intermediates, one an expert; None if they are not given beforehand.
     """
 
     w13: Matrix
@@ -61,6 +65,14 @@ class Experts(NamedTuple):
     ids: torch.Tensor
     weights: torch.Tensor
     on_input: bool
+    scales: list[float] | None = None
+
+    def saturated(self, middle: torch.Tensor, expert: int) -> torch.Tensor:
+        """Cut the activation's results off where their FP8 codes end."""
+        if self.scales is None:
+            return middle
+        largest = LARGEST_E4M3 * self.scales[expert]
+        return middle.clamp(-largest, largest)
 
     def rows(self) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
         """Give (expert, tokens, weights) by expert, at most ``TOKENS`` rows at a time.
@@ -137,6 +149,7 @@ def checked_call(
         ids - options.expert_offset,
         topk_weights.to(options.compute_dtype),
         options.weights_on_input,
+        _checked_scales(options.intermediate_scale, experts),
     )
     shared = _shared(states, second, activation, options)
     parts = [routed, shared] if shared else [routed]
@@ -237,6 +250,17 @@ def _number_of_each(name: str, given: float | torch.Tensor, experts: int) -> lis
     return found
 
 
+def _checked_scales(given: float | torch.Tensor | None, experts: int) -> list[float] | None:
+    if given is None:
+        return None
+    scales = _number_of_each("intermediate_scale", given, experts)
+    for expert, scale in enumerate(scales):
+        if not 0 < scale < math.inf:
+            message = f"intermediate_scale[{expert}] is {scale}; a scale is positive and finite"
+            raise ValueError(message)
+    return scales
+
+
 def _shared(
     hidden: Matrix, second: Matrix, activation: Activation, options: MoEOptions
 ) -> Experts | None:
@@ -245,6 +269,9 @@ def _shared(
         return None
     if options.shared_w13 is None or options.shared_w2 is None:
         message = "shared_w13 and shared_w2: give both, or neither"
+        raise ValueError(message)
+    if options.intermediate_scale is not None:
+        message = "intermediate_scale is of the routed experts: there is none for shared ones"
         raise ValueError(message)
     w13, w2 = _checked_weights(
         "shared_w13", "shared_w2", options.shared_w13, options.shared_w2, hidden, options

@@ -37,6 +37,7 @@ def moe(
     expert_offset: int = 0,
     num_experts: int | None = None,
     weights_on_input: bool = False,
+    intermediate_scale: float | torch.Tensor | None = None,
     shared_w13: torch.Tensor | QuantizedMatrix | None = None,
     shared_w2: torch.Tensor | QuantizedMatrix | None = None,
     shared_weight: float = 1.0,
@@ -63,6 +64,9 @@ def moe(
         weights_on_input: a token is multiplied by its slot's weight before the first product, and
             its output is not (vLLM's apply_router_weight_on_input, FlashInfer's
             use_routing_scales_on_input; Llama 4). Then a weight of 0 means an input of zeros.
+        intermediate_scale: with which a kernel quantises the activation's results to FP8 (e4m3fn)
+            before the second product, where it is given beforehand: a float, or a tensor
+            [experts]. What exceeds 448 of it saturates; other rounding is the error bound's.
         shared_w13, shared_w2: experts that every token goes to, of the same activation, with any
             inter; their outputs are added with ``shared_weight``.
         shared_weight: 1, or 1 / scaling_factor where the caller scales the sum afterwards.
@@ -87,6 +91,7 @@ def moe(
         expert_offset,
         num_experts,
         weights_on_input,
+        intermediate_scale,
         shared_w13,
         shared_w2,
         shared_weight,
@@ -110,7 +115,7 @@ def _apply(call: MoECall, dtype: torch.dtype) -> torch.Tensor:
             middle = activate(
                 part.activation, projected, part.numbers[expert], interleaved=part.interleaved
             )
-            y = product(middle, part.w2, expert, call.scratch)
+            y = product(part.saturated(middle, expert), part.w2, expert, call.scratch)
             if part.w2_bias is not None:
                 y += part.w2_bias[expert]
             if not part.on_input:

@@ -16,7 +16,8 @@ c_s for the routing weights, and LAMBDA and n(k) = min(k, LAMBDA sqrt(k)) as in 
 2.  The activation carries it: v_j bounds |a(g') - a(g)| / LAMBDA for |g' - g| <= LAMBDA d
     (``activations.Phi.change``: the slope and the largest curvature; a limit cuts it off). If a is
     rounded to a format of roundoff q before the second product, v_j gains q |a_j|, and in the
-    scaled formats a share of the row's largest |a|, for small elements share its scale.
+    scaled formats a share of the row's largest |a|, for small elements share its scale; with a
+    scale that is given beforehand, half of the smallest code's value.
 
 3.  The errors of different j are independent: w_j and the rounding of a_j differ. So y_k moves by
     at most LAMBDA sqrt(c sum_j v_j^2 W_kj^2), where c counts the most frequent |a_j| of the row:
@@ -49,7 +50,7 @@ from typing import NamedTuple
 import torch
 
 from .activations import activate, carried_error, halves
-from .arithmetic import Arithmetic
+from .arithmetic import SMALLEST_SUBNORMAL, Arithmetic
 from .error_terms import DOT, LAMBDA, LOGIT, SUM, growth, most_equal_keys
 from .expert_weights import Matrix, QuantizedMatrix
 from .experts import Experts, MoECall, MoEOptions, checked_call
@@ -87,6 +88,7 @@ def moe_error_bound(
     expert_offset: int = 0,
     num_experts: int | None = None,
     weights_on_input: bool = False,
+    intermediate_scale: float | torch.Tensor | None = None,
     shared_w13: torch.Tensor | QuantizedMatrix | None = None,
     shared_w2: torch.Tensor | QuantizedMatrix | None = None,
     shared_weight: float = 1.0,
@@ -120,6 +122,7 @@ def moe_error_bound(
         expert_offset,
         num_experts,
         weights_on_input,
+        intermediate_scale,
         shared_w13,
         shared_w2,
         shared_weight,
@@ -180,12 +183,15 @@ def _expert(
         errors += share * (first.largest + projected.abs())
     numbers, interleaved = part.numbers[expert], part.interleaved
     a = activate(part.activation, projected, numbers, interleaved=interleaved)
+    a = part.saturated(a, expert)
     errors *= LAMBDA
     spread = carried_error(part.activation, projected, errors, numbers, interleaved=interleaved)
     spread /= LAMBDA
     size = a.abs()
     spread += r.intermediate * size + r.intermediate_floor
-    if r.intermediate_share:
+    if part.scales is not None and r.intermediate_share:
+        spread += SMALLEST_SUBNORMAL["float8_e4m3fn"] / 2 * part.scales[expert]
+    elif r.intermediate_share:
         spread += r.intermediate_share * size.amax(dim=1, keepdim=True)
     equal = most_equal_keys(size.masked_fill(size == 0, math.nan).unsqueeze(1))
     inter = part.w2.columns

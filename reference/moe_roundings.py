@@ -20,8 +20,9 @@ SCALED: dict[str, tuple[float, float]] = {
     "mxfp4": (2.0**-2, 2.0**-4),
 }
 """Formats with a scale that follows the data: unit roundoff, saturation at the largest element
-included, and what the smallest numbers lose, as a share of the largest in the row. A scale that is
-given beforehand, so that rows saturate or block scales become subnormal, is not covered."""
+included, and what the smallest numbers lose, as a share of the largest in the row. A scale of
+FP8 that is given beforehand is ``intermediate_scale`` of the call; a global scale of nvfp4 under
+which block scales saturate or become subnormal is not covered."""
 
 
 class MoERoundings(NamedTuple):

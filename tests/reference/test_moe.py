@@ -432,6 +432,7 @@ FP8 = torch.zeros(4, 6, 6, dtype=torch.float8_e4m3fn)
             {"shared_w13": torch.zeros(1, 6, 6), "shared_w2": torch.zeros(1, 6, 4)},
             "shared_w13 has 6 rows",
         ),
+        ({"intermediate_scale": 0.0}, r"intermediate_scale\[0\] is 0.0; a scale is positive"),
         ({"compute_dtype": torch.bfloat16}, "compute_dtype is torch.bfloat16"),
     ],
 )

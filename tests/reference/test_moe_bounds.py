@@ -121,7 +121,11 @@ class Kernel:
                 first, weights = first * weights, torch.ones_like(weights)
             first = rounded_by(first, self.arithmetic.projections, dtype)
             a = act(*first.chunk(2, dim=1)) if ACTIVATIONS[self.activation].gated else act(first)
-            a = rounded_by(a, self.arithmetic.intermediate, dtype)
+            if "intermediate_scale" in self.options:
+                scale = self.options["intermediate_scale"][expert]
+                a = (a / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
+            else:
+                a = rounded_by(a, self.arithmetic.intermediate, dtype)
             y = self.multiply(a, self.w2[expert].float())
             if "w2_bias" in self.options:
                 y += self.options["w2_bias"][expert].float()
@@ -207,6 +211,21 @@ def test_intermediates_in_few_bits(intermediate: str) -> None:
     assert 0.02 < kernel.ratio(kernel.run()) < 0.9
     # As if it were not rounded: outside, so that the term is needed.
     assert replace(kernel, arithmetic=Arithmetic()).ratio(kernel.run()) > 1
+
+
+@pytest.mark.parametrize("share", [1.0, 0.25, 30.0])
+def test_a_scale_of_the_intermediate_that_is_given_beforehand(share: float) -> None:
+    """At a quarter of the largest element's scale some saturate; at 30 times many underflow."""
+    scale = torch.full((8,), share * 6.0 / 448)
+    kernel = case("silu", scale=2.0)
+    kernel = replace(
+        kernel,
+        options={"intermediate_scale": scale},
+        arithmetic=Arithmetic(intermediate="float8_e4m3fn"),
+    )
+    assert 0.02 < kernel.ratio(kernel.run()) < 0.9
+    if share < 1:  # the saturation is part of the definition, not of the error
+        assert kernel.ratio(replace(kernel, options={}).run()) > 1
 
 
 def test_equal_rows_of_w13_round_alike() -> None:
