@@ -28,10 +28,13 @@ SMALLEST_SUBNORMAL: dict[str, float] = {
 }
 """The distance between neighbours around zero, by format: half of it is lost however small x is."""
 
+BLOCK_FORMATS = ("nvfp4", "mxfp8", "mxfp4")
+"""Formats in which a block of elements shares a scale."""
+
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """The roundings of an attention or merge kernel.
+    """The roundings of an attention, merge, routing or MoE kernel.
 
     Attributes:
         accumulate: format of dot products, exponentials, row sums and logits.
@@ -52,6 +55,16 @@ class Arithmetic:
         fp8_products: what sums the products of FP8 operands (queries, keys and values):
             ``"accumulate"``, or ``"fixed_point"``: Hopper's tensor cores, which align 32 products
             and the sum so far to the largest of them and cut each off after 13 bits.
+        projections: of experts: format in which the first product is stored before the activation
+            (``"inputs"``: vLLM's Triton kernels); None: it stays in ``accumulate``.
+        intermediate: of experts: format to which the activation's result is rounded before the
+            second product; ``"inputs"`` means the format of the hidden states. FP8 and the block
+            formats are scaled by the largest element of the row, or of a part of it.
+        combine: of experts: format in which their weighted outputs are added; None: ``accumulate``.
+            ``partial_outputs`` says that each of them is stored in the output's dtype before.
+        sigmoid: of routers and activations: ``"exponential"``, 1 / (1 + exp(-x)), or ``"tanh"``,
+            (1 + tanh(x / 2)) / 2, which for negative x has a small absolute error only
+            (FlashInfer's routing kernels).
 
     Raises:
         ValueError: a format that has no unit roundoff in ``UNIT_ROUNDOFF``, or another choice.
@@ -64,17 +77,20 @@ class Arithmetic:
     exponent: str = "difference"
     tanh: str = "accumulate"
     fp8_products: str = "accumulate"
+    projections: str | None = None
+    intermediate: str | None = None
+    combine: str | None = None
+    sigmoid: str = "exponential"
 
     def __post_init__(self) -> None:
         """Refuse formats that no bound is known for."""
-        for name, value in (
-            ("accumulate", self.accumulate),
-            ("probabilities", self.probabilities),
-        ):
-            allowed = set(UNIT_ROUNDOFF)
-            if name == "probabilities":
+        for name in ("accumulate", "probabilities", "projections", "intermediate", "combine"):
+            value, allowed = getattr(self, name), set(UNIT_ROUNDOFF)
+            if name != "accumulate":
                 allowed |= {"inputs"}
-            if not (value in allowed or (name == "probabilities" and value is None)):
+            if name == "intermediate":
+                allowed |= set(BLOCK_FORMATS)
+            if not (value in allowed or (name != "accumulate" and value is None)):
                 message = f"Arithmetic.{name} is {value!r}; known formats: {sorted(allowed)}"
                 raise ValueError(message)
         for name, value, choices in (
@@ -82,6 +98,7 @@ class Arithmetic:
             ("exponent", self.exponent, ("difference", "fused")),
             ("tanh", self.tanh, ("accumulate", "approximate")),
             ("fp8_products", self.fp8_products, ("accumulate", "fixed_point")),
+            ("sigmoid", self.sigmoid, ("exponential", "tanh")),
         ):
             if value not in choices:
                 message = f"Arithmetic.{name} is {value!r}; it must be one of {choices}"
