@@ -203,6 +203,7 @@ LAWS = (
         parity,
         "out and lse lie within the error bound around the oracle's, bitwise on the exact grid",
         weight=3.0,
+        overlap="soak compares its first launch with the oracle too, on a fifteenth of the problems",
     ),
     Law(
         "well_formed",
@@ -224,6 +225,7 @@ LAWS = (
         repeated_calls,
         "the same call gives the same bits every time",
         weight=0.5,
+        overlap="soak repeats a call far more often, on less than half of the problems",
     ),
     Law(
         "call_order",
