@@ -203,7 +203,7 @@ LAWS = (
         parity,
         "out and lse lie within the error bound around the oracle's, bitwise on the exact grid",
         weight=3.0,
-        overlap="soak compares its first launch with the oracle too, on a fifteenth of the problems",
+        overlap="soak compares its first launch with the oracle too, on few of the problems",
     ),
     Law(
         "well_formed",
