@@ -223,15 +223,22 @@ def _shorter_request(problem: AttentionProblem, position: int, fails: Fails) -> 
         queries[position], keys[position] = query_len, seq_len
         return replace(problem, query_lens=tuple(queries), seq_lens=tuple(keys))
 
-    if t > 1 and fails(of(1, s)):
+    def fails_with(query_len: int, seq_len: int) -> bool:
+        try:
+            shorter = of(query_len, seq_len)
+        except ValueError:  # no such call: keys that are appended are among the request's
+            return False
+        return fails(shorter)
+
+    if t > 1 and fails_with(1, s):
         t = 1
     if t <= 1:
-        return of(t, least(s, lambda n: fails(of(t, n)))) if s else problem
-    if t == s or fails(of(min(t, s), min(t, s))):
-        n = least(min(t, s), lambda n: fails(of(n, n)))
+        return of(t, least(s, lambda n: fails_with(t, n))) if s else problem
+    if t == s or fails_with(min(t, s), min(t, s)):
+        n = least(min(t, s), lambda n: fails_with(n, n))
         return of(n, n)
-    t = least(t, lambda n: fails(of(n, s)))
-    return of(t, least(s, lambda n: fails(of(t, n)))) if s else of(t, s)
+    t = least(t, lambda n: fails_with(n, s))
+    return of(t, least(s, lambda n: fails_with(t, n))) if s else of(t, s)
 
 
 def least(most: int, fails: Callable[[int], bool]) -> int:

@@ -159,3 +159,16 @@ def test_merges_are_simplified_and_metadata_is_left() -> None:
     found = smallest(Counted(lambda problem: problem.num_tokens >= 9), axes, start)  # type: ignore[union-attr]
     assert found == MergeProblem(num_tokens=9, head_dim=4)
     assert smallest(Counted(lambda _: True), start=MetadataProblem()) == MetadataProblem()
+
+
+def test_appended_keys_stay_among_those_of_their_request() -> None:
+    axes = Axes("append_paged_kv", all_axes("append_paged_kv"), 10**6)
+    problem = AttentionProblem("append_paged_kv", query_lens=(3, 4), seq_lens=(5, 90), page_size=2)
+
+    def predicate(tried: Problem) -> bool:
+        assert isinstance(tried, AttentionProblem)
+        return any(s > t > 2 for t, s in zip(tried.query_lens, tried.seq_lens, strict=True))
+
+    found = simplify(problem, axes, Counted(predicate), lambda: True)
+    assert isinstance(found, AttentionProblem)
+    assert (found.query_lens, found.seq_lens) == ((3,), (4,))
