@@ -19,7 +19,7 @@ from ...impl import Target
 from ...impl.gating import RuleBook
 from ...impl.protocol import EVERY_RULE
 from ...reference import Problem
-from ..building import share_of_compilers
+from ..building import BUILD_DEADLINES, share_of_compilers
 from ..isolation import Deadlines, Worker
 from ..ledger import Ledger
 from ..pools import open_pool
@@ -41,7 +41,6 @@ from .trials import (
     status_of,
 )
 
-BUILDING = Deadlines(run=120.0, compile=1800.0)
 CALLING = Deadlines(run=20.0, compile=180.0)
 """Modules are built by then; the first call of each process still loads them."""
 CALLING_SLOWLY = Deadlines(run=120.0, compile=180.0)
@@ -188,7 +187,7 @@ class Trying:
         if group.first is None:
             return None
         start = time.monotonic()
-        verdict = self._first_call(worker, group, BUILDING)
+        verdict = self._first_call(worker, group, BUILD_DEADLINES)
         seconds = time.monotonic() - start
         failed = verdict is not None and bool(
             UNBUILT.search(f"{verdict.message}\n{verdict.trace}") or verdict.status == "HANG"

@@ -1,8 +1,16 @@
-"""Where Triton kernels run in these tests: in the interpreter, and on a GPU if there is one."""
+"""Where Triton kernels run in these tests: in the interpreter, and on a GPU if there is one.
+
+And how they are compiled for a GPU that is not there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -34,3 +42,21 @@ def worker(device: str) -> Iterator[Worker]:
         pool.lease() as lent,
     ):
         yield lent
+
+
+@pytest.fixture(scope="session")
+def printed_by() -> Callable[[str], Any]:
+    """Run code that compiles kernels, without the interpreter, and give the JSON that it prints."""
+
+    def run(code: str) -> Any:  # noqa: ANN401  JSON
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "TRITON_INTERPRET": "0"},
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return run
