@@ -15,6 +15,7 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 
 from .isolation import Deadlines, WorkerPool
+from .machine import cores
 from .modules import Module
 from .pools import open_pool
 from .quarry import Address, probe_device
@@ -32,7 +33,7 @@ BUILD_DEADLINES = Deadlines(run=120.0, compile=1800.0)
 def compilers() -> int:
     """Count the compilers that may run at a time on this machine."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(1, min(os.cpu_count() or 1, memory // COMPILER_BYTES))
+    return max(1, min(cores(), memory // COMPILER_BYTES))
 
 
 def share_of_compilers(builds: int) -> dict[str, str]:
