@@ -122,6 +122,7 @@ def describe(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
         "backend": implementation.backend,
         "compiles": implementation.compile_key is not None,
         "build_ahead": implementation.build_ahead,
+        "build_minutes": implementation.build_minutes,
     }
 
 
