@@ -20,6 +20,7 @@ from .modules import Module
 from .pools import open_pool
 from .quarry import Address, probe_device
 from .report import ImplementationReport
+from .turns import Turns
 
 MAX_JOBS = "MAX_JOBS"
 """FlashInfer's (and torch's) variable for the compilers that one build may start."""
@@ -55,7 +56,7 @@ class Builder:
     """Builds modules for any number of implementations at a time."""
 
     def __init__(self) -> None:
-        self._allowance = threading.BoundedSemaphore(_builds_at_a_time())
+        self._turns = Turns(_builds_at_a_time())
         self._pools: set[WorkerPool] = set()
         self._lock = threading.Lock()
         self._closed = False
@@ -85,7 +86,8 @@ class Builder:
         done = itertools.count(1)
 
         def one(module: Module) -> None:
-            with self._allowance, self._pool(address) as pool, pool.lease() as worker:
+            turn = self._turns.turn(report.name, report.declared["build_minutes"])
+            with turn, self._pool(address) as pool, pool.lease() as worker:
                 request = address.request("cost", problem=module.first.to_json(), calls=1)
                 try:
                     if worker.run(request, BUILD_DEADLINES).died:
@@ -97,7 +99,7 @@ class Builder:
             if built is not None:
                 built(next(done), len(modules))
 
-        with ThreadPoolExecutor(_builds_at_a_time()) as threads:
+        with ThreadPoolExecutor(max(1, len(modules))) as threads:  # which wait for their turns
             list(threads.map(one, modules))
         report.modules, report.build_seconds = len(modules), time.monotonic() - start
 
