@@ -1,8 +1,10 @@
 """FlashInfer's wrappers with ``use_cuda_graph=True``: planned into buffers that stay, and replayed.
 
 A wrapper fixes its number of requests when it is made, and the prefill wrapper its number of query
-tokens at its first plan. So a batch is padded by requests without tokens and keys, as engines do,
-and the first plan is one of as many tokens as there is room for.
+tokens at its first plan. So a batch is padded by requests without keys, as engines do, and the first
+plan is one of as many tokens as there is room for. A prefill's plan owns every row of the queries
+(0.7.2.post1 asks for it): the last request, which is always one more than a batch's, has the rows
+that are added.
 """
 
 from __future__ import annotations
@@ -81,8 +83,9 @@ class _Fixed:
     def __init__(self, family: Family, inputs: PagedAttentionInputs) -> None:
         self.family = family
         self.options = options_of(inputs)
-        self.requests = room_for(inputs.metadata.num_requests)
-        self.tokens = self.requests
+        self.most = self.requests = self.tokens = room_for(inputs.metadata.num_requests)
+        if family.name == PREFILL:
+            self.requests, self.tokens = self.most + 1, room_for(len(inputs.q))
         self.device = inputs.q.device
         sizes = {
             "qo_indptr": self.requests + 1,
@@ -102,7 +105,6 @@ class _Fixed:
             },
         )
         if family.name == PREFILL:
-            self.tokens = room_for(len(inputs.q))
             page_size = inputs.metadata.page_size
             family.plan(self.wrapper, inputs, self._largest(page_size), family.backend)
 
@@ -121,13 +123,14 @@ class _Fixed:
         """Tell whether a batch may be planned here."""
         return (
             options_of(inputs) == self.options
-            and inputs.metadata.num_requests <= self.requests
+            and inputs.metadata.num_requests <= self.most
             and len(inputs.q) <= self.tokens
         )
 
     def plan(self, inputs: PagedAttentionInputs) -> None:
         """Plan a batch into the buffers."""
-        metadata = owned(padded(inputs.metadata, self.requests), self.device)
+        tokens = self.tokens if self.family.name == PREFILL else None
+        metadata = owned(padded(inputs.metadata, self.requests, tokens), self.device)
         self.family.plan(self.wrapper, inputs, metadata, self.family.backend)
 
     def run(self, inputs: PagedAttentionInputs) -> Pair:
