@@ -1,9 +1,9 @@
 """FlashInfer's wrappers with ``use_cuda_graph=True``: planned into buffers that stay, and replayed.
 
 A wrapper fixes its number of requests when it is made, and the prefill wrapper its number of query
-tokens at its first plan. So a batch is padded by requests without keys, as engines do, and the first
-plan is one of as many tokens as there is room for. A prefill's plan owns every row of the queries
-(0.7.2.post1 asks for it): the last request, which is always one more than a batch's, has the rows
+tokens at its first plan. So a batch is padded by requests without keys, as engines do, and the
+first plan is one of as many tokens as there is room for. A prefill's plan owns every row of the
+queries (0.7.2.post1 asks for it): the last request, always one more than a batch has, owns those
 that are added.
 """
 
@@ -19,7 +19,15 @@ import torch
 from ..reference import BatchMetadata
 from ..reference.inputs import PagedAttentionInputs
 from .cuda_graphs import Recorded, Replays, options_of, padded, room_for, with_rows
-from .flashinfer_calls import CUDA_CORES, FA2, FA3, module_key, session_wrapper, shared_workspace
+from .flashinfer_calls import (
+    CUDA_CORES,
+    FA2,
+    FA2_WIDE,
+    FA3,
+    module_key,
+    session_wrapper,
+    shared_workspace,
+)
 from .flashinfer_paged import cuda_core_decode, prefill_fa2, prefill_fa3
 from .flashinfer_plans import Pair, plan_decode, plan_prefill, run
 from .flashinfer_sessions import DECODE, PREFILL, Plan, owned
@@ -229,6 +237,7 @@ def decode_graph(inputs: PagedAttentionInputs) -> Pair:
     supports=cuda_core_decode.supports,
     features=("fp8_kv", "nvfp4_kv"),
     arithmetic=FA2,
+    wide_arithmetic=FA2_WIDE,
     compile_key=module_key,
     build_ahead=True,
     session=_DECODE_FA2,
@@ -245,6 +254,7 @@ def decode_fa2_graph(inputs: PagedAttentionInputs) -> Pair:
     supports=prefill_fa2.supports,
     features=("fp8_kv", "nvfp4_kv"),
     arithmetic=FA2,
+    wide_arithmetic=FA2_WIDE,
     compile_key=module_key,
     build_ahead=True,
     session=_PREFILL_FA2,

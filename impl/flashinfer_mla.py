@@ -30,8 +30,9 @@ from .protocol import implementation
 from .target import Target
 
 Pair = tuple[torch.Tensor, torch.Tensor]
-MLA_FA2 = replace(FA2, exponent="fused")
-"""``mla.cuh``: exp2(s c - (m c)), sums by m16k16_rowsum_f16f16f32, parts in the output's dtype."""
+MLA_FA2 = replace(FA2, exponent="fused", merged_outputs=0)
+"""``mla.cuh``: exp2(s c - (m c)), sums by m16k16_rowsum_f16f16f32, parts in the output's dtype that
+are merged in float32."""
 MLA_FA3 = Arithmetic(probabilities="inputs", partial_outputs=True, exponent="fused")
 """``mla_hopper.cuh``: row sums before the rounding, parts in the output's dtype."""
 RECORDS = ">=0.7.0.dev0"

@@ -13,6 +13,7 @@ from ..reference.inputs import PagedAttentionInputs
 from .flashinfer_calls import (
     CUDA_CORES,
     FA2,
+    FA2_WIDE,
     FA3,
     attention_refusal,
     flashinfer,
@@ -117,6 +118,7 @@ def cuda_core_decode(inputs: PagedAttentionInputs) -> Pair:
     supports=_decodes,
     features=("fp8_kv", "nvfp4_kv"),
     arithmetic=FA2,
+    wide_arithmetic=FA2_WIDE,
     compile_key=module_key,
     build_ahead=True,
     session=functools.partial(decode_session, tensor_cores=True),
@@ -133,6 +135,7 @@ def tensor_core_decode(inputs: PagedAttentionInputs) -> Pair:
     supports=_prefills,
     features=FA2_FEATURES,
     arithmetic=FA2,
+    wide_arithmetic=FA2_WIDE,
     compile_key=module_key,
     build_ahead=True,
     session=functools.partial(prefill_session, "fa2"),
@@ -174,6 +177,7 @@ def _mixed(problem: Problem, target: Target) -> bool | str:
     supports=_mixed,
     features=("fp8_kv", "nvfp4_kv"),
     arithmetic=FA2,
+    wide_arithmetic=FA2_WIDE,
     compile_key=module_key,
     build_ahead=True,
 )

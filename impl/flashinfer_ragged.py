@@ -12,6 +12,7 @@ from ..reference.inputs import RaggedAttentionInputs
 from .flashinfer_calls import (
     CUDA_CORES,
     FA2,
+    FA2_WIDE,
     FA3,
     attention_refusal,
     flashinfer,
@@ -75,6 +76,7 @@ def _prefill(inputs: RaggedAttentionInputs, backend: str) -> Pair:
     supports=_unscaled,
     features=("custom_mask",),
     arithmetic=FA2,
+    wide_arithmetic=FA2_WIDE,
     compile_key=module_key,
     build_ahead=True,
     session=functools.partial(RaggedSession, "fa2", _plan, _run),
