@@ -24,6 +24,7 @@ from .flashinfer_calls import (
     module_key,
     version,
 )
+from .flashinfer_sessions import owned
 from .flashinfer_triton import to_natural
 from .gating.rules import version_matches
 from .protocol import implementation
@@ -176,7 +177,9 @@ class LatentSession:
         """Plan a batch from metadata on the host."""
         if self._planned is None:
             self._planned = _new_wrapper(inputs.q.device, self._backend)
-        _plan_split(self._planned, inputs)
+        # Copied from the host without waiting, as of the other wrappers.
+        metadata = owned(inputs.metadata, inputs.q.device)
+        _plan_split(self._planned, replace(inputs, metadata=metadata))
 
     def run(self, inputs: PagedAttentionInputs) -> Pair:
         """Attend to the planned batch."""

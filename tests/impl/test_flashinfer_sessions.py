@@ -331,3 +331,32 @@ def test_what_was_not_captured_is_not_replayed(made: Made) -> None:
         session.replay(larger)
     session.plan(inputs)
     session.replay(inputs)
+
+
+def test_a_latent_session_keeps_nothing_of_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What MLA's plan is given from the host it copies without waiting."""
+    from kernelproof.impl import flashinfer_mla
+
+    plans: list[dict[str, Any]] = []
+
+    class Planned:
+        def plan(self, **keywords: Any) -> None:  # noqa: ANN401
+            plans.append(keywords)
+
+    monkeypatch.setattr(flashinfer_mla, "_new_wrapper", lambda *_: Planned())
+    monkeypatch.setattr(flashinfer_mla, "version", lambda: "0.6.13")
+    inputs: Any = materialise(
+        AttentionProblem(
+            query_lens=(1, 2), seq_lens=(5, 3), head_dim_qk=576, head_dim_vo=512, page_size=2,
+            dtype="bfloat16", values_in_keys=True,
+        )
+    )  # fmt: skip
+    flashinfer_mla.LatentSession("fa2").plan(inputs)
+    before = {name: tensor.clone() for name, tensor in inputs.metadata.tensors().items()}
+    for tensor in inputs.metadata.tensors().values():
+        tensor.fill_(7)
+    (given,) = plans
+    assert torch.equal(given["qo_indptr"], before["qo_indptr"])
+    assert torch.equal(given["kv_indptr"], before["paged_kv_indptr"])
+    assert torch.equal(given["kv_indices"], before["paged_kv_indices"])
+    assert torch.equal(given["kv_len_arr"], before["seq_lens"])
