@@ -133,21 +133,37 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(torch.uint8)
 
 
-def padded(metadata: BatchMetadata, requests: int) -> BatchMetadata:
-    """Add requests without queries and keys at the end, as engines do for a graph.
+def padded(metadata: BatchMetadata, requests: int, tokens: int | None = None) -> BatchMetadata:
+    """Add requests without keys at the end, as engines do for a graph.
 
     Args:
         metadata: on the host.
         requests: that the result has.
+        tokens: query tokens that the result has, those of the batch if None. The last of the
+            requests that are added owns what is added.
+
+    Raises:
+        ValueError: the batch has more requests or tokens than that, or no request is added to
+            own the tokens.
     """
     more = requests - metadata.num_requests
+    there = int(metadata.qo_indptr[-1])
+    tokens = there if tokens is None else tokens
+    if more < 0 or tokens < there or (tokens > there and more == 0):
+        message = (
+            f"a batch of {metadata.num_requests} requests and {there} tokens cannot be padded to "
+            f"{requests} requests and {tokens} tokens"
+        )
+        raise ValueError(message)
     nothing = metadata.seq_lens.new_zeros(more)
 
     def repeated(indptr: torch.Tensor) -> torch.Tensor:
         return torch.cat([indptr, indptr[-1:].expand(more)])
 
+    qo_indptr = repeated(metadata.qo_indptr)
+    qo_indptr[-1] = tokens
     return BatchMetadata(
-        qo_indptr=repeated(metadata.qo_indptr),
+        qo_indptr=qo_indptr,
         paged_kv_indptr=repeated(metadata.paged_kv_indptr),
         paged_kv_indices=metadata.paged_kv_indices.clone(),
         paged_kv_last_page_len=torch.cat([metadata.paged_kv_last_page_len, nothing]),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Hashable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,12 +20,22 @@ from .flashinfer_kv import flashinfer_arguments
 from .optional import missing, require
 from .target import Target, installed_version
 
-CUDA_CORES = Arithmetic(partial_outputs=True, tanh="approximate")
+MERGED_ABOVE = 256
+"""Keys: a part has 65 of them or more (whole pages, about 128 keys), and the kernel that merges
+parts has at least 4 rows of threads, each of which stores what it merged in the output's dtype."""
+CUDA_CORES = Arithmetic(partial_outputs=True, merged_outputs=MERGED_ABOVE, tanh="approximate")
 """Decode without tensor cores (``decode.cuh``)."""
 FA2 = Arithmetic(
-    probabilities="inputs", row_sum="probabilities", partial_outputs=True, tanh="approximate"
+    probabilities="inputs",
+    row_sum="probabilities",
+    partial_outputs=True,
+    merged_outputs=MERGED_ABOVE,
+    tanh="approximate",
 )
 """``prefill.cuh``: row sums by m16k16_rowsum_f16f16f32, ``tmp_v`` of the output's dtype."""
+FA2_WIDE = ((512, replace(FA2, row_sum="accumulate", exponent="fused")),)
+"""``vosplit_softmax_store_p`` of ``prefill.cuh``, where values have 512 channels: probabilities are
+summed before they are rounded, so that the exponent's rounding (s c - round(m c), fused) shows."""
 FA3 = Arithmetic(
     probabilities="inputs", exponent="fused", tanh="approximate", fp8_products="fixed_point"
 )
@@ -32,6 +43,7 @@ FA3 = Arithmetic(
 AUTO = Arithmetic(
     probabilities="inputs",
     partial_outputs=True,
+    merged_outputs=MERGED_ABOVE,
     exponent="fused",
     tanh="approximate",
     fp8_products="fixed_point",

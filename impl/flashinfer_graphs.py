@@ -1,8 +1,10 @@
 """FlashInfer's wrappers with ``use_cuda_graph=True``: planned into buffers that stay, and replayed.
 
 A wrapper fixes its number of requests when it is made, and the prefill wrapper its number of query
-tokens at its first plan. So a batch is padded by requests without tokens and keys, as engines do,
-and the first plan is one of as many tokens as there is room for.
+tokens at its first plan. So a batch is padded by requests without keys, as engines do, and the
+first plan is one of as many tokens as there is room for. A prefill's plan owns every row of the
+queries (0.7.2.post1 asks for it): the last request, always one more than a batch has, owns those
+that are added.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ from ..reference import BatchMetadata
 from ..reference.inputs import PagedAttentionInputs
 from .cuda_graphs import Recorded, Replays, options_of, padded, room_for, with_rows
 from .flashinfer_calls import (
-    BUILD_MINUTES,
     CUDA_CORES,
     FA2,
+    FA2_WIDE,
     FA3,
     module_key,
     session_wrapper,
@@ -89,8 +91,9 @@ class _Fixed:
     def __init__(self, family: Family, inputs: PagedAttentionInputs) -> None:
         self.family = family
         self.options = options_of(inputs)
-        self.requests = room_for(inputs.metadata.num_requests)
-        self.tokens = self.requests
+        self.most = self.requests = self.tokens = room_for(inputs.metadata.num_requests)
+        if family.name == PREFILL:
+            self.requests, self.tokens = self.most + 1, room_for(len(inputs.q))
         self.device = inputs.q.device
         sizes = {
             "qo_indptr": self.requests + 1,
@@ -110,7 +113,6 @@ class _Fixed:
             },
         )
         if family.name == PREFILL:
-            self.tokens = room_for(len(inputs.q))
             page_size = inputs.metadata.page_size
             family.plan(self.wrapper, inputs, self._largest(page_size), family.backend)
 
@@ -129,13 +131,14 @@ class _Fixed:
         """Tell whether a batch may be planned here."""
         return (
             options_of(inputs) == self.options
-            and inputs.metadata.num_requests <= self.requests
+            and inputs.metadata.num_requests <= self.most
             and len(inputs.q) <= self.tokens
         )
 
     def plan(self, inputs: PagedAttentionInputs) -> None:
         """Plan a batch into the buffers."""
-        metadata = owned(padded(inputs.metadata, self.requests), self.device)
+        tokens = self.tokens if self.family.name == PREFILL else None
+        metadata = owned(padded(inputs.metadata, self.requests, tokens), self.device)
         self.family.plan(self.wrapper, inputs, metadata, self.family.backend)
 
     def run(self, inputs: PagedAttentionInputs) -> Pair:
@@ -235,6 +238,7 @@ def decode_graph(inputs: PagedAttentionInputs) -> Pair:
     supports=cuda_core_decode.supports,
     features=("fp8_kv", "nvfp4_kv"),
     arithmetic=FA2,
+    wide_arithmetic=FA2_WIDE,
     compile_key=module_key,
     build_ahead=True,
     build_minutes=BUILD_MINUTES["fa2"],
@@ -252,6 +256,7 @@ def decode_fa2_graph(inputs: PagedAttentionInputs) -> Pair:
     supports=prefill_fa2.supports,
     features=("fp8_kv", "nvfp4_kv"),
     arithmetic=FA2,
+    wide_arithmetic=FA2_WIDE,
     compile_key=module_key,
     build_ahead=True,
     build_minutes=BUILD_MINUTES["fa2"],

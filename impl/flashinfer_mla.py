@@ -25,14 +25,16 @@ from .flashinfer_calls import (
     module_key,
     version,
 )
+from .flashinfer_sessions import owned
 from .flashinfer_triton import to_natural
 from .gating.rules import version_matches
 from .protocol import implementation
 from .target import Target
 
 Pair = tuple[torch.Tensor, torch.Tensor]
-MLA_FA2 = replace(FA2, exponent="fused")
-"""``mla.cuh``: exp2(s c - (m c)), sums by m16k16_rowsum_f16f16f32, parts in the output's dtype."""
+MLA_FA2 = replace(FA2, exponent="fused", merged_outputs=0)
+"""``mla.cuh``: exp2(s c - (m c)), sums by m16k16_rowsum_f16f16f32, parts in the output's dtype that
+are merged in float32."""
 MLA_FA3 = Arithmetic(probabilities="inputs", partial_outputs=True, exponent="fused")
 """``mla_hopper.cuh``: row sums before the rounding, parts in the output's dtype."""
 RECORDS = ">=0.7.0.dev0"
@@ -176,7 +178,9 @@ class LatentSession:
         """Plan a batch from metadata on the host."""
         if self._planned is None:
             self._planned = _new_wrapper(inputs.q.device, self._backend)
-        _plan_split(self._planned, inputs)
+        # Copied from the host without waiting, as of the other wrappers.
+        metadata = owned(inputs.metadata, inputs.q.device)
+        _plan_split(self._planned, replace(inputs, metadata=metadata))
 
     def run(self, inputs: PagedAttentionInputs) -> Pair:
         """Attend to the planned batch."""

@@ -117,6 +117,15 @@ class Implementation:
     build_ahead: bool = False
     build_minutes: float = 1.0
     session: Callable[[], Session] | None = None
+    wide_arithmetic: Sequence[tuple[int, Arithmetic]] = ()
+
+    def arithmetic_of(self, head_dim_vo: int) -> Arithmetic:
+        """Give what it rounds where, for values of so many channels."""
+        found = self.arithmetic
+        for channels, wide in self.wide_arithmetic:
+            if head_dim_vo >= channels:
+                found = wide
+        return found
 
     def __call__(self, inputs: Any) -> Any:  # noqa: ANN401  each operation has its own record
         """Run on the inputs of one problem."""
@@ -183,6 +192,7 @@ def implementation(
     supports: Supports | None = None,
     features: Collection[str] = (),
     arithmetic: Arithmetic | None = None,
+    wide_arithmetic: Sequence[tuple[int, Arithmetic]] = (),
     writes_out: bool = False,
     compile_key: Callable[[Problem], Hashable] | None = None,
     backend: str = "",
@@ -203,6 +213,8 @@ def implementation(
             pure function: the suite also probes it to learn which problems to draw.
         features: optional features that it has, of ``FEATURES``.
         arithmetic: what it rounds where; the error bound follows. float32 throughout if None.
+        wide_arithmetic: where another kernel rounds otherwise: from how many channels of the values
+            on it does, in ascending order, and what it rounds.
         writes_out: it writes into ``inputs.out`` and ``inputs.lse``, which are poisoned and fenced,
             and may return None.
         compile_key: gives the key of the module that a problem needs, where a first call compiles;
@@ -246,6 +258,7 @@ def implementation(
             build_ahead=build_ahead,
             build_minutes=build_minutes,
             session=session,
+            wide_arithmetic=wide_arithmetic,
         )
 
     return decorate

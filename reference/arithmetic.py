@@ -46,6 +46,9 @@ class Arithmetic:
             rounded ones (FlashInfer's FA2 sums them by a tensor-core product with ones).
         partial_outputs: outputs of parts of the keys are stored in the output's dtype before they
             are merged (FlashInfer's split-KV, ``tmp_v``).
+        merged_outputs: where a request has more keys than this, several parts at a time are merged
+            first, and stored in the output's dtype once more before the last merge (FlashInfer's
+            ``VariableLengthMergeStates``: one row of threads each); 0: never.
         exponent: how exp(s - m) is taken: ``"difference"``: of a difference, which is 0 for the
             largest logit, or ``"fused"``: as exp2(s c - (m c)) with a product that was rounded, by
             which the largest probability is off by u |m| (FlashAttention-3). Then the exact grid is
@@ -74,6 +77,7 @@ class Arithmetic:
     probabilities: str | None = None
     row_sum: str = "accumulate"
     partial_outputs: bool = False
+    merged_outputs: int = 0
     exponent: str = "difference"
     tanh: str = "accumulate"
     fp8_products: str = "accumulate"
@@ -93,6 +97,12 @@ class Arithmetic:
             if not (value in allowed or (name != "accumulate" and value is None)):
                 message = f"Arithmetic.{name} is {value!r}; known formats: {sorted(allowed)}"
                 raise ValueError(message)
+        if self.merged_outputs < 0 or (self.merged_outputs and not self.partial_outputs):
+            message = (
+                f"Arithmetic.merged_outputs is {self.merged_outputs!r}; it must be a number of "
+                "keys, and 0 without partial_outputs"
+            )
+            raise ValueError(message)
         for name, value, choices in (
             ("row_sum", self.row_sum, ("accumulate", "probabilities")),
             ("exponent", self.exponent, ("difference", "fused")),

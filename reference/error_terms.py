@@ -95,6 +95,7 @@ class Roundings(NamedTuple):
     out_floor: float
     sums_rounded: bool = False  # the row sum is of rounded probabilities
     partial: float = 0.0  # of outputs of parts of the keys; 0: not rounded
+    merged_above: int = 0  # keys above which parts are rounded twice; 0: never
     tanh: float = 0.0  # relative error of the soft cap's tanh
     products: float = 0.0  # of addends in fixed point; 0: in the accumulation format
 
@@ -114,9 +115,14 @@ class Roundings(NamedTuple):
             SMALLEST_SUBNORMAL[out] / 2,
             arithmetic.row_sum == "probabilities" and rounded is not None,
             unit_roundoff(out_dtype) if arithmetic.partial_outputs else 0.0,
+            arithmetic.merged_outputs,
             TANH if arithmetic.tanh == "approximate" else 0.0,
             FIXED_POINT if value_dtype.itemsize == 1 and fixed_point else 0.0,
         )
+
+    def parts(self, keys: int) -> float:
+        """Give what outputs of parts of so many keys lose before the last of them is merged."""
+        return self.partial * (2 if 0 < self.merged_above < keys else 1)
 
 
 def growth(terms: int) -> float:
@@ -164,7 +170,7 @@ def block_bounds(
     sums, lse_sums, most_share, terms = _of_requests(
         out,
         [
-            (2 * growth(keys) + SUM) * u + growth(keys) * roundings.products + roundings.partial
+            (2 * growth(keys) + SUM) * u + growth(keys) * roundings.products + roundings.parts(keys)
             for keys in num_keys
         ],
         [(growth(keys) + SUM) * u for keys in num_keys],

@@ -10,7 +10,8 @@ import torch
 
 from ...reference import AttentionProblem, MergeProblem, oracle
 from ...reference.bounds import Judged
-from ...reference.inputs import MergeInputs
+from ...reference.inputs import MergeInputs, RaggedAttentionInputs
+from ...reference.kv_format import stored_head_dim
 from ..comparison import Result, against_oracle, agree, fail, same_bits, worse
 from ..subject import Snapshot, Stop, Subject
 from ..verdict import PASS, VACUOUS, Verdict
@@ -23,10 +24,11 @@ OTHER_FILL = -977.0
 
 def judged(subject: Subject, inputs: Any) -> Judged:  # noqa: ANN401  any record with out
     """Ask the oracle, with the subject's own arithmetic."""
-    arithmetic = subject.implementation.arithmetic
     if isinstance(inputs, MergeInputs):
-        return oracle.judge_merge(inputs, arithmetic)
-    return oracle.judge_attention(inputs, arithmetic)
+        return oracle.judge_merge(inputs, subject.implementation.arithmetic)
+    values = inputs.v if isinstance(inputs, RaggedAttentionInputs) else inputs.v_cache
+    head_dim_vo = stored_head_dim(values, getattr(inputs, "kv_format", None))
+    return oracle.judge_attention(inputs, subject.implementation.arithmetic_of(head_dim_vo))
 
 
 def run(subject: Subject, problem: Computing, **options: Any) -> tuple[Result, Judged]:  # noqa: ANN401

@@ -29,6 +29,7 @@ QUANTISED = ("fp8_kv", "nvfp4_kv", "interleaved_v_scales", "fp8_q")
 PLAIN = AttentionProblem()
 OPTIONS = ("k_scale", "v_scale", "sm_scale", "logits_soft_cap", "sinks")
 SPLITS = 3
+PARTS = 4
 
 
 @seeded(CONTROLS, "paged_attention", control="honest", features=EVERYTHING)
@@ -111,13 +112,20 @@ def split_kv(inputs: PagedAttentionInputs) -> Pair:
     "paged_attention",
     control="honest",
     arithmetic=Arithmetic(
-        probabilities="inputs", row_sum="probabilities", partial_outputs=True, tanh="approximate"
+        probabilities="inputs",
+        row_sum="probabilities",
+        partial_outputs=True,
+        merged_outputs=PARTS // 2,
+        tanh="approximate",
     ),
 )
 def as_flashinfer(inputs: PagedAttentionInputs) -> Pair:
-    """Round as FlashInfer's FA2: sums of rounded probabilities, parts in the output's dtype."""
+    """Round as FlashInfer's FA2: sums of rounded probabilities, parts in the output's dtype.
+
+    So are the outputs of every second part, which are merged first.
+    """
     stages = replace(HONEST, probabilities=_rounded, summed=_rounded, cap=_approximate_cap)
-    return _split(inputs, SPLITS, stages, rounds=True)
+    return _split(inputs, PARTS, stages, rows=PARTS // 2)
 
 
 def _approximate_cap(logits: torch.Tensor, soft_cap: float) -> torch.Tensor:
@@ -127,9 +135,9 @@ def _approximate_cap(logits: torch.Tensor, soft_cap: float) -> torch.Tensor:
     return soft_cap * torch.tanh(logits / soft_cap).to(torch.float16).float()
 
 
-def _split(
-    inputs: AttentionInputs, splits: int, stages: Stages = HONEST, *, rounds: bool = False
-) -> Pair:
+def _split(inputs: AttentionInputs, splits: int, stages: Stages = HONEST, *, rows: int = 0) -> Pair:
+    """Attend to parts and merge them; with rows each row's first, rounding all that is merged."""
+
     def one(request: Request) -> Pair:
         step = max(1, -(-request.num_keys // splits))
         starts = range(0, max(request.num_keys, 1), step)
@@ -137,16 +145,22 @@ def _split(
             _base_2(scan(request, inputs, stages, keys=slice(a, min(a + step, request.num_keys))))
             for a in starts
         ]
-        outs = torch.stack([out for out, _ in parts])
-        if rounds:
-            outs = outs.to(inputs.out_dtype).float()
-        lses = torch.stack([lse for _, lse in parts])
-        largest = lses.amax(dim=0)
-        weights = torch.exp2(lses - finite(largest))
-        merged = State((weights * outs).sum(dim=0), weights.sum(dim=0), largest * math.log(2.0))
-        return close(merged, request, inputs)
+        if rows:
+            parts = [(out.to(inputs.out_dtype).float(), lse) for out, lse in parts]
+            merged = [_base_2(_merged(parts[row::rows])) for row in range(min(rows, len(parts)))]
+            parts = [(out.to(inputs.out_dtype).float(), lse) for out, lse in merged]
+        return close(_merged(parts), request, inputs)
 
     return assemble(inputs, one)
+
+
+def _merged(parts: list[Pair]) -> State:
+    """Merge outputs with their base-2 LSEs."""
+    outs = torch.stack([out for out, _ in parts])
+    lses = torch.stack([lse for _, lse in parts])
+    largest = lses.amax(dim=0)
+    weights = torch.exp2(lses - finite(largest))
+    return State((weights * outs).sum(dim=0), weights.sum(dim=0), largest * math.log(2.0))
 
 
 def _base_2(state: State) -> Pair:

@@ -114,6 +114,9 @@ class Wrapper:
         assert q.dtype == planned["q_data_type"], "q is not of the planned dtype"
         assert caches[0].dtype == planned["kv_data_type"], "the cache is not of the planned dtype"
         tokens = int(metadata.qo_indptr[-1])
+        if "Prefill" in self._real.__name__ and len(q) != tokens:  # as 0.7.2.post1 does
+            message = f"q.shape[0] ({len(q)}) does not match qo_indptr[-1] ({tokens})"
+            raise ValueError(message)
         result = paged_attention(
             q[:tokens], caches[0], caches[1], metadata, kv_layout=self._layout,
             causal=planned.get("causal", True), custom_mask=planned.get("custom_mask"),
@@ -300,9 +303,14 @@ def test_a_graph_is_padded_as_engines_pad_it(made: Made) -> None:
     (wrapper,) = made
     assert isinstance(wrapper, Wrapper)
     assert wrapper._most_rows == 8, "six tokens, rounded up"
-    assert wrapper._buffers["qo_indptr"].tolist() == [0, 3, 4, 6, 6]
-    assert wrapper._buffers["paged_kv_last_page_len"].tolist() == [1, 4, 2, 0]
+    assert wrapper._buffers["qo_indptr"].tolist() == [0, 3, 4, 6, 6, 8]
+    assert wrapper._buffers["paged_kv_last_page_len"].tolist() == [1, 4, 2, 0, 0]
     assert wrapper.calls == ["plan", "plan"], "the largest batch comes first, and fixes the rows"
+    four: Any = materialise(replace(PREFILLS, query_lens=(2, 1, 1, 1), seq_lens=(2, 3, 1, 4)))
+    session.plan(four)
+    session.run(four)
+    assert len(made) == 1
+    assert wrapper._buffers["qo_indptr"].tolist() == [0, 2, 3, 4, 5, 8], "none of the four's own"
 
 
 def test_what_was_not_captured_is_not_replayed(made: Made) -> None:
@@ -323,3 +331,32 @@ def test_what_was_not_captured_is_not_replayed(made: Made) -> None:
         session.replay(larger)
     session.plan(inputs)
     session.replay(inputs)
+
+
+def test_a_latent_session_keeps_nothing_of_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What MLA's plan is given from the host it copies without waiting."""
+    from kernelproof.impl import flashinfer_mla
+
+    plans: list[dict[str, Any]] = []
+
+    class Planned:
+        def plan(self, **keywords: Any) -> None:  # noqa: ANN401
+            plans.append(keywords)
+
+    monkeypatch.setattr(flashinfer_mla, "_new_wrapper", lambda *_: Planned())
+    monkeypatch.setattr(flashinfer_mla, "version", lambda: "0.6.13")
+    inputs: Any = materialise(
+        AttentionProblem(
+            query_lens=(1, 2), seq_lens=(5, 3), head_dim_qk=576, head_dim_vo=512, page_size=2,
+            dtype="bfloat16", values_in_keys=True,
+        )
+    )  # fmt: skip
+    flashinfer_mla.LatentSession("fa2").plan(inputs)
+    before = {name: tensor.clone() for name, tensor in inputs.metadata.tensors().items()}
+    for tensor in inputs.metadata.tensors().values():
+        tensor.fill_(7)
+    (given,) = plans
+    assert torch.equal(given["qo_indptr"], before["qo_indptr"])
+    assert torch.equal(given["kv_indptr"], before["paged_kv_indptr"])
+    assert torch.equal(given["kv_indices"], before["paged_kv_indices"])
+    assert torch.equal(given["kv_len_arr"], before["seq_lens"])

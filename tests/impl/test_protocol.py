@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from kernelproof.impl import (
     OPERATIONS,
@@ -18,7 +22,9 @@ from kernelproof.impl import (
 )
 from kernelproof.impl.optional import missing, require
 from kernelproof.impl.target import installed_version
-from kernelproof.reference import AttentionProblem, MergeProblem, Problem
+from kernelproof.properties.laws.general import judged
+from kernelproof.properties.subject import Subject
+from kernelproof.reference import AttentionProblem, MergeProblem, Problem, materialise, oracle
 
 HERE = Target.here()
 PAGED = AttentionProblem()
@@ -26,6 +32,15 @@ PAGED = AttentionProblem()
 
 def nothing(inputs: Any) -> None:  # noqa: ANN401  any record
     del inputs
+
+
+class Anywhere:
+    """Phases that nobody watches."""
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        del name
+        yield
 
 
 def made(operation: str = "paged_attention", **options: Any) -> Implementation:  # noqa: ANN401
@@ -167,3 +182,21 @@ def test_importing_touches_neither_cuda_nor_what_is_optional() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
+
+
+def test_wide_values_may_be_rounded_otherwise() -> None:
+    plain, wide = Arithmetic(probabilities="inputs"), Arithmetic(exponent="fused")
+    mine = made(arithmetic=plain, wide_arithmetic=((64, wide),))
+    given = [mine.arithmetic_of(channels) for channels in (16, 63, 64, 512)]
+    assert given == [plain, plain, wide, wide]
+    subject = Subject(mine, Target.here("cpu"), Anywhere())
+    grid = AttentionProblem(regime="exact_grid")
+    assert subject.exact(grid)
+    assert not subject.exact(replace(grid, head_dim_qk=64, head_dim_vo=64))
+    for operation in ("paged_attention", "ragged_attention"):
+        for channels, rounds in ((16, plain), (64, wide)):
+            inputs: Any = materialise(
+                replace(grid, operation=operation, head_dim_vo=channels, dtype="bfloat16")
+            )
+            expected = oracle.judge_attention(inputs, rounds)
+            assert torch.equal(judged(subject, inputs).bound.out, expected.bound.out)
