@@ -20,6 +20,7 @@ from ..reference import BatchMetadata
 from ..reference.inputs import PagedAttentionInputs
 from .cuda_graphs import Recorded, Replays, options_of, padded, room_for, with_rows
 from .flashinfer_calls import (
+    BUILD_MINUTES,
     CUDA_CORES,
     FA2,
     FA2_WIDE,
