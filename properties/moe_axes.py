@@ -88,7 +88,7 @@ def route_example(chosen: Mapping[str, Any]) -> RouteProblem:
     groups, of_groups = fields.pop("groups")
     if groups > 1 and METHODS[fields["method"]].score == "logit":
         fields["method"] = "deepseek_v3"
-    if fields["num_experts"] % groups or fields["num_experts"] == 1:
+    if fields["num_experts"] % groups:
         fields["num_experts"] = 4 * groups
     if fields["top_k"] > of_groups * (fields["num_experts"] // groups):
         fields["num_experts"] = groups * fields["top_k"]

@@ -49,8 +49,10 @@ def simplify(problem: Problem, axes: Axes, fails: Fails, cheap: Callable[[], boo
     """
     if isinstance(problem, MergeProblem):
         return _simpler_merge(_simpler_values(problem, axes, fails, cheap), fails)
-    if isinstance(problem, (RouteProblem, MoEProblem)):
-        # Tokens and experts are values of axes: one at a time is found how simple it may be.
+    # Tokens and experts are values of axes: their simplest are found as those of the others.
+    if isinstance(problem, RouteProblem):
+        return _simpler_values(problem, axes, fails, cheap)
+    if isinstance(problem, MoEProblem):
         return _simpler_values(problem, axes, fails, cheap)
     if not isinstance(problem, AttentionProblem):
         return problem
