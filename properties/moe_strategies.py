@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ..reference import METHODS, MoEProblem, RouteProblem
 from ..reference.activations import ACTIVATIONS
+from ..reference.expert_weights import SCALE_BLOCK
 from ..reference.moe_problems import MULTIPLES
 from .axes import Axes
 from .drawing import LARGEST_SEED, features, one_of
@@ -107,6 +108,16 @@ def _activation(axes: Axes, fields: dict[str, Any]) -> st.SearchStrategy[str]:
         fields.pop("swiglu_parameters", None)
         fields.pop("interleaved", None)
     return one_of([drawn] if drawn in fitting or not fitting else fitting)
+
+
+@st.composite
+def _sizes(draw: st.DrawFn, axes: Axes, quantized: str) -> Sequence[tuple[int, int]]:
+    """Give the sizes that a format may have; of FP8 in blocks, half of the time several blocks."""
+    multiple = MULTIPLES.get(quantized, 1)
+    sizes = [size for size in axes.allows("sizes") if not any(n % multiple for n in size)]
+    if quantized == "fp8_block" and draw(st.booleans()):
+        sizes = [size for size in sizes if max(size) > SCALE_BLOCK] or sizes
+    return sizes or [(2 * multiple, 2 * multiple)]
 
 
 @st.composite
