@@ -52,11 +52,7 @@ def moe_problems(draw: st.DrawFn, axes: Axes) -> MoEProblem:
     fields["activation"] = draw(_activation(axes, fields))
     products = 3 if ACTIVATIONS[fields["activation"]].gated else 2
     operands = draw(st.sampled_from(OPERANDS))
-    multiple = MULTIPLES.get(fields["quantized"], 1)
-    sizes = [
-        size for size in axes.allows("sizes") if not (size[0] % multiple or size[1] % multiple)
-    ]
-    sizes = sizes or [(2 * multiple, 2 * multiple)]
+    sizes = draw(_sizes(axes, fields["quantized"]))
     hidden, inter = draw(
         one_of(_affordable(sizes, lambda size: operands * products * size[0] * size[1], axes))
     )
@@ -116,7 +112,10 @@ def _sizes(draw: st.DrawFn, axes: Axes, quantized: str) -> Sequence[tuple[int, i
     multiple = MULTIPLES.get(quantized, 1)
     sizes = [size for size in axes.allows("sizes") if not any(n % multiple for n in size)]
     if quantized == "fp8_block" and draw(st.booleans()):
-        sizes = [size for size in sizes if max(size) > SCALE_BLOCK] or sizes
+        several = [size for size in sizes if max(size) > SCALE_BLOCK]
+        # Both ways, in the first weights: a table that is read the wrong way round shows there.
+        square = [(h, i) for h, i in several if h > SCALE_BLOCK and 2 * i > SCALE_BLOCK]
+        sizes = [*square, *several] or sizes
     return sizes or [(2 * multiple, 2 * multiple)]
 
 

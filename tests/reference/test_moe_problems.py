@@ -20,6 +20,7 @@ from kernelproof.reference import (
     oracle,
     problem_from_json,
 )
+from kernelproof.reference.allocation import CANARY
 from kernelproof.reference.expert_weights import checked_matrix
 from kernelproof.reference.moe_inputs import MoEInputs, RouteInputs
 from kernelproof.reference.moe_problems import ASSIGNMENTS, MOE_REGIMES, QUANTISED, ROUTE_REGIMES
@@ -31,8 +32,8 @@ BASE = MoEProblem(
 ROUTED = RouteProblem(num_tokens=17, num_experts=16, top_k=3, bias=True)
 
 
-def experts_of(problem: MoEProblem, **options: Any) -> MoEInputs:
-    made = materialise(problem, **options)
+def experts_of(problem: MoEProblem, unused: float = CANARY) -> MoEInputs:
+    made = materialise(problem, unused=unused)
     assert isinstance(made, MoEInputs)
     return made
 
