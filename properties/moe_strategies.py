@@ -51,7 +51,8 @@ def moe_problems(draw: st.DrawFn, axes: Axes) -> MoEProblem:
     fields["assignment"] = draw(_mostly_first(axes, "assignment", 1))
     fields["activation"] = draw(_activation(axes, fields))
     products = 3 if ACTIVATIONS[fields["activation"]].gated else 2
-    operands = draw(st.sampled_from(OPERANDS))
+    least = 2 * WEIGHTS * (1 + sharded + fields.get("shared_experts", 0))
+    operands = max(least, draw(st.sampled_from(OPERANDS)))
     sizes = draw(_sizes(axes, fields["quantized"]))
     hidden, inter = draw(
         one_of(_affordable(sizes, lambda size: operands * products * size[0] * size[1], axes))
