@@ -10,8 +10,13 @@ from . import (
     life_cycle,
     merge,
     metadata,
+    moe_inert,
+    moe_options,
+    moe_order,
+    moe_sums,
     partition,
     quantised,
+    routing,
     soak,
 )
 from .law import Law
@@ -27,6 +32,11 @@ LAWS: tuple[Law, ...] = (
     *merge.LAWS,
     *metadata.LAWS,
     *append.LAWS,
+    *routing.LAWS,
+    *moe_order.LAWS,
+    *moe_sums.LAWS,
+    *moe_inert.LAWS,
+    *moe_options.LAWS,
 )
 """All laws, the most telling of each operation first."""
 
