@@ -73,6 +73,8 @@ BUILT_IN: dict[str, str] = {
     "flashinfer-fused-topk-deepseek": "kernelproof.impl.flashinfer_routing:fused_topk_deepseek",
     "flashinfer-trtllm-gen-routing": "kernelproof.impl.flashinfer_routing:trtllm_gen_routing",
     "flashinfer-top-k-route": "kernelproof.impl.flashinfer_routing:top_k_route",
+    "torch-route": "kernelproof.impl.torch_moe:route",
+    "torch-moe": "kernelproof.impl.torch_moe:experts",
     "reference-metadata": "kernelproof.impl.reference_metadata:build",
     "triton-attention": "kernelproof.impl.triton_attention:paged",
     "triton-attention-split-kv": "kernelproof.impl.triton_attention:split_kv",
