@@ -1,4 +1,4 @@
-"""FlashInfer's routing kernels: DeepSeek-V3's fused one, trtllm-gen's, and top-k under torch's scores.
+"""FlashInfer's routing kernels: DeepSeek-V3's fused one, trtllm-gen's, top-k of torch's scores.
 
 Routing methods go by the name of their ``RoutingMethodType``, everything by keyword.
 """
