@@ -176,6 +176,7 @@ LAWS = (
         dequantised_experts,
         "quantised weights and hidden states give what the numbers that they stand for give",
         weight=0.5,
+        overlap="parity kills its bugs too: this law asks for no codec of the oracle's",
         needs=("fp8_weights", "nvfp4_weights", "mxfp4_weights"),
     ),
     Law(
