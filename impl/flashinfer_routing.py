@@ -41,6 +41,7 @@ def _supports_deepseek(problem: Problem, target: Target) -> bool | str:
         return reason or True
     of_group = problem.num_experts // problem.num_groups
     refusals = (
+        (problem.method != "deepseek_v3", "for DeepSeek-V3's routing alone"),
         (problem.top_k > MOST_CHOSEN, f"top_k is at most {MOST_CHOSEN}"),
         (
             problem.grouped and of_group > MOST_OF_GROUP,

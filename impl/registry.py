@@ -69,6 +69,7 @@ BUILT_IN: dict[str, str] = {
     "flashinfer-trace-nvfp4-moe": "kernelproof.impl.flashinfer_moe_trace:trace_nvfp4",
     "flashinfer-triton-silu-and-mul": "kernelproof.impl.flashinfer_moe_triton:silu_and_mul_moe",
     "flashinfer-cutlass-moe": "kernelproof.impl.flashinfer_moe:cutlass_moe",
+    "flashinfer-cutlass-moe-fp8-block": "kernelproof.impl.flashinfer_moe:cutlass_moe_fp8_block",
     "flashinfer-group-gemm-moe": "kernelproof.impl.flashinfer_group_gemm:group_gemm_moe",
     "flashinfer-fused-topk-deepseek": "kernelproof.impl.flashinfer_routing:fused_topk_deepseek",
     "flashinfer-trtllm-gen-routing": "kernelproof.impl.flashinfer_routing:trtllm_gen_routing",

@@ -268,13 +268,14 @@ def test_the_fused_moe_is_given_what_it_takes(fields: dict[str, Any], release: R
         {"local_experts": 3, "expert_offset": 3, "dtype": "float16"},
         {"quantized": "fp8_block", "regime": "exact_grid", **WHOLE},
         {"quantized": "fp8_block", "regime": "exact_grid", "local_experts": 2, **WHOLE},
+        {"quantized": "fp8_block", "regime": "exact_grid", "biases": True, **WHOLE},
     ],
     ids=str,
 )
 def test_the_fused_moe_in_fp8(fields: dict[str, Any], release: Release) -> None:
-    judged("flashinfer-cutlass-moe", replace(FP8, **fields))
-    blocks_of_scales = "use_deepseek_fp8_block_scale" in release.calls[-1][1]
-    assert blocks_of_scales == (fields.get("quantized") == "fp8_block")
+    of_blocks = fields.get("quantized") == "fp8_block"
+    judged(f"flashinfer-cutlass-moe{'-fp8-block' * of_blocks}", replace(FP8, **fields))
+    assert ("use_deepseek_fp8_block_scale" in release.calls[-1][1]) == of_blocks
 
 
 @pytest.mark.parametrize(
@@ -365,9 +366,14 @@ def test_a_release_without_a_member_says_so(monkeypatch: pytest.MonkeyPatch) -> 
         ("cutlass-moe", {"local_experts": 4}, "as many experts"),
         ("cutlass-moe", {"local_experts": 2, "expert_offset": 1}, "as many experts"),
         ("cutlass-moe", {"quantized": "fp8_tensor"}, "are to be given"),
-        ("cutlass-moe", {"quantized": "fp8_block", "quantized_hidden": True}, "quantises"),
+        ("cutlass-moe", {"quantized": "fp8_block", "quantized_hidden": True}, "in fp8_block"),
+        ("cutlass-moe-fp8-block", {}, "in FP8 with block scales"),
+        ("cutlass-moe-fp8-block", {"quantized": "fp8_block", "quantized_hidden": True},
+         "quantises hidden states itself"),
+        ("cutlass-moe-fp8-block",
+         {"quantized": "fp8_block", "quantized_hidden": True, "regime": "exact_grid"}, "whole"),
         ("cutlass-moe", {"assignment": "duplicates"}, "does not name the feature"),
-        ("cutlass-moe", {"quantized": "fp8_channel", "quantized_hidden": True}, "no adapter"),
+        ("cutlass-moe", {"quantized": "fp8_channel", "quantized_hidden": True}, "not for"),
         ("group-gemm-moe", {"dtype": "float32"}, "16 bits and FP8"),
         ("group-gemm-moe", {"quantized": "fp8_block", "quantized_hidden": True}, "within a row"),
         ("group-gemm-moe", {"quantized": "fp8_tensor"}, "or none"),
@@ -383,7 +389,8 @@ def test_what_they_do_not_claim(name: str, fields: dict[str, Any], said: str) ->
     ("name", "fields", "said"),
     [
         ("fused-topk-deepseek", {"top_k": 9, "method": "deepseek_v3"}, "at most 8"),
-        ("fused-topk-deepseek", {"num_experts": 385}, "at most 384"),
+        ("fused-topk-deepseek", {}, "DeepSeek-V3's routing alone"),
+        ("fused-topk-deepseek", {"num_experts": 385, "method": "deepseek_v3"}, "at most 384"),
         ("fused-topk-deepseek", {"num_experts": 66, "num_groups": 2, "method": "deepseek_v3"},
          "at most 32 experts"),
         ("fused-topk-deepseek",

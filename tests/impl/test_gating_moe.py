@@ -23,6 +23,7 @@ from kernelproof.reference.routing_methods import METHODS
 ABSENT = missing("flashinfer", "flashinfer")
 PLAIN = MoEProblem(num_tokens=2, hidden=128, inter=128, num_experts=4, top_k=2, dtype="bfloat16")
 HIDDEN: dict[str, Any] = {"quantized_hidden": True}
+BLOCKS = replace(PLAIN, quantized="fp8_block", regime="exact_grid", **HIDDEN)
 
 
 def test_the_gate_knows_every_activation_method_and_format() -> None:
@@ -54,7 +55,7 @@ def test_the_gate_knows_every_activation_method_and_format() -> None:
          {"quantisation": "mxfp8_mxfp4", "q_dtype": "mxfp8"}),
     ],
 )  # fmt: skip
-def test_what_a_problem_asks(backend: str, fields: dict[str, Any], asked: dict[str, str]) -> None:
+def test_what_a_problem_asks(backend: str, fields: dict[str, Any], asked: dict[str, Any]) -> None:
     wanted = Feature("moe", backend, **{"q_dtype": "bfloat16", **asked})
     assert feature_of(replace(PLAIN, **fields), backend) == wanted
 
@@ -110,7 +111,7 @@ class TestRelu2:
         ("cutlass-moe", PLAIN, (90, "0.6.7"), (86, "0.7.2.post1")),
         ("cutlass-moe", PLAIN, (120, "0.6.7"), (110, "0.6.13")),
         ("cutlass-moe", replace(PLAIN, activation="geglu_tanh"), (90, "0.7.1"), (90, "0.6.13")),
-        ("cutlass-moe", replace(PLAIN, quantized="fp8_block", regime="exact_grid", **HIDDEN),
+        ("cutlass-moe-fp8-block", BLOCKS,
          (90, "0.6.13"), (100, "0.6.13")),
         ("group-gemm-moe", PLAIN, (80, "0.6.7"), (75, "0.6.7")),
         ("group-gemm-moe", replace(PLAIN, quantized="fp8_tensor", **HIDDEN), (90, "0.6.13"),
