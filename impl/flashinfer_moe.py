@@ -99,6 +99,7 @@ def _supports_blocks(problem: Problem, target: Target) -> bool | str:
         return reason or True
     refusals = (
         (problem.quantized != "fp8_block", "for weights in FP8 with block scales"),
+        (problem.dtype != "bfloat16", "the kernel's hidden states and outputs are bfloat16"),
         (
             problem.regime != "exact_grid",
             "the kernel quantises hidden states itself: only what that leaves as it is",

@@ -23,7 +23,6 @@ BY_TANH = Arithmetic(sigmoid="tanh")
 MOST_EXPERTS, MOST_CHOSEN = 384, 8
 MOST_OF_GROUP, MOST_IN_GROUPS = 32, 128
 WITH_BIAS = ("deepseek_v3", "minimax2")
-ONE_GROUP = "the kernel has no groups"
 
 
 def _common(problem: Problem, target: Target) -> str | None:
@@ -135,9 +134,11 @@ def trtllm_gen_routing(inputs: RouteInputs) -> Pair:
 
 def _supports_top_k(problem: Problem, target: Target) -> bool | str:
     reason = _common(problem, target)
-    if reason is None and isinstance(problem, RouteProblem) and problem.grouped:
-        reason = ONE_GROUP
-    return reason or True
+    if reason is not None or not isinstance(problem, RouteProblem):
+        return reason or True
+    if problem.method == "deepseek_v3":
+        return "DeepSeek-V3's routing has a kernel of its own"
+    return "there is one group" if problem.grouped else True
 
 
 @implementation(

@@ -403,7 +403,8 @@ def test_what_they_do_not_claim(name: str, fields: dict[str, Any], said: str) ->
         ("trtllm-gen-routing", {"bias": True}, "ignore the bias"),
         ("trtllm-gen-routing", {"scaling_factor": 2.0}, "ignore the scaling"),
         ("trtllm-gen-routing", {"method": "llama4"}, "one expert"),
-        ("top-k-route", {"num_groups": 4, "topk_groups": 4, "method": "default"}, "no groups"),
+        ("top-k-route", {"num_groups": 4, "topk_groups": 4, "method": "default"}, "one group"),
+        ("top-k-route", {"method": "deepseek_v3"}, "a kernel of its own"),
     ],
 )  # fmt: skip
 def test_what_routing_kernels_do_not_claim(name: str, fields: dict[str, Any], said: str) -> None:
