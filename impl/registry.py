@@ -70,6 +70,8 @@ BUILT_IN: dict[str, str] = {
     "flashinfer-triton-silu-and-mul": "kernelproof.impl.flashinfer_moe_triton:silu_and_mul_moe",
     "flashinfer-cutlass-moe": "kernelproof.impl.flashinfer_moe:cutlass_moe",
     "flashinfer-cutlass-moe-fp8-block": "kernelproof.impl.flashinfer_moe:cutlass_moe_fp8_block",
+    "flashinfer-trtllm-fp8-block-moe": "kernelproof.impl.flashinfer_moe_backends:trtllm_fp8_block",
+    "flashinfer-cute-dsl-moe-bf16": "kernelproof.impl.flashinfer_moe_backends:cute_dsl_bf16",
     "flashinfer-group-gemm-moe": "kernelproof.impl.flashinfer_group_gemm:group_gemm_moe",
     "flashinfer-fused-topk-deepseek": "kernelproof.impl.flashinfer_routing:fused_topk_deepseek",
     "flashinfer-trtllm-gen-routing": "kernelproof.impl.flashinfer_routing:trtllm_gen_routing",

@@ -26,6 +26,7 @@ from kernelproof.impl import (
     find_implementation,
     flashinfer_calls,
     flashinfer_moe,
+    flashinfer_moe_backends,
     flashinfer_names,
     flashinfer_routing,
 )
@@ -42,7 +43,7 @@ from kernelproof.reference.moe_inputs import MoEInputs, RouteInputs
 SIGNATURES: dict[str, dict[str, list[str]]] = json.loads(
     Path(__file__).with_name("flashinfer_signatures.json").read_text(encoding="utf-8")
 )
-MODULES = (flashinfer_calls, flashinfer_moe, flashinfer_routing)
+MODULES = (flashinfer_calls, flashinfer_moe, flashinfer_moe_backends, flashinfer_routing)
 
 
 def permuted(name: str, members: Iterable[str], first: int) -> Any:  # noqa: ANN401  an enum
@@ -64,6 +65,9 @@ GATED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "Geglu": functional.gelu,
     "GegluTanh": lambda x: functional.gelu(x, approximate="tanh"),
 }
+
+
+OPTIONAL = ("fc1_expert_biases", "fc2_expert_biases", "swiglu_alpha", "swiglu_beta", "swiglu_limit")
 
 
 class Release:
@@ -94,6 +98,56 @@ class Release:
         assert isinstance(given["activation_type"], Activation)
         given["output"].copy_(fused(given))
         return [given["output"]]
+
+    def trtllm_fp8_block_scale_routed_moe(self, **keywords: Any) -> None:  # noqa: ANN401
+        given = self.bind("fused_moe.trtllm_fp8_block_scale_routed_moe", keywords)
+        ids, weights = given["topk_ids"]
+        scales = given["hidden_states_scale"].T.repeat_interleave(128, 1)
+        assert given["gemm1_weights"].shape[1] == 2 * given["intermediate_size"]
+        states = given["hidden_states"].float() * scales
+        given["output"].copy_(
+            fused({
+                "input": states.bfloat16(),
+                "fc1_expert_weights": given["gemm1_weights"],
+                "fc2_expert_weights": given["gemm2_weights"],
+                "quant_scales": [given["gemm1_weights_scale"], given["gemm2_weights_scale"]],
+                "use_deepseek_fp8_block_scale": True,
+                "token_selected_experts": ids - given["local_expert_offset"],
+                "token_final_scales": weights,
+                "ep_rank": 0,
+                "ep_size": given["num_experts"],
+                "activation_type": Activation["Swiglu"],
+                **dict.fromkeys(OPTIONAL),
+            })
+        )  # fmt: skip
+
+    def cute_dsl_fused_moe_bf16(self, **keywords: Any) -> None:  # noqa: ANN401
+        given = self.bind("fused_moe.cute_dsl_fused_moe_bf16", keywords)
+        member = given["activation_type"] or Activation["Swiglu"]
+        assert isinstance(member, Activation)
+        first = given["w1_weight"]
+        if member.name not in UNGATED:  # 32 ups, 32 gates, ...
+            first = first.unflatten(1, (-1, 2, 32)).transpose(1, 2).flatten(1, 3)
+        numbers = {n: given[n] for n in OPTIONAL if n.startswith("swiglu")}
+        experts = given["num_local_experts"]
+        given["moe_output"].copy_(
+            fused({
+                "input": given["x"],
+                "fc1_expert_weights": first,
+                "fc2_expert_weights": given["w2_weight"],
+                "quant_scales": None,
+                "use_deepseek_fp8_block_scale": False,
+                "token_selected_experts":
+                    given["token_selected_experts"] - given["local_expert_offset"],
+                "token_final_scales": given["token_final_scales"],
+                "ep_rank": 0,
+                "ep_size": given["num_experts"],
+                "activation_type": member,
+                **dict.fromkeys(OPTIONAL),
+                **{n: None if x is None else torch.full((experts,), x)
+                   for n, x in numbers.items()},
+            })
+        )  # fmt: skip
 
     def fused_topk_deepseek(self, **keywords: Any) -> None:  # noqa: ANN401
         given = self.bind("fused_moe.fused_topk_deepseek", keywords)
@@ -226,9 +280,14 @@ def on_hopper(name: str, problem: Any, *, gated: bool = True) -> str | None:  # 
     return find_implementation(name).refusal(problem, target, without_rules=rules)
 
 
-def judged(name: str, problem: MoEProblem) -> None:
+def on(sm: int, version: str, name: str, problem: MoEProblem) -> str | None:
+    target = Target(sm=sm, flashinfer=version, cuda="13.0", device="cuda")
+    return find_implementation(name).refusal(problem, target)
+
+
+def judged(name: str, problem: MoEProblem, *, sm: int = 90) -> None:
     """Call an adapter and hold what it gives to its own bound."""
-    assert on_hopper(name, problem) is None
+    assert on(sm, "0.7.2.post1", name, problem) is None
     inputs, found = materialise(problem), find_implementation(name)
     assert isinstance(inputs, MoEInputs)
     out = found(inputs)
@@ -298,6 +357,41 @@ def test_the_group_gemm_is_given_what_it_takes(fields: dict[str, Any], release: 
     assert [name for name, _ in release.calls if "run" in name] in (
         [], ["gemm.SegmentGEMMWrapper.run"] * 2
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"local_experts": 3, "expert_offset": 2, "assignment": "masked"}], ids=str
+)
+def test_trtllm_gens_moe_in_fp8_blocks(fields: dict[str, Any], release: Release) -> None:
+    problem = replace(FP8, quantized="fp8_block", **{**WHOLE, **fields})
+    name = "flashinfer-trtllm-fp8-block-moe"
+    if on(100, release.version, name, problem) is None:
+        judged(name, problem, sm=100)
+    else:
+        assert release.version in ("0.6.7", "0.6.13")
+        assert "packed with their ids" in str(on(100, release.version, name, problem))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"activation": "relu2"},
+        {"activation": "geglu_tanh", "dtype": "float16", "interleaved": True},
+        {"activation": "swiglu_oai"},
+        {"swiglu_parameters": "one", "local_experts": 2, "expert_offset": 4},
+        {"assignment": "masked"},
+    ],
+    ids=str,
+)
+def test_cute_dsl_on_hopper(fields: dict[str, Any], release: Release) -> None:
+    problem, name = replace(PLAIN, inter=64, **fields), "flashinfer-cute-dsl-moe-bf16"
+    refusal = on(90, release.version, name, problem)
+    if "fused_moe.cute_dsl_fused_moe_bf16" in SIGNATURES[release.version]:
+        assert refusal is None
+        judged(name, problem)
+    else:
+        assert "it came with flashinfer-python 0.7" in str(refusal)
 
 
 def routed(name: str, problem: RouteProblem) -> None:
