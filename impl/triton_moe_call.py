@@ -1,0 +1,313 @@
+"""One call of the Triton MoE kernels: its tensors, tiles and grids.
+
+Nothing here waits for the GPU: how many tokens each expert has is known to the kernels alone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from ..reference import QuantizedMatrix
+from .optional import require
+from .target import UnsupportedError
+from .triton_device import converts_e4m3, shared_memory
+from .triton_moe_blocks import SCALE_BLOCK, Shape, Tile, columns_of, moe_tiles
+from .triton_moe_sort import Sorted, sort_pairs
+from .triton_support import ceil_div, finish, next_power_of_two, require_triton, stored
+
+KERNEL = "kernelproof.impl.triton_moe_kernel"
+E4M3 = "float8_e4m3fn"
+CHANNELS = 1024
+"""Of the output, added by one program."""
+
+
+class Swiglu(NamedTuple):
+    """Numbers of an activation gate' sigmoid(alpha gate') (up' + beta), see ``reference``."""
+
+    alpha: float
+    beta: float
+    limit: float
+
+
+SWIGLU = {"swiglu": Swiglu(1.0, 0.0, math.inf), "swiglu_oai": Swiglu(1.702, 1.0, 7.0)}
+GATED = (*SWIGLU, "geglu", "geglu_tanh")
+UNGATED = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "identity")
+
+
+class Operand(NamedTuple):
+    """A matrix as the kernels take it.
+
+    Attributes:
+        values: numbers, or codes: as bytes where Triton does not know them.
+        scales: float32 [tokens, blocks] or [experts, rows or blocks of rows, blocks], some of
+            them spread by a stride of 0; None for numbers.
+        format: of codes; empty for numbers.
+        scaled: columns that a scale is for; 0: all.
+    """
+
+    values: torch.Tensor
+    scales: torch.Tensor | None
+    format: str
+    scaled: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of an element."""
+        return self.values.element_size()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the launches of one call share.
+
+    Attributes:
+        inputs: of the call.
+        hidden, w13, w2: the matrices.
+        first, second: tiles of the products.
+        sorted: where each pair of a token and a slot is.
+        interpreted: on a CPU.
+    """
+
+    inputs: Any
+    hidden: Operand
+    w13: Operand
+    w2: Operand
+    first: Tile
+    second: Tile
+    sorted: Sorted
+    interpreted: bool
+
+    @property
+    def gated(self) -> bool:
+        """Whether w13 has gate and up rows."""
+        return self.inputs.activation in GATED
+
+    @property
+    def inter(self) -> int:
+        """Columns of the intermediate."""
+        return self.w2.values.shape[2]
+
+    @property
+    def rounds(self) -> bool:
+        """Whether the intermediate is rounded to e4m3: it is as the hidden states are."""
+        return self.hidden.format == E4M3
+
+
+def run_experts(inputs: Any) -> torch.Tensor:  # noqa: ANN401  attributes of reference.MoEInputs
+    """Apply experts to tokens: three launches, besides one or two that sort.
+
+    Args:
+        inputs: the arguments of ``reference.moe`` as attributes, ``out_dtype`` and ``out``.
+
+    Returns:
+        [tokens, hidden] in ``out_dtype``: ``out`` where it is given.
+
+    Raises:
+        UnsupportedError: dtypes or formats that the kernels do not multiply.
+    """
+    require_triton()
+    ids, activation = inputs.topk_ids, inputs.activation
+    if activation not in (*GATED, *UNGATED):
+        message = f"activation is {activation!r}; there are {', '.join((*GATED, *UNGATED))}"
+        raise UnsupportedError(message)
+    hidden, w13, w2 = (operand(name, getattr(inputs, name)) for name in ("hidden", "w13", "w2"))
+    _check_dtypes(hidden, w13, w2)
+    out = inputs.out
+    if out is None:
+        shape = (hidden.values.shape[0], w2.values.shape[1])
+        out = hidden.values.new_empty(shape, dtype=inputs.out_dtype)
+    if ids.numel() == 0:
+        return out.zero_()
+    plan = _plan(inputs, hidden, w13, w2)
+    written = stored(out)
+    partial = written.new_empty((ids.numel(), out.shape[1]))
+    middle, scales = _project(plan)
+    _contract(plan, middle, scales, partial)
+    _combine(plan, partial, written)
+    return finish(out, written)
+
+
+def operand(name: str, matrix: torch.Tensor | QuantizedMatrix) -> Operand:
+    """Bring a matrix into the form that the kernels take.
+
+    Raises:
+        UnsupportedError: a format that they do not read; the argument is named.
+    """
+    if not isinstance(matrix, QuantizedMatrix):
+        return Operand(matrix, None, "", 0)
+    form, codes, scales = matrix.format, matrix.codes, matrix.scales.to(torch.float32)
+    if form.element != E4M3:
+        message = f"{name} is {form.element}; the Triton MoE reads {E4M3}"
+        raise UnsupportedError(message)
+    values = codes if converts_e4m3(codes.device) else codes.view(torch.uint8)
+    while scales.dim() < codes.dim():
+        scales = scales.unsqueeze(-1)
+    if form.scales != "block":
+        scales = scales.expand(codes.shape[:-1] + (1,))
+    return Operand(values, scales, form.element, SCALE_BLOCK if form.scales == "block" else 0)
+
+
+def _check_dtypes(hidden: Operand, w13: Operand, w2: Operand) -> None:
+    if (w13.values.dtype, w13.format) != (w2.values.dtype, w2.format):
+        message = f"w13 is {w13.format or w13.values.dtype}, but w2 {w2.format or w2.values.dtype}"
+        raise UnsupportedError(message)
+    if not hidden.format and not w13.format and hidden.values.dtype != w13.values.dtype:
+        message = f"hidden is {hidden.values.dtype}, but w13 {w13.values.dtype}"
+        raise UnsupportedError(message)
+
+
+def _plan(inputs: Any, hidden: Operand, w13: Operand, w2: Operand) -> Plan:  # noqa: ANN401
+    ids, device = inputs.topk_ids, hidden.values.device
+    experts = w13.values.shape[0]
+    interpreted = device.type == "cpu"
+    first, second = moe_tiles(
+        Shape(
+            ids.numel() / (inputs.num_experts or experts),
+            hidden.values.shape[1],
+            w2.values.shape[2],
+            hidden.size,
+            w13.size,
+            gated=inputs.activation in GATED,
+            interpreted=interpreted,
+            available=shared_memory(device),
+        )
+    )
+    by_expert = sort_pairs(
+        ids, inputs.topk_weights, first.m, inputs.expert_offset, experts,
+        on_input=inputs.weights_on_input,
+    )  # fmt: skip
+    return Plan(inputs, hidden, w13, w2, first, second, by_expert, interpreted)
+
+
+def _project(plan: Plan) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Give the intermediate [blocks of rows, inter] and, of codes, the scales [.., tiles]."""
+    inputs, tile, hidden, w13 = plan.inputs, plan.first, plan.hidden, plan.w13
+    rows, experts = plan.sorted.blocks * tile.m, w13.values.shape[0]
+    tiles = ceil_div(plan.inter, columns_of(tile, gated=plan.gated))
+    # The interpreter warns of what rows that are no pairs happen to hold.
+    new = hidden.values.new_zeros if plan.interpreted else hidden.values.new_empty
+    middle = new((rows, plan.inter), dtype=_middle_dtype(plan))
+    scales = middle.new_empty((rows, tiles), dtype=torch.float32) if plan.rounds else None
+    usual = SWIGLU.get(inputs.activation, SWIGLU["swiglu"])
+    numbers = {
+        name: _one_or_each(getattr(inputs, name), getattr(usual, name), experts)
+        for name in Swiglu._fields
+    }
+    given = inputs.intermediate_scale
+    if given is not None:
+        given = torch.as_tensor(given, dtype=torch.float32, device=middle.device)
+        given = given.expand(experts).contiguous()
+    weights = inputs.topk_weights if inputs.weights_on_input else None
+    row_step, half_step = (2, 1) if inputs.interleaved else (1, plan.inter)
+    arguments: dict[str, Any] = {
+        "hidden": hidden.values, "hidden_scales": hidden.scales,
+        "w13": w13.values, "w13_scales": w13.scales, "w13_bias": inputs.w13_bias,
+        "weights": weights, **plan.sorted.arguments(), "middle": middle, "middle_scales": scales,
+        **{f"{name}s": each for name, (_, each) in numbers.items()}, "given_scales": given,
+        **{name: one for name, (one, _) in numbers.items()},
+        "top_k": inputs.topk_ids.shape[1], "columns": hidden.values.shape[1], "inter": plan.inter,
+        "row_step": row_step, "half_step": half_step,
+        **_strides("hidden", hidden.values, "token column"),
+        **_strides("hidden_scales", hidden.scales, "token block"),
+        **_strides("w13", w13.values, "expert row column"),
+        **_strides("w13_scales", w13.scales, "expert row block"),
+        **_strides("w13_bias", inputs.w13_bias, "expert row"),
+        **_strides("weights", weights, "token slot"),
+        "middle_row": middle.stride(0),
+        "HIDDEN_FORMAT": hidden.format, "W13_FORMAT": w13.format,
+        "HIDDEN_SCALED": hidden.scaled, "W13_SCALED": w13.scaled,
+        "ACTIVATION": "swiglu" if inputs.activation in SWIGLU else inputs.activation,
+        "GATED": plan.gated, "ROUNDS": plan.rounds,
+    }  # fmt: skip
+    dtype = _multiplied(hidden.values, w13.values, plan)
+    _run("project", tile, tiles, hidden.values.shape[1], dtype, plan, arguments)
+    return middle, scales
+
+
+def _contract(
+    plan: Plan, middle: torch.Tensor, scales: torch.Tensor | None, partial: torch.Tensor
+) -> None:
+    """Write the outputs [pairs, hidden] of experts; slots that nothing is computed for stay."""
+    inputs, tile, w2 = plan.inputs, plan.second, plan.w2
+    rows = partial.shape[1]
+    arguments: dict[str, Any] = {
+        "middle": middle, "middle_scales": scales, "w2": w2.values, "w2_scales": w2.scales,
+        "w2_bias": inputs.w2_bias, **plan.sorted.arguments(), "partial": partial,
+        "columns": plan.inter, "rows": rows, "middle_row": middle.stride(0),
+        "middle_scales_row": None if scales is None else scales.stride(0),
+        **_strides("w2", w2.values, "expert row column"),
+        **_strides("w2_scales", w2.scales, "expert row block"),
+        **_strides("w2_bias", inputs.w2_bias, "expert row"),
+        "partial_row": partial.stride(0),
+        "MIDDLE_FORMAT": "", "W2_FORMAT": w2.format,
+        "MIDDLE_SCALED": columns_of(plan.first, gated=plan.gated) if plan.rounds else 0,
+        "W2_SCALED": w2.scaled,
+    }  # fmt: skip
+    dtype = _multiplied(middle, w2.values, plan)
+    _run("contract", tile, ceil_div(rows, tile.n), plan.inter, dtype, plan, arguments)
+
+
+def _combine(plan: Plan, partial: torch.Tensor, out: torch.Tensor) -> None:
+    """Add the outputs of each token's experts."""
+    inputs, (tokens, channels) = plan.inputs, out.shape
+    block = min(next_power_of_two(channels), CHANNELS)
+    ids, weights = inputs.topk_ids, inputs.topk_weights
+    require(KERNEL, "triton").combine[(tokens, ceil_div(channels, block))](
+        partial, ids, weights, out, channels, inputs.expert_offset, plan.w13.values.shape[0],
+        partial.stride(0), *ids.stride(), *weights.stride(), *out.stride(),
+        ON_INPUT=inputs.weights_on_input, TOP_K=ids.shape[1], BLOCK=block,
+    )  # fmt: skip
+
+
+def _run(
+    name: str, tile: Tile, tiles: int, columns: int, dtype: str | None, plan: Plan,
+    arguments: dict[str, Any],
+) -> None:  # fmt: skip
+    language = require("triton.language", "triton")
+    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    getattr(require(KERNEL, "triton"), name)[(plan.sorted.blocks * tiles,)](
+        **arguments, most_blocks=plan.sorted.blocks,
+        DTYPE=None if dtype is None else getattr(language, dtype), EVEN=columns % tile.k == 0,
+        BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, GROUP=tile.group,
+        **({} if plan.interpreted else options),
+    )  # fmt: skip
+
+
+def _middle_dtype(plan: Plan) -> torch.dtype:
+    """Give what the intermediate is stored in."""
+    dtype = plan.hidden.values.dtype
+    if plan.interpreted:
+        # The interpreter drops bits where it stores bfloat16, and has no FP8.
+        return dtype if dtype == torch.float16 else torch.float32
+    # float16 holds all numbers of e4m3.
+    return torch.float16 if dtype == torch.uint8 else dtype
+
+
+def _multiplied(a: torch.Tensor, b: torch.Tensor, plan: Plan) -> str | None:
+    """Name the dtype that both are widened to before they are multiplied; None: as they are."""
+    if plan.interpreted:
+        return "float32"
+    if a.dtype == b.dtype and a.dtype != torch.uint8:
+        return None
+    wide = [each.dtype for each in (a, b) if each.element_size() > 1]
+    return str(wide[0] if wide else torch.float16).removeprefix("torch.")
+
+
+def _one_or_each(
+    given: float | torch.Tensor | None, usual: float, experts: int
+) -> tuple[float, torch.Tensor | None]:
+    """Give a number as one, and as one of each expert where there are such."""
+    if isinstance(given, torch.Tensor):
+        return usual, given.to(torch.float32).expand(experts).contiguous()
+    return usual if given is None else float(given), None
+
+
+def _strides(name: str, tensor: torch.Tensor | None, axes: str) -> dict[str, int | None]:
+    names = [f"{name}_{axis}" for axis in axes.split()]
+    if tensor is None:
+        return dict.fromkeys(names)
+    return dict(zip(names, tensor.stride(), strict=True))
