@@ -58,6 +58,9 @@ WIDENED = {
     128: Tile(128, 128, 64, 16, 8, 3),
 }
 """Where weights are FP8 and hidden states are not: codes are widened in registers."""
+CODES = {**TILES, 128: Tile(128, 128, 128, 16, 8, 4)}
+"""Where both are FP8: block scales want a second set of sums, for which 256 columns leave no
+registers."""
 INTERPRETED = Tile(16, 64, 64, 2, 1, 1)
 """Small, so that few tokens take several tiles in the interpreter too."""
 SINGLE = Tile(32, 64, 32, 16, 4, 2)
@@ -120,7 +123,9 @@ def _tile(shape: Shape) -> Tile:
         return SINGLE
     # Rows vary from expert to expert: twice the mean takes nearly all of them in one block.
     m = min(max(next_power_of_two(int(2 * shape.rows)), LEAST_M), MOST_M)
-    return (WIDENED if shape.weight_size < shape.element_size else TILES)[m]
+    if shape.weight_size < shape.element_size:
+        return WIDENED[m]
+    return (CODES if shape.element_size == 1 else TILES)[m]
 
 
 def _fitted(shape: Shape, tile: Tile, rows: int, columns: int, least: int) -> Tile:

@@ -20,6 +20,8 @@ from .triton_device_functions import device_function
 
 COUNTED = tl.constexpr(4096)
 """Counts that are added up at once."""
+COMPARED = tl.constexpr(64)
+"""Pairs, or blocks, that are compared at once with all others: more would not fit in registers."""
 
 
 def _experts_of(
@@ -52,16 +54,6 @@ def _experts_of(
 
 
 experts_of = device_function(_experts_of)
-
-
-def _ranks_of(expert: tl.tensor, CHUNK: tl.constexpr) -> tl.tensor:
-    """Count, for each pair of a chunk, the ones before it that have the same expert."""
-    place = tl.arange(0, CHUNK)
-    before = (expert[None, :] == expert[:, None]) & (place[None, :] < place[:, None])
-    return tl.sum(before.to(tl.int32), axis=1)
-
-
-ranks_of = device_function(_ranks_of)
 
 
 def _counts_of(expert: tl.tensor, EXPERTS: tl.constexpr) -> tl.tensor:
@@ -102,13 +94,15 @@ def _place(
     row = tl.gather(start * BLOCK_M + before, tl.maximum(expert, 0), axis=0) + rank
     tl.store(pairs + row, pair, mask=is_here)
 
-    block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
-    ended = (end[None, :] <= block[:, None]).to(tl.int32)
-    of_block = tl.minimum(tl.sum(ended, axis=1), EXPERTS - 1)
-    first = (block - tl.gather(start, of_block, axis=0)) * BLOCK_M
-    rows = tl.minimum(tl.maximum(tl.gather(total, of_block, axis=0) - first, 0), BLOCK_M)
-    tl.store(block_experts + block, of_block, mask=block < most_blocks)
-    tl.store(block_rows + block, rows, mask=block < most_blocks)
+    at_once: tl.constexpr = COMPARED if BLOCKS > COMPARED else BLOCKS
+    for first in range(0, BLOCKS, at_once):
+        block = tl.program_id(0) * BLOCKS + first + tl.arange(0, at_once)
+        ended = (end[None, :] <= block[:, None]).to(tl.int32)
+        of_block = tl.minimum(tl.sum(ended, axis=1), EXPERTS - 1)
+        earlier = (block - tl.gather(start, of_block, axis=0)) * BLOCK_M
+        rows = tl.minimum(tl.maximum(tl.gather(total, of_block, axis=0) - earlier, 0), BLOCK_M)
+        tl.store(block_experts + block, of_block, mask=block < most_blocks)
+        tl.store(block_rows + block, rows, mask=block < most_blocks)
 
 
 place = device_function(_place)
@@ -154,7 +148,18 @@ def _sort_pairs(
     number = tl.arange(0, EXPERTS)
     is_expert = number < num_experts
     if COUNTS:
-        rank = ranks_of(expert, CHUNK)
+        # Of each pair: how many before it have the same expert.
+        rank = tl.full((CHUNK,), 0, tl.int32)
+        at_once: tl.constexpr = COMPARED if CHUNK > COMPARED else CHUNK
+        for first in range(0, CHUNK, at_once):
+            other = chunk * CHUNK + first + tl.arange(0, at_once)
+            other_expert = experts_of(
+                other, num_pairs, ids, weights, top_k, ids_token, ids_slot, weights_token,
+                weights_slot, expert_offset, num_experts, ON_INPUT,
+            )  # fmt: skip
+            before = other[None, :] < pair[:, None]
+            same = before & (other_expert[None, :] == expert[:, None])
+            rank += tl.sum(same.to(tl.int32), axis=1)
         count = counts_of(expert, EXPERTS)
         if PLACES:
             place(
@@ -166,20 +171,20 @@ def _sort_pairs(
             tl.store(counts + chunk * num_experts + number, count, mask=is_expert)
     else:
         rank = tl.load(ranks + pair, mask=pair < num_pairs, other=0)
-        before = tl.full((EXPERTS,), 0, tl.int32)
+        earlier = tl.full((EXPERTS,), 0, tl.int32)
         total = tl.full((EXPERTS,), 0, tl.int32)
-        at_once: tl.constexpr = COUNTED // EXPERTS if EXPERTS < COUNTED else 1
-        for first in range(0, num_chunks, at_once):
-            other = first + tl.arange(0, at_once)
+        rows: tl.constexpr = COUNTED // EXPERTS if EXPERTS < COUNTED else 1
+        for first in range(0, num_chunks, rows):
+            other = first + tl.arange(0, rows)
             count = tl.load(
                 counts + (other * num_experts)[:, None] + number[None, :],
                 mask=(other < num_chunks)[:, None] & is_expert[None, :],
                 other=0,
             )
             total += tl.sum(count, axis=0)
-            before += tl.sum(tl.where((other < chunk)[:, None], count, 0), axis=0)
+            earlier += tl.sum(tl.where((other < chunk)[:, None], count, 0), axis=0)
         place(
-            pair, expert, rank, before, total, pairs, block_experts, block_rows, most_blocks,
+            pair, expert, rank, earlier, total, pairs, block_experts, block_rows, most_blocks,
             BLOCK_M, EXPERTS, BLOCKS,
         )  # fmt: skip
 
