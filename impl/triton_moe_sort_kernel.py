@@ -20,7 +20,7 @@ from .triton_device_functions import device_function
 
 COUNTED = tl.constexpr(4096)
 """Counts that are added up at once."""
-COMPARED = tl.constexpr(64)
+COMPARED = tl.constexpr(16)
 """Pairs, or blocks, that are compared at once with all others: more would not fit in registers."""
 
 
@@ -97,8 +97,8 @@ def _place(
     at_once: tl.constexpr = COMPARED if BLOCKS > COMPARED else BLOCKS
     for first in range(0, BLOCKS, at_once):
         block = tl.program_id(0) * BLOCKS + first + tl.arange(0, at_once)
-        ended = (end[None, :] <= block[:, None]).to(tl.int32)
-        of_block = tl.minimum(tl.sum(ended, axis=1), EXPERTS - 1)
+        ended = (end[:, None] <= block[None, :]).to(tl.int32)
+        of_block = tl.minimum(tl.sum(ended, axis=0), EXPERTS - 1)
         earlier = (block - tl.gather(start, of_block, axis=0)) * BLOCK_M
         rows = tl.minimum(tl.maximum(tl.gather(total, of_block, axis=0) - earlier, 0), BLOCK_M)
         tl.store(block_experts + block, of_block, mask=block < most_blocks)
@@ -157,9 +157,9 @@ def _sort_pairs(
                 other, num_pairs, ids, weights, top_k, ids_token, ids_slot, weights_token,
                 weights_slot, expert_offset, num_experts, ON_INPUT,
             )  # fmt: skip
-            before = other[None, :] < pair[:, None]
-            same = before & (other_expert[None, :] == expert[:, None])
-            rank += tl.sum(same.to(tl.int32), axis=1)
+            before = other[:, None] < pair[None, :]
+            same = before & (other_expert[:, None] == expert[None, :])
+            rank += tl.sum(same.to(tl.int32), axis=0)
         count = counts_of(expert, EXPERTS)
         if PLACES:
             place(
