@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..impl import Target, UnsupportedError
-from ..impl.protocol import NOT_NAMED
+from ..impl.features import NOT_NAMED
 from ..impl.registry import registered, resolve_name
 from ..properties.axes import narrow
 from ..properties.files import dumps

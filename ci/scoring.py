@@ -16,7 +16,14 @@ from ..properties.profiles import Profile
 from ..properties.report import Finding, ImplementationReport, RunReport
 from ..properties.seeded import BUGS, HONEST, PROCESS_CONTROLS, SeededBug
 from ..properties.simplify import FEW_PAGES
-from ..reference import AttentionProblem, MergeProblem, MetadataProblem, Problem
+from ..reference import (
+    AttentionProblem,
+    MergeProblem,
+    MetadataProblem,
+    MoEProblem,
+    Problem,
+    RouteProblem,
+)
 from .comparing import Comparison, Tell, comparable, compare
 
 LEAST_KILLED = 0.95
@@ -324,6 +331,8 @@ def size_of(problem: Problem) -> str:
     if isinstance(problem, MetadataProblem):
         requests = sum(len(lengths) for lengths, _ in problem.steps)
         return f"{len(problem.steps)} batches, {requests} requests"
+    if isinstance(problem, (RouteProblem, MoEProblem)):
+        return f"{problem.num_tokens} tokens, {problem.top_k} of {problem.num_experts} experts"
     return f"{len(problem.seq_lens)} requests, {problem.num_tokens} tokens, {_keys(problem)}"
 
 

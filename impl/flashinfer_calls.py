@@ -14,7 +14,7 @@ import torch
 
 from ..reference import Arithmetic, AttentionProblem, Problem
 from ..reference.inputs import AttentionInputs, PagedAttentionInputs, RaggedAttentionInputs
-from ..reference.problems import is_power_of_two
+from ..reference.problem_base import is_power_of_two
 from .flashinfer_kv import flashinfer_arguments
 from .optional import missing, require
 from .target import Target, installed_version

@@ -15,7 +15,7 @@ import torch
 
 from ..reference import Arithmetic, AttentionProblem, Problem
 from ..reference.inputs import PagedAttentionInputs
-from ..reference.problems import is_power_of_two
+from ..reference.problem_base import is_power_of_two
 from .flashinfer_calls import (
     FA2,
     WORKSPACE_BYTES,

@@ -9,10 +9,9 @@ from typing import Protocol as Typing
 
 import torch
 
-from ..reference import Arithmetic, AttentionProblem, Problem
-from ..reference.cache_names import INTERLEAVED
-from ..reference.kv_format import NVFP4
+from ..reference import Arithmetic, Problem
 from .backends import BACKENDS
+from .features import FEATURES, NOT_NAMED, drawn_features
 from .target import Target
 
 OPERATIONS = (
@@ -21,34 +20,13 @@ OPERATIONS = (
     "merge_state",
     "append_paged_kv",
     "build_metadata",
+    "route",
+    "moe",
 )
-FEATURES = (
-    "custom_mask",
-    "per_head_scales",
-    "fp8_kv",
-    "nvfp4_kv",
-    "interleaved_v_scales",
-    "fp8_q",
-    "mla",
-    "nondeterministic",
-    "phases",
-    "no_host_sync",
-)
-"""What an implementation may opt into. The first seven are drawn only where named: quantised caches
-come with ``inputs.kv_format``, which says what they hold, and ``inputs.kv_cache_sf``, FP8 queries
-with ``inputs.q_scale``; ``mla`` is multi-head latent attention: there is one key-value head, and
-``inputs.v_cache`` is a view of the first channels of ``inputs.k_cache``. ``nondeterministic`` says
-that repeated calls may differ within the bound (atomics), so that they are not compared bitwise.
-The others are of build_metadata: that the result has ``decodes`` and ``prefills``, each with
-``cum_seq_lens_q`` and ``cum_pages_kv`` besides, and that a call never waits for the GPU: as the
-host cannot know how many pages there are, its ``paged_kv_indices`` may then be longer than
-``paged_kv_indptr[-1]``."""
 
 EVERY_RULE = "*"
 """Stands for all support rules among those that are not asked: nothing is gated."""
 
-NOT_NAMED = "does not name the feature"
-"""What is said of a problem with a feature that an implementation did not opt into."""
 Supports = Callable[[Problem, Target], "bool | str"]
 
 
@@ -133,9 +111,6 @@ class Implementation:
         """
         if problem.operation != self.operation:
             return f"{self.name} implements {self.operation}, not {problem.operation}"
-        for feature in ("custom_mask", "per_head_scales"):
-            if getattr(problem, feature, False) and feature not in self.features:
-                return f"{self.name} {NOT_NAMED} {feature}"
         for feature in drawn_features(problem):
             if feature not in self.features:
                 return f"{self.name} {NOT_NAMED} {feature}"
@@ -145,19 +120,6 @@ class Implementation:
         if not self.backend or EVERY_RULE in without_rules:
             return None
         return _gate(problem, self.backend, target, without_rules)
-
-
-def drawn_features(problem: Problem) -> list[str]:
-    """Name the features that a problem's KV cache and queries need."""
-    if not isinstance(problem, AttentionProblem):
-        return []
-    found = ["mla"] if problem.values_in_keys else []
-    if not problem.kv_cache:
-        return found
-    found.append("nvfp4_kv" if problem.kv_element == NVFP4 else "fp8_kv")
-    if problem.kv_cache == INTERLEAVED:
-        found.append("interleaved_v_scales")
-    return [*found, "fp8_q"] if problem.q_dtype else found
 
 
 def _gate(
@@ -195,14 +157,15 @@ def implementation(
             oracle's parameters (``kernelproof.reference.inputs``) and ``out_dtype``, and returns
             what the oracle returns: AttentionOutput or a tuple (out, lse) with a natural-log lse
             that may be None; (k_cache, v_cache) for append_paged_kv; a BatchMetadata, or any
-            object with its attributes, for build_metadata.
+            object with its attributes, for build_metadata; Routing or a tuple (topk_ids,
+            topk_weights) for route; a tensor [tokens, hidden] for moe.
         name: how reports call it; unique within a run.
         supports: ``supports(problem, target)`` gives True, or the reason why not. It must be a
             pure function: the suite also probes it to learn which problems to draw.
         features: optional features that it has, of ``FEATURES``.
         arithmetic: what it rounds where; the error bound follows. float32 throughout if None.
-        writes_out: it writes into ``inputs.out`` and ``inputs.lse``, which are poisoned and fenced,
-            and may return None.
+        writes_out: it writes into ``inputs.out`` and ``inputs.lse`` (moe: ``inputs.out``), which
+            are poisoned and fenced, and may return None.
         compile_key: gives the key of the module that a problem needs, where a first call compiles;
             that call's time does not count against the deadline.
         backend: what the support rules (``kernelproof.impl.gating``) call it, one of

@@ -58,6 +58,8 @@ BUILT_IN: dict[str, str] = {
     "flashinfer-mla-cutlass": "kernelproof.impl.flashinfer_mla_blackwell:mla_cutlass",
     "flashinfer-mla-trtllm": "kernelproof.impl.flashinfer_mla_blackwell:mla_trtllm",
     "flashinfer-mla-xqa": "kernelproof.impl.flashinfer_mla_blackwell:mla_xqa",
+    "torch-route": "kernelproof.impl.torch_moe:route",
+    "torch-moe": "kernelproof.impl.torch_moe:experts",
     "reference-metadata": "kernelproof.impl.reference_metadata:build",
     "triton-attention": "kernelproof.impl.triton_attention:paged",
     "triton-attention-split-kv": "kernelproof.impl.triton_attention:split_kv",

@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..impl.protocol import NOT_NAMED
+from ..impl.features import NOT_NAMED
 from ..reference import AttentionProblem, MergeProblem, MetadataProblem, Problem
 from ..reference.cache_names import KV_CACHES, cache_fits, element_of, multiples_of, query_dtypes
 from ..reference.kv_format import FP8
-from ..reference.problems import ATTENTION_REGIMES, DTYPES, EMPTY_STATES, MERGE_REGIMES
+from ..reference.problem_base import DTYPES
+from ..reference.problems import ATTENTION_REGIMES, EMPTY_STATES, MERGE_REGIMES
+from .moe_axes import MOE_AXES, ROUTE_AXES, moe_example, route_example
 
 HEAD_DIMS: tuple[tuple[int, ...], ...] = (
     (16, 16),
@@ -85,10 +87,12 @@ MERGE_AXES: dict[str, tuple[Any, ...]] = {
     "empty": EMPTY_STATES,
     "regime": MERGE_REGIMES,
 }
-FREE = ("phase", "dtype", "causal", "kv_layout", "num_states")
+FREE = ("phase", "dtype", "causal", "kv_layout", "num_states", "activation", "method")
 """Axes on which the simplest supported problem is looked for in every combination."""
-LIMITS = ("page_size", "head_dims", "head_dim")
+LIMITS = ("page_size", "head_dims", "head_dim", "sizes", "num_experts", "groups")
 """Axes whose simplest value many kernels do not have: the next ones are tried in turn."""
+OPTIONAL = ("head_dims", "caches", "quantisation")
+"""Axes with values that some kernels do not name the feature of, whatever the others are."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,10 @@ def all_axes(operation: str) -> dict[str, tuple[Any, ...]]:
         return dict(MERGE_AXES)
     if operation == "build_metadata":
         return {}
+    if operation == "route":
+        return dict(ROUTE_AXES)
+    if operation == "moe":
+        return dict(MOE_AXES)
     axes = dict(ATTENTION_AXES)
     if operation != "paged_attention":
         axes["head_dims"] = tuple(
@@ -157,6 +165,10 @@ def example(operation: str, chosen: Mapping[str, Any]) -> Problem:
         return MergeProblem(**chosen)
     if operation == "build_metadata":
         return MetadataProblem()
+    if operation == "route":
+        return route_example(chosen)
+    if operation == "moe":
+        return moe_example(chosen)
     fields = dict(chosen)
     query_len, seq_len = PHASES[fields.pop("phase")]
     fields |= head_fields(fields.pop("head_dims"))
@@ -256,7 +268,7 @@ def _bases(
     said: set[str | None] = set()
     not_named: set[object] = set()
     for limited in _starts(axes):
-        optional = limited.get("head_dims"), limited.get("caches")
+        optional = tuple(limited.get(name) for name in OPTIONAL)
         if optional in not_named:
             continue
         combinations = [
@@ -269,7 +281,7 @@ def _bases(
             return bases
         if all(reason is not None and NOT_NAMED in reason for reason in answers):
             not_named.add(optional)
-        elif "caches" not in limited:
+        elif not ("caches" in limited or "quantisation" in limited):
             said |= set(answers)
         elif len(said) == 1 and said == set(answers):
             break  # the reason has nothing to do with the cache
@@ -277,13 +289,15 @@ def _bases(
 
 
 def _starts(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
-    """Give the limits in every combination, then for the few kernels that compute in FP8 alone."""
+    """Give the limits in every combination, then for the few kernels that need quantised ones."""
     limits = [name for name in LIMITS if name in axes]
     found = [dict(zip(limits, limit, strict=True))
              for limit in itertools.product(*(axes[name] for name in limits))]  # fmt: skip
     yield from found
     if IN_FP8 in axes.get("caches", ()):
         yield from ({**start, "caches": IN_FP8} for start in found)
+    for pair in axes.get("quantisation", ())[1:]:
+        yield from ({**start, "quantisation": pair} for start in found)
 
 
 def _add_caches_of_other_dims(

@@ -23,7 +23,9 @@ from ..reference import (
     AttentionProblem,
     MergeProblem,
     MetadataProblem,
+    MoEProblem,
     Problem,
+    RouteProblem,
     problem_from_json,
 )
 from .laws import LAWS
@@ -53,7 +55,7 @@ TYPES: dict[str, type] = {
 PACKAGES = ("flashinfer", "triton", "torch")
 PREDICATES = {
     name
-    for cls in (AttentionProblem, MergeProblem, MetadataProblem)
+    for cls in (AttentionProblem, MergeProblem, MetadataProblem, MoEProblem, RouteProblem)
     for name, kind in [*cls.__dataclass_fields__.items(), *vars(cls).items()]
     if name in cls.__dataclass_fields__ or isinstance(kind, property)
 }

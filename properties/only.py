@@ -22,8 +22,16 @@ PARTS = {
     "head_dim_vo": ("head_dims", 1),
     "kv_cache": ("caches", 0),
     "q_dtype": ("caches", 1),
+    "hidden": ("sizes", 0),
+    "inter": ("sizes", 1),
+    "quantized": ("quantisation", 0),
+    "quantized_hidden": ("quantisation", 1),
+    "num_groups": ("groups", 0),
+    "topk_groups": ("groups", 1),
 }
 """Fields whose values are drawn together: their axis, and their place in its values."""
+UNSPOKEN = ("caches", "quantisation", "groups")
+"""Axes of which the fields are named alone."""
 
 
 class OnlyError(ValueError):
@@ -130,7 +138,7 @@ def _known() -> dict[str, list[Any]]:
             names = [name for name, (whole, _) in PARTS.items() if whole == axis]
             for name in names:
                 found.setdefault(name, []).extend(value[PARTS[name][1]] for value in values)
-            if axis != "caches":
+            if axis not in UNSPOKEN:
                 found.setdefault(axis, []).extend(values)
     return {name: list(dict.fromkeys(values)) for name, values in found.items()}
 
@@ -167,6 +175,9 @@ def _number(name: str, word: str, usual: list[Any]) -> Any:  # noqa: ANN401  a v
             pair = (parts[0], parts[-1])
             AttentionProblem(head_dim_qk=pair[0], head_dim_vo=pair[1])
             return pair if len(parts) <= 2 else None  # noqa: PLR2004  queries' and values'
+        if name == "sizes":
+            hidden, inter = (int(part) for part in word.split("x"))
+            return (hidden, inter) if min(hidden, inter) >= 1 else None
         if not _is_free(name, usual):
             return None
         whole = all(isinstance(value, int) for value in usual)

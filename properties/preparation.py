@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
-from ..reference import AttentionProblem, MergeProblem, Problem
+from ..reference import AttentionProblem, MergeProblem, MoEProblem, Problem, RouteProblem
 from .axes import Axes, all_axes, example, narrow
 from .building import Builder
 from .isolation import Worker
@@ -184,7 +184,7 @@ def _time_larger(worker: Worker, address: Address, problem: Problem, small: Timi
 
 
 def _larger(problem: Problem) -> Problem | None:
-    if isinstance(problem, MergeProblem):
+    if isinstance(problem, (MergeProblem, RouteProblem, MoEProblem)):
         return replace(problem, num_tokens=COST_ROWS * problem.num_tokens)
     if isinstance(problem, AttentionProblem):
         if problem.operation == "append_paged_kv":
@@ -210,8 +210,8 @@ def _ask(worker: Worker, address: Address, task: str, **more: Any) -> dict[str, 
 def _cost_problem(axes: Axes) -> Problem:
     """Give the problem on which an implementation is timed: the simplest, a little larger."""
     problem = example(axes.operation, axes.simplest)
-    if isinstance(problem, MergeProblem):
-        return replace(problem, num_tokens=8)
+    if isinstance(problem, (MergeProblem, RouteProblem, MoEProblem)):
+        return replace(problem, num_tokens=COST_ROWS)
     if isinstance(problem, AttentionProblem):
         return replace(
             problem,

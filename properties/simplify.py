@@ -12,20 +12,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from ..reference import AttentionProblem, MergeProblem, Problem
+from ..reference import AttentionProblem, MergeProblem, MoEProblem, Problem, RouteProblem
 from ..reference.cache_names import multiples_of
 from .axes import Axes
+from .moe_axes import TOGETHER
 from .strategies import LENGTH_EDGES
 
 FEW_PAGES = 2
-FIELDS = {"head_dims": ("head_dim_qk", "head_dim_vo"), "caches": ("kv_cache", "q_dtype")}
+FIELDS = {
+    "head_dims": ("head_dim_qk", "head_dim_vo"),
+    "caches": ("kv_cache", "q_dtype"),
+    **TOGETHER,
+}
 """Fields of the axes that have two each."""
-ALWAYS_FREE: dict[str, Any] = {"seed": 0, "request_ids": ()}
+ALWAYS_FREE: dict[str, Any] = {"seed": 0, "request_ids": (), "token_ids": ()}
 """Fields without an axis, and their simplest values."""
 RUNGS = 16
 """Lengths that are tried at a time between one that passes and one that fails."""
 
-Attending = TypeVar("Attending", AttentionProblem, MergeProblem)
+Attending = TypeVar("Attending", AttentionProblem, MergeProblem, RouteProblem, MoEProblem)
 Fails = Callable[[Problem], bool]
 """Tells whether a problem fails in the same way; False too once enough were tried."""
 
@@ -44,6 +49,11 @@ def simplify(problem: Problem, axes: Axes, fails: Fails, cheap: Callable[[], boo
     """
     if isinstance(problem, MergeProblem):
         return _simpler_merge(_simpler_values(problem, axes, fails, cheap), fails)
+    # Tokens and experts are values of axes: their simplest are found as those of the others.
+    if isinstance(problem, RouteProblem):
+        return _simpler_values(problem, axes, fails, cheap)
+    if isinstance(problem, MoEProblem):
+        return _simpler_values(problem, axes, fails, cheap)
     if not isinstance(problem, AttentionProblem):
         return problem
     problem = _simpler_values(_fewer_requests(problem, fails), axes, fails, cheap)
@@ -172,7 +182,7 @@ def _values(problem: Attending, axes: Axes) -> dict[str, Any]:
     for name in [name for name in axes.values if name != "phase"] + [*ALWAYS_FREE]:
         if name in FIELDS:
             found[name] = tuple(getattr(problem, field) for field in FIELDS[name])
-        elif hasattr(problem, name):
+        elif name in problem.__dataclass_fields__:
             found[name] = getattr(problem, name)
     return found
 

@@ -16,8 +16,11 @@ from hypothesis import strategies as st
 
 from ..reference import AttentionProblem, MergeProblem, MetadataProblem, Problem
 from ..reference.cache_names import cache_fits
-from ..reference.problems import MAX_SEQ_LEN, is_power_of_two
+from ..reference.problem_base import is_power_of_two
+from ..reference.problems import MAX_SEQ_LEN
 from .axes import Axes, all_axes, head_fields
+from .drawing import LARGEST_SEED, features, one_of
+from .moe_strategies import moe_problems, route_problems
 
 REQUESTS = (1, 2, 3, 4, 6, 1, 2, 3, 4, 6, 2, 0)
 """Requests a batch. The empty batch is rare and comes last: a counterexample with one says more."""
@@ -41,7 +44,6 @@ FEATURES = (
     "strided_kv",
 )
 OFF = AttentionProblem()
-LARGEST_SEED = 2**16
 
 
 def problems(axes: Axes | None = None, *, operation: str = "paged_attention",
@@ -61,6 +63,10 @@ def problems(axes: Axes | None = None, *, operation: str = "paged_attention",
         return merge_problems(axes)
     if axes.operation == "build_metadata":
         return metadata_problems(axes)
+    if axes.operation == "route":
+        return route_problems(axes)
+    if axes.operation == "moe":
+        return moe_problems(axes)
     return attention_problems(axes)
 
 
@@ -78,14 +84,14 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
     to_afford = MORE_KEYS_TO_AFFORD if axes.max_work >= MUCH_WORK else KEYS_TO_AFFORD
     keys = draw(st.sampled_from(to_afford))
     fields |= draw(_heads(axes, keys))
-    fields |= draw(_features(axes))
+    fields |= draw(features(axes, FEATURES, OFF))
     fields |= draw(_cache(axes, fields))
     fields["regime"] = draw(_regime(axes, fields))
     rows = fields["num_kv_heads"] * (fields["head_dim_qk"] + fields["head_dim_vo"])
     one_request = KEYS_TO_AFFORD[0] * rows * (fields["group_size"] + 8)
     requests = REQUESTS if keys == KEYS_TO_AFFORD[0] else REQUESTS[:3]
     most = max(1, axes.max_work // one_request)
-    count = draw(_one_of([number for number in requests if number <= most]))
+    count = draw(one_of([number for number in requests if number <= most]))
     per_request = axes.max_work / max(count, 1)
     # An empty batch draws a request all the same: it is not to be simpler than a batch of one.
     lengths = [draw(_request(axes, fields, per_request)) for _ in range(max(count, 1))][:count]
@@ -112,59 +118,18 @@ def _heads(draw: st.DrawFn, axes: Axes, keys: int) -> dict[str, Any]:
     # With much work to spend, a prefill of as many tokens is to be affordable, not just a decode.
     prefill = axes.max_work >= MUCH_WORK and "prefill" in axes.allows("phase")
     rows = keys if prefill and keys > KEYS_TO_AFFORD[0] else 1
-    dims = draw(_one_of(affordable("head_dims", lambda dims: (rows * _least_group(dims) + 8)
+    dims = draw(one_of(affordable("head_dims", lambda dims: (rows * _least_group(dims) + 8)
                                    * sum(dims[:2]))))  # fmt: skip
     channels = sum(dims[:2])
-    kv_heads = draw(
-        _one_of(affordable("num_kv_heads", lambda heads: (rows + 8) * heads * channels))
-    )
+    kv_heads = draw(one_of(affordable("num_kv_heads", lambda heads: (rows + 8) * heads * channels)))
     groups = affordable("group_size", lambda size: (rows * size + 8) * kv_heads * channels)
-    drawn = {"num_kv_heads": kv_heads, "group_size": draw(_one_of(groups))}
+    drawn = {"num_kv_heads": kv_heads, "group_size": draw(one_of(groups))}
     return drawn | head_fields(dims)
 
 
 def _least_group(dims: Sequence[int]) -> int:
     fewest: int = head_fields(dims).get("group_size", 1)
     return fewest
-
-
-def _one_of(values: Sequence[Any]) -> st.SearchStrategy[Any]:
-    """Draw one of some values, simplest first.
-
-    A single value is listed twice: Hypothesis records no choice where there is none, and takes a
-    problem with fewer choices for simpler, be it as large as it likes.
-    """
-    return st.sampled_from(tuple(values) if len(values) > 1 else (*values, *values))
-
-
-@st.composite
-def _features(draw: st.DrawFn, axes: Axes) -> dict[str, Any]:
-    """Draw which features are on, few at a time, and their values."""
-    # A module that is built for windows, say, has problems with windows alone.
-    always = [name for name in FEATURES if getattr(OFF, name) not in axes.allows(name)]
-    found = {name: draw(st.sampled_from(axes.allows(name))) for name in always}
-    possible = [name for name in FEATURES if len(axes.allows(name)) > 1 and name not in always]
-    if not possible:
-        return found
-    return found | dict(
-        draw(_feature_values(tuple((name, axes.allows(name)) for name in possible)))
-    )
-
-
-@functools.lru_cache
-def _feature_values(
-    possible: tuple[tuple[str, tuple[Any, ...]], ...],
-) -> st.SearchStrategy[list[tuple[str, Any]]]:
-    """Draw pairs of a feature and its value.
-
-    Hypothesis checks each strategy that it has not seen: these are made once.
-    """
-    values = dict(possible)
-    # A feature is drawn next to its value: both go at once where shrinking does without it.
-    choice = st.sampled_from(tuple(values)).flatmap(
-        lambda name: st.tuples(st.just(name), st.sampled_from(values[name][1:]))
-    )
-    return st.lists(choice, max_size=4, unique_by=lambda pair: pair[0])
 
 
 def _regime(axes: Axes, fields: dict[str, Any]) -> st.SearchStrategy[str]:
@@ -227,8 +192,8 @@ def lengths(cap: int, page_size: int, window_left: int = -1) -> st.SearchStrateg
     page_edges = {page_size - 1, page_size, page_size + 1, 2 * page_size, 2 * page_size + 1}
     chosen = (
         st.integers(1, cap)
-        | _one_of(_within(cap, {1, *page_edges}))
-        | _one_of(_within(cap, set(LENGTH_EDGES)))
+        | one_of(_within(cap, {1, *page_edges}))
+        | one_of(_within(cap, set(LENGTH_EDGES)))
     )
     if cap > LONG:
         # Several tiles: most edges are within the first two.
@@ -236,7 +201,7 @@ def lengths(cap: int, page_size: int, window_left: int = -1) -> st.SearchStrateg
     if window_left >= 0:
         window = window_left + 1
         window_edges = {window - 1, window, window + 1, window + 65, 2 * window, 3 * window + 64}
-        chosen |= _one_of(_within(cap, {1, *window_edges}))
+        chosen |= one_of(_within(cap, {1, *window_edges}))
     return chosen
 
 

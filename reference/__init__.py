@@ -17,6 +17,7 @@ from .merge import merge_error_bound, merge_states
 from .metadata import BatchMetadata, build_metadata
 from .moe import moe
 from .moe_bounds import moe_error_bound
+from .moe_problems import MoEProblem, RouteProblem
 from .phases import slice_phases, split_decodes_and_prefills
 from .problem_json import problem_from_json
 from .problems import (
@@ -64,9 +65,11 @@ __all__ = [
     "MatrixFormat",
     "MergeProblem",
     "MetadataProblem",
+    "MoEProblem",
     "NVFP4Tensor",
     "Problem",
     "QuantizedMatrix",
+    "RouteProblem",
     "Routing",
     "RoutingComparison",
     "append_paged_kv",

@@ -15,6 +15,7 @@ import torch
 
 from .kv_format import KVCacheFormat
 from .metadata import BatchMetadata
+from .moe_inputs import MoEInputs, RouteInputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,4 +130,12 @@ class MetadataInputs:
 
 
 AttentionInputs = PagedAttentionInputs | RaggedAttentionInputs
-Inputs = PagedAttentionInputs | RaggedAttentionInputs | MergeInputs | AppendInputs | MetadataInputs
+Inputs = (
+    PagedAttentionInputs
+    | RaggedAttentionInputs
+    | MergeInputs
+    | AppendInputs
+    | MetadataInputs
+    | RouteInputs
+    | MoEInputs
+)

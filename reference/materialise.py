@@ -19,6 +19,8 @@ from .inputs import (
 )
 from .kv_codes import format_of, quantised, queries
 from .metadata import build_metadata
+from .moe_materialise import expert_inputs
+from .moe_problems import MoEProblem, RouteProblem
 from .problems import AttentionProblem, MergeProblem, MetadataProblem, Problem
 from .quantization import interleave_v_scales
 from .regimes import attention_values, custom_mask_values, merge_values, sink_values
@@ -51,6 +53,8 @@ def materialise(
         )
     if isinstance(problem, MetadataProblem):
         return _metadata_inputs(problem, home, step)
+    if isinstance(problem, (RouteProblem, MoEProblem)):
+        return expert_inputs(problem, home)
     if problem.operation == "ragged_attention":
         return _ragged_inputs(problem, home)
     if problem.operation == "append_paged_kv":

@@ -8,6 +8,7 @@ from .append import append_paged_kv
 from .arithmetic import Arithmetic
 from .attention import AttentionOutput, paged_attention, ragged_attention
 from .bounds import Judged, Values, judge, value_dtype
+from .experts import MoEOptions, checked_call
 from .inputs import (
     AppendInputs,
     AttentionInputs,
@@ -18,8 +19,13 @@ from .inputs import (
 from .kv_format import stored_head_dim
 from .merge import merge_error_bound, merge_states
 from .metadata import BatchMetadata, build_metadata
+from .moe import moe
+from .moe_bounds import JudgedMoE, judge_moe
+from .moe_inputs import MoEInputs, RouteInputs
 from .options import Options
 from .requests import paged_call, ragged_call
+from .routing import Routing, route
+from .routing_bounds import RoutingComparison, compare_routing
 
 
 def attention(inputs: AttentionInputs) -> AttentionOutput:
@@ -83,3 +89,26 @@ def append(inputs: AppendInputs) -> tuple[torch.Tensor, torch.Tensor]:
 def metadata(inputs: MetadataInputs) -> BatchMetadata:
     """Build the record's metadata."""
     return build_metadata(inputs.query_lens, inputs.seq_lens, inputs.block_table, inputs.page_size)
+
+
+def routing(inputs: RouteInputs) -> Routing:
+    """Route as the record says, in float64; of equal scores the lowest index comes first."""
+    return route(inputs.logits, inputs.top_k, **inputs.keywords())
+
+
+def judge_routing(inputs: RouteInputs, found: Routing, arithmetic: Arithmetic) -> RoutingComparison:
+    """Judge what was made of the record, in which ties may have gone either way."""
+    return compare_routing(
+        found, inputs.logits, inputs.top_k, **inputs.keywords(), arithmetic=arithmetic
+    )
+
+
+def experts(inputs: MoEInputs) -> torch.Tensor:
+    """Apply experts as the record says, in float64."""
+    return moe(*inputs.tensors(), **inputs.keywords())
+
+
+def judge_experts(inputs: MoEInputs, arithmetic: Arithmetic) -> JudgedMoE:
+    """Apply experts as the record says, and bound what an honest kernel may differ."""
+    call = checked_call(*inputs.tensors(), MoEOptions(**inputs.keywords()))
+    return judge_moe(call, torch.float64, arithmetic, inputs.out_dtype)

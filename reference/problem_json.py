@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from .problems import SCHEMA, AttentionProblem, MergeProblem, MetadataProblem, Problem, refuse
+from .moe_problems import MoEProblem, RouteProblem
+from .problem_base import SCHEMA, refuse
+from .problems import AttentionProblem, MergeProblem, MetadataProblem, Problem
 
-PROBLEM_TYPES: dict[str, type[AttentionProblem | MergeProblem | MetadataProblem]] = {
-    cls.kind: cls for cls in (AttentionProblem, MergeProblem, MetadataProblem)
+PROBLEM_TYPES: dict[str, type[Problem]] = {
+    cls.kind: cls
+    for cls in (AttentionProblem, MergeProblem, MetadataProblem, RouteProblem, MoEProblem)
 }
 _HINTS = {kind: get_type_hints(cls) for kind, cls in PROBLEM_TYPES.items()}
 

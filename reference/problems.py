@@ -5,19 +5,23 @@ A problem holds no tensor: ``materialise`` makes the tensors from it, with the s
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-from dataclasses import asdict, dataclass
-from functools import cached_property
-from typing import Any, ClassVar, NoReturn
+from dataclasses import dataclass
+from typing import ClassVar
 
 from .cache_names import KV_CACHES, Q_DTYPES, element_of, multiples_of, query_dtypes, storage_of
 from .kv_format import NVFP4
+from .moe_problems import MoEProblem, RouteProblem
+from .problem_base import (
+    DTYPES,
+    BaseProblem,
+    check_at_least,
+    check_one_of,
+    is_power_of_two,
+    refuse,
+)
 
-SCHEMA = "kernelproof/problem/1"
 ATTENTION_OPERATIONS = ("paged_attention", "ragged_attention", "append_paged_kv")
-DTYPES = ("float32", "float16", "bfloat16")
 ATTENTION_REGIMES = (
     "iid",
     "dominant_key",
@@ -42,30 +46,8 @@ LEAST_EXACT_SCALE = 2.0**-7
 """Below, the exact grid's queries would not fit into float16."""
 
 
-class _Problem:
-    """What all problems share: JSON, a stable id."""
-
-    kind: ClassVar[str]
-    later_fields: ClassVar[tuple[str, ...]] = ()
-    """Fields that came after the schema: left out at their default, so that ids stay the same."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Give a JSON-able dictionary that ``problem_from_json`` reads back."""
-        plain = json.loads(json.dumps(asdict(self)))  # type: ignore[call-overload]  # a dataclass
-        for name in self.later_fields:
-            if plain[name] == getattr(type(self), name):
-                del plain[name]
-        return {"schema": SCHEMA, "type": self.kind, **plain}
-
-    @cached_property
-    def id(self) -> str:
-        """Twelve hexadecimal digits that depend on nothing but the problem."""
-        text = json.dumps(self.to_json(), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
 @dataclass(frozen=True)
-class AttentionProblem(_Problem):
+class AttentionProblem(BaseProblem):
     """One call of paged_attention, ragged_attention or append_paged_kv.
 
     Attributes:
@@ -131,27 +113,28 @@ class AttentionProblem(_Problem):
 
     def __post_init__(self) -> None:
         """Refuse what no call can look like."""
-        _one_of("operation", self.operation, ATTENTION_OPERATIONS)
-        _one_of("dtype", self.dtype, DTYPES)
-        _one_of("kv_layout", self.kv_layout, ("NHD", "HND"))
-        _one_of("regime", self.regime, ATTENTION_REGIMES)
-        _one_of("kv_cache", self.kv_cache, KV_CACHES)
-        _one_of("q_dtype", self.q_dtype, Q_DTYPES)
+        check_one_of("operation", self.operation, ATTENTION_OPERATIONS)
+        check_one_of("dtype", self.dtype, DTYPES)
+        check_one_of("kv_layout", self.kv_layout, ("NHD", "HND"))
+        check_one_of("regime", self.regime, ATTENTION_REGIMES)
+        check_one_of("kv_cache", self.kv_cache, KV_CACHES)
+        check_one_of("q_dtype", self.q_dtype, Q_DTYPES)
         self._check_cache()
         self._check_lengths()
-        for name, low in (
-            ("num_kv_heads", 1),
-            ("group_size", 1),
-            ("head_dim_qk", 2),
-            ("head_dim_vo", 1),
-            ("page_size", 1),
-            ("page_order", 0),
-            ("shared_prefix_pages", 0),
-            ("window_left", -1),
-            ("seed", 0),
-        ):
-            if getattr(self, name) < low:
-                refuse(name, getattr(self, name), f"at least {low}")
+        check_at_least(
+            self,
+            (
+                ("num_kv_heads", 1),
+                ("group_size", 1),
+                ("head_dim_qk", 2),
+                ("head_dim_vo", 1),
+                ("page_size", 1),
+                ("page_order", 0),
+                ("shared_prefix_pages", 0),
+                ("window_left", -1),
+                ("seed", 0),
+            ),
+        )
         for name in ("logits_soft_cap", "q_scale", "k_scale", "v_scale"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 refuse(name, getattr(self, name), "finite and not negative")
@@ -329,7 +312,7 @@ class AttentionProblem(_Problem):
 
 
 @dataclass(frozen=True)
-class MergeProblem(_Problem):
+class MergeProblem(BaseProblem):
     """One call of merge_states.
 
     Attributes:
@@ -354,15 +337,13 @@ class MergeProblem(_Problem):
 
     def __post_init__(self) -> None:
         """Refuse what no call can look like."""
-        _one_of("dtype", self.dtype, DTYPES)
-        _one_of("empty", self.empty, EMPTY_STATES)
-        _one_of("regime", self.regime, MERGE_REGIMES)
-        for name in ("num_states", "num_heads", "head_dim"):
-            if getattr(self, name) < 1:
-                refuse(name, getattr(self, name), "at least 1")
-        for name in ("num_tokens", "seed"):
-            if getattr(self, name) < 0:
-                refuse(name, getattr(self, name), "at least 0")
+        check_one_of("dtype", self.dtype, DTYPES)
+        check_one_of("empty", self.empty, EMPTY_STATES)
+        check_one_of("regime", self.regime, MERGE_REGIMES)
+        check_at_least(
+            self,
+            (("num_states", 1), ("num_heads", 1), ("head_dim", 1), ("num_tokens", 0), ("seed", 0)),
+        )
 
     @property
     def exact(self) -> bool:
@@ -376,7 +357,7 @@ class MergeProblem(_Problem):
 
 
 @dataclass(frozen=True)
-class MetadataProblem(_Problem):
+class MetadataProblem(BaseProblem):
     """Several calls of build_metadata in a row, as an engine steps through batches.
 
     Attributes:
@@ -404,10 +385,10 @@ class MetadataProblem(_Problem):
                 refuse(f"steps[{position}]", step, "a pair of equally many lengths")
             for lengths in step:
                 _lengths(f"steps[{position}]", lengths)
-        for name, low in (("page_size", 1), ("spare_columns", 0), ("decode_threshold", 1),
-                          ("seed", 0)):  # fmt: skip
-            if getattr(self, name) < low:
-                refuse(name, getattr(self, name), f"at least {low}")
+        check_at_least(
+            self,
+            (("page_size", 1), ("spare_columns", 0), ("decode_threshold", 1), ("seed", 0)),
+        )
 
     @property
     def exact(self) -> bool:
@@ -420,26 +401,10 @@ class MetadataProblem(_Problem):
         return sum(-(-s // self.page_size) for _, seq_lens in self.steps for s in seq_lens) + 1
 
 
-Problem = AttentionProblem | MergeProblem | MetadataProblem
-
-
-def is_power_of_two(number: float) -> bool:
-    """Tell whether multiplying by it only changes an exponent."""
-    return math.frexp(number)[0] == 0.5  # noqa: PLR2004
+Problem = AttentionProblem | MergeProblem | MetadataProblem | RouteProblem | MoEProblem
 
 
 def _lengths(name: str, lengths: tuple[int, ...]) -> None:
     for position, length in enumerate(lengths):
         if not 0 <= length <= MAX_SEQ_LEN:
             refuse(f"{name}[{position}]", length, f"from 0 to {MAX_SEQ_LEN}")
-
-
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        refuse(name, value, f"one of {', '.join(allowed)}")
-
-
-def refuse(name: str, value: object, expected: str) -> NoReturn:
-    """Raise the ValueError for a field with a bad value."""
-    message = f"problem field {name} is {value!r}; it must be {expected}"
-    raise ValueError(message)

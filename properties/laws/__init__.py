@@ -12,6 +12,7 @@ from . import (
     metadata,
     partition,
     quantised,
+    routing,
     soak,
 )
 from .law import Law
@@ -27,6 +28,7 @@ LAWS: tuple[Law, ...] = (
     *merge.LAWS,
     *metadata.LAWS,
     *append.LAWS,
+    *routing.LAWS,
 )
 """All laws, the most telling of each operation first."""
 

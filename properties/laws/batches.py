@@ -11,7 +11,8 @@ from ...impl.cuda_graphs import with_rows
 from ...reference import AttentionProblem, BatchMetadata, build_metadata
 from ...reference.inputs import PagedAttentionInputs, RaggedAttentionInputs
 from ...reference.materialise import block_table
-from ...reference.problems import DTYPES, MAX_SEQ_LEN
+from ...reference.problem_base import DTYPES
+from ...reference.problems import MAX_SEQ_LEN
 from ...reference.regimes import custom_mask_values
 from ..subject import Subject
 from .general import others

@@ -1,4 +1,4 @@
-"""Laws of every operation that computes out and lse: attention and merging."""
+"""Laws of every operation that computes: attention, merging, experts, and in part routing."""
 
 from __future__ import annotations
 
@@ -8,15 +8,27 @@ from typing import Any
 
 import torch
 
-from ...reference import AttentionProblem, MergeProblem, oracle
+from ...reference import (
+    AttentionOutput,
+    AttentionProblem,
+    MergeProblem,
+    MoEProblem,
+    RouteProblem,
+    oracle,
+)
 from ...reference.bounds import Judged
 from ...reference.inputs import MergeInputs
+from ...reference.moe_inputs import MoEInputs, RouteInputs
 from ..comparison import Result, against_oracle, agree, fail, same_bits, worse
-from ..subject import Snapshot, Stop, Subject
+from ..records import outputs_of
+from ..snapshot import Snapshot
+from ..subject import Stop, Subject
 from ..verdict import PASS, VACUOUS, Verdict
-from .law import ATTENTION, MERGE, Law
+from .law import ATTENTION, MERGE, MOE, ROUTE, Law
+from .routes import judge_route
 
-Computing = AttentionProblem | MergeProblem
+Computing = AttentionProblem | MergeProblem | MoEProblem
+Running = Computing | RouteProblem
 OTHER_FILL = -977.0
 """Finite, so that it also shows where a kernel clears NaN first; in the range of every dtype."""
 
@@ -26,15 +38,25 @@ def judged(subject: Subject, inputs: Any) -> Judged:  # noqa: ANN401  any record
     arithmetic = subject.implementation.arithmetic
     if isinstance(inputs, MergeInputs):
         return oracle.judge_merge(inputs, arithmetic)
+    if isinstance(inputs, MoEInputs):
+        found = oracle.judge_experts(inputs, arithmetic)
+        nothing = found.expected.new_empty(0)  # in the place of an lse
+        return Judged(
+            AttentionOutput(found.expected, nothing), AttentionOutput(found.bound, nothing)
+        )
+    if isinstance(inputs, RouteInputs):
+        # Of routings, shapes alone are compared element by element: see `routes`.
+        wanted = AttentionOutput(*(each.double() for each in reversed(oracle.routing(inputs))))
+        return Judged(wanted, AttentionOutput(*(torch.zeros_like(each) for each in wanted)))
     return oracle.judge_attention(inputs, arithmetic)
 
 
-def run(subject: Subject, problem: Computing, **options: Any) -> tuple[Result, Judged]:  # noqa: ANN401
+def run(subject: Subject, problem: Running, **options: Any) -> tuple[Result, Judged]:  # noqa: ANN401
     """Materialise a problem, run the subject on it and ask the oracle."""
     return run_on(subject, problem, subject.materialise(problem, **options))
 
 
-def run_on(subject: Subject, problem: Computing, inputs: Any) -> tuple[Result, Judged]:  # noqa: ANN401
+def run_on(subject: Subject, problem: Running, inputs: Any) -> tuple[Result, Judged]:  # noqa: ANN401
     """Run the subject on these inputs and ask the oracle; the problem is what they look like."""
     # The oracle looks first: a subject that changes its inputs must not change the answer too.
     expectation = judged(subject, inputs)
@@ -71,15 +93,14 @@ def well_formed(subject: Subject, problem: Computing) -> Verdict:
     """Check shapes, dtypes and finiteness, whatever the values are."""
     inputs = subject.materialise(problem)
     out, lse = subject.attend(problem, inputs)
-    heads = inputs.q if isinstance(problem, AttentionProblem) else inputs.outs[0]
-    width = problem.head_dim_vo if isinstance(problem, AttentionProblem) else problem.head_dim
-    rows = tuple(heads.shape[:2])
-    verdict = _well_formed("out", out, (*rows, width), (inputs.out_dtype,))
+    wanted = outputs_of(inputs)
+    shape, dtype, _ = wanted["out"]
+    verdict = _well_formed("out", out, shape, (dtype,))
     if verdict.bad or lse is None:
         return verdict
     # An lse of -inf is the answer of a row that sees no key.
     finite = torch.where(lse.isneginf(), 0.0, lse)
-    return _well_formed("lse", finite, rows, (torch.float32, torch.float64))
+    return _well_formed("lse", finite, wanted["lse"][0], (torch.float32, torch.float64))
 
 
 def _well_formed(
@@ -95,7 +116,7 @@ def _well_formed(
     return PASS
 
 
-def inputs_unchanged(subject: Subject, problem: Computing) -> Verdict:
+def inputs_unchanged(subject: Subject, problem: Running) -> Verdict:
     """Check that inputs keep their bits, and so does everything around them and around out."""
     inputs = subject.materialise(problem)
     before = Snapshot(inputs)
@@ -112,27 +133,30 @@ def inputs_unchanged(subject: Subject, problem: Computing) -> Verdict:
     return PASS
 
 
-def repeated_calls(subject: Subject, problem: Computing) -> Verdict:
+def repeated_calls(subject: Subject, problem: Running) -> Verdict:
     """Check that the same call gives the same bits again, or the same within the bounds."""
     first = run(subject, problem)
     return worse(_again(subject, problem, first), _again(subject, problem, first))
 
 
-def _again(subject: Subject, problem: Computing, before: tuple[Result, Judged]) -> Verdict:
+def _again(subject: Subject, problem: Running, before: tuple[Result, Judged]) -> Verdict:
     """Repeat a call: the same bits, or the same within the bounds where that was declared."""
     first, expectation = before
-    second = subject.attend(problem, subject.materialise(problem))
-    if "nondeterministic" in subject.implementation.features:
+    inputs = subject.materialise(problem)
+    second = subject.attend(problem, inputs)
+    if "nondeterministic" not in subject.implementation.features:
+        verdict = _same_bits(first, second)
+    elif isinstance(problem, RouteProblem):
+        verdict = judge_route(subject, inputs, second)
+    else:
         bounds = (expectation.bound, expectation.bound)
         verdict = agree(first, second, bounds, exact=subject.exact(problem))
-    else:
-        verdict = _same_bits(first, second)
     if verdict.kind == "numeric":
         return dataclasses.replace(verdict, kind="nondeterministic")
     return verdict
 
 
-def call_order(subject: Subject, problem: Computing) -> Verdict:
+def call_order(subject: Subject, problem: Running) -> Verdict:
     """Repeat a call after one on another batch: nothing of that may be left."""
     other = next((each for each in others(problem) if subject.supports(each)), None)
     if other is None:
@@ -146,11 +170,13 @@ def call_order(subject: Subject, problem: Computing) -> Verdict:
     return verdict
 
 
-def others(problem: Computing) -> Iterator[Computing]:
+def others(problem: Running) -> Iterator[Running]:
     """Give other batches of the same kind, the most different first."""
     fresh = dataclasses.replace(problem, seed=problem.seed + 1)
     if isinstance(fresh, MergeProblem):
         yield dataclasses.replace(fresh, num_tokens=fresh.num_tokens + 3)
+    elif isinstance(fresh, (MoEProblem, RouteProblem)):
+        yield dataclasses.replace(fresh, num_tokens=fresh.num_tokens + 3, token_ids=())
     elif len(fresh.query_lens) > 1:
         yield dataclasses.replace(
             fresh,
@@ -199,7 +225,7 @@ def _same_bits(first: Result, second: Result) -> Verdict:
 LAWS = (
     Law(
         "parity",
-        ATTENTION + MERGE,
+        ATTENTION + MERGE + MOE,
         parity,
         "out and lse lie within the error bound around the oracle's, bitwise on the exact grid",
         weight=3.0,
@@ -207,21 +233,21 @@ LAWS = (
     ),
     Law(
         "well_formed",
-        ATTENTION + MERGE,
+        ATTENTION + MERGE + MOE,
         well_formed,
         "out and lse have the promised shapes and dtypes and hold no NaN",
         weight=0.5,
     ),
     Law(
         "inputs_unchanged",
-        ATTENTION + MERGE,
+        ATTENTION + MERGE + MOE + ROUTE,
         inputs_unchanged,
         "inputs, and the canaries around inputs and outputs, keep every bit",
         weight=0.5,
     ),
     Law(
         "repeated_calls",
-        ATTENTION + MERGE,
+        ATTENTION + MERGE + MOE + ROUTE,
         repeated_calls,
         "the same call gives the same bits every time",
         weight=0.5,
@@ -229,14 +255,14 @@ LAWS = (
     ),
     Law(
         "call_order",
-        ATTENTION + MERGE,
+        ATTENTION + MERGE + MOE + ROUTE,
         call_order,
         "the same call gives the same bits after a call on another batch",
         weight=0.5,
     ),
     Law(
         "output_buffers",
-        ATTENTION + MERGE,
+        ATTENTION + MERGE + MOE,
         output_buffers,
         "what the given output buffers held before makes no difference",
         weight=0.5,

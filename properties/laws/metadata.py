@@ -17,7 +17,8 @@ from ...reference import (
 )
 from ...reference.inputs import MetadataInputs
 from ..comparison import bitwise, fail
-from ..subject import Snapshot, Stop, Subject
+from ..snapshot import Snapshot
+from ..subject import Stop, Subject
 from ..verdict import PASS, VACUOUS, Verdict
 from .law import APPEND, METADATA, Law
 

@@ -93,7 +93,7 @@ def test_what_may_be_asked_for(texts: list[str], found: dict[str, tuple[Any, ...
     ("texts", "told"),
     [
         (["window_left"], "'window_left' is no FIELD=VALUE"),
-        (["colour=red"], "'colour' is no field of a problem; there are causal, "),
+        (["colour=red"], "'colour' is no field of a problem; there are activation, "),
         (["query_lens=3"], "'query_lens' is no field"),
         (["dtype=int4"], "dtype=int4 is no value of it; there are float32, float16, bfloat16"),
         (["page_size=0"], "page_size=0 is no value"),

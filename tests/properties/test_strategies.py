@@ -25,6 +25,7 @@ from kernelproof.properties.axes import (
     resized,
 )
 from kernelproof.properties.hunt import EXAMPLES_A_ROUND
+from kernelproof.properties.moe_axes import TOGETHER
 from kernelproof.properties.strategies import FEATURES, lengths, problems, variations
 from kernelproof.reference import (
     AttentionProblem,
@@ -302,6 +303,8 @@ class TestNarrow:
                     assert isinstance(problem, AttentionProblem)
                     for field, wanted in head_fields(value).items():
                         assert getattr(problem, field) == wanted
+                elif name in TOGETHER:
+                    assert tuple(getattr(problem, field) for field in TOGETHER[name]) == value
                 elif name == "caches":
                     assert isinstance(problem, AttentionProblem)
                     assert (problem.kv_cache, problem.q_dtype) == value

@@ -22,7 +22,8 @@ from kernelproof.reference import (
     Problem,
     problem_from_json,
 )
-from kernelproof.reference.problems import MAX_REQUESTS, MAX_SEQ_LEN, SCHEMA
+from kernelproof.reference.problem_base import SCHEMA
+from kernelproof.reference.problems import MAX_REQUESTS, MAX_SEQ_LEN
 
 ATTENTION = AttentionProblem(query_lens=(2, 1), seq_lens=(5, 3), page_size=4)
 MERGE = MergeProblem(num_states=3, empty="some")
@@ -86,7 +87,7 @@ def test_another_schema_is_refused(schema: object) -> None:
     assert SCHEMA in said
 
 
-@pytest.mark.parametrize("kind", [None, "route", 1, ["attention"], {}])
+@pytest.mark.parametrize("kind", [None, "rout", 1, ["attention"], {}])
 def test_an_unknown_type_is_refused(kind: object) -> None:
     said = refusal({"schema": SCHEMA, "type": kind})
     assert "field type" in said

@@ -20,7 +20,8 @@ from kernelproof.reference import (
     oracle,
 )
 from kernelproof.reference.inputs import MergeInputs, RaggedAttentionInputs
-from kernelproof.reference.problems import DTYPES, MAX_SEQ_LEN
+from kernelproof.reference.problem_base import DTYPES
+from kernelproof.reference.problems import MAX_SEQ_LEN
 from kernelproof.reference.regimes import EDGES, attention_values
 from kernelproof.reference.values import bell, bits, choose, integers, mix, mix_int, stream
 

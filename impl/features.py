@@ -1,0 +1,89 @@
+"""Optional features of problems: drawn for implementations that name them."""
+
+from __future__ import annotations
+
+from ..reference import AttentionProblem, MoEProblem, Problem
+from ..reference.cache_names import INTERLEAVED
+from ..reference.kv_format import NVFP4
+
+FEATURES = (
+    "custom_mask",
+    "per_head_scales",
+    "fp8_kv",
+    "nvfp4_kv",
+    "interleaved_v_scales",
+    "fp8_q",
+    "mla",
+    "moe_biases",
+    "interleaved_w13",
+    "expert_parallel",
+    "weights_on_input",
+    "shared_experts",
+    "duplicate_ids",
+    "fp8_weights",
+    "nvfp4_weights",
+    "mxfp4_weights",
+    "quantized_hidden",
+    "swiglu_parameters",
+    "strided_hidden",
+    "nondeterministic",
+    "phases",
+    "no_host_sync",
+    "large_weights",
+)
+"""What an implementation may opt into. Those up to ``strided_hidden`` are drawn only where named:
+quantised caches come with ``inputs.kv_format``, which says what they hold, and
+``inputs.kv_cache_sf``, FP8 queries with ``inputs.q_scale``; ``mla`` is multi-head latent attention:
+there is one key-value head, and ``inputs.v_cache`` is a view of the first channels of
+``inputs.k_cache``. Of ``moe``: ``expert_parallel`` is an offset, ids of other ranks, and -1;
+``fp8_weights``, ``nvfp4_weights`` and ``mxfp4_weights`` give a QuantizedMatrix for weights, and
+``quantized_hidden`` for hidden states too; ``swiglu_parameters`` are alpha, beta and limit other
+than the activation's own, numbers or tensors.
+
+``nondeterministic`` says that repeated calls may differ within the bound (atomics), so that they
+are not compared bitwise. ``phases`` and ``no_host_sync`` are of build_metadata: that the result has
+``decodes`` and ``prefills``, each with ``cum_seq_lens_q`` and ``cum_pages_kv`` besides, and that a
+call never waits for the GPU: as the host cannot know how many pages there are, its
+``paged_kv_indices`` may then be longer than ``paged_kv_indptr[-1]``. ``large_weights`` is of moe: a
+call reads nothing of experts that no token goes to, so that weights may be larger than memory."""
+
+QUANTISED_WEIGHTS = {"nvfp4": "nvfp4_weights", "mxfp4": "mxfp4_weights"}
+NOT_NAMED = "does not name the feature"
+"""What is said of a problem with a feature that an implementation did not opt into."""
+
+
+def drawn_features(problem: Problem) -> list[str]:
+    """Name the features that a problem needs."""
+    if isinstance(problem, AttentionProblem):
+        return _of_attention(problem)
+    if isinstance(problem, MoEProblem):
+        return _of_experts(problem)
+    return []
+
+
+def _of_attention(problem: AttentionProblem) -> list[str]:
+    found = [name for name in ("custom_mask", "per_head_scales") if getattr(problem, name)]
+    found += ["mla"] if problem.values_in_keys else []
+    if not problem.kv_cache:
+        return found
+    found.append("nvfp4_kv" if problem.kv_element == NVFP4 else "fp8_kv")
+    if problem.kv_cache == INTERLEAVED:
+        found.append("interleaved_v_scales")
+    return [*found, "fp8_q"] if problem.q_dtype else found
+
+
+def _of_experts(problem: MoEProblem) -> list[str]:
+    weights = QUANTISED_WEIGHTS.get(problem.quantized, "fp8_weights")
+    needs = {
+        "moe_biases": problem.biases,
+        "interleaved_w13": problem.interleaved,
+        "expert_parallel": problem.expert_parallel or problem.assignment == "masked",
+        "weights_on_input": problem.weights_on_input,
+        "shared_experts": problem.shared_experts > 0,
+        "duplicate_ids": problem.assignment == "duplicates",
+        weights: bool(problem.quantized),
+        "quantized_hidden": problem.quantized_hidden,
+        "swiglu_parameters": bool(problem.swiglu_parameters),
+        "strided_hidden": problem.strided_hidden,
+    }
+    return [name for name, needed in needs.items() if needed]

@@ -1,0 +1,60 @@
+"""What strategies of all operations share: choices that shrink to the simplest value."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import strategies as st
+
+from .axes import Axes
+
+LARGEST_SEED = 2**16
+MOST_FEATURES = 4
+
+
+def one_of(values: Sequence[Any]) -> st.SearchStrategy[Any]:
+    """Draw one of some values, simplest first.
+
+    A single value is listed twice: Hypothesis records no choice where there is none, and takes a
+    problem with fewer choices for simpler, be it as large as it likes.
+    """
+    return st.sampled_from(tuple(values) if len(values) > 1 else (*values, *values))
+
+
+@st.composite
+def features(draw: st.DrawFn, axes: Axes, names: tuple[str, ...], off: Any) -> dict[str, Any]:  # noqa: ANN401  a problem
+    """Draw which features are on, few at a time, and their values.
+
+    Args:
+        draw: Hypothesis's.
+        axes: what may be drawn.
+        names: of the axes.
+        off: a problem, or whatever has their values where they are off as attributes.
+    """
+    # A module that is built for windows, say, has problems with windows alone.
+    always = [name for name in names if getattr(off, name) not in axes.allows(name)]
+    found = {name: draw(st.sampled_from(axes.allows(name))) for name in always}
+    possible = [name for name in names if len(axes.allows(name)) > 1 and name not in always]
+    if not possible:
+        return found
+    return found | dict(
+        draw(_feature_values(tuple((name, axes.allows(name)) for name in possible)))
+    )
+
+
+@functools.lru_cache
+def _feature_values(
+    possible: tuple[tuple[str, tuple[Any, ...]], ...],
+) -> st.SearchStrategy[list[tuple[str, Any]]]:
+    """Draw pairs of a feature and its value.
+
+    Hypothesis checks each strategy that it has not seen: these are made once.
+    """
+    values = dict(possible)
+    # A feature is drawn next to its value: both go at once where shrinking does without it.
+    choice = st.sampled_from(tuple(values)).flatmap(
+        lambda name: st.tuples(st.just(name), st.sampled_from(values[name][1:]))
+    )
+    return st.lists(choice, max_size=MOST_FEATURES, unique_by=lambda pair: pair[0])

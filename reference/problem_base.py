@@ -1,0 +1,60 @@
+"""What all problems share: JSON, a stable id, the refusal of a bad field."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cached_property
+from typing import Any, ClassVar, NoReturn
+
+SCHEMA = "kernelproof/problem/1"
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+class BaseProblem:
+    """A frozen dataclass of plain values that describes one call."""
+
+    kind: ClassVar[str]
+    later_fields: ClassVar[tuple[str, ...]] = ()
+    """Fields that came after the schema: left out at their default, so that ids stay the same."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Give a JSON-able dictionary that ``problem_from_json`` reads back."""
+        plain = json.loads(json.dumps(asdict(self)))  # type: ignore[call-overload]  # a dataclass
+        for name in self.later_fields:
+            if plain[name] == getattr(type(self), name):
+                del plain[name]
+        return {"schema": SCHEMA, "type": self.kind, **plain}
+
+    @cached_property
+    def id(self) -> str:
+        """Twelve hexadecimal digits that depend on nothing but the problem."""
+        text = json.dumps(self.to_json(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def is_power_of_two(number: float) -> bool:
+    """Tell whether multiplying by it only changes an exponent."""
+    return math.frexp(number)[0] == 0.5  # noqa: PLR2004
+
+
+def check_one_of(name: str, value: str, allowed: Sequence[str]) -> None:
+    """Refuse a field with a value that is not among these."""
+    if value not in allowed:
+        refuse(name, value, f"one of {', '.join(allowed)}")
+
+
+def check_at_least(problem: object, least: Sequence[tuple[str, int]]) -> None:
+    """Refuse a problem with a field below its least value."""
+    for name, low in least:
+        if getattr(problem, name) < low:
+            refuse(name, getattr(problem, name), f"at least {low}")
+
+
+def refuse(name: str, value: object, expected: str) -> NoReturn:
+    """Raise the ValueError for a field with a bad value."""
+    message = f"problem field {name} is {value!r}; it must be {expected}"
+    raise ValueError(message)
