@@ -31,6 +31,8 @@ FEATURES = (
     "fp8_weights",
     "quantized_hidden",
     "swiglu_parameters",
+    "strided_hidden",
+    "large_weights",
 )
 
 
