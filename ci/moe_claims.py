@@ -4,34 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..impl.flashinfer_names import ACTIVATION_NAMES, ROUTING_MEMBERS
 from ..impl.gating import Feature
 from . import facts
 from .facts import Declarations, Row, row
 
-ACTIVATIONS = {
-    "swiglu": "Swiglu",
-    "geglu": "Geglu",
-    "geglu_tanh": "GegluTanh",
-    "swiglu_oai": "SwigluBias",
-    "silu": "Silu",
-    "gelu": "Gelu",
-    "relu": "Relu",
-    "relu2": "Relu2",
-    "identity": "Identity",
-}
-"""Members of FlashInfer's ``ActivationType``."""
 GATED = ("swiglu", "geglu", "geglu_tanh", "swiglu_oai")
-ROUTINGS = {
-    "default": "Default",
-    "renormalize": "Renormalize",
-    "renormalize_naive": "RenormalizeNaive",
-    "deepseek_v3": "DeepSeekV3",
-    "llama4": "Llama4",
-    "topk": "TopK",
-    "sigmoid": "Sigmoid",
-    "sigmoid_renorm": "SigmoidRenorm",
-}
-"""Members of FlashInfer's ``RoutingMethodType``."""
 CUTLASS_RUNNERS = {
     "none": "CutlassBf16Runner",
     "fp8_per_tensor": "CutlassFp8PerTensorRunner",
@@ -60,7 +38,7 @@ def experts(declared: Declarations) -> Iterator[Row]:
 
 def _cutlass(declared: Declarations) -> Iterator[Row]:
     module = facts.moe_module(declared)
-    for activation, member in ACTIVATIONS.items():
+    for activation, member in ACTIVATION_NAMES.items():
         known = facts.enum_member(declared, "ActivationType", member)
         # A gated activation is a kernel of its own after the first GEMM, not an epilogue of it.
         gated = activation in GATED
@@ -84,7 +62,7 @@ def _trtllm_gen(declared: Declarations) -> Iterator[Row]:
         yield row(
             "trtllm-gen MoE by quantisation", feature, checked, built, there, answered, firm=True
         )
-    for activation, member in ACTIVATIONS.items():
+    for activation, member in ACTIVATION_NAMES.items():
         known = facts.enum_member(declared, "ActivationType", member)
         kernel = facts.activation_kernel(declared, "trtllm-gen", member)
         feature = Feature("moe", "trtllm-gen", activation=activation, quantisation="nvfp4")
@@ -107,7 +85,7 @@ def _others(declared: Declarations) -> Iterator[Row]:
 
 def _routing(declared: Declarations) -> Iterator[Row]:
     there = facts.capability(declared, "trtllm_gen_routing")
-    for routing, member in ROUTINGS.items():
+    for routing, member in ROUTING_MEMBERS.items():
         known = facts.enum_member(declared, "RoutingMethodType", member)
         feature = Feature("route", "trtllm-gen", routing=routing)
         yield row("trtllm-gen routing", feature, there, known, firm=False)

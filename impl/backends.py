@@ -12,6 +12,7 @@ BACKENDS = (
     "cudnn",
     "cute-dsl",
     "b12x",
+    "group-gemm",
     "cuda",
     "triton",
     "flashinfer-triton",
@@ -19,6 +20,7 @@ BACKENDS = (
     "torch-sdpa",
     "reference",
 )
-"""``cuda-core``: decode without tensor cores. ``cuda``: FlashInfer's kernels of an operation that
+"""``cuda-core``: decode without tensor cores. ``group-gemm``: experts whose products alone are
+FlashInfer's (``SegmentGEMMWrapper``), with torch around them. ``cuda``: FlashInfer's kernels of an operation that
 has no choice of backends. ``triton``: Kernelproof's own. ``flashinfer-triton`` and
 ``flashinfer-trace``: the Triton kernels and the pure PyTorch references in FlashInfer's wheel."""

@@ -29,14 +29,16 @@ CASCADE = "flashinfer.trace.templates.cascade"
 PAGE = "flashinfer.trace.templates.page"
 
 
-def _available(module: str) -> bool | str:
+def available(module: str) -> bool | str:
+    """Give True, or say why a module of references cannot be used."""
     reason = missing("flashinfer", "flashinfer")
     if reason is None and missing(module, "flashinfer") is not None:
         return f"{module} came with flashinfer-python 0.7.0; the installed version lacks it"
     return True if reason is None else reason
 
 
-def _function(module: str, name: str) -> Any:  # noqa: ANN401  untyped third-party code
+def template(module: str, name: str) -> Any:  # noqa: ANN401  untyped third-party code
+    """Give a published reference by name."""
     return getattr(require(module, "flashinfer"), name)
 
 
@@ -69,7 +71,7 @@ def _gqa_supports(*, decode: bool, paged: bool) -> Supports:
             return "the template's cache layout is NHD"
         if decode and any(length != 1 for length in problem.query_lens):
             return "a decode template takes one query token a request"
-        return _no_options(problem, causal=True) or _available(ATTENTION)
+        return _no_options(problem, causal=True) or available(ATTENTION)
 
     return supports
 
@@ -83,7 +85,7 @@ def _gqa_supports(*, decode: bool, paged: bool) -> Supports:
 )
 def paged_decode(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Call ``_gqa_paged_decode_reference``, which is given no last_page_len."""
-    out, lse = _function(ATTENTION, "_gqa_paged_decode_reference")(
+    out, lse = template(ATTENTION, "_gqa_paged_decode_reference")(
         inputs.q,
         *_caches(inputs),
         inputs.metadata.paged_kv_indptr,
@@ -102,7 +104,7 @@ def paged_decode(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, torch.Tens
 )
 def paged_prefill(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Call ``_gqa_paged_prefill_reference``, which is given no last_page_len."""
-    out, lse = _function(ATTENTION, "_gqa_paged_prefill_reference")(
+    out, lse = template(ATTENTION, "_gqa_paged_prefill_reference")(
         inputs.q,
         *_caches(inputs),
         inputs.metadata.qo_indptr,
@@ -121,7 +123,7 @@ def paged_prefill(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, torch.Ten
 )
 def ragged_prefill(inputs: RaggedAttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Call ``_gqa_ragged_prefill_reference``."""
-    out, lse = _function(ATTENTION, "_gqa_ragged_prefill_reference")(
+    out, lse = template(ATTENTION, "_gqa_ragged_prefill_reference")(
         inputs.q, inputs.k, inputs.v, inputs.qo_indptr, inputs.kv_indptr, inputs.sm_scale
     )
     return out, to_natural(lse)
@@ -137,7 +139,7 @@ def _supports_trtllm(*, decode: bool) -> Supports:
         if not decode and problem.kv_layout != "HND":
             return "the context reference reads HND whatever the call said"
         unscaled = replace(problem, k_scale=1.0, v_scale=1.0)
-        return _no_options(unscaled, causal=not decode) or _available(ATTENTION)
+        return _no_options(unscaled, causal=not decode) or available(ATTENTION)
 
     return supports
 
@@ -163,7 +165,7 @@ def _trtllm_cache(inputs: PagedAttentionInputs) -> torch.Tensor:
 def trtllm_context(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
     """Call ``_trtllm_batch_context_reference``; it gives no LSE."""
     metadata = inputs.metadata
-    out = _function(ATTENTION, "_trtllm_batch_context_reference")(
+    out = template(ATTENTION, "_trtllm_batch_context_reference")(
         query=inputs.q,
         kv_cache=_trtllm_cache(inputs),
         workspace_buffer=None,
@@ -189,7 +191,7 @@ def trtllm_context(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
 )
 def trtllm_decode(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
     """Call ``_trtllm_batch_decode_reference``; it gives no LSE."""
-    out = _function(ATTENTION, "_trtllm_batch_decode_reference")(
+    out = template(ATTENTION, "_trtllm_batch_decode_reference")(
         query=inputs.q,
         kv_cache=_trtllm_cache(inputs),
         workspace_buffer=None,
@@ -229,7 +231,7 @@ def xqa(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
     v_scale = float(inputs.v_scale)
     logits_scale = inputs.sm_scale * float(inputs.k_scale) * math.sqrt(inputs.q.shape[-1])
     k_cache, v_cache = _caches(inputs)
-    out = _function(PAGE, "_xqa_reference")(
+    out = template(PAGE, "_xqa_reference")(
         inputs.q,
         k_cache,
         v_cache,
@@ -245,12 +247,12 @@ def _supports_two(problem: Problem, target: Target) -> bool | str:
     del target
     if isinstance(problem, MergeProblem) and problem.num_states != 2:  # noqa: PLR2004
         return f"merge_state merges 2 states, not {problem.num_states}"
-    return _available(CASCADE)
+    return available(CASCADE)
 
 
 def _supports_any(problem: Problem, target: Target) -> bool | str:
     del problem, target
-    return _available(CASCADE)
+    return available(CASCADE)
 
 
 @implementation(
@@ -262,7 +264,7 @@ def _supports_any(problem: Problem, target: Target) -> bool | str:
 def merge_state(inputs: MergeInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Call ``_merge_state_reference``."""
     s = to_base_2(inputs.lses)
-    out, lse = _function(CASCADE, "_merge_state_reference")(
+    out, lse = template(CASCADE, "_merge_state_reference")(
         inputs.outs[0], s[0], inputs.outs[1], s[1]
     )
     return out, to_natural(lse)
@@ -276,7 +278,7 @@ def merge_state(inputs: MergeInputs) -> tuple[torch.Tensor, torch.Tensor]:
 )
 def merge_states(inputs: MergeInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Call ``_merge_states_reference``, states on the second axis."""
-    out, lse = _function(CASCADE, "_merge_states_reference")(
+    out, lse = template(CASCADE, "_merge_states_reference")(
         inputs.outs.transpose(0, 1), to_base_2(inputs.lses.transpose(0, 1))
     )
     return out, to_natural(lse)
@@ -284,7 +286,7 @@ def merge_states(inputs: MergeInputs) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _supports_append(problem: Problem, target: Target) -> bool | str:
     del problem, target
-    return _available(PAGE)
+    return available(PAGE)
 
 
 @implementation(
@@ -304,7 +306,7 @@ def append(inputs: AppendInputs) -> tuple[torch.Tensor, torch.Tensor]:
     tokens = torch.arange(int(counts.sum()))
     ends = metadata.qo_indptr[1:].long()[requests]
     positions = metadata.seq_lens.long()[requests] - ends + tokens
-    _function(PAGE, "_append_paged_kv_cache_reference")(
+    template(PAGE, "_append_paged_kv_cache_reference")(
         inputs.k,
         inputs.v,
         requests,

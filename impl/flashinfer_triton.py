@@ -22,22 +22,22 @@ from .triton_interpreter import castable_loop_variables
 KERNELS = "flashinfer.triton.kernels.cascade"
 
 
-def _available(target: Target) -> bool | str:
+def unavailable(target: Target, module: str = KERNELS) -> str | None:
+    """Say why FlashInfer's Triton kernels cannot run there; None if they can."""
     if target.device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         return "Triton runs on a CPU only under TRITON_INTERPRET=1, set before it is imported"
-    reason = missing("triton", "triton") or missing(KERNELS, "flashinfer")
-    return True if reason is None else reason
+    return missing("triton", "triton") or missing(module, "flashinfer")
 
 
 def _supports_two(problem: Problem, target: Target) -> bool | str:
     if isinstance(problem, MergeProblem) and problem.num_states != 2:  # noqa: PLR2004
         return f"merge_state merges 2 states, not {problem.num_states}"
-    return _available(target)
+    return unavailable(target) or True
 
 
 def _supports_any(problem: Problem, target: Target) -> bool | str:
     del problem
-    return _available(target)
+    return unavailable(target) or True
 
 
 def _kernel(name: str) -> Any:  # noqa: ANN401  a Triton JIT function

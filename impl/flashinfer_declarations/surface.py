@@ -73,6 +73,7 @@ PUBLIC = {
         "trtllm_fp8_per_tensor_scale_moe",
         "trtllm_gen_routing",
     ),
+    "gemm": ("SegmentGEMMWrapper.__init__", "SegmentGEMMWrapper.run"),
     "quantization": ("nvfp4_kv_dequantize", "nvfp4_kv_quantize"),
 }
 """The callables that serving engines use, by the module that they are imported from."""

@@ -41,6 +41,7 @@ BACKEND_ALIASES = {
     "cuda_core": "cuda-core",
     "cute_dsl": "cute-dsl",
     "cutedsl": "cute-dsl",
+    "group_gemm": "group-gemm",
     "torch_sdpa": "torch-sdpa",
 }
 STORAGES = ("", "uint8")
@@ -61,6 +62,7 @@ ACTIVATIONS = (
 QUANTISATIONS = (
     "none",
     "fp8_per_tensor",
+    "fp8_per_channel",
     "fp8_block",
     "mxfp8",
     "nvfp4",
@@ -78,6 +80,9 @@ ROUTINGS = (
     "topk",
     "sigmoid",
     "sigmoid_renorm",
+    "minimax2",
+    "topk_sigmoid",
+    "deepseek_v4",
 )
 CHOICES: dict[str, tuple[str, ...]] = {
     "operation": OPERATIONS,

@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
-from ...reference import AttentionProblem, MergeProblem, Problem
+from ...reference import AttentionProblem, MergeProblem, MoEProblem, Problem, RouteProblem
 from .feature import Feature
+
+QUANTISATIONS = {
+    "": "none",
+    "fp8_tensor": "fp8_per_tensor",
+    "fp8_channel": "fp8_per_channel",
+    "fp8_block": "fp8_block",
+    "nvfp4": "nvfp4",
+    "mxfp4": "mxfp4",
+}
+"""Of weights, by a problem's ``quantized``."""
+HIDDEN_DTYPES = {"nvfp4": "nvfp4", "mxfp4": "mxfp8"}
+"""Of hidden states that are quantised too, by the same; the others are FP8."""
+QUANTISED_BY_THE_KERNEL = (("cutlass", "fp8_block"),)
+"""Backends that take 16-bit hidden states and quantise them as the weights are."""
 
 
 def feature_of(problem: Problem, backend: str) -> Feature:
@@ -15,6 +29,10 @@ def feature_of(problem: Problem, backend: str) -> Feature:
         return Feature(
             problem.operation, backend, head_dim_qk=problem.head_dim, q_dtype=problem.dtype
         )
+    if isinstance(problem, RouteProblem):
+        return Feature("route", backend, q_dtype=problem.dtype, routing=problem.method)
+    if isinstance(problem, MoEProblem):
+        return _of_experts(problem, backend)
     if not isinstance(problem, AttentionProblem):
         return Feature(problem.operation, backend)
     kinds = {"decode" if length <= 1 else "prefill" for length in problem.query_lens}
@@ -34,4 +52,23 @@ def feature_of(problem: Problem, backend: str) -> Feature:
         soft_cap=bool(problem.logits_soft_cap),
         sinks=problem.sinks,
         mask="custom" if problem.custom_mask else "causal" if problem.causal else "none",
+    )
+
+
+def _of_experts(problem: MoEProblem, backend: str) -> Feature:
+    """Give the feature of experts; SwiGLU with numbers of its own is a kernel of its own."""
+    quantisation, q_dtype = QUANTISATIONS[problem.quantized], problem.dtype
+    if problem.quantized_hidden and (backend, problem.quantized) not in QUANTISED_BY_THE_KERNEL:
+        q_dtype = HIDDEN_DTYPES.get(problem.quantized, "float8_e4m3fn")
+    if problem.quantized == "mxfp4":
+        if problem.quantized_hidden:
+            quantisation = "mxfp8_mxfp4"
+        elif backend == "cutlass":
+            quantisation = "w4a16"
+    return Feature(
+        "moe",
+        backend,
+        q_dtype=q_dtype,
+        activation="swiglu_oai" if problem.swiglu_parameters else problem.activation,
+        quantisation=quantisation,
     )
