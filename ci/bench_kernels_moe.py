@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 
@@ -13,9 +12,9 @@ import torch
 
 from ..impl.triton_moe import experts as triton_experts
 from ..reference import moe
-from ..reference.moe_inputs import MoEInputs
 from . import bench_kernels_moe_others as others
 from .bench_gpu import Call, race, turns
+from .bench_kernels_moe_others import Batch, Prepared
 from .bench_results import Cell, Requirement, Table
 
 TO_FLASHINFER = 0.7
@@ -112,7 +111,7 @@ class Weights:
         return cls(w13, normal(case.experts, case.hidden, case.inter))
 
 
-def batches(case: Case, weights: Weights) -> list[MoEInputs]:
+def batches(case: Case, weights: Weights) -> list[Batch]:
     """Give sets of tokens with experts of their own, so that no call finds its weights in L2."""
     device = weights.w13.device
     made = []
@@ -122,25 +121,22 @@ def batches(case: Case, weights: Weights) -> list[MoEInputs]:
         scores = torch.rand(case.tokens, case.experts, generator=generator, device=device)
         chosen, ids = scores.topk(case.top_k, dim=1)
         made.append(
-            MoEInputs(
-                hidden=hidden.normal_(generator=generator), w13=weights.w13, w2=weights.w2,
-                topk_ids=ids.to(torch.int32), topk_weights=chosen / chosen.sum(1, keepdim=True),
-                activation="swiglu", out_dtype=torch.bfloat16,
+            Batch(
+                hidden.normal_(generator=generator), weights.w13, weights.w2, ids.to(torch.int32),
+                chosen / chosen.sum(dim=1, keepdim=True),
             )
         )  # fmt: skip
     return made
 
 
-def check(batch: MoEInputs, calls: dict[str, Call]) -> None:
+def check(batch: Batch, calls: dict[str, Call]) -> None:
     """Compare the last tokens with the oracle.
 
     Raises:
         RuntimeError: a contender is off by more than ``TOLERANCE``.
     """
     last = slice(-CHECKED_TOKENS, None)
-    expected = moe(
-        batch.hidden[last], batch.w13, batch.w2, batch.topk_ids[last], batch.topk_weights[last]
-    )
+    expected = moe(batch.hidden[last], batch.w13, batch.w2, batch.ids[last], batch.weights[last])
     for name, call in calls.items():
         found = call()
         out = found[0] if isinstance(found, list) else found
@@ -166,7 +162,7 @@ def measure(rate: float, *, quick: bool) -> tuple[Table, list[Requirement], list
     reasons = {name: other.absent() for name, other in others.OTHERS.items()}
     notes = [f"{name} is not compared with: {why}" for name, why in reasons.items() if why]
     there = [name for name, why in reasons.items() if why is None]
-    measured = []
+    measured: list[Measured] = []
     for shape in SHAPES:
         cases = [case for case in (TARGETS if quick else CASES) if case in _of_shape(shape)]
         weights = Weights.of(cases[0])
@@ -189,12 +185,10 @@ def _of_shape(shape: tuple[int, int, int, int]) -> set[Case]:
     return {Case(tokens, *shape) for tokens in TOKENS}
 
 
-def _measure(
-    case: Case, weights: Weights, prepared: dict[str, Callable[[MoEInputs], Call]]
-) -> Measured:
+def _measure(case: Case, weights: Weights, prepared: dict[str, Prepared]) -> Measured:
     sets = batches(case, weights)
     racing: dict[str, list[Call]] = {
-        TRITON: [functools.partial(triton_experts, batch) for batch in sets],
+        TRITON: [functools.partial(triton_experts, batch.inputs) for batch in sets],
         **{name: [make(batch) for batch in sets] for name, make in prepared.items()},
     }
     check(sets[0], {name: calls[0] for name, calls in racing.items()})

@@ -16,7 +16,33 @@ from .bench_gpu import Call
 CUTLASS, GROUPED = "FlashInfer CUTLASS", "torch grouped_mm"
 LARGEST = 8192
 """Tokens that FlashInfer tunes its products for, and all smaller powers of two."""
-Prepared = Callable[[MoEInputs], Call]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """One call, in bfloat16, of swiglu with gate rows first.
+
+    Attributes:
+        hidden: [tokens, hidden].
+        w13, w2: [experts, 2 * inter, hidden] and [experts, hidden, inter].
+        ids, weights: [tokens, top_k], int32 and float32.
+    """
+
+    hidden: torch.Tensor
+    w13: torch.Tensor
+    w2: torch.Tensor
+    ids: torch.Tensor
+    weights: torch.Tensor
+
+    @property
+    def inputs(self) -> MoEInputs:
+        """What an implementation takes."""
+        return MoEInputs(
+            self.hidden, self.w13, self.w2, self.ids, self.weights, out_dtype=torch.bfloat16
+        )
+
+
+Prepared = Callable[[Batch], Call]
 
 
 @dataclass(frozen=True)
@@ -63,9 +89,9 @@ def cutlass(w13: torch.Tensor, w2: torch.Tensor) -> Prepared:
     swapped = torch.cat((up, gate), dim=1)
     tuned: set[int] = set()
 
-    def make(batch: MoEInputs) -> Call:
+    def make(batch: Batch) -> Call:
         call = functools.partial(
-            fused, batch.hidden, batch.topk_ids, batch.topk_weights, swapped, w2, torch.bfloat16,
+            fused, batch.hidden, batch.ids, batch.weights, swapped, w2, torch.bfloat16,
             quant_scales=[], output=torch.empty_like(batch.hidden), tune_max_num_tokens=LARGEST,
         )  # fmt: skip
         if not tuned:
@@ -87,15 +113,15 @@ def grouped_absent() -> str | None:
 def grouped(w13: torch.Tensor, w2: torch.Tensor) -> Prepared:
     """Prepare torch's grouped products, with sorting and all else around them as torch does it."""
 
-    def make(batch: MoEInputs) -> Call:
+    def make(batch: Batch) -> Call:
         return functools.partial(_grouped, batch, w13, w2)
 
     return make
 
 
-def _grouped(batch: MoEInputs, w13: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
-    tokens, top_k = batch.topk_ids.shape
-    ids, order = batch.topk_ids.flatten().sort(stable=True)
+def _grouped(batch: Batch, w13: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
+    tokens, top_k = batch.ids.shape
+    ids, order = batch.ids.flatten().sort(stable=True)
     # Where each expert's rows end; counting them would wait for the GPU.
     experts = torch.arange(len(w13), dtype=ids.dtype, device=ids.device)
     ends = torch.searchsorted(ids, experts, right=True, out_int32=True)
@@ -105,7 +131,7 @@ def _grouped(batch: MoEInputs, w13: torch.Tensor, w2: torch.Tensor) -> torch.Ten
     y = product(torch.nn.functional.silu(gate) * up, w2.mT, offs=ends)
     scattered = torch.empty_like(y)
     scattered[order] = y
-    weighted = scattered.view(tokens, top_k, -1) * batch.topk_weights.unsqueeze(-1)
+    weighted = scattered.view(tokens, top_k, -1) * batch.weights.unsqueeze(-1)
     return weighted.sum(dim=1).to(torch.bfloat16)
 
 

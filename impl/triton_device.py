@@ -1,4 +1,4 @@
-"""What the Triton kernels ask of a GPU before they are launched; asked once, and never waited for."""
+"""What is asked of a GPU before Triton kernels are launched: once, and without waiting."""
 
 from __future__ import annotations
 

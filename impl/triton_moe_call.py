@@ -116,12 +116,13 @@ def run_experts(inputs: Any) -> torch.Tensor:  # noqa: ANN401  attributes of ref
         raise UnsupportedError(message)
     hidden, w13, w2 = (operand(name, getattr(inputs, name)) for name in ("hidden", "w13", "w2"))
     _check_dtypes(hidden, w13, w2)
-    out = inputs.out
+    out: torch.Tensor | None = inputs.out
     if out is None:
         shape = (hidden.values.shape[0], w2.values.shape[1])
         out = hidden.values.new_empty(shape, dtype=inputs.out_dtype)
     if ids.numel() == 0:
-        return out.zero_()
+        out.zero_()
+        return out
     plan = _plan(inputs, hidden, w13, w2)
     written = stored(out)
     partial = written.new_empty((ids.numel(), out.shape[1]))
@@ -147,7 +148,7 @@ def operand(name: str, matrix: torch.Tensor | QuantizedMatrix) -> Operand:
     while scales.dim() < codes.dim():
         scales = scales.unsqueeze(-1)
     if form.scales != "block":
-        scales = scales.expand(codes.shape[:-1] + (1,))
+        scales = scales.expand(*codes.shape[:-1], 1)
     return Operand(values, scales, form.element, SCALE_BLOCK if form.scales == "block" else 0)
 
 

@@ -158,6 +158,50 @@ def _swiglu(
 swiglu = device_function(_swiglu)
 
 
+def _activated(
+    x: tl.tensor,
+    expert: tl.tensor,
+    alphas: tl.tensor | None,
+    betas: tl.tensor | None,
+    limits: tl.tensor | None,
+    alpha: tl.tensor,
+    beta: tl.tensor,
+    limit: tl.tensor,
+    ACTIVATION: tl.constexpr,
+    GATED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> tl.tensor:
+    """Apply an activation: [BLOCK_M, COLUMNS].
+
+    Args:
+        x: [BLOCK_M, 2 * COLUMNS], gate and up taking turns, if GATED, else [BLOCK_M, COLUMNS].
+        expert: of these rows.
+        alphas, betas, limits: [experts], where each has its own.
+        alpha, beta, limit: otherwise.
+        ACTIVATION, GATED: which.
+        BLOCK_M, COLUMNS: sizes.
+    """
+    if GATED:
+        gate, up = tl.split(tl.reshape(x, (BLOCK_M, COLUMNS, 2)))
+        if ACTIVATION == "swiglu":
+            if alphas is not None:
+                alpha = tl.load(alphas + expert)
+            if betas is not None:
+                beta = tl.load(betas + expert)
+            if limits is not None:
+                limit = tl.load(limits + expert)
+            y = swiglu(gate, up, alpha, beta, limit)
+        else:
+            y = phi(gate, ACTIVATION) * up
+    else:
+        y = phi(x, ACTIVATION)
+    return y
+
+
+activated = device_function(_activated)
+
+
 def _rounded_to_e4m3(x: tl.tensor) -> tl.tensor:
     """Round float32 numbers of at most 448 to e4m3's, to nearest even.
 

@@ -19,13 +19,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .triton_moe_functions import LARGEST_E4M3, phi, product, rounded_to_e4m3, swiglu, tile_of
+from .triton_moe_functions import LARGEST_E4M3, activated, product, rounded_to_e4m3, tile_of
 
 SCALE_ROWS = tl.constexpr(128)
 """Rows of weights that a block of scales is for."""
 
 
-def _project(
+def _project(  # noqa: C901, PLR0915  in one piece: it shares most of its names
     hidden: tl.tensor,  # [tokens, columns]
     hidden_scales: tl.tensor | None,  # [tokens, blocks] float32 by strides, of codes
     w13: tl.tensor,  # [experts, rows, columns]
@@ -83,9 +83,10 @@ def _project(
 
     Gate and up rows take turns in a tile, so that both of a column end in one thread: of column j
     they are ``j * row_step`` and ``half_step`` more. HIDDEN_SCALED and W13_SCALED say how many
-    columns share a scale; 0: all do. ROUNDS to e4m3, with the given scale or one of the tile's rows.
+    columns share a scale; 0: all do. ROUNDS to e4m3, with the given scale or one for each row of
+    the tile.
     """
-    OUT: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
+    OUT: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N  # noqa: N806  a constant
     tiles = (inter + OUT - 1) // OUT
     block, tile = tile_of(tl.program_id(0), most_blocks, tiles, GROUP)
     num_rows = tl.load(block_rows + block)
@@ -128,20 +129,9 @@ def _project(
     if w13_bias is not None:
         bias = tl.load(w13_bias + expert * w13_bias_expert + w_row * w13_bias_row)
         x += bias.to(tl.float32)[None, :]
-    if GATED:
-        gate, up = tl.split(tl.reshape(x, (BLOCK_M, OUT, 2)))
-        if ACTIVATION == "swiglu":
-            if alphas is not None:
-                alpha = tl.load(alphas + expert)
-            if betas is not None:
-                beta = tl.load(betas + expert)
-            if limits is not None:
-                limit = tl.load(limits + expert)
-            y = swiglu(gate, up, alpha, beta, limit)
-        else:
-            y = phi(gate, ACTIVATION) * up
-    else:
-        y = phi(x, ACTIVATION)
+    y = activated(
+        x, expert, alphas, betas, limits, alpha, beta, limit, ACTIVATION, GATED, BLOCK_M, OUT
+    )
 
     channel = tile * OUT + tl.arange(0, OUT)
     is_stored = is_row[:, None] & (channel < inter)[None, :]

@@ -11,7 +11,7 @@ from .triton_support import ceil_div, next_power_of_two
 
 KERNEL = "kernelproof.impl.triton_moe_sort_kernel"
 CHUNK, INTERPRETED_CHUNK = 256, 64
-"""Pairs that a program compares with each other; fewer in the interpreter, to have several there."""
+"""Pairs that a program compares with each other; fewer in the interpreter, to have several."""
 LEAST_CHUNK = 16
 LEAST_EXPERTS = 32
 """Of a histogram."""

@@ -94,7 +94,7 @@ def _place(
     row = tl.gather(start * BLOCK_M + before, tl.maximum(expert, 0), axis=0) + rank
     tl.store(pairs + row, pair, mask=is_here)
 
-    at_once: tl.constexpr = COMPARED if BLOCKS > COMPARED else BLOCKS
+    at_once: tl.constexpr = COMPARED if BLOCKS > COMPARED else BLOCKS  # noqa: FURB136  no min
     for first in range(0, BLOCKS, at_once):
         block = tl.program_id(0) * BLOCKS + first + tl.arange(0, at_once)
         ended = (end[:, None] <= block[None, :]).to(tl.int32)
@@ -111,7 +111,7 @@ place = device_function(_place)
 def _sort_pairs(
     ids: tl.tensor,  # [tokens, top_k]
     weights: tl.tensor,  # [tokens, top_k]
-    pairs: tl.tensor,  # [most_blocks * BLOCK_M] int32: token * top_k + slot by row, where it has one
+    pairs: tl.tensor,  # [most_blocks * BLOCK_M] int32: token * top_k + slot by row
     block_experts: tl.tensor,  # [most_blocks] int32
     block_rows: tl.tensor,  # [most_blocks] int32: rows that are pairs; 0 past the last block
     counts: tl.tensor,  # [chunks, num_experts] int32
@@ -150,7 +150,7 @@ def _sort_pairs(
     if COUNTS:
         # Of each pair: how many before it have the same expert.
         rank = tl.full((CHUNK,), 0, tl.int32)
-        at_once: tl.constexpr = COMPARED if CHUNK > COMPARED else CHUNK
+        at_once: tl.constexpr = COMPARED if CHUNK > COMPARED else CHUNK  # noqa: FURB136
         for first in range(0, CHUNK, at_once):
             other = chunk * CHUNK + first + tl.arange(0, at_once)
             other_expert = experts_of(

@@ -56,6 +56,83 @@ def _best(scores: tl.tensor, left: tl.tensor, number: tl.tensor) -> tl.tensor:
 best = device_function(_best)
 
 
+def _scores(x: tl.tensor, is_expert: tl.tensor, SCORE: tl.constexpr) -> tl.tensor:
+    """Give the scores [tokens, experts] of logits."""
+    if SCORE == "softmax":
+        largest = tl.max(tl.where(is_expert, x, float("-inf")), axis=1)
+        exponential = tl.where(is_expert, tl.exp(x - largest[:, None]), 0.0)
+        scores = exponential / tl.sum(exponential, axis=1)[:, None]
+    elif SCORE == "sigmoid":
+        scores = sigmoid(x)
+    elif SCORE == "sqrt_softplus":
+        scores = tl.sqrt(softplus(x))
+    else:
+        scores = x
+    return scores
+
+
+scores_of = device_function(_scores)
+
+
+def _of_best_groups(
+    ranking: tl.tensor,
+    left: tl.tensor,
+    expert: tl.tensor,
+    group: tl.tensor,
+    GROUPS: tl.constexpr,
+    TOPK_GROUPS: tl.constexpr,
+    BEST_OF_GROUP: tl.constexpr,
+    TOKENS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> tl.tensor:
+    """Tell which experts [TOKENS, experts] belong to the best groups.
+
+    Args:
+        ranking, left: [TOKENS, experts], the scores with bias, and which experts there are.
+        expert, group: [1, experts], their numbers and those of their groups.
+        GROUPS, TOPK_GROUPS, BEST_OF_GROUP, TOKENS, COLUMNS: as in ``_route``.
+    """
+    column = tl.arange(0, COLUMNS)[None, :]
+    of_group = tl.full((TOKENS, COLUMNS), float("-inf"), tl.float32)
+    for number in tl.static_range(GROUPS):
+        inside = left & (group == number)
+        first = best(ranking, inside, expert)
+        score = tl.sum(tl.where(expert == first[:, None], ranking, 0.0), axis=1)
+        if BEST_OF_GROUP > 1:
+            second = best(ranking, inside & (expert != first[:, None]), expert)
+            score += tl.sum(tl.where(expert == second[:, None], ranking, 0.0), axis=1)
+        of_group = tl.where(column == number, score[:, None], of_group)
+    groups_left = (column < GROUPS) & (of_group >= float("-inf"))
+    allowed = left & (expert < 0)
+    for _ in tl.static_range(TOPK_GROUPS):
+        chosen = best(of_group, groups_left, column)
+        groups_left = groups_left & (column != chosen[:, None])
+        allowed = allowed | (group == chosen[:, None])
+    return allowed
+
+
+of_best_groups = device_function(_of_best_groups)
+
+
+def _weighed_slots(found: tl.tensor, is_slot: tl.tensor, WEIGHT: tl.constexpr) -> tl.tensor:
+    """Give the weights [tokens, slots] of what was found: scores, or logits."""
+    if WEIGHT == "renormalize":
+        total = tl.sum(tl.where(is_slot, found, 0.0), axis=1) + RENORMALISE_FLOOR
+        weight = found / total[:, None]
+    elif WEIGHT == "softmax":
+        largest = tl.max(tl.where(is_slot, found, float("-inf")), axis=1)
+        exponential = tl.where(is_slot, tl.exp(found - largest[:, None]), 0.0)
+        weight = exponential / tl.sum(exponential, axis=1)[:, None]
+    elif WEIGHT == "sigmoid":
+        weight = sigmoid(found)
+    else:
+        weight = found
+    return weight
+
+
+weighed_slots = device_function(_weighed_slots)
+
+
 def _route(
     logits: tl.tensor,  # [tokens, experts]
     bias: tl.tensor | None,  # [experts]
@@ -95,16 +172,7 @@ def _route(
         mask=is_token[:, None] & is_expert,
         other=0.0,
     ).to(tl.float32)
-    if SCORE == "softmax":
-        largest = tl.max(tl.where(is_expert, x, float("-inf")), axis=1)
-        exponential = tl.where(is_expert, tl.exp(x - largest[:, None]), 0.0)
-        scores = exponential / tl.sum(exponential, axis=1)[:, None]
-    elif SCORE == "sigmoid":
-        scores = sigmoid(x)
-    elif SCORE == "sqrt_softplus":
-        scores = tl.sqrt(softplus(x))
-    else:
-        scores = x
+    scores = scores_of(x, is_expert, SCORE)
     ranking = scores
     if bias is not None:
         added = tl.load(bias + expert * bias_expert, mask=is_expert, other=0.0)
@@ -113,22 +181,9 @@ def _route(
     left = is_expert & (token[:, None] >= 0)
     if GROUPS > 1:
         group = expert // group_size
-        column = tl.arange(0, GROUP_COLUMNS)[None, :]
-        of_group = tl.full((TOKENS, GROUP_COLUMNS), float("-inf"), tl.float32)
-        for number in tl.static_range(GROUPS):
-            inside = left & (group == number)
-            first = best(ranking, inside, expert)
-            score = tl.sum(tl.where(expert == first[:, None], ranking, 0.0), axis=1)
-            if BEST_OF_GROUP > 1:
-                second = best(ranking, inside & (expert != first[:, None]), expert)
-                score += tl.sum(tl.where(expert == second[:, None], ranking, 0.0), axis=1)
-            of_group = tl.where(column == number, score[:, None], of_group)
-        groups_left = (column < GROUPS) & (token[:, None] >= 0)
-        allowed = left & (expert < 0)
-        for _ in tl.static_range(TOPK_GROUPS):
-            chosen = best(of_group, groups_left, column)
-            groups_left = groups_left & (column != chosen[:, None])
-            allowed = allowed | (group == chosen[:, None])
+        allowed = of_best_groups(
+            ranking, left, expert, group, GROUPS, TOPK_GROUPS, BEST_OF_GROUP, TOKENS, GROUP_COLUMNS
+        )
         ranking = tl.where(allowed, ranking, masked)
 
     slot = tl.arange(0, SLOTS)[None, :]
@@ -143,18 +198,7 @@ def _route(
         found = tl.where(slot == number, taken[:, None], found)
         of_found = tl.where(slot == number, value[:, None], of_found)
     is_slot = slot < TOP_K
-    if WEIGHT == "renormalize":
-        total = tl.sum(tl.where(is_slot, of_found, 0.0), axis=1) + RENORMALISE_FLOOR
-        weight = of_found / total[:, None]
-    elif WEIGHT == "softmax":
-        # The best expert's logit is the largest.
-        largest = tl.max(tl.where(is_slot, of_found, float("-inf")), axis=1)
-        exponential = tl.where(is_slot, tl.exp(of_found - largest[:, None]), 0.0)
-        weight = exponential / tl.sum(exponential, axis=1)[:, None]
-    elif WEIGHT == "sigmoid":
-        weight = sigmoid(of_found)
-    else:
-        weight = of_found
+    weight = weighed_slots(of_found, is_slot, WEIGHT)
     target = (row * TOP_K)[:, None] + slot
     is_stored = is_token[:, None] & is_slot
     tl.store(ids + target, found, mask=is_stored)
