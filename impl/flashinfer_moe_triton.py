@@ -61,5 +61,7 @@ def silu_and_mul_moe(inputs: MoEInputs) -> torch.Tensor:
             projected += bias[expert].float()
         middle = _silu_and_mul(projected.to(x.dtype))
         outputs.append(middle.float() @ inputs.w2[expert].float().T)
-    second = torch.cat(outputs) if outputs else inputs.topk_weights.new_zeros((0, inputs.w2.shape[1]))
+    second = (
+        torch.cat(outputs) if outputs else inputs.topk_weights.new_zeros((0, inputs.w2.shape[1]))
+    )
     return combined(inputs, second + of_rows(inputs.w2_bias, rows), rows)

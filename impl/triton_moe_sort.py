@@ -14,7 +14,7 @@ CHUNK, INTERPRETED_CHUNK = 256, 64
 """Pairs that a program compares with each other; fewer in the interpreter, to have several."""
 LEAST_CHUNK = 16
 LEAST_EXPERTS = 32
-"""Of a histogram."""
+"""No tile is smaller than a warp."""
 
 
 class Sorted(NamedTuple):

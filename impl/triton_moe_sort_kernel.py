@@ -56,14 +56,6 @@ def _experts_of(
 experts_of = device_function(_experts_of)
 
 
-def _counts_of(expert: tl.tensor, EXPERTS: tl.constexpr) -> tl.tensor:
-    """Count the pairs of each expert."""
-    return tl.histogram(tl.maximum(expert, 0), EXPERTS, mask=expert >= 0)
-
-
-counts_of = device_function(_counts_of)
-
-
 def _place(
     pair: tl.tensor,
     expert: tl.tensor,
@@ -148,8 +140,9 @@ def _sort_pairs(
     number = tl.arange(0, EXPERTS)
     is_expert = number < num_experts
     if COUNTS:
-        # Of each pair: how many before it have the same expert.
+        # How many pairs before each one have the same expert, and how many each expert has.
         rank = tl.full((CHUNK,), 0, tl.int32)
+        count = tl.full((EXPERTS,), 0, tl.int32)
         at_once: tl.constexpr = COMPARED if CHUNK > COMPARED else CHUNK  # noqa: FURB136
         for first in range(0, CHUNK, at_once):
             other = chunk * CHUNK + first + tl.arange(0, at_once)
@@ -160,7 +153,8 @@ def _sort_pairs(
             before = other[:, None] < pair[None, :]
             same = before & (other_expert[:, None] == expert[None, :])
             rank += tl.sum(same.to(tl.int32), axis=0)
-        count = counts_of(expert, EXPERTS)
+            of_number = other_expert[:, None] == number[None, :]
+            count += tl.sum(of_number.to(tl.int32), axis=0)
         if PLACES:
             place(
                 pair, expert, rank, count * 0, count, pairs, block_experts, block_rows,

@@ -108,9 +108,7 @@ class Release:
             topk_groups=given["topk_group"] or None,
             scaling_factor=given["routed_scaling_factor"],
         )  # fmt: skip
-        return SimpleNamespace(
-            topk_ids=found.topk_ids, topk_weights=found.topk_weights.bfloat16()
-        )
+        return SimpleNamespace(topk_ids=found.topk_ids, topk_weights=found.topk_weights.bfloat16())
 
     def top_k(self, input: torch.Tensor, k: int, *, sorted: bool) -> Any:  # noqa: A002, ANN401
         assert sorted
@@ -340,9 +338,7 @@ def test_members_are_looked_up_by_name(release: Release) -> None:
 
 def test_a_release_without_a_member_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     old = enum.IntEnum("old", ["Swiglu"])
-    monkeypatch.setattr(
-        flashinfer_names, "require", lambda *_: SimpleNamespace(ActivationType=old)
-    )
+    monkeypatch.setattr(flashinfer_names, "require", lambda *_: SimpleNamespace(ActivationType=old))
     with pytest.raises(UnsupportedError, match=r"'geglu_tanh' \(it would be GegluTanh\)"):
         activation_member("geglu_tanh")
 
