@@ -142,20 +142,31 @@ def activated(inputs: MoEInputs, projected: torch.Tensor, expert: int) -> torch.
     """Apply the activation to [rows, inter], or to [rows, 2 inter] of gates and ups."""
     if inputs.activation in PLAIN:
         return PLAIN[inputs.activation](projected)
-    if inputs.interleaved:
-        gate, up = projected[:, 0::2], projected[:, 1::2]
-    else:
-        gate, up = projected.chunk(2, dim=1)
+    gate, up = halves(inputs, projected)
     if inputs.activation in GATES:
         return GATES[inputs.activation](gate) * up
+    alpha, beta, limit = swiglu_numbers(inputs, expert)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate * torch.sigmoid(alpha * gate) * (up + beta)
+
+
+def halves(inputs: MoEInputs, projected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Give the gates and the ups of [rows, 2 inter]."""
+    if inputs.interleaved:
+        return projected[:, 0::2], projected[:, 1::2]
+    gate, up = projected.chunk(2, dim=1)
+    return gate, up
+
+
+def swiglu_numbers(inputs: MoEInputs, expert: int) -> tuple[float, float, float]:
+    """Give an expert's alpha, beta and limit."""
     alpha, beta, limit = (
         usual if given is None else of_expert(given, expert)
         for given, usual in zip(
             (inputs.alpha, inputs.beta, inputs.limit), SWIGLU[inputs.activation], strict=True
         )
     )
-    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    return gate * torch.sigmoid(alpha * gate) * (up + beta)
+    return alpha, beta, limit
 
 
 def of_expert(given: float | torch.Tensor, expert: int) -> float:

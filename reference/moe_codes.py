@@ -63,7 +63,8 @@ def quantised_weights(values: torch.Tensor, quantized: str, key: int, first: int
         codes = _fp8(values, spread)
     elif quantized == "nvfp4":
         room = LARGEST_E2M1 * LARGEST_E4M3
-        scale = _scale(largest.amax(dim=(1, 2)), bits(key, experts, 1)[:, 0], room)
+        hashes = 2 * bits(key, experts, 1)[:, 0]  # e2m1, e4m3 and two bits make eight
+        scale = _scale(largest.amax(dim=(1, 2)), hashes, room)
         made = quantize_nvfp4(values, scale[:, None, None])
         return Codes(made.codes, made.block_scales, form, scale)
     else:
@@ -97,7 +98,7 @@ def quantised_hidden(
         scales = _scale(amax, bits(key, tokens, amax.shape[1]), LARGEST_E4M3)
         codes = _fp8(values, _spread(scales, 1, values.shape[1]))
     elif quantized == "nvfp4":
-        scale = _scale(bound, one, LARGEST_E2M1 * LARGEST_E4M3)
+        scale = _scale(bound, 2 * one, LARGEST_E2M1 * LARGEST_E4M3)
         made = quantize_nvfp4(values, scale)
         return Codes(made.codes, made.block_scales, form, scale)
     else:

@@ -10,6 +10,10 @@ from . import (
     life_cycle,
     merge,
     metadata,
+    moe_inert,
+    moe_options,
+    moe_order,
+    moe_sums,
     partition,
     quantised,
     routing,
@@ -29,6 +33,10 @@ LAWS: tuple[Law, ...] = (
     *metadata.LAWS,
     *append.LAWS,
     *routing.LAWS,
+    *moe_order.LAWS,
+    *moe_sums.LAWS,
+    *moe_inert.LAWS,
+    *moe_options.LAWS,
 )
 """All laws, the most telling of each operation first."""
 

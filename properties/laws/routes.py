@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import torch
 
-from ...reference import Routing, oracle
+from ...reference import RouteProblem, Routing, oracle
 from ...reference.moe_inputs import RouteInputs
 from ...reference.routing_bounds import RoutingComparison
 from ..comparison import Result, fail
 from ..subject import Subject
-from ..verdict import Verdict
+from ..verdict import PASS, Verdict
 
 
 def compare(subject: Subject, inputs: RouteInputs, result: Result) -> RoutingComparison | Verdict:
     """Compare (topk_weights, topk_ids) with what may be right; a FAIL if the shapes are not."""
+    wrong = misshapen(inputs, result)
+    if wrong is not None:
+        return wrong
+    weights, ids = result
+    assert ids is not None  # noqa: S101  of route there are always both
+    return oracle.judge_routing(inputs, Routing(ids, weights), subject.implementation.arithmetic)
+
+
+def misshapen(inputs: RouteInputs, result: Result) -> Verdict | None:
+    """Say what is wrong with the shapes or dtypes of (topk_weights, topk_ids); None if nothing."""
     weights, ids = result
     assert ids is not None  # noqa: S101  of route there are always both
     wanted = [len(inputs.logits), inputs.top_k]
@@ -24,7 +34,7 @@ def compare(subject: Subject, inputs: RouteInputs, result: Result) -> RoutingCom
         return fail("dtype", f"topk_ids is {ids.dtype}, not an integer")
     if not weights.dtype.is_floating_point:
         return fail("dtype", f"topk_weights is {weights.dtype}, not floating")
-    return oracle.judge_routing(inputs, Routing(ids, weights), subject.implementation.arithmetic)
+    return None
 
 
 def judge_route(subject: Subject, inputs: RouteInputs, result: Result) -> Verdict:
@@ -55,3 +65,65 @@ def judge_route(subject: Subject, inputs: RouteInputs, result: Result) -> Verdic
         worst = None if nan else float(ratio.nan_to_num(posinf=torch.inf).max())
         return fail("nan" if nan else "numeric", said, worst)
     return Verdict("PASS", ratio=float(ratio.max()) if ratio.numel() else 0.0)
+
+
+def empty_routes(problem: RouteProblem, given: Result) -> Verdict:
+    """Check the shapes of a routing of no token."""
+    weights, ids = given
+    wanted = [0, problem.top_k]
+    for name, tensor in (("topk_ids", ids), ("topk_weights", weights)):
+        if tensor is not None and list(tensor.shape) != wanted:
+            return fail("shape", f"{name} has shape {list(tensor.shape)}, not {wanted}")
+    return PASS
+
+
+def agree_routes(
+    subject: Subject,
+    inputs: RouteInputs,
+    first: Result,
+    second: Result,
+    *,
+    other: RouteInputs | None = None,
+) -> Verdict:
+    """Check that two routings of the same tokens agree.
+
+    The experts must be the same, or both choices right among scores that cannot be told apart; the
+    weights of the same experts must lie within the sum of both bounds.
+
+    Args:
+        subject: that gave both.
+        inputs, other: of the first, and of the second if they are not the same.
+        first, second: (topk_weights, topk_ids).
+    """
+    compared = compare(subject, inputs, first)
+    second_compared = compare(subject, other or inputs, second)
+    for each in (compared, second_compared):
+        if isinstance(each, Verdict):
+            return each
+    assert isinstance(compared, RoutingComparison)  # noqa: S101  verdicts have gone
+    assert isinstance(second_compared, RoutingComparison)  # noqa: S101
+    rows = [_by_id(result, each.bound) for result, each in
+            ((first, compared), (second, second_compared))]  # fmt: skip
+    (ids, weights, bound), (other_ids, other_weights, other_bound) = rows
+    alike = (ids == other_ids).all(dim=1)
+    wrong = ~(alike | (compared.ids_right & second_compared.ids_right))
+    if bool(wrong.any()):
+        token = int(wrong.nonzero()[0])
+        said = f"token {token} goes to {ids[token].tolist()}, then to {other_ids[token].tolist()}"
+        return fail("numeric", f"{said} ({int(wrong.sum())} of {len(wrong)} tokens)")
+    difference = (weights - other_weights).abs()
+    apart = ~(difference <= bound + other_bound) & alike.unsqueeze(1)
+    if bool(apart.any()):
+        token, slot = apart.nonzero()[0].tolist()
+        said = f"the weight of expert {int(ids[token, slot])} for token {token} is "
+        said += f"{float(weights[token, slot]):.9g}, then {float(other_weights[token, slot]):.9g}"
+        return fail("numeric", said)
+    return PASS
+
+
+def _by_id(result: Result, bound: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Bring ids, weights and their bounds into the order of the ids."""
+    weights, ids = result
+    assert ids is not None  # noqa: S101  of route there are always both
+    order = ids.long().argsort(dim=1, stable=True)
+    return ids.long().gather(1, order), weights.double().gather(1, order), bound.gather(1, order)

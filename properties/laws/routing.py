@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
-from ...reference import RouteProblem
-from ..subject import Subject
-from ..verdict import Verdict
+from dataclasses import replace
+
+import torch
+
+from ...reference import METHODS, RouteProblem
+from ...reference.moe_inputs import RouteInputs
+from ...reference.values import choose
+from ..comparison import Result, fail
+from ..subject import Stop, Subject
+from ..verdict import PASS, VACUOUS, Verdict
+from .expert_calls import shuffled
+from .general import kept
 from .law import ROUTE, Law
-from .routes import judge_route
+from .routes import agree_routes, compare, judge_route, misshapen
+
+SOFTMAX = ("default", "renormalize", "renormalize_naive")
+SHIFTS = (-64.0, 64.0, -96.0)
+"""Added to logits that are multiples of 1/2 below 16: sums that bfloat16 holds exactly."""
+GRID, MOST = 0.5, 15.5
+RAISED = 8.0
+"""By so much the last expert of a token is raised: no rounding is as large."""
+BIAS_SHIFT = -4.0
+WEIGHTS_SLACK = 2.0**-6
+"""Of the sum of renormalised weights that may be stored in bfloat16."""
+LEAST_LOGIT = -30.0
+"""Of which the sigmoid is far above the 1e-20 that is added to sums."""
 
 
 def parity(subject: Subject, problem: RouteProblem) -> Verdict:
@@ -15,13 +36,220 @@ def parity(subject: Subject, problem: RouteProblem) -> Verdict:
     return judge_route(subject, inputs, subject.attend(problem, inputs))
 
 
+def invariants(subject: Subject, problem: RouteProblem) -> Verdict:
+    """Check what can be told without an oracle: distinct ids, their groups, sums of weights."""
+    inputs = subject.materialise(problem)
+    weights, ids = _routed(subject, problem, inputs)
+    if not problem.num_tokens:
+        return PASS
+    wide = ids.long()
+    ordered = wide.sort(dim=1).values
+    outside = (ordered[:, 0] < 0) | (ordered[:, -1] >= problem.num_experts)
+    twice = (ordered[:, 1:] == ordered[:, :-1]).any(dim=1)
+    group = wide // (problem.num_experts // problem.num_groups)
+    used = torch.zeros((len(wide), problem.num_groups), device=wide.device)
+    used.scatter_(1, group.clamp(0, problem.num_groups - 1), 1.0)
+    scattered = used.sum(dim=1) > problem.topk_groups
+    if problem.masked_groups == "zero":
+        scattered[:] = False  # a negative score is below that of an expert of a masked group
+    for wrong, said in (
+        (outside, "has ids that are no expert's"),
+        (twice, "has an expert twice"),
+        (scattered, f"has experts of more than {problem.topk_groups} groups"),
+        (~weights.isfinite().all(dim=1), "has weights that are not finite"),
+    ):
+        if bool(wrong.any()):
+            token = int(wrong.nonzero()[0])
+            return fail("shape", f"token {token} {said}: {ids[token].tolist()}")
+    return _sums(problem, weights, inputs.logits.double().gather(1, wide))
+
+
+def _sums(problem: RouteProblem, weights: torch.Tensor, logits: torch.Tensor) -> Verdict:
+    """Check that renormalised weights of experts with these logits add up to the scaling factor.
+
+    Where all of their scores are next to nothing, so may be the weights.
+    """
+    how = METHODS[problem.method]
+    if how.weight not in ("renormalize", "softmax") or how.score == "softmax":
+        return PASS
+    total = weights.double().sum(dim=1) / problem.scaling_factor
+    something = (logits.amax(dim=1) > LEAST_LOGIT) | (how.weight == "softmax")
+    wrong = ((total - 1).abs() > WEIGHTS_SLACK) & something
+    if bool(wrong.any()):
+        token = int(wrong.nonzero()[0])
+        said = f"the weights of token {token} add up to {float(total[token]):.6g}"
+        return fail("numeric", f"{said} times the scaling factor")
+    return PASS
+
+
+def token_order(subject: Subject, problem: RouteProblem) -> Verdict:
+    """Give the tokens in another order: their rows must come in that order."""
+    order = shuffled(problem.seed, "token order", problem.num_tokens)
+    if torch.equal(order, torch.arange(problem.num_tokens)):
+        return VACUOUS
+    inputs = subject.materialise(problem)
+    weights, ids = _routed(subject, problem, inputs)
+    order = order.to(ids.device)
+    other = replace(inputs, logits=inputs.logits[order])
+    second = _routed(subject, problem, other)
+    return agree_routes(subject, other, (weights[order], ids[order]), second)
+
+
+def expert_order(subject: Subject, problem: RouteProblem) -> Verdict:
+    """Put the groups, and the experts within each, into other places: ids go with them."""
+    size = problem.num_experts // problem.num_groups
+    groups = shuffled(problem.seed, "group order", problem.num_groups)
+    within = shuffled(problem.seed, "expert order", size)
+    order = (groups.unsqueeze(1) * size + within).flatten()
+    if torch.equal(order, torch.arange(problem.num_experts)):
+        return VACUOUS
+    inputs = subject.materialise(problem)
+    weights, ids = _routed(subject, problem, inputs)
+    order = order.to(ids.device)
+    places = torch.empty_like(order)
+    places[order] = torch.arange(problem.num_experts, device=order.device)
+    bias = inputs.bias
+    other = replace(
+        inputs,
+        logits=inputs.logits[:, order].contiguous(),
+        bias=None if bias is None else bias[order],
+    )
+    second = _routed(subject, problem, other)
+    moved = places[ids.long().clamp(0, problem.num_experts - 1)].to(ids.dtype)
+    return agree_routes(subject, other, (weights, moved), second)
+
+
+def logit_shift(subject: Subject, problem: RouteProblem) -> Verdict:
+    """Add a constant to all logits of a method that takes their softmax: nothing changes."""
+    if problem.method not in SOFTMAX or not problem.num_tokens:
+        return VACUOUS
+    inputs = subject.materialise(problem)
+    logits = ((inputs.logits.float() / GRID).round() * GRID).clamp(-MOST, MOST)
+    shift = SHIFTS[choose(problem.seed, "shift", 0, len(SHIFTS))]
+    base = replace(inputs, logits=logits.to(inputs.logits.dtype))
+    shifted = replace(inputs, logits=(logits + shift).to(inputs.logits.dtype))
+    first = _routed(subject, problem, base)
+    return agree_routes(subject, base, first, _routed(subject, problem, shifted), other=shifted)
+
+
+def monotone(subject: Subject, problem: RouteProblem) -> Verdict:
+    """Raise the logit of an expert that a token goes to: it still goes there."""
+    inputs = subject.materialise(problem)
+    _, ids = _routed(subject, problem, inputs)
+    if not problem.num_tokens or not bool(((ids >= 0) & (ids < problem.num_experts)).all()):
+        return VACUOUS
+    last = ids[:, -1:].long()
+    raised = inputs.logits.scatter_add(1, last, torch.full_like(last, 1).to(inputs.logits) * RAISED)
+    other = replace(inputs, logits=raised)
+    _, second = _routed(subject, problem, other)
+    gone = ~(second.long() == last).any(dim=1)
+    # Where both scores saturate, or a bias outweighs them, raising moves nothing.
+    if bool(gone.any()):
+        compared = compare(subject, other, _routed(subject, problem, other))
+        if isinstance(compared, Verdict):
+            return compared
+        gone &= ~compared.ids_right
+    if bool(gone.any()):
+        token = int(gone.nonzero()[0])
+        said = f"token {token} leaves expert {int(last[token])} when its logit is raised"
+        return fail("numeric", f"{said}: {ids[token].tolist()}, then {second[token].tolist()}")
+    return PASS
+
+
+def bias_shift(subject: Subject, problem: RouteProblem) -> Verdict:
+    """Add a constant to the bias: it selects and does not weigh, so that nothing changes."""
+    grouped_by_zero = problem.num_groups > 1 and problem.masked_groups == "zero"
+    if not (problem.bias and problem.num_tokens) or grouped_by_zero:
+        return VACUOUS
+    inputs = subject.materialise(problem)
+    assert inputs.bias is not None  # noqa: S101  the problem has one
+    # Multiples of 1/64 below 8, to which the shift adds exactly.
+    base = replace(inputs, bias=(inputs.bias * 64).round() / 64)
+    shifted = replace(inputs, bias=base.bias + BIAS_SHIFT)
+    first = _routed(subject, problem, base)
+    return agree_routes(subject, base, first, _routed(subject, problem, shifted), other=shifted)
+
+
+def scaling(subject: Subject, problem: RouteProblem) -> Verdict:
+    """Double the scaling factor: the weights double, and nothing else changes."""
+    doubled = replace(problem, scaling_factor=2 * problem.scaling_factor)
+    if not (problem.num_tokens and subject.supports(doubled)):
+        return VACUOUS
+    inputs = subject.materialise(problem)
+    weights, ids = _routed(subject, problem, inputs)
+    other = replace(inputs, scaling_factor=doubled.scaling_factor)
+    second = _routed(subject, doubled, other)
+    return agree_routes(subject, other, (2 * weights, ids), second)
+
+
+def _routed(
+    subject: Subject, problem: RouteProblem, inputs: RouteInputs
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Give a copy of (topk_weights, topk_ids).
+
+    Raises:
+        Stop: it raised, or the shapes or dtypes are not those of a routing.
+    """
+    result: Result = kept(subject.attend(problem, inputs))
+    wrong = misshapen(inputs, result)
+    if wrong is not None:
+        raise Stop(wrong)
+    weights, ids = result
+    assert ids is not None  # noqa: S101  of route there are always both
+    return weights, ids
+
+
 LAWS = (
     Law(
         "routing_parity",
         ROUTE,
         parity,
-        "each token goes to distinct experts, no better one is left out, and the weights are "
-        "those that belong to them",
+        "each token goes to distinct experts, no better one is left out, and the weights are those "
+        "that belong to them",
         weight=3.0,
+    ),
+    Law(
+        "routing_invariants",
+        ROUTE,
+        invariants,
+        "ids are distinct experts of so many groups, and renormalised weights add up",
+        overlap="routing_parity sees that too; this law asks no oracle and names the broken rule",
+    ),
+    Law(
+        "routing_token_order",
+        ROUTE,
+        token_order,
+        "tokens in another order give their rows in that order",
+    ),
+    Law(
+        "routing_expert_order",
+        ROUTE,
+        expert_order,
+        "experts and groups in other places are selected as before, by their new ids",
+    ),
+    Law(
+        "routing_logit_shift",
+        ROUTE,
+        logit_shift,
+        "a constant added to all logits changes nothing where their softmax is taken",
+    ),
+    Law(
+        "routing_monotone",
+        ROUTE,
+        monotone,
+        "an expert whose logit is raised stays selected",
+        overlap="routing_parity sees that too; this law needs no scores to compare with",
+    ),
+    Law(
+        "routing_bias_shift",
+        ROUTE,
+        bias_shift,
+        "a constant added to the bias of all experts changes nothing",
+    ),
+    Law(
+        "routing_scaling",
+        ROUTE,
+        scaling,
+        "twice the scaling factor gives twice the weights",
     ),
 )

@@ -16,11 +16,17 @@ from . import (
     merge_bugs,
     metadata_bugs,
     mla_bugs,
+    moe_bugs,
+    moe_honest,
+    moe_quantised_bugs,
+    moe_sorting_bugs,
+    moe_stateful_bugs,
     paging_bugs,
     phase_bugs,
     process_bugs,
     quantised_bugs,
     reuse_bugs,
+    routing_bugs,
     session_bugs,
     soak_bugs,
     stateful_bugs,
@@ -43,6 +49,11 @@ BUGS: tuple[SeededBug, ...] = (
     *mla_bugs.BUGS,
     *soak_bugs.BUGS,
     *graph_bugs.BUGS,
+    *moe_bugs.BUGS,
+    *moe_sorting_bugs.BUGS,
+    *moe_quantised_bugs.BUGS,
+    *moe_stateful_bugs.BUGS,
+    *routing_bugs.BUGS,
 )
 """Wrong answers: each must be killed by at least one law."""
 PROCESS_CONTROLS: tuple[SeededBug, ...] = (*process_bugs.BUGS, *soak_bugs.PROCESS_CONTROLS)
@@ -54,6 +65,7 @@ HONEST: tuple[SeededBug, ...] = (
     *soak_bugs.CONTROLS,
     *tensor_cores.CONTROLS,
     *graph_bugs.CONTROLS,
+    *moe_honest.CONTROLS,
 )
 """Right answers by unusual ways: no law may accuse one."""
 CATALOGUE: tuple[SeededBug, ...] = (*BUGS, *PROCESS_CONTROLS, *HONEST)

@@ -1,0 +1,161 @@
+"""Calls of experts made of parts of another call: some of its tokens, of its experts, of inter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+
+from ...reference import MoEProblem, QuantizedMatrix
+from ...reference.expert_weights import SCALE_BLOCK
+from ...reference.moe_inputs import MoEInputs, map_matrix
+from ...reference.moe_problems import MULTIPLES
+from ...reference.values import bits, stream
+from ..comparison import bitwise, fail, within
+from ..subject import Subject
+from ..verdict import Verdict
+from .general import run_on
+
+OF_EXPERTS = ("w13", "w2", "w13_bias", "w2_bias", "alpha", "beta", "limit", "intermediate_scale")
+"""Fields that have an entry for each expert, if they are tensors or matrices."""
+OF_TOKENS = ("hidden", "topk_ids", "topk_weights")
+
+
+class Answer(NamedTuple):
+    """What a subject made of a call [tokens, hidden], and how far an honest one may be off."""
+
+    out: torch.Tensor
+    bound: torch.Tensor
+
+
+def answer(subject: Subject, problem: MoEProblem, inputs: MoEInputs) -> Answer:
+    """Run the subject and ask the oracle.
+
+    Raises:
+        Stop: it raised, or gave something of another shape.
+    """
+    (out, _), judged = run_on(subject, problem, inputs)
+    return Answer(out, judged.bound.out)
+
+
+def result(subject: Subject, problem: MoEProblem, inputs: MoEInputs) -> torch.Tensor:
+    """Run the subject alone; what it gives is a copy."""
+    return subject.attend(problem, inputs)[0].clone()
+
+
+def same(
+    actual: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor, *, exact: bool = False
+) -> Verdict:
+    """Check that two outputs differ by at most ``bound``, or in no bit where that is exact."""
+    if actual.shape != expected.shape:
+        return fail("shape", f"out has shape {list(actual.shape)}, not {list(expected.shape)}")
+    if exact:
+        return bitwise("out", actual.double(), expected.double())
+    return within("out", actual, expected.to(bound.dtype), bound)
+
+
+def shuffled(seed: int, tag: str, count: int) -> torch.Tensor:
+    """Give a permutation of ``count`` by hash: int64, on the host."""
+    rows = torch.arange(count)
+    return bits(stream(seed, tag), rows, 1).flatten().argsort(stable=True)
+
+
+def take(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Select rows of the first axis, of FP8 codes too, for which torch has no indexing."""
+    index = index.to(tensor.device)
+    if tensor.element_size() == 1 and tensor.dtype != torch.bool:
+        return tensor.view(torch.uint8)[index].view(tensor.dtype)
+    return tensor[index]
+
+
+def of_tokens(inputs: MoEInputs, index: torch.Tensor) -> MoEInputs:
+    """Give the call on some tokens, in this order."""
+    return replace(inputs, **{name: _taken(getattr(inputs, name), index) for name in OF_TOKENS})
+
+
+def of_experts(inputs: MoEInputs, index: torch.Tensor) -> dict[str, Any]:
+    """Give the fields of some experts, by their place on this rank, in this order."""
+    found = {name: getattr(inputs, name) for name in OF_EXPERTS}
+    return {
+        name: _taken(value, index)
+        for name, value in found.items()
+        if isinstance(value, (torch.Tensor, QuantizedMatrix))
+        and not (isinstance(value, torch.Tensor) and value.dim() == 0)
+    }
+
+
+def _taken(value: Any, index: torch.Tensor) -> Any:  # noqa: ANN401  a tensor or a matrix
+    return map_matrix(value, lambda tensor: take(tensor, index))
+
+
+def unshared(problem: MoEProblem, inputs: MoEInputs) -> tuple[MoEProblem, MoEInputs]:
+    """Give the call without its shared experts."""
+    return (
+        replace(problem, shared_experts=0),
+        replace(inputs, shared_w13=None, shared_w2=None, shared_weight=1.0),
+    )
+
+
+def inter_steps(problem: MoEProblem) -> int:
+    """Give the multiples of inter at which a call may be cut: no block of scales is."""
+    if problem.quantized == "fp8_block":
+        return SCALE_BLOCK
+    return MULTIPLES.get(problem.quantized, 1)
+
+
+def of_inter(problem: MoEProblem, inputs: MoEInputs, start: int, stop: int) -> MoEInputs:
+    """Give the call on a range of inter, as a tensor-parallel rank has it.
+
+    Only the first range has the second product's bias: ranks add theirs up.
+    """
+    rows = torch.arange(start, stop)
+    if problem.interleaved:
+        rows = torch.arange(2 * start, 2 * stop)
+    elif problem.gated:
+        rows = torch.cat([rows, rows + problem.inter])
+    w13_bias = inputs.w13_bias
+    if w13_bias is not None:
+        w13_bias = w13_bias[:, rows.to(w13_bias.device)]
+    return replace(
+        inputs,
+        w13=with_rows(inputs.w13, rows),
+        w2=_columns(inputs.w2, start, stop),
+        w13_bias=w13_bias,
+        w2_bias=inputs.w2_bias if start == 0 else None,
+    )
+
+
+def with_rows(matrix: torch.Tensor | QuantizedMatrix, rows: torch.Tensor) -> Any:  # noqa: ANN401
+    """Select rows of every expert; blocks of scales must stay whole."""
+
+    def chosen(tensor: torch.Tensor) -> torch.Tensor:
+        return take(tensor.transpose(0, 1), rows).transpose(0, 1).contiguous()
+
+    if isinstance(matrix, torch.Tensor):
+        return chosen(matrix)
+    scales = matrix.scales
+    if matrix.format.scales == "block":
+        scales = _blocks(scales, 1, rows[::SCALE_BLOCK] // SCALE_BLOCK)
+    elif matrix.format.scales != "tensor":
+        scales = chosen(scales)
+    return matrix._replace(codes=chosen(matrix.codes), scales=scales)
+
+
+def _columns(matrix: torch.Tensor | QuantizedMatrix, start: int, stop: int) -> Any:  # noqa: ANN401
+    """Select columns of every expert."""
+    if isinstance(matrix, torch.Tensor):
+        return matrix[:, :, start:stop].contiguous()
+    packed = matrix.format.packed
+    codes = matrix.codes[:, :, start // packed : stop // packed].contiguous()
+    scales, columns = matrix.scales, torch.arange(start, stop)
+    if matrix.format.scales == "block":
+        scales = _blocks(scales, 2, columns[::SCALE_BLOCK] // SCALE_BLOCK)
+    elif not matrix.format.scales:
+        step = matrix.codes.shape[2] * packed // scales.shape[2]
+        scales = scales[:, :, start // step : stop // step].contiguous()
+    return matrix._replace(codes=codes, scales=scales)
+
+
+def _blocks(scales: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
+    return scales.index_select(dim, index.to(scales.device))

@@ -1,0 +1,174 @@
+"""Laws of experts about what must not matter: unread weights, slots of weight 0, far addresses."""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import replace
+
+import torch
+
+from ...reference import MoEProblem, QuantizedMatrix
+from ...reference.moe_inputs import MoEInputs
+from ...reference.moe_regimes import assignment
+from ...reference.values import bits, stream
+from ..subject import Subject
+from ..verdict import VACUOUS, Verdict
+from .expert_calls import answer, result, same
+from .law import MOE, Law
+
+E8M0_NAN, E4M3_NAN = 255, 0x7F
+FAR_HIDDEN, FAR_INTER = 1024, 512
+FAR_EXPERTS = 2**12 + 3
+FAR_PLACES = (0, 2**11 + 1, 2**12 + 2)
+"""Experts in use. Those of gated w13 begin 2^20 numbers apart, those of w2 2^19, so that the last
+ones begin beyond 2^32 and beyond 2^31: products of an id and a stride that int32 cannot hold."""
+SHARED, NO_RESERVE = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS, 0x4000
+"""Linux's flags for memory that is there when it is touched; Python 3.10 has no name for one."""
+
+
+def unselected_experts(subject: Subject, problem: MoEProblem) -> Verdict:
+    """Put NaN into the experts that no token goes to, and around all tensors: nothing changes."""
+    inputs = subject.materialise(problem)
+    first, bound = answer(subject, problem, inputs)
+    poisoned = subject.materialise(problem, unused=torch.nan)
+    _poison(poisoned, problem)
+    second = result(subject, problem, poisoned)
+    return same(second, first, 2 * bound, exact=subject.exact(problem))
+
+
+def _poison(inputs: MoEInputs, problem: MoEProblem) -> None:
+    """Overwrite the weights and biases of experts that no slot names with NaN."""
+    here = torch.arange(problem.expert_offset, problem.expert_offset + problem.here)
+    named = torch.isin(here, inputs.topk_ids.cpu().long())
+    unread = (~named).nonzero().flatten()
+    for value in (inputs.w13, inputs.w2, inputs.w13_bias, inputs.w2_bias):
+        if isinstance(value, QuantizedMatrix):
+            _fill(value.scales, unread)
+            if value.codes.dtype == torch.float8_e4m3fn:
+                _fill(value.codes, unread)
+        elif value is not None:
+            _fill(value, unread)
+
+
+def _fill(tensor: torch.Tensor, index: torch.Tensor) -> None:
+    index = index.to(tensor.device)
+    if tensor.element_size() > 1:
+        tensor[index] = torch.nan
+    else:
+        nan = E4M3_NAN if tensor.dtype == torch.float8_e4m3fn else E8M0_NAN
+        tensor.view(torch.uint8)[index] = nan
+
+
+def zero_weight_slots(subject: Subject, problem: MoEProblem) -> Verdict:
+    """Send slots of weight 0 to other experts: nothing changes."""
+    if problem.weights_on_input or problem.num_experts <= problem.top_k or not problem.num_tokens:
+        return VACUOUS
+    inputs = subject.materialise(problem)
+    device = inputs.topk_ids.device
+    tokens = torch.arange(problem.num_tokens, device=device)
+    zero = bits(stream(problem.seed, "zero slots"), tokens, problem.top_k) % 2 == 0
+    elsewhere = assignment(replace(problem, seed=problem.seed + 1, assignment="iid"), device)
+    if problem.assignment != "duplicates":
+        # An expert that the token has already stays where it is.
+        taken = (elsewhere.unsqueeze(2) == inputs.topk_ids.unsqueeze(1)).any(dim=2)
+        zero &= ~taken
+    given = replace(inputs, topk_weights=inputs.topk_weights.masked_fill(zero, 0.0))
+    moved = replace(given, topk_ids=torch.where(zero, elsewhere, given.topk_ids))
+    if not bool((zero & (moved.topk_ids != given.topk_ids)).any()):
+        return VACUOUS
+    first, bound = answer(subject, problem, given)
+    second = result(subject, problem, moved)
+    return same(second, first, 2 * bound, exact=subject.exact(problem))
+
+
+def far_experts(subject: Subject, problem: MoEProblem) -> Verdict:
+    """Keep few experts far apart in weights of more than 2^32 numbers: nothing changes.
+
+    On a CPU these are memory that is mapped and, but for the experts in use, never touched; on a
+    GPU they are allocated, and not written.
+    """
+    if problem.quantized or problem.shared_experts or not problem.num_tokens:
+        return VACUOUS
+    near = replace(
+        problem,
+        num_tokens=len(FAR_PLACES),
+        hidden=FAR_HIDDEN,
+        inter=FAR_INTER,
+        num_experts=len(FAR_PLACES),
+        top_k=1,
+        local_experts=0,
+        expert_offset=0,
+        biases=False,
+        swiglu_parameters="one" if problem.swiglu_parameters else "",
+        assignment="balanced",
+        strided_hidden=False,
+        token_ids=(),
+    )
+    far = replace(near, num_experts=FAR_EXPERTS)
+    if not (subject.supports(near) and subject.supports(far)) or _too_large(subject, near):
+        return VACUOUS
+    inputs = subject.materialise(near)
+    first, bound = answer(subject, near, inputs)
+    assert isinstance(inputs.w13, torch.Tensor)  # noqa: S101  they are not quantised
+    assert isinstance(inputs.w2, torch.Tensor)  # noqa: S101
+    places = torch.tensor(FAR_PLACES, dtype=torch.int32, device=inputs.topk_ids.device)
+    given = replace(
+        inputs,
+        w13=_far(inputs.w13),
+        w2=_far(inputs.w2),
+        topk_ids=places[inputs.topk_ids.long()],
+        num_experts=FAR_EXPERTS,
+    )
+    second = result(subject, far, given)
+    return same(second, first, 2 * bound, exact=subject.exact(near))
+
+
+def _too_large(subject: Subject, problem: MoEProblem) -> bool:
+    """Tell whether a GPU has no room for the weights beside what an implementation may need."""
+    if subject.target.device != "cuda":
+        return False
+    itemsize: int = getattr(torch, problem.dtype).itemsize
+    rows = 2 * FAR_INTER if problem.gated else FAR_INTER
+    needed = itemsize * FAR_EXPERTS * FAR_HIDDEN * (rows + FAR_INTER)
+    return 2 * needed > int(torch.cuda.mem_get_info()[0])
+
+
+def _far(matrix: torch.Tensor) -> torch.Tensor:
+    """Put experts into their far places among others that hold nothing."""
+    shape = (FAR_EXPERTS, *matrix.shape[1:])
+    if matrix.is_cuda:
+        apart = matrix.new_empty(shape)
+    else:
+        count = torch.Size(shape).numel()
+        # Shared with nobody: private memory would count against the worker's limit unused.
+        room = mmap.mmap(-1, count * matrix.element_size(), flags=SHARED | NO_RESERVE)
+        apart = torch.frombuffer(room, dtype=matrix.dtype, count=count).view(shape)
+    for place, weights in zip(FAR_PLACES, matrix, strict=True):
+        apart[place] = weights
+    return apart
+
+
+LAWS = (
+    Law(
+        "unselected_experts",
+        MOE,
+        unselected_experts,
+        "NaN in experts that no token goes to, and around tensors, changes nothing",
+        weight=0.5,
+    ),
+    Law(
+        "zero_weight_slots",
+        MOE,
+        zero_weight_slots,
+        "it does not matter which expert a slot of weight 0 names",
+        weight=0.5,
+    ),
+    Law(
+        "far_experts",
+        MOE,
+        far_experts,
+        "weights of more than 2^32 numbers give what those of the experts in use give",
+        weight=0.1,
+        needs=("large_weights",),
+    ),
+)

@@ -1,0 +1,190 @@
+"""Laws of experts about options: each must matter, and other ways to say the same must not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ...reference import MoEProblem, QuantizedMatrix
+from ...reference.expert_weights import SCALE_BLOCK, checked_matrix
+from ...reference.moe_inputs import MoEInputs
+from ...reference.scratch import Scratch
+from ..comparison import fail
+from ..subject import Subject
+from ..verdict import VACUOUS, Verdict
+from .expert_calls import answer, result, same, with_rows
+from .general import run_on
+from .law import MOE, Law
+
+Call = tuple[str, MoEProblem, MoEInputs]
+MATRICES = ("hidden", "w13", "w2", "shared_w13", "shared_w2")
+MOVED = 4.0
+"""Times the bounds that the oracle's answer must move for the subject's to have to."""
+
+
+def moe_sensitivity(subject: Subject, problem: MoEProblem) -> Verdict:
+    """Switch each option in use off: where the oracle's answer moves, the subject's must move."""
+    if not problem.num_tokens:
+        return VACUOUS
+    inputs = subject.materialise(problem)
+    return _must_move(subject, problem, inputs, list(_switched(subject, problem, inputs)))
+
+
+def _switched(subject: Subject, problem: MoEProblem, inputs: MoEInputs) -> Iterator[Call]:
+    """Give the call without each option that it has, where the subject claims it."""
+    changes: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
+    if problem.biases:
+        # Both at once: kernels take both or none.
+        changes.append(("biases", {"biases": False}, {"w13_bias": None, "w2_bias": None}))
+    if problem.swiglu_parameters:
+        without = {"alpha": None, "beta": None, "limit": None}
+        changes.append(("swiglu_parameters", {"swiglu_parameters": ""}, without))
+    if problem.weights_on_input:
+        off = {"weights_on_input": False}
+        changes.append(("weights_on_input", dict(off), dict(off)))
+    if problem.interleaved:
+        off = {"interleaved": False}
+        changes.append(("interleaved", dict(off), dict(off)))
+    if problem.shared_experts:
+        alone = {"shared_w13": None, "shared_w2": None, "shared_weight": 1.0}
+        changes.append(("shared_experts", {"shared_experts": 0}, alone))
+    if problem.activation == "swiglu_oai" and not problem.swiglu_parameters:
+        changes.append(("activation", {"activation": "swiglu"}, {"activation": "swiglu"}))
+    for name, fields, arguments in changes:
+        other = replace(problem, **fields)
+        if subject.supports(other):
+            yield name, other, replace(inputs, **arguments)
+
+
+def gate_up_swap(subject: Subject, problem: MoEProblem) -> Verdict:
+    """Swap the gate rows with the up rows: where the oracle's answer moves, so must the subject's.
+
+    Which half is the gate is a convention that stacks do not share: a kernel that was given the
+    other one must not go unseen.
+    """
+    cut = problem.quantized == "fp8_block" and problem.inter % SCALE_BLOCK
+    if not (problem.gated and problem.num_tokens) or (cut and not problem.interleaved):
+        return VACUOUS
+    inputs = subject.materialise(problem)
+    rows = torch.arange(2 * problem.inter)
+    rows = rows.view(-1, 2).flip(1).flatten() if problem.interleaved else rows.roll(problem.inter)
+    bias = inputs.w13_bias
+    swapped = replace(
+        inputs,
+        w13=with_rows(inputs.w13, rows),
+        w13_bias=None if bias is None else bias[:, rows.to(bias.device)],
+    )
+    return _must_move(subject, problem, inputs, [("order of gate and up rows", problem, swapped)])
+
+
+def _must_move(
+    subject: Subject, problem: MoEProblem, inputs: MoEInputs, others: Sequence[Call]
+) -> Verdict:
+    """Check that each other call moves the subject's answer where it moves the oracle's."""
+    if not others:
+        return VACUOUS
+    (out, _), judged = run_on(subject, problem, inputs)
+    out, looked = out.double(), False
+    for name, other, given in others:
+        (other_out, _), other_judged = run_on(subject, other, given)
+        bound = judged.bound.out + other_judged.bound.out
+        moved = (judged.expected.out - other_judged.expected.out).abs()
+        must_move = moved > MOVED * bound
+        if not must_move.any():
+            continue
+        looked = True
+        actual = (out - other_out.double()).abs().nan_to_num(nan=torch.inf)
+        stuck = must_move & (actual < moved - 2 * bound)
+        if stuck.any():
+            where = tuple(int(i) for i in stuck.nonzero()[0])
+            return fail(
+                "insensitive",
+                f"another {name} moves the oracle's out{list(where)} by {moved[where].item():.3g}, "
+                f"the implementation's by {actual[where].item():.3g} ({int(stuck.sum())} of "
+                f"{int(must_move.sum())} elements that must move do not)",
+            )
+    return Verdict("PASS", ratio=0.0) if looked else VACUOUS
+
+
+def dequantised_experts(subject: Subject, problem: MoEProblem) -> Verdict:
+    """Give the numbers that codes stand for in their place: nothing changes."""
+    plain = replace(problem, quantized="", quantized_hidden=False)
+    if not (problem.quantized and problem.num_tokens and subject.supports(plain)):
+        return VACUOUS
+    inputs = subject.materialise(problem)
+    if inputs.intermediate_scale is not None:
+        return VACUOUS  # kernels of 16 bits take none
+    numbers = {name: _numbers(name, getattr(inputs, name), inputs.out_dtype) for name in MATRICES}
+    if any(numbers[name] is None and getattr(inputs, name) is not None for name in MATRICES):
+        return VACUOUS  # the dtype does not hold them
+    first = answer(subject, problem, inputs)
+    second = answer(subject, plain, replace(inputs, **numbers))
+    return same(first.out, second.out, first.bound + second.bound)
+
+
+def _numbers(
+    name: str, matrix: torch.Tensor | QuantizedMatrix | None, dtype: torch.dtype
+) -> torch.Tensor | None:
+    """Give the numbers of a matrix in a dtype that holds them exactly; None if it does not."""
+    if not isinstance(matrix, QuantizedMatrix):
+        return matrix
+    hidden = name == "hidden"
+    checked = checked_matrix(name, matrix, "tokens hidden" if hidden else "experts rows columns")
+    if hidden:
+        index = torch.arange(len(matrix.codes), device=matrix.codes.device)
+        wide = checked.tokens(index, torch.float64)
+    else:
+        rows = matrix.codes.shape[1]
+        each = [checked.rows(expert, 0, rows, torch.float64, Scratch())
+                for expert in range(len(matrix.codes))]  # fmt: skip
+        wide = torch.stack(each)
+    narrow = wide.to(dtype)
+    return narrow if torch.equal(narrow.double(), wide) else None
+
+
+def hidden_strides(subject: Subject, problem: MoEProblem) -> Verdict:
+    """Give the hidden states as a slice of wider rows: nothing changes."""
+    strided, contiguous = (replace(problem, strided_hidden=each) for each in (True, False))
+    if not (problem.num_tokens and subject.supports(strided) and subject.supports(contiguous)):
+        return VACUOUS
+    first, bound = answer(subject, contiguous, subject.materialise(contiguous))
+    second = result(subject, strided, subject.materialise(strided))
+    return same(second, first, 2 * bound, exact=subject.exact(problem))
+
+
+LAWS = (
+    Law(
+        "moe_sensitivity",
+        MOE,
+        moe_sensitivity,
+        "switching off an option in use moves the answer wherever it moves the oracle's",
+        weight=0.5,
+    ),
+    Law(
+        "gate_up_swap",
+        MOE,
+        gate_up_swap,
+        "swapping gate and up rows moves the answer wherever it moves the oracle's",
+        weight=0.5,
+    ),
+    Law(
+        "dequantised_experts",
+        MOE,
+        dequantised_experts,
+        "quantised weights and hidden states give what the numbers that they stand for give",
+        weight=0.5,
+        overlap="parity kills its bugs too: this law asks for no codec of the oracle's",
+        needs=("fp8_weights", "nvfp4_weights", "mxfp4_weights"),
+    ),
+    Law(
+        "hidden_strides",
+        MOE,
+        hidden_strides,
+        "hidden states in a slice of wider rows give what contiguous ones give",
+        weight=0.5,
+        needs=("strided_hidden",),
+    ),
+)

@@ -1,0 +1,144 @@
+"""Laws of experts about order: of tokens, of batches, of slots, of the experts themselves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from ...reference import MoEProblem, RouteProblem
+from ...reference.values import choose
+from ..comparison import same_bits
+from ..subject import Subject
+from ..verdict import PASS, VACUOUS, Verdict
+from .expert_calls import answer, of_experts, of_tokens, result, same, shuffled
+from .general import kept
+from .law import MOE, ROUTE, Law
+from .routes import empty_routes
+
+
+def token_order(subject: Subject, problem: MoEProblem) -> Verdict:
+    """Give the tokens in another order: their rows must come in that order."""
+    order = shuffled(problem.seed, "token order", problem.num_tokens)
+    if torch.equal(order, torch.arange(problem.num_tokens)):
+        return VACUOUS
+    inputs = subject.materialise(problem)
+    first, bound = answer(subject, problem, inputs)
+    second = result(subject, problem, of_tokens(inputs, order))
+    order = order.to(first.device)
+    return same(second, first[order], 2 * bound[order], exact=subject.exact(problem))
+
+
+def token_batches(subject: Subject, problem: MoEProblem) -> Verdict:
+    """Split the tokens into two batches: each row stays what it was."""
+    count = problem.num_tokens
+    if count < 2:  # noqa: PLR2004  nothing to split
+        return VACUOUS
+    cut = 1 + choose(problem.seed, "token batches", 0, count - 1)
+    parts = [torch.arange(cut), torch.arange(cut, count)]
+    problems = [replace(problem, num_tokens=len(part), token_ids=()) for part in parts]
+    if not all(map(subject.supports, problems)):
+        return VACUOUS
+    inputs = subject.materialise(problem)
+    first, bound = answer(subject, problem, inputs)
+    pairs = zip(problems, parts, strict=True)
+    rows = [result(subject, each, of_tokens(inputs, part)) for each, part in pairs]
+    return same(torch.cat(rows), first, 2 * bound, exact=subject.exact(problem))
+
+
+def slot_order(subject: Subject, problem: MoEProblem) -> Verdict:
+    """Give each token's experts in another order: nothing changes."""
+    if problem.top_k == 1 or not problem.num_tokens:
+        return VACUOUS
+    inputs = subject.materialise(problem)
+    first, bound = answer(subject, problem, inputs)
+    order = shuffled(problem.seed, "slot order", problem.top_k).to(inputs.topk_ids.device)
+    if torch.equal(order.cpu(), torch.arange(problem.top_k)):
+        order = order.flip(0)
+    other = replace(
+        inputs,
+        topk_ids=inputs.topk_ids[:, order].contiguous(),
+        topk_weights=inputs.topk_weights[:, order].contiguous(),
+    )
+    second = result(subject, problem, other)
+    return same(second, first, 2 * bound, exact=subject.exact(problem))
+
+
+def expert_order(subject: Subject, problem: MoEProblem) -> Verdict:
+    """Put the experts into other places, and their ids with them: nothing changes."""
+    order = shuffled(problem.seed, "expert order", problem.here)
+    if torch.equal(order, torch.arange(problem.here)):
+        return VACUOUS
+    inputs = subject.materialise(problem)
+    first, bound = answer(subject, problem, inputs)
+    places = torch.empty_like(order)
+    places[order] = torch.arange(problem.here)
+    # Ids of other ranks, and of nobody, stay.
+    named = torch.arange(-1, problem.num_experts)
+    start = 1 + problem.expert_offset
+    named[start : start + problem.here] = places + problem.expert_offset
+    ids = named.to(inputs.topk_ids.device)[inputs.topk_ids.long() + 1].to(inputs.topk_ids.dtype)
+    other = replace(inputs, topk_ids=ids, **of_experts(inputs, order))
+    second = result(subject, problem, other)
+    return same(second, first, 2 * bound, exact=subject.exact(problem))
+
+
+def no_tokens(subject: Subject, problem: MoEProblem | RouteProblem) -> Verdict:
+    """Call without a token between two equal calls: no rows come, and nothing is left of it."""
+    nobody = replace(problem, num_tokens=0, token_ids=())
+    if not subject.supports(nobody):
+        return VACUOUS
+    before = kept(subject.attend(problem, subject.materialise(problem)))
+    empty = subject.materialise(nobody)
+    given = subject.attend(nobody, empty)
+    if isinstance(nobody, RouteProblem):
+        verdict = empty_routes(nobody, given)
+    else:
+        rows = torch.empty((0, nobody.hidden), dtype=torch.float64)
+        verdict = same(given[0].cpu(), rows, rows)
+    after = subject.attend(problem, subject.materialise(problem))
+    if verdict.bad or "nondeterministic" in subject.implementation.features:
+        return verdict
+    for first, second in zip(before, after, strict=True):
+        if first is not None and second is not None and not same_bits(first, second):
+            return Verdict("FAIL", "nondeterministic", "a call without tokens changed the next one")
+    return PASS
+
+
+LAWS = (
+    Law(
+        "token_order",
+        MOE,
+        token_order,
+        "tokens in another order give their rows in that order",
+        weight=0.5,
+    ),
+    Law(
+        "token_batches",
+        MOE,
+        token_batches,
+        "a batch of tokens that is split in two gives the same rows",
+        weight=0.5,
+    ),
+    Law(
+        "slot_order",
+        MOE,
+        slot_order,
+        "the order in which a token's experts are named does not matter",
+        weight=0.5,
+    ),
+    Law(
+        "expert_order",
+        MOE,
+        expert_order,
+        "experts in other places, with their ids, give the same answer",
+        weight=0.5,
+    ),
+    Law(
+        "no_tokens",
+        MOE + ROUTE,
+        no_tokens,
+        "a call without tokens gives no rows and leaves nothing behind",
+        weight=0.5,
+    ),
+)
