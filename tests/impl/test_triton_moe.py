@@ -60,8 +60,10 @@ for tokens, top_k, m, offset, experts, everywhere, dtype, on_input in (
 """
 
 
-def ask(worker: Worker, device: str, problem: Problem, law: str = "parity") -> Verdict:
-    name = "triton-moe" if isinstance(problem, MoEProblem) else "triton-route"
+def ask(worker: Worker, device: str, problem: Problem, law: str = "") -> Verdict:
+    of_experts = isinstance(problem, MoEProblem)
+    name = "triton-moe" if of_experts else "triton-route"
+    law = law or ("parity" if of_experts else "routing_parity")
     payload = {
         "task": "judge", "law": law, "implementation": name, "problem": problem.to_json(),
         "device": device,
