@@ -10,6 +10,7 @@ from ..reference import Arithmetic, MoEProblem, Problem
 from ..reference.moe_inputs import MoEInputs
 from .protocol import implementation
 from .target import Target
+from .triton_moe_blocks import block_rows
 from .triton_moe_call import run_experts
 from .triton_support import unavailable
 
@@ -27,6 +28,7 @@ FEATURES = (
     "interleaved_w13",
     "expert_parallel",
     "weights_on_input",
+    "shared_experts",
     "duplicate_ids",
     "fp8_weights",
     "quantized_hidden",
@@ -45,11 +47,16 @@ def _compile_key(problem: Problem) -> Hashable:
     """Name the compiled kernels: compile-time constants, and what alignments are guessed from."""
     if not isinstance(problem, MoEProblem):
         return None
+    divides = [
+        size % number == 0
+        for size in (problem.hidden, problem.inter)
+        for number in (16, 32, 64, 128)
+    ]
     return (
         problem.dtype, problem.activation, problem.quantized, problem.quantized_hidden,
-        problem.biases, problem.weights_on_input, problem.swiglu_parameters, problem.top_k,
-        problem.hidden % 64, problem.inter % 64,
-        (problem.num_tokens * problem.top_k // problem.num_experts).bit_length(),
+        problem.biases, problem.weights_on_input, problem.shared_experts > 0,
+        problem.swiglu_parameters == "each", problem.top_k, *divides,
+        block_rows(problem.num_tokens * problem.top_k / problem.num_experts),
     )  # fmt: skip
 
 
@@ -64,12 +71,14 @@ def _compile_key(problem: Problem) -> Hashable:
     compile_key=_compile_key,
 )
 def experts(inputs: MoEInputs) -> torch.Tensor:
-    """Apply experts to tokens in four or five launches, none of which waits for the host.
+    """Apply experts to tokens in four or five launches, twice as many where some are shared.
+
+    None of them waits for the host.
 
     Args:
-        inputs: the arguments of ``reference.moe``, without shared experts; float32, float16 or
-            bfloat16, strided or not; e4m3 weights with scales by tensor, row or block of 128, and
-            hidden states likewise. Where hidden states are FP8, so is the intermediate.
+        inputs: the arguments of ``reference.moe``; float32, float16 or bfloat16, strided or not;
+            e4m3 weights with scales by tensor, row or block of 128, and hidden states likewise.
+            Where hidden states are FP8, so is the intermediate.
 
     Returns:
         [tokens, hidden] in ``out_dtype``: ``out`` where it is given.

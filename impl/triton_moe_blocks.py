@@ -12,13 +12,11 @@ from .triton_support import next_power_of_two
 
 LEAST_M, MOST_M = 16, 128
 """Tensor cores multiply 16 rows; Hopper's 64, of which two groups of warps take one each."""
-LEAST = 32
-"""Columns of a tile, of any kind: products of FP8 are over so many."""
+LEAST_N, LEAST_K = 64, 32
+"""Rows and columns of weights: products of FP8 are over 32 columns, also where gate and up share 64
+rows of which the intermediate's scale is."""
 SCALE_BLOCK = 128
 """Columns that a block's scale is for: a tile must not reach into the next."""
-LEAST_ROUNDED = 64
-"""Columns of the intermediate that share a scale where it is FP8; at least a tile of the second
-product's."""
 LEAST_STAGES = 2
 
 
@@ -43,22 +41,27 @@ class Tile:
 
 
 TILES = {
-    16: Tile(16, 64, 128, 16, 4, 4),
-    32: Tile(32, 128, 128, 16, 4, 3),
-    64: Tile(64, 128, 64, 16, 4, 4),
-    128: Tile(128, 256, 64, 16, 8, 4),
+    16: (Tile(16, 64, 128, 16, 4, 4), Tile(16, 64, 128, 16, 4, 4)),
+    32: (Tile(32, 128, 128, 16, 4, 3), Tile(32, 128, 128, 16, 4, 3)),
+    64: (Tile(64, 128, 64, 16, 4, 4), Tile(64, 128, 64, 16, 4, 4)),
+    128: (Tile(128, 256, 64, 16, 8, 4), Tile(128, 256, 64, 16, 8, 4)),
 }
-"""By rows, for 16-bit numbers on Hopper. With 128 by 256 a byte that comes from L2 is used 85
-times, which is what keeps tensor cores busy; where an expert has fewer rows, weights that come from
-memory are what takes the time."""
+"""Of both products by rows, for 16-bit numbers on Hopper. With 128 by 256 a byte that comes from L2
+is used 85 times, which is what keeps tensor cores busy; where an expert has fewer rows, weights
+that come from memory are what takes the time."""
 WIDENED = {
-    16: Tile(16, 64, 128, 16, 4, 3),
-    32: Tile(32, 64, 128, 16, 4, 3),
-    64: Tile(64, 128, 64, 16, 4, 3),
-    128: Tile(128, 128, 64, 16, 8, 3),
+    16: (Tile(16, 64, 128, 16, 4, 3), Tile(16, 64, 128, 16, 4, 3)),
+    32: (Tile(32, 64, 128, 16, 4, 3), Tile(32, 64, 128, 16, 4, 3)),
+    64: (Tile(64, 128, 64, 16, 4, 3), Tile(64, 128, 64, 16, 4, 3)),
+    128: (Tile(128, 128, 64, 16, 8, 3), Tile(128, 128, 64, 16, 8, 3)),
 }
 """Where weights are FP8 and hidden states are not: codes are widened in registers."""
-CODES = {**TILES, 128: Tile(128, 128, 128, 16, 8, 4)}
+CODES = {
+    16: (Tile(16, 128, 128, 16, 4, 4), Tile(16, 64, 128, 16, 4, 4)),
+    32: (Tile(32, 128, 128, 16, 4, 3), Tile(32, 128, 128, 16, 4, 3)),
+    64: (Tile(64, 128, 128, 16, 4, 4), Tile(64, 128, 128, 16, 4, 4)),
+    128: (Tile(128, 128, 128, 16, 8, 4), Tile(128, 128, 128, 16, 8, 4)),
+}
 """Where both are FP8: block scales want a second set of sums, for which 256 columns leave no
 registers."""
 INTERPRETED = Tile(16, 64, 64, 2, 1, 1)
@@ -73,7 +76,6 @@ class Shape:
 
     Attributes:
         rows: the mean number of pairs that an expert has.
-        hidden, inter: columns of the two products.
         element_size: bytes of an element of the hidden states.
         weight_size: bytes of an element of the weights.
         gated: whether w13 has gate and up rows.
@@ -82,8 +84,6 @@ class Shape:
     """
 
     rows: float
-    hidden: int
-    inter: int
     element_size: int
     weight_size: int
     gated: bool
@@ -92,20 +92,29 @@ class Shape:
 
 
 def moe_tiles(shape: Shape) -> tuple[Tile, Tile]:
-    """Choose the tiles of both products, of the same rows; they fit the GPU."""
-    tile = _tile(shape)
-    rounded = shape.element_size == 1
-    rows = 2 * shape.inter if shape.gated else shape.inter
-    least = LEAST_ROUNDED * (2 if shape.gated else 1) if rounded else LEAST
-    first = _fitted(shape, tile, max(next_power_of_two(rows), LEAST), shape.hidden, least)
-    second = _fitted(shape, tile, max(next_power_of_two(shape.hidden), LEAST), shape.inter, LEAST)
-    if rounded:
+    """Choose the tiles of both products, of the same rows; they fit the GPU.
+
+    Matrices smaller than a tile take one all the same: other tiles would be other kernels to build.
+    """
+    first, second = (_fitted(shape, tile) for tile in _tiles(shape))
+    if shape.element_size == 1:
         second = replace(second, k=min(second.k, columns_of(first, gated=shape.gated)))
     return first, second
 
 
+def block_rows(rows: float) -> int:
+    """Give the rows of a block for so many pairs of an expert.
+
+    Rows vary from expert to expert: twice the mean takes nearly all of them in one block.
+    """
+    return min(max(next_power_of_two(int(2 * rows)), LEAST_M), MOST_M)
+
+
 def columns_of(tile: Tile, *, gated: bool) -> int:
-    """Give how many columns of the intermediate a tile of the first product makes."""
+    """Give how many columns of the intermediate a tile of the first product makes.
+
+    Where the intermediate is FP8, they share a scale in each row.
+    """
     return tile.n // 2 if gated else tile.n
 
 
@@ -116,30 +125,24 @@ def shared_memory(tile: Tile, element_size: int, weight_size: int) -> int:
     return tile.k * (codes * tile.num_stages + widened)
 
 
-def _tile(shape: Shape) -> Tile:
+def _tiles(shape: Shape) -> tuple[Tile, Tile]:
     if shape.interpreted:
-        return INTERPRETED
+        return INTERPRETED, INTERPRETED
     if shape.element_size > 2:  # noqa: PLR2004  bytes
-        return SINGLE
-    # Rows vary from expert to expert: twice the mean takes nearly all of them in one block.
-    m = min(max(next_power_of_two(int(2 * shape.rows)), LEAST_M), MOST_M)
+        return SINGLE, SINGLE
+    m = block_rows(shape.rows)
     if shape.weight_size < shape.element_size:
         return WIDENED[m]
     return (CODES if shape.element_size == 1 else TILES)[m]
 
 
-def _fitted(shape: Shape, tile: Tile, rows: int, columns: int, least: int) -> Tile:
-    """Cut a tile to a matrix [rows, columns] and to the shared memory."""
-    n = max(min(tile.n, rows), least)
-    k = max(min(tile.k, next_power_of_two(columns)), LEAST)
-    if shape.element_size == 1:
-        k = max(k, min(SCALE_BLOCK, next_power_of_two(columns)))
-    tile = replace(tile, n=n, k=k)
+def _fitted(shape: Shape, tile: Tile) -> Tile:
+    """Cut a tile to the shared memory: first stages, then rows of weights, then columns."""
     while _exceeds(shape, tile) and tile.num_stages > LEAST_STAGES:
         tile = replace(tile, num_stages=tile.num_stages - 1)
-    while _exceeds(shape, tile) and tile.n > least:
+    while _exceeds(shape, tile) and tile.n > LEAST_N:
         tile = replace(tile, n=tile.n // 2)
-    while _exceeds(shape, tile) and tile.k > LEAST:
+    while _exceeds(shape, tile) and tile.k > LEAST_K:
         tile = replace(tile, k=tile.k // 2)
     return tile
 

@@ -6,12 +6,13 @@ Nothing here waits for the GPU: how many tokens each expert has is known to the 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 
 from ..reference import QuantizedMatrix
+from ..reference.moe_inputs import MoEInputs
 from .optional import require
 from .target import UnsupportedError
 from .triton_device import converts_e4m3, shared_memory
@@ -72,7 +73,7 @@ class Plan:
         interpreted: on a CPU.
     """
 
-    inputs: Any
+    inputs: MoEInputs
     hidden: Operand
     w13: Operand
     w2: Operand
@@ -97,11 +98,11 @@ class Plan:
         return self.hidden.format == E4M3
 
 
-def run_experts(inputs: Any) -> torch.Tensor:  # noqa: ANN401  attributes of reference.MoEInputs
-    """Apply experts to tokens: three launches, besides one or two that sort.
+def run_experts(inputs: MoEInputs) -> torch.Tensor:
+    """Apply experts to tokens: three launches, besides one or two that sort; shared ones first.
 
     Args:
-        inputs: the arguments of ``reference.moe`` as attributes, ``out_dtype`` and ``out``.
+        inputs: the arguments of ``reference.moe``, ``out_dtype`` and ``out``.
 
     Returns:
         [tokens, hidden] in ``out_dtype``: ``out`` where it is given.
@@ -116,20 +117,37 @@ def run_experts(inputs: Any) -> torch.Tensor:  # noqa: ANN401  attributes of ref
         raise UnsupportedError(message)
     hidden, w13, w2 = (operand(name, getattr(inputs, name)) for name in ("hidden", "w13", "w2"))
     _check_dtypes(hidden, w13, w2)
-    out: torch.Tensor | None = inputs.out
+    out = inputs.out
     if out is None:
         shape = (hidden.values.shape[0], w2.values.shape[1])
         out = hidden.values.new_empty(shape, dtype=inputs.out_dtype)
     if ids.numel() == 0:
         out.zero_()
         return out
+    shared = None if inputs.shared_w13 is None else run_experts(_shared(inputs))
     plan = _plan(inputs, hidden, w13, w2)
     written = stored(out)
     partial = written.new_empty((ids.numel(), out.shape[1]))
     middle, scales = _project(plan)
     _contract(plan, middle, scales, partial)
-    _combine(plan, partial, written)
+    _combine(plan, partial, shared, written)
     return finish(out, written)
+
+
+def _shared(inputs: MoEInputs) -> MoEInputs:
+    """Give a call of the experts that every token goes to, whose result is float32."""
+    w13 = inputs.shared_w13
+    assert w13 is not None  # noqa: S101  asked before
+    codes = w13.codes if isinstance(w13, QuantizedMatrix) else w13
+    experts = torch.arange(codes.shape[0], dtype=torch.int32, device=codes.device)
+    ids = experts.expand(inputs.topk_ids.shape[0], -1)
+    weights = torch.full_like(ids, 1, dtype=torch.float32) * inputs.shared_weight
+    return replace(
+        inputs, w13=w13, w2=inputs.shared_w2, topk_ids=ids, topk_weights=weights, w13_bias=None,
+        w2_bias=None, expert_offset=0, num_experts=None, weights_on_input=False,
+        intermediate_scale=None, shared_w13=None, shared_w2=None, out=None,
+        out_dtype=torch.float32,
+    )  # fmt: skip
 
 
 def operand(name: str, matrix: torch.Tensor | QuantizedMatrix) -> Operand:
@@ -161,15 +179,13 @@ def _check_dtypes(hidden: Operand, w13: Operand, w2: Operand) -> None:
         raise UnsupportedError(message)
 
 
-def _plan(inputs: Any, hidden: Operand, w13: Operand, w2: Operand) -> Plan:  # noqa: ANN401
+def _plan(inputs: MoEInputs, hidden: Operand, w13: Operand, w2: Operand) -> Plan:
     ids, device = inputs.topk_ids, hidden.values.device
     experts = w13.values.shape[0]
     interpreted = device.type == "cpu"
     first, second = moe_tiles(
         Shape(
             ids.numel() / (inputs.num_experts or experts),
-            hidden.values.shape[1],
-            w2.values.shape[2],
             hidden.size,
             w13.size,
             gated=inputs.activation in GATED,
@@ -199,9 +215,10 @@ def _project(plan: Plan) -> tuple[torch.Tensor, torch.Tensor | None]:
         for name in Swiglu._fields
     }
     given = inputs.intermediate_scale
-    if given is not None:
-        given = torch.as_tensor(given, dtype=torch.float32, device=middle.device)
-        given = given.expand(experts).contiguous()
+    if given is not None and not isinstance(given, torch.Tensor):
+        given = middle.new_full((experts,), given, dtype=torch.float32)
+    elif given is not None:
+        given = given.to(torch.float32).expand(experts).contiguous()
     weights = inputs.topk_weights if inputs.weights_on_input else None
     row_step, half_step = (2, 1) if inputs.interleaved else (1, plan.inter)
     arguments: dict[str, Any] = {
@@ -252,13 +269,16 @@ def _contract(
     _run("contract", tile, ceil_div(rows, tile.n), plan.inter, dtype, plan, arguments)
 
 
-def _combine(plan: Plan, partial: torch.Tensor, out: torch.Tensor) -> None:
-    """Add the outputs of each token's experts."""
+def _combine(
+    plan: Plan, partial: torch.Tensor, shared: torch.Tensor | None, out: torch.Tensor
+) -> None:
+    """Add the outputs of each token's experts, to what the shared ones gave."""
     inputs, (tokens, channels) = plan.inputs, out.shape
     block = min(next_power_of_two(channels), CHANNELS)
     ids, weights = inputs.topk_ids, inputs.topk_weights
     require(KERNEL, "triton").combine[(tokens, ceil_div(channels, block))](
-        partial, ids, weights, out, channels, inputs.expert_offset, plan.w13.values.shape[0],
+        partial, shared, ids, weights, out, channels, inputs.expert_offset,
+        plan.w13.values.shape[0],
         partial.stride(0), *ids.stride(), *weights.stride(), *out.stride(),
         ON_INPUT=inputs.weights_on_input, TOP_K=ids.shape[1], BLOCK=block,
     )  # fmt: skip

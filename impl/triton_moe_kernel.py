@@ -230,6 +230,7 @@ def _contract(
 
 def _combine(
     partial: tl.tensor,  # [pairs, channels]
+    added: tl.tensor | None,  # [tokens, channels] float32, contiguous
     ids: tl.tensor,  # [tokens, top_k]
     weights: tl.tensor,  # [tokens, top_k]
     out: tl.tensor,  # [tokens, channels]
@@ -251,7 +252,10 @@ def _combine(
     token = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_channel = channel < channels
-    total = tl.full((BLOCK,), 0.0, tl.float32)
+    if added is not None:
+        total = tl.load(added + token * channels + channel, mask=is_channel, other=0.0)
+    else:
+        total = tl.full((BLOCK,), 0.0, tl.float32)
     for slot in tl.static_range(TOP_K):
         local = tl.load(ids + token * ids_token + slot * ids_slot).to(tl.int32)
         is_here = (local >= 0) & (local >= expert_offset) & (local < expert_offset + num_experts)

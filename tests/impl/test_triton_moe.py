@@ -111,6 +111,7 @@ class TestExperts:
             {"regime": "exact_grid"},
             {"regime": "exact_grid", "activation": "relu2", "dtype": "float16"},
             {"strided_hidden": True},
+            {"shared_experts": 2, "biases": True, "weights_on_input": True},
         ],
         ids=str,
     )
@@ -128,6 +129,11 @@ class TestExperts:
             hidden=264, inter=200, quantized=quantized, quantized_hidden=quantized_hidden,
             activation=activation, biases=True,
         )  # fmt: skip
+        verdict = ask(worker, device, problem)
+        assert verdict.status == "PASS", verdict
+
+    def test_shared_experts_of_fp8(self, worker: Worker, device: str) -> None:
+        problem = experts(quantized="fp8_block", quantized_hidden=True, shared_experts=1)
         verdict = ask(worker, device, problem)
         assert verdict.status == "PASS", verdict
 
