@@ -136,14 +136,15 @@ def run_experts(inputs: MoEInputs) -> torch.Tensor:
 
 def _shared(inputs: MoEInputs) -> MoEInputs:
     """Give a call of the experts that every token goes to, whose result is float32."""
-    w13 = inputs.shared_w13
+    w13, w2 = inputs.shared_w13, inputs.shared_w2
     assert w13 is not None  # noqa: S101  asked before
+    assert w2 is not None  # noqa: S101  there are both or none
     codes = w13.codes if isinstance(w13, QuantizedMatrix) else w13
     experts = torch.arange(codes.shape[0], dtype=torch.int32, device=codes.device)
     ids = experts.expand(inputs.topk_ids.shape[0], -1)
     weights = torch.full_like(ids, 1, dtype=torch.float32) * inputs.shared_weight
     return replace(
-        inputs, w13=w13, w2=inputs.shared_w2, topk_ids=ids, topk_weights=weights, w13_bias=None,
+        inputs, w13=w13, w2=w2, topk_ids=ids, topk_weights=weights, w13_bias=None,
         w2_bias=None, expert_offset=0, num_experts=None, weights_on_input=False,
         intermediate_scale=None, shared_w13=None, shared_w2=None, out=None,
         out_dtype=torch.float32,
