@@ -137,9 +137,20 @@ class TestExperts:
         verdict = ask(worker, device, problem)
         assert verdict.status == "PASS", verdict
 
-    @pytest.mark.parametrize("law", ["repeated_calls", "inputs_unchanged"])
+    @pytest.mark.parametrize(
+        "law",
+        [
+            "repeated_calls", "inputs_unchanged", "output_buffers", "unselected_experts",
+            "zero_weight_slots", "expert_twins",
+        ],
+    )  # fmt: skip
     def test_laws(self, law: str, worker: Worker, device: str) -> None:
-        verdict = ask(worker, device, experts(num_tokens=90, top_k=3), law)
+        verdict = ask(worker, device, experts(num_tokens=70, assignment="sparse"), law)
+        assert verdict.status == "PASS", verdict
+
+    def test_experts_that_are_beyond_an_int32(self, worker: Worker, device: str) -> None:
+        problem = experts(num_tokens=9, hidden=64, inter=32)
+        verdict = ask(worker, device, problem, "far_experts")
         assert verdict.status == "PASS", verdict
 
 
