@@ -257,8 +257,9 @@ def _combine(
     else:
         total = tl.full((BLOCK,), 0.0, tl.float32)
     for slot in tl.static_range(TOP_K):
-        local = tl.load(ids + token * ids_token + slot * ids_slot).to(tl.int32)
-        is_here = (local >= 0) & (local >= expert_offset) & (local < expert_offset + num_experts)
+        expert = tl.load(ids + token * ids_token + slot * ids_slot)
+        local = expert - expert_offset
+        is_here = (expert >= 0) & (local >= 0) & (local < num_experts)
         if ON_INPUT:
             weight = 1.0
         else:

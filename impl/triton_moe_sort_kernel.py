@@ -42,7 +42,6 @@ def _experts_of(
     is_pair = pair < num_pairs
     token, slot = (pair // top_k).to(tl.int64), pair % top_k
     expert = tl.load(ids + token * ids_token + slot * ids_slot, mask=is_pair, other=-1)
-    expert = expert.to(tl.int32)
     local = expert - expert_offset
     is_here = is_pair & (expert >= 0) & (local >= 0) & (local < num_experts)
     if not ON_INPUT:
@@ -50,7 +49,7 @@ def _experts_of(
             weights + token * weights_token + slot * weights_slot, mask=is_pair, other=0.0
         )
         is_here = is_here & (weight != 0.0)
-    return tl.where(is_here, local, -1)
+    return tl.where(is_here, local, -1).to(tl.int32)
 
 
 experts_of = device_function(_experts_of)
