@@ -21,6 +21,6 @@ BACKENDS = (
     "reference",
 )
 """``cuda-core``: decode without tensor cores. ``group-gemm``: experts whose products alone are
-FlashInfer's (``SegmentGEMMWrapper``), with torch around them. ``cuda``: FlashInfer's kernels of an operation that
-has no choice of backends. ``triton``: Kernelproof's own. ``flashinfer-triton`` and
+FlashInfer's (``SegmentGEMMWrapper``), with torch around them. ``cuda``: FlashInfer's kernels of an
+operation that has no choice of backends. ``triton``: Kernelproof's own. ``flashinfer-triton`` and
 ``flashinfer-trace``: the Triton kernels and the pure PyTorch references in FlashInfer's wheel."""

@@ -38,6 +38,8 @@ CUTLASS = Arithmetic(
 """``cutlass_fused_moe_kernels.cuh``: the first product is stored in the output's dtype, the
 activation's results in that of the hidden states, and the fused finalize adds up in the output's
 dtype, by atomics."""
+MODULE = "cutlass-moe"
+"""The key of the one module of a chip, whatever the dtypes and activations."""
 TUNED_TOKENS = 8192
 BYTES_ALIGNED = 16
 BLOCK = 128
@@ -59,16 +61,16 @@ def no_tokens(problem: Problem) -> str | None:
 
 
 def _refused(problem: Problem, target: Target) -> str | None:
+    """Say why ``cutlass_fused_moe`` does not take a problem, whatever its weights are."""
     absent = unavailable(target)
     if absent is not None or not isinstance(problem, MoEProblem):
         return absent or "a mixture of experts"
-    sizes = problem.hidden, problem.inter
     per_row = BYTES_ALIGNED // (1 if problem.quantized else 2)
     refusals = (
         (problem.dtype == "float32", "FlashInfer's modules for float32 are not looked at"),
         (problem.activation not in ACTIVATION_NAMES, "FlashInfer has no such activation"),
         (
-            any(size % per_row for size in sizes),
+            any(size % per_row for size in (problem.hidden, problem.inter)),
             f"TMA needs hidden and inter in multiples of {per_row}",
         ),
         (
@@ -79,28 +81,39 @@ def _refused(problem: Problem, target: Target) -> str | None:
             bool(problem.quantized) and not problem.quantized_hidden,
             "FP8 weights are multiplied by FP8 hidden states, which are to be given",
         ),
-        (
-            problem.quantized == "fp8_block" and problem.regime != "exact_grid",
-            "the kernel quantises hidden states itself: only what that leaves as it is",
-        ),
-        (
-            problem.quantized == "fp8_block" and any(size % BLOCK for size in sizes),
-            f"blocks of {BLOCK} rows are whole",
-        ),
-        (
-            problem.quantized == "fp8_block" and problem.interleaved,
-            "a block's scale is not of gate or up rows alone where they are interleaved",
-        ),
-        (
-            problem.quantized not in ("", "fp8_tensor", "fp8_block"),
-            f"no adapter for weights in {problem.quantized}",
-        ),
     )
     return next((why for refused, why in refusals if refused), None) or no_tokens(problem)
 
 
 def _supports(problem: Problem, target: Target) -> bool | str:
-    return _refused(problem, target) or True
+    reason = _refused(problem, target)
+    quantized = getattr(problem, "quantized", "")
+    if reason is None and quantized not in ("", "fp8_tensor"):
+        return f"not for weights in {quantized}"
+    return reason or True
+
+
+def _supports_blocks(problem: Problem, target: Target) -> bool | str:
+    reason = _refused(problem, target)
+    if reason is not None or not isinstance(problem, MoEProblem):
+        return reason or True
+    refusals = (
+        (problem.quantized != "fp8_block", "for weights in FP8 with block scales"),
+        (problem.dtype != "bfloat16", "the kernel's hidden states and outputs are bfloat16"),
+        (
+            problem.regime != "exact_grid",
+            "the kernel quantises hidden states itself: only what that leaves as it is",
+        ),
+        (
+            any(size % BLOCK for size in (problem.hidden, problem.inter)),
+            f"blocks of {BLOCK} rows are whole",
+        ),
+        (
+            problem.interleaved,
+            "a block's scale is not of gate or up rows alone where they are interleaved",
+        ),
+    )
+    return next((why for refused, why in refusals if refused), True)
 
 
 def _weights(inputs: MoEInputs) -> dict[str, Any]:
@@ -127,19 +140,8 @@ def _weights(inputs: MoEInputs) -> dict[str, Any]:
     return {**found, "quant_scales": scales}
 
 
-@implementation(
-    "moe",
-    name="flashinfer-cutlass-moe",
-    backend="cutlass",
-    supports=_supports,
-    features=FEATURES,
-    arithmetic=CUTLASS,
-    writes_out=True,
-    compile_key=lambda _: "cutlass-moe",
-    build_ahead=True,
-)
-def cutlass_moe(inputs: MoEInputs) -> torch.Tensor:
-    """Apply experts by ``cutlass_fused_moe``, all of whose kernels are one module of a chip."""
+def _apply(inputs: MoEInputs) -> torch.Tensor:
+    """Call ``cutlass_fused_moe``, all of whose kernels are one module of a chip."""
     here = codes_of(inputs.w13).shape[0]
     shape = (inputs.topk_ids.shape[0], codes_of(inputs.w2).shape[1])
     out = inputs.out
@@ -163,3 +165,35 @@ def cutlass_moe(inputs: MoEInputs) -> torch.Tensor:
         ),
     )
     return out
+
+
+@implementation(
+    "moe",
+    name="flashinfer-cutlass-moe",
+    backend="cutlass",
+    supports=_supports,
+    features=FEATURES,
+    arithmetic=CUTLASS,
+    writes_out=True,
+    compile_key=lambda _: MODULE,
+    build_ahead=True,
+)
+def cutlass_moe(inputs: MoEInputs) -> torch.Tensor:
+    """Apply experts of 16 bits, or of FP8 with one scale a tensor."""
+    return _apply(inputs)
+
+
+@implementation(
+    "moe",
+    name="flashinfer-cutlass-moe-fp8-block",
+    backend="cutlass",
+    supports=_supports_blocks,
+    features=FEATURES,
+    arithmetic=CUTLASS,
+    writes_out=True,
+    compile_key=lambda _: MODULE,
+    build_ahead=True,
+)
+def cutlass_moe_fp8_block(inputs: MoEInputs) -> torch.Tensor:
+    """Apply experts of FP8 with block scales to hidden states that FP8 holds."""
+    return _apply(inputs)

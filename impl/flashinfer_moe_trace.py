@@ -31,7 +31,10 @@ E4M3 = torch.float8_e4m3fn
 
 
 def _experts(problem: Problem, *activations: str) -> str | None:
-    """Say why a reference of 16-bit experts does not take a problem."""
+    """Say why a reference does not take a problem, whatever its weights are."""
+    absent = available(MOE_TEMPLATES)
+    if absent is not True:
+        return str(absent)
     if not isinstance(problem, MoEProblem):
         return "a mixture of experts"
     if problem.dtype != "bfloat16":
@@ -43,7 +46,7 @@ def _experts(problem: Problem, *activations: str) -> str | None:
 
 def _supports_cutlass(problem: Problem, target: Target) -> bool | str:
     del target
-    return _experts(problem, "swiglu") or available(MOE_TEMPLATES)
+    return _experts(problem, "swiglu") or True
 
 
 @implementation(
@@ -85,7 +88,7 @@ def _routed(inputs: MoEInputs) -> tuple[Any, ...]:
 def _supports_bf16(problem: Problem, target: Target) -> bool | str:
     del target
     known = ("swiglu", "swiglu_oai", "geglu_tanh", "relu2")
-    return _experts(problem, *known) or available(MOE_TEMPLATES)
+    return _experts(problem, *known) or True
 
 
 @implementation(
@@ -118,7 +121,7 @@ def _supports_fp8(problem: Problem, target: Target) -> bool | str:
             return f"the reference takes whole blocks of {BLOCK}"
         if problem.interleaved:
             return "a block's scale is not of gate or up rows alone where they are interleaved"
-    return reason or available(MOE_TEMPLATES)
+    return reason or True
 
 
 @implementation(
@@ -155,7 +158,7 @@ def _supports_mxfp4(problem: Problem, target: Target) -> bool | str:
     reason = _experts(problem, "swiglu")
     if reason is None and isinstance(problem, MoEProblem) and problem.quantized != "mxfp4":
         reason = "weights are MXFP4"
-    return reason or available(MOE_TEMPLATES)
+    return reason or True
 
 
 @implementation(
@@ -192,7 +195,7 @@ def _supports_nvfp4(problem: Problem, target: Target) -> bool | str:
     reason = _experts(problem, *NVFP4_ACTIVATIONS)
     if reason is None and isinstance(problem, MoEProblem) and problem.quantized != "nvfp4":
         reason = "weights are NVFP4"
-    return reason or available(MOE_TEMPLATES)
+    return reason or True
 
 
 @implementation(

@@ -1,7 +1,7 @@
 """FlashInfer's names of activations and routing methods.
 
-They are looked up by name in the release that is installed, and never passed as numbers, which move:
-``ActivationType.Identity`` is 7 in 0.6.7, 8 in 0.6.13 and 9 in 0.7.2.post1, and 6 of
+They are looked up by name in the release that is installed, and never passed as numbers, which
+move: ``ActivationType.Identity`` is 7 in 0.6.7, 8 in 0.6.13 and 9 in 0.7.2.post1, and 6 of
 ``RoutingMethodType`` was Unspecified and is SigmoidRenorm.
 """
 

@@ -1,4 +1,4 @@
-"""FlashInfer's routing kernels: DeepSeek-V3's fused one, trtllm-gen's, and top-k under torch's scores.
+"""FlashInfer's routing kernels: DeepSeek-V3's fused one, trtllm-gen's, top-k of torch's scores.
 
 Routing methods go by the name of their ``RoutingMethodType``, everything by keyword.
 """
@@ -23,7 +23,6 @@ BY_TANH = Arithmetic(sigmoid="tanh")
 MOST_EXPERTS, MOST_CHOSEN = 384, 8
 MOST_OF_GROUP, MOST_IN_GROUPS = 32, 128
 WITH_BIAS = ("deepseek_v3", "minimax2")
-ONE_GROUP = "the kernel has no groups"
 
 
 def _common(problem: Problem, target: Target) -> str | None:
@@ -41,6 +40,7 @@ def _supports_deepseek(problem: Problem, target: Target) -> bool | str:
         return reason or True
     of_group = problem.num_experts // problem.num_groups
     refusals = (
+        (problem.method != "deepseek_v3", "for DeepSeek-V3's routing alone"),
         (problem.top_k > MOST_CHOSEN, f"top_k is at most {MOST_CHOSEN}"),
         (
             problem.grouped and of_group > MOST_OF_GROUP,
@@ -134,9 +134,11 @@ def trtllm_gen_routing(inputs: RouteInputs) -> Pair:
 
 def _supports_top_k(problem: Problem, target: Target) -> bool | str:
     reason = _common(problem, target)
-    if reason is None and isinstance(problem, RouteProblem) and problem.grouped:
-        reason = ONE_GROUP
-    return reason or True
+    if reason is not None or not isinstance(problem, RouteProblem):
+        return reason or True
+    if problem.method == "deepseek_v3":
+        return "DeepSeek-V3's routing has a kernel of its own"
+    return "there is one group" if problem.grouped else True
 
 
 @implementation(

@@ -28,8 +28,8 @@ REFERENCES = {
     "llama4": "llama4",
     "deepseek_v3": "ds",
 }
-"""Their names in those of the references. That of ``topk`` gives every expert 1 / top_k, which is not
-what the kernel does (docs/moe.md)."""
+"""Their names in those of the references. That of ``topk`` gives every expert 1 / top_k, which is
+not what the kernel does (docs/moe.md)."""
 TWO = 2
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -59,8 +59,9 @@ def _masked_by_zero(problem: RouteProblem) -> str | None:
 
 def _supports(problem: Problem, target: Target) -> bool | str:
     del target
-    if not isinstance(problem, RouteProblem):
-        return "routing"
+    absent = available(MOE_TEMPLATES)
+    if absent is not True or not isinstance(problem, RouteProblem):
+        return "routing" if absent is True else absent
     deepseek = problem.method == "deepseek_v3"
     refusals = (
         (problem.method not in REFERENCES, f"no reference is of {problem.method} as kernels are"),
@@ -72,8 +73,8 @@ def _supports(problem: Problem, target: Target) -> bool | str:
             "groups are ranked by two experts, and there is one in each",
         ),
     )
-    reason = next((why for refused, why in refusals if refused), None) or _masked_by_zero(problem)
-    return reason or available(MOE_TEMPLATES)
+    reason = next((why for refused, why in refusals if refused), None)
+    return reason or _masked_by_zero(problem) or True
 
 
 @implementation(
@@ -97,9 +98,12 @@ def trace_route(inputs: RouteInputs) -> Pair:
 
 def _supports_fused(problem: Problem, target: Target) -> bool | str:
     del target
+    absent = available(SAMPLING)
+    if absent is not True:
+        return absent
     if not isinstance(problem, RouteProblem) or problem.method != "deepseek_v3":
         return "a reference of DeepSeek-V3's routing"
-    return _masked_by_zero(problem) or available(SAMPLING)
+    return _masked_by_zero(problem) or True
 
 
 @implementation(

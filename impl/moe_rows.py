@@ -1,7 +1,7 @@
 """What is around a grouped product: tokens sorted by their expert, the activation, the sum.
 
-For experts whose two products alone are a kernel's. Whatever nobody selected, and slots of weight 0,
-are never given to it.
+For experts whose two products alone are a kernel's. Whatever nobody selected, and slots of weight
+0, are never given to it.
 """
 
 from __future__ import annotations

@@ -296,8 +296,9 @@ def _starts(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
     yield from found
     if IN_FP8 in axes.get("caches", ()):
         yield from ({**start, "caches": IN_FP8} for start in found)
-    for pair in axes.get("quantisation", ())[1:]:
-        yield from ({**start, "quantisation": pair} for start in found)
+    for values in ({}, {"regime": "exact_grid"}):  # which a kernel's own quantising leaves alone
+        for pair in axes.get("quantisation", ())[1:]:
+            yield from ({**start, "quantisation": pair, **values} for start in found)
 
 
 def _add_caches_of_other_dims(

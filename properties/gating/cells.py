@@ -17,6 +17,7 @@ from ...impl.gating.of_problem import feature_of
 from ...impl.gating.refusals import refusing
 from ...reference import AttentionProblem, MergeProblem, MetadataProblem, Problem
 from ..axes import CACHES, HEAD_DIMS, MERGE_AXES
+from . import moe_cells
 
 SUPPORTED, REFUSED = "supported", "refused"
 Probe = Callable[[Sequence[Problem]], "list[str | None]"]
@@ -178,7 +179,9 @@ def _bases(
 
 
 def _simple_calls(operation: str, lengths: Lengths) -> Iterator[tuple[str, list[Problem]]]:
-    if operation == "merge_state":
+    if operation in ("route", "moe"):
+        yield from moe_cells.simple_calls(operation)
+    elif operation == "merge_state":
         dims = MERGE_AXES["head_dim"]
         yield (
             "merge",
@@ -217,6 +220,8 @@ def _simple_attention(operation: str, lengths: Sequence[Pair]) -> Iterator[Probl
 
 def _changes(operation: str, *, v_scale: float) -> list[Change]:
     """Give everything that may be changed about a simple call, as far as rules may speak of it."""
+    if operation in ("route", "moe"):
+        return moe_cells.changes(operation)
     dtypes: list[Change] = [("dtype", each, {"dtype": each}) for each in DTYPES]
     if operation == "merge_state":
         dims = MERGE_AXES["head_dim"]

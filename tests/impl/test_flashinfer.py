@@ -36,7 +36,7 @@ class Blocker:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Blocker())
 from kernelproof.impl import Target, find_implementation
-from kernelproof.reference import AttentionProblem, MergeProblem
+from kernelproof.reference import AttentionProblem, MergeProblem, MoEProblem, RouteProblem
 here = Target.here()
 for name in {names!r}:
     found = find_implementation(name)
@@ -46,6 +46,8 @@ for name in {names!r}:
         "paged_attention": AttentionProblem(dtype="bfloat16", kv_layout=layout),
         "ragged_attention": AttentionProblem("ragged_attention", dtype="bfloat16"),
         "append_paged_kv": AttentionProblem("append_paged_kv"),
+        "route": RouteProblem(),
+        "moe": MoEProblem(),
     }}[found.operation]
     print(found.refusal(problem, here))
 """

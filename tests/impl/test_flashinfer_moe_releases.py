@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +26,7 @@ from kernelproof.impl import (
     find_implementation,
     flashinfer_calls,
     flashinfer_moe,
+    flashinfer_moe_backends,
     flashinfer_names,
     flashinfer_routing,
 )
@@ -42,21 +43,31 @@ from kernelproof.reference.moe_inputs import MoEInputs, RouteInputs
 SIGNATURES: dict[str, dict[str, list[str]]] = json.loads(
     Path(__file__).with_name("flashinfer_signatures.json").read_text(encoding="utf-8")
 )
-MODULES = (flashinfer_calls, flashinfer_moe, flashinfer_routing)
-Activation = enum.IntEnum("Activation", sorted(ACTIVATION_NAMES.values(), reverse=True), start=40)
-RoutingMethod = enum.IntEnum("RoutingMethod", sorted(ROUTING_MEMBERS.values()), start=70)
+MODULES = (flashinfer_calls, flashinfer_moe, flashinfer_moe_backends, flashinfer_routing)
+
+
+def permuted(name: str, members: Iterable[str], first: int) -> Any:  # noqa: ANN401  an enum
+    """Make an enum of theirs whose numbers are none of those that any release has."""
+    return enum.IntEnum(name, [(member, first + i) for i, member in enumerate(sorted(members))])
+
+
+Activation = permuted("ActivationType", ACTIVATION_NAMES.values(), 40)
+RoutingMethod = permuted("RoutingMethodType", ROUTING_MEMBERS.values(), 70)
 E4M3, LARGEST = torch.float8_e4m3fn, 448.0
-UNGATED = {
+UNGATED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "Silu": functional.silu,
     "Gelu": functional.gelu,
     "Relu": functional.relu,
     "Relu2": lambda x: functional.relu(x).square(),
     "Identity": lambda x: x,
 }
-GATED = {
+GATED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "Geglu": functional.gelu,
     "GegluTanh": lambda x: functional.gelu(x, approximate="tanh"),
 }
+
+
+OPTIONAL = ("fc1_expert_biases", "fc2_expert_biases", "swiglu_alpha", "swiglu_beta", "swiglu_limit")
 
 
 class Release:
@@ -87,6 +98,56 @@ class Release:
         assert isinstance(given["activation_type"], Activation)
         given["output"].copy_(fused(given))
         return [given["output"]]
+
+    def trtllm_fp8_block_scale_routed_moe(self, **keywords: Any) -> None:  # noqa: ANN401
+        given = self.bind("fused_moe.trtllm_fp8_block_scale_routed_moe", keywords)
+        ids, weights = given["topk_ids"]
+        scales = given["hidden_states_scale"].T.repeat_interleave(128, 1)
+        assert given["gemm1_weights"].shape[1] == 2 * given["intermediate_size"]
+        states = given["hidden_states"].float() * scales
+        given["output"].copy_(
+            fused({
+                "input": states.bfloat16(),
+                "fc1_expert_weights": given["gemm1_weights"],
+                "fc2_expert_weights": given["gemm2_weights"],
+                "quant_scales": [given["gemm1_weights_scale"], given["gemm2_weights_scale"]],
+                "use_deepseek_fp8_block_scale": True,
+                "token_selected_experts": ids - given["local_expert_offset"],
+                "token_final_scales": weights,
+                "ep_rank": 0,
+                "ep_size": given["num_experts"],
+                "activation_type": Activation["Swiglu"],
+                **dict.fromkeys(OPTIONAL),
+            })
+        )  # fmt: skip
+
+    def cute_dsl_fused_moe_bf16(self, **keywords: Any) -> None:  # noqa: ANN401
+        given = self.bind("fused_moe.cute_dsl_fused_moe_bf16", keywords)
+        member = given["activation_type"] or Activation["Swiglu"]
+        assert isinstance(member, Activation)
+        first = given["w1_weight"]
+        if member.name not in UNGATED:  # 32 ups, 32 gates, ...
+            first = first.unflatten(1, (-1, 2, 32)).transpose(1, 2).flatten(1, 3)
+        numbers = {n: given[n] for n in OPTIONAL if n.startswith("swiglu")}
+        experts = given["num_local_experts"]
+        given["moe_output"].copy_(
+            fused({
+                "input": given["x"],
+                "fc1_expert_weights": first,
+                "fc2_expert_weights": given["w2_weight"],
+                "quant_scales": None,
+                "use_deepseek_fp8_block_scale": False,
+                "token_selected_experts":
+                    given["token_selected_experts"] - given["local_expert_offset"],
+                "token_final_scales": given["token_final_scales"],
+                "ep_rank": 0,
+                "ep_size": given["num_experts"],
+                "activation_type": member,
+                **dict.fromkeys(OPTIONAL),
+                **{n: None if x is None else torch.full((experts,), x)
+                   for n, x in numbers.items()},
+            })
+        )  # fmt: skip
 
     def fused_topk_deepseek(self, **keywords: Any) -> None:  # noqa: ANN401
         given = self.bind("fused_moe.fused_topk_deepseek", keywords)
@@ -219,9 +280,14 @@ def on_hopper(name: str, problem: Any, *, gated: bool = True) -> str | None:  # 
     return find_implementation(name).refusal(problem, target, without_rules=rules)
 
 
-def judged(name: str, problem: MoEProblem) -> None:
+def on(sm: int, version: str, name: str, problem: MoEProblem) -> str | None:
+    target = Target(sm=sm, flashinfer=version, cuda="13.0", device="cuda")
+    return find_implementation(name).refusal(problem, target)
+
+
+def judged(name: str, problem: MoEProblem, *, sm: int = 90) -> None:
     """Call an adapter and hold what it gives to its own bound."""
-    assert on_hopper(name, problem) is None
+    assert on(sm, "0.7.2.post1", name, problem) is None
     inputs, found = materialise(problem), find_implementation(name)
     assert isinstance(inputs, MoEInputs)
     out = found(inputs)
@@ -261,13 +327,14 @@ def test_the_fused_moe_is_given_what_it_takes(fields: dict[str, Any], release: R
         {"local_experts": 3, "expert_offset": 3, "dtype": "float16"},
         {"quantized": "fp8_block", "regime": "exact_grid", **WHOLE},
         {"quantized": "fp8_block", "regime": "exact_grid", "local_experts": 2, **WHOLE},
+        {"quantized": "fp8_block", "regime": "exact_grid", "biases": True, **WHOLE},
     ],
     ids=str,
 )
 def test_the_fused_moe_in_fp8(fields: dict[str, Any], release: Release) -> None:
-    judged("flashinfer-cutlass-moe", replace(FP8, **fields))
-    blocks_of_scales = "use_deepseek_fp8_block_scale" in release.calls[-1][1]
-    assert blocks_of_scales == (fields.get("quantized") == "fp8_block")
+    of_blocks = fields.get("quantized") == "fp8_block"
+    judged(f"flashinfer-cutlass-moe{'-fp8-block' * of_blocks}", replace(FP8, **fields))
+    assert ("use_deepseek_fp8_block_scale" in release.calls[-1][1]) == of_blocks
 
 
 @pytest.mark.parametrize(
@@ -292,6 +359,41 @@ def test_the_group_gemm_is_given_what_it_takes(fields: dict[str, Any], release: 
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "fields", [{}, {"local_experts": 3, "expert_offset": 2, "assignment": "masked"}], ids=str
+)
+def test_trtllm_gens_moe_in_fp8_blocks(fields: dict[str, Any], release: Release) -> None:
+    problem = replace(FP8, quantized="fp8_block", **{**WHOLE, **fields})
+    name = "flashinfer-trtllm-fp8-block-moe"
+    if on(100, release.version, name, problem) is None:
+        judged(name, problem, sm=100)
+    else:
+        assert release.version in ("0.6.7", "0.6.13")
+        assert "packed with their ids" in str(on(100, release.version, name, problem))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"activation": "relu2"},
+        {"activation": "geglu_tanh", "dtype": "float16", "interleaved": True},
+        {"activation": "swiglu_oai"},
+        {"swiglu_parameters": "one", "local_experts": 2, "expert_offset": 4},
+        {"assignment": "masked"},
+    ],
+    ids=str,
+)
+def test_cute_dsl_on_hopper(fields: dict[str, Any], release: Release) -> None:
+    problem, name = replace(PLAIN, inter=64, **fields), "flashinfer-cute-dsl-moe-bf16"
+    refusal = on(90, release.version, name, problem)
+    if "fused_moe.cute_dsl_fused_moe_bf16" in SIGNATURES[release.version]:
+        assert refusal is None
+        judged(name, problem)
+    else:
+        assert "it came with flashinfer-python 0.7" in str(refusal)
+
+
 def routed(name: str, problem: RouteProblem) -> None:
     inputs, found = materialise(problem), find_implementation(name)
     assert isinstance(inputs, RouteInputs)
@@ -303,7 +405,7 @@ ROUTE = RouteProblem(num_tokens=9, num_experts=32, top_k=4, dtype="bfloat16")
 
 @pytest.mark.parametrize("groups", [(1, 1), (8, 3)])
 @pytest.mark.parametrize("bias", [True, False])
-def test_deepseeks_routing_binds(groups: tuple[int, int], bias: bool, release: Release) -> None:  # noqa: FBT001
+def test_deepseeks_routing_binds(groups: tuple[int, int], bias: bool, release: Release) -> None:
     problem = replace(ROUTE, method="deepseek_v3", bias=bias, num_groups=groups[0],
                       topk_groups=groups[1], scaling_factor=2.5)  # fmt: skip
     routed("flashinfer-fused-topk-deepseek", problem)
@@ -312,9 +414,14 @@ def test_deepseeks_routing_binds(groups: tuple[int, int], bias: bool, release: R
 
 @pytest.mark.parametrize("method", ROUTING_MEMBERS)
 def test_the_routing_of_trtllm_gen_goes_by_names(method: str, release: Release) -> None:
+    name, problem = "flashinfer-trtllm-gen-routing", replace(ROUTE, method=method, top_k=1)
+    target = Target(sm=100, flashinfer=release.version, cuda="13.0", device="cuda")
+    refusal = find_implementation(name).refusal(problem, target)
     if "fused_moe.trtllm_gen_routing" not in SIGNATURES[release.version]:
-        pytest.skip(f"{release.version} has no trtllm_gen_routing")
-    routed("flashinfer-trtllm-gen-routing", replace(ROUTE, method=method, top_k=1))
+        assert "it came with flashinfer-python 0.7.0" in str(refusal)
+    else:
+        assert refusal is None
+        routed(name, problem)
 
 
 @pytest.mark.parametrize("method", ["renormalize", "default", "sigmoid", "llama4", "minimax2"])
@@ -353,9 +460,14 @@ def test_a_release_without_a_member_says_so(monkeypatch: pytest.MonkeyPatch) -> 
         ("cutlass-moe", {"local_experts": 4}, "as many experts"),
         ("cutlass-moe", {"local_experts": 2, "expert_offset": 1}, "as many experts"),
         ("cutlass-moe", {"quantized": "fp8_tensor"}, "are to be given"),
-        ("cutlass-moe", {"quantized": "fp8_block", "quantized_hidden": True}, "quantises"),
+        ("cutlass-moe", {"quantized": "fp8_block", "quantized_hidden": True}, "in fp8_block"),
+        ("cutlass-moe-fp8-block", {}, "in FP8 with block scales"),
+        ("cutlass-moe-fp8-block", {"quantized": "fp8_block", "quantized_hidden": True},
+         "quantises hidden states itself"),
+        ("cutlass-moe-fp8-block",
+         {"quantized": "fp8_block", "quantized_hidden": True, "regime": "exact_grid"}, "whole"),
         ("cutlass-moe", {"assignment": "duplicates"}, "does not name the feature"),
-        ("cutlass-moe", {"quantized": "fp8_channel", "quantized_hidden": True}, "no adapter"),
+        ("cutlass-moe", {"quantized": "fp8_channel", "quantized_hidden": True}, "not for"),
         ("group-gemm-moe", {"dtype": "float32"}, "16 bits and FP8"),
         ("group-gemm-moe", {"quantized": "fp8_block", "quantized_hidden": True}, "within a row"),
         ("group-gemm-moe", {"quantized": "fp8_tensor"}, "or none"),
@@ -371,7 +483,8 @@ def test_what_they_do_not_claim(name: str, fields: dict[str, Any], said: str) ->
     ("name", "fields", "said"),
     [
         ("fused-topk-deepseek", {"top_k": 9, "method": "deepseek_v3"}, "at most 8"),
-        ("fused-topk-deepseek", {"num_experts": 385}, "at most 384"),
+        ("fused-topk-deepseek", {}, "DeepSeek-V3's routing alone"),
+        ("fused-topk-deepseek", {"num_experts": 385, "method": "deepseek_v3"}, "at most 384"),
         ("fused-topk-deepseek", {"num_experts": 66, "num_groups": 2, "method": "deepseek_v3"},
          "at most 32 experts"),
         ("fused-topk-deepseek",
@@ -384,7 +497,8 @@ def test_what_they_do_not_claim(name: str, fields: dict[str, Any], said: str) ->
         ("trtllm-gen-routing", {"bias": True}, "ignore the bias"),
         ("trtllm-gen-routing", {"scaling_factor": 2.0}, "ignore the scaling"),
         ("trtllm-gen-routing", {"method": "llama4"}, "one expert"),
-        ("top-k-route", {"num_groups": 4, "topk_groups": 4, "method": "default"}, "no groups"),
+        ("top-k-route", {"num_groups": 4, "topk_groups": 4, "method": "default"}, "one group"),
+        ("top-k-route", {"method": "deepseek_v3"}, "a kernel of its own"),
     ],
 )  # fmt: skip
 def test_what_routing_kernels_do_not_claim(name: str, fields: dict[str, Any], said: str) -> None:

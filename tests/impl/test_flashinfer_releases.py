@@ -318,6 +318,8 @@ def test_the_installed_release_is_as_the_file_says() -> None:
     if missing("flashinfer", "flashinfer") or installed not in SIGNATURES:
         pytest.skip(f"flashinfer-python {installed} is none of {', '.join(RELEASES)}")
     for key, parameters in SIGNATURES[installed].items():
+        if "cute_dsl" in key and missing("cutlass", "flashinfer"):
+            continue  # it is imported where NVIDIA's compiler for it is
         module, _, qualified = key.partition(".")
         found: Any = importlib.import_module(f"flashinfer.{module}")
         for part in qualified.split("."):

@@ -37,7 +37,8 @@ def cells(name: str, flashinfer: str) -> list[Cell]:
 
 def test_every_implementation_with_a_backend_has_cells() -> None:
     elsewhere = {"triton-attention-native-dot", "flashinfer-mla-cutlass", "flashinfer-mla-trtllm",
-                 "flashinfer-mla-xqa"}  # fmt: skip
+                 "flashinfer-mla-xqa", "flashinfer-trtllm-gen-routing",
+                 "flashinfer-trtllm-fp8-block-moe"}  # fmt: skip
     for name in registered():
         if find_implementation(name).backend and name not in elsewhere and "trace" not in name:
             assert cells(name, "0.7.2.post1"), name
@@ -144,3 +145,18 @@ def test_modules_that_show_most_rules_are_built_first() -> None:
     }
     assert chosen_modules(by_key, 2) == ["many", "other"]
     assert chosen_modules(by_key, 0) == ["many", "other", "again"]
+
+
+def test_experts_and_routing_have_cells_on_both_sides() -> None:
+    """The call of vLLM #39825 is among them: what 0.6.7 does with Relu2 can be seen on an H200."""
+    by_title = {cell.title: cell for cell in cells("flashinfer-cutlass-moe", "0.6.7")}
+    assert by_title["experts, relu2"].rules == ("cutlass-moe-relu2",)
+    assert by_title["experts, relu2"].called == ("raises",)
+    assert by_title["experts, geglu"].side == SUPPORTED
+    later = {cell.title: cell for cell in cells("flashinfer-cutlass-moe", "0.6.13")}
+    assert later["experts, relu2"].side == SUPPORTED
+    (block,) = cells("flashinfer-cutlass-moe-fp8-block", "0.7.2.post1")
+    assert block.feature.quantisation == "fp8_block"
+    routed = [cell.feature.routing for cell in cells("flashinfer-top-k-route", "0.7.2.post1")]
+    assert {"llama4", "sigmoid_renorm", "deepseek_v4"} <= set(routed)
+    assert "deepseek_v3" not in routed
