@@ -15,13 +15,13 @@ from ..reference import QuantizedMatrix
 from ..reference.moe_inputs import MoEInputs
 from .optional import require
 from .target import UnsupportedError
-from .triton_device import converts_e4m3, shared_memory
-from .triton_moe_blocks import SCALE_BLOCK, Shape, Tile, columns_of, moe_tiles
+from .triton_device import shared_memory
+from .triton_moe_blocks import Shape, Tile, columns_of, moe_tiles
+from .triton_moe_operands import E4M3, Operand, check_dtypes, multiplied, operand, strides
 from .triton_moe_sort import Sorted, sort_pairs
 from .triton_support import ceil_div, finish, next_power_of_two, require_triton, stored
 
 KERNEL = "kernelproof.impl.triton_moe_kernel"
-E4M3 = "float8_e4m3fn"
 CHANNELS = 1024
 """Of the output, added by one program."""
 
@@ -37,28 +37,6 @@ class Swiglu(NamedTuple):
 SWIGLU = {"swiglu": Swiglu(1.0, 0.0, math.inf), "swiglu_oai": Swiglu(1.702, 1.0, 7.0)}
 GATED = (*SWIGLU, "geglu", "geglu_tanh")
 UNGATED = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "identity")
-
-
-class Operand(NamedTuple):
-    """A matrix as the kernels take it.
-
-    Attributes:
-        values: numbers, or codes: as bytes where Triton does not know them.
-        scales: float32 [tokens, blocks] or [experts, rows or blocks of rows, blocks], some of
-            them spread by a stride of 0; None for numbers.
-        format: of codes; empty for numbers.
-        scaled: columns that a scale is for; 0: all.
-    """
-
-    values: torch.Tensor
-    scales: torch.Tensor | None
-    format: str
-    scaled: int
-
-    @property
-    def size(self) -> int:
-        """Bytes of an element."""
-        return self.values.element_size()
 
 
 @dataclass(frozen=True)
@@ -116,7 +94,7 @@ def run_experts(inputs: MoEInputs) -> torch.Tensor:
         message = f"activation is {activation!r}; there are {', '.join((*GATED, *UNGATED))}"
         raise UnsupportedError(message)
     hidden, w13, w2 = (operand(name, getattr(inputs, name)) for name in ("hidden", "w13", "w2"))
-    _check_dtypes(hidden, w13, w2)
+    check_dtypes(hidden, w13, w2)
     out = inputs.out
     if out is None:
         shape = (hidden.values.shape[0], w2.values.shape[1])
@@ -149,35 +127,6 @@ def _shared(inputs: MoEInputs) -> MoEInputs:
         intermediate_scale=None, shared_w13=None, shared_w2=None, out=None,
         out_dtype=torch.float32,
     )  # fmt: skip
-
-
-def operand(name: str, matrix: torch.Tensor | QuantizedMatrix) -> Operand:
-    """Bring a matrix into the form that the kernels take.
-
-    Raises:
-        UnsupportedError: a format that they do not read; the argument is named.
-    """
-    if not isinstance(matrix, QuantizedMatrix):
-        return Operand(matrix, None, "", 0)
-    form, codes, scales = matrix.format, matrix.codes, matrix.scales.to(torch.float32)
-    if form.element != E4M3:
-        message = f"{name} is {form.element}; the Triton MoE reads {E4M3}"
-        raise UnsupportedError(message)
-    values = codes if converts_e4m3(codes.device) else codes.view(torch.uint8)
-    while scales.dim() < codes.dim():
-        scales = scales.unsqueeze(-1)
-    if form.scales != "block":
-        scales = scales.expand(*codes.shape[:-1], 1)
-    return Operand(values, scales, form.element, SCALE_BLOCK if form.scales == "block" else 0)
-
-
-def _check_dtypes(hidden: Operand, w13: Operand, w2: Operand) -> None:
-    if (w13.values.dtype, w13.format) != (w2.values.dtype, w2.format):
-        message = f"w13 is {w13.format or w13.values.dtype}, but w2 {w2.format or w2.values.dtype}"
-        raise UnsupportedError(message)
-    if not hidden.format and not w13.format and hidden.values.dtype != w13.values.dtype:
-        message = f"hidden is {hidden.values.dtype}, but w13 {w13.values.dtype}"
-        raise UnsupportedError(message)
 
 
 def _plan(inputs: MoEInputs, hidden: Operand, w13: Operand, w2: Operand) -> Plan:
@@ -230,19 +179,19 @@ def _project(plan: Plan) -> tuple[torch.Tensor, torch.Tensor | None]:
         **{name: one for name, (one, _) in numbers.items()},
         "top_k": inputs.topk_ids.shape[1], "columns": hidden.values.shape[1], "inter": plan.inter,
         "row_step": row_step, "half_step": half_step,
-        **_strides("hidden", hidden.values, "token column"),
-        **_strides("hidden_scales", hidden.scales, "token block"),
-        **_strides("w13", w13.values, "expert row column"),
-        **_strides("w13_scales", w13.scales, "expert row block"),
-        **_strides("w13_bias", inputs.w13_bias, "expert row"),
-        **_strides("weights", weights, "token slot"),
+        **strides("hidden", hidden.values, "token column"),
+        **strides("hidden_scales", hidden.scales, "token block"),
+        **strides("w13", w13.values, "expert row column"),
+        **strides("w13_scales", w13.scales, "expert row block"),
+        **strides("w13_bias", inputs.w13_bias, "expert row"),
+        **strides("weights", weights, "token slot"),
         "middle_row": middle.stride(0),
         "HIDDEN_FORMAT": hidden.format, "W13_FORMAT": w13.format,
         "HIDDEN_SCALED": hidden.scaled, "W13_SCALED": w13.scaled,
         "ACTIVATION": "swiglu" if inputs.activation in SWIGLU else inputs.activation,
         "GATED": plan.gated, "ROUNDS": plan.rounds,
     }  # fmt: skip
-    dtype = _multiplied(hidden.values, w13.values, plan)
+    dtype = multiplied(hidden.values, w13.values, interpreted=plan.interpreted)
     _run("project", tile, tiles, hidden.values.shape[1], dtype, plan, arguments)
     return middle, scales
 
@@ -258,15 +207,15 @@ def _contract(
         "w2_bias": inputs.w2_bias, **plan.sorted.arguments(), "partial": partial,
         "columns": plan.inter, "rows": rows, "middle_row": middle.stride(0),
         "middle_scales_row": None if scales is None else scales.stride(0),
-        **_strides("w2", w2.values, "expert row column"),
-        **_strides("w2_scales", w2.scales, "expert row block"),
-        **_strides("w2_bias", inputs.w2_bias, "expert row"),
+        **strides("w2", w2.values, "expert row column"),
+        **strides("w2_scales", w2.scales, "expert row block"),
+        **strides("w2_bias", inputs.w2_bias, "expert row"),
         "partial_row": partial.stride(0),
         "MIDDLE_FORMAT": "", "W2_FORMAT": w2.format,
         "MIDDLE_SCALED": columns_of(plan.first, gated=plan.gated) if plan.rounds else 0,
         "W2_SCALED": w2.scaled,
     }  # fmt: skip
-    dtype = _multiplied(middle, w2.values, plan)
+    dtype = multiplied(middle, w2.values, interpreted=plan.interpreted)
     _run("contract", tile, ceil_div(rows, tile.n), plan.inter, dtype, plan, arguments)
 
 
@@ -309,16 +258,6 @@ def _middle_dtype(plan: Plan) -> torch.dtype:
     return torch.float16 if dtype == torch.uint8 else dtype
 
 
-def _multiplied(a: torch.Tensor, b: torch.Tensor, plan: Plan) -> str | None:
-    """Name the dtype that both are widened to before they are multiplied; None: as they are."""
-    if plan.interpreted:
-        return "float32"
-    if a.dtype == b.dtype and a.dtype != torch.uint8:
-        return None
-    wide = [each.dtype for each in (a, b) if each.element_size() > 1]
-    return str(wide[0] if wide else torch.float16).removeprefix("torch.")
-
-
 def _one_or_each(
     given: float | torch.Tensor | None, usual: float, experts: int
 ) -> tuple[float, torch.Tensor | None]:
@@ -326,10 +265,3 @@ def _one_or_each(
     if isinstance(given, torch.Tensor):
         return usual, given.to(torch.float32).expand(experts).contiguous()
     return usual if given is None else float(given), None
-
-
-def _strides(name: str, tensor: torch.Tensor | None, axes: str) -> dict[str, int | None]:
-    names = [f"{name}_{axis}" for axis in axes.split()]
-    if tensor is None:
-        return dict.fromkeys(names)
-    return dict(zip(names, tensor.stride(), strict=True))

@@ -7,7 +7,9 @@ from itertools import product
 from typing import Any
 
 import pytest
+import torch
 
+from kernelproof.impl import UnsupportedError
 from kernelproof.impl.optional import missing
 from kernelproof.impl.triton_blocks import MARGIN, SHARED_MEMORY
 from kernelproof.impl.triton_moe_blocks import (
@@ -19,6 +21,8 @@ from kernelproof.impl.triton_moe_blocks import (
     moe_tiles,
     shared_memory,
 )
+from kernelproof.impl.triton_moe_operands import check_dtypes, operand
+from kernelproof.reference import MatrixFormat, QuantizedMatrix
 
 ABSENT = missing("triton", "triton")
 HOPPER = 225 * 1024
@@ -162,6 +166,36 @@ def test_experts_of_many_rows_take_large_tiles() -> None:
     first, second = moe_tiles(shape(rows=64))
     assert (first.n, first.k, first.num_warps) == (256, 64, 8)
     assert (second.n, second.k, second.num_warps) == (256, 64, 8)
+
+
+def test_matrices_that_are_not_multiplied_are_refused() -> None:
+    numbers = operand("hidden", torch.zeros(2, 16, dtype=torch.bfloat16))
+    others = operand("w13", torch.zeros(2, 16, 16, dtype=torch.float16))
+    with pytest.raises(
+        UnsupportedError, match=r"hidden is torch\.bfloat16, but w13 torch\.float16"
+    ):
+        check_dtypes(numbers, others, others)
+    with pytest.raises(UnsupportedError, match=r"w13 is torch\.float16, but w2 torch\.bfloat16"):
+        check_dtypes(numbers, others, numbers)
+    codes = torch.zeros(2, 16, 16, dtype=torch.float8_e5m2)
+    e5m2 = QuantizedMatrix(codes, torch.ones(2), MatrixFormat("float8_e5m2", "tensor"))
+    with pytest.raises(
+        UnsupportedError, match="w2 is float8_e5m2; the Triton MoE reads float8_e4m3fn"
+    ):
+        operand("w2", e5m2)
+
+
+def test_scales_are_spread_by_strides() -> None:
+    codes = torch.zeros(3, 256, 130, dtype=torch.float8_e4m3fn)
+    for scales, kind, shape, columns in (
+        (torch.ones(3), "tensor", (3, 256, 1), 0),
+        (torch.ones(3, 256), "channel", (3, 256, 1), 0),
+        (torch.ones(3, 2, 2), "block", (3, 2, 2), 128),
+    ):
+        made = operand("w13", QuantizedMatrix(codes, scales, MatrixFormat("float8_e4m3fn", kind)))
+        assert made.scales is not None
+        assert (made.scales.shape, made.scaled) == (shape, columns)
+        assert made.scales.data_ptr() == scales.data_ptr()
 
 
 @pytest.mark.skipif(ABSENT is not None, reason=str(ABSENT))
