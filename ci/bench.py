@@ -51,12 +51,12 @@ def _roundtrip(repetitions: int = 300) -> Results:
     return measure(repetitions)
 
 
-def _kernels(*, quick: bool = False) -> Results:
+def _kernels(*, quick: bool = False, only: Sequence[str] = ()) -> Results:
     from .bench_gpu import require_gpu
-    from .bench_kernels import measure
+    from .bench_kernels import PARTS, measure
 
     require_gpu()
-    return measure(quick=quick)
+    return measure(quick=quick, only=only or PARTS)
 
 
 def _throughput(
@@ -155,15 +155,27 @@ def roundtrip(context: click.Context, repetitions: int, json_path: Path | None) 
     help="Interpreted on a CPU, a kernel's time says nothing.",
 )
 @click.option("--quick", is_flag=True, help="The cases of the requirements alone.")
+@click.option(
+    "--only",
+    type=click.Choice(["attention", "metadata", "moe"]),
+    multiple=True,
+    help="A part alone; may be repeated.",
+)
 @JSON
 @click.pass_context
-def kernels(context: click.Context, device: str, quick: bool, json_path: Path | None) -> None:  # noqa: FBT001
+def kernels(
+    context: click.Context,
+    device: str,
+    quick: bool,  # noqa: FBT001
+    only: tuple[str, ...],
+    json_path: Path | None,
+) -> None:
     """Time the Triton kernels against FlashInfer's on a GPU, side by side.
 
     Exit code 3: there is no GPU.
     """
     del device
-    _finish(context, json_path, lambda: _kernels(quick=quick))
+    _finish(context, json_path, lambda: _kernels(quick=quick, only=only))
 
 
 @bench.command()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from ..impl.target import installed_version
 from ..reference import build_metadata, paged_attention
 from . import bench_kernels_flashinfer as flashinfer
 from . import bench_kernels_metadata as metadata
+from . import bench_kernels_moe as experts
 from .bench_gpu import Call, copy_bandwidth, matrix_rate, race, require_gpu
 from .bench_kernels_cases import DECODES, PREFILLS, TARGET_DECODES, TARGET_PREFILLS, Case, Pool
 from .bench_results import Cell, Requirement, Results, Table
@@ -21,6 +22,7 @@ from .bench_results import Cell, Requirement, Results, Table
 if TYPE_CHECKING:
     from ..reference.inputs import PagedAttentionInputs
 
+ATTENTION, METADATA, MOE = PARTS = ("attention", "metadata", "moe")
 DECODE_TO_FLASHINFER, PREFILL_TO_FA3 = 0.85, 0.6
 TRITON = "Triton"
 CHECKED_QUERIES = 16
@@ -56,11 +58,12 @@ class Measured:
         return self.case.operations / self.times[TRITON] * 1e3
 
 
-def measure(*, quick: bool) -> Results:
-    """Time decodes, prefills and the metadata builder.
+def measure(*, quick: bool, only: Collection[str] = PARTS) -> Results:
+    """Time kernels.
 
     Args:
         quick: the cases that the requirements are about alone.
+        only: which of ``PARTS``.
 
     Raises:
         MachineError: there is no GPU.
@@ -71,8 +74,6 @@ def measure(*, quick: bool) -> Results:
     reason = flashinfer.absent()
     if reason is None:
         notes.append(f"FlashInfer {installed_version('flashinfer-python')}")
-        click.echo("building FlashInfer's modules", err=True)
-        flashinfer.build()
     else:
         notes.append(f"FlashInfer is not compared with: {reason}")
     bandwidth, rate = copy_bandwidth(), matrix_rate()
@@ -80,14 +81,28 @@ def measure(*, quick: bool) -> Results:
         f"a copy within the device moves {bandwidth / 1e9:.0f} GB/s, read and written",
         f"a bfloat16 matrix product of 8192 by 8192 by 8192 runs at {rate / 1e12:.0f} TFLOP/s",
     ]
-    decodes, prefills = (
-        [_measure(case, pool, with_flashinfer=reason is None) for case in cases]
-        for cases, pool in _pools(quick=quick)
-    )
-    built, of_metadata = metadata.measure()
-    tables = (_decode_table(decodes, bandwidth), _prefill_table(prefills, rate), built)
-    requirements = [*_requirements(decodes, prefills), *of_metadata]
-    return Results("kernels", tables, tuple(requirements), tuple(notes))
+    tables: list[Table] = []
+    requirements: list[Requirement] = []
+    if ATTENTION in only:
+        if reason is None:
+            click.echo("building FlashInfer's modules", err=True)
+            flashinfer.build()
+        decodes, prefills = (
+            [_measure(case, pool, with_flashinfer=reason is None) for case in cases]
+            for cases, pool in _pools(quick=quick)
+        )
+        tables += [_decode_table(decodes, bandwidth), _prefill_table(prefills, rate)]
+        requirements += _requirements(decodes, prefills)
+    if METADATA in only:
+        built, wanted = metadata.measure()
+        tables.append(built)
+        requirements += wanted
+    if MOE in only:
+        of_experts, wanted, more = experts.measure(rate, quick=quick)
+        tables.append(of_experts)
+        requirements += wanted
+        notes += more
+    return Results("kernels", tuple(tables), tuple(requirements), tuple(notes))
 
 
 def contenders(

@@ -87,6 +87,8 @@ BUILT_IN: dict[str, str] = {
     "triton-merge-state": "kernelproof.impl.triton_merge:merge_state",
     "triton-append": "kernelproof.impl.triton_append:append",
     "triton-metadata": "kernelproof.impl.triton_metadata:build",
+    "triton-route": "kernelproof.impl.triton_route:route",
+    "triton-moe": "kernelproof.impl.triton_moe:experts",
 }
 """Implementations that Kernelproof ships, by name."""
 

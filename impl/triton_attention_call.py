@@ -5,7 +5,6 @@ Nothing here waits for the GPU: grids and blocks follow from shapes, lengths are
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -16,7 +15,8 @@ from ..reference.inputs import AttentionInputs, PagedAttentionInputs
 from ..reference.kv_format import NVFP4, checked_cache
 from .optional import require
 from .target import UnsupportedError
-from .triton_blocks import MARGIN, SHARED_MEMORY, Blocks, attention_blocks
+from .triton_blocks import Blocks, attention_blocks
+from .triton_device import converts_e4m3, multiprocessors, shared_memory
 from .triton_merge import merge
 from .triton_splits import most_splits, splits_that_fill
 from .triton_support import ceil_div, finish, require_triton, stored
@@ -75,7 +75,7 @@ class Call:
             rows_a_request(q.shape[0], self.requests, self.group_size),
             interpreted=not q.is_cuda,
             packed=self.kv_format == NVFP4,
-            available=_shared_memory(q.device),
+            available=shared_memory(q.device),
         )
 
     def attend(self) -> AttentionOutput:
@@ -108,7 +108,7 @@ class Call:
         rows = ceil_div(self.inputs.q.shape[0] * self.group_size, requests)
         return splits_that_fill(
             requests * max(ceil_div(rows, self.blocks.m), 1) * self.kv_heads,
-            self.blocks.resident * _multiprocessors(self.inputs.q.device),
+            self.blocks.resident * multiprocessors(self.inputs.q.device),
             most_splits(self.most_keys // requests),
         )
 
@@ -158,7 +158,7 @@ class Call:
             **_strides("lse", lse, "split token head"),
             "PAGED": paged, "SHIFTS": _is_power_of_two(self.page_size),
             "KV_FORMAT": self.kv_format, "SOFT_CAP": cap > 0,
-            "CONVERTS": bool(self.kv_format) and _converts_e4m3(q.device),
+            "CONVERTS": bool(self.kv_format) and converts_e4m3(q.device),
             "CUSTOM_MASK": inputs.custom_mask is not None, "UPCAST": self.upcast,
             "HEAD_DIM_QK": q.shape[2], "HEAD_DIM_VO": self.head_dim_vo,
             "BLOCK_QK": self.blocks.qk, "BLOCK_VO": self.blocks.vo, "BLOCK_M": self.blocks.m,
@@ -241,23 +241,3 @@ def _strides(name: str, tensor: torch.Tensor | None, axes: str) -> dict[str, int
     if tensor is None:
         return dict.fromkeys(names)
     return dict(zip(names, tensor.stride(), strict=True))
-
-
-@functools.cache
-def _multiprocessors(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-@functools.cache
-def _shared_memory(device: torch.device) -> int:
-    """Give the bytes of shared memory that a program may take, with a margin."""
-    if device.type != "cuda":
-        return SHARED_MEMORY
-    found = torch.cuda.get_device_properties(device)
-    return int(getattr(found, "shared_memory_per_block_optin", SHARED_MEMORY + MARGIN)) - MARGIN
-
-
-@functools.cache
-def _converts_e4m3(device: torch.device) -> bool:
-    """Tell whether the chip converts e4m3 itself, which begins with Ada."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)

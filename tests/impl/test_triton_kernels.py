@@ -30,12 +30,16 @@ class Blocker:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Blocker())
 from kernelproof.impl import Target, find_implementation
-from kernelproof.reference import AttentionProblem, MergeProblem, MetadataProblem
+from kernelproof.reference import (
+    AttentionProblem, MergeProblem, MetadataProblem, MoEProblem, RouteProblem,
+)
 for name in {names!r}:
     found = find_implementation(name)
     problem = {{
         "merge_state": MergeProblem(),
         "build_metadata": MetadataProblem(),
+        "moe": MoEProblem(),
+        "route": RouteProblem(),
     }}.get(found.operation) or AttentionProblem(found.operation, dtype="bfloat16")
     print(found.refusal(problem, Target.here()))
 """
@@ -54,11 +58,11 @@ def refusals(blocked: str, interpret: str) -> list[str]:
 
 
 class TestRefusals:
-    def test_all_eight_are_registered(self) -> None:
+    def test_all_ten_are_registered(self) -> None:
         assert OURS == [
             "triton-append", "triton-attention", "triton-attention-graph",
             "triton-attention-native-dot", "triton-attention-split-kv", "triton-merge-state",
-            "triton-metadata", "triton-ragged-attention",
+            "triton-metadata", "triton-moe", "triton-ragged-attention", "triton-route",
         ]  # fmt: skip
 
     def test_without_triton_all_are_unsupported_in_one_sentence(self) -> None:
