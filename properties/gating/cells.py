@@ -17,6 +17,7 @@ from ...impl.gating.of_problem import feature_of
 from ...impl.gating.refusals import refusing
 from ...reference import AttentionProblem, MergeProblem, MetadataProblem, Problem
 from ..axes import CACHES, HEAD_DIMS, MERGE_AXES
+from .moe_cells import changes_of_experts, changes_of_routes, simple_experts, simple_routes
 
 SUPPORTED, REFUSED = "supported", "refused"
 Probe = Callable[[Sequence[Problem]], "list[str | None]"]
@@ -190,6 +191,10 @@ def _simple_calls(operation: str, lengths: Lengths) -> Iterator[tuple[str, list[
         )
     elif operation == "build_metadata":
         yield "metadata", [MetadataProblem(steps=(((1, 17), (97, 300)),), page_size=16)]
+    elif operation == "route":
+        yield "routing", list(simple_routes())
+    elif operation == "moe":
+        yield "experts", list(simple_experts())
     else:
         phases = lengths if operation != "append_paged_kv" else {"append": lengths["mixed"]}
         for phase, pairs in phases.items():
@@ -223,6 +228,10 @@ def _changes(operation: str, *, v_scale: float) -> list[Change]:
         return [*dtypes, *(("dims", f"head dim {d}", {"head_dim": d}) for d in dims)]
     if operation == "build_metadata":
         return []
+    if operation == "route":
+        return changes_of_routes()
+    if operation == "moe":
+        return changes_of_experts()
     plain = [dims for dims in HEAD_DIMS if len(dims) == 2]  # noqa: PLR2004  not latent attention's
     found = [
         *dtypes,
