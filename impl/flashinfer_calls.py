@@ -20,7 +20,7 @@ from .flashinfer_kv import flashinfer_arguments
 from .optional import missing, require
 from .target import Target, installed_version
 
-MERGED_ABOVE = 256
+MERGED_ABOVE = 4 * 65
 """Keys: a part has 65 of them or more (whole pages, about 128 keys), and the kernel that merges
 parts has at least 4 rows of threads, each of which stores what it merged in the output's dtype."""
 CUDA_CORES = Arithmetic(partial_outputs=True, merged_outputs=MERGED_ABOVE, tanh="approximate")

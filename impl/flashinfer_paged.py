@@ -218,6 +218,10 @@ def _requests(
     return part.to(inputs.q.device), chosen[request].nonzero().squeeze(-1)
 
 
+PERSISTENT = replace(FA2, merged_outputs=2 * 64)
+"""``persistent.cuh``: parts of 64 keys or more, merged by two rows of threads with 128 channels."""
+
+
 def _persistent(problem: Problem, target: Target) -> bool | str:
     if isinstance(problem, AttentionProblem):
         if problem.window_left >= 0 or problem.custom_mask or problem.sinks:
@@ -234,7 +238,7 @@ def _persistent(problem: Problem, target: Target) -> bool | str:
     name="flashinfer-batch-attention",
     backend="fa2",
     supports=_persistent,
-    arithmetic=FA2,
+    arithmetic=PERSISTENT,
     compile_key=module_key,
     build_ahead=True,
     build_minutes=BUILD_MINUTES["fa2"],
