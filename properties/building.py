@@ -45,7 +45,8 @@ def share_of_compilers(builds: int) -> dict[str, str]:
     return {MAX_JOBS: str(max(1, compilers() // builds))}
 
 
-def _builds_at_a_time() -> int:
+def builds_at_a_time() -> int:
+    """Count the modules that are built at a time, each by several compilers."""
     each = os.environ.get(MAX_JOBS, "")
     return max(1, compilers() // (int(each) if each.isdigit() and int(each) else COMPILERS_A_BUILD))
 
@@ -54,7 +55,7 @@ class Builder:
     """Builds modules for any number of implementations at a time."""
 
     def __init__(self) -> None:
-        self._allowance = threading.BoundedSemaphore(_builds_at_a_time())
+        self._allowance = threading.BoundedSemaphore(builds_at_a_time())
         self._pools: set[WorkerPool] = set()
         self._lock = threading.Lock()
         self._closed = False
@@ -96,7 +97,7 @@ class Builder:
             if built is not None:
                 built(next(done), len(modules))
 
-        with ThreadPoolExecutor(_builds_at_a_time()) as threads:
+        with ThreadPoolExecutor(builds_at_a_time()) as threads:
             list(threads.map(one, modules))
         report.modules, report.build_seconds = len(modules), time.monotonic() - start
 
@@ -110,7 +111,7 @@ class Builder:
 
     @contextmanager
     def _pool(self, address: Address) -> Iterator[WorkerPool]:
-        environment = {**share_of_compilers(_builds_at_a_time()), **address.environment}
+        environment = {**share_of_compilers(builds_at_a_time()), **address.environment}
         with self._lock:
             if self._closed:
                 raise CancelledError

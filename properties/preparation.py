@@ -128,7 +128,7 @@ def prepare(
         if axes is None:
             return None
         if report.declared["build_ahead"]:
-            modules = choose(axes, _keys(worker, address), plan.profile.modules)
+            modules = choose(axes, module_keys(worker, address), plan.profile.modules)
     if modules:
         # The keys too: another search, say with another profile, needs other modules.
         named = f"{report.reference} {[module.key for module in modules]}"
@@ -161,7 +161,9 @@ def _timed(
     return quarry, cost
 
 
-def _keys(worker: Worker, address: Address) -> Keys:
+def module_keys(worker: Worker, address: Address) -> Keys:
+    """Give a function that asks for the key of the module of each of some problems."""
+
     def keys(problems: Sequence[Problem]) -> list[str | None]:
         asked = [problem.to_json() for problem in problems]
         reply = _ask(worker, address, "modules", problems=asked)
