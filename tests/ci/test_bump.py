@@ -98,9 +98,9 @@ def shared_workers() -> Iterator[Callable[..., Any]]:
     with ExitStack() as stack:
 
         @contextmanager
-        def workers(self: releases.Release, device: str, **options: int) -> Iterator[WorkerPool]:
+        def workers(self: releases.Release, device: str, *, size: int = 1) -> Iterator[WorkerPool]:
             if self.path not in pools:
-                pools[self.path] = stack.enter_context(opened(self, device, **options))
+                pools[self.path] = stack.enter_context(opened(self, device, size=size))
             yield pools[self.path]
 
         yield workers
@@ -312,10 +312,9 @@ def test_a_journal_that_ends_anywhere_leads_to_the_same_report(
 ) -> None:
     monkeypatch.setattr(releases.Release, "workers", shared_workers)
     release(here / "old", OLD)
-    release(here / "new", NEW, broken=True, shift=True)
+    release(here / "new", NEW, shift=True)  # a failure takes a fresh process each time
     arguments = ("--sm", "cpu", "--part", "behaviour", "--journal", str(here / "j.jsonl"))
     _, undisturbed = gate(here, *arguments)
-    assert by_change(undisturbed, "new-failure")
     assert by_change(undisturbed, "bits-changed")
     whole = (here / "j.jsonl").read_bytes()
     draw = Random(0)  # noqa: S311  moments to be killed at
