@@ -68,9 +68,13 @@ def _throughput(
     from .bench_throughput import UnmeasurableError, measure
 
     try:
-        return measure(names, device, jobs=jobs, seconds=seconds)
+        return measure(names, device, jobs=jobs, seconds=seconds, tell=_tell)
     except UnmeasurableError as error:
         raise click.UsageError(str(error)) from error
+
+
+def _tell(line: str) -> None:
+    click.echo(line, err=True)
 
 
 @click.group(invoke_without_command=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from threading import Barrier
@@ -126,8 +126,22 @@ def _staged(payload: Mapping[str, Any], phases: Phases, stages: dict[str, float]
     return verdict.to_json()
 
 
-def measure(names: Sequence[str], device: str, *, jobs: int, seconds: float) -> Results:
+def measure(
+    names: Sequence[str],
+    device: str,
+    *,
+    jobs: int,
+    seconds: float,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Results:
     """Judge each implementation for some seconds: by one worker, in stages, and by several.
+
+    Args:
+        names: of the implementations.
+        device: that judges.
+        jobs: processes at a time, besides one alone.
+        seconds: of each measurement.
+        tell: is given a line as soon as something is known.
 
     Raises:
         UnmeasurableError: one cannot be judged in this setting.
@@ -137,15 +151,22 @@ def measure(names: Sequence[str], device: str, *, jobs: int, seconds: float) -> 
     requirements: list[Requirement] = []
     notes: list[str] = []
     for name in names:
-        alone = _job(name, device, seconds, 0)
-        staged = _job(name, device, seconds, 0, staged=True)
+        tell(f"{name}: starting a worker, which may compile")
+        address = Address(_reference(name), None, device)
+        with open_pool(device, standby=False, handler=HANDLER) as pool, pool.lease() as worker:
+            axes = _axes(worker, address, name)
+            _judge(worker, address, axes, WARM_UP_SECONDS, seed=1000)
+            alone = _judge(worker, address, axes, seconds, seed=0)
+            tell(f"{name}: {alone.rate:.0f} problems a second by one worker")
+            staged = _judge(worker, address, axes, seconds, seed=0, staged=True)
         rates.append((name, 1, alone.problems, alone.rate))
         if alone.failed:
             notes.append(f"{name} failed {alone.failed} of {alone.problems} problems.")
         requirements += _required(f"{name}, one worker", alone.rate, ONE_WORKER, device)
         if jobs > 1:
-            several = _jobs(name, device, seconds, jobs)
+            several = _jobs(address, axes, seconds, jobs)
             count, rate = sum(each.problems for each in several), sum(each.rate for each in several)
+            tell(f"{name}: {rate:.0f} problems a second by {jobs} workers")
             rates.append((name, jobs, count, rate))
             requirements += _required(f"{name}, {jobs} workers", rate, SEVERAL_WORKERS, device)
         shares += [
@@ -176,23 +197,21 @@ def _share(barrier: Barrier) -> None:
     _barrier = barrier
 
 
-def _jobs(name: str, device: str, seconds: float, jobs: int) -> list[Tally]:
+def _jobs(address: Address, axes: Axes, seconds: float, jobs: int) -> list[Tally]:
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(jobs)
     with ProcessPoolExecutor(jobs, context, initializer=_share, initargs=(barrier,)) as processes:
-        begun = [processes.submit(_job, name, device, seconds, number) for number in range(jobs)]
+        begun = [processes.submit(_job, address, axes, seconds, number) for number in range(jobs)]
         return [each.result() for each in begun]
 
 
-def _job(name: str, device: str, seconds: float, seed: int, *, staged: bool = False) -> Tally:
+def _job(address: Address, axes: Axes, seconds: float, seed: int) -> Tally:
     """Judge for some seconds with a worker of its own, once all other jobs are ready too."""
-    address = Address(_reference(name), None, device)
-    with open_pool(device, standby=False, handler=HANDLER) as pool, pool.lease() as worker:
-        axes = _axes(worker, address, name)
-        _judge(worker, address, axes, WARM_UP_SECONDS, seed + 1000)
+    with open_pool(address.device, standby=False, handler=HANDLER) as pool, pool.lease() as worker:
+        _judge(worker, address, axes, WARM_UP_SECONDS, seed=seed + 1000)
         if _barrier is not None:
             _barrier.wait(START_SECONDS)
-        return _judge(worker, address, axes, seconds, seed, staged=staged)
+        return _judge(worker, address, axes, seconds, seed=seed)
 
 
 def _reference(name: str) -> str:
@@ -223,7 +242,7 @@ def _axes(worker: Worker, address: Address, name: str) -> Axes:
 
 
 def _judge(
-    worker: Worker, address: Address, axes: Axes, seconds: float, seed: int, *, staged: bool = False
+    worker: Worker, address: Address, axes: Axes, seconds: float, *, seed: int, staged: bool = False
 ) -> Tally:
     tally = Tally()
     start = time.perf_counter()

@@ -23,7 +23,7 @@ from ..properties.laws import find_law, laws_of
 from ..properties.ledger import Ledger, LedgerError
 from ..properties.only import OnlyError, read_only
 from ..properties.plan import Plan
-from ..properties.profiles import GATE_SHARE, PROFILES
+from ..properties.profiles import GATE_SHARE, PROFILES, asked_for
 from ..properties.report import RunReport
 from ..properties.sanitizer import SanitizerMissingError
 from ..properties.sanitizer import command as sanitizer_command
@@ -144,11 +144,7 @@ def _plan(request: Request, ledger: Ledger) -> Plan:
     profile = PROFILES[request.profile]
     return Plan(
         list(dict.fromkeys(request.implementations)),
-        replace(
-            profile,
-            modules=request.modules or profile.modules,
-            soak=request.soak or profile.soak,
-        ),
+        asked_for(profile, modules=request.modules, soak=request.soak),
         operation=request.operation,
         device=request.device,
         seed=request.seed,

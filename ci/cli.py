@@ -54,7 +54,8 @@ RUN_OPTIONS = (
     click.option(
         "--modules",
         type=click.IntRange(min=1),
-        help="Most modules built of an implementation whose modules take long; by profile.",
+        help="Most modules built of an implementation whose modules take long; by profile, and "
+        "fewer where one takes minutes.",
     ),
     click.option(
         "--only",

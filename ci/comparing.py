@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from hypothesis import HealthCheck, Phase
 
 from ..properties.axes import Axes
 from ..properties.isolation import Deadlines, WorkerPool
+from ..properties.machine import cores
 from ..properties.pools import open_pool
 from ..properties.preparation import survey
 from ..properties.profiles import Profile
@@ -94,7 +94,7 @@ def compare(
     judged: Tell = lambda _bug, _count: None,
 ) -> Comparison:
     """Measure bugs and honest controls by every yardstick, on a profile's number of problems."""
-    jobs = jobs or os.cpu_count() or 1
+    jobs = jobs or cores()
     with open_pool("cpu", size=jobs) as pool, ThreadPoolExecutor(jobs) as executor:
         return Comparison(
             tuple(executor.map(lambda bug: _compare(pool, bug, profile, seed, judged), chosen))

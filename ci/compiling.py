@@ -7,7 +7,6 @@ object is remembered in a cache, so that an interrupted run goes on where it was
 from __future__ import annotations
 
 import datetime as dt
-import os
 import tempfile
 import threading
 import time
@@ -20,6 +19,7 @@ from typing import TypeVar
 
 from ..impl.compile_evidence import COMPILED, FAILED, INCOMPLETE, UNJUDGED, Evidence, Record
 from ..impl.flashinfer_modules import BROKEN, GENERATED, Unit
+from ..properties.machine import cores
 from .compile_cache import recall, remember
 from .generating import Job, Plan, Release, plan_units
 from .nvcc import COMPILES, FAILS, Compiled, Nvcc, compile_object
@@ -97,7 +97,7 @@ def compile_modules(
     """
     work, plans, interrupted = Work(tell), list[Plan](), False
     with tempfile.TemporaryDirectory(prefix="kernelproof-sources-") as sources:
-        pool = ThreadPoolExecutor(jobs or os.cpu_count() or 1)
+        pool = ThreadPoolExecutor(jobs or cores())
         try:
             plans += _generate(pool, work, releases, chips, units, nvcc, Path(sources))
             _compile(pool, work, plans, nvcc, deadline)

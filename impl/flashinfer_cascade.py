@@ -8,6 +8,7 @@ from ..reference import Arithmetic, AttentionProblem, MergeProblem, Problem, bui
 from ..reference.inputs import AppendInputs, MergeInputs, PagedAttentionInputs
 from .flashinfer_calls import (
     AUTO,
+    BUILD_MINUTES,
     attention_refusal,
     flashinfer,
     kv_heads_of,
@@ -134,6 +135,7 @@ def _cascade(problem: Problem, target: Target) -> bool | str:
     arithmetic=AUTO,
     compile_key=module_key,
     build_ahead=True,
+    build_minutes=BUILD_MINUTES["fa2"],
 )
 def cascade(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
     """Attend to a shared prefix once for all by ``MultiLevelCascadeAttentionWrapper``; no LSE.

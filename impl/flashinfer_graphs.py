@@ -17,7 +17,15 @@ import torch
 from ..reference import BatchMetadata
 from ..reference.inputs import PagedAttentionInputs
 from .cuda_graphs import Recorded, Replays, options_of, padded, room_for, with_rows
-from .flashinfer_calls import CUDA_CORES, FA2, FA3, module_key, session_wrapper, shared_workspace
+from .flashinfer_calls import (
+    BUILD_MINUTES,
+    CUDA_CORES,
+    FA2,
+    FA3,
+    module_key,
+    session_wrapper,
+    shared_workspace,
+)
 from .flashinfer_paged import cuda_core_decode, prefill_fa2, prefill_fa3
 from .flashinfer_plans import Pair, plan_decode, plan_prefill, run
 from .flashinfer_sessions import DECODE, PREFILL, Plan, owned
@@ -212,6 +220,7 @@ _replays = functools.cache(Replays)
     arithmetic=CUDA_CORES,
     compile_key=module_key,
     build_ahead=True,
+    build_minutes=BUILD_MINUTES["cuda-core"],
     session=_DECODE,
 )
 def decode_graph(inputs: PagedAttentionInputs) -> Pair:
@@ -228,6 +237,7 @@ def decode_graph(inputs: PagedAttentionInputs) -> Pair:
     arithmetic=FA2,
     compile_key=module_key,
     build_ahead=True,
+    build_minutes=BUILD_MINUTES["fa2"],
     session=_DECODE_FA2,
 )
 def decode_fa2_graph(inputs: PagedAttentionInputs) -> Pair:
@@ -244,6 +254,7 @@ def decode_fa2_graph(inputs: PagedAttentionInputs) -> Pair:
     arithmetic=FA2,
     compile_key=module_key,
     build_ahead=True,
+    build_minutes=BUILD_MINUTES["fa2"],
     session=_PREFILL_FA2,
 )
 def prefill_fa2_graph(inputs: PagedAttentionInputs) -> Pair:
@@ -259,6 +270,7 @@ def prefill_fa2_graph(inputs: PagedAttentionInputs) -> Pair:
     arithmetic=FA3,
     compile_key=module_key,
     build_ahead=True,
+    build_minutes=BUILD_MINUTES["fa3"],
     session=_PREFILL_FA3,
 )
 def prefill_fa3_graph(inputs: PagedAttentionInputs) -> Pair:

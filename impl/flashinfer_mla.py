@@ -17,6 +17,7 @@ from ..reference import Arithmetic, AttentionProblem, Problem
 from ..reference.inputs import PagedAttentionInputs
 from ..reference.problems import is_power_of_two
 from .flashinfer_calls import (
+    BUILD_MINUTES,
     FA2,
     WORKSPACE_BYTES,
     attention_refusal,
@@ -191,6 +192,7 @@ class LatentSession:
     arithmetic=MLA_FA2,
     compile_key=module_key,
     build_ahead=True,
+    build_minutes=BUILD_MINUTES["fa2"],
     session=functools.partial(LatentSession, "fa2"),
 )
 def mla_fa2(inputs: PagedAttentionInputs) -> Pair:
@@ -207,6 +209,7 @@ def mla_fa2(inputs: PagedAttentionInputs) -> Pair:
     arithmetic=MLA_FA3,
     compile_key=module_key,
     build_ahead=True,
+    build_minutes=BUILD_MINUTES["fa3"],
     session=functools.partial(LatentSession, "fa3"),
 )
 def mla_fa3(inputs: PagedAttentionInputs) -> Pair:

@@ -12,7 +12,7 @@ import torch
 
 from ..reference import Arithmetic, AttentionProblem, Problem
 from ..reference.inputs import PagedAttentionInputs
-from .flashinfer_calls import flashinfer, unavailable, version
+from .flashinfer_calls import BUILD_MINUTES, flashinfer, unavailable, version
 from .flashinfer_mla import (
     RECORDS,
     latent_pages,
@@ -143,6 +143,7 @@ def mla_trtllm(inputs: PagedAttentionInputs) -> Result:
     arithmetic=BLACKWELL,
     compile_key=xqa_module_key,
     build_ahead=True,
+    build_minutes=BUILD_MINUTES["xqa"],
 )
 def mla_xqa(inputs: PagedAttentionInputs) -> Result:
     """Decode from a latent cache by XQA; no LSE."""

@@ -11,6 +11,7 @@ import torch
 from ..reference import AttentionProblem, BatchMetadata, Problem, build_metadata
 from ..reference.inputs import PagedAttentionInputs
 from .flashinfer_calls import (
+    BUILD_MINUTES,
     CUDA_CORES,
     FA2,
     FA3,
@@ -103,6 +104,7 @@ def prefill(inputs: PagedAttentionInputs, metadata: BatchMetadata, backend: str)
     arithmetic=CUDA_CORES,
     compile_key=module_key,
     build_ahead=True,
+    build_minutes=BUILD_MINUTES["cuda-core"],
     session=functools.partial(decode_session, tensor_cores=False),
 )
 def cuda_core_decode(inputs: PagedAttentionInputs) -> Pair:
@@ -119,6 +121,7 @@ def cuda_core_decode(inputs: PagedAttentionInputs) -> Pair:
     arithmetic=FA2,
     compile_key=module_key,
     build_ahead=True,
+    build_minutes=BUILD_MINUTES["fa2"],
     session=functools.partial(decode_session, tensor_cores=True),
 )
 def tensor_core_decode(inputs: PagedAttentionInputs) -> Pair:
@@ -135,6 +138,7 @@ def tensor_core_decode(inputs: PagedAttentionInputs) -> Pair:
     arithmetic=FA2,
     compile_key=module_key,
     build_ahead=True,
+    build_minutes=BUILD_MINUTES["fa2"],
     session=functools.partial(prefill_session, "fa2"),
 )
 def prefill_fa2(inputs: PagedAttentionInputs) -> Pair:
@@ -151,6 +155,7 @@ def prefill_fa2(inputs: PagedAttentionInputs) -> Pair:
     arithmetic=FA3,
     compile_key=module_key,
     build_ahead=True,
+    build_minutes=BUILD_MINUTES["fa3"],
     session=functools.partial(prefill_session, "fa3"),
 )
 def prefill_fa3(inputs: PagedAttentionInputs) -> Pair:
@@ -176,6 +181,7 @@ def _mixed(problem: Problem, target: Target) -> bool | str:
     arithmetic=FA2,
     compile_key=module_key,
     build_ahead=True,
+    build_minutes=BUILD_MINUTES["fa2"],
 )
 def mixed(inputs: PagedAttentionInputs) -> Pair:
     """Split a batch as vLLM does: decodes to one wrapper, the rest to the other."""
@@ -227,6 +233,7 @@ def _persistent(problem: Problem, target: Target) -> bool | str:
     arithmetic=FA2,
     compile_key=module_key,
     build_ahead=True,
+    build_minutes=BUILD_MINUTES["fa2"],
     session=BatchAttentionSession,
 )
 def batch_attention(inputs: PagedAttentionInputs) -> Pair:

@@ -10,6 +10,7 @@ import torch
 from ..reference import AttentionProblem, Problem
 from ..reference.inputs import RaggedAttentionInputs
 from .flashinfer_calls import (
+    BUILD_MINUTES,
     CUDA_CORES,
     FA2,
     FA3,
@@ -77,6 +78,7 @@ def _prefill(inputs: RaggedAttentionInputs, backend: str) -> Pair:
     arithmetic=FA2,
     compile_key=module_key,
     build_ahead=True,
+    build_minutes=BUILD_MINUTES["fa2"],
     session=functools.partial(RaggedSession, "fa2", _plan, _run),
 )
 def ragged_fa2(inputs: RaggedAttentionInputs) -> Pair:
@@ -92,6 +94,7 @@ def ragged_fa2(inputs: RaggedAttentionInputs) -> Pair:
     arithmetic=FA3,
     compile_key=module_key,
     build_ahead=True,
+    build_minutes=BUILD_MINUTES["fa3"],
     session=functools.partial(RaggedSession, "fa3", _plan, _run),
 )
 def ragged_fa3(inputs: RaggedAttentionInputs) -> Pair:
@@ -114,6 +117,7 @@ def _one_request(problem: Problem, target: Target) -> bool | str:
     arithmetic=FA2,
     compile_key=module_key,
     build_ahead=True,
+    build_minutes=BUILD_MINUTES["fa2"],
 )
 def single_prefill(inputs: RaggedAttentionInputs) -> Pair:
     """Attend one request by ``single_prefill_with_kv_cache`` with FA2."""
@@ -151,6 +155,7 @@ def _one_decode(problem: Problem, target: Target) -> bool | str:
     arithmetic=CUDA_CORES,
     compile_key=module_key,
     build_ahead=True,
+    build_minutes=BUILD_MINUTES["cuda-core"],
 )
 def single_decode(inputs: RaggedAttentionInputs) -> Pair:
     """Attend one token by ``single_decode_with_kv_cache`` without tensor cores."""

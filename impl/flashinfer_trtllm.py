@@ -18,6 +18,7 @@ from ..reference import Arithmetic, AttentionProblem, Problem
 from ..reference.inputs import PagedAttentionInputs
 from ..reference.kv_format import FP8, NVFP4, stored_head_dim
 from .flashinfer_calls import (
+    BUILD_MINUTES,
     WORKSPACE_BYTES,
     attention_refusal,
     flashinfer,
@@ -248,6 +249,7 @@ def xqa_module_key(problem: Problem) -> Any:  # noqa: ANN401  hashable
     arithmetic=XQA,
     compile_key=xqa_module_key,
     build_ahead=True,
+    build_minutes=BUILD_MINUTES["xqa"],
 )
 def xqa_decode(inputs: PagedAttentionInputs) -> Result:
     """Decode by XQA; no LSE."""
@@ -262,6 +264,7 @@ def xqa_decode(inputs: PagedAttentionInputs) -> Result:
     arithmetic=XQA_IN_FP8,
     compile_key=xqa_module_key,
     build_ahead=True,
+    build_minutes=BUILD_MINUTES["xqa"],
 )
 def xqa_decode_fp8(inputs: PagedAttentionInputs) -> Result:
     """Decode by XQA's FP8 kernel of SM90, with 16-bit queries that FP8 holds; no LSE."""
@@ -277,6 +280,7 @@ def xqa_decode_fp8(inputs: PagedAttentionInputs) -> Result:
     arithmetic=XQA,
     compile_key=xqa_module_key,
     build_ahead=True,
+    build_minutes=BUILD_MINUTES["xqa"],
 )
 def auto_decode(inputs: PagedAttentionInputs) -> Result:
     """Decode by the backend that FlashInfer chooses; no LSE, which not every choice gives."""

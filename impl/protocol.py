@@ -115,6 +115,7 @@ class Implementation:
     compile_key: Callable[[Problem], Hashable] | None
     backend: str = ""
     build_ahead: bool = False
+    build_minutes: float = 1.0
     session: Callable[[], Session] | None = None
 
     def __call__(self, inputs: Any) -> Any:  # noqa: ANN401  each operation has its own record
@@ -186,6 +187,7 @@ def implementation(
     compile_key: Callable[[Problem], Hashable] | None = None,
     backend: str = "",
     build_ahead: bool = False,
+    build_minutes: float = 1.0,
     session: Callable[[], Session] | None = None,
 ) -> Callable[[Callable[[Any], Any]], Implementation]:
     """Make an implementation of a function, for use as a decorator.
@@ -211,6 +213,8 @@ def implementation(
             it empty.
         build_ahead: its modules take long to compile: the suite chooses a few of them that cover
             pairs of what they differ in, and builds these in parallel before the first problem.
+        build_minutes: of one processor core for one such module, roughly: of those that take many,
+            a profile builds fewer.
         session: makes a ``Session``, where planning and running are calls of their own; it may be
             a ``GraphSession`` and a ``ScratchSession`` besides.
 
@@ -240,6 +244,7 @@ def implementation(
             compile_key=compile_key,
             backend=backend,
             build_ahead=build_ahead,
+            build_minutes=build_minutes,
             session=session,
         )
 

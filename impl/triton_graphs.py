@@ -16,7 +16,7 @@ from .triton_attention import ARITHMETIC, PAGED_FEATURES, TritonSession, paged
 from .triton_attention_call import Call
 
 
-class _Buffers:
+class Buffers:
     """A batch's metadata on the device, at addresses that stay."""
 
     def __init__(self, metadata: BatchMetadata, pages: int, device: torch.device) -> None:
@@ -36,8 +36,14 @@ class _Buffers:
             self._tensors[name][: len(tensor)].copy_(tensor)
 
     def metadata(self) -> BatchMetadata:
-        """Give the batch that is here."""
-        indices = self._tensors["paged_kv_indices"][: self._count]
+        """Give the batch that is here; on a GPU, with all the room that there is for page ids.
+
+        A graph keeps addresses, and a tensor without elements has none: captured on a batch without
+        pages, it would read those of later batches from nowhere.
+        """
+        indices = self._tensors["paged_kv_indices"]
+        if indices.device.type == "cpu":
+            indices = indices[: self._count]
         return BatchMetadata(
             **{**self._tensors, "paged_kv_indices": indices}, page_size=self._page_size
         )
@@ -49,7 +55,7 @@ class TritonGraphSession(TritonSession):
     def __init__(self) -> None:
         super().__init__()
         self._host: BatchMetadata | None = None
-        self._buffers: _Buffers | None = None
+        self._buffers: Buffers | None = None
         self._recorded: Recorded | None = None
         self._tokens = 0
 
@@ -65,7 +71,7 @@ class TritonGraphSession(TritonSession):
         if self._host is None:
             message = "capture comes after plan"
             raise ValueError(message)
-        buffers = _Buffers(self._host, len(inputs.k_cache), inputs.q.device)
+        buffers = Buffers(self._host, len(inputs.k_cache), inputs.q.device)
         self._buffers, self._tokens = buffers, room_for(len(inputs.q))
 
         def attend(values: PagedAttentionInputs) -> Pair:

@@ -15,10 +15,12 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 
 from .isolation import Deadlines, WorkerPool
+from .machine import cores
 from .modules import Module
 from .pools import open_pool
 from .quarry import Address, probe_device
 from .report import ImplementationReport
+from .turns import Turns
 
 MAX_JOBS = "MAX_JOBS"
 """FlashInfer's (and torch's) variable for the compilers that one build may start."""
@@ -32,7 +34,7 @@ BUILD_DEADLINES = Deadlines(run=120.0, compile=1800.0)
 def compilers() -> int:
     """Count the compilers that may run at a time on this machine."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(1, min(os.cpu_count() or 1, memory // COMPILER_BYTES))
+    return max(1, min(cores(), memory // COMPILER_BYTES))
 
 
 def share_of_compilers(builds: int) -> dict[str, str]:
@@ -55,7 +57,7 @@ class Builder:
     """Builds modules for any number of implementations at a time."""
 
     def __init__(self) -> None:
-        self._allowance = threading.BoundedSemaphore(builds_at_a_time())
+        self._turns = Turns(builds_at_a_time())
         self._pools: set[WorkerPool] = set()
         self._lock = threading.Lock()
         self._closed = False
@@ -85,7 +87,8 @@ class Builder:
         done = itertools.count(1)
 
         def one(module: Module) -> None:
-            with self._allowance, self._pool(address) as pool, pool.lease() as worker:
+            turn = self._turns.turn(report.name, report.declared["build_minutes"])
+            with turn, self._pool(address) as pool, pool.lease() as worker:
                 request = address.request("cost", problem=module.first.to_json(), calls=1)
                 try:
                     if worker.run(request, BUILD_DEADLINES).died:
@@ -97,7 +100,7 @@ class Builder:
             if built is not None:
                 built(next(done), len(modules))
 
-        with ThreadPoolExecutor(builds_at_a_time()) as threads:
+        with ThreadPoolExecutor(max(1, len(modules))) as threads:  # which wait for their turns
             list(threads.map(one, modules))
         report.modules, report.build_seconds = len(modules), time.monotonic() - start
 

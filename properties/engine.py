@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import secrets
 import threading
 import time
@@ -24,6 +23,7 @@ from .hunt import Hunt, Search
 from .isolation import Worker
 from .laws import Law, laws_of
 from .ledger import Entry, read_case
+from .machine import cores
 from .plan import Plan, problems_of, seconds_of
 from .pools import open_pool
 from .preparation import prepare
@@ -47,10 +47,9 @@ LATER_PROBLEMS = 20
 
 
 def _usual_jobs(device: str) -> int:
-    cores = os.cpu_count() or 1
     if device == "cuda":
-        return max(1, processes_for(visible_devices()[:1], cores))
-    return max(1, min(cores, 8))
+        return max(1, processes_for(visible_devices()[:1], cores()))
+    return max(1, min(cores(), 8))
 
 
 class Progress:

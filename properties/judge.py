@@ -39,13 +39,36 @@ _compiled: dict[str, set[Hashable]] = {}
 
 
 def handle(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
-    """Do the payload's ``task``; see the function of that name."""
+    """Do the payload's ``task``; see the function of that name.
+
+    An error of the GPU that comes up after a call has ended is that call's too.
+    """
     task: Callable[[Mapping[str, Any], Phases], dict[str, Any]] = TASKS[payload["task"]]
-    result = task(payload, phases)
-    failed = result.get("status") == "CRASH" or "stopped" in result
-    if failed and payload["device"] == "cuda" and not _settled():
+    on_gpu = payload["device"] == "cuda"
+    late: Exception | None = None
+    result: dict[str, Any] = {}
+    try:
+        result = task(payload, phases)
+    except RuntimeError as error:
+        if not on_gpu or task is not judge or _settled():
+            raise
+        late = error
+    if on_gpu and not (late is None and _settled()):
+        if task is judge and result.get("status") != "CRASH":
+            result = _failed_later(late).to_json()
         result[LAST_REPLY] = True
     return result
+
+
+def _failed_later(error: Exception | None) -> Verdict:
+    """Give the verdict on a call after which the GPU does not work in this process any more."""
+    try:
+        torch.ones(1, device="cuda").item()
+    except RuntimeError as found:
+        error = error or found
+    what = str(error).partition("\n")[0]
+    message = f"the GPU failed after the call had ended: {what}"
+    return Verdict("CRASH", type(error).__name__, message)
 
 
 def _settled() -> bool:
@@ -106,6 +129,7 @@ def describe(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
         "backend": implementation.backend,
         "compiles": implementation.compile_key is not None,
         "build_ahead": implementation.build_ahead,
+        "build_minutes": implementation.build_minutes,
     }
 
 

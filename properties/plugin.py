@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kernelproof.properties.gpus import processes_for, share_of, visible_devices
+from kernelproof.properties.machine import cores
 from kernelproof.properties.profiles import PROFILES
 from kernelproof.properties.sharing import REFUSAL, SuiteRefusedError
 from kernelproof.properties.tally import Tally
@@ -225,7 +226,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
         return None
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None
-    return processes_for(visible_devices(), os.cpu_count() or 1) or None
+    return processes_for(visible_devices(), cores()) or None
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Module | None:

@@ -128,7 +128,8 @@ def prepare(
         if axes is None:
             return None
         if report.declared["build_ahead"]:
-            modules = choose(axes, module_keys(worker, address), plan.profile.modules)
+            most = plan.profile.modules_of(report.declared["build_minutes"])
+            modules = choose(axes, module_keys(worker, address), most)
     if modules:
         # The keys too: another search, say with another profile, needs other modules.
         named = f"{report.reference} {[module.key for module in modules]}"

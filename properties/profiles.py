@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 
@@ -17,6 +18,7 @@ class Profile:
         seconds: after this long on one implementation, laws end early, and say so.
         soak: launches of one problem under the law of that name.
         modules: most modules that are built of an implementation whose modules take long.
+        build_minutes: most minutes of one processor core for them, but one module at least.
         explore: draw other problems in every run, and keep failures in an example database.
     """
 
@@ -26,14 +28,19 @@ class Profile:
     shrink_seconds: float
     seconds: float
     modules: int = 8
+    build_minutes: float = math.inf
     soak: int = 50
     explore: bool = False
 
+    def modules_of(self, minutes: float) -> int:
+        """Count the modules to build of an implementation where one takes so many minutes."""
+        return max(1, int(min(self.modules, self.build_minutes / minutes)))
+
 
 PROFILES = {
-    "quick": Profile("quick", 20, 200_000, 5.0, 20.0, 3, 50),
-    "gate": Profile("gate", 120, 400_000, 10.0, 50.0, 8, 200),
-    "nightly": Profile("nightly", 3000, 4_000_000, 60.0, 3 * 3600.0, 64, 5000, explore=True),
+    "quick": Profile("quick", 20, 200_000, 5.0, 20.0, 3, 20.0, 50),
+    "gate": Profile("gate", 120, 400_000, 10.0, 50.0, 8, 45.0, 200),
+    "nightly": Profile("nightly", 3000, 4_000_000, 60.0, 3 * 3600.0, 64, soak=5000, explore=True),
 }
 GPU_WORK = 1024
 """How many times more work a problem may be on a GPU, where it takes no longer."""
@@ -45,6 +52,13 @@ def on_device(profile: Profile, device: str) -> Profile:
     """Give a profile with problems of the size that a device is made for."""
     factor = GPU_WORK if device == "cuda" else 1
     return replace(profile, max_work=factor * profile.max_work)
+
+
+def asked_for(profile: Profile, *, modules: int | None, soak: int | None) -> Profile:
+    """Give a profile with other numbers; modules that are asked for may take what they take."""
+    if modules is not None:
+        profile = replace(profile, modules=modules, build_minutes=math.inf)
+    return profile if soak is None else replace(profile, soak=soak)
 
 
 @dataclass(frozen=True)

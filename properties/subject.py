@@ -205,6 +205,16 @@ class Subject:
                 return name
         return None
 
+    def device_works(self) -> bool:
+        """Tell whether the device can still be used by this process."""
+        if self.target.device != "cuda":
+            return True
+        try:
+            torch.ones(1, device=self.target.device).item()
+        except RuntimeError:
+            return False
+        return True
+
     def wait(self, streams: Sequence[torch.cuda.Stream | None] = (None,)) -> None:
         """Wait for what was launched, on the current stream or on these, in the phase "run"."""
         if self.target.device != "cuda" or not self._waits:

@@ -41,7 +41,7 @@ class BatchMetadata:
 
     def __post_init__(self) -> None:
         """Validate at once where that costs no device synchronisation."""
-        if not any(getattr(tensor, "is_cuda", False) for tensor in self.tensors().values()):
+        if all(getattr(tensor, "is_cpu", True) for tensor in self.tensors().values()):
             self.validate()
 
     def tensors(self) -> dict[str, torch.Tensor]:

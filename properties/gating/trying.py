@@ -7,7 +7,6 @@ module builds it, in parallel with others, and the rest then cost milliseconds.
 from __future__ import annotations
 
 import itertools
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from ...reference import Problem
 from ..building import BUILD_DEADLINES, share_of_compilers
 from ..isolation import Deadlines, Worker
 from ..ledger import Ledger
+from ..machine import cores
 from ..pools import open_pool
 from ..quarry import Address, DeviceLostError, HarnessError, probe_device, verdict_of
 from ..verdict import Verdict
@@ -101,8 +101,7 @@ class Trying:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._trials: dict[tuple[str, Problem], Trial] = {}
-        cores = os.cpu_count() or 1
-        most = cores // 2 if order.device == "cuda" else cores
+        most = cores() // 2 if order.device == "cuda" else cores()
         self._jobs = order.jobs or max(1, min(most, MOST_WORKERS))
         self._pool = open_pool(
             order.device,

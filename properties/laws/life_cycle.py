@@ -68,6 +68,8 @@ def _fewest(
     while walk != before:
         before = walk
         for position in reversed(range(len(walk))):
+            if not subject.device_works():  # after an illegal access nothing can be tried here
+                return walk, verdict
             shorter = [*walk[:position], *walk[position + 1 :]]
             found = _outcome(subject, batches, shorter)
             if (found.status, found.kind) == (verdict.status, verdict.kind):

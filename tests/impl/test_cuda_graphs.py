@@ -11,6 +11,7 @@ import torch
 
 from kernelproof.impl import AttentionOutput
 from kernelproof.impl.cuda_graphs import GRAPHS_KEPT, Recorded, Replays, padded, room_for, with_rows
+from kernelproof.impl.triton_graphs import Buffers
 from kernelproof.properties.isolation import Deadlines, Worker
 from kernelproof.properties.quarry import verdict_of
 from kernelproof.reference import AttentionProblem, build_metadata, materialise, oracle
@@ -96,6 +97,13 @@ def test_a_graph_is_captured_once_a_size_and_few_are_kept() -> None:
         call(page_size=page_size)
     call()
     assert captured == [3, 3, 8, *[3] * GRAPHS_KEPT, 3], "the first one was given up"
+
+
+def test_a_graph_captured_without_pages_has_room_for_those_of_later_batches() -> None:
+    batch = build_metadata([3], [0], torch.zeros(1, 0, dtype=torch.int32), 16)
+    buffers = Buffers(batch, 4, torch.device("meta"))
+    page_ids = buffers.metadata().paged_kv_indices
+    assert len(page_ids) == 4 * room_for(1), "a graph would keep the address of nothing"
 
 
 @pytest.mark.parametrize("law", ["life_cycle", "parity", "call_order"])

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, Phase
 
 from kernelproof.impl import Implementation, Target, find_implementation, implementation
-from kernelproof.impl.flashinfer_calls import module_key
+from kernelproof.impl.flashinfer_calls import BUILD_MINUTES, module_key
 from kernelproof.properties.axes import Axes, narrow
 from kernelproof.properties.engine import Run
 from kernelproof.properties.modules import Keys, Module, choose
 from kernelproof.properties.plan import Plan
-from kernelproof.properties.profiles import PROFILES
+from kernelproof.properties.profiles import PROFILES, asked_for
 from kernelproof.properties.strategies import problems
 from kernelproof.reference import AttentionProblem, Problem
 
@@ -138,6 +138,20 @@ def test_a_run_builds_its_modules_and_refuses_the_others() -> None:
     assert parity.judged >= PROFILES["quick"].problems
     # Switching a window on leads to a module that is built for one head dim alone.
     assert sensitivity.judged
+
+
+def test_fewer_modules_are_built_where_one_takes_minutes() -> None:
+    counts = {
+        name: {backend: PROFILES[name].modules_of(each) for backend, each in BUILD_MINUTES.items()}
+        for name in PROFILES
+    }
+    assert counts == {
+        "quick": {"cuda-core": 3, "fa2": 3, "fa3": 1, "xqa": 3},
+        "gate": {"cuda-core": 8, "fa2": 8, "fa3": 3, "xqa": 7},
+        "nightly": dict.fromkeys(BUILD_MINUTES, 64),
+    }
+    asked = asked_for(PROFILES["gate"], modules=5, soak=None)
+    assert asked.modules_of(BUILD_MINUTES["fa3"]) == 5
 
 
 def test_module_keys_tell_what_flashinfer_builds_apart() -> None:

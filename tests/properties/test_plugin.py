@@ -394,7 +394,7 @@ def test_auto_counts_gpus(
 ) -> None:
     monkeypatch.setattr(pytestconfig.option, "kernelproof_device", device)
     monkeypatch.setattr(pytestconfig, "args", [argument])
-    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     monkeypatch.setattr(gpus, "free_memory", lambda _: [])
     monkeypatch.setattr(gpus, "free_host_memory", lambda: None)
     monkeypatch.setenv(gpus.VISIBLE, devices)

@@ -134,6 +134,10 @@ def test_profiles_soak_longer_the_harder_they_look() -> None:
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: streams are CUDA's")
 
 
+BUSY_CYCLES = 5_000_000
+"""Longer than the host takes from one launch to the next, so that launches meet."""
+
+
 class _Scratch:
     """A session whose workspace is everybody's: runs on several streams meet in it."""
 
@@ -149,9 +153,9 @@ class _Scratch:
             tuple(result.out.shape), torch.zeros_like(result.out, dtype=torch.float32)
         )
         scratch.zero_()
-        torch.cuda._sleep(200_000)
+        torch.cuda._sleep(BUSY_CYCLES)
         scratch.add_(result.out)
-        torch.cuda._sleep(200_000)
+        torch.cuda._sleep(BUSY_CYCLES)
         return scratch.to(inputs.out_dtype), result.lse.to(torch.float32)
 
 
