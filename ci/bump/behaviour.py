@@ -78,8 +78,8 @@ class Compared:
         refused: by side, the axis values that are refused there and not on the other side.
         addresses: by side.
         tried: every problem.
-        builds_ahead: whether its modules take long to compile.
-        builds_ahead: whether its modules take long to compile.
+        build_minutes: that compiling one of its modules takes; 0 where it takes none.
+        build_minutes: that compiling one of its modules takes; 0 where it takes none.
     builds: by side, seconds of each module that was built before.
         speeds: rounds of timing, see ``speed``.
     """
@@ -94,7 +94,7 @@ class Compared:
     refused: dict[str, dict[str, str]] = field(default_factory=dict)
     addresses: dict[str, Address] = field(default_factory=dict)
     tried: list[Tried] = field(default_factory=list)
-    builds_ahead: bool = False
+    build_minutes: float = 0.0
     builds: dict[str, list[float]] = field(default_factory=dict)
     speeds: list[dict[str, Any]] = field(default_factory=list)
 
@@ -114,7 +114,7 @@ def survey_both(name: str, reference: str, sides: Sides, plan: Plan) -> Compared
         known = surveyed(sides[side], address, name, max_work, plan)
         found.operation = known["operation"] or found.operation
         found.backend = known["backend"] or found.backend
-        found.builds_ahead = found.builds_ahead or known["build_ahead"]
+        found.build_minutes = max(found.build_minutes, known["build_minutes"])
         if known["error"]:
             found.errors[side] = known["error"]
         elif known["axes"] is None:

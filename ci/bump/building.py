@@ -40,11 +40,11 @@ def build_all(
     chosen = [
         (each, _modules(each, each.axes, sides, plan))
         for each in compared
-        if each.axes is not None and each.builds_ahead
+        if each.axes is not None and each.build_minutes
     ]
     jobs = [
         (each, side, module)
-        for each, modules in chosen
+        for each, modules in sorted(chosen, key=lambda pair: -pair[0].build_minutes)
         for module in modules
         for side in each.addresses
     ]
@@ -84,6 +84,8 @@ def _modules(found: Compared, axes: Axes, sides: Sides, plan: Plan) -> list[Modu
     side = CANDIDATE if CANDIDATE in found.addresses else BASELINE
     address = found.addresses[side]
 
+    most = min(plan.modules, plan.profile.modules_of(found.build_minutes))
+
     def choice() -> list[dict[str, Any]]:
         keys = module_keys(Asker(sides[side]), address)
         return [
@@ -92,10 +94,10 @@ def _modules(found: Compared, axes: Axes, sides: Sides, plan: Plan) -> list[Modu
                 "values": {name: list(values) for name, values in module.values.items()},
                 "first": module.first.to_json(),
             }
-            for module in choose(axes, keys, plan.modules)
+            for module in choose(axes, keys, most)
         ]
 
-    question = {"modules": address.request("modules"), "most": plan.modules}
+    question = {"modules": address.request("modules"), "most": most}
     return [
         Module(each["key"], tuples(each["values"]), problem_from_json(each["first"]))
         for each in sides[side].remember(question, choice)

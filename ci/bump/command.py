@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import threading
@@ -24,6 +23,7 @@ from ...properties.files import dumps, write_text
 from ...properties.gpus import processes_for, visible_devices
 from ...properties.laws import find_law
 from ...properties.ledger import LedgerError
+from ...properties.machine import cores
 from ...properties.only import OnlyError, read_only
 from ...properties.profiles import PROFILES
 from ...properties.telling import printable
@@ -257,16 +257,9 @@ def _concerned(*, all_of_them: bool) -> tuple[str, ...]:
 
 
 def _usual_jobs(device: str) -> int:
-    cores = len(_cores())
     if device == "cuda":
-        return max(1, processes_for(visible_devices()[:1], cores) // 2)
-    return max(1, min(cores, MOST_JOBS))
-
-
-def _cores() -> Sequence[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return range(os.cpu_count() or 1)
+        return max(1, processes_for(visible_devices()[:1], cores()) // 2)
+    return max(1, min(cores(), MOST_JOBS))
 
 
 def _identity(request: Request, plan: Plan) -> dict[str, Any]:

@@ -50,6 +50,9 @@ CHANGES: Mapping[str, Change] = {
     "enum-member-added": Change("surface", REPORT, "a member that the baseline does not have"),
     "name-removed": Change("surface", REPORT, "a public name that can be imported no more"),
     "name-added": Change("surface", REPORT, "public names that the baseline does not have"),
+    "parameter-refused": Change(
+        "surface", REPORT, "a parameter that was there before is refused in a way that is new"
+    ),
     "refusal-added": Change("surface", REPORT, "something that a callable did not refuse before"),
     "refusal-removed": Change("surface", REPORT, "something that a callable refuses no more"),
     "constant-changed": Change("surface", REPORT, "a constant of the kernels"),
@@ -79,6 +82,7 @@ CHANGES: Mapping[str, Change] = {
     "faster": Change("speed", REPORT, "calls take less by more than the policy's limit"),
     "hang": Change("liveness", BLOCK, "a call of the candidate does not end"),
     "known-hang": Change("liveness", CONDITION, "a hang that is known of the candidate"),
+    "hang-stays": Change("liveness", REPORT, "a hang that is known of both"),
     "compile-failed": Change("compile", CONDITION, "a module that compiled before does not now"),
 }
 """Kinds of change. A policy's table ``actions`` names them."""

@@ -181,7 +181,7 @@ def _liveness(learned: Learned, plan: Plan) -> dict[str, Any]:
         for tried in each.tried
         if tried.bad("candidate") and tried.verdicts["candidate"].status == "HANG"
     ]
-    known = [each.id for each in learned.findings if each.change == "known-hang"]
+    known = [each.id for each in learned.findings if each.change in ("known-hang", "hang-stays")]
     launches = plan.soak or plan.profile.soak
     return {"launches": launches, "soaked": soaked, "hangs": hangs, "known": known}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,20 @@ from .findings import Finding, finding
 Declarations = Mapping[str, Any]
 Parameter = Mapping[str, str]
 POSITIONAL = ("positional_only", "positional_or_keyword")
+COMMON_WORDS = {
+    "self",
+    "args",
+    "kwargs",
+    "out",
+    "q",
+    "k",
+    "v",
+    "backend",
+    "mask",
+    "input",
+    "causal",
+}
+"""Parameters that are words of any sentence."""
 MOST_NAMES = 12
 """Names that a sentence lists."""
 
@@ -20,6 +35,7 @@ def surface_findings(baseline: Declarations, candidate: Declarations) -> Iterato
     yield from _enums(baseline["enums"], candidate["enums"])
     yield from _names(baseline, candidate)
     yield from _refusals(baseline["refusals"], candidate["refusals"])
+    yield from _refused_parameters(baseline, candidate)
     yield from _constants(baseline["constants"], candidate["constants"])
 
 
@@ -305,6 +321,35 @@ def _refusals(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Findin
                     count=len(found),
                     **{at: {m: f"{each['when']} ({each['source']})" for m, each in found.items()}},
                 )
+
+
+def _refused_parameters(baseline: Declarations, candidate: Declarations) -> Iterator[Finding]:
+    """Say which parameters of before are spoken of in refusals that are new."""
+    old, new = baseline["refusals"], candidate["refusals"]
+    for name in sorted(old.keys() & new.keys()):
+        before = {each["message"] for each in old[name]}
+        taken = {
+            parameter["name"]
+            for callable_, entry in baseline["signatures"].items()
+            if callable_ == name or callable_.startswith(f"{name}.")
+            for parameter in entry["parameters"]
+        } - COMMON_WORDS
+        by_parameter: dict[str, dict[str, str]] = {}
+        for each in new[name]:
+            if each["message"] in before:
+                continue
+            for parameter in sorted(taken & set(re.findall(r"\w+", each["message"]))):
+                where = f"{each['when']} ({each['source']})"
+                by_parameter.setdefault(parameter, {})[each["message"]] = where
+        for parameter, said in by_parameter.items():
+            yield finding(
+                "parameter-refused",
+                name,
+                f"{name} says of {parameter} what it did not before: {'; '.join(said)}",
+                detail=parameter,
+                candidate=said,
+                count=len(said),
+            )
 
 
 def _constants(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Finding]:
