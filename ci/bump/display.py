@@ -22,7 +22,7 @@ STYLES = {
 ACTION_STYLES = {"block": "FAIL", "condition": "FLAKY", "report": "KNOWN"}
 REPORTED_IN_FULL = (
     "callable-added",
-    "parameter-refused",
+    "refusal-added",
     "fixed",
     "still-failing",
     "candidate-only-failure",

@@ -50,9 +50,6 @@ CHANGES: Mapping[str, Change] = {
     "enum-member-added": Change("surface", REPORT, "a member that the baseline does not have"),
     "name-removed": Change("surface", REPORT, "a public name that can be imported no more"),
     "name-added": Change("surface", REPORT, "public names that the baseline does not have"),
-    "parameter-refused": Change(
-        "surface", REPORT, "a parameter that was there before is refused in a way that is new"
-    ),
     "refusal-added": Change("surface", REPORT, "something that a callable did not refuse before"),
     "refusal-removed": Change("surface", REPORT, "something that a callable refuses no more"),
     "constant-changed": Change("surface", REPORT, "a constant of the kernels"),

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ...properties.telling import count_of
 from .findings import Finding, finding
 
 Declarations = Mapping[str, Any]
@@ -34,8 +35,7 @@ def surface_findings(baseline: Declarations, candidate: Declarations) -> Iterato
     yield from _callables(baseline, candidate)
     yield from _enums(baseline["enums"], candidate["enums"])
     yield from _names(baseline, candidate)
-    yield from _refusals(baseline["refusals"], candidate["refusals"])
-    yield from _refused_parameters(baseline, candidate)
+    yield from _refusals(baseline, candidate)
     yield from _constants(baseline["constants"], candidate["constants"])
 
 
@@ -303,53 +303,40 @@ def _names(baseline: Declarations, candidate: Declarations) -> Iterator[Finding]
         )
 
 
-def _refusals(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Finding]:
+def _refusals(baseline: Declarations, candidate: Declarations) -> Iterator[Finding]:
+    """Compare what callables refuse in words, and name the parameters that are spoken of."""
+    old, new = baseline["refusals"], candidate["refusals"]
     for name in sorted(old.keys() & new.keys()):
         before = {each["message"]: each for each in old[name]}
         after = {each["message"]: each for each in new[name]}
-        pairs = (("refusal-added", after, before, "refuses what it did not say before"),
-                 ("refusal-removed", before, after, "no longer says"))  # fmt: skip
+        pairs = (("refusal-added", after, before, "what it did not say before"),
+                 ("refusal-removed", before, after, "no more what it said before"))  # fmt: skip
         for change, some, others, said in pairs:
             found = {message: some[message] for message in some if message not in others}
             if found:
+                spoken = _spoken_of(baseline["signatures"], name, list(found))
+                of = f" of {', '.join(spoken)}" if spoken else ""
                 at = "candidate" if change == "refusal-added" else "baseline"
-                told = "; ".join(list(found)[:3]) + ("; ..." if len(found) > 3 else "")  # noqa: PLR2004
+                first = next(iter(found))
                 yield finding(
                     change,
                     name,
-                    f"{name} {said}: {told}",
+                    f"{name} says{of} {said}, {count_of(len(found), 'sentence')} such as: {first}",
                     count=len(found),
                     **{at: {m: f"{each['when']} ({each['source']})" for m, each in found.items()}},
                 )
 
 
-def _refused_parameters(baseline: Declarations, candidate: Declarations) -> Iterator[Finding]:
-    """Say which parameters of before are spoken of in refusals that are new."""
-    old, new = baseline["refusals"], candidate["refusals"]
-    for name in sorted(old.keys() & new.keys()):
-        before = {each["message"] for each in old[name]}
-        taken = {
-            parameter["name"]
-            for callable_, entry in baseline["signatures"].items()
-            if callable_ == name or callable_.startswith(f"{name}.")
-            for parameter in entry["parameters"]
-        } - COMMON_WORDS
-        by_parameter: dict[str, dict[str, str]] = {}
-        for each in new[name]:
-            if each["message"] in before:
-                continue
-            for parameter in sorted(taken & set(re.findall(r"\w+", each["message"]))):
-                where = f"{each['when']} ({each['source']})"
-                by_parameter.setdefault(parameter, {})[each["message"]] = where
-        for parameter, said in by_parameter.items():
-            yield finding(
-                "parameter-refused",
-                name,
-                f"{name} says of {parameter} what it did not before: {'; '.join(said)}",
-                detail=parameter,
-                candidate=said,
-                count=len(said),
-            )
+def _spoken_of(signatures: Mapping[str, Any], name: str, messages: Sequence[str]) -> list[str]:
+    """Name the parameters of a callable that sentences speak of."""
+    taken = {
+        parameter["name"]
+        for qualified, entry in signatures.items()
+        if qualified == name or qualified.startswith(f"{name}.")
+        for parameter in entry["parameters"]
+    }
+    words = {word for message in messages for word in re.findall(r"\w+", message)}
+    return sorted((taken & words) - ORDINARY)
 
 
 def _constants(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Finding]:
