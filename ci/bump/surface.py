@@ -12,19 +12,7 @@ from .findings import Finding, finding
 Declarations = Mapping[str, Any]
 Parameter = Mapping[str, str]
 POSITIONAL = ("positional_only", "positional_or_keyword")
-COMMON_WORDS = {
-    "self",
-    "args",
-    "kwargs",
-    "out",
-    "q",
-    "k",
-    "v",
-    "backend",
-    "mask",
-    "input",
-    "causal",
-}
+ORDINARY = {"self", "args", "out", "q", "k", "v", "backend", "mask", "input", "key", "value"}
 """Parameters that are words of any sentence."""
 MOST_NAMES = 12
 """Names that a sentence lists."""

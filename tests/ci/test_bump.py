@@ -176,6 +176,41 @@ def test_other_bits_inside_of_the_bound_are_told_and_do_not_block(here: Path) ->
     assert implementation["runs"] == ["baseline", "candidate"]
 
 
+BUILT_AHEAD = """
+import time
+from subject import merge as plain
+from kernelproof.impl import implementation
+
+
+@implementation("merge_state", name="subject", build_ahead=True,
+                compile_key=lambda problem: (problem.dtype, problem.num_states))
+def merge(inputs):
+    return plain(inputs)
+"""
+
+
+def test_modules_are_chosen_once_and_built_for_both(here: Path) -> None:
+    (here / "ahead.py").write_text(BUILT_AHEAD)
+    release(here / "old", OLD)
+    release(here / "new", NEW, broken=True)
+    code, report = gate(
+        here, "--sm", "cpu", "--part", "behaviour", "--implementation", "ahead.py:merge",
+        "--modules", "2",
+    )  # fmt: skip
+    assert code == 1
+    plain, ahead = report["machines"][0]["implementations"]
+    assert (plain["modules"], ahead["modules"]) == (0, 2)
+    (builds,) = report["machines"][0]["timings"]["builds"]
+    assert {side: len(each) for side, each in builds["seconds"].items()} == {
+        "baseline": 2,
+        "candidate": 2,
+    }
+    assert {each["subject"] for each in by_change(report, "new-failure")} == {
+        "subject.py:merge",
+        "ahead.py:merge",
+    }
+
+
 def test_what_was_fixed_is_told(here: Path) -> None:
     release(here / "old", OLD, broken=True)
     release(here / "new", NEW)
