@@ -204,9 +204,21 @@ BUMP_OPTIONS = (
         metavar="NAME",
         help="Compare only this implementation's behaviour; may be repeated.",
     ),
+    click.option(
+        "--compile",
+        "compiled",
+        metavar="SM[,SM]",
+        help="Compile both releases' modules for these chips too, with nvcc.",
+    ),
+    click.option(
+        "--unit", "units", multiple=True, metavar="NAME", help="Compile only this module."
+    ),
     click.option("--markdown", "markdown_path", type=OUTPUT, help="Write a comment's Markdown."),
 )
-BUMP_ONLY = ("sm", "policy", "resume", "journal", "parts", "implementations", "markdown_path")
+BUMP_ONLY = (
+    "sm", "policy", "resume", "journal", "parts", "implementations", "compiled", "units",
+    "markdown_path",
+)  # fmt: skip
 NOT_OF_BUMP = ("gating", "sanitizer", "evidence_path", "html_path")
 
 

@@ -30,6 +30,7 @@ from ...properties.telling import printable
 from ..errors import INTERRUPTED, MachineError, UsageRefusedError
 from ..support import chips_of
 from ..terminal import console
+from .compiled import Compilation
 from .display import print_report
 from .findings import Chip
 from .journal import Journal
@@ -46,6 +47,7 @@ from .running import (
     Learned,
     Progress,
     compare_behaviour,
+    compare_compiled,
     compare_declarations,
     find_both,
     read_declarations,
@@ -84,6 +86,8 @@ class Request:
     json_path: Path | None = None
     junit_path: Path | None = None
     markdown_path: Path | None = None
+    compiled: str | None = None
+    units: Sequence[str] = ()
 
     @property
     def journal_path(self) -> Path:
@@ -136,6 +140,7 @@ def bump(request: Request) -> int:
             read_declarations(learned, journal, parts, progress.tell)
             compare_declarations(learned, parts)
             learned.skipped |= {part: "not asked for" for part in PARTS if part not in parts}
+            _compile(request, learned, journal, progress.tell)
             if BEHAVIOUR in parts:
                 here: tuple[Chip, ...] = () if machine == "cpu" else (machine,)
                 compare_behaviour(
@@ -186,6 +191,17 @@ def _written(option: str, path: Path, report: dict[str, Any]) -> str:
     except OSError as error:
         return f"{option} {path}: cannot be written ({error.strerror}). "
     return ""
+
+
+def _compile(
+    request: Request, learned: Learned, journal: Journal, tell: Callable[[str], None]
+) -> None:
+    if request.compiled is None:
+        learned.skipped["compile"] = "not asked for (--compile)"
+        return
+    chips = tuple(part for part in request.compiled.split(",") if part.strip())
+    asked = Compilation(chips, tuple(request.units), request.jobs or 0)
+    compare_compiled(learned, asked, journal, tell)
 
 
 def _policy(path: Path | None) -> Policy:
