@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import shutil
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-from rich.text import Text
 
 from ... import __version__
 from ...impl import ImplementationNotFoundError, Target, UnsupportedError
@@ -26,7 +23,6 @@ from ...properties.ledger import LedgerError
 from ...properties.machine import cores
 from ...properties.only import OnlyError, read_only
 from ...properties.profiles import PROFILES
-from ...properties.telling import printable
 from ..errors import INTERRUPTED, MachineError, UsageRefusedError
 from ..support import chips_of
 from ..terminal import console
@@ -45,19 +41,18 @@ from .running import (
     PARTS,
     SPEED,
     Learned,
-    Progress,
     compare_behaviour,
     compare_compiled,
     compare_declarations,
     find_both,
     read_declarations,
 )
+from .watching import progress
 
 JOURNALS = Path(".kernelproof", "gate")
 OURS = "kernelproof.impl.flashinfer_"
 """How modules of adapters to FlashInfer begin: the others are the same code with any release."""
 MOST_JOBS = 4
-TICK_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -130,17 +125,17 @@ def bump(request: Request) -> int:
     _prepare_outputs(request)
     parts = request.parts or PARTS
     journal: Journal | None = None
-    with _tensors(request.journal_path) as tensors, _progress() as progress:
+    with _tensors(request.journal_path) as tensors, progress() as watched:
         plan = _plan(request, tensors, own_environment=False)
-        find_both(learned, progress.tell)
+        find_both(learned, watched.tell)
         if any(each.own_environment for each in learned.releases.values()):
             plan = _plan(request, tensors, own_environment=True)
         journal = Journal(request.journal_path, _identity(request, plan), resume=request.resume)
         try:
-            read_declarations(learned, journal, parts, progress.tell)
+            read_declarations(learned, journal, parts, watched.tell)
             compare_declarations(learned, parts)
             learned.skipped |= {part: "not asked for" for part in PARTS if part not in parts}
-            _compile(request, learned, journal, progress.tell)
+            _compile(request, learned, journal, watched.tell)
             if BEHAVIOUR in parts:
                 here: tuple[Chip, ...] = () if machine == "cpu" else (machine,)
                 compare_behaviour(
@@ -149,7 +144,7 @@ def bump(request: Request) -> int:
                     plan,
                     here,
                     policy.slower,
-                    progress,
+                    watched,
                     speed=SPEED in parts,
                 )
             else:
@@ -316,33 +311,3 @@ def _tensors(journal: Path) -> Iterator[Path]:
         raise UsageRefusedError(message) from error
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    """Tell what goes on, on standard error: a line for each step, and counts now and then."""
-    err = console(sys.stderr)
-    started, over, counts = time.monotonic(), threading.Event(), dict[str, int]()
-
-    def say(line: str) -> None:
-        clock = f"[{time.monotonic() - started:5.1f} s]"
-        err.print(Text(printable(f"{clock} {line}"), "dim"), soft_wrap=True)
-
-    def judged(name: str, count: int) -> None:
-        counts[name] = counts.get(name, 0) + count
-
-    def tick() -> None:
-        told = 0
-        while not over.wait(TICK_SECONDS):
-            total = sum(counts.values())
-            if total != told:
-                say(f"judged {total} problems of {len(counts)} implementations, with both releases")
-            told = total
-
-    ticker = threading.Thread(target=tick, name="progress", daemon=True)
-    ticker.start()
-    try:
-        yield Progress(say, judged)
-    finally:
-        over.set()
-        ticker.join()

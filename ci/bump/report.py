@@ -13,7 +13,7 @@ from ...properties.telling import count_of
 from ..errors import UsageRefusedError
 from .compiled import compiled_chips
 from .findings import Chip, Finding
-from .outcomes import implementation_json, not_run
+from .numbers import implementation_json, not_run
 from .plan import Plan
 from .policy import RULES, Policy
 from .releases import SIDES
