@@ -21,6 +21,7 @@ from .bump.merge_command import merge
 from .bump.options import BUMP_ONLY, NOT_OF_BUMP, bump_options
 from .errors import INTERRUPTED, MACHINE
 from .evidence_command import evidence
+from .ledger_command import corpus, expectations
 from .score import score
 from .support import support
 
@@ -249,6 +250,8 @@ cli.add_command(bench)
 cli.add_command(support)
 cli.add_command(evidence)
 cli.add_command(merge)
+cli.add_command(expectations)
+cli.add_command(corpus)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
