@@ -205,7 +205,7 @@ BUMP_OPTIONS = (
     click.option("--markdown", "markdown_path", type=OUTPUT, help="Write a comment's Markdown."),
 )
 BUMP_ONLY = ("sm", "policy", "resume", "journal", "parts", "implementations", "markdown_path")
-NOT_OF_BUMP = ("gating", "sanitizer", "evidence_path", "html_path")
+NOT_OF_BUMP = ("gating", "sanitizer", "evidence_path")
 
 
 def bump_options(command: Callable[..., int]) -> Callable[..., int]:

@@ -35,6 +35,7 @@ from .findings import Chip
 from .journal import Journal
 from .junit import to_junit
 from .markdown import to_markdown
+from .page import to_page
 from .plan import MODULES, SOAK_ON_CPU, Plan
 from .policy import Policy, PolicyError, load_policy
 from .releases import BASELINE, CANDIDATE
@@ -84,6 +85,7 @@ class Request:
     json_path: Path | None = None
     junit_path: Path | None = None
     markdown_path: Path | None = None
+    html_path: Path | None = None
 
     @property
     def journal_path(self) -> Path:
@@ -98,6 +100,7 @@ class Request:
             "--json": self.json_path,
             "--junit": self.junit_path,
             "--markdown": self.markdown_path,
+            "--html": self.html_path,
         }
         return {option: path for option, path in paths.items() if path is not None}
 
@@ -106,6 +109,7 @@ RENDER: Mapping[str, Callable[[dict[str, Any]], str]] = {
     "--json": dumps,
     "--junit": to_junit,
     "--markdown": to_markdown,
+    "--html": to_page,
 }
 
 
