@@ -21,7 +21,8 @@ LEAST_SAME = 4
 MOST_OPEN = 5
 MOST_CHIPS = 3
 _MEASURED = re.compile(
-    r"^(?P<where>\w+\[[\d, ]*\]) is (?P<got>[^\s,]+), expected (?:exactly )?(?P<expected>[^\s,]+)"
+    r"^(?P<where>\w+\[[\d, ]*\]) is (?P<got>[^\s,]+), "
+    r"expected (?P<exactly>exactly )?(?P<expected>[^\s,]+)"
     r"(?:, off by [^\s,]+, bound (?P<bound>[^\s,]+))?"
 )
 """How ``properties.comparison`` tells an element that is wrong."""
@@ -262,8 +263,9 @@ def _judged_rows(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Row
             found["got"] if found else "" if side.get("status") != "PASS" else "inside the bound"
             for found, side in zip(both, plain, strict=True)
         ]
-        told = next(found for found in both if found)
-        bound = f" ± {told['bound']}" if told["bound"] else ", exactly"
+        # A NaN is told without the bound, which the other side's message may have.
+        told = max(filter(None, both), key=lambda found: found["bound"] is not None)
+        bound = f" ± {told['bound']}" if told["bound"] else ", exactly" if told["exactly"] else ""
         oracle = told["expected"] + bound
         yield Row(where, ((values[0], SAME),), ((values[1], SAME),), oracle)
     if any(side.get("ratio") for side in plain):

@@ -49,7 +49,7 @@
     for (const each of document.querySelectorAll("#findings details.group")) each.open = open;
   }
   form.hidden = false;
-  form.addEventListener("input", filter);
+  for (const name of ["input", "change"]) form.addEventListener(name, filter);
   form.addEventListener("submit", (event) => event.preventDefault());
   get("open-all").addEventListener("click", () => setAll(true));
   get("close-all").addEventListener("click", () => setAll(false));
