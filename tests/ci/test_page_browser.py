@@ -75,7 +75,7 @@ def resize(browser: Chrome, width: int) -> None:
 
 
 def script(browser: Chrome, code: str) -> Any:  # noqa: ANN401  whatever JavaScript returns
-    return browser.execute_script(code)  # type: ignore[no-untyped-call]
+    return browser.execute_script(code)
 
 
 def log(browser: Chrome, name: str) -> list[dict[str, Any]]:
