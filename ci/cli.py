@@ -166,18 +166,83 @@ def check(
     return examine(Request(implementations, operation=operation, **options, command=_command()))
 
 
+BUMP_OPTIONS = (
+    click.option(
+        "--baseline",
+        metavar="VERSION|WHEEL|FOLDER|PYTHON",
+        help="Compare two FlashInfer releases, or environments: the one in use.",
+    ),
+    click.option("--candidate", metavar="VERSION|WHEEL|FOLDER|PYTHON", help="The one to bump to."),
+    click.option("--sm", metavar="SM[,SM]", help="Chips of the comparison; all if left out."),
+    click.option(
+        "--policy",
+        type=click.Path(path_type=Path),
+        help="TOML that says what blocks a bump, and which findings are accepted.",
+    ),
+    click.option(
+        "--resume",
+        is_flag=True,
+        help="Go on where a comparison that was killed stopped, and repeat nothing.",
+    ),
+    click.option(
+        "--journal",
+        type=OUTPUT,
+        help="File that --resume goes on from; one for these releases in .kernelproof/gate.",
+    ),
+    click.option(
+        "--part",
+        "parts",
+        multiple=True,
+        type=click.Choice(["surface", "declarations", "behaviour", "speed"]),
+        help="Compare only this; may be repeated.",
+    ),
+    click.option(
+        "--implementation",
+        "implementations",
+        multiple=True,
+        metavar="NAME",
+        help="Compare only this implementation's behaviour; may be repeated.",
+    ),
+    click.option("--markdown", "markdown_path", type=OUTPUT, help="Write a comment's Markdown."),
+)
+BUMP_ONLY = ("sm", "policy", "resume", "journal", "parts", "implementations", "markdown_path")
+NOT_OF_BUMP = ("gating", "sanitizer", "evidence_path", "html_path")
+
+
+def bump_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Add the options of a comparison."""
+    for option in reversed(BUMP_OPTIONS):
+        command = option(command)
+    return command
+
+
 @cli.command()
 @click.option(
     "--gating",
     is_flag=True,
     help="Then try both sides of the support rules too, as `check --gating` does.",
 )
+@bump_options
 @run_options
-def gate(*, gating: bool, **options: Any) -> int:  # noqa: ANN401  click's options
-    """Check every registered implementation that this machine can run."""
+def gate(
+    *,
+    gating: bool,
+    baseline: str | None,
+    candidate: str | None,
+    **options: Any,  # noqa: ANN401  click's options
+) -> int:
+    """Check every registered implementation that this machine can run.
+
+    With --baseline and --candidate, compares two FlashInfer releases instead and answers whether
+    to bump, chip by chip: exit 0 to bump, 1 not to, or not before conditions are met.
+    """
     from ..impl.registry import registered
     from .checking import Request, examine
 
+    if baseline is not None or candidate is not None:
+        return _bump(baseline, candidate, options)
+    _refuse(BUMP_ONLY, "goes with --baseline and --candidate")
+    options = {name: value for name, value in options.items() if name not in BUMP_ONLY}
     request = Request(registered(), gate=True, **options, command=_command())
     if not gating:
         return examine(request)
@@ -279,6 +344,29 @@ def _gating_request(implementations: Sequence[str], rules: Path | None) -> Gatin
         command=_command(),
         **{name: given[name] for name in GATING_OPTIONS},
     )
+
+
+def _bump(baseline: str | None, candidate: str | None, options: dict[str, Any]) -> int:
+    """Compare two releases."""
+    from .bump.command import Request, bump
+
+    if baseline is None or candidate is None:
+        absent = "--baseline" if baseline is None else "--candidate"
+        message = f"{absent} is missing: a comparison has two sides"
+        raise click.UsageError(message)
+    _refuse(NOT_OF_BUMP, "does not go with --baseline and --candidate")
+    kept = {name: value for name, value in options.items() if name not in NOT_OF_BUMP}
+    return bump(Request(baseline, candidate, _command(), **kept))
+
+
+def _refuse(names: Sequence[str], why: str) -> None:
+    """Refuse options that were given and mean nothing here."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        given = context.get_parameter_source(parameter.name or "")
+        if given is ParameterSource.COMMANDLINE and parameter.name in names:
+            message = f"{parameter.opts[0]} {why}"
+            raise click.UsageError(message)
 
 
 def _command() -> str:

@@ -47,7 +47,8 @@ def share_of_compilers(builds: int) -> dict[str, str]:
     return {MAX_JOBS: str(max(1, compilers() // builds))}
 
 
-def _builds_at_a_time() -> int:
+def builds_at_a_time() -> int:
+    """Count the modules that are built at a time, each by several compilers."""
     each = os.environ.get(MAX_JOBS, "")
     return max(1, compilers() // (int(each) if each.isdigit() and int(each) else COMPILERS_A_BUILD))
 
@@ -56,7 +57,11 @@ class Builder:
     """Builds modules for any number of implementations at a time."""
 
     def __init__(self) -> None:
+<<<<<<< HEAD
         self._turns = Turns(_builds_at_a_time())
+=======
+        self._allowance = threading.BoundedSemaphore(builds_at_a_time())
+>>>>>>> w-bump
         self._pools: set[WorkerPool] = set()
         self._lock = threading.Lock()
         self._closed = False
@@ -99,7 +104,11 @@ class Builder:
             if built is not None:
                 built(next(done), len(modules))
 
+<<<<<<< HEAD
         with ThreadPoolExecutor(max(1, len(modules))) as threads:  # which wait for their turns
+=======
+        with ThreadPoolExecutor(builds_at_a_time()) as threads:
+>>>>>>> w-bump
             list(threads.map(one, modules))
         report.modules, report.build_seconds = len(modules), time.monotonic() - start
 
@@ -113,7 +122,7 @@ class Builder:
 
     @contextmanager
     def _pool(self, address: Address) -> Iterator[WorkerPool]:
-        environment = {**share_of_compilers(_builds_at_a_time()), **address.environment}
+        environment = {**share_of_compilers(builds_at_a_time()), **address.environment}
         with self._lock:
             if self._closed:
                 raise CancelledError
