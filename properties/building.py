@@ -57,11 +57,7 @@ class Builder:
     """Builds modules for any number of implementations at a time."""
 
     def __init__(self) -> None:
-<<<<<<< HEAD
-        self._turns = Turns(_builds_at_a_time())
-=======
-        self._allowance = threading.BoundedSemaphore(builds_at_a_time())
->>>>>>> w-bump
+        self._turns = Turns(builds_at_a_time())
         self._pools: set[WorkerPool] = set()
         self._lock = threading.Lock()
         self._closed = False
@@ -104,11 +100,7 @@ class Builder:
             if built is not None:
                 built(next(done), len(modules))
 
-<<<<<<< HEAD
         with ThreadPoolExecutor(max(1, len(modules))) as threads:  # which wait for their turns
-=======
-        with ThreadPoolExecutor(builds_at_a_time()) as threads:
->>>>>>> w-bump
             list(threads.map(one, modules))
         report.modules, report.build_seconds = len(modules), time.monotonic() - start
 
