@@ -87,6 +87,12 @@ RUN_OPTIONS = (
         help="Ledger of known findings instead of the shipped one; none: find everything afresh.",
     ),
     click.option(
+        "--examples",
+        metavar="PLACE[,PLACE]",
+        help="Share failing examples of --profile nightly: a folder, github:OWNER/REPO, a Redis "
+        "URL; also $KERNELPROOF_EXAMPLES.",
+    ),
+    click.option(
         "--cases",
         type=click.Path(file_okay=False, path_type=Path),
         default=CASES,
@@ -206,7 +212,7 @@ BUMP_OPTIONS = (
     click.option("--markdown", "markdown_path", type=OUTPUT, help="Write a comment's Markdown."),
 )
 BUMP_ONLY = ("sm", "policy", "resume", "journal", "parts", "implementations", "markdown_path")
-NOT_OF_BUMP = ("gating", "sanitizer", "evidence_path", "html_path")
+NOT_OF_BUMP = ("gating", "sanitizer", "evidence_path", "html_path", "examples")
 
 
 def bump_options(command: Callable[..., int]) -> Callable[..., int]:
