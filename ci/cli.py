@@ -17,6 +17,7 @@ from .. import __version__
 from ..properties.profiles import PROFILES
 from ..properties.sanitizer import TOOLS
 from .bench import bench
+from .bump.merge_command import merge
 from .errors import INTERRUPTED, MACHINE
 from .evidence_command import evidence
 from .score import score
@@ -268,11 +269,24 @@ def gate(
     show_default=True,
     help="Seconds that one call may take before it counts as a HANG.",
 )
-def replay(case: Path, device: str | None, implementation: str | None, deadline: float) -> int:
+@click.option(
+    "--release",
+    metavar="VERSION|WHEEL|FOLDER|PYTHON",
+    help="FlashInfer release, or environment, to judge it with.",
+)
+def replay(
+    case: Path,
+    device: str | None,
+    implementation: str | None,
+    deadline: float,
+    release: str | None,
+) -> int:
     """Judge one case again: exit 1 if it still fails, 0 if it passes."""
     from .replaying import replay_case
 
-    return replay_case(case, device=device, implementation=implementation, deadline=deadline)
+    return replay_case(
+        case, device=device, implementation=implementation, deadline=deadline, release=release
+    )
 
 
 @cli.command("list")
@@ -289,6 +303,7 @@ cli.add_command(score)
 cli.add_command(bench)
 cli.add_command(support)
 cli.add_command(evidence)
+cli.add_command(merge)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

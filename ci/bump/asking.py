@@ -46,13 +46,21 @@ class Side:
                 self._pool = self._opened.__enter__()
             return self._pool
 
-    def ask(self, payload: Mapping[str, Any], deadlines: Deadlines, *, note: str = "") -> Outcome:
+    def ask(
+        self,
+        payload: Mapping[str, Any],
+        deadlines: Deadlines,
+        *,
+        note: str = "",
+        before: Callable[[], object] | None = None,
+    ) -> Outcome:
         """Have a worker answer a request.
 
         Args:
             payload: of the request, see ``judge.TASKS``.
             deadlines: of its phases.
             note: tells requests apart that are otherwise the same, such as rounds of timing.
+            before: is called first where the journal has no answer yet.
         """
         question = {
             "side": self.name,
@@ -61,6 +69,8 @@ class Side:
         }
 
         def answer() -> dict[str, Any]:
+            if before is not None:
+                before()
             with self.start().lease() as worker:
                 return dataclasses.asdict(worker.run(payload, deadlines))
 

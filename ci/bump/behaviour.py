@@ -181,10 +181,19 @@ def _answered(law: Law, problem: Problem, found: Compared, sides: Sides, plan: P
     kept = plan.tensors / f"{_word(found.name)}-{problem.id}.pt"
     answers: dict[str, dict[str, Any]] = {}
     verdicts: dict[str, Verdict] = {}
+
+    def request(side: str) -> dict[str, Any]:
+        files = {"keep" if side == BASELINE else "compare": str(kept)}
+        return found.addresses[side].request("answer", problem=problem.to_json(), **files)
+
+    def again() -> None:
+        """Make the baseline's result anew: a run that was killed may have taken it along."""
+        if found.runs == SIDES and not kept.exists():
+            sides[BASELINE].run(request(BASELINE), DEADLINES)
+
     for side in found.runs:
-        files = {"keep": str(kept)} if side == BASELINE else {"compare": str(kept)}
-        request = found.addresses[side].request("answer", problem=problem.to_json(), **files)
-        outcome = sides[side].ask(request, DEADLINES)
+        before = again if side == CANDIDATE else None
+        outcome = sides[side].ask(request(side), DEADLINES, before=before)
         if outcome.status == "done":
             answers[side] = outcome.result or {}
             verdicts[side] = Verdict.from_json(answers[side]["verdict"])

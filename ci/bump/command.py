@@ -133,7 +133,7 @@ def bump(request: Request) -> int:
             plan = _plan(request, tensors, own_environment=True)
         journal = Journal(request.journal_path, _identity(request, plan), resume=request.resume)
         try:
-            read_declarations(learned, journal, progress.tell)
+            read_declarations(learned, journal, parts, progress.tell)
             compare_declarations(learned, parts)
             learned.skipped |= {part: "not asked for" for part in PARTS if part not in parts}
             if BEHAVIOUR in parts:

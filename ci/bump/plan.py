@@ -19,7 +19,7 @@ FIRST_OF_SLOW = 16
 """Problems of the first law, whose results are compared bit by bit, that a slow one gets."""
 INTERPRETED = "triton"
 """Part of the name of what runs in Triton's interpreter on a CPU: 10 to 1,500 ms a problem."""
-SLOW_SHARE, INTERPRETED_WORK, SLOW_WORK = 0.1, 64, 16
+SLOW_SHARE, INTERPRETED_WORK, SLOW_WORK = 0.1, 256, 16
 """Of the problems, on a CPU; by how much less work each is, interpreted or in Python."""
 SOAK_ON_CPU = 20
 """Launches where there is nothing to race."""

@@ -117,7 +117,8 @@ def _side(learned: Learned, side: str) -> dict[str, Any]:
     target, release = learned.targets.get(side), learned.releases.get(side)
     return {
         "given": learned.given[side],
-        "flashinfer": learned.declared.get(side, {}).get("flashinfer"),
+        "flashinfer": learned.declared.get(side, {}).get("flashinfer")
+        or (target.flashinfer if target else None),
         "own_environment": bool(release and release.own_environment),
         "torch": target.torch if target else None,
         "triton": target.triton if target else None,
