@@ -180,6 +180,18 @@ BUMP_OPTIONS = (
         help="Compare two FlashInfer releases, or environments: the one in use.",
     ),
     click.option("--candidate", metavar="VERSION|WHEEL|FOLDER|PYTHON", help="The one to bump to."),
+    click.option(
+        "--baseline-from",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Take the baseline from the pin in a requirements file or a pyproject.toml.",
+    ),
+    click.option(
+        "--candidate-from",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Take the candidate from the pin in such a file.",
+    ),
     click.option("--sm", metavar="SM[,SM]", help="Chips of the comparison; all if left out."),
     click.option(
         "--policy",
@@ -236,6 +248,8 @@ def gate(
     gating: bool,
     baseline: str | None,
     candidate: str | None,
+    baseline_from: Path | None,
+    candidate_from: Path | None,
     **options: Any,  # noqa: ANN401  click's options
 ) -> int:
     """Check every registered implementation that this machine can run.
@@ -246,6 +260,14 @@ def gate(
     from ..impl.registry import registered
     from .checking import Request, examine
 
+    if baseline_from or candidate_from:
+        from .requirement_pins import side
+
+        baseline = side("baseline", baseline, baseline_from)
+        candidate = side("candidate", candidate, candidate_from)
+        if baseline_from and candidate_from and baseline == candidate:
+            click.echo(f"Both files pin {baseline}: there is nothing to compare.")
+            return 0
     if baseline is not None or candidate is not None:
         return _bump(baseline, candidate, options)
     _refuse(BUMP_ONLY, "goes with --baseline and --candidate")

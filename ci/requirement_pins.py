@@ -78,6 +78,26 @@ def pinned_release(path: Path, *, option: str = "--candidate-from") -> str:
     return str(version)
 
 
+def side(name: str, given: str | None, path: Path | None) -> str | None:
+    """Give one side of a comparison, which is named or pinned by a file.
+
+    Args:
+        name: ``"baseline"`` or ``"candidate"``.
+        given: what ``--baseline`` or ``--candidate`` says, if anything.
+        path: of the file that ``--baseline-from`` or ``--candidate-from`` names, if any.
+
+    Raises:
+        UsageRefusedError: both are given; see ``pinned_release`` too.
+    """
+    if path is None:
+        return given
+    option = f"--{name}-from"
+    if given is not None:
+        message = f"{option} does not go with --{name}"
+        raise UsageRefusedError(message)
+    return pinned_release(path, option=option)
+
+
 def _lines(path: Path, option: str, read: set[Path]) -> Iterator[tuple[str, str]]:
     """Give each logical line of a file, and of those that it includes, with its place."""
     if path.resolve() in read:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from kernelproof.ci.bump.command import Request
+from kernelproof.ci.cli import main
 from kernelproof.ci.errors import UsageRefusedError
 from kernelproof.ci.requirement_pins import pinned_release
 
@@ -101,3 +103,43 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageRefusedError, match=told):
             pinned_release(tmp_path / name, option="--baseline-from")
+
+
+def test_the_gate_compares_what_two_files_pin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def bump(request: Request) -> int:
+        asked.append((request.baseline, request.candidate))
+        return 1
+
+    monkeypatch.setattr("kernelproof.ci.bump.command.bump", bump)
+    old = write(tmp_path, "flashinfer-python==0.6.13", "old.txt")
+    new = write(tmp_path, "flashinfer-python==0.7.2.post1", "new.txt")
+    both = ["--baseline-from", str(old), "--candidate-from", str(new)]
+    assert main(["gate", *both]) == 1
+    assert main(["gate", "--baseline", "0.6.14", "--candidate-from", str(new)]) == 1
+    assert asked == [("0.6.13", "0.7.2.post1"), ("0.6.14", "0.7.2.post1")]
+
+
+def test_a_pin_that_did_not_change_is_no_bump(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(write(tmp_path, VLLM.replace("-r common.txt", "")))
+    assert main(["gate", "--baseline-from", file, "--candidate-from", file]) == 0
+    assert "Both files pin 0.6.13" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("words", "told"), [
+    (["--baseline-from", "{new}"], "--candidate is missing"),
+    (["--candidate-from", "{new}"], "--baseline is missing"),
+    (["--candidate-from", "{new}", "--candidate", "0.7.1"], "does not go with --candidate"),
+    (["--candidate-from", "absent.txt", "--baseline", "0.7.1"], "--candidate-from absent.txt: can"),
+])  # fmt: skip
+def test_wrong_usage(
+    words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new = write(tmp_path, "flashinfer-python==0.7.2.post1")
+    assert main(["gate", *[word.format(new=new) for word in words]]) == 2
+    assert told in capsys.readouterr().err
