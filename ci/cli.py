@@ -314,8 +314,18 @@ def replay(
 @cli.command("list")
 @click.option("--device", type=DEVICES, default="cpu", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def list_command(device: str, *, as_json: bool) -> int:
+@click.option(
+    "--markdown",
+    "markdown_path",
+    type=OUTPUT,
+    help="Write the page of the laws to this file instead: what each says and has caught.",
+)
+def list_command(device: str, markdown_path: Path | None, *, as_json: bool) -> int:
     """List implementations (and why one cannot run here), laws and profiles."""
+    if markdown_path is not None:
+        from .law_book import write_law_book
+
+        return write_law_book(markdown_path)
     from .listing import print_list
 
     return print_list(device, as_json=as_json)
