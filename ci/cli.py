@@ -18,8 +18,10 @@ from ..properties.profiles import PROFILES
 from ..properties.sanitizer import TOOLS
 from .bench import bench
 from .bump.merge_command import merge
+from .bump.options import BUMP_ONLY, NOT_OF_BUMP, bump_options
 from .errors import INTERRUPTED, MACHINE
 from .evidence_command import evidence
+from .ledger_command import corpus, expectations
 from .score import score
 from .support import support
 
@@ -173,68 +175,6 @@ def check(
     return examine(Request(implementations, operation=operation, **options, command=_command()))
 
 
-BUMP_OPTIONS = (
-    click.option(
-        "--baseline",
-        metavar="VERSION|WHEEL|FOLDER|PYTHON",
-        help="Compare two FlashInfer releases, or environments: the one in use.",
-    ),
-    click.option("--candidate", metavar="VERSION|WHEEL|FOLDER|PYTHON", help="The one to bump to."),
-    click.option(
-        "--baseline-from",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="Take the baseline from the pin in a requirements file or a pyproject.toml.",
-    ),
-    click.option(
-        "--candidate-from",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="Take the candidate from the pin in such a file.",
-    ),
-    click.option("--sm", metavar="SM[,SM]", help="Chips of the comparison; all if left out."),
-    click.option(
-        "--policy",
-        type=click.Path(path_type=Path),
-        help="TOML that says what blocks a bump, and which findings are accepted.",
-    ),
-    click.option(
-        "--resume",
-        is_flag=True,
-        help="Go on where a comparison that was killed stopped, and repeat nothing.",
-    ),
-    click.option(
-        "--journal",
-        type=OUTPUT,
-        help="File that --resume goes on from; one for these releases in .kernelproof/gate.",
-    ),
-    click.option(
-        "--part",
-        "parts",
-        multiple=True,
-        type=click.Choice(["surface", "declarations", "behaviour", "speed"]),
-        help="Compare only this; may be repeated.",
-    ),
-    click.option(
-        "--implementation",
-        "implementations",
-        multiple=True,
-        metavar="NAME",
-        help="Compare only this implementation's behaviour; may be repeated.",
-    ),
-    click.option("--markdown", "markdown_path", type=OUTPUT, help="Write a comment's Markdown."),
-)
-BUMP_ONLY = ("sm", "policy", "resume", "journal", "parts", "implementations", "markdown_path")
-NOT_OF_BUMP = ("gating", "sanitizer", "evidence_path", "html_path", "examples")
-
-
-def bump_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Add the options of a comparison."""
-    for option in reversed(BUMP_OPTIONS):
-        command = option(command)
-    return command
-
-
 @cli.command()
 @click.option(
     "--gating",
@@ -336,6 +276,8 @@ cli.add_command(bench)
 cli.add_command(support)
 cli.add_command(evidence)
 cli.add_command(merge)
+cli.add_command(expectations)
+cli.add_command(corpus)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

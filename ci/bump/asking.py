@@ -10,6 +10,7 @@ from typing import Any
 
 from ...properties.isolation import Deadlines, Worker, WorkerPool
 from ...properties.outcome import Outcome
+from ...properties.quarry import probe_device
 from .journal import Journal
 
 Open = Callable[[], AbstractContextManager[WorkerPool]]
@@ -25,10 +26,14 @@ class Side:
         name: of the side.
         journal: of the run.
         open_workers: opens the pool.
+        device: that is looked at after a worker died on it.
     """
 
-    def __init__(self, name: str, journal: Journal, open_workers: Open) -> None:
+    def __init__(
+        self, name: str, journal: Journal, open_workers: Open, device: str = "cpu"
+    ) -> None:
         self.name = name
+        self._device = device
         self._journal, self._open = journal, open_workers
         self._opened: AbstractContextManager[WorkerPool] | None = None
         self._pool: WorkerPool | None = None
@@ -72,9 +77,18 @@ class Side:
             if before is not None:
                 before()
             with self.start().lease() as worker:
-                return dataclasses.asdict(worker.run(payload, deadlines))
+                return self._asked(worker, payload, deadlines)
 
         return Outcome(**self._journal.ask(question, answer))
+
+    def _asked(
+        self, worker: Worker, payload: Mapping[str, Any], deadlines: Deadlines
+    ) -> dict[str, Any]:
+        outcome = worker.run(payload, deadlines)
+        if outcome.died:
+            # Raises where the device is gone: an answer that this spoils is not kept.
+            probe_device(worker, self._device)
+        return dataclasses.asdict(outcome)
 
     def remember(self, question: Mapping[str, Any], answer: Callable[[], Any]) -> Any:  # noqa: ANN401
         """Give the answer to a question that takes many requests."""
@@ -92,7 +106,7 @@ class Side:
         def answer() -> dict[str, Any]:
             with self.start().lease() as worker:
                 worker.renew()
-                return dataclasses.asdict(worker.run(payload, deadlines))
+                return self._asked(worker, payload, deadlines)
 
         return Outcome(**self._journal.ask(question, answer))
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from ...properties.axes import Axes
 from ...properties.isolation import Deadlines
 from ...properties.laws import Law, laws_of
 from ...properties.ledger import Entry, read_case
+from ...properties.outcome import Outcome
 from ...properties.profiles import on_device
 from ...properties.quarry import Address, HarnessError, verdict_of
 from ...properties.simplify import simplify
@@ -27,6 +28,7 @@ DRAWN, CORPUS = "drawn", "corpus"
 MOST_TRIES, MOST_DEATHS = 40, 4
 """Of shrinking a problem, and how many of them may cost a process."""
 CONFIRMED = "confirmed"
+LOST: Final = "LOST"
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ class Tried:
     def judged(self, side: str) -> bool:
         """Tell whether a side was judged at all."""
         verdict = self.verdicts.get(side)
-        return verdict is not None and verdict.status != "UNSUPPORTED" and not verdict.vacuous
+        unjudged = ("UNSUPPORTED", LOST)
+        return verdict is not None and verdict.status not in unjudged and not verdict.vacuous
 
 
 @dataclass
@@ -78,8 +81,8 @@ class Compared:
         refused: by side, the axis values that are refused there and not on the other side.
         addresses: by side.
         tried: every problem.
-        builds_ahead: whether its modules take long to compile.
-        builds_ahead: whether its modules take long to compile.
+        build_minutes: that compiling one of its modules takes; 0 where it takes none.
+        build_minutes: that compiling one of its modules takes; 0 where it takes none.
     builds: by side, seconds of each module that was built before.
         speeds: rounds of timing, see ``speed``.
     """
@@ -94,7 +97,7 @@ class Compared:
     refused: dict[str, dict[str, str]] = field(default_factory=dict)
     addresses: dict[str, Address] = field(default_factory=dict)
     tried: list[Tried] = field(default_factory=list)
-    builds_ahead: bool = False
+    build_minutes: float = 0.0
     builds: dict[str, list[float]] = field(default_factory=dict)
     speeds: list[dict[str, Any]] = field(default_factory=list)
 
@@ -114,7 +117,7 @@ def survey_both(name: str, reference: str, sides: Sides, plan: Plan) -> Compared
         known = surveyed(sides[side], address, name, max_work, plan)
         found.operation = known["operation"] or found.operation
         found.backend = known["backend"] or found.backend
-        found.builds_ahead = found.builds_ahead or known["build_ahead"]
+        found.build_minutes = max(found.build_minutes, known["build_minutes"])
         if known["error"]:
             found.errors[side] = known["error"]
         elif known["axes"] is None:
@@ -134,10 +137,10 @@ def compare(
     found: Compared, sides: Sides, plan: Plan, judged: Callable[[int], None] = lambda _: None
 ) -> None:
     """Judge the corpus and drawn problems with both releases; fills ``found.tried``."""
-    for entry in plan.ledger.entries:
-        if _of(entry, found, plan):
-            found.tried.append(_corpus(entry, found, sides))
-            judged(1)
+    cases = [entry for entry in plan.ledger.entries if of(entry, found, plan)]
+    for entry in [each for each in cases if not each.quarantine]:
+        found.tried.append(_corpus(entry, found, sides))
+        judged(1)
     if found.axes is None or not found.addresses:
         return
     every = laws_of(found.operation)
@@ -153,13 +156,17 @@ def compare(
                 else _judged(law, problem, found, sides)
             )
             judged(1)
+    # Whether a hang or a death was fixed is what a bump is about; they come last all the same.
+    for entry in [each for each in cases if each.quarantine]:
+        found.tried.append(_corpus(entry, found, sides))
+        judged(1)
 
 
-def _of(entry: Entry, found: Compared, plan: Plan) -> bool:
+def of(entry: Entry, found: Compared, plan: Plan) -> bool:
+    """Tell whether a ledger entry's case is one for an implementation, whatever the versions."""
     return (
         entry.implementation == found.name
         and entry.device in ("", plan.device)
-        and (plan.profile.explore or not entry.quarantine)
         and (not plan.laws or bool(set(entry.laws) & set(plan.laws)))
     )
 
@@ -198,7 +205,7 @@ def _answered(law: Law, problem: Problem, found: Compared, sides: Sides, plan: P
             answers[side] = outcome.result or {}
             verdicts[side] = Verdict.from_json(answers[side]["verdict"])
         else:
-            verdicts[side] = verdict_of(outcome)
+            verdicts[side] = answer_of(outcome)
     kept.unlink(missing_ok=True)
     both = [answers[side] for side in SIDES if answers.get(side, {}).get("given")]
     tried = Tried(law.name, problem, verdicts)
@@ -227,11 +234,19 @@ def confirmed(tried: Tried, found: Compared, sides: Sides) -> bool:
     if len(bad) != 1:
         return True
     case = found.addresses[bad[0]].case(tried.law, tried.problem)
-    return verdict_of(sides[bad[0]].renewed(case, DEADLINES, note=CONFIRMED)).bad
+    return answer_of(sides[bad[0]].renewed(case, DEADLINES, note=CONFIRMED)).bad
+
+
+def answer_of(outcome: Outcome) -> Verdict:
+    """Turn an answer into a verdict; one that the suite itself spoiled is lost, no more."""
+    try:
+        return verdict_of(outcome)
+    except HarnessError as error:
+        return Verdict(LOST, "suite", str(error))
 
 
 def _verdict(side: Side, case: dict[str, Any], deadlines: Deadlines = DEADLINES) -> Verdict:
-    return verdict_of(side.ask(case, deadlines))
+    return answer_of(side.ask(case, deadlines))
 
 
 def shrink(tried: Tried, found: Compared, sides: Sides) -> Tried:
@@ -249,10 +264,7 @@ def shrink(tried: Tried, found: Compared, sides: Sides) -> Tried:
         for side in found.runs:
             outcome = sides[side].ask(found.addresses[side].case(tried.law, problem), DEADLINES)
             deaths += outcome.died
-            try:
-                verdicts[side] = verdict_of(outcome)
-            except HarnessError:
-                return False
+            verdicts[side] = answer_of(outcome)
         if not all(_alike(verdicts[side], tried.verdicts[side]) for side in found.runs):
             return False
         best.append(replace(tried, problem=problem, verdicts=verdicts, found_by=DRAWN))

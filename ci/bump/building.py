@@ -15,7 +15,7 @@ from ...properties.modules import Module, choose
 from ...properties.preparation import module_keys
 from ...reference import Problem, problem_from_json
 from .asking import Asker, Side
-from .behaviour import Compared, Sides
+from .behaviour import Compared, Sides, of
 from .journal import Journal
 from .plan import Plan
 from .releases import BASELINE, CANDIDATE, Release
@@ -40,12 +40,15 @@ def build_all(
     chosen = [
         (each, _modules(each, each.axes, sides, plan))
         for each in compared
-        if each.axes is not None and each.builds_ahead
+        if each.axes is not None and each.build_minutes
     ]
     jobs = [
-        (each, side, module)
-        for each, modules in chosen
-        for module in modules
+        (each, side, problem)
+        for each, modules in sorted(chosen, key=lambda pair: -pair[0].build_minutes)
+        for problem in [
+            *(module.first for module in modules),
+            *_of_corpus(each, modules, sides, plan),
+        ]
         for side in each.addresses
     ]
     if not jobs:
@@ -57,14 +60,15 @@ def build_all(
             name,
             journal,
             partial(release.workers, plan.device, size=at_a_time, environment=environment),
+            plan.device,
         )
         for name, release in releases.items()
     }
     done = itertools.count(1)
 
-    def build(job: tuple[Compared, str, Module]) -> None:
-        each, side, module = job
-        request = each.addresses[side].request("cost", problem=module.first.to_json(), calls=1)
+    def build(job: tuple[Compared, str, Problem]) -> None:
+        each, side, problem = job
+        request = each.addresses[side].request("cost", problem=problem.to_json(), calls=1)
         outcome = builders[side].ask(request, BUILD_DEADLINES, note="build")
         each.builds.setdefault(side, []).append(outcome.seconds)
         built(next(done), len(jobs))
@@ -84,6 +88,8 @@ def _modules(found: Compared, axes: Axes, sides: Sides, plan: Plan) -> list[Modu
     side = CANDIDATE if CANDIDATE in found.addresses else BASELINE
     address = found.addresses[side]
 
+    most = min(plan.modules, plan.profile.modules_of(found.build_minutes))
+
     def choice() -> list[dict[str, Any]]:
         keys = module_keys(Asker(sides[side]), address)
         return [
@@ -92,14 +98,33 @@ def _modules(found: Compared, axes: Axes, sides: Sides, plan: Plan) -> list[Modu
                 "values": {name: list(values) for name, values in module.values.items()},
                 "first": module.first.to_json(),
             }
-            for module in choose(axes, keys, plan.modules)
+            for module in choose(axes, keys, most)
         ]
 
-    question = {"modules": address.request("modules"), "most": plan.modules}
+    question = {"modules": address.request("modules"), "most": most}
     return [
         Module(each["key"], tuples(each["values"]), problem_from_json(each["first"]))
         for each in sides[side].remember(question, choice)
     ]
+
+
+def _of_corpus(
+    found: Compared, modules: Sequence[Module], sides: Sides, plan: Plan
+) -> list[Problem]:
+    """Give a case of the corpus for each further module that cases need; refused ones need none."""
+    problems = [entry.load_case()[1] for entry in plan.ledger.entries if of(entry, found, plan)]
+    if not problems:
+        return []
+    side = CANDIDATE if CANDIDATE in found.addresses else BASELINE
+    address = found.addresses[side]
+    question = {"keys": address.request("keys"), "of": [each.id for each in problems]}
+    asker = Asker(sides[side])
+    keys = sides[side].remember(question, partial(module_keys(asker, address), problems))
+    known: dict[str | None, Problem | None] = {module.key: None for module in modules}
+    for key, problem in zip(keys, problems, strict=True):
+        if key is not None:
+            known.setdefault(key, problem)
+    return [each for each in known.values() if each is not None]
 
 
 def _restrict(found: Compared, sides: Sides, modules: Sequence[Module]) -> None:

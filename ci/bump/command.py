@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-from rich.text import Text
 
 from ... import __version__
 from ...impl import ImplementationNotFoundError, Target, UnsupportedError
@@ -24,12 +20,13 @@ from ...properties.files import dumps, write_text
 from ...properties.gpus import processes_for, visible_devices
 from ...properties.laws import find_law
 from ...properties.ledger import LedgerError
+from ...properties.machine import cores
 from ...properties.only import OnlyError, read_only
 from ...properties.profiles import PROFILES
-from ...properties.telling import printable
 from ..errors import INTERRUPTED, MachineError, UsageRefusedError
 from ..support import chips_of
 from ..terminal import console
+from .compiled import Compilation
 from .display import print_report
 from .findings import Chip
 from .journal import Journal
@@ -44,18 +41,18 @@ from .running import (
     PARTS,
     SPEED,
     Learned,
-    Progress,
     compare_behaviour,
+    compare_compiled,
     compare_declarations,
     find_both,
     read_declarations,
 )
+from .watching import progress
 
 JOURNALS = Path(".kernelproof", "gate")
 OURS = "kernelproof.impl.flashinfer_"
 """How modules of adapters to FlashInfer begin: the others are the same code with any release."""
 MOST_JOBS = 4
-TICK_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -84,6 +81,8 @@ class Request:
     json_path: Path | None = None
     junit_path: Path | None = None
     markdown_path: Path | None = None
+    compiled: str | None = None
+    units: Sequence[str] = ()
 
     @property
     def journal_path(self) -> Path:
@@ -126,16 +125,17 @@ def bump(request: Request) -> int:
     _prepare_outputs(request)
     parts = request.parts or PARTS
     journal: Journal | None = None
-    with _tensors(request.journal_path) as tensors, _progress() as progress:
+    with _tensors(request.journal_path) as tensors, progress() as watched:
         plan = _plan(request, tensors, own_environment=False)
-        find_both(learned, progress.tell)
+        find_both(learned, watched.tell)
         if any(each.own_environment for each in learned.releases.values()):
             plan = _plan(request, tensors, own_environment=True)
         journal = Journal(request.journal_path, _identity(request, plan), resume=request.resume)
         try:
-            read_declarations(learned, journal, parts, progress.tell)
+            read_declarations(learned, journal, parts, watched.tell)
             compare_declarations(learned, parts)
             learned.skipped |= {part: "not asked for" for part in PARTS if part not in parts}
+            _compile(request, learned, journal, watched.tell)
             if BEHAVIOUR in parts:
                 here: tuple[Chip, ...] = () if machine == "cpu" else (machine,)
                 compare_behaviour(
@@ -144,7 +144,7 @@ def bump(request: Request) -> int:
                     plan,
                     here,
                     policy.slower,
-                    progress,
+                    watched,
                     speed=SPEED in parts,
                 )
             else:
@@ -186,6 +186,17 @@ def _written(option: str, path: Path, report: dict[str, Any]) -> str:
     except OSError as error:
         return f"{option} {path}: cannot be written ({error.strerror}). "
     return ""
+
+
+def _compile(
+    request: Request, learned: Learned, journal: Journal, tell: Callable[[str], None]
+) -> None:
+    if request.compiled is None:
+        learned.skipped["compile"] = "not asked for (--compile)"
+        return
+    chips = tuple(part for part in request.compiled.split(",") if part.strip())
+    asked = Compilation(chips, tuple(request.units), request.jobs or 0)
+    compare_compiled(learned, asked, journal, tell)
 
 
 def _policy(path: Path | None) -> Policy:
@@ -257,16 +268,9 @@ def _concerned(*, all_of_them: bool) -> tuple[str, ...]:
 
 
 def _usual_jobs(device: str) -> int:
-    cores = len(_cores())
     if device == "cuda":
-        return max(1, processes_for(visible_devices()[:1], cores) // 2)
-    return max(1, min(cores, MOST_JOBS))
-
-
-def _cores() -> Sequence[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return range(os.cpu_count() or 1)
+        return max(1, processes_for(visible_devices()[:1], cores()) // 2)
+    return max(1, min(cores(), MOST_JOBS))
 
 
 def _identity(request: Request, plan: Plan) -> dict[str, Any]:
@@ -307,33 +311,3 @@ def _tensors(journal: Path) -> Iterator[Path]:
         raise UsageRefusedError(message) from error
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    """Tell what goes on, on standard error: a line for each step, and counts now and then."""
-    err = console(sys.stderr)
-    started, over, counts = time.monotonic(), threading.Event(), dict[str, int]()
-
-    def say(line: str) -> None:
-        clock = f"[{time.monotonic() - started:5.1f} s]"
-        err.print(Text(printable(f"{clock} {line}"), "dim"), soft_wrap=True)
-
-    def judged(name: str, count: int) -> None:
-        counts[name] = counts.get(name, 0) + count
-
-    def tick() -> None:
-        told = 0
-        while not over.wait(TICK_SECONDS):
-            total = sum(counts.values())
-            if total != told:
-                say(f"judged {total} problems of {len(counts)} implementations, with both releases")
-            told = total
-
-    ticker = threading.Thread(target=tick, name="progress", daemon=True)
-    ticker.start()
-    try:
-        yield Progress(say, judged)
-    finally:
-        over.set()
-        ticker.join()

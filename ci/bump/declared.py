@@ -224,11 +224,12 @@ def known_hangs(
         before = [chip for chip in chips if _holds(rule, baseline, chip)]
         if not now:
             continue
+        stays = set(now) <= set(before)
         where = ", ".join(map(chip_name, now))
         calls = f"{'/'.join(rule.backend)} ({', '.join(rule.operation)})"
         when = ", ".join(f"{name} {value}" for name, value in rule.when.items())
         yield finding(
-            "known-hang",
+            "hang-stays" if stays else "known-hang",
             rule.id,
             f"{calls} on {where}" + (f" with {when}" if when else "") + f": {rule.reason}",
             chips=now,

@@ -20,7 +20,16 @@ STYLES = {
     "undecided": "bold yellow",
 }
 ACTION_STYLES = {"block": "FAIL", "condition": "FLAKY", "report": "KNOWN"}
-REPORTED_IN_FULL = ("fixed", "still-failing", "candidate-only-failure", "slower", "faster")
+REPORTED_IN_FULL = (
+    "callable-added",
+    "refusal-added",
+    "fixed",
+    "still-failing",
+    "candidate-only-failure",
+    "hang-stays",
+    "slower",
+    "faster",
+)
 """Changes that do nothing and are told one by one all the same; others are counted."""
 
 

@@ -79,6 +79,8 @@ CHANGES: Mapping[str, Change] = {
     "faster": Change("speed", REPORT, "calls take less by more than the policy's limit"),
     "hang": Change("liveness", BLOCK, "a call of the candidate does not end"),
     "known-hang": Change("liveness", CONDITION, "a hang that is known of the candidate"),
+    "hang-stays": Change("liveness", REPORT, "a hang that is known of both"),
+    "compile-fixed": Change("compile", REPORT, "a module that did not compile before does now"),
     "compile-failed": Change("compile", CONDITION, "a module that compiled before does not now"),
 }
 """Kinds of change. A policy's table ``actions`` names them."""

@@ -11,14 +11,15 @@ from typing import Any
 from ... import __version__
 from ...properties.telling import count_of
 from ..errors import UsageRefusedError
+from .compiled import compiled_chips
 from .findings import Chip, Finding
-from .outcomes import implementation_json, not_run
+from .numbers import implementation_json, not_run
 from .plan import Plan
 from .policy import RULES, Policy
 from .releases import SIDES
 from .running import PARTS, Learned
 from .speed import build_seconds
-from .verdict import DECLARED, RAN, UNDECIDED, Verdict, chip_name, decide
+from .verdict import COMPILED, DECLARED, RAN, UNDECIDED, Verdict, chip_name, decide
 
 SCHEMA = "kernelproof/bump/1"
 
@@ -48,6 +49,7 @@ def to_json(
     """
     findings = judged(learned.findings, policy)
     evidence = dict.fromkeys(learned.chips, DECLARED)
+    evidence |= {chip: COMPILED for chip in compiled_chips(learned.compiled) if chip in evidence}
     if any(each.tried for each in learned.compared) and machine in evidence:
         evidence[machine] = RAN
     verdict = decide(
@@ -150,6 +152,10 @@ def _machine(
         "judged": sum(each["judged"] for each in implementations),
         "implementations": implementations,
         "liveness": _liveness(learned, plan),
+        "compiled": [
+            {name: value for name, value in each.items() if name != "seconds"}
+            for each in learned.compiled
+        ],
         "not_tested": [*_skipped(learned), *not_run(learned.compared)],
         "timings": {
             **timings,
@@ -181,14 +187,17 @@ def _liveness(learned: Learned, plan: Plan) -> dict[str, Any]:
         for tried in each.tried
         if tried.bad("candidate") and tried.verdicts["candidate"].status == "HANG"
     ]
-    known = [each.id for each in learned.findings if each.change == "known-hang"]
+    known = [each.id for each in learned.findings if each.change in ("known-hang", "hang-stays")]
     launches = plan.soak or plan.profile.soak
     return {"launches": launches, "soaked": soaked, "hangs": hangs, "known": known}
 
 
 def _skipped(learned: Learned) -> list[dict[str, str]]:
     return [
-        {"what": part, "why": learned.skipped[part]} for part in PARTS if part in learned.skipped
+        {"what": part, "why": why}
+        for part, why in sorted(
+            learned.skipped.items(), key=lambda item: (item[0] not in PARTS, item[0])
+        )
     ]
 
 

@@ -23,6 +23,7 @@ from ..sandboxes import Tell
 from .asking import Side
 from .behaviour import Compared, compare, survey_both
 from .building import build_all
+from .compiled import Compilation, compile_both, compile_findings
 from .declared import declared_findings, features, known_hangs, matrices, support_findings
 from .findings import Chip, Finding, finding
 from .journal import Journal
@@ -53,6 +54,7 @@ class Learned:
         code: exit code of the worst failure; 0 without any.
         skipped: parts that were not asked for, or could not be done, and why.
         seconds: by part.
+        compiled: records of modules that were compiled, see ``compiled``.
     """
 
     given: Mapping[str, str]
@@ -67,6 +69,7 @@ class Learned:
     code: int = 0
     skipped: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    compiled: list[dict[str, Any]] = field(default_factory=list)
 
     def fail(self, sentence: str, code: int = MACHINE) -> None:
         """Take note of something that could not be learned."""
@@ -160,6 +163,19 @@ def compare_declarations(learned: Learned, parts: Sequence[str]) -> None:
         learned.features = features(made, learned.chips)
 
 
+def compare_compiled(learned: Learned, asked: Compilation, journal: Journal, tell: Tell) -> None:
+    """Compile both releases' modules for chips that were asked for."""
+    if set(learned.releases) != set(SIDES):
+        learned.skipped["compile"] = "one of the releases could not be had"
+        return
+    try:
+        with learned.timed("compile"):
+            learned.compiled = compile_both(asked, learned.releases, journal, tell)
+        learned.findings += compile_findings(learned.compiled)
+    except click.ClickException as error:
+        learned.fail(f"--compile: {error.message}", error.exit_code)
+
+
 @dataclass(frozen=True)
 class Progress:
     """Is told of what goes on; the default tells nobody."""
@@ -201,6 +217,7 @@ def compare_behaviour(
                 side,
                 journal,
                 partial(learned.releases[side].workers, plan.device, size=plan.jobs),
+                plan.device,
             )
             for side in SIDES
         }
@@ -213,6 +230,7 @@ def compare_behaviour(
                 context = Context(sides, plan, learned.releases, learned.targets, chips)
                 learned.findings += behaviour_findings(learned.compared, context)
                 _other_inputs(learned)
+                _lost(learned)
             if speed:
                 with learned.timed(SPEED):
                     for each in learned.compared:
@@ -286,6 +304,24 @@ def _other_inputs(learned: Learned) -> None:
         other = sum(tried.same_inputs is False for tried in each.tried)
         if other:
             learned.fail(f"{each.name}: the two sides made other inputs for {other} problems")
+
+
+def _lost(learned: Learned) -> None:
+    """Say which implementations could not be judged, through no fault of theirs."""
+    for each in learned.compared:
+        lost = [
+            verdict.message
+            for tried in each.tried
+            for verdict in tried.verdicts.values()
+            if verdict.status == "LOST"
+        ]
+        if not lost:
+            continue
+        told = f"{each.name}: {len(lost)} answers could not be had: {_last(lost[0])}"
+        if any(tried.judged(side) for tried in each.tried for side in each.runs):
+            learned.skipped[told.partition(":")[0]] = told.partition(": ")[2]
+        else:
+            learned.fail(told)
 
 
 def _last(text: str) -> str:

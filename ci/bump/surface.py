@@ -6,21 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .findings import Finding, finding
+from .names import listed, name_findings
 
 Declarations = Mapping[str, Any]
 Parameter = Mapping[str, str]
 POSITIONAL = ("positional_only", "positional_or_keyword")
-MOST_NAMES = 12
-"""Names that a sentence lists."""
 
 
 def surface_findings(baseline: Declarations, candidate: Declarations) -> Iterator[Finding]:
     """Compare two releases' surfaces, as ``impl.flashinfer_declarations`` collects them."""
     yield from _callables(baseline, candidate)
-    yield from _enums(baseline["enums"], candidate["enums"])
-    yield from _names(baseline, candidate)
-    yield from _refusals(baseline["refusals"], candidate["refusals"])
-    yield from _constants(baseline["constants"], candidate["constants"])
+    yield from name_findings(baseline, candidate)
 
 
 def _callables(baseline: Declarations, candidate: Declarations) -> Iterator[Finding]:
@@ -33,7 +29,7 @@ def _callables(baseline: Declarations, candidate: Declarations) -> Iterator[Find
                 yield finding(
                     "callable-added",
                     name,
-                    f"{name} is new; it needs {_listed(required)}",
+                    f"{name} is new; it needs {listed(required)}",
                     baseline={"signature": "not there"},
                     candidate=_told(new[name]),
                 )
@@ -102,8 +98,8 @@ def _by_position(
         yield finding(
             "positional-refused",
             name,
-            f"{name} turned keyword-only from position {len(new)} on: {_listed(lost)}; {how}",
-            rule=f"pass {_listed(lost)} of {name} by keyword",
+            f"{name} turned keyword-only from position {len(new)} on: {listed(lost)}; {how}",
+            rule=f"pass {listed(lost)} of {name} by keyword",
             count=len(lost),
             **sides,
         )
@@ -151,7 +147,7 @@ def _by_name(
         yield finding(
             "parameter-added",
             name,
-            f"{name} takes {_listed(optional)} too",
+            f"{name} takes {listed(optional)} too",
             count=len(optional),
             **sides,
         )
@@ -214,112 +210,6 @@ def _kindred(one: str, other: str) -> bool:
     return bool(set(one.split("_")) & set(other.split("_")))
 
 
-def _enums(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Finding]:
-    for name in sorted({*old, *new}):
-        before = old.get(name, {}).get("members", {})
-        after = new.get(name, {}).get("members", {})
-        sides: dict[str, Any] = {"baseline": before, "candidate": after}
-        moved = [
-            f"{member} was {before[member]}, now {after[member]}"
-            for member in before
-            if member in after and before[member] != after[member]
-        ]
-        reused = [
-            f"{number} meant {member} and means {other} now"
-            for member, number in before.items()
-            for other, same in after.items()
-            if same == number and other != member and after.get(member) != number
-        ]
-        if moved or reused:
-            yield finding(
-                "enum-number-moved",
-                name,
-                f"{name}: {'; '.join([*moved, *reused])}",
-                rule=f"take members of {name} by name from the release that is installed, "
-                "never by number",
-                count=len({*moved, *reused}),
-                **sides,
-            )
-        gone = [member for member in before if member not in after]
-        if gone:
-            yield finding(
-                "enum-member-removed",
-                name,
-                f"{name} has no {_listed(gone)} any more",
-                rule=f"do not name {_listed(gone)} of {name}",
-                count=len(gone),
-                **sides,
-            )
-        come = [member for member in after if member not in before]
-        if come:
-            yield finding(
-                "enum-member-added",
-                name,
-                f"{name} has {_listed(come)} too",
-                count=len(come),
-                **sides,
-            )
-
-
-def _names(baseline: Declarations, candidate: Declarations) -> Iterator[Finding]:
-    old, new = baseline["exports"], candidate["exports"]
-    for module in sorted(old.keys() & new.keys()):
-        label = f"flashinfer.{module}".rstrip(".")
-        pairs = (("name-removed", old[module], new[module], "offers no {} any more"),
-                 ("name-added", new[module], old[module], "offers {} too"))  # fmt: skip
-        for change, some, others, said in pairs:
-            names = [name for name in some if name not in others]
-            if names:
-                at = "baseline" if change == "name-removed" else "candidate"
-                yield finding(
-                    change,
-                    label,
-                    f"{label} {said.format(_listed(names))}",
-                    rule=f"import none of them from {label}" if change == "name-removed" else "",
-                    count=len(names),
-                    **{at: {name: some[name] for name in names}},
-                )
-    for module in sorted(old.keys() - new.keys()):
-        label = f"flashinfer.{module}".rstrip(".")
-        why = candidate["not_imported"].get(label, "there is no such module")
-        yield finding(
-            "name-removed", label, f"{label} does not import: {why}", baseline=old[module]
-        )
-
-
-def _refusals(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Finding]:
-    for name in sorted(old.keys() & new.keys()):
-        before = {each["message"]: each for each in old[name]}
-        after = {each["message"]: each for each in new[name]}
-        pairs = (("refusal-added", after, before, "refuses what it did not say before"),
-                 ("refusal-removed", before, after, "no longer says"))  # fmt: skip
-        for change, some, others, said in pairs:
-            found = {message: some[message] for message in some if message not in others}
-            if found:
-                at = "candidate" if change == "refusal-added" else "baseline"
-                told = "; ".join(list(found)[:3]) + ("; ..." if len(found) > 3 else "")  # noqa: PLR2004
-                yield finding(
-                    change,
-                    name,
-                    f"{name} {said}: {told}",
-                    count=len(found),
-                    **{at: {m: f"{each['when']} ({each['source']})" for m, each in found.items()}},
-                )
-
-
-def _constants(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Finding]:
-    for name in sorted(old.keys() & new.keys()):
-        before, after = old[name].get("text"), new[name].get("text")
-        if before != after:
-            yield finding(
-                "constant-changed",
-                name,
-                f"{name} was {before}, now {after} ({new[name].get('source', '')})",
-                baseline={name: before},
-                candidate={name: after},
-            )
-
-
 def _positional(parameters: Sequence[Parameter]) -> list[str]:
     return [each["name"] for each in parameters if each["kind"] in POSITIONAL]
 
@@ -341,9 +231,3 @@ def _told(entry: Mapping[str, Any]) -> dict[str, Any]:
         default = f"={each['default']}" if "default" in each else ""
         parts.append(f"{mark}{each['name']}{default}")
     return {"signature": f"({', '.join(parts)})", "source": entry["source"]}
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - MOST_NAMES
-    told = ", ".join(names[:MOST_NAMES])
-    return (f"{told} and {more} more" if more > 0 else told) or "nothing"

@@ -30,7 +30,7 @@ def surveyed(side: Side, address: Address, name: str, max_work: int, plan: Plan)
 def _survey(side: Side, address: Address, name: str, max_work: int, plan: Plan) -> dict[str, Any]:
     report = ImplementationReport(name, address.reference)
     asker = Asker(side)
-    told: dict[str, Any] = {"operation": "", "backend": "", "build_ahead": False, "axes": None}
+    told: dict[str, Any] = {"axes": None}
     reason = _refused_altogether(asker, address, report)
     axes = None
     if not reason and not report.error:
@@ -45,7 +45,7 @@ def _survey(side: Side, address: Address, name: str, max_work: int, plan: Plan) 
         **told,
         "operation": report.operation,
         "backend": str(declared.get("backend", "")),
-        "build_ahead": bool(declared.get("build_ahead")),
+        "build_minutes": declared.get("build_minutes", 0.0) if declared.get("build_ahead") else 0.0,
         "error": report.error,
         "reason": reason or report.unsupported_reason,
     }

@@ -18,6 +18,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from kernelproof.ci.bump import releases
+from kernelproof.ci.bump.compiled import compile_findings, compiled_chips
 from kernelproof.ci.cli import main
 from kernelproof.properties.isolation import WorkerPool
 
@@ -176,6 +177,41 @@ def test_other_bits_inside_of_the_bound_are_told_and_do_not_block(here: Path) ->
     assert implementation["runs"] == ["baseline", "candidate"]
 
 
+BUILT_AHEAD = """
+import time
+from subject import merge as plain
+from kernelproof.impl import implementation
+
+
+@implementation("merge_state", name="subject", build_ahead=True,
+                compile_key=lambda problem: (problem.dtype, problem.num_states))
+def merge(inputs):
+    return plain(inputs)
+"""
+
+
+def test_modules_are_chosen_once_and_built_for_both(here: Path) -> None:
+    (here / "ahead.py").write_text(BUILT_AHEAD)
+    release(here / "old", OLD)
+    release(here / "new", NEW, broken=True)
+    code, report = gate(
+        here, "--sm", "cpu", "--part", "behaviour", "--implementation", "ahead.py:merge",
+        "--modules", "2",
+    )  # fmt: skip
+    assert code == 1
+    plain, ahead = report["machines"][0]["implementations"]
+    assert (plain["modules"], ahead["modules"]) == (0, 2)
+    (builds,) = report["machines"][0]["timings"]["builds"]
+    assert {side: len(each) for side, each in builds["seconds"].items()} == {
+        "baseline": 2,
+        "candidate": 2,
+    }
+    assert {each["subject"] for each in by_change(report, "new-failure")} == {
+        "subject.py:merge",
+        "ahead.py:merge",
+    }
+
+
 def test_what_was_fixed_is_told(here: Path) -> None:
     release(here / "old", OLD, broken=True)
     release(here / "new", NEW)
@@ -290,6 +326,33 @@ def test_another_interpreter_brings_its_own_packages(
     assert found.own_environment is False  # the very same interpreter
     with pytest.raises(releases.InterpreterError, match="is no Python interpreter"):
         releases.find_release("/bin/ls")
+
+
+def test_what_compiles_no_more_is_a_condition_on_its_chip() -> None:
+    cells = [
+        ("fa2", 90, "compiled", "failed"),
+        ("fa3", 90, "failed", "compiled"),
+        ("xqa", 120, "compiled", "unjudged"),
+        ("moe", 100, "compiled", "compiled"),
+    ]
+    records = [
+        {"side": side, "unit": unit, "sm": sm, "status": status, "message": "no template"}
+        for unit, sm, *statuses in cells
+        for side, status in zip(releases.SIDES, statuses, strict=True)
+    ]
+    lost, fixed = compile_findings(records)
+    assert (lost.change, lost.subject, lost.chips) == ("compile-failed", "fa2", (90,))
+    assert (fixed.change, fixed.subject) == ("compile-fixed", "fa3")
+    assert compiled_chips(records) == {90, 100}
+
+
+def test_compiling_without_a_compiler_is_told(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_HOME", str(here / "no"))
+    release(here / "old", OLD)
+    release(here / "new", NEW)
+    code, report = gate(here, "--part", "surface", "--sm", "90", "--compile", "90")
+    assert (code, report["verdict"]) == (3, "undecided")
+    assert "--compile: there is no nvcc" in report["failures"][0]
 
 
 def settled(report: dict[str, Any]) -> dict[str, Any]:
