@@ -27,7 +27,7 @@ gate: setup ## Kernelproof's main job: check what this machine can run (GATE_FLA
 
 .PHONY: test
 # worksteal: a few tests take a minute, and stand side by side in the order of collection.
-test: setup-test ## The tests of Kernelproof itself (TEST_FLAGS="tests/reference -x")
+test: setup-test browser ## The tests of Kernelproof itself (TEST_FLAGS="tests/reference -x")
 	$(BIN)/python -m pytest -n auto --dist worksteal $(TEST_FLAGS)
 
 .PHONY: score
@@ -52,6 +52,20 @@ types: setup-dev .build/kernelproof ## mypy, strict, over the package and its te
 layers: setup-dev ## import-linter: who may import whom
 	$(BIN)/lint-imports --no-logo
 
+.PHONY: docs
+docs: setup-dev ## The documentation as a site, in build/docs; warnings are errors (needs Python 3.11)
+	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; \
+	  then $(BIN)/python -m sphinx -q -W --keep-going -b html -d build/docs-trees docs build/docs; \
+	  else echo "docs: left out, Sphinx needs Python 3.11"; fi
+
+.PHONY: docs-links
+docs-links: setup-dev ## The links out of the documentation; needs the network
+	$(BIN)/python -m sphinx -q -b linkcheck -d build/docs-trees docs build/docs-links
+
+.PHONY: pipelines
+pipelines: setup-dev ## The pipelines of ci/pipelines against their schemas, and by actionlint
+	$(BIN)/python -m pytest -q tests/ci/test_pipelines.py
+
 ##@ Set-up
 .PHONY: setup
 setup: $(VENV)/.installed-gate ## What `make gate` needs, in .venv (PYTHON=python3.12)
@@ -61,6 +75,10 @@ setup-test: $(VENV)/.installed-test ## What `make test` needs
 
 .PHONY: setup-dev
 setup-dev: $(VENV)/.installed-dev ## What all of them need
+
+.PHONY: browser
+browser: ## Chromium and its driver, in which the tests look at the HTML pages (apt-get, as root)
+	@ci/browser.sh
 
 .PHONY: clean
 clean: ## Remove .venv, builds and caches

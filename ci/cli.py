@@ -17,8 +17,11 @@ from .. import __version__
 from ..properties.profiles import PROFILES
 from ..properties.sanitizer import TOOLS
 from .bench import bench
+from .bump.merge_command import merge
+from .bump.options import BUMP_ONLY, NOT_OF_BUMP, bump_options
 from .errors import INTERRUPTED, MACHINE
 from .evidence_command import evidence
+from .ledger_command import corpus, expectations
 from .score import score
 from .support import support
 
@@ -85,6 +88,12 @@ RUN_OPTIONS = (
         "--expectations",
         metavar="FILE|none",
         help="Ledger of known findings instead of the shipped one; none: find everything afresh.",
+    ),
+    click.option(
+        "--examples",
+        metavar="PLACE[,PLACE]",
+        help="Share failing examples of --profile nightly: a folder, github:OWNER/REPO, a Redis "
+        "URL; also $KERNELPROOF_EXAMPLES.",
     ),
     click.option(
         "--cases",
@@ -172,12 +181,37 @@ def check(
     is_flag=True,
     help="Then try both sides of the support rules too, as `check --gating` does.",
 )
+@bump_options
 @run_options
-def gate(*, gating: bool, **options: Any) -> int:  # noqa: ANN401  click's options
-    """Check every registered implementation that this machine can run."""
+def gate(
+    *,
+    gating: bool,
+    baseline: str | None,
+    candidate: str | None,
+    baseline_from: Path | None,
+    candidate_from: Path | None,
+    **options: Any,  # noqa: ANN401  click's options
+) -> int:
+    """Check every registered implementation that this machine can run.
+
+    With --baseline and --candidate, compares two FlashInfer releases instead and answers whether
+    to bump, chip by chip: exit 0 to bump, 1 not to, or not before conditions are met.
+    """
     from ..impl.registry import registered
     from .checking import Request, examine
 
+    if baseline_from or candidate_from:
+        from .requirement_pins import side
+
+        baseline = side("baseline", baseline, baseline_from)
+        candidate = side("candidate", candidate, candidate_from)
+        if baseline_from and candidate_from and baseline == candidate:
+            click.echo(f"Both files pin {baseline}: there is nothing to compare.")
+            return 0
+    if baseline is not None or candidate is not None:
+        return _bump(baseline, candidate, options)
+    _refuse(BUMP_ONLY, "goes with --baseline and --candidate")
+    options = {name: value for name, value in options.items() if name not in BUMP_ONLY}
     request = Request(registered(), gate=True, **options, command=_command())
     if not gating:
         return examine(request)
@@ -197,18 +231,41 @@ def gate(*, gating: bool, **options: Any) -> int:  # noqa: ANN401  click's optio
     show_default=True,
     help="Seconds that one call may take before it counts as a HANG.",
 )
-def replay(case: Path, device: str | None, implementation: str | None, deadline: float) -> int:
+@click.option(
+    "--release",
+    metavar="VERSION|WHEEL|FOLDER|PYTHON",
+    help="FlashInfer release, or environment, to judge it with.",
+)
+def replay(
+    case: Path,
+    device: str | None,
+    implementation: str | None,
+    deadline: float,
+    release: str | None,
+) -> int:
     """Judge one case again: exit 1 if it still fails, 0 if it passes."""
     from .replaying import replay_case
 
-    return replay_case(case, device=device, implementation=implementation, deadline=deadline)
+    return replay_case(
+        case, device=device, implementation=implementation, deadline=deadline, release=release
+    )
 
 
 @cli.command("list")
 @click.option("--device", type=DEVICES, default="cpu", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def list_command(device: str, *, as_json: bool) -> int:
+@click.option(
+    "--markdown",
+    "markdown_path",
+    type=OUTPUT,
+    help="Write the page of the laws to this file instead: what each says and has caught.",
+)
+def list_command(device: str, markdown_path: Path | None, *, as_json: bool) -> int:
     """List implementations (and why one cannot run here), laws and profiles."""
+    if markdown_path is not None:
+        from .law_book import write_law_book
+
+        return write_law_book(markdown_path)
     from .listing import print_list
 
     return print_list(device, as_json=as_json)
@@ -218,6 +275,9 @@ cli.add_command(score)
 cli.add_command(bench)
 cli.add_command(support)
 cli.add_command(evidence)
+cli.add_command(merge)
+cli.add_command(expectations)
+cli.add_command(corpus)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -279,6 +339,29 @@ def _gating_request(implementations: Sequence[str], rules: Path | None) -> Gatin
         command=_command(),
         **{name: given[name] for name in GATING_OPTIONS},
     )
+
+
+def _bump(baseline: str | None, candidate: str | None, options: dict[str, Any]) -> int:
+    """Compare two releases."""
+    from .bump.command import Request, bump
+
+    if baseline is None or candidate is None:
+        absent = "--baseline" if baseline is None else "--candidate"
+        message = f"{absent} is missing: a comparison has two sides"
+        raise click.UsageError(message)
+    _refuse(NOT_OF_BUMP, "does not go with --baseline and --candidate")
+    kept = {name: value for name, value in options.items() if name not in NOT_OF_BUMP}
+    return bump(Request(baseline, candidate, _command(), **kept))
+
+
+def _refuse(names: Sequence[str], why: str) -> None:
+    """Refuse options that were given and mean nothing here."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        given = context.get_parameter_source(parameter.name or "")
+        if given is ParameterSource.COMMANDLINE and parameter.name in names:
+            message = f"{parameter.opts[0]} {why}"
+            raise click.UsageError(message)
 
 
 def _command() -> str:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import click
 from rich.text import Text
 
 from ..impl import OPERATIONS, ImplementationNotFoundError, Target, UnsupportedError
 from ..impl.registry import resolve_name
 from ..properties.cases import MUST_FAIL, launches_of
-from ..properties.isolation import Deadlines, Worker
+from ..properties.isolation import Deadlines, Worker, WorkerPool
 from ..properties.laws import Law, find_law
 from ..properties.ledger import LedgerError, read_case
 from ..properties.pools import open_pool
@@ -28,7 +31,12 @@ DEVICES = ("cpu", "cuda")
 
 
 def replay_case(
-    path: Path, *, device: str | None, implementation: str | None, deadline: float
+    path: Path,
+    *,
+    device: str | None,
+    implementation: str | None,
+    deadline: float,
+    release: str | None = None,
 ) -> int:
     """Judge a case again, print its verdict, and return the exit code.
 
@@ -37,6 +45,7 @@ def replay_case(
         device: where; the case's own if None.
         implementation: which; the case's own if None.
         deadline: seconds that one call may take.
+        release: of FlashInfer, or an interpreter, that it is judged with; as it is here if None.
 
     Raises:
         UsageRefusedError: the case cannot be read, or its implementation is not found.
@@ -63,17 +72,37 @@ def replay_case(
         soak=launches_of(data),
         tool=data.get("sanitizer") or "",
     )
-    verdict = _judge(name, address, address.case(law.name, problem), deadline)
+    with _workers(address, release) as pool:
+        verdict = _judge(name, address, address.case(law.name, problem), deadline, pool)
     return _tell(path, name, law, problem, verdict, _recorded(data))
 
 
-def _judge(name: str, address: Address, case: dict[str, Any], deadline: float) -> Verdict:
+@contextmanager
+def _workers(address: Address, release: str | None) -> Iterator[WorkerPool]:
+    """Open the pool that judges, with another release where one was asked for."""
+    if release is not None:
+        from .bump.releases import find_release
+
+        if address.tool:
+            message = f"--release does not go with a case of compute-sanitizer's {address.tool}"
+            raise UsageRefusedError(message)
+        found = find_release(release, tell=lambda line: click.echo(line, err=True))
+        with found.workers(address.device) as pool:
+            yield pool
+        return
     try:
         pool = open_pool(address.device, standby=False, tool=address.tool)
     except SanitizerMissingError as error:
         raise UsageRefusedError(str(error)) from error
+    with pool:
+        yield pool
+
+
+def _judge(
+    name: str, address: Address, case: dict[str, Any], deadline: float, pool: WorkerPool
+) -> Verdict:
     deadlines = Deadlines(run=address.slowness * deadline)
-    with pool, pool.lease() as worker:
+    with pool.lease() as worker:
         try:
             _load(worker, name, address)
             return verdict_of(worker.run(case, deadlines), address.tool)

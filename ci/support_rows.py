@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -153,11 +153,21 @@ def matrix(
     Raises:
         ValueError: the version is none by PEP 440.
     """
-    targets = [target_of(chip, version) for chip in chips]
+    return matrix_of(rows, version, [target_of(chip, version) for chip in chips], book)
+
+
+def matrix_of(
+    rows: Iterator[Row], version: str, targets: Sequence[Target], book: RuleBook
+) -> Matrix:
+    """Decide every cell for machines that are given, one a column.
+
+    Raises:
+        ValueError: the version is none by PEP 440.
+    """
     decided = [
         (row, tuple(decide(row.feature, target, book=book) for target in targets)) for row in rows
     ]
-    return Matrix(version, chips, tuple(decided))
+    return Matrix(version, tuple(target.sm for target in targets), tuple(decided))
 
 
 def target_of(chip: int | None, version: str) -> Target:

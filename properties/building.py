@@ -47,7 +47,8 @@ def share_of_compilers(builds: int) -> dict[str, str]:
     return {MAX_JOBS: str(max(1, compilers() // builds))}
 
 
-def _builds_at_a_time() -> int:
+def builds_at_a_time() -> int:
+    """Count the modules that are built at a time, each by several compilers."""
     each = os.environ.get(MAX_JOBS, "")
     return max(1, compilers() // (int(each) if each.isdigit() and int(each) else COMPILERS_A_BUILD))
 
@@ -56,7 +57,7 @@ class Builder:
     """Builds modules for any number of implementations at a time."""
 
     def __init__(self) -> None:
-        self._turns = Turns(_builds_at_a_time())
+        self._turns = Turns(builds_at_a_time())
         self._pools: set[WorkerPool] = set()
         self._lock = threading.Lock()
         self._closed = False
@@ -113,7 +114,7 @@ class Builder:
 
     @contextmanager
     def _pool(self, address: Address) -> Iterator[WorkerPool]:
-        environment = {**share_of_compilers(_builds_at_a_time()), **address.environment}
+        environment = {**share_of_compilers(builds_at_a_time()), **address.environment}
         with self._lock:
             if self._closed:
                 raise CancelledError

@@ -122,6 +122,7 @@ class WorkerPool:
     standby: keep one more process ready to take the place of one that dies.
     under: a program and its options that the processes run under; the path of a log file follows,
         and what is written there in a case is its outcome's ``log``.
+    executable: the interpreter, by default this process's; another needs its own `sys_path`.
 
     The processes start at once and in the background; the first request waits for its own.
     """
@@ -137,6 +138,7 @@ class WorkerPool:
         sys_path: Sequence[str] | None = None,
         standby: bool = True,
         under: Sequence[str] = (),
+        executable: str = sys.executable,
     ) -> None:
         if not all(handler.partition(":")):
             msg = f"handler must be 'module:function', not {handler!r}"
@@ -149,6 +151,7 @@ class WorkerPool:
             preload=tuple(preload),
             memory_limit=memory_limit,
             under=tuple(under),
+            executable=executable,
             environment={**os.environ, **_ONE_THREAD, **(environment or {})},
             # '' stands for the current folder, which the code under test may change.
             sys_path=tuple(

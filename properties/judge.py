@@ -9,7 +9,7 @@ import functools
 import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -32,6 +32,8 @@ HANDLER = "kernelproof.properties.judge:handle"
 ERRORS_LEFT = 3
 COST_CALLS = 5
 COST_SECONDS = 2.0
+
+Kind = TypeVar("Kind", bound=Subject)
 
 _compiled: dict[str, set[Hashable]] = {}
 
@@ -96,8 +98,13 @@ def _target(device: str) -> Target:
 
 def subject_of(payload: Mapping[str, Any], phases: Phases) -> Subject:
     """Give the implementation that a payload names, to be run on its device."""
+    return subject_of_kind(Subject, payload, phases)
+
+
+def subject_of_kind(kind: type[Kind], payload: Mapping[str, Any], phases: Phases) -> Kind:
+    """Give it as a subject of some kind."""
     with phases.phase("load"):
-        return Subject(
+        return kind(
             _implementation(payload["implementation"], payload.get("operation")),
             _target(payload["device"]),
             phases,
@@ -200,6 +207,20 @@ def measured(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
     return dict(measure(subject, problem)) if subject.supports(problem) else {}
 
 
+def answered(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+    """Judge a problem and keep or compare the result's bits; see ``recording.answer``."""
+    from .recording import Recorder, answer
+
+    return answer(subject_of_kind(Recorder, payload, phases), payload)
+
+
+def timed(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+    """Time calls on one problem; see ``recording.timed``."""
+    from .recording import timed as measured_times
+
+    return measured_times(subject_of(payload, phases), payload)
+
+
 def target(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
     """Describe the device, or say why there is none."""
     del phases
@@ -223,6 +244,8 @@ TASKS = {
     "cost": cost,
     "judge": judge,
     "measure": measured,
+    "answer": answered,
+    "time": timed,
     "target": target,
     "device": device,
 }

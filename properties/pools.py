@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 
 from . import sanitizer
 from .isolation import DEFAULT_MEMORY_LIMIT, WorkerPool
@@ -19,6 +20,8 @@ def open_pool(
     environment: Mapping[str, str] | None = None,
     handler: str = HANDLER,
     tool: str = "",
+    sys_path: Sequence[str] | None = None,
+    executable: str = sys.executable,
 ) -> WorkerPool:
     """Start workers for a device.
 
@@ -29,6 +32,8 @@ def open_pool(
         environment: further variables for them.
         handler: what they call for each request, ``"module:function"``.
         tool: of compute-sanitizer that they run under, one of ``sanitizer.TOOLS``; none if empty.
+        sys_path: where they find modules; as this process does if None.
+        executable: their interpreter, this process's unless there is another, with a ``sys_path``.
 
     Raises:
         SanitizerMissingError: it is not installed.
@@ -45,6 +50,8 @@ def open_pool(
             **(environment or {}),
         },
         under=sanitizer.command(tool) if tool else (),
+        sys_path=sys_path,
+        executable=executable,
         # CUDA reserves address space by the terabyte.
         memory_limit=DEFAULT_MEMORY_LIMIT if device == "cpu" else None,
     )

@@ -129,7 +129,7 @@ def prepare(
             return None
         if report.declared["build_ahead"]:
             most = plan.profile.modules_of(report.declared["build_minutes"])
-            modules = choose(axes, _keys(worker, address), most)
+            modules = choose(axes, module_keys(worker, address), most)
     if modules:
         # The keys too: another search, say with another profile, needs other modules.
         named = f"{report.reference} {[module.key for module in modules]}"
@@ -162,7 +162,9 @@ def _timed(
     return quarry, cost
 
 
-def _keys(worker: Worker, address: Address) -> Keys:
+def module_keys(worker: Worker, address: Address) -> Keys:
+    """Give a function that asks for the key of the module of each of some problems."""
+
     def keys(problems: Sequence[Problem]) -> list[str | None]:
         asked = [problem.to_json() for problem in problems]
         reply = _ask(worker, address, "modules", problems=asked)

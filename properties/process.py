@@ -61,6 +61,8 @@ class Recipe:
     sys_path: tuple[str, ...]
     under: tuple[str, ...] = ()
     """A program and its options that the process runs under; the path of a log file follows."""
+    executable: str = sys.executable
+    """The interpreter."""
 
 
 class WorkerProcess:
@@ -91,7 +93,7 @@ class WorkerProcess:
             self._group = start_group(
                 [
                     *(recipe.under and (*recipe.under, self._log.name if self._log else "")),
-                    *(sys.executable, "-c", _BOOTSTRAP, json.dumps(recipe.sys_path)),
+                    *(recipe.executable, "-c", _BOOTSTRAP, json.dumps(recipe.sys_path)),
                     *(f"{__package__}.worker", json.dumps(dataclasses.asdict(options))),
                 ],
                 env=dict(recipe.environment),

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from . import architectures, capabilities, headers, limits, surface
+from . import architectures, capabilities, exports, headers, limits, surface
 from .schema import SCHEMA
 
 
@@ -47,6 +47,8 @@ def collect(folder: Path, chips: Sequence[int]) -> dict[str, Any]:
         "artifacts": surface.artifacts(root),
         "enums": surface.enums(root, modules),
         "signatures": surface.signatures(root, modules),
+        "exports": exports.exports(root, modules),
+        "refusals": exports.refusals(root, modules),
         "backend_choices": surface.backend_choices(root, modules),
         "dispatch": headers.dispatch(root),
         "fmha_runner": headers.runner_checks(root),

@@ -18,6 +18,9 @@ ARTIFACT_CLASSES = {"ArtifactPath": "paths", "CheckSumHash": "checksums"}
 ENUM_MODULES = ("tllm_enums", "fused_moe", "fused_moe.core", "utils")
 PUBLIC = {
     "decode": (
+        "BatchDecodeMlaWithPagedKVCacheWrapper.__init__",
+        "BatchDecodeMlaWithPagedKVCacheWrapper.plan",
+        "BatchDecodeMlaWithPagedKVCacheWrapper.run",
         "BatchDecodeWithPagedKVCacheWrapper.__init__",
         "BatchDecodeWithPagedKVCacheWrapper.plan",
         "BatchDecodeWithPagedKVCacheWrapper.run",
@@ -25,6 +28,7 @@ PUBLIC = {
         "fast_decode_plan",
         "single_decode_with_kv_cache",
         "trtllm_batch_decode_with_kv_cache",
+        "xqa_batch_decode_with_kv_cache",
     ),
     "prefill": (
         "BatchPrefillWithPagedKVCacheWrapper.__init__",
@@ -42,12 +46,15 @@ PUBLIC = {
         "BatchAttention.plan",
         "BatchAttention.run",
         "BatchAttentionWithAttentionSinkWrapper.__init__",
+        "BatchAttentionWithAttentionSinkWrapper.plan",
+        "BatchAttentionWithAttentionSinkWrapper.run",
     ),
     "mla": (
         "BatchMLAPagedAttentionWrapper.__init__",
         "BatchMLAPagedAttentionWrapper.plan",
         "BatchMLAPagedAttentionWrapper.run",
         "trtllm_batch_decode_with_kv_cache_mla",
+        "xqa_batch_decode_with_kv_cache_mla",
     ),
     "cascade": (
         "MultiLevelCascadeAttentionWrapper.__init__",
@@ -57,7 +64,19 @@ PUBLIC = {
         "merge_state_in_place",
         "merge_states",
     ),
-    "page": ("append_paged_kv_cache", "append_paged_mla_kv_cache", "get_batch_indices_positions"),
+    "cudnn": ("cudnn_batch_decode_with_kv_cache", "cudnn_batch_prefill_with_kv_cache"),
+    "page": (
+        "append_paged_kv_cache",
+        "append_paged_mla_kv_cache",
+        "get_batch_indices_positions",
+        "get_seq_lens",
+        "nvfp4_quantize_append_paged_kv_cache",
+    ),
+    "pod": (
+        "PODWithPagedKVCacheWrapper.__init__",
+        "PODWithPagedKVCacheWrapper.plan",
+        "PODWithPagedKVCacheWrapper.run",
+    ),
     "xqa": ("xqa", "xqa_mla"),
     "fused_moe": (
         "b12x_fused_moe",
@@ -72,9 +91,15 @@ PUBLIC = {
         "trtllm_fp8_block_scale_routed_moe",
         "trtllm_fp8_per_tensor_scale_moe",
         "trtllm_gen_routing",
+        "trtllm_mxint4_block_scale_moe",
+    ),
+    "quantization": (
+        "fp4_quantize",
+        "nvfp4_kv_dequantize",
+        "nvfp4_kv_quantize",
+        "nvfp4_quantize_paged_kv_cache",
     ),
     "gemm": ("SegmentGEMMWrapper.__init__", "SegmentGEMMWrapper.run"),
-    "quantization": ("nvfp4_kv_dequantize", "nvfp4_kv_quantize"),
 }
 """The callables that serving engines use, by the module that they are imported from."""
 
@@ -110,7 +135,7 @@ def signatures(root: Path, modules: Modules) -> dict[str, dict[str, Any]]:
     """Give the parameters of the public callables, as callers see them."""
     found: dict[str, dict[str, Any]] = {}
     for name, qualified in _public():
-        value = _attribute(modules.load(f"{root.name}.{name}"), qualified)
+        value = attribute(modules.load(f"{root.name}.{name}"), qualified)
         if not callable(value):
             continue
         try:
@@ -135,10 +160,10 @@ def backend_choices(root: Path, modules: Modules) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for name, qualified in _public():
         owner = qualified.partition(".")[0]
-        value = _attribute(modules.load(f"{root.name}.{name}"), owner)
+        value = attribute(modules.load(f"{root.name}.{name}"), owner)
         if value is None or f"{name}.{owner}" in found:
             continue
-        path = _file(value)
+        path = source_file(value)
         choices = sorted(
             {
                 choice
@@ -184,9 +209,12 @@ def _compared_backends(tree: ast.AST) -> Iterator[str]:
             yield from (each for each in values if isinstance(each, str))
 
 
-def _attribute(module: ModuleType | None, qualified: str) -> Any:  # noqa: ANN401  anything
+def attribute(module: ModuleType | None, qualified: str) -> Any:  # noqa: ANN401  anything
+    """Give what a dotted name stands for in a module; None where there is no such thing."""
     value: Any = module
     for part in qualified.split("."):
+        if value is None:  # which has methods of its own
+            return None
         value = getattr(value, part, None)
     return value
 
@@ -194,7 +222,10 @@ def _attribute(module: ModuleType | None, qualified: str) -> Any:  # noqa: ANN40
 def _default(parameter: inspect.Parameter) -> dict[str, str]:
     if parameter.default is inspect.Parameter.empty:
         return {}
-    return {"default": repr(parameter.default)}
+    default = parameter.default
+    if isinstance(default, enum.Enum):  # whose repr depends on how the class is written
+        return {"default": f"{type(default).__name__}.{default.name}"}
+    return {"default": repr(default)}
 
 
 def _plain(value: object) -> object:
@@ -203,7 +234,7 @@ def _plain(value: object) -> object:
 
 def _place(root: Path, value: object) -> str:
     """Name the place of a definition, behind its decorators; empty where it has none."""
-    path = _file(value)
+    path = source_file(value)
     if path is None or root not in path.parents:
         return ""
     code = getattr(_undecorated(value), "__code__", None)
@@ -214,7 +245,8 @@ def _place(root: Path, value: object) -> str:
     return where(root, path, lines[0]) if lines else ""
 
 
-def _file(value: object) -> Path | None:
+def source_file(value: object) -> Path | None:
+    """Give the file that something was written in, behind its decorators; None for no Python."""
     try:
         name = inspect.getsourcefile(_undecorated(value))
     except TypeError:  # no Python

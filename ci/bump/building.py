@@ -1,0 +1,141 @@
+"""Compiling the modules that both releases are compared on, before the first problem."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ...properties.axes import Axes
+from ...properties.building import BUILD_DEADLINES, builds_at_a_time, share_of_compilers
+from ...properties.modules import Module, choose
+from ...properties.preparation import module_keys
+from ...reference import Problem, problem_from_json
+from .asking import Asker, Side
+from .behaviour import Compared, Sides, of
+from .journal import Journal
+from .plan import Plan
+from .releases import BASELINE, CANDIDATE, Release
+from .surveying import tuples
+
+Built = Callable[[int, int], None]
+
+
+def build_all(
+    compared: Sequence[Compared],
+    sides: Sides,
+    releases: Mapping[str, Release],
+    journal: Journal,
+    plan: Plan,
+    built: Built = lambda _done, _of: None,
+) -> None:
+    """Choose modules of each implementation that takes long to compile, and build them.
+
+    The same modules for both releases: problems are drawn of these alone. One that cannot be built
+    is left to the laws: their first call says what is wrong.
+    """
+    chosen = [
+        (each, _modules(each, each.axes, sides, plan))
+        for each in compared
+        if each.axes is not None and each.build_minutes
+    ]
+    jobs = [
+        (each, side, problem)
+        for each, modules in sorted(chosen, key=lambda pair: -pair[0].build_minutes)
+        for problem in [
+            *(module.first for module in modules),
+            *_of_corpus(each, modules, sides, plan),
+        ]
+        for side in each.addresses
+    ]
+    if not jobs:
+        return
+    at_a_time = min(builds_at_a_time(), len(jobs))
+    environment = share_of_compilers(at_a_time)
+    builders = {
+        name: Side(
+            name,
+            journal,
+            partial(release.workers, plan.device, size=at_a_time, environment=environment),
+            plan.device,
+        )
+        for name, release in releases.items()
+    }
+    done = itertools.count(1)
+
+    def build(job: tuple[Compared, str, Problem]) -> None:
+        each, side, problem = job
+        request = each.addresses[side].request("cost", problem=problem.to_json(), calls=1)
+        outcome = builders[side].ask(request, BUILD_DEADLINES, note="build")
+        each.builds.setdefault(side, []).append(outcome.seconds)
+        built(next(done), len(jobs))
+
+    try:
+        with ThreadPoolExecutor(at_a_time) as threads:
+            list(threads.map(build, jobs))
+    finally:
+        for side in builders.values():
+            side.close()
+    for each, modules in chosen:
+        _restrict(each, sides, modules)
+
+
+def _modules(found: Compared, axes: Axes, sides: Sides, plan: Plan) -> list[Module]:
+    """Choose the modules that problems are drawn of; one answer of the journal."""
+    side = CANDIDATE if CANDIDATE in found.addresses else BASELINE
+    address = found.addresses[side]
+
+    most = min(plan.modules, plan.profile.modules_of(found.build_minutes))
+
+    def choice() -> list[dict[str, Any]]:
+        keys = module_keys(Asker(sides[side]), address)
+        return [
+            {
+                "key": module.key,
+                "values": {name: list(values) for name, values in module.values.items()},
+                "first": module.first.to_json(),
+            }
+            for module in choose(axes, keys, most)
+        ]
+
+    question = {"modules": address.request("modules"), "most": most}
+    return [
+        Module(each["key"], tuples(each["values"]), problem_from_json(each["first"]))
+        for each in sides[side].remember(question, choice)
+    ]
+
+
+def _of_corpus(
+    found: Compared, modules: Sequence[Module], sides: Sides, plan: Plan
+) -> list[Problem]:
+    """Give a case of the corpus for each further module that cases need; refused ones need none."""
+    problems = [entry.load_case()[1] for entry in plan.ledger.entries if of(entry, found, plan)]
+    if not problems:
+        return []
+    side = CANDIDATE if CANDIDATE in found.addresses else BASELINE
+    address = found.addresses[side]
+    question = {"keys": address.request("keys"), "of": [each.id for each in problems]}
+    asker = Asker(sides[side])
+    keys = sides[side].remember(question, partial(module_keys(asker, address), problems))
+    known: dict[str | None, Problem | None] = {module.key: None for module in modules}
+    for key, problem in zip(keys, problems, strict=True):
+        if key is not None:
+            known.setdefault(key, problem)
+    return [each for each in known.values() if each is not None]
+
+
+def _restrict(found: Compared, sides: Sides, modules: Sequence[Module]) -> None:
+    """Let problems of these modules alone be drawn and called."""
+    if found.axes is None or not modules:
+        return
+    found.axes = replace(found.axes, restrictions=tuple(each.values for each in modules))
+    firsts: list[Problem] = [each.first for each in modules]
+    for side, address in found.addresses.items():
+        question = {"keys": address.request("keys"), "of": [each.id for each in firsts]}
+        asker = Asker(sides[side])
+        keys = sides[side].remember(question, partial(module_keys(asker, address), firsts))
+        known = tuple(key for key in keys if key is not None)
+        found.addresses[side] = replace(address, modules=known)

@@ -1,0 +1,317 @@
+"""The run of `kernelproof gate --baseline A --candidate B`: compare, print, write, exit."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ... import __version__
+from ...impl import ImplementationNotFoundError, Target, UnsupportedError
+from ...impl.capability import CHIPS
+from ...impl.registry import BUILT_IN, registered, resolve_name
+from ...properties.expectations import read_expectations
+from ...properties.files import dumps, write_text
+from ...properties.gpus import processes_for, visible_devices
+from ...properties.laws import find_law
+from ...properties.ledger import LedgerError
+from ...properties.machine import cores
+from ...properties.only import OnlyError, read_only
+from ...properties.profiles import PROFILES
+from ..errors import INTERRUPTED, MachineError, UsageRefusedError
+from ..support import chips_of
+from ..terminal import console
+from .compiled import Compilation
+from .display import print_report
+from .findings import Chip
+from .journal import Journal
+from .junit import to_junit
+from .markdown import to_markdown
+from .page import to_page
+from .plan import MODULES, SOAK_ON_CPU, Plan
+from .policy import Policy, PolicyError, load_policy
+from .releases import BASELINE, CANDIDATE
+from .report import to_json
+from .running import (
+    BEHAVIOUR,
+    PARTS,
+    SPEED,
+    Learned,
+    compare_behaviour,
+    compare_compiled,
+    compare_declarations,
+    find_both,
+    read_declarations,
+)
+from .watching import progress
+
+JOURNALS = Path(".kernelproof", "gate")
+OURS = "kernelproof.impl.flashinfer_"
+"""How modules of adapters to FlashInfer begin: the others are the same code with any release."""
+MOST_JOBS = 4
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for on the command line, see ``cli.gate``."""
+
+    baseline: str
+    candidate: str
+    command: str
+    sm: str | None = None
+    policy: Path | None = None
+    resume: bool = False
+    journal: Path | None = None
+    parts: Sequence[str] = ()
+    implementations: Sequence[str] = ()
+    profile: str = "gate"
+    device: str = "cpu"
+    seed: int = 0
+    jobs: int | None = None
+    modules: int | None = None
+    laws: Sequence[str] = ()
+    only: Sequence[str] = ()
+    soak: int | None = None
+    expectations: str | None = None
+    cases: Path = Path(".kernelproof", "cases")
+    json_path: Path | None = None
+    junit_path: Path | None = None
+    markdown_path: Path | None = None
+    compiled: str | None = None
+    units: Sequence[str] = ()
+    html_path: Path | None = None
+
+    @property
+    def journal_path(self) -> Path:
+        """The journal that was named, or one for these two releases and this device."""
+        sides = (Path(self.baseline).name, Path(self.candidate).name, self.device)
+        return self.journal or JOURNALS / f"{'-'.join(sides)}.jsonl"
+
+    @property
+    def outputs(self) -> dict[str, Path]:
+        """The files to write, by option."""
+        paths = {
+            "--json": self.json_path,
+            "--junit": self.junit_path,
+            "--markdown": self.markdown_path,
+            "--html": self.html_path,
+        }
+        return {option: path for option, path in paths.items() if path is not None}
+
+
+RENDER: Mapping[str, Callable[[dict[str, Any]], str]] = {
+    "--json": dumps,
+    "--junit": to_junit,
+    "--markdown": to_markdown,
+    "--html": to_page,
+}
+
+
+def bump(request: Request) -> int:
+    """Compare two releases, print and write the report, and give the exit code.
+
+    Raises:
+        UsageRefusedError: something that was asked for does not exist or cannot be read.
+        MachineError: the device is not there.
+    """
+    started = time.monotonic()
+    policy = _policy(request.policy)
+    machine = _machine(request.device)
+    learned = Learned(
+        {BASELINE: request.baseline, CANDIDATE: request.candidate},
+        _chips(request, machine),
+    )
+    _prepare_outputs(request)
+    parts = request.parts or PARTS
+    journal: Journal | None = None
+    with _tensors(request.journal_path) as tensors, progress() as watched:
+        plan = _plan(request, tensors, own_environment=False)
+        find_both(learned, watched.tell)
+        if any(each.own_environment for each in learned.releases.values()):
+            plan = _plan(request, tensors, own_environment=True)
+        journal = Journal(request.journal_path, _identity(request, plan), resume=request.resume)
+        try:
+            read_declarations(learned, journal, parts, watched.tell)
+            compare_declarations(learned, parts)
+            learned.skipped |= {part: "not asked for" for part in PARTS if part not in parts}
+            _compile(request, learned, journal, watched.tell)
+            if BEHAVIOUR in parts:
+                here: tuple[Chip, ...] = () if machine == "cpu" else (machine,)
+                compare_behaviour(
+                    learned,
+                    journal,
+                    plan,
+                    here,
+                    policy.slower,
+                    watched,
+                    speed=SPEED in parts,
+                )
+            else:
+                learned.skipped.setdefault(SPEED, "goes with behaviour")
+        except KeyboardInterrupt:
+            learned.fail("interrupted: --resume goes on from here", INTERRUPTED)
+        finally:
+            journal.close()
+    timings = {
+        "seconds": round(time.monotonic() - started, 3),
+        "asked": journal.answered,
+        "remembered": journal.remembered,
+    }
+    report = to_json(
+        learned, plan, policy, machine=machine, command=request.command, timings=timings
+    )
+    if learned.code == INTERRUPTED:
+        report["exit_code"] = INTERRUPTED
+    return tell(report, request.outputs)
+
+
+def tell(report: dict[str, Any], outputs: Mapping[str, Path]) -> int:
+    """Print a report, write what was asked for, and give its exit code.
+
+    Raises:
+        UsageRefusedError: a file cannot be written; the report is printed all the same.
+    """
+    failed = "".join([_written(option, path, report) for option, path in outputs.items()])
+    print_report(console(sys.stdout), report)
+    if failed:
+        raise UsageRefusedError(failed.strip())
+    return int(report["exit_code"])
+
+
+def _written(option: str, path: Path, report: dict[str, Any]) -> str:
+    """Write an output; say why that failed, if it did."""
+    try:
+        write_text(path, RENDER[option](report))
+    except OSError as error:
+        return f"{option} {path}: cannot be written ({error.strerror}). "
+    return ""
+
+
+def _compile(
+    request: Request, learned: Learned, journal: Journal, tell: Callable[[str], None]
+) -> None:
+    if request.compiled is None:
+        learned.skipped["compile"] = "not asked for (--compile)"
+        return
+    chips = tuple(part for part in request.compiled.split(",") if part.strip())
+    asked = Compilation(chips, tuple(request.units), request.jobs or 0)
+    compare_compiled(learned, asked, journal, tell)
+
+
+def _policy(path: Path | None) -> Policy:
+    try:
+        return load_policy(path)
+    except PolicyError as error:
+        message = f"--policy {error}"
+        raise UsageRefusedError(message) from error
+
+
+def _machine(device: str) -> Chip:
+    try:
+        return Target.here(device).sm or "cpu"
+    except UnsupportedError as error:
+        raise MachineError(str(error)) from error
+
+
+def _chips(request: Request, machine: Chip) -> tuple[Chip, ...]:
+    if request.sm is not None:
+        return tuple("cpu" if chip is None else chip for chip in chips_of(request.sm))
+    return (*(["cpu"] if machine == "cpu" else []), *CHIPS)
+
+
+def _plan(request: Request, tensors: Path, *, own_environment: bool) -> Plan:
+    try:
+        for name in request.laws:
+            find_law(name)
+    except LookupError as error:
+        message = f"--law: {error.args[0]}"
+        raise UsageRefusedError(message) from error
+    try:
+        for name in request.implementations:
+            resolve_name(name)
+    except ImplementationNotFoundError as error:
+        message = f"--implementation: {error}"
+        raise UsageRefusedError(message) from error
+    try:
+        ledger, only = read_expectations(request.expectations), read_only(request.only)
+    except LedgerError as error:
+        raise UsageRefusedError(str(error)) from error
+    except OnlyError as error:
+        message = f"--only: {error}"
+        raise UsageRefusedError(message) from error
+    profile = PROFILES[request.profile]
+    soak = request.soak or (SOAK_ON_CPU if request.device == "cpu" else profile.soak)
+    return Plan(
+        tuple(dict.fromkeys(request.implementations)) or _concerned(all_of_them=own_environment),
+        request.device,
+        replace(profile, soak=soak),
+        request.seed,
+        ledger,
+        request.cases,
+        tensors,
+        laws=tuple(request.laws),
+        only=only,
+        modules=request.modules or MODULES,
+        soak=soak,
+        jobs=request.jobs or _usual_jobs(request.device),
+    )
+
+
+def _concerned(*, all_of_them: bool) -> tuple[str, ...]:
+    """Name what may behave otherwise with another release, or in another environment."""
+    return tuple(
+        name
+        for name in registered()
+        if all_of_them or name not in BUILT_IN or BUILT_IN[name].startswith(OURS)
+    )
+
+
+def _usual_jobs(device: str) -> int:
+    if device == "cuda":
+        return max(1, processes_for(visible_devices()[:1], cores()) // 2)
+    return max(1, min(cores(), MOST_JOBS))
+
+
+def _identity(request: Request, plan: Plan) -> dict[str, Any]:
+    """Give what the answers of a journal depend on."""
+    return {
+        "kernelproof": __version__,
+        "baseline": request.baseline,
+        "candidate": request.candidate,
+        "device": request.device,
+        "profile": request.profile,
+        "seed": request.seed,
+        "implementations": list(plan.implementations),
+        "laws": list(plan.laws),
+        "only": [*request.only],
+        "modules": plan.modules,
+        "soak": plan.soak,
+        "expectations": request.expectations or "",
+    }
+
+
+def _prepare_outputs(request: Request) -> None:
+    try:
+        for option, path in request.outputs.items():  # noqa: B007  the message names them
+            path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        message = f"{option} {path}: its folder cannot be made ({error.strerror})"
+        raise UsageRefusedError(message) from error
+
+
+@contextmanager
+def _tensors(journal: Path) -> Iterator[Path]:
+    """Give a folder for results, beside the journal: a resumed run compares with those in it."""
+    folder = journal.with_suffix(".tensors")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        message = f"--journal {journal}: its folder cannot be made ({error.strerror})"
+        raise UsageRefusedError(message) from error
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)

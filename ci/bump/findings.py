@@ -1,0 +1,181 @@
+"""What a comparison of two releases finds, and what each kind of change means by default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+Action = str
+BLOCK, CONDITION, REPORT = "block", "condition", "report"
+ACTIONS = (BLOCK, CONDITION, REPORT)
+"""What a finding does: forbids the bump; allows it under a rule; is told and does nothing."""
+AREAS = ("release", "surface", "declarations", "behaviour", "speed", "liveness", "compile")
+Chip = int | str
+"""Compute capability times ten, or ``"cpu"``."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A kind of change.
+
+    Attributes:
+        area: of the comparison, one of ``AREAS``.
+        action: what it does unless a policy says otherwise.
+        means: one sentence.
+    """
+
+    area: str
+    action: Action
+    means: str
+
+
+CHANGES: Mapping[str, Change] = {
+    "release-broken": Change("release", BLOCK, "the candidate does not import, or hangs doing so"),
+    "callable-removed": Change("surface", BLOCK, "a callable that serving engines use is gone"),
+    "callable-added": Change("surface", REPORT, "a callable that the baseline does not have"),
+    "parameter-removed": Change("surface", BLOCK, "a call that names the parameter raises"),
+    "parameter-renamed": Change("surface", BLOCK, "a call that names the parameter raises"),
+    "parameter-required": Change("surface", BLOCK, "a call that does not give it raises"),
+    "parameter-added": Change("surface", REPORT, "an option that the baseline does not have"),
+    "positional-meaning": Change(
+        "surface", BLOCK, "a call by position gives its value to another parameter"
+    ),
+    "positional-refused": Change(
+        "surface", CONDITION, "parameters that were positional are taken by keyword alone"
+    ),
+    "default-changed": Change("surface", REPORT, "a call that leaves it out asks for another"),
+    "enum-number-moved": Change("surface", CONDITION, "the number of a member means another one"),
+    "enum-member-removed": Change("surface", BLOCK, "a member that is named is gone"),
+    "enum-member-added": Change("surface", REPORT, "a member that the baseline does not have"),
+    "name-removed": Change("surface", REPORT, "a public name that can be imported no more"),
+    "name-added": Change("surface", REPORT, "public names that the baseline does not have"),
+    "refusal-added": Change("surface", REPORT, "something that a callable did not refuse before"),
+    "refusal-removed": Change("surface", REPORT, "something that a callable refuses no more"),
+    "constant-changed": Change("surface", REPORT, "a constant of the kernels"),
+    "declared-lost": Change("declarations", CONDITION, "the release declares less than before"),
+    "declared-gained": Change("declarations", REPORT, "the release declares more than before"),
+    "support-lost": Change("declarations", CONDITION, "the support rules refuse what they allowed"),
+    "support-gained": Change("declarations", REPORT, "the support rules allow what they refused"),
+    "release-unknown": Change(
+        "declarations", CONDITION, "the support rules do not know the candidate's version"
+    ),
+    "internals-lost": Change(
+        "declarations", REPORT, "a compiler's filter, a template or a branch covers less"
+    ),
+    "artifact-changed": Change("declarations", REPORT, "other binaries, of which nothing is known"),
+    "artifact-same": Change("declarations", REPORT, "the same binaries: what is known still holds"),
+    "new-failure": Change("behaviour", BLOCK, "right with the baseline, wrong with the candidate"),
+    "worse-failure": Change("behaviour", BLOCK, "wrong with both, and hangs or dies now"),
+    "candidate-only-failure": Change(
+        "behaviour", REPORT, "wrong with the candidate; the baseline has no such code"
+    ),
+    "still-failing": Change("behaviour", REPORT, "wrong with both"),
+    "fixed": Change("behaviour", REPORT, "wrong with the baseline, right with the candidate"),
+    "flaky": Change("behaviour", CONDITION, "a failure of the candidate that did not show again"),
+    "bits-changed": Change("behaviour", REPORT, "other bits, inside of the error bound"),
+    "implementation-lost": Change("behaviour", CONDITION, "it ran with the baseline alone"),
+    "slower": Change("speed", REPORT, "calls take longer by more than the policy's limit"),
+    "faster": Change("speed", REPORT, "calls take less by more than the policy's limit"),
+    "hang": Change("liveness", BLOCK, "a call of the candidate does not end"),
+    "known-hang": Change("liveness", CONDITION, "a hang that is known of the candidate"),
+    "hang-stays": Change("liveness", REPORT, "a hang that is known of both"),
+    "compile-fixed": Change("compile", REPORT, "a module that did not compile before does now"),
+    "compile-failed": Change("compile", CONDITION, "a module that compiled before does not now"),
+}
+"""Kinds of change. A policy's table ``actions`` names them."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One difference between two releases.
+
+    Attributes:
+        id: unique in a report, and the same in every run: ``area/change/subject``.
+        change: one of ``CHANGES``.
+        subject: callable, enum, implementation, artifact.
+        message: one or a few sentences.
+        chips: on which it holds; everywhere if empty.
+        rule: what to do about it, where that is known.
+        baseline, candidate: what each side has, by name, to stand side by side.
+        laws: that show it.
+        problem: the smallest that shows it, as JSON; None where it is not about one.
+        replay: by side, the command that judges the problem again.
+        entry: id of the ledger entry that explains it, or of the support rule.
+        issue: public report, where there is one.
+        reason: of the entry.
+        found_by: ``"drawn"`` or ``"corpus"``, or both; nothing where no problem was judged.
+        count: of problems, members or names that are summed up in it.
+        action: see ``ACTIONS``; what the policy made of it.
+        accepted: why the policy accepts it, where it does.
+    """
+
+    id: str
+    change: str
+    subject: str
+    message: str
+    chips: tuple[Chip, ...] = ()
+    rule: str = ""
+    baseline: Mapping[str, Any] = field(default_factory=dict)
+    candidate: Mapping[str, Any] = field(default_factory=dict)
+    laws: tuple[str, ...] = ()
+    problem: Mapping[str, Any] | None = None
+    replay: Mapping[str, str] = field(default_factory=dict)
+    entry: str = ""
+    issue: str = ""
+    reason: str = ""
+    found_by: tuple[str, ...] = ()
+    count: int = 1
+    action: Action = ""
+    accepted: str = ""
+
+    @property
+    def area(self) -> str:
+        """Which part of the comparison it comes from."""
+        return CHANGES[self.change].area
+
+    def concerns(self, chip: Chip) -> bool:
+        """Tell whether it holds on a chip."""
+        return not self.chips or chip in self.chips
+
+    def to_json(self) -> dict[str, Any]:
+        """Give a JSON-able dictionary."""
+        return {"area": self.area, **{each.name: getattr(self, each.name) for each in fields(self)}}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Finding:
+        """Read back what ``to_json`` gave.
+
+        Raises:
+            ValueError: a field is missing or unknown, or there is no such change.
+        """
+        known = {each.name: each for each in fields(cls)}
+        given = {name: value for name, value in data.items() if name != "area"}
+        for name in given:
+            if name not in known:
+                message = f"a finding has no field {name!r}"
+                raise ValueError(message)
+        for name in ("id", "change", "subject", "message"):
+            if not isinstance(given.get(name), str):
+                message = f"a finding's field {name!r} is {given.get(name)!r}, no text"
+                raise ValueError(message)
+        if given["change"] not in CHANGES:
+            message = f"{given['id']}: there is no change {given['change']!r}"
+            raise ValueError(message)
+        read: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in given.items()
+        }
+        return cls(**read)
+
+
+def finding(change: str, subject: str, message: str, **more: Any) -> Finding:  # noqa: ANN401
+    """Make a finding; its id is made of the change, the subject and ``detail``."""
+    detail = more.pop("detail", "")
+    parts = (CHANGES[change].area, change, subject, *([detail] if detail else []))
+    return Finding("/".join(parts).replace(" ", "-"), change, subject, message, **more)
+
+
+def chip_order(chip: Chip) -> tuple[bool, int]:
+    """Sort chips: the CPU first, then by compute capability."""
+    return (isinstance(chip, int), chip if isinstance(chip, int) else 0)

@@ -1,0 +1,82 @@
+"""The options of a comparison, for the command gate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+OUTPUT = click.Path(dir_okay=False, path_type=Path)
+BUMP_OPTIONS = (
+    click.option(
+        "--baseline",
+        metavar="VERSION|WHEEL|FOLDER|PYTHON",
+        help="Compare two FlashInfer releases, or environments: the one in use.",
+    ),
+    click.option("--candidate", metavar="VERSION|WHEEL|FOLDER|PYTHON", help="The one to bump to."),
+    click.option(
+        "--baseline-from",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Take the baseline from the pin in a requirements file or a pyproject.toml.",
+    ),
+    click.option(
+        "--candidate-from",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Take the candidate from the pin in such a file.",
+    ),
+    click.option("--sm", metavar="SM[,SM]", help="Chips of the comparison; all if left out."),
+    click.option(
+        "--policy",
+        type=click.Path(path_type=Path),
+        help="TOML that says what blocks a bump, and which findings are accepted.",
+    ),
+    click.option(
+        "--resume",
+        is_flag=True,
+        help="Go on where a comparison that was killed stopped, and repeat nothing.",
+    ),
+    click.option(
+        "--journal",
+        type=OUTPUT,
+        help="File that --resume goes on from; one for these releases in .kernelproof/gate.",
+    ),
+    click.option(
+        "--part",
+        "parts",
+        multiple=True,
+        type=click.Choice(["surface", "declarations", "behaviour", "speed"]),
+        help="Compare only this; may be repeated.",
+    ),
+    click.option(
+        "--implementation",
+        "implementations",
+        multiple=True,
+        metavar="NAME",
+        help="Compare only this implementation's behaviour; may be repeated.",
+    ),
+    click.option(
+        "--compile",
+        "compiled",
+        metavar="SM[,SM]",
+        help="Compile both releases' modules for these chips too, with nvcc.",
+    ),
+    click.option(
+        "--unit", "units", multiple=True, metavar="NAME", help="Compile only this module."
+    ),
+    click.option("--markdown", "markdown_path", type=OUTPUT, help="Write a comment's Markdown."),
+)
+BUMP_ONLY = (
+    "sm", "policy", "resume", "journal", "parts", "implementations", "compiled", "units",
+    "markdown_path",
+)  # fmt: skip
+NOT_OF_BUMP = ("gating", "sanitizer", "evidence_path", "examples")
+
+
+def bump_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Add the options of a comparison."""
+    for option in reversed(BUMP_OPTIONS):
+        command = option(command)
+    return command
