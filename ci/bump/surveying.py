@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...impl.protocol import NOT_NAMED
+from ...impl.features import NOT_NAMED
 from ...properties.axes import Axes, all_axes, example
 from ...properties.preparation import survey
 from ...properties.quarry import Address, verdict_of
