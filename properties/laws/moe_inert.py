@@ -87,6 +87,8 @@ def far_experts(subject: Subject, problem: MoEProblem) -> Verdict:
     On a CPU these are memory that is mapped and, but for the experts in use, never touched; on a
     GPU they are allocated, and not written.
     """
+    if "large_weights" not in subject.implementation.features:
+        return VACUOUS
     if problem.quantized or problem.shared_experts or not problem.num_tokens:
         return VACUOUS
     near = replace(
