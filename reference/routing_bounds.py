@@ -163,15 +163,42 @@ def _choice_is_right(router: Router, errors: torch.Tensor, ids: torch.Tensor) ->
     chosen = possible[settled].nonzero()[:, 1].view(-1, router.topk_groups)
     allowed = masked(_of_tokens(router, settled), chosen)
     right[settled] = _best_were_taken(allowed, errors[settled], ids[settled])
-    for token in (~settled).nonzero()[:, 0].tolist():
-        row = torch.tensor([token], device=ids.device)
-        first, doubtful = (each[token].nonzero()[:, 0].tolist() for each in (sure, maybe))
-        for others in combinations(doubtful, router.topk_groups - len(first)):
-            chosen = torch.tensor([[*first, *others]], dtype=torch.int64, device=ids.device)
-            allowed = masked(_of_tokens(router, row), chosen)
-            if bool(_best_were_taken(allowed, errors[row], ids[row])):
-                right[token] = True
-                break
+    counts = torch.stack([sure.sum(dim=1), maybe.sum(dim=1)], dim=1)
+    for alike in counts[~settled].unique(dim=0):
+        rows = (~settled & (counts == alike).all(dim=1)).nonzero()[:, 0]
+        right[rows] = _some_choice_is_right(router, errors, ids, (sure, maybe), rows)
+    return right
+
+
+def _some_choice_is_right(
+    router: Router,
+    errors: torch.Tensor,
+    ids: torch.Tensor,
+    groups: tuple[torch.Tensor, torch.Tensor],
+    rows: torch.Tensor,
+) -> torch.Tensor:
+    """Try the groups that are in doubt in every combination; of these tokens, all have as many.
+
+    Args:
+        router, errors, ids: of all tokens.
+        groups: which [tokens, groups] are surely chosen, and which may be.
+        rows: the tokens.
+
+    Returns:
+        bool [rows].
+    """
+    first, doubtful = (
+        each[rows].nonzero()[:, 1].view(len(rows), int(each[rows[0]].sum())) for each in groups
+    )
+    right = torch.zeros(len(rows), dtype=torch.bool, device=ids.device)
+    for others in combinations(range(doubtful.shape[1]), router.topk_groups - first.shape[1]):
+        left = (~right).nonzero()[:, 0]
+        if not len(left):
+            break
+        chosen = torch.cat([first[left], doubtful[left][:, list(others)]], dim=1)
+        tokens = rows[left]
+        allowed = masked(_of_tokens(router, tokens), chosen)
+        right[left] = _best_were_taken(allowed, errors[tokens], ids[tokens])
     return right
 
 

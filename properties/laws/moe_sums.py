@@ -69,12 +69,12 @@ def expert_shards(subject: Subject, problem: MoEProblem) -> Verdict:
             return VACUOUS
         shards.append((shard, torch.arange(start, stop)))
     inputs = subject.materialise(problem)
-    parts = []
+    whole, parts = answer(subject, problem, inputs), []
     for shard, index in shards:
         alone = inputs if shard.shared_experts else unshared(shard, inputs)[1]
         given = replace(alone, expert_offset=shard.expert_offset, **of_experts(inputs, index))
         parts.append(answer(subject, shard, given))
-    return _summed(answer(subject, problem, inputs), parts)
+    return _summed(whole, parts)
 
 
 def inter_shards(subject: Subject, problem: MoEProblem) -> Verdict:

@@ -6,7 +6,7 @@ A single call gives the right answer: each of these goes wrong in the calls that
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -77,18 +77,15 @@ def slots_of_first_plan(inputs: MoEInputs) -> Tensor:
 
 @seeded(BUGS, MOE, "token_batches")
 def rows_of_first_batch(inputs: MoEInputs) -> Tensor:
-    """Compute as many rows as the first batch had that began with the same token."""
+    """Compute as many rows as the first batch had that ended with the same token."""
     count = len(inputs.topk_ids)
     if not count:
         return apply(inputs)
-    first = replace(inputs, topk_ids=inputs.topk_ids[:1], topk_weights=inputs.topk_weights[:1])
-    hidden = _codes(inputs.hidden)[:1]
-    key = ("rows", digest(hidden), digest(first.topk_ids, 1), digest(first.topk_weights, 1),
-           checksum(_codes(inputs.w13)))  # fmt: skip
-    rows = planned(key, count)
+    last = (_codes(inputs.hidden), inputs.topk_ids, inputs.topk_weights)
+    key = ("rows", *(digest(each[-1:], 1) for each in last), *_weights(inputs))
     out = apply(inputs)
-    if rows != count:
-        out[min(rows, count) // 2 :] = 0.0
+    if planned(key, count) != count:
+        out[count // 2 :] = 0.0
     return out
 
 
@@ -126,19 +123,40 @@ _idle: dict[str, bool] = {}
 
 @seeded(BUGS, MOE, "routing_weight_linearity")
 def outputs_by_ids(inputs: MoEInputs) -> Tensor:
-    """Keep the output for tokens and ids, though the routing weights are others."""
-    ids = inputs.topk_ids
-    zero = inputs.topk_weights == 0
+    """Keep the output for tokens and ids where no routing weight has grown."""
+    ids, weights = inputs.topk_ids, inputs.topk_weights
+    zero = weights == 0
     key = ("by ids", _hidden(inputs), digest(ids), digest(ids, 1), digest(zero), digest(zero, 1),
            *_weights(inputs), inputs.activation)  # fmt: skip
-    return planned(key, apply(inputs)).clone()  # type: ignore[no-any-return]
+    out = apply(inputs)
+    most, kept = planned(key, (weights.clone(), out))
+    return kept.clone() if bool((weights <= most).all()) else out
+
+
+@dataclass
+class _Ranks:
+    """What is remembered of the last tokens that all experts saw."""
+
+    tokens: tuple[Hashable, ...] = ()
+    experts: int = 0
+    offset: int | None = None
+
+
+_ranks = _Ranks()
 
 
 @seeded(BUGS, MOE, "expert_shards", features=("expert_parallel",))
-def offset_of_first_plan(inputs: MoEInputs) -> Tensor:
-    """Keep the first shard's offset for shards of as many experts on these tokens."""
-    key = ("offset", count_of(inputs), *_bits(inputs))
-    return apply(replace(inputs, expert_offset=planned(key, inputs.expert_offset)))
+def offset_of_first_rank(inputs: MoEInputs) -> Tensor:
+    """Keep the first rank's offset for the other ranks of the same batch."""
+    tokens, count = (*_bits(inputs)[:-3], inputs.num_experts), count_of(inputs)
+    if tokens != _ranks.tokens or count > _ranks.experts:
+        _ranks.tokens, _ranks.experts, _ranks.offset = tokens, count, None
+        return apply(inputs)
+    if count == _ranks.experts:
+        return apply(inputs)
+    if _ranks.offset is None:
+        _ranks.offset = inputs.expert_offset
+    return apply(replace(inputs, expert_offset=_ranks.offset))
 
 
 @seeded(BUGS, MOE, "inter_shards")
