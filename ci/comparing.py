@@ -24,7 +24,7 @@ from ..properties.strategies import problems, variations
 from ..properties.yardsticks import NAMES
 from ..reference import Problem
 
-COMPARED = ("paged_attention", "ragged_attention", "merge_state")
+COMPARED = ("paged_attention", "ragged_attention", "merge_state", "moe")
 """Operations with a floating-point answer; integers and copies are compared exactly anyway."""
 DEADLINES = Deadlines(run=20.0)
 Tell = Callable[[SeededBug, int], None]
@@ -56,9 +56,13 @@ class Comparison:
         """Give the bugs, or the honest controls."""
         return [each for each in self.compared if each.bug.control == control]
 
-    def caught(self, yardstick: str) -> list[str]:
-        """Name the bugs of which a yardstick rejected an answer."""
-        return [each.bug.name for each in self.of("bug") if each.rejected[yardstick]]
+    def caught(self, yardstick: str, operation: str = "") -> list[str]:
+        """Name the bugs, of an operation or of all, of which a yardstick rejected an answer."""
+        return [
+            each.bug.name
+            for each in self.of("bug")
+            if each.rejected[yardstick] and operation in ("", each.bug.operation)
+        ]
 
     def accused(self, yardstick: str) -> list[str]:
         """Name the honest controls of which a yardstick rejected an answer."""
@@ -68,10 +72,16 @@ class Comparison:
         """Give a JSON-able dictionary."""
         return {
             "bugs": len(self.of("bug")),
+            "moe_bugs": sum(each.bug.operation == "moe" for each in self.of("bug")),
             "honest": len(self.of("honest")),
             "problems": sum(each.judged for each in self.compared),
             "yardsticks": {
-                name: {"caught": self.caught(name), "accused": self.accused(name)} for name in NAMES
+                name: {
+                    "caught": self.caught(name),
+                    "caught_of_moe": len(self.caught(name, "moe")),
+                    "accused": self.accused(name),
+                }
+                for name in NAMES
             },
         }
 

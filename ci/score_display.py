@@ -141,15 +141,23 @@ def law_table(score: Score) -> Table:
 def comparison_table(score: Score, comparison: Comparison) -> Table:
     """Give one row a yardstick: the bugs with floating-point answers that it catches."""
     bugs, honest = comparison.of("bug"), comparison.of("honest")
-    table = _table("comparison", f"bugs caught of {len(bugs)}", f"honest accused of {len(honest)}")
+    of_moe = sum(each.bug.operation == "moe" for each in bugs)
+    table = _table(
+        "comparison",
+        f"bugs caught of {len(bugs)}",
+        f"MoE of {of_moe}",
+        f"honest accused of {len(honest)}",
+    )
     for name in NAMES:
         accused = comparison.accused(name)
         told = f"{len(accused)}: {', '.join(accused)}" if accused else "0"
-        table.add_row(name, f"{len(comparison.caught(name))}", told)
+        caught = comparison.caught(name), comparison.caught(name, "moe")
+        table.add_row(name, *(f"{len(each)}" for each in caught), told)
     compared = {each.bug.name for each in bugs}
     killed = [each for each in score.of("bug") if each.killed and each.bug.name in compared]
     accused = sorted({finding.implementation for finding in score.accused})
-    table.add_row("all laws", f"{len(killed)}", f"{len(accused)}")
+    of_moe = sum(each.bug.operation == "moe" for each in killed)
+    table.add_row("all laws", f"{len(killed)}", f"{of_moe}", f"{len(accused)}")
     return table
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ..reference import METHODS, MoEProblem, RouteProblem
 from ..reference.activations import ACTIVATIONS
+from ..reference.expert_weights import SCALE_BLOCK
 from ..reference.moe_problems import MULTIPLES
 from .axes import Axes
 from .drawing import LARGEST_SEED, features, one_of
@@ -50,12 +51,9 @@ def moe_problems(draw: st.DrawFn, axes: Axes) -> MoEProblem:
     fields["assignment"] = draw(_mostly_first(axes, "assignment", 1))
     fields["activation"] = draw(_activation(axes, fields))
     products = 3 if ACTIVATIONS[fields["activation"]].gated else 2
-    operands = draw(st.sampled_from(OPERANDS))
-    multiple = MULTIPLES.get(fields["quantized"], 1)
-    sizes = [
-        size for size in axes.allows("sizes") if not (size[0] % multiple or size[1] % multiple)
-    ]
-    sizes = sizes or [(2 * multiple, 2 * multiple)]
+    least = 2 * WEIGHTS * (1 + sharded + fields.get("shared_experts", 0))
+    operands = max(least, draw(st.sampled_from(OPERANDS)))
+    sizes = draw(_sizes(axes, fields["quantized"]))
     hidden, inter = draw(
         one_of(_affordable(sizes, lambda size: operands * products * size[0] * size[1], axes))
     )
@@ -107,6 +105,19 @@ def _activation(axes: Axes, fields: dict[str, Any]) -> st.SearchStrategy[str]:
         fields.pop("swiglu_parameters", None)
         fields.pop("interleaved", None)
     return one_of([drawn] if drawn in fitting or not fitting else fitting)
+
+
+@st.composite
+def _sizes(draw: st.DrawFn, axes: Axes, quantized: str) -> Sequence[tuple[int, int]]:
+    """Give the sizes that a format may have; of FP8 in blocks, half of the time several blocks."""
+    multiple = MULTIPLES.get(quantized, 1)
+    sizes = [size for size in axes.allows("sizes") if not any(n % multiple for n in size)]
+    if quantized == "fp8_block" and draw(st.booleans()):
+        several = [size for size in sizes if max(size) > SCALE_BLOCK]
+        # Both ways, in the first weights: a table that is read the wrong way round shows there.
+        square = [(h, i) for h, i in several if h > SCALE_BLOCK and 2 * i > SCALE_BLOCK]
+        sizes = [*square, *several] or sizes
+    return sizes or [(2 * multiple, 2 * multiple)]
 
 
 @st.composite

@@ -185,7 +185,8 @@ def routing_weights(problem: MoEProblem, device: torch.device) -> torch.Tensor:
         if problem.weights_on_input:
             return torch.ones_like(hashes, dtype=torch.float32)
         return torch.where(hashes % 2 == 0, 0.5, 1.0).to(torch.float32)
-    weights = ((hashes >> 9).to(torch.float32) + 2.0**21) * 2.0**-23
+    # Twenty bits, so that a quarter and three quarters of a weight are exact.
+    weights = ((hashes >> 12).to(torch.float32) + 2.0**18) * 2.0**-20
     weights /= power_of_two_at_least(problem.top_k)
     if problem.regime == "zero_weights":
         weights = weights.masked_fill(hashes % 3 == 0, 0.0)

@@ -8,6 +8,7 @@ import pytest
 
 from kernelproof.properties.laws import LAWS
 from kernelproof.properties.ledger import load_ledger
+from kernelproof.reference.moe_problems import ASSIGNMENTS, MOE_REGIMES, ROUTE_REGIMES
 from kernelproof.reference.problems import ATTENTION_REGIMES
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -18,7 +19,9 @@ def test_every_law_is_described(name: str) -> None:
     assert f"`{name}`" in (DOCS / "laws.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", ATTENTION_REGIMES)
+@pytest.mark.parametrize(
+    "name", sorted({*ATTENTION_REGIMES, *MOE_REGIMES, *ROUTE_REGIMES, *ASSIGNMENTS})
+)
 def test_every_regime_is_described(name: str) -> None:
     assert f"`{name}`" in (DOCS / "laws.md").read_text(encoding="utf-8")
 

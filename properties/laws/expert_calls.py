@@ -35,13 +35,20 @@ def answer(subject: Subject, problem: MoEProblem, inputs: MoEInputs) -> Answer:
     Raises:
         Stop: it raised, or gave something of another shape.
     """
-    (out, _), judged = run_on(subject, problem, inputs)
+    (out, _), judged = run_on(subject, problem, guarded(inputs))
     return Answer(out, judged.bound.out)
 
 
 def result(subject: Subject, problem: MoEProblem, inputs: MoEInputs) -> torch.Tensor:
     """Run the subject alone; what it gives is a copy."""
-    return subject.attend(problem, inputs)[0].clone()
+    return subject.attend(problem, guarded(inputs))[0].clone()
+
+
+def guarded(inputs: MoEInputs) -> MoEInputs:
+    """Give a record of which ids and weights may be changed: other calls are made of them yet."""
+    return replace(
+        inputs, topk_ids=inputs.topk_ids.clone(), topk_weights=inputs.topk_weights.clone()
+    )
 
 
 def same(

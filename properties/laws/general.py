@@ -25,7 +25,7 @@ from ..snapshot import Snapshot
 from ..subject import Stop, Subject
 from ..verdict import PASS, VACUOUS, Verdict
 from .law import ATTENTION, MERGE, MOE, ROUTE, Law
-from .routes import judge_route
+from .routes import guarded, judge_route
 
 Computing = AttentionProblem | MergeProblem | MoEProblem
 Running = Computing | RouteProblem
@@ -143,11 +143,12 @@ def _again(subject: Subject, problem: Running, before: tuple[Result, Judged]) ->
     """Repeat a call: the same bits, or the same within the bounds where that was declared."""
     first, expectation = before
     inputs = subject.materialise(problem)
+    before_call = guarded(inputs) if isinstance(inputs, RouteInputs) else inputs
     second = subject.attend(problem, inputs)
     if "nondeterministic" not in subject.implementation.features:
         verdict = _same_bits(first, second)
     elif isinstance(problem, RouteProblem):
-        verdict = judge_route(subject, inputs, second)
+        verdict = judge_route(subject, before_call, second)
     else:
         bounds = (expectation.bound, expectation.bound)
         verdict = agree(first, second, bounds, exact=subject.exact(problem))

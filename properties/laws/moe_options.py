@@ -15,7 +15,7 @@ from ...reference.scratch import Scratch
 from ..comparison import fail
 from ..subject import Subject
 from ..verdict import VACUOUS, Verdict
-from .expert_calls import answer, result, same, with_rows
+from .expert_calls import answer, guarded, result, same, with_rows
 from .general import run_on
 from .law import MOE, Law
 
@@ -86,10 +86,10 @@ def _must_move(
     """Check that each other call moves the subject's answer where it moves the oracle's."""
     if not others:
         return VACUOUS
-    (out, _), judged = run_on(subject, problem, inputs)
+    (out, _), judged = run_on(subject, problem, guarded(inputs))
     out, looked = out.double(), False
     for name, other, given in others:
-        (other_out, _), other_judged = run_on(subject, other, given)
+        (other_out, _), other_judged = run_on(subject, other, guarded(given))
         bound = judged.bound.out + other_judged.bound.out
         moved = (judged.expected.out - other_judged.expected.out).abs()
         must_move = moved > MOVED * bound

@@ -40,9 +40,10 @@ def routing_weight_linearity(subject: Subject, problem: MoEProblem) -> Verdict:
         return VACUOUS
     weights = inputs.topk_weights
     tokens = torch.arange(len(weights), device=weights.device)
-    quarters = bits(stream(problem.seed, "linearity"), tokens, weights.shape[1]) % 3
-    # A part of 0, a half or all of each weight, so that both parts are exact.
-    part = weights * (quarters.to(weights.dtype) / 2)
+    hashes = bits(stream(problem.seed, "linearity"), tokens, weights.shape[1])
+    # All or nothing of some weights, in every other problem; parts are exact.
+    quarters = hashes % 5 if choose(problem.seed, "linearity", 0, 2) else 1 + hashes % 3
+    part = weights * (quarters.to(weights.dtype) / 4)
     answers = [
         answer(subject, problem, replace(inputs, topk_weights=each))
         for each in (weights, part, weights - part)

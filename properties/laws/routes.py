@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from ...reference import RouteProblem, Routing, oracle
@@ -10,6 +12,14 @@ from ...reference.routing_bounds import RoutingComparison
 from ..comparison import Result, fail
 from ..subject import Subject
 from ..verdict import PASS, Verdict
+
+
+def guarded(inputs: RouteInputs) -> RouteInputs:
+    """Give a copy of what a call may change, for the oracle or in the place of what it looks at."""
+    bias = inputs.bias
+    return replace(
+        inputs, logits=inputs.logits.clone(), bias=None if bias is None else bias.clone()
+    )
 
 
 def compare(subject: Subject, inputs: RouteInputs, result: Result) -> RoutingComparison | Verdict:

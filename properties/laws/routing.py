@@ -15,7 +15,7 @@ from ..verdict import PASS, VACUOUS, Verdict
 from .expert_calls import shuffled
 from .general import kept
 from .law import ROUTE, Law
-from .routes import agree_routes, compare, judge_route, misshapen
+from .routes import agree_routes, compare, guarded, judge_route, misshapen
 
 SOFTMAX = ("default", "renormalize", "renormalize_naive")
 SHIFTS = (-64.0, 64.0, -96.0)
@@ -33,7 +33,8 @@ LEAST_LOGIT = -30.0
 def parity(subject: Subject, problem: RouteProblem) -> Verdict:
     """Check that no better expert was left out, and the weights of those that were taken."""
     inputs = subject.materialise(problem)
-    return judge_route(subject, inputs, subject.attend(problem, inputs))
+    before = guarded(inputs)
+    return judge_route(subject, before, subject.attend(problem, inputs))
 
 
 def invariants(subject: Subject, problem: RouteProblem) -> Verdict:
@@ -190,7 +191,7 @@ def _routed(
     Raises:
         Stop: it raised, or the shapes or dtypes are not those of a routing.
     """
-    result: Result = kept(subject.attend(problem, inputs))
+    result: Result = kept(subject.attend(problem, guarded(inputs)))
     wrong = misshapen(inputs, result)
     if wrong is not None:
         raise Stop(wrong)

@@ -89,7 +89,7 @@ def static_scale_does_not_saturate(inputs: MoEInputs) -> Tensor:
 
 
 @seeded(BUGS, MOE, "parity", features=FP4)
-def nibbles_swapped(inputs: MoEInputs) -> Tensor:
+def weights_nibbles_swapped(inputs: MoEInputs) -> Tensor:
     """Take the even column from the high nibble."""
 
     def change(matrix: QuantizedMatrix) -> QuantizedMatrix:

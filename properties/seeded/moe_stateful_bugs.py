@@ -24,9 +24,12 @@ Tensor = torch.Tensor
 
 def digest(tensor: Tensor, dim: int = 0) -> int:
     """Add up bits such that the order along an axis counts, and along the others does not."""
-    rows = tensor.movedim(dim, 0).contiguous().view(torch.uint8).long().flatten(1)
-    if not rows.numel():
+    if not tensor.numel():
         return 0
+    moved = tensor.movedim(dim, 0)
+    # A fresh tensor: contiguous() leaves odd strides where an axis has one element.
+    rows = torch.empty((len(moved), moved[0].numel()), dtype=tensor.dtype)
+    rows = rows.copy_(moved.reshape(rows.shape)).view(torch.uint8).long()
     sums = rows.square().sum(dim=1) % PRIME
     places = (torch.arange(len(sums)) * 40503 + 1) % PRIME
     return int((sums * places % PRIME).sum())

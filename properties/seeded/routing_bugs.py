@@ -191,6 +191,15 @@ def weights_sorted_apart(inputs: RouteInputs) -> Routed:
     return ids.sort(dim=1).values, weights
 
 
+@seeded(BUGS, ROUTE, "routing_monotone")
+def ranks_by_magnitude(inputs: RouteInputs) -> Routed:
+    """Rank logits by their magnitude, as if they were gradients."""
+    scores = scores_of(inputs.method, inputs.logits.float())
+    if inputs.method in ("renormalize", "llama4", "topk", "topk_sigmoid"):
+        return routed(inputs, scores=scores, ids=choose(inputs, scores.abs()))
+    return routed(inputs, scores=scores)
+
+
 @seeded(BUGS, ROUTE, "routing_token_order")
 def ids_of_first_order(inputs: RouteInputs) -> Routed:
     """Keep the ids of the first call with these tokens in any order."""
@@ -203,7 +212,9 @@ def ids_of_first_order(inputs: RouteInputs) -> Routed:
 def ids_of_first_places(inputs: RouteInputs) -> Routed:
     """Keep the ids of the first call with these logits in any place."""
     logits = inputs.logits
-    key = ("route places", _options(inputs), *logits.shape, digest(logits), _sum(inputs.bias))
+    # Each expert's column as it is, over the tokens in their order; the columns in any order.
+    columns = sum(digest(column) ** 2 for column in logits.T)
+    key = ("route places", _options(inputs), *logits.shape, columns, _sum(inputs.bias))
     return routed(inputs, ids=planned(key, routed(inputs)[0].long()))
 
 

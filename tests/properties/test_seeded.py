@@ -22,7 +22,14 @@ from kernelproof.properties.seeded import BUGS, CATALOGUE, HONEST, PROCESS_CONTR
 from kernelproof.properties.strategies import problems, variations
 from kernelproof.properties.subject import Stop, Subject
 from kernelproof.properties.verdict import Verdict
-from kernelproof.reference import AttentionProblem, MergeProblem, MetadataProblem, Problem
+from kernelproof.reference import (
+    AttentionProblem,
+    MergeProblem,
+    MetadataProblem,
+    MoEProblem,
+    Problem,
+    RouteProblem,
+)
 
 TARGET = Target.here("cpu")
 MOST_PROBLEMS = 300
@@ -46,6 +53,13 @@ RARE: dict[str, Problem] = {
     "lse-without-sinks": AttentionProblem(sinks=True),
     "mask-offset-in-queries": AttentionProblem(
         RAGGED, query_lens=(1, 8), seq_lens=(9, 9), custom_mask=True
+    ),
+    "block-scales-transposed": MoEProblem(hidden=136, inter=72, quantized="fp8_block"),
+    "static-scale-does-not-saturate": MoEProblem(
+        quantized="fp8_tensor", quantized_hidden=True, regime="saturated", seed=159
+    ),
+    "equal-scores-taken-twice": RouteProblem(
+        num_tokens=3, num_experts=8, top_k=3, method="sigmoid", regime="ties"
     ),
 }
 TRIGGERS: dict[str, Problem] = {
