@@ -38,11 +38,11 @@ def _supports_trtllm(problem: Problem, target: Target) -> bool | str:
     if absent is not None or not isinstance(problem, MoEProblem):
         return absent or "a mixture of experts"
     refusals = (
+        (problem.dtype != "bfloat16", "its output is bfloat16"),
         (
             problem.quantized != "fp8_block" or not problem.quantized_hidden,
             "weights and hidden states are FP8 with block scales",
         ),
-        (problem.dtype != "bfloat16", "its output is bfloat16"),
         (problem.activation != "swiglu", "with DeepSeek's scales its activation is SwiGLU"),
         (
             bool(problem.hidden % BLOCK or problem.inter % BLOCK) or problem.interleaved,

@@ -32,8 +32,16 @@ def simple_calls(operation: str) -> Iterator[tuple[str, list[Problem]]]:
         "experts",
         [
             MoEProblem(
-                num_tokens=9, hidden=256, inter=128, num_experts=4, top_k=2, dtype=dtype, **fields
+                num_tokens=9,
+                hidden=256,
+                inter=128,
+                num_experts=4,
+                top_k=2,
+                activation=activation,
+                dtype=dtype,
+                **fields,
             )
+            for activation in ACTIVATIONS
             for fields in map(_fields, QUANTISATION)
             for dtype in DTYPES
         ],

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import inspect
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,7 +37,17 @@ from kernelproof.impl.flashinfer_names import (
     routing_member,
 )
 from kernelproof.impl.protocol import EVERY_RULE
-from kernelproof.reference import MoEProblem, RouteProblem, Routing, materialise, oracle, route
+from kernelproof.properties.axes import example, narrow
+from kernelproof.properties.modules import choose
+from kernelproof.reference import (
+    MoEProblem,
+    Problem,
+    RouteProblem,
+    Routing,
+    materialise,
+    oracle,
+    route,
+)
 from kernelproof.reference.moe_inputs import MoEInputs, RouteInputs
 
 SIGNATURES: dict[str, dict[str, list[str]]] = json.loads(
@@ -448,6 +458,37 @@ def test_a_release_without_a_member_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(flashinfer_names, "require", lambda *_: SimpleNamespace(ActivationType=old))
     with pytest.raises(UnsupportedError, match=r"'geglu_tanh' \(it would be GegluTanh\)"):
         activation_member("geglu_tanh")
+
+
+@pytest.mark.parametrize(
+    ("name", "sm"),
+    [
+        ("cutlass-moe", 90),
+        ("cutlass-moe-fp8-block", 90),
+        ("group-gemm-moe", 90),
+        ("cute-dsl-moe-bf16", 90),
+        ("trtllm-fp8-block-moe", 100),
+        ("fused-topk-deepseek", 90),
+        ("top-k-route", 90),
+        ("trtllm-gen-routing", 100),
+    ],
+)
+def test_the_suite_finds_problems_that_they_take(name: str, sm: int) -> None:
+    """On a machine that is not here: what would be drawn, and which module would be built."""
+    found = find_implementation(f"flashinfer-{name}")
+    target = Target(sm=sm, flashinfer="0.7.2.post1", cuda="13.0", device="cuda")
+
+    def probe(problems: Sequence[Problem]) -> list[str | None]:
+        return [found.refusal(each, target) for each in problems]
+
+    axes = narrow(found.operation, probe, 10**9)
+    assert axes is not None
+    assert found.compile_key is not None
+    if found.build_ahead:
+        first = example(found.operation, axes.simplest)
+        key = repr(found.compile_key(first))
+        modules = choose(axes, lambda problems: [key for _ in problems], 8)
+        assert [module.key for module in modules] == [key]
 
 
 @pytest.mark.parametrize(
