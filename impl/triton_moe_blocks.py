@@ -66,6 +66,9 @@ CODES = {
 registers."""
 INTERPRETED = Tile(16, 64, 64, 2, 1, 1)
 """Small, so that few tokens take several tiles in the interpreter too."""
+INTERPRETED_LARGE = Tile(16, 128, 128, 2, 1, 1)
+INTERPRETED_COLUMNS = 256
+"""Of either product, beyond which the interpreter would take seconds by small tiles."""
 SINGLE = Tile(32, 64, 32, 16, 4, 2)
 """float32 products run on the plain cores, and unroll: large tiles would take minutes to build."""
 
@@ -80,6 +83,7 @@ class Shape:
         weight_size: bytes of an element of the weights.
         gated: whether w13 has gate and up rows.
         interpreted: whether they are for the interpreter.
+        columns: the most that a product is over; the interpreter's tiles alone depend on it.
         available: bytes of shared memory that a program may take.
     """
 
@@ -88,6 +92,7 @@ class Shape:
     weight_size: int
     gated: bool
     interpreted: bool
+    columns: int = 0
     available: int = SHARED_MEMORY
 
 
@@ -127,7 +132,8 @@ def shared_memory(tile: Tile, element_size: int, weight_size: int) -> int:
 
 def _tiles(shape: Shape) -> tuple[Tile, Tile]:
     if shape.interpreted:
-        return INTERPRETED, INTERPRETED
+        tile = INTERPRETED_LARGE if shape.columns > INTERPRETED_COLUMNS else INTERPRETED
+        return tile, tile
     if shape.element_size > 2:  # noqa: PLR2004  bytes
         return SINGLE, SINGLE
     m = block_rows(shape.rows)

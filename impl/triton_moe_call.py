@@ -140,6 +140,7 @@ def _plan(inputs: MoEInputs, hidden: Operand, w13: Operand, w2: Operand) -> Plan
             w13.size,
             gated=inputs.activation in GATED,
             interpreted=interpreted,
+            columns=max(hidden.values.shape[1], w2.values.shape[2]),
             available=shared_memory(device),
         )
     )

@@ -89,14 +89,16 @@ def _project(  # noqa: C901, PLR0915  in one piece: it shares most of its names
     OUT: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N  # noqa: N806  a constant
     tiles = (inter + OUT - 1) // OUT
     block, tile = tile_of(tl.program_id(0), most_blocks, tiles, GROUP)
+    # Together, so that their latencies are one.
+    place = tl.arange(0, BLOCK_M)
     num_rows = tl.load(block_rows + block)
+    expert = tl.load(block_experts + block).to(tl.int64)
+    pair = tl.load(pairs + block * BLOCK_M + place)
     if num_rows == 0:
         return
-    expert = tl.load(block_experts + block).to(tl.int64)
-    place = tl.arange(0, BLOCK_M)
     is_row = place < num_rows
     # Rows that are no pairs compute what the first token's would be, and are not stored.
-    pair = tl.load(pairs + block * BLOCK_M + place, mask=is_row, other=0)
+    pair = tl.where(is_row, pair, 0)
     token = (pair // top_k).to(tl.int64)
 
     number = tl.arange(0, BLOCK_N)
@@ -194,9 +196,9 @@ def _contract(
     tiles = (rows + BLOCK_N - 1) // BLOCK_N
     block, tile = tile_of(tl.program_id(0), most_blocks, tiles, GROUP)
     num_rows = tl.load(block_rows + block)
+    expert = tl.load(block_experts + block).to(tl.int64)
     if num_rows == 0:
         return
-    expert = tl.load(block_experts + block).to(tl.int64)
     place = tl.arange(0, BLOCK_M)
     is_row = place < num_rows
     row = (block * BLOCK_M + place).to(tl.int64)
