@@ -11,7 +11,7 @@ from ..rendering import render
 from .display import side_name, title
 from .page_findings import anchors, chip_label, groups
 from .page_matrix import backends, columns
-from .page_numbers import AXIS, BAR, EDGES, GAP, HALF, speeds, spreads
+from .page_numbers import AXIS, BAR, EDGES, GAP, HALF, compiled, speeds, spreads
 from .releases import SIDES
 
 TONES = {
@@ -69,6 +69,7 @@ def to_page(report: Mapping[str, Any]) -> str:
                 "name": chip_label(each["chip"]),
                 "spreads": list(spreads(each)),
                 "speeds": speeds(each, float(policy["slower"])),
+                "compiled": compiled(each),
             }
             for each in report["machines"]
         ],

@@ -140,6 +140,7 @@ def groups(findings: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> l
         CONDITION: "What sets conditions",
         "accepted": "Accepted by the policy",
         "behaviour": "Behaviour and speed, for information",
+        "notable": "New refusals and callables, for information",
     }
     found = [
         Group(key, title, tuple(made[key]), opened=key == BLOCK and len(made[key]) <= MOST_OPEN)
@@ -161,7 +162,9 @@ def _group(found: Mapping[str, Any]) -> str:
         return "accepted"
     if found["action"] in (BLOCK, CONDITION):
         return str(found["action"])
-    return "behaviour" if found["change"] in REPORTED_IN_FULL else "rest"
+    if found["area"] in ("behaviour", "speed", "liveness"):
+        return "behaviour"
+    return "notable" if found["change"] in REPORTED_IN_FULL else "rest"
 
 
 def _card(found: Mapping[str, Any], anchor: str) -> Card:

@@ -110,6 +110,7 @@ def test_it_says_all_that_the_report_has(report: Callable[..., dict[str, Any]]) 
         "needs SM100",
         "Soaked 1 implementation with 200 launches a problem: 0 hangs, 0 failures.",
         "158f6fa1",
+        "batch_decodeSM120compiled",
     ):
         assert told in text, told
 
