@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .page_findings import chip_label
+from .page_sides import chip_label
 from .releases import BASELINE, SIDES
 
 EDGES = tuple(10 ** (exponent / 2) for exponent in range(-10, 1))

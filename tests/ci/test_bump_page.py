@@ -15,9 +15,10 @@ import torch
 
 from kernelproof.ci.bump.findings import finding
 from kernelproof.ci.bump.page import alike, to_page
-from kernelproof.ci.bump.page_findings import anchors, differing, groups, link, parameters
+from kernelproof.ci.bump.page_findings import anchors, groups, link
 from kernelproof.ci.bump.page_matrix import backends
 from kernelproof.ci.bump.page_numbers import EDGES, HALF, speeds, spreads
+from kernelproof.ci.bump.page_sides import differing, parameters
 from kernelproof.ci.cli import main
 from kernelproof.ci.rendering import cut, number, seconds
 from kernelproof.properties.comparison import bitwise, within
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from kernelproof.ci.bump.page_findings import Card, Row
+    from kernelproof.ci.bump.page_findings import Card
+    from kernelproof.ci.bump.page_sides import Row
 
 NASTY = (
     "</script></style><img src=//x onerror=hit=1>\"' onclick=hit=1 {{ 7 * 7 }} \x00\x1b \u202e &lt;"
