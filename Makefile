@@ -52,6 +52,20 @@ types: setup-dev .build/kernelproof ## mypy, strict, over the package and its te
 layers: setup-dev ## import-linter: who may import whom
 	$(BIN)/lint-imports --no-logo
 
+.PHONY: docs
+docs: setup-dev ## The documentation as a site, in build/docs; warnings are errors (needs Python 3.11)
+	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; \
+	  then $(BIN)/python -m sphinx -q -W --keep-going -b html -d build/docs-trees docs build/docs; \
+	  else echo "docs: left out, Sphinx needs Python 3.11"; fi
+
+.PHONY: docs-links
+docs-links: setup-dev ## The links out of the documentation; needs the network
+	$(BIN)/python -m sphinx -q -b linkcheck -d build/docs-trees docs build/docs-links
+
+.PHONY: pipelines
+pipelines: setup-dev ## The pipelines of ci/pipelines against their schemas, and by actionlint
+	$(BIN)/python -m pytest -q tests/ci/test_pipelines.py
+
 ##@ Set-up
 .PHONY: setup
 setup: $(VENV)/.installed-gate ## What `make gate` needs, in .venv (PYTHON=python3.12)

@@ -12,11 +12,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hypothesis.database import ExampleDatabase
+
 from ..impl import OPERATIONS, ImplementationNotFoundError, UnsupportedError
 from ..impl.protocol import EVERY_RULE
 from ..impl.registry import resolve_name
 from ..properties.cases import CaseWriter
 from ..properties.engine import Run
+from ..properties.examples import VARIABLE, ExamplesError, open_examples, shared_examples
 from ..properties.expectations import read_expectations
 from ..properties.files import dumps, write_text
 from ..properties.laws import find_law, laws_of
@@ -62,6 +65,7 @@ class Request:
     without_rules: tuple[str, ...] = ()
     soak: int | None = None
     sanitizer: str | None = None
+    examples: str | None = None
 
 
 def examine(request: Request) -> int:
@@ -152,11 +156,26 @@ def _plan(request: Request, ledger: Ledger) -> Plan:
         jobs=request.jobs or 0,
         laws=request.laws,
         share=GATE_SHARE if request.gate else 1.0,
-        cases=request.cases / "examples",
+        examples=_examples(request),
         without_rules=_rules(request.without_rules),
         only=only,
         sanitizer=_sanitizer(request),
     )
+
+
+def _examples(request: Request) -> ExampleDatabase | None:
+    """Open the example database of a profile that explores."""
+    if not PROFILES[request.profile].explore:
+        if request.examples is not None:
+            message = f"--examples goes with --profile nightly: {request.profile} keeps none"
+            raise UsageRefusedError(message)
+        return None
+    try:
+        return open_examples(shared_examples(request.examples), request.cases / "examples")
+    except ExamplesError as error:
+        named = "--examples" if request.examples is not None else VARIABLE
+        message = f"{named}: {error}"
+        raise UsageRefusedError(message) from error
 
 
 def _sanitizer(request: Request) -> str:

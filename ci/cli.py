@@ -90,6 +90,12 @@ RUN_OPTIONS = (
         help="Ledger of known findings instead of the shipped one; none: find everything afresh.",
     ),
     click.option(
+        "--examples",
+        metavar="PLACE[,PLACE]",
+        help="Share failing examples of --profile nightly: a folder, github:OWNER/REPO, a Redis "
+        "URL; also $KERNELPROOF_EXAMPLES.",
+    ),
+    click.option(
         "--cases",
         type=click.Path(file_okay=False, path_type=Path),
         default=CASES,
@@ -182,6 +188,8 @@ def gate(
     gating: bool,
     baseline: str | None,
     candidate: str | None,
+    baseline_from: Path | None,
+    candidate_from: Path | None,
     **options: Any,  # noqa: ANN401  click's options
 ) -> int:
     """Check every registered implementation that this machine can run.
@@ -192,6 +200,14 @@ def gate(
     from ..impl.registry import registered
     from .checking import Request, examine
 
+    if baseline_from or candidate_from:
+        from .requirement_pins import side
+
+        baseline = side("baseline", baseline, baseline_from)
+        candidate = side("candidate", candidate, candidate_from)
+        if baseline_from and candidate_from and baseline == candidate:
+            click.echo(f"Both files pin {baseline}: there is nothing to compare.")
+            return 0
     if baseline is not None or candidate is not None:
         return _bump(baseline, candidate, options)
     _refuse(BUMP_ONLY, "goes with --baseline and --candidate")
@@ -238,8 +254,18 @@ def replay(
 @cli.command("list")
 @click.option("--device", type=DEVICES, default="cpu", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def list_command(device: str, *, as_json: bool) -> int:
+@click.option(
+    "--markdown",
+    "markdown_path",
+    type=OUTPUT,
+    help="Write the page of the laws to this file instead: what each says and has caught.",
+)
+def list_command(device: str, markdown_path: Path | None, *, as_json: bool) -> int:
     """List implementations (and why one cannot run here), laws and profiles."""
+    if markdown_path is not None:
+        from .law_book import write_law_book
+
+        return write_law_book(markdown_path)
     from .listing import print_list
 
     return print_list(device, as_json=as_json)

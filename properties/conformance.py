@@ -10,11 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from hypothesis.database import ExampleDatabase
+
 from ..impl import Target
 from ..reference import Problem
 from .axes import example
 from .building import Builder
 from .cases import CaseWriter, launches_of, replay_command
+from .examples import ExamplesError, examples_on, open_examples
 from .expectations import read_expectations
 from .hunt import Hunt, Search
 from .isolation import Worker
@@ -85,7 +88,8 @@ class Suite:
     ) -> None:
         try:
             self._ledger = read_expectations(choices.expectations)
-        except LedgerError as error:
+            database = _examples_of(choices)
+        except (LedgerError, ExamplesError) as error:
             raise SuiteRefusedError(str(error)) from error
         self._choices, self._jobs, self._lost = choices, jobs, ""
         self._common = common
@@ -107,9 +111,10 @@ class Suite:
             seed=self.survey.seed,
             ledger=self._ledger,
             share=1.0 if choices.implementations else GATE_SHARE,
-            cases=choices.cases / "examples",
+            examples=database,
             environment=environment or {},
         )
+        self._examples = examples_on(self._plan.examples, self._target)
         self._writer = CaseWriter(
             choices.cases, choices.operation, self._ledger, flag="--kernelproof-cases"
         )
@@ -191,7 +196,7 @@ class Suite:
             self._seed(item),
             problems_of(plan, law, cost, len(item.implementation.configurations)),
             self._seconds(item, law),
-            database=plan.cases if plan.profile.explore else None,
+            examples=self._examples and replace(self._examples, part=item.configuration.id),
         )
         if item.configuration.fixed:
             warm_up(worker, quarry)  # a compile is no part of the search's time
@@ -308,6 +313,21 @@ class Suite:
             return self._plan.seed
         text = f"{self._plan.seed}|{item.configuration.id}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+
+
+def _examples_of(choices: Choices) -> ExampleDatabase | None:
+    """Open the example database of a profile that explores.
+
+    Raises:
+        ExamplesError: see ``open_examples``.
+    """
+    if not choices.profile.explore:
+        return None
+    try:
+        return open_examples(choices.examples, choices.cases / "examples")
+    except ExamplesError as error:
+        message = f"--kernelproof-examples: {error}"
+        raise ExamplesError(message) from error
 
 
 def _counts(found: LawReport) -> dict[str, str | int | float]:

@@ -17,6 +17,7 @@ from ..impl import Target
 from ..impl.registry import resolve_name
 from ..reference import Problem
 from .building import Builder
+from .examples import examples_on
 from .fair import FairExecutor
 from .gpus import processes_for, visible_devices
 from .hunt import Hunt, Search
@@ -95,6 +96,7 @@ class Run:
         self._jobs = plan.jobs or _usual_jobs(plan.device)
         self._pool = open_pool(plan.device, size=self._jobs, tool=plan.sanitizer)
         self._builder = Builder()
+        self._examples = examples_on(plan.examples, self.target)
 
     def execute(self) -> RunReport:
         """Run everything, and report what was learned even if the run ends early."""
@@ -234,7 +236,7 @@ class Run:
                 counts[law.name],
                 seconds_of(plan, law, laws, self._jobs),
                 confirm=plan.confirm,
-                database=plan.cases if plan.profile.explore else None,
+                examples=self._examples,
             )
 
             def done(

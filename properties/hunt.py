@@ -6,14 +6,13 @@ import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import hypothesis
 from hypothesis import Phase
-from hypothesis.database import DirectoryBasedExampleDatabase
 
 from ..reference import Problem
 from .effort import Effort
+from .examples import Examples
 from .hanging import stuck_in, stuck_in_launch
 from .isolation import Deadlines, Worker
 from .laws import Law
@@ -57,7 +56,7 @@ class Search:
     seconds: float
     shrink: bool = True
     confirm: bool = True
-    database: Path | None = None
+    examples: Examples | None = None
 
 
 class Hunt:
@@ -130,7 +129,7 @@ class Hunt:
         """Let Hypothesis draw and shrink, round after round, until a failure or enough problems."""
         rounds = -(-10 * self._search.problems // EXAMPLES_A_ROUND)
         for number in range(rounds):
-            ended = self._round(start, self._seed(number))
+            ended = self._round(start, number)
             if ended or self._first is not None:
                 break
         if self._last is None or not self._search.shrink:
@@ -143,14 +142,17 @@ class Hunt:
                 if self._fails(problem):
                     return
 
-    def _round(self, start: float, seed: int) -> bool:
-        """Look at some examples; True if no more need be drawn."""
+    def _round(self, start: float, number: int) -> bool:
+        """Look at some examples; True if no more need be drawn.
+
+        What others have kept is tried in the first round; what fails is kept in any.
+        """
         search, axes = self._search, self._quarry.axes
         phases = [Phase.generate, *([Phase.shrink] if search.shrink else [])]
         database = None
-        if search.database is not None:
-            phases.append(Phase.reuse)
-            database = DirectoryBasedExampleDatabase(search.database)
+        if search.examples is not None:
+            phases += [] if number else [Phase.reuse]
+            database = search.examples.of(self._law.name, self._quarry.name)
         settings = hypothesis.settings(
             settings_of(search.profile),
             max_examples=EXAMPLES_A_ROUND,
@@ -158,8 +160,8 @@ class Hunt:
             phases=phases,
         )
 
-        @hypothesis.seed(seed)
-        @settings
+        @settings  # after the seed, which takes the database away from the settings before it
+        @hypothesis.seed(self._seed(number))
         @hypothesis.given(variations(problems(axes), axes, VARIATIONS))
         def law_holds(drawn: list[Problem]) -> None:
             for problem in drawn:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
+
+from hypothesis.database import ExampleDatabase
 
 from .laws import Law
 from .ledger import Ledger
@@ -34,7 +35,7 @@ class Plan:
         first_only: no law is run on an implementation after one has failed on it.
         confirm: replay each finding in a fresh process.
         share: of the profile's problems: a gate over many implementations takes fewer of each.
-        cases: folder for an example database, where the profile explores.
+        examples: what runs keep for one another, where the profile explores.
         without_rules: ids of support rules that are not asked: what they refuse is called.
         only: by field, the values of problems that are drawn; all if empty. See ``only``.
         environment: further variables for workers beside the run's own.
@@ -53,7 +54,7 @@ class Plan:
     first_only: bool = False
     confirm: bool = True
     share: float = 1.0
-    cases: Path | None = None
+    examples: ExampleDatabase | None = None
     without_rules: Sequence[str] = ()
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -73,6 +73,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="Of the search (nightly: 0 draws a new one).",
     )
+    group.addoption(
+        "--kernelproof-examples",
+        metavar="PLACE[,PLACE]",
+        help="Share failing examples (nightly): a folder, github:OWNER/REPO, a Redis URL "
+        "(default: $KERNELPROOF_EXAMPLES).",
+    )
     group.addoption("--kernelproof-operation", metavar="OP", help="What plain functions implement.")
 
 
@@ -152,6 +158,7 @@ def suite_of(config: pytest.Config) -> Suite:
     """
     if _suite not in config.stash:
         from kernelproof.properties.conformance import Suite
+        from kernelproof.properties.examples import shared_examples
         from kernelproof.properties.settings import register_profiles
         from kernelproof.properties.surveying import Choices
 
@@ -166,6 +173,7 @@ def suite_of(config: pytest.Config) -> Suite:
             config.getoption("kernelproof_seed"),
             config.getoption("kernelproof_expectations"),
             config.invocation_params.dir / cases if cases else config.rootpath / CASES,
+            shared_examples(config.getoption("kernelproof_examples")),
         )
         process = _process(config)
         number = int(process.get("workerid", "gw0").removeprefix("gw"))

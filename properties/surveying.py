@@ -40,6 +40,7 @@ class Choices:
         seed: of the search.
         expectations: the ledger, see ``load_ledger``.
         cases: folder of cases that are replayed, and to which findings are written.
+        examples: where failing examples are shared, see ``open_examples``.
     """
 
     implementations: tuple[str, ...]
@@ -49,6 +50,7 @@ class Choices:
     seed: int
     expectations: str | None
     cases: Path
+    examples: str = ""
 
 
 def take_survey(worker: Worker, choices: Choices, ledger: Ledger) -> Survey:

@@ -13,11 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
 import hypothesis
 import pytest
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 # Reproducible, and without a deadline: the first call of an operation costs seconds (imports,
 # compilation), which is not what a test is about.
@@ -119,3 +125,35 @@ def copy_repository(repository: Path) -> Callable[[Path], Path]:
 def make_environment() -> Callable[[Path], Environment]:
     """Give `new_environment`: test modules cannot import from a conftest."""
     return new_environment
+
+
+@pytest.fixture(scope="session")
+def extras(repository: Path) -> set[str]:
+    """Give the names of the package's extras."""
+    project = tomllib.loads((repository / "pyproject.toml").read_text(encoding="utf-8"))
+    return set(project["project"]["optional-dependencies"])
+
+
+@pytest.fixture(scope="session")
+def parse_command() -> Callable[[Sequence[str]], None]:
+    """Give a function that fails where `kernelproof WORDS...` is no command with these options."""
+
+    def parse(words: Sequence[str]) -> None:
+        from kernelproof.ci.cli import cli
+
+        command: click.Command = cli
+        rest, context = list(words), None
+        try:
+            while isinstance(command, click.Group):
+                context = command.make_context("kernelproof", rest, parent=context)
+                # click keeps the name of a group's command apart from what is behind it.
+                name, found, rest = command.resolve_command(
+                    context, [*context._protected_args, *context.args]
+                )
+                assert found is not None, name
+                command = found
+            command.make_context(command.name, rest, parent=context)
+        except click.ClickException as error:
+            pytest.fail(f"kernelproof {' '.join(words)}: {error.format_message()}")
+
+    return parse

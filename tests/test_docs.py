@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kernelproof.ci.law_book import law_book
 from kernelproof.properties.laws import LAWS
 from kernelproof.properties.ledger import load_ledger
 from kernelproof.reference.problems import ATTENTION_REGIMES
@@ -26,3 +27,8 @@ def test_every_regime_is_described(name: str) -> None:
 @pytest.mark.parametrize("name", [entry.id for entry in load_ledger().entries])
 def test_every_ledger_entry_is_described(name: str) -> None:
     assert f"`{name}`" in (DOCS / "findings.md").read_text(encoding="utf-8")
+
+
+def test_the_law_book_is_up_to_date() -> None:
+    stale = "kernelproof list --markdown docs/law-book.md writes it again"
+    assert (DOCS / "law-book.md").read_text(encoding="utf-8") == law_book(), stale

@@ -15,6 +15,18 @@ BUMP_OPTIONS = (
         help="Compare two FlashInfer releases, or environments: the one in use.",
     ),
     click.option("--candidate", metavar="VERSION|WHEEL|FOLDER|PYTHON", help="The one to bump to."),
+    click.option(
+        "--baseline-from",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Take the baseline from the pin in a requirements file or a pyproject.toml.",
+    ),
+    click.option(
+        "--candidate-from",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Take the candidate from the pin in such a file.",
+    ),
     click.option("--sm", metavar="SM[,SM]", help="Chips of the comparison; all if left out."),
     click.option(
         "--policy",
@@ -60,7 +72,7 @@ BUMP_ONLY = (
     "sm", "policy", "resume", "journal", "parts", "implementations", "compiled", "units",
     "markdown_path",
 )  # fmt: skip
-NOT_OF_BUMP = ("gating", "sanitizer", "evidence_path")
+NOT_OF_BUMP = ("gating", "sanitizer", "evidence_path", "examples")
 
 
 def bump_options(command: Callable[..., int]) -> Callable[..., int]:

