@@ -27,7 +27,7 @@ gate: setup ## Kernelproof's main job: check what this machine can run (GATE_FLA
 
 .PHONY: test
 # worksteal: a few tests take a minute, and stand side by side in the order of collection.
-test: setup-test ## The tests of Kernelproof itself (TEST_FLAGS="tests/reference -x")
+test: setup-test browser ## The tests of Kernelproof itself (TEST_FLAGS="tests/reference -x")
 	$(BIN)/python -m pytest -n auto --dist worksteal $(TEST_FLAGS)
 
 .PHONY: score
@@ -75,6 +75,10 @@ setup-test: $(VENV)/.installed-test ## What `make test` needs
 
 .PHONY: setup-dev
 setup-dev: $(VENV)/.installed-dev ## What all of them need
+
+.PHONY: browser
+browser: ## Chromium and its driver, in which the tests look at the HTML pages (apt-get, as root)
+	@ci/browser.sh
 
 .PHONY: clean
 clean: ## Remove .venv, builds and caches

@@ -32,6 +32,7 @@ from .findings import Chip
 from .journal import Journal
 from .junit import to_junit
 from .markdown import to_markdown
+from .page import to_page
 from .plan import MODULES, SOAK_ON_CPU, Plan
 from .policy import Policy, PolicyError, load_policy
 from .releases import BASELINE, CANDIDATE
@@ -83,6 +84,7 @@ class Request:
     markdown_path: Path | None = None
     compiled: str | None = None
     units: Sequence[str] = ()
+    html_path: Path | None = None
 
     @property
     def journal_path(self) -> Path:
@@ -97,6 +99,7 @@ class Request:
             "--json": self.json_path,
             "--junit": self.junit_path,
             "--markdown": self.markdown_path,
+            "--html": self.html_path,
         }
         return {option: path for option, path in paths.items() if path is not None}
 
@@ -105,6 +108,7 @@ RENDER: Mapping[str, Callable[[dict[str, Any]], str]] = {
     "--json": dumps,
     "--junit": to_junit,
     "--markdown": to_markdown,
+    "--html": to_page,
 }
 
 
