@@ -18,12 +18,14 @@ OUTPUT = click.Path(dir_okay=False, path_type=Path)
 @click.option("--json", "json_path", type=OUTPUT, help="Write the joined report to this file.")
 @click.option("--junit", "junit_path", type=OUTPUT, help="Write JUnit XML to this file.")
 @click.option("--markdown", "markdown_path", type=OUTPUT, help="Write a comment's Markdown.")
+@click.option("--html", "html_path", type=OUTPUT, help="Write a page to this file.")
 def merge(
     reports: tuple[Path, ...],
     policy: Path | None,
     json_path: Path | None,
     junit_path: Path | None,
     markdown_path: Path | None,
+    html_path: Path | None,
 ) -> int:
     """Join the reports of several runners, one for each chip, into one matrix and verdict.
 
@@ -41,5 +43,10 @@ def merge(
         raise UsageRefusedError(message) from error
     words = click.get_current_context().find_root().obj or []
     report = joined(reports, chosen, shlex.join(["kernelproof", *map(str, words)]))
-    paths = {"--json": json_path, "--junit": junit_path, "--markdown": markdown_path}
+    paths = {
+        "--json": json_path,
+        "--junit": junit_path,
+        "--markdown": markdown_path,
+        "--html": html_path,
+    }
     return tell(report, {option: path for option, path in paths.items() if path is not None})

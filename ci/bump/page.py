@@ -9,9 +9,10 @@ from typing import Any
 from ...properties.telling import count_of
 from ..rendering import render
 from .display import side_name, title
-from .page_findings import anchors, chip_label, groups
+from .page_findings import anchors, groups
 from .page_matrix import backends, columns
-from .page_numbers import AXIS, BAR, EDGES, GAP, HALF, speeds, spreads
+from .page_numbers import AXIS, BAR, EDGES, GAP, HALF, compiled, speeds, spreads
+from .page_sides import chip_label
 from .releases import SIDES
 
 TONES = {
@@ -69,6 +70,7 @@ def to_page(report: Mapping[str, Any]) -> str:
                 "name": chip_label(each["chip"]),
                 "spreads": list(spreads(each)),
                 "speeds": speeds(each, float(policy["slower"])),
+                "compiled": compiled(each),
             }
             for each in report["machines"]
         ],

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .page_findings import chip_label
+from .page_sides import chip_label
 
 LETTERS = {"declared": "d", "reported": "", "compiled": "c", "run": "r"}
 """Evidence of a cell; a refusal has a footnote, which names its report."""

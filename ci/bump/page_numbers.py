@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .page_sides import chip_label
 from .releases import BASELINE, SIDES
 
 EDGES = tuple(10 ** (exponent / 2) for exponent in range(-10, 1))
@@ -143,3 +144,12 @@ def _word(one: Mapping[str, Any], limit: float) -> tuple[str, str]:
     if one["high"] < 1 / limit:
         return "faster", "good"
     return "no clear change", "dim"
+
+
+def compiled(machine: Mapping[str, Any]) -> list[tuple[str, str, dict[str, str]]]:
+    """Give the modules that were compiled: name, chip, and what came of it by side."""
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    for each in machine.get("compiled", ()):
+        cell = cells.setdefault((str(each["unit"]), chip_label(each["sm"])), {})
+        cell[str(each["side"])] = str(each["status"])
+    return [(*where, sides) for where, sides in cells.items()]

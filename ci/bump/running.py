@@ -278,24 +278,33 @@ def _judge(
         compare(each, sides, plan, judged)
 
     with ThreadPoolExecutor(plan.jobs) as threads:
-        learned.compared = list(threads.map(known, plan.implementations))
-        for each in learned.compared:
-            for side, why in each.errors.items():
-                if "cannot be imported" in why or not each.operation:
-                    learned.fail(f"{each.name} with {learned.given[side]}: {_last(why)}")
-        build_all(
-            learned.compared,
-            sides,
-            learned.releases,
-            journal,
-            plan,
-            built=lambda done, of: progress.tell(f"{done} of {of} modules built"),
-        )
-        runnable = [each for each in learned.compared if each.runs]
-        progress.tell(
-            f"{len(runnable)} of {len(learned.compared)} implementations run here; judging"
-        )
-        list(threads.map(judge, runnable))
+        try:
+            learned.compared = list(threads.map(known, plan.implementations))
+            _tell_errors(learned)
+            build_all(
+                learned.compared,
+                sides,
+                learned.releases,
+                journal,
+                plan,
+                built=lambda done, of: progress.tell(f"{done} of {of} modules built"),
+            )
+            runnable = [each for each in learned.compared if each.runs]
+            progress.tell(
+                f"{len(runnable)} of {len(learned.compared)} implementations run here; judging"
+            )
+            list(threads.map(judge, runnable))
+        except BaseException:
+            for side in sides.values():  # what other threads still ask for is not waited for
+                side.close()
+            raise
+
+
+def _tell_errors(learned: Learned) -> None:
+    for each in learned.compared:
+        for side, why in each.errors.items():
+            if "cannot be imported" in why or not each.operation:
+                learned.fail(f"{each.name} with {learned.given[side]}: {_last(why)}")
 
 
 def _other_inputs(learned: Learned) -> None:

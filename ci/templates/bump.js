@@ -21,11 +21,12 @@
   if (!form) return;
 
   const fields = ["text", "action", "change", "chip"].map((name) => get("filter-" + name));
-  const texts = found.map((each) => each.textContent.toLowerCase());
+  let texts = null; // of all findings, once somebody looks for a word
 
   function filter() {
     const [text, action, change, chip] = fields.map((field) => field.value);
     const words = text.toLowerCase().split(/\s+/).filter(Boolean);
+    if (words.length) texts ??= found.map((each) => each.textContent.toLowerCase());
     let count = 0;
     found.forEach((each, index) => {
       const chips = each.dataset.chips.split(", ");

@@ -157,6 +157,8 @@ def machine() -> dict[str, Any]:
         ],
         "liveness": {"launches": 200, "soaked": [{"name": "merge", "problems": 2, "failed": 0}],
                      "hangs": [], "known": []},
+        "compiled": [{"side": "baseline", "sm": 120, "unit": "batch_decode", "status": "compiled",
+                      "message": ""}],
         "not_tested": [{"what": "1 implementation: other", "why": "needs SM100"}],
         "timings": {"seconds": 9.0, "parts": {}, "asked": 4, "remembered": 0,
                     "builds": [{"name": "merge", "seconds": {"baseline": [1.5], "candidate": []}}],

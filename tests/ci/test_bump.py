@@ -280,7 +280,7 @@ def test_a_candidate_that_does_not_import_is_a_finding(here: Path) -> None:
     (broken,) = by_change(report, "release-broken")
     assert "no libcudart" in broken["message"]
     told = {each["what"] for each in report["machines"][0]["not_tested"]}
-    assert told == {"surface", "declarations", "behaviour", "speed"}
+    assert told == {"surface", "declarations", "behaviour", "speed", "compile"}
 
 
 def test_a_candidate_that_hangs_on_import_is_a_finding(

@@ -15,16 +15,21 @@ import torch
 
 from kernelproof.ci.bump.findings import finding
 from kernelproof.ci.bump.page import alike, to_page
-from kernelproof.ci.bump.page_findings import anchors, differing, groups, link, parameters
+from kernelproof.ci.bump.page_findings import anchors, groups, link
 from kernelproof.ci.bump.page_matrix import backends
 from kernelproof.ci.bump.page_numbers import EDGES, HALF, speeds, spreads
+from kernelproof.ci.bump.page_sides import differing, parameters
+from kernelproof.ci.cli import main
 from kernelproof.ci.rendering import cut, number, seconds
 from kernelproof.properties.comparison import bitwise, within
+from kernelproof.properties.files import dumps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
-    from kernelproof.ci.bump.page_findings import Card, Row
+    from kernelproof.ci.bump.page_findings import Card
+    from kernelproof.ci.bump.page_sides import Row
 
 NASTY = (
     "</script></style><img src=//x onerror=hit=1>\"' onclick=hit=1 {{ 7 * 7 }} \x00\x1b \u202e &lt;"
@@ -110,6 +115,7 @@ def test_it_says_all_that_the_report_has(report: Callable[..., dict[str, Any]]) 
         "needs SM100",
         "Soaked 1 implementation with 200 launches a problem: 0 hangs, 0 failures.",
         "158f6fa1",
+        "batch_decodeSM120compiled",
     ):
         assert told in text, told
 
@@ -305,3 +311,19 @@ def test_numbers_and_times() -> None:
         "1.5 s", "12.3 ms", "20 µs", "nan"]  # fmt: skip
     assert cut("abc", 3) == "abc"
     assert cut("abcdefgh", 3) == "abc ... (5 more characters: see the JSON)"
+
+
+def test_merge_writes_the_page_of_several_machines(
+    report: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    other = report()
+    other["machines"][0] |= {"chip": 120, "device_name": "NVIDIA B6000"}
+    for name, made in (("a", report()), ("b", other)):
+        (tmp_path / f"{name}.json").write_text(dumps(made))
+    files = [str(tmp_path / name) for name in ("a.json", "b.json")]
+    page = tmp_path / "new" / "all.html"
+    assert main(["merge", *files, "--html", str(page)]) == 1
+    text = Page(page.read_text(encoding="utf-8")).text
+    assert "NVIDIA H200" in text
+    assert "NVIDIA B6000" in text
+    assert "inf" in text  # a number that JSON has no other way to write
