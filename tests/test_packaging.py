@@ -88,8 +88,10 @@ def test_the_wheel_requires_torch_alone(wheel: Path) -> None:
     assert [entry for entry in required if "extra ==" not in entry] == ["torch>=2.5"]
     assert set(metadata.get_all("Provides-Extra", [])) == {
         "dev",
+        "docs",
         "flashinfer",
         "gating",
+        "redis",
         "suite",
         "test",
         "triton",
