@@ -22,7 +22,7 @@ from ..reference.moe_inputs import MoEInputs
 from .flashinfer_calls import flashinfer, unavailable
 from .flashinfer_names import ACTIVATION_NAMES, activation_member
 from .moe_layouts import (
-    bias_up_first,
+    both_biases,
     codes_of,
     numbers_of,
     rows_up_first,
@@ -144,6 +144,7 @@ def _apply(inputs: MoEInputs) -> torch.Tensor:
     """Call ``cutlass_fused_moe``, all of whose kernels are one module of a chip."""
     here = codes_of(inputs.w13).shape[0]
     shape = (inputs.topk_ids.shape[0], codes_of(inputs.w2).shape[1])
+    first_bias, second_bias = both_biases(inputs)
     out = inputs.out
     if out is None:
         out = torch.empty(shape, dtype=inputs.out_dtype, device=inputs.topk_ids.device)
@@ -152,8 +153,8 @@ def _apply(inputs: MoEInputs) -> torch.Tensor:
         token_selected_experts=inputs.topk_ids,
         token_final_scales=inputs.topk_weights,
         output_dtype=inputs.out_dtype,
-        fc1_expert_biases=bias_up_first(inputs),
-        fc2_expert_biases=inputs.w2_bias,
+        fc1_expert_biases=first_bias,
+        fc2_expert_biases=second_bias,
         **{f"swiglu_{name}": each for name, each in swiglu_numbers(inputs).items()},
         ep_size=(inputs.num_experts or here) // here,
         ep_rank=inputs.expert_offset // here,

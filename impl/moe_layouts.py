@@ -72,6 +72,19 @@ def bias_up_first(inputs: MoEInputs) -> torch.Tensor | None:
     return None if inputs.w13_bias is None else rows_up_first(inputs, inputs.w13_bias)
 
 
+def both_biases(inputs: MoEInputs) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Give both biases in FlashInfer's order, or none: ``cutlass_fused_moe`` reads both or neither.
+
+    A rank of tensor parallelism has w13's alone where another one adds w2's: zeros stand for it.
+    """
+    first, second = bias_up_first(inputs), inputs.w2_bias
+    if first is None and second is not None:
+        first = second.new_zeros(codes_of(inputs.w13).shape[:2])
+    if first is not None and second is None:
+        second = first.new_zeros(codes_of(inputs.w2).shape[:2])
+    return first, second
+
+
 def swiglu_numbers(inputs: MoEInputs) -> dict[str, torch.Tensor]:
     """Give alpha, beta and limit of each expert, float32 [experts], where a call needs them.
 

@@ -56,6 +56,8 @@ def _compile_key(problem: Problem) -> Hashable:
         problem.dtype, problem.activation, problem.quantized, problem.quantized_hidden,
         problem.biases, problem.weights_on_input, problem.shared_experts > 0,
         problem.swiglu_parameters == "each", problem.top_k, *divides,
+        # Sorting has a place for each expert; offsets beyond int32 are passed as int64.
+        problem.num_experts.bit_length(), problem.here * problem.hidden * problem.inter >= 2**30,
         block_rows(problem.num_tokens * problem.top_k / problem.num_experts),
     )  # fmt: skip
 

@@ -11,6 +11,7 @@ import torch
 from kernelproof.impl import Target, find_implementation
 from kernelproof.impl.flashinfer_routing_trace import MOE_TEMPLATES, REFERENCES, without_experts
 from kernelproof.impl.flashinfer_trace import template
+from kernelproof.impl.moe_layouts import both_biases
 from kernelproof.impl.optional import missing
 from kernelproof.properties.isolation import Deadlines, Worker
 from kernelproof.properties.quarry import verdict_of
@@ -140,3 +141,18 @@ def test_the_experts_are_left_out_of_a_copy() -> None:
 def test_what_they_do_not_claim(name: str, problem: Any, said: str) -> None:  # noqa: ANN401
     refusal = find_implementation(f"flashinfer-{name}").refusal(problem, Target.here())
     assert said in str(refusal)
+
+
+def test_a_bias_alone_is_joined_by_zeros() -> None:
+    problem = MoEProblem(num_tokens=2, hidden=16, inter=8, num_experts=2, biases=True)
+    inputs: Any = materialise(problem)
+    first, second = both_biases(replace(inputs, w2_bias=None))
+    assert first is not None
+    assert second is not None
+    assert (first.shape, second.shape) == ((2, 16), (2, 16))
+    assert not second.any()
+    first, second = both_biases(replace(inputs, w13_bias=None))
+    assert first is not None
+    assert not first.any()
+    assert second is inputs.w2_bias
+    assert both_biases(replace(inputs, w13_bias=None, w2_bias=None)) == (None, None)
