@@ -54,7 +54,9 @@ RARE: dict[str, Problem] = {
     "mask-offset-in-queries": AttentionProblem(
         RAGGED, query_lens=(1, 8), seq_lens=(9, 9), custom_mask=True
     ),
-    "block-scales-transposed": MoEProblem(hidden=136, inter=72, quantized="fp8_block"),
+    "block-scales-transposed": MoEProblem(
+        hidden=136, inter=72, num_experts=4, top_k=4, quantized="fp8_block"
+    ),
     "static-scale-does-not-saturate": MoEProblem(
         quantized="fp8_tensor", quantized_hidden=True, regime="saturated", seed=159
     ),
