@@ -143,11 +143,12 @@ def _run_rows(data: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         told = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
         ratios = [law["worst_ratio"] for law in of_laws]
         times = [law["seconds"] for law in of_laws if "seconds" in law]
-        why = each.get("error") or each.get("unsupported_reason") or ""
+        why = str(each.get("error") or "").partition("\n")[0].partition(": Traceback")[0]
+        nothing = each.get("unsupported_reason") or "none"
         yield (
             f"`{name}`",
             f"{each['judged']:,}",
-            told or why or "none",
+            "; ".join(filter(None, (told, why))) or nothing,
             f"{max(map(float, ratios)):.2f}" if ratios else "",
             str(each.get("modules") or ""),
             f"{each['build_seconds']:.0f}" if each.get("modules") else "",
