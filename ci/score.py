@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ..impl import OPERATIONS
 from ..properties.profiles import PROFILES
 from .errors import CONFORMING, INTERRUPTED, NONCONFORMING, UsageRefusedError
 
@@ -33,8 +34,21 @@ if TYPE_CHECKING:
 @click.option(
     "--only", "names", multiple=True, metavar="NAME", help="Only this bug; may be repeated."
 )
+@click.option(
+    "--operation",
+    "operations",
+    type=click.Choice(OPERATIONS),
+    multiple=True,
+    metavar="OP",
+    help="Only bugs of this operation, such as moe; may be repeated.",
+)
 def score(
-    profile: str, jobs: int | None, seed: int, json_path: Path | None, names: tuple[str, ...]
+    profile: str,
+    jobs: int | None,
+    seed: int,
+    json_path: Path | None,
+    names: tuple[str, ...],
+    operations: tuple[str, ...],
 ) -> int:
     """Run the laws on seeded bugs and honest controls.
 
@@ -53,6 +67,7 @@ def score(
     if unknown:
         message = f"--only {unknown[0]!r} is no seeded bug; there are {', '.join(sorted(known))}"
         raise UsageRefusedError(message)
+    names += tuple(bug.name for bug in CATALOGUE if bug.operation in operations)
     err = console(sys.stderr)
     done = run_score(
         PROFILES[profile],
