@@ -14,22 +14,21 @@ from pathlib import Path
 
 from hypothesis.database import ExampleDatabase
 
-from ..impl import OPERATIONS, ImplementationNotFoundError, UnsupportedError
+from ..impl import OPERATIONS, UnsupportedError
 from ..impl.protocol import EVERY_RULE
-from ..impl.registry import resolve_name
 from ..properties.cases import CaseWriter
 from ..properties.engine import Run
 from ..properties.examples import VARIABLE, ExamplesError, open_examples, shared_examples
 from ..properties.expectations import read_expectations
 from ..properties.files import dumps, write_text
-from ..properties.laws import find_law, laws_of
+from ..properties.laws import laws_of
 from ..properties.ledger import Ledger, LedgerError
-from ..properties.only import OnlyError, read_only
 from ..properties.plan import Plan
 from ..properties.profiles import GATE_SHARE, PROFILES, asked_for
 from ..properties.report import RunReport
 from ..properties.sanitizer import SanitizerMissingError
 from ..properties.sanitizer import command as sanitizer_command
+from .asked import check_implementations, check_laws, only_of
 from .display import print_summary
 from .errors import MachineError, UsageRefusedError
 from .evidence import as_evidence
@@ -129,22 +128,9 @@ def _plan(request: Request, ledger: Ledger) -> Plan:
         known = ", ".join(OPERATIONS)
         message = f"--operation {request.operation!r} is none of {known}"
         raise UsageRefusedError(message)
-    try:
-        for name in request.laws:
-            find_law(name)
-    except LookupError as error:
-        message = f"--law: {error.args[0]}"
-        raise UsageRefusedError(message) from error
-    try:
-        for name in request.implementations:
-            resolve_name(name)
-    except ImplementationNotFoundError as error:
-        raise UsageRefusedError(str(error)) from error
-    try:
-        only = read_only(request.only)
-    except OnlyError as error:
-        message = f"--only: {error}"
-        raise UsageRefusedError(message) from error
+    check_laws(request.laws)
+    check_implementations(request.implementations)
+    only = only_of(request.only)
     profile = PROFILES[request.profile]
     return Plan(
         list(dict.fromkeys(request.implementations)),

@@ -12,17 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from ... import __version__
-from ...impl import ImplementationNotFoundError, Target, UnsupportedError
+from ...impl import Target, UnsupportedError
 from ...impl.capability import CHIPS
-from ...impl.registry import BUILT_IN, registered, resolve_name
+from ...impl.registry import BUILT_IN, registered
 from ...properties.expectations import read_expectations
 from ...properties.files import dumps, write_text
 from ...properties.gpus import processes_for, visible_devices
-from ...properties.laws import find_law
 from ...properties.ledger import LedgerError
 from ...properties.machine import cores
-from ...properties.only import OnlyError, read_only
 from ...properties.profiles import PROFILES
+from ..asked import check_implementations, check_laws, only_of
 from ..errors import INTERRUPTED, MachineError, UsageRefusedError
 from ..support import chips_of
 from ..terminal import console
@@ -225,25 +224,13 @@ def _chips(request: Request, machine: Chip) -> tuple[Chip, ...]:
 
 
 def _plan(request: Request, tensors: Path, *, own_environment: bool) -> Plan:
+    check_laws(request.laws)
+    check_implementations(request.implementations, "--implementation")
+    only = only_of(request.only)
     try:
-        for name in request.laws:
-            find_law(name)
-    except LookupError as error:
-        message = f"--law: {error.args[0]}"
-        raise UsageRefusedError(message) from error
-    try:
-        for name in request.implementations:
-            resolve_name(name)
-    except ImplementationNotFoundError as error:
-        message = f"--implementation: {error}"
-        raise UsageRefusedError(message) from error
-    try:
-        ledger, only = read_expectations(request.expectations), read_only(request.only)
+        ledger = read_expectations(request.expectations)
     except LedgerError as error:
         raise UsageRefusedError(str(error)) from error
-    except OnlyError as error:
-        message = f"--only: {error}"
-        raise UsageRefusedError(message) from error
     profile = PROFILES[request.profile]
     soak = request.soak or (SOAK_ON_CPU if request.device == "cpu" else profile.soak)
     return Plan(
