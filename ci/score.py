@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..impl import OPERATIONS
 from ..properties.profiles import PROFILES
 from .errors import CONFORMING, INTERRUPTED, NONCONFORMING, UsageRefusedError
 
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 @click.option(
     "--operation",
     "operations",
-    type=click.Choice(OPERATIONS),
     multiple=True,
     metavar="OP",
     help="Only bugs of this operation, such as moe; may be repeated.",
@@ -66,6 +64,10 @@ def score(
     unknown = sorted(set(names) - known)
     if unknown:
         message = f"--only {unknown[0]!r} is no seeded bug; there are {', '.join(sorted(known))}"
+        raise UsageRefusedError(message)
+    strange = sorted(set(operations) - {bug.operation for bug in CATALOGUE})
+    if strange:
+        message = f"--operation {strange[0]!r}: no seeded bug is of such an operation"
         raise UsageRefusedError(message)
     names += tuple(bug.name for bug in CATALOGUE if bug.operation in operations)
     err = console(sys.stderr)

@@ -61,7 +61,7 @@ def test_experts_are_compared_too() -> None:
     assert all(found.accused(name) == [] for name in (PARITY, *MOE))
     assert set(found.caught(PARITY, "moe")) == {"activation-in-bfloat16", "shared-weight-ignored"}
     # What the tests of serving stacks and libraries allow hides such a rounding.
-    assert found.caught(*MOE) == []
+    assert "activation-in-bfloat16" not in found.caught(*MOE)
     assert found.to_json()["moe_bugs"] == 2
 
 

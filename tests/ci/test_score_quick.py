@@ -9,8 +9,9 @@ from kernelproof.properties.profiles import PROFILES
 from kernelproof.properties.seeded import BUGS, CATALOGUE
 
 SHARES = 4
-MISSED_A_SHARE = 1
-"""Quick looks at 20 problems a law, so a bug may stay unseen; `gate` is held to every one."""
+MISSED_A_SHARE = 2
+"""Quick looks at 20 problems a law, so a bug may stay unseen, rare ones of experts above all; the
+profile gate is held to every one."""
 
 
 def test_the_misses_allowed_in_all_shares_are_those_allowed_in_a_score() -> None:
