@@ -162,21 +162,28 @@ def modules(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
 
 
 def cost(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
-    """Time an implementation's call on a problem: the fastest of several after a first."""
+    """Time an implementation's call on a problem: the fastest of several after a first.
+
+    Returns:
+        ``seconds``, by the clock on the wall, and ``busy``, what a processor spent of them: a
+        machine with other work gives the same.
+    """
     subject = subject_of(payload, phases)
     problem = problem_from_json(payload["problem"])
-    timings: list[float] = []
+    timings: list[tuple[float, float]] = []
     started = time.perf_counter()
     calls = int(payload.get("calls", COST_CALLS))
     while len(timings) < calls and time.perf_counter() - started < COST_SECONDS:
         inputs = subject.materialise(problem)
-        before = subject.seconds
+        before, busy_before = subject.seconds, time.process_time()
         try:
             subject.call(problem, inputs)
         except Stop as stop:
             return {"seconds": 0.0, "stopped": stop.verdict.to_json()}
-        timings.append(subject.seconds - before)
-    return {"seconds": min(timings[1:] or timings)}
+        timings.append((subject.seconds - before, time.process_time() - busy_before))
+    seconds, busy = (min(each) for each in zip(*(timings[1:] or timings), strict=True))
+    # While a GPU works, its host does not.
+    return {"seconds": seconds, "busy": seconds if subject.target.device == "cuda" else busy}
 
 
 def judge(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
