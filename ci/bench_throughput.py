@@ -1,12 +1,13 @@
 """How many small problems a second are judged for parity, and where their time goes.
 
 The way is that of a check: Hypothesis draws, several problems an example, and an isolated worker
-judges one after another. Each of several jobs is a process of its own with a worker, as under
-``pytest -n``.
+judges one after another while the next are drawn; where stages are timed, nothing is drawn
+meanwhile. Each of several jobs is a process of its own with a worker, as under ``pytest -n``.
 """
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,16 +16,14 @@ from dataclasses import dataclass, field, replace
 from threading import Barrier
 from typing import Any
 
-import hypothesis
 import torch
-from hypothesis import Phase
 
 from ..impl import ImplementationNotFoundError
 from ..impl.registry import resolve_name
 from ..properties import judge
+from ..properties.ahead import DEPTH, Ahead
 from ..properties.axes import Axes
 from ..properties.comparison import against_oracle
-from ..properties.hunt import EXAMPLES_A_ROUND, VARIATIONS
 from ..properties.isolation import Worker
 from ..properties.laws.general import judged
 from ..properties.outcome import Outcome
@@ -34,10 +33,9 @@ from ..properties.preparation import survey
 from ..properties.profiles import PROFILES
 from ..properties.quarry import Address
 from ..properties.report import ImplementationReport
-from ..properties.settings import settings_of
-from ..properties.strategies import problems, variations
+from ..properties.rounds import Enough, draw_round
 from ..properties.subject import Phases
-from ..reference import AttentionProblem, problem_from_json
+from ..reference import AttentionProblem, Problem, problem_from_json
 from .bench_results import Requirement, Results, Table
 
 ONE_WORKER, SEVERAL_WORKERS = 150.0, 600.0
@@ -68,10 +66,6 @@ STAGES = ("draw", "transport", "materialise", "oracle and bound", "call", "compa
 
 class UnmeasurableError(ValueError):
     """An implementation that cannot be judged in this setting; the message says why."""
-
-
-class _Enough(BaseException):
-    """The time is up."""
 
 
 @dataclass
@@ -245,16 +239,23 @@ def _judge(
     worker: Worker, address: Address, axes: Axes, seconds: float, *, seed: int, staged: bool = False
 ) -> Tally:
     tally = Tally()
+    ahead = Ahead(worker, 0 if staged else DEPTH)
     start = time.perf_counter()
 
-    def look(problem: AttentionProblem) -> None:
+    def look(drawn: Problem) -> None:
         asked = time.perf_counter()
         if asked - start > seconds:
-            raise _Enough
-        request = address.case("parity", problem)
-        outcome = worker.run({**request, "staged": staged}, Pace().deadlines(problem))
+            raise Enough
+        problem = _of_four(drawn)
+        request = {**address.case("parity", problem), "staged": staged}
+        ahead.ask(problem, request, Pace().deadlines(problem))
+        while ahead.full:
+            note(asked)
+
+    def note(asked: float) -> None:
+        problem, outcome = ahead.take()
         trip = time.perf_counter() - asked
-        result: dict[str, Any] = _result(outcome, problem)
+        result = _result(outcome, problem)
         inside, stages = result["inside"], result["stages"]
         tally.problems += result["status"] != "UNSUPPORTED"
         tally.failed += result["status"] not in ("PASS", "UNSUPPORTED")
@@ -263,34 +264,19 @@ def _judge(
         tally.stages["other"] += inside - sum(stages.values())
         tally.stages["transport"] += trip - inside
 
-    settings = hypothesis.settings(
-        settings_of(PROFILES["gate"]),
-        max_examples=EXAMPLES_A_ROUND,
-        database=None,
-        phases=[Phase.generate],
-    )
-    number = 0
-    while True:
-        number += 1
-
-        @hypothesis.seed(1_000_003 * seed + number)
-        @settings
-        @hypothesis.given(variations(problems(axes), axes, VARIATIONS))
-        def look_at_all(drawn: list[AttentionProblem]) -> None:
-            for problem in drawn:
-                look(_of_four(problem))
-
-        try:
-            look_at_all()
-        except _Enough:
-            break
+    number = itertools.count(1_000_003 * seed + 1)
+    while not draw_round(axes, PROFILES["gate"], next(number), look):
+        pass
+    while len(ahead):
+        note(time.perf_counter())
     tally.seconds = time.perf_counter() - start
     tally.stages["draw"] = tally.seconds - sum(tally.stages.values())
     return tally
 
 
-def _of_four(problem: AttentionProblem) -> AttentionProblem:
+def _of_four(problem: Problem) -> AttentionProblem:
     """Give a problem of four requests with the lengths that were drawn, cut to the most keys."""
+    assert isinstance(problem, AttentionProblem)  # noqa: S101  `_axes` refuses other operations
     drawn = list(zip(problem.query_lens, problem.seq_lens, strict=True)) or [(1, 1)]
     lengths = [drawn[i % len(drawn)] for i in range(REQUESTS)]
     return replace(
@@ -300,7 +286,7 @@ def _of_four(problem: AttentionProblem) -> AttentionProblem:
     )
 
 
-def _result(outcome: Outcome, problem: AttentionProblem) -> dict[str, Any]:
+def _result(outcome: Outcome, problem: Problem) -> dict[str, Any]:
     """Give the verdict as JSON; there is none of a process that hung or died."""
     if outcome.status == "done" and outcome.result is not None:
         return outcome.result

@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import hypothesis
 from hypothesis import Phase
@@ -14,36 +15,16 @@ from ..reference import Problem
 from .effort import Effort
 from .examples import Examples
 from .hanging import stuck_in, stuck_in_launch
-from .isolation import Deadlines, Worker
+from .inquiry import Inquiry
+from .isolation import Worker
 from .laws import Law
 from .ledger import Entry
 from .profiles import Profile
-from .quarry import (
-    DeviceLostError,
-    HarnessError,
-    Quarry,
-    probe_device,
-    verdict_of,
-    warm_up,
-)
+from .quarry import DeviceLostError, HarnessError, Quarry, warm_up
 from .report import Finding, LawReport
-from .settings import settings_of
+from .rounds import EXAMPLES_A_ROUND, Counterexample, Enough, draw_round
 from .simplify import on_fewer_pages, simplify
-from .strategies import problems, variations
 from .verdict import Verdict
-
-EXAMPLES_A_ROUND = 40
-"""Hypothesis mutates what it has drawn: a single long run stays near its first examples."""
-VARIATIONS = 3
-"""Most value regimes that one drawn structure is tried with, besides its own."""
-
-
-class _Counterexample(Exception):  # noqa: N818  the signal that Hypothesis shrinks on
-    """A problem on which the law fails."""
-
-
-class _Enough(BaseException):
-    """The law has seen its share of problems: drawing more would only cost time."""
 
 
 @dataclass(frozen=True)
@@ -75,18 +56,18 @@ class Hunt:
     ) -> None:
         self.report = LawReport(law.name)
         self._worker, self._quarry, self._law, self._search = worker, quarry, law, search
-        self._explain, self._judged, self._stopped = explain, judged, stopped
+        self._explain, self._stopped = explain, stopped
+        self._effort = Effort(search.profile)
+        self._inquiry = Inquiry(
+            worker, quarry, law, self.report, self._effort, explain=explain, judged=judged
+        )
         self._verdicts: dict[str, Verdict] = {}
-        self._known: dict[str, tuple[Problem, Verdict, Entry]] = {}
+        self._suspect: Problem | None = None
         self._first: tuple[Problem, Verdict] | None = None
         self._last: tuple[Problem, Verdict] | None = None
         self._flaky: tuple[Problem, Verdict] | None = None
-        self._broken: Exception | None = None
         self._found_after = self._started = self._hunted_before = 0.0
-        self._effort = Effort(search.profile)
-        self._dear = False
-        self._died = False
-        self._in_hand: tuple[Problem, Verdict] | None = None
+        self._dear = self._unshrunk = False
         self._simplified = False
 
     def run(self) -> LawReport:
@@ -103,6 +84,8 @@ class Hunt:
         except (HarnessError, RuntimeError) as error:
             # RuntimeError: the pool was closed. What was learned until then is kept.
             self.report.error = str(error)
+        finally:
+            self._inquiry.stop()
         self.report.seconds = time.monotonic() - start
         self._quarry.hunted += self.report.seconds
         return self.report
@@ -119,8 +102,9 @@ class Hunt:
         elif self._flaky is not None:
             problem, verdict = self._flaky
             self.report.finding = Finding(self._quarry.name, self._law.name, verdict, problem)
-        elif self._known:
-            problem, verdict, entry = min(self._known.values(), key=lambda each: each[0].work)
+        elif self._inquiry.known:
+            known = self._inquiry.known.values()
+            problem, verdict, entry = min(known, key=lambda each: each[0].work)
             self.report.finding = Finding(
                 self._quarry.name, self._law.name, verdict, problem, entry=entry.id
             )
@@ -134,8 +118,9 @@ class Hunt:
                 break
         if self._last is None or not self._search.shrink:
             return
-        if self._dear:
+        if self._dear or self._unshrunk:
             simplify(self._last[0], self._quarry.axes, self._fails, self._effort.passing_is_cheap)
+        if self._dear:
             self._confirm_smallest()
         else:
             for problem in on_fewer_pages(self._last[0], self._quarry.axes):
@@ -147,59 +132,83 @@ class Hunt:
 
         What others have kept is tried in the first round; what fails is kept in any.
         """
-        search, axes = self._search, self._quarry.axes
+        search, axes, seed = self._search, self._quarry.axes, self._seed(number)
+        # Not what was kept: Hypothesis drops an example that does not fail at once.
+        if search.examples is None or number:
+            self._suspect = None
+            ended = draw_round(axes, search.profile, seed, partial(self._look_ahead, start))
+            self._take_all()
+            if self._suspect is None:
+                return ended
         phases = [Phase.generate, *([Phase.shrink] if search.shrink else [])]
         database = None
         if search.examples is not None:
             phases += [] if number else [Phase.reuse]
             database = search.examples.of(self._law.name, self._quarry.name)
-        settings = hypothesis.settings(
-            settings_of(search.profile),
-            max_examples=EXAMPLES_A_ROUND,
-            database=database,
-            phases=phases,
-        )
-
-        @settings  # after the seed, which takes the database away from the settings before it
-        @hypothesis.seed(self._seed(number))
-        @hypothesis.given(variations(problems(axes), axes, VARIATIONS))
-        def law_holds(drawn: list[Problem]) -> None:
-            for problem in drawn:
-                if self._first is None and self._enough(start):
-                    raise _Enough
-                try:
-                    failing = self._fails(problem)
-                except RuntimeError as error:  # The suite's fault: not for Hypothesis to shrink.
-                    self._broken = error
-                    raise _Enough from error
-                if failing:
-                    # Hypothesis shrinks from above, at the price of a process a step.
-                    raise _Enough if self._dear else _Counterexample
-
+        look = partial(self._look, start)
         try:
-            law_holds()
-        except (_Counterexample, _Enough):
-            if self._broken is not None:
-                raise self._broken from None
-            return True
+            ended = draw_round(axes, search.profile, seed, look, phases=phases, database=database)
         except hypothesis.errors.Flaky:
             # Verdicts are remembered, so only a truncated search can look flaky to Hypothesis.
+            self.report.truncated = ended = True
+        if self._suspect is not None and self._first is None:
+            # It was not drawn again. It fails all the same, unless it is FLAKY.
+            self._unshrunk = self._fails(self._suspect)
+        return ended or self._unshrunk
+
+    def _look_ahead(self, start: float, problem: Problem) -> None:
+        """Ask about a problem, and look at the next while the worker judges.
+
+        To Hypothesis none fails. If one does, the same round is drawn again for ``_look``, which
+        comes to it with all verdicts before it known.
+        """
+        enough = self._enough(start)  # takes verdicts, too
+        if enough or self._suspect is not None:
+            raise Enough
+        if problem.id in self._verdicts or self._inquiry.waits_for(problem):
+            return
+        self._inquiry.ask(problem)
+        while self._inquiry.full:
+            self._take()
+
+    def _look(self, start: float, problem: Problem) -> None:
+        """Judge a problem; whatever fails is shrunk."""
+        new = problem.id not in self._verdicts
+        if new and self._first is None and self._enough(start):
+            raise Enough
+        if self._fails(problem):
+            # Hypothesis shrinks from above, at the price of a process a step.
+            raise Enough if self._dear else Counterexample
+
+    def _take(self) -> None:
+        problem, verdict = self._inquiry.take()
+        self._verdicts[problem.id] = verdict
+        if verdict.bad:
+            self._suspect = problem
+            self._inquiry.abandon()
+
+    def _take_all(self) -> None:
+        while self._inquiry.waiting:
+            self._take()
+
+    def _enough(self, start: float) -> bool:
+        if self._inquiry.waiting and self._spent(self._inquiry.waiting):
+            self._take_all()
+        if self._spent():
+            return True
+        if time.monotonic() - start > self._search.seconds or self._stopped():
             self.report.truncated = True
             return True
         return False
 
-    def _enough(self, start: float) -> bool:
-        report = self.report
-        if report.judged >= self._search.problems:
-            return True
-        if time.monotonic() - start > self._search.seconds or self._stopped():
-            report.truncated = True
-            return True
+    def _spent(self, more: int = 0) -> bool:
+        """Tell whether the law has had its problems, if so many more were judged or idle."""
+        report, most = self.report, self._search.problems
         # Nothing to look at, time and again: the law says nothing about this implementation.
-        idle = report.vacuous + report.unsupported
+        idle = report.vacuous + report.unsupported + more
         # Of several modules, a law may have something to say about one alone.
         patience = 4 * max(1, len(self._quarry.axes.restrictions))
-        return idle > patience * self._search.problems and not report.judged
+        return report.judged + more >= most or (idle > patience * most and not report.judged)
 
     def _seed(self, number: int) -> int:
         text = f"{self._law.name}|{self._quarry.name}|{self._search.seed}|{number}"
@@ -211,14 +220,13 @@ class Hunt:
         if verdict is None:
             if self._first is not None and (self._effort.enough() or self._stopped()):
                 return False
-            verdict = self._judge(problem)
-            if verdict.bad and self._first is None:
-                verdict = self._confirm(problem, verdict)
-            self._verdicts[problem.id] = verdict
+            verdict = self._verdicts[problem.id] = self._judge(problem)
+        if verdict.bad and self._first is None:
+            verdict = self._verdicts[problem.id] = self._confirm(problem, verdict)
         if not verdict.bad:
             return False
         if self._first is None:
-            self._first, self._dear = (problem, verdict), self._died
+            self._first, self._dear = (problem, verdict), self._inquiry.died
             self._found_after = self._hunted_before + time.monotonic() - self._started
             self._effort.begin()
         if not _alike(verdict, self._first[1]):
@@ -229,7 +237,7 @@ class Hunt:
     def _confirm(self, problem: Problem, verdict: Verdict) -> Verdict:
         """Look again: in a fresh process at a HANG or a CRASH, in the same one at a FAIL."""
         if verdict.status in ("HANG", "CRASH"):
-            self._renew()
+            self._inquiry.renew()
         again = self._judge(problem)
         if again.status == verdict.status:
             return again
@@ -244,26 +252,22 @@ class Hunt:
         if self._last is None or self._last == self._first:
             return
         self._simplified = True
-        self._renew()
+        self._inquiry.renew()
         again = self._judge(self._last[0])
         if self._first is not None and not _alike(again, self._first[1]):
             again = self._first[1]
             self._last = self._first
         self._last = (self._last[0], again)
 
-    def _deadlines(self, problem: Problem) -> Deadlines:
-        hurried = self._dear and not self._simplified and self._quarry.address.device != "cpu"
-        return self._quarry.pace.deadlines(problem, hurried=hurried)
-
-    def _renew(self) -> None:
-        """Go on in a fresh process."""
-        self._worker.renew()
-        warm_up(self._worker, self._quarry)
+    def _judge(self, problem: Problem) -> Verdict:
+        on_gpu = self._quarry.address.device != "cpu"
+        hurried = self._dear and not self._simplified and on_gpu
+        return self._inquiry.judge(problem, hurried=hurried)
 
     def _finding(self) -> Finding:
         problem, verdict = self._last or self._first  # type: ignore[misc]  # run() has checked
         if self._search.confirm and verdict.status == "FAIL":
-            self._renew()
+            self._inquiry.renew()
             again = self._judge(problem)
             if not again.bad:
                 verdict = replace(
@@ -296,62 +300,19 @@ class Hunt:
             known[problem.id] = where and f"stuck in {where}"
         elif problem.id not in known:
             known[problem.id] = stuck_in_launch(self._quarry, self._law, problem)
-            probe_device(self._worker, device)
+            self._inquiry.look_for_device()
         where = known[problem.id]
         return replace(verdict, message=f"{verdict.message}; {where}") if where else verdict
 
     def _last_words(self, why: str) -> Finding | None:
         """Report what there is when the device is gone: what took it, or what was found before."""
-        found = self._last or self._in_hand
+        found = self._last or self._inquiry.in_hand
         if found is None:
             return None
         problem, verdict = found
         entry = self._explain(self._law.name, verdict, problem)
         verdict = replace(verdict, message=f"{verdict.message}; then {why}")
         return replace(self._tell(problem, verdict), entry=entry.id if entry else None)
-
-    def _judge(self, problem: Problem) -> Verdict:
-        """Ask the worker, and count."""
-        request = self._quarry.address.case(self._law.name, problem)
-        start = time.monotonic()
-        outcome = self._worker.run(request, self._deadlines(problem))
-        verdict = verdict_of(outcome, self._quarry.address.tool)
-        self._died = outcome.died
-        seconds = time.monotonic() - start
-        self._effort.note(seconds, died=self._died, passed=not verdict.bad)
-        if self._died:
-            self._in_hand = (problem, verdict)
-            probe_device(self._worker, self._quarry.address.device)
-            self._in_hand = None
-            warm_up(self._worker, self._quarry)
-        elif verdict.calls:
-            self._quarry.pace.record(problem.work, verdict.seconds / verdict.calls)
-        return self._count(problem, verdict)
-
-    def _count(self, problem: Problem, verdict: Verdict) -> Verdict:
-        report = self.report
-        if verdict.bad:
-            entry = self._explain(self._law.name, verdict, problem)
-            if entry is not None:
-                report.known[entry.id] += 1
-                report.judged += 1
-                self._judged(1)
-                known = self._known.get(entry.id)
-                if known is None or problem.work < known[0].work:
-                    self._known[entry.id] = (problem, verdict, entry)
-                return replace(verdict, status="KNOWN")
-        if verdict.status == "UNSUPPORTED":
-            report.unsupported += 1
-            report.unsupported_reason = report.unsupported_reason or verdict.message
-        elif verdict.vacuous:
-            report.vacuous += 1
-        else:
-            report.judged += 1
-            report.rejected += verdict.status == "REJECTED"
-            if not verdict.bad and verdict.ratio is not None:
-                report.worst_ratio = max(report.worst_ratio, verdict.ratio)
-            self._judged(1)
-        return verdict
 
 
 def _alike(verdict: Verdict, first: Verdict) -> bool:

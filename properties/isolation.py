@@ -18,6 +18,7 @@ import dataclasses
 import os
 import sys
 import threading
+from collections import deque
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -54,6 +55,14 @@ class Worker:
     def __init__(self, supply: _Supply) -> None:
         self._supply = supply
         self._process: WorkerProcess | None = supply.start()
+        self._asked: deque[tuple[Mapping[str, object], Deadlines]] = deque()
+        self._sent = 0  # of the process's requests, those without an answer
+        self._note = ""
+
+    @property
+    def busy(self) -> bool:
+        """Whether the process has requests of `ask` whose answers were not taken."""
+        return self._sent > 0
 
     def run(
         self, payload: Mapping[str, object], deadlines: Deadlines = _DEFAULT_DEADLINES
@@ -61,50 +70,111 @@ class Worker:
         """Have the handler answer `payload` and return what became of it.
 
         After a hang or a crash another process stands by when this returns. What is raised here
-        (KeyboardInterrupt, TypeError for a payload that JSON cannot hold, RuntimeError once the
-        pool is closed) ends the process, in which the request may be going on.
+        (KeyboardInterrupt, TypeError for a payload that JSON cannot hold, RuntimeError while `busy`
+        or once the pool is closed) ends the process, in which the request may be going on.
         """
-        try:
-            return self._run(payload, deadlines)
-        except BaseException:
-            self.drop()
-            raise
+        with self._ended_by_errors():
+            if self.busy:
+                msg = "the worker has requests whose answers were not taken"
+                raise RuntimeError(msg)
+            return self._send(payload, deadlines) or self._receive()
+
+    def ask(self, payload: Mapping[str, object], deadlines: Deadlines = _DEFAULT_DEADLINES) -> None:
+        """Have the handler answer `payload` after what it was asked before; see `answer`.
+
+        The process goes from one request to the next without this side: the deadlines of each begin
+        when it does. What is raised is as in `run`.
+        """
+        with self._ended_by_errors():
+            self._asked.append((payload, deadlines))
+            self._send_asked()
+
+    def answer(self) -> Outcome:
+        """Return what became of the oldest request of `ask` that was not answered.
+
+        After a hang or a crash the later ones are sent to the process that took its place, at the
+        next `ask` or `answer`: `run` may come first. What is raised is as in `run`.
+        """
+        with self._ended_by_errors():
+            failure = self._send_asked()
+            self._asked.popleft()
+            return failure or self._receive()
+
+    def forget(self) -> None:
+        """Drop the requests of `ask` that were not answered, and the process if it has some."""
+        self._asked.clear()
+        if self.busy:
+            self._end()
 
     def renew(self) -> None:
         """Give up the process for a fresh one, in which no earlier case has left anything."""
-        self.drop()
+        self._end()
         self._process = self._supply.replace()
 
     def drop(self) -> None:
         """End the process; the next request takes another."""
+        self._asked.clear()
+        self._end()
+
+    @contextmanager
+    def _ended_by_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.drop()
+            raise
+
+    def _end(self) -> None:
+        self._sent = 0
         if self._process is not None:
             self._supply.end(self._process)
             self._process = None
 
-    def _run(self, payload: Mapping[str, object], deadlines: Deadlines) -> Outcome:
-        note = ""
+    def _send_asked(self) -> Outcome | None:
+        """Send what waits to be sent; return why if no process takes it."""
+        while self._sent < len(self._asked):
+            failure = self._send(*self._asked[self._sent])
+            if failure is not None:
+                return failure
+        return None
+
+    def _send(self, payload: Mapping[str, object], deadlines: Deadlines) -> Outcome | None:
+        failure = None if self.busy else self._get_ready(deadlines)
+        if failure is None and self._process is not None:
+            self._process.send(payload, deadlines)
+            self._sent += 1
+        return failure
+
+    def _get_ready(self, deadlines: Deadlines) -> Outcome | None:
+        """Have a process that takes a request; return why if there is none."""
+        self._note = ""
         for _ in range(_ATTEMPTS):
             if self._process is None:
                 self._process = self._supply.replace()
             failure = self._process.start_up(deadlines)
             if failure is not None:
-                self.drop()
+                self._end()
                 self._supply.check_open()  # a process that close() killed has not failed
                 return failure
             if not self._process.exited():
-                break
+                return None
             # Nothing was asked of it: its death is an earlier case's doing, not this one's.
-            note = "the process before this one died after its last reply"
-            self.drop()
-        else:
-            return Outcome("error", kind="start", detail="the workers die before any request")
-        outcome = self._process.ask(payload, deadlines)
+            self._note = "the process before this one died after its last reply"
+            self._end()
+        return Outcome("error", kind="start", detail="the workers die before any request")
+
+    def _receive(self) -> Outcome:
+        """Wait for the answer to the oldest request that was sent."""
+        assert self._process is not None  # noqa: S101  it was sent to one
+        outcome = self._process.answer()
+        self._sent -= 1
         if self._process.ended or (outcome.result or {}).pop(LAST_REPLY, False):
             self.renew()  # raises once the pool is closed: then close() was what killed it
         else:
             self._supply.stand_by()
-        if note:
-            return dataclasses.replace(outcome, detail=f"{outcome.detail}\n{note}".strip())
+        if self._note:
+            detail, self._note = f"{outcome.detail}\n{self._note}".strip(), ""
+            return dataclasses.replace(outcome, detail=detail)
         return outcome
 
 
@@ -187,6 +257,7 @@ class WorkerPool:
         try:
             yield worker
         finally:
+            worker.forget()
             with self._freed:
                 if self._supply.closed:
                     worker.drop()

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -72,6 +73,8 @@ class WorkerProcess:
         self.ended = False
         self._ready = False
         self._requests = 0
+        self._unanswered: deque[tuple[int, Deadlines]] = deque()
+        self._began = 0.0
         self._errors, self._dumps = _Log(), _Log()
         self._log = _Log(named=True) if recipe.under else None
         self._process: int | None = None
@@ -130,27 +133,42 @@ class WorkerProcess:
 
     def ask(self, payload: Mapping[str, object], deadlines: Deadlines) -> Outcome:
         """Send a request and wait for what comes of it. `ended` says whether that was the end."""
+        self.send(payload, deadlines)
+        return self.answer()
+
+    def send(self, payload: Mapping[str, object], deadlines: Deadlines) -> None:
+        """Send a request, which the process takes up after those before it."""
+        request = frame({"id": self._requests + 1, "payload": payload})
         self._requests += 1
-        request = frame({"id": self._requests, "payload": payload})
-        self._errors.mark()
-        self._dumps.mark()
-        if self._log is not None:
-            self._log.mark()
-        # Noted here too: until the child has read the request, the board shows its last one's end.
-        self._board.note("load", time.monotonic_ns())
-        began = time.monotonic()
+        if not self._unanswered:
+            # Of requests that are sent ahead, the output begins with the first one's.
+            self._errors.mark()
+            self._dumps.mark()
+            if self._log is not None:
+                self._log.mark()
+            # Noted here too: until the child has read the request, the board shows its last one's
+            # end.
+            self._board.note("load", time.monotonic_ns())
+            self._began = time.monotonic()
+        self._unanswered.append((self._requests, deadlines))
         self._socket.settimeout(deadlines.load)
-        with contextlib.suppress(OSError):  # a process that does not take it is found out below
+        with contextlib.suppress(OSError):  # a process that does not take it is found out later
             self._socket.sendall(request)
+
+    def answer(self) -> Outcome:
+        """Wait for what comes of the oldest request that has not been answered."""
+        number, deadlines = self._unanswered.popleft()
+        began = self._began
         try:
             reply = self._receive(deadlines)
-            while reply.get("id") != self._requests:  # a second answer to an earlier request
+            while reply.get("id") != number:  # a second answer to an earlier request
                 reply = self._receive(deadlines)
         except _OverrunError as overrun:
             outcome = self._overran(overrun, began)
         except (_GoneError, GarbledError) as error:
             outcome = self._died(error, began)
         else:
+            self._began = time.monotonic()
             result = reply.get("result")
             if isinstance(result, dict):
                 return self._outcome("done", began, result=result)

@@ -308,7 +308,7 @@ def test_nothing_is_scheduled_on_a_device_that_is_lost(
             return super().run()
 
     monkeypatch.setattr("kernelproof.properties.engine.Hunt", NotedHunt)
-    monkeypatch.setattr("kernelproof.properties.hunt.probe_device", _GoneAfter(times))
+    monkeypatch.setattr("kernelproof.properties.inquiry.probe_device", _GoneAfter(times))
     names = ("merges", "hangs", "honest_attention")
     report = run(*names, laws=["parity", "well_formed"], jobs=1)
     assert report.lost == "cuda did not come back: hang run"
@@ -329,7 +329,7 @@ def test_nothing_is_scheduled_on_a_device_that_is_lost(
 def test_under_pytest_too_nothing_runs_on_a_device_that_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kernelproof.properties.hunt.probe_device", _GoneAfter(0))
+    monkeypatch.setattr("kernelproof.properties.inquiry.probe_device", _GoneAfter(0))
     choices = Choices((f"{SUBJECTS}:hangs",), None, TINY, "cpu", 0, "none", tmp_path)
     suite = Suite(choices)
     try:

@@ -24,8 +24,8 @@ from kernelproof.properties.axes import (
     narrow,
     resized,
 )
-from kernelproof.properties.hunt import EXAMPLES_A_ROUND
 from kernelproof.properties.moe_axes import TOGETHER
+from kernelproof.properties.rounds import EXAMPLES_A_ROUND
 from kernelproof.properties.strategies import FEATURES, lengths, problems, variations
 from kernelproof.reference import (
     AttentionProblem,

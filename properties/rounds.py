@@ -1,0 +1,79 @@
+"""A round of a search: Hypothesis draws some examples, and shows their problems one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import hypothesis
+from hypothesis import Phase
+from hypothesis.database import ExampleDatabase
+
+from ..reference import Problem
+from .axes import Axes
+from .profiles import Profile
+from .settings import settings_of
+from .strategies import problems, variations
+
+EXAMPLES_A_ROUND = 40
+"""Hypothesis mutates what it has drawn: a single long run stays near its first examples."""
+VARIATIONS = 3
+"""Most value regimes that one drawn structure is tried with, besides its own."""
+
+
+class Counterexample(Exception):  # noqa: N818  the signal that Hypothesis shrinks on
+    """A problem on which the law fails."""
+
+
+class Enough(BaseException):
+    """The law has seen its share of problems: drawing more would only cost time."""
+
+
+def draw_round(
+    axes: Axes,
+    profile: Profile,
+    seed: int,
+    look: Callable[[Problem], None],
+    *,
+    phases: Sequence[Phase] = (Phase.generate,),
+    database: ExampleDatabase | None = None,
+) -> bool:
+    """Have Hypothesis draw the examples of one round.
+
+    Args:
+        axes: what may be drawn.
+        profile: of the search.
+        seed: the same one gives the same problems, as long as the same ones are counterexamples.
+        look: is shown each problem, and may raise ``Counterexample`` or ``Enough``.
+        phases: of Hypothesis.
+        database: of examples that failed before.
+
+    Returns:
+        Whether ``look`` has ended the round.
+
+    Raises:
+        RuntimeError: as ``look`` raised it: the suite's fault, and not for Hypothesis to shrink.
+        hypothesis.errors.Flaky: a counterexample was none when it was shown again.
+    """
+    settings = hypothesis.settings(
+        settings_of(profile), max_examples=EXAMPLES_A_ROUND, database=database, phases=phases
+    )
+    broken: list[RuntimeError] = []
+
+    @settings  # after the seed, which takes the database away from the settings before it
+    @hypothesis.seed(seed)
+    @hypothesis.given(variations(problems(axes), axes, VARIATIONS))
+    def law_holds(drawn: list[Problem]) -> None:
+        try:
+            for problem in drawn:
+                look(problem)
+        except RuntimeError as error:
+            broken.append(error)
+            raise Enough from error
+
+    try:
+        law_holds()
+    except (Counterexample, Enough):
+        if broken:
+            raise broken[0] from None
+        return True
+    return False
