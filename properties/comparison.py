@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 
 from ..reference import AttentionOutput
@@ -17,23 +20,59 @@ def fail(kind: str, message: str, ratio: float | None = None) -> Verdict:
     return Verdict("FAIL", kind, message, ratio)
 
 
+class Check(NamedTuple):
+    """A tensor, and where each of its elements must be."""
+
+    name: str
+    actual: torch.Tensor
+    expected: torch.Tensor
+    bound: torch.Tensor
+
+
 def within(name: str, actual: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor) -> Verdict:
     """Check |actual - expected| <= bound; infinities and NaNs must stand in the same places."""
-    if actual.shape != expected.shape:
-        return fail("shape", f"{name} has shape {_shape(actual)}, not {_shape(expected)}")
-    if actual.numel() == 0:
-        return Verdict("PASS", ratio=0.0)
+    return all_within([Check(name, actual, expected, bound)])
+
+
+def all_within(checks: Sequence[Check]) -> Verdict:
+    """Check several tensors as ``within`` does: the first failure, or else the largest ratio."""
+    looks = [look for check in checks if _comparable(check) for look in _glance(check)]
+    # All at once: reading from a GPU waits for it.
+    read = iter(torch.stack(looks).tolist() if looks else ())
+    worst = 0.0
+    for check in checks:
+        if check.actual.shape != check.expected.shape:
+            shapes = f"{_shape(check.actual)}, not {_shape(check.expected)}"
+            return fail("shape", f"{check.name} has shape {shapes}")
+        fine, ratio = (next(read), next(read)) if _comparable(check) else (True, 0.0)
+        if not fine:
+            verdict = _closely(check)
+            if verdict.bad:
+                return verdict
+            ratio = verdict.ratio or 0.0
+        worst = max(worst, ratio)
+    return Verdict("PASS", ratio=worst)
+
+
+def _comparable(check: Check) -> bool:
+    return check.actual.shape == check.expected.shape and check.actual.numel() > 0
+
+
+def _glance(check: Check) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tell whether all elements are within their bounds, and the worst ratio; no NaN is."""
+    got = check.actual.to(check.expected.dtype)
+    same = got == check.expected
+    difference = (got - check.expected).abs_().masked_fill_(same, 0.0)
+    fine = difference <= check.bound  # a bound that is NaN allows nothing
+    return fine.all(), (difference / check.bound).masked_fill_(same, 0.0).amax()
+
+
+def _closely(check: Check) -> Verdict:
+    """Say what is wrong with a tensor that did not pass at a glance; NaNs may be expected."""
+    name, actual, expected, bound = check
     got = actual.to(expected.dtype)
     misplaced_nan = got.isnan() != expected.isnan()
-    same = (got == expected) | got.isnan()
-    difference = (got - expected).abs().masked_fill_(same, 0.0)
-    excess = ~(difference <= bound)  # a bound that is NaN allows nothing
-    ratio = (difference / bound).masked_fill_(difference == 0, 0.0)
-    # All at once: reading from a GPU waits for it.
-    any_nan, any_excess, worst = torch.stack(
-        [misplaced_nan.any(), excess.any(), ratio.max()]
-    ).tolist()
-    if any_nan:
+    if misplaced_nan.any():
         where = _position(misplaced_nan)
         wanted = expected[where].item()
         if expected[where].isnan():
@@ -43,19 +82,21 @@ def within(name: str, actual: torch.Tensor, expected: torch.Tensor, bound: torch
             "nan",
             f"{name}{list(where)} is NaN, expected {wanted:.6g} ({count} of {got.numel()} are)",
         )
-    if any_excess:
-        # Far outside comes first: the worst ratio, with a floor where the bound is zero.
-        ratio = difference / bound.clamp(min=torch.finfo(bound.dtype).tiny)
-        ratio = torch.where(excess, ratio, 0.0).nan_to_num(nan=torch.inf, posinf=torch.inf)
-        where = tuple(int(i) for i in torch.unravel_index(ratio.argmax(), ratio.shape))
-        worst = float(ratio[where])
-        message = (
-            f"{name}{list(where)} is {got[where].item():.9g}, expected "
-            f"{expected[where].item():.9g}, off by {difference[where].item():.3g}, bound "
-            f"{bound[where].item():.3g} ({int(excess.sum())} of {got.numel()} elements outside)"
-        )
-        return fail("numeric", message, worst)
-    return Verdict("PASS", ratio=worst)
+    difference = (got - expected).abs().masked_fill_((got == expected) | got.isnan(), 0.0)
+    excess = ~(difference <= bound)
+    if not excess.any():
+        ratio = (difference / bound).masked_fill_(difference == 0, 0.0)
+        return Verdict("PASS", ratio=float(ratio.max()))
+    # Far outside comes first: the worst ratio, with a floor where the bound is zero.
+    ratio = difference / bound.clamp(min=torch.finfo(bound.dtype).tiny)
+    ratio = torch.where(excess, ratio, 0.0).nan_to_num(nan=torch.inf, posinf=torch.inf)
+    where = tuple(int(i) for i in torch.unravel_index(ratio.argmax(), ratio.shape))
+    message = (
+        f"{name}{list(where)} is {got[where].item():.9g}, expected "
+        f"{expected[where].item():.9g}, off by {difference[where].item():.3g}, bound "
+        f"{bound[where].item():.3g} ({int(excess.sum())} of {got.numel()} elements outside)"
+    )
+    return fail("numeric", message, float(ratio[where]))
 
 
 def bitwise(name: str, actual: torch.Tensor, expected: torch.Tensor) -> Verdict:
@@ -77,13 +118,12 @@ def bitwise(name: str, actual: torch.Tensor, expected: torch.Tensor) -> Verdict:
 def against_oracle(result: Result, judged: Judged, *, exact: bool) -> Verdict:
     """Check out and lse against the oracle; out bitwise where the problem is exact."""
     out, lse = result
-    if exact:
-        verdict = bitwise("out", out, judged.expected.out.to(out.dtype))
-    else:
-        verdict = within("out", out, judged.expected.out, judged.bound.out)
-    if verdict.bad or lse is None:
-        return verdict
-    return worse(verdict, within("lse", lse, judged.expected.lse, judged.bound.lse))
+    expected, bound = judged
+    looks = [] if lse is None else [Check("lse", lse, expected.lse, bound.lse)]
+    if not exact:
+        return all_within([Check("out", out, expected.out, bound.out), *looks])
+    verdict = bitwise("out", out, expected.out.to(out.dtype))
+    return verdict if verdict.bad else worse(verdict, all_within(looks))
 
 
 def agree(

@@ -44,10 +44,12 @@ class Allocator:
     def place_integers(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Copy int32 tensors of the host into fenced storages side by side, in one transfer."""
         sizes = [-(-tensor.numel() // FENCE) * FENCE + 2 * FENCE for tensor in tensors.values()]
-        arena = torch.full((sum(sizes),), int(CANARY), dtype=torch.int32)
-        for room, tensor in zip(arena.split(sizes), tensors.values(), strict=True):
-            room[FENCE : FENCE + tensor.numel()] = tensor.flatten()
-        rooms = arena.to(self.device, non_blocking=True).split(sizes)
+        canaries = torch.full((2 * FENCE,), int(CANARY), dtype=torch.int32)
+        parts: list[torch.Tensor] = []
+        for size, tensor in zip(sizes, tensors.values(), strict=True):
+            behind = size - FENCE - tensor.numel()
+            parts += [canaries[:FENCE], tensor.flatten(), canaries[:behind]]
+        rooms = torch.cat(parts).to(self.device, non_blocking=True).split(sizes)
         found = {}
         for room, (name, tensor) in zip(rooms, tensors.items(), strict=True):
             self.storages[name] = room[: tensor.numel() + 2 * FENCE]

@@ -5,7 +5,6 @@ out = softmax(cap(scale * q k^T) + mask) v          (Vaswani et al., arXiv:1706.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -160,8 +159,9 @@ def ragged_attention(
 
 def _attend(call: Call, head_dim_vo: int, options: Options) -> AttentionOutput:
     tokens, heads, _ = call.q.shape
-    out = call.q.new_zeros((tokens, heads, head_dim_vo), dtype=options.compute_dtype)
-    lse = call.q.new_full((tokens, heads, 1), -math.inf, dtype=options.compute_dtype)
+    # Every token is some request's: nothing of these is left as it is.
+    out = call.q.new_empty((tokens, heads, head_dim_vo), dtype=options.compute_dtype)
+    lse = call.q.new_empty((tokens, heads, 1), dtype=options.compute_dtype)
     with torch.no_grad():
         for batch in batches(call, options):
             for weights in softmax_weights(batch, options):

@@ -65,9 +65,11 @@ def block_of(batch: Batch, options: Options, rows: slice) -> Block:
     entry = torch.arange(keys.start, keys.stop, device=batch.q.device)  # [S']
     row = torch.arange(rows.start, rows.stop, device=batch.q.device).unsqueeze(1)  # [rows, 1]
     hidden: list[torch.Tensor] = []
-    if any((part.begin, part.end) != (keys.start, keys.stop) for part in parts):
-        hidden.append((entry < begin) | (entry >= end))
-    padding = hidden[0].squeeze(1) if hidden else None
+    if any(part.end != keys.stop for part in parts):
+        hidden.append(entry >= end)
+    if any(part.begin != keys.start for part in parts):
+        hidden.append(entry < begin)
+    padding = functools.reduce(operator.or_, hidden).squeeze(1) if hidden else None
     if options.causal and any(rows.start + part.offset < part.end - 1 for part in seeing):
         hidden.append(entry > row + offset)
     window = options.window_left

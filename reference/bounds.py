@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -99,7 +98,8 @@ def attention_error_bound(
     )
     call = paged_call(q, k_cache, v_cache, metadata, kv_layout, options)
     values = Values(stored_head_dim(v_cache, kv_format), value_dtype(q, v_cache))
-    return judge(call, values, options, arithmetic, out_dtype).bound
+    bound = judge(call, values, options, arithmetic, out_dtype).bound
+    return AttentionOutput(bound.out.contiguous(), bound.lse.contiguous())
 
 
 def ragged_attention_error_bound(
@@ -149,7 +149,8 @@ def ragged_attention_error_bound(
     )
     call = ragged_call(q, k, v, qo_indptr, kv_indptr, options)
     values = Values(v.shape[-1], v.dtype)
-    return judge(call, values, options, arithmetic, out_dtype).bound
+    bound = judge(call, values, options, arithmetic, out_dtype).bound
+    return AttentionOutput(bound.out.contiguous(), bound.lse.contiguous())
 
 
 def judge(
@@ -160,11 +161,9 @@ def judge(
     out_dtype: torch.dtype | None,
 ) -> Judged:
     """Compute attention and its bounds in one pass over the requests."""
-    q, dtype = call.q, options.compute_dtype
-    shape = (q.shape[0], q.shape[1], values.head_dim)
-    out, out_bound = q.new_zeros(shape, dtype=dtype), q.new_zeros(shape, dtype=dtype)
-    lse = q.new_full((*shape[:2], 1), -math.inf, dtype=dtype)
-    lse_bound = q.new_zeros((*shape[:2], 1), dtype=dtype)
+    q, sizes = call.q, (values.head_dim, 1, values.head_dim, 1)
+    # Every token is some request's: nothing of it is left as it is.
+    found = q.new_empty((*q.shape[:2], sum(sizes)), dtype=options.compute_dtype)
     roundings = Roundings.of(arithmetic or Arithmetic(), values.dtype, out_dtype or q.dtype)
     with torch.no_grad():
         for batch in batches(call, options):
@@ -172,10 +171,8 @@ def judge(
                 v = value_heads(batch, weights.block, options)
                 attended = weights.probabilities @ v
                 bounds = block_bounds(weights, v, attended, options, roundings)
-                weights.block.put(attended, out)
-                weights.block.put(weights.lse, lse)
-                weights.block.put(bounds[0], out_bound)
-                weights.block.put(bounds[1], lse_bound)
+                weights.block.put(torch.cat([attended, weights.lse, *bounds], dim=-1), found)
+    out, lse, out_bound, lse_bound = found.split(sizes, dim=-1)
     return Judged(
         AttentionOutput(out, lse.squeeze(-1)), AttentionOutput(out_bound, lse_bound.squeeze(-1))
     )

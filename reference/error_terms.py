@@ -167,15 +167,18 @@ def block_bounds(
     """
     u = roundings.accumulate
     num_keys = weights.block.num_keys
-    sums, lse_sums, most_share, terms = _of_requests(
+    sums, lse_sums, most_share, floors = _of_requests(
         out,
         [
             (2 * growth(keys) + SUM) * u + growth(keys) * roundings.products + roundings.parts(keys)
             for keys in num_keys
         ],
-        [(growth(keys) + SUM) * u for keys in num_keys],
+        [
+            (growth(keys) + SUM) * u + (roundings.probabilities if roundings.sums_rounded else 0.0)
+            for keys in num_keys
+        ],
         [math.sqrt(keys) for keys in num_keys],
-        num_keys,
+        [roundings.probabilities_floor * keys for keys in num_keys],
     )
     key_norms = torch.linalg.vector_norm(weights.k, dim=-1)
     if weights.block.padding is not None:
@@ -183,6 +186,7 @@ def block_bounds(
     mean, deviation = _exponential_errors(weights, key_norms, options, roundings)
     sees_nothing = torch.isneginf(weights.lse)
     lse, out_size = weights.lse.masked_fill(sees_nothing, 0.0), out.abs()
+    largest = weights.largest.abs()
     probabilities = weights.probabilities
     v_squared = options.scratch.take("v_squared", tuple(v.shape), v.dtype, v.device)
     torch.mul(v, v, out=v_squared)
@@ -197,27 +201,23 @@ def block_bounds(
         common = out_size
         if roundings.sums_rounded:
             common = share * common * squares.sum(dim=-1, keepdim=True).sqrt()
-        rounding = roundings.probabilities * (common + share * independent)
-        normaliser = (weights.largest - lse).masked_fill_(sees_nothing, 0.0)
-        floor = roundings.probabilities_floor * torch.exp(normaliser)
+        error = torch.addcmul(common, share, independent).mul_(roundings.probabilities)
         if v.numel():
-            rounding += floor * terms * v_squared.amax(dim=(1, 2, 3), keepdim=True).sqrt()
+            normaliser = (weights.largest - lse).masked_fill_(sees_nothing, 0.0).exp_()
+            largest_v = v_squared.amax(dim=(1, 2, 3), keepdim=True).sqrt_()
+            error.addcmul_(normaliser, floors * largest_v)
+        error.addcmul_(sums, weighted)
     else:
         weighted = (probabilities @ v_squared).sqrt_()
-        rounding = torch.zeros_like(out)
-    variance = (weighted.square() * (1 + VARIANCE_FLOOR) - out.square()).clamp_(min=0.0)
+        error = sums * weighted
+    variance = weighted.square().mul_(1 + VARIANCE_FLOOR).addcmul_(out, out, value=-1)
     # Logits that are off by more than about one may reorder the keys: no expansion holds there.
-    spread = torch.where(deviation > 1, weighted, variance.sqrt_())
-    error = 2 * deviation * spread + sums * weighted + rounding
-    out_bound = (1 + roundings.out) * error + roundings.out * out_size + roundings.out_floor
-    lse_size = lse.abs()
-    lse_bound = (
-        2 * mean
-        + lse_sums
-        + LSE * u * (lse_size + weights.largest.abs())
-        + UNIT_ROUNDOFF["float32"] * lse_size
-        + (roundings.probabilities if roundings.sums_rounded else 0.0)
-    )
+    spread = torch.where(deviation > 1, weighted, variance.clamp_(min=0.0).sqrt_())
+    error.addcmul_(deviation, spread, value=2)
+    out_bound = error.mul_(1 + roundings.out).add_(out_size, alpha=roundings.out)
+    out_bound += roundings.out_floor
+    lse_bound = torch.add(lse_sums, mean, alpha=2).add_(largest, alpha=LSE * u)
+    lse_bound.add_(lse.abs(), alpha=LSE * u + UNIT_ROUNDOFF["float32"])
     return out_bound.masked_fill_(sees_nothing, 0.0), lse_bound.masked_fill_(sees_nothing, 0.0)
 
 
@@ -233,20 +233,19 @@ def _exponential_errors(
     """Give sum P e and sqrt(sum P e^2) over the keys of each row, the sink's share included."""
     u, head_dim = roundings.accumulate, weights.q.shape[-1]
     scale = options.sm_scale if options.sm_scale is not None else 1.0 / math.sqrt(head_dim)
-    norms = torch.linalg.vector_norm(weights.q, dim=-1, keepdim=True) * key_norms.unsqueeze(2)
-    hidden = torch.isneginf(weights.logits)
-    sizes = weights.logits.masked_fill(hidden, 0.0).abs_()
-    largest = weights.largest.abs()
-    absolute = (LOGIT * u) * (sizes + largest)
-    absolute += norms.mul_(u * (growth(head_dim) + DOT) * abs(scale))
+    query_norms = torch.linalg.vector_norm(weights.q, dim=-1, keepdim=True)
+    sizes, largest = weights.logits.abs(), weights.largest.abs()  # sizes are infinite where masked
+    absolute = torch.add(sizes, largest).mul_(LOGIT * u).add_(EXP * u)
+    products = u * (growth(head_dim) + DOT) * abs(scale)
+    absolute.addcmul_(query_norms, key_norms.unsqueeze(2), value=products)
     if roundings.products:
         largest_q, largest_k = weights.q.abs().amax(-1, keepdim=True), weights.k.abs().amax(-1)
         addends = largest_q * largest_k.unsqueeze(2) * abs(scale) + sizes
         absolute += addends.mul_(growth(head_dim) * roundings.products)
     if roundings.tanh and options.logits_soft_cap:
         absolute += sizes.mul_(roundings.tanh)
-    relative = absolute.add_(EXP * u).clamp_(max=LARGEST_LOGIT_ERROR).expm1_()
-    relative.masked_fill_(hidden, 0.0)
+    relative = absolute.clamp_(max=LARGEST_LOGIT_ERROR).expm1_()
+    relative.masked_fill_(torch.isneginf(weights.logits), 0.0)
     weighted = weights.probabilities * relative
     mean = weighted.sum(dim=-1, keepdim=True)
     square = (weighted * relative).sum(dim=-1, keepdim=True)

@@ -18,9 +18,10 @@ from .inputs import (
     RaggedAttentionInputs,
 )
 from .kv_codes import format_of, quantised, queries
-from .metadata import build_metadata
+from .metadata import BatchMetadata
 from .moe_materialise import expert_inputs
 from .moe_problems import MoEProblem, RouteProblem
+from .placement import Placement, block_table, placement
 from .problems import AttentionProblem, MergeProblem, MetadataProblem, Problem
 from .quantization import interleave_v_scales
 from .regimes import attention_values, custom_mask_values, merge_values, sink_values
@@ -158,26 +159,26 @@ def _ragged_inputs(problem: AttentionProblem, home: Allocator) -> RaggedAttentio
 
 def _paged_inputs(problem: AttentionProblem, home: Allocator) -> PagedAttentionInputs:
     values = attention_values(problem, home.device)
-    table, num_pages = block_table(problem)
+    placed = placement(problem)
     k, v = quantised(problem, values.k), quantised(problem, values.v)
-    k_cache, v_cache = _paged_caches(problem, k.codes, v.codes, table, num_pages, home)
+    k_cache, v_cache = _paged_caches(problem, k.codes, v.codes, placed, home)
     scales = None
     if k.scales is not None and v.scales is not None:
-        scales = _paged_caches(problem, k.scales, v.scales, table, num_pages, home, "_sf")
+        scales = _paged_caches(problem, k.scales, v.scales, placed, home, "_sf")
     kv_format = format_of(problem)
     if kv_format is not None:
         k_cache, v_cache = k_cache.view(kv_format.dtype), v_cache.view(kv_format.dtype)
         if scales is not None and kv_format.v_scale_layout == "interleaved":
             scales[1].copy_(interleave_v_scales(scales[1], kv_layout=problem.kv_layout))
-    metadata = build_metadata(problem.query_lens, problem.seq_lens, table, problem.page_size)
-    placed = home.place_integers({"block_table": table, **metadata.tensors()})
-    table_tensor = placed.pop("block_table")
+    table, _ = block_table(problem)
+    integers = home.place_integers({"block_table": table, **placed.metadata.tensors()})
+    table = integers.pop("block_table")
     return PagedAttentionInputs(
         q=_place_q(problem, queries(problem, values.q), home),
         k_cache=k_cache,
         v_cache=v_cache,
-        metadata=type(metadata)(**placed, page_size=problem.page_size),
-        block_table=table_tensor,
+        metadata=BatchMetadata(**integers, page_size=problem.page_size),
+        block_table=table,
         kv_layout=problem.kv_layout,
         **_options(problem, home).keywords(),
         out_dtype=values.q.dtype,
@@ -194,22 +195,21 @@ def _append_inputs(problem: AttentionProblem, home: Allocator) -> AppendInputs:
         accumulate(problem.seq_lens, initial=0), problem.query_lens, problem.seq_lens, strict=False
     ):
         new[start + s - t : start + s] = True
-    table, num_pages = block_table(problem)
+    placed = placement(problem)
     k, v = quantised(problem, values.k).codes, quantised(problem, values.v).codes
     old = {name: torch.where(new[:, None, None], torch.full_like(rows, home.fill(rows.dtype)), rows)
            for name, rows in (("k", k), ("v", v))}  # fmt: skip
-    k_cache, v_cache = _paged_caches(problem, old["k"], old["v"], table, num_pages, home)
+    k_cache, v_cache = _paged_caches(problem, old["k"], old["v"], placed, home)
     kv_format = format_of(problem)
     if kv_format is not None:
         k_cache, v_cache = k_cache.view(kv_format.dtype), v_cache.view(kv_format.dtype)
-    metadata = build_metadata(problem.query_lens, problem.seq_lens, table, problem.page_size)
-    placed = home.place_integers(metadata.tensors())
+    integers = home.place_integers(placed.metadata.tensors())
     return AppendInputs(
         k=home.place("new_k", values.k[new] * problem.k_scale),
         v=home.place("new_v", values.v[new] * problem.v_scale),
         k_cache=k_cache,
         v_cache=v_cache,
-        metadata=type(metadata)(**placed, page_size=problem.page_size),
+        metadata=BatchMetadata(**integers, page_size=problem.page_size),
         kv_layout=problem.kv_layout,
         in_place=bool(choose(problem.seed, "in_place", 0, 2)),
         k_scale=problem.k_scale,
@@ -223,20 +223,18 @@ def _paged_caches(
     problem: AttentionProblem,
     k: torch.Tensor,
     v: torch.Tensor,
-    table: torch.Tensor,
-    num_pages: int,
+    placed: Placement,
     home: Allocator,
     of: str = "",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Put rows into their slots of two caches; whatever is in no slot is not to be read."""
-    slots = _physical_slots(problem, table).to(home.device, non_blocking=True)
-    pages, offsets = slots[0], slots[1]
+    pages, offsets = placed.slots.to(home.device, non_blocking=True).unbind()
 
     def shape(rows: torch.Tensor) -> tuple[int, ...]:
         heads, channels = rows.shape[1:]
         if problem.kv_layout == "NHD":
-            return (num_pages, problem.page_size, heads, channels)
-        return (num_pages, heads, problem.page_size, channels)
+            return (placed.num_pages, problem.page_size, heads, channels)
+        return (placed.num_pages, heads, problem.page_size, channels)
 
     if problem.values_in_keys:
         caches = _empty_latent(problem, shape(k), k.dtype, home)
@@ -246,44 +244,6 @@ def _paged_caches(
         by_slot = cache if problem.kv_layout == "NHD" else cache.transpose(1, 2)
         by_slot[pages, offsets] = rows
     return caches
-
-
-def block_table(problem: AttentionProblem) -> tuple[torch.Tensor, int]:
-    """Give the [R, pages] int32 block table and the number of pages in the cache.
-
-    At least two pages belong to nobody. Entries past a request's pages are garbage.
-    """
-    counts = [-(-s // problem.page_size) for s in problem.seq_lens]
-    owned: dict[tuple[int, int], int] = {}
-    rows: list[list[int]] = []
-    for request, (seq_len, count) in enumerate(zip(problem.seq_lens, counts, strict=True)):
-        shared = min(problem.shared_prefix_pages, seq_len // problem.page_size)
-        row = []
-        for page in range(count):
-            owner = (-1, page) if page < shared else (request, page)
-            row.append(owned.setdefault(owner, len(owned)))
-        rows.append(row)
-    num_pages = len(owned) + 2 + (len(owned) // 4 if problem.page_order else 0)
-    places = list(range(num_pages))
-    if problem.page_order:
-        keys = bits(stream(problem.page_order, "pages"), torch.arange(num_pages), 1)
-        places = torch.argsort(keys.flatten(), stable=True).tolist()
-    width = max(counts, default=0) + 1
-    table = bits(stream(problem.seed, "garbage"), torch.arange(len(rows)), width).to(torch.int32)
-    for request, row in enumerate(rows):
-        table[request, : len(row)] = torch.tensor([places[page] for page in row]).int()
-    return table, num_pages
-
-
-def _physical_slots(problem: AttentionProblem, table: torch.Tensor) -> torch.Tensor:
-    """Give the [2, keys] page and offset in it of every logical key of the batch."""
-    pages = [
-        row[: -(-seq_len // problem.page_size)].repeat_interleave(problem.page_size)[:seq_len]
-        for row, seq_len in zip(table.long(), problem.seq_lens, strict=True)
-    ]
-    offsets = [torch.arange(seq_len) % problem.page_size for seq_len in problem.seq_lens]
-    nothing = torch.empty(0, dtype=torch.int64)
-    return torch.stack([torch.cat([nothing, *pages]), torch.cat([nothing, *offsets])])
 
 
 def _metadata_inputs(problem: MetadataProblem, home: Allocator, step: int) -> MetadataInputs:

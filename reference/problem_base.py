@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from functools import cached_property
 from typing import Any, ClassVar, NoReturn
 
@@ -23,17 +23,23 @@ class BaseProblem:
 
     def to_json(self) -> dict[str, Any]:
         """Give a JSON-able dictionary that ``problem_from_json`` reads back."""
-        plain = json.loads(json.dumps(asdict(self)))  # type: ignore[call-overload]  # a dataclass
-        for name in self.later_fields:
-            if plain[name] == getattr(type(self), name):
-                del plain[name]
-        return {"schema": SCHEMA, "type": self.kind, **plain}
+        found = {"schema": SCHEMA, "type": self.kind}
+        for field in fields(self):  # type: ignore[arg-type]  # a dataclass
+            value = getattr(self, field.name)
+            if field.name not in self.later_fields or value != field.default:
+                found[field.name] = _listed(value)
+        return found
 
     @cached_property
     def id(self) -> str:
         """Twelve hexadecimal digits that depend on nothing but the problem."""
         text = json.dumps(self.to_json(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _listed(value: Any) -> Any:  # noqa: ANN401  JSON
+    """Give tuples as lists, all the way down."""
+    return [_listed(each) for each in value] if isinstance(value, tuple) else value
 
 
 def is_power_of_two(number: float) -> bool:

@@ -47,6 +47,8 @@ def problem_from_json(data: Mapping[str, Any]) -> Problem:
 
 
 def _typed(name: str, value: object, hint: Any) -> Any:  # noqa: ANN401  a typing annotation
+    if type(value) is hint:
+        return value
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return None if value is None else _typed(name, value, arguments[0])

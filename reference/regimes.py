@@ -6,6 +6,7 @@ thousands, under a dominant key everything but that key hides. Each regime shows
 
 from __future__ import annotations
 
+import functools
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -27,6 +28,8 @@ EDGES = (0, 1, 2, 3, 4, 7, 8, 15, 16, 31, 32, 63, 64, 127, 128, 255, 256, MAX_SE
 the problem's own page size: the same keys in other pages must keep their values."""
 NO_KEYS_OF_ITS_OWN = 2**11
 """Pseudo request number of shared prefixes."""
+REMEMBERED = 16
+"""Row numbers of queries or keys, the latest."""
 
 
 class AttentionValues(NamedTuple):
@@ -39,20 +42,29 @@ class AttentionValues(NamedTuple):
 
 def attention_values(problem: AttentionProblem, device: torch.device) -> AttentionValues:
     """Make q, k and v of a problem in its dtype."""
-    q_rows, k_rows, positions = _rows(problem, device)
+    q_rows, k_rows = _rows(problem)
     qo_heads, kv_heads = problem.num_qo_heads, problem.num_kv_heads
     shapes = (
         ("q", q_rows, qo_heads, problem.head_dim_qk),
         ("k", k_rows, kv_heads, problem.head_dim_qk),
         ("v", k_rows, kv_heads, problem.head_dim_vo),
     )
-    flat = bells(
-        [Part(stream(problem.seed, tag), rows, heads * dim) for tag, rows, heads, dim in shapes]
-    )
+    if problem.regime == "exact_grid":
+        made = [
+            torch.zeros(len(rows), heads * dim, device=device) for _, rows, heads, dim in shapes
+        ]
+    else:
+        made = bells(
+            [
+                Part(stream(problem.seed, tag), rows, heads * dim)
+                for tag, rows, heads, dim in shapes
+            ],
+            device,
+        )
     drawn = AttentionValues(
         *(
             values.view(-1, heads, dim)
-            for values, (_, _, heads, dim) in zip(flat, shapes, strict=True)
+            for values, (_, _, heads, dim) in zip(made, shapes, strict=True)
         )
     )
     change = {
@@ -63,48 +75,55 @@ def attention_values(problem: AttentionProblem, device: torch.device) -> Attenti
         "outlier_channels": _outlier_channels,
         "exact_grid": _exact_grid,
     }[problem.regime]
-    values = change(problem, drawn, k_rows, positions)
+    values = change(problem, drawn, k_rows)
     if problem.values_in_keys:
         values = _values_in_keys(problem, values)
     dtype = getattr(torch, problem.dtype)
     return AttentionValues(values.q.to(dtype), values.k.to(dtype), values.v.to(dtype))
 
 
-def _rows(
-    problem: AttentionProblem, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Number every query and key by request identity and position; give the keys' positions too.
+def _rows(problem: AttentionProblem) -> tuple[torch.Tensor, torch.Tensor]:
+    """Number every query and key by request identity and position, on the host.
 
-    Shared prefixes have one identity. The numbers are made on the host, which is quick with small
-    tensors, and brought over at once.
+    Shared prefixes have one identity.
     """
-    q_rows, _ = _numbered(problem.ids, problem.query_lens)
-    k_rows, positions = _numbered(problem.ids, problem.seq_lens)
+    shared: tuple[int, ...] = ()
     if problem.shared_prefix_pages and problem.operation == "paged_attention":
-        shared = [
+        shared = tuple(
             problem.page_size * min(problem.shared_prefix_pages, length // problem.page_size)
             for length in problem.seq_lens
-        ]
-        common = torch.tensor(shared).repeat_interleave(torch.tensor(problem.seq_lens))
-        row = positions + NO_KEYS_OF_ITS_OWN * ROWS_A_REQUEST
-        k_rows = torch.where(positions < common, row, k_rows)
-    numbers = torch.cat([q_rows, k_rows, positions]).to(device, non_blocking=True)
-    return numbers.split([len(q_rows), len(k_rows), len(k_rows)])  # type: ignore[no-any-return]
+        )
+    return _numbered(problem.ids, problem.query_lens), _numbered(
+        problem.ids, problem.seq_lens, shared
+    )
 
 
-def _numbered(ids: tuple[int, ...], lengths: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give the row number and the position of every token of requests of these lengths."""
-    counts = torch.tensor(lengths, dtype=torch.int64)
-    starts = (counts.cumsum(0) - counts).repeat_interleave(counts)
-    positions = torch.arange(len(starts)) - starts
-    first = torch.tensor(ids, dtype=torch.int64) * ROWS_A_REQUEST
-    return positions + first.repeat_interleave(counts), positions
+@functools.lru_cache(maxsize=REMEMBERED)
+def _numbered(
+    ids: tuple[int, ...], lengths: tuple[int, ...], shared: tuple[int, ...] = ()
+) -> torch.Tensor:
+    """Give the row number of every token of requests of these lengths, some of them shared.
+
+    Problems in a row have it in common: it is not to be changed.
+    """
+    firsts = [ROWS_A_REQUEST * identity for identity in ids]
+    of_requests = [
+        torch.arange(first, first + length) for first, length in zip(firsts, lengths, strict=True)
+    ]
+    for rows, count in zip(of_requests, shared, strict=False):
+        rows[:count] = torch.arange(count) + NO_KEYS_OF_ITS_OWN * ROWS_A_REQUEST
+    return torch.cat(of_requests) if of_requests else torch.empty(0, dtype=torch.int64)
+
+
+def _positions(rows: torch.Tensor) -> torch.Tensor:
+    """Give the position in its request of each row number."""
+    return rows % ROWS_A_REQUEST
 
 
 def _unchanged(
-    problem: AttentionProblem, values: AttentionValues, rows: torch.Tensor, positions: torch.Tensor
+    problem: AttentionProblem, values: AttentionValues, rows: torch.Tensor
 ) -> AttentionValues:
-    del problem, rows, positions
+    del problem, rows
     return values
 
 
@@ -130,10 +149,9 @@ def _marked_channel(problem: AttentionProblem) -> int:
 
 
 def _dominant_key(
-    problem: AttentionProblem, values: AttentionValues, rows: torch.Tensor, positions: torch.Tensor
+    problem: AttentionProblem, values: AttentionValues, rows: torch.Tensor
 ) -> AttentionValues:
     """Give one key a request, at an edge of a page or tile, almost all the weight."""
-    del positions
     edge = EDGES[choose(problem.seed, "dominant", 0, len(EDGES))]
     factor = abs(problem.scale) * problem.k_scale or 1.0
     channel = _marked_channel(problem)
@@ -144,21 +162,23 @@ def _dominant_key(
         for end, length in zip(accumulate(problem.seq_lens), problem.seq_lens, strict=True)
         if length
     ]
-    keys = torch.tensor(marked, dtype=torch.int64).to(rows.device, non_blocking=True)
+    device = values.k.device
+    keys = torch.tensor(marked, dtype=torch.int64).to(device, non_blocking=True)
     mark = power_of_two_at_least(DOMINANT_LOGIT / 2.0 / factor)
     values.k[..., channel].index_fill_(0, keys, mark)
     if problem.shared_prefix_pages:
         # A shared page is written by its last owner: the mark must not depend on who that is.
         shared = rows >= NO_KEYS_OF_ITS_OWN * ROWS_A_REQUEST
+        shared = shared.to(device, non_blocking=True)
         values.k[..., channel].masked_fill_(shared.unsqueeze(1), 0.0)
     return values
 
 
 def _position_coded(
-    problem: AttentionProblem, values: AttentionValues, rows: torch.Tensor, positions: torch.Tensor
+    problem: AttentionProblem, values: AttentionValues, rows: torch.Tensor
 ) -> AttentionValues:
     """Attend almost evenly to values that spell out position and head: a wrong page shows."""
-    del rows
+    positions = _positions(rows).to(values.v.device, non_blocking=True)
     channel = torch.arange(problem.head_dim_vo, device=positions.device)
     head = torch.arange(problem.num_kv_heads, device=positions.device)
     code = positions[:, None, None] * (2 * channel + 3) + 7 * head[:, None] + channel
@@ -167,10 +187,10 @@ def _position_coded(
 
 
 def _shifted_logits(
-    problem: AttentionProblem, values: AttentionValues, rows: torch.Tensor, positions: torch.Tensor
+    problem: AttentionProblem, values: AttentionValues, rows: torch.Tensor
 ) -> AttentionValues:
     """Add one large constant to every raw logit: softmax does not see it, a sentinel does."""
-    del rows, positions
+    del rows
     sign = -1.0 if choose(problem.seed, "shift", 0, 3) else 1.0
     shift = SHIFTS[choose(problem.seed, "shift", 1, len(SHIFTS))]
     channel = _marked_channel(problem)
@@ -180,13 +200,13 @@ def _shifted_logits(
 
 
 def _outlier_channels(
-    problem: AttentionProblem, values: AttentionValues, rows: torch.Tensor, positions: torch.Tensor
+    problem: AttentionProblem, values: AttentionValues, rows: torch.Tensor
 ) -> AttentionValues:
     """Scale one channel each of q, k and v by 32, as large models have them.
 
     Of an FP8 cache, so much that e4m3 saturates.
     """
-    del rows, positions
+    del rows
     factor = 2.0**10 if problem.kv_element in FP8 else 32.0
     channel = choose(problem.seed, "outlier", 0, problem.head_dim_qk)
     values.q[..., channel] *= 32.0
@@ -196,11 +216,14 @@ def _outlier_channels(
 
 
 def _exact_grid(
-    problem: AttentionProblem, values: AttentionValues, rows: torch.Tensor, positions: torch.Tensor
+    problem: AttentionProblem, values: AttentionValues, rows: torch.Tensor
 ) -> AttentionValues:
-    """Rank the keys with such distances that softmax is one-hot: the output is a row of V."""
-    values.q[:] = 0.0
-    values.k[:] = 0.0
+    """Rank the keys with such distances that softmax is one-hot: the output is a row of V.
+
+    It begins with zeros.
+    """
+    rows = rows.to(values.k.device, non_blocking=True)
+    positions = _positions(rows)
     if problem.kv_cache:
         _rank_in_digits(problem, values, positions)
     else:
@@ -242,7 +265,7 @@ def sink_values(problem: AttentionProblem, device: torch.device) -> torch.Tensor
 
 def custom_mask_values(problem: AttentionProblem, device: torch.device) -> torch.Tensor:
     """Make the flat custom mask: each row keeps about three quarters of its keys."""
-    rows, _ = _numbered(problem.ids, problem.query_lens)
+    rows = _numbered(problem.ids, problem.query_lens)
     most = max(problem.seq_lens, default=0)
     keeps = bits(stream(problem.seed, "mask"), rows.to(device, non_blocking=True), most) % 4 != 0
     masks = [torch.empty(0, dtype=torch.bool, device=device)]

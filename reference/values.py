@@ -39,8 +39,9 @@ def choose(seed: int, tag: str, index: int, options: int) -> int:
 
 
 def bits(key: int, rows: torch.Tensor, columns: int) -> torch.Tensor:
-    """Give [rows, columns] int64 hashes below 2**32 for these row numbers."""
-    return _hashes([Part(key, rows, columns)]).view(len(rows), columns).to(torch.int64) & _MASK
+    """Give [rows, columns] int64 hashes below 2**32 for these row numbers, where they are."""
+    hashes = _hashes([Part(key, rows, columns)], rows.device)
+    return hashes.view(len(rows), columns).to(torch.int64) & _MASK
 
 
 class Part(NamedTuple):
@@ -51,22 +52,22 @@ class Part(NamedTuple):
     columns: int
 
 
-def bells(parts: Sequence[Part]) -> list[torch.Tensor]:
+def bells(parts: Sequence[Part], device: torch.device | None = None) -> list[torch.Tensor]:
     """Give [rows, columns] float32 values that look normal: mean 0, deviation 1.15, below 4.
 
     The sum of a hash's four bytes (Irwin-Hall) with the hash's low bits behind it, so that all 24
     bits of a float32 are in use and a kernel that rounds its inputs is seen to do so.
+
+    Args:
+        parts: the tensors; their row numbers may all be on the host, which hashes them quickly.
+        device: of the values; that of the row numbers if None.
     """
-    hashes = _hashes(parts)
+    hashes = _hashes(parts, device or parts[0].rows.device)
     pairs = (hashes & 0x00FF00FF).add_((hashes >> 8).bitwise_and_(0x00FF00FF))
     total = (pairs & 0xFFFF).add_(pairs >> 16)
     # Below 2**24: float32 holds the number exactly, and its difference to the mean.
     number = (hashes * 5).bitwise_and_(0x3FFF).add_(total, alpha=2**14)
-    values = number.to(torch.float32).mul_(2.0**-21).sub_(510 * 2.0**-7)
-    return [
-        tensor.view(len(part.rows), part.columns)
-        for part, tensor in zip(parts, values.split(_sizes(parts)), strict=True)
-    ]
+    return _split(parts, number.to(torch.float32).mul_(2.0**-21).sub_(510 * 2.0**-7))
 
 
 def bell(key: int, rows: torch.Tensor, columns: int) -> torch.Tensor:
@@ -74,19 +75,28 @@ def bell(key: int, rows: torch.Tensor, columns: int) -> torch.Tensor:
     return bells([Part(key, rows, columns)])[0]
 
 
-def _hashes(parts: Sequence[Part]) -> torch.Tensor:
-    """Give the hashes of all parts, one after another, as int32."""
-    device = parts[0].rows.device
-    keys = [(part.rows * _GOLDEN).add_(part.key).to(torch.int32) for part in parts]
-    row_keys = mix(torch.cat(keys)).split([len(each) for each in keys])
+def _hashes(parts: Sequence[Part], device: torch.device) -> torch.Tensor:
+    """Give the hashes of all parts, one after another, as int32.
+
+    Rows and columns are hashed where the rows are, and brought to the device at once.
+    """
+    keys = torch.cat([(part.rows * _GOLDEN).add_(part.key) for part in parts])
     most = max(part.columns for part in parts)
-    column_keys = torch.arange(most, device=device, dtype=torch.int32) * 0x7FEB352D
-    sizes = _sizes(parts)
-    found = torch.empty(sum(sizes), dtype=torch.int32, device=device)
-    for part, of_rows, into in zip(parts, row_keys, found.split(sizes), strict=True):
-        table = into.view(len(part.rows), part.columns)
+    columns = torch.arange(most, device=keys.device, dtype=torch.int32) * 0x7FEB352D
+    both = torch.cat([mix(keys.to(torch.int32)), columns]).to(device, non_blocking=True)
+    *row_keys, column_keys = both.split([*(len(part.rows) for part in parts), most])
+    found = torch.empty(sum(_sizes(parts)), dtype=torch.int32, device=device)
+    for part, of_rows, table in zip(parts, row_keys, _split(parts, found), strict=True):
         torch.add(of_rows.unsqueeze(1), column_keys[: part.columns], out=table)
     return mix(found)
+
+
+def _split(parts: Sequence[Part], values: torch.Tensor) -> list[torch.Tensor]:
+    """Give the [rows, columns] of each part out of all of them one after another."""
+    return [
+        tensor.view(len(part.rows), part.columns)
+        for part, tensor in zip(parts, values.split(_sizes(parts)), strict=True)
+    ]
 
 
 def _sizes(parts: Sequence[Part]) -> list[int]:

@@ -10,7 +10,7 @@ import torch
 from ...impl.cuda_graphs import with_rows
 from ...reference import AttentionProblem, BatchMetadata, build_metadata
 from ...reference.inputs import PagedAttentionInputs, RaggedAttentionInputs
-from ...reference.materialise import block_table
+from ...reference.placement import block_table
 from ...reference.problem_base import DTYPES
 from ...reference.problems import MAX_SEQ_LEN
 from ...reference.regimes import custom_mask_values

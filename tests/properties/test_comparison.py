@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from kernelproof.properties.comparison import (
+    Check,
     against_oracle,
     agree,
+    all_within,
     bitwise,
     fail,
     same_bits,
@@ -103,6 +105,29 @@ class TestWithin:
 
     def test_a_bound_that_is_no_number_allows_nothing(self) -> None:
         assert within("out", tensor(1.0), tensor(1.5), tensor(NAN)).bad
+
+
+class TestAllWithin:
+    """Several tensors at once are judged as one after another."""
+
+    fine = Check("fine", tensor(1.0, NAN), tensor(1.5, NAN), tensor(1.0, 0.0))
+    closer = Check("closer", tensor(1.0), tensor(1.5), tensor(2.0))
+    wrong = Check("wrong", tensor(1.0), tensor(1.5), tensor(0.25))
+    nan = Check("nan", tensor(NAN), tensor(1.5), tensor(INF))
+    empty = Check("empty", tensor(), tensor(), tensor())
+    short = Check("short", tensor(1.0), tensor(1.0, 2.0), tensor(1.0, 1.0))
+
+    def test_the_largest_ratio_counts(self) -> None:
+        checks = [self.closer, self.empty, self.fine, self.closer]
+        assert all_within(checks) == Verdict("PASS", ratio=0.5)
+        assert all_within([]) == Verdict("PASS", ratio=0.0)
+
+    @pytest.mark.parametrize("name", ["wrong", "nan", "short"])
+    def test_the_first_failure_is_told(self, name: str) -> None:
+        failing: Check = getattr(self, name)
+        verdict = all_within([self.fine, failing, self.wrong, self.nan])
+        assert verdict.bad
+        assert verdict == within(*failing)
 
 
 class TestBitwise:

@@ -106,6 +106,18 @@ def test_the_same_bits_twice(operation: str) -> None:
     check()
 
 
+@pytest.mark.parametrize("problem", [PAGED, RAGGED, APPEND])
+def test_nothing_of_a_problem_is_left_for_the_next(problem: AttentionProblem) -> None:
+    """Problems of one structure have their tables in common, but not the tensors of a call."""
+    first = materialise(problem)
+    assert first.storages
+    before = {name: storage.clone() for name, storage in first.storages.items()}
+    for storage in first.storages.values():
+        storage.view(torch.uint8).zero_()
+    again = materialise(problem).storages
+    assert all(same_bits(again[name], before[name]) for name in before)
+
+
 CHECKSUMS: list[tuple[Problem, str]] = [
     (PAGED, "dc34ebaad5ea683a"),
     (RAGGED, "db0e2a24f40669cc"),
