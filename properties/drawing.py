@@ -52,9 +52,9 @@ def _feature_values(
 
     Hypothesis checks each strategy that it has not seen: these are made once.
     """
-    values = dict(possible)
     # A feature is drawn next to its value: both go at once where shrinking does without it.
-    choice = st.sampled_from(tuple(values)).flatmap(
-        lambda name: st.tuples(st.just(name), st.sampled_from(values[name][1:]))
-    )
+    pairs = {
+        name: st.tuples(st.just(name), st.sampled_from(values[1:])) for name, values in possible
+    }
+    choice = st.sampled_from(tuple(pairs)).flatmap(pairs.__getitem__)
     return st.lists(choice, max_size=MOST_FEATURES, unique_by=lambda pair: pair[0])

@@ -84,7 +84,7 @@ def _hashes(parts: Sequence[Part], device: torch.device) -> torch.Tensor:
     most = max(part.columns for part in parts)
     columns = torch.arange(most, device=keys.device, dtype=torch.int32) * 0x7FEB352D
     both = torch.cat([mix(keys.to(torch.int32)), columns]).to(device, non_blocking=True)
-    *row_keys, column_keys = both.split([*(len(part.rows) for part in parts), most])
+    *row_keys, column_keys = both.split([*(part.rows.shape[0] for part in parts), most])
     found = torch.empty(sum(_sizes(parts)), dtype=torch.int32, device=device)
     for part, of_rows, table in zip(parts, row_keys, _split(parts, found), strict=True):
         torch.add(of_rows.unsqueeze(1), column_keys[: part.columns], out=table)
@@ -94,13 +94,13 @@ def _hashes(parts: Sequence[Part], device: torch.device) -> torch.Tensor:
 def _split(parts: Sequence[Part], values: torch.Tensor) -> list[torch.Tensor]:
     """Give the [rows, columns] of each part out of all of them one after another."""
     return [
-        tensor.view(len(part.rows), part.columns)
+        tensor.view(part.rows.shape[0], part.columns)
         for part, tensor in zip(parts, values.split(_sizes(parts)), strict=True)
     ]
 
 
 def _sizes(parts: Sequence[Part]) -> list[int]:
-    return [len(part.rows) * part.columns for part in parts]
+    return [part.rows.shape[0] * part.columns for part in parts]
 
 
 def mix(x: torch.Tensor) -> torch.Tensor:
