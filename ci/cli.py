@@ -51,7 +51,7 @@ RUN_OPTIONS = (
     click.option(
         "--jobs",
         type=click.IntRange(min=1),
-        help="Worker processes at a time; one a core by default, one on a GPU.",
+        help="Worker processes at a time; by default by the cores, on a GPU by its memory too.",
     ),
     click.option(
         "--modules",

@@ -28,7 +28,7 @@ class Plan:
         device: ``"cpu"`` or ``"cuda"``.
         seed: of the search; two runs with the same draw the same problems.
         ledger: known failures.
-        jobs: workers at a time; the number of cores if 0, one on a GPU.
+        jobs: workers at a time; if 0, by the number of cores, on a GPU by the memory too.
         laws: names of the laws to run; all if empty.
         shrink_all: search and shrink in full under every law; otherwise only until the first
             finding of an implementation: laws after it judge ``LATER_PROBLEMS``, unshrunk.
