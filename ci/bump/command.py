@@ -27,6 +27,7 @@ from ..support import chips_of
 from ..terminal import console
 from .compiled import Compilation
 from .display import print_report
+from .evidence import kept
 from .findings import Chip
 from .journal import Journal
 from .junit import to_junit
@@ -84,6 +85,7 @@ class Request:
     compiled: str | None = None
     units: Sequence[str] = ()
     html_path: Path | None = None
+    evidence_path: Path | None = None
 
     @property
     def journal_path(self) -> Path:
@@ -99,6 +101,7 @@ class Request:
             "--junit": self.junit_path,
             "--markdown": self.markdown_path,
             "--html": self.html_path,
+            "--evidence": self.evidence_path,
         }
         return {option: path for option, path in paths.items() if path is not None}
 
@@ -108,6 +111,7 @@ RENDER: Mapping[str, Callable[[dict[str, Any]], str]] = {
     "--junit": to_junit,
     "--markdown": to_markdown,
     "--html": to_page,
+    "--evidence": lambda report: dumps(kept(report)),
 }
 
 

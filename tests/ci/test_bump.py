@@ -443,6 +443,26 @@ def test_a_journal_of_another_comparison_is_refused(
     assert "is no journal" in capsys.readouterr().err
 
 
+def test_what_is_kept_names_no_path_and_is_a_report(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    release(here / "old", OLD)
+    release(here / "new", NEW, broken=True)
+    given = ["--baseline", str(here / "old"), "--candidate", str(here / "new")]
+    _, report = gate(here, "--sm", "cpu,90", *given, "--evidence", "bump-kept.json")
+    text = (here / "bump-kept.json").read_text()
+    assert str(here) not in text
+    kept = json.loads(text)
+    assert [each["id"] for each in kept["findings"]] == [each["id"] for each in report["findings"]]
+    capsys.readouterr()
+    assert main(["merge", "bump-kept.json", "--html", "page.html"]) == 1
+    assert "new-failure" in (here / "page.html").read_text()
+    assert main(["evidence", "bump-kept.json"]) == 0
+    page = capsys.readouterr().out
+    assert f"### {OLD} (old) to {NEW} (new), " in page
+    assert " new-failure | " in page
+
+
 def test_reports_of_several_chips_are_merged(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
