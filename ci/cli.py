@@ -90,6 +90,11 @@ RUN_OPTIONS = (
         help="Ledger of known findings instead of the shipped one; none: find everything afresh.",
     ),
     click.option(
+        "--corpus",
+        type=click.Path(file_okay=False, path_type=Path),
+        help="Folder of cases that are replayed first, instead of the shipped one.",
+    ),
+    click.option(
         "--examples",
         metavar="PLACE[,PLACE]",
         help="Share failing examples of --profile nightly: a folder, github:OWNER/REPO, a Redis "

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
+from ..fixtures import CORPUS
 from ..impl.registry import BUILT_IN, installed_implementations
 from .files import dumps, write_text
 from .ledger import Ledger
@@ -152,7 +153,12 @@ def loading_name(reference: str) -> str:
 
 
 def replay_command(path: Path) -> str:
-    """Give the command that judges a case again, to be copied into a shell."""
+    """Give the command that judges a case again, to be copied into a shell.
+
+    A case of the shipped corpus goes by its name, wherever Kernelproof is installed.
+    """
+    if path.resolve().parent == CORPUS.resolve():
+        return f"kernelproof replay {shlex.quote(path.name)}"
     here = os.path.relpath(path)
     found = path.absolute() if here.startswith(os.pardir) else here
     return f"kernelproof replay {shlex.quote(str(found))}"

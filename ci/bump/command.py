@@ -21,7 +21,7 @@ from ...properties.gpus import processes_for, visible_devices
 from ...properties.ledger import LedgerError
 from ...properties.machine import cores
 from ...properties.profiles import PROFILES
-from ..asked import check_implementations, check_laws, only_of
+from ..asked import check_implementations, check_laws, corpus_of, only_of
 from ..errors import INTERRUPTED, MachineError, UsageRefusedError
 from ..support import chips_of
 from ..terminal import console
@@ -78,6 +78,7 @@ class Request:
     only: Sequence[str] = ()
     soak: int | None = None
     expectations: str | None = None
+    corpus: Path | None = None
     cases: Path = Path(".kernelproof", "cases")
     json_path: Path | None = None
     junit_path: Path | None = None
@@ -250,6 +251,7 @@ def _plan(request: Request, tensors: Path, *, own_environment: bool) -> Plan:
         modules=request.modules or MODULES,
         soak=soak,
         jobs=request.jobs or _usual_jobs(request.device),
+        corpus=corpus_of(request.corpus, ledger, request.expectations, profile),
     )
 
 
