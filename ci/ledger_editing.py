@@ -14,11 +14,11 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from ..properties.cases import SCHEMA, loading_name
+from ..properties.cases import loading_name
 from ..properties.corpus import load_case
 from ..properties.expectations import read_expectations
 from ..properties.files import dumps, write_text
-from ..properties.ledger import PREDICATES, Entry, LedgerError, read_case
+from ..properties.ledger import CASE_SCHEMA, PREDICATES, Entry, LedgerError, read_case
 from ..properties.verdict import BAD
 from ..reference import Problem, problem_from_json
 from .errors import UsageRefusedError
@@ -117,7 +117,7 @@ def add_entry(path: Path, text: str, failure: Failure, reason: str, issue: str =
         "",
     ]
     content = {
-        "schema": SCHEMA,
+        "schema": CASE_SCHEMA,
         "law": failure.laws[0],
         "implementation": failure.implementation,
         "problem": failure.problem.to_json(),
@@ -182,7 +182,7 @@ def add_to_corpus(case: Path, folder: Path) -> Path:
     plain = re.sub(r"[^\w.-]+", "-", name).strip("-.")
     path = folder / f"{plain}-{law.replace('_', '-')}-{problem.id}.json"
     kept = {field: data[field] for field in KEPT if data.get(field) not in (None, [], 0)}
-    kept |= {"schema": SCHEMA, "implementation": name, "problem": problem.to_json()}
+    kept |= {"schema": CASE_SCHEMA, "implementation": name, "problem": problem.to_json()}
     try:
         write_text(path, dumps(kept))
     except OSError as error:

@@ -16,10 +16,9 @@ from .. import __version__
 from ..fixtures import CORPUS
 from ..impl.registry import BUILT_IN, installed_implementations
 from .files import dumps, write_text
-from .ledger import Ledger
+from .ledger import CASE_SCHEMA, Ledger
 from .report import Finding, ImplementationReport, RunReport
 
-SCHEMA = "kernelproof/case/1"
 MUST_FAIL = "unexpected_pass"
 """Kind of a finding whose case passes though the ledger says that it fails."""
 LONGEST_NAME = 80
@@ -122,7 +121,7 @@ def case_of(
         sanitizer: tool of compute-sanitizer of the run: what it alone reports is replayed under it.
     """
     return {
-        "schema": SCHEMA,
+        "schema": CASE_SCHEMA,
         "law": finding.law,
         "implementation": implementation,
         "operation": operation,

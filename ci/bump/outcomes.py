@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ...impl.target import Target
-from ...properties.cases import SCHEMA as CASE
 from ...properties.cases import loading_name, replay_command
 from ...properties.files import dumps, write_text
+from ...properties.ledger import CASE_SCHEMA as CASE
 from ...properties.ledger import Entry
 from ...properties.telling import compact
 from ...properties.verdict import Verdict

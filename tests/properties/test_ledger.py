@@ -159,6 +159,7 @@ class TestCases:
             ("{", "not JSON"),
             ("[]", "a case is a JSON object, not a list"),
             ("{}", "the field 'law' is missing"),
+            ('{"schema": "kernelproof/case/9"}', "its schema is 'kernelproof/case/9'"),
             ('{"law": 1}', "the field 'law' is not a str"),
             ('{"law": "parity", "implementation": "m", "problem": 1}', "'problem' is not a dict"),
             (
