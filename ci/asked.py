@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from ..impl import ImplementationNotFoundError
 from ..impl.registry import resolve_name
+from ..properties.corpus import Case, open_corpus
 from ..properties.laws import find_law
+from ..properties.ledger import Ledger, LedgerError
 from ..properties.only import Only, OnlyError, read_only
+from ..properties.profiles import Profile
 from .errors import UsageRefusedError
 
 
@@ -53,4 +57,26 @@ def only_of(texts: Sequence[str]) -> Only:
         return read_only(texts)
     except OnlyError as error:
         message = f"--only: {error}"
+        raise UsageRefusedError(message) from error
+
+
+def corpus_of(
+    folder: Path | None, ledger: Ledger, expectations: str | None, profile: Profile
+) -> tuple[Case, ...]:
+    """Read the stored cases that a run replays first.
+
+    Args:
+        folder: given by ``--corpus``.
+        ledger: of the run.
+        expectations: by which it was asked for: ``"none"`` forgets its cases too.
+        profile: of the run.
+
+    Raises:
+        UsageRefusedError: the folder is not there, or a case cannot be read.
+    """
+    forget = expectations == "none"
+    try:
+        return open_corpus(ledger, folder=folder, forget=forget, explore=profile.explore)
+    except LedgerError as error:
+        message = f"--corpus: {error}" if folder else str(error)
         raise UsageRefusedError(message) from error

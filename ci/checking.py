@@ -28,7 +28,7 @@ from ..properties.profiles import GATE_SHARE, PROFILES, asked_for
 from ..properties.report import RunReport
 from ..properties.sanitizer import SanitizerMissingError
 from ..properties.sanitizer import command as sanitizer_command
-from .asked import check_implementations, check_laws, only_of
+from .asked import check_implementations, check_laws, corpus_of, only_of
 from .display import print_summary
 from .errors import MachineError, UsageRefusedError
 from .evidence import as_evidence
@@ -65,6 +65,7 @@ class Request:
     soak: int | None = None
     sanitizer: str | None = None
     examples: str | None = None
+    corpus: Path | None = None
 
 
 def examine(request: Request) -> int:
@@ -139,6 +140,7 @@ def _plan(request: Request, ledger: Ledger) -> Plan:
         device=request.device,
         seed=request.seed,
         ledger=ledger,
+        corpus=corpus_of(request.corpus, ledger, request.expectations, profile),
         jobs=request.jobs or 0,
         laws=request.laws,
         share=GATE_SHARE if request.gate else 1.0,

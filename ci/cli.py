@@ -51,7 +51,7 @@ RUN_OPTIONS = (
     click.option(
         "--jobs",
         type=click.IntRange(min=1),
-        help="Worker processes at a time; one a core by default, one on a GPU.",
+        help="Worker processes at a time; by default by the cores, on a GPU by its memory too.",
     ),
     click.option(
         "--modules",
@@ -88,6 +88,11 @@ RUN_OPTIONS = (
         "--expectations",
         metavar="FILE|none",
         help="Ledger of known findings instead of the shipped one; none: find everything afresh.",
+    ),
+    click.option(
+        "--corpus",
+        type=click.Path(file_okay=False, path_type=Path),
+        help="Folder of cases that are replayed first, instead of the shipped one.",
     ),
     click.option(
         "--examples",

@@ -19,6 +19,7 @@ from .summary import (
     new_findings,
     reason_idle,
     rejected,
+    replayed,
     seconds,
     state,
 )
@@ -54,6 +55,8 @@ def print_summary(out: Console, summary: Summary) -> None:
         for known in known_findings(report, summary.ledger):
             replays = (f.replay for f in report.findings if f.entry == known.entry)
             print_known(out, known, next(replays, ""))
+    if replayed(summary.report):
+        out.print(Text(f"corpus: {replayed(summary.report)}", "dim"), soft_wrap=True)
     style = {0: "bold green", 1: "bold red"}.get(summary.code, "bold yellow")
     out.print(Text(summary.sentence, style), soft_wrap=True)
 

@@ -9,6 +9,9 @@ import click
 
 from .errors import CONFORMING, UsageRefusedError
 
+KINDS = ("h200", "gating", "bump")
+"""How the files begin of runs that the page sums up."""
+
 
 @click.command("evidence")
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path), metavar="[FILE.json...]")
@@ -21,7 +24,7 @@ from .errors import CONFORMING, UsageRefusedError
 def evidence(files: tuple[Path, ...], markdown_path: Path | None) -> int:
     """Sum up files that `check` or `gate` wrote with --evidence; the shipped ones by default."""
     from ..properties.files import write_text
-    from .evidence import EvidenceFileError, page
+    from .evidence_page import EvidenceFileError, page
 
     try:
         text = "\n".join(page(files or kept()))
@@ -39,7 +42,7 @@ def evidence(files: tuple[Path, ...], markdown_path: Path | None) -> int:
 
 
 def kept() -> list[Path]:
-    """Give the files of runs on GPUs that are shipped."""
+    """Give the files of runs that are shipped: on GPUs, and of two releases."""
     from ..fixtures import EVIDENCE
 
-    return sorted([*EVIDENCE.glob("h200-*.json"), *EVIDENCE.glob("gating-*.json")])
+    return sorted(path for kind in KINDS for path in EVIDENCE.glob(f"{kind}-*.json"))

@@ -12,6 +12,7 @@ from .summary import (
     new_findings,
     reason_idle,
     rejected,
+    replayed,
     seconds,
     state,
 )
@@ -28,6 +29,7 @@ def to_html(summary: Summary) -> str:
         ("profile", report.profile),
         ("seed", report.seed),
         ("device", " ".join(str(report.target.get(n) or "") for n in ("device", "device_name"))),
+        *([("corpus", replayed(report))] if replayed(report) else []),
         *((name, value) for name, value in versions(report.target).items() if value),
     ]
     return render(

@@ -28,6 +28,7 @@ def to_json(summary: Summary) -> dict[str, Any]:
         "judged": report.judged,
         "unsupported": sum(each.unsupported for each in report.implementations),
         "rejected": sum(rejected(each) for each in report.implementations),
+        "corpus": report.corpus.to_json(),
         "seconds": round(report.seconds, 3),
         "build_seconds": round(sum(each.build_seconds for each in report.implementations), 3),
         "run_seconds": round(sum(map(seconds, report.implementations)), 3),

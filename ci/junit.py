@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from xml.etree import ElementTree as ET
 
+from ..properties.cases import MUST_FAIL
 from ..properties.laws import laws_of
 from ..properties.report import Finding, ImplementationReport, LawReport
 from ..properties.telling import compact, count_of
@@ -49,12 +50,14 @@ def _suite(report: ImplementationReport, summary: Summary) -> ET.Element:
         reference=report.reference,
         profile=summary.report.profile,
         seed=summary.report.seed,
+        replayed=report.corpus.replayed,
         **{f"target.{name}": value for name, value in summary.report.target.items() if value},
     )
     for law in report.laws:
         suite.append(_law(report, law, summary))
     for finding in report.replayed:
-        case = _case(report, f"{finding.law} (ledger case {finding.problem.id})", 0.0)
+        whose = "ledger" if finding.verdict.kind == MUST_FAIL else "corpus"
+        case = _case(report, f"{finding.law} ({whose} case {finding.problem.id})", 0.0)
         _failure(case, finding)
         suite.append(case)
     idle = reason_idle(report, summary)

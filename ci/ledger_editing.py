@@ -7,17 +7,18 @@ block. What is written is read back in full before the file is replaced.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from ..properties.cases import SCHEMA
+from ..properties.cases import loading_name
+from ..properties.corpus import load_case
 from ..properties.expectations import read_expectations
 from ..properties.files import dumps, write_text
-from ..properties.laws import find_law
-from ..properties.ledger import PREDICATES, Entry, LedgerError, read_case
+from ..properties.ledger import CASE_SCHEMA, PREDICATES, Entry, LedgerError, read_case
 from ..properties.verdict import BAD
 from ..reference import Problem, problem_from_json
 from .errors import UsageRefusedError
@@ -89,6 +90,7 @@ def add_entry(path: Path, text: str, failure: Failure, reason: str, issue: str =
             "that a predicate can name: write the entry by hand"
         )
         raise LedgerError(message)
+    failure = replace(failure, implementation=shared_name(failure.implementation, failure.id))
     case = f"corpus/{failure.id}.json"
     if f'id = "{failure.id}"' in text or (path.parent / case).exists():
         message = f"{failure.id}: there is such an entry, or such a case"
@@ -115,7 +117,7 @@ def add_entry(path: Path, text: str, failure: Failure, reason: str, issue: str =
         "",
     ]
     content = {
-        "schema": SCHEMA,
+        "schema": CASE_SCHEMA,
         "law": failure.laws[0],
         "implementation": failure.implementation,
         "problem": failure.problem.to_json(),
@@ -161,32 +163,58 @@ def replace_ledger(path: Path, text: str) -> None:
 
 
 def add_to_corpus(case: Path, folder: Path) -> Path:
-    """Put a case into a corpus, without what a run found of it.
+    """Put a case into a corpus, without what a run found of it and what is of one machine.
 
     Raises:
-        UsageRefusedError: it cannot be read, or the corpus has it.
+        UsageRefusedError: it cannot be read or shared, or the corpus has it.
     """
     try:
+        load_case(case)
         law, problem, data = read_case(case)
-        if problem.operation not in find_law(law).operations:
-            message = f"{case}: the law {law} does not speak of {problem.operation}"
-            raise UsageRefusedError(message)
+        name = shared_name(data["implementation"], f"{case}")
         for known in sorted(folder.glob("*.json")):
             their_law, theirs, their_data = read_case(known)
-            same = (their_law, theirs) == (law, problem)
-            if same and their_data["implementation"] == data["implementation"]:
+            if (their_law, theirs, their_data["implementation"]) == (law, problem, name):
                 message = f"{case}: the corpus has it: {known.name}"
                 raise UsageRefusedError(message)
     except LedgerError as error:
         raise UsageRefusedError(str(error)) from error
-    except LookupError as error:
-        message = f"{case}: the field 'law': {error.args[0]}"
-        raise UsageRefusedError(message) from error
-    plain = re.sub(r"[^\w.-]+", "-", data["implementation"]).strip("-.")
+    plain = re.sub(r"[^\w.-]+", "-", name).strip("-.")
     path = folder / f"{plain}-{law.replace('_', '-')}-{problem.id}.json"
-    kept = {name: data[name] for name in KEPT if data.get(name) not in (None, [], 0)}
-    write_text(path, dumps({**kept, "schema": SCHEMA, "problem": problem.to_json()}))
+    kept = {field: data[field] for field in KEPT if data.get(field) not in (None, [], 0)}
+    kept |= {"schema": CASE_SCHEMA, "implementation": name, "problem": problem.to_json()}
+    try:
+        write_text(path, dumps(kept))
+    except OSError as error:
+        message = f"{path}: cannot be written ({error.strerror})"
+        raise UsageRefusedError(message) from error
     return path
+
+
+def shared_name(name: str, source: str) -> str:
+    """Give a name that leads to an implementation on other machines too.
+
+    The registered one where there is one; a file in the current folder by its path from there.
+
+    Args:
+        name: as it was given here.
+        source: whose implementation it is, for the message.
+
+    Raises:
+        UsageRefusedError: it is a file elsewhere on this machine.
+    """
+    registered = loading_name(name)
+    module, _, attribute = registered.rpartition(":")
+    if not module.endswith(".py"):
+        return registered
+    here = os.path.relpath(module)
+    if here.startswith(os.pardir):
+        message = (
+            f"{source}: its implementation {name} is a file of this machine outside of the current "
+            "folder, and a case is shared: name it by its module"
+        )
+        raise UsageRefusedError(message)
+    return f"{Path(here).as_posix()}:{attribute}"
 
 
 def failures_in(report: Mapping[str, Any]) -> list[Failure]:

@@ -134,7 +134,7 @@ def _print(listed: dict[str, Any]) -> None:
     out.print(table)
     table = _table("profile", "problems a law", "at most")
     for profile in listed["profiles"]:
-        most = f"{profile['seconds']:g} s an implementation"
+        most = f"{profile['seconds']:g} s an implementation, shrinking aside"
         table.add_row(profile["name"], f"{profile['problems']:,}", most)
     out.print(table)
 

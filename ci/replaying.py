@@ -11,6 +11,7 @@ from typing import Any
 import click
 from rich.text import Text
 
+from ..fixtures import CORPUS
 from ..impl import OPERATIONS, ImplementationNotFoundError, Target, UnsupportedError
 from ..impl.registry import resolve_name
 from ..properties.cases import MUST_FAIL, launches_of
@@ -41,7 +42,7 @@ def replay_case(
     """Judge a case again, print its verdict, and return the exit code.
 
     Args:
-        path: of the case file.
+        path: of the case file, or the name of one in the shipped corpus.
         device: where; the case's own if None.
         implementation: which; the case's own if None.
         deadline: seconds that one call may take.
@@ -51,7 +52,7 @@ def replay_case(
         UsageRefusedError: the case cannot be read, or its implementation is not found.
         MachineError: there is no such device, or the suite failed.
     """
-    law, problem, data = _read(path)
+    law, problem, data = _read(_stored(path))
     device = device or data.get("device") or DEVICES[0]
     name = implementation or data["implementation"]
     try:
@@ -119,6 +120,12 @@ def _load(worker: Worker, name: str, address: Address) -> None:
         raise MachineError(message)
     if "error" in (outcome.result or {}):
         raise UsageRefusedError(str((outcome.result or {})["error"]))
+
+
+def _stored(path: Path) -> Path:
+    """Give the case of the shipped corpus that goes by this name, where no such file is here."""
+    shipped = CORPUS / path.name
+    return shipped if path.name == str(path) and not path.exists() and shipped.is_file() else path
 
 
 def _read(path: Path) -> tuple[Law, Problem, dict[str, Any]]:

@@ -138,6 +138,21 @@ def seconds(report: ImplementationReport) -> float:
     return sum(law.seconds for law in report.laws)
 
 
+def replayed(report: RunReport) -> str:
+    """Say how many stored cases were replayed; nothing if none was."""
+    corpus = report.corpus
+    if not corpus.replayed:
+        return ""
+    counts = {
+        "of the ledger": corpus.of_ledger,
+        "known otherwise": corpus.known,
+        "not judged here": corpus.unjudged,
+    }
+    told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    stored = f"{count_of(corpus.replayed, 'stored case')} replayed first in {corpus.seconds:.1f} s"
+    return f"{stored} ({told})" if told else stored
+
+
 def new_findings(report: ImplementationReport) -> list[Finding]:
     """Give the findings that the ledger does not explain."""
     return [finding for finding in report.findings if not finding.entry]

@@ -5,6 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from sphinx.application import Sphinx
+
+from kernelproof.ci.bump.page import to_page
+from kernelproof.ci.bump.report import read_report
+
 _ROOT = Path(__file__).resolve().parents[1]
 _VERSION = re.search(r'^__version__ = "(.+)"$', (_ROOT / "__init__.py").read_text(), re.MULTILINE)
 
@@ -29,3 +34,17 @@ html_permalinks_icon = "#"
 # Slow hosts answer late; anchors of GitHub's source views are made by scripts.
 linkcheck_timeout = 20
 linkcheck_anchors_ignore_for_url = [r"https://github\.com/.*"]
+
+# What docs/bump.md links to as an example: the page of a comparison that is kept.
+_EXAMPLE = _ROOT / "fixtures" / "evidence" / "bump-cpu.json"
+
+
+def _write_example(app: Sphinx, error: Exception | None) -> None:
+    if error is None and app.builder.format == "html":
+        page = to_page(read_report(_EXAMPLE))
+        (Path(app.outdir) / "bump-example.html").write_text(page, encoding="utf-8")
+
+
+def setup(app: Sphinx) -> None:
+    """Write the example report beside the pages."""
+    app.connect("build-finished", _write_example)

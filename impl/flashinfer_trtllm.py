@@ -17,6 +17,7 @@ import torch
 from ..reference import Arithmetic, AttentionProblem, Problem
 from ..reference.inputs import PagedAttentionInputs
 from ..reference.kv_format import FP8, NVFP4, stored_head_dim
+from .features import GATE
 from .flashinfer_calls import (
     BUILD_MINUTES,
     WORKSPACE_BYTES,
@@ -119,7 +120,7 @@ def _decodes_in_fp8(problem: Problem, target: Target) -> bool | str:
 def _allowed(problem: AttentionProblem, backend: str, target: Target) -> bool | str:
     """Ask the support rules, as for an implementation that names its backend."""
     decision = decide(feature_of(problem, backend), target)
-    return decision.supported or f"the gate: {decision.reason} ({decision.rule})"
+    return decision.supported or f"{GATE}{decision.reason} ({decision.rule})"
 
 
 def _prefills(problem: Problem, target: Target) -> bool | str:

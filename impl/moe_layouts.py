@@ -89,7 +89,7 @@ def swiglu_numbers(inputs: MoEInputs) -> dict[str, torch.Tensor]:
     """Give alpha, beta and limit of each expert, float32 [experts], where a call needs them.
 
     Nothing for plain SwiGLU and for what has no such numbers, so that the kernel's own fast path
-    is called; a limit that is infinite is left out.
+    is called; so is the limit of swiglu where none is set.
     """
     usual = ACTIVATIONS[inputs.activation]
     given = {name: getattr(inputs, name) for name in SWIGLU_NAMES}

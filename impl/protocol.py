@@ -11,7 +11,7 @@ import torch
 
 from ..reference import Arithmetic, Problem
 from .backends import BACKENDS
-from .features import FEATURES, NOT_NAMED, drawn_features
+from .features import FEATURES, GATE, NOT_NAMED, drawn_features
 from .target import Target
 
 OPERATIONS = (
@@ -144,7 +144,7 @@ def _gate(
     decision = decide(feature_of(problem, backend), target, book=book)
     if decision.supported:
         return None
-    return f"the gate: {decision.reason}" + (f" ({decision.rule})" if decision.rule else "")
+    return f"{GATE}{decision.reason}" + (f" ({decision.rule})" if decision.rule else "")
 
 
 def implementation(

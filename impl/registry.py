@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .protocol import Implementation, implementation
+from .suggestions import did_you_mean
 
 ENTRY_POINTS = "kernelproof.implementations"
 
@@ -121,8 +122,11 @@ def resolve_name(name: str) -> str:
         return installed[name]
     if ":" in name:
         return name
-    known = ", ".join(sorted({**BUILT_IN, **installed}))
-    message = f"{name!r} is no MODULE:NAME and no registered implementation; registered: {known}"
+    meant = did_you_mean(name, {**BUILT_IN, **installed})
+    message = (
+        f"{name!r} is no MODULE:NAME and no registered implementation; {meant}`kernelproof list` "
+        "names them all"
+    )
     raise ImplementationNotFoundError(message)
 
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
+from ..fixtures import CORPUS
 from ..impl.registry import BUILT_IN, installed_implementations
 from .files import dumps, write_text
-from .ledger import Ledger
+from .ledger import CASE_SCHEMA, Ledger
 from .report import Finding, ImplementationReport, RunReport
 
-SCHEMA = "kernelproof/case/1"
 MUST_FAIL = "unexpected_pass"
 """Kind of a finding whose case passes though the ledger says that it fails."""
 LONGEST_NAME = 80
@@ -121,7 +121,7 @@ def case_of(
         sanitizer: tool of compute-sanitizer of the run: what it alone reports is replayed under it.
     """
     return {
-        "schema": SCHEMA,
+        "schema": CASE_SCHEMA,
         "law": finding.law,
         "implementation": implementation,
         "operation": operation,
@@ -152,7 +152,12 @@ def loading_name(reference: str) -> str:
 
 
 def replay_command(path: Path) -> str:
-    """Give the command that judges a case again, to be copied into a shell."""
+    """Give the command that judges a case again, to be copied into a shell.
+
+    A case of the shipped corpus goes by its name, wherever Kernelproof is installed.
+    """
+    if path.resolve().parent == CORPUS.resolve():
+        return f"kernelproof replay {shlex.quote(path.name)}"
     here = os.path.relpath(path)
     found = path.absolute() if here.startswith(os.pardir) else here
     return f"kernelproof replay {shlex.quote(str(found))}"

@@ -90,7 +90,8 @@ def _closely(check: Check) -> Verdict:
     # Far outside comes first: the worst ratio, with a floor where the bound is zero.
     ratio = difference / bound.clamp(min=torch.finfo(bound.dtype).tiny)
     ratio = torch.where(excess, ratio, 0.0).nan_to_num(nan=torch.inf, posinf=torch.inf)
-    where = tuple(int(i) for i in torch.unravel_index(ratio.argmax(), ratio.shape))
+    # torch.unravel_index would import sympy: seconds in each process that finds something.
+    where = _position(ratio == ratio.max())
     message = (
         f"{name}{list(where)} is {got[where].item():.9g}, expected "
         f"{expected[where].item():.9g}, off by {difference[where].item():.3g}, bound "

@@ -16,27 +16,21 @@ from ..impl import Target
 from ..reference import Problem
 from .axes import example
 from .building import Builder
-from .cases import CaseWriter, launches_of, replay_command
+from .cases import CaseWriter, replay_command
+from .corpus import load_case
 from .examples import ExamplesError, examples_on, open_examples
 from .expectations import read_expectations
 from .hunt import Hunt, Search
 from .isolation import Worker
 from .items import Item, Survey, items_of
 from .laws import Law, find_law, laws_of
-from .ledger import Entry, LedgerError, read_case
+from .ledger import Entry, LedgerError
 from .plan import Plan, problems_of, seconds_of
 from .pools import open_pool
 from .preparation import prepare
 from .profiles import GATE_SHARE, Cost
-from .quarry import (
-    Address,
-    DeviceLostError,
-    HarnessError,
-    Quarry,
-    probe_device,
-    verdict_of,
-    warm_up,
-)
+from .quarry import DeviceLostError, HarnessError, Quarry, warm_up
+from .replays import judge_stored
 from .report import Finding, ImplementationReport, LawReport, RunReport
 from .sharing import SuiteRefusedError, once, shared
 from .surveying import Choices, take_survey
@@ -230,34 +224,22 @@ class Suite:
     def _replay(
         self, worker: Worker, item: Item, quarry: Quarry, report: ImplementationReport
     ) -> Judged:
-        path = Path(item.case)
-        name, problem, data = read_case(path)
-        law = find_law(name)
-        operation = data.get("operation") or self._choices.operation
-        address = Address(
-            quarry.address.reference,
-            operation,
-            quarry.address.device,
-            without_rules=tuple(data.get("without_rules", ())),
-            soak=launches_of(data),
-        )
+        case = load_case(Path(item.case))
+        law, problem = case.law, case.problem
         warm_up(worker, quarry)
-        outcome = worker.run(address.case(law.name, problem), quarry.pace.deadlines(problem))
-        if outcome.died:
-            probe_device(worker, address.device)
-        verdict = verdict_of(outcome)
+        verdict = judge_stored(case, worker, quarry)
         if verdict.status == "UNSUPPORTED" or verdict.vacuous:
             why = verdict.message or "nothing to look at"
-            return Judged("skipped", f"{report.name}: {law.name}: {why}")
-        entry = self._ledger.explanation(report.name, law.name, verdict, problem, self._target)
+            return Judged("skipped", f"{report.name}: {law}: {why}")
+        entry = self._ledger.explanation(report.name, law, verdict, problem, self._target)
         if not verdict.bad:
-            verdict = self._unexpected(path, law.name, report.name) or verdict
-        found = LawReport(law.name, judged=1)
+            verdict = self._unexpected(case.path, law, report.name) or verdict
+        found = LawReport(law, judged=1)
         if verdict.status == "PASS":
             return Judged("passed", properties=_counts(found))
         found.known.update([entry.id] if entry else [])
-        finding = Finding(report.name, law.name, verdict, problem, entry.id if entry else None)
-        finding.replay = replay_command(path)
+        finding = Finding(report.name, law, verdict, problem, entry.id if entry else None)
+        finding.replay = replay_command(case.path)
         return self._tell(found, finding, report)
 
     def _unexpected(self, path: Path, law: str, label: str) -> Verdict | None:

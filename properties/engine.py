@@ -6,7 +6,7 @@ import itertools
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,24 +17,21 @@ from ..impl import Target
 from ..impl.registry import resolve_name
 from ..reference import Problem
 from .building import Builder
+from .corpus import cases_of
 from .examples import examples_on
 from .fair import FairExecutor
 from .gpus import processes_for, visible_devices
 from .hunt import Hunt, Search
 from .isolation import Worker
 from .laws import Law, laws_of
-from .ledger import Entry, read_case
+from .ledger import Entry
 from .machine import cores
 from .plan import Plan, problems_of, seconds_of
 from .pools import open_pool
 from .preparation import prepare
 from .profiles import Cost
-from .quarry import (
-    DeviceLostError,
-    Quarry,
-    probe_device,
-    verdict_of,
-)
+from .quarry import DeviceLostError, HarnessError, Quarry
+from .replays import Stored, replay
 from .report import Finding, ImplementationReport, LawReport, RunReport
 from .verdict import Verdict
 
@@ -153,10 +150,10 @@ class Run:
             def prepared(
                 made: tuple[Quarry, Cost] | None, report: ImplementationReport = report
             ) -> None:
-                if made is not None:
-                    self._submit_laws(submit, report, *made)
-                else:
+                if made is None:
                     self.progress.skipped(report)
+                else:
+                    self._submit_stored(submit, report, *made)
 
             pending[others.submit(self._prepare, report)] = (report, prepared)
 
@@ -206,29 +203,49 @@ class Run:
         with self._lease() as worker:
             return work(worker)
 
+    def _submit_stored(
+        self, submit: Submit, report: ImplementationReport, quarry: Quarry, cost: Cost
+    ) -> None:
+        """Queue the replay of an implementation's stored cases; its laws come after it."""
+        plan = self.plan
+        laws = [law for law in laws_of(report.operation) if not plan.laws or law.name in plan.laws]
+        counts = {law.name: problems_of(plan, law, cost) for law in laws}
+        self.progress.prepared(report, sum(counts.values()))
+
+        def draw(_: object = None) -> None:
+            self._submit_laws(submit, report, quarry, laws, counts)
+
+        stored = self._stored(report)
+        if stored:
+            submit(report, lambda worker: self._replay(worker, report, quarry, stored), draw)
+        else:
+            draw()
+
+    def _stored(self, report: ImplementationReport) -> Stored:
+        """Give an implementation's cases: of the ledger's entries that hold here, and all others.
+
+        An entry's case is replayed under any law, for the entry may be retired by it.
+        """
+        plan = self.plan
+        entries = [e for e in plan.ledger.entries if e.applies_to(report.name, self.target)]
+        return Stored(
+            [
+                case
+                for case in cases_of(report.reference, plan.corpus, entries)
+                if not plan.laws or case.law in plan.laws
+            ],
+            [entry for entry in entries if plan.profile.explore or not entry.quarantine],
+        )
+
     def _submit_laws(
         self,
         submit: Submit,
         report: ImplementationReport,
         quarry: Quarry,
-        cost: Cost,
+        laws: Sequence[Law],
+        counts: Mapping[str, int],
     ) -> None:
         plan = self.plan
-        laws = [law for law in laws_of(report.operation) if not plan.laws or law.name in plan.laws]
-        counts = {law.name: problems_of(plan, law, cost) for law in laws}
-        self.progress.prepared(report, sum(counts.values()))
-        entries = [
-            entry
-            for entry in plan.ledger.entries
-            if entry.applies_to(report.name, self.target)
-            and (plan.profile.explore or not entry.quarantine)
-        ]
-        if entries:
-            submit(
-                report,
-                lambda worker: self._replay(worker, report, quarry, entries),
-                lambda _: None,
-            )
         for law in laws:
             search = Search(
                 plan.profile,
@@ -271,15 +288,12 @@ class Run:
         law: Law,
         search: Search,
     ) -> LawReport:
-        def explain(name: str, verdict: Verdict, problem: Problem) -> Entry | None:
-            return self.plan.ledger.explanation(report.name, name, verdict, problem, self.target)
-
         hunt = Hunt(
             worker,
             quarry,
             law,
             search,
-            explain=explain,
+            explain=partial(self._explain, report),
             judged=lambda count: self.progress.judged(report.name, count),
             stopped=self._stop.is_set,
         )
@@ -289,24 +303,17 @@ class Run:
         return found
 
     def _replay(
-        self,
-        worker: Worker,
-        report: ImplementationReport,
-        quarry: Quarry,
-        entries: Sequence[Entry],
+        self, worker: Worker, report: ImplementationReport, quarry: Quarry, stored: Stored
     ) -> None:
-        """Replay each entry's case: it must still fail as the ledger says."""
-        for entry in entries:
-            law, problem = entry.load_case()
-            left_out = tuple(read_case(entry.case)[2].get("without_rules", ()))
-            rules = quarry.address.without_rules + left_out
-            anything = replace(quarry.address, modules=(), without_rules=rules)
-            outcome = worker.run(anything.case(law, problem), quarry.pace.deadlines(problem))
-            verdict = verdict_of(outcome, anything.tool)
-            if outcome.died:
-                probe_device(worker, quarry.address.device)
-            if entry.explains(law, verdict, problem):
-                continue
-            finding = Finding(report.name, law, entry.retired(law, verdict), problem)
-            report.replayed.append(finding)
-            self.progress.found(finding)
+        """Replay stored cases; a failure of the suite in one leaves the laws to be run."""
+        try:
+            for finding in replay(stored, worker, quarry, report, partial(self._explain, report)):
+                report.replayed.append(finding)
+                self.progress.found(finding)
+        except HarnessError as error:
+            report.error = report.error or f"the suite failed: {error}"
+
+    def _explain(
+        self, report: ImplementationReport, law: str, verdict: Verdict, problem: Problem
+    ) -> Entry | None:
+        return self.plan.ledger.explanation(report.name, law, verdict, problem, self.target)

@@ -19,7 +19,7 @@ def read_expectations(choice: str | None) -> Ledger:
         ledger = load_ledger(choice)
         for entry in ledger.entries:
             name = f"{entry.case}"
-            _check(entry)
+            _check(entry, choice)
     except LookupError as error:
         message = f"{flag}{name}: {error.args[0]}"
         raise LedgerError(message) from error
@@ -32,11 +32,12 @@ def read_expectations(choice: str | None) -> Ledger:
     return ledger
 
 
-def _check(entry: Entry) -> None:
+def _check(entry: Entry, choice: str | None) -> None:
     """See that an entry covers its case: a misspelt law would explain nothing, in silence."""
     law, problem = entry.load_case()
     find_law(law)
     kind = entry.kinds[0] if entry.kinds else ""
     if not entry.explains(law, Verdict(entry.status, kind), problem):  # type: ignore[arg-type]
-        message = f"finding {entry.id!r} does not cover its own case {entry.case}"
+        ledger = choice or "the shipped ledger"
+        message = f"{ledger}: finding {entry.id!r} does not cover its own case {entry.case}"
         raise LedgerError(message)

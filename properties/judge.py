@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import functools
 import time
+import traceback
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -145,7 +147,9 @@ def probe(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
             for each in problems
         ]
     except Exception as error:  # noqa: BLE001  the fault of the implementation, whatever it is
-        return {"error": f"{type(error).__name__}: {error}"}
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(frame.filename).name}:{frame.lineno}"
+        return {"error": f"{type(error).__name__}: {error} ({where})"}
     return {"reasons": reasons}
 
 

@@ -52,6 +52,7 @@ TYPES: dict[str, type] = {
     "quarantine": bool,
 }
 """Fields of an entry."""
+CASE_SCHEMA = "kernelproof/case/1"
 PACKAGES = ("flashinfer", "triton", "torch")
 PREDICATES = {
     name
@@ -169,6 +170,11 @@ def read_case(path: Path) -> tuple[str, Problem, dict[str, Any]]:
         raise LedgerError(message) from error
     if not isinstance(data, dict):
         message = f"{path}: a case is a JSON object, not a {type(data).__name__}"
+        raise LedgerError(message)
+    if data.get("schema", CASE_SCHEMA) != CASE_SCHEMA:
+        message = (
+            f"{path}: its schema is {data['schema']!r}; this Kernelproof reads {CASE_SCHEMA!r}"
+        )
         raise LedgerError(message)
     for name in ("law", "implementation", "problem"):
         if name not in data:

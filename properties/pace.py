@@ -22,6 +22,8 @@ SIZE_BASE = 4
 """Problems are of one size if their work is the same but for this factor."""
 MOST_GROWTH = 64.0
 """Cost is taken to grow with the work from a measured size to a larger one, up to this factor."""
+COMPILE_SECONDS = 900.0
+"""What a first call of a module may take in a process."""
 REMEMBERED = 64
 """Runs a size, the latest."""
 
@@ -46,7 +48,7 @@ class Pace:
         slowness: deadlines count so many times, under a tool that makes everything slow.
     """
 
-    compile_seconds: float = 900.0
+    compile_seconds: float = COMPILE_SECONDS
     slowness: float = 1.0
     _runs: dict[int, deque[float]] = field(
         default_factory=lambda: defaultdict(lambda: deque(maxlen=REMEMBERED))

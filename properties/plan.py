@@ -8,6 +8,7 @@ from typing import Any
 
 from hypothesis.database import ExampleDatabase
 
+from .corpus import Case
 from .laws import Law
 from .ledger import Ledger
 from .profiles import Cost, Profile
@@ -28,7 +29,8 @@ class Plan:
         device: ``"cpu"`` or ``"cuda"``.
         seed: of the search; two runs with the same draw the same problems.
         ledger: known failures.
-        jobs: workers at a time; the number of cores if 0, one on a GPU.
+        corpus: stored cases, see ``open_corpus``; those of the implementations are replayed first.
+        jobs: workers at a time; if 0, by the number of cores, on a GPU by the memory too.
         laws: names of the laws to run; all if empty.
         shrink_all: search and shrink in full under every law; otherwise only until the first
             finding of an implementation: laws after it judge ``LATER_PROBLEMS``, unshrunk.
@@ -48,6 +50,7 @@ class Plan:
     device: str = "cpu"
     seed: int = 0
     ledger: Ledger = field(default_factory=Ledger)
+    corpus: Sequence[Case] = ()
     jobs: int = 0
     laws: Sequence[str] = ()
     shrink_all: bool = True

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
+from ..impl.features import GATE
 from ..reference import AttentionProblem, MergeProblem, MoEProblem, Problem, RouteProblem
 from .axes import Axes, all_axes, example, narrow
 from .building import Builder
@@ -67,7 +68,7 @@ def survey(
         if "error" in reply:
             message = f"{report.name}.supports failed: {reply['error']}"
             raise HarnessError(message)
-        last_reason = next((r for r in reply["reasons"] if r), last_reason)
+        last_reason = _telling([*reply["reasons"], last_reason])
         return list(reply["reasons"])
 
     space = all_axes(report.operation)
@@ -85,6 +86,12 @@ def survey(
         return None
     report.refused = dict(axes.refused)
     return axes
+
+
+def _telling(reasons: Sequence[str | None]) -> str:
+    """Give the reason that says most: what comes to the support rules was right in all else."""
+    given = [reason for reason in reasons if reason]
+    return next((reason for reason in given if reason.startswith(GATE)), "".join(given[:1]))
 
 
 def _here(name: str, do: Callable[[], None]) -> None:

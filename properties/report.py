@@ -100,6 +100,39 @@ class LawReport:
 
 
 @dataclass
+class CorpusReport:
+    """The stored cases of one implementation, or of several, that were replayed.
+
+    Attributes:
+        replayed: how many.
+        of_ledger: of them, cases of ledger entries, which must still fail.
+        known: of the others, failures that the ledger explains.
+        unjudged: of them, refused here, or with nothing to look at.
+        seconds: that they took.
+    """
+
+    replayed: int = 0
+    of_ledger: int = 0
+    known: int = 0
+    unjudged: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: CorpusReport) -> CorpusReport:
+        """Give the sum."""
+        return CorpusReport(
+            self.replayed + other.replayed,
+            self.of_ledger + other.of_ledger,
+            self.known + other.known,
+            self.unjudged + other.unjudged,
+            self.seconds + other.seconds,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Give a JSON-able dictionary."""
+        return {**vars(self), "seconds": round(self.seconds, 3)}
+
+
+@dataclass
 class ImplementationReport:
     """All laws on one implementation."""
 
@@ -110,6 +143,7 @@ class ImplementationReport:
     call_seconds: float = 0.0
     laws: list[LawReport] = field(default_factory=list)
     replayed: list[Finding] = field(default_factory=list)
+    corpus: CorpusReport = field(default_factory=CorpusReport)
     unsupported_reason: str = ""
     error: str = ""
     refused: dict[str, str] = field(default_factory=dict)
@@ -131,7 +165,7 @@ class ImplementationReport:
 
     @property
     def findings(self) -> list[Finding]:
-        """Failures of laws and of ledger entries, known ones included."""
+        """Failures of stored cases and of laws, known ones included."""
         return [*self.replayed, *(law.finding for law in self.laws if law.finding)]
 
     def to_json(self) -> dict[str, Any]:
@@ -150,6 +184,7 @@ class ImplementationReport:
             "modules": self.modules,
             "build_seconds": round(self.build_seconds, 3),
             "seconds": round(self.seconds, 3),
+            "corpus": self.corpus.to_json(),
             "laws": [law.to_json() for law in self.laws],
         }
 
@@ -173,6 +208,11 @@ class RunReport:
     def judged(self) -> int:
         """Problems judged in all."""
         return sum(each.judged for each in self.implementations)
+
+    @property
+    def corpus(self) -> CorpusReport:
+        """Stored cases replayed in all."""
+        return sum((each.corpus for each in self.implementations), CorpusReport())
 
     @property
     def findings(self) -> list[Finding]:

@@ -10,13 +10,13 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..fixtures import CORPUS
 from ..impl import ImplementationNotFoundError, Target
 from ..impl.registry import registered, resolve_name
 from .axes import Axes
+from .corpus import open_corpus, read_corpus
 from .isolation import Deadlines, Worker
 from .items import EVERYTHING, Configuration, Survey, Surveyed
-from .ledger import Ledger, LedgerError, read_case
+from .ledger import Ledger, LedgerError
 from .plan import LEAST_PROBLEMS
 from .preparation import survey
 from .profiles import Profile
@@ -130,36 +130,25 @@ def _stored(
     reference: str, label: str, choices: Choices, ledger: Ledger, target: Target
 ) -> list[Path]:
     """Find the cases of an implementation: its own folder's, the ledger's, the shipped ones."""
-    entries = [entry for entry in ledger.entries if entry.applies_to(label, target)]
-    quarantined = {
-        entry.case.resolve()
+    entries = [
+        entry
         for entry in ledger.entries
-        if entry.quarantine and not choices.profile.explore
-    }
+        if entry.applies_to(label, target) and (choices.profile.explore or not entry.quarantine)
+    ]
+    try:
+        own = read_corpus(choices.cases)
+        shipped = open_corpus(
+            ledger, forget=choices.expectations == "none", explore=choices.profile.explore
+        )
+    except LedgerError as error:
+        message = f"--kernelproof-cases: {error}"
+        raise SuiteRefusedError(message) from error
     paths = [
-        *_cases_of(reference, choices.cases),
+        *(case.path for case in own if case.is_of(reference)),
         *(entry.case for entry in entries),
-        *_cases_of(reference, CORPUS),
+        *(case.path for case in shipped if case.is_of(reference)),
     ]
     found: dict[Path, Path] = {}
     for path in paths:
         found.setdefault(path.resolve(), path)
-    return [path for resolved, path in found.items() if resolved not in quarantined]
-
-
-def _cases_of(reference: str, folder: Path) -> list[Path]:
-    paths = sorted(folder.glob("*.json"))
-    try:
-        names = [read_case(path)[2]["implementation"] for path in paths]
-    except LedgerError as error:
-        message = f"--kernelproof-cases: {error}"
-        raise SuiteRefusedError(message) from error
-    pairs = zip(paths, names, strict=True)
-    return [path for path, name in pairs if _resolves_to(name, reference)]
-
-
-def _resolves_to(name: str, reference: str) -> bool:
-    try:
-        return resolve_name(name) == reference
-    except ImplementationNotFoundError:  # of a package that is not installed here
-        return False
+    return list(found.values())

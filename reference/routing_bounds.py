@@ -37,6 +37,8 @@ from .routing_methods import RENORMALISE_FLOOR, router_weights
 
 TINY = 2.0**-126
 """The smallest normal float32: a kernel may flush what is below it to zero."""
+MOST_CHOICES = 20_000
+"""Of groups that cannot be told apart: a token of which there are more is not judged."""
 SIGMOID_BY_TANH = 8.0
 """Absolute error, in units of u, of (1 + tanh(x / 2)) / 2."""
 
@@ -86,7 +88,8 @@ def compare_routing(
         arithmetic: what the kernel computes in (``accumulate``, ``sigmoid``); float32 if None.
 
     Raises:
-        ValueError: as ``route``, or a routing of another shape.
+        ValueError: as ``route``, a routing of another shape, or so many groups of a token that
+            cannot be told apart that the choices cannot be tried.
     """
     router = checked_router(
         logits,
@@ -115,7 +118,8 @@ def compare_routing(
     ids_right = valid & distinct & _choice_is_right(router, errors, ids)
     expected = weights_of(router, ids)
     bound = _weight_bound(router, errors, ids, arithmetic, found.topk_weights.dtype)
-    inside = (found.topk_weights.to(compute_dtype) - expected).abs() <= bound
+    given = found.topk_weights.to(compute_dtype)
+    inside = (given == expected) | ((given - expected).abs() <= bound)  # equal infinities too
     known = valid.unsqueeze(1)
     return RoutingComparison(
         ids_right, valid & inside.all(dim=1), expected.where(known, 0.0), bound.where(known, 0.0)
@@ -191,7 +195,14 @@ def _some_choice_is_right(
         each[rows].nonzero()[:, 1].view(len(rows), int(each[rows[0]].sum())) for each in groups
     )
     right = torch.zeros(len(rows), dtype=torch.bool, device=ids.device)
-    for others in combinations(range(doubtful.shape[1]), router.topk_groups - first.shape[1]):
+    more = router.topk_groups - first.shape[1]
+    if math.comb(doubtful.shape[1], more) > MOST_CHOICES:
+        message = (
+            f"logits: {doubtful.shape[1]} groups of token {int(rows[0])} cannot be told apart, of "
+            f"which {more} are chosen: too many choices to try"
+        )
+        raise ValueError(message)
+    for others in combinations(range(doubtful.shape[1]), more):
         left = (~right).nonzero()[:, 0]
         if not len(left):
             break

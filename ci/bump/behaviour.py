@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from ...properties.axes import Axes
+from ...properties.corpus import Case, cases_of, load_case
 from ...properties.isolation import Deadlines
 from ...properties.laws import Law, laws_of
-from ...properties.ledger import Entry, read_case
+from ...properties.ledger import Entry
 from ...properties.outcome import Outcome
 from ...properties.profiles import on_device
 from ...properties.quarry import Address, HarnessError, verdict_of
@@ -43,6 +44,7 @@ class Tried:
         same_inputs: whether both were given the same bits; None where that was not looked at.
         same_bits: whether both gave the same bits.
         difference: how far they are apart, see ``recording.difference``.
+        case: the stored case that it is, if it is one.
         entry: the ledger entry whose case it is, if it is one.
     """
 
@@ -53,6 +55,7 @@ class Tried:
     same_inputs: bool | None = None
     same_bits: bool | None = None
     difference: dict[str, Any] | None = None
+    case: Case | None = None
     entry: Entry | None = None
 
     def bad(self, side: str) -> bool:
@@ -82,8 +85,7 @@ class Compared:
         addresses: by side.
         tried: every problem.
         build_minutes: that compiling one of its modules takes; 0 where it takes none.
-        build_minutes: that compiling one of its modules takes; 0 where it takes none.
-    builds: by side, seconds of each module that was built before.
+        builds: by side, seconds of each module that was built before.
         speeds: rounds of timing, see ``speed``.
     """
 
@@ -136,10 +138,13 @@ def survey_both(name: str, reference: str, sides: Sides, plan: Plan) -> Compared
 def compare(
     found: Compared, sides: Sides, plan: Plan, judged: Callable[[int], None] = lambda _: None
 ) -> None:
-    """Judge the corpus and drawn problems with both releases; fills ``found.tried``."""
-    cases = [entry for entry in plan.ledger.entries if of(entry, found, plan)]
-    for entry in [each for each in cases if not each.quarantine]:
-        found.tried.append(_corpus(entry, found, sides))
+    """Judge stored cases and drawn problems with both releases; fills ``found.tried``."""
+    entries = entries_of(found, plan)
+    for entry in [each for each in entries if not each.quarantine]:
+        found.tried.append(_stored(load_case(entry.case), found, sides, entry))
+        judged(1)
+    for case in further_cases(found, plan):
+        found.tried.append(_stored(case, found, sides))
         judged(1)
     if found.axes is None or not found.addresses:
         return
@@ -157,30 +162,34 @@ def compare(
             )
             judged(1)
     # Whether a hang or a death was fixed is what a bump is about; they come last all the same.
-    for entry in [each for each in cases if each.quarantine]:
-        found.tried.append(_corpus(entry, found, sides))
+    for entry in [each for each in entries if each.quarantine]:
+        found.tried.append(_stored(load_case(entry.case), found, sides, entry))
         judged(1)
 
 
-def of(entry: Entry, found: Compared, plan: Plan) -> bool:
-    """Tell whether a ledger entry's case is one for an implementation, whatever the versions."""
-    return (
-        entry.implementation == found.name
+def entries_of(found: Compared, plan: Plan) -> list[Entry]:
+    """Give the ledger's entries of an implementation, whatever versions they speak of."""
+    return [
+        entry
+        for entry in plan.ledger.entries
+        if entry.implementation == found.name
         and entry.device in ("", plan.device)
         and (not plan.laws or bool(set(entry.laws) & set(plan.laws)))
-    )
+    ]
 
 
-def _corpus(entry: Entry, found: Compared, sides: Sides) -> Tried:
-    """Judge a ledger entry's case with both releases, whatever versions the entry speaks of."""
-    law, problem, data = read_case(entry.case)
-    verdicts = {}
-    for side in SIDES:
-        if side in found.addresses:
-            rules = tuple(data.get("without_rules", ()))
-            address = replace(found.addresses[side], modules=(), without_rules=rules)
-            verdicts[side] = _verdict(sides[side], address.case(law, problem))
-    return Tried(law, problem, verdicts, CORPUS, entry=entry)
+def further_cases(found: Compared, plan: Plan) -> list[Case]:
+    """Give the stored cases of an implementation that no entry of the ledger speaks of."""
+    cases = cases_of(found.reference, plan.corpus, entries_of(found, plan))
+    return [case for case in cases if not plan.laws or case.law in plan.laws]
+
+
+def _stored(case: Case, found: Compared, sides: Sides, entry: Entry | None = None) -> Tried:
+    """Judge a stored case with both releases."""
+    verdicts = {
+        side: _verdict(sides[side], case.request(found.addresses[side])) for side in found.runs
+    }
+    return Tried(case.law, case.problem, verdicts, CORPUS, case=case, entry=entry)
 
 
 def _answered(law: Law, problem: Problem, found: Compared, sides: Sides, plan: Plan) -> Tried:
@@ -267,7 +276,7 @@ def shrink(tried: Tried, found: Compared, sides: Sides) -> Tried:
             verdicts[side] = answer_of(outcome)
         if not all(_alike(verdicts[side], tried.verdicts[side]) for side in found.runs):
             return False
-        best.append(replace(tried, problem=problem, verdicts=verdicts, found_by=DRAWN))
+        best.append(replace(tried, problem=problem, verdicts=verdicts, found_by=DRAWN, case=None))
         return True
 
     simplify(tried.problem, found.axes, fails, lambda: True)

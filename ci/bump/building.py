@@ -15,7 +15,7 @@ from ...properties.modules import Module, choose
 from ...properties.preparation import module_keys
 from ...reference import Problem, problem_from_json
 from .asking import Asker, Side
-from .behaviour import Compared, Sides, of
+from .behaviour import Compared, Sides, entries_of, further_cases
 from .journal import Journal
 from .plan import Plan
 from .releases import BASELINE, CANDIDATE, Release
@@ -111,8 +111,11 @@ def _modules(found: Compared, axes: Axes, sides: Sides, plan: Plan) -> list[Modu
 def _of_corpus(
     found: Compared, modules: Sequence[Module], sides: Sides, plan: Plan
 ) -> list[Problem]:
-    """Give a case of the corpus for each further module that cases need; refused ones need none."""
-    problems = [entry.load_case()[1] for entry in plan.ledger.entries if of(entry, found, plan)]
+    """Give a stored case for each further module that cases need; refused ones need none."""
+    problems = [
+        *(entry.load_case()[1] for entry in entries_of(found, plan)),
+        *(case.problem for case in further_cases(found, plan)),
+    ]
     if not problems:
         return []
     side = CANDIDATE if CANDIDATE in found.addresses else BASELINE

@@ -21,12 +21,13 @@ from ...properties.gpus import processes_for, visible_devices
 from ...properties.ledger import LedgerError
 from ...properties.machine import cores
 from ...properties.profiles import PROFILES
-from ..asked import check_implementations, check_laws, only_of
+from ..asked import check_implementations, check_laws, corpus_of, only_of
 from ..errors import INTERRUPTED, MachineError, UsageRefusedError
 from ..support import chips_of
 from ..terminal import console
 from .compiled import Compilation
 from .display import print_report
+from .evidence import kept
 from .findings import Chip
 from .journal import Journal
 from .junit import to_junit
@@ -77,6 +78,7 @@ class Request:
     only: Sequence[str] = ()
     soak: int | None = None
     expectations: str | None = None
+    corpus: Path | None = None
     cases: Path = Path(".kernelproof", "cases")
     json_path: Path | None = None
     junit_path: Path | None = None
@@ -84,6 +86,7 @@ class Request:
     compiled: str | None = None
     units: Sequence[str] = ()
     html_path: Path | None = None
+    evidence_path: Path | None = None
 
     @property
     def journal_path(self) -> Path:
@@ -99,6 +102,7 @@ class Request:
             "--junit": self.junit_path,
             "--markdown": self.markdown_path,
             "--html": self.html_path,
+            "--evidence": self.evidence_path,
         }
         return {option: path for option, path in paths.items() if path is not None}
 
@@ -108,6 +112,7 @@ RENDER: Mapping[str, Callable[[dict[str, Any]], str]] = {
     "--junit": to_junit,
     "--markdown": to_markdown,
     "--html": to_page,
+    "--evidence": lambda report: dumps(kept(report)),
 }
 
 
@@ -246,6 +251,7 @@ def _plan(request: Request, tensors: Path, *, own_environment: bool) -> Plan:
         modules=request.modules or MODULES,
         soak=soak,
         jobs=request.jobs or _usual_jobs(request.device),
+        corpus=corpus_of(request.corpus, ledger, request.expectations, profile),
     )
 
 

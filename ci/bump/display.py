@@ -124,8 +124,8 @@ def _machine(out: Console, machine: Mapping[str, Any]) -> None:
         out,
         f"ran on {_chip(machine['chip'])}",
         f"{count_of(machine['judged'], 'problem')} of {count_of(ran, 'implementation')}, profile "
-        f"{machine['profile']}; soaked {len(soak['soaked'])} with {soak['launches']} launches a "
-        f"problem: {count_of(len(soak['hangs']), 'hang')}",
+        f"{machine['profile']}{stored_first(machine)}; soaked {len(soak['soaked'])} with "
+        f"{soak['launches']} launches a problem: {count_of(len(soak['hangs']), 'hang')}",
     )
     for each in machine["timings"].get("speed", ()):
         for one in each["measurements"]:
@@ -137,6 +137,15 @@ def _machine(out: Console, machine: Mapping[str, Any]) -> None:
             )
     for each in machine["not_tested"]:
         _line(out, "not tested", f"{each['what']}: {each['why']}")
+
+
+def stored_first(machine: Mapping[str, Any]) -> str:
+    """Say how many stored cases were replayed, after a comma; nothing if none was."""
+    corpus = machine.get("corpus", {})
+    if not corpus.get("replayed"):
+        return ""
+    stored = count_of(corpus["replayed"], "stored case")
+    return f", {stored} replayed ({corpus['of_ledger']} of the ledger)"
 
 
 def _line(out: Console, label: str, text: str) -> None:

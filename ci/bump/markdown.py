@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...properties.telling import count_of, printable
-from .display import REPORTED_IN_FULL, title
+from .display import REPORTED_IN_FULL, stored_first, title
 
 MARKS = {
     "bump": "✅",
@@ -112,7 +112,7 @@ def _machines(report: Mapping[str, Any]) -> Iterator[str]:
             f"- {name} ({escaped(machine['device_name'])}): "
             f"{count_of(machine['judged'], 'problem')} of "
             f"{count_of(len(machine['implementations']), 'implementation')}, profile "
-            f"{machine['profile']}"
+            f"{machine['profile']}{stored_first(machine)}"
         )
         for each in machine["not_tested"]:
             yield f"  - not tested: {escaped(each['what'])}: {escaped(each['why'])}"

@@ -37,6 +37,13 @@ def implementation_json(found: Compared) -> dict[str, Any]:
     }
 
 
+def replayed(compared: Sequence[Compared]) -> dict[str, int]:
+    """Count the stored cases that were judged first, and those of them that the ledger knows."""
+    stored = [tried for each in compared for tried in each.tried if tried.case is not None]
+    of_ledger = sum(tried.entry is not None for tried in stored)
+    return {"replayed": len(stored), "of_ledger": of_ledger}
+
+
 def _law_json(law: str, members: Sequence[Tried], found: Compared) -> dict[str, Any]:
     changes = Counter(change_of(each, found) or "none" for each in members)
     return {

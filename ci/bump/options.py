@@ -72,7 +72,7 @@ BUMP_ONLY = (
     "sm", "policy", "resume", "journal", "parts", "implementations", "compiled", "units",
     "markdown_path",
 )  # fmt: skip
-NOT_OF_BUMP = ("gating", "sanitizer", "evidence_path", "examples")
+NOT_OF_BUMP = ("gating", "sanitizer", "examples")
 
 
 def bump_options(command: Callable[..., int]) -> Callable[..., int]:

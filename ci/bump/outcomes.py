@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from ...impl.target import Target
-from ...properties.cases import SCHEMA as CASE
-from ...properties.cases import replay_command
+from ...properties.cases import loading_name, replay_command
 from ...properties.files import dumps, write_text
+from ...properties.ledger import CASE_SCHEMA as CASE
 from ...properties.ledger import Entry
 from ...properties.telling import compact
 from ...properties.verdict import Verdict
-from .behaviour import CORPUS, Compared, Sides, Tried, confirmed, shrink
+from .behaviour import Compared, Sides, Tried, confirmed, shrink
 from .findings import Chip, Finding, finding
 from .plan import Plan
 from .releases import BASELINE, CANDIDATE, SIDES, Release
@@ -124,13 +124,13 @@ def _finding(
     if entry is None:
         if not confirmed(tried, found, context.sides):
             change = FLAKY
-        else:
+        elif tried.case is None:  # a stored case is small already
             tried = shrink(tried, found, context.sides)
     verdict = _telling(tried, change)
     words = WORDS[change].format(**context.names)
     message = f"{found.name}: {words}: {verdict.message or verdict.status}"
     by_law = list(dict.fromkeys(each.law for each, _ in members))
-    case = _case(tried, found, context.plan, entry)
+    case = tried.case.path if tried.case else _case(tried, found, context.plan)
     return finding(
         change,
         found.name,
@@ -142,7 +142,7 @@ def _finding(
         candidate=_side(tried.verdicts.get(CANDIDATE)),
         laws=tuple(by_law),
         problem={**tried.problem.to_json(), "id": tried.problem.id, "told": compact(tried.problem)},
-        replay={side: replay_with(case, context.releases[side].given) for side in found.runs},
+        replay={side: replay_with(case, context.releases[side].shared) for side in found.runs},
         entry=entry.id if entry else "",
         issue=entry.issue if entry else "",
         reason=" ".join(entry.reason.split()) if entry else "",
@@ -158,10 +158,8 @@ def _side(verdict: Verdict | None) -> dict[str, Any]:
     return {**told, "ratio": verdict.ratio}
 
 
-def _case(tried: Tried, found: Compared, plan: Plan, entry: Entry | None) -> Path:
-    """Give a case file for a finding: the corpus's own, or a new one."""
-    if tried.found_by == CORPUS and entry is not None:
-        return entry.case
+def _case(tried: Tried, found: Compared, plan: Plan) -> Path:
+    """Write a case file for a finding."""
     path = plan.cases / f"bump-{found.name}-{tried.law}-{tried.problem.id}.json"
     path = path.with_name(re.sub(r"[^\w.-]+", "-", path.name))
     write_text(
@@ -170,7 +168,7 @@ def _case(tried: Tried, found: Compared, plan: Plan, entry: Entry | None) -> Pat
             {
                 "schema": CASE,
                 "law": tried.law,
-                "implementation": found.name,
+                "implementation": loading_name(found.name),
                 "operation": None,
                 "problem": tried.problem.to_json(),
                 "device": plan.device,

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...properties.telling import count_of
 from ..rendering import render
-from .display import side_name, title
+from .display import side_name, stored_first, title
 from .page_findings import anchors, groups
 from .page_matrix import backends, columns
 from .page_numbers import AXIS, BAR, EDGES, GAP, HALF, compiled, speeds, spreads
@@ -67,6 +67,7 @@ def to_page(report: Mapping[str, Any]) -> str:
         machines=[
             {
                 "told": each,
+                "stored": stored_first(each),
                 "name": chip_label(each["chip"]),
                 "spreads": list(spreads(each)),
                 "speeds": speeds(each, float(policy["slower"])),

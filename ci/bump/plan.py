@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...properties.corpus import Case
 from ...properties.isolation import Deadlines
 from ...properties.laws import Law
 from ...properties.ledger import Ledger
@@ -44,6 +45,7 @@ class Plan:
         modules: compiled modules of each implementation.
         soak: launches under the law of that name.
         jobs: workers of each side at a time.
+        corpus: stored cases, see ``open_corpus``; those of the implementations are judged first.
     """
 
     implementations: Sequence[str]
@@ -58,6 +60,7 @@ class Plan:
     modules: int = MODULES
     soak: int = 0
     jobs: int = 1
+    corpus: Sequence[Case] = ()
 
     def count(self, law: Law, *, first: bool, sides: int) -> int:
         """Give the number of problems that a law judges of an implementation.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.version import InvalidVersion, Version
+
 from ...properties.isolation import WorkerPool
 from ...properties.pools import open_pool
 from ..errors import MACHINE, UsageRefusedError
@@ -25,6 +28,7 @@ from ..sandboxes import Tell, installed_folder, quietly, sandbox
 BASELINE, CANDIDATE = "baseline", "candidate"
 SIDES = (BASELINE, CANDIDATE)
 ASK_SECONDS = 60.0
+METADATA = "flashinfer_python-*.dist-info"
 _QUESTION = """\
 import importlib.util, json, sys
 found = importlib.util.find_spec("flashinfer")
@@ -59,6 +63,21 @@ class Release:
     def own_environment(self) -> bool:
         """Whether its torch and Triton are its own."""
         return self.executable != sys.executable
+
+    @property
+    def shared(self) -> str:
+        """What to ask for on any machine: the version, where ``given`` is a path of this one."""
+        path = Path(self.given).expanduser()
+        if _is_version(self.given) or (path.is_file() and path.suffix != ".whl"):
+            return self.given
+        here = os.path.relpath(path)
+        if not here.startswith(os.pardir):
+            return here
+        found = (
+            each.name.partition("-")[2].removesuffix(".dist-info")
+            for each in self.folder.glob(METADATA)
+        )
+        return next(filter(_is_version, found), self.given)
 
     @contextmanager
     def workers(
@@ -98,6 +117,14 @@ def find_release(given: str, *, tell: Tell = quietly) -> Release:
     # the standard library that newer packages of the same name replace.
     front = [] if _is_installed(folder) else [str(folder)]
     return Release(given, folder, sys.executable, (*front, *here))
+
+
+def _is_version(text: str) -> bool:
+    """Tell whether a text is a version that an index may have."""
+    try:
+        return Version(text).local is None
+    except InvalidVersion:
+        return False
 
 
 def _is_installed(folder: Path) -> bool:

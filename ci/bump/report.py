@@ -13,7 +13,7 @@ from ...properties.telling import count_of
 from ..errors import UsageRefusedError
 from .compiled import compiled_chips
 from .findings import Chip, Finding
-from .numbers import implementation_json, not_run
+from .numbers import implementation_json, not_run, replayed
 from .plan import Plan
 from .policy import RULES, Policy
 from .releases import SIDES
@@ -150,6 +150,7 @@ def _machine(
         "profile": plan.profile.name,
         "seed": plan.seed,
         "judged": sum(each["judged"] for each in implementations),
+        "corpus": replayed(learned.compared),
         "implementations": implementations,
         "liveness": _liveness(learned, plan),
         "compiled": [

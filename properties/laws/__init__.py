@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...impl.suggestions import did_you_mean
 from . import (
     append,
     attention,
@@ -55,7 +56,8 @@ def find_law(name: str) -> Law:
     for law in LAWS:
         if law.name == name:
             return law
-    message = f"there is no law {name!r}; laws: {', '.join(law.name for law in LAWS)}"
+    meant = did_you_mean(name, [law.name for law in LAWS])
+    message = f"there is no law {name!r}; {meant}`kernelproof list` names them all"
     raise LookupError(message)
 
 

@@ -189,13 +189,16 @@ def sensitivity(subject: Subject, problem: AttentionProblem) -> Verdict:
             stuck = must_move & (actual < moved - 2 * bound)
             if stuck.any():
                 where = tuple(int(i) for i in stuck.nonzero()[0])
+                expected = getattr(other_judged.expected, field)
+                off = (without_it.to(double) - expected).abs() > getattr(other_judged.bound, field)
+                too = f"; without {name} it is wrong too, see parity" if off.any() else ""
                 return fail(
                     "insensitive",
                     f"{name} = {getattr(problem, name)} in place of {getattr(other, name)} moves "
                     f"the oracle's {field}{list(where)} by {moved[where].item():.3g}, the "
                     f"implementation's by "
                     f"{actual[where].item():.3g} ({int(stuck.sum())} of "
-                    f"{int(must_move.sum())} elements that must move do not)",
+                    f"{int(must_move.sum())} elements that must move do not){too}",
                 )
     return Verdict("PASS", ratio=0.0) if looked else VACUOUS
 

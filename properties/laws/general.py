@@ -231,7 +231,8 @@ LAWS = (
         "parity",
         ATTENTION + MERGE + MOE,
         parity,
-        "out and lse lie within the error bound around the oracle's, bitwise on the exact grid",
+        "the answer (out, and lse where there is one) lies within the error bound around the "
+        "oracle's, bitwise on the exact grid",
         weight=3.0,
         overlap="soak compares its first launch with the oracle too, on few of the problems",
     ),

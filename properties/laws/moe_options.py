@@ -62,8 +62,9 @@ def _switched(subject: Subject, problem: MoEProblem, inputs: MoEInputs) -> Itera
 def gate_up_swap(subject: Subject, problem: MoEProblem) -> Verdict:
     """Swap the gate rows with the up rows: where the oracle's answer moves, so must the subject's.
 
-    Which half is the gate is a convention that stacks do not share: a kernel that was given the
-    other one must not go unseen.
+    Which half is the gate is a convention that stacks do not share. A kernel that has the other one
+    moves as much, and parity sees it: this law is about kernels for which the halves are alike, and
+    about weights that were packed once and are not looked at again.
     """
     cut = problem.quantized == "fp8_block" and problem.inter % SCALE_BLOCK
     if not (problem.gated and problem.num_tokens) or (cut and not problem.interleaved):

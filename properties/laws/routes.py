@@ -60,7 +60,8 @@ def judge_route(subject: Subject, inputs: RouteInputs, result: Result) -> Verdic
         best = oracle.routing(inputs).topk_ids[token].tolist()
         said = f"token {token} goes to {ids[token].tolist()}, better ones are among {best}"
         return fail("numeric", f"{said} ({int(wrong.sum())} of {len(wrong)} tokens)")
-    difference = (weights.to(compared.bound.dtype) - compared.expected).abs()
+    given = weights.to(compared.bound.dtype)
+    difference = (given - compared.expected).abs().masked_fill(given == compared.expected, 0.0)
     ratio = (difference / compared.bound).masked_fill(difference == 0, 0.0)
     if not bool(compared.weights_right.all()):
         misplaced = ~(difference <= compared.bound)
@@ -121,7 +122,7 @@ def agree_routes(
         token = int(wrong.nonzero()[0])
         said = f"token {token} goes to {ids[token].tolist()}, then to {other_ids[token].tolist()}"
         return fail("numeric", f"{said} ({int(wrong.sum())} of {len(wrong)} tokens)")
-    difference = (weights - other_weights).abs()
+    difference = (weights - other_weights).abs().masked_fill(weights == other_weights, 0.0)
     apart = ~(difference <= bound + other_bound) & alike.unsqueeze(1)
     if bool(apart.any()):
         token, slot = apart.nonzero()[0].tolist()

@@ -142,11 +142,12 @@ def monotone(subject: Subject, problem: RouteProblem) -> Verdict:
     last = ids[:, -1:].long()
     raised = inputs.logits.scatter_add(1, last, torch.full_like(last, 1).to(inputs.logits) * RAISED)
     other = replace(inputs, logits=raised)
-    _, second = _routed(subject, problem, other)
+    again = _routed(subject, problem, other)
+    _, second = again
     gone = ~(second.long() == last).any(dim=1)
     # Where both scores saturate, or a bias outweighs them, raising moves nothing.
     if bool(gone.any()):
-        compared = compare(subject, other, _routed(subject, problem, other))
+        compared = compare(subject, other, again)
         if isinstance(compared, Verdict):
             return compared
         gone &= ~compared.ids_right
@@ -239,7 +240,8 @@ LAWS = (
         ROUTE,
         monotone,
         "an expert whose logit is raised stays selected",
-        overlap="routing_parity sees that too; this law needs no scores to compare with",
+        overlap="routing_parity sees that too where it happens to draw such logits: a choice that "
+        "it accepts is accepted here",
     ),
     Law(
         "routing_bias_shift",

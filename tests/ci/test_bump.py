@@ -21,6 +21,7 @@ from kernelproof.ci.bump import releases
 from kernelproof.ci.bump.compiled import compile_findings, compiled_chips
 from kernelproof.ci.cli import main
 from kernelproof.properties.isolation import WorkerPool
+from kernelproof.reference import MergeProblem
 
 INIT = "__version__ = '{version}'\nfrom .cascade import BROKEN, SHIFT\n"
 CASCADE = """
@@ -223,6 +224,48 @@ def test_what_was_fixed_is_told(here: Path) -> None:
     assert speed["name"] == "subject.py:merge"
 
 
+RARELY_WRONG = """
+import flashinfer
+from subject import merge as plain
+from kernelproof.impl import implementation
+
+
+@implementation("merge_state", name="subject")
+def merge(inputs):
+    out, lse = plain(inputs)
+    return (out + 1 if flashinfer.SHIFT and inputs.outs.shape[:2] == (5, 33) else out), lse
+"""
+
+
+def test_the_corpus_is_judged_first_with_both(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "rare.py").write_text(RARELY_WRONG)
+    (here / "corpus").mkdir()
+    for name, tokens in (("rare", 33), ("plain", 2)):
+        problem = MergeProblem(num_states=5, num_tokens=tokens)
+        case = {"law": "parity", "implementation": "rare.py:merge", "problem": problem.to_json()}
+        (here / "corpus" / f"{name}.json").write_text(json.dumps(case))
+    release(here / "old", OLD)
+    release(here / "new", NEW, shift=True)
+    arguments = ("--sm", "cpu", "--part", "behaviour", "--implementation", "rare.py:merge")
+    assert gate(here, *arguments)[0] == 0  # drawing does not find it
+    code, report = gate(here, *arguments, "--corpus", "corpus")
+    assert (code, report["verdict"]) == (1, "do not bump")
+    assert report["machines"][0]["corpus"] == {"replayed": 2, "of_ledger": 0}
+    out = capsys.readouterr().out
+    assert "2 stored cases replayed (0 of the ledger)" in out
+    (failure,) = by_change(report, "new-failure")
+    assert (failure["found_by"], failure["laws"]) == (["corpus"], ["parity"])
+    assert (failure["problem"]["num_states"], failure["problem"]["num_tokens"]) == (5, 33)
+    assert failure["replay"] == {
+        side: f"kernelproof replay corpus/rare.json --release {given}"
+        for side, given in (("baseline", "old"), ("candidate", "new"))
+    }
+    assert main(failure["replay"]["candidate"].split()[1:]) == 1
+    assert gate(here, *arguments, "--corpus", "no")[0] == 2
+
+
 def test_a_policy_decides(here: Path) -> None:
     release(here / "old", OLD)
     release(here / "new", NEW, added=", alpha")
@@ -326,6 +369,21 @@ def test_another_interpreter_brings_its_own_packages(
     assert found.own_environment is False  # the very same interpreter
     with pytest.raises(releases.InterpreterError, match="is no Python interpreter"):
         releases.find_release("/bin/ls")
+
+
+def test_a_replay_asks_for_what_other_machines_have(here: Path) -> None:
+    elsewhere = release(here / "elsewhere", OLD)
+    (here / "project").mkdir()
+    os.chdir(here / "project")  # the fixture goes back
+    for given, shared in (
+        (str(elsewhere), OLD),
+        (str(release(here / "own", "9.9.3+mine")), str(here / "own")),  # nobody else has it
+        (str(release(here / "project" / "near", NEW)), "near"),
+        (sys.executable, sys.executable),
+    ):
+        found = releases.Release(given, Path(given), sys.executable, ())
+        assert found.shared == shared
+    assert releases.Release("0.6.13", elsewhere, sys.executable, ()).shared == "0.6.13"
 
 
 def test_what_compiles_no_more_is_a_condition_on_its_chip() -> None:
@@ -441,6 +499,26 @@ def test_a_journal_of_another_comparison_is_refused(
     (here / "j.jsonl").write_text("{}\n")
     assert main(words) == 2
     assert "is no journal" in capsys.readouterr().err
+
+
+def test_what_is_kept_names_no_path_and_is_a_report(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    release(here / "old", OLD)
+    release(here / "new", NEW, broken=True)
+    given = ["--baseline", str(here / "old"), "--candidate", str(here / "new")]
+    _, report = gate(here, "--sm", "cpu,90", *given, "--evidence", "bump-kept.json")
+    text = (here / "bump-kept.json").read_text()
+    assert str(here) not in text
+    kept = json.loads(text)
+    assert [each["id"] for each in kept["findings"]] == [each["id"] for each in report["findings"]]
+    capsys.readouterr()
+    assert main(["merge", "bump-kept.json", "--html", "page.html"]) == 1
+    assert "new-failure" in (here / "page.html").read_text()
+    assert main(["evidence", "bump-kept.json"]) == 0
+    page = capsys.readouterr().out
+    assert f"### {OLD} (old) to {NEW} (new), " in page
+    assert " new-failure | " in page
 
 
 def test_reports_of_several_chips_are_merged(

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from kernelproof.ci.cli import main
-from kernelproof.ci.evidence import EvidenceFileError, as_evidence, page
+from kernelproof.ci.evidence import as_evidence
 from kernelproof.ci.evidence_command import kept
+from kernelproof.ci.evidence_page import EvidenceFileError, page
 from kernelproof.fixtures import EVIDENCE
 
 PAGE = Path(__file__).parents[2] / "docs" / "evidence.md"

@@ -33,6 +33,19 @@ OTHER = ENTRY.replace("flashinfer-mine", "other").replace(
 )
 
 
+WRONG = """
+import torch
+from kernelproof.impl import implementation
+
+
+@implementation("merge_state", name="mine")
+def merge(inputs):
+    lse = torch.logsumexp(inputs.lses.double(), dim=0)
+    weights = torch.exp(inputs.lses - lse).unsqueeze(-1)
+    return (weights * inputs.outs).sum(dim=0).to(inputs.out_dtype), lse.float()
+"""
+
+
 def case(implementation: str, **more: object) -> dict[str, Any]:
     return {
         "schema": "kernelproof/case/1",
@@ -204,6 +217,75 @@ def test_a_case_is_added_once_and_without_what_a_run_found(
     path.write_text(json.dumps(case("mine", law="append_parity")))
     assert main(["corpus", "add", str(path), "--folder", str(folder)]) == 2
     assert main(["corpus", "add", str(tmp_path / "no.json"), "--folder", str(folder)]) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("kernels/mine.py:merge", "kernels/mine.py:merge"),
+        ("{here}/kernels/mine.py:merge", "kernels/mine.py:merge"),
+        ("kernelproof.impl.flashinfer_triton:merge_state", "flashinfer-triton-merge-state"),
+        ("my.module:merge", "my.module:merge"),
+    ],
+)
+def test_a_case_is_added_without_paths_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, kept: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("case.json").write_text(json.dumps(case(given.format(here=tmp_path))))
+    assert main(["corpus", "add", "case.json", "--folder", "corpus"]) == 0
+    (added,) = Path("corpus").iterdir()
+    assert str(tmp_path) not in added.read_text()
+    assert read_case(added)[2]["implementation"] == kept
+    assert main(["corpus", "add", "case.json", "--folder", "corpus"]) == 2  # it has it
+
+
+@pytest.mark.parametrize("given", ["/opt/kernels/mine.py:merge", "../mine.py:merge"])
+def test_a_case_that_no_other_machine_can_replay_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("case.json").write_text(json.dumps(case(given)))
+    assert main(["corpus", "add", "case.json", "--folder", "corpus"]) == 2
+    said = capsys.readouterr().err
+    assert f"case.json: its implementation {given} is a file of this machine" in said
+    assert not Path("corpus").exists()
+
+
+def test_an_added_case_is_replayed_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(WRONG)
+    Path("case.json").write_text(json.dumps(case(f"{tmp_path}/mine.py:merge", seed=3)))
+    assert main(["corpus", "add", "case.json", "--folder", "corpus"]) == 0
+    words = ["--profile", "quick", "--law", "parity", "--corpus", "corpus"]
+    assert main(["check", "mine.py:merge", *words, "--json", "r.json", "--html", "r.html"]) == 1
+    found = json.loads(Path("r.json").read_text())
+    counts = {"replayed": 1, "of_ledger": 0, "known": 0, "unjudged": 0}
+    assert {**found["corpus"], "seconds": 0} == {**counts, "seconds": 0}
+    (first, *_) = found["findings"]
+    (added,) = Path("corpus").iterdir()
+    assert (first["law"], first["kind"]) == ("parity", "nan")
+    assert first["problem"] == EMPTY.to_json()
+    assert first["replay"] == f"kernelproof replay {added}"
+    ended = capsys.readouterr()
+    assert "corpus: 1 stored case replayed first in " in ended.out
+    assert "1 stored case replayed first in " in Path("r.html").read_text()
+    assert main(["check", "mine.py:merge", *words[:-1], "no"]) == 2
+    assert "--corpus: no: there is no such folder" in capsys.readouterr().err
+
+
+def test_a_case_of_the_shipped_corpus_goes_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "flashinfer-triton-merge-state-empty.json"
+    Path("mine.py").write_text(WRONG)
+    assert main(["replay", name, "--implementation", "mine.py:merge"]) == 1
+    Path(name).write_text("{}")  # a file that is here comes first
+    assert main(["replay", name]) == 2
+    assert f"{name}: the field 'law' is missing" in capsys.readouterr().err
 
 
 def test_the_shipped_ledger_is_made_of_blocks() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -34,6 +36,16 @@ class TestWithin:
     def test_inside_the_bound(self) -> None:
         verdict = within("out", tensor(1.0, 2.5), tensor(1.0, 2.0), tensor(0.0, 1.0))
         assert (verdict.status, verdict.ratio) == ("PASS", 0.5)
+
+    def test_the_first_failure_of_a_process_is_as_quick_as_the_others(self) -> None:
+        # sympy, which some of torch's functions import, takes seconds to do so.
+        code = (
+            "import sys, torch; from kernelproof.properties.comparison import within; "
+            "one = torch.ones(2); assert within('out', one, 2 * one, 0 * one).bad; "
+            "print('sympy' in sys.modules)"
+        )
+        ran = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+        assert ran.stdout.strip() == b"False"
 
     def test_on_the_bound(self) -> None:
         assert within("out", tensor(3.0), tensor(2.0), tensor(1.0)) == Verdict("PASS", ratio=1.0)

@@ -325,6 +325,21 @@ def test_wrong_routings_are_wrong(name: str, part: str) -> None:
     assert not compared.right
 
 
+def test_slots_of_experts_that_are_masked_out_are_right() -> None:
+    logits = torch.tensor([[1.0, -torch.inf, -torch.inf, 0.5]])
+    found = route(logits, 3, method="topk")
+    assert found.topk_weights[0, 2] == -torch.inf
+    assert compare_routing(found, logits, 3, method="topk").right
+
+
+def test_too_many_groups_alike_are_refused_in_words() -> None:
+    options: dict[str, Any] = {"method": "deepseek_v3", "num_groups": 32, "topk_groups": 16}
+    logits = torch.zeros(1, 64)
+    found = route(logits, 4, **options)
+    with pytest.raises(ValueError, match="32 groups of token 0 cannot be told apart, of which 16"):
+        compare_routing(found, logits, 4, **options)
+
+
 def test_a_routing_of_another_shape_is_refused() -> None:
     logits = torch.zeros(2, 4)
     found = Routing(torch.zeros(2, 3, dtype=torch.int32), torch.zeros(2, 3))
