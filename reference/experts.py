@@ -16,7 +16,7 @@ from .validation import check_same, check_tensor
 
 LARGEST_E4M3 = 448.0
 """The largest number of float8_e4m3fn: what is beyond it saturates."""
-TOKENS = 256
+TOKENS = 128
 """Rows of an expert computed at once: what bounds memory where all tokens go to one expert."""
 
 
