@@ -17,6 +17,7 @@ from .quantization import (
     dequantize_nvfp4,
 )
 from .scratch import Scratch
+from .validation import check_values, checked_number
 
 SCALE_BLOCK = 128
 """Rows and columns of one scale of ``"block"``, as DeepSeek-V3's checkpoints have them."""
@@ -209,6 +210,7 @@ def checked_matrix(name: str, given: torch.Tensor | QuantizedMatrix, axes: str) 
         found = list(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
         message = f"{name} must be a tensor [{', '.join(names)}], not {found}"
         raise ValueError(message)
+    check_values(name, values)
     if 0 in values.shape[1:]:
         message = f"{name} is empty: its shape is {list(values.shape)}"
         raise ValueError(message)
@@ -220,6 +222,15 @@ def checked_matrix(name: str, given: torch.Tensor | QuantizedMatrix, axes: str) 
             )
             raise ValueError(message)
         return Matrix(values, values.shape[-1], None)
+    if not isinstance(given.format, MatrixFormat):
+        message = f"{name}.format is {given.format!r}; it must be a MatrixFormat"
+        raise ValueError(message)
+    if not isinstance(given.scales, torch.Tensor):
+        message = f"{name}.scales must be a tensor, not {type(given.scales).__name__}"
+        raise ValueError(message)
+    check_values(f"{name}.scales", given.scales)
+    if not isinstance(given.global_scale, torch.Tensor):
+        checked_number(f"{name}.global_scale", given.global_scale)
     if values.dtype != given.format.dtype:
         message = f"{name}.codes is {values.dtype}; {given.format} has {given.format.dtype}"
         raise ValueError(message)

@@ -50,7 +50,7 @@ from typing import NamedTuple
 import torch
 
 from .activations import activate, carried_error, halves
-from .arithmetic import SMALLEST_SUBNORMAL, Arithmetic
+from .arithmetic import SMALLEST_SUBNORMAL, Arithmetic, checked_arithmetic
 from .error_terms import DOT, LAMBDA, LOGIT, SUM, growth, most_equal_keys
 from .expert_weights import Matrix, QuantizedMatrix
 from .experts import Experts, MoECall, MoEOptions, checked_call
@@ -141,7 +141,7 @@ def judge_moe(
     """Compute the experts and their bounds in one pass over the weights."""
     stored = call.hidden.values.dtype
     out_dtype = out_dtype or (stored if stored.itemsize > 1 else torch.bfloat16)
-    roundings = MoERoundings.of(arithmetic or Arithmetic(), call.hidden.element, out_dtype)
+    roundings = MoERoundings.of(checked_arithmetic(arithmetic), call.hidden.element, out_dtype)
     out = torch.zeros(call.shape, dtype=dtype, device=call.hidden.values.device)
     bound = torch.zeros_like(out)
     r, slots = roundings, call.top_k
