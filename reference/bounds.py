@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from .arithmetic import Arithmetic
+from .arithmetic import Arithmetic, checked_arithmetic
 from .attention import AttentionOutput
 from .batches import Call, batches
 from .error_terms import Roundings, block_bounds
@@ -165,7 +165,7 @@ def judge(
     out, out_bound = q.new_zeros(shape, dtype=dtype), q.new_zeros(shape, dtype=dtype)
     lse = q.new_full((*shape[:2], 1), -math.inf, dtype=dtype)
     lse_bound = q.new_zeros((*shape[:2], 1), dtype=dtype)
-    roundings = Roundings.of(arithmetic or Arithmetic(), values.dtype, out_dtype or q.dtype)
+    roundings = Roundings.of(checked_arithmetic(arithmetic), values.dtype, out_dtype or q.dtype)
     with torch.no_grad():
         for batch in batches(call, options):
             for weights in softmax_weights(batch, options):
