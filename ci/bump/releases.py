@@ -139,9 +139,11 @@ def _is_installed(folder: Path) -> bool:
 
 
 def _of_interpreter(given: str, path: Path) -> Release:
+    # Not looked for on PATH; nor resolved, for a virtual environment is known by where its link is.
+    executable = str(path.absolute())
     try:
         asked = subprocess.run(
-            [str(path), "-c", _QUESTION],
+            [executable, "-c", _QUESTION],
             check=True,
             capture_output=True,
             text=True,
@@ -157,15 +159,14 @@ def _of_interpreter(given: str, path: Path) -> Release:
         message = f"{given}: is a Python interpreter that did not answer within {ASK_SECONDS:g} s"
         raise InterpreterError(message) from error
     except (OSError, ValueError, IndexError) as error:
-        message = f"{given}: is no Python interpreter that runs ({type(error).__name__})"
+        why = (isinstance(error, OSError) and error.strerror) or "it gives no answer"
+        message = f"{given}: is no Python interpreter that runs ({why})"
         raise InterpreterError(message) from error
     for name in ("torch", "flashinfer"):
         if not answer[name]:
             message = f"{given}: has no {name}"
             raise InterpreterError(message)
     path_entries = (*answer["path"], str(_link_to_kernelproof()))
-    # Not resolved: a virtual environment is known by where its link to the interpreter is.
-    executable = str(path.absolute())
     return Release(given, Path(answer["flashinfer"]).parents[1], executable, path_entries)
 
 

@@ -141,7 +141,7 @@ def test_an_interpreter_without_torch_is_told_in_the_report(here: Path) -> None:
         ),
         ("import os; os.abort()", "is no Python interpreter that runs (SIGABRT)"),
         ("import time; time.sleep(60)", "did not answer within 1 s"),
-        ("import os; os._exit(0)", "is no Python interpreter that runs (IndexError)"),
+        ("import os; os._exit(0)", "is no Python interpreter that runs (it gives no answer)"),
         ("", "has no torch"),
     ],
 )
@@ -157,6 +157,17 @@ def test_an_interpreter_that_cannot_be_used_is_refused(
     assert caught.value.message.startswith("engine/bin/python: ")
     assert said in caught.value.message
     assert "\n" not in caught.value.message
+
+
+def test_a_file_that_is_no_program_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("python3").write_text("no program")  # there is one of this name on PATH
+    with pytest.raises(releases.InterpreterError) as caught:
+        releases.find_release("python3")
+    said = "python3: is no Python interpreter that runs (Permission denied)"
+    assert caught.value.message == said
 
 
 def test_an_interpreter_that_is_not_there_is_refused() -> None:
