@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -37,6 +37,26 @@ def _oracle(
         threads=threads,
         repetitions=repetitions,
     )  # fmt: skip
+
+
+def _experts(
+    shapes: Sequence[str] = ("8-of-128",),
+    dtypes: Sequence[str] = ("bfloat16",),
+    tokens: Sequence[int] = (),
+    threads: Sequence[int] = (1,),
+    repetitions: int = 3,
+    seconds: float = 2.0,
+) -> Results:
+    from dataclasses import replace
+    from itertools import product
+
+    from .bench_experts import DTYPES, SHAPES, TOKENS, measure
+
+    cases = [
+        replace(SHAPES[shape], dtype=DTYPES[dtype], tokens=count)
+        for shape, dtype, count in product(shapes, dtypes, tokens or TOKENS)
+    ]
+    return measure(cases, threads=threads, repetitions=repetitions, seconds=seconds)
 
 
 def _tightness(problems: int = 400) -> Results:
@@ -86,7 +106,7 @@ def bench(context: click.Context, json_path: Path | None) -> None:
     Exit code 1: a requirement was missed.
     """
     if context.invoked_subcommand is None:
-        _finish(context, json_path, _oracle, _tightness, _roundtrip, _throughput)
+        _finish(context, json_path, _oracle, _experts, _tightness, _roundtrip, _throughput)
     elif json_path is not None:
         message = f"--json goes after the command: bench {context.invoked_subcommand} --json FILE"
         raise click.UsageError(message, context)
@@ -120,6 +140,55 @@ def oracle(
         message = f"{keys} is no multiple of the page size, 16"
         raise click.BadParameter(message, context, param_hint="--keys")
     _finish(context, json_path, lambda: _oracle(requests, keys, repetitions, threads))
+
+
+@bench.command()
+@click.option(
+    "--shape",
+    "shapes",
+    type=click.Choice(["8-of-128", "2-of-8"]),
+    multiple=True,
+    default=("8-of-128",),
+    show_default=True,
+    help="8 of 128 experts, 2,048 by 768, or 2 of 8 experts, 4,096 by 14,336; may be repeated.",
+)
+@click.option(
+    "--dtype",
+    "dtypes",
+    type=click.Choice(["bfloat16", "float32"]),
+    multiple=True,
+    default=("bfloat16",),
+    show_default=True,
+    help="Of hidden states and weights; nothing is required of float32.",
+)
+@click.option(
+    "--tokens",
+    type=click.IntRange(min=1),
+    multiple=True,
+    default=(1, 4, 16, 64, 256, 1024),
+    show_default=True,
+)
+@click.option(
+    "--threads", type=click.IntRange(min=1), multiple=True, default=(1,), show_default=True
+)
+@click.option("--repetitions", type=click.IntRange(min=3), default=3, show_default=True)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0.0),
+    default=2.0,
+    show_default=True,
+    help="More repetitions of a case until these are over.",
+)
+@JSON
+@click.pass_context
+def experts(
+    context: click.Context,
+    /,
+    json_path: Path | None,
+    **measured: Any,  # noqa: ANN401  those of _experts
+) -> None:
+    """Time and weigh the oracle of experts against a float32 loop over experts."""
+    _finish(context, json_path, lambda: _experts(**measured))
 
 
 @bench.command()

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +20,8 @@ from ..reference import (
 from ..reference.inputs import PagedAttentionInputs
 from ..reference.oracle import judge_attention
 from .bench_memory import Footprint, footprints, unmeasurable
-from .bench_results import Requirement, Results, Table, torch_threads
+from .bench_results import Requirement, Results, Table
+from .bench_times import Contenders, check_agreement, interleaved, load, milliseconds, ratio
 
 ORACLE_TO_LOOP = 0.6
 BOUND_TO_LOOP = 1.2
@@ -71,17 +69,17 @@ def measure(decode: Case, prefill: Case, *, threads: Sequence[int], repetitions:
     """Time and weigh both cases; the requirements are about the first, for each thread count."""
     tables: list[Table] = []
     requirements: list[Requirement] = []
-    notes = [_load(threads)]
+    notes = [load(threads)]
     for case in (decode, prefill):
         inputs = _inputs(case)
         contenders = _contenders(inputs)
-        _check_agreement(contenders)
+        check_agreement(contenders, ORACLE, TOLERANCE)
         if case is decode:
             trace, note = _trace(case, inputs)
             contenders |= trace
             notes += [note] if note else []
         for count in threads:
-            times = _times(contenders, count, repetitions if case is decode else 1)
+            times = interleaved(contenders, count, repetitions if case is decode else 1)
             tables.append(_time_table(case, times, count))
             if case is decode:
                 requirements += _time_requirements(times, count)
@@ -126,7 +124,7 @@ def _inputs(case: Case) -> PagedAttentionInputs:
     return inputs
 
 
-def _contenders(inputs: PagedAttentionInputs) -> dict[str, Callable[[], torch.Tensor]]:
+def _contenders(inputs: PagedAttentionInputs) -> Contenders:
     arguments = (inputs.q, inputs.k_cache, inputs.v_cache, inputs.metadata)
     scale = inputs.sm_scale
 
@@ -143,64 +141,25 @@ def _contenders(inputs: PagedAttentionInputs) -> dict[str, Callable[[], torch.Te
     }
 
 
-def _trace(
-    case: Case, inputs: PagedAttentionInputs
-) -> tuple[dict[str, Callable[[], torch.Tensor]], str]:
+def _trace(case: Case, inputs: PagedAttentionInputs) -> tuple[Contenders, str]:
     refusal = paged_decode.refusal(case.problem(), Target.here("cpu"))
     if refusal is not None:
         return {}, f"Not compared with FlashInfer's trace reference: {refusal}."
-    found: dict[str, Callable[[], torch.Tensor]] = {TRACE: lambda: paged_decode(inputs)[0]}
-    _check_agreement({ORACLE: lambda: judge_attention(inputs, ARITHMETIC).expected.out} | found)
+    found: Contenders = {TRACE: lambda: paged_decode(inputs)[0]}
+    answer = {ORACLE: lambda: judge_attention(inputs, ARITHMETIC).expected.out}
+    check_agreement(answer | found, ORACLE, TOLERANCE)
     return found, ""
-
-
-def _check_agreement(contenders: dict[str, Callable[[], torch.Tensor]]) -> None:
-    """Refuse to time what computes something else; every contender is warm after it."""
-    outs = {name: contender() for name, contender in contenders.items()}
-    for name, out in outs.items():
-        difference = float((out.double() - outs[ORACLE]).abs().max())
-        if not difference <= TOLERANCE:
-            message = f"{name} is {difference:.3g} off the oracle: their times do not compare"
-            raise RuntimeError(message)
-
-
-def _times(
-    contenders: dict[str, Callable[[], torch.Tensor]], threads: int, repetitions: int
-) -> dict[str, list[float]]:
-    """Time the contenders in turn, so that whatever else the machine does meets all of them."""
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    with torch_threads(threads):
-        for _ in range(repetitions):
-            for name, contender in contenders.items():
-                start = time.perf_counter()
-                contender()
-                times[name].append(time.perf_counter() - start)
-    return times
-
-
-def _load(threads: Sequence[int]) -> str:
-    """Say how busy the machine is: shared processors and memory slow the contenders unequally."""
-    load, processors = os.getloadavg()[0], os.cpu_count() or 1
-    busy = f"Before: {load:.1f} processes at work on {processors} processors."
-    free = processors - load
-    return busy if free >= max(threads) - 0.5 else f"{busy} These times are not to be relied on."
-
-
-def _ratio(times: dict[str, list[float]], name: str, other: str) -> float:
-    """Give the median over repetitions: both were timed close to each other in each of them."""
-    return statistics.median(a / b for a, b in zip(times[name], times[other], strict=True))
 
 
 def _time_table(case: Case, times: dict[str, list[float]], threads: int) -> Table:
     rows = tuple(
         (
             name,
-            1e3 * min(seconds),
-            1e3 * statistics.median(seconds),
-            _ratio(times, name, LOOP),
-            _ratio(times, name, ORACLE),
+            *milliseconds(times, name),
+            ratio(times, name, LOOP),
+            ratio(times, name, ORACLE),
         )
-        for name, seconds in times.items()
+        for name in times
     )
     title = f"{case.name}, {threads} thread{'s' * (threads > 1)}"
     return Table(title, ("what", "best ms", "median ms", "to the loop", "to the oracle"), rows)
@@ -209,9 +168,9 @@ def _time_table(case: Case, times: dict[str, list[float]], threads: int) -> Tabl
 def _time_requirements(times: dict[str, list[float]], threads: int) -> list[Requirement]:
     where = f"{threads} thread{'s' * (threads > 1)}"
     found = [
-        Requirement(f"oracle to loop, {where}", _ratio(times, ORACLE, LOOP), high=ORACLE_TO_LOOP),
+        Requirement(f"oracle to loop, {where}", ratio(times, ORACLE, LOOP), high=ORACLE_TO_LOOP),
         *(
-            Requirement(f"{name} to loop, {where}", _ratio(times, name, LOOP), high=BOUND_TO_LOOP)
+            Requirement(f"{name} to loop, {where}", ratio(times, name, LOOP), high=BOUND_TO_LOOP)
             for name in (PASS, PAIR)
         ),
     ]
@@ -219,7 +178,7 @@ def _time_requirements(times: dict[str, list[float]], threads: int) -> list[Requ
         found.append(
             Requirement(
                 f"trace reference to oracle, {where}",
-                _ratio(times, TRACE, ORACLE),
+                ratio(times, TRACE, ORACLE),
                 low=TRACE_TO_ORACLE,
             )
         )

@@ -29,7 +29,7 @@ from .comparing import Comparison, Tell, comparable, compare
 LEAST_KILLED = 0.95
 MOST_SECONDS = 10.0
 """Median seconds from the start of a bug's check to its first confirmed failure."""
-FIRST_LAWS = ("parity", "metadata_parity", "append_parity")
+FIRST_LAWS = ("parity", "metadata_parity", "append_parity", "routing_parity")
 """For hangs and crashes: every call of theirs costs a process, and any law sees them."""
 
 

@@ -6,14 +6,7 @@ from ..reference import AttentionProblem, MoEProblem, Problem
 from ..reference.cache_names import INTERLEAVED
 from ..reference.kv_format import NVFP4
 
-FEATURES = (
-    "custom_mask",
-    "per_head_scales",
-    "fp8_kv",
-    "nvfp4_kv",
-    "interleaved_v_scales",
-    "fp8_q",
-    "mla",
+MOE_FEATURES = (
     "moe_biases",
     "interleaved_w13",
     "expert_parallel",
@@ -26,6 +19,17 @@ FEATURES = (
     "quantized_hidden",
     "swiglu_parameters",
     "strided_hidden",
+)
+"""Those of ``moe`` that are drawn only where named."""
+FEATURES = (
+    "custom_mask",
+    "per_head_scales",
+    "fp8_kv",
+    "nvfp4_kv",
+    "interleaved_v_scales",
+    "fp8_q",
+    "mla",
+    *MOE_FEATURES,
     "nondeterministic",
     "phases",
     "no_host_sync",

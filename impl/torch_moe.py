@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 
 from ..reference.moe_inputs import MoEInputs, RouteInputs
+from .features import MOE_FEATURES
 from .protocol import implementation
 from .torch_moe_weights import expert_weights, hidden_states
 
@@ -31,21 +32,6 @@ PLAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu2": lambda x: functional.relu(x).square(),
     "identity": lambda x: x,
 }
-EVERYTHING = (
-    "moe_biases",
-    "interleaved_w13",
-    "expert_parallel",
-    "weights_on_input",
-    "shared_experts",
-    "duplicate_ids",
-    "fp8_weights",
-    "nvfp4_weights",
-    "mxfp4_weights",
-    "quantized_hidden",
-    "swiglu_parameters",
-    "strided_hidden",
-    "large_weights",
-)
 
 
 def scores_of(method: str, logits: torch.Tensor) -> torch.Tensor:
@@ -93,7 +79,7 @@ def route(inputs: RouteInputs) -> tuple[torch.Tensor, torch.Tensor]:
     return ids.to(torch.int32), weigh(inputs, scores, ids)
 
 
-@implementation("moe", name="torch-moe", features=EVERYTHING)
+@implementation("moe", name="torch-moe", features=(*MOE_FEATURES, "large_weights"))
 def experts(inputs: MoEInputs) -> torch.Tensor:
     """Compute each expert's tokens in turn and add up what they give."""
     hidden = hidden_states(inputs.hidden)

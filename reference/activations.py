@@ -161,7 +161,7 @@ def activation_of(name: str) -> Activation:
     Raises:
         ValueError: a name that is none of ``ACTIVATIONS``.
     """
-    if name not in ACTIVATIONS:
+    if not isinstance(name, str) or name not in ACTIVATIONS:
         message = f"activation is {name!r}; it must be one of {', '.join(ACTIVATIONS)}"
         raise ValueError(message)
     return ACTIVATIONS[name]

@@ -138,3 +138,17 @@ def unit_roundoff(dtype: torch.dtype) -> float:
         message = f"dtype {name} has no unit roundoff here; known: {sorted(UNIT_ROUNDOFF)}"
         raise ValueError(message)
     return UNIT_ROUNDOFF[name]
+
+
+def checked_arithmetic(arithmetic: Arithmetic | None) -> Arithmetic:
+    """Give the arithmetic of a bound: float32 throughout if None.
+
+    Raises:
+        ValueError: what is no Arithmetic, such as the name of a format.
+    """
+    if arithmetic is None:
+        return Arithmetic()
+    if not isinstance(arithmetic, Arithmetic):
+        message = f"arithmetic is {arithmetic!r}; it must be an Arithmetic, or None"
+        raise ValueError(message)
+    return arithmetic

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from .arithmetic import Arithmetic
+from .arithmetic import Arithmetic, checked_arithmetic
 from .attention import AttentionOutput
 from .batches import Call, batches
 from .error_terms import Roundings, block_bounds
@@ -164,7 +164,7 @@ def judge(
     q, sizes = call.q, (values.head_dim, 1, values.head_dim, 1)
     # Every token is some request's: nothing of it is left as it is.
     found = q.new_empty((*q.shape[:2], sum(sizes)), dtype=options.compute_dtype)
-    roundings = Roundings.of(arithmetic or Arithmetic(), values.dtype, out_dtype or q.dtype)
+    roundings = Roundings.of(checked_arithmetic(arithmetic), values.dtype, out_dtype or q.dtype)
     with torch.no_grad():
         for batch in batches(call, options):
             for weights in softmax_weights(batch, options):

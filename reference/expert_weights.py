@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,9 +17,12 @@ from .quantization import (
     dequantize_nvfp4,
 )
 from .scratch import Scratch
+from .validation import check_values, checked_number
 
 SCALE_BLOCK = 128
 """Rows and columns of one scale of ``"block"``, as DeepSeek-V3's checkpoints have them."""
+CHUNK = 3 * 2**17
+"""Numbers of an expert's weights widened at once: what a core's cache holds is multiplied there."""
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 BLOCKS = {"nvfp4": NVFP4_BLOCK, "mxfp4": MX_BLOCK, "mxfp8": MX_BLOCK}
 PACKED = ("nvfp4", "mxfp4")
@@ -107,18 +111,36 @@ class Matrix(NamedTuple):
             return self.quantized.format.element
         return str(self.values.dtype).removeprefix("torch.")
 
-    def rows(
-        self, expert: int, start: int, stop: int, dtype: torch.dtype, scratch: Scratch
-    ) -> torch.Tensor:
-        """Give the numbers [stop - start, columns] of rows of an expert's weights.
+    @property
+    def step(self) -> int:
+        """Rows of an expert's weights that are widened at once; of codes a multiple of 128."""
+        multiple = SCALE_BLOCK if self.quantized else 1
+        return max(1, CHUNK // self.columns // multiple) * multiple
 
-        start is a multiple of 128, so that no block of scales is cut at its beginning. What is
-        given may lie in the scratch memory, until the next rows are read.
+    def blocks(self, expert: int, dtype: torch.dtype, scratch: Scratch) -> Iterator[torch.Tensor]:
+        """Give the numbers of an expert's weights, ``step`` rows at a time.
+
+        They may lie in the scratch memory, until the next are read.
         """
-        codes = self.values[expert, start:stop]
+        weights, step = self.values[expert], self.step
         if self.quantized is None:
-            return scratch.take("rows", tuple(codes.shape), dtype, codes.device).copy_(codes)
-        form, scales = self.quantized.format, self.quantized.scales[expert]
+            wide = scratch.take("rows", (step, self.columns), dtype, weights.device)
+            for numbers in weights.split(step):
+                yield wide[: len(numbers)].copy_(numbers)
+        else:
+            for start in range(0, len(weights), step):
+                yield self._decoded(self.quantized, expert, start, start + step).to(dtype)
+
+    def weights(self, expert: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+        """Give the numbers [rows, columns] of an expert's weights."""
+        if self.quantized is None:
+            return self.values[expert].to(dtype)
+        return self._decoded(self.quantized, expert, 0, self.values.shape[1]).to(dtype)
+
+    def _decoded(self, given: QuantizedMatrix, expert: int, start: int, stop: int) -> torch.Tensor:
+        """Decode rows; start is a multiple of 128, so that it cuts no block of scales."""
+        codes = self.values[expert, start:stop]
+        form, scales = given.format, given.scales[expert]
         if form.scales == "channel":
             scales = scales[start:stop].unsqueeze(-1)
         elif form.scales == "block":
@@ -126,7 +148,7 @@ class Matrix(NamedTuple):
             scales = _spread(scales, 1, self.columns)
         elif form.element in BLOCKS:
             scales = scales[start:stop]
-        return _numbers(form, codes, scales, _of_expert(self.quantized, expert)).to(dtype)
+        return _numbers(form, codes, scales, _of_expert(given, expert))
 
     def tokens(self, index: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Give the numbers [rows, columns] of these tokens' hidden states."""
@@ -188,6 +210,7 @@ def checked_matrix(name: str, given: torch.Tensor | QuantizedMatrix, axes: str) 
         found = list(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
         message = f"{name} must be a tensor [{', '.join(names)}], not {found}"
         raise ValueError(message)
+    check_values(name, values)
     if 0 in values.shape[1:]:
         message = f"{name} is empty: its shape is {list(values.shape)}"
         raise ValueError(message)
@@ -199,6 +222,15 @@ def checked_matrix(name: str, given: torch.Tensor | QuantizedMatrix, axes: str) 
             )
             raise ValueError(message)
         return Matrix(values, values.shape[-1], None)
+    if not isinstance(given.format, MatrixFormat):
+        message = f"{name}.format is {given.format!r}; it must be a MatrixFormat"
+        raise ValueError(message)
+    if not isinstance(given.scales, torch.Tensor):
+        message = f"{name}.scales must be a tensor, not {type(given.scales).__name__}"
+        raise ValueError(message)
+    check_values(f"{name}.scales", given.scales)
+    if not isinstance(given.global_scale, torch.Tensor):
+        checked_number(f"{name}.global_scale", given.global_scale)
     if values.dtype != given.format.dtype:
         message = f"{name}.codes is {values.dtype}; {given.format} has {given.format.dtype}"
         raise ValueError(message)

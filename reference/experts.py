@@ -12,11 +12,17 @@ import torch
 from .activations import Activation, Swiglu, activation_of
 from .expert_weights import Matrix, QuantizedMatrix, checked_matrix
 from .scratch import Scratch
-from .validation import check_same, check_tensor
+from .validation import (
+    check_index_tensor,
+    check_same,
+    check_tensor,
+    checked_integer,
+    checked_number,
+)
 
 LARGEST_E4M3 = 448.0
 """The largest number of float8_e4m3fn: what is beyond it saturates."""
-TOKENS = 256
+TOKENS = 128
 """Rows of an expert computed at once: what bounds memory where all tokens go to one expert."""
 
 
@@ -131,7 +137,7 @@ def checked_call(
     first, second = _checked_weights("w13", "w2", w13, w2, states, options)
     experts = first.values.shape[0]
     ids = _checked_ids(topk_ids, tokens, experts, options)
-    check_tensor("topk_weights", topk_weights, "tokens heads")
+    check_tensor("topk_weights", topk_weights, "tokens top_k")
     if topk_weights.shape != topk_ids.shape:
         message = (
             f"topk_weights has shape {list(topk_weights.shape)}, but topk_ids {list(ids.shape)}"
@@ -186,14 +192,14 @@ def _checked_ids(ids: torch.Tensor, tokens: int, experts: int, options: MoEOptio
     if shape[:1] != (tokens,) or len(shape[1:]) != 1:
         message = f"topk_ids must be [tokens, top_k] with hidden's {tokens} tokens, not {shape}"
         raise ValueError(message)
-    if ids.dtype.is_floating_point or ids.dtype == torch.bool:
-        message = f"topk_ids must hold integers, not {ids.dtype}"
-        raise ValueError(message)
-    everywhere = experts if options.num_experts is None else options.num_experts
-    last = options.expert_offset + experts
-    if options.expert_offset < 0 or last > everywhere:
+    check_index_tensor("topk_ids", ids)
+    total = options.num_experts
+    everywhere = experts if total is None else checked_integer("num_experts", total)
+    offset = checked_integer("expert_offset", options.expert_offset)
+    last = offset + experts
+    if offset < 0 or last > everywhere:
         message = (
-            f"expert_offset is {options.expert_offset}, and w13 has {experts} experts: they end at "
+            f"expert_offset is {offset}, and w13 has {experts} experts: they end at "
             f"{last}, but num_experts is {everywhere}"
         )
         raise ValueError(message)
@@ -242,7 +248,7 @@ def _number_of_each(name: str, given: float | torch.Tensor, experts: int) -> lis
             raise ValueError(message)
         found = given.double().expand(experts).tolist()
     else:
-        found = [float(given)] * experts
+        found = [checked_number(name, given)] * experts
     for expert, value in enumerate(found):
         if math.isnan(value) or (name == "limit" and value < 0):
             message = f"{name}[{expert}] is {value}; it must be a number, a limit at least 0"
@@ -281,14 +287,10 @@ def _shared(
         if isinstance(getattr(options, name), torch.Tensor):
             message = f"{name} is a tensor of the routed experts; with shared experts give a float"
             raise ValueError(message)
-    experts, tokens = w13.values.shape[0], hidden.values.shape[0]
-    ids = torch.arange(experts, device=w13.values.device).expand(tokens, experts)
-    weights = torch.full(
-        (tokens, experts),
-        options.shared_weight,
-        dtype=options.compute_dtype,
-        device=w13.values.device,
-    )
+    experts, tokens, device = w13.values.shape[0], hidden.values.shape[0], w13.values.device
+    ids = torch.arange(experts, device=device).expand(tokens, experts)
+    weight = checked_number("shared_weight", options.shared_weight)
+    weights = torch.full(ids.shape, weight, dtype=options.compute_dtype, device=device)
     numbers = _numbers(activation, options, experts)
     return Experts(
         w13, w2, None, None, activation, options.interleaved, numbers, ids, weights, on_input=False

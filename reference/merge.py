@@ -10,7 +10,13 @@ from __future__ import annotations
 
 import torch
 
-from .arithmetic import SMALLEST_SUBNORMAL, UNIT_ROUNDOFF, Arithmetic, dtype_name
+from .arithmetic import (
+    SMALLEST_SUBNORMAL,
+    UNIT_ROUNDOFF,
+    Arithmetic,
+    checked_arithmetic,
+    dtype_name,
+)
 from .attention import AttentionOutput
 from .error_terms import EXP, LARGEST_LOGIT_ERROR, LOGIT, LSE, SUM, growth
 from .validation import check_same, check_tensor
@@ -95,7 +101,7 @@ def merge_error_bound(
         ValueError: as ``merge_states``.
     """
     weights, lse = _weights(outs, lses, compute_dtype)
-    u = UNIT_ROUNDOFF[(arithmetic or Arithmetic()).accumulate]
+    u = UNIT_ROUNDOFF[checked_arithmetic(arithmetic).accumulate]
     out_format = dtype_name(out_dtype or outs.dtype)
     finite = torch.where(torch.isneginf(lses), 0.0, lses.to(compute_dtype))
     magnitude = finite.abs()

@@ -12,12 +12,9 @@ from __future__ import annotations
 import torch
 
 from .activations import activate
-from .expert_weights import SCALE_BLOCK, Matrix, QuantizedMatrix
+from .expert_weights import Matrix, QuantizedMatrix
 from .experts import MoECall, MoEOptions, checked_call
 from .scratch import Scratch
-
-CHUNK = 2**18
-"""Numbers of an expert's weights widened at once: what a core's cache holds is multiplied there."""
 
 
 def moe(
@@ -124,17 +121,10 @@ def _apply(call: MoECall, dtype: torch.dtype) -> torch.Tensor:
     return out
 
 
-def chunks(matrix: Matrix) -> list[tuple[int, int]]:
-    """Give the ranges of rows that are widened at once."""
-    rows = matrix.values.shape[1]
-    step = max(1, CHUNK // matrix.columns // SCALE_BLOCK) * SCALE_BLOCK
-    return [(start, min(start + step, rows)) for start in range(0, rows, step)]
-
-
 def product(x: torch.Tensor, matrix: Matrix, expert: int, scratch: Scratch) -> torch.Tensor:
     """Multiply rows [n, columns] by an expert's weights: [n, rows]."""
     out = x.new_empty((len(x), matrix.values.shape[1]))
-    for start, stop in chunks(matrix):
-        rows = matrix.rows(expert, start, stop, x.dtype, scratch)
-        torch.mm(x, rows.T, out=out[:, start:stop])
+    blocks = matrix.blocks(expert, x.dtype, scratch)
+    for part, weights in zip(out.split(matrix.step, dim=1), blocks, strict=True):
+        torch.mm(x, weights.T, out=part)
     return out

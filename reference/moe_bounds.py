@@ -50,11 +50,10 @@ from typing import NamedTuple
 import torch
 
 from .activations import activate, carried_error, halves
-from .arithmetic import SMALLEST_SUBNORMAL, Arithmetic
+from .arithmetic import SMALLEST_SUBNORMAL, Arithmetic, checked_arithmetic
 from .error_terms import DOT, LAMBDA, LOGIT, SUM, growth, most_equal_keys
 from .expert_weights import Matrix, QuantizedMatrix
 from .experts import Experts, MoECall, MoEOptions, checked_call
-from .moe import chunks
 from .moe_roundings import MoERoundings
 from .scratch import Scratch
 
@@ -142,7 +141,7 @@ def judge_moe(
     """Compute the experts and their bounds in one pass over the weights."""
     stored = call.hidden.values.dtype
     out_dtype = out_dtype or (stored if stored.itemsize > 1 else torch.bfloat16)
-    roundings = MoERoundings.of(arithmetic or Arithmetic(), call.hidden.element, out_dtype)
+    roundings = MoERoundings.of(checked_arithmetic(arithmetic), call.hidden.element, out_dtype)
     out = torch.zeros(call.shape, dtype=dtype, device=call.hidden.values.device)
     bound = torch.zeros_like(out)
     r, slots = roundings, call.top_k
@@ -256,15 +255,17 @@ def _product(
     spread = torch.empty_like(value) if v is not None else x.new_empty((len(x), 0))
     row_norms, row_largest = x.new_empty(rows), x.new_empty(rows)
     squares = None if v is None else v.square()
-    for start, stop in chunks(matrix):
-        w = matrix.rows(expert, start, stop, x.dtype, scratch)
+    start = 0
+    for w in matrix.blocks(expert, x.dtype, scratch):
+        stop = start + len(w)
         torch.mm(x, w.T, out=value[:, start:stop])
         torch.linalg.vector_norm(w, dim=1, out=row_norms[start:stop])
         # Not vector_norm(ord=inf), which took 14 times as long.
         row_largest[start:stop] = torch.maximum(w.amax(dim=1), -w.amin(dim=1))
         if squares is not None:
-            w = torch.square(w, out=scratch.take("squares", tuple(w.shape), w.dtype, w.device))
-            torch.mm(squares, w.T, out=spread[:, start:stop])
+            taken = scratch.take("squares", tuple(w.shape), w.dtype, w.device)
+            torch.mm(squares, torch.square(w, out=taken).T, out=spread[:, start:stop])
+        start = stop
     norms = torch.linalg.vector_norm(x, dim=1, keepdim=True) * row_norms
     largest = x.abs().amax(dim=1, keepdim=True) * row_largest
     return _Product(value, row_norms, norms, largest, spread.sqrt_())

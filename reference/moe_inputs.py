@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 
 from .expert_weights import QuantizedMatrix
+from .experts import MoEOptions
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,22 +77,7 @@ class MoEInputs:
         return {name: getattr(self, name) for name in OPTIONS}
 
 
-OPTIONS = (
-    "activation",
-    "w13_bias",
-    "w2_bias",
-    "alpha",
-    "beta",
-    "limit",
-    "interleaved",
-    "expert_offset",
-    "num_experts",
-    "weights_on_input",
-    "intermediate_scale",
-    "shared_w13",
-    "shared_w2",
-    "shared_weight",
-)
+OPTIONS = tuple(each.name for each in fields(MoEOptions) if each.name != "compute_dtype")
 """Keyword arguments of ``moe`` that a record has, all but ``compute_dtype``."""
 
 

@@ -22,7 +22,7 @@ from .routing_methods import (
     router_weights,
     routing_method,
 )
-from .validation import check_tensor
+from .validation import check_tensor, checked_number
 
 
 class Routing(NamedTuple):
@@ -188,7 +188,8 @@ def checked_router(
     if compute_dtype not in (torch.float64, torch.float32):
         message = f"compute_dtype is {compute_dtype}; it must be float64 or float32"
         raise ValueError(message)
-    if isinstance(scaling_factor, bool) or not math.isfinite(scaling_factor):
+    factor = checked_number("scaling_factor", scaling_factor)
+    if isinstance(scaling_factor, bool) or not math.isfinite(factor):
         message = f"scaling_factor is {scaling_factor!r}; it must be a finite number"
         raise ValueError(message)
     if bias is not None:
@@ -206,7 +207,7 @@ def checked_router(
         top_k,
         groups,
         of_groups,
-        float(scaling_factor),
+        factor,
         MASKED_GROUPS[masked_groups],
     )
 

@@ -30,10 +30,18 @@ from typing import NamedTuple
 
 import torch
 
-from .arithmetic import SMALLEST_SUBNORMAL, UNIT_ROUNDOFF, Arithmetic, dtype_name, unit_roundoff
+from .arithmetic import (
+    SMALLEST_SUBNORMAL,
+    UNIT_ROUNDOFF,
+    Arithmetic,
+    checked_arithmetic,
+    dtype_name,
+    unit_roundoff,
+)
 from .error_terms import EXP, LARGEST_LOGIT_ERROR, LOGIT, SUM, growth
 from .routing import Router, Routing, checked_router, group_scores, masked, weights_of
 from .routing_methods import RENORMALISE_FLOOR, router_weights
+from .validation import check_index_tensor, check_tensor
 
 TINY = 2.0**-126
 """The smallest normal float32: a kernel may flush what is below it to zero."""
@@ -103,13 +111,21 @@ def compare_routing(
         compute_dtype=compute_dtype,
     )
     wanted = (len(logits), top_k)
-    for name, tensor in zip(Routing._fields, found, strict=True):
+    if not isinstance(found, Routing):
+        message = f"found must be a Routing(topk_ids, topk_weights), not {type(found).__name__}"
+        raise ValueError(message)
+    for name, tensor in found._asdict().items():
+        if not isinstance(tensor, torch.Tensor):
+            message = f"{name} must be a tensor [tokens, top_k], not {type(tensor).__name__}"
+            raise ValueError(message)
         if tuple(tensor.shape) != wanted:
             message = (
                 f"{name} has shape {tuple(tensor.shape)}; it must be [tokens, top_k] = {wanted}"
             )
             raise ValueError(message)
-    arithmetic, ids = arithmetic or Arithmetic(), found.topk_ids.to(torch.int64)
+    check_index_tensor("topk_ids", found.topk_ids)
+    check_tensor("topk_weights", found.topk_weights, "tokens top_k")
+    arithmetic, ids = checked_arithmetic(arithmetic), found.topk_ids.to(torch.int64)
     valid = ((ids >= 0) & (ids < logits.shape[1])).all(dim=1)
     ids = ids.where(valid.unsqueeze(1), torch.arange(top_k, device=ids.device))
     ordered = ids.sort(dim=1).values

@@ -104,7 +104,7 @@ def routing_method(method: str) -> RoutingMethod:
     Raises:
         ValueError: a name that is none of ``METHODS``.
     """
-    if method not in METHODS:
+    if not isinstance(method, str) or method not in METHODS:
         message = f"method is {method!r}; it must be one of {', '.join(METHODS)}"
         raise ValueError(message)
     return METHODS[method]

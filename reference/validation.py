@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
@@ -112,12 +113,51 @@ def check_tensor(name: str, tensor: torch.Tensor, axes: str, *, codes: bool = Fa
     if tensor.dim() != len(expected):
         message = f"{name} must be [{', '.join(expected)}], not shape {tuple(tensor.shape)}"
         raise ValueError(message)
-    if expected[-1] != "heads" and not tensor.shape[-1]:
+    check_values(name, tensor)
+    if expected[-1] not in ("heads", "top_k") and not tensor.shape[-1]:
         message = f"{name} has no channels: its shape is {tuple(tensor.shape)}"
         raise ValueError(message)
     if not (tensor.dtype.is_floating_point or (codes and tensor.dtype == torch.uint8)):
         message = f"{name} must have a floating dtype, not {tensor.dtype}"
         raise ValueError(message)
+
+
+def check_values(name: str, tensor: torch.Tensor) -> None:
+    """Check that there are values to read, by strides."""
+    if tensor.is_meta:
+        message = f"{name} is on the device 'meta', where a tensor has no values"
+        raise ValueError(message)
+    if tensor.layout != torch.strided:
+        message = f"{name} has the layout {tensor.layout}; it must be strided"
+        raise ValueError(message)
+
+
+def check_index_tensor(name: str, tensor: torch.Tensor) -> None:
+    """Check that a tensor holds integers, of any shape."""
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
+        message = f"{name} must hold integers, not {tensor.dtype}"
+        raise ValueError(message)
+    check_values(name, tensor)
+
+
+def checked_number(name: str, value: float) -> float:
+    """Give an option as a float; a string is no number."""
+    try:
+        if not isinstance(value, (str, bytes)):
+            return float(value)
+    except (TypeError, ValueError, RuntimeError):  # the last of a tensor of several
+        pass
+    message = f"{name} is {value!r}, not a number"
+    raise ValueError(message)
+
+
+def checked_integer(name: str, value: int) -> int:
+    """Give an option as an integer; a float is none."""
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        message = f"{name} is {value!r}, not an integer"
+        raise ValueError(message) from error
 
 
 def check_same(name: str, axis: str, actual: int, other: str, expected: int) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from ...properties.isolation import WorkerPool
+from ...properties.outcome import describe_exit
 from ...properties.pools import open_pool
 from ..errors import MACHINE, UsageRefusedError
 from ..sandboxes import Tell, installed_folder, quietly, sandbox
@@ -111,6 +112,9 @@ def find_release(given: str, *, tell: Tell = quietly) -> Release:
     path = Path(given).expanduser()
     if path.is_file() and path.suffix != ".whl":
         return _of_interpreter(given, path)
+    if os.sep in given and not path.exists():
+        message = f"{given}: there is no such wheel, folder or interpreter"
+        raise UsageRefusedError(message)
     folder = sandbox(given, tell=tell)
     here = [entry or str(Path.cwd()) for entry in sys.path]
     # In front of everything only where it is not there anyway: site-packages would hide modules of
@@ -135,9 +139,11 @@ def _is_installed(folder: Path) -> bool:
 
 
 def _of_interpreter(given: str, path: Path) -> Release:
+    # Not looked for on PATH; nor resolved, for a virtual environment is known by where its link is.
+    executable = str(path.absolute())
     try:
         asked = subprocess.run(
-            [str(path), "-c", _QUESTION],
+            [executable, "-c", _QUESTION],
             check=True,
             capture_output=True,
             text=True,
@@ -146,18 +152,22 @@ def _of_interpreter(given: str, path: Path) -> Release:
         )
         answer = json.loads(asked.stdout.splitlines()[-1])
     except subprocess.CalledProcessError as error:
-        last = error.stderr.strip().rpartition("\n")[2]
+        last = error.stderr.strip().rpartition("\n")[2] or describe_exit(error.returncode)
         message = f"{given}: is no Python interpreter that runs ({last})"
         raise InterpreterError(message) from error
-    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
-        message = f"{given}: is no Python interpreter that runs ({type(error).__name__})"
+    except subprocess.TimeoutExpired as error:
+        message = f"{given}: is a Python interpreter that did not answer within {ASK_SECONDS:g} s"
+        raise InterpreterError(message) from error
+    except (OSError, ValueError, IndexError) as error:
+        why = (isinstance(error, OSError) and error.strerror) or "it gives no answer"
+        message = f"{given}: is no Python interpreter that runs ({why})"
         raise InterpreterError(message) from error
     for name in ("torch", "flashinfer"):
         if not answer[name]:
             message = f"{given}: has no {name}"
             raise InterpreterError(message)
     path_entries = (*answer["path"], str(_link_to_kernelproof()))
-    return Release(given, Path(answer["flashinfer"]).parents[1], str(path), path_entries)
+    return Release(given, Path(answer["flashinfer"]).parents[1], executable, path_entries)
 
 
 def _link_to_kernelproof() -> Path:

@@ -63,7 +63,7 @@ def to_json(
         sides={side: _side(learned, side) for side in SIDES},
         features=learned.features,
         machines=machines,
-        not_tested=_not_tested(learned, evidence),
+        not_tested=_not_tested(learned, evidence, machine),
         failures=learned.failures,
         command=command,
         code=learned.code if verdict.verdict == UNDECIDED else 0,
@@ -202,8 +202,10 @@ def _skipped(learned: Learned) -> list[dict[str, str]]:
     ]
 
 
-def _not_tested(learned: Learned, evidence: Mapping[Chip, str]) -> list[dict[str, Any]]:
-    absent = [chip for chip, level in evidence.items() if level == DECLARED]
+def _not_tested(
+    learned: Learned, evidence: Mapping[Chip, str], machine: Chip
+) -> list[dict[str, Any]]:
+    absent = [chip for chip, level in evidence.items() if level == DECLARED and chip != machine]
     found: list[dict[str, Any]] = []
     if absent:
         names = ", ".join(map(chip_name, absent))

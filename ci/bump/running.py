@@ -115,8 +115,12 @@ def read_declarations(learned: Learned, journal: Journal, parts: Sequence[str], 
     def collect(side: str) -> dict[str, Any]:
         tell(f"{learned.given[side]}: reading what it declares")
         try:
-            folder = learned.releases[side].folder
-            return declarations(folder, deadline=DECLARATION_SECONDS)
+            release = learned.releases[side]
+            folder = release.folder
+            own: dict[str, Any] = {}
+            if release.own_environment:  # its packages are made for its interpreter, not for this
+                own = {"executable": release.executable, "sys_path": release.path}
+            return declarations(folder, deadline=DECLARATION_SECONDS, **own)
         except DeclarationsError as error:
             return {"error": str(error).replace(str(folder), learned.given[side])}
 

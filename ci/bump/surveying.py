@@ -58,7 +58,10 @@ def _refused_altogether(asker: Asker, address: Address, report: ImplementationRe
     """
     declared = asker.run(address.request("describe"))
     if declared.status != "done":
-        report.error = f"cannot be imported: {verdict_of(declared).message}"
+        # Importing that does not end is no HANG of a call; its process says no more than that.
+        spoiled = declared.status == "error"
+        why = declared.detail or declared.kind if spoiled else verdict_of(declared).message
+        report.error = f"cannot be imported: {why.strip().splitlines()[-1]}"
         return ""
     told: dict[str, Any] = declared.result or {}
     if "error" in told:

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,11 @@ DEADLINE_SECONDS = 120.0
 """A release takes 5 to 10 s, half of which torch and flashinfer take to import."""
 UNSET = ("FLASHINFER_CUBIN_DIR", "TRITON_INTERPRET")
 """Settings of whoever asks that would change the answer."""
+_START = f"""\
+import importlib, json, sys
+sys.path[:] = json.loads(sys.argv[1])
+sys.exit(importlib.import_module("{__name__}.collecting").main(sys.argv[2:]))
+"""
 
 
 class DeclarationsError(RuntimeError):
@@ -35,7 +40,12 @@ class DeclarationsError(RuntimeError):
 
 
 def declarations(
-    folder: Path, *, chips: Iterable[int] = CHIPS, deadline: float = DEADLINE_SECONDS
+    folder: Path,
+    *,
+    chips: Iterable[int] = CHIPS,
+    deadline: float = DEADLINE_SECONDS,
+    executable: str = sys.executable,
+    sys_path: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Collect what the release of FlashInfer in a folder declares.
 
@@ -43,6 +53,9 @@ def declarations(
         folder: holds the package ``flashinfer``, see ``kernelproof.ci.sandboxes``.
         chips: that are asked about, compute capability times ten.
         deadline: in seconds.
+        executable: interpreter that imports it; another than this one needs its own ``sys_path``.
+        sys_path: where it finds modules, this Kernelproof's among them; if None, as this process
+            does, with the folder in front.
 
     Raises:
         DeclarationsError: there is no flashinfer, it does not import, or it hangs.
@@ -52,8 +65,9 @@ def declarations(
         raise DeclarationsError(message)
     with tempfile.TemporaryDirectory(prefix="kernelproof-") as scratch:
         answer, log = Path(scratch) / "answer.json", Path(scratch) / "log"
-        command = [sys.executable, "-m", __name__, str(folder.resolve()), str(answer)]
-        status = _run([*command, *map(str, chips)], folder.resolve(), log, deadline)
+        start = ["-m", __name__] if sys_path is None else ["-c", _START, json.dumps([*sys_path])]
+        command = [executable, *start, str(folder.resolve()), str(answer), *map(str, chips)]
+        status = _run(command, folder.resolve(), log, deadline)
         if status is None:
             message = f"{folder}: flashinfer did not answer within {deadline:g} s and was stopped"
             raise DeclarationsError(message)

@@ -11,7 +11,6 @@ import torch
 from ...reference import MoEProblem, QuantizedMatrix
 from ...reference.expert_weights import SCALE_BLOCK, checked_matrix
 from ...reference.moe_inputs import MoEInputs
-from ...reference.scratch import Scratch
 from ..comparison import fail
 from ..subject import Subject
 from ..verdict import VACUOUS, Verdict
@@ -138,10 +137,7 @@ def _numbers(
         index = torch.arange(len(matrix.codes), device=matrix.codes.device)
         wide = checked.tokens(index, torch.float64)
     else:
-        rows = matrix.codes.shape[1]
-        each = [checked.rows(expert, 0, rows, torch.float64, Scratch())
-                for expert in range(len(matrix.codes))]  # fmt: skip
-        wide = torch.stack(each)
+        wide = torch.stack([checked.weights(expert) for expert in range(len(matrix.codes))])
     narrow = wide.to(dtype)
     return narrow if torch.equal(narrow.double(), wide) else None
 

@@ -18,6 +18,7 @@ from . import (
     mla_bugs,
     moe_bugs,
     moe_honest,
+    moe_process_bugs,
     moe_quantised_bugs,
     moe_sorting_bugs,
     moe_stateful_bugs,
@@ -56,7 +57,11 @@ BUGS: tuple[SeededBug, ...] = (
     *routing_bugs.BUGS,
 )
 """Wrong answers: each must be killed by at least one law."""
-PROCESS_CONTROLS: tuple[SeededBug, ...] = (*process_bugs.BUGS, *soak_bugs.PROCESS_CONTROLS)
+PROCESS_CONTROLS: tuple[SeededBug, ...] = (
+    *process_bugs.BUGS,
+    *soak_bugs.PROCESS_CONTROLS,
+    *moe_process_bugs.BUGS,
+)
 """Hangs and crashes: each must become a verdict, and end nothing but its own worker."""
 HONEST: tuple[SeededBug, ...] = (
     *honest.CONTROLS,

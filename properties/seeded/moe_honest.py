@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from ...impl.features import MOE_FEATURES
 from ...impl.torch_moe import activated, choose, scores_of, weigh
 from ...reference import Arithmetic
 from ...reference.moe_inputs import MoEInputs, RouteInputs
 from .catalogue import SeededBug, seeded
-from .moe_kernels import FEATURES, HONEST, PLAIN, apply, changed
+from .moe_kernels import HONEST, PLAIN, apply, changed
 
 CONTROLS: list[SeededBug] = []
 MOE, ROUTE = "moe", "route"
@@ -17,7 +18,7 @@ Routed = tuple[torch.Tensor, torch.Tensor]
 _calls = 0
 
 
-@seeded(CONTROLS, MOE, control="honest", features=FEATURES)
+@seeded(CONTROLS, MOE, control="honest", features=MOE_FEATURES)
 def experts_in_float32(inputs: MoEInputs) -> torch.Tensor:
     """Compute experts one after another in float32."""
     return apply(inputs)
@@ -121,7 +122,7 @@ def experts_into_given_output(inputs: MoEInputs) -> None:
         inputs.out.copy_(apply(inputs))
 
 
-@seeded(CONTROLS, MOE, control="honest", features=FEATURES)
+@seeded(CONTROLS, MOE, control="honest", features=MOE_FEATURES)
 def experts_strided_output(inputs: MoEInputs) -> torch.Tensor:
     """Return a view that is not contiguous."""
     out = apply(inputs, HONEST)

@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ...impl.torch_moe import EVERYTHING, LARGEST_FP8, activated, of_expert
+from ...impl.torch_moe import LARGEST_FP8, activated, of_expert
 from ...impl.torch_moe_weights import expert_weights, hidden_states
 from ...reference.moe_inputs import MoEInputs
 
 TILE = 8
 """Rows of an expert that a program computes."""
-FEATURES = tuple(name for name in EVERYTHING if name != "large_weights")
 PLAIN = ("moe_biases", "swiglu_parameters", "interleaved_w13")
 
 

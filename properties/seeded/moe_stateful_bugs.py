@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ...impl.features import MOE_FEATURES
 from ...reference import QuantizedMatrix
 from ...reference.moe_inputs import OPTIONS, MoEInputs
 from .catalogue import SeededBug, seeded
-from .moe_kernels import FEATURES, apply, changed, count_of
+from .moe_kernels import apply, changed, count_of
 from .stateful_bugs import checksum, planned
 
 BUGS: list[SeededBug] = []
@@ -181,7 +182,7 @@ def tiles_of_first_plan(inputs: MoEInputs) -> Tensor:
     return apply(inputs, changed(schedule=lambda tokens, slots: (tokens.roll(1), slots)))
 
 
-@seeded(BUGS, MOE, "moe_sensitivity", features=FEATURES)
+@seeded(BUGS, MOE, "moe_sensitivity", features=MOE_FEATURES)
 def options_of_first_call(inputs: MoEInputs) -> Tensor:
     """Keep the options of the first call with these tokens and weights."""
     mine = {name: getattr(inputs, name) for name in OPTIONS}

@@ -11,12 +11,13 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from kernelproof.ci import bench_oracle, bench_throughput
+from kernelproof.ci import bench_experts, bench_oracle, bench_throughput
 from kernelproof.ci.bench import bench
 from kernelproof.ci.bench_memory import footprints, unmeasurable
 from kernelproof.ci.bench_oracle import Case
 from kernelproof.ci.bench_results import Requirement, Results, Table
 from kernelproof.ci.bench_tightness import FEWEST_KEYS, Row, make_problem
+from kernelproof.ci.bench_times import check_agreement
 from kernelproof.reference import Arithmetic, AttentionProblem, paged_attention
 
 
@@ -57,7 +58,7 @@ class TestOracle:
             "wrong": lambda: torch.ones(2),
         }
         with pytest.raises(RuntimeError, match="wrong is 1 off the oracle"):
-            bench_oracle._check_agreement(contenders)
+            check_agreement(contenders, bench_oracle.ORACLE, bench_oracle.TOLERANCE)
 
     @pytest.mark.skipif(bool(unmeasurable()), reason="memory is measured on Linux alone")
     def test_memory_grows_with_the_keys(self) -> None:
@@ -72,6 +73,47 @@ class TestOracle:
         result = run("oracle", "--keys", "40")
         assert result.exit_code == 2
         assert "--keys: 40 is no multiple of the page size, 16" in result.output
+
+
+class TestExperts:
+    def test_it_prints_times_memory_and_requirements(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        small = bench_experts.Case(1, top_k=2, experts=4, hidden=128, inter=128)
+        monkeypatch.setitem(bench_experts.SHAPES, "8-of-128", small)
+        file = tmp_path / "experts.json"
+        tokens = ("--tokens", "3", "--tokens", "40", "--seconds", "0")
+        dtypes = ("--dtype", "bfloat16", "--dtype", "float32")
+        result = run("experts", *tokens, *dtypes, "--json", str(file))
+        assert result.exit_code in (0, 1), result.output
+        [benchmark] = json.loads(file.read_text(encoding="utf-8"))["benchmarks"]
+        titles = [table["title"] for table in benchmark["tables"]]
+        assert titles[:2] == [
+            "2 of 4, 128 by 128, bfloat16, 1 thread, medians",
+            "2 of 4, 128 by 128, float32, 1 thread, medians",
+        ]
+        assert [row[:2] for row in benchmark["tables"][0]["rows"]] == [[3, 3], [40, 3]]
+        timed = [each for each in benchmark["requirements"] if "loop" in each["name"]]
+        assert [each["high"] for each in timed] == [1.2, 2.0]  # of bfloat16 alone
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+    def test_the_loop_it_compares_with_is_right(self, dtype: torch.dtype) -> None:
+        case = bench_experts.Case(9, top_k=3, experts=5, hidden=64, inter=96, dtype=dtype)
+        contenders = bench_experts.contenders_of(
+            bench_experts.weights_of(case), bench_experts.batch_of(case)
+        )
+        check_agreement(contenders, bench_experts.ORACLE, 1e-5)
+
+    @pytest.mark.skipif(bool(unmeasurable()), reason="memory is measured on Linux alone")
+    def test_memory_is_at_most_an_expert_in_float64(self) -> None:
+        """Of one row, and of more rows of an expert than are computed at once."""
+        cases = [
+            bench_experts.Case(tokens, top_k, experts, hidden=1024, inter=1024)
+            for tokens, top_k, experts in ((1, 1, 2), (200, 8, 16), (600, 2, 2))
+        ]
+        sizes = dict(zip(cases, bench_experts.peaks(cases), strict=True))
+        for case, size in sizes.items():
+            assert size <= case.expert_bytes, case.name
 
 
 class TestTightness:
@@ -174,4 +216,7 @@ def test_it_runs_as_a_module() -> None:
         text=True,
         check=True,
     )
-    assert all(name in shown.stdout for name in ("oracle", "tightness", "roundtrip", "throughput"))
+    assert all(
+        name in shown.stdout
+        for name in ("oracle", "experts", "tightness", "roundtrip", "throughput")
+    )

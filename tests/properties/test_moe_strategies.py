@@ -2,51 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
-import hypothesis
 import pytest
-from hypothesis import HealthCheck, Phase
 
 from kernelproof.impl import Target, find_implementation
 from kernelproof.properties.axes import Axes, all_axes, narrow
 from kernelproof.properties.laws.general import others
 from kernelproof.properties.simplify import simplify
-from kernelproof.properties.strategies import problems
 from kernelproof.reference import ACTIVATIONS, METHODS, MoEProblem, Problem, RouteProblem
 from kernelproof.reference.moe_problems import ASSIGNMENTS, MOE_REGIMES, QUANTISED, ROUTE_REGIMES
 
+Draw = Callable[[Axes, int], list[Any]]
 WORK = 400_000
 TARGET = Target.here("cpu")
 
 
-def drawn(axes: Axes, count: int) -> list[Problem]:
-    seen: list[Problem] = []
-
-    @hypothesis.settings(
-        max_examples=count, derandomize=True, database=None, phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck), deadline=None,
-    )  # fmt: skip
-    @hypothesis.given(problems(axes))
-    def collect(problem: Problem) -> None:
-        seen.append(problem)
-
-    collect()
-    return seen
-
-
 @pytest.fixture(scope="module")
-def experts() -> Sequence[MoEProblem]:
+def experts(drawn: Draw) -> Sequence[MoEProblem]:
     found = drawn(Axes("moe", all_axes("moe"), WORK), 800)
     assert all(isinstance(each, MoEProblem) for each in found)
-    return found  # type: ignore[return-value]  # just seen
+    return found
 
 
 @pytest.fixture(scope="module")
-def routes() -> Sequence[RouteProblem]:
+def routes(drawn: Draw) -> Sequence[RouteProblem]:
     found = drawn(Axes("route", all_axes("route"), WORK), 500)
     assert all(isinstance(each, RouteProblem) for each in found)
-    return found  # type: ignore[return-value]  # just seen
+    return found
 
 
 def test_problems_stay_within_the_work(experts: Sequence[MoEProblem]) -> None:
@@ -77,7 +61,7 @@ def test_every_route_is_drawn(routes: Sequence[RouteProblem]) -> None:
     assert {each.masked_groups for each in routes if each.grouped} == {"-inf", "zero"}
 
 
-def test_what_is_not_named_is_not_drawn() -> None:
+def test_what_is_not_named_is_not_drawn(drawn: Draw) -> None:
     plain = find_implementation("kernelproof.properties.seeded.moe_bugs:relu2_not_squared")
     axes = narrow("moe", lambda asked: [plain.refusal(each, TARGET) for each in asked], WORK)
     assert axes is not None
@@ -88,7 +72,7 @@ def test_what_is_not_named_is_not_drawn() -> None:
 
 
 @pytest.mark.parametrize("name", ["torch-moe", "torch-route"])
-def test_plain_torch_claims_whatever_is_drawn(name: str) -> None:
+def test_plain_torch_claims_whatever_is_drawn(drawn: Draw, name: str) -> None:
     found = find_implementation(name)
     axes = narrow(
         found.operation, lambda asked: [found.refusal(each, TARGET) for each in asked], WORK
@@ -97,7 +81,7 @@ def test_plain_torch_claims_whatever_is_drawn(name: str) -> None:
     assert not axes.refused
     for each in drawn(axes, 100):
         assert found.refusal(each, TARGET) is None
-        assert all(found.refusal(other, TARGET) is None for other in others(each))  # type: ignore[arg-type]
+        assert all(found.refusal(other, TARGET) is None for other in others(each))
 
 
 def test_a_crash_is_simplified_to_what_it_takes() -> None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-import hypothesis
 import pytest
-from hypothesis import HealthCheck, Phase
 
 from kernelproof.impl import Target, find_implementation
 from kernelproof.properties.axes import Axes, all_axes, narrow
 from kernelproof.properties.only import OnlyError, read_only, restricted
-from kernelproof.properties.strategies import problems
-from kernelproof.reference import Problem
 
+Draw = Callable[[Axes, int], list[Any]]
 H200 = Target(sm=90, flashinfer="0.7.2.post1", cuda="13.0", triton="3.6.0", device="cuda")
 WINDOWS = ("q_dtype=float8_e4m3fn", "window_left=127,511", "head_dims=128x128")
 
@@ -29,25 +27,10 @@ def axes_of(name: str, *texts: str, without: tuple[str, ...] = ()) -> Axes | Non
     )
 
 
-def drawn(axes: Axes, count: int = 60) -> list[Any]:
-    seen: list[Problem] = []
-
-    @hypothesis.settings(
-        max_examples=count, derandomize=True, database=None, phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck), deadline=None,
-    )  # fmt: skip
-    @hypothesis.given(problems(axes))
-    def collect(problem: Problem) -> None:
-        seen.append(problem)
-
-    collect()
-    return seen
-
-
-def test_what_is_drawn_has_the_values_alone_and_everything_else_is_free() -> None:
+def test_what_is_drawn_has_the_values_alone_and_everything_else_is_free(drawn: Draw) -> None:
     axes = axes_of("flashinfer-prefill-fa3", *WINDOWS)
     assert axes is not None
-    found = drawn(axes)
+    found = drawn(axes, 60)
     assert {(p.q_dtype, p.head_dim_qk, p.head_dim_vo) for p in found} == {
         ("float8_e4m3fn", 128, 128)
     }
@@ -56,7 +39,7 @@ def test_what_is_drawn_has_the_values_alone_and_everything_else_is_free() -> Non
     assert any(max(p.seq_lens) > 256 for p in found)
 
 
-def test_a_part_that_is_refused_is_no_part_of_the_space() -> None:
+def test_a_part_that_is_refused_is_no_part_of_the_space(drawn: Draw) -> None:
     assert axes_of("flashinfer-prefill-fa2", "sinks=true") is None
     axes = axes_of("flashinfer-prefill-fa2", "sinks=true", without=("fa2-sinks-ignored",))
     assert axes is not None

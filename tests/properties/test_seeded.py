@@ -76,6 +76,14 @@ TRIGGERS: dict[str, Problem] = {
     "stuck-in-barrier": AttentionProblem(seq_lens=(17,)),
     "workspace-of-terabytes": AttentionProblem(seq_lens=(40,)),
     "killed-by-empty-batch": MetadataProblem(steps=(((), ()),)),
+    "waits-for-idle-expert": MoEProblem(num_experts=3, top_k=2, seed=2),
+    "spins-on-second-tile": MoEProblem(num_tokens=9, num_experts=1),
+    "aborts-on-no-tokens": MoEProblem(num_tokens=0),
+    "segfaults-on-duplicate-ids": MoEProblem(top_k=2, assignment="duplicates"),
+    "seeks-threshold-between-ties": RouteProblem(num_experts=8, regime="ties"),
+    "exits-on-masked-groups": RouteProblem(
+        method="deepseek_v3", num_experts=4, num_groups=2, topk_groups=1
+    ),
 }
 HARMLESS: dict[str, Problem] = {
     "paged_attention": AttentionProblem(),
@@ -83,6 +91,8 @@ HARMLESS: dict[str, Problem] = {
     "append_paged_kv": AttentionProblem("append_paged_kv"),
     "merge_state": MergeProblem(),
     "build_metadata": MetadataProblem(),
+    "moe": MoEProblem(num_tokens=3),
+    "route": RouteProblem(num_tokens=3, num_experts=8),
 }
 CRASH_KINDS = {
     "aborts-on-chunked-prefill": "SIGABRT",
@@ -92,6 +102,9 @@ CRASH_KINDS = {
     "raises-on-group-size": "ValueError",
     "workspace-of-terabytes": "out of memory",
     "killed-by-empty-batch": "killed (out of memory?)",
+    "aborts-on-no-tokens": "SIGABRT",
+    "segfaults-on-duplicate-ids": "SIGSEGV",
+    "exits-on-masked-groups": "exit 9",
 }
 
 

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from kernelproof.reference import Arithmetic, AttentionProblem, materialise, oracle
+from kernelproof.reference import (
+    Arithmetic,
+    AttentionProblem,
+    compare_routing,
+    materialise,
+    oracle,
+    route,
+)
 from kernelproof.reference.error_terms import TANH
 from kernelproof.reference.merge import merge_error_bound
 
@@ -159,3 +166,13 @@ def test_a_merge_in_steps_is_rounded_in_between() -> None:
 def test_an_unknown_choice_is_refused(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=f"Arithmetic.{said}"):
         Arithmetic(**fields)
+
+
+def test_what_is_no_arithmetic_is_refused() -> None:
+    message = "arithmetic is 'float32'; it must be an Arithmetic, or None"
+    problem = AttentionProblem(seq_lens=(3,))
+    with pytest.raises(ValueError, match=message):
+        oracle.judge_attention(materialise(problem), "float32")  # type: ignore[arg-type]
+    routing = route(torch.zeros(1, 4), 2)
+    with pytest.raises(ValueError, match=message):
+        compare_routing(routing, torch.zeros(1, 4), 2, arithmetic="float32")  # type: ignore[arg-type]

@@ -434,6 +434,32 @@ FP8 = torch.zeros(4, 6, 6, dtype=torch.float8_e4m3fn)
         ),
         ({"intermediate_scale": 0.0}, r"intermediate_scale\[0\] is 0.0; a scale is positive"),
         ({"compute_dtype": torch.bfloat16}, "compute_dtype is torch.bfloat16"),
+        ({"activation": ["silu"]}, r"activation is \['silu'\]; it must be one of"),
+        ({"topk_ids": torch.zeros(5, 2, dtype=torch.complex64)}, "topk_ids must hold integers"),
+        ({"topk_weights": None}, r"topk_weights must be a torch.Tensor \[tokens, top_k\]"),
+        ({"alpha": "1"}, "alpha is '1', not a number"),
+        ({"alpha": [1.0, 2.0]}, r"alpha is \[1.0, 2.0\], not a number"),
+        ({"intermediate_scale": "x"}, "intermediate_scale is 'x', not a number"),
+        ({"expert_offset": 0.0}, "expert_offset is 0.0, not an integer"),
+        ({"num_experts": "4"}, "num_experts is '4', not an integer"),
+        (
+            {
+                "shared_w13": torch.zeros(1, 6, 6),
+                "shared_w2": torch.zeros(1, 6, 3),
+                "shared_weight": torch.ones(2),
+            },
+            "shared_weight is .*, not a number",
+        ),
+        ({"hidden": torch.zeros(5, 6, device="meta")}, "hidden is on the device 'meta'"),
+        ({"w2": torch.zeros(4, 6, 3, device="meta")}, "w2 is on the device 'meta'"),
+        ({"topk_ids": torch.zeros(5, 2, device="meta").int()}, "topk_ids is on the device 'meta'"),
+        ({"hidden": torch.zeros(5, 6).to_sparse()}, "hidden has the layout torch.sparse_coo"),
+        ({"w13": quantised(FP8, [1.0] * 4)}, "w13.scales must be a tensor, not list"),  # type: ignore[arg-type]
+        ({"w13": QuantizedMatrix(FP8, torch.ones(4), "float8_e4m3fn")}, "w13.format is 'float8"),  # type: ignore[arg-type]
+        (
+            {"w13": quantised(FP8, torch.ones(4, 6))._replace(global_scale="1")},  # type: ignore[arg-type]
+            "w13.global_scale is '1', not a number",
+        ),
     ],
 )
 def test_bad_arguments_are_named(options: dict[str, Any], message: str) -> None:

@@ -198,12 +198,30 @@ def test_every_name_elsewhere_is_a_method() -> None:
         ({"bias": torch.zeros(3)}, "bias must be 8 finite numbers"),
         ({"scaling_factor": math.inf}, "scaling_factor is inf"),
         ({"compute_dtype": torch.float16}, "compute_dtype is torch.float16"),
+        ({"method": ["default"]}, r"method is \['default'\]; it must be one of"),
+        ({"scaling_factor": "1"}, "scaling_factor is '1', not a number"),
+        ({"scaling_factor": None}, "scaling_factor is None, not a number"),
+        ({"bias": torch.zeros(8, device="meta")}, "bias is on the device 'meta'"),
     ],
 )
 def test_bad_arguments_are_named(options: dict[str, Any], message: str) -> None:
     given = {"top_k": 2, "method": "deepseek_v3", **options}
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         route(torch.zeros(2, 8), **given)
+
+
+@pytest.mark.parametrize(
+    ("logits", "message"),
+    [
+        (torch.zeros(2, 8, device="meta"), "logits is on the device 'meta', where a tensor has no"),
+        (torch.zeros(2, 8).to_sparse(), "logits has the layout torch.sparse_coo"),
+        (torch.zeros(2, 8).to(torch.complex64), "logits must have a floating dtype"),
+        (torch.zeros(8), "logits must be .tokens, experts."),
+    ],
+)
+def test_logits_without_values_to_read_are_refused(logits: torch.Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        route(logits, 2)
 
 
 @pytest.mark.parametrize(
@@ -345,6 +363,28 @@ def test_a_routing_of_another_shape_is_refused() -> None:
     found = Routing(torch.zeros(2, 3, dtype=torch.int32), torch.zeros(2, 3))
     with pytest.raises(ValueError, match=r"topk_ids has shape \(2, 3\)"):
         compare_routing(found, logits, 2)
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (None, r"found must be a Routing\(topk_ids, topk_weights\), not NoneType"),
+        (([[0, 1]], [[0.5, 0.5]]), "found must be a Routing.*, not tuple"),
+        (Routing([[0, 1]], torch.ones(1, 2)), "topk_ids must be a tensor .*, not list"),  # type: ignore[arg-type]
+        (Routing(torch.ones(1, 2), torch.ones(1, 2)), "topk_ids must hold integers"),
+        (
+            Routing(torch.zeros(1, 2).int(), torch.ones(1, 2).int()),
+            "topk_weights must have a floating dtype",
+        ),
+        (
+            Routing(torch.zeros(1, 2, device="meta").int(), torch.ones(1, 2)),
+            "topk_ids is on the device 'meta'",
+        ),
+    ],
+)
+def test_what_is_no_routing_is_refused(found: Any, message: str) -> None:  # noqa: ANN401
+    with pytest.raises(ValueError, match=message):
+        compare_routing(found, torch.zeros(1, 4), 2)
 
 
 def test_best_comes_first() -> None:
