@@ -25,6 +25,7 @@ from ..impl import (
 from ..reference import problem_from_json
 from .isolation import LAST_REPLY
 from .laws import find_law
+from .machine import waited
 from .subject import LAUNCHES, Phases, Stop, Subject
 from .verdict import Verdict
 
@@ -169,8 +170,8 @@ def cost(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
     """Time an implementation's call on a problem: the fastest of several after a first.
 
     Returns:
-        ``seconds``, by the clock on the wall, and ``busy``, what a processor spent of them: a
-        machine with other work gives the same.
+        ``seconds``, by the clock on the wall, and ``undisturbed``, those without what the process
+        waited for a processor: a machine with other work gives the same.
     """
     subject = subject_of(payload, phases)
     problem = problem_from_json(payload["problem"])
@@ -179,15 +180,15 @@ def cost(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
     calls = int(payload.get("calls", COST_CALLS))
     while len(timings) < calls and time.perf_counter() - started < COST_SECONDS:
         inputs = subject.materialise(problem)
-        before, busy_before = subject.seconds, time.process_time()
+        before, waited_before = subject.seconds, waited()
         try:
             subject.call(problem, inputs)
         except Stop as stop:
             return {"seconds": 0.0, "stopped": stop.verdict.to_json()}
-        timings.append((subject.seconds - before, time.process_time() - busy_before))
-    seconds, busy = (min(each) for each in zip(*(timings[1:] or timings), strict=True))
-    # While a GPU works, its host does not.
-    return {"seconds": seconds, "busy": seconds if subject.target.device == "cuda" else busy}
+        seconds = subject.seconds - before
+        timings.append((seconds, max(0.0, seconds - (waited() - waited_before))))
+    seconds, undisturbed = (min(each) for each in zip(*(timings[1:] or timings), strict=True))
+    return {"seconds": seconds, "undisturbed": undisturbed}
 
 
 def judge(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:

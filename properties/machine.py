@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 
 def cores() -> int:
@@ -10,3 +11,14 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def waited() -> float:
+    """Give the seconds that this thread was ready to run and had no processor; 0 if nobody counts.
+
+    Linux does, in the second field of schedstat (Documentation/scheduler/sched-stats.rst).
+    """
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0

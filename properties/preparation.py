@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -23,9 +23,6 @@ from .sanitizer import LESS_WORK
 COST_REQUESTS = 8
 COST_ROWS, COST_KEYS = 8, 64
 """How many times more rows, or keys a request, the second call has that is timed."""
-MOST_CROWDED = 4.0
-"""How many times longer a call takes at most because of other work on the machine. One that takes
-longer waits for something of its own, another process say."""
 Lease = Callable[[], AbstractContextManager[Worker]]
 """Lends a worker."""
 Once = Callable[[str, Callable[[], None]], None]
@@ -158,7 +155,7 @@ def _timed(
     timing = _cost_problem(quarry.axes)
     timed = _ask(worker, address, "cost", problem=timing.to_json())
     report.call_seconds = float(timed.get("seconds", 0.0))
-    small = Timing(_of_processor(timed), timing.work)
+    small = Timing(float(timed.get("undisturbed", 0.0)), timing.work)
     cost = cost_of(small, _time_larger(worker, address, timing, small), profile)
     report.cost = cost.name
     quarry.axes = replace(quarry.axes, max_work=cost.max_work)
@@ -188,16 +185,11 @@ def _time_larger(worker: Worker, address: Address, problem: Problem, small: Timi
     larger = _larger(problem)
     if small.seconds < NO_COST or not larger:
         return Timing(2 * small.seconds, 2 * small.work)
-    seconds = _of_processor(_ask(worker, address, "cost", problem=larger.to_json()))
+    timed = _ask(worker, address, "cost", problem=larger.to_json())
+    seconds = float(timed.get("undisturbed", 0.0))
     if not seconds:  # it was refused, or failed: as if all of the time went into the work
         return Timing(2 * small.seconds, 2 * small.work)
     return Timing(seconds, larger.work)
-
-
-def _of_processor(timed: Mapping[str, Any]) -> float:
-    """Give the seconds of a call where nothing else would run, as far as its process knows."""
-    seconds = float(timed.get("seconds", 0.0))
-    return max(min(seconds, float(timed.get("busy", seconds))), seconds / MOST_CROWDED)
 
 
 def _larger(problem: Problem) -> Problem | None:
