@@ -1,4 +1,4 @@
-"""``kernelproof bench``: the oracle, its bounds and isolation, the suite's own speed, and kernels.
+"""``kernelproof bench``: the oracles, their bounds, isolation, the suite's own speed, and kernels.
 
 Also ``python -m kernelproof.ci.bench``. What is heavy is imported inside the commands.
 """
