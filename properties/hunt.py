@@ -94,6 +94,7 @@ class Hunt:
         warm_up(self._worker, self._quarry)
         for problem in list(self._quarry.smallest):
             if self._fails(problem):
+                self._simplify_inherited()
                 break
         else:
             self._search_space(start)
@@ -108,6 +109,11 @@ class Hunt:
             self.report.finding = Finding(
                 self._quarry.name, self._law.name, verdict, problem, entry=entry.id
             )
+
+    def _simplify_inherited(self) -> None:
+        """Take away what another law needed of its smallest problem, and this one does not."""
+        if self._last is not None and self._search.shrink and not self._dear:
+            simplify(self._last[0], self._quarry.axes, self._fails, self._effort.passing_is_cheap)
 
     def _search_space(self, start: float) -> None:
         """Let Hypothesis draw and shrink, round after round, until a failure or enough problems."""

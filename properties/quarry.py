@@ -126,6 +126,8 @@ def verdict_of(outcome: Outcome, tool: str = "") -> Verdict:
             "CRASH", outcome.kind, f"the process died: {outcome.kind} in phase {outcome.phase}",
             trace=trace,
         )  # fmt: skip
+    if outcome.kind == MemoryError.__name__:
+        raise HarnessError(outcome.detail.strip().rpartition("\n")[2])
     message = f"{outcome.kind} in phase {outcome.phase}: {outcome.detail}\n{outcome.stderr}".strip()
     raise HarnessError(message)
 

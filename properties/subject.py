@@ -18,6 +18,7 @@ from ..reference.arithmetic import BLOCK_FORMATS
 from ..reference.inputs import Inputs
 from .comparison import Result
 from .records import outputs_of, pair_of
+from .telling import compact
 from .verdict import Verdict
 
 
@@ -98,9 +99,19 @@ class Subject:
         return problem.exact and arithmetic.exponent == "difference"
 
     def materialise(self, problem: Problem, **options: Any) -> Any:  # noqa: ANN401  any record
-        """Make a problem's tensors on the device."""
+        """Make a problem's tensors on the device.
+
+        Raises:
+            MemoryError: there is no room for them.
+        """
         with self._phases.phase("materialise"):
-            return materialise(problem, self.target.device, **options)
+            try:
+                return materialise(problem, self.target.device, **options)
+            except RuntimeError as error:
+                if not _out_of_memory(error):
+                    raise
+                message = f"no room for the tensors of {compact(problem)}: {_first_line(error)}"
+                raise MemoryError(message) from error
 
     def call(
         self,
@@ -227,11 +238,16 @@ class Subject:
 
 
 def _crash(error: BaseException, where: str = "") -> Verdict:
-    kind = type(error).__name__
-    text = str(error)
-    if isinstance(error, MemoryError) or "can't allocate memory" in text:
-        kind = "out of memory"
-    lines = text.strip().splitlines() or [""]
+    kind = "out of memory" if _out_of_memory(error) else type(error).__name__
     trace = "".join(traceback.format_exception(error)[-6:])
-    message = f"{where}{type(error).__name__}: {lines[0][:500]}"
+    message = f"{where}{type(error).__name__}: {_first_line(error)[:500]}"
     return Verdict("CRASH", kind, message, trace=trace[-4000:])
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    """Tell an allocation that failed on the host; torch has a type for that on a GPU alone."""
+    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0]

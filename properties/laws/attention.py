@@ -191,7 +191,7 @@ def sensitivity(subject: Subject, problem: AttentionProblem) -> Verdict:
                 where = tuple(int(i) for i in stuck.nonzero()[0])
                 expected = getattr(other_judged.expected, field)
                 off = (without_it.to(double) - expected).abs() > getattr(other_judged.bound, field)
-                too = f"; without {name} it is wrong too, see parity" if off.any() else ""
+                too = f"; with {getattr(other, name)} it is wrong, see parity" if off.any() else ""
                 return fail(
                     "insensitive",
                     f"{name} = {getattr(problem, name)} in place of {getattr(other, name)} moves "

@@ -313,6 +313,16 @@ def test_cases_that_cannot_be_read(
     assert kernelproof("replay", "absent.json").code == 2
 
 
+def test_a_problem_without_room(kernelproof: Command) -> None:
+    problem = {"schema": "kernelproof/problem/1", "type": "moe", "hidden": 10**13}
+    case = {"law": "parity", "implementation": "torch-moe", "problem": problem}
+    Path("case.json").write_text(json.dumps(case))
+    ended = kernelproof("replay", "case.json")
+    assert ended.code == 3
+    assert "no room for the tensors of MoEProblem(hidden=10000000000000" in ended.err
+    assert "Traceback" not in ended.err
+
+
 def test_a_device_that_is_not_there(kernelproof: Command) -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():

@@ -20,7 +20,7 @@ from kernelproof.properties.laws import find_law
 from kernelproof.properties.profiles import Profile
 from kernelproof.properties.quarry import Address, Quarry
 from kernelproof.properties.report import LawReport
-from kernelproof.reference import AttentionProblem, problem_from_json
+from kernelproof.reference import AttentionProblem, Problem, problem_from_json
 
 HERE = Path(__file__).parent
 PATH = [str(HERE), *sys.path]
@@ -154,11 +154,11 @@ class InProcess:
 
 
 def hunted(
-    judge: Judge, depth: int, monkeypatch: pytest.MonkeyPatch
+    judge: Judge, depth: int, monkeypatch: pytest.MonkeyPatch, *, smallest: tuple[Problem, ...] = ()
 ) -> tuple[LawReport, InProcess]:
     monkeypatch.setattr("kernelproof.properties.inquiry.DEPTH", depth)
     worker = InProcess(judge)
-    quarry = Quarry("it", Address("it", None, "cpu"), AXES)
+    quarry = Quarry("it", Address("it", None, "cpu"), AXES, smallest=[*smallest])
     search = Search(PROFILE, 5, PROFILE.problems, PROFILE.seconds)
     law = find_law("parity")
     hunt = Hunt(worker, quarry, law, search, explain=lambda *_: None)  # type: ignore[arg-type]
@@ -210,6 +210,16 @@ class TestHunt:
             assert isinstance(report.finding.problem, AttentionProblem)
             assert report.finding.problem.seq_lens == (5,)
             assert ahead.renewed == at_a_time.renewed
+
+    def test_what_another_law_found_loses_what_this_one_does_not_need(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        found = AttentionProblem(query_lens=(1,), seq_lens=(9,), logits_soft_cap=30.0)
+        report, _ = hunted(wrong, 0, monkeypatch, smallest=(found,))
+        assert report.finding is not None
+        assert isinstance(report.finding.problem, AttentionProblem)
+        assert report.finding.problem.seq_lens == (5,)
+        assert report.finding.problem.logits_soft_cap == 0
 
     def test_a_failure_that_does_not_repeat_is_flaky(self, monkeypatch: pytest.MonkeyPatch) -> None:
         seen: list[str] = []
