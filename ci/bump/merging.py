@@ -10,8 +10,9 @@ from typing import Any
 from ..errors import UsageRefusedError
 from .findings import Chip, Finding, chip_order
 from .policy import Accepted, Policy
+from .reading import read_report
 from .releases import BASELINE, SIDES
-from .report import assemble, judged, read_report
+from .report import assemble, judged
 from .verdict import DECLARED, EVIDENCE, decide
 
 Report = Mapping[str, Any]
@@ -141,10 +142,16 @@ def _features(reports: Sequence[Report]) -> dict[str, Any] | None:
         "chips": chips,
         "rules": rules,
         "rows": [
-            {**row, "cells": [row["cells"][chip] for chip in chips if chip in row["cells"]]}
+            {**row, "cells": [row["cells"].get(chip) or _unknown(chip) for chip in chips]}
             for row in rows.values()
         ],
     }
+
+
+def _unknown(chip: Chip) -> dict[str, Any]:
+    """Give the cell of a chip of which a report does not say what the others do."""
+    nothing = {"status": "unknown", "evidence": "", "rule": ""}
+    return {"chip": chip, "change": "same", **dict.fromkeys(SIDES, nothing)}
 
 
 def _side(reports: Sequence[Report], side: str) -> dict[str, Any]:
@@ -161,7 +168,9 @@ def _not_tested(reports: Sequence[Report], evidence: Mapping[Chip, str]) -> list
     found: list[dict[str, Any]] = []
     for report in reports:
         for each in report["not_tested"]:
-            absent = [chip for chip in each.get("chips", []) if evidence[chip] == DECLARED]
+            absent = [
+                chip for chip in each.get("chips", []) if evidence.get(chip, DECLARED) == DECLARED
+            ]
             if "chips" not in each:
                 told = dict(each)
             elif absent:

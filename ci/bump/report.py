@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 from ... import __version__
 from ...properties.telling import count_of
-from ..errors import UsageRefusedError
 from .compiled import compiled_chips
 from .findings import Chip, Finding
 from .numbers import implementation_json, not_run, replayed
@@ -22,10 +19,6 @@ from .speed import build_seconds
 from .verdict import COMPILED, DECLARED, RAN, UNDECIDED, Verdict, chip_name, decide
 
 SCHEMA = "kernelproof/bump/1"
-
-
-class ReportError(UsageRefusedError):
-    """A report that cannot be read; the message names the file and the field."""
 
 
 def to_json(
@@ -225,50 +218,3 @@ def _not_tested(learned: Learned, evidence: Mapping[Chip, str]) -> list[dict[str
             }
         )
     return found
-
-
-REQUIRED: Mapping[str, type | tuple[type, ...]] = {
-    "verdict": str,
-    "message": str,
-    "baseline": dict,
-    "candidate": dict,
-    "chips": list,
-    "conditions": list,
-    "findings": list,
-    "features": (dict, type(None)),
-    "machines": list,
-    "not_tested": list,
-    "failures": list,
-    "policy": dict,
-}
-
-
-def read_report(path: Path) -> dict[str, Any]:
-    """Read a report.
-
-    Raises:
-        ReportError: the file cannot be read, or is something else.
-    """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        message = f"{path}: cannot be read ({error.strerror})"
-        raise ReportError(message) from error
-    except ValueError as error:
-        message = f"{path}: not JSON ({error})"
-        raise ReportError(message) from error
-    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        schema = data.get("schema") if isinstance(data, dict) else None
-        message = f"{path}: its schema is {schema!r}; this Kernelproof reads {SCHEMA!r}"
-        raise ReportError(message)
-    for name, kind in REQUIRED.items():
-        if not isinstance(data.get(name), kind):
-            message = f"{path}: the field {name!r} is missing or of the wrong kind"
-            raise ReportError(message)
-    try:
-        for each in data["findings"]:
-            Finding.from_json(each)
-    except (ValueError, TypeError, AttributeError) as error:
-        message = f"{path}: {error}"
-        raise ReportError(message) from error
-    return data
