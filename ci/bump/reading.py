@@ -101,7 +101,6 @@ MACHINE = {
                         "seconds": Each((int, float)),
                         "problem": str,
                         "work": (int, float),
-                        "rounds": [object],
                     }
                 ],
             }
