@@ -28,9 +28,9 @@ class Each:
 
 @dataclass(frozen=True)
 class Among:
-    """One of these words."""
+    """One of these values."""
 
-    words: tuple[str, ...]
+    values: tuple[object, ...]
 
 
 NUMBER = (int, float, str)
@@ -41,7 +41,7 @@ NOT_TESTED = [{"what": str, "why": str, "chips?": [CHIP]}]
 SIDE = {
     "given": str,
     **dict.fromkeys(("flashinfer", "torch", "triton", "cuda"), (str, None)),
-    "own_environment": object,
+    "own_environment": Among((True, False)),
     "artifacts": Each(str),
     "not_imported": Each(str),
 }
@@ -218,12 +218,12 @@ def _parts(value: Any, shape: Any) -> Iterator[tuple[object, object, str]]:  # n
         for key, inner in shape.items():
             plain = key.removesuffix("?")
             if plain in value or plain == key:
-                yield value.get(plain), inner, f".{plain}"
+                yield value.get(plain, ...), inner, f".{plain}"
 
 
 def _fits(value: object, shape: object) -> bool:
     if isinstance(shape, Among):
-        return value in shape.words
+        return value in shape.values
     if not isinstance(shape, type):
         return shape is None and value is None
     return isinstance(value, shape) and (shape is object or not isinstance(value, bool))

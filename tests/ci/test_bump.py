@@ -547,13 +547,20 @@ def test_reports_of_several_chips_are_merged(
     assert [each["chips"] for each in merged["not_tested"] if "chips" in each] == [[100, 103]]
 
 
+OTHER = {
+    "given": "other", "flashinfer": "9.9.3", "own_environment": False, "torch": None, "triton": None, "cuda": None,
+    "artifacts": {}, "not_imported": {},
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"schema": "kernelproof/bump/2"}, "its schema is 'kernelproof/bump/2'"),
         ({"findings": None}, "the field 'findings' is missing"),
         ({"findings": [{"id": "x"}]}, "a finding's field 'change'"),
-        ({"candidate": {"given": "other", "flashinfer": "9.9.3"}}, "its candidate is 9.9.3"),
+        ({"candidate": {"given": "other"}}, "the field 'candidate.flashinfer' is missing"),
+        ({"candidate": OTHER}, "its candidate is 9.9.3"),
     ],
 )
 def test_reports_that_do_not_go_together_are_refused(

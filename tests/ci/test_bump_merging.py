@@ -14,7 +14,11 @@ from kernelproof.ci.bump.policy import DEFAULT, Accepted, Policy
 from kernelproof.ci.bump.report import assemble, judged
 from kernelproof.ci.bump.verdict import RAN, decide
 
-SIDE = {"given": "9.9.1", **dict.fromkeys(("flashinfer", "torch", "triton", "cuda"))}
+SIDE = {
+    "given": "9.9.1",
+    "own_environment": False,
+    **dict.fromkeys(("flashinfer", "torch", "triton", "cuda")),
+}
 
 
 def failure(chip: Chip, tokens: int, message: str = "it is NaN") -> Finding:
