@@ -92,13 +92,14 @@ MACHINE = {
     "timings": {
         "seconds": (int, float),
         "parts?": Each((int, float)),
+        "builds": [{"name": str, "seconds": Each([(int, float)])}],
         "speed": [
             {
                 "name": str,
                 "measurements": [
                     {
                         **dict.fromkeys(("ratio", "low", "high"), (int, float)),
-                        "seconds": Each((int, float)),
+                        "seconds": dict.fromkeys(SIDES, (int, float)),
                         "problem": str,
                         "work": (int, float),
                     }

@@ -548,7 +548,8 @@ def test_reports_of_several_chips_are_merged(
 
 
 OTHER = {
-    "given": "other", "flashinfer": "9.9.3", "own_environment": False, "torch": None, "triton": None, "cuda": None,
+    "given": "other", "flashinfer": "9.9.3", "own_environment": False,
+    "torch": None, "triton": None, "cuda": None,
     "artifacts": {}, "not_imported": {},
 }  # fmt: skip
 
