@@ -110,7 +110,7 @@ RULES = (
     "`bump with conditions` where one with a condition does, and `bump` otherwise.",
     "The verdict is that of the chips where they agree, and `bump with conditions` where they do",
     "not: the conditions then name the chips that stay with the baseline.",
-    "Where one side could not be had, the verdict is `undecided`.",
+    "Where one side could not be had, or nothing was judged, the verdict is `undecided`.",
 )
 """The verdict in words; ``verdict.py`` is the same in code."""
 

@@ -54,7 +54,7 @@ FINDING = {
     "baseline": Each(object),
     "candidate": Each(object),
     "laws": [str],
-    "problem": (Each(object), None),
+    "problem": ({"id": str, "told": str}, None),
     "replay": Each(str),
     "found_by": [str],
     "count": int,

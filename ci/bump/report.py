@@ -14,6 +14,7 @@ from .numbers import implementation_json, not_run, replayed
 from .plan import Plan
 from .policy import RULES, Policy
 from .releases import SIDES
+from .running import DECLARED as DECLARED_PART
 from .running import PARTS, Learned
 from .speed import build_seconds
 from .verdict import COMPILED, DECLARED, RAN, UNDECIDED, Verdict, chip_name, decide
@@ -43,7 +44,8 @@ def to_json(
     findings = judged(learned.findings, policy)
     evidence = dict.fromkeys(learned.chips, DECLARED)
     evidence |= {chip: COMPILED for chip in compiled_chips(learned.compiled) if chip in evidence}
-    if any(each.tried for each in learned.compared) and machine in evidence:
+    ran = any(tried.judged(SIDES[1]) for each in learned.compared for tried in each.tried)
+    if ran and machine in evidence:
         evidence[machine] = RAN
     verdict = decide(
         findings, evidence, policy, baseline=learned.name(SIDES[0]), failures=learned.failures
@@ -56,7 +58,7 @@ def to_json(
         sides={side: _side(learned, side) for side in SIDES},
         features=learned.features,
         machines=machines,
-        not_tested=_not_tested(learned, evidence),
+        not_tested=_not_tested(learned, evidence, machine),
         failures=learned.failures,
         command=command,
         code=learned.code if verdict.verdict == UNDECIDED else 0,
@@ -195,18 +197,19 @@ def _skipped(learned: Learned) -> list[dict[str, str]]:
     ]
 
 
-def _not_tested(learned: Learned, evidence: Mapping[Chip, str]) -> list[dict[str, Any]]:
-    absent = [chip for chip, level in evidence.items() if level == DECLARED]
+def _not_tested(
+    learned: Learned, evidence: Mapping[Chip, str], machine: Chip
+) -> list[dict[str, Any]]:
+    absent = [chip for chip, level in evidence.items() if level == DECLARED and chip != machine]
     found: list[dict[str, Any]] = []
     if absent:
         names = ", ".join(map(chip_name, absent))
+        them = "it" if len(absent) == 1 else "them"
+        why = f"what is said of {them} stands on declarations and support rules"
+        if DECLARED_PART in learned.skipped:
+            why = f"without {DECLARED_PART}, next to nothing is known of {them}"
         found.append(
-            {
-                "what": f"calls on {names}",
-                "why": "no such device here: what is said of "
-                f"{'it' if len(absent) == 1 else 'them'} stands on declarations and support rules",
-                "chips": absent,
-            }
+            {"what": f"calls on {names}", "why": f"no such device here: {why}", "chips": absent}
         )
     unread = learned.declared.get(SIDES[1], {}).get("not_imported", {})
     if unread:
