@@ -319,5 +319,7 @@ def _tensors(journal: Path) -> Iterator[Path]:
     except OSError as error:
         message = f"--journal {journal}: its folder cannot be made ({error.strerror})"
         raise UsageRefusedError(message) from error
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -157,6 +157,7 @@ def test_a_law_of_other_operations_is_refused(
     assert main([*words, "--law", "parity", "--law", "routing_parity"]) == 2
     said = "--law routing_parity: speaks of route; what is compared is merge_state"
     assert said in " ".join(capsys.readouterr().err.split())
+    assert [each.name for each in (here / ".kernelproof/gate").iterdir()] == ["old-new-cpu.jsonl"]
 
 
 def test_two_releases_are_compared(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
