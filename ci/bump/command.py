@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 import sys
 import time
@@ -11,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ... import __version__
 from ...impl import Target, UnsupportedError
 from ...impl.capability import CHIPS
 from ...impl.registry import BUILT_IN, registered
@@ -29,13 +30,14 @@ from .compiled import Compilation
 from .display import print_report
 from .evidence import kept
 from .findings import Chip
+from .identity import identity_of
 from .journal import Journal
 from .junit import to_junit
 from .markdown import to_markdown
 from .page import to_page
 from .plan import MODULES, SOAK_ON_CPU, Plan
 from .policy import Policy, PolicyError, load_policy
-from .releases import BASELINE, CANDIDATE
+from .releases import BASELINE, CANDIDATE, SIDES
 from .report import to_json
 from .running import (
     BEHAVIOUR,
@@ -91,8 +93,14 @@ class Request:
     @property
     def journal_path(self) -> Path:
         """The journal that was named, or one for these two releases and this device."""
-        sides = (Path(self.baseline).name, Path(self.candidate).name, self.device)
-        return self.journal or JOURNALS / f"{'-'.join(sides)}.jsonl"
+        if self.journal is not None:
+            return self.journal
+        given = (self.baseline, self.candidate)
+        names = [Path(each).name for each in given]
+        if names != [*given]:  # all interpreters are called python
+            paths = json.dumps([str(Path(each).expanduser().absolute()) for each in given])
+            names.append(hashlib.sha256(paths.encode()).hexdigest()[:8])
+        return JOURNALS / f"{'-'.join([*names, self.device])}.jsonl"
 
     @property
     def outputs(self) -> dict[str, Path]:
@@ -132,13 +140,21 @@ def bump(request: Request) -> int:
     )
     _prepare_outputs(request)
     parts = request.parts or PARTS
-    journal: Journal | None = None
-    with _tensors(request.journal_path) as tensors, progress() as watched:
+    with (
+        Journal(request.journal_path) as journal,
+        _tensors(request.journal_path) as tensors,
+        progress() as watched,
+    ):
         plan = _plan(request, tensors, own_environment=False)
         find_both(learned, watched.tell)
         if any(each.own_environment for each in learned.releases.values()):
             plan = _plan(request, tensors, own_environment=True)
-        journal = Journal(request.journal_path, _identity(request, plan), resume=request.resume)
+        if set(learned.releases) == set(SIDES):  # else there is little to keep
+            journal.start(
+                {**_identity(request, plan), **identity_of(learned.releases, plan.implementations)},
+                resume=request.resume,
+                tell=watched.tell,
+            )
         try:
             read_declarations(learned, journal, parts, watched.tell)
             compare_declarations(learned, parts)
@@ -159,8 +175,6 @@ def bump(request: Request) -> int:
                 learned.skipped.setdefault(SPEED, "goes with behaviour")
         except KeyboardInterrupt:
             learned.fail("interrupted: --resume goes on from here", INTERRUPTED)
-        finally:
-            journal.close()
     timings = {
         "seconds": round(time.monotonic() - started, 3),
         "asked": journal.answered,
@@ -273,7 +287,6 @@ def _usual_jobs(device: str) -> int:
 def _identity(request: Request, plan: Plan) -> dict[str, Any]:
     """Give what the answers of a journal depend on."""
     return {
-        "kernelproof": __version__,
         "baseline": request.baseline,
         "candidate": request.candidate,
         "device": request.device,
@@ -306,5 +319,7 @@ def _tensors(journal: Path) -> Iterator[Path]:
     except OSError as error:
         message = f"--journal {journal}: its folder cannot be made ({error.strerror})"
         raise UsageRefusedError(message) from error
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -8,14 +8,16 @@ from typing import Any
 from ...impl.gating import RuleBook, Target, load_rules
 from ...impl.gating.rules import Rule
 from ..support_rows import CUDA, TRITON, Matrix, Row, all_rows, differences, matrix_of
+from .declared_items import chip_items, compared, value_items
 from .findings import Chip, Finding, finding
 from .verdict import chip_name
 
 Declarations = Mapping[str, Any]
-Values = dict[str, frozenset[Any]]
 HANGS = "hangs"
 SHORT_HASH = 7
 """Characters of a hash that a sentence shows."""
+NONE = "none"
+"""Stands for the hash of an artifact that a side does not have."""
 INTERNALS = ("compiler filter", "backends of", "templates")
 """How the names of what is read from a release's own code begin: what it calls need not follow."""
 
@@ -53,12 +55,11 @@ def declared_findings(
 ) -> Iterator[Finding]:
     """Compare what two releases declare, for these chips."""
     numbers = {chip for chip in chips if isinstance(chip, int)}
-    old, new = dict(_by_chip(baseline)), dict(_by_chip(candidate))
-    for name in sorted(old.keys() & new.keys()):
+    for name, old, new in compared(chip_items, baseline, candidate):
         losing = "internals-lost" if name.startswith(INTERNALS) else "declared-lost"
         for change, lost in (
-            (losing, (old[name] - new[name]) & numbers),
-            ("declared-gained", (new[name] - old[name]) & numbers),
+            (losing, (old - new) & numbers),
+            ("declared-gained", (new - old) & numbers),
         ):
             if lost:
                 verb = "declares" if change == "declared-gained" else "no longer declares"
@@ -69,42 +70,20 @@ def declared_findings(
                     f"{name} {verb} {where}",
                     chips=tuple(sorted(lost)),
                     rule=f"do not use {name} on {where}" if change == "declared-lost" else "",
-                    baseline={"chips": sorted(old[name])},
-                    candidate={"chips": sorted(new[name])},
+                    baseline={"chips": sorted(old)},
+                    candidate={"chips": sorted(new)},
                 )
     yield from _values(baseline, candidate)
     yield from _artifacts(baseline, candidate, chips)
 
 
-def _by_chip(declared: Declarations) -> Iterator[tuple[str, frozenset[int]]]:
-    """Give the chips of each thing that declares chips."""
-    for each in declared["capabilities"]:
-        if each["common"] is not None:
-            yield each["api"], frozenset(each["common"])
-        for backend, chips in each["backends"].items():
-            if chips is not None:
-                yield f"{each['api']} with {backend}", frozenset(chips)
-    for each in declared["runners"]:
-        yield f"runner {each['runner']}", frozenset(each["chips"])
-    for each in declared["configs"]:
-        yield f"config {each['config']}", frozenset(each["chips"])
-    for each in declared["jit_filters"]:
-        if each["chips"] is not None and each["generator"]:
-            yield f"compiler filter of {each['generator']}", frozenset(each["chips"])
-    built = {int(chip) for chip in declared["fused_moe_modules"]["modules"]}
-    yield "modules of cutlass_fused_moe", frozenset(built)
-    cubins = {int(chip) for chip in declared["compatible_cubins"].get("chips", {})}
-    yield "binaries of trtllm-gen attention", frozenset(cubins)
-
-
 def _values(baseline: Declarations, candidate: Declarations) -> Iterator[Finding]:
     """Compare what is declared of head dims, dtypes, backends and activations, on no chip alone."""
-    old, new = dict(_not_by_chip(baseline)), dict(_not_by_chip(candidate))
-    for name in sorted(old.keys() & new.keys()):
+    for name, old, new in compared(value_items, baseline, candidate):
         losing = "internals-lost" if name.startswith(INTERNALS) else "declared-lost"
         for change, some, others in (
-            (losing, old[name], new[name]),
-            ("declared-gained", new[name], old[name]),
+            (losing, old, new),
+            ("declared-gained", new, old),
         ):
             found = sorted(some - others)
             if found:
@@ -115,25 +94,10 @@ def _values(baseline: Declarations, candidate: Declarations) -> Iterator[Finding
                     name,
                     f"{name}: {verb} {listed}",
                     rule=f"do not ask {name} for {listed}" if change == "declared-lost" else "",
-                    baseline={"values": sorted(old[name])},
-                    candidate={"values": sorted(new[name])},
+                    baseline={"values": sorted(old)},
+                    candidate={"values": sorted(new)},
                     count=len(found),
                 )
-
-
-def _not_by_chip(declared: Declarations) -> Iterator[tuple[str, frozenset[str]]]:
-    for part in ("xqa", "fa3"):
-        for name, values in declared[part].items():
-            if isinstance(values, list):
-                yield f"{part} {name.replace('_', ' ')}", frozenset(map(str, values))
-    for name, each in declared["backend_choices"].items():
-        yield f"backends of {name}", frozenset(each["choices"])
-    for backend, each in declared["activations"].items():
-        yield f"activations of {backend} MoE", frozenset(each["values"])
-    for name, each in declared["fmha_runner"].items():
-        yield f"trtllm-gen attention: {name}", frozenset(map(str, each["values"]))
-    for name, each in declared["dispatch"].items():
-        yield f"templates {name}", frozenset(map(str, each["values"]))
 
 
 def _artifacts(
@@ -141,13 +105,17 @@ def _artifacts(
 ) -> Iterator[Finding]:
     old, new = hashes(baseline), hashes(candidate)
     for name in sorted(old.keys() | new.keys()):
-        before, after = old.get(name, "none"), new.get(name, "none")
+        before, after = old.get(name, NONE), new.get(name, NONE)
         same = before == after
         bad = [rule.id for rule in _hash_rules(name)
                if any(_holds(rule, baseline, chip) for chip in chips)]  # fmt: skip
         known = f"known of it: {', '.join(bad)}" if bad else "no fault of it is known"
         said = f"is still {_short(after)}: what is known still holds ({known})"
-        if not same:
+        if before == NONE:
+            said = f"is new: {_short(after)}, of which nothing is known"
+        elif after == NONE:
+            said = f"was {_short(before)}, and is there no more: what was known is lifted ({known})"
+        elif not same:
             said = (
                 f"was {_short(before)}, now {_short(after)}: what was known is lifted ({known}), "
                 "and nothing is known of the new binaries"

@@ -42,7 +42,7 @@ CHANGES: Mapping[str, Change] = {
         "surface", BLOCK, "a call by position gives its value to another parameter"
     ),
     "positional-refused": Change(
-        "surface", CONDITION, "parameters that were positional are taken by keyword alone"
+        "surface", CONDITION, "what was taken by position is taken by keyword alone, or not at all"
     ),
     "default-changed": Change("surface", REPORT, "a call that leaves it out asks for another"),
     "enum-number-moved": Change("surface", CONDITION, "the number of a member means another one"),

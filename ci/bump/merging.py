@@ -10,9 +10,10 @@ from typing import Any
 from ..errors import UsageRefusedError
 from .findings import Chip, Finding, chip_order
 from .policy import Accepted, Policy
+from .reading import read_report
 from .releases import BASELINE, SIDES
-from .report import assemble, judged, read_report
-from .verdict import DECLARED, EVIDENCE, decide
+from .report import assemble, judged
+from .verdict import DECLARED, EVIDENCE, chip_name, decide
 
 Report = Mapping[str, Any]
 
@@ -66,7 +67,7 @@ def merge(paths: Sequence[Path], policy: Policy | None, command: str) -> dict[st
 
 
 def policy_of(report: Report) -> Policy:
-    """Give the policy that a report was judged by, but for what it accepts by pattern."""
+    """Give the policy that a report was judged by."""
     told = report["policy"]
     return Policy(
         told["actions"],
@@ -96,6 +97,7 @@ def _findings(reports: Sequence[Report]) -> list[Finding]:
 
 
 def _joined(one: Finding, other: Finding) -> Finding:
+    """Join two findings of the same: one's problem, and what the other says otherwise."""
     chips = (
         tuple(sorted({*one.chips, *other.chips}, key=chip_order))
         if one.chips and other.chips
@@ -103,6 +105,7 @@ def _joined(one: Finding, other: Finding) -> Finding:
     )
     laws = tuple(dict.fromkeys((*one.laws, *other.laws)))
     found_by = tuple(sorted({*one.found_by, *other.found_by}, reverse=True))
+    told = _told_of_another(one, other) if _shown(one) != _shown(other) else {}
     return replace(
         one,
         chips=chips,
@@ -110,7 +113,32 @@ def _joined(one: Finding, other: Finding) -> Finding:
         found_by=found_by,
         count=max(one.count, other.count),
         issue=one.issue or other.issue,
+        rule="; ".join(dict.fromkeys(filter(None, (one.rule, other.rule)))),
+        **told,
     )
+
+
+def _shown(found: Finding) -> tuple[object, ...]:
+    return found.message, found.problem, found.baseline, found.candidate
+
+
+def _told_of_another(one: Finding, other: Finding) -> dict[str, Any]:
+    """Give the fields of a finding that tell what another machine found too, by its chips."""
+    where = f"on {', '.join(map(chip_name, other.chips)) or 'another machine'}"
+    fields: dict[str, Any] = {"message": f"{one.message} ({where}: {other.message})"}
+    if other.problem is not None:
+        told = str(other.problem.get("told", other.problem.get("id", "")))
+        fields["baseline"] = {**one.baseline, where: _verdict(other.baseline)}
+        fields["candidate"] = {**one.candidate, where: f"{_verdict(other.candidate)} of {told}"}
+        fields["replay"] = {
+            **one.replay,
+            **{f"{side} {where}": command for side, command in other.replay.items()},
+        }
+    return fields
+
+
+def _verdict(side: Mapping[str, Any]) -> str:
+    return " ".join(str(side[name]) for name in ("status", "kind", "message") if side.get(name))
 
 
 def _evidence(reports: Sequence[Report]) -> dict[Chip, str]:
@@ -141,10 +169,16 @@ def _features(reports: Sequence[Report]) -> dict[str, Any] | None:
         "chips": chips,
         "rules": rules,
         "rows": [
-            {**row, "cells": [row["cells"][chip] for chip in chips if chip in row["cells"]]}
+            {**row, "cells": [row["cells"].get(chip) or _unknown(chip) for chip in chips]}
             for row in rows.values()
         ],
     }
+
+
+def _unknown(chip: Chip) -> dict[str, Any]:
+    """Give the cell of a chip of which a report does not say what the others do."""
+    nothing = {"status": "unknown", "evidence": "", "rule": ""}
+    return {"chip": chip, "change": "same", **dict.fromkeys(SIDES, nothing)}
 
 
 def _side(reports: Sequence[Report], side: str) -> dict[str, Any]:
@@ -161,7 +195,9 @@ def _not_tested(reports: Sequence[Report], evidence: Mapping[Chip, str]) -> list
     found: list[dict[str, Any]] = []
     for report in reports:
         for each in report["not_tested"]:
-            absent = [chip for chip in each.get("chips", []) if evidence[chip] == DECLARED]
+            absent = [
+                chip for chip in each.get("chips", []) if evidence.get(chip, DECLARED) == DECLARED
+            ]
             if "chips" not in each:
                 told = dict(each)
             elif absent:

@@ -36,7 +36,8 @@ BUMP_OPTIONS = (
     click.option(
         "--resume",
         is_flag=True,
-        help="Go on where a comparison that was killed stopped, and repeat nothing.",
+        help="Go on where a comparison that was killed stopped, and repeat nothing; start afresh "
+        "where there is none.",
     ),
     click.option(
         "--journal",

@@ -14,7 +14,7 @@ from ...properties.cases import loading_name, replay_command
 from ...properties.files import dumps, write_text
 from ...properties.ledger import CASE_SCHEMA as CASE
 from ...properties.ledger import Entry
-from ...properties.telling import compact
+from ...properties.telling import compact, count_of
 from ...properties.verdict import Verdict
 from .behaviour import Compared, Sides, Tried, confirmed, shrink
 from .findings import Chip, Finding, finding
@@ -24,6 +24,8 @@ from .releases import BASELINE, CANDIDATE, SIDES, Release
 NEW, WORSE, ALONE = "new-failure", "worse-failure", "candidate-only-failure"
 STILL, FIXED, FLAKY, HANG = "still-failing", "fixed", "flaky", "hang"
 SEVERE = ("HANG", "CRASH")
+MOST_LOOKS = 8
+"""Failures of one kind that are looked at again, each in a fresh process, until one shows again."""
 WORDS = {
     NEW: "right with {baseline}, wrong with {candidate}",
     WORSE: "wrong with both, and worse with {candidate}",
@@ -119,16 +121,19 @@ def _finding(
     found: Compared,
     context: Context,
 ) -> Finding:
-    tried = min((each for each, _ in members), key=lambda each: (each.problem.work, each.law))
-    entry = members[0][1]
+    ordered = _one_of_each_law_first([each for each, _ in members])
+    tried, entry, once = ordered[0], members[0][1], 0
     if entry is None:
-        if not confirmed(tried, found, context.sides):
+        shown, once = _shown_again(ordered, found, context.sides)
+        if shown is None:
             change = FLAKY
-        elif tried.case is None:  # a stored case is small already
-            tried = shrink(tried, found, context.sides)
+        else:  # a stored case is small already
+            tried = shown if shown.case else shrink(shown, found, context.sides)
     verdict = _telling(tried, change)
     words = WORDS[change].format(**context.names)
     message = f"{found.name}: {words}: {verdict.message or verdict.status}"
+    if once and change != FLAKY:
+        message += f" ({count_of(once, 'other problem')} failed so once and not again)"
     by_law = list(dict.fromkeys(each.law for each, _ in members))
     case = tried.case.path if tried.case else _case(tried, found, context.plan)
     return finding(
@@ -149,6 +154,26 @@ def _finding(
         found_by=tuple(sorted({each.found_by for each, _ in members}, reverse=True)),
         count=len(members),
     )
+
+
+def _one_of_each_law_first(members: Sequence[Tried]) -> list[Tried]:
+    """Order failures by their work, the smallest of each law before the others."""
+    ordered = sorted(members, key=lambda each: (each.problem.work, each.law))
+    smallest = {each.law: each for each in reversed(ordered)}
+    return sorted(ordered, key=lambda each: smallest[each.law] is not each)
+
+
+def _shown_again(
+    ordered: Sequence[Tried], found: Compared, sides: Sides
+) -> tuple[Tried | None, int]:
+    """Give the first failure that shows again, and how many before it did not.
+
+    One failure that comes and goes must not speak for others that stay.
+    """
+    for missed, tried in enumerate(ordered[:MOST_LOOKS]):
+        if confirmed(tried, found, sides):
+            return tried, missed
+    return None, min(len(ordered), MOST_LOOKS)
 
 
 def _side(verdict: Verdict | None) -> dict[str, Any]:

@@ -45,6 +45,10 @@ class Accepted:
             return False
         return not self.chips or bool(found.chips and set(found.chips) <= set(self.chips))
 
+    def covers_on(self, found: Finding, chip: Chip) -> bool:
+        """Tell whether a finding is among them on one chip, whatever others it holds on."""
+        return fnmatchcase(found.id, self.finding) and (not self.chips or chip in self.chips)
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -69,6 +73,10 @@ class Policy:
         action = self.actions.get(found.change, CHANGES[found.change].action)
         reason = next((each.reason for each in self.accepted if each.covers(found)), "")
         return replace(found, action=REPORT if reason else action, accepted=reason)
+
+    def accepts_on(self, found: Finding, chip: Chip) -> bool:
+        """Tell whether a finding does not count on a chip."""
+        return any(each.covers_on(found, chip) for each in self.accepted)
 
     def unused(self, findings: Sequence[Finding]) -> list[str]:
         """Name what is accepted and was not found: it may be deleted from the file."""
@@ -96,12 +104,13 @@ class Policy:
 
 DEFAULT = Policy()
 RULES = (
-    "A finding's action is its change's, unless the policy names another or accepts the finding.",
+    "A finding's action is its change's, unless the policy names another or accepts the finding;",
+    "one that it accepts on some chips counts on the others.",
     "A chip's verdict is `do not bump` where a finding that blocks holds on it,",
     "`bump with conditions` where one with a condition does, and `bump` otherwise.",
     "The verdict is that of the chips where they agree, and `bump with conditions` where they do",
     "not: the conditions then name the chips that stay with the baseline.",
-    "Where one side could not be had, the verdict is `undecided`.",
+    "Where one side could not be had, or nothing was judged, the verdict is `undecided`.",
 )
 """The verdict in words; ``verdict.py`` is the same in code."""
 

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 from ... import __version__
 from ...properties.telling import count_of
-from ..errors import UsageRefusedError
 from .compiled import compiled_chips
 from .findings import Chip, Finding
 from .numbers import implementation_json, not_run, replayed
 from .plan import Plan
 from .policy import RULES, Policy
 from .releases import SIDES
+from .running import DECLARED as DECLARED_PART
 from .running import PARTS, Learned
 from .speed import build_seconds
 from .verdict import COMPILED, DECLARED, RAN, UNDECIDED, Verdict, chip_name, decide
 
 SCHEMA = "kernelproof/bump/1"
-
-
-class ReportError(UsageRefusedError):
-    """A report that cannot be read; the message names the file and the field."""
 
 
 def to_json(
@@ -50,7 +44,8 @@ def to_json(
     findings = judged(learned.findings, policy)
     evidence = dict.fromkeys(learned.chips, DECLARED)
     evidence |= {chip: COMPILED for chip in compiled_chips(learned.compiled) if chip in evidence}
-    if any(each.tried for each in learned.compared) and machine in evidence:
+    ran = any(tried.judged(SIDES[1]) for each in learned.compared for tried in each.tried)
+    if ran and machine in evidence:
         evidence[machine] = RAN
     verdict = decide(
         findings, evidence, policy, baseline=learned.name(SIDES[0]), failures=learned.failures
@@ -209,13 +204,12 @@ def _not_tested(
     found: list[dict[str, Any]] = []
     if absent:
         names = ", ".join(map(chip_name, absent))
+        them = "it" if len(absent) == 1 else "them"
+        why = f"what is said of {them} stands on declarations and support rules"
+        if DECLARED_PART in learned.skipped:
+            why = f"without {DECLARED_PART}, next to nothing is known of {them}"
         found.append(
-            {
-                "what": f"calls on {names}",
-                "why": "no such device here: what is said of "
-                f"{'it' if len(absent) == 1 else 'them'} stands on declarations and support rules",
-                "chips": absent,
-            }
+            {"what": f"calls on {names}", "why": f"no such device here: {why}", "chips": absent}
         )
     unread = learned.declared.get(SIDES[1], {}).get("not_imported", {})
     if unread:
@@ -227,50 +221,3 @@ def _not_tested(
             }
         )
     return found
-
-
-REQUIRED: Mapping[str, type | tuple[type, ...]] = {
-    "verdict": str,
-    "message": str,
-    "baseline": dict,
-    "candidate": dict,
-    "chips": list,
-    "conditions": list,
-    "findings": list,
-    "features": (dict, type(None)),
-    "machines": list,
-    "not_tested": list,
-    "failures": list,
-    "policy": dict,
-}
-
-
-def read_report(path: Path) -> dict[str, Any]:
-    """Read a report.
-
-    Raises:
-        ReportError: the file cannot be read, or is something else.
-    """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        message = f"{path}: cannot be read ({error.strerror})"
-        raise ReportError(message) from error
-    except ValueError as error:
-        message = f"{path}: not JSON ({error})"
-        raise ReportError(message) from error
-    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        schema = data.get("schema") if isinstance(data, dict) else None
-        message = f"{path}: its schema is {schema!r}; this Kernelproof reads {SCHEMA!r}"
-        raise ReportError(message)
-    for name, kind in REQUIRED.items():
-        if not isinstance(data.get(name), kind):
-            message = f"{path}: the field {name!r} is missing or of the wrong kind"
-            raise ReportError(message)
-    try:
-        for each in data["findings"]:
-            Finding.from_json(each)
-    except (ValueError, TypeError, AttributeError) as error:
-        message = f"{path}: {error}"
-        raise ReportError(message) from error
-    return data

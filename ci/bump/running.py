@@ -32,6 +32,7 @@ from .plan import Plan
 from .releases import BASELINE, CANDIDATE, SIDES, Release, find_release
 from .speed import measure, speed_findings
 from .surface import surface_findings
+from .unjudged import nothing_judged, refuse_laws
 
 DECLARATION_SECONDS = 180.0
 """What a release may take to be imported and read: 5 to 13 s, but on a busy machine."""
@@ -235,6 +236,9 @@ def compare_behaviour(
                 learned.findings += behaviour_findings(learned.compared, context)
                 _other_inputs(learned)
                 _lost(learned)
+                unjudged = nothing_judged(learned.compared)
+                if unjudged and not learned.failures:  # which say why
+                    learned.fail(unjudged)
             if speed:
                 with learned.timed(SPEED):
                     for each in learned.compared:
@@ -285,6 +289,7 @@ def _judge(
         try:
             learned.compared = list(threads.map(known, plan.implementations))
             _tell_errors(learned)
+            refuse_laws(learned.compared, plan.laws)
             build_all(
                 learned.compared,
                 sides,

@@ -10,7 +10,8 @@ from .names import listed, name_findings
 
 Declarations = Mapping[str, Any]
 Parameter = Mapping[str, str]
-POSITIONAL = ("positional_only", "positional_or_keyword")
+POSITIONAL_ONLY = "positional_only"
+POSITIONAL = (POSITIONAL_ONLY, "positional_or_keyword")
 
 
 def surface_findings(baseline: Declarations, candidate: Declarations) -> Iterator[Finding]:
@@ -69,6 +70,7 @@ def _parameters(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> It
     sides: dict[str, Any] = {"baseline": _told(old), "candidate": _told(new)}
     yield from _by_position(name, before, after, sides)
     yield from _by_name(name, before, after, sides)
+    yield from _open_ended(name, before, after, sides)
 
 
 def _by_position(
@@ -108,11 +110,13 @@ def _by_position(
 def _by_name(
     name: str, before: Sequence[Parameter], after: Sequence[Parameter], sides: dict[str, Any]
 ) -> Iterator[Finding]:
-    old = {each["name"]: each for each in before if not each["kind"].startswith("var_")}
-    new = {each["name"]: each for each in after if not each["kind"].startswith("var_")}
-    hidden = any(each["kind"] == "var_keyword" for each in after)
+    old = {each["name"]: each for each in before if not _is_open(each)}
+    new = {each["name"]: each for each in after if not _is_open(each)}
+    hidden = bool(_of_kind(after, "var_keyword"))
     renamed = dict(_renamed(before, after))
     for one, other in renamed.items():
+        if old[one]["kind"] == POSITIONAL_ONLY:  # nobody names it
+            continue
         yield finding(
             "parameter-renamed",
             name,
@@ -121,13 +125,23 @@ def _by_name(
             detail=other,
             **sides,
         )
-    for one in old:
+    for one, was in old.items():
         if one not in new and one not in renamed and not hidden:  # **kwargs may still take it
             yield finding(
                 "parameter-removed",
                 name,
                 f"{name}: the parameter {one} is gone",
                 rule=f"do not pass {one} to {name}",
+                detail=one,
+                **sides,
+            )
+        if one in new and _unnamed(was, new[one], hidden=hidden):
+            yield finding(
+                "parameter-removed",
+                name,
+                f"{name}: the parameter {one} is taken by position alone: a call that names it "
+                "raises",
+                rule=f"pass {one} of {name} by position",
                 detail=one,
                 **sides,
             )
@@ -152,6 +166,43 @@ def _by_name(
             **sides,
         )
     yield from _defaults(name, old, new, sides)
+
+
+def _unnamed(old: Parameter, new: Parameter, *, hidden: bool) -> bool:
+    """Tell whether a call that names a parameter raises now, as it is taken by position alone.
+
+    Where ``**kwargs`` takes the name, the value is still wanting.
+    """
+    became = old["kind"] != POSITIONAL_ONLY and new["kind"] == POSITIONAL_ONLY
+    return became and (_required(new) or not hidden)
+
+
+def _open_ended(
+    name: str, before: Sequence[Parameter], after: Sequence[Parameter], sides: dict[str, Any]
+) -> Iterator[Finding]:
+    """Give ``*args`` and ``**kwargs`` that are gone: they took what no parameter stands for."""
+    for one in _of_kind(before, "var_positional"):
+        if not _of_kind(after, "var_positional"):
+            most = len(_positional(after))
+            yield finding(
+                "positional-refused",
+                name,
+                f"{name}: *{one} is gone: with more than {most} values by position it raises",
+                rule=f"pass no more than {most} values by position to {name}",
+                detail=f"*{one}",
+                **sides,
+            )
+    for one in _of_kind(before, "var_keyword"):
+        if not _of_kind(after, "var_keyword"):
+            yield finding(
+                "parameter-removed",
+                name,
+                f"{name}: **{one} is gone: a call that names anything else than its parameters "
+                "raises",
+                rule=f"name nothing but the parameters of {name}",
+                detail=f"**{one}",
+                **sides,
+            )
 
 
 def _defaults(
@@ -186,23 +237,31 @@ def _defaults(
 
 
 def _renamed(before: Sequence[Parameter], after: Sequence[Parameter]) -> Iterator[tuple[str, str]]:
-    """Give parameters whose name alone changed: others stand before and after them as they did."""
+    """Give parameters whose name alone changed: the one before them is the same, or renamed too."""
     old, new = [each["name"] for each in before], [each["name"] for each in after]
-    gone = [name for name in old if name not in new]
+    gone = [each["name"] for each in before if each["name"] not in new and not _is_open(each)]
     come = [name for name in new if name not in old]
+    found: dict[str, str] = {}
     for one in gone:
-        at = old.index(one)
-        here = before[at]
+        here = before[old.index(one)]
+        previous = _previous(old, one)
         for other in come:
             there = after[new.index(other)]
-            neighbours = (old[at - 1] if at else "", new[new.index(other) - 1] or "")
             alike = {k: v for k, v in here.items() if k != "name"} == {
                 k: v for k, v in there.items() if k != "name"
             }
-            if alike and neighbours[0] == neighbours[1] and _kindred(one, other):
+            in_place = found.get(previous, previous) == _previous(new, other)
+            if alike and in_place and _kindred(one, other):
+                found[one] = other
                 yield one, other
                 come.remove(other)
                 break
+
+
+def _previous(names: Sequence[str], name: str) -> str:
+    """Give the name before another; empty for the first."""
+    at = names.index(name)
+    return names[at - 1] if at else ""
 
 
 def _kindred(one: str, other: str) -> bool:
@@ -211,17 +270,27 @@ def _kindred(one: str, other: str) -> bool:
 
 
 def _positional(parameters: Sequence[Parameter]) -> list[str]:
-    return [each["name"] for each in parameters if each["kind"] in POSITIONAL]
+    return _of_kind(parameters, *POSITIONAL)
+
+
+def _of_kind(parameters: Sequence[Parameter], *kinds: str) -> list[str]:
+    return [each["name"] for each in parameters if each["kind"] in kinds]
+
+
+def _is_open(parameter: Parameter) -> bool:
+    """Tell ``*args`` and ``**kwargs`` from parameters."""
+    return parameter["kind"].startswith("var_")
 
 
 def _required(parameter: Parameter) -> bool:
-    return "default" not in parameter and not parameter["kind"].startswith("var_")
+    return "default" not in parameter and not _is_open(parameter)
 
 
 def _told(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Give a signature as Python writes it, and its place."""
     parts, keyword_only = list[str](), False
-    for each in entry["parameters"]:
+    kinds = [each["kind"] for each in entry["parameters"]]
+    for each, following in zip(entry["parameters"], [*kinds[1:], ""], strict=True):
         kind = each["kind"]
         if kind == "keyword_only" and not keyword_only:
             keyword_only = True
@@ -230,4 +299,6 @@ def _told(entry: Mapping[str, Any]) -> dict[str, Any]:
         mark = {"var_positional": "*", "var_keyword": "**"}.get(kind, "")
         default = f"={each['default']}" if "default" in each else ""
         parts.append(f"{mark}{each['name']}{default}")
+        if kind == POSITIONAL_ONLY != following:
+            parts.append("/")
     return {"signature": f"({', '.join(parts)})", "source": entry["source"]}

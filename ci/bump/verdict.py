@@ -110,7 +110,16 @@ def decide(
         failures: why something could not be learned that a verdict needs; sentences.
     """
     chips = tuple(
-        _chip(chip, findings, evidence[chip], undecided=bool(failures))
+        _chip(
+            chip,
+            [
+                each
+                for each in findings
+                if each.concerns(chip) and not policy.accepts_on(each, chip)
+            ],
+            evidence[chip],
+            undecided=bool(failures),
+        )
         for chip in sorted(evidence, key=chip_order)
     )
     counted = [each for each in chips if not policy.required or each.chip in policy.required]
@@ -127,10 +136,7 @@ def decide(
     return Verdict(verdict, f"{verdict.upper()}: {why}", chips, conditions)
 
 
-def _chip(
-    chip: Chip, findings: Sequence[Finding], evidence: str, *, undecided: bool
-) -> ChipVerdict:
-    here = [each for each in findings if each.concerns(chip)]
+def _chip(chip: Chip, here: Sequence[Finding], evidence: str, *, undecided: bool) -> ChipVerdict:
     blocking = tuple(each.id for each in here if each.action == BLOCK)
     rules: dict[str, list[str]] = {}
     for each in here:

@@ -123,6 +123,43 @@ def by_change(report: dict[str, Any], change: str) -> list[dict[str, Any]]:
     return [each for each in report["findings"] if each["change"] == change]
 
 
+REFUSING = """
+from subject import merge as plain
+from kernelproof.impl import implementation
+
+
+@implementation("merge_state", name="subject", supports=lambda *_: "not today")
+def merge(inputs):
+    return plain(inputs)
+"""
+
+
+def test_a_bump_of_which_nothing_was_judged_is_undecided(here: Path) -> None:
+    (here / "refusing.py").write_text(REFUSING)
+    release(here / "old", OLD)
+    release(here / "new", NEW)
+    words = ["gate", "--baseline", "old", "--candidate", "new", "--part", "behaviour",
+             "--sm", "cpu", "--jobs", "1", "--profile", "quick", "--json", "r.json"]  # fmt: skip
+    assert main([*words, "--implementation", "refusing.py:merge"]) == 3
+    report = json.loads((here / "r.json").read_text())
+    assert (report["verdict"], report["chips"][0]["evidence"]) == ("undecided", "declared")
+    assert "no problem was judged with the candidate: not today" in report["message"]
+    assert report["not_tested"] == []  # the device is here
+
+
+def test_a_law_of_other_operations_is_refused(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    release(here / "old", OLD)
+    release(here / "new", NEW)
+    words = ["gate", "--baseline", "old", "--candidate", "new", "--part", "behaviour",
+             "--sm", "cpu", "--jobs", "1", "--implementation", "subject.py:merge"]  # fmt: skip
+    assert main([*words, "--law", "parity", "--law", "routing_parity"]) == 2
+    said = "--law routing_parity: speaks of route; what is compared is merge_state"
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert [each.name for each in (here / ".kernelproof/gate").iterdir()] == ["old-new-cpu.jsonl"]
+
+
 def test_two_releases_are_compared(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     release(here / "old", OLD, members="Gelu = 0; Relu = 1")
     release(here / "new", NEW, broken=True, added=", alpha", members="Gelu = 0; Silu = 1; Relu = 2")
@@ -547,13 +584,21 @@ def test_reports_of_several_chips_are_merged(
     assert [each["chips"] for each in merged["not_tested"] if "chips" in each] == [[100, 103]]
 
 
+OTHER = {
+    "given": "other", "flashinfer": "9.9.3", "own_environment": False,
+    "torch": None, "triton": None, "cuda": None,
+    "artifacts": {}, "not_imported": {},
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"schema": "kernelproof/bump/2"}, "its schema is 'kernelproof/bump/2'"),
         ({"findings": None}, "the field 'findings' is missing"),
         ({"findings": [{"id": "x"}]}, "a finding's field 'change'"),
-        ({"candidate": {"given": "other", "flashinfer": "9.9.3"}}, "its candidate is 9.9.3"),
+        ({"candidate": {"given": "other"}}, "the field 'candidate.flashinfer' is missing"),
+        ({"candidate": OTHER}, "its candidate is 9.9.3"),
     ],
 )
 def test_reports_that_do_not_go_together_are_refused(

@@ -1,0 +1,87 @@
+"""Made-up failures become findings: one that comes and goes does not speak for others that stay."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from kernelproof.ci.bump.behaviour import Compared, Sides, Tried
+from kernelproof.ci.bump.findings import Finding
+from kernelproof.ci.bump.outcomes import MOST_LOOKS, Context, behaviour_findings
+from kernelproof.ci.bump.plan import Plan
+from kernelproof.ci.bump.releases import SIDES, Release
+from kernelproof.impl.target import Target
+from kernelproof.properties.ledger import Ledger
+from kernelproof.properties.outcome import Outcome
+from kernelproof.properties.profiles import PROFILES
+from kernelproof.properties.quarry import Address
+from kernelproof.properties.verdict import PASS, Verdict
+from kernelproof.reference import MergeProblem
+
+WRONG = Verdict("FAIL", "nan", "it is NaN")
+NAME = "made-up"
+
+
+class Candidate:
+    """Fails again on some problems, and counts how often it is asked."""
+
+    def __init__(self, again: Iterable[int]) -> None:
+        self.again, self.asked = set(again), list[int]()
+
+    def renewed(self, payload: Mapping[str, Any], *_: object, **__: object) -> Outcome:
+        tokens = payload["problem"]["num_tokens"]
+        self.asked.append(tokens)
+        return Outcome("done", (WRONG if tokens in self.again else PASS).to_json())
+
+
+def failure(tokens: int, law: str = "parity", verdict: Verdict = WRONG) -> Tried:
+    problem = MergeProblem(num_states=2, num_tokens=tokens)
+    return Tried(law, problem, dict(zip(SIDES, (PASS, verdict), strict=True)))
+
+
+@pytest.fixture
+def find(tmp_path: Path) -> Any:  # noqa: ANN401  a function
+    """Give what makes findings of failures."""
+
+    def found(candidate: Candidate, *tried: Tried) -> list[Finding]:
+        releases = {side: Release(side, tmp_path, sys.executable, ()) for side in SIDES}
+        targets = {side: Target(flashinfer=side) for side in SIDES}
+        plan = Plan((), "cpu", PROFILES["quick"], 0, Ledger(()), tmp_path, tmp_path)
+        sides = cast("Sides", dict.fromkeys(SIDES, candidate))
+        addresses = {side: Address("made.up:it", None, "cpu") for side in SIDES}
+        compared = Compared(NAME, "made.up:it", addresses=addresses, tried=list(tried))
+        return list(behaviour_findings([compared], Context(sides, plan, releases, targets, ())))
+
+    return found
+
+
+def test_one_that_does_not_show_again_hides_nothing(find: Any) -> None:  # noqa: ANN401
+    candidate = Candidate(again=range(2, 32))
+    (found,) = find(candidate, *map(failure, range(1, 32)))
+    assert (found.change, found.count, found.problem["num_tokens"]) == ("new-failure", 31, 2)
+    assert found.message.endswith("it is NaN (1 other problem failed so once and not again)")
+    assert candidate.asked == [1, 2]
+
+
+def test_each_law_is_looked_at_before_any_twice(find: Any) -> None:  # noqa: ANN401
+    candidate = Candidate(again=[9])
+    tried = [failure(tokens, "soak") for tokens in range(1, 9)]
+    (found,) = find(candidate, *tried, failure(9), failure(10))
+    assert candidate.asked == [1, 9]
+    assert (found.change, found.laws) == ("new-failure", ("soak", "parity"))
+
+
+def test_a_failure_that_never_shows_again_is_flaky(find: Any) -> None:  # noqa: ANN401
+    candidate = Candidate(again=[])
+    (found,) = find(candidate, *map(failure, range(1, 32)))
+    assert (found.change, found.problem["num_tokens"]) == ("flaky", 1)
+    assert candidate.asked == list(range(1, MOST_LOOKS + 1))
+
+
+def test_what_shows_at_once_says_nothing_of_others(find: Any) -> None:  # noqa: ANN401
+    (found,) = find(Candidate(again=[3]), failure(3))
+    assert found.message == f"{NAME}: right with baseline, wrong with candidate: it is NaN"
