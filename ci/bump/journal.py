@@ -197,7 +197,7 @@ class Journal:
             if before != value:
                 message = (
                     f"--resume: {self._path} is of another comparison: its {name} is "
-                    f"{before!r}, not {value!r}"
+                    f"{before!r}, not {value!r}; without --resume it is put aside"
                 )
                 raise JournalError(message)
 
