@@ -12,6 +12,7 @@ import hypothesis
 from hypothesis import HealthCheck, Phase
 
 from ..properties.axes import Axes
+from ..properties.constants import without_local_constants
 from ..properties.isolation import Deadlines, WorkerPool
 from ..properties.machine import cores
 from ..properties.pools import open_pool
@@ -157,5 +158,6 @@ def draw(axes: Axes, count: int, seed: int) -> list[Problem]:
     def take(some: list[Problem]) -> None:
         drawn.extend(some)
 
-    take()
+    with without_local_constants():
+        take()
     return drawn[:count]

@@ -10,6 +10,7 @@ from hypothesis.database import ExampleDatabase
 
 from ..reference import Problem
 from .axes import Axes
+from .constants import without_local_constants
 from .profiles import Profile
 from .settings import settings_of
 from .strategies import problems, variations
@@ -71,7 +72,8 @@ def draw_round(
             raise Enough from error
 
     try:
-        law_holds()
+        with without_local_constants():
+            law_holds()
     except (Counterexample, Enough):
         if broken:
             raise broken[0] from None

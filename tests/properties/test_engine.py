@@ -162,7 +162,8 @@ class TestManyAtOnce:
         self, each: dict[str, ImplementationReport]
     ) -> None:
         report = each["broken_supports"]
-        assert report.error == ("broken.supports failed: ZeroDivisionError: division by zero")
+        said = "broken.supports failed: ZeroDivisionError: division by zero (engine_subjects.py:"
+        assert report.error.startswith(said)
         assert report.judged == 0
 
     def test_a_supports_that_raises_on_single_problems_is_a_crash(
