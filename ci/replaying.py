@@ -12,23 +12,22 @@ import click
 from rich.text import Text
 
 from ..fixtures import CORPUS
-from ..impl import OPERATIONS, ImplementationNotFoundError, Target, UnsupportedError
+from ..impl import ImplementationNotFoundError, Target, UnsupportedError
 from ..impl.registry import resolve_name
 from ..properties.cases import MUST_FAIL, launches_of
+from ..properties.corpus import DEVICES, checked_case
 from ..properties.isolation import Deadlines, Worker, WorkerPool
-from ..properties.laws import Law, find_law
-from ..properties.ledger import LedgerError, read_case
+from ..properties.laws import Law
+from ..properties.ledger import LedgerError
 from ..properties.pools import open_pool
 from ..properties.quarry import Address, HarnessError, verdict_of
-from ..properties.sanitizer import TOOLS, SanitizerMissingError
+from ..properties.sanitizer import SanitizerMissingError
 from ..properties.telling import compact, printable
 from ..properties.verdict import Verdict
 from ..reference import Problem
 from .display import command, say, style_of
 from .errors import CONFORMING, MACHINE, NONCONFORMING, MachineError, UsageRefusedError
 from .terminal import console
-
-DEVICES = ("cpu", "cuda")
 
 
 def replay_case(
@@ -130,22 +129,9 @@ def _stored(path: Path) -> Path:
 
 def _read(path: Path) -> tuple[Law, Problem, dict[str, Any]]:
     try:
-        name, problem, data = read_case(path)
-        law = find_law(name)
+        return checked_case(path)
     except LedgerError as error:
         raise UsageRefusedError(str(error)) from error
-    except LookupError as error:
-        message = f"{path}: the field 'law': {error.args[0]}"
-        raise UsageRefusedError(message) from error
-    if problem.operation not in law.operations:
-        message = f"{path}: the law {name} does not speak of {problem.operation}"
-        raise UsageRefusedError(message)
-    for field, allowed in (("device", DEVICES), ("operation", OPERATIONS), ("sanitizer", TOOLS)):
-        if data.get(field) not in (None, *allowed):
-            known = ", ".join(allowed)
-            message = f"{path}: the field {field!r} is {data[field]!r}, none of {known}"
-            raise UsageRefusedError(message)
-    return law, problem, data
 
 
 def _recorded(data: dict[str, Any]) -> str:

@@ -16,9 +16,12 @@ from ..impl.protocol import OPERATIONS
 from ..impl.registry import ImplementationNotFoundError, resolve_name
 from ..reference import Problem
 from .cases import launches_of
-from .laws import find_law
+from .laws import Law, find_law
 from .ledger import Entry, Ledger, LedgerError, load_ledger, read_case
 from .quarry import Address
+from .sanitizer import TOOLS
+
+DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -59,11 +62,12 @@ class Case:
         return alone.case(self.law, self.problem)
 
 
-def load_case(path: Path) -> Case:
-    """Read a stored case.
+def checked_case(path: Path) -> tuple[Law, Problem, dict[str, Any]]:
+    """Read a case that can be judged: its law, its problem, and all of it.
 
     Raises:
-        LedgerError: it cannot be read, or its law is unknown or does not speak of its problem.
+        LedgerError: it cannot be read, its law is unknown or does not speak of its problem, or a
+            field names what there is not; the file and the field are named.
     """
     name, problem, data = read_case(path)
     try:
@@ -74,20 +78,31 @@ def load_case(path: Path) -> Case:
     if problem.operation not in law.operations:
         message = f"{path}: the law {name} does not speak of {problem.operation}"
         raise LedgerError(message)
-    operation = data.get("operation")
-    if operation not in (None, *OPERATIONS):
-        message = f"{path}: the field 'operation' is {operation!r}, none of {', '.join(OPERATIONS)}"
-        raise LedgerError(message)
+    for field, allowed in (("device", DEVICES), ("operation", OPERATIONS), ("sanitizer", TOOLS)):
+        if data.get(field) not in (None, *allowed):
+            known = ", ".join(allowed)
+            message = f"{path}: the field {field!r} is {data[field]!r}, none of {known}"
+            raise LedgerError(message)
+    return law, problem, data
+
+
+def load_case(path: Path) -> Case:
+    """Read a stored case.
+
+    Raises:
+        LedgerError: as of ``checked_case``.
+    """
+    law, problem, data = checked_case(path)
     try:
         reference = resolve_name(data["implementation"])
     except ImplementationNotFoundError:
         reference = ""
     return Case(
         path,
-        name,
+        law.name,
         problem,
         reference,
-        operation,
+        data.get("operation"),
         tuple(data.get("without_rules", ())),
         launches_of(data),
     )

@@ -39,6 +39,7 @@ def drawn() -> list[str]:
     found: list[str] = []
 
     def look(problem: Problem) -> None:
+        assert not HypothesisProvider(None)._local_constants.integers
         found.append(problem.id)
 
     assert not draw_round(AXES, PROFILES["quick"], 0, look)
