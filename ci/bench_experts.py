@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-import multiprocessing
+import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
 from ..reference import moe
-from ..reference.experts import TOKENS as ROWS
-from .bench_memory import peak, unmeasurable
 from .bench_results import Cell, Requirement, Results, Table
 from .bench_times import check_agreement, interleaved, load, milliseconds, ratio
 
@@ -21,6 +19,8 @@ FEW_TOKENS = 16
 FEW_TO_LOOP, MANY_TO_LOOP = 1.2, 2.0
 """Up to 16 tokens, where both read weights most of the time; above, where they multiply."""
 PEAK_TO_EXPERT = 1.0
+QUIET = "99"
+"""Of the profiler's log: without, it writes a line when it starts and ends."""
 TOLERANCE = 1e-3
 """Far more than float32 is off, far less than a wrong answer: outputs are of the size of 1."""
 SEED = 0
@@ -118,12 +118,9 @@ def measure(
             columns = ("tokens", "repetitions", f"{LOOP} ms", f"{ORACLE} ms", "ratio")
             tables.append(Table(f"{shape}, {where}, medians", columns, tuple(rows)))
         del weights
-    if unmeasurable():
-        notes.append(unmeasurable())
-    else:
-        table, required = _memory(cases)
-        tables.append(table)
-        requirements += required
+    table, required = _memory(cases)
+    tables.append(table)
+    requirements += required
     return Results("experts", tuple(tables), tuple(requirements), tuple(notes))
 
 
@@ -173,24 +170,25 @@ def batch_of(case: Case) -> Batch:
 
 
 def peaks(cases: Sequence[Case]) -> list[int]:
-    """Give the bytes that the oracle takes beyond its inputs on each case, in a fresh process each.
+    """Give the most bytes that the oracle's tensors take beyond its inputs on each case.
 
-    What an allocator keeps of one case lies scattered, and the next would be charged for it.
+    Allocations are counted, not what the operating system lends: what an allocator keeps, and how
+    it lies scattered, moves that by a megabyte from process to process.
     """
-    found, context = [], multiprocessing.get_context("spawn")
-    for case in cases:
-        with ProcessPoolExecutor(max_workers=1, mp_context=context) as fresh:
-            found.append(fresh.submit(_peak, case).result())
-    return found
+    os.environ.setdefault("KINETO_LOG_LEVEL", QUIET)
+    return [allocated(contenders_of(weights_of(c), batch_of(c))[ORACLE]) for c in cases]
 
 
-def _peak(case: Case) -> int:
-    def call_of(given: Case) -> Callable[[], object]:
-        return contenders_of(weights_of(given), batch_of(given))[ORACLE]
-
-    # One expert's products: what BLAS sets aside grows with their size, and with nothing else.
-    small = replace(case, tokens=min(case.tokens, ROWS), top_k=1, experts=1)
-    return peak(lambda: call_of(small), lambda: call_of(case))
+def allocated(call: Callable[[], object]) -> int:
+    """Give the most bytes that torch has allocated at a time during a call; not what BLAS has."""
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        call()
+    assert profile.profiler is not None  # noqa: S101  it has run
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    events.sort(key=lambda event: event.start_ns())
+    return int(max(itertools.accumulate((event.nbytes() for event in events), initial=0)))
 
 
 def _memory(cases: Sequence[Case]) -> tuple[Table, list[Requirement]]:
@@ -204,7 +202,7 @@ def _memory(cases: Sequence[Case]) -> tuple[Table, list[Requirement]]:
         for case, size in sizes.items()
     )
     columns = ("case", "an expert in float64", "peak", "ratio")
-    title = "Peak memory beyond the inputs, MiB, in a process of its own"
+    title = "Most memory of tensors beyond the inputs, MiB"
     required = [
         Requirement(f"peak memory beyond the inputs to an expert in float64, {case.name}",
                     size / case.expert_bytes, high=PEAK_TO_EXPERT)

@@ -15,7 +15,6 @@ from ..reference import Arithmetic, AttentionProblem, materialise
 from ..reference.inputs import PagedAttentionInputs
 from ..reference.oracle import attention, judge_attention
 
-Call = Callable[[], object]
 STATUS = Path("/proc/self/status")
 CLEAR = Path("/proc/self/clear_refs")
 
@@ -58,27 +57,16 @@ def _read(problem: AttentionProblem) -> int:
 
 
 def _peak(problem: AttentionProblem, arithmetic: Arithmetic | None) -> int:
-    small = replace(problem, query_lens=(1,), seq_lens=(16,))
-    return peak(lambda: _call(small, arithmetic), lambda: _call(problem, arithmetic))
-
-
-def peak(warm: Callable[[], Call], make: Callable[[], Call]) -> int:
-    """Give the most bytes that a call takes beyond those of its inputs.
-
-    Args:
-        warm: makes a small call of the same kind.
-        make: makes the call, and with it the inputs.
-    """
     torch.set_num_threads(1)
     # What libraries set aside at their first call is theirs, once and for all.
-    warm()()
-    run = make()
+    _call(replace(problem, query_lens=(1,), seq_lens=(16,)), arithmetic)()
+    run = _call(problem, arithmetic)
     before = _reset()
     run()
     return max(_high_water() - before, 0)
 
 
-def _call(problem: AttentionProblem, arithmetic: Arithmetic | None) -> Call:
+def _call(problem: AttentionProblem, arithmetic: Arithmetic | None) -> Callable[[], object]:
     inputs = materialise(problem)
     if not isinstance(inputs, PagedAttentionInputs):
         message = f"operation is {problem.operation}; paged_attention alone is weighed"
