@@ -162,7 +162,14 @@ class Run:
             self.progress.building(report.name, done, modules)
 
         try:
-            return prepare(self._lease, self.plan, report, self._builder, built=built)
+            return prepare(
+                self._lease,
+                self.plan,
+                report,
+                self._builder,
+                built=built,
+                stored=lambda report: self._stored(report).problems(),
+            )
         except DeviceLostError:
             self._stop.set()
             raise

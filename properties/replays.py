@@ -36,6 +36,11 @@ class Stored:
         """Tell whether there is any."""
         return bool(self.cases or self.entries)
 
+    def problems(self) -> list[Problem]:
+        """Give the problem of each."""
+        entries = [load_case(entry.case) for entry in self.entries]
+        return [case.problem for case in (*entries, *self.cases)]
+
 
 def replay(
     stored: Stored,
