@@ -61,6 +61,9 @@ def replay(
         for entry in stored.entries:
             case = load_case(entry.case)
             verdict = judge_stored(case, worker, quarry)
+            if not entry.explains(case.law, verdict, case.problem):
+                worker.renew()  # it may fail in the first calls of a process alone
+                verdict = judge_stored(case, worker, quarry)
             counts.replayed += 1
             counts.of_ledger += 1
             if not entry.explains(case.law, verdict, case.problem):
