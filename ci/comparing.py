@@ -8,11 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-import hypothesis
-from hypothesis import HealthCheck, Phase
-
-from ..properties.axes import Axes
-from ..properties.constants import without_local_constants
 from ..properties.isolation import Deadlines, WorkerPool
 from ..properties.machine import cores
 from ..properties.pools import open_pool
@@ -20,10 +15,9 @@ from ..properties.preparation import survey
 from ..properties.profiles import Profile
 from ..properties.quarry import Address, verdict_of
 from ..properties.report import ImplementationReport
+from ..properties.rounds import draw_problems
 from ..properties.seeded import BUGS, HONEST, SeededBug
-from ..properties.strategies import problems, variations
 from ..properties.yardsticks import NAMES
-from ..reference import Problem
 
 COMPARED = ("paged_attention", "ragged_attention", "merge_state", "moe")
 """Operations with a floating-point answer; integers and copies are compared exactly anyway."""
@@ -128,7 +122,7 @@ def _compare(
         if axes is None:
             message = f"{bug.name} cannot be compared: {report.error or report.unsupported_reason}"
             raise RuntimeError(message)
-        for problem in draw(axes, profile.problems, seed):
+        for problem in draw_problems(axes, profile, seed, profile.problems):
             outcome = worker.run(address.request("measure", problem=problem.to_json()), DEADLINES)
             if outcome.status != "done":
                 verdict_of(outcome)
@@ -140,24 +134,3 @@ def _compare(
             count += 1
         judged(bug, count)
     return Compared(bug, count, rejected)
-
-
-def draw(axes: Axes, count: int, seed: int) -> list[Problem]:
-    """Draw so many problems, as a hunt does."""
-    drawn: list[Problem] = []
-
-    @hypothesis.seed(seed)
-    @hypothesis.settings(
-        max_examples=count,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @hypothesis.given(variations(problems(axes), axes, 3))
-    def take(some: list[Problem]) -> None:
-        drawn.extend(some)
-
-    with without_local_constants():
-        take()
-    return drawn[:count]

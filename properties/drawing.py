@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from .axes import Axes
 
 LARGEST_SEED = 2**16
-MOST_FEATURES = 4
 
 
 def one_of(values: Sequence[Any]) -> st.SearchStrategy[Any]:
@@ -20,11 +19,31 @@ def one_of(values: Sequence[Any]) -> st.SearchStrategy[Any]:
     A single value is listed twice: Hypothesis records no choice where there is none, and takes a
     problem with fewer choices for simpler, be it as large as it likes.
     """
-    return st.sampled_from(tuple(values) if len(values) > 1 else (*values, *values))
+    return sampled(values if len(values) > 1 else (*values, *values))
+
+
+def sampled(values: Sequence[Any]) -> st.SearchStrategy[Any]:
+    """Draw one of some values, simplest first; where there is a single one, without a choice."""
+    return _sampled(tuple(values), tuple(map(type, values)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _sampled(values: tuple[Any, ...], _types: tuple[type, ...]) -> st.SearchStrategy[Any]:
+    """Make each strategy once: Hypothesis looks closely at each that it has not seen.
+
+    The types tell (False, True) from (0, 1).
+    """
+    return st.sampled_from(values)
 
 
 @st.composite
-def features(draw: st.DrawFn, axes: Axes, names: tuple[str, ...], off: Any) -> dict[str, Any]:  # noqa: ANN401  a problem
+def features(
+    draw: st.DrawFn,
+    axes: Axes,
+    names: tuple[str, ...],
+    off: Any,  # noqa: ANN401  a problem
+    most: int,
+) -> dict[str, Any]:
     """Draw which features are on, few at a time, and their values.
 
     Args:
@@ -32,21 +51,22 @@ def features(draw: st.DrawFn, axes: Axes, names: tuple[str, ...], off: Any) -> d
         axes: what may be drawn.
         names: of the axes.
         off: a problem, or whatever has their values where they are off as attributes.
+        most: how many are on at a time, besides those that are never off; half as many on average.
     """
     # A module that is built for windows, say, has problems with windows alone.
     always = [name for name in names if getattr(off, name) not in axes.allows(name)]
-    found = {name: draw(st.sampled_from(axes.allows(name))) for name in always}
+    found = {name: draw(sampled(axes.allows(name))) for name in always}
     possible = [name for name in names if len(axes.allows(name)) > 1 and name not in always]
     if not possible:
         return found
     return found | dict(
-        draw(_feature_values(tuple((name, axes.allows(name)) for name in possible)))
+        draw(_feature_values(tuple((name, axes.allows(name)) for name in possible), most))
     )
 
 
-@functools.lru_cache
+@functools.lru_cache(maxsize=4096)
 def _feature_values(
-    possible: tuple[tuple[str, tuple[Any, ...]], ...],
+    possible: tuple[tuple[str, tuple[Any, ...]], ...], most: int
 ) -> st.SearchStrategy[list[tuple[str, Any]]]:
     """Draw pairs of a feature and its value.
 
@@ -57,4 +77,4 @@ def _feature_values(
         name: st.tuples(st.just(name), st.sampled_from(values[1:])) for name, values in possible
     }
     choice = st.sampled_from(tuple(pairs)).flatmap(pairs.__getitem__)
-    return st.lists(choice, max_size=MOST_FEATURES, unique_by=lambda pair: pair[0])
+    return st.lists(choice, max_size=most, unique_by=lambda pair: pair[0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from .ledger import Entry
 from .profiles import Profile
 from .quarry import DeviceLostError, HarnessError, Quarry, warm_up
 from .report import Finding, LawReport
-from .rounds import EXAMPLES_A_ROUND, Counterexample, Enough, draw_round
+from .rounds import Counterexample, Enough, draw_round, most_rounds, seed_of_round
 from .simplify import on_fewer_pages, simplify
 from .verdict import Verdict
 
@@ -117,8 +116,7 @@ class Hunt:
 
     def _search_space(self, start: float) -> None:
         """Let Hypothesis draw and shrink, round after round, until a failure or enough problems."""
-        rounds = -(-10 * self._search.problems // EXAMPLES_A_ROUND)
-        for number in range(rounds):
+        for number in range(most_rounds(self._search.problems)):
             ended = self._round(start, number)
             if ended or self._first is not None:
                 break
@@ -217,8 +215,7 @@ class Hunt:
         return report.judged + more >= most or (idle > patience * most and not report.judged)
 
     def _seed(self, number: int) -> int:
-        text = f"{self._law.name}|{self._quarry.name}|{self._search.seed}|{number}"
-        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+        return seed_of_round(number, self._law.name, self._quarry.name, self._search.seed)
 
     def _fails(self, problem: Problem) -> bool:
         """Tell whether this problem is a counterexample, to be shrunk further."""

@@ -13,7 +13,7 @@ from ..reference.activations import ACTIVATIONS
 from ..reference.expert_weights import SCALE_BLOCK
 from ..reference.moe_problems import MULTIPLES
 from .axes import Axes
-from .drawing import LARGEST_SEED, features, one_of
+from .drawing import LARGEST_SEED, features, one_of, sampled
 
 FEATURES = (
     "biases",
@@ -24,6 +24,7 @@ FEATURES = (
     "shared_experts",
     "strided_hidden",
 )
+MOST_FEATURES = 4
 OFF = SimpleNamespace(
     biases=False,
     interleaved=False,
@@ -45,14 +46,14 @@ def moe_problems(draw: st.DrawFn, axes: Axes) -> MoEProblem:
     fields: dict[str, Any] = {
         name: draw(one_of(axes.allows(name))) for name in ("activation", "dtype")
     }
-    fields |= draw(features(axes, FEATURES, OFF))
+    fields |= draw(features(axes, FEATURES, OFF, MOST_FEATURES))
     sharded = fields.pop("expert_parallel", False)
     fields["quantized"], fields["quantized_hidden"] = draw(_mostly_first(axes, "quantisation", 2))
     fields["assignment"] = draw(_mostly_first(axes, "assignment", 1))
     fields["activation"] = draw(_activation(axes, fields))
     products = 3 if ACTIVATIONS[fields["activation"]].gated else 2
     least = 2 * WEIGHTS * (1 + sharded + fields.get("shared_experts", 0))
-    operands = max(least, draw(st.sampled_from(OPERANDS)))
+    operands = max(least, draw(sampled(OPERANDS)))
     sizes = draw(_sizes(axes, fields["quantized"]))
     hidden, inter = draw(
         one_of(_affordable(sizes, lambda size: operands * products * size[0] * size[1], axes))
@@ -124,7 +125,7 @@ def _sizes(draw: st.DrawFn, axes: Axes, quantized: str) -> Sequence[tuple[int, i
 def _shard(draw: st.DrawFn, experts: int) -> dict[str, int]:
     """Draw a rank's experts: one of equally large shards, or any range of them."""
     ranks = [n for n in (2, 4, 8) if not experts % n]
-    if ranks and draw(st.sampled_from((True, True, False))):
+    if ranks and draw(sampled((True, True, False))):
         local = experts // draw(one_of(ranks))
         return {
             "local_experts": local,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 
 import hypothesis
@@ -15,9 +16,13 @@ from .profiles import Profile
 from .settings import settings_of
 from .strategies import problems, variations
 
-EXAMPLES_A_ROUND = 40
-"""Hypothesis mutates what it has drawn: a single long run stays near its first examples."""
-VARIATIONS = 3
+EXAMPLES_A_ROUND = 9
+"""In a longer run Hypothesis draws small examples for a tenth of it, and after ten valid ones it
+copies parts of each new example over others of it, five times: few of them would be unlike the
+rest. The first example of each round is the simplest one."""
+PATIENCE = 10
+"""Times the examples that a search would need, were each a single problem, before it gives up."""
+VARIATIONS = 2
 """Most value regimes that one drawn structure is tried with, besides its own."""
 
 
@@ -27,6 +32,39 @@ class Counterexample(Exception):  # noqa: N818  the signal that Hypothesis shrin
 
 class Enough(BaseException):
     """The law has seen its share of problems: drawing more would only cost time."""
+
+
+def seed_of_round(number: int, *names: object) -> int:
+    """Give the seed of a round of the search that these names tell from others."""
+    text = "|".join(map(str, (*names, number)))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+def most_rounds(problems: int) -> int:
+    """Count the rounds after which a search for so many problems gives up."""
+    return -(-PATIENCE * problems // EXAMPLES_A_ROUND)
+
+
+def draw_problems(axes: Axes, profile: Profile, seed: int, most: int) -> list[Problem]:
+    """Draw problems as a search does, round after round, and none twice.
+
+    Args:
+        axes: what may be drawn.
+        profile: of the search.
+        seed: the same one gives the same problems, and with fewer of them the first ones.
+        most: how many; fewer come where there are no more.
+    """
+    drawn: dict[str, Problem] = {}
+
+    def take(problem: Problem) -> None:
+        if len(drawn) == most:
+            raise Enough
+        drawn.setdefault(problem.id, problem)
+
+    for number in range(most_rounds(most)):
+        if draw_round(axes, profile, seed_of_round(number, seed), take):
+            break
+    return list(drawn.values())
 
 
 def draw_round(

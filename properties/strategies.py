@@ -18,8 +18,8 @@ from ..reference import AttentionProblem, MergeProblem, MetadataProblem, Problem
 from ..reference.cache_names import cache_fits
 from ..reference.problem_base import is_power_of_two
 from ..reference.problems import MAX_SEQ_LEN
-from .axes import Axes, all_axes, head_fields
-from .drawing import LARGEST_SEED, features, one_of
+from .axes import PHASES, Axes, all_axes, head_fields
+from .drawing import LARGEST_SEED, features, one_of, sampled
 from .moe_strategies import moe_problems, route_problems
 
 REQUESTS = (1, 2, 3, 4, 6, 1, 2, 3, 4, 6, 2, 0)
@@ -30,7 +30,9 @@ MUCH_WORK, MORE_KEYS_TO_AFFORD = 10_000_000, (4, 300, 600)
 """From so much work of a problem on, as on a GPU, and the keys then."""
 LENGTH_EDGES = (1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257,
                 511, 512, 513, 1024, 1025, 2048, 4096)  # fmt: skip
-LONG = 256
+SHORT, LONG = 32, 256
+"""Of a larger cap than the first, its upper half is drawn besides, of a large one all beyond the
+second."""
 FEATURES = (
     "window_left",
     "logits_soft_cap",
@@ -43,6 +45,7 @@ FEATURES = (
     "strided_q",
     "strided_kv",
 )
+MOST_FEATURES = 5
 OFF = AttentionProblem()
 
 
@@ -78,25 +81,25 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
     for requests of several tiles.
     """
     fields: dict[str, Any] = {
-        name: draw(st.sampled_from(axes.allows(name)))
+        name: draw(sampled(axes.allows(name)))
         for name in ("dtype", "causal", "kv_layout", "page_order", "page_size")
     }
     to_afford = MORE_KEYS_TO_AFFORD if axes.max_work >= MUCH_WORK else KEYS_TO_AFFORD
-    keys = draw(st.sampled_from(to_afford))
-    fields |= draw(_heads(axes, keys))
-    fields |= draw(features(axes, FEATURES, OFF))
-    fields |= draw(_cache(axes, fields))
-    fields["regime"] = draw(_regime(axes, fields))
-    rows = fields["num_kv_heads"] * (fields["head_dim_qk"] + fields["head_dim_vo"])
-    one_request = KEYS_TO_AFFORD[0] * rows * (fields["group_size"] + 8)
+    keys = draw(sampled(to_afford))
+    heads = draw(_heads(axes, keys))
     requests = REQUESTS if keys == KEYS_TO_AFFORD[0] else REQUESTS[:3]
-    most = max(1, axes.max_work // one_request)
+    most = max(1, axes.max_work // (KEYS_TO_AFFORD[0] * _work_of_a_key(heads)))
     count = draw(one_of([number for number in requests if number <= most]))
     per_request = axes.max_work / max(count, 1)
+    fields |= heads
+    windowed = _with_windows_that_hide(axes, heads, per_request)
+    fields |= draw(features(windowed, FEATURES, OFF, MOST_FEATURES))
+    fields |= draw(_cache(axes, fields))
+    fields["regime"] = draw(_regime(axes, fields))
     # An empty batch draws a request all the same: it is not to be simpler than a batch of one.
     lengths = [draw(_request(axes, fields, per_request)) for _ in range(max(count, 1))][:count]
     if len(lengths) > 1 and axes.operation == "paged_attention":
-        shared = draw(st.sampled_from(axes.allows("shared_prefix_pages")))
+        shared = draw(sampled(axes.allows("shared_prefix_pages")))
         fields["shared_prefix_pages"] = shared
     return AttentionProblem(
         operation=axes.operation,
@@ -127,6 +130,23 @@ def _heads(draw: st.DrawFn, axes: Axes, keys: int) -> dict[str, Any]:
     return drawn | head_fields(dims)
 
 
+def _work_of_a_key(fields: Mapping[str, Any]) -> int:
+    """Count the work of one key in a decode."""
+    channels: int = fields["head_dim_qk"] + fields["head_dim_vo"]
+    work: int = fields["num_kv_heads"] * channels * (fields["group_size"] + 8)
+    return work
+
+
+def _with_windows_that_hide(axes: Axes, heads: Mapping[str, Any], work: float) -> Axes:
+    """Leave out windows that hide no key of any request of this work, unless no other is left."""
+    longest = min(work / _work_of_a_key(heads), MAX_SEQ_LEN)
+    values = axes.allows("window_left")
+    short = tuple(value for value in values if value + 2 <= longest)
+    if not any(value >= 0 for value in short):
+        return axes
+    return replace(axes, values={**axes.values, "window_left": short})
+
+
 def _least_group(dims: Sequence[int]) -> int:
     fewest: int = head_fields(dims).get("group_size", 1)
     return fewest
@@ -136,7 +156,7 @@ def _regime(axes: Axes, fields: dict[str, Any]) -> st.SearchStrategy[str]:
     regimes = list(axes.allows("regime"))
     if not exact_grid_allowed(fields):
         regimes = [regime for regime in regimes if regime != "exact_grid"] or ["iid"]
-    return st.sampled_from(regimes)
+    return sampled(regimes)
 
 
 @st.composite
@@ -144,12 +164,12 @@ def _cache(draw: st.DrawFn, axes: Axes, fields: Mapping[str, Any]) -> dict[str, 
     """Draw the cache's format, and its queries': quantised half of the time, where supported."""
     formats = [pair for pair in axes.allows("caches") if cache_fits(pair[0], fields)]
     plain = [pair for pair in formats if not pair[0]]
-    kv_cache, q_dtype = draw(st.sampled_from([*plain * max(0, len(formats) - 2), *formats]))
+    kv_cache, q_dtype = draw(sampled([*plain * max(0, len(formats) - 2), *formats]))
     found: dict[str, Any] = {"kv_cache": kv_cache, "q_dtype": q_dtype}
     if q_dtype:
-        found["q_scale"] = draw(st.sampled_from(axes.allows("q_scale")))
+        found["q_scale"] = draw(sampled(axes.allows("q_scale")))
         # FA3's scales of FP8 queries are one a head, always.
-        found["per_head_scales"] = draw(st.sampled_from(axes.allows("per_head_scales")))
+        found["per_head_scales"] = draw(sampled(axes.allows("per_head_scales")))
     if not kv_cache and axes.operation == "append_paged_kv":
         found |= {"k_scale": 1.0, "v_scale": 1.0}
     return found
@@ -162,11 +182,15 @@ def exact_grid_allowed(fields: dict[str, Any]) -> bool:
 
 @st.composite
 def _request(draw: st.DrawFn, axes: Axes, fields: dict[str, Any], work: float) -> tuple[int, int]:
-    """Draw (query_len, seq_len) of one request within its share of the work."""
+    """Draw (query_len, seq_len) of one request within its share of the work.
+
+    Requests that lack queries or keys, to which most features mean nothing, are half as frequent.
+    """
     channels = fields["head_dim_qk"] + fields["head_dim_vo"]
     kv_heads, group = fields["num_kv_heads"], fields["group_size"]
-    phase = draw(st.sampled_from(axes.allows("phase")))
-    decode_cap = int(work / (kv_heads * channels * (group + 8)))
+    phases = axes.allows("phase")
+    phase = draw(sampled((*phases, *(each for each in phases if all(PHASES[each])))))
+    decode_cap = int(work / _work_of_a_key(fields))
     square_cap = int(math.sqrt(work / (kv_heads * group * channels)))
     cap = decode_cap if phase in ("decode", "no_query", "chunk") else square_cap
     cap = min(max(cap, 2), MAX_SEQ_LEN)
@@ -195,13 +219,15 @@ def lengths(cap: int, page_size: int, window_left: int = -1) -> st.SearchStrateg
         | one_of(_within(cap, {1, *page_edges}))
         | one_of(_within(cap, set(LENGTH_EDGES)))
     )
-    if cap > LONG:
-        # Several tiles: most edges are within the first two.
-        chosen |= st.integers(LONG, cap)
+    if cap > SHORT:
+        # Several tiles, where there is room for them: most edges are within the first.
+        chosen |= st.integers(min(LONG, cap // 2), cap)
     if window_left >= 0:
         window = window_left + 1
         window_edges = {window - 1, window, window + 1, window + 65, 2 * window, 3 * window + 64}
         chosen |= one_of(_within(cap, {1, *window_edges}))
+        if cap > window:
+            chosen |= st.integers(window + 1, cap)  # the first of these keys is hidden
     return chosen
 
 
@@ -213,12 +239,12 @@ def _within(cap: int, edges: set[int]) -> list[int]:
 def merge_problems(draw: st.DrawFn, axes: Axes) -> MergeProblem:
     """Draw one merge."""
     fields: dict[str, Any] = {
-        name: draw(st.sampled_from(axes.allows(name)))
+        name: draw(sampled(axes.allows(name)))
         for name in ("num_states", "dtype", "empty", "regime")
     }
     room = axes.max_work // (8 * fields["num_states"])
     dims = [dim for dim in axes.allows("head_dim") if dim < room] or [axes.allows("head_dim")[0]]
-    fields["head_dim"] = draw(st.sampled_from(dims))
+    fields["head_dim"] = draw(sampled(dims))
     rows = max(1, room // (fields["head_dim"] + 1))
     fields["num_heads"] = draw(st.integers(1, min(rows, 8)))
     fields["num_tokens"] = draw(st.integers(0, min(rows // fields["num_heads"], 64)))
@@ -229,8 +255,8 @@ def merge_problems(draw: st.DrawFn, axes: Axes) -> MergeProblem:
 def metadata_problems(draw: st.DrawFn, axes: Axes) -> MetadataProblem:
     """Draw a sequence of batches that shrink and grow."""
     del axes
-    page_size = draw(st.sampled_from(all_axes("paged_attention")["page_size"]))
-    threshold = draw(st.sampled_from((1, 2, 4)))
+    page_size = draw(sampled(all_axes("paged_attention")["page_size"]))
+    threshold = draw(sampled((1, 2, 4)))
     seq_len = st.integers(0, 3 * page_size + 1) | lengths(600, page_size)
     request = st.tuples(st.integers(0, 9), seq_len)
     # Speculative decoding gives every request the same few tokens; a CUDA graph's batch is padded.
@@ -262,7 +288,7 @@ def variations(
     regimes = list(axes.allows("regime"))
     if isinstance(problem, AttentionProblem) and not exact_grid_allowed(vars(problem)):
         regimes = [regime for regime in regimes if regime != "exact_grid"] or ["iid"]
-    more = draw(st.lists(st.sampled_from(regimes), max_size=most))
+    more = draw(st.lists(sampled(regimes), max_size=most))
     found.extend(
         replace(problem, regime=regime, seed=problem.seed + 1 + i) for i, regime in enumerate(more)
     )

@@ -15,10 +15,10 @@ from ...properties.ledger import Entry
 from ...properties.outcome import Outcome
 from ...properties.profiles import on_device
 from ...properties.quarry import Address, HarnessError, verdict_of
+from ...properties.rounds import draw_problems
 from ...properties.simplify import simplify
 from ...properties.verdict import Verdict
 from ...reference import Problem
-from ..comparing import draw
 from .asking import Side
 from .plan import DEADLINES, Plan
 from .releases import BASELINE, CANDIDATE, SIDES
@@ -154,7 +154,7 @@ def compare(
             continue
         first = law is every[0]
         count = plan.count(law, first=first, sides=len(found.runs))
-        for problem in draw(found.axes, count, _seed(law, found, plan)):
+        for problem in draw_problems(found.axes, plan.profile, _seed(law, found, plan), count):
             found.tried.append(
                 _answered(law, problem, found, sides, plan)
                 if first

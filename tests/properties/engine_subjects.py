@@ -55,11 +55,11 @@ def wrong_from_five(inputs: PagedAttentionInputs) -> Attention:
 
 @implementation("paged_attention", name="wrong-twice", supports=plain_only)
 def wrong_twice(inputs: PagedAttentionInputs) -> Attention:
-    """Be wrong in a partial last page, and with sinks under a causal mask."""
+    """Be wrong in a partial last page that some query reads, and with sinks under a causal mask."""
     out, lse = honest(inputs)
-    size = inputs.metadata.page_size
+    queries, size = inputs.metadata.qo_indptr.diff().tolist(), inputs.metadata.page_size
     rare = inputs.sinks is not None and inputs.causal
-    if rare or any(length % size for length in lengths(inputs)):
+    if rare or any(t and s % size for t, s in zip(queries, lengths(inputs), strict=True)):
         out = out + 1.0
     return out, lse
 

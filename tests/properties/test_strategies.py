@@ -26,7 +26,13 @@ from kernelproof.properties.axes import (
 )
 from kernelproof.properties.moe_axes import TOGETHER
 from kernelproof.properties.rounds import EXAMPLES_A_ROUND
-from kernelproof.properties.strategies import FEATURES, lengths, problems, variations
+from kernelproof.properties.strategies import (
+    FEATURES,
+    MOST_FEATURES,
+    lengths,
+    problems,
+    variations,
+)
 from kernelproof.reference import (
     AttentionProblem,
     MergeProblem,
@@ -181,7 +187,8 @@ def test_features_come_alone_and_together(paged: Sequence[AttentionProblem]) -> 
     off = AttentionProblem()
     used = [frozenset(n for n in FEATURES if getattr(p, n) != getattr(off, n)) for p in paged]
     # FP8 queries may bring per-head scales besides.
-    assert {0, 1, 2, 3, 4} <= {len(names) for names in used} <= {0, 1, 2, 3, 4, 5}
+    assert {*range(MOST_FEATURES + 1)} <= {len(names) for names in used}
+    assert max(map(len, used)) <= MOST_FEATURES + 1
     assert {next(iter(names)) for names in used if len(names) == 1} == set(FEATURES)
     assert sum(not names for names in used) > len(used) / 20
 
