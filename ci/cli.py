@@ -14,6 +14,7 @@ import click
 from click.core import ParameterSource
 
 from .. import __version__
+from ..properties.masking import masked
 from ..properties.profiles import PROFILES
 from ..properties.sanitizer import TOOLS
 from .bench import bench
@@ -370,4 +371,5 @@ def _refuse(names: Sequence[str], why: str) -> None:
 
 
 def _command() -> str:
-    return shlex.join(["kernelproof", *click.get_current_context().find_root().obj])
+    """Give the command as it is kept in reports."""
+    return masked(shlex.join(["kernelproof", *click.get_current_context().find_root().obj]))
