@@ -22,7 +22,8 @@ from .plan import Plan
 from .releases import BASELINE, CANDIDATE, SIDES, Release
 
 NEW, WORSE, ALONE = "new-failure", "worse-failure", "candidate-only-failure"
-STILL, FIXED, FLAKY, HANG = "still-failing", "fixed", "flaky", "hang"
+STILL, FIXED, HANG = "still-failing", "fixed", "hang"
+FLAKY, FLAKY_BEFORE = "flaky", "baseline-flaky"
 SEVERE = ("HANG", "CRASH")
 MOST_LOOKS = 8
 """Failures of one kind that are looked at again, each in a fresh process, until one shows again."""
@@ -32,7 +33,8 @@ WORDS = {
     ALONE: "wrong with {candidate}; {baseline} does not have it",
     STILL: "wrong with {baseline} and with {candidate}",
     FIXED: "wrong with {baseline}, right with {candidate}",
-    FLAKY: "failed once and not again",
+    FLAKY: "failed once with {candidate} and not again",
+    FLAKY_BEFORE: "failed once with {baseline} and not again, right with {candidate}",
     HANG: "does not end with {candidate}",
 }
 RULES = {
@@ -126,13 +128,13 @@ def _finding(
     if entry is None:
         shown, once = _shown_again(ordered, found, context.sides)
         if shown is None:
-            change = FLAKY
+            change = FLAKY if tried.bad(CANDIDATE) else FLAKY_BEFORE
         else:  # a stored case is small already
             tried = shown if shown.case else shrink(shown, found, context.sides)
     verdict = _telling(tried, change)
     words = WORDS[change].format(**context.names)
     message = f"{found.name}: {words}: {verdict.message or verdict.status}"
-    if once and change != FLAKY:
+    if once and change not in (FLAKY, FLAKY_BEFORE):
         message += f" ({count_of(once, 'other problem')} failed so once and not again)"
     by_law = list(dict.fromkeys(each.law for each, _ in members))
     case = tried.case.path if tried.case else _case(tried, found, context.plan)

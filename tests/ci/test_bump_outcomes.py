@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from kernelproof.ci.bump.behaviour import Compared, Sides, Tried
-from kernelproof.ci.bump.findings import Finding
+from kernelproof.ci.bump.findings import CHANGES, Finding
 from kernelproof.ci.bump.outcomes import MOST_LOOKS, Context, behaviour_findings
 from kernelproof.ci.bump.plan import Plan
 from kernelproof.ci.bump.releases import SIDES, Release
@@ -79,7 +79,20 @@ def test_a_failure_that_never_shows_again_is_flaky(find: Any) -> None:  # noqa: 
     candidate = Candidate(again=[])
     (found,) = find(candidate, *map(failure, range(1, 32)))
     assert (found.change, found.problem["num_tokens"]) == ("flaky", 1)
+    assert found.message == f"{NAME}: failed once with candidate and not again: it is NaN"
+    assert found.rule.startswith(f"soak {NAME} before the bump")
     assert candidate.asked == list(range(1, MOST_LOOKS + 1))
+
+
+def test_one_of_the_baseline_asks_nothing_of_the_candidate(find: Any) -> None:  # noqa: ANN401
+    tried = failure(3)
+    verdicts = dict(zip(SIDES, (WRONG, PASS), strict=True))
+    (found,) = find(Candidate(again=[]), Tried(tried.law, tried.problem, verdicts))
+    assert (found.change, found.rule) == ("baseline-flaky", "")
+    assert CHANGES[found.change].action == "report"
+    assert found.message == (
+        f"{NAME}: failed once with baseline and not again, right with candidate: it is NaN"
+    )
 
 
 def test_what_shows_at_once_says_nothing_of_others(find: Any) -> None:  # noqa: ANN401
