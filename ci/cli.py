@@ -22,6 +22,7 @@ from .bump.options import BUMP_ONLY, NOT_OF_BUMP, bump_options
 from .errors import INTERRUPTED, MACHINE
 from .evidence_command import evidence
 from .ledger_command import corpus, expectations
+from .outputs import refuse_shared_files
 from .run_options import CASES, DEVICES, OUTPUT, run_options
 from .score import score
 from .support import support
@@ -80,6 +81,7 @@ def check(
     MODULE is a dotted module, found from the current folder too, or a path that ends in .py; a name
     of `kernelproof list` serves as well.
     """
+    refuse_shared_files()
     if gating:
         return _try_gating(implementations, rules)
     if not implementations:
@@ -115,6 +117,7 @@ def gate(
     With --baseline and --candidate, compares two FlashInfer releases instead and answers whether
     to bump, chip by chip: exit 0 to bump, 1 not to, or not before conditions are met.
     """
+    refuse_shared_files()
     from ..impl.registry import registered
     from .checking import Request, examine
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ class Context:
         releases: by side, for replays.
         targets: by side, for the ledger.
         chips: on which the findings hold; everywhere if empty.
+        unwritten: is given a sentence for each case that cannot be written.
     """
 
     sides: Sides
@@ -62,6 +63,7 @@ class Context:
     releases: Mapping[str, Release]
     targets: Mapping[str, Target]
     chips: tuple[Chip, ...]
+    unwritten: list[str] = field(default_factory=list)
 
     @property
     def names(self) -> dict[str, str]:
@@ -137,7 +139,7 @@ def _finding(
     if once and change not in (FLAKY, FLAKY_BEFORE):
         message += f" ({count_of(once, 'other problem')} failed so once and not again)"
     by_law = list(dict.fromkeys(each.law for each, _ in members))
-    case = tried.case.path if tried.case else _case(tried, found, context.plan)
+    case = tried.case.path if tried.case else _case(tried, found, context)
     return finding(
         change,
         found.name,
@@ -149,7 +151,9 @@ def _finding(
         candidate=_side(tried.verdicts.get(CANDIDATE)),
         laws=tuple(by_law),
         problem={**tried.problem.to_json(), "id": tried.problem.id, "told": compact(tried.problem)},
-        replay={side: replay_with(case, context.releases[side].shared) for side in found.runs},
+        replay={
+            side: replay_with(case, context.releases[side].shared) for side in found.runs if case
+        },
         entry=entry.id if entry else "",
         issue=entry.issue if entry else "",
         reason=" ".join(entry.reason.split()) if entry else "",
@@ -185,25 +189,26 @@ def _side(verdict: Verdict | None) -> dict[str, Any]:
     return {**told, "ratio": verdict.ratio}
 
 
-def _case(tried: Tried, found: Compared, plan: Plan) -> Path:
-    """Write a case file for a finding."""
+def _case(tried: Tried, found: Compared, context: Context) -> Path | None:
+    """Write a case file for a finding; None if that fails, which costs no finding."""
+    plan = context.plan
     path = plan.cases / f"bump-{found.name}-{tried.law}-{tried.problem.id}.json"
     path = path.with_name(re.sub(r"[^\w.-]+", "-", path.name))
-    write_text(
-        path,
-        dumps(
-            {
-                "schema": CASE,
-                "law": tried.law,
-                "implementation": loading_name(found.name),
-                "operation": None,
-                "problem": tried.problem.to_json(),
-                "device": plan.device,
-                "verdict": _telling(tried, STILL).to_json(),
-                **({"soak": plan.soak} if tried.law == "soak" else {}),
-            }
-        ),
-    )
+    data = {
+        "schema": CASE,
+        "law": tried.law,
+        "implementation": loading_name(found.name),
+        "operation": None,
+        "problem": tried.problem.to_json(),
+        "device": plan.device,
+        "verdict": _telling(tried, STILL).to_json(),
+        **({"soak": plan.soak} if tried.law == "soak" else {}),
+    }
+    try:
+        write_text(path, dumps(data))
+    except OSError as error:
+        context.unwritten.append(f"--cases: {path} cannot be written ({error.strerror})")
+        return None
     return path
 
 

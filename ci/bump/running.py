@@ -56,6 +56,7 @@ class Learned:
         skipped: parts that were not asked for, or could not be done, and why.
         seconds: by part.
         compiled: records of modules that were compiled, see ``compiled``.
+        unwritten: sentences about cases that could not be written.
     """
 
     given: Mapping[str, str]
@@ -71,6 +72,7 @@ class Learned:
     skipped: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     compiled: list[dict[str, Any]] = field(default_factory=list)
+    unwritten: list[str] = field(default_factory=list)
 
     def fail(self, sentence: str, code: int = MACHINE) -> None:
         """Take note of something that could not be learned."""
@@ -232,7 +234,9 @@ def compare_behaviour(
             with learned.timed(BEHAVIOUR):
                 _targets(learned, sides, plan.device)
                 _judge(learned, sides, journal, plan, progress)
-                context = Context(sides, plan, learned.releases, learned.targets, chips)
+                context = Context(
+                    sides, plan, learned.releases, learned.targets, chips, learned.unwritten
+                )
                 learned.findings += behaviour_findings(learned.compared, context)
                 _other_inputs(learned)
                 _lost(learned)

@@ -352,15 +352,20 @@ def test_a_release_that_is_not_there_is_told_in_the_report(here: Path) -> None:
     assert {each["verdict"] for each in report["chips"]} == {"undecided"}
 
 
-def test_a_candidate_that_does_not_import_is_a_finding(here: Path) -> None:
+@pytest.mark.parametrize(("init", "told"), [
+    ("raise ImportError('no libcudart')\n", "no libcudart"),
+    ("import os\nos.kill(os.getpid(), 11)\n", "the process ended with signal 11 (Segmentation"),
+    ("import os\nos._exit(7)\n", "the process ended with status 7"),
+])  # fmt: skip
+def test_a_candidate_that_does_not_import_is_a_finding(here: Path, init: str, told: str) -> None:
     release(here / "old", OLD)
-    release(here / "new", NEW, init="raise ImportError('no libcudart')\n")
+    release(here / "new", NEW, init=init)
     code, report = gate(here, "--sm", "cpu,90")
     assert (code, report["verdict"]) == (1, "do not bump")
     (broken,) = by_change(report, "release-broken")
-    assert "no libcudart" in broken["message"]
-    told = {each["what"] for each in report["machines"][0]["not_tested"]}
-    assert told == {"surface", "declarations", "behaviour", "speed", "compile"}
+    assert told in broken["message"]
+    not_tested = {each["what"] for each in report["machines"][0]["not_tested"]}
+    assert not_tested == {"surface", "declarations", "behaviour", "speed", "compile"}
 
 
 def test_a_candidate_that_hangs_on_import_is_a_finding(

@@ -47,14 +47,21 @@ def failure(tokens: int, law: str = "parity", verdict: Verdict = WRONG) -> Tried
 def find(tmp_path: Path) -> Any:  # noqa: ANN401  a function
     """Give what makes findings of failures."""
 
-    def found(candidate: Candidate, *tried: Tried) -> list[Finding]:
+    def found(
+        candidate: Candidate,
+        *tried: Tried,
+        cases: Path = tmp_path,
+        unwritten: list[str] | None = None,
+    ) -> list[Finding]:
         releases = {side: Release(side, tmp_path, sys.executable, ()) for side in SIDES}
         targets = {side: Target(flashinfer=side) for side in SIDES}
-        plan = Plan((), "cpu", PROFILES["quick"], 0, Ledger(()), tmp_path, tmp_path)
+        plan = Plan((), "cpu", PROFILES["quick"], 0, Ledger(()), cases, tmp_path)
         sides = cast("Sides", dict.fromkeys(SIDES, candidate))
         addresses = {side: Address("made.up:it", None, "cpu") for side in SIDES}
         compared = Compared(NAME, "made.up:it", addresses=addresses, tried=list(tried))
-        return list(behaviour_findings([compared], Context(sides, plan, releases, targets, ())))
+        lost = [] if unwritten is None else unwritten
+        context = Context(sides, plan, releases, targets, (), lost)
+        return list(behaviour_findings([compared], context))
 
     return found
 
@@ -82,6 +89,14 @@ def test_a_failure_that_never_shows_again_is_flaky(find: Any) -> None:  # noqa: 
     assert found.message == f"{NAME}: failed once with candidate and not again: it is NaN"
     assert found.rule.startswith(f"soak {NAME} before the bump")
     assert candidate.asked == list(range(1, MOST_LOOKS + 1))
+
+
+def test_a_case_that_cannot_be_written_costs_no_finding(find: Any, tmp_path: Path) -> None:  # noqa: ANN401
+    unwritten: list[str] = []
+    (tmp_path / "file").touch()
+    (found,) = find(Candidate(again=[3]), failure(3), cases=tmp_path / "file", unwritten=unwritten)
+    assert (found.change, found.replay) == ("new-failure", {})
+    assert "cannot be written (" in unwritten[0]
 
 
 def test_one_of_the_baseline_asks_nothing_of_the_candidate(find: Any) -> None:  # noqa: ANN401
