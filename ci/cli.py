@@ -271,6 +271,8 @@ def _bump(baseline: str | None, candidate: str | None, options: dict[str, Any]) 
         message = f"{absent} is missing: a comparison has two sides"
         raise click.UsageError(message)
     _refuse(NOT_OF_BUMP, "does not go with --baseline and --candidate")
+    if options["compiled"] is None:
+        _refuse(("units",), "goes with --compile")
     kept = {name: value for name, value in options.items() if name not in NOT_OF_BUMP}
     return bump(Request(baseline, candidate, _command(), **kept))
 

@@ -110,7 +110,7 @@ def find_release(given: str, *, tell: Tell = quietly) -> Release:
             InterpreterError for an interpreter.
     """
     if not given.strip():  # a variable of a pipeline that is not set; as a path, this folder
-        message = "is empty: give a version, a wheel, a folder or an interpreter"
+        message = f"{given!r} is empty: give a version, a wheel, a folder or an interpreter"
         raise UsageRefusedError(message)
     path = Path(given).expanduser()
     if path.is_file() and path.suffix != ".whl":

@@ -18,7 +18,7 @@ from ...impl.registry import resolve_name
 from ...impl.target import Target
 from ...properties.isolation import Deadlines
 from ...properties.quarry import DeviceLostError, HarnessError
-from ..errors import MACHINE
+from ..errors import MACHINE, USAGE
 from ..sandboxes import Tell
 from .asking import Side
 from .behaviour import Compared, compare, survey_both
@@ -180,7 +180,7 @@ def compare_compiled(learned: Learned, asked: Compilation, journal: Journal, tel
             learned.compiled = compile_both(asked, learned.releases, journal, tell)
         learned.findings += compile_findings(learned.compiled)
     except click.ClickException as error:
-        learned.fail(f"--compile: {error.message}", error.exit_code)
+        learned.fail(f"--compile: {error.message.removeprefix('--compile: ')}", error.exit_code)
 
 
 @dataclass(frozen=True)
@@ -315,9 +315,10 @@ def _judge(
 
 def _tell_errors(learned: Learned) -> None:
     for each in learned.compared:
+        code = USAGE if len(each.errors) == len(SIDES) else MACHINE  # no release has to do with it
         for side, why in each.errors.items():
             if "cannot be imported" in why or not each.operation:
-                learned.fail(f"{each.name} with {learned.given[side]}: {_last(why)}")
+                learned.fail(f"{each.name} with {learned.given[side]}: {_last(why)}", code)
 
 
 def _other_inputs(learned: Learned) -> None:

@@ -147,6 +147,23 @@ def test_a_bump_of_which_nothing_was_judged_is_undecided(here: Path) -> None:
     assert report["not_tested"] == []  # the device is here
 
 
+@pytest.mark.parametrize(("name", "code"), [("nothing", 2), ("other", 3)])
+def test_what_no_release_imports_is_wrong_usage(here: Path, name: str, code: int) -> None:
+    release(here / "old", OLD)
+    release(here / "new", NEW)
+    # One that needs the baseline is the candidate's failure.
+    (here / "needing.py").write_text(
+        f"import flashinfer\nassert flashinfer.__version__ == {OLD!r}\nfrom subject import merge\n"
+    )
+    subject = {"nothing": "subject.py:nothing", "other": "needing.py:merge"}[name]
+    words = ["gate", "--baseline", "old", "--candidate", "new", "--part", "behaviour",
+             "--sm", "cpu", "--jobs", "1", "--profile", "quick", "--json", "r.json"]  # fmt: skip
+    assert main([*words, "--implementation", subject]) == code
+    report = json.loads((here / "r.json").read_text())
+    assert (report["verdict"], report["exit_code"]) == ("undecided", code)
+    assert f"{subject} with new: cannot be imported" in report["message"]
+
+
 def test_a_law_of_other_operations_is_refused(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -389,6 +406,7 @@ def test_a_candidate_that_hangs_on_import_is_a_finding(
         (["--candidate", "new"], "--baseline is missing"),
         (["--sm", "90"], "--sm goes with --baseline"),
         (["--baseline", "a", "--candidate", "b", "--gating"], "--gating does not go with"),
+        (["--baseline", "a", "--candidate", "b", "--unit", "xqa"], "--unit goes with --compile"),
         (["--baseline", "a", "--candidate", "b", "--sm", "9000"], "--sm 9000"),
         (["--baseline", "a", "--candidate", "b", "--law", "no"], "--law: there is no law"),
         (["--baseline", "a", "--candidate", "b", "--implementation", "no"], "--implementation"),
@@ -434,6 +452,7 @@ def test_what_compiles_no_more_is_a_condition_on_its_chip() -> None:
         ("fa3", 90, "failed", "compiled"),
         ("xqa", 120, "compiled", "unjudged"),
         ("moe", 100, "compiled", "compiled"),
+        ("mla", 103, "absent", "absent"),
     ]
     records = [
         {"side": side, "unit": unit, "sm": sm, "status": status, "message": "no template"}

@@ -93,7 +93,7 @@ def test_a_side_that_is_empty_is_not_the_current_folder(
 ) -> None:
     assert main([*COMPARED, "--candidate", given, "--json", "r.json"]) == 2
     (failure,) = json.loads((here / "r.json").read_text())["failures"]
-    assert failure.startswith("--candidate: is empty: give a version")
+    assert failure.startswith(f"--candidate: {given!r} is empty: give a version")
     assert failure in " ".join(capsys.readouterr().out.split())
 
 
