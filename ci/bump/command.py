@@ -36,6 +36,7 @@ from .findings import Chip
 from .identity import identity_of
 from .journal import Journal
 from .junit import to_junit
+from .learned import Learned
 from .markdown import to_markdown
 from .page import to_page
 from .plan import MODULES, SOAK_ON_CPU, Plan
@@ -46,7 +47,6 @@ from .running import (
     BEHAVIOUR,
     PARTS,
     SPEED,
-    Learned,
     compare_behaviour,
     compare_compiled,
     compare_declarations,

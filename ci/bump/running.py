@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,8 +24,9 @@ from .behaviour import Compared, compare, survey_both
 from .building import build_all
 from .compiled import Compilation, compile_both, compile_findings
 from .declared import declared_findings, features, known_hangs, matrices, support_findings
-from .findings import Chip, Finding, finding
+from .findings import Chip, finding
 from .journal import Journal
+from .learned import Learned
 from .outcomes import Context, behaviour_findings
 from .plan import Plan
 from .releases import BASELINE, CANDIDATE, SIDES, Release, find_release
@@ -38,61 +38,6 @@ DECLARATION_SECONDS = 180.0
 """What a release may take to be imported and read: 5 to 13 s, but on a busy machine."""
 SURFACE, DECLARED, BEHAVIOUR, SPEED = "surface", "declarations", "behaviour", "speed"
 PARTS = (SURFACE, DECLARED, BEHAVIOUR, SPEED)
-
-
-@dataclass
-class Learned:
-    """What a comparison has learned, and what it could not.
-
-    Attributes:
-        given: by side, as it was asked for.
-        chips: that are asked about.
-        releases, declared, targets: by side, those that could be had.
-        findings: in the order of the parts.
-        features: the matrix of the report; None where it could not be made.
-        compared: by implementation.
-        failures: sentences; a verdict needs what they are about.
-        code: exit code of the worst failure; 0 without any.
-        skipped: parts that were not asked for, or could not be done, and why.
-        seconds: by part.
-        compiled: records of modules that were compiled, see ``compiled``.
-        unwritten: sentences about cases that could not be written.
-    """
-
-    given: Mapping[str, str]
-    chips: tuple[Chip, ...]
-    releases: dict[str, Release] = field(default_factory=dict)
-    declared: dict[str, Any] = field(default_factory=dict)
-    targets: dict[str, Target] = field(default_factory=dict)
-    findings: list[Finding] = field(default_factory=list)
-    features: dict[str, Any] | None = None
-    compared: list[Compared] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
-    code: int = 0
-    skipped: dict[str, str] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-    compiled: list[dict[str, Any]] = field(default_factory=list)
-    unwritten: list[str] = field(default_factory=list)
-
-    def fail(self, sentence: str, code: int = MACHINE) -> None:
-        """Take note of something that could not be learned."""
-        self.failures.append(sentence)
-        self.code = max(self.code, code)
-
-    @contextmanager
-    def timed(self, part: str) -> Iterator[None]:
-        """Note the seconds of a part."""
-        start = time.monotonic()
-        try:
-            yield
-        finally:
-            self.seconds[part] = round(time.monotonic() - start, 3)
-
-    def name(self, side: str) -> str:
-        """Give the version of a side, or what it was asked for as."""
-        version = self.declared.get(side, {}).get("flashinfer")
-        target = self.targets.get(side)
-        return str(version or (target and target.flashinfer) or self.given[side])
 
 
 def find_both(learned: Learned, tell: Tell) -> None:
