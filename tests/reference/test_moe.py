@@ -431,6 +431,10 @@ FP8 = torch.zeros(4, 6, 6, dtype=torch.float8_e4m3fn)
         ({"limit": -1.0}, r"limit\[0\] is -1.0"),
         ({"alpha": torch.ones(3)}, r"alpha has shape \[3\]; give one number or \[4\]"),
         ({"activation": "geglu", "alpha": 1.0}, "alpha is given, but activation 'geglu' takes"),
+        (
+            {"activation": "relu2", "w13": torch.zeros(4, 3, 6), "interleaved": True},
+            "interleaved is True, but activation 'relu2' has no gate rows",
+        ),
         ({"shared_w13": torch.zeros(1, 6, 6)}, "shared_w13 and shared_w2: give both"),
         (
             {"shared_w13": torch.zeros(1, 6, 6), "shared_w2": torch.zeros(1, 6, 4)},
