@@ -32,7 +32,8 @@ c_s for the routing weights, and LAMBDA and n(k) = min(k, LAMBDA sqrt(k)) as in 
 
 5.  out = sum_s c_s y_s adds the errors with |c_s|: experts may be equal, so nothing is said of
     independence here. The sum itself adds u (n(S) + SUM) sum |c_s y_s|; in a narrower ``combine``
-    format of roundoff r, r (2 S + 1) sum |c_s y_s|: each product, and each sum so far. Expert
+    format of roundoff r, r (2 S + 1) sum |c_s y_s|: each product, and each sum so far; and half of
+    its smallest number for each product, which may be subnormal (sums of such are exact). Expert
     outputs that are stored in the output's dtype of roundoff o (``partial_outputs``): o |c_s y_s|
     more.
 
@@ -156,7 +157,9 @@ def judge_moe(
             y *= scale
             out.index_add_(0, tokens, y)
             floor = r.out_floor if r.partial else 0.0
-            bound.index_add_(0, tokens, scale.abs() * (error + floor) + of_sum * y.abs())
+            lost = scale.abs() * (error + floor) + of_sum * y.abs()
+            lost += r.combine_floor * (scale != 0)
+            bound.index_add_(0, tokens, lost)
     bound = (1 + r.out) * bound + r.out * out.abs() + r.out_floor
     # Nothing is added up for a token without an expert: a kernel writes zero there.
     return JudgedMoE(out, bound)

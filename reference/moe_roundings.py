@@ -35,6 +35,7 @@ class MoERoundings(NamedTuple):
     intermediate_floor: float
     intermediate_share: float  # of the row's largest
     combine: float
+    combine_floor: float
     partial: float
     out: float
     out_floor: float
@@ -68,7 +69,7 @@ class MoERoundings(NamedTuple):
             u,
             *projections[:2],
             *intermediate,
-            rounding(arithmetic.combine, out)[0],
+            *rounding(arithmetic.combine, out)[:2],
             unit_roundoff(out_dtype) if partial else 0.0,
             unit_roundoff(out_dtype),
             SMALLEST_SUBNORMAL[out] / 2,

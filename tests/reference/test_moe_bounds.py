@@ -242,6 +242,12 @@ def test_all_slots_on_equal_experts() -> None:
     assert kernel.ratio(kernel.run()) < 0.9
 
 
+def test_products_that_are_subnormal_where_they_are_added() -> None:
+    kernel = replace(case("swiglu", torch.float16, top_k=8), arithmetic=ARITHMETIC["combine"])
+    kernel.topk_weights.mul_(2.0**-20)
+    assert 0.02 < kernel.ratio(kernel.run()) < 0.9
+
+
 def test_weights_on_the_input() -> None:
     kernel = case("relu2", top_k=1)
     weights = 0.5 + torch.rand(24, 1)
