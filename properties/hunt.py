@@ -246,7 +246,8 @@ class Hunt:
         if verdict.status in ("HANG", "CRASH"):
             self._inquiry.renew()
         again = self._judge(problem)
-        if again.status == verdict.status:
+        # What the ledger knows may show itself in several ways, a HANG and a FAIL by turns.
+        if again.status in (verdict.status, "KNOWN"):
             return again
         if verdict.status == "FAIL" and self._flaky is None:
             self._inquiry.renew()

@@ -116,12 +116,16 @@ class Entry:
         )
 
     def explains(self, law: str, verdict: Verdict, problem: Problem) -> bool:
-        """Tell whether this verdict is the known failure."""
+        """Tell whether this verdict is the known failure, on this problem or the one made of it."""
+        wrong = [problem, *([problem_from_json(verdict.about)] if verdict.about else [])]
         return (
             law in self.laws
             and verdict.status == self.status
             and (not self.kinds or verdict.kind in self.kinds)
-            and all(_holds(problem, name, wanted) for name, wanted in self.where.items())
+            and any(
+                all(_holds(each, name, wanted) for name, wanted in self.where.items())
+                for each in wrong
+            )
         )
 
     def retired(self, law: str, verdict: Verdict) -> Verdict:

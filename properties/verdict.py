@@ -37,6 +37,8 @@ class Verdict:
         seconds: time spent inside the implementation, compiling apart.
         calls: of the implementation in that time.
         trace: stack or stderr, where a process died or an exception came.
+        about: as JSON, the problem that the law made of the given one, where that is the one on
+            which the implementation is wrong.
     """
 
     status: Status
@@ -47,6 +49,7 @@ class Verdict:
     seconds: float = 0.0
     calls: int = 0
     trace: str = ""
+    about: Mapping[str, Any] | None = None
 
     @property
     def bad(self) -> bool:
@@ -55,7 +58,7 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """Give a JSON-able dictionary."""
-        return dict(vars(self))
+        return {name: value for name, value in vars(self).items() if name != "about" or value}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Verdict:

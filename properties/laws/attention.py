@@ -192,7 +192,7 @@ def sensitivity(subject: Subject, problem: AttentionProblem) -> Verdict:
                 expected = getattr(other_judged.expected, field)
                 off = (without_it.to(double) - expected).abs() > getattr(other_judged.bound, field)
                 too = f"; with {getattr(other, name)} it is wrong, see parity" if off.any() else ""
-                return fail(
+                found = fail(
                     "insensitive",
                     f"{name} = {getattr(problem, name)} in place of {getattr(other, name)} moves "
                     f"the oracle's {field}{list(where)} by {moved[where].item():.3g}, the "
@@ -200,6 +200,7 @@ def sensitivity(subject: Subject, problem: AttentionProblem) -> Verdict:
                     f"{actual[where].item():.3g} ({int(stuck.sum())} of "
                     f"{int(must_move.sum())} elements that must move do not){too}",
                 )
+                return replace(found, about=other.to_json()) if off.any() else found
     return Verdict("PASS", ratio=0.0) if looked else VACUOUS
 
 

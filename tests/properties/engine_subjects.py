@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -51,6 +52,12 @@ def wrong_from_five(inputs: PagedAttentionInputs) -> Attention:
         if length >= 5:
             out[rows[request] : rows[request + 1]] += 1.0
     return out, lse
+
+
+@implementation("paged_attention", name="always-causal", supports=plain_only)
+def always_causal(inputs: PagedAttentionInputs) -> Attention:
+    """Be right under a causal mask, and under a window."""
+    return honest(replace(inputs, causal=inputs.causal or inputs.window_left < 0))
 
 
 @implementation("paged_attention", name="wrong-twice", supports=plain_only)

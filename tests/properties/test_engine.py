@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kernelproof.properties.engine import Progress, Run
-from kernelproof.properties.ledger import load_ledger
+from kernelproof.properties.ledger import Ledger, load_ledger
 from kernelproof.properties.plan import Plan
 from kernelproof.properties.profiles import Profile
 from kernelproof.properties.report import Finding, ImplementationReport, LawReport, RunReport
@@ -229,6 +229,18 @@ def test_a_module_that_does_not_import_is_an_error(tmp_path: Path) -> None:
 
 
 class TestLedger:
+    def test_a_failure_on_the_problem_that_a_law_made_is_known(self, tmp_path: Path) -> None:
+        """Under a causal mask it is right; sensitivity takes the mask away."""
+        case = AttentionProblem(query_lens=(2,), seq_lens=(2,))
+        ledger = load_ledger(ledger_file(tmp_path, "always-causal", "{ causal = false }", case))
+        (entry,) = ledger.entries
+        both = Ledger((replace(entry, laws=("parity", "sensitivity")),))
+        masked: dict[str, Any] = {"only": {"causal": (True,)}, "laws": ["sensitivity"]}
+        found = only_finding(execute("always_causal", **masked).implementations[0])
+        assert "with False it is wrong, see parity" in found.verdict.message
+        law = only_law(execute("always_causal", ledger=both, **masked).implementations[0])
+        assert (law.verdict, law.known["always-causal-known"] > 0) == ("KNOWN", True)
+
     def test_known_failures_are_counted_and_not_shrunk(self, tmp_path: Path) -> None:
         case = AttentionProblem(seq_lens=(1,), page_size=2)
         ledger = load_ledger(

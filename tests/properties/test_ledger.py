@@ -274,6 +274,17 @@ class TestExplains:
         ):
             assert entry(where=where).explains("parity", NAN, problem) is holds, where
 
+    def test_predicates_on_the_problem_that_the_law_made(self) -> None:
+        """Sensitivity switches a mask off, and it is without one that the subject is wrong."""
+        problem = AttentionProblem(seq_lens=(3,), causal=True)
+        without = replace(problem, causal=False)
+        known = entry(where={"causal": False})
+        assert not known.explains("parity", NAN, problem)
+        wrong = replace(NAN, about=without.to_json())
+        assert known.explains("parity", wrong, problem)
+        assert Verdict.from_json(wrong.to_json()) == wrong
+        assert "about" not in NAN.to_json()
+
     def test_the_first_entry_that_explains_is_given(self) -> None:
         ledger = Ledger((entry(id="a", where={"empty": "some"}), entry(id="b"), entry(id="c")))
         found = ledger.explanation("mine", "parity", NAN, EMPTY, HERE)
