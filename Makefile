@@ -63,7 +63,7 @@ docs-links: setup-dev ## The links out of the documentation; needs the network
 	$(BIN)/python -m sphinx -q -b linkcheck -d build/docs-trees docs build/docs-links
 
 .PHONY: pipelines
-pipelines: setup-dev ## The pipelines of ci/pipelines against their schemas, and by actionlint
+pipelines: setup-dev ## The pipelines of ci/pipelines: schemas, shellcheck, hadolint, actionlint
 	$(BIN)/python -m pytest -q tests/ci/test_pipelines.py
 
 ##@ Set-up

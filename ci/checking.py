@@ -35,6 +35,7 @@ from .evidence import as_evidence
 from .html_report import to_html
 from .json_report import to_json
 from .junit import to_junit
+from .outputs import prepare_outputs
 from .progress import watch
 from .summary import SUITE_FAILED, Summary, summarise
 from .terminal import console
@@ -77,7 +78,7 @@ def examine(request: Request) -> int:
     """
     ledger = Ledger()
     try:
-        _prepare_outputs(request)
+        prepare_outputs(_outputs(request))
         ledger = _read_ledger(request.expectations)
         plan = _plan(request, ledger)
         writer = CaseWriter(
@@ -234,16 +235,6 @@ def _outputs(request: Request) -> list[tuple[str, Path]]:
         "--html": request.html_path,
     }
     return [(option, path) for option, path in options.items() if path is not None]
-
-
-def _prepare_outputs(request: Request) -> None:
-    """See before a long run that its results can be written after it."""
-    try:
-        for option, path in _outputs(request):  # noqa: B007  the message names them
-            path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        message = f"{option} {path}: its folder cannot be made ({error.strerror})"
-        raise UsageRefusedError(message) from error
 
 
 def _write_outputs(request: Request, summary: Summary) -> None:

@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from .. import __version__
-from ..properties.profiles import PROFILES
+from ..properties.masking import masked
 from ..properties.sanitizer import TOOLS
 from .bench import bench
 from .bump.merge_command import merge
@@ -22,99 +22,13 @@ from .bump.options import BUMP_ONLY, NOT_OF_BUMP, bump_options
 from .errors import INTERRUPTED, MACHINE
 from .evidence_command import evidence
 from .ledger_command import corpus, expectations
+from .outputs import refuse_shared_files
+from .run_options import CASES, DEVICES, OUTPUT, run_options
 from .score import score
 from .support import support
 
 if TYPE_CHECKING:
     from .gating import GatingRequest
-
-CASES = Path(".kernelproof", "cases")
-DEVICES = click.Choice(["cpu", "cuda"])
-OUTPUT = click.Path(dir_okay=False, path_type=Path)
-
-RUN_OPTIONS = (
-    click.option(
-        "--profile",
-        type=click.Choice(list(PROFILES)),
-        default="gate",
-        show_default=True,
-        help="How hard to look: seconds, minutes, hours.",
-    ),
-    click.option("--device", type=DEVICES, default="cpu", show_default=True),
-    click.option(
-        "--seed",
-        type=click.IntRange(min=0),
-        default=0,
-        show_default=True,
-        help="Of the search: the same seed draws the same problems (nightly: 0 draws a new one).",
-    ),
-    click.option(
-        "--jobs",
-        type=click.IntRange(min=1),
-        help="Worker processes at a time; by default by the cores, on a GPU by its memory too.",
-    ),
-    click.option(
-        "--modules",
-        type=click.IntRange(min=1),
-        help="Most modules built of an implementation whose modules take long; by profile, and "
-        "fewer where one takes minutes.",
-    ),
-    click.option(
-        "--only",
-        multiple=True,
-        metavar="FIELD=VALUE,...",
-        help="Draw only problems with one of these values of a field, such as "
-        "window_left=127,511; may be repeated.",
-    ),
-    click.option(
-        "--soak",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="Launches of each problem under the law soak: 50 (quick), 200 (gate), 5000 (nightly).",
-    ),
-    click.option(
-        "--law", "laws", multiple=True, metavar="NAME", help="Only this law; may be repeated."
-    ),
-    click.option("--json", "json_path", type=OUTPUT, help="Write the results to this file."),
-    click.option(
-        "--evidence",
-        "evidence_path",
-        type=OUTPUT,
-        help="Write the results to be kept: as JSON, without traces and paths of this machine.",
-    ),
-    click.option("--junit", "junit_path", type=OUTPUT, help="Write JUnit XML to this file."),
-    click.option("--html", "html_path", type=OUTPUT, help="Write a page to this file."),
-    click.option(
-        "--expectations",
-        metavar="FILE|none",
-        help="Ledger of known findings instead of the shipped one; none: find everything afresh.",
-    ),
-    click.option(
-        "--corpus",
-        type=click.Path(file_okay=False, path_type=Path),
-        help="Folder of cases that are replayed first, instead of the shipped one.",
-    ),
-    click.option(
-        "--examples",
-        metavar="PLACE[,PLACE]",
-        help="Share failing examples of --profile nightly: a folder, github:OWNER/REPO, a Redis "
-        "URL; also $KERNELPROOF_EXAMPLES.",
-    ),
-    click.option(
-        "--cases",
-        type=click.Path(file_okay=False, path_type=Path),
-        default=CASES,
-        show_default=True,
-        help="Folder for the smallest problem of each finding.",
-    ),
-)
-
-
-def run_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Add the options that check and gate share."""
-    for option in reversed(RUN_OPTIONS):
-        command = option(command)
-    return command
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -167,6 +81,7 @@ def check(
     MODULE is a dotted module, found from the current folder too, or a path that ends in .py; a name
     of `kernelproof list` serves as well.
     """
+    refuse_shared_files()
     if gating:
         return _try_gating(implementations, rules)
     if not implementations:
@@ -202,6 +117,7 @@ def gate(
     With --baseline and --candidate, compares two FlashInfer releases instead and answers whether
     to bump, chip by chip: exit 0 to bump, 1 not to, or not before conditions are met.
     """
+    refuse_shared_files()
     from ..impl.registry import registered
     from .checking import Request, examine
 
@@ -355,6 +271,8 @@ def _bump(baseline: str | None, candidate: str | None, options: dict[str, Any]) 
         message = f"{absent} is missing: a comparison has two sides"
         raise click.UsageError(message)
     _refuse(NOT_OF_BUMP, "does not go with --baseline and --candidate")
+    if options["compiled"] is None:
+        _refuse(("units",), "goes with --compile")
     kept = {name: value for name, value in options.items() if name not in NOT_OF_BUMP}
     return bump(Request(baseline, candidate, _command(), **kept))
 
@@ -370,4 +288,5 @@ def _refuse(names: Sequence[str], why: str) -> None:
 
 
 def _command() -> str:
-    return shlex.join(["kernelproof", *click.get_current_context().find_root().obj])
+    """Give the command as it is kept in reports."""
+    return masked(shlex.join(["kernelproof", *click.get_current_context().find_root().obj]))

@@ -36,6 +36,7 @@ from .errors import (
 )
 from .evidence import as_evidence
 from .gating_display import print_trials
+from .outputs import prepare_outputs
 from .summary import VERDICTS
 from .terminal import console
 
@@ -100,15 +101,11 @@ def _order(request: GatingRequest) -> Order:
         found = {name: resolve_name(name) for name in dict.fromkeys(request.implementations)}
         book = load_rules(request.rules) if request.rules else load_rules()
         ledger = read_expectations(request.expectations)
-        for option, path in _outputs(request):  # noqa: B007  the message names them
-            path.parent.mkdir(parents=True, exist_ok=True)
+        prepare_outputs(_outputs(request))
     except (ImplementationNotFoundError, LedgerError) as error:
         raise UsageRefusedError(str(error)) from error
     except RulesError as error:
         message = f"--rules: {error}"
-        raise UsageRefusedError(message) from error
-    except OSError as error:
-        message = f"{option} {path}: its folder cannot be made ({error.strerror})"
         raise UsageRefusedError(message) from error
     return Order(
         found, request.device, book, ledger, modules=request.modules or 0, jobs=request.jobs or 0

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import Version
@@ -21,6 +22,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+_Kind = TypeVar("_Kind", list[Any], dict[str, Any])
 DISTRIBUTION = "flashinfer-python"
 NAMED = re.compile(r"flashinfer[-_.]+python(?![\w.-]*[\w-])", re.IGNORECASE)
 COMMENT = re.compile(r"(^|\s)#.*$")
@@ -133,18 +135,39 @@ def _lines(path: Path, option: str, read: set[Path]) -> Iterator[tuple[str, str]
 def _of_project(path: Path, option: str) -> Iterator[tuple[str, str]]:
     """Give the requirements of a project, and of its extras, with their places."""
     try:
-        project = tomllib.loads(path.read_text(encoding="utf-8")).get("project", {})
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         message = f"{option} {path}: cannot be read ({error.strerror})"
         raise UsageRefusedError(message) from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         message = f"{option} {path}: is no TOML ({error})"
         raise UsageRefusedError(message) from error
-    extras = project.get("optional-dependencies", {})
+    project = content.get("project", {})
+    if not isinstance(project, dict):
+        message = f"{option} {path}: project is {project!r}, no table"
+        raise UsageRefusedError(message)
+    extras = _field(project, "optional-dependencies", {}, path, option)
     tables = {
-        "dependencies": project.get("dependencies", []),
-        **{f"optional-dependencies.{name}": needs for name, needs in extras.items()},
+        "dependencies": _field(project, "dependencies", [], path, option),
+        **{
+            f"optional-dependencies.{name}": _field(
+                extras, name, [], path, option, within="optional-dependencies."
+            )
+            for name in extras
+        },
     }
     for table, needs in tables.items():
         for need in needs:
             yield f"{path} [project] {table}", str(need)
+
+
+def _field(
+    table: dict[str, Any], name: str, empty: _Kind, path: Path, option: str, *, within: str = ""
+) -> _Kind:
+    """Give a field of a project, which must be of the kind of ``empty``."""
+    value = table.get(name, empty)
+    if not isinstance(value, type(empty)):
+        kind = "table" if isinstance(empty, dict) else "list"
+        message = f"{option} {path}: [project] {within}{name} is {value!r}, no {kind}"
+        raise UsageRefusedError(message)
+    return value

@@ -54,9 +54,14 @@ def builds_at_a_time() -> int:
 
 
 class Builder:
-    """Builds modules for any number of implementations at a time."""
+    """Builds modules for any number of implementations at a time.
 
-    def __init__(self) -> None:
+    Args:
+        implementations: how many may build beside each other; as many as can if None.
+    """
+
+    def __init__(self, implementations: int | None = None) -> None:
+        self._implementations = implementations or builds_at_a_time()
         self._turns = Turns(builds_at_a_time())
         self._pools: set[WorkerPool] = set()
         self._lock = threading.Lock()
@@ -85,10 +90,12 @@ class Builder:
         """
         start = time.monotonic()
         done = itertools.count(1)
+        # One module alone may have all compilers.
+        builds = min(builds_at_a_time(), max(len(modules), self._implementations))
 
         def one(module: Module) -> None:
             turn = self._turns.turn(report.name, report.declared["build_minutes"])
-            with turn, self._pool(address) as pool, pool.lease() as worker:
+            with turn, self._pool(address, builds) as pool, pool.lease() as worker:
                 request = address.request("cost", problem=module.first.to_json(), calls=1)
                 try:
                     if worker.run(request, BUILD_DEADLINES).died:
@@ -113,8 +120,8 @@ class Builder:
             pool.close()
 
     @contextmanager
-    def _pool(self, address: Address) -> Iterator[WorkerPool]:
-        environment = {**share_of_compilers(builds_at_a_time()), **address.environment}
+    def _pool(self, address: Address, builds: int) -> Iterator[WorkerPool]:
+        environment = {**share_of_compilers(builds), **address.environment}
         with self._lock:
             if self._closed:
                 raise CancelledError

@@ -170,6 +170,11 @@ class Suite:
                     report,
                     self._builder,
                     once=partial(once, self._common),
+                    stored=lambda _: [
+                        load_case(Path(each.case)).problem
+                        for each in self.items
+                        if each.case and each.implementation is surveyed
+                    ],
                 ),
             )
         report, made = self._prepared[surveyed.name]

@@ -17,7 +17,7 @@ from ..impl import Target
 from ..impl.registry import resolve_name
 from ..reference import Problem
 from .building import Builder
-from .corpus import cases_of
+from .corpus import Case, cases_of
 from .examples import examples_on
 from .fair import FairExecutor
 from .gpus import processes_for, visible_devices
@@ -32,7 +32,7 @@ from .preparation import prepare
 from .profiles import Cost
 from .quarry import DeviceLostError, HarnessError, Quarry
 from .replays import Stored, replay
-from .report import Finding, ImplementationReport, LawReport, RunReport
+from .report import CorpusReport, Finding, ImplementationReport, LawReport, RunReport
 from .verdict import Verdict
 
 Submit = Callable[[ImplementationReport, Callable[[Worker], Any], Callable[[Any], None]], None]
@@ -92,7 +92,7 @@ class Run:
         self._stop = threading.Event()
         self._jobs = plan.jobs or _usual_jobs(plan.device)
         self._pool = open_pool(plan.device, size=self._jobs, tool=plan.sanitizer)
-        self._builder = Builder()
+        self._builder = Builder(len(plan.implementations))
         self._examples = examples_on(plan.examples, self.target)
 
     def execute(self) -> RunReport:
@@ -162,7 +162,14 @@ class Run:
             self.progress.building(report.name, done, modules)
 
         try:
-            return prepare(self._lease, self.plan, report, self._builder, built=built)
+            return prepare(
+                self._lease,
+                self.plan,
+                report,
+                self._builder,
+                built=built,
+                stored=lambda report: self._stored(report).problems(),
+            )
         except DeviceLostError:
             self._stop.set()
             raise
@@ -212,14 +219,41 @@ class Run:
         counts = {law.name: problems_of(plan, law, cost) for law in laws}
         self.progress.prepared(report, sum(counts.values()))
 
-        def draw(_: object = None) -> None:
+        def draw() -> None:
             self._submit_laws(submit, report, quarry, laws, counts)
 
-        stored = self._stored(report)
-        if stored:
-            submit(report, lambda worker: self._replay(worker, report, quarry, stored), draw)
-        else:
-            draw()
+        self._submit_replays(submit, report, quarry, draw)
+
+    def _submit_replays(
+        self,
+        submit: Submit,
+        report: ImplementationReport,
+        quarry: Quarry,
+        then: Callable[[], None],
+    ) -> None:
+        """Queue the replay of each stored case: one that kills its process holds up no other."""
+        stored = self._stored(report).each()
+        found: dict[int, Finding | None] = {}
+        began: list[float] = []
+
+        def work(worker: Worker, one: Entry | Case) -> tuple[CorpusReport, Finding | None]:
+            began.append(time.monotonic())
+            return self._replay(worker, report, quarry, one)
+
+        def done(result: tuple[CorpusReport, Finding | None], number: int) -> None:
+            counts, finding = result
+            report.corpus, found[number] = report.corpus + counts, finding
+            if finding:
+                self.progress.found(finding)
+            if len(found) == len(stored):
+                report.corpus.seconds = time.monotonic() - min(began)
+                report.replayed += [each for number in sorted(found) if (each := found[number])]
+                then()
+
+        for number, one in enumerate(stored):
+            submit(report, partial(work, one=one), partial(done, number=number))
+        if not stored:
+            then()
 
     def _stored(self, report: ImplementationReport) -> Stored:
         """Give an implementation's cases: of the ledger's entries that hold here, and all others.
@@ -303,15 +337,14 @@ class Run:
         return found
 
     def _replay(
-        self, worker: Worker, report: ImplementationReport, quarry: Quarry, stored: Stored
-    ) -> None:
-        """Replay stored cases; a failure of the suite in one leaves the laws to be run."""
+        self, worker: Worker, report: ImplementationReport, quarry: Quarry, one: Entry | Case
+    ) -> tuple[CorpusReport, Finding | None]:
+        """Replay a stored case; a failure of the suite in it leaves the laws to be run."""
         try:
-            for finding in replay(stored, worker, quarry, report, partial(self._explain, report)):
-                report.replayed.append(finding)
-                self.progress.found(finding)
+            return replay(one, worker, quarry, report.name, partial(self._explain, report))
         except HarnessError as error:
             report.error = report.error or f"the suite failed: {error}"
+            return CorpusReport(), None
 
     def _explain(
         self, report: ImplementationReport, law: str, verdict: Verdict, problem: Problem

@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from hypothesis.database import (
@@ -26,6 +26,7 @@ from hypothesis.database import (
 
 from ..impl import Target
 from ..impl.capability import CHIPS
+from .masking import masked
 
 VARIABLE = "KERNELPROOF_EXAMPLES"
 """Environment variable with the places, where no option names them."""
@@ -58,8 +59,9 @@ def open_examples(places: str, folder: Path) -> ExampleDatabase:
     Raises:
         ExamplesError: a place is none of these, or cannot be reached.
     """
-    own = DirectoryBasedExampleDatabase(folder)
-    shared = [_open(place.strip(), folder) for place in places.split(",") if place.strip()]
+    own = Enduring(DirectoryBasedExampleDatabase(folder), str(folder))
+    named = [place.strip() for place in places.split(",") if place.strip()]
+    shared = [Enduring(_open(place, folder), masked(place)) for place in named]
     return MultiplexedDatabase(own, *shared) if shared else own
 
 
@@ -69,7 +71,7 @@ def _open(place: str, folder: Path) -> ExampleDatabase:
     if place.startswith(REDIS):
         return _redis(place)
     if "://" in place:
-        message = f"{place}: is no folder, github:OWNER/REPO or Redis URL"
+        message = f"{masked(place)}: is no folder, github:OWNER/REPO or Redis URL"
         raise ExamplesError(message)
     path = Path(place).expanduser()
     try:
@@ -94,19 +96,69 @@ def _artifact(place: str, folder: Path) -> ExampleDatabase:
 
 
 def _redis(place: str) -> ExampleDatabase:
+    shown = masked(place)
     try:
         from hypothesis.extra.redis import RedisExampleDatabase
         from redis import Redis, RedisError
     except ModuleNotFoundError as error:
-        message = f"{place}: needs the package redis (pip install redis)"
+        message = f"{shown}: needs the package redis (pip install redis)"
         raise ExamplesError(message) from error
     try:
         client = Redis.from_url(place, socket_timeout=10.0)
+    except ValueError as error:  # its text may quote a part of the password
+        message = f"{shown}: is no URL of a Redis server"
+        raise ExamplesError(message) from error
+    try:
         client.ping()
-    except (RedisError, ValueError) as error:
-        message = f"{place}: cannot be reached ({type(error).__name__})"
+    except RedisError as error:
+        why = str(error).partition("\n")[0].rstrip(".")
+        message = f"{shown}: cannot be reached ({type(error).__name__}: {why})"
         raise ExamplesError(message) from error
     return RedisExampleDatabase(client, key_prefix=b"kernelproof:")
+
+
+class Enduring(ExampleDatabase):
+    """A database that a run goes on without once it fails.
+
+    Hours of search are worth more than what it would keep. Each place is given up by itself: what a
+    server cannot keep is still in the run's own folder.
+    """
+
+    def __init__(self, database: ExampleDatabase, place: str) -> None:
+        super().__init__()
+        self._database, self._place, self._lost = database, place, False
+
+    def fetch(self, key: bytes) -> Iterator[bytes]:
+        """Give what is kept under a key, as long as there is a database to ask."""
+        if self._lost:
+            return
+        try:
+            found = list(self._database.fetch(key))
+        except Exception as error:  # noqa: BLE001  a server's errors are of its own kinds
+            self._lose(error)
+            return
+        yield from found
+
+    def save(self, key: bytes, value: bytes) -> None:
+        """Keep a value."""
+        self._try(self._database.save, key, value)
+
+    def delete(self, key: bytes, value: bytes) -> None:
+        """Drop a value."""
+        self._try(self._database.delete, key, value)
+
+    def _try(self, do: Callable[[bytes, bytes], None], key: bytes, value: bytes) -> None:
+        if self._lost:
+            return
+        try:
+            do(key, value)
+        except Exception as error:  # noqa: BLE001  see fetch
+            self._lose(error)
+
+    def _lose(self, error: Exception) -> None:
+        self._lost = True
+        why = f"{self._place} ({type(error).__name__}: {error})"
+        sys.stderr.write(f"kernelproof: an example database failed, going on without: {why}\n")
 
 
 @dataclass(frozen=True)
@@ -118,13 +170,11 @@ class Examples:
         chip: of this machine: ``"cpu"``, or the compute capability times ten, such as ``"90"``.
         part: of the space of problems that is searched, where not all of it is at once: elsewhere
             the same choices are another problem.
-        lost: is told the error of a database that fails; nothing is asked of it from then on.
     """
 
     database: ExampleDatabase
     chip: str
     part: str = ""
-    lost: list[str] = field(default_factory=list)
 
     def of(self, law: str, implementation: str) -> ExampleDatabase:
         """Give the database of one law on one implementation."""
@@ -148,38 +198,17 @@ class _Shelf(ExampleDatabase):
         here = self._examples.chip
         seen: set[bytes] = set()
         for chip in dict.fromkeys((here, *EVERY_CHIP)):
-            if self._examples.lost:
-                return
-            try:
-                found = list(self._examples.database.fetch(self._key(key, chip)))
-            except Exception as error:  # noqa: BLE001  a server's errors are of its own kinds
-                self._lose(error)
-                return
+            found = list(self._examples.database.fetch(self._key(key, chip)))
             yield from (value for value in found if value not in seen)
             seen.update(found)
 
     def save(self, key: bytes, value: bytes) -> None:
         """Keep an example for this chip."""
-        self._try(self._examples.database.save, key, value)
+        self._examples.database.save(self._key(key, self._examples.chip), value)
 
     def delete(self, key: bytes, value: bytes) -> None:
         """Drop an example, where it was kept for this chip."""
-        self._try(self._examples.database.delete, key, value)
-
-    def _try(self, do: Callable[[bytes, bytes], None], key: bytes, value: bytes) -> None:
-        if self._examples.lost:
-            return
-        try:
-            do(self._key(key, self._examples.chip), value)
-        except Exception as error:  # noqa: BLE001  see fetch
-            self._lose(error)
-
-    def _lose(self, error: Exception) -> None:
-        """Go on without the database: a run of hours is worth more than what it would keep."""
-        if not self._examples.lost:
-            why = f"{type(error).__name__}: {error}"
-            self._examples.lost.append(why)
-            sys.stderr.write(f"kernelproof: the example database failed, going on without: {why}\n")
+        self._examples.database.delete(self._key(key, self._examples.chip), value)
 
     def _key(self, key: bytes, chip: str) -> bytes:
         """Give the key under which something is kept, whatever Hypothesis calls the test."""

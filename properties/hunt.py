@@ -66,7 +66,7 @@ class Hunt:
         self._last: tuple[Problem, Verdict] | None = None
         self._flaky: tuple[Problem, Verdict] | None = None
         self._found_after = self._started = self._hunted_before = 0.0
-        self._dear = self._unshrunk = False
+        self._dear = self._unshrunk = self._first_calls = False
         self._simplified = False
 
     def run(self) -> LawReport:
@@ -229,7 +229,8 @@ class Hunt:
         if not verdict.bad:
             return False
         if self._first is None:
-            self._first, self._dear = (problem, verdict), self._inquiry.died
+            self._first = (problem, verdict)
+            self._dear = self._inquiry.died or self._first_calls
             self._found_after = self._hunted_before + time.monotonic() - self._started
             self._effort.begin()
         if not _alike(verdict, self._first[1]):
@@ -238,12 +239,21 @@ class Hunt:
         return True
 
     def _confirm(self, problem: Problem, verdict: Verdict) -> Verdict:
-        """Look again: in a fresh process at a HANG or a CRASH, in the same one at a FAIL."""
+        """Look again: in a fresh process at a HANG or a CRASH, in the same one at a FAIL.
+
+        What passes there may fail in the first calls of a process alone: a fresh one tells.
+        """
         if verdict.status in ("HANG", "CRASH"):
             self._inquiry.renew()
         again = self._judge(problem)
         if again.status == verdict.status:
             return again
+        if verdict.status == "FAIL" and self._flaky is None:
+            self._inquiry.renew()
+            afresh = self._judge(problem)
+            if afresh.status == verdict.status:
+                self._first_calls = True
+                return afresh
         self.report.flaky += 1
         message = f"{verdict.status} at first, {again.status} when confirmed: {verdict.message}"
         flaky = replace(verdict, status="FLAKY", message=message)
@@ -265,11 +275,16 @@ class Hunt:
     def _judge(self, problem: Problem) -> Verdict:
         on_gpu = self._quarry.address.device != "cpu"
         hurried = self._dear and not self._simplified and on_gpu
+        if self._first_calls:
+            self._inquiry.renew()
         return self._inquiry.judge(problem, hurried=hurried)
 
     def _finding(self) -> Finding:
         problem, verdict = self._last or self._first  # type: ignore[misc]  # run() has checked
-        if self._search.confirm and verdict.status == "FAIL":
+        if self._first_calls:
+            message = f"in the first calls of a process alone: {verdict.message}"
+            verdict = replace(verdict, message=message)
+        elif self._search.confirm and verdict.status == "FAIL":
             self._inquiry.renew()
             again = self._judge(problem)
             if not again.bad:

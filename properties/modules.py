@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,17 +39,30 @@ class Module:
     first: Problem
 
 
-def choose(axes: Axes, keys: Keys, most: int) -> list[Module]:
+def choose(axes: Axes, keys: Keys, most: int, *, stored: Sequence[Problem] = ()) -> list[Module]:
     """Choose modules such that pairs of what they differ in are covered, the simplest first.
 
     Args:
         axes: what an implementation supports.
         keys: asks the implementation.
         most: modules, at most.
+        stored: problems that are judged whatever is chosen: their modules come before others,
+            for they are built anyway.
     """
     groups = _groups(axes, keys)
     found = _supported(axes, keys, groups)
-    return _covering(found, list(groups), most)
+    return _covering(found, list(groups), most, set(keys(stored)) if stored else set())
+
+
+def further(modules: Sequence[Module], keys: Keys, stored: Sequence[Problem]) -> list[Problem]:
+    """Give a problem for each module beside these that stored ones need; refused ones need none."""
+    if not stored:
+        return []
+    known: dict[str | None, Problem | None] = {module.key: None for module in modules}
+    for key, problem in zip(keys(stored), stored, strict=True):
+        if key is not None:
+            known.setdefault(key, problem)
+    return [problem for problem in known.values() if problem is not None]
 
 
 def _groups(axes: Axes, keys: Keys) -> dict[str, list[tuple[Any, ...]]]:
@@ -95,15 +108,17 @@ def _supported(axes: Axes, keys: Keys, groups: Mapping[str, list[tuple[Any, ...]
     ]
 
 
-def _covering(found: Sequence[Module], names: Sequence[str], most: int) -> list[Module]:
-    """Take the module that covers most new pairs of values, time and again."""
+def _covering(
+    found: Sequence[Module], names: Sequence[str], most: int, wanted: Container[str | None]
+) -> list[Module]:
+    """Take the module that covers most new pairs of values, time and again; wanted ones first."""
     left = list(found)
     chosen: list[Module] = []
     covered: set[object] = set()
     while left and len(chosen) < most:
-        best = max(left, key=lambda module: len(_pairs(module, names) - covered))
+        best = max(left, key=lambda each: (each.key in wanted, len(_pairs(each, names) - covered)))
         new = _pairs(best, names) - covered
-        if chosen and not new:
+        if chosen and not new and best.key not in wanted:
             break
         chosen.append(best)
         covered |= new

@@ -12,7 +12,7 @@ from ..reference import AttentionProblem, MergeProblem, MoEProblem, Problem, Rou
 from .axes import Axes, all_axes, example, narrow
 from .building import Builder
 from .isolation import Worker
-from .modules import Keys, Module, choose
+from .modules import Keys, Module, choose, further
 from .only import Only, OnlyError, restricted
 from .plan import Plan
 from .profiles import NO_COST, Cost, Profile, Timing, cost_of, on_device
@@ -104,6 +104,7 @@ def prepare(
     *,
     built: Callable[[int, int], None] | None = None,
     once: Once = _here,
+    stored: Callable[[ImplementationReport], Sequence[Problem]] = lambda _: (),
 ) -> tuple[Quarry, Cost] | None:
     """Import an implementation, learn what it supports and what it costs; build its modules.
 
@@ -114,6 +115,7 @@ def prepare(
         builder: of modules, where they take long.
         built: is told how many modules are built, of how many.
         once: does the building, or waits for the process that does.
+        stored: gives the problems of its stored cases, whose modules are built too.
     """
     address = Address(
         report.reference,
@@ -128,17 +130,20 @@ def prepare(
     if plan.sanitizer and plan.device == "cuda":
         profile = replace(profile, max_work=profile.max_work // LESS_WORK)
     modules: list[Module] = []
+    others: list[Module] = []
     with lease() as worker:
         axes = survey(worker, address, profile.max_work, report, plan.only)
         if axes is None:
             return None
         if report.declared["build_ahead"]:
             most = plan.profile.modules_of(report.declared["build_minutes"])
-            modules = choose(axes, module_keys(worker, address), most)
+            keys, problems = module_keys(worker, address), stored(report)
+            modules = choose(axes, keys, most, stored=problems)
+            others = [Module("", {}, each) for each in further(modules, keys, problems)]
     if modules:
         # The keys too: another search, say with another profile, needs other modules.
         named = f"{report.reference} {[module.key for module in modules]}"
-        once(named, lambda: builder.build(address, modules, report, built))
+        once(named, lambda: builder.build(address, [*modules, *others], report, built))
         report.modules = len(modules)
         # Laws change problems, and may come to another module: those alone are called.
         address = replace(address, modules=tuple(module.key for module in modules))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ..reference import Problem
@@ -13,7 +12,7 @@ from .isolation import Worker
 from .ledger import Entry
 from .pace import COMPILE_SECONDS
 from .quarry import Quarry, probe_device, verdict_of, warm_up
-from .report import Finding, ImplementationReport
+from .report import CorpusReport, Finding
 from .verdict import Verdict
 
 Explain = Callable[[str, Verdict, Problem], Entry | None]
@@ -32,48 +31,54 @@ class Stored:
     cases: Sequence[Case]
     entries: Sequence[Entry]
 
-    def __bool__(self) -> bool:
-        """Tell whether there is any."""
-        return bool(self.cases or self.entries)
+    def each(self) -> list[Entry | Case]:
+        """Give all of them, one by one."""
+        return [*self.entries, *self.cases]
+
+    def problems(self) -> list[Problem]:
+        """Give the problem of each."""
+        return [_case(one).problem for one in self.each()]
 
 
 def replay(
-    stored: Stored,
-    worker: Worker,
-    quarry: Quarry,
-    report: ImplementationReport,
-    explain: Explain,
-) -> Iterator[Finding]:
-    """Judge each case again, and give what is not as it should be; counts them in the report.
+    one: Entry | Case, worker: Worker, quarry: Quarry, name: str, explain: Explain
+) -> tuple[CorpusReport, Finding | None]:
+    """Judge a stored case again; count it, and give what is not as it should be.
+
+    Args:
+        one: a case, or an entry of the ledger, whose case must still fail as it says.
+        worker: that judges.
+        quarry: what is known of the implementation.
+        name: of the implementation.
+        explain: asks the ledger.
 
     Raises:
-        DeviceLostError: a case took the device with it.
+        DeviceLostError: it took the device with it.
         HarnessError: the suite itself failed.
     """
-    started, counts = time.monotonic(), report.corpus
-    try:
-        warm_up(worker, quarry)
-        for entry in stored.entries:
-            case = load_case(entry.case)
+    warm_up(worker, quarry)
+    case = _case(one)
+    verdict = judge_stored(case, worker, quarry)
+    if isinstance(one, Entry):
+        if not one.explains(case.law, verdict, case.problem):
+            worker.renew()  # it may fail in the first calls of a process alone
             verdict = judge_stored(case, worker, quarry)
-            counts.replayed += 1
-            counts.of_ledger += 1
-            if not entry.explains(case.law, verdict, case.problem):
-                retired = entry.retired(case.law, verdict)
-                yield Finding(report.name, case.law, retired, case.problem)
-        for case in stored.cases:
-            verdict = judge_stored(case, worker, quarry)
-            counts.replayed += 1
-            if not verdict.bad:
-                counts.unjudged += verdict.status != "PASS" or verdict.vacuous
-            elif explain(case.law, verdict, case.problem):
-                counts.known += 1
-            else:
-                found = Finding(report.name, case.law, verdict, case.problem)
-                found.replay = replay_command(case.path)
-                yield found
-    finally:
-        counts.seconds += time.monotonic() - started
+        counts = CorpusReport(replayed=1, of_ledger=1)
+        if one.explains(case.law, verdict, case.problem):
+            return counts, None
+        return counts, Finding(name, case.law, one.retired(case.law, verdict), case.problem)
+    if not verdict.bad:
+        unjudged = verdict.status != "PASS" or verdict.vacuous
+        return CorpusReport(replayed=1, unjudged=int(unjudged)), None
+    if explain(case.law, verdict, case.problem):
+        return CorpusReport(replayed=1, known=1), None
+    found = Finding(name, case.law, verdict, case.problem)
+    found.replay = replay_command(case.path)
+    return CorpusReport(replayed=1), found
+
+
+def _case(one: Entry | Case) -> Case:
+    return load_case(one.case) if isinstance(one, Entry) else one
 
 
 def judge_stored(case: Case, worker: Worker, quarry: Quarry) -> Verdict:

@@ -155,16 +155,24 @@ class Swiglu(NamedTuple):
     limit: float = math.inf
 
 
-def activation_of(name: str) -> Activation:
+def activation_of(name: str, *, interleaved: bool = False) -> Activation:
     """Look an activation up.
 
+    Args:
+        name: one of ``ACTIVATIONS``.
+        interleaved: its gate and up rows alternate, so it must have a gate.
+
     Raises:
-        ValueError: a name that is none of ``ACTIVATIONS``.
+        ValueError: a name that is none of these, or ``interleaved`` without a gate.
     """
     if not isinstance(name, str) or name not in ACTIVATIONS:
         message = f"activation is {name!r}; it must be one of {', '.join(ACTIVATIONS)}"
         raise ValueError(message)
-    return ACTIVATIONS[name]
+    activation = ACTIVATIONS[name]
+    if interleaved and not activation.gated:
+        message = f"interleaved is {interleaved}, but activation {name!r} has no gate rows"
+        raise ValueError(message)
+    return activation
 
 
 def activate(

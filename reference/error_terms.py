@@ -19,9 +19,13 @@ with a failure probability below 2 exp(-LAMBDA^2 / 2): Higham & Mary, SIAM J. Sc
 2.  It moves O by sum P_j e_j (V_j - O), for what is common to all keys cancels in the quotient. By
     Cauchy-Schwarz with the weights P that is at most w D, with w = sqrt(sum P_j e_j^2) and
     D^2 = sum P_j V_j^2 - O^2, the variance of V under P (a sink counts as a key of value 0); 2 w D
-    where e_j is not small, and A in the place of D where w > 1. The two sums of S terms and the
-    division add (2 n(S) + SUM) u A with A = sqrt(sum P_j V_j^2) >= sum P_j |V_j|. Together:
-    E_accumulate = 2 w D + (2 n(S) + SUM) u A.
+    where e_j is not small. The two sums of S terms and the division add (2 n(S) + SUM) u A with
+    A = sqrt(sum P_j V_j^2) >= sum P_j |V_j|. Together: E_accumulate = 2 w D + (2 n(S) + SUM) u A.
+
+    Where w > 1, or a d_j is beyond exp's reach, the errors may reorder the keys, and no expansion
+    holds: a key of no weight may get all of it. No weight is above
+    Q_j = min(1, P_j exp(d_j + max d)), and O is moved by at most sum P'_j |V_j - O|, that is by
+    |O| + min(sum Q_j |V_j|, max |V_j|), in the place of 2 w D; the lse by at most max d.
 
 3.  If the probabilities are rounded with roundoff p before they multiply V, each by its own
     relative error |t_j| <= p, then sum P_j t_j V_j splits into a common part (equal logits round
@@ -59,6 +63,7 @@ import torch
 
 from .arithmetic import SMALLEST_SUBNORMAL, UNIT_ROUNDOFF, Arithmetic, dtype_name, unit_roundoff
 from .options import Options
+from .reordering import LARGEST_LOGIT_ERROR, LogitErrors, largest_sum, may_reorder
 from .softmax import Weights
 
 LAMBDA = 5.0
@@ -81,8 +86,6 @@ TANH = 2.0**-11
 FIXED_POINT = 2.0**-13
 """What an addend of a Hopper tensor core's FP8 product may lose, as a share of the largest
 (DeepSeek-V3, arXiv:2412.19437, section 3.5.2, saw about 14 bits; an H200 here agrees with 13)."""
-LARGEST_LOGIT_ERROR = 30.0
-"""expm1 of more than this is no bound any more, and overflow would make NaN of it."""
 
 
 class Roundings(NamedTuple):
@@ -183,7 +186,7 @@ def block_bounds(
     key_norms = torch.linalg.vector_norm(weights.k, dim=-1)
     if weights.block.padding is not None:
         key_norms.masked_fill_(weights.block.padding.unsqueeze(1), math.nan)
-    mean, deviation = _exponential_errors(weights, key_norms, options, roundings)
+    errors = _logit_errors(weights, key_norms, options, roundings)
     sees_nothing = torch.isneginf(weights.lse)
     lse, out_size = weights.lse.masked_fill(sees_nothing, 0.0), out.abs()
     largest = weights.largest.abs()
@@ -211,12 +214,17 @@ def block_bounds(
         weighted = (probabilities @ v_squared).sqrt_()
         error = sums * weighted
     variance = weighted.square().mul_(1 + VARIANCE_FLOOR).addcmul_(out, out, value=-1)
-    # Logits that are off by more than about one may reorder the keys: no expansion holds there.
-    spread = torch.where(deviation > 1, weighted, variance.clamp_(min=0.0).sqrt_())
-    error.addcmul_(deviation, spread, value=2)
+    moved = variance.clamp_(min=0.0).sqrt_().mul_(errors.deviation).mul_(2)
+    lse_moved = 2 * errors.mean
+    if may_reorder(errors):
+        again = 1 + sums + roundings.probabilities * (1 + most_share)
+        anywhere = largest_sum(weights.logits - lse, v, errors).mul_(again).add_(out_size)
+        moved = torch.where(errors.reorder, anywhere, moved)
+        lse_moved = torch.where(errors.reorder, errors.largest, lse_moved)
+    error.add_(moved)
     out_bound = error.mul_(1 + roundings.out).add_(out_size, alpha=roundings.out)
     out_bound += roundings.out_floor
-    lse_bound = torch.add(lse_sums, mean, alpha=2).add_(largest, alpha=LSE * u)
+    lse_bound = torch.add(lse_sums, lse_moved).add_(largest, alpha=LSE * u)
     lse_bound.add_(lse.abs(), alpha=LSE * u + UNIT_ROUNDOFF["float32"])
     return out_bound.masked_fill_(sees_nothing, 0.0), lse_bound.masked_fill_(sees_nothing, 0.0)
 
@@ -227,10 +235,10 @@ def _of_requests(like: torch.Tensor, *numbers: Sequence[float]) -> tuple[torch.T
     return table.view(*table.shape, 1, 1, 1).unbind()
 
 
-def _exponential_errors(
+def _logit_errors(
     weights: Weights, key_norms: torch.Tensor, options: Options, roundings: Roundings
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give sum P e and sqrt(sum P e^2) over the keys of each row, the sink's share included."""
+) -> LogitErrors:
+    """Bound what the logits of a block are off by; 1., 6. and 7. above."""
     u, head_dim = roundings.accumulate, weights.q.shape[-1]
     scale = options.sm_scale if options.sm_scale is not None else 1.0 / math.sqrt(head_dim)
     query_norms = torch.linalg.vector_norm(weights.q, dim=-1, keepdim=True)
@@ -244,16 +252,17 @@ def _exponential_errors(
         absolute += addends.mul_(growth(head_dim) * roundings.products)
     if roundings.tanh and options.logits_soft_cap:
         absolute += sizes.mul_(roundings.tanh)
-    relative = absolute.clamp_(max=LARGEST_LOGIT_ERROR).expm1_()
-    relative.masked_fill_(torch.isneginf(weights.logits), 0.0)
+    absolute.masked_fill_(torch.isneginf(weights.logits), 0.0)
+    relative = absolute.clamp(max=LARGEST_LOGIT_ERROR).expm1_()
     weighted = weights.probabilities * relative
     mean = weighted.sum(dim=-1, keepdim=True)
     square = (weighted * relative).sum(dim=-1, keepdim=True)
+    most = absolute.amax(dim=-1, keepdim=True) if absolute.shape[-1] else mean
     if weights.sinks is not None:
         sink_share = 1 - weights.probabilities.sum(dim=-1, keepdim=True)
-        sink_error = torch.expm1(
-            (u * (LOGIT * (weights.sinks.abs() + largest) + EXP)).clamp(max=LARGEST_LOGIT_ERROR)
-        )
+        of_sink = u * (LOGIT * (weights.sinks.abs() + largest) + EXP)
+        sink_error = torch.expm1(of_sink.clamp(max=LARGEST_LOGIT_ERROR))
         mean = mean + sink_share * sink_error
         square = square + sink_share * sink_error.square()
-    return mean, square.sqrt()
+        most = torch.maximum(most, of_sink)
+    return LogitErrors(absolute, most, mean, square.sqrt())

@@ -21,8 +21,10 @@ from .validation import check_values, checked_number
 
 SCALE_BLOCK = 128
 """Rows and columns of one scale of ``"block"``, as DeepSeek-V3's checkpoints have them."""
-CHUNK = 3 * 2**17
-"""Numbers of an expert's weights widened at once: what a core's cache holds is multiplied there."""
+NUMBERS = 3 * 2**18
+"""Of an expert's weights widened at once: few calls, and what a cache holds is multiplied there."""
+CODES = NUMBERS // 2
+"""The same of codes, whose decoding has more tensors of that size."""
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 BLOCKS = {"nvfp4": NVFP4_BLOCK, "mxfp4": MX_BLOCK, "mxfp8": MX_BLOCK}
 PACKED = ("nvfp4", "mxfp4")
@@ -114,8 +116,9 @@ class Matrix(NamedTuple):
     @property
     def step(self) -> int:
         """Rows of an expert's weights that are widened at once; of codes a multiple of 128."""
-        multiple = SCALE_BLOCK if self.quantized else 1
-        return max(1, CHUNK // self.columns // multiple) * multiple
+        if self.quantized:
+            return max(1, CODES // self.columns // SCALE_BLOCK) * SCALE_BLOCK
+        return max(1, min(NUMBERS // self.columns, self.values.shape[1]))
 
     def blocks(self, expert: int, dtype: torch.dtype, scratch: Scratch) -> Iterator[torch.Tensor]:
         """Give the numbers of an expert's weights, ``step`` rows at a time.

@@ -143,7 +143,7 @@ def checked_call(
             f"topk_weights has shape {list(topk_weights.shape)}, but topk_ids {list(ids.shape)}"
         )
         raise ValueError(message)
-    activation = activation_of(options.activation)
+    activation = activation_of(options.activation, interleaved=options.interleaved)
     routed = Experts(
         first,
         second,

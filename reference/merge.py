@@ -18,7 +18,8 @@ from .arithmetic import (
     dtype_name,
 )
 from .attention import AttentionOutput
-from .error_terms import EXP, LARGEST_LOGIT_ERROR, LOGIT, LSE, SUM, growth
+from .error_terms import EXP, LOGIT, LSE, SUM, growth
+from .reordering import LARGEST_LOGIT_ERROR
 from .validation import check_same, check_tensor
 
 

@@ -55,7 +55,7 @@ def moe(
             expert-parallel or tensor-parallel shard gets w2_bias once.
         alpha, beta, limit: of swiglu (1, 0, none) and swiglu_oai (1.702, 1, 7), see
             ``activations``: a float, or a tensor [experts].
-        interleaved: the rows of w13 and w13_bias are gate 0, up 0, gate 1, up 1, ...
+        interleaved: the rows of w13 and w13_bias are gate 0, up 0, gate 1, up 1, ...; with a gate.
         expert_offset: global id of w13's first expert. Ids of other experts contribute nothing.
         num_experts: how many experts there are in all; w13's if None.
         weights_on_input: a token is multiplied by its slot's weight before the first product, and

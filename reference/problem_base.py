@@ -12,6 +12,8 @@ from typing import Any, ClassVar, NoReturn
 
 SCHEMA = "kernelproof/problem/1"
 DTYPES = ("float32", "float16", "bfloat16")
+MAX_SEQ_LEN = 4096
+"""Longest request: the exact grid ranks keys by a permutation of this many positions."""
 
 
 class BaseProblem:
@@ -58,6 +60,13 @@ def check_at_least(problem: object, least: Sequence[tuple[str, int]]) -> None:
     for name, low in least:
         if getattr(problem, name) < low:
             refuse(name, getattr(problem, name), f"at least {low}")
+
+
+def check_lengths(name: str, lengths: Sequence[int]) -> None:
+    """Refuse a field of lengths with one that no request has."""
+    for position, length in enumerate(lengths):
+        if not 0 <= length <= MAX_SEQ_LEN:
+            refuse(f"{name}[{position}]", length, f"from 0 to {MAX_SEQ_LEN}")
 
 
 def refuse(name: str, value: object, expected: str) -> NoReturn:

@@ -38,7 +38,8 @@ from .arithmetic import (
     dtype_name,
     unit_roundoff,
 )
-from .error_terms import EXP, LARGEST_LOGIT_ERROR, LOGIT, SUM, growth
+from .error_terms import EXP, LOGIT, SUM, growth
+from .reordering import LARGEST_LOGIT_ERROR
 from .routing import Router, Routing, checked_router, group_scores, masked, weights_of
 from .routing_methods import RENORMALISE_FLOOR, router_weights
 from .validation import check_index_tensor, check_tensor

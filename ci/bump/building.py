@@ -11,7 +11,7 @@ from typing import Any
 
 from ...properties.axes import Axes
 from ...properties.building import BUILD_DEADLINES, builds_at_a_time, share_of_compilers
-from ...properties.modules import Module, choose
+from ...properties.modules import Module, choose, further
 from ...properties.preparation import module_keys
 from ...reference import Problem, problem_from_json
 from .asking import Asker, Side
@@ -38,17 +38,14 @@ def build_all(
     is left to the laws: their first call says what is wrong.
     """
     chosen = [
-        (each, _modules(each, each.axes, sides, plan))
+        (each, *_modules(each, each.axes, sides, plan))
         for each in compared
         if each.axes is not None and each.build_minutes
     ]
     jobs = [
         (each, side, problem)
-        for each, modules in sorted(chosen, key=lambda pair: -pair[0].build_minutes)
-        for problem in [
-            *(module.first for module in modules),
-            *_of_corpus(each, modules, sides, plan),
-        ]
+        for each, modules, others in sorted(chosen, key=lambda found: -found[0].build_minutes)
+        for problem in [*(module.first for module in modules), *others]
         for side in each.addresses
     ]
     if not jobs:
@@ -79,55 +76,46 @@ def build_all(
     finally:
         for side in builders.values():
             side.close()
-    for each, modules in chosen:
+    for each, modules, _ in chosen:
         _restrict(each, sides, modules)
 
 
-def _modules(found: Compared, axes: Axes, sides: Sides, plan: Plan) -> list[Module]:
-    """Choose the modules that problems are drawn of; one answer of the journal."""
-    side = CANDIDATE if CANDIDATE in found.addresses else BASELINE
-    address = found.addresses[side]
+def _modules(
+    found: Compared, axes: Axes, sides: Sides, plan: Plan
+) -> tuple[list[Module], list[Problem]]:
+    """Choose the modules that problems are drawn of; give a problem of each that cases need too.
 
+    Both are answers of the journal.
+    """
+    side = CANDIDATE if CANDIDATE in found.addresses else BASELINE
+    address, asker = found.addresses[side], Asker(sides[side])
     most = min(plan.modules, plan.profile.modules_of(found.build_minutes))
+    stored: list[Problem] = [
+        *(entry.load_case()[1] for entry in entries_of(found, plan)),
+        *(case.problem for case in further_cases(found, plan)),
+    ]
+    of = [each.id for each in stored]
 
     def choice() -> list[dict[str, Any]]:
-        keys = module_keys(Asker(sides[side]), address)
         return [
             {
                 "key": module.key,
                 "values": {name: list(values) for name, values in module.values.items()},
                 "first": module.first.to_json(),
             }
-            for module in choose(axes, keys, most)
+            for module in choose(axes, module_keys(asker, address), most, stored=stored)
         ]
 
-    question = {"modules": address.request("modules"), "most": most}
-    return [
+    def keys(problems: Sequence[Problem]) -> list[str | None]:
+        question = {"keys": address.request("keys"), "of": of}
+        return list(sides[side].remember(question, partial(module_keys(asker, address), problems)))
+
+    question = {"modules": address.request("modules"), "most": most, "stored": of}
+    modules = [
         Module(each["key"], tuples(each["values"]), problem_from_json(each["first"]))
         for each in sides[side].remember(question, choice)
     ]
-
-
-def _of_corpus(
-    found: Compared, modules: Sequence[Module], sides: Sides, plan: Plan
-) -> list[Problem]:
-    """Give a stored case for each further module that cases need; refused ones need none."""
-    problems = [
-        *(entry.load_case()[1] for entry in entries_of(found, plan)),
-        *(case.problem for case in further_cases(found, plan)),
-    ]
-    if not problems:
-        return []
-    side = CANDIDATE if CANDIDATE in found.addresses else BASELINE
-    address = found.addresses[side]
-    question = {"keys": address.request("keys"), "of": [each.id for each in problems]}
-    asker = Asker(sides[side])
-    keys = sides[side].remember(question, partial(module_keys(asker, address), problems))
-    known: dict[str | None, Problem | None] = {module.key: None for module in modules}
-    for key, problem in zip(keys, problems, strict=True):
-        if key is not None:
-            known.setdefault(key, problem)
-    return [each for each in known.values() if each is not None]
+    return modules, further(modules, keys, stored)
 
 
 def _restrict(found: Compared, sides: Sides, modules: Sequence[Module]) -> None:

@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,6 +25,8 @@ from ...properties.machine import cores
 from ...properties.profiles import PROFILES
 from ..asked import check_implementations, check_laws, corpus_of, only_of
 from ..errors import INTERRUPTED, MachineError, UsageRefusedError
+from ..outputs import prepare_outputs
+from ..summary import SUITE_FAILED
 from ..support import chips_of
 from ..terminal import console
 from .compiled import Compilation
@@ -33,6 +36,7 @@ from .findings import Chip
 from .identity import identity_of
 from .journal import Journal
 from .junit import to_junit
+from .learned import Learned
 from .markdown import to_markdown
 from .page import to_page
 from .plan import MODULES, SOAK_ON_CPU, Plan
@@ -43,7 +47,6 @@ from .running import (
     BEHAVIOUR,
     PARTS,
     SPEED,
-    Learned,
     compare_behaviour,
     compare_compiled,
     compare_declarations,
@@ -138,8 +141,10 @@ def bump(request: Request) -> int:
         {BASELINE: request.baseline, CANDIDATE: request.candidate},
         _chips(request, machine),
     )
-    _prepare_outputs(request)
     parts = request.parts or PARTS
+    prepare_outputs(request.outputs.items())
+    if BEHAVIOUR in parts:
+        prepare_outputs([("--cases", request.cases / "case.json")])
     with (
         Journal(request.journal_path) as journal,
         _tensors(request.journal_path) as tensors,
@@ -175,6 +180,13 @@ def bump(request: Request) -> int:
                 learned.skipped.setdefault(SPEED, "goes with behaviour")
         except KeyboardInterrupt:
             learned.fail("interrupted: --resume goes on from here", INTERRUPTED)
+        except MachineError as error:  # such as a journal whose disk is full
+            learned.fail(error.message, error.exit_code)
+        except UsageRefusedError:
+            raise
+        except Exception as error:  # noqa: BLE001  what was learned until then is worth telling
+            traceback.print_exc()
+            learned.fail(f"{SUITE_FAILED}: {type(error).__name__}: {error}".splitlines()[0])
     timings = {
         "seconds": round(time.monotonic() - started, 3),
         "asked": journal.answered,
@@ -185,16 +197,22 @@ def bump(request: Request) -> int:
     )
     if learned.code == INTERRUPTED:
         report["exit_code"] = INTERRUPTED
-    return tell(report, request.outputs)
+    return tell(report, request.outputs, learned.unwritten)
 
 
-def tell(report: dict[str, Any], outputs: Mapping[str, Path]) -> int:
+def tell(report: dict[str, Any], outputs: Mapping[str, Path], unwritten: Sequence[str] = ()) -> int:
     """Print a report, write what was asked for, and give its exit code.
+
+    Args:
+        report: of a comparison.
+        outputs: by option.
+        unwritten: sentences about other files that could not be written.
 
     Raises:
         UsageRefusedError: a file cannot be written; the report is printed all the same.
     """
     failed = "".join([_written(option, path, report) for option, path in outputs.items()])
+    failed += " ".join(unwritten[:1])
     print_report(console(sys.stdout), report)
     if failed:
         raise UsageRefusedError(failed.strip())
@@ -299,15 +317,6 @@ def _identity(request: Request, plan: Plan) -> dict[str, Any]:
         "soak": plan.soak,
         "expectations": request.expectations or "",
     }
-
-
-def _prepare_outputs(request: Request) -> None:
-    try:
-        for option, path in request.outputs.items():  # noqa: B007  the message names them
-            path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        message = f"{option} {path}: its folder cannot be made ({error.strerror})"
-        raise UsageRefusedError(message) from error
 
 
 @contextmanager

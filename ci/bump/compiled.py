@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ...impl.compile_evidence import COMPILED, UNJUDGED
+from ...impl.compile_evidence import ABSENT, COMPILED, UNJUDGED
 from ..compile_command import compile_support
 from .findings import Finding, finding
 from .journal import Journal
@@ -86,10 +86,10 @@ def compile_findings(records: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
 
 
 def compiled_chips(records: Sequence[Mapping[str, Any]]) -> set[int]:
-    """Give the chips of which some module was judged for both releases."""
+    """Give the chips of which some module was judged for both releases: it must be there."""
     judged = {
         side: {each["sm"] for each in records
-               if each["side"] == side and each["status"] != UNJUDGED}
+               if each["side"] == side and each["status"] not in (ABSENT, UNJUDGED)}
         for side in SIDES
     }  # fmt: skip
     return judged[BASELINE] & judged[CANDIDATE]

@@ -73,6 +73,9 @@ CHANGES: Mapping[str, Change] = {
     "still-failing": Change("behaviour", REPORT, "wrong with both"),
     "fixed": Change("behaviour", REPORT, "wrong with the baseline, right with the candidate"),
     "flaky": Change("behaviour", CONDITION, "a failure of the candidate that did not show again"),
+    "baseline-flaky": Change(
+        "behaviour", REPORT, "a failure of the baseline alone that did not show again"
+    ),
     "bits-changed": Change("behaviour", REPORT, "other bits, inside of the error bound"),
     "implementation-lost": Change("behaviour", CONDITION, "it ran with the baseline alone"),
     "slower": Change("speed", REPORT, "calls take longer by more than the policy's limit"),

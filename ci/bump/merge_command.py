@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from ..errors import UsageRefusedError
+from ..outputs import refuse_shared_files
 
 OUTPUT = click.Path(dir_okay=False, path_type=Path)
 
@@ -32,6 +33,7 @@ def merge(
     REPORTS are files of `kernelproof gate --baseline A --candidate B --json`, all of the same two
     releases.
     """
+    refuse_shared_files()
     from .command import tell
     from .merging import merge as joined
     from .policy import PolicyError, load_policy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from .plan import Plan
 from .releases import BASELINE, CANDIDATE, SIDES, Release
 
 NEW, WORSE, ALONE = "new-failure", "worse-failure", "candidate-only-failure"
-STILL, FIXED, FLAKY, HANG = "still-failing", "fixed", "flaky", "hang"
+STILL, FIXED, HANG = "still-failing", "fixed", "hang"
+FLAKY, FLAKY_BEFORE = "flaky", "baseline-flaky"
 SEVERE = ("HANG", "CRASH")
 MOST_LOOKS = 8
 """Failures of one kind that are looked at again, each in a fresh process, until one shows again."""
@@ -32,7 +33,8 @@ WORDS = {
     ALONE: "wrong with {candidate}; {baseline} does not have it",
     STILL: "wrong with {baseline} and with {candidate}",
     FIXED: "wrong with {baseline}, right with {candidate}",
-    FLAKY: "failed once and not again",
+    FLAKY: "failed once with {candidate} and not again",
+    FLAKY_BEFORE: "failed once with {baseline} and not again, right with {candidate}",
     HANG: "does not end with {candidate}",
 }
 RULES = {
@@ -53,6 +55,7 @@ class Context:
         releases: by side, for replays.
         targets: by side, for the ledger.
         chips: on which the findings hold; everywhere if empty.
+        unwritten: is given a sentence for each case that cannot be written.
     """
 
     sides: Sides
@@ -60,6 +63,7 @@ class Context:
     releases: Mapping[str, Release]
     targets: Mapping[str, Target]
     chips: tuple[Chip, ...]
+    unwritten: list[str] = field(default_factory=list)
 
     @property
     def names(self) -> dict[str, str]:
@@ -126,16 +130,16 @@ def _finding(
     if entry is None:
         shown, once = _shown_again(ordered, found, context.sides)
         if shown is None:
-            change = FLAKY
+            change = FLAKY if tried.bad(CANDIDATE) else FLAKY_BEFORE
         else:  # a stored case is small already
             tried = shown if shown.case else shrink(shown, found, context.sides)
     verdict = _telling(tried, change)
     words = WORDS[change].format(**context.names)
     message = f"{found.name}: {words}: {verdict.message or verdict.status}"
-    if once and change != FLAKY:
+    if once and change not in (FLAKY, FLAKY_BEFORE):
         message += f" ({count_of(once, 'other problem')} failed so once and not again)"
     by_law = list(dict.fromkeys(each.law for each, _ in members))
-    case = tried.case.path if tried.case else _case(tried, found, context.plan)
+    case = tried.case.path if tried.case else _case(tried, found, context)
     return finding(
         change,
         found.name,
@@ -147,7 +151,9 @@ def _finding(
         candidate=_side(tried.verdicts.get(CANDIDATE)),
         laws=tuple(by_law),
         problem={**tried.problem.to_json(), "id": tried.problem.id, "told": compact(tried.problem)},
-        replay={side: replay_with(case, context.releases[side].shared) for side in found.runs},
+        replay={
+            side: replay_with(case, context.releases[side].shared) for side in found.runs if case
+        },
         entry=entry.id if entry else "",
         issue=entry.issue if entry else "",
         reason=" ".join(entry.reason.split()) if entry else "",
@@ -183,25 +189,26 @@ def _side(verdict: Verdict | None) -> dict[str, Any]:
     return {**told, "ratio": verdict.ratio}
 
 
-def _case(tried: Tried, found: Compared, plan: Plan) -> Path:
-    """Write a case file for a finding."""
+def _case(tried: Tried, found: Compared, context: Context) -> Path | None:
+    """Write a case file for a finding; None if that fails, which costs no finding."""
+    plan = context.plan
     path = plan.cases / f"bump-{found.name}-{tried.law}-{tried.problem.id}.json"
     path = path.with_name(re.sub(r"[^\w.-]+", "-", path.name))
-    write_text(
-        path,
-        dumps(
-            {
-                "schema": CASE,
-                "law": tried.law,
-                "implementation": loading_name(found.name),
-                "operation": None,
-                "problem": tried.problem.to_json(),
-                "device": plan.device,
-                "verdict": _telling(tried, STILL).to_json(),
-                **({"soak": plan.soak} if tried.law == "soak" else {}),
-            }
-        ),
-    )
+    data = {
+        "schema": CASE,
+        "law": tried.law,
+        "implementation": loading_name(found.name),
+        "operation": None,
+        "problem": tried.problem.to_json(),
+        "device": plan.device,
+        "verdict": _telling(tried, STILL).to_json(),
+        **({"soak": plan.soak} if tried.law == "soak" else {}),
+    }
+    try:
+        write_text(path, dumps(data))
+    except OSError as error:
+        context.unwritten.append(f"--cases: {path} cannot be written ({error.strerror})")
+        return None
     return path
 
 

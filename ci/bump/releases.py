@@ -109,6 +109,9 @@ def find_release(given: str, *, tell: Tell = quietly) -> Release:
         UsageRefusedError: there is no such thing, or it cannot be had; SandboxError for a release,
             InterpreterError for an interpreter.
     """
+    if not given.strip():  # a variable of a pipeline that is not set; as a path, this folder
+        message = f"{given!r} is empty: give a version, a wheel, a folder or an interpreter"
+        raise UsageRefusedError(message)
     path = Path(given).expanduser()
     if path.is_file() and path.suffix != ".whl":
         return _of_interpreter(given, path)

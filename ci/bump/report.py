@@ -10,12 +10,13 @@ from ... import __version__
 from ...properties.telling import count_of
 from .compiled import compiled_chips
 from .findings import Chip, Finding
+from .learned import Learned
 from .numbers import implementation_json, not_run, replayed
 from .plan import Plan
 from .policy import RULES, Policy
 from .releases import SIDES
 from .running import DECLARED as DECLARED_PART
-from .running import PARTS, Learned
+from .running import PARTS
 from .speed import build_seconds
 from .verdict import COMPILED, DECLARED, RAN, UNDECIDED, Verdict, chip_name, decide
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,15 +17,16 @@ from ...impl.registry import resolve_name
 from ...impl.target import Target
 from ...properties.isolation import Deadlines
 from ...properties.quarry import DeviceLostError, HarnessError
-from ..errors import MACHINE
+from ..errors import MACHINE, USAGE
 from ..sandboxes import Tell
 from .asking import Side
 from .behaviour import Compared, compare, survey_both
 from .building import build_all
 from .compiled import Compilation, compile_both, compile_findings
 from .declared import declared_findings, features, known_hangs, matrices, support_findings
-from .findings import Chip, Finding, finding
+from .findings import Chip, finding
 from .journal import Journal
+from .learned import Learned
 from .outcomes import Context, behaviour_findings
 from .plan import Plan
 from .releases import BASELINE, CANDIDATE, SIDES, Release, find_release
@@ -38,59 +38,6 @@ DECLARATION_SECONDS = 180.0
 """What a release may take to be imported and read: 5 to 13 s, but on a busy machine."""
 SURFACE, DECLARED, BEHAVIOUR, SPEED = "surface", "declarations", "behaviour", "speed"
 PARTS = (SURFACE, DECLARED, BEHAVIOUR, SPEED)
-
-
-@dataclass
-class Learned:
-    """What a comparison has learned, and what it could not.
-
-    Attributes:
-        given: by side, as it was asked for.
-        chips: that are asked about.
-        releases, declared, targets: by side, those that could be had.
-        findings: in the order of the parts.
-        features: the matrix of the report; None where it could not be made.
-        compared: by implementation.
-        failures: sentences; a verdict needs what they are about.
-        code: exit code of the worst failure; 0 without any.
-        skipped: parts that were not asked for, or could not be done, and why.
-        seconds: by part.
-        compiled: records of modules that were compiled, see ``compiled``.
-    """
-
-    given: Mapping[str, str]
-    chips: tuple[Chip, ...]
-    releases: dict[str, Release] = field(default_factory=dict)
-    declared: dict[str, Any] = field(default_factory=dict)
-    targets: dict[str, Target] = field(default_factory=dict)
-    findings: list[Finding] = field(default_factory=list)
-    features: dict[str, Any] | None = None
-    compared: list[Compared] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
-    code: int = 0
-    skipped: dict[str, str] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-    compiled: list[dict[str, Any]] = field(default_factory=list)
-
-    def fail(self, sentence: str, code: int = MACHINE) -> None:
-        """Take note of something that could not be learned."""
-        self.failures.append(sentence)
-        self.code = max(self.code, code)
-
-    @contextmanager
-    def timed(self, part: str) -> Iterator[None]:
-        """Note the seconds of a part."""
-        start = time.monotonic()
-        try:
-            yield
-        finally:
-            self.seconds[part] = round(time.monotonic() - start, 3)
-
-    def name(self, side: str) -> str:
-        """Give the version of a side, or what it was asked for as."""
-        version = self.declared.get(side, {}).get("flashinfer")
-        target = self.targets.get(side)
-        return str(version or (target and target.flashinfer) or self.given[side])
 
 
 def find_both(learned: Learned, tell: Tell) -> None:
@@ -178,7 +125,7 @@ def compare_compiled(learned: Learned, asked: Compilation, journal: Journal, tel
             learned.compiled = compile_both(asked, learned.releases, journal, tell)
         learned.findings += compile_findings(learned.compiled)
     except click.ClickException as error:
-        learned.fail(f"--compile: {error.message}", error.exit_code)
+        learned.fail(f"--compile: {error.message.removeprefix('--compile: ')}", error.exit_code)
 
 
 @dataclass(frozen=True)
@@ -232,7 +179,9 @@ def compare_behaviour(
             with learned.timed(BEHAVIOUR):
                 _targets(learned, sides, plan.device)
                 _judge(learned, sides, journal, plan, progress)
-                context = Context(sides, plan, learned.releases, learned.targets, chips)
+                context = Context(
+                    sides, plan, learned.releases, learned.targets, chips, learned.unwritten
+                )
                 learned.findings += behaviour_findings(learned.compared, context)
                 _other_inputs(learned)
                 _lost(learned)
@@ -311,9 +260,10 @@ def _judge(
 
 def _tell_errors(learned: Learned) -> None:
     for each in learned.compared:
+        code = USAGE if len(each.errors) == len(SIDES) else MACHINE  # no release has to do with it
         for side, why in each.errors.items():
             if "cannot be imported" in why or not each.operation:
-                learned.fail(f"{each.name} with {learned.given[side]}: {_last(why)}")
+                learned.fail(f"{each.name} with {learned.given[side]}: {_last(why)}", code)
 
 
 def _other_inputs(learned: Learned) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ...properties.telling import count_of
 from .findings import Finding, finding
 from .names import listed, name_findings
 
@@ -78,18 +79,28 @@ def _by_position(
 ) -> Iterator[Finding]:
     old, new = _positional(before), _positional(after)
     renamed = dict(_renamed(before, after))
+    rest = next(iter(_of_kind(before, "var_positional")), "")
+    taken = [
+        f"position {i} was of *{rest}, now {new[i]}" for i in range(len(old), len(new)) if rest
+    ]
     moved = [
         f"position {i} was {one}, now {other}"
         for i, (one, other) in enumerate(zip(old, new, strict=False))
         if one != other and renamed.get(one) != other
     ]
+    rule = ""
+    if moved:
+        rule = f"pass the parameters of {name} by keyword from position {moved[0].split()[1]} on"
+    elif taken:
+        most = f"no more than {count_of(len(old), 'value')}" if old else "nothing"
+        rule = f"pass {most} by position to {name}"
+    moved += taken
     if moved:
         yield finding(
             "positional-meaning",
             name,
             f"{name}: {moved[0]}" + (f" (and {len(moved) - 1} more)" if len(moved) > 1 else ""),
-            rule=f"pass the parameters of {name} by keyword from position "
-            f"{moved[0].split()[1]} on, and accept this finding",
+            rule=f"{rule}, and accept this finding",
             count=len(moved),
             **sides,
         )
@@ -183,12 +194,12 @@ def _open_ended(
     """Give ``*args`` and ``**kwargs`` that are gone: they took what no parameter stands for."""
     for one in _of_kind(before, "var_positional"):
         if not _of_kind(after, "var_positional"):
-            most = len(_positional(after))
+            most = count_of(len(_positional(after)), "value")
             yield finding(
                 "positional-refused",
                 name,
-                f"{name}: *{one} is gone: with more than {most} values by position it raises",
-                rule=f"pass no more than {most} values by position to {name}",
+                f"{name}: *{one} is gone: with more than {most} by position it raises",
+                rule=f"pass no more than {most} by position to {name}",
                 detail=f"*{one}",
                 **sides,
             )

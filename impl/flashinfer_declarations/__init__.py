@@ -73,7 +73,8 @@ def declarations(
             raise DeclarationsError(message)
         if status != 0:
             last = log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
-            reason = last or f"the process ended with status {status}"
+            by_signal = f"signal {-status} ({signal.strsignal(-status)})" if status < 0 else ""
+            reason = last or f"the process ended with {by_signal or f'status {status}'}"
             message = f"{folder}: flashinfer cannot be introspected: {reason}"
             raise DeclarationsError(message)
         declared: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))

@@ -31,7 +31,7 @@ def collect(folder: Path, chips: Sequence[int]) -> dict[str, Any]:
     modules = capabilities.Modules()
     return {
         "schema": SCHEMA,
-        "flashinfer": _version(flashinfer.__dict__),
+        "flashinfer": _version(folder, flashinfer.__dict__),
         "chips": list(chips),
         "assumed_cuda": ".".join(map(str, architectures.ASSUMED_CUDA)),
         "capabilities": capabilities.capabilities(root, chips, modules),
@@ -68,8 +68,11 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _version(names: dict[str, Any]) -> str:
+def _version(folder: Path, names: dict[str, Any]) -> str:
+    """Give the release of the package in a folder: another one may be installed beside it."""
+    for each in metadata.distributions(name="flashinfer-python", path=[str(folder)]):
+        return each.version
     try:
-        return metadata.version("flashinfer-python")
+        return str(names.get("__version__") or metadata.version("flashinfer-python"))
     except metadata.PackageNotFoundError:
-        return str(names.get("__version__", ""))
+        return ""

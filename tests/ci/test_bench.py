@@ -105,11 +105,12 @@ class TestExperts:
         check_agreement(contenders, bench_experts.ORACLE, 1e-5)
 
     def test_memory_is_at_most_an_expert_in_float64(self) -> None:
-        """Of one row, and of more rows of an expert than are computed at once."""
+        """Of one row, of more rows than are computed at once, and of a small expert."""
         cases = [
             bench_experts.Case(tokens, top_k, experts, hidden=1024, inter=1024)
             for tokens, top_k, experts in ((1, 1, 2), (200, 8, 16), (160, 2, 2), (600, 2, 2))
         ]
+        cases.append(bench_experts.Case(1, 1, 2, hidden=128, inter=128))
         sizes = bench_experts.peaks(cases)
         assert sizes == bench_experts.peaks(cases)
         for case, size in zip(cases, sizes, strict=True):

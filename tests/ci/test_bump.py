@@ -147,6 +147,23 @@ def test_a_bump_of_which_nothing_was_judged_is_undecided(here: Path) -> None:
     assert report["not_tested"] == []  # the device is here
 
 
+@pytest.mark.parametrize(("name", "code"), [("nothing", 2), ("other", 3)])
+def test_what_no_release_imports_is_wrong_usage(here: Path, name: str, code: int) -> None:
+    release(here / "old", OLD)
+    release(here / "new", NEW)
+    # One that needs the baseline is the candidate's failure.
+    (here / "needing.py").write_text(
+        f"import flashinfer\nassert flashinfer.__version__ == {OLD!r}\nfrom subject import merge\n"
+    )
+    subject = {"nothing": "subject.py:nothing", "other": "needing.py:merge"}[name]
+    words = ["gate", "--baseline", "old", "--candidate", "new", "--part", "behaviour",
+             "--sm", "cpu", "--jobs", "1", "--profile", "quick", "--json", "r.json"]  # fmt: skip
+    assert main([*words, "--implementation", subject]) == code
+    report = json.loads((here / "r.json").read_text())
+    assert (report["verdict"], report["exit_code"]) == ("undecided", code)
+    assert f"{subject} with new: cannot be imported" in report["message"]
+
+
 def test_a_law_of_other_operations_is_refused(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -352,15 +369,20 @@ def test_a_release_that_is_not_there_is_told_in_the_report(here: Path) -> None:
     assert {each["verdict"] for each in report["chips"]} == {"undecided"}
 
 
-def test_a_candidate_that_does_not_import_is_a_finding(here: Path) -> None:
+@pytest.mark.parametrize(("init", "told"), [
+    ("raise ImportError('no libcudart')\n", "no libcudart"),
+    ("import os\nos.kill(os.getpid(), 11)\n", "the process ended with signal 11 (Segmentation"),
+    ("import os\nos._exit(7)\n", "the process ended with status 7"),
+])  # fmt: skip
+def test_a_candidate_that_does_not_import_is_a_finding(here: Path, init: str, told: str) -> None:
     release(here / "old", OLD)
-    release(here / "new", NEW, init="raise ImportError('no libcudart')\n")
+    release(here / "new", NEW, init=init)
     code, report = gate(here, "--sm", "cpu,90")
     assert (code, report["verdict"]) == (1, "do not bump")
     (broken,) = by_change(report, "release-broken")
-    assert "no libcudart" in broken["message"]
-    told = {each["what"] for each in report["machines"][0]["not_tested"]}
-    assert told == {"surface", "declarations", "behaviour", "speed", "compile"}
+    assert told in broken["message"]
+    not_tested = {each["what"] for each in report["machines"][0]["not_tested"]}
+    assert not_tested == {"surface", "declarations", "behaviour", "speed", "compile"}
 
 
 def test_a_candidate_that_hangs_on_import_is_a_finding(
@@ -384,6 +406,7 @@ def test_a_candidate_that_hangs_on_import_is_a_finding(
         (["--candidate", "new"], "--baseline is missing"),
         (["--sm", "90"], "--sm goes with --baseline"),
         (["--baseline", "a", "--candidate", "b", "--gating"], "--gating does not go with"),
+        (["--baseline", "a", "--candidate", "b", "--unit", "xqa"], "--unit goes with --compile"),
         (["--baseline", "a", "--candidate", "b", "--sm", "9000"], "--sm 9000"),
         (["--baseline", "a", "--candidate", "b", "--law", "no"], "--law: there is no law"),
         (["--baseline", "a", "--candidate", "b", "--implementation", "no"], "--implementation"),
@@ -429,6 +452,7 @@ def test_what_compiles_no_more_is_a_condition_on_its_chip() -> None:
         ("fa3", 90, "failed", "compiled"),
         ("xqa", 120, "compiled", "unjudged"),
         ("moe", 100, "compiled", "compiled"),
+        ("mla", 103, "absent", "absent"),
     ]
     records = [
         {"side": side, "unit": unit, "sm": sm, "status": status, "message": "no template"}

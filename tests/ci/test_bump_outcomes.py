@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from kernelproof.ci.bump.behaviour import Compared, Sides, Tried
-from kernelproof.ci.bump.findings import Finding
+from kernelproof.ci.bump.findings import CHANGES, Finding
 from kernelproof.ci.bump.outcomes import MOST_LOOKS, Context, behaviour_findings
 from kernelproof.ci.bump.plan import Plan
 from kernelproof.ci.bump.releases import SIDES, Release
@@ -47,14 +47,21 @@ def failure(tokens: int, law: str = "parity", verdict: Verdict = WRONG) -> Tried
 def find(tmp_path: Path) -> Any:  # noqa: ANN401  a function
     """Give what makes findings of failures."""
 
-    def found(candidate: Candidate, *tried: Tried) -> list[Finding]:
+    def found(
+        candidate: Candidate,
+        *tried: Tried,
+        cases: Path = tmp_path,
+        unwritten: list[str] | None = None,
+    ) -> list[Finding]:
         releases = {side: Release(side, tmp_path, sys.executable, ()) for side in SIDES}
         targets = {side: Target(flashinfer=side) for side in SIDES}
-        plan = Plan((), "cpu", PROFILES["quick"], 0, Ledger(()), tmp_path, tmp_path)
+        plan = Plan((), "cpu", PROFILES["quick"], 0, Ledger(()), cases, tmp_path)
         sides = cast("Sides", dict.fromkeys(SIDES, candidate))
         addresses = {side: Address("made.up:it", None, "cpu") for side in SIDES}
         compared = Compared(NAME, "made.up:it", addresses=addresses, tried=list(tried))
-        return list(behaviour_findings([compared], Context(sides, plan, releases, targets, ())))
+        lost = [] if unwritten is None else unwritten
+        context = Context(sides, plan, releases, targets, (), lost)
+        return list(behaviour_findings([compared], context))
 
     return found
 
@@ -79,7 +86,28 @@ def test_a_failure_that_never_shows_again_is_flaky(find: Any) -> None:  # noqa: 
     candidate = Candidate(again=[])
     (found,) = find(candidate, *map(failure, range(1, 32)))
     assert (found.change, found.problem["num_tokens"]) == ("flaky", 1)
+    assert found.message == f"{NAME}: failed once with candidate and not again: it is NaN"
+    assert found.rule.startswith(f"soak {NAME} before the bump")
     assert candidate.asked == list(range(1, MOST_LOOKS + 1))
+
+
+def test_a_case_that_cannot_be_written_costs_no_finding(find: Any, tmp_path: Path) -> None:  # noqa: ANN401
+    unwritten: list[str] = []
+    (tmp_path / "file").touch()
+    (found,) = find(Candidate(again=[3]), failure(3), cases=tmp_path / "file", unwritten=unwritten)
+    assert (found.change, found.replay) == ("new-failure", {})
+    assert "cannot be written (" in unwritten[0]
+
+
+def test_one_of_the_baseline_asks_nothing_of_the_candidate(find: Any) -> None:  # noqa: ANN401
+    tried = failure(3)
+    verdicts = dict(zip(SIDES, (WRONG, PASS), strict=True))
+    (found,) = find(Candidate(again=[]), Tried(tried.law, tried.problem, verdicts))
+    assert (found.change, found.rule) == ("baseline-flaky", "")
+    assert CHANGES[found.change].action == "report"
+    assert found.message == (
+        f"{NAME}: failed once with baseline and not again, right with candidate: it is NaN"
+    )
 
 
 def test_what_shows_at_once_says_nothing_of_others(find: Any) -> None:  # noqa: ANN401

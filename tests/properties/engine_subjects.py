@@ -178,6 +178,15 @@ def wears_out(inputs: MergeInputs) -> Attention:
     return out + (1.0 if calls > 15 else 0.0), lse
 
 
+@implementation("merge_state", name="starts-slowly", supports=narrow_merges)
+def starts_slowly(inputs: MergeInputs) -> Attention:
+    """Round otherwise in a process's first call of more than 8 tokens, which warm it up."""
+    global calls  # noqa: PLW0603
+    out, lse = merged(inputs)
+    calls += len(lse) > 8
+    return out, lse * (1.0 + 2.0**-23) if len(lse) > 8 and calls == 1 else lse
+
+
 def noisy(inputs: MergeInputs) -> Attention:
     global calls  # noqa: PLW0603
     calls += 1

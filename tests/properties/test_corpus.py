@@ -18,7 +18,7 @@ from kernelproof.properties.plan import Plan
 from kernelproof.properties.profiles import Profile
 from kernelproof.properties.quarry import Address
 from kernelproof.properties.report import Finding, ImplementationReport, LawReport
-from kernelproof.reference import AttentionProblem, Problem
+from kernelproof.reference import AttentionProblem, MergeProblem, Problem
 
 SUBJECTS = Path(__file__).with_name("engine_subjects.py")
 WRONG = f"{SUBJECTS}:wrong_from_five"
@@ -190,3 +190,18 @@ class TestReplaying:
         assert (report.corpus.replayed, report.corpus.of_ledger) == (3, 1)
         assert (report.corpus.known, report.corpus.unjudged) == (1, 1)
         assert report.to_json()["corpus"]["replayed"] == 3
+
+    def test_an_entry_of_first_calls_alone_is_not_retired_by_a_call_before(
+        self, tmp_path: Path
+    ) -> None:
+        """A worker has run other cases; the entry's is judged again in a fresh one."""
+        slow = f"{SUBJECTS}:starts_slowly"
+        given = {"law": "repeated_calls", "implementation": slow}
+        first = store(tmp_path, "first", MergeProblem(num_tokens=9), **given)
+        second = store(tmp_path, "second", MergeProblem(num_tokens=10), **given)
+        known = {"implementation": "starts-slowly", "laws": ("repeated_calls",)}
+        ledger = Ledger((entry(first, **known), entry(second, **known)))
+        plan = Plan([slow], TINY, laws=("repeated_calls",), ledger=ledger, first_only=True)
+        (report,) = Run(plan).execute().implementations
+        assert report.corpus.of_ledger == 2
+        assert report.replayed == []

@@ -28,7 +28,7 @@ from kernelproof.properties.quarry import DeviceLostError
 from kernelproof.properties.report import Finding, ImplementationReport, LawReport, RunReport
 from kernelproof.properties.surveying import Choices
 from kernelproof.properties.telling import told
-from kernelproof.reference import AttentionProblem
+from kernelproof.reference import AttentionProblem, MergeProblem
 
 SUBJECTS = Path(__file__).with_name("engine_subjects.py")
 TINY = Profile("tiny", problems=30, max_work=20_000, shrink_seconds=3.0, seconds=60.0)
@@ -170,12 +170,30 @@ def test_a_failure_that_does_not_repeat_is_flaky() -> None:
     finding = finding_of(once)
     assert finding.verdict.status == "FLAKY"
     assert finding.verdict.message.startswith("FAIL at first, PASS when confirmed: out[")
-    assert once.laws[0].flaky == 1
+    assert once.laws[0].flaky
     assert once.laws[0].judged >= TINY.problems / 2  # the search went on
     finding = finding_of(worn)
     assert finding.verdict.status == "FLAKY"
     assert finding.verdict.message.startswith("passes in a fresh process, fails after other calls")
     assert finding.entry is None
+
+
+def test_a_failure_of_a_processs_first_calls_is_seen_again_in_a_fresh_one(tmp_path: Path) -> None:
+    report = run("starts_slowly", laws=["repeated_calls"])
+    (slow,) = report.implementations
+    finding = finding_of(slow)
+    assert (finding.verdict.status, finding.verdict.kind) == ("FAIL", "nondeterministic")
+    assert finding.verdict.message.startswith("in the first calls of a process alone: lse has")
+    assert slow.laws[0].flaky == 0
+    assert isinstance(finding.problem, MergeProblem)
+    assert finding.problem.num_tokens > 8  # each step costs a process
+    CaseWriter(tmp_path, None, Ledger()).write(finding, slow, report)
+    _, *arguments = shlex.split(finding.replay)
+    ended = subprocess.run(
+        [sys.executable, "-m", "kernelproof", *arguments],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert ended.stdout.startswith("FAIL nondeterministic  "), ended.stderr
 
 
 def test_noise_is_a_fault_unless_it_is_declared() -> None:

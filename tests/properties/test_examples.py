@@ -26,12 +26,14 @@ from kernelproof.impl import Target
 from kernelproof.properties.engine import Run
 from kernelproof.properties.examples import (
     VARIABLE,
+    Enduring,
     Examples,
     ExamplesError,
     examples_on,
     open_examples,
     shared_examples,
 )
+from kernelproof.properties.masking import masked
 from kernelproof.properties.plan import Plan
 from kernelproof.properties.profiles import Profile
 
@@ -124,12 +126,17 @@ def test_laws_implementations_and_parts_keep_apart(law: str, name: str, part: st
     assert list(Examples(memory, "cpu", part).of(law, name).fetch(b"key")) == []
 
 
-def test_a_database_that_fails_does_not_end_the_run(capsys: pytest.CaptureFixture[str]) -> None:
-    examples = Examples(BrokenDatabase(), "cpu")
+def test_a_database_that_fails_does_not_end_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = DirectoryBasedExampleDatabase(tmp_path)
+    examples = Examples(MultiplexedDatabase(own, Enduring(BrokenDatabase(), "there")), "cpu")
     tried = search(examples.of("parity", "mine"), lambda number: number > 999)
     assert tried[-1] == 1000
+    assert search(Examples(own, "cpu").of("parity", "mine"), lambda _: False)[0] == 1000
     search(examples.of("soak", "mine"), lambda _: False)
-    assert capsys.readouterr().err.count("the example database failed, going on without") == 1
+    told = capsys.readouterr().err
+    assert told.count("an example database failed, going on without: there (Connection") == 1
 
 
 def test_a_run_keeps_its_own_folder_beside_what_is_shared(tmp_path: Path) -> None:
@@ -151,6 +158,7 @@ def test_a_run_keeps_its_own_folder_beside_what_is_shared(tmp_path: Path) -> Non
     ("ftp://host/examples", "is no folder, github:OWNER/REPO or Redis URL"),
     ("{file}/examples", "cannot be made"),
     ("redis://127.0.0.1:1/0", "redis"),
+    ("redis://127.0.0.1:port/0", "redis"),
 ])  # fmt: skip
 def test_a_place_that_cannot_be_opened(places: str, told: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
@@ -185,6 +193,7 @@ def test_the_option_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(("words", "told"), [
     (["--profile", "quick", "--examples", "x"], "--examples goes with --profile nightly"),
     (["--profile", "nightly", "--examples", "ftp://x"], "--examples: ftp://x: is no folder"),
+    (["--profile", "nightly", "--examples", "redis://me:pa@s@h:x/0"], "redis://me:***@h:x/0: "),
 ])  # fmt: skip
 def test_wrong_usage(
     words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -194,3 +203,15 @@ def test_wrong_usage(
     assert main(["check", "torch-sdpa-paged", *words, *where]) == 2
     assert told in " ".join(capsys.readouterr().err.split())
     assert told in json.loads(path.read_text())["message"]
+    assert "pa@s" not in path.read_text()
+
+
+@pytest.mark.parametrize(("text", "shown"), [
+    ("redis://host:6379/0", "redis://host:6379/0"),
+    ("redis://:secret@host:6379/0", "redis://:***@host:6379/0"),
+    ("rediss://me:a/b@c@host,redis://me:d@x", "rediss://me:***@host,redis://me:***@x"),
+    ("unix:///socket?db=1&password=secret&x=1", "unix:///socket?db=1&password=***&x=1"),
+    ("github:me/kernels,/shared", "github:me/kernels,/shared"),
+])  # fmt: skip
+def test_a_password_is_shown_to_nobody(text: str, shown: str) -> None:
+    assert masked(text) == shown

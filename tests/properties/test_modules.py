@@ -12,8 +12,10 @@ from hypothesis import HealthCheck, Phase
 from kernelproof.impl import Implementation, Target, find_implementation, implementation
 from kernelproof.impl.flashinfer_calls import BUILD_MINUTES, module_key
 from kernelproof.properties.axes import Axes, narrow
+from kernelproof.properties.corpus import load_case
 from kernelproof.properties.engine import Run
-from kernelproof.properties.modules import Keys, Module, choose
+from kernelproof.properties.ledger import load_ledger
+from kernelproof.properties.modules import Keys, Module, choose, further
 from kernelproof.properties.plan import Plan
 from kernelproof.properties.profiles import PROFILES, asked_for
 from kernelproof.properties.strategies import problems
@@ -80,6 +82,31 @@ def test_a_quantised_cache_that_one_dtype_has_is_among_them() -> None:
     assert [module.values["caches"] for module in modules].count((("float8_e4m3fn", ""),)) == 1
     assert all(isinstance(each.first, AttentionProblem) and each.first.values_in_keys
                for each in modules)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["flashinfer-prefill-fa2", "flashinfer-decode"])
+def test_modules_of_stored_cases_are_among_them(name: str) -> None:
+    """They are built anyway: for others in their place a run would wait twice."""
+    axes, keys, _ = asked(name)
+    entries = [each for each in load_ledger().entries if each.applies_to(name, ON_H200)]
+    stored = [load_case(each.case).problem for each in entries]
+    modules, others = choose(axes, keys, 8, stored=stored), choose(axes, keys, 8)
+    assert stored
+    assert len(modules) == len(others)
+    assert set(keys(stored)) <= {module.key for module in modules}
+    assert further(modules, keys, stored) == []
+    assert len(pairs_of(modules)) > 0.9 * len(pairs_of(others))
+
+
+def test_modules_of_stored_cases_are_built_where_few_are_chosen() -> None:
+    axes, keys, _ = asked("flashinfer-prefill-fa2")
+    stored = [AttentionProblem(head_dim_qk=d, head_dim_vo=d, dtype="float16") for d in (64, 128)]
+    refused = AttentionProblem(dtype="float16")
+    modules = choose(axes, keys, 1, stored=stored)
+    assert keys([refused]) == [None]
+    others = further(modules, keys, [*stored, *stored, refused])
+    assert len(others) == 1
+    assert {modules[0].key, *keys(others)} == set(keys(stored))
 
 
 @pytest.mark.parametrize("name", ["flashinfer-prefill-fa2", "flashinfer-prefill-fa3"])

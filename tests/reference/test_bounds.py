@@ -511,6 +511,34 @@ def test_it_grows_with_the_magnitude_of_the_logits() -> None:
     assert bound(1e4).out.item() > 50 * bound(1e2).out.item()
 
 
+def test_keys_in_reach_of_the_logits_errors_may_change_places() -> None:
+    """Keys that differ in one element of 128 are alike in fixed point; a third never counts."""
+    q = torch.full((1, 1, 128), 448.0).to(torch.float8_e4m3fn)
+    k = torch.full((3, 1, 128), 448.0)
+    k[1, 0, 7], k[2] = 416.0, -448.0
+    v = torch.tensor([0.0, 1.0, 64.0]).view(3, 1, 1)
+    call: Any = {
+        "q": q,
+        "k": k.to(q.dtype),
+        "v": v.to(q.dtype),
+        "qo_indptr": torch.tensor([0, 1], dtype=torch.int32),
+        "kv_indptr": torch.tensor([0, 3], dtype=torch.int32),
+        "sm_scale": 1.0,
+        "causal": False,
+    }
+    gap = 448.0 * 32
+    exact = ragged_attention(**call)
+    assert exact.out.item() == 0
+    fixed_point = ragged_attention_error_bound(
+        **call, arithmetic=Arithmetic(fp8_products="fixed_point"), out_dtype=torch.float16
+    )
+    assert 1 <= fixed_point.out.item() < 3
+    assert fixed_point.lse.item() >= gap
+    exact_products = ragged_attention_error_bound(**call, out_dtype=torch.float16)
+    assert exact_products.out.item() < 1e-6
+    assert exact_products.lse.item() < gap
+
+
 def test_it_is_zero_where_a_row_sees_nothing() -> None:
     rows = make_rows(5, 3)
     bound = rows.bound(Arithmetic(probabilities="bfloat16"))

@@ -24,6 +24,7 @@ from kernelproof.reference import (
     quantize_nvfp4,
 )
 from kernelproof.reference.activations import Swiglu, activate, activation_of, carried_error, phi_of
+from kernelproof.reference.expert_weights import NUMBERS
 from kernelproof.reference.experts import TOKENS
 
 FLOAT64 = torch.float64
@@ -269,15 +270,18 @@ def test_all_tokens_on_one_expert() -> None:
 
 
 def test_more_rows_than_are_widened_at_once() -> None:
-    inputs = call(experts=2, hidden=2100, inter=130)
+    hidden = 2100
+    inter = NUMBERS // hidden - 100
+    assert inter < NUMBERS // hidden < 2 * inter, "w13 takes two steps"
+    inputs = call(experts=2, hidden=hidden, inter=inter)
     parts = [
         inputs["topk_weights"][:, slot : slot + 1].double()
         * torch.stack(
             [
                 inputs["w2"][expert]
                 @ (
-                    torch.nn.functional.silu(inputs["w13"][expert, :130] @ x)
-                    * (inputs["w13"][expert, 130:] @ x)
+                    torch.nn.functional.silu(inputs["w13"][expert, :inter] @ x)
+                    * (inputs["w13"][expert, inter:] @ x)
                 )
                 for x, expert in zip(
                     inputs["hidden"], inputs["topk_ids"][:, slot].tolist(), strict=True
@@ -427,6 +431,10 @@ FP8 = torch.zeros(4, 6, 6, dtype=torch.float8_e4m3fn)
         ({"limit": -1.0}, r"limit\[0\] is -1.0"),
         ({"alpha": torch.ones(3)}, r"alpha has shape \[3\]; give one number or \[4\]"),
         ({"activation": "geglu", "alpha": 1.0}, "alpha is given, but activation 'geglu' takes"),
+        (
+            {"activation": "relu2", "w13": torch.zeros(4, 3, 6), "interleaved": True},
+            "interleaved is True, but activation 'relu2' has no gate rows",
+        ),
         ({"shared_w13": torch.zeros(1, 6, 6)}, "shared_w13 and shared_w2: give both"),
         (
             {"shared_w13": torch.zeros(1, 6, 6), "shared_w2": torch.zeros(1, 6, 4)},
