@@ -209,6 +209,8 @@ LAWS = (
         "each token goes to distinct experts, no better one is left out, and the weights are those "
         "that belong to them",
         weight=3.0,
+        overlap="routing_expert_order sees a choice that depends on the experts' numbers; this law "
+        "says what is the right one",
     ),
     Law(
         "routing_invariants",
