@@ -36,7 +36,7 @@ linkcheck_timeout = 20
 linkcheck_anchors_ignore_for_url = [r"https://github\.com/.*"]
 
 # What docs/bump.md links to as an example: the page of a comparison that is kept.
-_EXAMPLE = _ROOT / "fixtures" / "evidence" / "bump-cpu.json"
+_EXAMPLE = _ROOT / "fixtures" / "evidence" / "bump-h200.json"
 
 
 def _write_example(app: Sphinx, error: Exception | None) -> None:
