@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
+from ..properties.memory import allocated
 from ..reference import moe
 from .bench_results import Cell, Requirement, Results, Table
 from .bench_times import check_agreement, interleaved, load, milliseconds, ratio
@@ -19,8 +18,6 @@ FEW_TOKENS = 16
 FEW_TO_LOOP, MANY_TO_LOOP = 1.2, 2.0
 """Up to 16 tokens, where both read weights most of the time; above, where they multiply."""
 PEAK_TO_EXPERT = 1.0
-QUIET = "99"
-"""Of the profiler's log: without, it writes a line when it starts and ends."""
 TOLERANCE = 1e-3
 """Far more than float32 is off, far less than a wrong answer: outputs are of the size of 1."""
 SEED = 0
@@ -170,25 +167,8 @@ def batch_of(case: Case) -> Batch:
 
 
 def peaks(cases: Sequence[Case]) -> list[int]:
-    """Give the most bytes that the oracle's tensors take beyond its inputs on each case.
-
-    Allocations are counted, not what the operating system lends: what an allocator keeps, and how
-    it lies scattered, moves that by a megabyte from process to process.
-    """
-    os.environ.setdefault("KINETO_LOG_LEVEL", QUIET)
+    """Give the most bytes that the oracle's tensors take beyond its inputs on each case."""
     return [allocated(contenders_of(weights_of(c), batch_of(c))[ORACLE]) for c in cases]
-
-
-def allocated(call: Callable[[], object]) -> int:
-    """Give the most bytes that torch has allocated at a time during a call; not what BLAS has."""
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    ) as profile:
-        call()
-    assert profile.profiler is not None  # noqa: S101  it has run
-    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
-    events.sort(key=lambda event: event.start_ns())
-    return int(max(itertools.accumulate((event.nbytes() for event in events), initial=0)))
 
 
 def _memory(cases: Sequence[Case]) -> tuple[Table, list[Requirement]]:

@@ -18,10 +18,13 @@ from typing import Any
 
 import torch
 
-from ..reference import problem_from_json
+from ..impl.protocol import ScratchSession
+from ..reference import Problem, problem_from_json
 from .comparison import same_bits
 from .laws import laws_of
+from .laws.batches import on_host
 from .laws.law import ATTENTION, MERGE
+from .memory import allocated, written
 from .subject import Stop, Subject
 from .verdict import Verdict
 
@@ -106,7 +109,8 @@ def timed(subject: Subject, payload: Mapping[str, Any]) -> dict[str, Any]:
 
     Returns:
         ``seconds`` of each of ``calls`` calls, fewer where they are slow, ``first`` of the one
-        before them, and on a GPU ``peak_bytes``, what a call allocates at most.
+        before them, ``peak_bytes``, what a call allocates at most, and ``workspace_bytes``, what it
+        needs of a workspace that its session names; None where it names none.
     """
     problem = problem_from_json(payload["problem"])
     cuda = subject.target.device == "cuda"
@@ -122,10 +126,7 @@ def timed(subject: Subject, payload: Mapping[str, Any]) -> dict[str, Any]:
         before = torch.cuda.memory_allocated() if cuda else 0
         start = time.perf_counter()
         try:
-            if problem.operation in ATTENDING:
-                subject.attend(problem, inputs)
-            else:
-                subject.call(problem, inputs)
+            _call(subject, problem, inputs)
         except Stop as stop:
             return {"stopped": stop.verdict.to_json()}
         seconds.append(time.perf_counter() - start)
@@ -136,8 +137,28 @@ def timed(subject: Subject, payload: Mapping[str, Any]) -> dict[str, Any]:
         "first": first,
         "seconds": rest,
         "median": statistics.median(rest),
-        "peak_bytes": peak if cuda else None,
+        "peak_bytes": peak if cuda else allocated(lambda: _call(subject, problem, inputs)),
+        "workspace_bytes": _workspace_bytes(subject, problem, inputs),
     }
+
+
+def _call(subject: Subject, problem: Problem, inputs: Any) -> None:  # noqa: ANN401  any record
+    if problem.operation in ATTENDING:
+        subject.attend(problem, inputs)
+    else:
+        subject.call(problem, inputs)
+
+
+def _workspace_bytes(subject: Subject, problem: Problem, inputs: Any) -> int | None:  # noqa: ANN401
+    """Give what a run in a session needs of the workspace that it names; None if there is none."""
+    session = subject.implementation.session and subject.implementation.session()
+    if not isinstance(session, ScratchSession):
+        return None
+    try:
+        subject.call(problem, on_host(inputs)[0], session.plan)
+        return written(session.scratch(), lambda: subject.call(problem, inputs, session.run))
+    except Stop:  # the calls before went well: it is the session's fault, and life_cycle's to tell
+        return None
 
 
 def tensors_in(value: object, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from ...properties.telling import count_of, printable
 from ..display import command, say
+from .speed import memory_told
 
 STYLES = {
     "bump": "bold green",
@@ -29,6 +30,7 @@ REPORTED_IN_FULL = (
     "hang-stays",
     "slower",
     "faster",
+    "more-memory",
 )
 """Changes that do nothing and are told one by one all the same; others are counted."""
 
@@ -133,8 +135,10 @@ def _machine(out: Console, machine: Mapping[str, Any]) -> None:
                 out,
                 "speed",
                 f"{each['name']}: {one['ratio']:.2f} of the baseline's seconds "
-                f"({one['low']:.2f} to {one['high']:.2f})",
+                f"({one['low']:.2f} to {one['high']:.2f}){'; '.join(['', *memory_told(one)])}",
             )
+            if told := memory_told(one):
+                _line(out, "memory", f"{each['name']}: {'; '.join(told)}")
     for each in machine["not_tested"]:
         _line(out, "not tested", f"{each['what']}: {each['why']}")
 

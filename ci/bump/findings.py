@@ -80,6 +80,7 @@ CHANGES: Mapping[str, Change] = {
     "implementation-lost": Change("behaviour", CONDITION, "it ran with the baseline alone"),
     "slower": Change("speed", REPORT, "calls take longer by more than the policy's limit"),
     "faster": Change("speed", REPORT, "calls take less by more than the policy's limit"),
+    "more-memory": Change("speed", REPORT, "calls need more memory, or more of their workspace"),
     "hang": Change("liveness", BLOCK, "a call of the candidate does not end"),
     "known-hang": Change("liveness", CONDITION, "a hang that is known of the candidate"),
     "hang-stays": Change("liveness", REPORT, "a hang that is known of both"),

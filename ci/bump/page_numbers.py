@@ -10,6 +10,7 @@ from typing import Any
 
 from .page_sides import chip_label
 from .releases import BASELINE, SIDES
+from .speed import memory_told
 
 EDGES = tuple(10 ** (exponent / 2) for exponent in range(-10, 1))
 """Of the bars, from 1e-5 to the bound itself, two a decade; what is smaller stands before them."""
@@ -90,6 +91,7 @@ class Speed:
         one, limit: where the ratio 1 and the policy's limit stand.
         word: what the ratio comes to.
         tone: how that is coloured.
+        memory: what calls need of it with either side; empty where that is not known.
     """
 
     name: str
@@ -101,6 +103,7 @@ class Speed:
     limit: float
     word: str
     tone: str
+    memory: str
 
 
 def speeds(machine: Mapping[str, Any], limit: float) -> list[Speed]:
@@ -133,6 +136,7 @@ def speeds(machine: Mapping[str, Any], limit: float) -> list[Speed]:
             place(1.0),
             place(limit),
             *_word(one, limit),
+            "; ".join(memory_told(one)),
         )
         for name, one in found
     ]

@@ -30,7 +30,7 @@ from .learned import Learned
 from .outcomes import Context, behaviour_findings
 from .plan import Plan
 from .releases import BASELINE, CANDIDATE, SIDES, Release, find_release
-from .speed import measure, speed_findings
+from .speed import measure, memory_findings, speed_findings
 from .surface import surface_findings
 from .unjudged import nothing_judged, refuse_laws
 
@@ -193,6 +193,7 @@ def compare_behaviour(
                     for each in learned.compared:
                         measure(each, sides)
                 learned.findings += speed_findings(learned.compared, limit, chips)
+                learned.findings += memory_findings(learned.compared, chips)
         except (HarnessError, DeviceLostError) as error:
             learned.fail(f"the comparison of behaviour ended early: {error}")
 

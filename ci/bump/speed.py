@@ -1,10 +1,12 @@
-"""How long the same calls take with both releases: rounds of each in turn, one at a time."""
+"""How long the same calls take with both releases, in rounds of each in turn, and what memory."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from rich.filesize import decimal
 
 from .behaviour import Compared, Sides, Tried
 from .findings import Chip, Finding, finding
@@ -15,6 +17,9 @@ PROBLEMS, ROUNDS, CALLS = 2, 3, 5
 """Problems of an implementation, those that took longest; rounds; calls of each in a round."""
 LEAST_SECONDS = 2e-5
 """A call that takes less than this is all measuring: no ratio is made of it."""
+MORE_MEMORY, LEAST_BYTES = 1.1, 64 << 10
+"""A ratio of bytes, and how many more, from which a call needs more memory."""
+MEMORY = {"peak_bytes": "allocates", "workspace_bytes": "needs of its workspace"}
 
 
 def measure(found: Compared, sides: Sides) -> None:
@@ -22,7 +27,7 @@ def measure(found: Compared, sides: Sides) -> None:
     for tried in _chosen(found):
         seconds: dict[str, list[float]] = {side: [] for side in SIDES}
         first: dict[str, float] = {}
-        peak: dict[str, int | None] = {}
+        memory: dict[str, dict[str, int | None]] = {field: {} for field in MEMORY}
         for number in range(ROUNDS):
             # The other one begins every second round: a machine that slows down favours neither.
             for side in SIDES if number % 2 == 0 else reversed(SIDES):
@@ -35,10 +40,11 @@ def measure(found: Compared, sides: Sides) -> None:
                     return
                 seconds[side].append(float(result["median"]))
                 first.setdefault(side, float(result["first"]))
-                peak[side] = result["peak_bytes"]
+                for field, of_sides in memory.items():
+                    of_sides[side] = result[field]
         if min(map(min, seconds.values())) < LEAST_SECONDS:
             continue
-        found.speeds.append(_numbers(tried, seconds, first, peak))
+        found.speeds.append(_numbers(tried, seconds, first) | memory)
 
 
 def _chosen(found: Compared) -> list[Tried]:
@@ -65,7 +71,6 @@ def _numbers(
     tried: Tried,
     seconds: dict[str, list[float]],
     first: dict[str, float],
-    peak: dict[str, int | None],
 ) -> dict[str, Any]:
     ratios = [new / old for old, new in zip(seconds[BASELINE], seconds[CANDIDATE], strict=True)]
     return {
@@ -74,7 +79,6 @@ def _numbers(
         "seconds": {side: statistics.median(seconds[side]) for side in SIDES},
         "rounds": seconds,
         "first_seconds": first,
-        "peak_bytes": peak,
         "ratio": statistics.median(ratios),
         "low": min(ratios),
         "high": max(ratios),
@@ -104,6 +108,42 @@ def speed_findings(
                     candidate={"seconds": new},
                     count=len(found),
                 )
+
+
+def memory_findings(compared: Sequence[Compared], chips: tuple[Chip, ...]) -> Iterator[Finding]:
+    """Give implementations that need more memory for a call, or more of the workspace they get."""
+    for each in compared:
+        for field, verb in MEMORY.items():
+            more = [speed[field] for speed in each.speeds if _needs_more(speed[field])]
+            if more:
+                most = max(more, key=lambda found: found[CANDIDATE] - found[BASELINE])
+                old, new = most[BASELINE], most[CANDIDATE]
+                yield finding(
+                    "more-memory",
+                    each.name,
+                    f"{each.name} {verb} {decimal(old)} with the baseline, {decimal(new)} with "
+                    "the candidate",
+                    detail=field,
+                    chips=chips,
+                    rule=f"see that {each.name} has the memory",
+                    baseline={field: old},
+                    candidate={field: new},
+                    count=len(more),
+                )
+
+
+def _needs_more(found: Mapping[str, int | None]) -> bool:
+    old, new = found[BASELINE], found[CANDIDATE]
+    return old is not None and new is not None and new > max(MORE_MEMORY * old, old + LEAST_BYTES)
+
+
+def memory_told(measured: Mapping[str, Any]) -> list[str]:
+    """Say what calls on one problem need of memory with either side; nothing of what is unknown."""
+    return [
+        f"{verb} " + " and ".join(decimal(measured[field][side]) for side in SIDES)
+        for field, verb in MEMORY.items()
+        if all(isinstance(measured.get(field, {}).get(side), int) for side in SIDES)
+    ]
 
 
 def build_seconds(compared: Sequence[Compared]) -> list[dict[str, Any]]:

@@ -116,14 +116,6 @@ class TestExperts:
         for case, size in zip(cases, sizes, strict=True):
             assert case.expert_bytes / 16 < size <= case.expert_bytes, case.name
 
-    def test_a_tensor_more_is_seen(self) -> None:
-        def call(number: int) -> None:
-            kept = [torch.zeros(1000) for _ in range(number)]
-            del kept
-
-        assert bench_experts.allocated(lambda: call(3)) == 3 * 4000
-        assert bench_experts.allocated(lambda: call(4)) == 4 * 4000
-
 
 class TestTightness:
     def test_it_prints_a_row_for_each_arithmetic_and_regime(self) -> None:

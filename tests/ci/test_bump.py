@@ -276,6 +276,7 @@ def test_what_was_fixed_is_told(here: Path) -> None:
     assert (code, report["verdict"]) == (0, "bump")
     (speed,) = report["machines"][0]["timings"]["speed"]
     assert speed["name"] == "subject.py:merge"
+    assert all(0 < size < 1e9 for size in speed["measurements"][0]["peak_bytes"].values())
 
 
 RARELY_WRONG = """

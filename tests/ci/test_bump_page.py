@@ -290,6 +290,18 @@ def test_ratios_of_time_in_words(
     assert speeds(machine, 1.25) == []
 
 
+def test_memory_in_words(report: Callable[..., dict[str, Any]]) -> None:
+    machine = report()["machines"][0]
+    (one,) = machine["timings"]["speed"][0]["measurements"]
+    assert speeds(machine, 1.25)[0].memory == ""
+    one["peak_bytes"] = {"baseline": 20_480, "candidate": 3_000_000}
+    one["workspace_bytes"] = {"baseline": 0, "candidate": None}  # one side has no session
+    assert speeds(machine, 1.25)[0].memory == "allocates 20.5 kB and 3.0 MB"
+    one["workspace_bytes"] = {"baseline": 0, "candidate": 1_000}
+    made = speeds(machine, 1.25)[0].memory
+    assert made.endswith("3.0 MB; needs of its workspace 0 bytes and 1.0 kB")
+
+
 @pytest.mark.parametrize("name", ["verdict", "chips", "findings", "features", "machines"])
 def test_what_a_failed_comparison_lacks(report: Callable[..., dict[str, Any]], name: str) -> None:
     empty: dict[str, Any] = {"verdict": "undecided", "features": None}

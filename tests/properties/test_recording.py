@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
 import torch
 
-from kernelproof.properties.recording import difference, digest, tensors_in
-from kernelproof.reference import AttentionOutput
+from kernelproof.impl import Target, implementation
+from kernelproof.properties.recording import difference, digest, tensors_in, timed
+from kernelproof.properties.subject import Subject
+from kernelproof.reference import AttentionOutput, AttentionProblem, oracle
+from kernelproof.reference.inputs import PagedAttentionInputs
 
 
 def test_tensors_are_found_in_any_record() -> None:
@@ -47,3 +54,65 @@ def test_a_difference_says_how_many_and_how_far() -> None:
         "largest": None,
         "where": "shape or dtype of out",
     }
+
+
+class Anywhere:
+    """Phases that nobody watches."""
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Go through one."""
+        del name
+        yield
+
+
+class OnScratch:
+    """A session that writes a float32 for each output to a workspace of a megabyte."""
+
+    def __init__(self) -> None:
+        self.workspace = torch.zeros(1 << 20, dtype=torch.uint8)
+        self.planned = 0
+
+    def plan(self, inputs: PagedAttentionInputs) -> None:
+        """Plan for so many query tokens."""
+        self.planned = int(inputs.metadata.qo_indptr[-1])
+
+    def run(self, inputs: PagedAttentionInputs) -> AttentionOutput:
+        """Attend through the workspace."""
+        result = oracle.attention(inputs)
+        assert len(result.out) == self.planned
+        partial = self.workspace.view(torch.float32)[: result.out.numel()].view(result.out.shape)
+        partial.copy_(result.out)
+        return AttentionOutput(partial.to(inputs.out_dtype), result.lse.float())
+
+    def scratch(self) -> list[torch.Tensor]:
+        """Give the workspace."""
+        return [self.workspace]
+
+
+class Fails(OnScratch):
+    """It is life_cycle that tells of it."""
+
+    def run(self, inputs: PagedAttentionInputs) -> AttentionOutput:
+        """Fail."""
+        raise RuntimeError(str(inputs.out_dtype))
+
+
+@pytest.mark.parametrize(
+    ("session", "expected"), [(OnScratch, 3 * 2 * 16 * 4), (Fails, None), (None, None)]
+)
+def test_timing_says_what_a_call_needs_of_memory(
+    session: type[OnScratch] | None, expected: int | None
+) -> None:
+    @implementation("paged_attention", name="mine", session=session)
+    def mine(inputs: PagedAttentionInputs) -> AttentionOutput:
+        kept = torch.zeros(250_000)  # a megabyte
+        result = oracle.attention(inputs)
+        return AttentionOutput((result.out + kept[0]).to(inputs.out_dtype), result.lse.float())
+
+    problem = AttentionProblem(query_lens=(1, 2), seq_lens=(4, 5), num_kv_heads=2)
+    subject = Subject(mine, Target.here("cpu"), Anywhere())
+    found = timed(subject, {"problem": problem.to_json(), "calls": 2})
+    assert found["workspace_bytes"] == expected
+    assert 1_000_000 < found["peak_bytes"] < 1_200_000
+    assert len(found["seconds"]) == 2
