@@ -37,6 +37,8 @@ class LogitErrors(NamedTuple):
 
 def may_reorder(errors: LogitErrors) -> bool:
     """Tell whether any row's keys may change places; True on a GPU, which is not waited for."""
+    if not errors.absolute.shape[-1]:
+        return False
     return errors.largest.is_cuda or bool(errors.reorder.any())
 
 
@@ -45,14 +47,12 @@ def largest_sum(log_weights: torch.Tensor, v: torch.Tensor, errors: LogitErrors)
 
     Args:
         log_weights: [N, K, R, S'], log P, -inf where masked.
-        v: [N, K, S', E], zero where an entry is no key.
+        v: [N, K, S', E], S' > 0, zero where an entry is no key.
         errors: of the logits.
 
     Returns:
         [N, K, R, E].
     """
     sizes = v.abs()
-    if not v.shape[2]:
-        return torch.matmul(log_weights, sizes)
     most = (log_weights + errors.absolute).add_(errors.largest).clamp_(max=0.0).exp_()
     return torch.minimum(most @ sizes, sizes.amax(dim=2, keepdim=True))
