@@ -233,6 +233,13 @@ def timed(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
     return measured_times(subject_of(payload, phases), payload)
 
 
+def weighed(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+    """Measure what a call needs of memory; see ``recording.weighed``."""
+    from .recording import weighed as measured_bytes
+
+    return measured_bytes(subject_of(payload, phases), payload)
+
+
 def target(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
     """Describe the device, or say why there is none."""
     del phases
@@ -258,6 +265,7 @@ TASKS = {
     "measure": measured,
     "answer": answered,
     "time": timed,
+    "weigh": weighed,
     "target": target,
     "device": device,
 }

@@ -15,13 +15,23 @@ CHUNK_BYTES = 4 << 20
 """Of a workspace, looked at together from its end: it may have hundreds of MiB."""
 
 
-def allocated(call: Callable[[], object]) -> int:
-    """Give the most bytes that torch has allocated on the CPU at a time during a call.
+def allocated(call: Callable[[], object], device: str = "cpu") -> int:
+    """Give the most bytes that torch has allocated on a device at a time during a call.
 
     Allocations are counted, not what the operating system lends: what an allocator keeps, and how
     it lies scattered, moves that by a megabyte from process to process. What a BLAS sets aside for
     itself is not counted.
+
+    Args:
+        call: waits for the device where that matters.
+        device: "cpu" or "cuda".
     """
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        call()
+        return torch.cuda.max_memory_allocated() - before
     os.environ.setdefault("KINETO_LOG_LEVEL", QUIET)
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True

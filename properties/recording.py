@@ -108,9 +108,8 @@ def timed(subject: Subject, payload: Mapping[str, Any]) -> dict[str, Any]:
     """Time calls of an implementation on one problem, the first of which is not counted.
 
     Returns:
-        ``seconds`` of each of ``calls`` calls, fewer where they are slow, ``first`` of the one
-        before them, ``peak_bytes``, what a call allocates at most, and ``workspace_bytes``, what it
-        needs of a workspace that its session names; None where it names none.
+        ``seconds`` of each of ``calls`` calls, fewer where they are slow, their ``median``, and
+        ``first`` of the one before them.
     """
     problem = problem_from_json(payload["problem"])
     cuda = subject.target.device == "cuda"
@@ -122,24 +121,31 @@ def timed(subject: Subject, payload: Mapping[str, Any]) -> dict[str, Any]:
             break
         if cuda:
             torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated() if cuda else 0
         start = time.perf_counter()
         try:
             _call(subject, problem, inputs)
         except Stop as stop:
             return {"stopped": stop.verdict.to_json()}
         seconds.append(time.perf_counter() - start)
-        if number == 0:
-            peak = torch.cuda.max_memory_allocated() - before if cuda else 0
     first, *rest = seconds
-    return {
-        "first": first,
-        "seconds": rest,
-        "median": statistics.median(rest),
-        "peak_bytes": peak if cuda else allocated(lambda: _call(subject, problem, inputs)),
-        "workspace_bytes": _workspace_bytes(subject, problem, inputs),
-    }
+    return {"first": first, "seconds": rest, "median": statistics.median(rest)}
+
+
+def weighed(subject: Subject, payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Measure what a call needs of memory, once a first has set aside what is kept between calls.
+
+    Returns:
+        ``peak_bytes``, what a call allocates at most, and ``workspace_bytes``, what it needs of a
+        workspace that its session names; None where it names none.
+    """
+    problem = problem_from_json(payload["problem"])
+    inputs = subject.materialise(problem)
+    try:
+        _call(subject, problem, inputs)
+        peak = allocated(lambda: _call(subject, problem, inputs), subject.target.device)
+    except Stop as stop:
+        return {"stopped": stop.verdict.to_json()}
+    return {"peak_bytes": peak, "workspace_bytes": _workspace_bytes(subject, problem, inputs)}
 
 
 def _call(subject: Subject, problem: Problem, inputs: Any) -> None:  # noqa: ANN401  any record

@@ -135,7 +135,7 @@ def _machine(out: Console, machine: Mapping[str, Any]) -> None:
                 out,
                 "speed",
                 f"{each['name']}: {one['ratio']:.2f} of the baseline's seconds "
-                f"({one['low']:.2f} to {one['high']:.2f}){'; '.join(['', *memory_told(one)])}",
+                f"({one['low']:.2f} to {one['high']:.2f})",
             )
             if told := memory_told(one):
                 _line(out, "memory", f"{each['name']}: {'; '.join(told)}")

@@ -27,24 +27,33 @@ def measure(found: Compared, sides: Sides) -> None:
     for tried in _chosen(found):
         seconds: dict[str, list[float]] = {side: [] for side in SIDES}
         first: dict[str, float] = {}
-        memory: dict[str, dict[str, int | None]] = {field: {} for field in MEMORY}
         for number in range(ROUNDS):
             # The other one begins every second round: a machine that slows down favours neither.
             for side in SIDES if number % 2 == 0 else reversed(SIDES):
-                request = found.addresses[side].request(
-                    "time", problem=tried.problem.to_json(), calls=CALLS
-                )
-                outcome = sides[side].ask(request, DEADLINES, note=f"round {number}")
-                result: dict[str, Any] = outcome.result or {}
-                if outcome.status != "done" or "stopped" in result:
+                result = _ask(found, sides, side, tried, "time", note=f"round {number}")
+                if result is None:
                     return
                 seconds[side].append(float(result["median"]))
                 first.setdefault(side, float(result["first"]))
-                for field, of_sides in memory.items():
-                    of_sides[side] = result[field]
         if min(map(min, seconds.values())) < LEAST_SECONDS:
             continue
-        found.speeds.append(_numbers(tried, seconds, first) | memory)
+        found.speeds.append(_numbers(tried, seconds, first) | _memory(found, sides, tried))
+
+
+def _ask(
+    found: Compared, sides: Sides, side: str, tried: Tried, task: str, note: str = ""
+) -> dict[str, Any] | None:
+    """Have a side measure calls on one problem; None where they do not go well."""
+    request = found.addresses[side].request(task, problem=tried.problem.to_json(), calls=CALLS)
+    outcome = sides[side].ask(request, DEADLINES, note=note)
+    result: dict[str, Any] = outcome.result or {}
+    return None if outcome.status != "done" or "stopped" in result else result
+
+
+def _memory(found: Compared, sides: Sides, tried: Tried) -> dict[str, dict[str, int | None]]:
+    """Give what calls on a problem need with each side; None of what is not known."""
+    needs = {side: _ask(found, sides, side, tried, "weigh") or {} for side in SIDES}
+    return {field: {side: needs[side].get(field) for side in SIDES} for field in MEMORY}
 
 
 def _chosen(found: Compared) -> list[Tried]:

@@ -82,6 +82,18 @@ def test_what_is_kept_can_be_read() -> None:
     assert read_report(KEPT)["verdict"] == "do not bump"
 
 
+def test_what_calls_need_of_memory_is_told_once(small: dict[str, Any]) -> None:
+    report = copy.deepcopy(small)
+    for each in report["machines"][0]["timings"]["speed"]:
+        del each["measurements"][1:]
+        each["measurements"][0]["peak_bytes"] = {"baseline": 20_480, "candidate": 3_000_000}
+    out = io.StringIO()
+    print_report(Console(file=out, width=1000), report)
+    assert out.getvalue().count("allocates 20.5 kB and 3.0 MB") == len(
+        report["machines"][0]["timings"]["speed"]
+    )
+
+
 def test_damage_anywhere_is_refused_or_does_nothing(small: dict[str, Any], tmp_path: Path) -> None:
     draw, file, refused = Random(0), tmp_path / "report.json", 0  # noqa: S311  places to damage
     places = list(_places(small))

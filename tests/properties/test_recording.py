@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from kernelproof.impl import Target, implementation
-from kernelproof.properties.recording import difference, digest, tensors_in, timed
+from kernelproof.properties import recording
+from kernelproof.properties.recording import difference, digest, tensors_in, timed, weighed
 from kernelproof.properties.subject import Subject
 from kernelproof.reference import AttentionOutput, AttentionProblem, oracle
 from kernelproof.reference.inputs import PagedAttentionInputs
@@ -101,7 +102,7 @@ class Fails(OnScratch):
 @pytest.mark.parametrize(
     ("session", "expected"), [(OnScratch, 3 * 2 * 16 * 4), (Fails, None), (None, None)]
 )
-def test_timing_says_what_a_call_needs_of_memory(
+def test_what_a_call_needs_of_memory_is_measured(
     session: type[OnScratch] | None, expected: int | None
 ) -> None:
     @implementation("paged_attention", name="mine", session=session)
@@ -112,7 +113,24 @@ def test_timing_says_what_a_call_needs_of_memory(
 
     problem = AttentionProblem(query_lens=(1, 2), seq_lens=(4, 5), num_kv_heads=2)
     subject = Subject(mine, Target.here("cpu"), Anywhere())
-    found = timed(subject, {"problem": problem.to_json(), "calls": 2})
+    found = weighed(subject, {"problem": problem.to_json()})
     assert found["workspace_bytes"] == expected
     assert 1_000_000 < found["peak_bytes"] < 1_200_000
+
+
+def test_calls_are_timed_after_a_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    @implementation("paged_attention", name="mine")
+    def mine(inputs: PagedAttentionInputs) -> AttentionOutput:
+        calls.append(len(calls))
+        return oracle.attention(inputs)
+
+    monkeypatch.setattr(recording, "allocated", None)  # no round measures memory
+    problem = AttentionProblem(query_lens=(1, 2), seq_lens=(4, 5), num_kv_heads=2)
+    found = timed(
+        Subject(mine, Target.here("cpu"), Anywhere()), {"problem": problem.to_json(), "calls": 2}
+    )
     assert len(found["seconds"]) == 2
+    assert len(calls) == 3
+    assert found["median"] == sum(found["seconds"]) / 2
