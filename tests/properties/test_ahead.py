@@ -17,9 +17,11 @@ from kernelproof.properties.axes import Axes, all_axes
 from kernelproof.properties.hunt import Hunt, Search
 from kernelproof.properties.isolation import Deadlines, Outcome, Worker, WorkerPool
 from kernelproof.properties.laws import find_law
+from kernelproof.properties.ledger import Entry
 from kernelproof.properties.profiles import Profile
 from kernelproof.properties.quarry import Address, Quarry
 from kernelproof.properties.report import LawReport
+from kernelproof.properties.verdict import Verdict
 from kernelproof.reference import AttentionProblem, Problem, problem_from_json
 
 HERE = Path(__file__).parent
@@ -154,14 +156,19 @@ class InProcess:
 
 
 def hunted(
-    judge: Judge, depth: int, monkeypatch: pytest.MonkeyPatch, *, smallest: tuple[Problem, ...] = ()
+    judge: Judge,
+    depth: int,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    smallest: tuple[Problem, ...] = (),
+    explain: Callable[[str, Verdict, Problem], Entry | None] = lambda *_: None,
 ) -> tuple[LawReport, InProcess]:
     monkeypatch.setattr("kernelproof.properties.inquiry.DEPTH", depth)
     worker = InProcess(judge)
     quarry = Quarry("it", Address("it", None, "cpu"), AXES, smallest=[*smallest])
     search = Search(PROFILE, 5, PROFILE.problems, PROFILE.seconds)
     law = find_law("parity")
-    hunt = Hunt(worker, quarry, law, search, explain=lambda *_: None)  # type: ignore[arg-type]
+    hunt = Hunt(worker, quarry, law, search, explain=explain)  # type: ignore[arg-type]
     report = hunt.run()
     assert not worker.asked
     return report, worker
@@ -237,6 +244,31 @@ class TestHunt:
         assert report.flaky
         assert report.finding is not None
         assert report.finding.verdict.status == "FLAKY"
+
+    def test_a_failure_that_the_ledger_explains_when_confirmed_is_known(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A race may show itself as a HANG here and as a FAIL there; an entry may name one."""
+        seen: list[str] = []
+
+        def by_turns(problem: AttentionProblem) -> Outcome:
+            outcome = wrong(problem)
+            if (outcome.result or {})["status"] != "FAIL":
+                return outcome
+            seen.append(problem.id)
+            return Outcome("hang", kind="run", phase="run") if len(seen) == 1 else outcome
+
+        race = Entry("race", "it", ("parity",), "FAIL", {}, "It is a race.", Path("race.json"))
+
+        def explain(law: str, verdict: Verdict, problem: Problem) -> Entry | None:
+            del law, problem
+            return race if verdict.status == race.status else None
+
+        report, _ = hunted(by_turns, 0, monkeypatch, explain=explain)
+        assert len(seen) > 1
+        assert report.flaky == 0
+        assert report.finding is not None
+        assert report.finding.entry == "race"
 
     def test_a_death_before_a_case_began_is_not_its_own(
         self, monkeypatch: pytest.MonkeyPatch

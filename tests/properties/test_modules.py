@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable
+import json
+from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -12,12 +14,15 @@ from hypothesis import HealthCheck, Phase
 from kernelproof.impl import Implementation, Target, find_implementation, implementation
 from kernelproof.impl.flashinfer_calls import BUILD_MINUTES, module_key
 from kernelproof.properties.axes import Axes, narrow
-from kernelproof.properties.corpus import load_case
+from kernelproof.properties.building import Builder
+from kernelproof.properties.corpus import load_case, read_corpus
 from kernelproof.properties.engine import Run
 from kernelproof.properties.ledger import load_ledger
 from kernelproof.properties.modules import Keys, Module, choose, further
 from kernelproof.properties.plan import Plan
 from kernelproof.properties.profiles import PROFILES, asked_for
+from kernelproof.properties.quarry import Address
+from kernelproof.properties.report import ImplementationReport
 from kernelproof.properties.strategies import problems
 from kernelproof.reference import AttentionProblem, Problem
 
@@ -165,6 +170,40 @@ def test_a_run_builds_its_modules_and_refuses_the_others() -> None:
     assert parity.judged >= PROFILES["quick"].problems
     # Switching a window on leads to a module that is built for one head dim alone.
     assert sensitivity.judged
+
+
+def test_modules_of_stored_cases_are_built_before_they_are_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dims, most = (32, 64, 96, 128, 256), PROFILES["quick"].modules
+    stored = [AttentionProblem(head_dim_qk=dim, head_dim_vo=dim) for dim in dims]
+    name = f"{__file__}:slow_to_compile"
+    for problem in stored:
+        case = {"law": "parity", "implementation": name, "problem": problem.to_json()}
+        (tmp_path / f"{problem.head_dim_qk}.json").write_text(json.dumps(case))
+    ahead: list[Module] = []
+
+    def build(
+        self: Builder,
+        address: Address,
+        modules: Sequence[Module],
+        report: ImplementationReport,
+        built: Callable[[int, int], None] | None = None,
+    ) -> None:
+        ahead.extend(modules)
+        original(self, address, modules, report, built)
+
+    original = Builder.build
+    monkeypatch.setattr(Builder, "build", build)
+    plan = Plan([name], PROFILES["quick"], laws=("parity",), corpus=read_corpus(tmp_path))
+    report = Run(plan).execute().implementations[0]
+    assert report.error == ""
+    assert report.corpus.replayed == len(dims) > most
+    assert report.modules == most  # of which problems are drawn
+    dims_built = [
+        each.first.head_dim_qk for each in ahead if isinstance(each.first, AttentionProblem)
+    ]
+    assert sorted(dims_built) == sorted(dims)
 
 
 def test_fewer_modules_are_built_where_one_takes_minutes() -> None:
