@@ -11,6 +11,10 @@ SCORE_FLAGS ?=
 BENCH_FLAGS ?=
 TEST_FLAGS ?=
 
+# Many images set it. Without bytecode each of a run's processes starts a second later, and the
+# tests start hundreds.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := $(VENV)/bin
 CONSTRAINTS := ci/constraints.txt
 FLASHINFER_NEEDS := ci/requirements-flashinfer-cpu.txt
