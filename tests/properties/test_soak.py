@@ -16,8 +16,10 @@ import torch
 
 from kernelproof.impl import Implementation, Target, implementation
 from kernelproof.properties.cases import CaseWriter
+from kernelproof.properties.comparison import Result, same_bits
 from kernelproof.properties.engine import Run
-from kernelproof.properties.laws import find_law
+from kernelproof.properties.laws import find_law, soak
+from kernelproof.properties.laws.general import kept
 from kernelproof.properties.laws.soak import share_scratch
 from kernelproof.properties.ledger import Ledger
 from kernelproof.properties.plan import Plan
@@ -99,6 +101,25 @@ def test_noise_within_the_bound_is_a_fault_unless_it_is_declared() -> None:
     assert said.message.startswith("1 of 6 launches differ from the first; launch 4: ")
 
 
+def test_a_copy_is_waited_for_before_it_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made on the launch's stream, after the launch has ended, and read on another."""
+    events: list[str] = []
+
+    def copied(result: Result) -> Result:
+        events.append("copy")
+        return kept(result)
+
+    def compared(first: torch.Tensor, second: torch.Tensor) -> bool:
+        events.append("read")
+        return same_bits(first, second)
+
+    monkeypatch.setattr(soak, "kept", copied)
+    monkeypatch.setattr(soak, "same_bits", compared)
+    monkeypatch.setattr(Subject, "wait", lambda *_: events.append("wait"))
+    assert soaked(merging(lambda *_: None), 1).status == "PASS"
+    assert events[-4:] == ["copy", "wait", "read", "read"]
+
+
 def test_a_slow_implementation_is_launched_a_few_times() -> None:
     calls = []
 
@@ -172,6 +193,35 @@ def test_sessions_on_several_streams_must_not_share_a_workspace() -> None:
     assert said.kind == "nondeterministic", said
     # Without sessions, a launch on another stream waits for the one before.
     assert soaked(scratch, 200, AttentionProblem(seq_lens=(5,), seed=1), "cuda").status == "PASS"
+
+
+class _Own:
+    """A session that shares nothing."""
+
+    def plan(self, inputs: PagedAttentionInputs) -> None:
+        """Plan nothing."""
+
+    def run(self, inputs: PagedAttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attend."""
+        result = oracle.attention(inputs)
+        return result.out.to(inputs.out_dtype), result.lse.to(torch.float32)
+
+
+@implementation("paged_attention", name="own", session=_Own)
+def own(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run in a session of its own."""
+    return _Own().run(inputs)
+
+
+@cuda
+@pytest.mark.parametrize("seed", [0, 1])  # in sessions, and without
+def test_a_copy_that_is_made_late_is_read_later(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(result: Result) -> Result:
+        torch.cuda._sleep(BUSY_CYCLES)
+        return kept(result)
+
+    monkeypatch.setattr(soak, "kept", late)
+    assert soaked(own, 40, AttentionProblem(seq_lens=(9,), seed=seed), "cuda").status == "PASS"
 
 
 class _Declared(_Scratch):
