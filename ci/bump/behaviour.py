@@ -29,6 +29,9 @@ DRAWN, CORPUS = "drawn", "corpus"
 MOST_TRIES, MOST_DEATHS = 40, 4
 """Of shrinking a problem, and how many of them may cost a process."""
 CONFIRMED = "confirmed"
+SEVERE = ("HANG", "CRASH")
+LOOKS = 3
+"""At a baseline that is wrong where the candidate hangs or dies."""
 LOST: Final = "LOST"
 
 
@@ -244,6 +247,20 @@ def confirmed(tried: Tried, found: Compared, sides: Sides) -> bool:
         return True
     case = found.addresses[bad[0]].case(tried.law, tried.problem)
     return answer_of(sides[bad[0]].renewed(case, DEADLINES, note=CONFIRMED)).bad
+
+
+def as_severe_before(tried: Tried, found: Compared, sides: Sides) -> bool:
+    """Tell whether the baseline hangs or dies too, when it is looked at again in fresh processes.
+
+    A race shows itself as a wrong answer here and as a hang there: once each tells no release from
+    the other.
+    """
+    case = found.addresses[BASELINE].case(tried.law, tried.problem)
+    looks = (
+        answer_of(sides[BASELINE].renewed(case, DEADLINES, note=f"{CONFIRMED} {number}"))
+        for number in range(LOOKS)
+    )
+    return any(verdict.status in SEVERE for verdict in looks)
 
 
 def answer_of(outcome: Outcome) -> Verdict:

@@ -16,7 +16,7 @@ from ...properties.ledger import CASE_SCHEMA as CASE
 from ...properties.ledger import Entry
 from ...properties.telling import compact, count_of
 from ...properties.verdict import Verdict
-from .behaviour import Compared, Sides, Tried, confirmed, shrink
+from .behaviour import SEVERE, Compared, Sides, Tried, as_severe_before, confirmed, shrink
 from .findings import Chip, Finding, finding
 from .plan import Plan
 from .releases import BASELINE, CANDIDATE, SIDES, Release
@@ -24,7 +24,6 @@ from .releases import BASELINE, CANDIDATE, SIDES, Release
 NEW, WORSE, ALONE = "new-failure", "worse-failure", "candidate-only-failure"
 STILL, FIXED, HANG = "still-failing", "fixed", "hang"
 FLAKY, FLAKY_BEFORE = "flaky", "baseline-flaky"
-SEVERE = ("HANG", "CRASH")
 MOST_LOOKS = 8
 """Failures of one kind that are looked at again, each in a fresh process, until one shows again."""
 WORDS = {
@@ -77,6 +76,8 @@ def behaviour_findings(compared: Sequence[Compared], context: Context) -> Iterat
         groups: dict[tuple[str, str], list[tuple[Tried, Entry | None]]] = {}
         for tried in each.tried:
             change = change_of(tried, each)
+            if change == WORSE and as_severe_before(tried, each, context.sides):
+                change = STILL
             if change:
                 entry = _entry(tried, change, each, context)
                 verdict = _telling(tried, change)

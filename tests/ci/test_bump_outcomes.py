@@ -113,3 +113,38 @@ def test_one_of_the_baseline_asks_nothing_of_the_candidate(find: Any) -> None:  
 def test_what_shows_at_once_says_nothing_of_others(find: Any) -> None:  # noqa: ANN401
     (found,) = find(Candidate(again=[3]), failure(3))
     assert found.message == f"{NAME}: right with baseline, wrong with candidate: it is NaN"
+
+
+class Baseline:
+    """Gives these verdicts, one after another, when it is looked at again."""
+
+    def __init__(self, *verdicts: Verdict) -> None:
+        self.verdicts, self.notes = list(verdicts), list[str]()
+
+    def renewed(self, payload: object, *_: object, note: str) -> Outcome:
+        del payload
+        self.notes.append(note)
+        return Outcome("done", self.verdicts.pop(0).to_json())
+
+
+@pytest.mark.parametrize(
+    ("again", "change"),
+    [
+        ([WRONG, WRONG, WRONG], "worse-failure"),
+        ([PASS, WRONG, PASS], "worse-failure"),
+        ([WRONG, Verdict("CRASH", "SIGSEGV")], "still-failing"),
+        ([Verdict("HANG", "run")], "still-failing"),
+    ],
+)
+def test_a_worse_failure_must_be_the_candidates_alone(
+    find: Any,  # noqa: ANN401
+    again: list[Verdict],
+    change: str,
+) -> None:
+    """A race gives wrong answers at times, and hangs at others, with either release."""
+    baseline, hang = Baseline(*again), Verdict("HANG", "run", "did not end")
+    tried = Tried("parity", MergeProblem(), dict(zip(SIDES, (WRONG, hang), strict=True)))
+    (found,) = find(baseline, tried)
+    assert (found.change, found.candidate["status"]) == (change, "HANG")
+    assert baseline.verdicts == []
+    assert len(set(baseline.notes)) == len(again)  # each is kept in the journal
