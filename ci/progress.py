@@ -14,7 +14,8 @@ from rich.progress import Progress as Bars
 from rich.text import Text
 
 from ..properties.cases import CaseWriter
-from ..properties.engine import Progress, Run
+from ..properties.engine import Run
+from ..properties.progress import Progress
 from ..properties.report import Finding, ImplementationReport, LawReport
 from ..properties.telling import printable
 from .display import style_of

@@ -14,8 +14,8 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
-from ..properties.engine import Progress
 from ..properties.laws import find_law, laws_of
+from ..properties.progress import Progress
 from ..properties.report import Finding, ImplementationReport, LawReport
 from ..properties.seeded import SeededBug
 from ..properties.yardsticks import NAMES

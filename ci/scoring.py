@@ -9,10 +9,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..properties.engine import Progress, Run
+from ..properties.engine import Run
 from ..properties.laws import LAWS
 from ..properties.plan import Plan
 from ..properties.profiles import Profile
+from ..properties.progress import Progress
 from ..properties.report import Finding, ImplementationReport, RunReport
 from ..properties.seeded import BUGS, HONEST, PROCESS_CONTROLS, SeededBug
 from ..properties.simplify import FEW_PAGES

@@ -30,6 +30,7 @@ from .plan import Plan, problems_of, seconds_of
 from .pools import open_pool
 from .preparation import prepare
 from .profiles import Cost
+from .progress import Progress
 from .quarry import DeviceLostError, HarnessError, Quarry
 from .replays import Stored, replay
 from .report import CorpusReport, Finding, ImplementationReport, LawReport, RunReport
@@ -48,28 +49,6 @@ def _usual_jobs(device: str) -> int:
     if device == "cuda":
         return max(1, processes_for(visible_devices()[:1], cores()))
     return max(1, min(cores(), 8))
-
-
-class Progress:
-    """Receives what a run does, for display. The methods are called from several threads."""
-
-    def building(self, name: str, done: int, modules: int) -> None:
-        """Take note of how many modules of an implementation are built, of how many."""
-
-    def prepared(self, report: ImplementationReport, planned: int) -> None:
-        """Take note of an implementation that is about to be judged on ``planned`` problems."""
-
-    def skipped(self, report: ImplementationReport) -> None:
-        """Take note of an implementation that cannot be judged here; the report says why."""
-
-    def judged(self, name: str, count: int) -> None:
-        """Take note of ``count`` judged problems."""
-
-    def law_done(self, report: ImplementationReport, law: LawReport) -> None:
-        """Take note of a law that has ended."""
-
-    def found(self, finding: Finding) -> None:
-        """Take note of a finding."""
 
 
 class Run:

@@ -12,10 +12,11 @@ from kernelproof.fixtures import CORPUS
 from kernelproof.impl import BUILT_IN
 from kernelproof.properties.cases import replay_command
 from kernelproof.properties.corpus import Case, cases_of, load_case, open_corpus, read_corpus
-from kernelproof.properties.engine import Progress, Run
+from kernelproof.properties.engine import Run
 from kernelproof.properties.ledger import Entry, Ledger, LedgerError, load_ledger
 from kernelproof.properties.plan import Plan
 from kernelproof.properties.profiles import Profile
+from kernelproof.properties.progress import Progress
 from kernelproof.properties.quarry import Address
 from kernelproof.properties.report import Finding, ImplementationReport, LawReport
 from kernelproof.reference import AttentionProblem, MergeProblem, Problem

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from kernelproof.properties.engine import Progress, Run
+from kernelproof.properties.engine import Run
 from kernelproof.properties.ledger import Ledger, load_ledger
 from kernelproof.properties.plan import Plan
 from kernelproof.properties.profiles import Profile
+from kernelproof.properties.progress import Progress
 from kernelproof.properties.report import Finding, ImplementationReport, LawReport, RunReport
 from kernelproof.properties.simplify import FEW_PAGES
 from kernelproof.reference import AttentionProblem, MergeProblem, Problem

@@ -18,12 +18,13 @@ from kernelproof.ci.errors import MACHINE
 from kernelproof.ci.summary import summarise
 from kernelproof.properties.cases import CaseWriter
 from kernelproof.properties.conformance import Suite
-from kernelproof.properties.engine import Progress, Run
+from kernelproof.properties.engine import Run
 from kernelproof.properties.hunt import Hunt
 from kernelproof.properties.isolation import Worker
 from kernelproof.properties.ledger import Ledger
 from kernelproof.properties.plan import Plan
 from kernelproof.properties.profiles import PROFILES, Profile
+from kernelproof.properties.progress import Progress
 from kernelproof.properties.quarry import DeviceLostError
 from kernelproof.properties.report import Finding, ImplementationReport, LawReport, RunReport
 from kernelproof.properties.surveying import Choices
