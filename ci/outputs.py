@@ -26,7 +26,7 @@ def prepare_outputs(outputs: Iterable[tuple[str, Path]]) -> None:
         except OSError as error:
             message = f"{option} {path}: its folder cannot be made ({error.strerror})"
             raise UsageRefusedError(message) from error
-        if path.exists() and not path.is_file():  # such as /dev/stdout
+        if _is_special(path):
             continue
         draft = path.with_name(f".{path.name}.{os.getpid()}")  # as write_text makes one
         try:
@@ -47,13 +47,21 @@ def refuse_shared_files() -> None:
     read: dict[Path, str] = {}
     for option, path, is_output in _named_files(click.get_current_context()):
         place = path.resolve()
-        if place.exists() and not place.is_file():  # such as /dev/stdout, or a folder
+        if _is_special(place):
             continue
         other = written.get(place) or (read.get(place) if is_output else None)
         if other is not None:
             message = f"{option} {path}: is the file of {other} too"
             raise UsageRefusedError(message)
         (written if is_output else read)[place] = option
+
+
+def _is_special(path: Path) -> bool:
+    """Tell whether something is there that is no file, such as /dev/stdout or a folder."""
+    try:
+        return path.exists() and not path.is_file()
+    except OSError:  # a name that is too long, or a folder that may not be entered
+        return False
 
 
 def _named_files(context: click.Context) -> Iterator[tuple[str, Path, bool]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -31,7 +32,7 @@ MOST_TRIES, MOST_DEATHS = 40, 4
 CONFIRMED = "confirmed"
 SEVERE = ("HANG", "CRASH")
 LOOKS = 3
-"""At a baseline that is wrong where the candidate hangs or dies."""
+"""At a baseline that is wrong where the candidate hangs or dies, for all failures of one kind."""
 LOST: Final = "LOST"
 
 
@@ -49,6 +50,7 @@ class Tried:
         difference: how far they are apart, see ``recording.difference``.
         case: the stored case that it is, if it is one.
         entry: the ledger entry whose case it is, if it is one.
+        severe_before: whether the baseline hung or died too when it was looked at again.
     """
 
     law: str
@@ -60,6 +62,13 @@ class Tried:
     difference: dict[str, Any] | None = None
     case: Case | None = None
     entry: Entry | None = None
+    severe_before: bool = False
+
+    def request(self, address: Address) -> dict[str, Any]:
+        """Give what a worker needs to judge it as it was judged."""
+        if self.case is not None:
+            return self.case.request(address)
+        return address.case(self.law, self.problem)
 
     def bad(self, side: str) -> bool:
         """Tell whether a side failed."""
@@ -243,24 +252,24 @@ def confirmed(tried: Tried, found: Compared, sides: Sides) -> bool:
     One that both have needs no second look: two processes have shown it.
     """
     bad = [side for side in found.runs if tried.bad(side)]
-    if len(bad) != 1:
-        return True
-    case = found.addresses[bad[0]].case(tried.law, tried.problem)
-    return answer_of(sides[bad[0]].renewed(case, DEADLINES, note=CONFIRMED)).bad
+    return len(bad) != 1 or _look(tried, found, sides, bad[0], CONFIRMED).bad
 
 
-def as_severe_before(tried: Tried, found: Compared, sides: Sides) -> bool:
-    """Tell whether the baseline hangs or dies too, when it is looked at again in fresh processes.
+def as_severe_before(ordered: Sequence[Tried], found: Compared, sides: Sides) -> bool:
+    """Tell whether the baseline hangs or dies too, where it was wrong and the candidate did so.
 
     A race shows itself as a wrong answer here and as a hang there: once each tells no release from
-    the other.
+    the other. Each of ``LOOKS`` looks is in a fresh process, at the next of the failures.
     """
-    case = found.addresses[BASELINE].case(tried.law, tried.problem)
-    looks = (
-        answer_of(sides[BASELINE].renewed(case, DEADLINES, note=f"{CONFIRMED} {number}"))
-        for number in range(LOOKS)
+    return any(
+        _look(tried, found, sides, BASELINE, f"{CONFIRMED} {number}").status in SEVERE
+        for number, tried in zip(range(LOOKS), itertools.cycle(ordered), strict=False)
     )
-    return any(verdict.status in SEVERE for verdict in looks)
+
+
+def _look(tried: Tried, found: Compared, sides: Sides, side: str, note: str) -> Verdict:
+    request = tried.request(found.addresses[side])
+    return answer_of(sides[side].renewed(request, DEADLINES, note=note))
 
 
 def answer_of(outcome: Outcome) -> Verdict:

@@ -212,7 +212,9 @@ def tell(report: dict[str, Any], outputs: Mapping[str, Path], unwritten: Sequenc
         UsageRefusedError: a file cannot be written; the report is printed all the same.
     """
     failed = "".join([_written(option, path, report) for option, path in outputs.items()])
-    failed += " ".join(unwritten[:1])
+    if unwritten:
+        more = f" (and {len(unwritten) - 1} more)" if len(unwritten) > 1 else ""
+        failed += f"{unwritten[0]}{more}"
     print_report(console(sys.stdout), report)
     if failed:
         raise UsageRefusedError(failed.strip())
@@ -284,6 +286,7 @@ def _plan(request: Request, tensors: Path, *, own_environment: bool) -> Plan:
         soak=soak,
         jobs=request.jobs or _usual_jobs(request.device),
         corpus=corpus_of(request.corpus, ledger, request.expectations, profile),
+        named=bool(request.implementations),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,20 +73,38 @@ class Context:
 def behaviour_findings(compared: Sequence[Compared], context: Context) -> Iterator[Finding]:
     """Give the findings of all implementations, each with its smallest problem."""
     for each in compared:
-        groups: dict[tuple[str, str], list[tuple[Tried, Entry | None]]] = {}
-        for tried in each.tried:
-            change = change_of(tried, each)
-            if change == WORSE and as_severe_before(tried, each, context.sides):
-                change = STILL
-            if change:
-                entry = _entry(tried, change, each, context)
-                verdict = _telling(tried, change)
-                where = entry.id if entry else f"{verdict.status} {verdict.kind}"
-                groups.setdefault((change, where), []).append((tried, entry))
-        for (change, where), members in groups.items():
+        for (change, _), members in _groups(each, context).items():
+            if change == WORSE:
+                _look_before([tried for tried, _ in members], each, context)
+        for (change, where), members in _groups(each, context).items():
             yield _finding(change, where, members, each, context)
         yield from _lost(each, context)
         yield from _bits(each, context.chips)
+
+
+def _groups(
+    found: Compared, context: Context
+) -> dict[tuple[str, str], list[tuple[Tried, Entry | None]]]:
+    """Put failures together that are of one change, and that one entry or verdict speaks of."""
+    groups: dict[tuple[str, str], list[tuple[Tried, Entry | None]]] = {}
+    for tried in found.tried:
+        change = change_of(tried, found)
+        if change:
+            entry = _entry(tried, change, found, context)
+            verdict = _telling(tried, change)
+            where = entry.id if entry else f"{verdict.status} {verdict.kind}"
+            groups.setdefault((change, where), []).append((tried, entry))
+    return groups
+
+
+def _look_before(worse: Sequence[Tried], found: Compared, context: Context) -> None:
+    """Note of failures that look worse with the candidate whether the baseline has them too."""
+    if as_severe_before(_one_of_each_law_first(worse), found, context.sides):
+        known = set(map(id, worse))
+        found.tried = [
+            replace(tried, severe_before=True) if id(tried) in known else tried
+            for tried in found.tried
+        ]
 
 
 def change_of(tried: Tried, found: Compared) -> str:
@@ -98,8 +116,8 @@ def change_of(tried: Tried, found: Compared) -> str:
     if new and not (before is not None and tried.judged(BASELINE)):
         return ALONE
     if new and old and before is not None and after is not None:
-        worse = after.status in SEVERE and before.status not in SEVERE
-        return WORSE if worse else STILL
+        severe_before = tried.severe_before or before.status in SEVERE
+        return WORSE if after.status in SEVERE and not severe_before else STILL
     if new:
         return NEW
     return FIXED if old and tried.judged(CANDIDATE) else ""

@@ -46,6 +46,7 @@ class Plan:
         soak: launches under the law of that name.
         jobs: workers of each side at a time.
         corpus: stored cases, see ``open_corpus``; those of the implementations are judged first.
+        named: whether the implementations were asked for by name.
     """
 
     implementations: Sequence[str]
@@ -61,6 +62,7 @@ class Plan:
     soak: int = 0
     jobs: int = 1
     corpus: Sequence[Case] = ()
+    named: bool = False
 
     def count(self, law: Law, *, first: bool, sides: int) -> int:
         """Give the number of problems that a law judges of an implementation.

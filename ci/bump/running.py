@@ -238,7 +238,7 @@ def _judge(
     with ThreadPoolExecutor(plan.jobs) as threads:
         try:
             learned.compared = list(threads.map(known, plan.implementations))
-            _tell_errors(learned)
+            _tell_errors(learned, plan)
             refuse_laws(learned.compared, plan.laws)
             build_all(
                 learned.compared,
@@ -259,9 +259,10 @@ def _judge(
             raise
 
 
-def _tell_errors(learned: Learned) -> None:
+def _tell_errors(learned: Learned, plan: Plan) -> None:
     for each in learned.compared:
-        code = USAGE if len(each.errors) == len(SIDES) else MACHINE  # no release has to do with it
+        # With both it is nothing of a release: who named it named what there is not.
+        code = USAGE if plan.named and len(each.errors) == len(SIDES) else MACHINE
         for side, why in each.errors.items():
             if "cannot be imported" in why or not each.operation:
                 learned.fail(f"{each.name} with {learned.given[side]}: {_last(why)}", code)

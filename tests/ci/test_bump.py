@@ -18,9 +18,16 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from kernelproof.ci.bump import releases
+from kernelproof.ci.bump.behaviour import Compared
 from kernelproof.ci.bump.compiled import compile_findings, compiled_chips
+from kernelproof.ci.bump.learned import Learned
+from kernelproof.ci.bump.plan import Plan
+from kernelproof.ci.bump.releases import SIDES
+from kernelproof.ci.bump.running import _tell_errors
 from kernelproof.ci.cli import main
 from kernelproof.properties.isolation import WorkerPool
+from kernelproof.properties.ledger import Ledger
+from kernelproof.properties.profiles import PROFILES
 from kernelproof.reference import MergeProblem
 
 INIT = "__version__ = '{version}'\nfrom .cascade import BROKEN, SHIFT\n"
@@ -277,6 +284,63 @@ def test_what_was_fixed_is_told(here: Path) -> None:
     (speed,) = report["machines"][0]["timings"]["speed"]
     assert speed["name"] == "subject.py:merge"
     assert all(0 < size < 1e9 for size in speed["measurements"][0]["peak_bytes"].values())
+
+
+HUNGRY = """
+import flashinfer
+import torch
+from subject import merge as plain
+from kernelproof.impl import implementation
+
+
+@implementation("merge_state", name="subject")
+def merge(inputs):
+    kept = torch.zeros(2 << 20 if flashinfer.SHIFT else 1, dtype=torch.uint8)
+    out, lse = plain(inputs)
+    return out + kept[0], lse
+"""
+
+
+def test_a_candidate_that_needs_more_memory_is_told(here: Path) -> None:
+    (here / "hungry.py").write_text(HUNGRY)
+    release(here / "old", OLD)
+    release(here / "new", NEW, shift=True)
+    asked = ["--sm", "cpu", "--part", "behaviour", "--part", "speed"]
+    code, report = gate(here, *asked, "--implementation", "hungry.py:merge")
+    (found,) = by_change(report, "more-memory")
+    assert (found["subject"], found["action"]) == ("hungry.py:merge", "report")
+    assert found["candidate"]["peak_bytes"] > found["baseline"]["peak_bytes"] + (1 << 20)
+    assert code == 0
+
+
+def test_a_case_that_cannot_be_written_is_told_with_the_report(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The disk was filled while the comparison ran."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("kernelproof.ci.bump.outcomes.write_text", full)
+    release(here / "old", OLD)
+    release(here / "new", NEW, broken=True)
+    code, report = gate(here, "--sm", "cpu", "--part", "behaviour")
+    assert (code, report["verdict"]) == (2, "do not bump")
+    assert "cannot be written (No space left on device)" in " ".join(
+        capsys.readouterr().err.split()
+    )
+
+
+@pytest.mark.parametrize(("named", "sides", "code"), [(True, 2, 2), (False, 2, 3), (True, 1, 3)])
+def test_what_fails_with_both_is_wrong_usage_where_it_was_named(
+    named: bool, sides: int, code: int, tmp_path: Path
+) -> None:
+    errors = dict.fromkeys(SIDES[:sides], "cannot be imported: No module named 'gone'")
+    compared = Compared("it", "gone:it", errors=errors)
+    learned = Learned(dict.fromkeys(SIDES, "9.9.1"), (), compared=[compared])
+    plan = Plan((), "cpu", PROFILES["quick"], 0, Ledger(()), tmp_path, tmp_path, named=named)
+    _tell_errors(learned, plan)
+    assert (learned.code, len(learned.failures)) == (code, sides)
 
 
 RARELY_WRONG = """

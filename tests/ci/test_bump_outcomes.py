@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,10 +12,12 @@ import pytest
 
 from kernelproof.ci.bump.behaviour import Compared, Sides, Tried
 from kernelproof.ci.bump.findings import CHANGES, Finding
+from kernelproof.ci.bump.numbers import implementation_json
 from kernelproof.ci.bump.outcomes import MOST_LOOKS, Context, behaviour_findings
 from kernelproof.ci.bump.plan import Plan
 from kernelproof.ci.bump.releases import SIDES, Release
 from kernelproof.impl.target import Target
+from kernelproof.properties.corpus import Case
 from kernelproof.properties.ledger import Ledger
 from kernelproof.properties.outcome import Outcome
 from kernelproof.properties.profiles import PROFILES
@@ -52,13 +55,17 @@ def find(tmp_path: Path) -> Any:  # noqa: ANN401  a function
         *tried: Tried,
         cases: Path = tmp_path,
         unwritten: list[str] | None = None,
+        keep: list[Compared] | None = None,
     ) -> list[Finding]:
         releases = {side: Release(side, tmp_path, sys.executable, ()) for side in SIDES}
         targets = {side: Target(flashinfer=side) for side in SIDES}
         plan = Plan((), "cpu", PROFILES["quick"], 0, Ledger(()), cases, tmp_path)
         sides = cast("Sides", dict.fromkeys(SIDES, candidate))
-        addresses = {side: Address("made.up:it", None, "cpu") for side in SIDES}
+        address = Address("made.up:it", None, "cpu", modules=("chosen",))
+        addresses = dict.fromkeys(SIDES, address)
         compared = Compared(NAME, "made.up:it", addresses=addresses, tried=list(tried))
+        if keep is not None:
+            keep.append(compared)
         lost = [] if unwritten is None else unwritten
         context = Context(sides, plan, releases, targets, (), lost)
         return list(behaviour_findings([compared], context))
@@ -120,11 +127,20 @@ class Baseline:
 
     def __init__(self, *verdicts: Verdict) -> None:
         self.verdicts, self.notes = list(verdicts), list[str]()
+        self.asked: list[Mapping[str, Any]] = []
 
-    def renewed(self, payload: object, *_: object, note: str) -> Outcome:
-        del payload
+    def renewed(self, payload: Mapping[str, Any], *_: object, note: str) -> Outcome:
+        self.asked.append(payload)
         self.notes.append(note)
         return Outcome("done", self.verdicts.pop(0).to_json())
+
+
+HANG = Verdict("HANG", "run", "did not end")
+
+
+def worse(tokens: int = 3, case: Case | None = None) -> Tried:
+    problem = case.problem if case else MergeProblem(num_states=2, num_tokens=tokens)
+    return Tried("parity", problem, dict(zip(SIDES, (WRONG, HANG), strict=True)), case=case)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +149,7 @@ class Baseline:
         ([WRONG, WRONG, WRONG], "worse-failure"),
         ([PASS, WRONG, PASS], "worse-failure"),
         ([WRONG, Verdict("CRASH", "SIGSEGV")], "still-failing"),
-        ([Verdict("HANG", "run")], "still-failing"),
+        ([HANG], "still-failing"),
     ],
 )
 def test_a_worse_failure_must_be_the_candidates_alone(
@@ -142,9 +158,34 @@ def test_a_worse_failure_must_be_the_candidates_alone(
     change: str,
 ) -> None:
     """A race gives wrong answers at times, and hangs at others, with either release."""
-    baseline, hang = Baseline(*again), Verdict("HANG", "run", "did not end")
-    tried = Tried("parity", MergeProblem(), dict(zip(SIDES, (WRONG, hang), strict=True)))
-    (found,) = find(baseline, tried)
+    baseline, kept = Baseline(*again), list[Compared]()
+    (found,) = find(baseline, worse(), keep=kept)
     assert (found.change, found.candidate["status"]) == (change, "HANG")
     assert baseline.verdicts == []
     assert len(set(baseline.notes)) == len(again)  # each is kept in the journal
+    (law,) = implementation_json(kept[0])["laws"]
+    assert law["changes"] == {change: 1}
+
+
+def test_many_failures_of_one_kind_are_looked_at_no_more_often(find: Any) -> None:  # noqa: ANN401
+    baseline = Baseline(WRONG, WRONG, WRONG)
+    (found,) = find(baseline, *map(worse, range(1, 40)))
+    assert (found.change, found.count) == ("worse-failure", 39)
+    assert [asked["problem"]["num_tokens"] for asked in baseline.asked] == [1, 2, 3]
+    baseline = Baseline(WRONG, HANG)
+    (found,) = find(baseline, *map(worse, range(1, 40)))
+    assert (found.change, found.count) == ("still-failing", 39)
+
+
+def test_a_stored_case_is_looked_at_as_it_was_judged(
+    find: Any,  # noqa: ANN401
+    tmp_path: Path,
+) -> None:
+    """Whatever modules were chosen, and without the rules that it was found without."""
+    case = Case(tmp_path / "c.json", "parity", MergeProblem(), without_rules=("rule",), soak=7)
+    for failing in (worse(case=case), replace(failure(1), problem=case.problem, case=case)):
+        kept, baseline = list[Compared](), Baseline(HANG)
+        find(baseline, failing, keep=kept)
+        (asked,) = baseline.asked
+        assert asked == case.request(kept[0].addresses[SIDES[0]])
+        assert (asked["without_rules"], asked["modules"]) == (["rule"], [])

@@ -58,6 +58,8 @@ def test_what_is_no_file_may_be_named_twice() -> None:
     ([*COMPARED, "--html", "/proc/none.html"], "--html /proc/none.html: cannot be written ("),
     ([*COMPARED, "--html", "old/flashinfer/__init__.py/a"], "its folder cannot be made ("),
     ([*COMPARED, "--part", "behaviour", "--cases", "/proc/none"], "folder cannot be made ("),
+    ([*CHECKED, "--json", "j" * 300], "cannot be written (File name too long)"),
+    ([*COMPARED, "--json", "j" * 300], "cannot be written (File name too long)"),
 ])  # fmt: skip
 def test_what_cannot_be_written_is_told_before_the_run(
     words: list[str], told: str, here: Path, capsys: pytest.CaptureFixture[str]
@@ -105,5 +107,7 @@ def test_a_case_that_is_not_written_costs_no_report(
     path = tmp_path / "r.json"
     with pytest.raises(UsageRefusedError, match=r"c\.json cannot be written"):
         tell(report(), {"--json": path}, ["--cases: c.json cannot be written (disk full)"])
+    with pytest.raises(UsageRefusedError, match=r"c\.json cannot .* \(and 1 more\)"):
+        tell(report(), {}, ["--cases: c.json cannot be written", "--cases: d.json cannot be"])
     assert "DO NOT BUMP" in capsys.readouterr().out
     assert json.loads(path.read_text())["verdict"] == "do not bump"
