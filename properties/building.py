@@ -90,8 +90,9 @@ class Builder:
         """
         start = time.monotonic()
         done = itertools.count(1)
-        # One module alone may have all compilers.
-        builds = min(builds_at_a_time(), max(len(modules), self._implementations))
+        # Where nobody else builds, one module alone may have all compilers.
+        alone = self._implementations == 1
+        builds = min(builds_at_a_time(), len(modules)) if alone else builds_at_a_time()
 
         def one(module: Module) -> None:
             turn = self._turns.turn(report.name, report.declared["build_minutes"])

@@ -30,7 +30,7 @@ from .pools import open_pool
 from .preparation import prepare
 from .profiles import GATE_SHARE, Cost
 from .quarry import DeviceLostError, HarnessError, Quarry, warm_up
-from .replays import judge_stored
+from .replays import judge_known, judge_stored
 from .report import Finding, ImplementationReport, LawReport, RunReport
 from .sharing import SuiteRefusedError, once, shared
 from .surveying import Choices, take_survey
@@ -232,13 +232,17 @@ class Suite:
         case = load_case(Path(item.case))
         law, problem = case.law, case.problem
         warm_up(worker, quarry)
-        verdict = judge_stored(case, worker, quarry)
+        known = self._known(case.path, law, report.name)
+        if known is None:
+            verdict = judge_stored(case, worker, quarry)
+        else:
+            verdict = judge_known(known, case, worker, quarry)
         if verdict.status == "UNSUPPORTED" or verdict.vacuous:
             why = verdict.message or "nothing to look at"
             return Judged("skipped", f"{report.name}: {law}: {why}")
         entry = self._ledger.explanation(report.name, law, verdict, problem, self._target)
-        if not verdict.bad:
-            verdict = self._unexpected(case.path, law, report.name) or verdict
+        if known is not None and not verdict.bad:
+            verdict = known.retired(law, verdict)
         found = LawReport(law, judged=1)
         if verdict.status == "PASS":
             return Judged("passed", properties=_counts(found))
@@ -247,12 +251,12 @@ class Suite:
         finding.replay = replay_command(case.path)
         return self._tell(found, finding, report)
 
-    def _unexpected(self, path: Path, law: str, label: str) -> Verdict | None:
-        """Give the verdict on a case that passes though the ledger says that it fails."""
+    def _known(self, path: Path, law: str, label: str) -> Entry | None:
+        """Give the entry that says that a case fails here, if one does."""
         for entry in self._ledger.entries:
             mine = entry.applies_to(label, self._target) and law in entry.laws
             if mine and entry.case.resolve() == path.resolve():
-                return entry.retired(law, Verdict("PASS"))
+                return entry
         return None
 
     def _tell(self, found: LawReport, finding: Finding, report: ImplementationReport) -> Judged:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import secrets
 import threading
 import time
@@ -36,10 +35,12 @@ from .replays import Stored, replay
 from .report import CorpusReport, Finding, ImplementationReport, LawReport, RunReport
 from .verdict import Verdict
 
-Submit = Callable[[ImplementationReport, Callable[[Worker], Any], Callable[[Any], None]], None]
-"""Queues work for a worker, and what to do with its result."""
+Submit = Callable[[int, ImplementationReport, Callable[[Worker], Any], Callable[[Any], None]], None]
+"""Queues work for a worker by its rank among all that waits, and what to do with its result."""
 Pending = dict["Future[Any]", tuple[ImplementationReport, Callable[[Any], None]]]
 """Work under way, whose it is, and what to do with its result."""
+STORED = 0
+"""The rank of stored cases; each law of an implementation has the next one."""
 GRACE_SECONDS = 5.0
 """How long an interrupted run waits for the laws in progress."""
 LATER_PROBLEMS = 20
@@ -111,15 +112,14 @@ class Run:
 
     def _submit_all(self, laws: FairExecutor, others: ThreadPoolExecutor, pending: Pending) -> None:
         """Queue the preparation of each implementation, which queues its laws in their order."""
-        ranks: dict[str, Iterator[int]] = {}
 
         def submit(
+            rank: int,
             report: ImplementationReport,
             work: Callable[[Worker], Any],
             done: Callable[[Any], None],
         ) -> None:
             if not self._stop.is_set():
-                rank = next(ranks.setdefault(report.name, itertools.count()))
                 pending[laws.submit(rank, partial(self._leased, work))] = (report, done)
 
         for name in self.plan.implementations:
@@ -220,17 +220,18 @@ class Run:
             return self._replay(worker, report, quarry, one)
 
         def done(result: tuple[CorpusReport, Finding | None], number: int) -> None:
-            counts, finding = result
-            report.corpus, found[number] = report.corpus + counts, finding
-            if finding:
+            counts, found[number] = result
+            report.corpus += counts
+            report.corpus.seconds = time.monotonic() - min(began)
+            # In their order, and all of them each time: the run may end before the others.
+            report.replayed = [each for _, each in sorted(found.items()) if each is not None]
+            if (finding := found[number]) is not None:
                 self.progress.found(finding)
             if len(found) == len(stored):
-                report.corpus.seconds = time.monotonic() - min(began)
-                report.replayed += [each for number in sorted(found) if (each := found[number])]
                 then()
 
         for number, one in enumerate(stored):
-            submit(report, partial(work, one=one), partial(done, number=number))
+            submit(STORED, report, partial(work, one=one), partial(done, number=number))
         if not stored:
             then()
 
@@ -259,7 +260,7 @@ class Run:
         counts: Mapping[str, int],
     ) -> None:
         plan = self.plan
-        for law in laws:
+        for rank, law in enumerate(laws, STORED + 1):
             search = Search(
                 plan.profile,
                 self.report.seed,
@@ -291,7 +292,7 @@ class Run:
                     search = replace(search, shrink=False, problems=fewer)
                 return self._hunt(worker, report, quarry, law, search)
 
-            submit(report, work, done)
+            submit(rank, report, work, done)
 
     def _hunt(
         self,

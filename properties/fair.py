@@ -18,7 +18,8 @@ class FairExecutor:
     """Threads that take the queued work of the lowest rank first; of one rank, the earliest.
 
     An implementation whose modules take minutes to build queues its laws after all others: with
-    the number of a law as its rank, its first law comes before the others' second one.
+    the number of a law as its rank, its first law comes before the others' second one, and its
+    stored cases before all laws.
     """
 
     def __init__(self, threads: int) -> None:

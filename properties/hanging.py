@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from ..reference import Problem
@@ -20,6 +21,23 @@ PACKAGE = Path(__file__).parents[1]
 NOT_THE_CODE_UNDER_TEST = ("torch", "triton", "tvm_ffi")
 """Packages that launch what others have written."""
 LOAD_SECONDS = 30.0
+
+
+def where_stuck(
+    quarry: Quarry, law: Law, problem: Problem, trace: str, look_for_device: Callable[[], None]
+) -> str:
+    """Say where a HANG is stuck; on a GPU, a look of its own tells which launch never ends.
+
+    What was learned is kept for other laws. After that look, the device is looked for.
+    """
+    known, device = quarry.stuck, quarry.address.device
+    if device == "cpu":
+        where = stuck_in(trace)
+        known[problem.id] = where and f"stuck in {where}"
+    elif problem.id not in known:
+        known[problem.id] = stuck_in_launch(quarry, law, problem)
+        look_for_device()
+    return known[problem.id]
 
 
 def stuck_in(trace: str) -> str:

@@ -13,7 +13,7 @@ from hypothesis import Phase
 from ..reference import Problem
 from .effort import Effort
 from .examples import Examples
-from .hanging import stuck_in, stuck_in_launch
+from .hanging import where_stuck
 from .inquiry import Inquiry
 from .isolation import Worker
 from .laws import Law
@@ -21,9 +21,20 @@ from .ledger import Entry
 from .profiles import Profile
 from .quarry import DeviceLostError, HarnessError, Quarry, warm_up
 from .report import Finding, LawReport
-from .rounds import Counterexample, Enough, draw_round, most_rounds, seed_of_round
+from .rounds import (
+    EXAMPLES_A_ROUND,
+    MOST_KEPT,
+    Counterexample,
+    Enough,
+    draw_round,
+    most_rounds,
+    seed_of_round,
+)
 from .simplify import on_fewer_pages, simplify
 from .verdict import Verdict
+
+LATER_LOOKS = 2
+"""That are right in a process whose first look is wrong: else the failure comes and goes."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +127,11 @@ class Hunt:
 
     def _search_space(self, start: float) -> None:
         """Let Hypothesis draw and shrink, round after round, until a failure or enough problems."""
+        # What was kept comes by itself: among drawn ones Hypothesis tries few of it.
+        kept = self._search.examples is not None
+        ended = kept and self._show(start, 0, Phase.reuse, MOST_KEPT)
         for number in range(most_rounds(self._search.problems)):
-            ended = self._round(start, number)
+            ended = ended or self._round(start, number)
             if ended or self._first is not None:
                 break
         if self._last is None or not self._search.shrink:
@@ -132,33 +146,42 @@ class Hunt:
                     return
 
     def _round(self, start: float, number: int) -> bool:
-        """Look at some examples; True if no more need be drawn.
-
-        What others have kept is tried in the first round; what fails is kept in any.
-        """
-        search, axes, seed = self._search, self._quarry.axes, self._seed(number)
-        # Not what was kept: Hypothesis drops an example that does not fail at once.
-        if search.examples is None or number:
-            self._suspect = None
-            ended = draw_round(axes, search.profile, seed, partial(self._look_ahead, start))
-            self._take_all()
-            if self._suspect is None:
-                return ended
-        phases = [Phase.generate, *([Phase.shrink] if search.shrink else [])]
-        database = None
-        if search.examples is not None:
-            phases += [] if number else [Phase.reuse]
-            database = search.examples.of(self._law.name, self._quarry.name)
-        look = partial(self._look, start)
-        try:
-            ended = draw_round(axes, search.profile, seed, look, phases=phases, database=database)
-        except hypothesis.errors.Flaky:
-            # Verdicts are remembered, so only a truncated search can look flaky to Hypothesis.
-            self.report.truncated = ended = True
-        if self._suspect is not None and self._first is None:
+        """Look at some examples; True if no more need be drawn."""
+        self._suspect = None
+        look = partial(self._look_ahead, start)
+        ended = draw_round(self._quarry.axes, self._search.profile, self._seed(number), look)
+        self._take_all()
+        if self._suspect is None:
+            return ended
+        ended = self._show(start, number, Phase.generate, EXAMPLES_A_ROUND)
+        if self._first is None:
             # It was not drawn again. It fails all the same, unless it is FLAKY.
             self._unshrunk = self._fails(self._suspect)
         return ended or self._unshrunk
+
+    def _show(self, start: float, number: int, phase: Phase, most: int) -> bool:
+        """Have Hypothesis shrink what fails of some examples, and keep it; True at the end."""
+        search, phases = self._search, [phase]
+        if search.shrink:
+            phases.append(Phase.shrink)
+        database = None
+        if search.examples is not None:
+            database = search.examples.of(self._law.name, self._quarry.name)
+        look = partial(self._look, start)
+        try:
+            return draw_round(
+                self._quarry.axes,
+                search.profile,
+                self._seed(number),
+                look,
+                phases=phases,
+                database=database,
+                most=most,
+            )
+        except hypothesis.errors.Flaky:
+            # Verdicts are remembered, so only a truncated search can look flaky to Hypothesis.
+            self.report.truncated = True
+            return True
 
     def _look_ahead(self, start: float, problem: Problem) -> None:
         """Ask about a problem, and look at the next while the worker judges.
@@ -241,7 +264,8 @@ class Hunt:
     def _confirm(self, problem: Problem, verdict: Verdict) -> Verdict:
         """Look again: in a fresh process at a HANG or a CRASH, in the same one at a FAIL.
 
-        What passes there may fail in the first calls of a process alone: a fresh one tells.
+        What passes there may fail in the first calls of a process alone: a fresh one tells, once in
+        a search, for each look costs a process and what comes and goes may do so often.
         """
         if verdict.status in ("HANG", "CRASH"):
             self._inquiry.renew()
@@ -250,10 +274,8 @@ class Hunt:
         if again.status in (verdict.status, "KNOWN"):
             return again
         if verdict.status == "FAIL" and self._flaky is None:
-            self._inquiry.renew()
-            afresh = self._judge(problem)
-            if afresh.status == verdict.status:
-                self._first_calls = True
+            afresh = self._at_first_alone(problem)
+            if afresh is not None:
                 return afresh
         self.report.flaky += 1
         message = f"{verdict.status} at first, {again.status} when confirmed: {verdict.message}"
@@ -261,12 +283,24 @@ class Hunt:
         self._flaky = self._flaky or (problem, flaky)
         return flaky
 
+    def _at_first_alone(self, problem: Problem) -> Verdict | None:
+        """Give the FAIL of a fresh process's first look, if its later ones are right."""
+        self._inquiry.renew()
+        first = self._judge(problem)
+        if first.status == "KNOWN":
+            return first
+        if first.status != "FAIL" or any(self._judge(problem).bad for _ in range(LATER_LOOKS)):
+            return None
+        self._first_calls = True
+        return first
+
     def _confirm_smallest(self) -> None:
-        """See the smallest HANG or death once more, in a fresh process that has all its time."""
+        """See the smallest of what costs a process a look once more, in a fresh one, unhurried."""
         if self._last is None or self._last == self._first:
             return
         self._simplified = True
-        self._inquiry.renew()
+        if not self._first_calls:  # each look is in a fresh one
+            self._inquiry.renew()
         again = self._judge(self._last[0])
         if self._first is not None and not _alike(again, self._first[1]):
             again = self._first[1]
@@ -296,7 +330,10 @@ class Hunt:
                     + verdict.message,
                 )
         if verdict.status == "HANG":
-            verdict = self._where(problem, verdict)
+            where = where_stuck(
+                self._quarry, self._law, problem, verdict.trace, self._inquiry.look_for_device
+            )
+            verdict = replace(verdict, message="; ".join(filter(None, (verdict.message, where))))
         self._quarry.smallest.append(problem)
         return self._tell(problem, verdict)
 
@@ -310,18 +347,6 @@ class Hunt:
             attempts=self._effort.attempts,
             deaths=self._effort.deaths,
         )
-
-    def _where(self, problem: Problem, verdict: Verdict) -> Verdict:
-        """Say where a HANG is stuck: on a GPU, a look of its own tells which launch never ends."""
-        known, device = self._quarry.stuck, self._quarry.address.device
-        if device == "cpu":
-            where = stuck_in(verdict.trace)
-            known[problem.id] = where and f"stuck in {where}"
-        elif problem.id not in known:
-            known[problem.id] = stuck_in_launch(self._quarry, self._law, problem)
-            self._inquiry.look_for_device()
-        where = known[problem.id]
-        return replace(verdict, message=f"{verdict.message}; {where}") if where else verdict
 
     def _last_words(self, why: str) -> Finding | None:
         """Report what there is when the device is gone: what took it, or what was found before."""

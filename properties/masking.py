@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-IN_URL = re.compile(r"(://[^:@/\s]*):[^,\s]*@")
+IN_URL = re.compile(r"(://[^:/\s]*):(?:(?!,\w+://)\S)*@")
+"""A user may have an at sign in his name; a password may have whatever is not written as %2C."""
 IN_QUERY = re.compile(r"([?&]password=)[^&#\s]*")
 
 

@@ -36,7 +36,10 @@ class Stored:
         return [*self.entries, *self.cases]
 
     def problems(self) -> list[Problem]:
-        """Give the problem of each."""
+        """Give the problem of each, for the modules that they need.
+
+        What a case leaves out of the support rules is not among what a run builds ahead.
+        """
         return [_case(one).problem for one in self.each()]
 
 
@@ -58,15 +61,13 @@ def replay(
     """
     warm_up(worker, quarry)
     case = _case(one)
-    verdict = judge_stored(case, worker, quarry)
     if isinstance(one, Entry):
-        if not one.explains(case.law, verdict, case.problem):
-            worker.renew()  # it may fail in the first calls of a process alone
-            verdict = judge_stored(case, worker, quarry)
+        verdict = judge_known(one, case, worker, quarry)
         counts = CorpusReport(replayed=1, of_ledger=1)
         if one.explains(case.law, verdict, case.problem):
             return counts, None
         return counts, Finding(name, case.law, one.retired(case.law, verdict), case.problem)
+    verdict = judge_stored(case, worker, quarry)
     if not verdict.bad:
         unjudged = verdict.status != "PASS" or verdict.vacuous
         return CorpusReport(replayed=1, unjudged=int(unjudged)), None
@@ -79,6 +80,23 @@ def replay(
 
 def _case(one: Entry | Case) -> Case:
     return load_case(one.case) if isinstance(one, Entry) else one
+
+
+def judge_known(entry: Entry, case: Case, worker: Worker, quarry: Quarry) -> Verdict:
+    """Judge the case of an entry; in a fresh process too where it does not fail as the entry says.
+
+    It may fail in the first calls of a process alone.
+
+    Raises:
+        DeviceLostError: it took the device with it.
+        HarnessError: the suite itself failed.
+    """
+    verdict = judge_stored(case, worker, quarry)
+    if not entry.explains(case.law, verdict, case.problem):
+        worker.renew()
+        warm_up(worker, quarry)
+        verdict = judge_stored(case, worker, quarry)
+    return verdict
 
 
 def judge_stored(case: Case, worker: Worker, quarry: Quarry) -> Verdict:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import unittest
 from collections.abc import Callable, Sequence
 
 import hypothesis
@@ -20,6 +21,8 @@ EXAMPLES_A_ROUND = 9
 """In a longer run Hypothesis draws small examples for a tenth of it, and after ten valid ones it
 copies parts of each new example over others of it, five times: few of them would be unlike the
 rest. The first example of each round is the simplest one."""
+MOST_KEPT = 1000
+"""Examples of other runs that a search tries before it draws its own."""
 PATIENCE = 10
 """Times the examples that a search would need, were each a single problem, before it gives up."""
 VARIATIONS = 2
@@ -75,6 +78,7 @@ def draw_round(
     *,
     phases: Sequence[Phase] = (Phase.generate,),
     database: ExampleDatabase | None = None,
+    most: int = EXAMPLES_A_ROUND,
 ) -> bool:
     """Have Hypothesis draw the examples of one round.
 
@@ -85,6 +89,7 @@ def draw_round(
         look: is shown each problem, and may raise ``Counterexample`` or ``Enough``.
         phases: of Hypothesis.
         database: of examples that failed before.
+        most: examples of the round.
 
     Returns:
         Whether ``look`` has ended the round.
@@ -94,7 +99,7 @@ def draw_round(
         hypothesis.errors.Flaky: a counterexample was none when it was shown again.
     """
     settings = hypothesis.settings(
-        settings_of(profile), max_examples=EXAMPLES_A_ROUND, database=database, phases=phases
+        settings_of(profile), max_examples=most, database=database, phases=phases
     )
     broken: list[RuntimeError] = []
 
@@ -116,4 +121,6 @@ def draw_round(
         if broken:
             raise broken[0] from None
         return True
+    except unittest.SkipTest:  # nothing was kept
+        return False
     return False

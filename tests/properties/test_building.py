@@ -37,7 +37,7 @@ class Pool(AbstractContextManager["Pool"]):
         (1, 1, "", "16"),  # nobody else compiles
         (3, 1, "", "5"),
         (8, 1, "", "4"),  # four at a time
-        (1, 3, "", "5"),
+        (1, 3, "", "4"),
         (8, 3, "", "4"),
         (1, 1, "2", None),  # the user's stays
     ],
