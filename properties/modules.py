@@ -55,7 +55,7 @@ def choose(axes: Axes, keys: Keys, most: int, *, stored: Sequence[Problem] = ())
 
 
 def further(modules: Sequence[Module], keys: Keys, stored: Sequence[Problem]) -> list[Problem]:
-    """Give a problem for each module beside these that stored ones need; refused ones need none."""
+    """Give a problem for each module beside these that stored ones need, of those not refused."""
     if not stored:
         return []
     known: dict[str | None, Problem | None] = {module.key: None for module in modules}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections import deque
@@ -10,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis.database import InMemoryExampleDatabase
 
 from kernelproof.properties import rounds
 from kernelproof.properties.ahead import Ahead
 from kernelproof.properties.axes import Axes, all_axes
+from kernelproof.properties.examples import Examples
 from kernelproof.properties.hunt import Hunt, Search
 from kernelproof.properties.isolation import Deadlines, Outcome, Worker, WorkerPool
 from kernelproof.properties.laws import find_law
@@ -123,7 +126,7 @@ class InProcess:
     def __init__(self, judge: Judge) -> None:
         self.judge = judge
         self.asked: deque[Mapping[str, Any]] = deque()
-        self.judged: list[str] = []
+        self.problems: list[AttentionProblem] = []
         self.most = self.renewed = 0
 
     def run(self, payload: Mapping[str, Any], deadlines: Deadlines) -> Outcome:
@@ -148,10 +151,14 @@ class InProcess:
     def renew(self) -> None:
         self.renewed += 1
 
+    @property
+    def judged(self) -> list[str]:
+        return [problem.id for problem in self.problems]
+
     def _judged(self, payload: Mapping[str, Any]) -> Outcome:
         problem = problem_from_json(payload["problem"])
         assert isinstance(problem, AttentionProblem)
-        self.judged.append(problem.id)
+        self.problems.append(problem)
         return self.judge(problem)
 
 
@@ -162,11 +169,12 @@ def hunted(
     *,
     smallest: tuple[Problem, ...] = (),
     explain: Callable[[str, Verdict, Problem], Entry | None] = lambda *_: None,
+    examples: Examples | None = None,
 ) -> tuple[LawReport, InProcess]:
     monkeypatch.setattr("kernelproof.properties.inquiry.DEPTH", depth)
     worker = InProcess(judge)
     quarry = Quarry("it", Address("it", None, "cpu"), AXES, smallest=[*smallest])
-    search = Search(PROFILE, 5, PROFILE.problems, PROFILE.seconds)
+    search = Search(PROFILE, 5, PROFILE.problems, PROFILE.seconds, examples=examples)
     law = find_law("parity")
     hunt = Hunt(worker, quarry, law, search, explain=explain)  # type: ignore[arg-type]
     report = hunt.run()
@@ -244,6 +252,39 @@ class TestHunt:
         assert report.flaky
         assert report.finding is not None
         assert report.finding.verdict.status == "FLAKY"
+
+    @pytest.mark.parametrize("period", [2, 3])
+    def test_a_failure_that_comes_and_goes_is_not_of_first_calls_alone(
+        self, period: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is wrong again in a fresh process, and then right: that is no proof."""
+        looks = itertools.count()
+
+        def now_and_then(problem: AttentionProblem) -> Outcome:
+            bad = (wrong(problem).result or {})["status"] == "FAIL"
+            return honest(problem) if bad and next(looks) % period else wrong(problem)
+
+        report, _ = hunted(now_and_then, 0, monkeypatch)
+        assert report.flaky
+        assert report.finding is not None
+        assert report.finding.verdict.status == "FLAKY"
+
+    def test_all_that_other_runs_have_kept_is_tried_first(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What fails on another chip passes here, and must not be in the way of what is behind."""
+        memory, kept = InMemoryExampleDatabase(), 16
+        there = Examples(memory, "90").of("parity", "it")
+        for number in range(kept):
+
+            def look(problem: Problem, number: int = number) -> None:
+                if problem.seed % kept == number:
+                    raise rounds.Counterexample
+
+            assert rounds.draw_round(AXES, PROFILE, number, look, database=there, most=200)
+        _, worker = hunted(honest, 4, monkeypatch, examples=Examples(memory, "100"))
+        first = [problem.seed % kept for problem in worker.problems]
+        assert set(first[: 4 * kept]) == set(range(kept))
 
     def test_a_failure_that_the_ledger_explains_when_confirmed_is_known(
         self, monkeypatch: pytest.MonkeyPatch

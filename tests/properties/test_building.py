@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 
 import pytest
@@ -29,6 +32,49 @@ class Pool(AbstractContextManager["Pool"]):
     def run(self, request: object, deadlines: Deadlines) -> Outcome:
         del request, deadlines
         return Outcome("done", result={})
+
+
+class Counting(Pool):
+    """Counts the compilers of all builds that run at a time."""
+
+    now = most = 0
+    lock = threading.Lock()
+
+    def __init__(self, compilers: int) -> None:
+        self.compilers = compilers
+
+    def run(self, request: object, deadlines: Deadlines) -> Outcome:
+        with self.lock:
+            Counting.now += self.compilers
+            Counting.most = max(Counting.most, Counting.now)
+        time.sleep(0.05)
+        with self.lock:
+            Counting.now -= self.compilers
+        return super().run(request, deadlines)
+
+
+@pytest.mark.parametrize("modules", [(2,), (2, 2), (1, 8), (3, 3, 3)])
+def test_builds_beside_each_other_start_no_more_compilers_than_there_are(
+    modules: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_pool(device: str, *, standby: bool, environment: Mapping[str, str]) -> Counting:
+        del device, standby
+        return Counting(int(environment[MAX_JOBS]))
+
+    monkeypatch.setattr(building, "open_pool", open_pool)
+    monkeypatch.setattr(building, "compilers", lambda: 16)
+    monkeypatch.delenv(MAX_JOBS, raising=False)
+    Counting.most = 0
+    builder = Builder(len(modules))
+
+    def build(number: int) -> None:
+        report = ImplementationReport(f"slow-{number}", "t", declared={"build_minutes": 5.0})
+        chosen = [Module(str(each), {}, AttentionProblem()) for each in range(modules[number])]
+        builder.build(Address(f"tests:slow{number}", None, "cuda"), chosen, report)
+
+    with ThreadPoolExecutor(len(modules)) as threads:
+        list(threads.map(build, range(len(modules))))
+    assert 0 < Counting.most <= 16
 
 
 @pytest.mark.parametrize(

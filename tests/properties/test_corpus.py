@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +15,22 @@ import pytest
 
 from kernelproof.fixtures import CORPUS
 from kernelproof.impl import BUILT_IN
+from kernelproof.properties import replays
 from kernelproof.properties.cases import replay_command
+from kernelproof.properties.conformance import Suite
 from kernelproof.properties.corpus import Case, cases_of, load_case, open_corpus, read_corpus
 from kernelproof.properties.engine import Run
+from kernelproof.properties.fair import FairExecutor
+from kernelproof.properties.isolation import Worker
 from kernelproof.properties.ledger import Entry, Ledger, LedgerError, load_ledger
 from kernelproof.properties.plan import Plan
 from kernelproof.properties.profiles import Profile
 from kernelproof.properties.progress import Progress
-from kernelproof.properties.quarry import Address
+from kernelproof.properties.quarry import Address, DeviceLostError, Quarry
+from kernelproof.properties.replays import judge_stored
 from kernelproof.properties.report import Finding, ImplementationReport, LawReport
+from kernelproof.properties.surveying import Choices
+from kernelproof.properties.verdict import Verdict
 from kernelproof.reference import AttentionProblem, MergeProblem, Problem
 
 SUBJECTS = Path(__file__).with_name("engine_subjects.py")
@@ -192,6 +204,50 @@ class TestReplaying:
         assert (report.corpus.known, report.corpus.unjudged) == (1, 1)
         assert report.to_json()["corpus"]["replayed"] == 3
 
+    @pytest.mark.parametrize("ending", ["lost", "interrupted"])
+    def test_what_was_found_before_a_run_ended_early_is_reported(
+        self, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for number in range(6):
+            store(tmp_path, f"{number}", AttentionProblem(seq_lens=(6 + number,)))
+
+        def judged(case: Case, worker: Worker, quarry: Quarry) -> Verdict:
+            if case.path.stem == "3":
+                if ending == "lost":
+                    raise DeviceLostError(ending)
+                signal.raise_signal(signal.SIGINT)
+                time.sleep(0.3)  # until the run has taken note
+            return judge_stored(case, worker, quarry)
+
+        monkeypatch.setattr(replays, "judge_stored", judged)
+        order = Order()
+        plan = Plan([WRONG], TINY, laws=["parity"], jobs=1, corpus=read_corpus(tmp_path))
+        report = Run(plan, order).execute()
+        assert (bool(report.lost), report.interrupted) == (ending == "lost", ending != "lost")
+        (one,) = report.implementations
+        told = order.events.count("found")
+        assert told >= 3
+        lengths = [each.problem.seq_lens for each in one.findings]  # type: ignore[union-attr]
+        assert lengths == [(6 + number,) for number in range(told)]
+        assert one.corpus.replayed == told
+        assert one.corpus.seconds > 0
+
+    def test_cases_come_before_all_laws_and_do_not_cost_a_law_its_turn(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ranks: list[int] = []
+        submit = FairExecutor.submit
+
+        def noted(self: FairExecutor, rank: int, work: Callable[[], Any]) -> Future[Any]:
+            ranks.append(rank)
+            return submit(self, rank, work)
+
+        monkeypatch.setattr(FairExecutor, "submit", noted)
+        for number in range(3):
+            store(tmp_path, f"{number}", AttentionProblem(seq_lens=(1 + number,)))
+        self.run(tmp_path, Ledger(), laws=["parity", "well_formed"])
+        assert ranks == [0, 0, 0, 1, 2]
+
     def test_an_entry_of_first_calls_alone_is_not_retired_by_a_call_before(
         self, tmp_path: Path
     ) -> None:
@@ -206,3 +262,20 @@ class TestReplaying:
         (report,) = Run(plan).execute().implementations
         assert report.corpus.of_ledger == 2
         assert report.replayed == []
+
+    def test_nor_under_pytest(self, tmp_path: Path) -> None:
+        slow, cases = f"{SUBJECTS}:starts_slowly", tmp_path / "cases"
+        text = ""
+        for name, tokens in (("first", 9), ("second", 10)):
+            given = {"law": "repeated_calls", "implementation": slow}
+            case = store(cases, name, MergeProblem(num_tokens=tokens), **given)
+            text += (
+                f'[[finding]]\nid = "{name}"\nimplementation = "starts-slowly"\nstatus = "FAIL"\n'
+                f'laws = ["repeated_calls"]\ncase = "{case}"\nwhere = {{}}\nreason = "So."\n'
+            )
+        ledger = tmp_path / "ledger.toml"
+        ledger.write_text(text, encoding="utf-8")
+        choices = Choices((slow,), None, TINY, "cpu", 0, str(ledger), cases)
+        with closing(Suite(choices)) as suite:
+            judged = [suite.judge(item) for item in suite.items if item.case]
+        assert [each.outcome for each in judged] == ["xfailed", "xfailed"]

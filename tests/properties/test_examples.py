@@ -210,6 +210,8 @@ def test_wrong_usage(
     ("redis://host:6379/0", "redis://host:6379/0"),
     ("redis://:secret@host:6379/0", "redis://:***@host:6379/0"),
     ("rediss://me:a/b@c@host,redis://me:d@x", "rediss://me:***@host,redis://me:***@x"),
+    ("redis://me@corp:secret@host:6379/0", "redis://me@corp:***@host:6379/0"),
+    ("redis://me:a,b@host/0", "redis://me:***@host/0"),
     ("unix:///socket?db=1&password=secret&x=1", "unix:///socket?db=1&password=***&x=1"),
     ("github:me/kernels,/shared", "github:me/kernels,/shared"),
 ])  # fmt: skip
