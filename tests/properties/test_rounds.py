@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from kernelproof.properties import moe_strategies, strategies
+from kernelproof.properties import moe_strategies, rounds, strategies
 from kernelproof.properties.axes import Axes, all_axes
-from kernelproof.properties.profiles import PROFILES
-from kernelproof.properties.rounds import draw_problems
-from kernelproof.reference import METHODS, AttentionProblem, Problem, RouteProblem
+from kernelproof.properties.profiles import PROFILES, Profile
+from kernelproof.properties.rounds import draw_problems, most_rounds
+from kernelproof.reference import METHODS, AttentionProblem, MergeProblem, Problem, RouteProblem
 
 QUICK = PROFILES["quick"]
 SEEDS = range(8)
@@ -21,6 +21,7 @@ EARLY = 60
 SHARE = 0.07
 """Of the early problems of all seeds, that are of a kind at the least."""
 Kinds = dict[str, Callable[[Any], bool]]
+Look = Callable[[Problem], None]
 
 
 def axes_of(operation: str) -> Axes:
@@ -92,9 +93,17 @@ def test_the_same_seed_draws_the_same_problems_and_none_twice() -> None:
     assert draw_problems(axes, QUICK, 1, EARLY) != drawn
 
 
-def test_a_space_of_few_problems_is_drawn_to_its_end() -> None:
-    only: dict[str, tuple[Any, ...]] = {
-        name: values[:1] for name, values in all_axes("merge_state").items()
-    }
-    drawn: list[Problem] = draw_problems(Axes("merge_state", only, 80), QUICK, 0, EARLY)
-    assert 0 < len(drawn) <= EARLY
+def test_a_space_of_few_problems_is_drawn_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = [MergeProblem(num_states=number) for number in (1, 2, 3)]
+    seeds: list[int] = []
+
+    def show_the_same(_axes: Axes, _profile: Profile, seed: int, look: Look) -> bool:
+        seeds.append(seed)
+        assert len(seeds) <= most_rounds(EARLY)  # or it would go on for ever
+        for problem in few if len(seeds) > 9 else few[:2]:  # a round of nothing new is no end
+            look(problem)
+        return False
+
+    monkeypatch.setattr(rounds, "draw_round", show_the_same)
+    assert draw_problems(axes_of("merge_state"), QUICK, 0, EARLY) == few
+    assert len(set(seeds)) == len(seeds)
