@@ -42,7 +42,7 @@ from .page import to_page
 from .plan import MODULES, SOAK_ON_CPU, Plan
 from .policy import Policy, PolicyError, load_policy
 from .releases import BASELINE, CANDIDATE, SIDES
-from .report import to_json
+from .report import refused, to_json
 from .running import (
     BEHAVIOUR,
     PARTS,
@@ -106,6 +106,11 @@ class Request:
         return JOURNALS / f"{'-'.join([*names, self.device])}.jsonl"
 
     @property
+    def sides(self) -> dict[str, str]:
+        """What was given for each side."""
+        return {BASELINE: self.baseline, CANDIDATE: self.candidate}
+
+    @property
     def outputs(self) -> dict[str, Path]:
         """The files to write, by option."""
         paths = {
@@ -135,12 +140,33 @@ def bump(request: Request) -> int:
         MachineError: the device is not there.
     """
     started = time.monotonic()
-    policy = _policy(request.policy)
-    machine = _machine(request.device)
-    learned = Learned(
-        {BASELINE: request.baseline, CANDIDATE: request.candidate},
-        _chips(request, machine),
+    try:
+        policy = _policy(request.policy)
+        machine = _machine(request.device)
+        learned = Learned(request.sides, _chips(request, machine))
+        plan, journal = _learn(request, learned, policy, machine)
+    except (UsageRefusedError, MachineError) as error:
+        report = refused(request.sides, error.message, error.exit_code, request.command)
+        for option, path in request.outputs.items():
+            _written(option, path, report)  # if it can be: the first error is the one to tell
+        raise
+    timings = {
+        "seconds": round(time.monotonic() - started, 3),
+        "asked": journal.answered,
+        "remembered": journal.remembered,
+    }
+    report = to_json(
+        learned, plan, policy, machine=machine, command=request.command, timings=timings
     )
+    if learned.code == INTERRUPTED:
+        report["exit_code"] = INTERRUPTED
+    return tell(report, request.outputs, learned.unwritten)
+
+
+def _learn(
+    request: Request, learned: Learned, policy: Policy, machine: Chip
+) -> tuple[Plan, Journal]:
+    """Learn what was asked for; give what of behaviour was planned, and the answers' journal."""
     parts = request.parts or PARTS
     prepare_outputs(request.outputs.items())
     if BEHAVIOUR in parts:
@@ -187,17 +213,7 @@ def bump(request: Request) -> int:
         except Exception as error:  # noqa: BLE001  what was learned until then is worth telling
             traceback.print_exc()
             learned.fail(f"{SUITE_FAILED}: {type(error).__name__}: {error}".splitlines()[0])
-    timings = {
-        "seconds": round(time.monotonic() - started, 3),
-        "asked": journal.answered,
-        "remembered": journal.remembered,
-    }
-    report = to_json(
-        learned, plan, policy, machine=machine, command=request.command, timings=timings
-    )
-    if learned.code == INTERRUPTED:
-        report["exit_code"] = INTERRUPTED
-    return tell(report, request.outputs, learned.unwritten)
+    return plan, journal
 
 
 def tell(report: dict[str, Any], outputs: Mapping[str, Path], unwritten: Sequence[str] = ()) -> int:

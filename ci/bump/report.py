@@ -13,7 +13,7 @@ from .findings import Chip, Finding
 from .learned import Learned
 from .numbers import implementation_json, not_run, replayed
 from .plan import Plan
-from .policy import RULES, Policy
+from .policy import RULES, Policy, load_policy
 from .releases import SIDES
 from .running import DECLARED as DECLARED_PART
 from .running import PARTS
@@ -63,6 +63,30 @@ def to_json(
         failures=learned.failures,
         command=command,
         code=learned.code if verdict.verdict == UNDECIDED else 0,
+    )
+
+
+def refused(given: Mapping[str, str], why: str, code: int, command: str) -> dict[str, Any]:
+    """Give the report of a comparison that was not begun, or ended because of what was asked.
+
+    Args:
+        given: by side, as it was asked for.
+        why: one sentence.
+        code: exit code.
+        command: that was given.
+    """
+    learned, policy = Learned(given, ()), load_policy(None)
+    return assemble(
+        decide([], {}, policy, baseline=given[SIDES[0]], failures=[why]),
+        [],
+        policy,
+        sides={side: _side(learned, side) for side in SIDES},
+        features=None,
+        machines=[],
+        not_tested=[],
+        failures=[why],
+        command=command,
+        code=code,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kernelproof.ci.bump.command import tell
+from kernelproof.ci.bump.reading import read_report
 from kernelproof.ci.cli import main
 from kernelproof.ci.errors import MachineError, UsageRefusedError
 
@@ -69,6 +70,31 @@ def test_what_cannot_be_written_is_told_before_the_run(
     assert told in " ".join(said.err.split())
     assert not said.out
     assert not (here / ".kernelproof" / "gate").exists()
+
+
+@pytest.mark.parametrize(("words", "told"), [
+    (["--policy", "p.toml"], "--policy p.toml: unknown key actions.nope"),
+    (["--policy", "none.toml"], "--policy none.toml: "),
+    (["--sm", "h200"], "--sm"),
+    (["--part", "behaviour", "--law", "nope"], "--law"),
+    (["--part", "behaviour", "--expectations", "none.toml"], "none.toml"),
+])  # fmt: skip
+def test_a_comparison_that_is_refused_has_a_report_that_says_why(
+    words: list[str], told: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "p.toml").write_text('[actions]\nnope = "block"\n')
+    outputs = {"--json": "r.json", "--html": "r.html", "--markdown": "r.md", "--junit": "r.xml"}
+    named = [each for pair in outputs.items() for each in pair]
+    assert main([*COMPARED, *words, *named, "--evidence", "e.json"]) == 2
+    said = capsys.readouterr()
+    assert told in " ".join(said.err.split())
+    assert not said.out
+    report = read_report(here / "r.json")
+    assert (report["verdict"], report["exit_code"], report["machines"]) == ("undecided", 2, [])
+    (failure,) = report["failures"]
+    assert told in failure
+    assert read_report(here / "e.json")["failures"] == [failure]
+    assert all((here / name).stat().st_size for name in outputs.values())
 
 
 @pytest.mark.parametrize(("error", "code", "told"), [
