@@ -77,6 +77,7 @@ class Hunt:
         self._last: tuple[Problem, Verdict] | None = None
         self._flaky: tuple[Problem, Verdict] | None = None
         self._found_after = self._started = self._hunted_before = 0.0
+        self._kept = self._kept_idle = 0
         self._dear = self._unshrunk = self._first_calls = False
         self._simplified = False
 
@@ -129,7 +130,8 @@ class Hunt:
         """Let Hypothesis draw and shrink, round after round, until a failure or enough problems."""
         # What was kept comes by itself: among drawn ones Hypothesis tries few of it.
         kept = self._search.examples is not None
-        ended = kept and self._show(start, 0, Phase.reuse, MOST_KEPT)
+        ended = kept and self._show(start, 0, Phase.reuse, MOST_KEPT) and self._first is not None
+        self._kept, self._kept_idle = self.report.judged, self._idle
         for number in range(most_rounds(self._search.problems)):
             ended = ended or self._round(start, number)
             if ended or self._first is not None:
@@ -229,13 +231,20 @@ class Hunt:
         return False
 
     def _spent(self, more: int = 0) -> bool:
-        """Tell whether the law has had its problems, if so many more were judged or idle."""
-        report, most = self.report, self._search.problems
+        """Tell whether the law has had its problems, if so many more were judged or idle.
+
+        What other runs kept may have as many of its own.
+        """
+        judged, most = self.report.judged - self._kept, self._search.problems
         # Nothing to look at, time and again: the law says nothing about this implementation.
-        idle = report.vacuous + report.unsupported + more
+        idle = self._idle - self._kept_idle + more
         # Of several modules, a law may have something to say about one alone.
         patience = 4 * max(1, len(self._quarry.axes.restrictions))
-        return report.judged + more >= most or (idle > patience * most and not report.judged)
+        return judged + more >= most or (idle > patience * most and not judged)
+
+    @property
+    def _idle(self) -> int:
+        return self.report.vacuous + self.report.unsupported
 
     def _seed(self, number: int) -> int:
         return seed_of_round(number, self._law.name, self._quarry.name, self._search.seed)

@@ -40,6 +40,8 @@ class Stop(Exception):  # noqa: N818  not an error of ours: it carries a verdict
 SPIN_SECONDS = 1e-3
 LAUNCHES = 50
 """Of one problem in the soak, where nothing else is asked for."""
+OUT_OF_MEMORY = "out of memory"
+"""The kind of a CRASH for which the machine was too small, or too full."""
 NOT_BUILT = "its module is not among those that were built for this run"
 
 
@@ -238,7 +240,7 @@ class Subject:
 
 
 def _crash(error: BaseException, where: str = "") -> Verdict:
-    kind = "out of memory" if _out_of_memory(error) else type(error).__name__
+    kind = OUT_OF_MEMORY if _out_of_memory(error) else type(error).__name__
     trace = "".join(traceback.format_exception(error)[-6:])
     message = f"{where}{type(error).__name__}: {_first_line(error)[:500]}"
     return Verdict("CRASH", kind, message, trace=trace[-4000:])

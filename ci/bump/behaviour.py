@@ -18,6 +18,7 @@ from ...properties.profiles import on_device
 from ...properties.quarry import Address, HarnessError, verdict_of
 from ...properties.rounds import draw_problems
 from ...properties.simplify import simplify
+from ...properties.subject import OUT_OF_MEMORY
 from ...properties.verdict import Verdict
 from ...reference import Problem
 from .asking import Side
@@ -32,7 +33,7 @@ MOST_TRIES, MOST_DEATHS = 40, 4
 CONFIRMED = "confirmed"
 SEVERE = ("HANG", "CRASH")
 LOOKS = 3
-"""At a baseline that is wrong where the candidate hangs or dies, for all failures of one kind."""
+"""At a baseline that is wrong where the candidate hangs or dies, for all such failures of a law."""
 LOST: Final = "LOST"
 
 
@@ -261,10 +262,11 @@ def as_severe_before(ordered: Sequence[Tried], found: Compared, sides: Sides) ->
     A race shows itself as a wrong answer here and as a hang there: once each tells no release from
     the other. Each of ``LOOKS`` looks is in a fresh process, at the next of the failures.
     """
-    return any(
-        _look(tried, found, sides, BASELINE, f"{CONFIRMED} {number}").status in SEVERE
+    looks = (
+        _look(tried, found, sides, BASELINE, f"{CONFIRMED} {number}")
         for number, tried in zip(range(LOOKS), itertools.cycle(ordered), strict=False)
     )
+    return any(seen.status in SEVERE and seen.kind != OUT_OF_MEMORY for seen in looks)
 
 
 def _look(tried: Tried, found: Compared, sides: Sides, side: str, note: str) -> Verdict:

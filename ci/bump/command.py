@@ -34,7 +34,7 @@ from .display import print_report
 from .evidence import kept
 from .findings import Chip
 from .identity import identity_of
-from .journal import Journal
+from .journal import Journal, JournalError
 from .junit import to_junit
 from .learned import Learned
 from .markdown import to_markdown
@@ -140,13 +140,16 @@ def bump(request: Request) -> int:
         MachineError: the device is not there.
     """
     started = time.monotonic()
+    policy: Policy | None = None
     try:
         policy = _policy(request.policy)
         machine = _machine(request.device)
         learned = Learned(request.sides, _chips(request, machine))
         plan, journal = _learn(request, learned, policy, machine)
+    except JournalError:  # of another comparison, whose outputs these may be
+        raise
     except (UsageRefusedError, MachineError) as error:
-        report = refused(request.sides, error.message, error.exit_code, request.command)
+        report = refused(request.sides, policy or load_policy(None), error, request.command)
         for option, path in request.outputs.items():
             _written(option, path, report)  # if it can be: the first error is the one to tell
         raise

@@ -41,7 +41,7 @@ def merge(paths: Sequence[Path], policy: Policy | None, command: str) -> dict[st
     first = reports[0]
     for path, report in zip(paths, reports, strict=True):
         for side in SIDES:
-            if _name(report, side) != _name(first, side):
+            if not _is_same(report, first, side):
                 message = (
                     f"{path}: its {side} is {_name(report, side)}, but that of {paths[0]} is "
                     f"{_name(first, side)}"
@@ -83,6 +83,14 @@ def policy_of(report: Report) -> Policy:
 
 def _name(report: Report, side: str) -> str:
     return str(report[side].get("flashinfer") or report[side].get("given"))
+
+
+def _is_same(one: Report, other: Report, side: str) -> bool:
+    """Tell whether two reports are of one release; one may not have come to know its version."""
+    if _name(one, side) == _name(other, side):
+        return True
+    unknown = not (one[side].get("flashinfer") and other[side].get("flashinfer"))
+    return unknown and one[side].get("given") == other[side].get("given")
 
 
 def _findings(reports: Sequence[Report]) -> list[Finding]:
@@ -183,7 +191,8 @@ def _unknown(chip: Chip) -> dict[str, Any]:
 
 def _side(reports: Sequence[Report], side: str) -> dict[str, Any]:
     """Give what is known of a side: torch and the like stand with each machine."""
-    first = dict(reports[0][side])
+    known = [report[side] for report in reports if report[side].get("flashinfer")]
+    first = dict(known[0] if known else reports[0][side])
     for name in ("torch", "triton", "cuda"):
         values = {report[side].get(name) for report in reports}
         first[name] = values.pop() if len(values) == 1 else None

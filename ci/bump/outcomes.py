@@ -75,7 +75,9 @@ def behaviour_findings(compared: Sequence[Compared], context: Context) -> Iterat
     for each in compared:
         for (change, _), members in _groups(each, context).items():
             if change == WORSE:
-                _look_before([tried for tried, _ in members], each, context)
+                for law in dict.fromkeys(tried.law for tried, _ in members):
+                    worse = [tried for tried, _ in members if tried.law == law]
+                    _look_before(worse, each, context)
         for (change, where), members in _groups(each, context).items():
             yield _finding(change, where, members, each, context)
         yield from _lost(each, context)
@@ -98,8 +100,9 @@ def _groups(
 
 
 def _look_before(worse: Sequence[Tried], found: Compared, context: Context) -> None:
-    """Note of failures that look worse with the candidate whether the baseline has them too."""
-    if as_severe_before(_one_of_each_law_first(worse), found, context.sides):
+    """Note of one law's failures that are worse with the candidate if the baseline has them too."""
+    ordered = sorted(worse, key=lambda each: each.problem.work)
+    if as_severe_before(ordered, found, context.sides):
         known = set(map(id, worse))
         found.tried = [
             replace(tried, severe_before=True) if id(tried) in known else tried

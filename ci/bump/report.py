@@ -8,12 +8,13 @@ from typing import Any
 
 from ... import __version__
 from ...properties.telling import count_of
+from ..errors import MachineError, UsageRefusedError
 from .compiled import compiled_chips
 from .findings import Chip, Finding
 from .learned import Learned
 from .numbers import implementation_json, not_run, replayed
 from .plan import Plan
-from .policy import RULES, Policy, load_policy
+from .policy import RULES, Policy
 from .releases import SIDES
 from .running import DECLARED as DECLARED_PART
 from .running import PARTS
@@ -66,27 +67,32 @@ def to_json(
     )
 
 
-def refused(given: Mapping[str, str], why: str, code: int, command: str) -> dict[str, Any]:
+def refused(
+    given: Mapping[str, str],
+    policy: Policy,
+    error: UsageRefusedError | MachineError,
+    command: str,
+) -> dict[str, Any]:
     """Give the report of a comparison that was not begun, or ended because of what was asked.
 
     Args:
         given: by side, as it was asked for.
-        why: one sentence.
-        code: exit code.
+        policy: that would have judged it.
+        error: why.
         command: that was given.
     """
-    learned, policy = Learned(given, ()), load_policy(None)
+    learned, failures = Learned(given, ()), [error.message]
     return assemble(
-        decide([], {}, policy, baseline=given[SIDES[0]], failures=[why]),
+        decide([], {}, policy, baseline=given[SIDES[0]], failures=failures),
         [],
         policy,
         sides={side: _side(learned, side) for side in SIDES},
         features=None,
         machines=[],
         not_tested=[],
-        failures=[why],
+        failures=failures,
         command=command,
-        code=code,
+        code=error.exit_code,
     )
 
 

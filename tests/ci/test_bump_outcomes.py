@@ -138,9 +138,9 @@ class Baseline:
 HANG = Verdict("HANG", "run", "did not end")
 
 
-def worse(tokens: int = 3, case: Case | None = None) -> Tried:
+def worse(tokens: int = 3, case: Case | None = None, law: str = "parity") -> Tried:
     problem = case.problem if case else MergeProblem(num_states=2, num_tokens=tokens)
-    return Tried("parity", problem, dict(zip(SIDES, (WRONG, HANG), strict=True)), case=case)
+    return Tried(law, problem, dict(zip(SIDES, (WRONG, HANG), strict=True)), case=case)
 
 
 @pytest.mark.parametrize(
@@ -150,6 +150,7 @@ def worse(tokens: int = 3, case: Case | None = None) -> Tried:
         ([PASS, WRONG, PASS], "worse-failure"),
         ([WRONG, Verdict("CRASH", "SIGSEGV")], "still-failing"),
         ([HANG], "still-failing"),
+        ([Verdict("CRASH", "out of memory"), WRONG, WRONG], "worse-failure"),
     ],
 )
 def test_a_worse_failure_must_be_the_candidates_alone(
@@ -175,6 +176,15 @@ def test_many_failures_of_one_kind_are_looked_at_no_more_often(find: Any) -> Non
     baseline = Baseline(WRONG, HANG)
     (found,) = find(baseline, *map(worse, range(1, 40)))
     assert (found.change, found.count) == ("still-failing", 39)
+
+
+def test_a_race_under_one_law_excuses_no_hang_under_another(find: Any) -> None:  # noqa: ANN401
+    baseline = Baseline(HANG, WRONG, WRONG, WRONG)
+    found = find(baseline, worse(1), worse(2), worse(50, law="soak"))
+    assert {each.change: each.laws for each in found} == {
+        "still-failing": ("parity",),
+        "worse-failure": ("soak",),
+    }
 
 
 def test_a_stored_case_is_looked_at_as_it_was_judged(

@@ -97,6 +97,26 @@ def test_a_comparison_that_is_refused_has_a_report_that_says_why(
     assert all((here / name).stat().st_size for name in outputs.values())
 
 
+def test_a_journal_of_another_comparison_costs_no_report(here: Path) -> None:
+    words = [*COMPARED, "--json", "r.json"]
+    assert main(words) == 0
+    before = (here / "r.json").read_bytes()
+    assert main([*words, "--resume", "--seed", "7"]) == 2
+    assert (here / "r.json").read_bytes() == before
+
+
+def test_a_refused_comparison_is_judged_by_its_policy_and_goes_with_others(here: Path) -> None:
+    (here / "p.toml").write_text('[actions]\n"name-removed" = "block"\n')
+    words = [*COMPARED, "--policy", "p.toml"]
+    assert main([*words, "--json", "good.json"]) == 0
+    assert main([*words, "--sm", "h200", "--json", "bad.json"]) == 2
+    assert read_report(here / "bad.json")["policy"]["source"] == "p.toml"
+    assert main(["merge", "bad.json", "good.json", "--json", "both.json"]) == 3
+    both = read_report(here / "both.json")
+    assert (both["verdict"], both["baseline"]["flashinfer"]) == ("undecided", "9.9.1")
+    assert "--sm" in both["message"]
+
+
 @pytest.mark.parametrize(("error", "code", "told"), [
     (RuntimeError("boom"), 3, "the suite failed: RuntimeError: boom"),
     (MachineError("--journal j: cannot be written (No space left on device)"), 3, "No space left"),
