@@ -30,7 +30,7 @@ def measure(found: Compared, sides: Sides) -> None:
         for number in range(ROUNDS):
             # The other one begins every second round: a machine that slows down favours neither.
             for side in SIDES if number % 2 == 0 else reversed(SIDES):
-                result = _ask(found, sides, side, tried, "time", note=f"round {number}")
+                result = _ask(found, sides, side, tried, "time", number, calls=CALLS)
                 if result is None:
                     return
                 seconds[side].append(float(result["median"]))
@@ -41,11 +41,17 @@ def measure(found: Compared, sides: Sides) -> None:
 
 
 def _ask(
-    found: Compared, sides: Sides, side: str, tried: Tried, task: str, note: str = ""
+    found: Compared,
+    sides: Sides,
+    side: str,
+    tried: Tried,
+    task: str,
+    number: int = 0,
+    **options: int,
 ) -> dict[str, Any] | None:
     """Have a side measure calls on one problem; None where they do not go well."""
-    request = found.addresses[side].request(task, problem=tried.problem.to_json(), calls=CALLS)
-    outcome = sides[side].ask(request, DEADLINES, note=note)
+    request = found.addresses[side].request(task, problem=tried.problem.to_json(), **options)
+    outcome = sides[side].ask(request, DEADLINES, note=f"round {number}")
     result: dict[str, Any] = outcome.result or {}
     return None if outcome.status != "done" or "stopped" in result else result
 

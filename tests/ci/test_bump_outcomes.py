@@ -19,7 +19,7 @@ from kernelproof.ci.bump.releases import SIDES, Release
 from kernelproof.impl.target import Target
 from kernelproof.properties.corpus import Case
 from kernelproof.properties.ledger import Ledger
-from kernelproof.properties.outcome import Outcome
+from kernelproof.properties.outcome import Outcome, describe_exit
 from kernelproof.properties.profiles import PROFILES
 from kernelproof.properties.quarry import Address
 from kernelproof.properties.verdict import PASS, Verdict
@@ -151,6 +151,7 @@ def worse(tokens: int = 3, case: Case | None = None, law: str = "parity") -> Tri
         ([WRONG, Verdict("CRASH", "SIGSEGV")], "still-failing"),
         ([HANG], "still-failing"),
         ([Verdict("CRASH", "out of memory"), WRONG, WRONG], "worse-failure"),
+        ([Verdict("CRASH", describe_exit(-9)), WRONG, WRONG], "worse-failure"),
     ],
 )
 def test_a_worse_failure_must_be_the_candidates_alone(
