@@ -21,11 +21,11 @@ from kernelproof.ci.bump import releases
 from kernelproof.ci.bump.behaviour import Compared
 from kernelproof.ci.bump.compiled import compile_findings, compiled_chips
 from kernelproof.ci.bump.learned import Learned
-from kernelproof.ci.bump.plan import Plan
+from kernelproof.ci.bump.plan import SOAK_ON_CPU, Plan
 from kernelproof.ci.bump.releases import SIDES
 from kernelproof.ci.bump.running import _tell_errors
 from kernelproof.ci.cli import main
-from kernelproof.properties.isolation import WorkerPool
+from kernelproof.properties.isolation import Deadlines, WorkerPool
 from kernelproof.properties.ledger import Ledger
 from kernelproof.properties.profiles import PROFILES
 from kernelproof.reference import MergeProblem
@@ -284,6 +284,46 @@ def test_what_was_fixed_is_told(here: Path) -> None:
     (speed,) = report["machines"][0]["timings"]["speed"]
     assert speed["name"] == "subject.py:merge"
     assert all(0 < size < 1e9 for size in speed["measurements"][0]["peak_bytes"].values())
+
+
+TIRING = """
+import time
+import flashinfer
+from subject import merge as plain
+from kernelproof.impl import implementation
+
+calls, last = 0, None
+
+
+@implementation("merge_state", name="subject")
+def merge(inputs):
+    global calls, last
+    now = inputs.outs.double().sum().item(), inputs.outs.shape
+    calls, last = calls + 1 if now == last else 0, now
+    while flashinfer.SHIFT and calls > 9:
+        time.sleep(0.01)
+    return plain(inputs)
+"""
+
+
+def test_a_candidate_that_hangs_under_load_blocks(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kernelproof.ci.bump.behaviour.DEADLINES", Deadlines(run=1.0))
+    (here / "tiring.py").write_text(TIRING)
+    release(here / "old", OLD)
+    release(here / "new", NEW, shift=True)
+    asked = ["--sm", "cpu", "--part", "behaviour", "--law", "soak"]
+    code, report = gate(here, *asked, "--implementation", "tiring.py:merge")
+    (hang,) = by_change(report, "hang")
+    assert (hang["subject"], hang["laws"]) == ("tiring.py:merge", ["soak"])
+    assert (hang["action"], hang["candidate"]["status"]) == ("block", "HANG")
+    assert (code, report["verdict"]) == (1, "do not bump")
+    liveness = report["machines"][0]["liveness"]
+    by_name = {each["name"]: each for each in liveness["soaked"]}
+    assert by_name["tiring.py:merge"]["failed"] == len(liveness["hangs"]) > 0
+    assert by_name["subject.py:merge"]["failed"] == 0
+    assert liveness["launches"] == SOAK_ON_CPU
 
 
 HUNGRY = """
