@@ -54,6 +54,11 @@ def _supports_deepseek(problem: Problem, target: Target) -> bool | str:
             problem.grouped and problem.topk_groups * problem.num_groups < problem.top_k,
             "topk_groups * num_groups is at least top_k",
         ),
+        # Its documentation has one group with up to 8 of 384 experts, its check refuses them.
+        (
+            not problem.grouped and problem.top_k > 1,
+            "without groups FlashInfer's check lets top_k of 1 pass alone (topk_group * n_group)",
+        ),
         (
             not problem.grouped and problem.num_experts > MOST_EXPERTS,
             f"there are at most {MOST_EXPERTS} experts",

@@ -138,7 +138,10 @@ def _signs(key: int, rows: torch.Tensor, columns: int, count: int) -> torch.Tens
     """Make [rows, columns] zeros with 1 or -1 in up to ``count`` columns of each row."""
     hashes = bits(key, rows, count)
     found = torch.zeros((len(rows), columns), device=rows.device)
-    return found.scatter_(1, (hashes >> 1) % columns, (2 * (hashes % 2) - 1).to(found.dtype))
+    # One at a time: which of two values a GPU scatters to one place last is anybody's guess.
+    for each in hashes.split(1, dim=1):
+        found.scatter_(1, (each >> 1) % columns, (2 * (each % 2) - 1).to(found.dtype))
+    return found
 
 
 def swiglu_numbers(problem: MoEProblem, device: torch.device) -> dict[str, torch.Tensor]:

@@ -91,7 +91,9 @@ def test_what_they_do_not_claim(name: str, fields: dict[str, Any], said: str) ->
     [
         ("fused-topk-deepseek", {"top_k": 9, "method": "deepseek_v3"}, "at most 8"),
         ("fused-topk-deepseek", {}, "DeepSeek-V3's routing alone"),
-        ("fused-topk-deepseek", {"num_experts": 385, "method": "deepseek_v3"}, "at most 384"),
+        ("fused-topk-deepseek", {"top_k": 2, "method": "deepseek_v3"}, "top_k of 1 pass alone"),
+        ("fused-topk-deepseek", {"num_experts": 385, "top_k": 1, "method": "deepseek_v3"},
+         "at most 384"),
         ("fused-topk-deepseek", {"num_experts": 66, "num_groups": 2, "method": "deepseek_v3"},
          "at most 32 experts"),
         ("fused-topk-deepseek",

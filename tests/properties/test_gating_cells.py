@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,12 +13,15 @@ from kernelproof.impl.gating import Feature, load_rules
 from kernelproof.impl.gating.refusals import refusing
 from kernelproof.impl.protocol import EVERY_RULE
 from kernelproof.impl.registry import registered
+from kernelproof.properties.comparison import against_oracle
 from kernelproof.properties.gating.cells import REFUSED, SUPPORTED, Cell, cells_of
 from kernelproof.properties.gating.grouping import chosen_modules
 from kernelproof.properties.gating.trials import outcome_of, status_of
 from kernelproof.properties.isolation import Outcome
 from kernelproof.properties.verdict import Verdict
-from kernelproof.reference import Problem
+from kernelproof.reference import AttentionProblem, Problem, oracle
+from kernelproof.reference.inputs import PagedAttentionInputs
+from kernelproof.reference.materialise import materialise
 
 RELEASES = ("0.6.13", "0.7.2.post1")
 
@@ -78,9 +82,10 @@ def test_a_rule_about_two_things_at_once_has_its_cell() -> None:
     assert max(hang.problem.seq_lens) > 256  # type: ignore[union-attr]  # where it begins
     assert "fa3-fp8-window-hang" not in new
     assert new["fa3-fp8-soft-cap-ignored"].called == ("wrong",)
+    assert old["fa3-paged-192-128"].called == new["fa3-paged-192-128"].called == ("raises",)
     fa2 = {rule for cell in cells("flashinfer-prefill-fa2", "0.7.2.post1") for rule in cell.rules}
     assert {"fa2-sinks-ignored", "fa2-fp8-kv-head-dim-192", "fa2-head-dim-192-is-192-128",
-            "head-dims-equal-128", "fa2-head-dim-not-multiple-of-64"} <= fa2  # fmt: skip
+            "fa2-head-dims-equal-128", "fa2-head-dim-not-multiple-of-64"} <= fa2  # fmt: skip
 
 
 def test_all_rules_that_refuse_a_call_are_named_and_a_mixed_batch_has_two_phases() -> None:
@@ -160,3 +165,35 @@ def test_experts_and_routing_have_cells_on_both_sides() -> None:
     routed = [cell.feature.routing for cell in cells("flashinfer-top-k-route", "0.7.2.post1")]
     assert {"llama4", "sigmoid_renorm", "deepseek_v4"} <= set(routed)
     assert "deepseek_v3" not in routed
+
+
+IGNORED: Mapping[str, Mapping[str, Any]] = {
+    "window": {"window_left": -1},
+    "soft cap": {"logits_soft_cap": 0.0},
+    "sinks": {"sinks": None},
+    "no mask": {"causal": True},
+    "custom mask": {"custom_mask": None},
+    "KV float8_e4m3fn": {"v_scale": 1.0},
+}
+"""What a kernel computes that takes a feature and ignores it."""
+
+
+@pytest.mark.parametrize("name", ["flashinfer-prefill-fa2", "flashinfer-prefill-fa3"])
+def test_an_answer_shows_whether_a_feature_was_heeded(name: str) -> None:
+    arithmetic = find_implementation(name).arithmetic
+    shown = set()
+    for cell in cells(name, "0.7.2.post1"):
+        phase, *features = cell.title.split(", ")
+        problem = cell.problem
+        assert isinstance(problem, AttentionProblem)
+        for feature in set(features) & set(IGNORED):
+            if feature == "no mask" and phase == "decode":
+                continue  # one token sees all keys either way
+            inputs = materialise(problem)
+            assert isinstance(inputs, PagedAttentionInputs)
+            ignoring = oracle.attention(replace(inputs, **IGNORED[feature]))
+            judged = oracle.judge_attention(inputs, arithmetic)
+            said = against_oracle((ignoring.out, ignoring.lse), judged, exact=False)
+            assert said.status == "FAIL", cell.title
+            shown.add(feature)
+    assert shown >= {"window", "soft cap", "KV float8_e4m3fn"}

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from hypothesis import given, settings
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernelproof.properties.comparison import same_bits
 from kernelproof.properties.strategies import problems
@@ -102,6 +103,38 @@ def test_the_same_bits_twice(operation: str) -> None:
         first, second = materialise(problem).storages, materialise(problem).storages
         assert first.keys() == second.keys()
         assert all(same_bits(first[name], second[name]) for name in first)
+
+    check()
+
+
+class WritesOnce(TorchDispatchMode):
+    """Fails where what is scattered depends on the order, which on a GPU is anybody's guess."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        written = None
+        if func is torch.ops.aten.scatter_.src:
+            target, dim, index, values = args
+            written = target.clone().scatter_(dim, index.flip(dim), values.flip(dim))
+        elif func is torch.ops.aten.index_put_.default and not any(args[3:]):
+            target, places, values = args
+            backwards = torch.arange(len(places[0]) - 1, -1, -1)
+            written = target.clone()
+            rows = values.expand_as(target[tuple(places)])
+            written[tuple(each[backwards] for each in places)] = rows[backwards]
+        found = func(*args, **(kwargs or {}))
+        assert written is None or same_bits(written, found), f"{func} writes some places twice"
+        return found
+
+
+@pytest.mark.parametrize("operation", ["paged_attention", "append_paged_kv", "moe", "route"])
+def test_no_value_depends_on_the_order_in_which_a_gpu_scatters(operation: str) -> None:
+    @settings(max_examples=100)
+    @given(problems(operation=operation, max_work=MAX_WORK))
+    def check(problem: Problem) -> None:
+        with WritesOnce():
+            materialise(problem)
 
     check()
 
