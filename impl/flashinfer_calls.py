@@ -52,7 +52,7 @@ AUTO = Arithmetic(
 BUILD_MINUTES = {"cuda-core": 1.5, "fa2": 5.5, "fa3": 15.0, "xqa": 6.0}
 """Of one core, to build a module of 0.7.2.post1 for SM90; measured with nvcc 13.0 on 16 cores."""
 WORKSPACE_BYTES = 394 << 20
-"""vLLM's float workspace. FlashInfer recommends 128 MiB; 0.6.13's FA2 plans 234 MiB of parts for two
+"""vLLM's float workspace. FlashInfer recommends 128 MiB; FA2 of 0.6.13 plans 234 MiB of parts for
 prefills of 300 and 17 tokens with 32 query heads, measured on an H200."""
 
 

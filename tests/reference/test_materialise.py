@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -111,8 +112,12 @@ class WritesOnce(TorchDispatchMode):
     """Fails where what is scattered depends on the order, which on a GPU is anybody's guess."""
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+        self,
+        func: Any,  # noqa: ANN401  any operation of torch
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> object:
         written = None
         if func is torch.ops.aten.scatter_.src:
             target, dim, index, values = args
@@ -133,7 +138,7 @@ def test_no_value_depends_on_the_order_in_which_a_gpu_scatters(operation: str) -
     @settings(max_examples=100)
     @given(problems(operation=operation, max_work=MAX_WORK))
     def check(problem: Problem) -> None:
-        with WritesOnce():
+        with WritesOnce():  # type: ignore[no-untyped-call]  # torch's own
             materialise(problem)
 
     check()
