@@ -230,7 +230,7 @@ def _say_it_in_any_encoding() -> None:
 
 
 GATING_OPTIONS = (
-    "device", "jobs", "modules", "json_path", "evidence_path", "expectations", "cases"
+    "device", "jobs", "modules", "only", "json_path", "evidence_path", "expectations", "cases"
 )  # fmt: skip
 """What means the same to a run over the laws and to one over the support table."""
 

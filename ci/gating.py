@@ -25,6 +25,7 @@ from ..properties.gating.trying import Order, Report, Trying
 from ..properties.ledger import LedgerError
 from ..properties.report import Finding
 from ..properties.telling import count_of, printable
+from .asked import only_of
 from .errors import (
     CONFORMING,
     INTERRUPTED,
@@ -49,6 +50,7 @@ class GatingRequest:
     device: str
     jobs: int | None
     modules: int | None
+    only: tuple[str, ...]
     json_path: Path | None
     evidence_path: Path | None
     expectations: str | None
@@ -108,7 +110,13 @@ def _order(request: GatingRequest) -> Order:
         message = f"--rules: {error}"
         raise UsageRefusedError(message) from error
     return Order(
-        found, request.device, book, ledger, modules=request.modules or 0, jobs=request.jobs or 0
+        found,
+        request.device,
+        book,
+        ledger,
+        modules=request.modules or 0,
+        jobs=request.jobs or 0,
+        only=only_of(request.only),
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import fields
 from typing import Any
 
 from ..impl import OPERATIONS
-from ..reference import AttentionProblem
+from ..reference import AttentionProblem, Problem
 from ..reference.cache_names import cache_fits, multiples_of
 from .axes import all_axes, head_fields
 
@@ -94,6 +94,22 @@ def restricted(
             raise OnlyError(message)
     _drop_what_no_cache_fits(operation, kept)
     return kept
+
+
+def meets(problem: Problem, only: Only, phase: str) -> bool:
+    """Tell whether a problem of a phase has one of the wanted values in each field."""
+    return all(any(_has(problem, name, value, phase) for value in only[name]) for name in only)
+
+
+def _has(problem: Problem, name: str, value: Any, phase: str) -> bool:  # noqa: ANN401  of any field
+    if name == "phase":
+        return bool(value == phase)
+    wanted = {name: value}
+    if name == "head_dims":
+        wanted = head_fields(value)
+    elif name == "sizes":
+        wanted = dict(zip(("hidden", "inter"), value, strict=True))
+    return all(getattr(problem, field, None) == each for field, each in wanted.items())
 
 
 def _among(

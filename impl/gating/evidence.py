@@ -10,7 +10,7 @@ from ...fixtures import EVIDENCE
 from ..compile_evidence import COMPILED, read_evidence
 from ..target import Target
 from .feature import Feature
-from .tried import NOT_RUN, RIGHT, Record, read_gating
+from .tried import NOT_RUN, RIGHT, Record, last_seen, read_gating
 
 Cell = tuple[object, ...]
 RUN = "run"
@@ -119,4 +119,4 @@ def seen() -> Seen:
         GatingEvidenceError: a file of it cannot be read.
     """
     paths = sorted(EVIDENCE.glob("gating-*.json"))
-    return seen_in(record for path in paths for record in read_gating(path))
+    return seen_in(last_seen(record for path in paths for record in read_gating(path)))

@@ -39,6 +39,7 @@ class Record:
         rules: that were on that side.
         outcome: of ``rules.CALLED``, or ``"not run"``.
         explained: whether the ledger explains a failure.
+        date: of the run, in ISO form.
     """
 
     target: Target
@@ -49,6 +50,7 @@ class Record:
     rules: tuple[str, ...]
     outcome: str
     explained: bool = False
+    date: str = ""
 
 
 def read_gating(path: Path) -> list[Record]:
@@ -71,13 +73,27 @@ def read_gating(path: Path) -> list[Record]:
         known = data["target"]
         target = Target(sm=known["sm"], flashinfer=known["flashinfer"], cuda=known["cuda"],
                         triton=known["triton"])  # fmt: skip
-        return [_record(target, trial) for trial in data["trials"]]
+        return [_record(target, trial, data.get("date", "")) for trial in data["trials"]]
     except (KeyError, TypeError, ValueError) as error:
         message = f"{path}: {type(error).__name__}: {error}"
         raise GatingEvidenceError(message) from error
 
 
-def _record(target: Target, trial: Mapping[str, Any]) -> Record:
+def last_seen(records: Iterable[Record]) -> list[Record]:
+    """Keep of each question what the last run that asked it saw: a fault may be mended since."""
+    tried = [record for record in records if record.outcome != NOT_RUN]
+    last: dict[tuple[object, ...], str] = {}
+    for record in tried:
+        last[_question(record)] = max(last.get(_question(record), ""), record.date)
+    return [record for record in tried if record.date == last[_question(record)]]
+
+
+def _question(record: Record) -> tuple[object, ...]:
+    target = record.target
+    return target.sm, target.flashinfer, record.implementation, record.feature
+
+
+def _record(target: Target, trial: Mapping[str, Any], date: str) -> Record:
     if trial["outcome"] not in (*CALLED, NOT_RUN):
         message = f"outcome is {trial['outcome']!r}; it must be one of {', '.join(CALLED)}"
         raise ValueError(message)
@@ -90,6 +106,7 @@ def _record(target: Target, trial: Mapping[str, Any]) -> Record:
         tuple(trial["rules"]),
         trial["outcome"],
         explained=bool(trial["entry"]),
+        date=date,
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...impl import Target
 from ...impl.gating import RuleBook
 from ...reference import AttentionProblem, Problem
 from ..isolation import Deadlines, Worker
+from ..only import Only, meets
 from ..quarry import Address, HarnessError, verdict_of
 from .cells import SUPPORTED, Cell, cells_of
 from .trials import RAISES, RIGHT, Tried
@@ -34,8 +35,23 @@ class Group:
     first: Problem | None
 
 
+@dataclass(frozen=True)
+class Choice:
+    """Which cells are tried.
+
+    Attributes:
+        book: of rules.
+        modules: most that may be built of an implementation; all if 0.
+        only: values that a cell's problem must have.
+    """
+
+    book: RuleBook
+    modules: int = 0
+    only: Only = field(default_factory=dict)
+
+
 def groups_of(
-    worker: Worker, tried: Tried, address: Address, target: Target, book: RuleBook, most: int
+    worker: Worker, tried: Tried, address: Address, target: Target, choice: Choice
 ) -> tuple[list[Group], list[Cell]]:
     """Ask an implementation what it can express, and group that by module.
 
@@ -44,8 +60,7 @@ def groups_of(
         tried: the implementation; what it declares is filled in, or why nothing can be tried.
         address: of it, with every rule left out.
         target: the machine.
-        book: of rules.
-        most: modules that may be built of it; all if 0.
+        choice: of cells.
 
     Returns:
         What is tried, and the cells of other modules.
@@ -66,9 +81,13 @@ def groups_of(
         reasons.extend(filter(None, found))
         return found
 
-    cells = cells_of(tried.operation, tried.backend, target, book, probe)
+    cells = cells_of(tried.operation, tried.backend, target, choice.book, probe)
     if not cells:
         tried.reason = reasons[0] if reasons else "no rule speaks of any of its simple calls"
+        return [], []
+    cells = [each for each in cells if meets(each.problem, choice.only, each.feature.phase)]
+    if not cells:
+        tried.reason = "none of its cells has the values that are asked for"
         return [], []
     problems = [cell.problem.to_json() for cell in cells]
     keys = _ask(worker, address, "modules", problems=problems)["keys"]
@@ -76,7 +95,7 @@ def groups_of(
     for cell, key in zip(cells, keys, strict=True):
         by_key.setdefault(key or "", []).append(cell)
     ahead = bool(declared["build_ahead"])
-    chosen = chosen_modules(by_key, most) if ahead else list(by_key)
+    chosen = chosen_modules(by_key, choice.modules) if ahead else list(by_key)
     left_out = [cell for key in by_key.keys() - set(chosen) for cell in by_key[key]]
     groups = [
         Group(tried, address, key, _dirty_last(by_key[key]), _first(by_key[key], ahead=ahead))

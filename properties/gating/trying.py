@@ -22,11 +22,12 @@ from ..building import BUILD_DEADLINES, share_of_compilers
 from ..isolation import Deadlines, Worker
 from ..ledger import Ledger
 from ..machine import cores
+from ..only import Only
 from ..pools import open_pool
 from ..quarry import Address, DeviceLostError, HarnessError, probe_device, verdict_of
 from ..verdict import Verdict
 from .cells import SUPPORTED, Cell
-from .grouping import Group, groups_of
+from .grouping import Choice, Group, groups_of
 from .trials import (
     HANGS,
     KNOWN,
@@ -62,6 +63,7 @@ class Order:
         ledger: known failures of supported calls.
         modules: most modules that are built of an implementation; all if 0.
         jobs: workers at a time; by cores if 0.
+        only: values that a cell's problem must have.
     """
 
     implementations: Mapping[str, str]
@@ -70,6 +72,7 @@ class Order:
     ledger: Ledger = field(default_factory=Ledger)
     modules: int = 0
     jobs: int = 0
+    only: Only = field(default_factory=dict)
 
 
 @dataclass
@@ -146,9 +149,8 @@ class Trying:
         try:
             with self._pool.lease() as worker:
                 order = self.order
-                groups, left_out = groups_of(
-                    worker, tried, address, self.target, order.book, order.modules
-                )
+                choice = Choice(order.book, order.modules, order.only)
+                groups, left_out = groups_of(worker, tried, address, self.target, choice)
             why = Verdict("UNSUPPORTED", message=LEFT_OUT)
             for cell in left_out:
                 self._note(_unrun(tried, cell, why))

@@ -197,6 +197,16 @@ def test_only_the_modules_that_are_wanted_are_built(gating: Command) -> None:
     assert [each["key"] for each in unbuilt] == ["('bfloat16', 4)"]
 
 
+def test_only_the_cells_that_are_asked_for_are_tried(gating: Command) -> None:
+    ended = gating("kernels:kernel", "--only", "head_dim=16,64", "--only", "dtype=bfloat16")
+    assert ended.code == 0, ended.out
+    assert ended.outcomes == {"head dim 16": OUTCOMES["head dim 16"],
+                              "head dim 64": OUTCOMES["head dim 64"]}  # fmt: skip
+    none = gating("kernels:kernel", "--only", "dtype=float32", "--only", "head_dim=16")
+    assert none.code == 3
+    assert "none of its cells has the values that are asked for" in none.out
+
+
 def test_what_no_rule_is_about(gating: Command) -> None:
     ended = gating("kernels:ungated")
     assert ended.code == 3
@@ -207,7 +217,7 @@ def test_what_no_rule_is_about(gating: Command) -> None:
     ("words", "told"),
     [
         (["--law", "parity"], "--law does not go with --gating"),
-        (["--only", "dtype=float16"], "--only does not go with --gating"),
+        (["--only", "dtype=float8"], "--only: dtype=float8 is no value of it"),
         (["--expectations", "absent.toml"], "--expectations: absent.toml"),
         (["kernels:absent"], "has no 'absent'"),
     ],

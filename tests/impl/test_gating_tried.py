@@ -17,6 +17,7 @@ from kernelproof.impl.gating.tried import (
     GatingEvidenceError,
     Record,
     contradictions,
+    last_seen,
     read_gating,
 )
 
@@ -31,8 +32,17 @@ def record(outcome: str, side: str = "supported", rule: str = "fa2-16bit", **fie
 
 
 def test_no_rule_denies_what_was_seen() -> None:
-    found = [line for path in FILES for line in contradictions(read_gating(path))]
-    assert found == []
+    records = last_seen(record for path in FILES for record in read_gating(path))
+    assert list(contradictions(records)) == []
+
+
+def test_the_last_run_that_asked_counts() -> None:
+    wrong, right = replace(record("wrong"), date="2026-01-01"), record("right")
+    right, unrun = replace(right, date="2026-01-02"), replace(record("not run"), date="2026-01-03")
+    beside = replace(wrong, feature=replace(wrong.feature, group_size=5))
+    elsewhere = replace(wrong, target=replace(H200, flashinfer="0.7.2.post1"))
+    assert last_seen([unrun, right, wrong, beside, elsewhere]) == [right, beside, elsewhere]
+    assert last_seen([right, replace(wrong, date=right.date)])[1].outcome == "wrong"
 
 
 @pytest.mark.parametrize(
