@@ -17,7 +17,7 @@ from ..reference.inputs import MergeInputs
 from .optional import missing, require
 from .protocol import implementation
 from .target import Target
-from .triton_interpreter import castable_loop_variables
+from .triton_interpreter import castable_loop_variables, scalars_as_bounds
 
 KERNELS = "flashinfer.triton.kernels.cascade"
 
@@ -87,9 +87,10 @@ def merge_states(inputs: MergeInputs) -> tuple[torch.Tensor, torch.Tensor]:
     tokens, states, heads, dim = v.shape
     merged, lse = v.new_empty((tokens, heads, dim)), s.new_empty((tokens, heads))
     if tokens:
-        _kernel("merge_states_kernel")[(tokens,)](
-            v, s, merged, lse, states, heads, dim, bdx=dim, bdy=heads
-        )
+        with scalars_as_bounds(v):
+            _kernel("merge_states_kernel")[(tokens,)](
+                v, s, merged, lse, states, heads, dim, bdx=dim, bdy=heads
+            )
     return merged, to_natural(lse)
 
 
@@ -107,7 +108,7 @@ def variable_length_merge_states(inputs: MergeInputs) -> tuple[torch.Tensor, tor
     indptr = torch.arange(tokens + 1, device=v.device, dtype=torch.int32) * states
     merged, lse = v.new_empty((tokens, heads, dim)), s.new_empty((tokens, heads))
     if tokens:
-        with castable_loop_variables(v):
+        with castable_loop_variables(v), scalars_as_bounds(v):
             _kernel("variable_length_merge_states_kernel")[(tokens,)](
                 v, s, indptr, merged, lse, heads, dim, bdx=dim, bdy=heads
             )

@@ -11,6 +11,7 @@ from ..reference.inputs import AppendInputs
 from .optional import require
 from .protocol import implementation
 from .target import Target
+from .triton_interpreter import scalars_as_bounds
 from .triton_support import ceil_div, next_power_of_two, require_triton, unavailable
 
 KERNEL = "kernelproof.impl.triton_append_kernel"
@@ -76,14 +77,15 @@ def append(inputs: AppendInputs) -> tuple[torch.Tensor, torch.Tensor]:
     channels = min(next_power_of_two(most), BLOCK_CHANNELS)
     block = BLOCK_TOKENS if k.is_cuda else INTERPRETED_BLOCK_TOKENS
     metadata = inputs.metadata
-    require(KERNEL, "triton").append[(ceil_div(tokens, block), ceil_div(most, channels))](
-        k, v, k_slots, v_slots,
-        metadata.qo_indptr, metadata.paged_kv_indptr, metadata.seq_lens, metadata.paged_kv_indices,
-        metadata.num_requests, tokens, heads, metadata.page_size,
-        *k.stride(), *v.stride(), *k_slots.stride(), *v_slots.stride(),
-        float(inputs.k_scale), float(inputs.v_scale), LARGEST=largest,
-        DIM_QK=dim_qk, DIM_VO=dim_vo, BLOCK_TOKENS=block, BLOCK_CHANNELS=channels,
-    )  # fmt: skip
+    with scalars_as_bounds(k):
+        require(KERNEL, "triton").append[(ceil_div(tokens, block), ceil_div(most, channels))](
+            k, v, k_slots, v_slots,
+            metadata.qo_indptr, metadata.paged_kv_indptr, metadata.seq_lens,
+            metadata.paged_kv_indices, metadata.num_requests, tokens, heads, metadata.page_size,
+            *k.stride(), *v.stride(), *k_slots.stride(), *v_slots.stride(),
+            float(inputs.k_scale), float(inputs.v_scale), LARGEST=largest,
+            DIM_QK=dim_qk, DIM_VO=dim_vo, BLOCK_TOKENS=block, BLOCK_CHANNELS=channels,
+        )  # fmt: skip
     return caches
 
 

@@ -17,6 +17,7 @@ from .optional import require
 from .target import UnsupportedError
 from .triton_blocks import Blocks, attention_blocks
 from .triton_device import converts_e4m3, multiprocessors, shared_memory
+from .triton_interpreter import scalars_as_bounds
 from .triton_merge import merge
 from .triton_splits import most_splits, splits_that_fill
 from .triton_support import ceil_div, finish, require_triton, stored
@@ -197,7 +198,8 @@ def _run(grid: tuple[int, int, int], blocks: Blocks, arguments: dict[str, Any]) 
         # Fused, scale * logit - base would not be 0 at the largest logit: base is rounded.
         "enable_fp_fusion": False,
     }  # fmt: skip
-    kernel[grid](**arguments, BLOCK_N=blocks.n, **(options if on_gpu else {}))
+    with scalars_as_bounds(arguments["q"]):
+        kernel[grid](**arguments, BLOCK_N=blocks.n, **(options if on_gpu else {}))
 
 
 def _slots(cache: torch.Tensor, kv_layout: str) -> torch.Tensor:

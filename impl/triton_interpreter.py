@@ -3,16 +3,26 @@
 In a compiled kernel the variable of ``tl.range`` is a scalar tensor, so ``i.to(tl.int64)`` is
 ordinary code; the interpreter (triton 3.6 to 3.9) makes it a Python int, and such kernels fail
 with AttributeError. Found with FlashInfer's ``variable_length_merge_states_kernel``.
+
+A scalar that a kernel takes or loads bounds a loop, compiled; to the interpreter it is an array of
+shape [1], which up to triton 3.6 it hands to ``int``. NumPy 2.4 refuses that with TypeError.
+
+What is changed is changed while a kernel runs, and no longer: were it for the rest of the process,
+whether a user's kernel fails would depend on what ran before it.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
 import torch
+
+FIRST_THAT_INDEXES = (3, 7)
+"""The first triton whose interpreter makes an integer of an array of shape [1] itself."""
 
 
 class LoopVariable(int):
@@ -38,3 +48,29 @@ def castable_loop_variables(tensor: torch.Tensor) -> Iterator[None]:
     # The module looks `range` up as a global before it falls back to the builtin.
     with mock.patch.object(interpreter, "range", _range, create=True):
         yield
+
+
+@contextmanager
+def scalars_as_bounds(tensor: torch.Tensor) -> Iterator[None]:
+    """Let scalars bound loops in kernels launched on CPU tensors within this context."""
+    if tensor.is_cuda or _indexes():
+        yield
+        return
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    # Every launch, and every call of a jitted helper, gives Triton's tensors their methods anew.
+    patch = interpreter._patch_lang_tensor  # noqa: SLF001  there is no public way to them
+    with mock.patch.object(interpreter, "_patch_lang_tensor", _then_index(patch)):
+        yield
+
+
+def _indexes() -> bool:
+    version = importlib.import_module("triton").__version__
+    return tuple(map(int, version.split(".")[:2])) >= FIRST_THAT_INDEXES
+
+
+def _then_index(patch: Callable[..., None]) -> Callable[..., None]:
+    def patched(tensor: Any, *scope: Any) -> None:  # noqa: ANN401  the scope came with triton 3.6
+        patch(tensor, *scope)
+        tensor.__index__ = lambda self: self.handle.data.item()
+
+    return patched

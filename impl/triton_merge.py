@@ -12,6 +12,7 @@ from ..reference.inputs import MergeInputs
 from .optional import require
 from .protocol import implementation
 from .target import Target
+from .triton_interpreter import scalars_as_bounds
 from .triton_support import (
     ceil_div,
     finish,
@@ -92,11 +93,12 @@ def merge(
     block_rows = min(max(elements // block_dim, 1), next_power_of_two(tokens * heads))
     at_once = FEW_STATES if states <= FEW_STATES else MANY_STATES
     written = stored(out)
-    require(KERNEL, "triton").merge[(ceil_div(tokens * heads, block_rows),)](
-        outs, lses, written, lse, states, tokens, heads,
-        1.0 if base_2 else math.log2(math.e), math.log(2.0) if base_2 else 1.0,
-        *outs.stride(), *lses.stride(), *written.stride(), *lse.stride(),
-        DIM=dim, BLOCK_DIM=block_dim, BLOCK_ROWS=block_rows,
-        STATES_AT_ONCE=at_once, **({"num_warps": 1} if out.is_cuda else {}),
-    )  # fmt: skip
+    with scalars_as_bounds(out):
+        require(KERNEL, "triton").merge[(ceil_div(tokens * heads, block_rows),)](
+            outs, lses, written, lse, states, tokens, heads,
+            1.0 if base_2 else math.log2(math.e), math.log(2.0) if base_2 else 1.0,
+            *outs.stride(), *lses.stride(), *written.stride(), *lse.stride(),
+            DIM=dim, BLOCK_DIM=block_dim, BLOCK_ROWS=block_rows,
+            STATES_AT_ONCE=at_once, **({"num_warps": 1} if out.is_cuda else {}),
+        )  # fmt: skip
     finish(out, written)

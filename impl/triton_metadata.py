@@ -11,6 +11,7 @@ from ..reference.inputs import MetadataInputs
 from .optional import require
 from .protocol import implementation
 from .target import Target
+from .triton_interpreter import scalars_as_bounds
 from .triton_support import ceil_div, next_power_of_two, require_triton, unavailable
 
 KERNEL = "kernelproof.impl.triton_metadata_kernel"
@@ -78,12 +79,13 @@ def build(inputs: MetadataInputs) -> DeviceMetadata:
         page_size=inputs.page_size,
     )
     block = min(next_power_of_two(max(columns, 1)), BLOCK)
-    require(KERNEL, "triton").build[(requests + 1, max(ceil_div(columns, block), 1))](
-        inputs.query_lens, inputs.seq_lens, table,
-        built.qo_indptr, built.paged_kv_indptr, built.paged_kv_indices,
-        built.paged_kv_last_page_len, built.seq_lens,
-        requests, inputs.page_size,
-        inputs.query_lens.stride(0), inputs.seq_lens.stride(0), *table.stride(),
-        BLOCK=block,
-    )  # fmt: skip
+    with scalars_as_bounds(table):
+        require(KERNEL, "triton").build[(requests + 1, max(ceil_div(columns, block), 1))](
+            inputs.query_lens, inputs.seq_lens, table,
+            built.qo_indptr, built.paged_kv_indptr, built.paged_kv_indices,
+            built.paged_kv_last_page_len, built.seq_lens,
+            requests, inputs.page_size,
+            inputs.query_lens.stride(0), inputs.seq_lens.stride(0), *table.stride(),
+            BLOCK=block,
+        )  # fmt: skip
     return built

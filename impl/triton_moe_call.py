@@ -16,6 +16,7 @@ from ..reference.moe_inputs import MoEInputs
 from .optional import require
 from .target import UnsupportedError
 from .triton_device import shared_memory
+from .triton_interpreter import scalars_as_bounds
 from .triton_moe_blocks import Shape, Tile, columns_of, moe_tiles
 from .triton_moe_operands import E4M3, Operand, check_dtypes, multiplied, operand, strides
 from .triton_moe_sort import Sorted, sort_pairs
@@ -241,12 +242,13 @@ def _run(
 ) -> None:  # fmt: skip
     language = require("triton.language", "triton")
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-    getattr(require(KERNEL, "triton"), name)[(plan.sorted.blocks * tiles,)](
-        **arguments, most_blocks=plan.sorted.blocks,
-        DTYPE=None if dtype is None else getattr(language, dtype), EVEN=columns % tile.k == 0,
-        BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, GROUP=tile.group,
-        **({} if plan.interpreted else options),
-    )  # fmt: skip
+    with scalars_as_bounds(plan.hidden.values):
+        getattr(require(KERNEL, "triton"), name)[(plan.sorted.blocks * tiles,)](
+            **arguments, most_blocks=plan.sorted.blocks,
+            DTYPE=None if dtype is None else getattr(language, dtype), EVEN=columns % tile.k == 0,
+            BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, GROUP=tile.group,
+            **({} if plan.interpreted else options),
+        )  # fmt: skip
 
 
 def _middle_dtype(plan: Plan) -> torch.dtype:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .optional import require
+from .triton_interpreter import scalars_as_bounds
 from .triton_support import ceil_div, next_power_of_two
 
 KERNEL = "kernelproof.impl.triton_moe_sort_kernel"
@@ -87,5 +88,6 @@ def sort_pairs(
             "EXPERTS": experts, "CHUNK": chunk,
             "BLOCKS": next_power_of_two(ceil_div(blocks, chunks)),
         }  # fmt: skip
-        require(KERNEL, "triton").sort_pairs[(chunks,)](**arguments)
+        with scalars_as_bounds(ids):
+            require(KERNEL, "triton").sort_pairs[(chunks,)](**arguments)
     return found
