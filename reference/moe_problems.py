@@ -111,6 +111,11 @@ class RouteProblem(BaseProblem):
         return self.num_groups > 1
 
     @property
+    def group_experts(self) -> int:
+        """Experts in a group."""
+        return self.num_experts // self.num_groups
+
+    @property
     def exact(self) -> bool:
         """Ids are compared as they are, weights within their bound: never bitwise."""
         return False
