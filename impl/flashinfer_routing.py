@@ -12,6 +12,7 @@ from ..reference.moe_inputs import RouteInputs
 from .flashinfer_calls import flashinfer, unavailable
 from .flashinfer_moe import no_tokens
 from .flashinfer_names import ROUTING_MEMBERS, routing_member
+from .gating.rules import version_matches
 from .protocol import implementation
 from .target import Target
 from .torch_moe import scores_of, weigh
@@ -20,6 +21,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 BY_TANH = Arithmetic(sigmoid="tanh")
 """``noAuxTcKernels.cu`` and trtllm-gen's kernels: sigmoid_accurate is 0.5 tanh(0.5 x) + 0.5."""
+DETERMINISTIC = ">=0.6.8.dev0"
 MOST_EXPERTS, MOST_CHOSEN = 384, 8
 MOST_OF_GROUP, MOST_IN_GROUPS = 32, 128
 WITH_BIAS = ("deepseek_v3", "minimax2")
@@ -141,6 +143,8 @@ def _supports_top_k(problem: Problem, target: Target) -> bool | str:
     reason = _common(problem, target)
     if reason is not None or not isinstance(problem, RouteProblem):
         return reason or True
+    if not version_matches(target.flashinfer, DETERMINISTIC):
+        return "top_k has deterministic=True from flashinfer-python 0.6.8 on"
     if problem.method == "deepseek_v3":
         return "DeepSeek-V3's routing has a kernel of its own"
     return "there is one group" if problem.grouped else True
@@ -158,5 +162,6 @@ def top_k_route(inputs: RouteInputs) -> Pair:
     """Choose by ``flashinfer.top_k`` among float32 scores of torch, which weighs them too."""
     scores = scores_of(inputs.method, inputs.logits.float())
     ranking = scores if inputs.bias is None else scores + inputs.bias
-    _, ids = flashinfer().top_k(input=ranking, k=inputs.top_k, sorted=True)
+    # Without it, which of equal scores are chosen differs from call to call.
+    _, ids = flashinfer().top_k(input=ranking, k=inputs.top_k, sorted=True, deterministic=True)
     return ids.to(torch.int32), weigh(inputs, scores, ids)

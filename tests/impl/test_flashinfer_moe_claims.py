@@ -112,3 +112,13 @@ def test_what_they_do_not_claim(name: str, fields: dict[str, Any], said: str) ->
 )  # fmt: skip
 def test_what_routing_kernels_do_not_claim(name: str, fields: dict[str, Any], said: str) -> None:
     assert said in str(on_hopper(f"flashinfer-{name}", replace(ROUTE, **fields), gated=False))
+
+
+def test_top_k_is_asked_where_it_can_be_deterministic() -> None:
+    found = find_implementation("flashinfer-top-k-route")
+    old, new = (
+        found.refusal(ROUTE, Target(sm=90, flashinfer=each, cuda="13.0", device="cuda"))
+        for each in ("0.6.7", "0.6.8")
+    )
+    assert "deterministic=True from flashinfer-python 0.6.8 on" in str(old)
+    assert new is None

@@ -177,8 +177,16 @@ class Release:
         )  # fmt: skip
         return SimpleNamespace(topk_ids=found.topk_ids, topk_weights=found.topk_weights.bfloat16())
 
-    def top_k(self, input: torch.Tensor, k: int, *, sorted: bool) -> Any:  # noqa: A002, ANN401
+    def top_k(
+        self,
+        input: torch.Tensor,  # noqa: A002  FlashInfer's name
+        k: int,
+        *,
+        sorted: bool,  # noqa: A002
+        deterministic: bool,
+    ) -> Any:  # noqa: ANN401
         assert sorted
+        assert deterministic
         return input.topk(k)
 
     def SegmentGEMMWrapper(self, **options: Any) -> Any:  # noqa: ANN401, N802
