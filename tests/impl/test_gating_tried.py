@@ -117,6 +117,7 @@ def test_the_level_of_both_sides_becomes_run(
     data = {"schema": SCHEMA, "target": target, "trials": [{**more, **each} for each in trials]}
     (tmp_path / "gating-h200.json").write_text(json.dumps({"gating": data}))
     monkeypatch.setattr(evidence, "EVIDENCE", tmp_path)
+    monkeypatch.setattr(evidence, "known_cells", dict)  # else kept as empty for the tests after it
     evidence.seen.cache_clear()
     try:
         assert decide(Feature(backend="fa2"), H200).evidence == "run"
