@@ -7,6 +7,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,7 +139,8 @@ def gate(
         return examine(request)
     from .gate import gate_both
 
-    return gate_both(request, _gating_request(request.implementations, None))
+    everything = replace(_gating_request(request.implementations, None), only=())
+    return gate_both(request, everything)
 
 
 @cli.command()

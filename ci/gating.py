@@ -99,6 +99,10 @@ def tried(request: GatingRequest) -> Ended:
 
 
 def _order(request: GatingRequest) -> Order:
+    only = only_of(request.only)
+    if "phase" in only:
+        message = "--only phase does not go with --gating, whose cells are of every phase"
+        raise UsageRefusedError(message)
     try:
         found = {name: resolve_name(name) for name in dict.fromkeys(request.implementations)}
         book = load_rules(request.rules) if request.rules else load_rules()
@@ -116,7 +120,7 @@ def _order(request: GatingRequest) -> Order:
         ledger,
         modules=request.modules or 0,
         jobs=request.jobs or 0,
-        only=only_of(request.only),
+        only=only,
     )
 
 

@@ -45,7 +45,7 @@ RUN_OPTIONS = (
         multiple=True,
         metavar="FIELD=VALUE,...",
         help="Draw only problems with one of these values of a field, such as "
-        "window_left=127,511; may be repeated. With --gating: try only such cells.",
+        "window_left=127,511; may be repeated. With check --gating: try only such cells.",
     ),
     click.option(
         "--soak",

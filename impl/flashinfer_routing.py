@@ -162,6 +162,6 @@ def top_k_route(inputs: RouteInputs) -> Pair:
     """Choose by ``flashinfer.top_k`` among float32 scores of torch, which weighs them too."""
     scores = scores_of(inputs.method, inputs.logits.float())
     ranking = scores if inputs.bias is None else scores + inputs.bias
-    # Without it, which of equal scores are chosen differs from call to call.
+    # Without it, calls on equal scores differ from one another.
     _, ids = flashinfer().top_k(input=ranking, k=inputs.top_k, sorted=True, deterministic=True)
     return ids.to(torch.int32), weigh(inputs, scores, ids)

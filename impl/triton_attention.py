@@ -37,7 +37,7 @@ def _supports_native_dot(problem: Problem, target: Target) -> bool | str:
     return _supports(problem, target)
 
 
-def _compile_key(problem: Problem) -> Hashable:
+def compile_key(problem: Problem) -> Hashable:
     """Name the compiled kernel: compile-time constants, and what alignments are guessed from."""
     if not isinstance(problem, AttentionProblem):
         return None
@@ -80,7 +80,7 @@ class TritonSession:
     features=PAGED_FEATURES,
     arithmetic=ARITHMETIC,
     writes_out=True,
-    compile_key=_compile_key,
+    compile_key=compile_key,
     session=TritonSession,
 )
 def paged(inputs: PagedAttentionInputs) -> AttentionOutput:
@@ -121,7 +121,7 @@ def native_dot(inputs: PagedAttentionInputs) -> AttentionOutput:
     features=PAGED_FEATURES,
     arithmetic=ARITHMETIC,
     writes_out=True,
-    compile_key=_compile_key,
+    compile_key=compile_key,
 )
 def split_kv(inputs: PagedAttentionInputs) -> AttentionOutput:
     """Attend in two launches: to ranges of each request's keys, then merge the partial states.
@@ -140,7 +140,7 @@ def split_kv(inputs: PagedAttentionInputs) -> AttentionOutput:
     features=FEATURES,
     arithmetic=ARITHMETIC,
     writes_out=True,
-    compile_key=_compile_key,
+    compile_key=compile_key,
 )
 def ragged(inputs: RaggedAttentionInputs) -> AttentionOutput:
     """Attend requests whose keys lie one after another: the same kernel, without pages.

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Hashable
 from dataclasses import replace
 
 import torch
 
-from ..reference import BatchMetadata, Problem
+from ..reference import AttentionProblem, BatchMetadata, Problem
 from ..reference.inputs import PagedAttentionInputs
 from .cuda_graphs import Pair, Recorded, Replays, padded, room_for
 from .protocol import implementation
 from .target import Target
-from .triton_attention import ARITHMETIC, PAGED_FEATURES, TritonSession, paged
-from .triton_attention_call import Call
+from .triton_attention import ARITHMETIC, PAGED_FEATURES, TritonSession, compile_key, paged
+from .triton_attention_call import Call, rows_a_request
 
 
 class Buffers:
@@ -104,6 +105,14 @@ def _on_a_gpu(problem: Problem, target: Target) -> bool | str:
     return reason or True
 
 
+def _compile_key(problem: Problem) -> Hashable:
+    """Name the compiled kernels: that of a batch, and that of the room which is captured for it."""
+    if not isinstance(problem, AttentionProblem):
+        return None
+    room = room_for(problem.num_tokens), room_for(len(problem.seq_lens))
+    return compile_key(problem), rows_a_request(*room, problem.group_size)
+
+
 _replays = functools.cache(Replays)
 
 
@@ -114,7 +123,7 @@ _replays = functools.cache(Replays)
     supports=_on_a_gpu,
     features=tuple(name for name in PAGED_FEATURES if name != "custom_mask"),
     arithmetic=ARITHMETIC,
-    compile_key=paged.compile_key,
+    compile_key=_compile_key,
     session=TritonGraphSession,
 )
 def paged_graph(inputs: PagedAttentionInputs) -> Pair:

@@ -96,20 +96,23 @@ def restricted(
     return kept
 
 
-def meets(problem: Problem, only: Only, phase: str) -> bool:
-    """Tell whether a problem of a phase has one of the wanted values in each field."""
-    return all(any(_has(problem, name, value, phase) for value in only[name]) for name in only)
+def meets(problem: Problem, only: Only) -> bool:
+    """Tell whether a problem has one of the wanted values in each field; none has a phase."""
+    return all(any(_has(problem, name, value) for value in only[name]) for name in only)
 
 
-def _has(problem: Problem, name: str, value: Any, phase: str) -> bool:  # noqa: ANN401  of any field
-    if name == "phase":
-        return bool(value == phase)
+def _has(problem: Problem, name: str, value: Any) -> bool:  # noqa: ANN401  a value of any field
     wanted = {name: value}
     if name == "head_dims":
         wanted = head_fields(value)
     elif name == "sizes":
         wanted = dict(zip(("hidden", "inter"), value, strict=True))
     return all(getattr(problem, field, None) == each for field, each in wanted.items())
+
+
+def told(only: Only) -> str:
+    """Give what is asked for as it is written on the command line."""
+    return " ".join(f"{name}={','.join(map(_word, values))}" for name, values in only.items())
 
 
 def _among(

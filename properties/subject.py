@@ -129,8 +129,8 @@ class Subject:
             Stop: it raised: REJECTED for UnsupportedError, CRASH for any other exception.
         """
         key = self.implementation.compile_key
-        # What a session plans need not be compiled: the first run after it is a first call too.
-        module = (getattr(function, "__name__", "") == "plan", key(problem)) if key else None
+        # A session's plan need not compile what its run launches, nor that what is captured.
+        module = (getattr(function, "__name__", ""), key(problem)) if key else None
         phase = "run" if module is None or module in self._compiled else "compile"
         start = time.perf_counter()
         try:

@@ -215,7 +215,7 @@ def logit_values(problem: RouteProblem, device: torch.device) -> torch.Tensor:
         values.scatter_(1, bits(stream(problem.seed, "dominant"), tokens, 1) % experts, DOMINANT)
     elif problem.regime == "exact_grid":
         # Distances of 128: a softmax is one-hot, a sigmoid 1 or nearly 0.
-        ranks = bits(key, tokens, experts).argsort(dim=1).argsort(dim=1)
+        ranks = bits(key, tokens, experts).argsort(dim=1, stable=True).argsort(dim=1)
         values = EXACT_GATE * (ranks.to(torch.float32) - experts // 2)
     return values.to(getattr(torch, problem.dtype))
 

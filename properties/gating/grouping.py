@@ -10,7 +10,7 @@ from ...impl import Target
 from ...impl.gating import RuleBook
 from ...reference import AttentionProblem, Problem
 from ..isolation import Deadlines, Worker
-from ..only import Only, meets
+from ..only import Only, meets, told
 from ..quarry import Address, HarnessError, verdict_of
 from .cells import SUPPORTED, Cell, cells_of
 from .trials import RAISES, RIGHT, Tried
@@ -85,9 +85,10 @@ def groups_of(
     if not cells:
         tried.reason = reasons[0] if reasons else "no rule speaks of any of its simple calls"
         return [], []
-    cells = [each for each in cells if meets(each.problem, choice.only, each.feature.phase)]
+    count = len(cells)
+    cells = [each for each in cells if meets(each.problem, choice.only)]
     if not cells:
-        tried.reason = "none of its cells has the values that are asked for"
+        tried.reason = f"none of its {count} cells has {told(choice.only)}"
         return [], []
     problems = [cell.problem.to_json() for cell in cells]
     keys = _ask(worker, address, "modules", problems=problems)["keys"]

@@ -28,7 +28,7 @@ WEIGHTS_SLACK = 2.0**-6
 """Of the sum of renormalised weights that may be stored in bfloat16."""
 LEAST_LOGIT = {"exponential": -30.0, "tanh": -11.0}
 """Of which the sigmoid is far above the 1e-20 that is added to sums, and above what its arithmetic
-loses: 0.5 tanh(x / 2) + 0.5 is a multiple of 2**-25, so that below -17 it is 0."""
+loses: 0.5 tanh(x / 2) + 0.5 is a multiple of 2**-25 there, so that below -18 it is 0."""
 
 
 def parity(subject: Subject, problem: RouteProblem) -> Verdict:

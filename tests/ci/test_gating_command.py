@@ -204,7 +204,7 @@ def test_only_the_cells_that_are_asked_for_are_tried(gating: Command) -> None:
                               "head dim 64": OUTCOMES["head dim 64"]}  # fmt: skip
     none = gating("kernels:kernel", "--only", "dtype=float32", "--only", "head_dim=16")
     assert none.code == 3
-    assert "none of its cells has the values that are asked for" in none.out
+    assert "none of its 8 cells has dtype=float32 head_dim=16" in none.out
 
 
 def test_what_no_rule_is_about(gating: Command) -> None:
@@ -218,6 +218,7 @@ def test_what_no_rule_is_about(gating: Command) -> None:
     [
         (["--law", "parity"], "--law does not go with --gating"),
         (["--only", "dtype=float8"], "--only: dtype=float8 is no value of it"),
+        (["--only", "phase=decode"], "--only phase does not go with --gating"),
         (["--expectations", "absent.toml"], "--expectations: absent.toml"),
         (["kernels:absent"], "has no 'absent'"),
     ],

@@ -11,7 +11,8 @@ import torch
 
 from kernelproof.impl import AttentionOutput
 from kernelproof.impl.cuda_graphs import GRAPHS_KEPT, Recorded, Replays, padded, room_for, with_rows
-from kernelproof.impl.triton_graphs import Buffers
+from kernelproof.impl.triton_attention import compile_key
+from kernelproof.impl.triton_graphs import Buffers, paged_graph
 from kernelproof.properties.isolation import Deadlines, Worker
 from kernelproof.properties.quarry import verdict_of
 from kernelproof.reference import AttentionProblem, build_metadata, materialise, oracle
@@ -140,3 +141,13 @@ def test_the_triton_kernel_replayed(
     verdict = verdict_of(worker.run(payload, Deadlines(run=60.0)))
     assert verdict.status == "PASS", verdict
     assert not verdict.vacuous
+
+
+def test_what_is_captured_for_more_room_is_a_kernel_of_its_own() -> None:
+    key = paged_graph.compile_key
+    assert key is not None
+    one = AttentionProblem(query_lens=(5,), seq_lens=(5,), group_size=4)
+    three = AttentionProblem(query_lens=(6, 6, 5), seq_lens=(6, 6, 5), group_size=4)
+    assert compile_key(one) == compile_key(three)
+    assert key(one) != key(three)
+    assert key(one) == key(AttentionProblem(query_lens=(6,), seq_lens=(9,), group_size=4))

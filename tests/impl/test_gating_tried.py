@@ -41,7 +41,10 @@ def test_the_last_run_that_asked_counts() -> None:
     right, unrun = replace(right, date="2026-01-02"), replace(record("not run"), date="2026-01-03")
     beside = replace(wrong, feature=replace(wrong.feature, group_size=5))
     elsewhere = replace(wrong, target=replace(H200, flashinfer="0.7.2.post1"))
-    assert last_seen([unrun, right, wrong, beside, elsewhere]) == [right, beside, elsewhere]
+    chip = replace(wrong, target=replace(H200, sm=100))
+    another = replace(wrong, implementation="another")
+    others = [beside, elsewhere, chip, another]
+    assert last_seen([unrun, right, wrong, *others]) == [right, *others]
     assert last_seen([right, replace(wrong, date=right.date)])[1].outcome == "wrong"
 
 
@@ -126,6 +129,29 @@ def test_the_level_of_both_sides_becomes_run(
         other = replace(H200, flashinfer="0.6.14")
         assert decide(Feature(backend="fa2"), other).evidence == "declared"
         assert decide(Feature(backend="fa2", sinks=True), other).evidence == "reported"
+    finally:
+        evidence.seen.cache_clear()
+
+
+@pytest.mark.parametrize(("last", "seen_there"), [("right", True), ("wrong", False)])
+def test_of_two_files_the_later_counts(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    last: str,
+    seen_there: bool,
+) -> None:
+    target = {"sm": 90, "flashinfer": "0.6.13", "cuda": "13.0", "triton": None}
+    trial = {"feature": {"backend": "fa2"}, "side": "supported", "rules": ["fa2-16bit"],
+             "implementation": "some", "cell": "a cell", "entry": None}  # fmt: skip
+    first = "wrong" if last == "right" else "right"
+    for name, date, outcome in (("b", "2026-01-01", first), ("a", "2026-01-02", last)):
+        data = {"schema": SCHEMA, "target": target, "date": date,
+                "trials": [{**trial, "outcome": outcome}]}  # fmt: skip
+        (tmp_path / f"gating-{name}.json").write_text(json.dumps(data))
+    monkeypatch.setattr(evidence, "EVIDENCE", tmp_path)
+    evidence.seen.cache_clear()
+    try:
+        assert evidence.seen().holds(Feature(backend="fa2"), H200) == seen_there
     finally:
         evidence.seen.cache_clear()
 

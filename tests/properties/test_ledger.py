@@ -19,7 +19,7 @@ from kernelproof.properties.laws import LAWS, laws_of
 from kernelproof.properties.ledger import Entry, Ledger, LedgerError, load_ledger, read_case
 from kernelproof.properties.quarry import verdict_of
 from kernelproof.properties.verdict import Verdict
-from kernelproof.reference import AttentionProblem, MergeProblem, Problem
+from kernelproof.reference import AttentionProblem, MergeProblem, Problem, RouteProblem
 
 CASE = {
     "schema": "kernelproof/case/1",
@@ -353,3 +353,43 @@ def test_a_shipped_case_still_fails_as_its_entry_says(shipped: Entry, worker: Wo
     law, problem = shipped.load_case()
     verdict = ask(worker, shipped.implementation, law, problem)
     assert shipped.explains(law, verdict, problem), verdict
+
+
+DEEPSEEK = RouteProblem(num_tokens=3, num_experts=4, method="deepseek_v3", bias=True)
+
+
+@pytest.mark.parametrize(
+    ("entry", "law", "inside", "outside"),
+    [
+        (
+            "groups-of-one",
+            "routing_parity",
+            replace(DEEPSEEK, num_groups=4),
+            (
+                replace(DEEPSEEK, num_groups=2),
+                replace(DEEPSEEK, num_groups=4, topk_groups=4),
+                replace(DEEPSEEK, num_experts=1),
+            ),
+        ),
+        (
+            "uninitialised",
+            "routing_bias_shift",
+            replace(DEEPSEEK, num_experts=129),
+            (
+                replace(DEEPSEEK, num_experts=128),
+                replace(DEEPSEEK, num_experts=129, bias=False),
+                replace(DEEPSEEK, num_experts=129, top_k=8),
+                replace(DEEPSEEK, num_experts=130, num_groups=2),
+            ),
+        ),
+    ],
+)
+def test_entries_of_routing_cover_what_their_reasons_say(
+    entry: str, law: str, inside: RouteProblem, outside: tuple[RouteProblem, ...]
+) -> None:
+    whole = f"flashinfer-fused-topk-deepseek-{entry}"
+    (found,) = (each for each in load_ledger().entries if each.id == whole)
+    wrong = Verdict("FAIL", "numeric")
+    assert found.explains(law, wrong, inside)
+    assert not any(found.explains(law, wrong, each) for each in outside)
+    assert not found.explains("routing_invariants", wrong, inside)

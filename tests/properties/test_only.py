@@ -9,7 +9,8 @@ import pytest
 
 from kernelproof.impl import Target, find_implementation
 from kernelproof.properties.axes import Axes, all_axes, narrow
-from kernelproof.properties.only import OnlyError, read_only, restricted
+from kernelproof.properties.only import OnlyError, meets, read_only, restricted, told
+from kernelproof.reference import AttentionProblem, MergeProblem, MoEProblem
 
 Draw = Callable[[Axes, int], list[Any]]
 H200 = Target(sm=90, flashinfer="0.7.2.post1", cuda="13.0", triton="3.6.0", device="cuda")
@@ -96,3 +97,30 @@ def test_what_does_not_exist(texts: list[str], told: str) -> None:
 def test_an_operation_without_the_field_says_so() -> None:
     with pytest.raises(OnlyError, match="problems of merge_state have no window_left"):
         restricted("merge_state", all_axes("merge_state"), read_only(["window_left=3"]))
+
+
+@pytest.mark.parametrize(
+    ("text", "met"),
+    [
+        ("head_dims=192x128", True),
+        ("head_dims=128x128", False),
+        ("head_dim_qk=192", True),
+        ("head_dim_vo=64", False),
+        ("window_left=127,511", True),
+        ("q_dtype=", True),
+        ("hidden=64", False),
+    ],
+)
+def test_a_problem_that_meets_what_is_asked_for(text: str, met: bool) -> None:
+    problem = AttentionProblem(head_dim_qk=192, head_dim_vo=128, window_left=127)
+    only = read_only([text])
+    assert meets(problem, only) == met
+    assert not meets(problem, {**only, "page_size": (problem.page_size + 1,)})
+
+
+def test_sizes_are_met_together_and_merges_have_none() -> None:
+    only = read_only(["sizes=64x32", "dtype=float32"])
+    assert meets(MoEProblem(hidden=64, inter=32), only)
+    assert not meets(MoEProblem(hidden=64, inter=64), only)
+    assert not meets(MergeProblem(), only)
+    assert told(only) == "sizes=64x32 dtype=float32"
