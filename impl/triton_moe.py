@@ -8,6 +8,7 @@ import torch
 
 from ..reference import Arithmetic, MoEProblem, Problem
 from ..reference.moe_inputs import MoEInputs
+from .gating.rules import version_matches
 from .protocol import implementation
 from .target import Target
 from .triton_moe_blocks import block_rows
@@ -23,6 +24,7 @@ ARITHMETIC = Arithmetic(
 """The intermediate is stored in the dtype of the hidden states (FP8 ones: with a scale for each
 tile of a row), each slot's output in that of the result. (Not so in the interpreter, for bfloat16.)
 Where both operands are FP8, Hopper's tensor cores sum in fixed point."""
+WITH_GATHER = ">=3.3.dev0"
 FEATURES = (
     "moe_biases",
     "interleaved_w13",
@@ -40,7 +42,10 @@ FEATURES = (
 
 def _supports(problem: Problem, target: Target) -> bool | str:
     del problem
-    return unavailable(target) or True
+    absent = unavailable(target)
+    if absent is None and target.triton and not version_matches(target.triton, WITH_GATHER):
+        return f"sorting needs tl.gather, which Triton has from 3.3 on; this is {target.triton}"
+    return absent or True
 
 
 def _compile_key(problem: Problem) -> Hashable:

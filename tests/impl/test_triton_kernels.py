@@ -17,7 +17,13 @@ from kernelproof.impl.triton_attention_call import check_divisor
 from kernelproof.properties.isolation import Deadlines, Worker
 from kernelproof.properties.quarry import verdict_of
 from kernelproof.properties.verdict import Verdict
-from kernelproof.reference import AttentionProblem, MergeProblem, MetadataProblem, Problem
+from kernelproof.reference import (
+    AttentionProblem,
+    MergeProblem,
+    MetadataProblem,
+    MoEProblem,
+    Problem,
+)
 
 OURS = sorted(name for name in BUILT_IN if name.startswith("triton-"))
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
@@ -77,6 +83,13 @@ class TestRefusals:
         turing = Target(device="cuda", sm=75)
         reason = find_implementation("triton-attention").refusal(AttentionProblem(), turing)
         assert reason == "these Triton kernels need sm_80 or newer, not sm_75"
+
+    @pytest.mark.parametrize("version", ["3.2.0", "3.3.0", None])
+    def test_of_a_triton_without_gather(self, version: str | None) -> None:
+        ampere = Target(device="cuda", sm=80, triton=version)
+        reason = find_implementation("triton-moe").refusal(MoEProblem(), ampere)
+        said = "sorting needs tl.gather, which Triton has from 3.3 on; this is 3.2.0"
+        assert reason == (said if version == "3.2.0" else None)
 
     @pytest.mark.parametrize(("dim", "said"), [(20, "not 20"), (520, "not 520")])
     def test_of_head_dims(self, dim: int, said: str) -> None:
