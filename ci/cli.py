@@ -7,7 +7,6 @@ import shlex
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,8 +138,7 @@ def gate(
         return examine(request)
     from .gate import gate_both
 
-    everything = replace(_gating_request(request.implementations, None), only=())
-    return gate_both(request, everything)
+    return gate_both(request, _gating_request(request.implementations))
 
 
 @cli.command()
@@ -232,7 +230,7 @@ def _say_it_in_any_encoding() -> None:
 
 
 GATING_OPTIONS = (
-    "device", "jobs", "modules", "only", "json_path", "evidence_path", "expectations", "cases"
+    "device", "jobs", "modules", "json_path", "evidence_path", "expectations", "cases"
 )  # fmt: skip
 """What means the same to a run over the laws and to one over the support table."""
 
@@ -243,22 +241,26 @@ def _try_gating(implementations: Sequence[str], rules: Path | None) -> int:
     from .gating import try_gating
 
     context = click.get_current_context()
-    allowed = {"implementations", "gating", "rules", *GATING_OPTIONS}
+    allowed = {"implementations", "gating", "rules", "only", *GATING_OPTIONS}
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
         if source is ParameterSource.COMMANDLINE and parameter.name not in allowed:
             message = f"{parameter.opts[0]} does not go with --gating"
             raise click.UsageError(message)
-    return try_gating(_gating_request(implementations or registered(), rules))
+    only = context.params["only"]
+    return try_gating(_gating_request(implementations or registered(), rules, only))
 
 
-def _gating_request(implementations: Sequence[str], rules: Path | None) -> GatingRequest:
+def _gating_request(
+    implementations: Sequence[str], rules: Path | None = None, only: tuple[str, ...] = ()
+) -> GatingRequest:
     from .gating import GatingRequest
 
     given = click.get_current_context().params
     return GatingRequest(
         implementations,
         rules=rules,
+        only=only,
         command=_command(),
         **{name: given[name] for name in GATING_OPTIONS},
     )

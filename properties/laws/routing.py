@@ -71,7 +71,8 @@ def invariants(subject: Subject, problem: RouteProblem) -> Verdict:
 def _sums(problem: RouteProblem, weights: torch.Tensor, something: torch.Tensor) -> Verdict:
     """Check that renormalised weights add up to the scaling factor.
 
-    Not those of softmaxes alone: where all scores are next to nothing, so may be the weights.
+    Scores that are not a softmax must be ``something`` [tokens]: of next to nothing, weights are
+    next to nothing too.
     """
     how = METHODS[problem.method]
     if how.weight not in ("renormalize", "softmax") or how.score == "softmax":

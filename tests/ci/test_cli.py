@@ -400,7 +400,8 @@ def test_the_gate_tries_the_support_table_too(
     names = {name: BUILT_IN[name] for name in ("reference-metadata",)}
     monkeypatch.setattr(registry, "BUILT_IN", {**names, "honest": "zoo:honest"})
     files = ["--json", "o/gate.json", "--evidence", "o/kept.json"]
-    ended = kernelproof("gate", "--gating", "--profile", "quick", "--jobs", "1", *files)
+    words = ["--profile", "quick", "--jobs", "1", "--only", "head_dim=4"]  # of the laws alone
+    ended = kernelproof("gate", "--gating", *words, *files)
     assert ended.code == 0, ended.out + ended.err
     for path in ("o/gate.json", "o/kept.json"):
         data = json.loads(Path(path).read_text())
