@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import Any
 
 import torch
 
@@ -13,6 +14,7 @@ from .protocol import implementation
 from .target import Target
 from .triton_interpreter import scalars_as_bounds
 from .triton_support import ceil_div, next_power_of_two, require_triton, unavailable
+from .triton_units import in_units, strides, unit_of
 
 KERNEL = "kernelproof.impl.triton_append_kernel"
 BLOCK_CHANNELS = 1024
@@ -74,18 +76,32 @@ def append(inputs: AppendInputs) -> tuple[torch.Tensor, torch.Tensor]:
         )
         k_slots, v_slots, largest = _bytes_of_fp8(k_slots), _bytes_of_fp8(v_slots), 0.0
     most = heads * max(dim_qk, dim_vo)
-    channels = min(next_power_of_two(most), BLOCK_CHANNELS)
-    block = BLOCK_TOKENS if k.is_cuda else INTERPRETED_BLOCK_TOKENS
+    channels, block = BLOCK_CHANNELS, BLOCK_TOKENS
+    if not k.is_cuda:
+        channels, block = min(next_power_of_two(most), channels), INTERPRETED_BLOCK_TOKENS
     metadata = inputs.metadata
+    steps = {
+        **strides("k", k, "token head"), **strides("v", v, "token head"),
+        **strides("k_cache", k_slots, "page slot head"),
+        **strides("v_cache", v_slots, "page slot head"),
+    }  # fmt: skip
+    unit = unit_of(*steps.values())
+    arguments: dict[str, Any] = {
+        "k": k, "v": v, "k_cache": k_slots, "v_cache": v_slots,
+        "qo_indptr": metadata.qo_indptr, "kv_indptr": metadata.paged_kv_indptr,
+        "seq_lens": metadata.seq_lens, "page_ids": metadata.paged_kv_indices,
+        "num_requests": metadata.num_requests, "num_tokens": tokens, "num_heads": heads,
+        "page_size": metadata.page_size, **in_units(steps, unit),
+        "k_dim": k.stride(2), "v_dim": v.stride(2),
+        "k_cache_dim": k_slots.stride(3), "v_cache_dim": v_slots.stride(3),
+        "k_scale": float(inputs.k_scale), "v_scale": float(inputs.v_scale), "LARGEST": largest,
+        "UNIT": unit, "DIM_QK": dim_qk, "DIM_VO": dim_vo, "BLOCK_TOKENS": block,
+        "BLOCK_CHANNELS": channels,
+    }  # fmt: skip
     with scalars_as_bounds(k):
         require(KERNEL, "triton").append[(ceil_div(tokens, block), ceil_div(most, channels))](
-            k, v, k_slots, v_slots,
-            metadata.qo_indptr, metadata.paged_kv_indptr, metadata.seq_lens,
-            metadata.paged_kv_indices, metadata.num_requests, tokens, heads, metadata.page_size,
-            *k.stride(), *v.stride(), *k_slots.stride(), *v_slots.stride(),
-            float(inputs.k_scale), float(inputs.v_scale), LARGEST=largest,
-            DIM_QK=dim_qk, DIM_VO=dim_vo, BLOCK_TOKENS=block, BLOCK_CHANNELS=channels,
-        )  # fmt: skip
+            **arguments
+        )
     return caches
 
 

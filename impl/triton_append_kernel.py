@@ -13,6 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .triton_device_functions import in_elements
+
 REQUESTS_AT_ONCE = tl.constexpr(64)
 
 
@@ -46,12 +48,21 @@ def _append(
     k_scale: tl.tensor,
     v_scale: tl.tensor,
     LARGEST: tl.constexpr,  # number of an FP8 cache; 0 where rows are copied
+    UNIT: tl.constexpr,
     DIM_QK: tl.constexpr,
     DIM_VO: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     BLOCK_CHANNELS: tl.constexpr,
 ) -> None:
-    """Copy BLOCK_CHANNELS channels, of all heads together, of BLOCK_TOKENS new keys and values."""
+    """Copy BLOCK_CHANNELS channels, of all heads together, of BLOCK_TOKENS new keys and values.
+
+    Strides of tokens, heads, pages and slots come in units of UNIT elements: see ``triton_units``.
+    """
+    k_token, v_token = in_elements(k_token, UNIT), in_elements(v_token, UNIT)
+    k_head, v_head = in_elements(k_head, UNIT), in_elements(v_head, UNIT)
+    k_cache_page, v_cache_page = in_elements(k_cache_page, UNIT), in_elements(v_cache_page, UNIT)
+    k_cache_slot, v_cache_slot = in_elements(k_cache_slot, UNIT), in_elements(v_cache_slot, UNIT)
+    k_cache_head, v_cache_head = in_elements(k_cache_head, UNIT), in_elements(v_cache_head, UNIT)
     token = tl.program_id(0) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
     request = tl.full((BLOCK_TOKENS,), -1, tl.int32)
     for first in range(0, num_requests, REQUESTS_AT_ONCE):
@@ -100,5 +111,10 @@ def _append(
 
 
 append = triton.jit(
-    _append, do_not_specialize=("num_requests", "num_tokens", "num_heads", "page_size")
-)
+    _append,
+    do_not_specialize=(
+        "num_requests", "num_tokens", "num_heads", "page_size", "k_token", "k_head", "v_token",
+        "v_head", "k_cache_page", "k_cache_slot", "k_cache_head", "v_cache_page", "v_cache_slot",
+        "v_cache_head",
+    ),
+)  # fmt: skip

@@ -21,6 +21,7 @@ from .triton_interpreter import scalars_as_bounds
 from .triton_merge import merge
 from .triton_splits import most_splits, splits_that_fill
 from .triton_support import ceil_div, finish, require_triton, stored
+from .triton_units import in_units, strides, unit_of
 
 KERNEL = "kernelproof.impl.triton_attention_kernel"
 EVERYWHERE = 2**30
@@ -126,6 +127,17 @@ class Call:
         cap = inputs.logits_soft_cap
         k_scale, k_scales = _scale(inputs.k_scale, self.kv_heads)
         v_scale, v_scales = _scale(inputs.v_scale, self.kv_heads)
+        steps = {
+            **strides("q", q, "token head"),
+            **strides("k", self.k, "page slot head"),
+            **strides("v", self.v, "page slot head"),
+            **strides("out", out[0], "token head"),
+        }
+        scale_steps = {
+            **strides("k_sf", k_sf, "page slot head"),
+            **strides("v_sf", v_sf, "page slot head"),
+        }
+        unit, scale_unit = unit_of(*steps.values()), unit_of(*scale_steps.values())
         arguments: dict[str, Any] = {
             "q": q, "k": self.k, "v": self.v, "out": out, "lse": lse,
             # None is compiled away: without block scales the kernel does not have these arguments.
@@ -150,13 +162,13 @@ class Call:
             "v_scale": v_scale, "soft_cap": cap * math.log2(math.e), "lse_factor": lse_factor,
             "has_sinks": int(inputs.sinks is not None),
             "has_k_scales": int(k_scales is not None), "has_v_scales": int(v_scales is not None),
-            **_strides("q", q, "token head dim"),
-            **_strides("k", self.k, "page slot head dim"),
-            **_strides("v", self.v, "page slot head dim"),
-            **_strides("k_sf", k_sf, "page slot head block"),
-            **_strides("v_sf", v_sf, "page slot head block"),
-            **_strides("out", out, "split token head dim"),
-            **_strides("lse", lse, "split token head"),
+            "q_dim": q.stride(2), "k_dim": self.k.stride(3), "v_dim": self.v.stride(3),
+            "k_sf_block": None if k_sf is None else k_sf.stride(3),
+            "v_sf_block": None if v_sf is None else v_sf.stride(3),
+            "out_split": out.stride(0), "out_dim": out.stride(3),
+            **strides("lse", lse, "split token head"),
+            **in_units(steps, unit), **in_units(scale_steps, scale_unit),
+            "UNIT": unit, "SF_UNIT": scale_unit,
             "PAGED": paged, "SHIFTS": _is_power_of_two(self.page_size),
             "KV_FORMAT": self.kv_format, "SOFT_CAP": cap > 0,
             "CONVERTS": bool(self.kv_format) and converts_e4m3(q.device),
@@ -236,10 +248,3 @@ def _scale(scale: float | torch.Tensor, kv_heads: int) -> tuple[float, torch.Ten
     if isinstance(scale, torch.Tensor):
         return 1.0, scale.to(torch.float32).reshape(-1).expand(kv_heads).contiguous()
     return scale, None
-
-
-def _strides(name: str, tensor: torch.Tensor | None, axes: str) -> dict[str, int | None]:
-    names = [f"{name}_{axis}" for axis in axes.split()]
-    if tensor is None:
-        return dict.fromkeys(names)
-    return dict(zip(names, tensor.stride(), strict=True))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .triton_device_functions import load_rows, place_of, quotient, soft_capped
+from .triton_device_functions import in_elements, load_rows, place_of, quotient, soft_capped
 from .triton_kv_formats import load_nvfp4, widen_fp8
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -84,6 +84,8 @@ def _attention(  # noqa: C901, PLR0912, PLR0915  in one piece: it shares most of
     SOFT_CAP: tl.constexpr,
     CUSTOM_MASK: tl.constexpr,
     UPCAST: tl.constexpr,
+    UNIT: tl.constexpr,
+    SF_UNIT: tl.constexpr,
     HEAD_DIM_QK: tl.constexpr,
     HEAD_DIM_VO: tl.constexpr,
     BLOCK_QK: tl.constexpr,
@@ -101,7 +103,28 @@ def _attention(  # noqa: C901, PLR0912, PLR0915  in one piece: it shares most of
     likewise. SHIFTS says that page_size is 2**page_shift, and nothing is divided. Logits
     are in base 2: ``scale`` holds log2(e) or, where there is a soft cap, its inverse, and
     ``soft_cap`` then holds log2(e).
+
+    Strides come in units of UNIT elements, those of block scales of SF_UNIT, but for channels,
+    splits and ``lse``: see ``triton_units``.
     """
+    q_token, q_head = in_elements(q_token, UNIT), in_elements(q_head, UNIT)
+    k_page, v_page = in_elements(k_page, UNIT), in_elements(v_page, UNIT)
+    k_slot, v_slot = in_elements(k_slot, UNIT), in_elements(v_slot, UNIT)
+    k_head, v_head = in_elements(k_head, UNIT), in_elements(v_head, UNIT)
+    out_token, out_head = in_elements(out_token, UNIT), in_elements(out_head, UNIT)
+    if KV_FORMAT == "nvfp4":
+        k_sf_page, v_sf_page = (
+            in_elements(k_sf_page, SF_UNIT),
+            in_elements(v_sf_page, SF_UNIT),
+        )
+        k_sf_slot, v_sf_slot = (
+            in_elements(k_sf_slot, SF_UNIT),
+            in_elements(v_sf_slot, SF_UNIT),
+        )
+        k_sf_head, v_sf_head = (
+            in_elements(k_sf_head, SF_UNIT),
+            in_elements(v_sf_head, SF_UNIT),
+        )
     # The heads of a tile run together, and late tiles first: of a causal request they see the most
     # keys, so that the short ones fill the gaps at the end.
     kv_heads = tl.num_programs(1)
@@ -288,7 +311,9 @@ attention = triton.jit(
     _attention,
     do_not_specialize=(
         "num_requests", "group_size", "page_size", "page_shift", "page_inverse", "group_inverse",
-        "left", "right", "has_sinks", "has_k_scales", "has_v_scales", "out_split", "lse_split",
-        "lse_token",
+        "left", "right", "has_sinks", "has_k_scales", "has_v_scales", "q_token", "q_head",
+        "k_page", "k_slot", "k_head", "v_page", "v_slot", "v_head", "k_sf_page", "k_sf_slot",
+        "k_sf_head", "v_sf_page", "v_sf_slot", "v_sf_head", "out_split", "out_token", "out_head",
+        "lse_split", "lse_token",
     ),
 )  # fmt: skip

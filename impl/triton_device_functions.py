@@ -51,6 +51,14 @@ def _quotient(number: tl.tensor, inverse: tl.tensor) -> tl.tensor:
 quotient = device_function(_quotient)
 
 
+def _in_elements(stride: tl.tensor, UNIT: tl.constexpr) -> tl.tensor:
+    """Give a stride that comes in units of UNIT elements; the compiler sees what divides it."""
+    return stride * UNIT
+
+
+in_elements = device_function(_in_elements)
+
+
 def _place_of(
     key: tl.tensor, page_shift: tl.tensor, page_inverse: tl.tensor, SHIFTS: tl.constexpr
 ) -> tl.tensor:

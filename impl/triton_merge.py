@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
+from typing import Any
 
 import torch
 
@@ -21,6 +22,7 @@ from .triton_support import (
     stored,
     unavailable,
 )
+from .triton_units import in_units, strides, unit_of
 
 KERNEL = "kernelproof.impl.triton_merge_kernel"
 ELEMENTS, INTERPRETED_ELEMENTS = 2**7, 2**14
@@ -89,16 +91,29 @@ def merge(
     if not (tokens and heads):
         return
     block_dim = next_power_of_two(dim)
-    elements = ELEMENTS if out.is_cuda else INTERPRETED_ELEMENTS
-    block_rows = min(max(elements // block_dim, 1), next_power_of_two(tokens * heads))
+    block_rows = max(ELEMENTS // block_dim, 1)
+    if not out.is_cuda:
+        block_rows = min(
+            max(INTERPRETED_ELEMENTS // block_dim, 1), next_power_of_two(tokens * heads)
+        )
     at_once = FEW_STATES if states <= FEW_STATES else MANY_STATES
     written = stored(out)
+    steps = {
+        **strides("outs", outs, "state token head"), **strides("out", written, "token head")
+    }  # fmt: skip
+    unit = unit_of(*steps.values())
+    arguments: dict[str, Any] = {
+        "outs": outs, "lses": lses, "out": written, "lse": lse,
+        "num_states": states, "num_tokens": tokens, "num_heads": heads,
+        "in_factor": 1.0 if base_2 else math.log2(math.e),
+        "out_factor": math.log(2.0) if base_2 else 1.0,
+        **in_units(steps, unit), "outs_dim": outs.stride(3), "out_dim": written.stride(2),
+        **strides("lses", lses, "state token head"), **strides("lse", lse, "token head"),
+        "UNIT": unit, "DIM": dim, "BLOCK_DIM": block_dim, "BLOCK_ROWS": block_rows,
+        "STATES_AT_ONCE": at_once,
+    }  # fmt: skip
     with scalars_as_bounds(out):
         require(KERNEL, "triton").merge[(ceil_div(tokens * heads, block_rows),)](
-            outs, lses, written, lse, states, tokens, heads,
-            1.0 if base_2 else math.log2(math.e), math.log(2.0) if base_2 else 1.0,
-            *outs.stride(), *lses.stride(), *written.stride(), *lse.stride(),
-            DIM=dim, BLOCK_DIM=block_dim, BLOCK_ROWS=block_rows,
-            STATES_AT_ONCE=at_once, **({"num_warps": 1} if out.is_cuda else {}),
-        )  # fmt: skip
+            **arguments, **({"num_warps": 1} if out.is_cuda else {})
+        )
     finish(out, written)

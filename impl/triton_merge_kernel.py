@@ -13,6 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .triton_device_functions import in_elements
+
 
 def _merge(
     outs: tl.tensor,  # [states, tokens, heads, DIM]
@@ -36,6 +38,7 @@ def _merge(
     out_dim: tl.tensor,
     lse_token: tl.tensor,
     lse_head: tl.tensor,
+    UNIT: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
@@ -44,8 +47,13 @@ def _merge(
     """Merge BLOCK_ROWS rows, a row being a token and a head.
 
     Differences of lses times ``in_factor`` are in base 2; the largest lse times ``out_factor`` is
-    in base e. A state with an lse of -inf is not read: its out may hold anything.
+    in base e. A state with an lse of -inf is not read: its out may hold anything. Strides of
+    states, tokens and heads in ``outs`` and ``out`` come in units of UNIT elements: see
+    ``triton_units``.
     """
+    outs_state, outs_token = in_elements(outs_state, UNIT), in_elements(outs_token, UNIT)
+    outs_head, out_head = in_elements(outs_head, UNIT), in_elements(out_head, UNIT)
+    out_token = in_elements(out_token, UNIT)
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     token = (row // num_heads).to(tl.int64)
     head = row % num_heads
@@ -93,4 +101,10 @@ def _merge(
     tl.store(lse + token * lse_token + head * lse_head, merged_lse, mask=is_row)
 
 
-merge = triton.jit(_merge, do_not_specialize=("num_states", "num_tokens", "num_heads"))
+merge = triton.jit(
+    _merge,
+    do_not_specialize=(
+        "num_states", "num_tokens", "num_heads", "outs_state", "outs_token", "outs_head",
+        "lses_state", "lses_token", "out_token", "out_head", "lse_token",
+    ),
+)  # fmt: skip

@@ -15,7 +15,8 @@ from .triton_interpreter import scalars_as_bounds
 from .triton_support import ceil_div, next_power_of_two, require_triton, unavailable
 
 KERNEL = "kernelproof.impl.triton_metadata_kernel"
-BLOCK = 1024
+LEAST_BLOCK, MOST_BLOCK = 128, 1024
+"""Page ids a program."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +79,7 @@ def build(inputs: MetadataInputs) -> DeviceMetadata:
         seq_lens=empty(requests),
         page_size=inputs.page_size,
     )
-    block = min(next_power_of_two(max(columns, 1)), BLOCK)
+    block = min(max(next_power_of_two(columns), LEAST_BLOCK), MOST_BLOCK)
     with scalars_as_bounds(table):
         require(KERNEL, "triton").build[(requests + 1, max(ceil_div(columns, block), 1))](
             inputs.query_lens, inputs.seq_lens, table,

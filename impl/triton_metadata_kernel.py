@@ -65,4 +65,4 @@ def _build(
     tl.store(page_ids + pages + column, page, mask=is_page)
 
 
-build = triton.jit(_build, do_not_specialize=("num_requests", "page_size"))
+build = triton.jit(_build, do_not_specialize=("num_requests", "page_size", "table_row"))

@@ -18,9 +18,10 @@ from .target import UnsupportedError
 from .triton_device import shared_memory
 from .triton_interpreter import scalars_as_bounds
 from .triton_moe_blocks import Shape, Tile, columns_of, moe_tiles
-from .triton_moe_operands import E4M3, Operand, check_dtypes, multiplied, operand, strides
+from .triton_moe_operands import E4M3, Operand, check_dtypes, multiplied, operand
 from .triton_moe_sort import Sorted, sort_pairs
 from .triton_support import ceil_div, finish, next_power_of_two, require_triton, stored
+from .triton_units import in_units, strides, unit_of
 
 KERNEL = "kernelproof.impl.triton_moe_kernel"
 CHANNELS = 1024
@@ -173,6 +174,11 @@ def _project(plan: Plan) -> tuple[torch.Tensor, torch.Tensor | None]:
         given = given.to(torch.float32).expand(experts).contiguous()
     weights = inputs.topk_weights if inputs.weights_on_input else None
     row_step, half_step = (2, 1) if inputs.interleaved else (1, plan.inter)
+    steps = {
+        **strides("hidden", hidden.values, "token"), **strides("w13", w13.values, "expert row"),
+        **strides("middle", middle, "row"),
+    }  # fmt: skip
+    unit = unit_of(*steps.values())
     arguments: dict[str, Any] = {
         "hidden": hidden.values, "hidden_scales": hidden.scales,
         "w13": w13.values, "w13_scales": w13.scales, "w13_bias": inputs.w13_bias,
@@ -181,13 +187,12 @@ def _project(plan: Plan) -> tuple[torch.Tensor, torch.Tensor | None]:
         **{name: one for name, (one, _) in numbers.items()},
         "top_k": inputs.topk_ids.shape[1], "columns": hidden.values.shape[1], "inter": plan.inter,
         "row_step": row_step, "half_step": half_step,
-        **strides("hidden", hidden.values, "token column"),
+        **in_units(steps, unit), "hidden_column": hidden.values.stride(1),
+        "w13_column": w13.values.stride(2), "UNIT": unit,
         **strides("hidden_scales", hidden.scales, "token block"),
-        **strides("w13", w13.values, "expert row column"),
         **strides("w13_scales", w13.scales, "expert row block"),
         **strides("w13_bias", inputs.w13_bias, "expert row"),
         **strides("weights", weights, "token slot"),
-        "middle_row": middle.stride(0),
         "HIDDEN_FORMAT": hidden.format, "W13_FORMAT": w13.format,
         "HIDDEN_SCALED": hidden.scaled, "W13_SCALED": w13.scaled,
         "ACTIVATION": "swiglu" if inputs.activation in SWIGLU else inputs.activation,
@@ -204,15 +209,19 @@ def _contract(
     """Write the outputs [pairs, hidden] of experts; slots that nothing is computed for stay."""
     inputs, tile, w2 = plan.inputs, plan.second, plan.w2
     rows = partial.shape[1]
+    steps = {
+        **strides("middle", middle, "row"), **strides("w2", w2.values, "expert row"),
+        **strides("partial", partial, "row"),
+    }  # fmt: skip
+    unit = unit_of(*steps.values())
     arguments: dict[str, Any] = {
         "middle": middle, "middle_scales": scales, "w2": w2.values, "w2_scales": w2.scales,
         "w2_bias": inputs.w2_bias, **plan.sorted.arguments(), "partial": partial,
-        "columns": plan.inter, "rows": rows, "middle_row": middle.stride(0),
+        "columns": plan.inter, "rows": rows, **in_units(steps, unit), "UNIT": unit,
         "middle_scales_row": None if scales is None else scales.stride(0),
-        **strides("w2", w2.values, "expert row column"),
+        "w2_column": w2.values.stride(2),
         **strides("w2_scales", w2.scales, "expert row block"),
         **strides("w2_bias", inputs.w2_bias, "expert row"),
-        "partial_row": partial.stride(0),
         "MIDDLE_FORMAT": "", "W2_FORMAT": w2.format,
         "MIDDLE_SCALED": columns_of(plan.first, gated=plan.gated) if plan.rounds else 0,
         "W2_SCALED": w2.scaled,

@@ -19,6 +19,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .triton_device_functions import in_elements
 from .triton_moe_functions import LARGEST_E4M3, activated, product, rounded_to_e4m3, tile_of
 
 SCALE_ROWS = tl.constexpr(128)
@@ -72,6 +73,7 @@ def _project(  # noqa: C901, PLR0915  in one piece: it shares most of its names
     ACTIVATION: tl.constexpr,
     GATED: tl.constexpr,
     ROUNDS: tl.constexpr,
+    UNIT: tl.constexpr,
     DTYPE: tl.constexpr,
     EVEN: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -84,8 +86,10 @@ def _project(  # noqa: C901, PLR0915  in one piece: it shares most of its names
     Gate and up rows take turns in a tile, so that both of a column end in one thread: of column j
     they are ``j * row_step`` and ``half_step`` more. HIDDEN_SCALED and W13_SCALED say how many
     columns share a scale; 0: all do. ROUNDS to e4m3, with the given scale or one for each row of
-    the tile.
+    the tile. Strides of rows and experts come in units of UNIT elements: see ``triton_units``.
     """
+    hidden_token, middle_row = in_elements(hidden_token, UNIT), in_elements(middle_row, UNIT)
+    w13_expert, w13_row = in_elements(w13_expert, UNIT), in_elements(w13_row, UNIT)
     OUT: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N  # noqa: N806  a constant
     tiles = (inter + OUT - 1) // OUT
     block, tile = tile_of(tl.program_id(0), most_blocks, tiles, GROUP)
@@ -185,6 +189,7 @@ def _contract(
     W2_FORMAT: tl.constexpr,
     MIDDLE_SCALED: tl.constexpr,
     W2_SCALED: tl.constexpr,
+    UNIT: tl.constexpr,
     DTYPE: tl.constexpr,
     EVEN: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -193,6 +198,8 @@ def _contract(
     GROUP: tl.constexpr,
 ) -> None:
     """Make BLOCK_N channels of the outputs of BLOCK_M rows; the names are those of ``_project``."""
+    w2_expert, w2_row = in_elements(w2_expert, UNIT), in_elements(w2_row, UNIT)
+    middle_row, partial_row = in_elements(middle_row, UNIT), in_elements(partial_row, UNIT)
     tiles = (rows + BLOCK_N - 1) // BLOCK_N
     block, tile = tile_of(tl.program_id(0), most_blocks, tiles, GROUP)
     num_rows = tl.load(block_rows + block)
@@ -282,8 +289,21 @@ def _combine(
     )
 
 
-project = triton.jit(_project, do_not_specialize=("most_blocks", "top_k", "row_step", "half_step"))
-contract = triton.jit(_contract, do_not_specialize=("most_blocks",))
+project = triton.jit(
+    _project,
+    do_not_specialize=(
+        "most_blocks", "top_k", "row_step", "half_step", "hidden_token", "hidden_scales_token",
+        "w13_expert", "w13_row", "w13_scales_expert", "w13_scales_row", "w13_bias_expert",
+        "weights_token", "middle_row",
+    ),
+)  # fmt: skip
+contract = triton.jit(
+    _contract,
+    do_not_specialize=(
+        "most_blocks", "middle_row", "middle_scales_row", "w2_expert", "w2_row",
+        "w2_scales_expert", "w2_scales_row", "w2_bias_expert", "partial_row",
+    ),
+)  # fmt: skip
 combine = triton.jit(
     _combine,
     do_not_specialize=("expert_offset", "num_experts", "ids_token", "weights_token"),

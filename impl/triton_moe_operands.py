@@ -78,11 +78,3 @@ def multiplied(a: torch.Tensor, b: torch.Tensor, *, interpreted: bool) -> str | 
         return None
     wide = [each.dtype for each in (a, b) if each.element_size() > 1]
     return str(wide[0] if wide else torch.float16).removeprefix("torch.")
-
-
-def strides(name: str, tensor: torch.Tensor | None, axes: str) -> dict[str, int | None]:
-    """Name a tensor's strides as kernels do; None of one that is absent."""
-    names = [f"{name}_{axis}" for axis in axes.split()]
-    if tensor is None:
-        return dict.fromkeys(names)
-    return dict(zip(names, tensor.stride(), strict=True))
