@@ -27,6 +27,9 @@ OPERATIONS = (
 EVERY_RULE = "*"
 """Stands for all support rules among those that are not asked: nothing is gated."""
 
+COMPILERS_A_BUILD = 4
+"""A module of FlashInfer has two to eight sources: with more, the last of them work alone."""
+
 Supports = Callable[[Problem, Target], "bool | str"]
 
 
@@ -91,9 +94,11 @@ class Implementation:
     arithmetic: Arithmetic
     writes_out: bool
     compile_key: Callable[[Problem], Hashable] | None
+    kernels: Callable[[Problem], Sequence[Problem]] | None = None
     backend: str = ""
-    build_ahead: bool = False
+    build_ahead: bool | str = False
     build_minutes: float = 1.0
+    build_compilers: int = COMPILERS_A_BUILD
     session: Callable[[], Session] | None = None
     wide_arithmetic: Sequence[tuple[int, Arithmetic]] = ()
 
@@ -104,6 +109,20 @@ class Implementation:
             if head_dim_vo >= channels:
                 found = wide
         return found
+
+    def builds_ahead(self, device: str) -> bool:
+        """Tell whether modules are built before the first problem on a device, "cpu" or "cuda"."""
+        return self.build_ahead in (True, device)
+
+    def problems_of_module(self, problem: Problem) -> Sequence[Problem]:
+        """Give problems that between them call every kernel of this problem's module."""
+        return self.kernels(problem) if self.kernels else (problem,)
+
+    def module_of(self, problem: Problem) -> str:
+        """Name the module that this problem needs; empty where no call compiles."""
+        if self.compile_key is None:
+            return ""
+        return repr(self.compile_key(self.problems_of_module(problem)[0]))
 
     def __call__(self, inputs: Any) -> Any:  # noqa: ANN401  each operation has its own record
         """Run on the inputs of one problem."""
@@ -157,9 +176,11 @@ def implementation(
     wide_arithmetic: Sequence[tuple[int, Arithmetic]] = (),
     writes_out: bool = False,
     compile_key: Callable[[Problem], Hashable] | None = None,
+    kernels: Callable[[Problem], Sequence[Problem]] | None = None,
     backend: str = "",
-    build_ahead: bool = False,
+    build_ahead: bool | str = False,
     build_minutes: float = 1.0,
+    build_compilers: int = COMPILERS_A_BUILD,
     session: Callable[[], Session] | None = None,
 ) -> Callable[[Callable[[Any], Any]], Implementation]:
     """Make an implementation of a function, for use as a decorator.
@@ -180,16 +201,21 @@ def implementation(
             on it does, in ascending order, and what it rounds.
         writes_out: it writes into ``inputs.out`` and ``inputs.lse`` (moe: ``inputs.out``), which
             are poisoned and fenced, and may return None.
-        compile_key: gives the key of the module that a problem needs, where a first call compiles;
-            that call's time does not count against the deadline.
+        compile_key: gives the key of what a first call compiles for a problem: a module, or a
+            kernel of one; that call's time does not count against the deadline.
+        kernels: where a module has several kernels, among which lengths and counts choose: gives
+            for a problem others that between them call all of its module's, the same ones in the
+            same order for each problem of the module. The first one's key names the module.
         backend: what the support rules (``kernelproof.impl.gating``) call it, one of
             ``backends.BACKENDS``. Where it is given, the rules decide what ``supports`` lets pass,
             and all of it where there is no ``supports``; a kernel that no rule is about leaves
             it empty.
         build_ahead: its modules take long to compile: the suite chooses a few of them that cover
             pairs of what they differ in, and builds these in parallel before the first problem.
+            ``"cuda"``: only there.
         build_minutes: of one processor core for one such module, roughly: of those that take many,
             a profile builds fewer.
+        build_compilers: that building one module keeps busy, if it may.
         session: makes a ``Session``, where planning and running are calls of their own; it may be
             a ``GraphSession`` and a ``ScratchSession`` besides.
 
@@ -217,9 +243,11 @@ def implementation(
             arithmetic=arithmetic or Arithmetic(),
             writes_out=writes_out,
             compile_key=compile_key,
+            kernels=kernels,
             backend=backend,
             build_ahead=build_ahead,
             build_minutes=build_minutes,
+            build_compilers=build_compilers,
             session=session,
             wide_arithmetic=wide_arithmetic,
         )

@@ -17,6 +17,7 @@ from .triton_support import ceil_div, next_power_of_two, require_triton, unavail
 from .triton_units import in_units, strides, unit_of
 
 KERNEL = "kernelproof.impl.triton_append_kernel"
+BUILD_MINUTES = 0.03
 BLOCK_CHANNELS = 1024
 BLOCK_TOKENS, INTERPRETED_BLOCK_TOKENS = 4, 64
 """Tokens a program: few keep a GPU busy, many spare the interpreter programs."""
@@ -30,10 +31,7 @@ def _supports(problem: Problem, target: Target) -> bool | str:
 def _compile_key(problem: Problem) -> Hashable:
     if not isinstance(problem, AttentionProblem):
         return None
-    return (
-        problem.dtype, problem.head_dim_qk, problem.head_dim_vo, problem.num_kv_heads,
-        problem.page_size, problem.kv_layout, problem.strided_kv, problem.kv_element,
-    )  # fmt: skip
+    return problem.dtype, problem.head_dim_qk, problem.head_dim_vo, problem.kv_element
 
 
 @implementation(
@@ -43,6 +41,9 @@ def _compile_key(problem: Problem) -> Hashable:
     supports=_supports,
     features=("fp8_kv",),
     compile_key=_compile_key,
+    build_ahead="cuda",
+    build_minutes=BUILD_MINUTES,
+    build_compilers=1,
 )
 def append(inputs: AppendInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Write new keys and values, both in one launch, into the last slots of their requests' pages.

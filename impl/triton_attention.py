@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import replace
 
 from ..reference import Arithmetic, AttentionOutput, AttentionProblem, BatchMetadata, Problem
 from ..reference.inputs import PagedAttentionInputs, RaggedAttentionInputs
 from .protocol import implementation
 from .target import Target
-from .triton_attention_call import Call, rows_a_request
+from .triton_attention_call import Call
+from .triton_attention_keys import compile_key, kernels, split_kernels, split_key
 from .triton_support import unavailable
 
 ARITHMETIC = Arithmetic(accumulate="float32", probabilities="inputs")
@@ -18,6 +18,8 @@ to which they are widened without an error, where K and V are quantised."""
 FEATURES = ("custom_mask", "per_head_scales")
 PAGED_FEATURES = (*FEATURES, "fp8_kv", "nvfp4_kv")
 LARGEST_HEAD_DIM = 512
+BUILD_MINUTES = 0.2
+"""Of a core, for a module of three or four kernels that take 1 to 4 s each (Triton 3.9, sm_90)."""
 
 
 def _supports(problem: Problem, target: Target) -> bool | str:
@@ -35,19 +37,6 @@ def _supports_native_dot(problem: Problem, target: Target) -> bool | str:
     if isinstance(problem, AttentionProblem) and problem.dtype != "bfloat16":
         return f"the interpreter's tl.dot is at fault with bfloat16 alone, not {problem.dtype}"
     return _supports(problem, target)
-
-
-def compile_key(problem: Problem) -> Hashable:
-    """Name the compiled kernel: compile-time constants, and what alignments are guessed from."""
-    if not isinstance(problem, AttentionProblem):
-        return None
-    return (
-        problem.dtype, problem.head_dim_qk, problem.head_dim_vo, problem.logits_soft_cap > 0,
-        problem.custom_mask, rows_a_request(problem.num_tokens, len(problem.seq_lens),
-                                            problem.group_size),
-        problem.num_kv_heads, problem.group_size, problem.page_size, problem.kv_layout,
-        problem.strided_q, problem.strided_kv, problem.kv_cache,
-    )  # fmt: skip
 
 
 class TritonSession:
@@ -81,6 +70,10 @@ class TritonSession:
     arithmetic=ARITHMETIC,
     writes_out=True,
     compile_key=compile_key,
+    kernels=kernels,
+    build_ahead="cuda",
+    build_minutes=BUILD_MINUTES,
+    build_compilers=1,
     session=TritonSession,
 )
 def paged(inputs: PagedAttentionInputs) -> AttentionOutput:
@@ -121,7 +114,11 @@ def native_dot(inputs: PagedAttentionInputs) -> AttentionOutput:
     features=PAGED_FEATURES,
     arithmetic=ARITHMETIC,
     writes_out=True,
-    compile_key=compile_key,
+    compile_key=split_key,
+    kernels=split_kernels,
+    build_ahead="cuda",
+    build_minutes=2 * BUILD_MINUTES,
+    build_compilers=1,
 )
 def split_kv(inputs: PagedAttentionInputs) -> AttentionOutput:
     """Attend in two launches: to ranges of each request's keys, then merge the partial states.
@@ -141,6 +138,10 @@ def split_kv(inputs: PagedAttentionInputs) -> AttentionOutput:
     arithmetic=ARITHMETIC,
     writes_out=True,
     compile_key=compile_key,
+    kernels=kernels,
+    build_ahead="cuda",
+    build_minutes=BUILD_MINUTES,
+    build_compilers=1,
 )
 def ragged(inputs: RaggedAttentionInputs) -> AttentionOutput:
     """Attend requests whose keys lie one after another: the same kernel, without pages.

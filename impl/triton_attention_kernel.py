@@ -98,8 +98,8 @@ def _attention(  # noqa: C901, PLR0912, PLR0915  in one piece: it shares most of
     The grid is (tiles, kv_heads, splits). Tiles of a request begin at ``qo_indptr * group_size //
     BLOCK_M + request``, which leaves each request enough of them; the host knows an upper bound of
     their number without knowing any length. ``left`` and ``right`` say how far from its own
-    position a query sees; 2**30 is everywhere. ``page_inverse`` is 2**32 / page_size, rounded up;
-    it divides exactly while keys * page_size < 2**32; ``group_inverse`` is 2**32 / group_size
+    position a query sees; 2**30 is everywhere. ``page_inverse`` is 2**30 / page_size, rounded up;
+    it divides exactly while keys * page_size < 2**30; ``group_inverse`` is 2**30 / group_size
     likewise. SHIFTS says that page_size is 2**page_shift, and nothing is divided. Logits
     are in base 2: ``scale`` holds log2(e) or, where there is a soft cap, its inverse, and
     ``soft_cap`` then holds log2(e).

@@ -19,12 +19,13 @@ SHARED_MEMORY = 97 * 1024
 MARGIN = 2 * 1024
 """Bytes that the compiler may take besides, of what a GPU has."""
 SMALL_DIM = MOST_ROWS = 128
+MOST_SINGLE_ROWS = 32
 MEASURED = {16: (64, 4, 3), 32: (64, 4, 3), 64: (64, 4, 3), 128: (64, 8, 4)}
 """Keys a block, warps and stages by rows a block: the fastest on an H200 in bfloat16 with 128
 channels. Where they do not fit, stages go first."""
 WARP_GROUP_ROWS = 64
 EXCHANGE = 4 * 1024
-INTERPRETED_BLOCK_N = 32
+INTERPRETED_ROWS, INTERPRETED_BLOCK_N = 64, 32
 """Small, so that short sequences take several blocks there too."""
 
 
@@ -75,10 +76,7 @@ def attention_blocks(
     least = least_block(element_size, packed=packed)
     qk, vo = (max(next_power_of_two(dim), least) for dim in head_dims)
     is_single = element_size > 2  # noqa: PLR2004  bytes
-    # float32 products run on the plain cores, and unroll: large blocks would take minutes to build.
-    most = 32 if is_single else MOST_ROWS if max(qk, vo) <= SMALL_DIM else 64
-    if interpreted:
-        most = 64
+    most = INTERPRETED_ROWS if interpreted else most_rows(max(qk, vo), element_size)
     m = min(max(next_power_of_two(rows), LEAST_BLOCK), most)
     if interpreted:
         return Blocks(qk, vo, m, INTERPRETED_BLOCK_N, 1, 1)
@@ -94,6 +92,16 @@ def attention_blocks(
     while n > least and shared_memory(qk, vo, m, n, num_stages, element_size) > available:
         n //= 2
     return Blocks(qk, vo, m, n, num_warps, num_stages)
+
+
+def most_rows(channels: int, element_size: int) -> int:
+    """Give the most rows of a block on a GPU.
+
+    float32 products run on the plain cores, and unroll: large blocks would take minutes to build.
+    """
+    if element_size > 2:  # noqa: PLR2004  bytes
+        return MOST_SINGLE_ROWS
+    return MOST_ROWS if channels <= SMALL_DIM else WARP_GROUP_ROWS
 
 
 def least_block(element_size: int, *, packed: bool) -> int:

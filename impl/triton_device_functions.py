@@ -41,11 +41,11 @@ soft_capped = device_function(_soft_capped)
 
 
 def _quotient(number: tl.tensor, inverse: tl.tensor) -> tl.tensor:
-    """Divide by what ``inverse`` is 2**32 divided by, rounded up.
+    """Divide by what ``inverse`` is 2**30 divided by, rounded up.
 
     The compiler would spend twenty instructions on a division.
     """
-    return ((number.to(tl.int64) * inverse) >> 32).to(tl.int32)
+    return ((number.to(tl.int64) * inverse) >> 30).to(tl.int32)
 
 
 quotient = device_function(_quotient)

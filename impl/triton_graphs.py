@@ -13,8 +13,9 @@ from ..reference.inputs import PagedAttentionInputs
 from .cuda_graphs import Pair, Recorded, Replays, padded, room_for
 from .protocol import implementation
 from .target import Target
-from .triton_attention import ARITHMETIC, PAGED_FEATURES, TritonSession, compile_key, paged
+from .triton_attention import ARITHMETIC, BUILD_MINUTES, PAGED_FEATURES, TritonSession, paged
 from .triton_attention_call import Call, rows_a_request
+from .triton_attention_keys import block_rows, compile_key, kernels
 
 
 class Buffers:
@@ -110,7 +111,7 @@ def _compile_key(problem: Problem) -> Hashable:
     if not isinstance(problem, AttentionProblem):
         return None
     room = room_for(problem.num_tokens), room_for(len(problem.seq_lens))
-    return compile_key(problem), rows_a_request(*room, problem.group_size)
+    return compile_key(problem), block_rows(problem, rows_a_request(*room, problem.group_size))
 
 
 _replays = functools.cache(Replays)
@@ -124,6 +125,10 @@ _replays = functools.cache(Replays)
     features=tuple(name for name in PAGED_FEATURES if name != "custom_mask"),
     arithmetic=ARITHMETIC,
     compile_key=_compile_key,
+    kernels=kernels,
+    build_ahead="cuda",
+    build_minutes=BUILD_MINUTES,
+    build_compilers=1,
     session=TritonGraphSession,
 )
 def paged_graph(inputs: PagedAttentionInputs) -> Pair:

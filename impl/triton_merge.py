@@ -27,6 +27,7 @@ from .triton_units import in_units, strides, unit_of
 KERNEL = "kernelproof.impl.triton_merge_kernel"
 ELEMENTS, INTERPRETED_ELEMENTS = 2**7, 2**14
 """Elements of out a program: few keep a GPU busy, many spare the interpreter programs."""
+BUILD_MINUTES = 0.04
 FEW_STATES, MANY_STATES = 2, 8
 """States whose loads are under way together: merging 16 one by one takes longer than attention."""
 
@@ -36,13 +37,19 @@ def _supports(problem: Problem, target: Target) -> bool | str:
     return unavailable(target) or True
 
 
+def _kernels(problem: Problem) -> list[Problem]:
+    if not isinstance(problem, MergeProblem):
+        return [problem]
+    return [
+        MergeProblem(num_states=states, dtype=problem.dtype, head_dim=problem.head_dim)
+        for states in (FEW_STATES, MANY_STATES)
+    ]
+
+
 def _compile_key(problem: Problem) -> Hashable:
     if not isinstance(problem, MergeProblem):
         return None
-    return (
-        problem.dtype, problem.head_dim, problem.num_heads % 16, problem.num_tokens % 16,
-        problem.num_states > FEW_STATES,
-    )  # fmt: skip
+    return problem.dtype, problem.head_dim, problem.num_states > FEW_STATES
 
 
 @implementation(
@@ -52,6 +59,10 @@ def _compile_key(problem: Problem) -> Hashable:
     supports=_supports,
     writes_out=True,
     compile_key=_compile_key,
+    kernels=_kernels,
+    build_ahead="cuda",
+    build_minutes=BUILD_MINUTES,
+    build_compilers=1,
 )
 def merge_state(inputs: MergeInputs) -> AttentionOutput:
     """Merge states in one launch.

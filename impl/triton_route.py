@@ -15,6 +15,7 @@ from .target import Target
 from .triton_support import ceil_div, next_power_of_two, require_triton, unavailable
 
 KERNEL = "kernelproof.impl.triton_route_kernel"
+BUILD_MINUTES = 0.04
 ELEMENTS, INTERPRETED_ELEMENTS = 2**11, 2**14
 """Logits a program: few keep a GPU busy, many spare the interpreter programs."""
 MOST_EXPERTS = 2048
@@ -61,7 +62,7 @@ def _compile_key(problem: Problem) -> Hashable:
         return None
     return (
         problem.dtype, problem.method, problem.bias, problem.top_k, problem.num_groups,
-        problem.topk_groups, next_power_of_two(problem.num_experts),
+        problem.topk_groups, next_power_of_two(problem.num_experts), problem.group_experts > 1,
     )  # fmt: skip
 
 
@@ -71,6 +72,9 @@ def _compile_key(problem: Problem) -> Hashable:
     backend="triton",
     supports=_supports,
     compile_key=_compile_key,
+    build_ahead="cuda",
+    build_minutes=BUILD_MINUTES,
+    build_compilers=1,
 )
 def route(inputs: RouteInputs) -> Routing:
     """Route tokens to experts in one launch; of equal scores the lowest index comes first.
@@ -92,8 +96,9 @@ def route(inputs: RouteInputs) -> Routing:
     groups = inputs.num_groups or 1
     two = method.best_of_group if inputs.bias is None else 2
     columns = next_power_of_two(experts)
-    elements = ELEMENTS if logits.is_cuda else INTERPRETED_ELEMENTS
-    rows = min(max(elements // columns, 1), next_power_of_two(tokens))
+    rows = max(ELEMENTS // columns, 1)
+    if not logits.is_cuda:
+        rows = min(max(INTERPRETED_ELEMENTS // columns, 1), next_power_of_two(tokens))
     require(KERNEL, "triton").route[(ceil_div(tokens, rows),)](
         logits=logits, bias=inputs.bias, ids=ids, weights=weights, num_tokens=tokens,
         num_experts=experts, group_size=experts // groups,

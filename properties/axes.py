@@ -18,7 +18,7 @@ from ..reference.cache_names import KV_CACHES, cache_fits, element_of, multiples
 from ..reference.kv_format import FP8
 from ..reference.problem_base import DTYPES
 from ..reference.problems import ATTENTION_REGIMES, EMPTY_STATES, MERGE_REGIMES
-from .moe_axes import MOE_AXES, ROUTE_AXES, moe_example, route_example
+from .moe_axes import MOE_AXES, ROUTE_AXES, TOGETHER, moe_example, route_example
 
 HEAD_DIMS: tuple[tuple[int, ...], ...] = (
     (16, 16),
@@ -191,6 +191,19 @@ def example(operation: str, chosen: Mapping[str, Any]) -> Problem:
         seq_lens=(seq_len, *company[1]),
         **fields,
     )
+
+
+def has(problem: Problem, axis: str, value: Any) -> bool:  # noqa: ANN401  a value of any axis
+    """Tell whether a problem has a value of an axis; a phase is none of its fields: any will do."""
+    if axis == "head_dims":
+        fields = head_fields(value)
+    elif axis == "caches":
+        fields = dict(zip(("kv_cache", "q_dtype"), value, strict=True))
+    elif axis in TOGETHER:
+        fields = dict(zip(TOGETHER[axis], value, strict=True))
+    else:
+        fields = {} if axis == "phase" else {axis: value}
+    return all(getattr(problem, name) == each for name, each in fields.items())
 
 
 def head_fields(dims: Sequence[int]) -> dict[str, Any]:

@@ -10,11 +10,13 @@ import itertools
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
-from .isolation import Deadlines, WorkerPool
+from .gpus import free_memory, visible_devices
+from .isolation import Deadlines, Worker, WorkerPool
 from .machine import cores
 from .modules import Module
 from .pools import open_pool
@@ -24,10 +26,10 @@ from .turns import Turns
 
 MAX_JOBS = "MAX_JOBS"
 """FlashInfer's (and torch's) variable for the compilers that one build may start."""
-COMPILERS_A_BUILD = 4
-"""A module has two to eight sources: with more compilers each, the last of them work alone."""
 COMPILER_BYTES = 3 << 30
 """What nvcc may need for a source of FA3; cutlass_fused_moe took 3.9 GiB each, measured."""
+CONTEXT_MEBIBYTES = 2 << 10
+"""What a process that builds may need of the GPU: a context, a workspace, small tensors."""
 BUILD_DEADLINES = Deadlines(run=120.0, compile=1800.0)
 
 
@@ -37,20 +39,33 @@ def compilers() -> int:
     return max(1, min(cores(), memory // COMPILER_BYTES))
 
 
-def share_of_compilers(builds: int) -> dict[str, str]:
-    """Give the environment of a worker that builds beside others, ``builds`` of them in all.
+def limited_to(share: int) -> dict[str, str]:
+    """Give the environment of a worker whose builds start so many compilers each.
 
     A number that the user has set stays.
     """
-    if MAX_JOBS in os.environ:
-        return {}
-    return {MAX_JOBS: str(max(1, compilers() // builds))}
+    return {} if MAX_JOBS in os.environ else {MAX_JOBS: str(max(1, share))}
 
 
-def builds_at_a_time() -> int:
-    """Count the modules that are built at a time, each by several compilers."""
-    each = os.environ.get(MAX_JOBS, "")
-    return max(1, compilers() // (int(each) if each.isdigit() and int(each) else COMPILERS_A_BUILD))
+def compilers_of_a_build(wanted: int) -> int:
+    """Count the compilers that a build starts which keeps so many busy: no more than there are.
+
+    What starts several has heard of ``MAX_JOBS``.
+    """
+    asked = os.environ.get(MAX_JOBS, "")
+    if wanted > 1 and asked.isdigit() and int(asked):
+        wanted = int(asked)
+    return min(wanted, compilers())
+
+
+def builds_at_a_time(each: int, device: str) -> int:
+    """Count the modules that are built at a time, each by so many compilers.
+
+    Each takes a process with a context of the GPU, on which there may be little room.
+    """
+    most = max(1, compilers() // each)
+    free = free_memory(visible_devices()[:1]) if device == "cuda" else []
+    return min([most, *(max(1, mebibytes // CONTEXT_MEBIBYTES) for mebibytes in free)])
 
 
 class Builder:
@@ -61,8 +76,8 @@ class Builder:
     """
 
     def __init__(self, implementations: int | None = None) -> None:
-        self._implementations = implementations or builds_at_a_time()
-        self._turns = Turns(builds_at_a_time())
+        self._alone = implementations == 1
+        self._turns = Turns(compilers())
         self._pools: set[WorkerPool] = set()
         self._lock = threading.Lock()
         self._closed = False
@@ -74,7 +89,7 @@ class Builder:
         report: ImplementationReport,
         built: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Build modules in parallel, each by its simplest call in a process of its own.
+        """Build modules in parallel, each by simple calls; a few processes do all of them.
 
         One that cannot be built is left to the laws: their first call of it says what is wrong.
 
@@ -89,28 +104,42 @@ class Builder:
             DeviceLostError: a build's first call took the device with it.
         """
         start = time.monotonic()
-        done = itertools.count(1)
-        # Where nobody else builds, one module alone may have all compilers.
-        alone = self._implementations == 1
-        builds = min(builds_at_a_time(), len(modules)) if alone else builds_at_a_time()
+        done, left = itertools.count(1), deque(modules)
+        wanted = compilers_of_a_build(report.declared["build_compilers"])
+        processes = min(builds_at_a_time(wanted, address.device), len(modules))
+        # Where nobody else builds, few modules may have all compilers.
+        share = max(wanted, compilers() // processes) if self._alone and wanted > 1 else wanted
 
-        def one(module: Module) -> None:
-            turn = self._turns.turn(report.name, report.declared["build_minutes"])
-            with turn, self._pool(address, builds) as pool, pool.lease() as worker:
-                request = address.request("cost", problem=module.first.to_json(), calls=1)
-                try:
-                    if worker.run(request, BUILD_DEADLINES).died:
-                        probe_device(worker, address.device)
-                except RuntimeError:
-                    if self._closed:  # which has ended the worker
-                        raise CancelledError from None
-                    raise
-            if built is not None:
-                built(next(done), len(modules))
+        def one_after_another() -> None:
+            with ExitStack() as stack:
+                worker: Worker | None = None
+                while left:
+                    try:
+                        module = left.popleft()
+                    except IndexError:  # another process was faster
+                        return
+                    with self._turns.turn(report.name, report.declared["build_minutes"], share):
+                        if worker is None:
+                            pool = stack.enter_context(self._pool(address, share))
+                            worker = stack.enter_context(pool.lease())
+                        self._build(worker, address, module)
+                    if built is not None:
+                        built(next(done), len(modules))
 
-        with ThreadPoolExecutor(max(1, len(modules))) as threads:  # which wait for their turns
-            list(threads.map(one, modules))
+        with ThreadPoolExecutor(processes) as threads:
+            for ended in [threads.submit(one_after_another) for _ in range(processes)]:
+                ended.result()
         report.modules, report.build_seconds = len(modules), time.monotonic() - start
+
+    def _build(self, worker: Worker, address: Address, module: Module) -> None:
+        request = address.request("build", problem=module.first.to_json())
+        try:
+            if worker.run(request, BUILD_DEADLINES).died:
+                probe_device(worker, address.device)
+        except RuntimeError:
+            if self._closed:  # which has ended the worker
+                raise CancelledError from None
+            raise
 
     def close(self) -> None:
         """End what is being built; ``build`` in another thread raises CancelledError."""
@@ -121,8 +150,8 @@ class Builder:
             pool.close()
 
     @contextmanager
-    def _pool(self, address: Address, builds: int) -> Iterator[WorkerPool]:
-        environment = {**share_of_compilers(builds), **address.environment}
+    def _pool(self, address: Address, share: int) -> Iterator[WorkerPool]:
+        environment = {**limited_to(share), **address.environment}
         with self._lock:
             if self._closed:
                 raise CancelledError

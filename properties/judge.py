@@ -22,7 +22,7 @@ from ..impl import (
     UnsupportedError,
     find_implementation,
 )
-from ..reference import problem_from_json
+from ..reference import Problem, problem_from_json
 from .isolation import LAST_REPLY
 from .laws import find_law
 from .machine import waited
@@ -131,8 +131,9 @@ def describe(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
         "arithmetic": asdict(implementation.arithmetic),
         "backend": implementation.backend,
         "compiles": implementation.compile_key is not None,
-        "build_ahead": implementation.build_ahead,
+        "build_ahead": implementation.builds_ahead(payload["device"]),
         "build_minutes": implementation.build_minutes,
+        "build_compilers": implementation.build_compilers,
     }
 
 
@@ -157,13 +158,35 @@ def probe(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
 def modules(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
     """Give the key of the module of each of ``problems``; None for those that are refused."""
     subject = subject_of(payload, phases)
-    key = subject.implementation.compile_key
+    module_of = subject.implementation.module_of
     found = [problem_from_json(problem) for problem in payload["problems"]]
     try:
-        return {"keys": [repr(key(each)) if key and subject.supports(each) else None
+        return {"keys": [module_of(each) or None if subject.supports(each) else None
                          for each in found]}  # fmt: skip
     except Stop as stop:
         return {"error": stop.verdict.message}
+
+
+def build(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+    """Call every kernel of the module of a ``problem``, so that all of them are compiled.
+
+    Returns:
+        ``kernels``, how many calls there were, and ``stopped``, the first verdict on one that
+        failed.
+    """
+    subject = subject_of(payload, phases)
+    kernels = subject.implementation.problems_of_module(problem_from_json(payload["problem"]))
+    stopped = [verdict for each in kernels if (verdict := _called(subject, each)) is not None]
+    return {"kernels": len(kernels), **({"stopped": stopped[0].to_json()} if stopped else {})}
+
+
+def _called(subject: Subject, problem: Problem) -> Verdict | None:
+    """Call an implementation; give the verdict where the call fails."""
+    try:
+        subject.call(problem, subject.materialise(problem))
+    except Stop as stop:
+        return stop.verdict
+    return None
 
 
 def cost(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
@@ -260,6 +283,7 @@ TASKS = {
     "describe": describe,
     "probe": probe,
     "modules": modules,
+    "build": build,
     "cost": cost,
     "judge": judge,
     "measure": measured,

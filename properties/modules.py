@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..reference import Problem
-from .axes import Axes, example
+from .axes import Axes, example, has
 
 Keys = Callable[[Sequence[Problem]], "list[str | None]"]
 """Gives the key of each problem's module, None where the problem is refused."""
 WITH_ANOTHER = ("q_scale",)
 """Axes whose values come with those of another axis, which decides."""
 MOST_COMBINATIONS = 4096
-"""Of groups of values; beyond, those of the first axes only."""
+"""Of groups of values; of more, so many that are spread over all of them."""
+GOLDEN = (5**0.5 - 1) / 2
+"""Steps of this part of a whole spread evenly, however many there are."""
 
 
 @dataclass(frozen=True)
@@ -88,24 +90,50 @@ def _groups(axes: Axes, keys: Keys) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def _supported(axes: Axes, keys: Keys, groups: Mapping[str, list[tuple[Any, ...]]]) -> list[Module]:
-    """Give the module of every combination of groups that is supported."""
-    names = list(groups)
-    while math.prod(len(groups[name]) for name in names) > MOST_COMBINATIONS:
-        names.pop()
-    combinations = list(itertools.product(*(groups[name] for name in names)))
-    problems = [
-        example(
-            axes.operation,
-            {**axes.simplest, **{name: part[0] for name, part in zip(names, each, strict=True)}},
-        )
-        for each in combinations
+    """Give the module of every combination of groups that is supported and can be drawn."""
+    found = [
+        (combination, example(axes.operation, {**axes.simplest, **_first(combination)}))
+        for combination in _combinations(groups)
     ]
-    answers = keys(problems)
+    found = [
+        (combination, problem)
+        for combination, problem in found
+        if problem.work <= axes.max_work
+        # Where values do not go together, the example has others in their place.
+        and all(
+            any(has(problem, name, value) for value in values)
+            for name, values in combination.items()
+        )
+    ]
+    answers = keys([problem for _, problem in found])
     return [
-        Module(key, dict(zip(names, each, strict=True)), problem)
-        for key, each, problem in zip(answers, combinations, problems, strict=True)
+        Module(key, combination, problem)
+        for key, (combination, problem) in zip(answers, found, strict=True)
         if key is not None
     ]
+
+
+def _first(combination: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    return {name: values[0] for name, values in combination.items()}
+
+
+def _combinations(
+    groups: Mapping[str, list[tuple[Any, ...]]],
+) -> Iterator[dict[str, tuple[Any, ...]]]:
+    """Give every combination of groups, or some spread over all of them; the simplest first."""
+    total = math.prod(len(each) for each in groups.values())
+    step = 1
+    if total > MOST_COMBINATIONS:
+        step = round(total * GOLDEN)
+        while math.gcd(step, total) > 1:
+            step += 1
+    for number in range(min(total, MOST_COMBINATIONS)):
+        place = number * step % total
+        chosen: dict[str, tuple[Any, ...]] = {}
+        for name in reversed(groups):
+            place, index = divmod(place, len(groups[name]))
+            chosen[name] = groups[name][index]
+        yield {name: chosen[name] for name in groups}
 
 
 def _covering(

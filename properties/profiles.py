@@ -19,6 +19,8 @@ class Profile:
         soak: launches of one problem under the law of that name.
         modules: most modules that are built of an implementation whose modules take long.
         build_minutes: most minutes of one processor core for them, but one module at least.
+        little_minutes: minutes of one core in which more modules than these may be built: of those
+            that take seconds, as Triton's.
         explore: draw other problems in every run, and keep failures in an example database.
     """
 
@@ -29,18 +31,30 @@ class Profile:
     seconds: float
     modules: int = 8
     build_minutes: float = math.inf
+    little_minutes: float = 0.0
     soak: int = 50
     explore: bool = False
 
     def modules_of(self, minutes: float) -> int:
         """Count the modules to build of an implementation where one takes so many minutes."""
-        return max(1, int(min(self.modules, self.build_minutes / minutes)))
+        most = max(self.modules, self.little_minutes / minutes)
+        return max(1, int(min(most, self.build_minutes / minutes)))
 
 
 PROFILES = {
-    "quick": Profile("quick", 20, 200_000, 5.0, 20.0, 3, 20.0, 50),
-    "gate": Profile("gate", 120, 400_000, 10.0, 50.0, 8, 45.0, 200),
-    "nightly": Profile("nightly", 3000, 4_000_000, 60.0, 3 * 3600.0, 64, soak=5000, explore=True),
+    "quick": Profile("quick", 20, 200_000, 5.0, 20.0, 3, 20.0, 2.0, 50),
+    "gate": Profile("gate", 120, 400_000, 10.0, 50.0, 8, 45.0, 8.0, 200),
+    "nightly": Profile(
+        "nightly",
+        3000,
+        4_000_000,
+        60.0,
+        3 * 3600.0,
+        64,
+        little_minutes=60.0,
+        soak=5000,
+        explore=True,
+    ),
 }
 GPU_WORK = 1024
 """How many times more work a problem may be on a GPU, where it takes no longer."""
@@ -57,7 +71,7 @@ def on_device(profile: Profile, device: str) -> Profile:
 def asked_for(profile: Profile, *, modules: int | None, soak: int | None) -> Profile:
     """Give a profile with other numbers; modules that are asked for may take what they take."""
     if modules is not None:
-        profile = replace(profile, modules=modules, build_minutes=math.inf)
+        profile = replace(profile, modules=modules, build_minutes=math.inf, little_minutes=0.0)
     return profile if soak is None else replace(profile, soak=soak)
 
 

@@ -80,11 +80,10 @@ class Subject:
             refusal = self.implementation.refusal(
                 problem, self.target, without_rules=self._without_rules
             )
-            key = self.implementation.compile_key
-            built = not (self._modules and key) or repr(key(problem)) in self._modules
+            module = self.implementation.module_of(problem) if self._modules else ""
         except Exception as error:
             raise Stop(_crash(error, "supports raised ")) from error
-        return refusal if built else refusal or NOT_BUILT
+        return refusal if module in self._modules or not module else refusal or NOT_BUILT
 
     def supports(self, problem: Problem) -> bool:
         """Tell whether the implementation claims this problem."""

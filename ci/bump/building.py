@@ -9,8 +9,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from ...impl.protocol import COMPILERS_A_BUILD
 from ...properties.axes import Axes
-from ...properties.building import BUILD_DEADLINES, builds_at_a_time, share_of_compilers
+from ...properties.building import (
+    BUILD_DEADLINES,
+    builds_at_a_time,
+    compilers,
+    compilers_of_a_build,
+    limited_to,
+)
 from ...properties.modules import Module, choose, further
 from ...properties.preparation import module_keys
 from ...reference import Problem, problem_from_json
@@ -50,8 +57,9 @@ def build_all(
     ]
     if not jobs:
         return
-    at_a_time = min(builds_at_a_time(), len(jobs))
-    environment = share_of_compilers(at_a_time)
+    wanted = compilers_of_a_build(COMPILERS_A_BUILD)
+    at_a_time = min(builds_at_a_time(wanted, plan.device), len(jobs))
+    environment = limited_to(compilers() // at_a_time)
     builders = {
         name: Side(
             name,
@@ -65,7 +73,7 @@ def build_all(
 
     def build(job: tuple[Compared, str, Problem]) -> None:
         each, side, problem = job
-        request = each.addresses[side].request("cost", problem=problem.to_json(), calls=1)
+        request = each.addresses[side].request("build", problem=problem.to_json())
         outcome = builders[side].ask(request, BUILD_DEADLINES, note="build")
         each.builds.setdefault(side, []).append(outcome.seconds)
         built(next(done), len(jobs))
