@@ -21,8 +21,9 @@ from .triton_splits import FEWEST_KEYS, most_splits
 from .triton_support import ceil_div, next_power_of_two
 from .triton_units import LARGEST_UNIT
 
-ONE_SPLIT, TWO_SPLITS, MANY_SPLITS = FEWEST_KEYS, FEW_STATES * FEWEST_KEYS, 32 * FEWEST_KEYS
-"""Keys of one request that are not split, and for which either kernel merges."""
+ONE_SPLIT, TWO_SPLITS, MANY_SPLITS = FEWEST_KEYS // 2, FEWEST_KEYS * 3 // 2, FEWEST_KEYS * 32
+"""Keys of one request that are not split, and for which either kernel merges; on pages of any size
+below the fewest keys of a split."""
 PAGE_SIZE = 16
 """Of problems that stand for a module; pages of another power of two take the same kernels."""
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
 import torch
 
-from ..reference import Arithmetic, MoEProblem, Problem
+from ..reference import Arithmetic, Problem
 from ..reference.moe_inputs import MoEInputs
 from .gating.rules import version_matches
 from .protocol import implementation
 from .target import Target
-from .triton_moe_blocks import block_rows
 from .triton_moe_call import run_experts
+from .triton_moe_keys import compile_key, kernels
 from .triton_support import unavailable
 
 ARITHMETIC = Arithmetic(
@@ -24,6 +22,8 @@ ARITHMETIC = Arithmetic(
 """The intermediate is stored in the dtype of the hidden states (FP8 ones: with a scale for each
 tile of a row), each slot's output in that of the result. (Not so in the interpreter, for bfloat16.)
 Where both operands are FP8, Hopper's tensor cores sum in fixed point."""
+BUILD_MINUTES = 0.4
+"""Of a core, for a module of eight products that take 2 to 4 s each, and smaller kernels."""
 WITH_GATHER = ">=3.3.dev0"
 FEATURES = (
     "moe_biases",
@@ -48,25 +48,6 @@ def _supports(problem: Problem, target: Target) -> bool | str:
     return absent or True
 
 
-def _compile_key(problem: Problem) -> Hashable:
-    """Name the compiled kernels: compile-time constants, and what alignments are guessed from."""
-    if not isinstance(problem, MoEProblem):
-        return None
-    divides = [
-        size % number == 0
-        for size in (problem.hidden, problem.inter)
-        for number in (16, 32, 64, 128)
-    ]
-    return (
-        problem.dtype, problem.activation, problem.quantized, problem.quantized_hidden,
-        problem.biases, problem.weights_on_input, problem.shared_experts > 0,
-        problem.swiglu_parameters == "each", problem.top_k, *divides,
-        # Sorting has a place for each expert; offsets beyond int32 are passed as int64.
-        problem.num_experts.bit_length(), problem.here * problem.hidden * problem.inter >= 2**30,
-        block_rows(problem.num_tokens * problem.top_k / problem.num_experts),
-    )  # fmt: skip
-
-
 @implementation(
     "moe",
     name="triton-moe",
@@ -75,7 +56,11 @@ def _compile_key(problem: Problem) -> Hashable:
     features=FEATURES,
     arithmetic=ARITHMETIC,
     writes_out=True,
-    compile_key=_compile_key,
+    compile_key=compile_key,
+    kernels=kernels,
+    build_ahead="cuda",
+    build_minutes=BUILD_MINUTES,
+    build_compilers=1,
 )
 def experts(inputs: MoEInputs) -> torch.Tensor:
     """Apply experts to tokens in four or five launches, twice as many where some are shared.

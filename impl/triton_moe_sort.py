@@ -85,8 +85,7 @@ def sort_pairs(
             "ids_token": ids.stride(0), "ids_slot": ids.stride(1),
             "weights_token": weights.stride(0), "weights_slot": weights.stride(1),
             "ON_INPUT": on_input, "COUNTS": counting, "PLACES": placing, "BLOCK_M": m,
-            "EXPERTS": experts, "CHUNK": chunk,
-            "BLOCKS": next_power_of_two(ceil_div(blocks, chunks)),
+            "EXPERTS": experts, "CHUNK": chunk, "blocks_each": ceil_div(blocks, chunks),
         }  # fmt: skip
         with scalars_as_bounds(ids):
             require(KERNEL, "triton").sort_pairs[(chunks,)](**arguments)

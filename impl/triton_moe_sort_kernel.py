@@ -65,9 +65,9 @@ def _place(
     block_experts: tl.tensor,
     block_rows: tl.tensor,
     most_blocks: tl.tensor,
+    blocks_each: tl.tensor,
     BLOCK_M: tl.constexpr,
     EXPERTS: tl.constexpr,
-    BLOCKS: tl.constexpr,
 ) -> None:
     """Store where pairs are, and this program's share of the blocks.
 
@@ -75,8 +75,8 @@ def _place(
         pair, expert, rank: of the chunk.
         before: [EXPERTS], how many pairs of earlier chunks each expert has.
         total: [EXPERTS], how many it has.
-        pairs, block_experts, block_rows, most_blocks: as in ``_sort_pairs``.
-        BLOCK_M, EXPERTS, BLOCKS: likewise.
+        pairs, block_experts, block_rows, most_blocks, blocks_each: as in ``_sort_pairs``.
+        BLOCK_M, EXPERTS: likewise.
     """
     blocks = (total + BLOCK_M - 1) // BLOCK_M
     end = tl.cumsum(blocks, axis=0)
@@ -85,15 +85,16 @@ def _place(
     row = tl.gather(start * BLOCK_M + before, tl.maximum(expert, 0), axis=0) + rank
     tl.store(pairs + row, pair, mask=is_here)
 
-    at_once: tl.constexpr = COMPARED if BLOCKS > COMPARED else BLOCKS  # noqa: FURB136  no min
-    for first in range(0, BLOCKS, at_once):
-        block = tl.program_id(0) * BLOCKS + first + tl.arange(0, at_once)
+    for first in range(0, blocks_each, COMPARED):
+        number = first + tl.arange(0, COMPARED)
+        block = tl.program_id(0) * blocks_each + number
+        described = (number < blocks_each) & (block < most_blocks)
         ended = (end[:, None] <= block[None, :]).to(tl.int32)
         of_block = tl.minimum(tl.sum(ended, axis=0), EXPERTS - 1)
         earlier = (block - tl.gather(start, of_block, axis=0)) * BLOCK_M
         rows = tl.minimum(tl.maximum(tl.gather(total, of_block, axis=0) - earlier, 0), BLOCK_M)
-        tl.store(block_experts + block, of_block, mask=block < most_blocks)
-        tl.store(block_rows + block, rows, mask=block < most_blocks)
+        tl.store(block_experts + block, of_block, mask=described)
+        tl.store(block_rows + block, rows, mask=described)
 
 
 place = device_function(_place)
@@ -110,6 +111,7 @@ def _sort_pairs(
     num_pairs: tl.tensor,
     num_chunks: tl.tensor,
     most_blocks: tl.tensor,
+    blocks_each: tl.tensor,
     top_k: tl.tensor,
     expert_offset: tl.tensor,
     num_experts: tl.tensor,
@@ -123,12 +125,12 @@ def _sort_pairs(
     BLOCK_M: tl.constexpr,
     EXPERTS: tl.constexpr,
     CHUNK: tl.constexpr,
-    BLOCKS: tl.constexpr,
 ) -> None:
     """Sort, of which each program does a chunk of pairs.
 
     A launch that COUNTS is followed by one that PLACES; one program alone does both at once.
-    EXPERTS is num_experts rounded up to a power of two; BLOCKS how many blocks a program describes.
+    EXPERTS is num_experts rounded up to a power of two; ``blocks_each`` how many blocks a program
+    describes.
     """
     chunk = tl.program_id(0)
     pair = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -157,7 +159,7 @@ def _sort_pairs(
         if PLACES:
             place(
                 pair, expert, rank, count * 0, count, pairs, block_experts, block_rows,
-                most_blocks, BLOCK_M, EXPERTS, BLOCKS,
+                most_blocks, blocks_each, BLOCK_M, EXPERTS,
             )  # fmt: skip
         else:
             tl.store(ranks + pair, rank, mask=pair < num_pairs)
@@ -178,14 +180,14 @@ def _sort_pairs(
             earlier += tl.sum(tl.where((other < chunk)[:, None], count, 0), axis=0)
         place(
             pair, expert, rank, earlier, total, pairs, block_experts, block_rows, most_blocks,
-            BLOCK_M, EXPERTS, BLOCKS,
+            blocks_each, BLOCK_M, EXPERTS,
         )  # fmt: skip
 
 
 sort_pairs = triton.jit(
     _sort_pairs,
     do_not_specialize=(
-        "num_pairs", "num_chunks", "most_blocks", "top_k", "expert_offset", "num_experts",
-        "ids_token", "weights_token",
+        "num_pairs", "num_chunks", "most_blocks", "blocks_each", "top_k", "expert_offset",
+        "num_experts", "ids_token", "weights_token",
     ),
 )  # fmt: skip

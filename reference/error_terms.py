@@ -22,6 +22,10 @@ with a failure probability below 2 exp(-LAMBDA^2 / 2): Higham & Mary, SIAM J. Sc
     where e_j is not small. The two sums of S terms and the division add (2 n(S) + SUM) u A with
     A = sqrt(sum P_j V_j^2) >= sum P_j |V_j|. Together: E_accumulate = 2 w D + (2 n(S) + SUM) u A.
 
+    Roundings of a sum of equal addends are no independent ones: on the way from one power of two
+    to the next, all go the same way. Where c keys of a request are equal, as when a block table
+    names a page twice, n(S) is min(S, LAMBDA sqrt(c S)).
+
     Where w > 1, or a d_j is beyond exp's reach, the errors may reorder the keys, and no expansion
     holds: a key of no weight may get all of it. No weight is above
     Q_j = min(1, P_j exp(d_j + max d)), and O is moved by at most sum P'_j |V_j - O|, that is by
@@ -30,8 +34,8 @@ with a failure probability below 2 exp(-LAMBDA^2 / 2): Higham & Mary, SIAM J. Sc
 3.  If the probabilities are rounded with roundoff p before they multiply V, each by its own
     relative error |t_j| <= p, then sum P_j t_j V_j splits into a common part (equal logits round
     alike), at most p |O|, and a part of mean zero, at most LAMBDA p sqrt(sum P_j^2 V_j^2), or
-    sqrt(S) p sqrt(...) in the worst case. Keys that are equal, as when a block table names a page
-    twice in one request, round alike and their errors add: c of them raise LAMBDA by sqrt(c).
+    sqrt(S) p sqrt(...) in the worst case. Keys that are equal round alike and their errors add:
+    c of them raise LAMBDA by sqrt(c).
     Subnormal probabilities lose SMALLEST_SUBNORMAL / 2.
     E_probabilities = p [ |O| + min(LAMBDA sqrt(c), sqrt(S)) sqrt(sum P_j^2 V_j^2) ] + floor.
 
@@ -170,22 +174,20 @@ def block_bounds(
     """
     u = roundings.accumulate
     num_keys = weights.block.num_keys
-    sums, lse_sums, most_share, floors = _of_requests(
+    keys, most_share, floors, parts = _of_requests(
         out,
-        [
-            (2 * growth(keys) + SUM) * u + growth(keys) * roundings.products + roundings.parts(keys)
-            for keys in num_keys
-        ],
-        [
-            (growth(keys) + SUM) * u + (roundings.probabilities if roundings.sums_rounded else 0.0)
-            for keys in num_keys
-        ],
+        num_keys,
         [math.sqrt(keys) for keys in num_keys],
         [roundings.probabilities_floor * keys for keys in num_keys],
+        [roundings.parts(keys) for keys in num_keys],
     )
     key_norms = torch.linalg.vector_norm(weights.k, dim=-1)
     if weights.block.padding is not None:
         key_norms.masked_fill_(weights.block.padding.unsqueeze(1), math.nan)
+    confidence = LAMBDA * most_equal_keys(key_norms).view(-1, 1, 1, 1).to(out.dtype).sqrt_()
+    grown = torch.minimum(keys, confidence * most_share)
+    sums = (2 * grown + SUM) * u + grown * roundings.products + parts
+    lse_sums = (grown + SUM) * u + (roundings.probabilities if roundings.sums_rounded else 0.0)
     errors = _logit_errors(weights, key_norms, options, roundings)
     sees_nothing = torch.isneginf(weights.lse)
     lse, out_size = weights.lse.masked_fill(sees_nothing, 0.0), out.abs()
@@ -199,8 +201,7 @@ def block_bounds(
         squares = probabilities.square()
         second_moments = torch.cat([probabilities, squares], dim=-2) @ v_squared
         weighted, independent = second_moments.sqrt_().split(rows, dim=-2)
-        equal_keys = most_equal_keys(key_norms).view(-1, 1, 1, 1)
-        share = torch.minimum(LAMBDA * equal_keys.to(out.dtype).sqrt(), most_share)
+        share = torch.minimum(confidence, most_share)
         common = out_size
         if roundings.sums_rounded:
             common = share * common * squares.sum(dim=-1, keepdim=True).sqrt()

@@ -44,10 +44,11 @@ def quantised(problem: AttentionProblem, rows: torch.Tensor) -> Codes:
         return Codes(rows, None)
     if kv_format.element != NVFP4:
         return Codes(quantize_fp8(rows, getattr(torch, kv_format.element)), None)
-    if not problem.exact:
+    if problem.regime != "exact_grid":
         made = quantize_nvfp4(rows, 1.0)
         return Codes(made.codes, made.block_scales)
-    # A scale that is a power of two keeps the exact grid's digits what they are.
+    # A scale that is a power of two keeps the exact grid's digits what they are. It is one also
+    # where the batch has too many keys to be exact: a request has the same codes in every batch.
     blocks = rows.double().unflatten(-1, (-1, NVFP4_BLOCK))
     largest = blocks.abs().amax(dim=-1, keepdim=True)
     scales = torch.exp2(torch.ceil(torch.log2(largest.clamp_min(2.0**-5) / 6.0)))

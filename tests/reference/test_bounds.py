@@ -425,6 +425,18 @@ def test_repeated_keys_with_repeated_values() -> None:
     )
 
 
+def equal(rows: Rows) -> Rows:
+    """Repeat one key with its value, as a cache of the largest codes does."""
+    return Rows(rows.q, rows.k[:1].expand_as(rows.k), rows.v[:1].expand_as(rows.v))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sums_of_equal_addends(seed: int) -> None:
+    """Their roundings go the same way: sums one by one are off by 1,500 u, a random walk by 300."""
+    rows = make_rows(1, 4096, heads=2, values=equal, seed=seed, dtype=torch.float32)
+    assert 0.05 < ratio_of(Kernel(one_by_one=True), rows) <= 1
+
+
 @pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32])
 def test_tightness_on_independent_values(out_dtype: torch.dtype) -> None:
     kernel = KERNELS["bf16 probabilities, online, base 2"]

@@ -246,6 +246,22 @@ def test_a_request_keeps_its_values_alone_and_in_another_order(
         assert same(logical(materialise(alone)), whole[i : i + 1])
 
 
+@pytest.mark.parametrize("regime", ATTENTION_REGIMES)
+@pytest.mark.parametrize("kv_cache", ["float8_e4m3fn", "nvfp4"])
+def test_a_request_keeps_its_codes_beside_a_long_one(kv_cache: str, regime: str) -> None:
+    """Beyond 256 keys a quantised batch is not exact; its short requests hold what they held."""
+    problem = AttentionProblem(
+        query_lens=(1, 1), seq_lens=(3, 257), head_dim_qk=64, head_dim_vo=64, page_size=4,
+        kv_cache=kv_cache, regime=regime, dtype="bfloat16",
+    )  # fmt: skip
+    whole = paged(problem)
+    alone = paged(replace(problem, query_lens=(1,), seq_lens=(3,), request_ids=(0,)))
+    pairs = [(whole.k_cache, alone.k_cache), (whole.v_cache, alone.v_cache)]
+    pairs += zip(whole.kv_cache_sf or (), alone.kv_cache_sf or (), strict=True)
+    for of_whole, of_one in pairs:
+        assert torch.equal(of_whole[0, :3].view(torch.uint8), of_one[0, :3].view(torch.uint8))
+
+
 def test_the_custom_mask_and_sinks_stay_with_their_request_too() -> None:
     problem = replace(PAGED, sinks=True, custom_mask=True)
     whole = paged(problem)
