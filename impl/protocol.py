@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, runtime_checkable
 from typing import Protocol as Typing
@@ -94,7 +94,7 @@ class Implementation:
     arithmetic: Arithmetic
     writes_out: bool
     compile_key: Callable[[Problem], Hashable] | None
-    kernels: Callable[[Problem], Sequence[Problem]] | None = None
+    kernels: Callable[[Problem], Iterable[Problem]] | None = None
     backend: str = ""
     build_ahead: bool | str = False
     build_minutes: float = 1.0
@@ -114,7 +114,7 @@ class Implementation:
         """Tell whether modules are built before the first problem on a device, "cpu" or "cuda"."""
         return self.build_ahead in (True, device)
 
-    def problems_of_module(self, problem: Problem) -> Sequence[Problem]:
+    def problems_of_module(self, problem: Problem) -> Iterable[Problem]:
         """Give problems that between them call every kernel of this problem's module."""
         return self.kernels(problem) if self.kernels else (problem,)
 
@@ -122,7 +122,7 @@ class Implementation:
         """Name the module that this problem needs; empty where no call compiles."""
         if self.compile_key is None:
             return ""
-        return repr(self.compile_key(self.problems_of_module(problem)[0]))
+        return repr(self.compile_key(next(iter(self.problems_of_module(problem)))))
 
     def __call__(self, inputs: Any) -> Any:  # noqa: ANN401  each operation has its own record
         """Run on the inputs of one problem."""
@@ -176,7 +176,7 @@ def implementation(
     wide_arithmetic: Sequence[tuple[int, Arithmetic]] = (),
     writes_out: bool = False,
     compile_key: Callable[[Problem], Hashable] | None = None,
-    kernels: Callable[[Problem], Sequence[Problem]] | None = None,
+    kernels: Callable[[Problem], Iterable[Problem]] | None = None,
     backend: str = "",
     build_ahead: bool | str = False,
     build_minutes: float = 1.0,

@@ -7,6 +7,7 @@ has decides which of its kernels is called, for each number of rows a block has 
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ import torch
 from ..reference import AttentionProblem, Problem
 from ..reference.kv_format import NVFP4
 from ..reference.quantization import NVFP4_BLOCK
+from .cuda_graphs import room_for
 from .triton_attention_call import rows_a_request
 from .triton_blocks import LEAST_BLOCK, most_rows
 from .triton_merge import FEW_STATES
@@ -76,6 +78,15 @@ def kernels(problem: Problem, seq_lens: tuple[int, ...] = (1,)) -> list[Problem]
         ]
         rows *= 2
     return found
+
+
+def graph_kernels(problem: Problem) -> list[Problem]:
+    """Give a problem for each kernel of a call that is captured with room for a batch."""
+    return [
+        replace(each, query_lens=(room_for(1) * each.query_lens[0],))
+        for each in kernels(problem)
+        if isinstance(each, AttentionProblem)
+    ]
 
 
 def split_kernels(problem: Problem) -> list[Problem]:

@@ -15,7 +15,7 @@ from .protocol import implementation
 from .target import Target
 from .triton_attention import ARITHMETIC, BUILD_MINUTES, PAGED_FEATURES, TritonSession, paged
 from .triton_attention_call import Call, rows_a_request
-from .triton_attention_keys import block_rows, compile_key, kernels
+from .triton_attention_keys import block_rows, compile_key, graph_kernels
 
 
 class Buffers:
@@ -125,7 +125,7 @@ _replays = functools.cache(Replays)
     features=tuple(name for name in PAGED_FEATURES if name != "custom_mask"),
     arithmetic=ARITHMETIC,
     compile_key=_compile_key,
-    kernels=kernels,
+    kernels=graph_kernels,
     build_ahead="cuda",
     build_minutes=BUILD_MINUTES,
     build_compilers=1,

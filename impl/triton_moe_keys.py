@@ -6,9 +6,8 @@ experts there are, and how many of them a token goes to, decides which of its ke
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -22,9 +21,12 @@ DIVISORS = (16, 32, 64, 128)
 """Of the sizes: alignment, and the columns of tiles, which a size that is a multiple fills."""
 SLOTS = (1, 2, 3, 4, 6, 8)
 """Experts a token, as models have them: adding their outputs is unrolled."""
-EXPERTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+EXPERTS = ((1, 0), (2, 0), (4, 0), (8, 0), (16, 0), (32, 0), (64, 0), (128, 0), (256, 0), (64, 32))
+"""Experts, and how many of them this rank has where it does not have all."""
 TOKENS = tuple(2**power for power in range(15))
 """Among these with these numbers of experts is every way of sorting, and every block of rows."""
+FAR = 2**30
+"""Elements of weights from which on they may lie beyond int32."""
 MOST_WEIGHTS = 2**27
 """Elements of the experts of a problem that stands for a kernel: sorting does not ask for sizes."""
 NO_BATCH: dict[str, Any] = {
@@ -39,36 +41,36 @@ def compile_key(problem: Problem) -> Hashable:
     """Name the compiled kernels of a problem: their constants, and the sizes' divisors."""
     if not isinstance(problem, MoEProblem):
         return None
-    return (*_module(problem), problem.top_k, *_batch(problem))
+    return (*module_fields(problem), problem.top_k, *_batch(problem))
 
 
-def kernels(problem: Problem) -> Sequence[Problem]:
+def kernels(problem: Problem) -> Iterator[Problem]:
     """Give problems that between them call every kernel of a problem's module."""
     if not isinstance(problem, MoEProblem):
-        return [problem]
-    return _kernels(replace(problem, **NO_BATCH))
+        yield problem
+        return
+    module = replace(problem, **NO_BATCH)
+    most = max(MOST_WEIGHTS // ((2 + module.gated) * module.hidden * module.inter), 1)
+    seen: set[Hashable] = set()
+    for (experts, local), tokens in itertools.product(EXPERTS, TOKENS):
+        made = replace(module, num_tokens=tokens, num_experts=experts, local_experts=local)
+        if experts <= most and (key := _batch(made)) not in seen:
+            seen.add(key)
+            yield made
+    for top_k in SLOTS[1:]:
+        yield replace(module, num_experts=max(SLOTS), top_k=top_k)
 
 
-@functools.lru_cache(maxsize=512)
-def _kernels(module: MoEProblem) -> tuple[MoEProblem, ...]:
-    found: dict[Hashable, MoEProblem] = {}
-    each_expert = (2 + module.gated) * module.hidden * module.inter
-    most = max(MOST_WEIGHTS // each_expert, 1)
-    for experts, tokens in itertools.product(EXPERTS, TOKENS):
-        if experts <= most:
-            made = replace(module, num_tokens=tokens, num_experts=experts)
-            found.setdefault(compile_key(made), made)
-    slots = [replace(module, num_experts=max(SLOTS), top_k=top_k) for top_k in SLOTS[1:]]
-    return *found.values(), *slots
-
-
-def _module(problem: MoEProblem) -> tuple[Hashable, ...]:
+def module_fields(problem: MoEProblem) -> tuple[Hashable, ...]:
+    """Give what a module is told by."""
     divides = [size % each == 0 for size in (problem.hidden, problem.inter) for each in DIVISORS]
     return (
         problem.dtype, problem.activation, problem.quantized, problem.quantized_hidden,
         problem.biases, problem.weights_on_input, problem.shared_experts,
         problem.swiglu_parameters == "each", *divides,
         min(next_power_of_two(problem.hidden), CHANNELS),
+        # Strides beyond int32 are passed as int64, in a unit of 1.
+        problem.here * problem.hidden * problem.inter >= FAR,
     )  # fmt: skip
 
 

@@ -175,7 +175,8 @@ def build(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
         failed.
     """
     subject = subject_of(payload, phases)
-    kernels = subject.implementation.problems_of_module(problem_from_json(payload["problem"]))
+    problem = problem_from_json(payload["problem"])
+    kernels = list(subject.implementation.problems_of_module(problem))
     stopped = [verdict for each in kernels if (verdict := _called(subject, each)) is not None]
     return {"kernels": len(kernels), **({"stopped": stopped[0].to_json()} if stopped else {})}
 

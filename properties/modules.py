@@ -18,6 +18,8 @@ from .axes import Axes, example, has
 
 Keys = Callable[[Sequence[Problem]], "list[str | None]"]
 """Gives the key of each problem's module, None where the problem is refused."""
+OF_CODES = ("caches", "quantisation")
+"""Axes whose first value is that of plain numbers."""
 WITH_ANOTHER = ("q_scale",)
 """Axes whose values come with those of another axis, which decides."""
 MOST_COMBINATIONS = 4096
@@ -41,7 +43,9 @@ class Module:
     first: Problem
 
 
-def choose(axes: Axes, keys: Keys, most: int, *, stored: Sequence[Problem] = ()) -> list[Module]:
+def choose(
+    axes: Axes, keys: Keys, most: int, *, stored: Sequence[Problem] = (), companions: bool = False
+) -> list[Module]:
     """Choose modules such that pairs of what they differ in are covered, the simplest first.
 
     Args:
@@ -50,10 +54,12 @@ def choose(axes: Axes, keys: Keys, most: int, *, stored: Sequence[Problem] = ())
         most: modules, at most.
         stored: problems that are judged whatever is chosen: their modules come before others,
             for they are built anyway.
+        companions: a module of codes comes with that of plain numbers, with which laws compare it.
     """
     groups = _groups(axes, keys)
     found = _supported(axes, keys, groups)
-    return _covering(found, list(groups), most, set(keys(stored)) if stored else set())
+    chosen = _covering(found, list(groups), most, set(keys(stored)) if stored else set())
+    return _with_plain_ones(chosen, axes, keys, groups)[:most] if companions else chosen
 
 
 def further(modules: Sequence[Module], keys: Keys, stored: Sequence[Problem]) -> list[Problem]:
@@ -130,7 +136,7 @@ def _combinations(
     for number in range(min(total, MOST_COMBINATIONS)):
         place = number * step % total
         chosen: dict[str, tuple[Any, ...]] = {}
-        for name in reversed(groups):
+        for name in reversed(list(groups)):
             place, index = divmod(place, len(groups[name]))
             chosen[name] = groups[name][index]
         yield {name: chosen[name] for name in groups}
@@ -152,6 +158,29 @@ def _covering(
         covered |= new
         left.remove(best)
     return chosen
+
+
+def _with_plain_ones(
+    chosen: Sequence[Module], axes: Axes, keys: Keys, groups: Mapping[str, list[tuple[Any, ...]]]
+) -> list[Module]:
+    """Put behind each module of codes that of plain numbers which is the same in all else."""
+    plain = [
+        {**module.values, name: groups[name][0]}
+        for module in chosen
+        for name in OF_CODES
+        if name in module.values
+    ]
+    problems = [example(axes.operation, {**axes.simplest, **_first(values)}) for values in plain]
+    found: dict[str, Module] = {}
+    beside = iter(zip(keys(problems), plain, problems, strict=True))
+    for module in chosen:
+        found.setdefault(module.key, module)
+        for name in OF_CODES:
+            if name in module.values:
+                key, values, problem = next(beside)
+                if key is not None:
+                    found.setdefault(key, Module(key, values, problem))
+    return list(found.values())
 
 
 def _pairs(module: Module, names: Sequence[str]) -> set[object]:

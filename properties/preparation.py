@@ -27,6 +27,8 @@ Lease = Callable[[], AbstractContextManager[Worker]]
 """Lends a worker."""
 Once = Callable[[str, Callable[[], None]], None]
 """Does what has a name, or waits until another process has done it."""
+CHEAP_MINUTES = 1.0
+"""Of a core: modules that take less may come in pairs."""
 LOAD_SECONDS = 120.0
 """What a process's first call of a module may take that was built before: it only loads it."""
 
@@ -138,7 +140,8 @@ def prepare(
         if report.declared["build_ahead"]:
             most = plan.profile.modules_of(report.declared["build_minutes"])
             keys, problems = module_keys(worker, address), stored(report)
-            modules = choose(axes, keys, most, stored=problems)
+            cheap = report.declared["build_minutes"] < CHEAP_MINUTES
+            modules = choose(axes, keys, most, stored=problems, companions=cheap)
             others = [Module("", {}, each) for each in further(modules, keys, problems)]
     if modules:
         # The keys too: another search, say with another profile, needs other modules.

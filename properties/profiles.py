@@ -43,7 +43,7 @@ class Profile:
 
 PROFILES = {
     "quick": Profile("quick", 20, 200_000, 5.0, 20.0, 3, 20.0, 2.0, 50),
-    "gate": Profile("gate", 120, 400_000, 10.0, 50.0, 8, 45.0, 8.0, 200),
+    "gate": Profile("gate", 120, 400_000, 10.0, 50.0, 8, 45.0, 12.0, 200),
     "nightly": Profile(
         "nightly",
         3000,

@@ -85,6 +85,13 @@ class Subject:
             raise Stop(_crash(error, "supports raised ")) from error
         return refusal if module in self._modules or not module else refusal or NOT_BUILT
 
+    def claims(self, problem: Problem) -> bool:
+        """Tell whether the implementation claims this problem, its module built ahead or not.
+
+        For what no module is built for: a law that asks this waits for compilers.
+        """
+        return self.refusal(problem) in (None, NOT_BUILT)
+
     def supports(self, problem: Problem) -> bool:
         """Tell whether the implementation claims this problem."""
         return self.refusal(problem) is None

@@ -257,10 +257,10 @@ def _rank_in_digits(
 
 
 def sink_values(problem: AttentionProblem, device: torch.device) -> torch.Tensor:
-    """Make [qo_heads] float32 sinks; far below every logit on the exact grid."""
+    """Make [qo_heads] float32 sinks; far below every logit on the exact grid, however long."""
     heads = torch.arange(problem.num_qo_heads, device=device)
     values = bell(stream(problem.seed, "sinks"), heads, 1).flatten() + 1.0
-    return torch.full_like(values, EXACT_SINK) if problem.exact else values
+    return torch.full_like(values, EXACT_SINK) if problem.regime == "exact_grid" else values
 
 
 def custom_mask_values(problem: AttentionProblem, device: torch.device) -> torch.Tensor:

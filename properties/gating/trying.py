@@ -18,7 +18,7 @@ from ...impl import Target
 from ...impl.gating import RuleBook
 from ...impl.protocol import EVERY_RULE
 from ...reference import Problem
-from ..building import BUILD_DEADLINES, share_of_compilers
+from ..building import BUILD_DEADLINES, compilers, limited_to
 from ..isolation import Deadlines, Worker
 from ..ledger import Ledger
 from ..machine import cores
@@ -110,7 +110,7 @@ class Trying:
             order.device,
             size=self._jobs,
             standby=False,
-            environment=share_of_compilers(self._jobs),
+            environment=limited_to(compilers() // self._jobs),
         )
         self._numbers = {"built": itertools.count(1), "tried": itertools.count(1)}
 

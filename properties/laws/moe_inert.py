@@ -107,7 +107,7 @@ def far_experts(subject: Subject, problem: MoEProblem) -> Verdict:
         token_ids=(),
     )
     far = replace(near, num_experts=FAR_EXPERTS)
-    if not (subject.supports(near) and subject.supports(far)) or _too_large(subject, near):
+    if not (subject.claims(near) and subject.claims(far)) or _too_large(subject, near):
         return VACUOUS
     inputs = subject.materialise(near)
     first, bound = answer(subject, near, inputs)

@@ -11,7 +11,7 @@ import torch
 
 from kernelproof.impl import AttentionOutput
 from kernelproof.impl.cuda_graphs import GRAPHS_KEPT, Recorded, Replays, padded, room_for, with_rows
-from kernelproof.impl.triton_attention import compile_key
+from kernelproof.impl.triton_attention_keys import compile_key
 from kernelproof.impl.triton_graphs import Buffers, paged_graph
 from kernelproof.properties.isolation import Deadlines, Worker
 from kernelproof.properties.quarry import verdict_of

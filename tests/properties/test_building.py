@@ -53,9 +53,24 @@ class Counting(Pool):
         return super().run(request, deadlines)
 
 
-@pytest.mark.parametrize("modules", [(2,), (2, 2), (1, 8), (3, 3, 3)])
+def declared(compilers: int) -> dict[str, float]:
+    return {"build_minutes": 5.0, "build_compilers": compilers}
+
+
+@pytest.mark.parametrize(
+    ("modules", "wanted"),
+    [
+        ((2,), (4,)),
+        ((2, 2), (4, 4)),
+        ((1, 8), (4, 4)),
+        ((3, 3, 3), (4, 4, 4)),
+        ((40,), (1,)),
+        ((40, 8), (1, 4)),
+        ((1, 1), (99, 1)),  # more than there are
+    ],
+)
 def test_builds_beside_each_other_start_no_more_compilers_than_there_are(
-    modules: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    modules: tuple[int, ...], wanted: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def open_pool(device: str, *, standby: bool, environment: Mapping[str, str]) -> Counting:
         del device, standby
@@ -68,7 +83,7 @@ def test_builds_beside_each_other_start_no_more_compilers_than_there_are(
     builder = Builder(len(modules))
 
     def build(number: int) -> None:
-        report = ImplementationReport(f"slow-{number}", "t", declared={"build_minutes": 5.0})
+        report = ImplementationReport(f"slow-{number}", "t", declared=declared(wanted[number]))
         chosen = [Module(str(each), {}, AttentionProblem()) for each in range(modules[number])]
         builder.build(Address(f"tests:slow{number}", None, "cuda"), chosen, report)
 
@@ -78,19 +93,22 @@ def test_builds_beside_each_other_start_no_more_compilers_than_there_are(
 
 
 @pytest.mark.parametrize(
-    ("modules", "implementations", "given", "expected"),
+    ("modules", "implementations", "wanted", "given", "expected"),
     [
-        (1, 1, "", "16"),  # nobody else compiles
-        (3, 1, "", "5"),
-        (8, 1, "", "4"),  # four at a time
-        (1, 3, "", "4"),
-        (8, 3, "", "4"),
-        (1, 1, "2", None),  # the user's stays
+        (1, 1, 4, "", "16"),  # nobody else compiles
+        (3, 1, 4, "", "5"),
+        (8, 1, 4, "", "4"),  # four at a time
+        (1, 3, 4, "", "4"),
+        (8, 3, 4, "", "4"),
+        (1, 1, 4, "2", None),  # the user's stays
+        (1, 1, 1, "", "1"),  # what starts one compiler starts no more
+        (40, 1, 1, "", "1"),
     ],
 )
 def test_the_machine_is_shared(
     modules: int,
     implementations: int,
+    wanted: int,
     given: str,
     expected: str | None,
     monkeypatch: pytest.MonkeyPatch,
@@ -109,7 +127,41 @@ def test_the_machine_is_shared(
     monkeypatch.delenv(MAX_JOBS, raising=False)
     if given:
         monkeypatch.setenv(MAX_JOBS, given)
-    report = ImplementationReport("slow", "tests:slow", declared={"build_minutes": 5.0})
+    report = ImplementationReport("slow", "tests:slow", declared=declared(wanted))
     chosen = [Module(str(number), {}, AttentionProblem()) for number in range(modules)]
     Builder(implementations).build(Address("tests:slow", None, "cuda"), chosen, report)
-    assert opened == [expected] * modules
+    # A process builds one module after another.
+    assert set(opened) == {expected}
+    assert len(opened) <= min(modules, 16 // wanted)
+
+
+def test_every_module_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class Asked(Pool):
+        def run(self, request: object, deadlines: Deadlines) -> Outcome:
+            assert isinstance(request, dict)
+            assert request["task"] == "build"
+            asked.append(request["problem"]["seed"])
+            return super().run(request, deadlines)
+
+    monkeypatch.setattr(building, "open_pool", lambda *_, **__: Asked())
+    monkeypatch.setattr(building, "compilers", lambda: 4)
+    report = ImplementationReport("quick", "tests:quick", declared=declared(1))
+    chosen = [Module(str(seed), {}, AttentionProblem(seed=seed)) for seed in range(40)]
+    told: list[tuple[int, int]] = []
+    Builder(1).build(
+        Address("tests:quick", None, "cpu"), chosen, report, lambda *each: told.append(each)
+    )
+    assert sorted(asked) == list(range(40))
+    assert sorted(told) == [(done, 40) for done in range(1, 41)]
+    assert report.modules == 40
+
+
+def test_processes_that_build_have_room_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "compilers", lambda: 64)
+    monkeypatch.setattr(building, "free_memory", lambda _: [24 << 10])
+    assert building.builds_at_a_time(1, "cuda") == 12
+    assert building.builds_at_a_time(4, "cuda") == 12
+    assert building.builds_at_a_time(8, "cuda") == 8
+    assert building.builds_at_a_time(1, "cpu") == 64

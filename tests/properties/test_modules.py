@@ -216,7 +216,10 @@ def test_fewer_modules_are_built_where_one_takes_minutes() -> None:
         "gate": {"cuda-core": 8, "fa2": 8, "fa3": 3, "xqa": 7},
         "nightly": dict.fromkeys(BUILD_MINUTES, 64),
     }
+    # Of Triton's, which take seconds, there are many more.
+    assert [PROFILES[name].modules_of(0.2) for name in PROFILES] == [10, 60, 300]
     asked = asked_for(PROFILES["gate"], modules=5, soak=None)
+    assert asked.modules_of(0.2) == 5
     assert asked.modules_of(BUILD_MINUTES["fa3"]) == 5
 
 

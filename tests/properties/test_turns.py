@@ -68,3 +68,25 @@ def test_no_more_than_may_run_at_a_time() -> None:
     for thread in threads:
         thread.join(30)
     assert most[0] == 3
+
+
+def test_builds_take_the_shares_that_they_ask_for() -> None:
+    turns, running, most = Turns(4), [0], [0]
+    lock = threading.Lock()
+
+    def one(share: int) -> None:
+        with turns.turn(f"{share}", 1.0, share):
+            with lock:
+                running[0] += share
+                most[0] = max(most[0], running[0])
+            time.sleep(0.005)
+            with lock:
+                running[0] -= share
+
+    threads = [threading.Thread(target=one, args=(1 + number % 3,)) for number in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert running == [0]
+    assert 3 <= most[0] <= 4

@@ -248,14 +248,17 @@ def test_a_request_keeps_its_values_alone_and_in_another_order(
 
 @pytest.mark.parametrize("regime", ATTENTION_REGIMES)
 @pytest.mark.parametrize("kv_cache", ["float8_e4m3fn", "nvfp4"])
-def test_a_request_keeps_its_codes_beside_a_long_one(kv_cache: str, regime: str) -> None:
+def test_a_request_keeps_its_codes_and_sinks_beside_a_long_one(kv_cache: str, regime: str) -> None:
     """Beyond 256 keys a quantised batch is not exact; its short requests hold what they held."""
     problem = AttentionProblem(
         query_lens=(1, 1), seq_lens=(3, 257), head_dim_qk=64, head_dim_vo=64, page_size=4,
-        kv_cache=kv_cache, regime=regime, dtype="bfloat16",
+        kv_cache=kv_cache, regime=regime, dtype="bfloat16", sinks=True,
     )  # fmt: skip
     whole = paged(problem)
     alone = paged(replace(problem, query_lens=(1,), seq_lens=(3,), request_ids=(0,)))
+    assert whole.sinks is not None
+    assert alone.sinks is not None
+    assert torch.equal(whole.sinks, alone.sinks)
     pairs = [(whole.k_cache, alone.k_cache), (whole.v_cache, alone.v_cache)]
     pairs += zip(whole.kv_cache_sf or (), alone.kv_cache_sf or (), strict=True)
     for of_whole, of_one in pairs:
