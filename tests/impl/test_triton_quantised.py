@@ -214,8 +214,13 @@ def test_the_cache_is_part_of_the_compiled_kernel() -> None:
     for name in OURS:
         key = find_implementation(name).compile_key
         assert key is not None
-        caches = ("", *QUANTISED)
-        assert len({key(replace(BATCHES[0], kv_cache=cache)) for cache in caches}) == len(caches)
+        elements = {}
+        for cache in ("", *QUANTISED):
+            problem = replace(BATCHES[0], kv_cache=cache)
+            elements.setdefault(problem.kv_element, set()).add(key(problem))
+        # FP8 that is stored as bytes takes the kernel of FP8: it reads bytes.
+        assert [len(keys) for keys in elements.values()] == [1, 1, 1, 1]
+        assert len(set.union(*elements.values())) == len(elements)
 
 
 @pytest.mark.parametrize("cache", QUANTISED)
