@@ -204,8 +204,8 @@ def implementation(
         compile_key: gives the key of what a first call compiles for a problem: a module, or a
             kernel of one; that call's time does not count against the deadline.
         kernels: where a module has several kernels, among which lengths and counts choose: gives
-            for a problem others that between them call all of its module's, the same ones in the
-            same order for each problem of the module. The first one's key names the module.
+            for a problem others that between them call all of its module's. The first one's key
+            names the module: it must be the same for each problem of it.
         backend: what the support rules (``kernelproof.impl.gating``) call it, one of
             ``backends.BACKENDS``. Where it is given, the rules decide what ``supports`` lets pass,
             and all of it where there is no ``supports``; a kernel that no rule is about leaves
@@ -220,13 +220,22 @@ def implementation(
             a ``GraphSession`` and a ``ScratchSession`` besides.
 
     Raises:
-        ValueError: an unknown operation, feature or backend.
+        ValueError: an unknown operation, feature or backend, or no number of compilers or minutes.
     """
     if operation not in OPERATIONS:
         message = f"operation is {operation!r}; it must be one of {', '.join(OPERATIONS)}"
         raise ValueError(message)
     if backend and backend not in BACKENDS:
         message = f"backend is {backend!r}; it must be one of {', '.join(BACKENDS)}"
+        raise ValueError(message)
+    if build_ahead not in (False, True, "cpu", "cuda"):
+        message = f"build_ahead is {build_ahead!r}; it must be True, False, 'cpu' or 'cuda'"
+        raise ValueError(message)
+    if build_compilers < 1 or build_minutes <= 0:
+        message = (
+            f"build_compilers is {build_compilers} and build_minutes {build_minutes}; they must be "
+            "at least 1, and above 0"
+        )
         raise ValueError(message)
     unknown = sorted(set(features) - set(FEATURES))
     if unknown:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,12 +13,14 @@ from ..reference.inputs import AppendInputs
 from .optional import require
 from .protocol import implementation
 from .target import Target
+from .triton_alignment import alignment_of, in_every_alignment
 from .triton_interpreter import scalars_as_bounds
 from .triton_support import ceil_div, next_power_of_two, require_triton, unavailable
 from .triton_units import in_units, strides, unit_of
 
 KERNEL = "kernelproof.impl.triton_append_kernel"
 BUILD_MINUTES = 0.03
+SEEDS = 8
 BLOCK_CHANNELS = 1024
 BLOCK_TOKENS, INTERPRETED_BLOCK_TOKENS = 4, 64
 """Tokens a program: few keep a GPU busy, many spare the interpreter programs."""
@@ -31,7 +34,22 @@ def _supports(problem: Problem, target: Target) -> bool | str:
 def _compile_key(problem: Problem) -> Hashable:
     if not isinstance(problem, AttentionProblem):
         return None
-    return problem.dtype, problem.head_dim_qk, problem.head_dim_vo, problem.kv_element
+    aligned = all(alignment_of(problem))
+    # Where a cache is copied first, by the seed, its copy is aligned.
+    which = (problem.kv_element, aligned, None if aligned else problem.seed)
+    return problem.dtype, problem.head_dim_qk, problem.head_dim_vo, *which
+
+
+def _kernels(problem: Problem) -> Iterator[Problem]:
+    if not isinstance(problem, AttentionProblem):
+        yield problem
+        return
+    names = ("operation", "dtype", "head_dim_qk", "head_dim_vo", "kv_cache")
+    least = AttentionProblem(**{name: getattr(problem, name) for name in names})
+    for each in in_every_alignment(least):
+        # One of several seeds asks for the given cache to be written, whose alignment counts.
+        seeds = range(1 if each is least else SEEDS)
+        yield from (replace(each, seed=seed) for seed in seeds)
 
 
 @implementation(
@@ -41,6 +59,7 @@ def _compile_key(problem: Problem) -> Hashable:
     supports=_supports,
     features=("fp8_kv",),
     compile_key=_compile_key,
+    kernels=_kernels,
     build_ahead="cuda",
     build_minutes=BUILD_MINUTES,
     build_compilers=1,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 
 import torch
 
-from ..reference import MetadataProblem, Problem
+from ..reference import Problem
 from ..reference.inputs import MetadataInputs
 from .optional import require
 from .protocol import implementation
@@ -16,9 +15,9 @@ from .triton_interpreter import scalars_as_bounds
 from .triton_support import ceil_div, next_power_of_two, require_triton, unavailable
 
 KERNEL = "kernelproof.impl.triton_metadata_kernel"
-BUILD_MINUTES = 0.1
-LEAST_BLOCK, MOST_BLOCK = 128, 1024
-"""Page ids a program."""
+BUILD_MINUTES = 0.03
+BLOCK = 1024
+"""Page ids a program, on a GPU however few there are: other blocks would be other kernels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,22 +42,9 @@ def _supports(problem: Problem, target: Target) -> bool | str:
     return unavailable(target) or True
 
 
-def _block(columns: int) -> int:
-    return min(max(next_power_of_two(columns), LEAST_BLOCK), MOST_BLOCK)
-
-
-def _compile_key(problem: Problem) -> Hashable:
-    if not isinstance(problem, MetadataProblem):
-        return None
-    longest = (max(seq_lens, default=0) for _, seq_lens in problem.steps)
-    pages = (ceil_div(length, problem.page_size) for length in longest)
-    return tuple(sorted({_block(each + problem.spare_columns) for each in pages}))
-
-
-def _kernels(problem: Problem) -> list[Problem]:
+def _compile_key(problem: Problem) -> str:
     del problem
-    blocks = (LEAST_BLOCK << step for step in range((MOST_BLOCK // LEAST_BLOCK).bit_length()))
-    return [MetadataProblem(steps=(((1,), (block,)),), page_size=1) for block in blocks]
+    return "build"
 
 
 @implementation(
@@ -68,7 +54,6 @@ def _kernels(problem: Problem) -> list[Problem]:
     supports=_supports,
     features=("no_host_sync",),
     compile_key=_compile_key,
-    kernels=_kernels,
     build_ahead="cuda",
     build_minutes=BUILD_MINUTES,
     build_compilers=1,
@@ -98,7 +83,7 @@ def build(inputs: MetadataInputs) -> DeviceMetadata:
         seq_lens=empty(requests),
         page_size=inputs.page_size,
     )
-    block = _block(columns)
+    block = BLOCK if table.is_cuda else min(next_power_of_two(max(columns, 1)), BLOCK)
     with scalars_as_bounds(table):
         require(KERNEL, "triton").build[(requests + 1, max(ceil_div(columns, block), 1))](
             inputs.query_lens, inputs.seq_lens, table,

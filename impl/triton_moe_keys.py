@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..reference import MoEProblem, Problem
-from .triton_moe_blocks import LEAST_M, SINGLE, block_rows
+from .triton_moe_blocks import SINGLE, block_rows
 from .triton_moe_call import CHANNELS
 from .triton_moe_sort import CHUNK, LEAST_CHUNK, LEAST_EXPERTS
 from .triton_support import next_power_of_two
@@ -26,9 +26,10 @@ EXPERTS = ((1, 0), (2, 0), (4, 0), (8, 0), (16, 0), (32, 0), (64, 0), (128, 0), 
 TOKENS = tuple(2**power for power in range(15))
 """Among these with these numbers of experts is every way of sorting, and every block of rows."""
 FAR = 2**30
-"""Elements of weights from which on they may lie beyond int32."""
-MOST_WEIGHTS = 2**27
-"""Elements of the experts of a problem that stands for a kernel: sorting does not ask for sizes."""
+"""Elements of all weights from which on an expert's stride may be beyond int32, and passed so."""
+MOST_WEIGHTS = 2**25
+"""Elements of the experts of a problem that stands for a kernel, of which making FP8 ones takes 20
+bytes each: sorting does not ask for sizes, and is built with smaller ones."""
 NO_BATCH: dict[str, Any] = {
     name: getattr(MoEProblem(), name)
     for name in ("num_tokens", "num_experts", "top_k", "local_experts", "expert_offset",
@@ -41,7 +42,8 @@ def compile_key(problem: Problem) -> Hashable:
     """Name the compiled kernels of a problem: their constants, and the sizes' divisors."""
     if not isinstance(problem, MoEProblem):
         return None
-    return (*module_fields(problem), problem.top_k, *_batch(problem))
+    far = problem.here * problem.hidden * problem.inter >= FAR
+    return (*module_fields(problem), far, problem.top_k, *_batch(problem))
 
 
 def kernels(problem: Problem) -> Iterator[Problem]:
@@ -69,8 +71,6 @@ def module_fields(problem: MoEProblem) -> tuple[Hashable, ...]:
         problem.biases, problem.weights_on_input, problem.shared_experts,
         problem.swiglu_parameters == "each", *divides,
         min(next_power_of_two(problem.hidden), CHANNELS),
-        # Strides beyond int32 are passed as int64, in a unit of 1.
-        problem.here * problem.hidden * problem.inter >= FAR,
     )  # fmt: skip
 
 
@@ -89,6 +89,6 @@ def _sorting(pairs: int, rows: float, experts: int, *, single: bool) -> tuple[in
     chunk = max(next_power_of_two(pairs), LEAST_CHUNK)
     return (
         next_power_of_two(max(experts, LEAST_EXPERTS)),
-        SINGLE.m if single else max(block_rows(rows), LEAST_M),
+        SINGLE.m if single else block_rows(rows),
         min(chunk, 2 * CHUNK),
     )

@@ -119,10 +119,14 @@ class Builder:
                     except IndexError:  # another process was faster
                         return
                     with self._turns.turn(report.name, report.declared["build_minutes"], share):
-                        if worker is None:
-                            pool = stack.enter_context(self._pool(address, share))
-                            worker = stack.enter_context(pool.lease())
-                        self._build(worker, address, module)
+                        try:
+                            if worker is None:
+                                pool = stack.enter_context(self._pool(address, share))
+                                worker = stack.enter_context(pool.lease())
+                            self._build(worker, address, module)
+                        except BaseException:
+                            left.clear()  # for the other processes, too
+                            raise
                     if built is not None:
                         built(next(done), len(modules))
 
@@ -134,8 +138,11 @@ class Builder:
     def _build(self, worker: Worker, address: Address, module: Module) -> None:
         request = address.request("build", problem=module.first.to_json())
         try:
-            if worker.run(request, BUILD_DEADLINES).died:
+            outcome = worker.run(request, BUILD_DEADLINES)
+            if outcome.died:
                 probe_device(worker, address.device)
+            elif outcome.status != "done":  # what went wrong is not to spoil the next module
+                worker.renew()
         except RuntimeError:
             if self._closed:  # which has ended the worker
                 raise CancelledError from None

@@ -182,11 +182,13 @@ def build(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
 
 
 def _called(subject: Subject, problem: Problem) -> Verdict | None:
-    """Call an implementation; give the verdict where the call fails."""
+    """Call an implementation; give the verdict where the call, or making its inputs, fails."""
     try:
         subject.call(problem, subject.materialise(problem))
     except Stop as stop:
         return stop.verdict
+    except (RuntimeError, MemoryError) as error:  # an earlier call may have broken the GPU
+        return Verdict("CRASH", type(error).__name__, str(error).partition("\n")[0])
     return None
 
 

@@ -20,7 +20,7 @@ Keys = Callable[[Sequence[Problem]], "list[str | None]"]
 """Gives the key of each problem's module, None where the problem is refused."""
 OF_CODES = ("caches", "quantisation")
 """Axes whose first value is that of plain numbers."""
-WITH_ANOTHER = ("q_scale",)
+WITH_ANOTHER = ("q_scale", "k_scale", "v_scale")
 """Axes whose values come with those of another axis, which decides."""
 MOST_COMBINATIONS = 4096
 """Of groups of values; of more, so many that are spread over all of them."""
@@ -33,7 +33,7 @@ class Module:
     """One module of an implementation.
 
     Attributes:
-        key: what ``compile_key`` gives for its problems, as text.
+        key: what ``Implementation.module_of`` gives for its problems.
         values: by axis, the values that lead to it; the other axes are free.
         first: its simplest problem.
     """
@@ -58,8 +58,8 @@ def choose(
     """
     groups = _groups(axes, keys)
     found = _supported(axes, keys, groups)
-    chosen = _covering(found, list(groups), most, set(keys(stored)) if stored else set())
-    return _with_plain_ones(chosen, axes, keys, groups)[:most] if companions else chosen
+    plain = _PlainOnes(axes, keys, groups) if companions else None
+    return _covering(found, list(groups), most, set(keys(stored)) if stored else set(), plain)
 
 
 def further(modules: Sequence[Module], keys: Keys, stored: Sequence[Problem]) -> list[Problem]:
@@ -99,18 +99,9 @@ def _supported(axes: Axes, keys: Keys, groups: Mapping[str, list[tuple[Any, ...]
     """Give the module of every combination of groups that is supported and can be drawn."""
     found = [
         (combination, example(axes.operation, {**axes.simplest, **_first(combination)}))
-        for combination in _combinations(groups)
+        for combination in combinations(groups)
     ]
-    found = [
-        (combination, problem)
-        for combination, problem in found
-        if problem.work <= axes.max_work
-        # Where values do not go together, the example has others in their place.
-        and all(
-            any(has(problem, name, value) for value in values)
-            for name, values in combination.items()
-        )
-    ]
+    found = [(values, problem) for values, problem in found if _can_be_drawn(problem, values, axes)]
     answers = keys([problem for _, problem in found])
     return [
         Module(key, combination, problem)
@@ -123,7 +114,7 @@ def _first(combination: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
     return {name: values[0] for name, values in combination.items()}
 
 
-def _combinations(
+def combinations(
     groups: Mapping[str, list[tuple[Any, ...]]],
 ) -> Iterator[dict[str, tuple[Any, ...]]]:
     """Give every combination of groups, or some spread over all of them; the simplest first."""
@@ -143,7 +134,11 @@ def _combinations(
 
 
 def _covering(
-    found: Sequence[Module], names: Sequence[str], most: int, wanted: Container[str | None]
+    found: Sequence[Module],
+    names: Sequence[str],
+    most: int,
+    wanted: Container[str | None],
+    plain: _PlainOnes | None,
 ) -> list[Module]:
     """Take the module that covers most new pairs of values, time and again; wanted ones first."""
     left = list(found)
@@ -151,36 +146,42 @@ def _covering(
     covered: set[object] = set()
     while left and len(chosen) < most:
         best = max(left, key=lambda each: (each.key in wanted, len(_pairs(each, names) - covered)))
-        new = _pairs(best, names) - covered
-        if chosen and not new and best.key not in wanted:
+        if chosen and best.key not in wanted and not _pairs(best, names) - covered:
             break
-        chosen.append(best)
-        covered |= new
-        left.remove(best)
+        beside = plain.of(best) if plain and len(chosen) + 1 < most else None
+        for each in (best, beside):
+            if each is not None and each not in chosen:
+                chosen.append(each)
+                covered |= _pairs(each, names)
+                if each in left:
+                    left.remove(each)
     return chosen
 
 
-def _with_plain_ones(
-    chosen: Sequence[Module], axes: Axes, keys: Keys, groups: Mapping[str, list[tuple[Any, ...]]]
-) -> list[Module]:
-    """Put behind each module of codes that of plain numbers which is the same in all else."""
-    plain = [
-        {**module.values, name: groups[name][0]}
-        for module in chosen
-        for name in OF_CODES
-        if name in module.values
-    ]
-    problems = [example(axes.operation, {**axes.simplest, **_first(values)}) for values in plain]
-    found: dict[str, Module] = {}
-    beside = iter(zip(keys(problems), plain, problems, strict=True))
-    for module in chosen:
-        found.setdefault(module.key, module)
-        for name in OF_CODES:
-            if name in module.values:
-                key, values, problem = next(beside)
-                if key is not None:
-                    found.setdefault(key, Module(key, values, problem))
-    return list(found.values())
+@dataclass(frozen=True)
+class _PlainOnes:
+    """Gives the module of plain numbers that is the same in all else as one of codes."""
+
+    axes: Axes
+    keys: Keys
+    groups: Mapping[str, list[tuple[Any, ...]]]
+
+    def of(self, module: Module) -> Module | None:
+        """Give it where there is one."""
+        names = [name for name in OF_CODES if name in module.values]
+        values = {**module.values, **{name: self.groups[name][0] for name in names}}
+        if values == module.values:
+            return None
+        problem = example(self.axes.operation, {**self.axes.simplest, **_first(values)})
+        key = self.keys([problem])[0] if _can_be_drawn(problem, values, self.axes) else None
+        return None if key is None else Module(key, values, problem)
+
+
+def _can_be_drawn(problem: Problem, values: Mapping[str, tuple[Any, ...]], axes: Axes) -> bool:
+    """Tell whether a problem has these values; where some do not go together, it has others."""
+    return problem.work <= axes.max_work and all(
+        any(has(problem, name, value) for value in each) for name, each in values.items()
+    )
 
 
 def _pairs(module: Module, names: Sequence[str]) -> set[object]:

@@ -15,7 +15,7 @@ from .isolation import Worker
 from .modules import Keys, Module, choose, further
 from .only import Only, OnlyError, restricted
 from .plan import Plan
-from .profiles import NO_COST, Cost, Profile, Timing, cost_of, on_device
+from .profiles import CHEAP_MINUTES, NO_COST, Cost, Profile, Timing, cost_of, on_device
 from .quarry import Address, HarnessError, Quarry, probe_device, verdict_of
 from .report import ImplementationReport
 from .sanitizer import LESS_WORK
@@ -27,8 +27,6 @@ Lease = Callable[[], AbstractContextManager[Worker]]
 """Lends a worker."""
 Once = Callable[[str, Callable[[], None]], None]
 """Does what has a name, or waits until another process has done it."""
-CHEAP_MINUTES = 1.0
-"""Of a core: modules that take less may come in pairs."""
 LOAD_SECONDS = 120.0
 """What a process's first call of a module may take that was built before: it only loads it."""
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+CHEAP_MINUTES = 1.0
+"""Of a core: of modules that take less there may be many, and they come in pairs."""
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -19,8 +22,8 @@ class Profile:
         soak: launches of one problem under the law of that name.
         modules: most modules that are built of an implementation whose modules take long.
         build_minutes: most minutes of one processor core for them, but one module at least.
-        little_minutes: minutes of one core in which more modules than these may be built: of those
-            that take seconds, as Triton's.
+        little_minutes: minutes of one core in which more modules than these may be built, of those
+            that take less than ``CHEAP_MINUTES``, as Triton's.
         explore: draw other problems in every run, and keep failures in an example database.
     """
 
@@ -37,7 +40,9 @@ class Profile:
 
     def modules_of(self, minutes: float) -> int:
         """Count the modules to build of an implementation where one takes so many minutes."""
-        most = max(self.modules, self.little_minutes / minutes)
+        most: float = self.modules
+        if minutes < CHEAP_MINUTES:
+            most = max(most, self.little_minutes / minutes)
         return max(1, int(min(most, self.build_minutes / minutes)))
 
 

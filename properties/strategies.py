@@ -30,6 +30,8 @@ MUCH_WORK, MORE_KEYS_TO_AFFORD = 10_000_000, (4, 300, 600)
 """From so much work of a problem on, as on a GPU, and the keys then."""
 LENGTH_EDGES = (1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257,
                 511, 512, 513, 1024, 1025, 2048, 4096)  # fmt: skip
+MOST_SURPLUS = 5
+"""Query tokens more than keys, at most."""
 SHORT, LONG = 32, 256
 """Of a larger cap than the first, its upper half is drawn besides, of a large one all beyond the
 second."""
@@ -193,7 +195,8 @@ def _request(draw: st.DrawFn, axes: Axes, fields: dict[str, Any], work: float) -
     decode_cap = int(work / _work_of_a_key(fields))
     square_cap = int(math.sqrt(work / (kv_heads * group * channels)))
     cap = decode_cap if phase in ("decode", "no_query", "chunk") else square_cap
-    cap = min(max(cap, 2), MAX_SEQ_LEN)
+    most = MAX_SEQ_LEN - MOST_SURPLUS if phase == "surplus" else MAX_SEQ_LEN
+    cap = min(max(cap, 2), most)
     if phase == "no_keys":
         several = {"prefill", "chunk"} & set(axes.allows("phase"))
         return draw(lengths(4, 1)) if several else 1, 0
@@ -205,7 +208,7 @@ def _request(draw: st.DrawFn, axes: Axes, fields: dict[str, Any], work: float) -
     if phase == "prefill":
         return seq_len, seq_len
     if phase == "surplus":
-        return seq_len + draw(st.integers(1, 5)), seq_len
+        return seq_len + draw(st.integers(1, MOST_SURPLUS)), seq_len
     largest = max(1, int(work / (kv_heads * group * channels * max(seq_len, 1))))
     return draw(st.integers(1, min(largest, seq_len))), seq_len
 

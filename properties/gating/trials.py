@@ -111,7 +111,7 @@ class Build:
 
     Attributes:
         implementation: for which.
-        key: what ``compile_key`` gives.
+        key: what ``Implementation.module_of`` gives.
         seconds: of its first call, in a process of its own.
         message: why it could not be built; empty if it was.
     """

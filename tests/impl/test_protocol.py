@@ -77,6 +77,20 @@ class TestDecorator:
             made(features=features)
         assert "per_head_scales" in str(caught.value)
 
+    @pytest.mark.parametrize(
+        ("given", "said"),
+        [
+            ({"build_ahead": "gpu"}, "build_ahead is 'gpu'; it must be True, False, 'cpu' or"),
+            ({"build_compilers": 0}, "build_compilers is 0 and build_minutes 1.0; they must be at"),
+            ({"build_minutes": 0.0}, "build_compilers is 4 and build_minutes 0.0; they must be at"),
+        ],
+    )
+    def test_modules_that_nobody_can_build_are_refused(
+        self, given: dict[str, Any], said: str
+    ) -> None:
+        with pytest.raises(ValueError, match=said):
+            implementation("merge_state", name="mine", **given)
+
     def test_an_unknown_arithmetic_is_refused(self) -> None:
         with pytest.raises(ValueError, match=r"Arithmetic\.accumulate is 'fp32'"):
             Arithmetic(accumulate="fp32")

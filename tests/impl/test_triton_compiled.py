@@ -33,7 +33,7 @@ def compiled(kernel, pointers, constants, floats=(), **options):
 
 indices = dict.fromkeys(("qo_indptr", "kv_indptr", "seq_lens", "page_ids", "query_lens",
                          "block_table", "last_page_lens", "seq_lens_out"), "*i32")
-sizes = {"DIM_QK": 24, "DIM_VO": 128, "BLOCK_TOKENS": 4, "BLOCK_CHANNELS": 128}
+sizes = {"UNIT": 8, "DIM_QK": 24, "DIM_VO": 128, "BLOCK_TOKENS": 4, "BLOCK_CHANNELS": 128}
 made = {}
 for name, cache, largest in (("copy", "bf16", 0), ("e4m3", "fp8e4nv", 448.0),
                              ("e5m2", "fp8e5", 57344.0)):
@@ -41,7 +41,7 @@ for name, cache, largest in (("copy", "bf16", 0), ("e4m3", "fp8e4nv", 448.0),
     made["append " + name] = compiled(append, pointers | indices, sizes | {"LARGEST": largest},
                                       ("k_scale", "v_scale"))
 for states in (2, 8):
-    constants = {"DIM": 80, "BLOCK_DIM": 128, "BLOCK_ROWS": 2, "STATES_AT_ONCE": states}
+    constants = {"UNIT": 16, "DIM": 80, "BLOCK_DIM": 128, "BLOCK_ROWS": 2, "STATES_AT_ONCE": states}
     pointers = {"outs": "*fp32", "lses": "*fp32", "out": "*bf16", "lse": "*fp32"}
     made[f"merge {states}"] = compiled(merge, pointers, constants, ("in_factor", "out_factor"),
                                        num_warps=1)

@@ -214,7 +214,7 @@ def test_the_cache_is_part_of_the_compiled_kernel() -> None:
     for name in OURS:
         key = find_implementation(name).compile_key
         assert key is not None
-        elements = {}
+        elements: dict[str, set[object]] = {}
         for cache in ("", *QUANTISED):
             problem = replace(BATCHES[0], kv_cache=cache)
             elements.setdefault(problem.kv_element, set()).add(key(problem))

@@ -29,9 +29,9 @@ LAUNCHING = (
     "triton_attention_call", "triton_append", "triton_merge", "triton_metadata",
     "triton_moe_call", "triton_moe_sort", "triton_route",
 )  # fmt: skip
-BY_DEVICE = ("BLOCK", "CHUNK", "EVEN", "TOKENS", "DTYPE", "UPCAST", "CONVERTS")
-"""Constants that a CPU has others of: blocks, which follow from what the key has of lengths, and
-what the device can do."""
+EXPERTS_KERNELS = ("project", "contract", "combine", "sort_pairs")
+BY_DEVICE = ("BLOCK", "CHUNK", "EVEN", "DTYPE")
+"""Constants of the experts' kernels that a CPU has others of, whatever tensors say they are on."""
 Signature = dict[str, Any]
 
 
@@ -41,7 +41,7 @@ def signature(kernel: Any, given: dict[str, Any]) -> Signature:  # noqa: ANN401 
     return {
         name: value if name.isupper() else _of(value, specialised=name not in free)
         for name, value in given.items()
-        if not name.startswith(BY_DEVICE)
+        if not (kernel.__name__.lstrip("_") in EXPERTS_KERNELS and name.startswith(BY_DEVICE))
     }
 
 
@@ -118,8 +118,13 @@ def launches(found: Implementation, problem: Problem) -> list[tuple[str, Signatu
     return seen
 
 
+def frozen(seen: list[tuple[str, Signature]]) -> set[str]:
+    """Give launches as a set."""
+    return {json.dumps([kernel, each], sort_keys=True, default=str) for kernel, each in seen}
+
+
 def main(name: str) -> None:
-    """Print what differs among the launches of problems of one key."""
+    """Print what differs among the launches of problems of one key, and what no module builds."""
     found = find_implementation(name)
     assert found.compile_key is not None
     axes = narrow(
@@ -128,9 +133,17 @@ def main(name: str) -> None:
     assert axes is not None
     known: dict[str, list[tuple[str, Signature]]] = {}
     differing: dict[str, int] = {}
+    built: dict[str, set[str]] = {}
+    missing: list[str] = []
     for problem in draw_problems(axes, PROFILES["gate"], 0, PROBLEMS):
         key = repr(found.compile_key(problem))
         here = launches(found, problem)
+        if found.operation != "moe":
+            module = found.module_of(problem)
+            if module not in built:
+                kernels = found.problems_of_module(problem)
+                built[module] = set().union(*(frozen(launches(found, each)) for each in kernels))
+            missing += [] if frozen(here) <= built[module] else [str(problem)]
         # Where there is no token, or a batch is in fewer parts, fewer kernels are launched.
         if len(known.setdefault(key, here)) < len(here):
             known[key] = here
@@ -142,7 +155,8 @@ def main(name: str) -> None:
                 if first.get(argument) != value:
                     what = f"{kernel}.{argument}: {first.get(argument)} and {value}"
                     differing[what] = differing.get(what, 0) + 1
-    sys.stdout.write(json.dumps({"keys": len(known), "differing": differing}))
+    told = {"keys": len(known), "modules": len(built), "differing": differing, "missing": missing}
+    sys.stdout.write(json.dumps(told))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from kernelproof.properties import building
 from kernelproof.properties.building import MAX_JOBS, Builder
 from kernelproof.properties.isolation import Deadlines, Outcome
 from kernelproof.properties.modules import Module
-from kernelproof.properties.quarry import Address
+from kernelproof.properties.quarry import Address, DeviceLostError
 from kernelproof.properties.report import ImplementationReport
 from kernelproof.reference import AttentionProblem
 
@@ -136,7 +136,7 @@ def test_the_machine_is_shared(
 
 
 def test_every_module_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+    asked: list[int] = []
 
     class Asked(Pool):
         def run(self, request: object, deadlines: Deadlines) -> Outcome:
@@ -165,3 +165,42 @@ def test_processes_that_build_have_room_on_the_gpu(monkeypatch: pytest.MonkeyPat
     assert building.builds_at_a_time(4, "cuda") == 12
     assert building.builds_at_a_time(8, "cuda") == 8
     assert building.builds_at_a_time(1, "cpu") == 64
+
+
+def test_what_fails_does_not_spoil_the_next_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    renewed: list[int] = []
+
+    class Failing(Pool):
+        def run(self, request: object, deadlines: Deadlines) -> Outcome:
+            del request, deadlines
+            return Outcome("error", kind="ImportError", detail="no such module")
+
+        def renew(self) -> None:
+            renewed.append(1)
+
+    monkeypatch.setattr(building, "open_pool", lambda *_, **__: Failing())
+    monkeypatch.setattr(building, "compilers", lambda: 1)
+    report = ImplementationReport("broken", "tests:broken", declared=declared(1))
+    chosen = [Module(str(seed), {}, AttentionProblem(seed=seed)) for seed in range(3)]
+    Builder(1).build(Address("tests:broken", None, "cpu"), chosen, report)
+    assert len(renewed) == 3
+
+
+def test_a_device_that_is_lost_ends_the_builds_of_all_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+
+    class Lost(Pool):
+        def run(self, request: object, deadlines: Deadlines) -> Outcome:
+            del request, deadlines
+            asked.append(1)
+            raise DeviceLostError
+
+    monkeypatch.setattr(building, "open_pool", lambda *_, **__: Lost())
+    monkeypatch.setattr(building, "compilers", lambda: 2)
+    report = ImplementationReport("broken", "tests:broken", declared=declared(1))
+    chosen = [Module(str(seed), {}, AttentionProblem(seed=seed)) for seed in range(40)]
+    with pytest.raises(DeviceLostError):
+        Builder(1).build(Address("tests:broken", None, "cpu"), chosen, report)
+    assert len(asked) <= 2

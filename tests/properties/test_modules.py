@@ -13,12 +13,19 @@ from hypothesis import HealthCheck, Phase
 
 from kernelproof.impl import Implementation, Target, find_implementation, implementation
 from kernelproof.impl.flashinfer_calls import BUILD_MINUTES, module_key
-from kernelproof.properties.axes import Axes, narrow
+from kernelproof.properties.axes import Axes, has, narrow
 from kernelproof.properties.building import Builder
 from kernelproof.properties.corpus import load_case, read_corpus
 from kernelproof.properties.engine import Run
 from kernelproof.properties.ledger import load_ledger
-from kernelproof.properties.modules import Keys, Module, choose, further
+from kernelproof.properties.modules import (
+    MOST_COMBINATIONS,
+    Keys,
+    Module,
+    choose,
+    combinations,
+    further,
+)
 from kernelproof.properties.plan import Plan
 from kernelproof.properties.profiles import PROFILES, asked_for
 from kernelproof.properties.quarry import Address
@@ -139,6 +146,44 @@ def test_only_problems_of_chosen_modules_are_drawn(name: str) -> None:
 
     look()
     assert seen == allowed
+
+
+def test_modules_of_codes_come_with_those_of_plain_numbers() -> None:
+    """Laws compare the two: alone, a module of codes has nothing to be compared with."""
+    axes, keys, _ = asked("triton-attention")
+    alone, together = (choose(axes, keys, 40, companions=each) for each in (False, True))
+    assert len(together) == len({each.key for each in together}) == 40
+
+    def with_partners(modules: Sequence[Module]) -> float:
+        every = [dict(each.values) for each in modules]
+        coded = [each for each in every if each["caches"][0][0]]
+        plain = [{**each, "caches": every[0]["caches"]} for each in coded]
+        return sum(each in every for each in plain) / len(coded)
+
+    assert with_partners(alone) < 0.5
+    assert with_partners(together) > 0.9
+    # What they cost is few pairs: both of a couple count.
+    assert len(pairs_of(together)) > 0.85 * len(pairs_of(alone))
+
+
+def test_combinations_that_are_too_many_are_spread_over_all() -> None:
+    groups = {name: [(value,) for value in range(9)] for name in "abcdef"}
+    found = list(combinations(groups))
+    assert len(found) == MOST_COMBINATIONS < 9**6
+    assert found[0] == dict.fromkeys(groups, (0,))
+    assert len({tuple(each.values()) for each in found}) == len(found)
+    pairs = {frozenset(pair) for each in found for pair in itertools.combinations(each.items(), 2)}
+    assert len(pairs) == 15 * 81  # every pair of values of every two axes
+    few = {name: groups[name] for name in "ab"}
+    assert len(list(combinations(few))) == 81
+
+
+def test_what_does_not_go_together_is_no_module() -> None:
+    """The example of 24 channels in NVFP4 has 64: its module is that of 64."""
+    axes, keys, _ = asked("triton-attention")
+    for each in choose(axes, keys, 1000, companions=True):
+        assert all(any(has(each.first, name, value) for value in values)
+                   for name, values in each.values.items())  # fmt: skip
 
 
 built: list[Hashable] = []

@@ -25,6 +25,7 @@ from kernelproof.properties.axes import (
     resized,
 )
 from kernelproof.properties.moe_axes import TOGETHER
+from kernelproof.properties.profiles import PROFILES, on_device
 from kernelproof.properties.rounds import EXAMPLES_A_ROUND
 from kernelproof.properties.strategies import (
     FEATURES,
@@ -41,6 +42,7 @@ from kernelproof.reference import (
     materialise,
     problem_from_json,
 )
+from kernelproof.reference.problems import MAX_SEQ_LEN
 
 ATTENTION = ("paged_attention", "ragged_attention", "append_paged_kv")
 GATE_WORK = 400_000
@@ -48,6 +50,11 @@ GATE_WORK = 400_000
 
 def draw(operation: str, count: int, max_work: int = GATE_WORK) -> list[Any]:
     """Draw problems as a run does: seeded, generated only."""
+    return drawn_from(problems(operation=operation, max_work=max_work), count)
+
+
+def drawn_from(strategy: st.SearchStrategy[Problem], count: int) -> list[Any]:
+    """Draw from a strategy likewise."""
     drawn: list[Any] = []
 
     def collect(problem: Problem) -> None:
@@ -59,8 +66,7 @@ def draw(operation: str, count: int, max_work: int = GATE_WORK) -> list[Any]:
             max_examples=min(count - seed, EXAMPLES_A_ROUND), database=None,
             phases=[Phase.generate], suppress_health_check=list(HealthCheck),
         )  # fmt: skip
-        drawing = given(problems(operation=operation, max_work=max_work))
-        hypothesis.seed(seed)(run(drawing(collect)))()
+        hypothesis.seed(seed)(run(given(strategy)(collect)))()
     return drawn
 
 
@@ -428,3 +434,14 @@ def test_variations_change_the_regime_and_seed_alone() -> None:
             assert other.seed == first.seed + 1 + i
 
     check()
+
+
+def test_no_request_has_more_tokens_than_a_problem_may_have() -> None:
+    """Where there is work for any length, as in the nightly profile on a GPU."""
+    small: dict[str, tuple[Any, ...]] = {
+        "phase": ("surplus",), "head_dims": ((16, 16),), "num_kv_heads": (1,), "group_size": (1,),
+    }  # fmt: skip
+    work = on_device(PROFILES["nightly"], "cuda").max_work
+    axes = Axes("paged_attention", {**all_axes("paged_attention"), **small}, work)
+    longest = max(max(each.query_lens, default=0) for each in drawn_from(problems(axes), 300))
+    assert MAX_SEQ_LEN - 100 < longest <= MAX_SEQ_LEN
