@@ -82,7 +82,7 @@ def experts(rows, sm, hidden="bf16", weights="bf16", scaled=0, gated=True, avail
     unscaled = [] if codes else ["hidden_scales", "middle_scales"]
     if weights != "fp8e4nv":
         unscaled += ["w13_scales", "w2_scales"]
-    common = {"DTYPE": tl.bfloat16 if widened else None, "EVEN": True}
+    common = {"DTYPE": tl.bfloat16 if widened else None, "EVEN": True, "UNIT": 16}
     made = {}
     for name, kernel, tile, own, gone in (
         ("project", kernels.project, first,
@@ -106,7 +106,7 @@ def small():
     ones = {"ids_slot": 1, "weights_slot": 1, "ON_INPUT": False}
     for counts, places in ((True, True), (True, False), (False, True)):
         constants = ones | {"COUNTS": counts, "PLACES": places, "BLOCK_M": 64, "EXPERTS": 512,
-                            "CHUNK": 256, "BLOCKS": 256}
+                            "CHUNK": 256}
         made[f"sort {counts} {places}"] = compiled(sort_pairs, pointers, constants, 90)
     for added in ({"added": None}, {}):
         constants = ones | {"TOP_K": 8, "BLOCK": 1024, "out_channel": 1} | added

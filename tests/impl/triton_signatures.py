@@ -24,7 +24,7 @@ from kernelproof.properties.rounds import draw_problems
 from kernelproof.reference import MetadataProblem, Problem, materialise
 
 ON_GPU = Target(sm=90, device="cuda", triton="3.6.0", torch="2.11.0", cuda="13.0")
-PROBLEMS, WORK = 400, 200_000
+PROBLEMS, WORK = 200, 200_000
 LAUNCHING = (
     "triton_attention_call", "triton_append", "triton_merge", "triton_metadata",
     "triton_moe_call", "triton_moe_sort", "triton_route",
