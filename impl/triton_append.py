@@ -21,6 +21,7 @@ from .triton_units import in_units, strides, unit_of
 KERNEL = "kernelproof.impl.triton_append_kernel"
 BUILD_MINUTES = 0.03
 SEEDS = 8
+"""Among so many, some ask for writing in place, and some for a copy."""
 BLOCK_CHANNELS = 1024
 BLOCK_TOKENS, INTERPRETED_BLOCK_TOKENS = 4, 64
 """Tokens a program: few keep a GPU busy, many spare the interpreter programs."""

@@ -23,7 +23,7 @@ ARITHMETIC = Arithmetic(
 tile of a row), each slot's output in that of the result. (Not so in the interpreter, for bfloat16.)
 Where both operands are FP8, Hopper's tensor cores sum in fixed point."""
 BUILD_MINUTES = 0.4
-"""Of a core, for a module of eight products that take 2 to 4 s each, and smaller kernels."""
+"""Of a core: 30 modules took 43 s of 16 on an H200 (h200-triton-moe.json)."""
 WITH_GATHER = ">=3.3.dev0"
 FEATURES = (
     "moe_biases",

@@ -89,6 +89,12 @@ MERGE_AXES: dict[str, tuple[Any, ...]] = {
 }
 FREE = ("phase", "dtype", "causal", "kv_layout", "num_states", "activation", "method")
 """Axes on which the simplest supported problem is looked for in every combination."""
+FIELDS = {
+    "head_dims": ("head_dim_qk", "head_dim_vo"),
+    "caches": ("kv_cache", "q_dtype"),
+    **TOGETHER,
+}
+"""Fields of the axes that have two each."""
 LIMITS = ("page_size", "head_dims", "head_dim", "sizes", "num_experts", "groups")
 """Axes whose simplest value many kernels do not have: the next ones are tried in turn."""
 OPTIONAL = ("head_dims", "caches", "quantisation")
@@ -194,16 +200,12 @@ def example(operation: str, chosen: Mapping[str, Any]) -> Problem:
 
 
 def has(problem: Problem, axis: str, value: Any) -> bool:  # noqa: ANN401  a value of any axis
-    """Tell whether a problem has a value of an axis; a phase is none of its fields: any will do."""
+    """Tell whether a problem has a value of an axis or of a field; it has no phase."""
     if axis == "head_dims":
         fields = head_fields(value)
-    elif axis == "caches":
-        fields = dict(zip(("kv_cache", "q_dtype"), value, strict=True))
-    elif axis in TOGETHER:
-        fields = dict(zip(TOGETHER[axis], value, strict=True))
     else:
-        fields = {} if axis == "phase" else {axis: value}
-    return all(getattr(problem, name) == each for name, each in fields.items())
+        fields = dict(zip(FIELDS[axis], value, strict=True)) if axis in FIELDS else {axis: value}
+    return all(getattr(problem, name, None) == each for name, each in fields.items())
 
 
 def head_fields(dims: Sequence[int]) -> dict[str, Any]:

@@ -180,7 +180,9 @@ class _PlainOnes:
 def _can_be_drawn(problem: Problem, values: Mapping[str, tuple[Any, ...]], axes: Axes) -> bool:
     """Tell whether a problem has these values; where some do not go together, it has others."""
     return problem.work <= axes.max_work and all(
-        any(has(problem, name, value) for value in each) for name, each in values.items()
+        any(has(problem, name, value) for value in each)
+        for name, each in values.items()
+        if name != "phase"
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from ..impl import OPERATIONS
 from ..reference import AttentionProblem, Problem
 from ..reference.cache_names import cache_fits, multiples_of
-from .axes import all_axes, head_fields
+from .axes import all_axes, has, head_fields
 
 Only = Mapping[str, tuple[Any, ...]]
 """Allowed values by field, in the order in which they were given."""
@@ -98,16 +98,7 @@ def restricted(
 
 def meets(problem: Problem, only: Only) -> bool:
     """Tell whether a problem has one of the wanted values in each field; none has a phase."""
-    return all(any(_has(problem, name, value) for value in only[name]) for name in only)
-
-
-def _has(problem: Problem, name: str, value: Any) -> bool:  # noqa: ANN401  a value of any field
-    wanted = {name: value}
-    if name == "head_dims":
-        wanted = head_fields(value)
-    elif name == "sizes":
-        wanted = dict(zip(("hidden", "inter"), value, strict=True))
-    return all(getattr(problem, field, None) == each for field, each in wanted.items())
+    return all(any(has(problem, name, value) for value in only[name]) for name in only)
 
 
 def told(only: Only) -> str:

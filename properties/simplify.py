@@ -14,17 +14,10 @@ from typing import Any, TypeVar
 
 from ..reference import AttentionProblem, MergeProblem, MoEProblem, Problem, RouteProblem
 from ..reference.cache_names import multiples_of
-from .axes import Axes
-from .moe_axes import TOGETHER
+from .axes import FIELDS, Axes
 from .strategies import LENGTH_EDGES
 
 FEW_PAGES = 2
-FIELDS = {
-    "head_dims": ("head_dim_qk", "head_dim_vo"),
-    "caches": ("kv_cache", "q_dtype"),
-    **TOGETHER,
-}
-"""Fields of the axes that have two each."""
 ALWAYS_FREE: dict[str, Any] = {"seed": 0, "request_ids": (), "token_ids": ()}
 """Fields without an axis, and their simplest values."""
 RUNGS = 16
