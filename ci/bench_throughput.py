@@ -31,8 +31,8 @@ from ..properties.pace import Pace
 from ..properties.pools import open_pool
 from ..properties.preparation import survey
 from ..properties.profiles import PROFILES
-from ..properties.quarry import Address
 from ..properties.report import ImplementationReport
+from ..properties.requests import Address
 from ..properties.rounds import Enough, draw_round
 from ..properties.subject import Phases
 from ..reference import AttentionProblem, Problem, problem_from_json

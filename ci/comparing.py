@@ -13,8 +13,8 @@ from ..properties.machine import cores
 from ..properties.pools import open_pool
 from ..properties.preparation import survey
 from ..properties.profiles import Profile
-from ..properties.quarry import Address, verdict_of
 from ..properties.report import ImplementationReport
+from ..properties.requests import Address, verdict_of
 from ..properties.rounds import draw_problems
 from ..properties.seeded import BUGS, HONEST, SeededBug
 from ..properties.yardsticks import NAMES

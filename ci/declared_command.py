@@ -16,7 +16,7 @@ from rich.text import Text
 from ..impl.flashinfer_declarations import DeclarationsError, declarations
 from ..impl.gating import RuleBook, capability_name
 from ..properties.files import dumps, write_text
-from ..properties.telling import count_of
+from ..properties.text import count_of
 from .claims import claims
 from .declared import Disagreement, disagreements
 from .display import say

@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..properties.report import Finding, ImplementationReport
-from ..properties.telling import compact, count_of, printable, trace_lines
+from ..properties.telling import trace_lines
+from ..properties.text import compact, count_of, printable
 from .summary import (
     Known,
     Summary,

@@ -24,7 +24,7 @@ from ..properties.gating.trials import FINDING, Trial, counts
 from ..properties.gating.trying import Order, Report, Trying
 from ..properties.ledger import LedgerError
 from ..properties.report import Finding
-from ..properties.telling import count_of, printable
+from ..properties.text import count_of, printable
 from .asked import only_of
 from .errors import (
     CONFORMING,

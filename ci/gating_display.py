@@ -12,7 +12,7 @@ from rich.text import Text
 from ..properties.gating.cells import REFUSED, SUPPORTED
 from ..properties.gating.trials import FINDING, Trial
 from ..properties.gating.trying import Report
-from ..properties.telling import compact, printable
+from ..properties.text import compact, printable
 from .display import command, say
 
 STYLES = {"ok": "green", "known": "yellow", "finding": "bold red", "not run": "dim"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..properties.cases import versions
 from ..properties.report import ImplementationReport, LawReport
-from ..properties.telling import compact
+from ..properties.text import compact
 from .rendering import render
 from .summary import (
     Summary,

@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 from ..properties.cases import MUST_FAIL
 from ..properties.laws import laws_of
 from ..properties.report import Finding, ImplementationReport, LawReport
-from ..properties.telling import compact, count_of
+from ..properties.text import compact, count_of
 from .summary import Summary, known_findings, reason_idle, seconds
 
 ILLEGAL = re.compile(r"[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

@@ -10,7 +10,7 @@ from ..properties.laws import LAWS, Law
 from ..properties.ledger import Entry, load_ledger
 from ..properties.seeded import BUGS
 from ..properties.seeded.catalogue import SeededBug
-from ..properties.telling import count_of
+from ..properties.text import count_of
 from .errors import CONFORMING, UsageRefusedError
 
 HEAD = """\

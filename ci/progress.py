@@ -17,7 +17,7 @@ from ..properties.cases import CaseWriter
 from ..properties.engine import Run
 from ..properties.progress import Progress
 from ..properties.report import Finding, ImplementationReport, LawReport
-from ..properties.telling import printable
+from ..properties.text import printable
 from .display import style_of
 from .summary import state
 

@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from ..properties.telling import count_of, printable
+from ..properties.text import count_of, printable
 
 FOLDER = Path(__file__).with_name("templates")
 LONGEST = 10_000

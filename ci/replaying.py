@@ -20,9 +20,9 @@ from ..properties.isolation import Deadlines, Worker, WorkerPool
 from ..properties.laws import Law
 from ..properties.ledger import LedgerError
 from ..properties.pools import open_pool
-from ..properties.quarry import Address, HarnessError, verdict_of
+from ..properties.requests import Address, HarnessError, verdict_of
 from ..properties.sanitizer import SanitizerMissingError
-from ..properties.telling import compact, printable
+from ..properties.text import compact, printable
 from ..properties.verdict import Verdict
 from ..reference import Problem
 from .display import command, say, style_of

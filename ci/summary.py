@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 
 from ..properties.ledger import Ledger
 from ..properties.report import Finding, ImplementationReport, RunReport
-from ..properties.telling import count_of
+from ..properties.text import count_of
 from .errors import CONFORMING, INTERRUPTED, MACHINE, NONCONFORMING, USAGE
 
 VERDICTS = {CONFORMING: "conforming", NONCONFORMING: "nonconforming"}

@@ -20,8 +20,8 @@ from .isolation import Deadlines, Worker, WorkerPool
 from .machine import cores
 from .modules import Module
 from .pools import open_pool
-from .quarry import Address, probe_device
 from .report import ImplementationReport
+from .requests import Address, probe_device
 from .turns import Turns
 
 MAX_JOBS = "MAX_JOBS"

@@ -29,12 +29,14 @@ from .plan import Plan, problems_of, seconds_of
 from .pools import open_pool
 from .preparation import prepare
 from .profiles import GATE_SHARE, Cost
-from .quarry import DeviceLostError, HarnessError, Quarry, warm_up
+from .quarry import Quarry, warm_up
 from .replays import judge_known, judge_stored
 from .report import Finding, ImplementationReport, LawReport, RunReport
+from .requests import DeviceLostError, HarnessError
 from .sharing import SuiteRefusedError, once, shared
 from .surveying import Choices, take_survey
-from .telling import compact, told
+from .telling import told
+from .text import compact
 from .verdict import Verdict
 
 MARGIN_SECONDS = 300.0

@@ -18,7 +18,7 @@ from ..reference import Problem
 from .cases import launches_of
 from .laws import Law, find_law
 from .ledger import Entry, Ledger, LedgerError, load_ledger, read_case
-from .quarry import Address
+from .requests import Address
 from .sanitizer import TOOLS
 
 DEVICES = ("cpu", "cuda")

@@ -30,9 +30,10 @@ from .pools import open_pool
 from .preparation import prepare
 from .profiles import Cost
 from .progress import Progress
-from .quarry import DeviceLostError, HarnessError, Quarry
+from .quarry import Quarry
 from .replays import Stored, replay
 from .report import CorpusReport, Finding, ImplementationReport, LawReport, RunReport
+from .requests import DeviceLostError, HarnessError
 from .verdict import Verdict
 
 Submit = Callable[[int, ImplementationReport, Callable[[Worker], Any], Callable[[Any], None]], None]

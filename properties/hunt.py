@@ -19,8 +19,9 @@ from .isolation import Worker
 from .laws import Law
 from .ledger import Entry
 from .profiles import Profile
-from .quarry import DeviceLostError, HarnessError, Quarry, warm_up
+from .quarry import Quarry, warm_up
 from .report import Finding, LawReport
+from .requests import DeviceLostError, HarnessError
 from .rounds import (
     EXAMPLES_A_ROUND,
     MOST_KEPT,

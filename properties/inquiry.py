@@ -12,8 +12,9 @@ from .effort import Effort
 from .isolation import Outcome, Worker
 from .laws import Law
 from .ledger import Entry
-from .quarry import Quarry, probe_device, verdict_of, warm_up
+from .quarry import Quarry, warm_up
 from .report import LawReport
+from .requests import probe_device, verdict_of
 from .verdict import Verdict
 
 BEFORE_A_CASE = ("load", "judge")

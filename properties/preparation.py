@@ -16,8 +16,9 @@ from .modules import Keys, Module, choose, further
 from .only import Only, OnlyError, restricted
 from .plan import Plan
 from .profiles import CHEAP_MINUTES, NO_COST, Cost, Profile, Timing, cost_of, on_device
-from .quarry import Address, HarnessError, Quarry, probe_device, verdict_of
+from .quarry import Quarry
 from .report import ImplementationReport
+from .requests import Address, HarnessError, probe_device, verdict_of
 from .sanitizer import LESS_WORK
 
 COST_REQUESTS = 8

@@ -11,8 +11,9 @@ from .corpus import Case, load_case
 from .isolation import Worker
 from .ledger import Entry
 from .pace import COMPILE_SECONDS
-from .quarry import Quarry, probe_device, verdict_of, warm_up
+from .quarry import Quarry, warm_up
 from .report import CorpusReport, Finding
+from .requests import probe_device, verdict_of
 from .verdict import Verdict
 
 Explain = Callable[[str, Verdict, Problem], Entry | None]

@@ -18,7 +18,7 @@ from ..reference.arithmetic import BLOCK_FORMATS
 from ..reference.inputs import Inputs
 from .comparison import Result
 from .records import outputs_of, pair_of
-from .telling import compact
+from .text import compact
 from .verdict import Verdict
 
 

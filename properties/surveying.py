@@ -20,8 +20,8 @@ from .ledger import Ledger, LedgerError
 from .plan import LEAST_PROBLEMS
 from .preparation import survey
 from .profiles import Profile
-from .quarry import Address, HarnessError
 from .report import ImplementationReport
+from .requests import Address, HarnessError
 from .sharing import SuiteRefusedError
 
 COMPILED = ("dtype", "head_dims", "head_dim")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 
-from ..reference import Problem
 from .report import Finding
+from .text import compact, count_of, printable
 from .verdict import Verdict
 
 TRACE_LINES = 12
@@ -44,26 +43,3 @@ def trace_lines(verdict: Verdict) -> list[str]:
             lines.append(line)
     innermost_first = "most recent call first" in verdict.trace
     return lines[:TRACE_LINES] if innermost_first else lines[-TRACE_LINES:]
-
-
-def compact(problem: Problem) -> str:
-    """Print a problem with only the fields that differ from the simplest one's."""
-    told = ", ".join(
-        f"{field.name}={getattr(problem, field.name)!r}"
-        for field in fields(problem)
-        if getattr(problem, field.name) != field.default
-    )
-    return f"{type(problem).__name__}({told})"
-
-
-def count_of(count: int, noun: str) -> str:
-    """Say how many, in the singular where there is one."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-def printable(text: str) -> str:
-    """Make control characters visible: a kernel's message must not steer the terminal."""
-    return "".join(
-        char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode()
-        for char in text.expandtabs(4)
-    )

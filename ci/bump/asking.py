@@ -10,7 +10,7 @@ from typing import Any
 
 from ...properties.isolation import Deadlines, Worker, WorkerPool
 from ...properties.outcome import Outcome
-from ...properties.quarry import probe_device
+from ...properties.requests import probe_device
 from .journal import Journal
 
 Open = Callable[[], AbstractContextManager[WorkerPool]]

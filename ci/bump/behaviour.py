@@ -15,7 +15,7 @@ from ...properties.laws import Law, laws_of
 from ...properties.ledger import Entry
 from ...properties.outcome import Outcome
 from ...properties.profiles import on_device
-from ...properties.quarry import Address, HarnessError, verdict_of
+from ...properties.requests import Address, HarnessError, verdict_of
 from ...properties.rounds import draw_problems
 from ...properties.simplify import simplify
 from ...properties.subject import OUT_OF_MEMORY

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ...properties.telling import count_of, printable
+from ...properties.text import count_of, printable
 from ..display import command, say
 from .speed import memory_told
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...properties.telling import count_of, printable
+from ...properties.text import count_of, printable
 from .display import REPORTED_IN_FULL, stored_first, title
 
 MARKS = {

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...properties.telling import count_of
+from ...properties.text import count_of
 from .findings import Finding, finding
 
 Declarations = Mapping[str, Any]

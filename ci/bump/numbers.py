@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from ...properties.telling import count_of
+from ...properties.text import count_of
 from .behaviour import Compared, Tried
 from .outcomes import both_pass, change_of
 from .releases import BASELINE, CANDIDATE, SIDES

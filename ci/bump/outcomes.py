@@ -14,7 +14,7 @@ from ...properties.cases import loading_name, replay_command
 from ...properties.files import dumps, write_text
 from ...properties.ledger import CASE_SCHEMA as CASE
 from ...properties.ledger import Entry
-from ...properties.telling import compact, count_of
+from ...properties.text import compact, count_of
 from ...properties.verdict import Verdict
 from .behaviour import SEVERE, Compared, Sides, Tried, as_severe_before, confirmed, shrink
 from .findings import Chip, Finding, finding

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...properties.telling import count_of
+from ...properties.text import count_of
 from ..rendering import render
 from .display import side_name, stored_first, title
 from .page_findings import anchors, groups

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from ... import __version__
-from ...properties.telling import count_of
+from ...properties.text import count_of
 from ..errors import MachineError, UsageRefusedError
 from .compiled import compiled_chips
 from .findings import Chip, Finding

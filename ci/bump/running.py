@@ -16,7 +16,7 @@ from ...impl.flashinfer_declarations import DeclarationsError, declarations
 from ...impl.registry import resolve_name
 from ...impl.target import Target
 from ...properties.isolation import Deadlines
-from ...properties.quarry import DeviceLostError, HarnessError
+from ...properties.requests import DeviceLostError, HarnessError
 from ..errors import MACHINE, USAGE
 from ..sandboxes import Tell
 from .asking import Side

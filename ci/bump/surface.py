@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...properties.telling import count_of
+from ...properties.text import count_of
 from .findings import Finding, finding
 from .names import listed, name_findings
 

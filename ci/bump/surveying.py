@@ -8,8 +8,8 @@ from typing import Any
 from ...impl.features import NOT_NAMED
 from ...properties.axes import Axes, all_axes, example
 from ...properties.preparation import survey
-from ...properties.quarry import Address, verdict_of
 from ...properties.report import ImplementationReport
+from ...properties.requests import Address, verdict_of
 from .asking import Asker, Side
 from .plan import Plan
 

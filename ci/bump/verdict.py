@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...impl.capability import capability_name
-from ...properties.telling import count_of
+from ...properties.text import count_of
 from ..errors import CONFORMING, MACHINE, NONCONFORMING
 from .findings import BLOCK, CONDITION, Chip, Finding, chip_order
 from .policy import Policy

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from rich.text import Text
 
-from ...properties.telling import printable
+from ...properties.text import printable
 from ..terminal import console
 from .running import Progress
 

@@ -11,7 +11,7 @@ from ...impl.gating import RuleBook
 from ...reference import AttentionProblem, Problem
 from ..isolation import Deadlines, Worker
 from ..only import Only, meets, told
-from ..quarry import Address, HarnessError, verdict_of
+from ..requests import Address, HarnessError, verdict_of
 from .cells import SUPPORTED, Cell, cells_of
 from .trials import RAISES, RIGHT, Tried
 

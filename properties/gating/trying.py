@@ -24,7 +24,7 @@ from ..ledger import Ledger
 from ..machine import cores
 from ..only import Only
 from ..pools import open_pool
-from ..quarry import Address, DeviceLostError, HarnessError, probe_device, verdict_of
+from ..requests import Address, DeviceLostError, HarnessError, probe_device, verdict_of
 from ..verdict import Verdict
 from .cells import SUPPORTED, Cell
 from .grouping import Choice, Group, groups_of

@@ -16,8 +16,8 @@ from kernelproof.ci.bump.asking import Asker
 from kernelproof.ci.cli import main
 from kernelproof.ci.errors import UsageRefusedError
 from kernelproof.properties.outcome import Outcome
-from kernelproof.properties.quarry import Address
 from kernelproof.properties.report import ImplementationReport
+from kernelproof.properties.requests import Address
 
 OURS = "import sys\n__version__, BROKEN = {version!r}, {broken}\n"
 # Its packages are made for its interpreter: no other may import them.

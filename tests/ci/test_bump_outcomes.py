@@ -21,7 +21,7 @@ from kernelproof.properties.corpus import Case
 from kernelproof.properties.ledger import Ledger
 from kernelproof.properties.outcome import Outcome, describe_exit
 from kernelproof.properties.profiles import PROFILES
-from kernelproof.properties.quarry import Address
+from kernelproof.properties.requests import Address
 from kernelproof.properties.verdict import PASS, Verdict
 from kernelproof.reference import MergeProblem
 

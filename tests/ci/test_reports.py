@@ -30,7 +30,7 @@ from kernelproof.properties.report import (
     LawReport,
     RunReport,
 )
-from kernelproof.properties.telling import compact
+from kernelproof.properties.text import compact
 from kernelproof.properties.verdict import Verdict
 from kernelproof.reference import AttentionProblem, MergeProblem
 

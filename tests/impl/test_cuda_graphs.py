@@ -14,7 +14,7 @@ from kernelproof.impl.cuda_graphs import GRAPHS_KEPT, Recorded, Replays, padded,
 from kernelproof.impl.triton_attention_keys import compile_key
 from kernelproof.impl.triton_graphs import Buffers, paged_graph
 from kernelproof.properties.isolation import Deadlines, Worker
-from kernelproof.properties.quarry import verdict_of
+from kernelproof.properties.requests import verdict_of
 from kernelproof.reference import AttentionProblem, build_metadata, materialise, oracle
 from kernelproof.reference.inputs import PagedAttentionInputs
 

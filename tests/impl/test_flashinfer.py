@@ -20,7 +20,7 @@ from kernelproof.impl.triton_interpreter import LoopVariable, castable_loop_vari
 from kernelproof.properties.isolation import Deadlines, Worker, WorkerPool
 from kernelproof.properties.judge import HANDLER
 from kernelproof.properties.ledger import load_ledger
-from kernelproof.properties.quarry import verdict_of
+from kernelproof.properties.requests import verdict_of
 from kernelproof.properties.verdict import Verdict
 from kernelproof.reference import AttentionProblem, MergeProblem, Problem
 

@@ -14,7 +14,7 @@ from kernelproof.impl.flashinfer_trace import template
 from kernelproof.impl.moe_layouts import both_biases
 from kernelproof.impl.optional import missing
 from kernelproof.properties.isolation import Deadlines, Worker
-from kernelproof.properties.quarry import verdict_of
+from kernelproof.properties.requests import verdict_of
 from kernelproof.reference import MoEProblem, RouteProblem, Routing, materialise, oracle
 from kernelproof.reference.moe_inputs import MoEInputs, RouteInputs
 

@@ -15,7 +15,7 @@ from kernelproof.impl import BUILT_IN, Target, UnsupportedError, find_implementa
 from kernelproof.impl.triton_attention import native_dot
 from kernelproof.impl.triton_attention_call import check_divisor
 from kernelproof.properties.isolation import Deadlines, Worker
-from kernelproof.properties.quarry import verdict_of
+from kernelproof.properties.requests import verdict_of
 from kernelproof.properties.verdict import Verdict
 from kernelproof.reference import (
     AttentionProblem,

@@ -12,7 +12,7 @@ import pytest
 from kernelproof.impl.optional import missing
 from kernelproof.impl.triton_moe_sort import most_blocks
 from kernelproof.properties.isolation import Deadlines, Worker
-from kernelproof.properties.quarry import verdict_of
+from kernelproof.properties.requests import verdict_of
 from kernelproof.properties.verdict import Verdict
 from kernelproof.reference import MoEProblem, Problem, RouteProblem
 from kernelproof.reference.activations import ACTIVATIONS

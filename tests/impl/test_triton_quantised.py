@@ -13,7 +13,7 @@ import pytest
 
 from kernelproof.impl import Target, find_implementation
 from kernelproof.properties.isolation import Deadlines, Worker
-from kernelproof.properties.quarry import verdict_of
+from kernelproof.properties.requests import verdict_of
 from kernelproof.properties.verdict import Verdict
 from kernelproof.reference import AttentionProblem, Problem
 from kernelproof.reference.cache_names import INTERLEAVED, KV_CACHES

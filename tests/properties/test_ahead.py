@@ -22,8 +22,9 @@ from kernelproof.properties.isolation import Deadlines, Outcome, Worker, WorkerP
 from kernelproof.properties.laws import find_law
 from kernelproof.properties.ledger import Entry
 from kernelproof.properties.profiles import Profile
-from kernelproof.properties.quarry import Address, Quarry
+from kernelproof.properties.quarry import Quarry
 from kernelproof.properties.report import LawReport
+from kernelproof.properties.requests import Address
 from kernelproof.properties.verdict import Verdict
 from kernelproof.reference import AttentionProblem, Problem, problem_from_json
 

@@ -14,8 +14,8 @@ from kernelproof.properties import building
 from kernelproof.properties.building import MAX_JOBS, Builder
 from kernelproof.properties.isolation import Deadlines, Outcome
 from kernelproof.properties.modules import Module
-from kernelproof.properties.quarry import Address, DeviceLostError
 from kernelproof.properties.report import ImplementationReport
+from kernelproof.properties.requests import Address, DeviceLostError
 from kernelproof.reference import AttentionProblem
 
 

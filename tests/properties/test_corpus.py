@@ -26,9 +26,10 @@ from kernelproof.properties.ledger import Entry, Ledger, LedgerError, load_ledge
 from kernelproof.properties.plan import Plan
 from kernelproof.properties.profiles import Profile
 from kernelproof.properties.progress import Progress
-from kernelproof.properties.quarry import Address, DeviceLostError, Quarry
+from kernelproof.properties.quarry import Quarry
 from kernelproof.properties.replays import judge_stored
 from kernelproof.properties.report import Finding, ImplementationReport, LawReport
+from kernelproof.properties.requests import Address, DeviceLostError
 from kernelproof.properties.surveying import Choices
 from kernelproof.properties.verdict import Verdict
 from kernelproof.reference import AttentionProblem, MergeProblem, Problem

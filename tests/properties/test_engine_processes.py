@@ -25,8 +25,8 @@ from kernelproof.properties.ledger import Ledger
 from kernelproof.properties.plan import Plan
 from kernelproof.properties.profiles import PROFILES, Profile
 from kernelproof.properties.progress import Progress
-from kernelproof.properties.quarry import DeviceLostError
 from kernelproof.properties.report import Finding, ImplementationReport, LawReport, RunReport
+from kernelproof.properties.requests import DeviceLostError
 from kernelproof.properties.surveying import Choices
 from kernelproof.properties.telling import told
 from kernelproof.reference import AttentionProblem, MergeProblem

@@ -10,7 +10,8 @@ import kernelproof
 from kernelproof.properties.axes import Axes
 from kernelproof.properties.hanging import stuck_in, stuck_in_launch
 from kernelproof.properties.laws import find_law
-from kernelproof.properties.quarry import Address, Quarry
+from kernelproof.properties.quarry import Quarry
+from kernelproof.properties.requests import Address
 from kernelproof.reference import AttentionProblem
 
 HERE = Path(kernelproof.__file__).parent

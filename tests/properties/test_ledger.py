@@ -17,7 +17,7 @@ from kernelproof.properties.isolation import Deadlines, Worker, WorkerPool
 from kernelproof.properties.judge import HANDLER
 from kernelproof.properties.laws import LAWS, laws_of
 from kernelproof.properties.ledger import Entry, Ledger, LedgerError, load_ledger, read_case
-from kernelproof.properties.quarry import verdict_of
+from kernelproof.properties.requests import verdict_of
 from kernelproof.properties.verdict import Verdict
 from kernelproof.reference import AttentionProblem, MergeProblem, Problem, RouteProblem
 

@@ -28,8 +28,8 @@ from kernelproof.properties.modules import (
 )
 from kernelproof.properties.plan import Plan
 from kernelproof.properties.profiles import PROFILES, asked_for
-from kernelproof.properties.quarry import Address
 from kernelproof.properties.report import ImplementationReport
+from kernelproof.properties.requests import Address
 from kernelproof.properties.strategies import problems
 from kernelproof.reference import AttentionProblem, Problem
 

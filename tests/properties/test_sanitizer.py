@@ -19,7 +19,7 @@ from kernelproof.properties.ledger import Ledger
 from kernelproof.properties.outcome import Outcome
 from kernelproof.properties.plan import Plan
 from kernelproof.properties.profiles import Profile
-from kernelproof.properties.quarry import verdict_of
+from kernelproof.properties.requests import verdict_of
 from kernelproof.properties.verdict import PASS
 
 SUBJECTS = Path(__file__).with_name("engine_subjects.py")

@@ -15,7 +15,7 @@ from kernelproof.properties.isolation import Deadlines, Worker, WorkerPool
 from kernelproof.properties.judge import HANDLER
 from kernelproof.properties.laws import LAWS, Law, find_law, laws_of
 from kernelproof.properties.profiles import PROFILES
-from kernelproof.properties.quarry import verdict_of
+from kernelproof.properties.requests import verdict_of
 from kernelproof.properties.rounds import Enough, draw_round, most_rounds, seed_of_round
 from kernelproof.properties.seeded import BUGS, CATALOGUE, HONEST, PROCESS_CONTROLS, SeededBug
 from kernelproof.properties.subject import Stop, Subject
