@@ -14,21 +14,21 @@ import click
 from click.core import ParameterSource
 
 from .. import __version__
-from ..properties.masking import masked
-from ..properties.sanitizer import TOOLS
-from .bench import bench
+from ..properties.findings.redaction import masked
+from ..properties.isolation.sanitizer import TOOLS
+from .bench.command import bench
 from .bump.merge_command import merge
 from .bump.options import BUMP_ONLY, NOT_OF_BUMP, bump_options
-from .errors import INTERRUPTED, MACHINE
-from .evidence_command import evidence
-from .ledger_command import corpus, expectations
-from .outputs import refuse_shared_files
-from .run_options import CASES, DEVICES, OUTPUT, run_options
-from .score import score
-from .support import support
+from .check.run_options import CASES, DEVICES, OUTPUT, run_options
+from .console.errors import INTERRUPTED, MACHINE
+from .console.outputs import refuse_shared_files
+from .evidence.command import evidence
+from .ledger.command import corpus, expectations
+from .score.command import score
+from .support.command import support
 
 if TYPE_CHECKING:
-    from .gating import GatingRequest
+    from .check.gating_command import GatingRequest
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -90,7 +90,7 @@ def check(
     if rules is not None:
         message = "--rules goes with --gating"
         raise click.UsageError(message)
-    from .checking import Request, examine
+    from .check.checking import Request, examine
 
     return examine(Request(implementations, operation=operation, **options, command=_command()))
 
@@ -119,10 +119,10 @@ def gate(
     """
     refuse_shared_files()
     from ..impl.registry import registered
-    from .checking import Request, examine
+    from .check.checking import Request, examine
 
     if baseline_from or candidate_from:
-        from .requirement_pins import side
+        from .releases.requirement_pins import side
 
         baseline = side("baseline", baseline, baseline_from)
         candidate = side("candidate", candidate, candidate_from)
@@ -136,7 +136,7 @@ def gate(
     request = Request(registered(), gate=True, **options, command=_command())
     if not gating:
         return examine(request)
-    from .gate import gate_both
+    from .check.gate import gate_both
 
     return gate_both(request, _gating_request(request.implementations))
 
@@ -165,7 +165,7 @@ def replay(
     release: str | None,
 ) -> int:
     """Judge one case again: exit 1 if it still fails, 0 if it passes."""
-    from .replaying import replay_case
+    from .check.replaying import replay_case
 
     return replay_case(
         case, device=device, implementation=implementation, deadline=deadline, release=release
@@ -184,10 +184,10 @@ def replay(
 def list_command(device: str, markdown_path: Path | None, *, as_json: bool) -> int:
     """List implementations (and why one cannot run here), laws and profiles."""
     if markdown_path is not None:
-        from .law_book import write_law_book
+        from .check.law_book import write_law_book
 
         return write_law_book(markdown_path)
-    from .listing import print_list
+    from .check.listing import print_list
 
     return print_list(device, as_json=as_json)
 
@@ -238,7 +238,7 @@ GATING_OPTIONS = (
 def _try_gating(implementations: Sequence[str], rules: Path | None) -> int:
     """Try the support table, with the options of the command that is running."""
     from ..impl.registry import registered
-    from .gating import try_gating
+    from .check.gating_command import try_gating
 
     context = click.get_current_context()
     allowed = {"implementations", "gating", "rules", "only", *GATING_OPTIONS}
@@ -254,7 +254,7 @@ def _try_gating(implementations: Sequence[str], rules: Path | None) -> int:
 def _gating_request(
     implementations: Sequence[str], rules: Path | None = None, only: tuple[str, ...] = ()
 ) -> GatingRequest:
-    from .gating import GatingRequest
+    from .check.gating_command import GatingRequest
 
     given = click.get_current_context().params
     return GatingRequest(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from sphinx.application import Sphinx
 
-from kernelproof.ci.bump.page import to_page
-from kernelproof.ci.bump.reading import read_report
+from kernelproof.ci.bump.report.page import to_page
+from kernelproof.ci.bump.report.reading import read_report
 
 _ROOT = Path(__file__).resolve().parents[1]
 _VERSION = re.search(r'^__version__ = "(.+)"$', (_ROOT / "__init__.py").read_text(), re.MULTILINE)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..reference import Arithmetic, AttentionOutput
     from .protocol import OPERATIONS, Implementation, implementation
     from .registry import BUILT_IN, ImplementationNotFoundError, find_implementation
-    from .target import Target, UnsupportedError
+    from .targets.target import Target, UnsupportedError
 
 __all__ = [
     "BUILT_IN",
@@ -37,8 +37,8 @@ _HOMES = {
     "BUILT_IN": ".registry",
     "ImplementationNotFoundError": ".registry",
     "find_implementation": ".registry",
-    "Target": ".target",
-    "UnsupportedError": ".target",
+    "Target": ".targets.target",
+    "UnsupportedError": ".targets.target",
 }
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..reference import AttentionProblem, MoEProblem, Problem
-from ..reference.cache_names import INTERLEAVED
-from ..reference.kv_format import NVFP4
+from ..reference.formats.kv_format import NVFP4
+from ..reference.problems.cache_names import INTERLEAVED
 
 MOE_FEATURES = (
     "moe_biases",

@@ -10,9 +10,9 @@ from typing import Protocol as Typing
 import torch
 
 from ..reference import Arithmetic, Problem
-from .backends import BACKENDS
 from .features import FEATURES, GATE, NOT_NAMED, drawn_features
-from .target import Target
+from .targets.backends import BACKENDS
+from .targets.target import Target
 
 OPERATIONS = (
     "paged_attention",
@@ -187,11 +187,11 @@ def implementation(
 
     Args:
         operation: one of ``OPERATIONS``. The function takes one record whose attributes are the
-            oracle's parameters (``kernelproof.reference.inputs``) and ``out_dtype``, and returns
-            what the oracle returns: AttentionOutput or a tuple (out, lse) with a natural-log lse
-            that may be None; (k_cache, v_cache) for append_paged_kv; a BatchMetadata, or any
-            object with its attributes, for build_metadata; Routing or a tuple (topk_ids,
-            topk_weights) for route; a tensor [tokens, hidden] for moe.
+            oracle's parameters (``kernelproof.reference.tensors.inputs``) and ``out_dtype``; it
+            returns what the oracle returns: AttentionOutput or a tuple (out, lse) with a
+            natural-log lse that may be None; (k_cache, v_cache) for append_paged_kv; a
+            BatchMetadata, or any object with its attributes, for build_metadata; Routing or a
+            tuple (topk_ids, topk_weights) for route; a tensor [tokens, hidden] for moe.
         name: how reports call it; unique within a run.
         supports: ``supports(problem, target)`` gives True, or the reason why not. It must be a
             pure function: the suite also probes it to learn which problems to draw.

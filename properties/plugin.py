@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kernelproof.properties.gpus import processes_for, share_of, visible_devices
-from kernelproof.properties.machine import cores
-from kernelproof.properties.profiles import PROFILES
-from kernelproof.properties.sharing import REFUSAL, SuiteRefusedError
-from kernelproof.properties.tally import Tally
+from kernelproof.properties.collection.summary import Tally
+from kernelproof.properties.collection.xdist_lock import REFUSAL, SuiteRefusedError
+from kernelproof.properties.isolation.gpus import processes_for, share_of, visible_devices
+from kernelproof.properties.isolation.machine import cores
+from kernelproof.properties.space.profiles import PROFILES
 
 if TYPE_CHECKING:
-    from kernelproof.properties.conformance import Suite
+    from kernelproof.properties.collection.conformance import Suite
 
 CASES = Path(".kernelproof", "cases")
 PACKAGE = Path(__file__).resolve().parent
@@ -114,7 +114,7 @@ def pytest_configure(config: pytest.Config) -> None:
         tally = Tally(tuple(config.getoption("kernelproof_impl")))
         config.pluginmanager.register(tally, "kernelproof-tally")
     if config.getoption("hypothesis_profile", None) in PROFILES:
-        from kernelproof.properties.settings import register_profiles
+        from kernelproof.properties.space.hypothesis_settings import register_profiles
 
         register_profiles()
 
@@ -157,10 +157,10 @@ def suite_of(config: pytest.Config) -> Suite:
         SuiteRefusedError: it cannot run as it was asked to.
     """
     if _suite not in config.stash:
-        from kernelproof.properties.conformance import Suite
-        from kernelproof.properties.examples import shared_examples
-        from kernelproof.properties.settings import register_profiles
-        from kernelproof.properties.surveying import Choices
+        from kernelproof.properties.collection.conformance import Suite
+        from kernelproof.properties.collection.surveying import Choices
+        from kernelproof.properties.search.examples import shared_examples
+        from kernelproof.properties.space.hypothesis_settings import register_profiles
 
         register_profiles()
         device = config.getoption("kernelproof_device")

@@ -9,16 +9,16 @@ import pytest
 from kernelproof import __version__
 
 if TYPE_CHECKING:
-    from kernelproof.properties.conformance import Suite
-    from kernelproof.properties.items import Item
+    from kernelproof.properties.collection.conformance import Suite
+    from kernelproof.properties.collection.items import Item
 
 
 def _suite(config: pytest.Config) -> Suite:
     if not config.pluginmanager.hasplugin("kernelproof"):
         message = "the pytest plugin of Kernelproof is not loaded: add -p kernelproof"
         raise pytest.Collector.CollectError(message)
+    from kernelproof.properties.collection.xdist_lock import SuiteRefusedError
     from kernelproof.properties.plugin import suite_of
-    from kernelproof.properties.sharing import SuiteRefusedError
 
     try:
         return suite_of(config)

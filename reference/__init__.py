@@ -5,28 +5,15 @@ It imports torch and the standard library, nothing else. The default arithmetic 
 
 from __future__ import annotations
 
-from .activations import ACTIVATIONS
-from .append import append_paged_kv, append_paged_nvfp4
-from .arithmetic import UNIT_ROUNDOFF, Arithmetic, unit_roundoff
-from .attention import AttentionOutput, paged_attention, ragged_attention
-from .bounds import attention_error_bound, ragged_attention_error_bound
-from .expert_weights import MatrixFormat, QuantizedMatrix
-from .kv_format import KVCacheFormat
-from .materialise import materialise
-from .merge import merge_error_bound, merge_states
-from .metadata import BatchMetadata, build_metadata
-from .moe import moe
-from .moe_bounds import moe_error_bound
-from .moe_problems import MoEProblem, RouteProblem
-from .phases import slice_phases, split_decodes_and_prefills
-from .problem_json import problem_from_json
-from .problems import (
-    AttentionProblem,
-    MergeProblem,
-    MetadataProblem,
-    Problem,
-)
-from .quantization import (
+from .attention.append import append_paged_kv, append_paged_nvfp4
+from .attention.bounds import attention_error_bound, ragged_attention_error_bound
+from .attention.definition import AttentionOutput, paged_attention, ragged_attention
+from .attention.merge import merge_error_bound, merge_states
+from .attention.metadata import BatchMetadata, build_metadata
+from .attention.phases import slice_phases, split_decodes_and_prefills
+from .formats.arithmetic import UNIT_ROUNDOFF, Arithmetic, unit_roundoff
+from .formats.kv_format import KVCacheFormat
+from .formats.quantization import (
     MXTensor,
     NVFP4Tensor,
     deinterleave_v_scales,
@@ -47,9 +34,17 @@ from .quantization import (
     unpack_e2m1,
     unswizzle_scales_128x4,
 )
-from .routing import Routing, route
-from .routing_bounds import RoutingComparison, compare_routing
-from .routing_methods import METHODS, ROUTING_NAMES
+from .moe.activations import ACTIVATIONS
+from .moe.bounds import moe_error_bound
+from .moe.definition import moe
+from .moe.routing import Routing, route
+from .moe.routing_bounds import RoutingComparison, compare_routing
+from .moe.routing_methods import METHODS, ROUTING_NAMES
+from .moe.weights import MatrixFormat, QuantizedMatrix
+from .problems.from_json import problem_from_json
+from .problems.moe import MoEProblem, RouteProblem
+from .problems.others import AttentionProblem, MergeProblem, MetadataProblem, Problem
+from .tensors.materialise import materialise
 
 __all__ = [
     "ACTIVATIONS",

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import torch
 
-from .append import append_paged_kv
-from .arithmetic import Arithmetic
-from .attention import AttentionOutput, paged_attention, ragged_attention
-from .bounds import Judged, Values, judge, value_dtype
-from .experts import MoEOptions, checked_call
-from .inputs import (
+from .attention.append import append_paged_kv
+from .attention.bounds import Judged, Values, judge, value_dtype
+from .attention.definition import AttentionOutput, paged_attention, ragged_attention
+from .attention.merge import merge_error_bound, merge_states
+from .attention.metadata import BatchMetadata, build_metadata
+from .attention.options import Options
+from .attention.requests import paged_call, ragged_call
+from .formats.arithmetic import Arithmetic
+from .formats.kv_format import stored_head_dim
+from .moe.bounds import JudgedMoE, judge_moe
+from .moe.calls import MoEOptions, checked_call
+from .moe.definition import moe
+from .moe.routing import Routing, route
+from .moe.routing_bounds import RoutingComparison, compare_routing
+from .tensors.inputs import (
     AppendInputs,
     AttentionInputs,
     MergeInputs,
     MetadataInputs,
     PagedAttentionInputs,
 )
-from .kv_format import stored_head_dim
-from .merge import merge_error_bound, merge_states
-from .metadata import BatchMetadata, build_metadata
-from .moe import moe
-from .moe_bounds import JudgedMoE, judge_moe
-from .moe_inputs import MoEInputs, RouteInputs
-from .options import Options
-from .requests import paged_call, ragged_call
-from .routing import Routing, route
-from .routing_bounds import RoutingComparison, compare_routing
+from .tensors.moe_inputs import MoEInputs, RouteInputs
 
 
 def attention(inputs: AttentionInputs) -> AttentionOutput:

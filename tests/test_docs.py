@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from kernelproof.ci.law_book import law_book
+from kernelproof.ci.check.law_book import law_book
+from kernelproof.properties.findings.ledger import load_ledger
 from kernelproof.properties.laws import LAWS
-from kernelproof.properties.ledger import load_ledger
-from kernelproof.reference.moe_problems import ASSIGNMENTS, MOE_REGIMES, ROUTE_REGIMES
-from kernelproof.reference.problems import ATTENTION_REGIMES
+from kernelproof.reference.problems.moe import ASSIGNMENTS, MOE_REGIMES, ROUTE_REGIMES
+from kernelproof.reference.problems.others import ATTENTION_REGIMES
 
 DOCS = Path(__file__).parents[1] / "docs"
 

@@ -43,7 +43,7 @@ TOP_LEVEL = {
 }
 
 # What a worker process loads, and what no such process may pay for or be changed by.
-IN_THE_WORKER = ["isolation", "judge", "laws", "worker"]
+IN_THE_WORKER = ["isolation.workers", "isolation.worker_main", "laws", "worker.tasks"]
 NOT_IN_THE_WORKER = {"click", "hypothesis", "pytest", "rich"}
 
 

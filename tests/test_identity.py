@@ -45,9 +45,9 @@ def test_loaded_once():
     homes = [
         name
         for name, module in list(sys.modules.items())
-        if (getattr(module, "__file__", None) or "").endswith("reference/metadata.py")
+        if (getattr(module, "__file__", None) or "").endswith("reference/attention/metadata.py")
     ]
-    assert homes == ["kernelproof.reference.metadata"]
+    assert homes == ["kernelproof.reference.attention.metadata"]
 
 
 def test_from_the_right_place():
@@ -61,9 +61,9 @@ def pytest_sessionfinish(session):
     homes = [
         name
         for name, module in list(sys.modules.items())
-        if (getattr(module, "__file__", None) or "").endswith("reference/metadata.py")
+        if (getattr(module, "__file__", None) or "").endswith("reference/attention/metadata.py")
     ]
-    assert homes == ["kernelproof.reference.metadata"], homes
+    assert homes == ["kernelproof.reference.attention.metadata"], homes
 """
 
 

@@ -15,35 +15,23 @@ from pathlib import Path
 from typing import Any
 
 from ...impl import Target, UnsupportedError
-from ...impl.capability import CHIPS
 from ...impl.registry import BUILT_IN, registered
-from ...properties.expectations import read_expectations
-from ...properties.files import dumps, write_text
-from ...properties.gpus import processes_for, visible_devices
-from ...properties.ledger import LedgerError
-from ...properties.machine import cores
-from ...properties.profiles import PROFILES
-from ..asked import check_implementations, check_laws, corpus_of, only_of
-from ..errors import INTERRUPTED, MachineError, UsageRefusedError
-from ..outputs import prepare_outputs
-from ..summary import SUITE_FAILED
-from ..support import chips_of
-from ..terminal import console
-from .compiled import Compilation
-from .display import print_report
-from .evidence import kept
-from .findings import Chip
-from .identity import identity_of
-from .journal import Journal, JournalError
-from .junit import to_junit
-from .learned import Learned
-from .markdown import to_markdown
-from .page import to_page
-from .plan import MODULES, SOAK_ON_CPU, Plan
-from .policy import Policy, PolicyError, load_policy
-from .releases import BASELINE, CANDIDATE, SIDES
-from .report import refused, to_json
-from .running import (
+from ...impl.targets.capability import CHIPS
+from ...properties.findings.expectations import read_expectations
+from ...properties.findings.files import dumps, write_text
+from ...properties.findings.ledger import LedgerError
+from ...properties.isolation.gpus import processes_for, visible_devices
+from ...properties.isolation.machine import cores
+from ...properties.space.profiles import PROFILES
+from ..console.errors import INTERRUPTED, MachineError, UsageRefusedError
+from ..console.outputs import prepare_outputs
+from ..console.selection import check_implementations, check_laws, corpus_of, only_of
+from ..console.terminal import console
+from ..reports.summary import SUITE_FAILED
+from ..support.command import chips_of
+from .behaviour.comparison_state import Learned
+from .behaviour.compiled import Compilation
+from .behaviour.running import (
     BEHAVIOUR,
     PARTS,
     SPEED,
@@ -53,10 +41,22 @@ from .running import (
     find_both,
     read_declarations,
 )
-from .watching import progress
+from .behaviour.watching import progress
+from .report.contents import refused, to_json
+from .report.display import print_report
+from .report.evidence import kept
+from .report.junit import to_junit
+from .report.markdown import to_markdown
+from .report.page import to_page
+from .sides.identity import identity_of
+from .sides.journal import Journal, JournalError
+from .sides.plan import MODULES, SOAK_ON_CPU, Plan
+from .sides.releases import BASELINE, CANDIDATE, SIDES
+from .verdicts.findings import Chip
+from .verdicts.policy import Policy, PolicyError, load_policy
 
 JOURNALS = Path(".kernelproof", "gate")
-OURS = "kernelproof.impl.flashinfer_"
+OURS = "kernelproof.impl.flashinfer."
 """How modules of adapters to FlashInfer begin: the others are the same code with any release."""
 MOST_JOBS = 4
 

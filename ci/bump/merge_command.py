@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from ..errors import UsageRefusedError
-from ..outputs import refuse_shared_files
+from ..console.errors import UsageRefusedError
+from ..console.outputs import refuse_shared_files
 
 OUTPUT = click.Path(dir_okay=False, path_type=Path)
 
@@ -35,8 +35,8 @@ def merge(
     """
     refuse_shared_files()
     from .command import tell
-    from .merging import merge as joined
-    from .policy import PolicyError, load_policy
+    from .report.merging import merge as joined
+    from .verdicts.policy import PolicyError, load_policy
 
     try:
         chosen = load_policy(policy) if policy is not None else None

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..capability import CHIPS
+from ..targets.capability import CHIPS
 from .schema import SCHEMA
 
 __all__ = ["SCHEMA", "DeclarationsError", "declarations"]
@@ -50,7 +50,7 @@ def declarations(
     """Collect what the release of FlashInfer in a folder declares.
 
     Args:
-        folder: holds the package ``flashinfer``, see ``kernelproof.ci.sandboxes``.
+        folder: holds the package ``flashinfer``, see ``kernelproof.ci.releases.sandboxes``.
         chips: that are asked about, compute capability times ten.
         deadline: in seconds.
         executable: interpreter that imports it; another than this one needs its own ``sys_path``.

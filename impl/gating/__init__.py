@@ -7,9 +7,9 @@ evidence and what to use instead; ``require`` raises where it is not. The rules 
 
 from __future__ import annotations
 
-from ..backends import BACKENDS
-from ..capability import CHIPS, capability_name, parse_capability
-from ..target import Target, UnsupportedError
+from ..targets.backends import BACKENDS
+from ..targets.capability import CHIPS, capability_name, parse_capability
+from ..targets.target import Target, UnsupportedError
 from .book import RuleBook
 from .decision import Decision, decide, require
 from .explanation import explain

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from ..backends import BACKENDS
-from ..target import Target
+from ..targets.backends import BACKENDS
+from ..targets.target import Target
 from .feature import Feature
 from .rules import Rule, compiled, parse_version, version_matches
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from ..capability import capability_name
-from ..target import Target, UnsupportedError
+from ..targets.capability import capability_name
+from ..targets.target import Target, UnsupportedError
 from .book import Index, RuleBook, index_of
 from .evidence import level_of, level_of_refusal
 from .explanation import why_unknown

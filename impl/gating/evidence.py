@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from ...fixtures import EVIDENCE
-from ..compile_evidence import COMPILED, read_evidence
-from ..target import Target
+from ..targets.target import Target
+from .compile_evidence import COMPILED, read_evidence
 from .feature import Feature
 from .tried import NOT_RUN, RIGHT, Record, last_seen, read_gating
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from packaging.specifiers import SpecifierSet
 
-from ..capability import CHIPS, capability_name
-from ..target import Target
+from ..targets.capability import CHIPS, capability_name
+from ..targets.target import Target
 from .book import FLASHINFER_BACKENDS, RuleBook
 from .feature import AUTO, Feature
 from .reading import load_rules

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ..backends import BACKENDS
+from ..targets.backends import BACKENDS
 
 OPERATIONS = (
     "paged_attention",

@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from ...fixtures import SUPPORT
-from ..backends import BACKENDS
-from ..capability import parse_capability
+from ..targets.backends import BACKENDS
+from ..targets.capability import parse_capability
 from .book import RuleBook
 from .feature import CHOICES, INTEGERS, OPERATIONS, SWITCHES
 from .rules import CALLED, EVIDENCE, PACKAGES, Rule, parse_version

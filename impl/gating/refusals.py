@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..target import Target
+from ..targets.target import Target
 from .book import RuleBook, index_of
 from .feature import Feature, with_fields
 from .reading import load_rules

@@ -11,7 +11,7 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from ..target import Target
+from ..targets.target import Target
 from .feature import Feature
 
 EVIDENCE = ("declared", "reported", "compiled", "run")

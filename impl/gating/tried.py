@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..target import Target
+from ..targets.target import Target
 from .book import RuleBook
 from .feature import Feature
 from .reading import load_rules

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
-from ...impl import capability, target
 from ...impl.gating import Feature, Rule, RuleBook, Target, book, decision, rules
+from ...impl.targets import capability, target
 
 Patch = Callable[[Any, str, Any], None]
 """Sets an attribute until the wrong gate is taken away."""

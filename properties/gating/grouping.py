@@ -9,9 +9,9 @@ from typing import Any
 from ...impl import Target
 from ...impl.gating import RuleBook
 from ...reference import AttentionProblem, Problem
-from ..isolation import Deadlines, Worker
-from ..only import Only, meets, told
-from ..requests import Address, HarnessError, verdict_of
+from ..isolation.workers import Deadlines, Worker
+from ..space.restrictions import Only, meets, told
+from ..worker.requests import Address, HarnessError, verdict_of
 from .cells import SUPPORTED, Cell, cells_of
 from .trials import RAISES, RIGHT, Tried
 

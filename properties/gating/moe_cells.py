@@ -8,8 +8,8 @@ from typing import Any
 
 from ...impl.features import QUANTISED_WEIGHTS
 from ...reference import METHODS, MoEProblem, Problem, RouteProblem
-from ...reference.activations import ACTIVATIONS
-from ..moe_axes import QUANTISATION
+from ...reference.moe.activations import ACTIVATIONS
+from ..space.moe_axes import QUANTISATION
 
 DTYPES = ("bfloat16", "float16", "float32")
 GROUPED = "deepseek_v3"

@@ -9,8 +9,8 @@ from typing import Any
 
 from ...impl.gating import Feature
 from ...impl.gating.rules import CALLED
-from ..isolation import Outcome
-from ..verdict import Verdict
+from ..isolation.workers import Outcome
+from ..verdicts.verdict import Verdict
 from .cells import SUPPORTED, Cell
 
 RAISES, WRONG, CRASHES, HANGS, RIGHT = CALLED

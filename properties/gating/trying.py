@@ -18,14 +18,14 @@ from ...impl import Target
 from ...impl.gating import RuleBook
 from ...impl.protocol import EVERY_RULE
 from ...reference import Problem
-from ..building import BUILD_DEADLINES, compilers, limited_to
-from ..isolation import Deadlines, Worker
-from ..ledger import Ledger
-from ..machine import cores
-from ..only import Only
-from ..pools import open_pool
-from ..requests import Address, DeviceLostError, HarnessError, probe_device, verdict_of
-from ..verdict import Verdict
+from ..findings.ledger import Ledger
+from ..isolation.machine import cores
+from ..isolation.workers import Deadlines, Worker
+from ..search.building import BUILD_DEADLINES, compilers, limited_to
+from ..space.restrictions import Only
+from ..verdicts.verdict import Verdict
+from ..worker.pools import open_pool
+from ..worker.requests import Address, DeviceLostError, HarnessError, probe_device, verdict_of
 from .cells import SUPPORTED, Cell
 from .grouping import Choice, Group, groups_of
 from .trials import (

@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 
 from ...reference import AttentionProblem, oracle
-from ...reference.inputs import AppendInputs
-from ..comparison import bitwise, fail, same_bits, worse
-from ..subject import Stop, Subject
-from ..verdict import VACUOUS, Verdict
+from ...reference.tensors.inputs import AppendInputs
+from ..verdicts.comparison import bitwise, fail, same_bits, worse
+from ..verdicts.subject import Stop, Subject
+from ..verdicts.verdict import VACUOUS, Verdict
 from .law import APPEND, Law
 
 Caches = tuple[torch.Tensor, torch.Tensor]

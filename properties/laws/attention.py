@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from ...reference import AttentionOutput, AttentionProblem
-from ...reference.cache_names import multiples_of
-from ...reference.inputs import PagedAttentionInputs
-from ..comparison import Result, agree, fail
-from ..subject import Subject
-from ..verdict import VACUOUS, Verdict
+from ...reference.problems.cache_names import multiples_of
+from ...reference.tensors.inputs import PagedAttentionInputs
+from ..verdicts.comparison import Result, agree, fail
+from ..verdicts.subject import Subject
+from ..verdicts.verdict import VACUOUS, Verdict
 from .general import run, run_on, same_result
 from .law import ATTENTION, PAGED, Law
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from ...impl.cuda_graphs import with_rows
+from ...impl.gpu.cuda_graphs import with_rows
 from ...reference import AttentionProblem, BatchMetadata, build_metadata
-from ...reference.inputs import PagedAttentionInputs, RaggedAttentionInputs
-from ...reference.placement import block_table
-from ...reference.problem_base import DTYPES
-from ...reference.problems import MAX_SEQ_LEN
-from ...reference.regimes import custom_mask_values
-from ..subject import Subject
+from ...reference.problems.base import DTYPES
+from ...reference.problems.others import MAX_SEQ_LEN
+from ...reference.tensors.inputs import PagedAttentionInputs, RaggedAttentionInputs
+from ...reference.tensors.placement import block_table
+from ...reference.tensors.regimes import custom_mask_values
+from ..verdicts.subject import Subject
 from .general import others
 
 Inputs = PagedAttentionInputs | RaggedAttentionInputs

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import torch
 
 from ...reference import MoEProblem, QuantizedMatrix
-from ...reference.expert_weights import SCALE_BLOCK
-from ...reference.moe_inputs import MoEInputs, map_matrix
-from ...reference.moe_problems import MULTIPLES
-from ...reference.values import bits, stream
-from ..comparison import bitwise, fail, within
-from ..subject import Subject
-from ..verdict import Verdict
+from ...reference.moe.weights import SCALE_BLOCK
+from ...reference.problems.moe import MULTIPLES
+from ...reference.tensors.moe_inputs import MoEInputs, map_matrix
+from ...reference.tensors.values import bits, stream
+from ..verdicts.comparison import bitwise, fail, within
+from ..verdicts.subject import Subject
+from ..verdicts.verdict import Verdict
 from .general import run_on
 
 OF_EXPERTS = ("w13", "w2", "w13_bias", "w2_bias", "alpha", "beta", "limit", "intermediate_scale")

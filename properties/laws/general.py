@@ -16,15 +16,15 @@ from ...reference import (
     RouteProblem,
     oracle,
 )
-from ...reference.bounds import Judged
-from ...reference.inputs import MergeInputs, RaggedAttentionInputs
-from ...reference.kv_format import stored_head_dim
-from ...reference.moe_inputs import MoEInputs, RouteInputs
-from ..comparison import Result, against_oracle, agree, fail, same_bits, worse
-from ..records import outputs_of
-from ..snapshot import Snapshot
-from ..subject import Stop, Subject
-from ..verdict import PASS, VACUOUS, Verdict
+from ...reference.attention.bounds import Judged
+from ...reference.formats.kv_format import stored_head_dim
+from ...reference.tensors.inputs import MergeInputs, RaggedAttentionInputs
+from ...reference.tensors.moe_inputs import MoEInputs, RouteInputs
+from ..verdicts.comparison import Result, against_oracle, agree, fail, same_bits, worse
+from ..verdicts.records import outputs_of
+from ..verdicts.snapshot import Snapshot
+from ..verdicts.subject import Stop, Subject
+from ..verdicts.verdict import PASS, VACUOUS, Verdict
 from .law import ATTENTION, MERGE, MOE, ROUTE, Law
 from .routes import guarded, judge_route
 

@@ -10,10 +10,10 @@ import torch
 
 from ...impl.protocol import GraphSession, Session
 from ...reference import AttentionProblem
-from ...reference.bounds import Judged
-from ..comparison import Result, against_oracle
-from ..subject import Stop, Subject
-from ..verdict import PASS, VACUOUS, Verdict
+from ...reference.attention.bounds import Judged
+from ..verdicts.comparison import Result, against_oracle
+from ..verdicts.subject import Stop, Subject
+from ..verdicts.verdict import PASS, VACUOUS, Verdict
 from .batches import LONGER, OTHER, PLANNED, Batch, batches_of, blind, on_host, tensors
 from .general import judged
 from .law import ATTENTION, Law

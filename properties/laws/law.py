@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..subject import Subject
-from ..verdict import Verdict
+from ..verdicts.subject import Subject
+from ..verdicts.verdict import Verdict
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ import torch
 
 from ...impl.protocol import GraphSession, ScratchSession, Session
 from ...reference import AttentionProblem
-from ...reference.values import choose
-from ..comparison import against_oracle
-from ..subject import Stop, Subject
-from ..verdict import PASS, VACUOUS, Verdict
+from ...reference.tensors.values import choose
+from ..verdicts.comparison import against_oracle
+from ..verdicts.subject import Stop, Subject
+from ..verdicts.verdict import PASS, VACUOUS, Verdict
 from .batches import OTHER, PLANNED, PLANS, Batch, batches_of, blind, described, on_host, tensors
 from .batches import rewrite as rewrite_in_place
 from .general import judged

@@ -14,11 +14,11 @@ from ...reference import (
     ragged_attention,
     unit_roundoff,
 )
-from ...reference.bounds import Judged
-from ...reference.inputs import MergeInputs
-from ..comparison import Result, against_oracle, agree, fail, within, worse
-from ..subject import Stop, Subject
-from ..verdict import VACUOUS, Verdict
+from ...reference.attention.bounds import Judged
+from ...reference.tensors.inputs import MergeInputs
+from ..verdicts.comparison import Result, against_oracle, agree, fail, within, worse
+from ..verdicts.subject import Stop, Subject
+from ..verdicts.verdict import VACUOUS, Verdict
 from .law import MERGE, Law
 
 FLOAT32_LSE = 2.0**-23

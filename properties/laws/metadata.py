@@ -15,11 +15,11 @@ from ...reference import (
     slice_phases,
     split_decodes_and_prefills,
 )
-from ...reference.inputs import MetadataInputs
-from ..comparison import bitwise, fail
-from ..snapshot import Snapshot
-from ..subject import Stop, Subject
-from ..verdict import PASS, VACUOUS, Verdict
+from ...reference.tensors.inputs import MetadataInputs
+from ..verdicts.comparison import bitwise, fail
+from ..verdicts.snapshot import Snapshot
+from ..verdicts.subject import Stop, Subject
+from ..verdicts.verdict import PASS, VACUOUS, Verdict
 from .law import APPEND, METADATA, Law
 
 FIELDS = ("qo_indptr", "paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len", "seq_lens")

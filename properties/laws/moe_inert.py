@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 
 from ...reference import MoEProblem, QuantizedMatrix
-from ...reference.moe_inputs import MoEInputs
-from ...reference.moe_regimes import assignment
-from ...reference.values import bits, stream
-from ..subject import Subject
-from ..verdict import VACUOUS, Verdict
+from ...reference.tensors.moe_inputs import MoEInputs
+from ...reference.tensors.moe_regimes import assignment
+from ...reference.tensors.values import bits, stream
+from ..verdicts.subject import Subject
+from ..verdicts.verdict import VACUOUS, Verdict
 from .expert_calls import answer, result, same
 from .law import MOE, Law
 

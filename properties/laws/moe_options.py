@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from ...reference import MoEProblem, QuantizedMatrix
-from ...reference.expert_weights import SCALE_BLOCK, checked_matrix
-from ...reference.moe_inputs import MoEInputs
-from ..comparison import fail
-from ..subject import Subject
-from ..verdict import VACUOUS, Verdict
+from ...reference.moe.weights import SCALE_BLOCK, checked_matrix
+from ...reference.tensors.moe_inputs import MoEInputs
+from ..verdicts.comparison import fail
+from ..verdicts.subject import Subject
+from ..verdicts.verdict import VACUOUS, Verdict
 from .expert_calls import answer, guarded, result, same, with_rows
 from .general import run_on
 from .law import MOE, Law

@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 
 from ...reference import MoEProblem, RouteProblem
-from ...reference.values import choose
-from ..comparison import same_bits
-from ..subject import Subject
-from ..verdict import PASS, VACUOUS, Verdict
+from ...reference.tensors.values import choose
+from ..verdicts.comparison import same_bits
+from ..verdicts.subject import Subject
+from ..verdicts.verdict import PASS, VACUOUS, Verdict
 from .expert_calls import answer, of_experts, of_tokens, result, same, shuffled
 from .general import kept
 from .law import MOE, ROUTE, Law

@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 
 from ...reference import MoEProblem
-from ...reference.moe_inputs import MoEInputs
-from ...reference.values import bits, choose, stream
-from ..subject import Subject
-from ..verdict import VACUOUS, Verdict
+from ...reference.tensors.moe_inputs import MoEInputs
+from ...reference.tensors.values import bits, choose, stream
+from ..verdicts.subject import Subject
+from ..verdicts.verdict import VACUOUS, Verdict
 from .expert_calls import (
     Answer,
     answer,

@@ -15,11 +15,11 @@ from ...reference import (
     merge_error_bound,
     merge_states,
 )
-from ...reference.bounds import Judged
-from ...reference.inputs import AttentionInputs
-from ..comparison import Result, agree, worse
-from ..subject import Subject
-from ..verdict import VACUOUS, Verdict
+from ...reference.attention.bounds import Judged
+from ...reference.tensors.inputs import AttentionInputs
+from ..verdicts.comparison import Result, agree, worse
+from ..verdicts.subject import Subject
+from ..verdicts.verdict import VACUOUS, Verdict
 from .general import run_on
 from .law import ATTENTION, Law
 from .selection import Part, described, rows_of, select, whole

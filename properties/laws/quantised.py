@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from ...reference import AttentionProblem
-from ...reference.cache_names import KV_CACHES, cache_fits, query_dtypes
-from ...reference.inputs import PagedAttentionInputs
-from ...reference.kv_format import NVFP4, checked_cache
-from ..comparison import Result, against_oracle, agree, same_bits, worse
-from ..subject import Subject
-from ..verdict import PASS, VACUOUS, Verdict
+from ...reference.formats.kv_format import NVFP4, checked_cache
+from ...reference.problems.cache_names import KV_CACHES, cache_fits, query_dtypes
+from ...reference.tensors.inputs import PagedAttentionInputs
+from ..verdicts.comparison import Result, against_oracle, agree, same_bits, worse
+from ..verdicts.subject import Subject
+from ..verdicts.verdict import PASS, VACUOUS, Verdict
 from .general import run, run_on
 from .law import PAGED, QUANTISED_KV, Law
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import torch
 
 from ...reference import RouteProblem, Routing, oracle
-from ...reference.moe_inputs import RouteInputs
-from ...reference.routing_bounds import RoutingComparison
-from ..comparison import Result, fail
-from ..subject import Subject
-from ..verdict import PASS, Verdict
+from ...reference.moe.routing_bounds import RoutingComparison
+from ...reference.tensors.moe_inputs import RouteInputs
+from ..verdicts.comparison import Result, fail
+from ..verdicts.subject import Subject
+from ..verdicts.verdict import PASS, Verdict
 
 
 def guarded(inputs: RouteInputs) -> RouteInputs:

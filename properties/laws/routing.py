@@ -7,11 +7,11 @@ from dataclasses import replace
 import torch
 
 from ...reference import METHODS, RouteProblem
-from ...reference.moe_inputs import RouteInputs
-from ...reference.values import choose
-from ..comparison import Result, fail
-from ..subject import Stop, Subject
-from ..verdict import PASS, VACUOUS, Verdict
+from ...reference.tensors.moe_inputs import RouteInputs
+from ...reference.tensors.values import choose
+from ..verdicts.comparison import Result, fail
+from ..verdicts.subject import Stop, Subject
+from ..verdicts.verdict import PASS, VACUOUS, Verdict
 from .expert_calls import shuffled
 from .general import kept
 from .law import ROUTE, Law

@@ -10,8 +10,12 @@ from typing import NamedTuple
 import torch
 
 from ...reference import AttentionProblem, build_metadata
-from ...reference.inputs import AttentionInputs, PagedAttentionInputs, RaggedAttentionInputs
-from ...reference.problems import MAX_SEQ_LEN
+from ...reference.problems.others import MAX_SEQ_LEN
+from ...reference.tensors.inputs import (
+    AttentionInputs,
+    PagedAttentionInputs,
+    RaggedAttentionInputs,
+)
 
 
 class Part(NamedTuple):

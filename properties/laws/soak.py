@@ -15,9 +15,9 @@ import torch
 
 from ...impl.protocol import ScratchSession, Session
 from ...reference import AttentionOutput, AttentionProblem
-from ..comparison import Result, against_oracle, agree, bitwise, fail, same_bits
-from ..subject import Subject
-from ..verdict import PASS, Verdict
+from ..verdicts.comparison import Result, against_oracle, agree, bitwise, fail, same_bits
+from ..verdicts.subject import Subject
+from ..verdicts.verdict import PASS, Verdict
 from .batches import on_host
 from .general import Computing, kept, run_on
 from .law import ATTENTION, MERGE, MOE, Law

@@ -7,36 +7,31 @@ on public reports of serving stacks and kernel libraries.
 
 from __future__ import annotations
 
-from . import (
-    append_bugs,
-    attention_bugs,
+from . import append_bugs, honest, merge_bugs, metadata_bugs, phase_bugs
+from .attention import (
     graph_bugs,
-    honest,
     memory_bugs,
-    merge_bugs,
-    metadata_bugs,
     mla_bugs,
-    moe_bugs,
-    moe_honest,
-    moe_process_bugs,
-    moe_quantised_bugs,
-    moe_sorting_bugs,
-    moe_stateful_bugs,
+    option_bugs,
     paging_bugs,
-    phase_bugs,
     process_bugs,
     quantised_bugs,
     reuse_bugs,
-    routing_bugs,
     session_bugs,
     soak_bugs,
     stateful_bugs,
     tensor_cores,
 )
 from .catalogue import SeededBug
+from .moe import bugs as moe_bugs
+from .moe import honest as moe_honest
+from .moe import process_bugs as moe_process_bugs
+from .moe import quantised_bugs as moe_quantised_bugs
+from .moe import routing_bugs, sorting_bugs
+from .moe import stateful_bugs as moe_stateful_bugs
 
 BUGS: tuple[SeededBug, ...] = (
-    *attention_bugs.BUGS,
+    *option_bugs.BUGS,
     *paging_bugs.BUGS,
     *memory_bugs.BUGS,
     *stateful_bugs.BUGS,
@@ -51,7 +46,7 @@ BUGS: tuple[SeededBug, ...] = (
     *soak_bugs.BUGS,
     *graph_bugs.BUGS,
     *moe_bugs.BUGS,
-    *moe_sorting_bugs.BUGS,
+    *sorting_bugs.BUGS,
     *moe_quantised_bugs.BUGS,
     *moe_stateful_bugs.BUGS,
     *routing_bugs.BUGS,

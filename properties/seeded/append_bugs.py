@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from ...reference.inputs import AppendInputs
+from ...reference.tensors.inputs import AppendInputs
 from .appending import Pair, addresses, by_slot, rounded, scaled, writable_caches, write
 from .catalogue import SeededBug, seeded
 from .honest import append

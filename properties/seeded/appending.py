@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...reference.inputs import AppendInputs
+from ...reference.tensors.inputs import AppendInputs
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 

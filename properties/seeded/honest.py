@@ -9,7 +9,7 @@ import torch
 
 from ...impl import Target
 from ...reference import Arithmetic, AttentionProblem, Problem
-from ...reference.inputs import (
+from ...reference.tensors.inputs import (
     AppendInputs,
     AttentionInputs,
     MergeInputs,
@@ -18,9 +18,19 @@ from ...reference.inputs import (
     RaggedAttentionInputs,
 )
 from .appending import addresses, rounded, write
+from .attention.decoding import widened
+from .attention.kernels import (
+    HONEST,
+    Request,
+    Stages,
+    State,
+    assemble,
+    attend,
+    close,
+    finite,
+    scan,
+)
 from .catalogue import SeededBug, seeded
-from .decoding import widened
-from .kernels import HONEST, Request, Stages, State, assemble, attend, close, finite, scan
 
 CONTROLS: list[SeededBug] = []
 Pair = tuple[torch.Tensor, torch.Tensor]

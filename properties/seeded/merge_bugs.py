@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from ...reference.inputs import MergeInputs
+from ...reference.tensors.inputs import MergeInputs
 from .catalogue import SeededBug, seeded
 from .honest import merge_states
 

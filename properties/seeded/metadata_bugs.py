@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from ...reference.inputs import MetadataInputs
+from ...reference.tensors.inputs import MetadataInputs
 from .catalogue import SeededBug, seeded
 from .honest import (
     Buffers,

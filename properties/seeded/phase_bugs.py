@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ...reference.inputs import MetadataInputs
+from ...reference.tensors.inputs import MetadataInputs
 from .catalogue import SeededBug, seeded
 from .honest import Phased, build, num_decodes_of, split
 

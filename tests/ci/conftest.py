@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kernelproof.ci.bump.findings import finding
-from kernelproof.ci.bump.policy import Accepted, Policy
-from kernelproof.ci.bump.report import assemble, judged
-from kernelproof.ci.bump.verdict import decide
+from kernelproof.ci.bump.report.contents import assemble, judged
+from kernelproof.ci.bump.verdicts.findings import finding
+from kernelproof.ci.bump.verdicts.policy import Accepted, Policy
+from kernelproof.ci.bump.verdicts.verdict import decide
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from selenium.webdriver import Chrome
 
-    from kernelproof.ci.bump.findings import Finding
+    from kernelproof.ci.bump.verdicts.findings import Finding
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 NAN = "out[0, 3] is NaN, expected 0 (4 of 4 are)"

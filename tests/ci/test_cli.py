@@ -20,8 +20,8 @@ import pytest
 
 from kernelproof.ci.cli import main
 from kernelproof.impl import BUILT_IN
-from kernelproof.properties.ledger import read_case
-from kernelproof.properties.profiles import PROFILES
+from kernelproof.properties.findings.ledger import read_case
+from kernelproof.properties.space.profiles import PROFILES
 
 ZOO = dedent(
     """

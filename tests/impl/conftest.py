@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from kernelproof.impl.optional import missing
-from kernelproof.properties.isolation import DEFAULT_MEMORY_LIMIT, Worker, WorkerPool
-from kernelproof.properties.judge import HANDLER
+from kernelproof.impl.targets.optional import missing
+from kernelproof.properties.isolation.workers import DEFAULT_MEMORY_LIMIT, Worker, WorkerPool
+from kernelproof.properties.worker.tasks import HANDLER
 
 ABSENT = missing("triton", "triton")
 needs_triton = pytest.mark.skipif(ABSENT is not None, reason=str(ABSENT))
@@ -34,7 +34,7 @@ def device(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def worker(device: str) -> Iterator[Worker]:
-    preload = ("torch", "kernelproof.properties.judge")
+    preload = ("torch", "kernelproof.properties.worker.tasks")
     interpret = {"TRITON_INTERPRET": "1" if device == "cpu" else "0"}
     limit = DEFAULT_MEMORY_LIMIT if device == "cpu" else None
     with (

@@ -20,10 +20,10 @@ from kernelproof.impl import (
     UnsupportedError,
     implementation,
 )
-from kernelproof.impl.optional import missing, require
-from kernelproof.impl.target import installed_version
+from kernelproof.impl.targets.optional import missing, require
+from kernelproof.impl.targets.target import installed_version
 from kernelproof.properties.laws.general import judged
-from kernelproof.properties.subject import Subject
+from kernelproof.properties.verdicts.subject import Subject
 from kernelproof.reference import AttentionProblem, MergeProblem, Problem, materialise, oracle
 
 HERE = Target.here()

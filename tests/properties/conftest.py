@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kernelproof.properties.profiles import PROFILES
-from kernelproof.properties.rounds import draw_problems
+from kernelproof.properties.space.profiles import PROFILES
+from kernelproof.properties.space.rounds import draw_problems
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kernelproof.properties.axes import Axes
+    from kernelproof.properties.space.axes import Axes
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import torch
 
 from kernelproof.impl import Target, UnsupportedError, implementation
 from kernelproof.reference import AttentionOutput, AttentionProblem, MergeProblem, Problem, oracle
-from kernelproof.reference.inputs import MergeInputs, PagedAttentionInputs
+from kernelproof.reference.tensors.inputs import MergeInputs, PagedAttentionInputs
 
 Attention = tuple[torch.Tensor, torch.Tensor]
 calls = 0

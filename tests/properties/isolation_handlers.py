@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kernelproof.properties.worker import Monitor
+    from kernelproof.properties.isolation.worker_main import Monitor
 
 _seen: list[object] = []
 

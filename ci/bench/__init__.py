@@ -1,0 +1,1 @@
+"""Benchmarks of the oracle, of the workers and of the Triton kernels: ``kernelproof bench``."""

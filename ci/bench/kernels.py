@@ -1,0 +1,221 @@
+"""``kernelproof bench kernels``: the Triton kernels against FlashInfer's, in one run on a GPU."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+import torch
+
+from ...impl.targets.target import installed_version
+from ...reference import build_metadata, paged_attention
+from . import kernels_flashinfer as flashinfer
+from . import kernels_metadata as metadata
+from . import kernels_moe as experts
+from .gpu import Call, copy_bandwidth, matrix_rate, race, require_gpu
+from .kernels_cases import DECODES, PREFILLS, TARGET_DECODES, TARGET_PREFILLS, Case, Pool
+from .results import Cell, Requirement, Results, Table
+
+if TYPE_CHECKING:
+    from ...reference.tensors.inputs import PagedAttentionInputs
+
+ATTENTION, METADATA, MOE = PARTS = ("attention", "metadata", "moe")
+DECODE_TO_FLASHINFER, PREFILL_TO_FA3 = 0.85, 0.6
+TRITON = "Triton"
+CHECKED_QUERIES = 16
+TOLERANCE = 0.02
+"""Far more than the rounding of bfloat16 outputs of unit variance, far less than a wrong answer."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Milliseconds of each contender on one case."""
+
+    case: Case
+    times: dict[str, float]
+
+    def best_of_flashinfer(self) -> float | None:
+        """Give the time of FlashInfer's better backend; None without FlashInfer."""
+        others = [time for name, time in self.times.items() if name != TRITON]
+        return min(others) if others else None
+
+    def ratio(self, other: str = "") -> float | None:
+        """Give Triton's speed over another's, or over FlashInfer's better backend's."""
+        time = self.times.get(other) if other else self.best_of_flashinfer()
+        return None if time is None else time / self.times[TRITON]
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes a second that Triton moved, counting each once."""
+        return self.case.bytes_moved / self.times[TRITON] * 1e3
+
+    @property
+    def rate(self) -> float:
+        """Operations a second that Triton did."""
+        return self.case.operations / self.times[TRITON] * 1e3
+
+
+def measure(*, quick: bool, only: Collection[str] = PARTS) -> Results:
+    """Time kernels.
+
+    Args:
+        quick: the cases that the requirements are about alone.
+        only: which of ``PARTS``.
+
+    Raises:
+        MachineError: there is no GPU.
+        RuntimeError: a contender computes something else.
+    """
+    require_gpu()
+    notes = [_device()]
+    reason = flashinfer.absent()
+    if reason is None:
+        notes.append(f"FlashInfer {installed_version('flashinfer-python')}")
+    else:
+        notes.append(f"FlashInfer is not compared with: {reason}")
+    bandwidth, rate = copy_bandwidth(), matrix_rate()
+    notes += [
+        f"a copy within the device moves {bandwidth / 1e9:.0f} GB/s, read and written",
+        f"a bfloat16 matrix product of 8192 by 8192 by 8192 runs at {rate / 1e12:.0f} TFLOP/s",
+    ]
+    tables: list[Table] = []
+    requirements: list[Requirement] = []
+    if ATTENTION in only:
+        if reason is None:
+            click.echo("building FlashInfer's modules", err=True)
+            flashinfer.build()
+        decodes, prefills = (
+            [_measure(case, pool, with_flashinfer=reason is None) for case in cases]
+            for cases, pool in _pools(quick=quick)
+        )
+        tables += [_decode_table(decodes, bandwidth), _prefill_table(prefills, rate)]
+        requirements += _requirements(decodes, prefills)
+    if METADATA in only:
+        built, wanted = metadata.measure()
+        tables.append(built)
+        requirements += wanted
+    if MOE in only:
+        of_experts, wanted, more = experts.measure(rate, quick=quick)
+        tables.append(of_experts)
+        requirements += wanted
+        notes += more
+    return Results("kernels", tuple(tables), tuple(requirements), tuple(notes))
+
+
+def contenders(
+    case: Case, batches: list[PagedAttentionInputs], *, with_flashinfer: bool
+) -> dict[str, list[Call]]:
+    """Give the calls of each contender, one a batch; the first is Kernelproof's own."""
+    from ...impl.triton.attention import paged, split_kv
+
+    ours = split_kv if case.queries == 1 else paged
+    theirs = flashinfer.contenders(case, batches) if with_flashinfer else {}
+    return {TRITON: [functools.partial(ours, batch) for batch in batches], **theirs}
+
+
+def check(batch: PagedAttentionInputs, calls: dict[str, Call]) -> None:
+    """Compare the last queries of the last request with the oracle.
+
+    Raises:
+        RuntimeError: a contender is off by more than ``TOLERANCE``.
+    """
+    last = batch.metadata
+    queries = int(last.qo_indptr[-1] - last.qo_indptr[-2])
+    count = min(queries, CHECKED_QUERIES)
+    alone = build_metadata(
+        [count], last.seq_lens[-1:].tolist(), batch.block_table[-1:].cpu(), last.page_size
+    ).to(batch.q.device)
+    expected = paged_attention(
+        batch.q[-count:], batch.k_cache, batch.v_cache, alone, sm_scale=batch.sm_scale
+    ).out
+    for name, call in calls.items():
+        found = call()
+        out = found if isinstance(found, torch.Tensor) else found[0]  # type: ignore[index]
+        error = float((out[-count:] - expected).abs().max())
+        if not error <= TOLERANCE:
+            message = f"{name} is {error:.3g} off the oracle"
+            raise RuntimeError(message)
+
+
+def _pools(*, quick: bool) -> list[tuple[tuple[Case, ...], Pool]]:
+    chosen = (TARGET_DECODES, TARGET_PREFILLS) if quick else (DECODES, PREFILLS)
+    pool = Pool.of((*chosen[0], *chosen[1]))
+    return [(cases, pool) for cases in chosen]
+
+
+def _measure(case: Case, pool: Pool, *, with_flashinfer: bool) -> Measured:
+    batches = pool.batches(case)
+    racing = contenders(case, batches, with_flashinfer=with_flashinfer)
+    check(batches[0], {name: calls[0] for name, calls in racing.items()})
+    times = race(racing)
+    click.echo(f"{case}: " + ", ".join(f"{name} {ms:.3f} ms" for name, ms in times.items()),
+               err=True)  # fmt: skip
+    return Measured(case, times)
+
+
+def _decode_table(decodes: list[Measured], bandwidth: float) -> Table:
+    return _table(
+        "decode, ms a call; ratio: the time of FlashInfer's better backend over Triton's",
+        decodes,
+        {
+            "ratio": lambda each: each.ratio(),
+            "GB/s": lambda each: each.bandwidth / 1e9,
+            "of copy": lambda each: each.bandwidth / bandwidth,
+        },
+    )
+
+
+def _prefill_table(prefills: list[Measured], rate: float) -> Table:
+    return _table(
+        "prefill, ms a call; ratios: FlashInfer's time over Triton's",
+        prefills,
+        {
+            "to fa2": lambda each: each.ratio(flashinfer.FA2),
+            "to fa3": lambda each: each.ratio(flashinfer.FA3),
+            "TFLOP/s": lambda each: each.rate / 1e12,
+            "of matrix": lambda each: each.rate / rate,
+        },
+    )
+
+
+def _table(
+    title: str,
+    measured: list[Measured],
+    figures: dict[str, Callable[[Measured], float | None]],
+) -> Table:
+    """Make a table with a column for each contender and figure that there is."""
+    names = list(measured[0].times)
+    shown = {name: figure for name, figure in figures.items() if figure(measured[0]) is not None}
+    rows: list[tuple[Cell, ...]] = [
+        (
+            each.case.heads, each.case.requests, each.case.keys,
+            *(each.times[name] for name in names),
+            *(figure(each) or 0.0 for figure in shown.values()),
+        )
+        for each in measured
+    ]  # fmt: skip
+    return Table(title, ("heads", "batch", "keys", *names, *shown), tuple(rows))
+
+
+def _requirements(decodes: list[Measured], prefills: list[Measured]) -> list[Requirement]:
+    wanted = []
+    for measured, cases, other, name, low in (
+        (decodes, TARGET_DECODES, "", "decode to FlashInfer's better backend",
+         DECODE_TO_FLASHINFER),
+        (prefills, TARGET_PREFILLS, flashinfer.FA3, "prefill to fa3", PREFILL_TO_FA3),
+    ):  # fmt: skip
+        for each in measured:
+            ratio = each.ratio(other)
+            if each.case in cases and ratio is not None:
+                what = f"{name}, {each.case.requests} of {each.case.keys} keys, {each.case.heads}"
+                wanted.append(Requirement(what, ratio, low=low))
+    return wanted
+
+
+def _device() -> str:
+    major, minor = torch.cuda.get_device_capability()
+    triton = installed_version("triton")
+    return f"{torch.cuda.get_device_name()}, compute capability {major}.{minor}, triton {triton}"

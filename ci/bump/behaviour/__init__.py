@@ -1,0 +1,1 @@
+"""What the same problems give with two releases: outcomes, speed, memory."""

@@ -1,0 +1,133 @@
+"""Asking the workers of one side, through the journal."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from ....properties.isolation.outcome import Outcome
+from ....properties.isolation.workers import Deadlines, Worker, WorkerPool
+from ....properties.worker.requests import probe_device
+from ..sides.journal import Journal
+
+Open = Callable[[], AbstractContextManager[WorkerPool]]
+USUAL = Deadlines()
+FILES = ("keep", "compare")
+"""Fields of a request that name files of this run alone: they are not part of the question."""
+
+
+class Side:
+    """One release's workers, started when the first question comes that the journal cannot answer.
+
+    Args:
+        name: of the side.
+        journal: of the run.
+        open_workers: opens the pool.
+        device: that is looked at after a worker died on it.
+    """
+
+    def __init__(
+        self, name: str, journal: Journal, open_workers: Open, device: str = "cpu"
+    ) -> None:
+        self.name = name
+        self._device = device
+        self._journal, self._open = journal, open_workers
+        self._opened: AbstractContextManager[WorkerPool] | None = None
+        self._pool: WorkerPool | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def start(self) -> WorkerPool:
+        """Start the workers, unless they are; they import in the background."""
+        with self._lock:
+            if self._closed:
+                message = "the comparison has ended"
+                raise RuntimeError(message)
+            if self._pool is None:
+                self._opened = self._open()
+                self._pool = self._opened.__enter__()
+            return self._pool
+
+    def ask(
+        self,
+        payload: Mapping[str, Any],
+        deadlines: Deadlines,
+        *,
+        note: str = "",
+        before: Callable[[], object] | None = None,
+    ) -> Outcome:
+        """Have a worker answer a request.
+
+        Args:
+            payload: of the request, see ``judge.TASKS``.
+            deadlines: of its phases.
+            note: tells requests apart that are otherwise the same, such as rounds of timing.
+            before: is called first where the journal has no answer yet.
+        """
+        question = {
+            "side": self.name,
+            "note": note,
+            "payload": {name: value for name, value in payload.items() if name not in FILES},
+        }
+
+        def answer() -> dict[str, Any]:
+            if before is not None:
+                before()
+            with self.start().lease() as worker:
+                return self._asked(worker, payload, deadlines)
+
+        return Outcome(**self._journal.ask(question, answer))
+
+    def _asked(
+        self, worker: Worker, payload: Mapping[str, Any], deadlines: Deadlines
+    ) -> dict[str, Any]:
+        outcome = worker.run(payload, deadlines)
+        if outcome.died:
+            # Raises where the device is gone: an answer that this spoils is not kept.
+            probe_device(worker, self._device)
+        return dataclasses.asdict(outcome)
+
+    def remember(self, question: Mapping[str, Any], answer: Callable[[], Any]) -> Any:  # noqa: ANN401
+        """Give the answer to a question that takes many requests."""
+        return self._journal.ask({"side": self.name, **question}, answer)
+
+    def run(self, payload: Mapping[str, Any], deadlines: Deadlines) -> Outcome:
+        """Have a worker answer a request, and keep nothing."""
+        with self.start().lease() as worker:
+            return worker.run(payload, deadlines)
+
+    def renewed(self, payload: Mapping[str, Any], deadlines: Deadlines, *, note: str) -> Outcome:
+        """Have a fresh worker answer a request, to see whether it fails there too."""
+        question = {"side": self.name, "note": note, "payload": dict(payload)}
+
+        def answer() -> dict[str, Any]:
+            with self.start().lease() as worker:
+                worker.renew()
+                return self._asked(worker, payload, deadlines)
+
+        return Outcome(**self._journal.ask(question, answer))
+
+    def close(self) -> None:
+        """End the workers."""
+        with self._lock:
+            self._closed = True
+            if self._opened is not None:
+                self._opened.__exit__(None, None, None)
+                self._opened = self._pool = None
+
+
+class Asker(Worker):
+    """What ``preparation`` takes for a worker; the journal keeps nothing of it."""
+
+    def __init__(self, side: Side) -> None:  # it has no process of its own
+        self._side = side
+
+    def run(self, payload: Mapping[str, object], deadlines: Deadlines = USUAL) -> Outcome:
+        """Ask the side."""
+        return self._side.run(payload, deadlines)
+
+    def renew(self) -> None:
+        """Do nothing: the side's pool gives another process where one died."""

@@ -1,0 +1,293 @@
+"""What the behaviour of two releases comes to: findings, and numbers for the report."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ....impl.targets.target import Target
+from ....properties.findings.cases import loading_name, replay_command
+from ....properties.findings.files import dumps, write_text
+from ....properties.findings.ledger import CASE_SCHEMA as CASE
+from ....properties.findings.ledger import Entry
+from ....properties.verdicts.text import compact, count_of
+from ....properties.verdicts.verdict import Verdict
+from ..sides.plan import Plan
+from ..sides.releases import BASELINE, CANDIDATE, SIDES, Release
+from ..verdicts.findings import Chip, Finding, finding
+from .comparison import SEVERE, Compared, Sides, Tried, as_severe_before, confirmed, shrink
+
+NEW, WORSE, ALONE = "new-failure", "worse-failure", "candidate-only-failure"
+STILL, FIXED, HANG = "still-failing", "fixed", "hang"
+FLAKY, FLAKY_BEFORE = "flaky", "baseline-flaky"
+MOST_LOOKS = 8
+"""Failures of one kind that are looked at again, each in a fresh process, until one shows again."""
+WORDS = {
+    NEW: "right with {baseline}, wrong with {candidate}",
+    WORSE: "wrong with both, and worse with {candidate}",
+    ALONE: "wrong with {candidate}; {baseline} does not have it",
+    STILL: "wrong with {baseline} and with {candidate}",
+    FIXED: "wrong with {baseline}, right with {candidate}",
+    FLAKY: "failed once with {candidate} and not again",
+    FLAKY_BEFORE: "failed once with {baseline} and not again, right with {candidate}",
+    HANG: "does not end with {candidate}",
+}
+RULES = {
+    NEW: "do not run these calls of {name} before it is fixed",
+    WORSE: "do not run these calls of {name} before it is fixed",
+    HANG: "do not run these calls of {name} before it is fixed",
+    FLAKY: "soak {name} before the bump: kernelproof check {name} --law soak --soak 5000",
+}
+
+
+@dataclass(frozen=True)
+class Context:
+    """What findings are made with.
+
+    Attributes:
+        sides: that shrinking asks.
+        plan: of the comparison.
+        releases: by side, for replays.
+        targets: by side, for the ledger.
+        chips: on which the findings hold; everywhere if empty.
+        unwritten: is given a sentence for each case that cannot be written.
+    """
+
+    sides: Sides
+    plan: Plan
+    releases: Mapping[str, Release]
+    targets: Mapping[str, Target]
+    chips: tuple[Chip, ...]
+    unwritten: list[str] = field(default_factory=list)
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The sides' versions."""
+        return {side: self.targets[side].flashinfer or self.releases[side].given for side in SIDES}
+
+
+def behaviour_findings(compared: Sequence[Compared], context: Context) -> Iterator[Finding]:
+    """Give the findings of all implementations, each with its smallest problem."""
+    for each in compared:
+        for (change, _), members in _groups(each, context).items():
+            if change == WORSE:
+                for law in dict.fromkeys(tried.law for tried, _ in members):
+                    worse = [tried for tried, _ in members if tried.law == law]
+                    _look_before(worse, each, context)
+        for (change, where), members in _groups(each, context).items():
+            yield _finding(change, where, members, each, context)
+        yield from _lost(each, context)
+        yield from _bits(each, context.chips)
+
+
+def _groups(
+    found: Compared, context: Context
+) -> dict[tuple[str, str], list[tuple[Tried, Entry | None]]]:
+    """Put failures together that are of one change, and that one entry or verdict speaks of."""
+    groups: dict[tuple[str, str], list[tuple[Tried, Entry | None]]] = {}
+    for tried in found.tried:
+        change = change_of(tried, found)
+        if change:
+            entry = _entry(tried, change, found, context)
+            verdict = _telling(tried, change)
+            where = entry.id if entry else f"{verdict.status} {verdict.kind}"
+            groups.setdefault((change, where), []).append((tried, entry))
+    return groups
+
+
+def _look_before(worse: Sequence[Tried], found: Compared, context: Context) -> None:
+    """Note of one law's failures that are worse with the candidate if the baseline has them too."""
+    ordered = sorted(worse, key=lambda each: each.problem.work)
+    if as_severe_before(ordered, found, context.sides):
+        known = set(map(id, worse))
+        found.tried = [
+            replace(tried, severe_before=True) if id(tried) in known else tried
+            for tried in found.tried
+        ]
+
+
+def change_of(tried: Tried, found: Compared) -> str:
+    """Give the change that one problem shows; empty where it shows none."""
+    before, after = tried.verdicts.get(BASELINE), tried.verdicts.get(CANDIDATE)
+    old, new = tried.bad(BASELINE), tried.bad(CANDIDATE)
+    if new and after is not None and after.status == "HANG" and not old:
+        return HANG if BASELINE in found.runs else ALONE
+    if new and not (before is not None and tried.judged(BASELINE)):
+        return ALONE
+    if new and old and before is not None and after is not None:
+        severe_before = tried.severe_before or before.status in SEVERE
+        return WORSE if after.status in SEVERE and not severe_before else STILL
+    if new:
+        return NEW
+    return FIXED if old and tried.judged(CANDIDATE) else ""
+
+
+def _telling(tried: Tried, change: str) -> Verdict:
+    """Give the verdict that a finding is about."""
+    failing = [side for side in reversed(SIDES) if tried.bad(side)]
+    return tried.verdicts[BASELINE if change == FIXED else failing[0]]
+
+
+def _entry(tried: Tried, change: str, found: Compared, context: Context) -> Entry | None:
+    side = BASELINE if change == FIXED else CANDIDATE
+    known = context.plan.ledger.explanation(
+        found.name, tried.law, tried.verdicts[side], tried.problem, context.targets[side]
+    )
+    return known or tried.entry
+
+
+def _finding(
+    change: str,
+    where: str,
+    members: Sequence[tuple[Tried, Entry | None]],
+    found: Compared,
+    context: Context,
+) -> Finding:
+    ordered = _one_of_each_law_first([each for each, _ in members])
+    tried, entry, once = ordered[0], members[0][1], 0
+    if entry is None:
+        shown, once = _shown_again(ordered, found, context.sides)
+        if shown is None:
+            change = FLAKY if tried.bad(CANDIDATE) else FLAKY_BEFORE
+        else:  # a stored case is small already
+            tried = shown if shown.case else shrink(shown, found, context.sides)
+    verdict = _telling(tried, change)
+    words = WORDS[change].format(**context.names)
+    message = f"{found.name}: {words}: {verdict.message or verdict.status}"
+    if once and change not in (FLAKY, FLAKY_BEFORE):
+        message += f" ({count_of(once, 'other problem')} failed so once and not again)"
+    by_law = list(dict.fromkeys(each.law for each, _ in members))
+    case = tried.case.path if tried.case else _case(tried, found, context)
+    return finding(
+        change,
+        found.name,
+        " ".join(message.split()),
+        detail=re.sub(r"[^\w.-]+", "-", where).strip("-").lower(),
+        chips=context.chips,
+        rule=RULES.get(change, "").format(name=found.name),
+        baseline=_side(tried.verdicts.get(BASELINE)),
+        candidate=_side(tried.verdicts.get(CANDIDATE)),
+        laws=tuple(by_law),
+        problem={**tried.problem.to_json(), "id": tried.problem.id, "told": compact(tried.problem)},
+        replay={
+            side: replay_with(case, context.releases[side].shared) for side in found.runs if case
+        },
+        entry=entry.id if entry else "",
+        issue=entry.issue if entry else "",
+        reason=" ".join(entry.reason.split()) if entry else "",
+        found_by=tuple(sorted({each.found_by for each, _ in members}, reverse=True)),
+        count=len(members),
+    )
+
+
+def _one_of_each_law_first(members: Sequence[Tried]) -> list[Tried]:
+    """Order failures by their work, the smallest of each law before the others."""
+    ordered = sorted(members, key=lambda each: (each.problem.work, each.law))
+    smallest = {each.law: each for each in reversed(ordered)}
+    return sorted(ordered, key=lambda each: smallest[each.law] is not each)
+
+
+def _shown_again(
+    ordered: Sequence[Tried], found: Compared, sides: Sides
+) -> tuple[Tried | None, int]:
+    """Give the first failure that shows again, and how many before it did not.
+
+    One failure that comes and goes must not speak for others that stay.
+    """
+    for missed, tried in enumerate(ordered[:MOST_LOOKS]):
+        if confirmed(tried, found, sides):
+            return tried, missed
+    return None, min(len(ordered), MOST_LOOKS)
+
+
+def _side(verdict: Verdict | None) -> dict[str, Any]:
+    if verdict is None:
+        return {"status": "not there"}
+    told = {"status": verdict.status, "kind": verdict.kind, "message": verdict.message}
+    return {**told, "ratio": verdict.ratio}
+
+
+def _case(tried: Tried, found: Compared, context: Context) -> Path | None:
+    """Write a case file for a finding; None if that fails, which costs no finding."""
+    plan = context.plan
+    path = plan.cases / f"bump-{found.name}-{tried.law}-{tried.problem.id}.json"
+    path = path.with_name(re.sub(r"[^\w.-]+", "-", path.name))
+    data = {
+        "schema": CASE,
+        "law": tried.law,
+        "implementation": loading_name(found.name),
+        "operation": None,
+        "problem": tried.problem.to_json(),
+        "device": plan.device,
+        "verdict": _telling(tried, STILL).to_json(),
+        **({"soak": plan.soak} if tried.law == "soak" else {}),
+    }
+    try:
+        write_text(path, dumps(data))
+    except OSError as error:
+        context.unwritten.append(f"--cases: {path} cannot be written ({error.strerror})")
+        return None
+    return path
+
+
+def replay_with(case: Path, given: str) -> str:
+    """Give the command that judges a case with one of the releases."""
+    return f"{replay_command(case)} --release {shlex.quote(given)}"
+
+
+def _lost(found: Compared, context: Context) -> Iterator[Finding]:
+    """Say where the candidate does not run what the baseline did."""
+    names, chips = context.names, context.chips
+    if found.runs == (BASELINE,):
+        why = found.errors.get(CANDIDATE) or found.reasons.get(CANDIDATE, "")
+        yield finding(
+            "implementation-lost",
+            found.name,
+            f"{found.name} runs with {names[BASELINE]} and not with {names[CANDIDATE]}: {why}",
+            chips=chips,
+            rule=f"replace {found.name} before the bump",
+        )
+    lost = found.refused.get(CANDIDATE, {})
+    if lost:
+        value, why = next(iter(lost.items()))
+        more = f" (and {len(lost) - 1} more values)" if len(lost) > 1 else ""
+        yield finding(
+            "implementation-lost",
+            found.name,
+            f"{found.name} no longer takes {value}{more}: {why}",
+            detail="values",
+            chips=chips,
+            rule=f"do not ask {found.name} for {', '.join(lost)}",
+            candidate=lost,
+            count=len(lost),
+        )
+
+
+def _bits(found: Compared, chips: tuple[Chip, ...]) -> Iterator[Finding]:
+    """Say how often results changed though both are inside of the bound."""
+    changed = [each for each in found.tried if each.same_bits is False and both_pass(each)]
+    if not changed:
+        return
+    compared = sum(1 for each in found.tried if each.same_bits is not None and both_pass(each))
+    worst = max(changed, key=lambda each: (each.difference or {}).get("largest") or 0.0)
+    largest = (worst.difference or {}).get("largest")
+    told = f", by {largest:.3g} at most" if largest is not None else ""
+    yield finding(
+        "bits-changed",
+        found.name,
+        f"{found.name}: other bits on {len(changed)} of {compared} problems{told}, all inside of "
+        f"the error bound",
+        chips=chips,
+        problem={**worst.problem.to_json(), "id": worst.problem.id, "told": compact(worst.problem)},
+        candidate=worst.difference or {},
+        count=len(changed),
+    )
+
+
+def both_pass(tried: Tried) -> bool:
+    """Tell whether both sides were judged, and are right."""
+    return all(tried.judged(side) and not tried.verdicts[side].bad for side in SIDES)

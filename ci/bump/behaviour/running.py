@@ -1,0 +1,304 @@
+"""The run of a comparison: releases, declarations, behaviour, speed; whatever fails is told."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import click
+
+from ....impl.flashinfer_declarations import DeclarationsError, declarations
+from ....impl.registry import resolve_name
+from ....impl.targets.target import Target
+from ....properties.isolation.workers import Deadlines
+from ....properties.worker.requests import DeviceLostError, HarnessError
+from ...console.errors import MACHINE, USAGE
+from ...releases.sandboxes import Tell
+from ..sides.journal import Journal
+from ..sides.plan import Plan
+from ..sides.releases import BASELINE, CANDIDATE, SIDES, Release, find_release
+from ..surface.comparison import surface_findings
+from ..surface.declared import (
+    declared_findings,
+    features,
+    known_hangs,
+    matrices,
+    support_findings,
+)
+from ..verdicts.findings import Chip, finding
+from .asking import Side
+from .building import build_all
+from .comparison import Compared, compare, survey_both
+from .comparison_state import Learned
+from .compiled import Compilation, compile_both, compile_findings
+from .outcomes import Context, behaviour_findings
+from .speed import measure, memory_findings, speed_findings
+from .unjudged import nothing_judged, refuse_laws
+
+DECLARATION_SECONDS = 180.0
+"""What a release may take to be imported and read: 5 to 13 s, but on a busy machine."""
+SURFACE, DECLARED, BEHAVIOUR, SPEED = "surface", "declarations", "behaviour", "speed"
+PARTS = (SURFACE, DECLARED, BEHAVIOUR, SPEED)
+
+
+def find_both(learned: Learned, tell: Tell) -> None:
+    """Find both releases; one that cannot be had is a failure, and the other is looked at."""
+
+    def find(side: str) -> Release | click.ClickException:
+        try:
+            return find_release(learned.given[side], tell=tell)
+        except click.ClickException as error:
+            return error
+
+    with learned.timed("releases"), ThreadPoolExecutor(len(SIDES)) as threads:
+        for side, found in zip(SIDES, threads.map(find, SIDES), strict=True):
+            if isinstance(found, Release):
+                learned.releases[side] = found
+            else:
+                learned.fail(f"--{side}: {found.message}", found.exit_code)
+
+
+def read_declarations(learned: Learned, journal: Journal, parts: Sequence[str], tell: Tell) -> None:
+    """Collect what each release declares, both at a time, where a part needs it."""
+
+    def collect(side: str) -> dict[str, Any]:
+        tell(f"{learned.given[side]}: reading what it declares")
+        try:
+            release = learned.releases[side]
+            folder = release.folder
+            own: dict[str, Any] = {}
+            if release.own_environment:  # its packages are made for its interpreter, not for this
+                own = {"executable": release.executable, "sys_path": release.path}
+            return declarations(folder, deadline=DECLARATION_SECONDS, **own)
+        except DeclarationsError as error:
+            return {"error": str(error).replace(str(folder), learned.given[side])}
+
+    def ask(side: str) -> dict[str, Any]:
+        found: dict[str, Any] = journal.ask({"declarations": side}, lambda: collect(side))
+        return found
+
+    found_sides = [side for side in SIDES if side in learned.releases]
+    if not {SURFACE, DECLARED} & set(parts):
+        return
+    with learned.timed(DECLARED), ThreadPoolExecutor(len(SIDES)) as threads:
+        for side, found in zip(found_sides, threads.map(ask, found_sides), strict=True):
+            if "error" not in found:
+                learned.declared[side] = found
+            elif side == CANDIDATE:
+                learned.findings.append(
+                    finding(
+                        "release-broken",
+                        learned.given[side],
+                        found["error"],
+                        rule=f"stay with {learned.given[BASELINE]}",
+                    )
+                )
+            else:
+                learned.fail(f"--{side}: {found['error']}")
+
+
+def compare_declarations(learned: Learned, parts: Sequence[str]) -> None:
+    """Compare what both releases declare, where both do."""
+    if not {SURFACE, DECLARED} & set(parts):
+        return
+    if set(learned.declared) != set(SIDES):
+        why = "one of the releases could not be read"
+        learned.skipped |= {part: why for part in (SURFACE, DECLARED) if part in parts}
+        return
+    before, after = (learned.declared[side] for side in SIDES)
+    if SURFACE in parts:
+        learned.findings += surface_findings(before, after)
+    if DECLARED in parts:
+        learned.findings += declared_findings(before, after, learned.chips)
+        made = matrices(before, after, learned.chips)
+        learned.findings += support_findings(made)
+        learned.findings += known_hangs(before, after, learned.chips)
+        learned.features = features(made, learned.chips)
+
+
+def compare_compiled(learned: Learned, asked: Compilation, journal: Journal, tell: Tell) -> None:
+    """Compile both releases' modules for chips that were asked for."""
+    if set(learned.releases) != set(SIDES):
+        learned.skipped["compile"] = "one of the releases could not be had"
+        return
+    try:
+        with learned.timed("compile"):
+            learned.compiled = compile_both(asked, learned.releases, journal, tell)
+        learned.findings += compile_findings(learned.compiled)
+    except click.ClickException as error:
+        learned.fail(f"--compile: {error.message.removeprefix('--compile: ')}", error.exit_code)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Is told of what goes on; the default tells nobody."""
+
+    tell: Callable[[str], None] = lambda _: None
+    judged: Callable[[str, int], None] = lambda _name, _count: None
+
+
+def compare_behaviour(
+    learned: Learned,
+    journal: Journal,
+    plan: Plan,
+    chips: tuple[Chip, ...],
+    limit: float,
+    progress: Progress,
+    *,
+    speed: bool = True,
+) -> None:
+    """Run the same problems through both releases.
+
+    Args:
+        learned: is filled.
+        journal: of the run.
+        plan: of it.
+        chips: on which what is found holds.
+        limit: ratio of seconds that counts as slower.
+        progress: is told.
+        speed: whether calls are timed too.
+    """
+    had = learned.declared if learned.declared or learned.failures else learned.releases
+    missing = [side for side in SIDES if side not in had]
+    if missing:
+        why = f"{learned.given[missing[0]]} does not import or could not be had"
+        learned.skipped |= {BEHAVIOUR: why, SPEED: why}
+        return
+    with ExitStack() as stack:
+        sides = {
+            side: Side(
+                side,
+                journal,
+                partial(learned.releases[side].workers, plan.device, size=plan.jobs),
+                plan.device,
+            )
+            for side in SIDES
+        }
+        for side in sides.values():
+            stack.callback(side.close)
+        try:
+            with learned.timed(BEHAVIOUR):
+                _targets(learned, sides, plan.device)
+                _judge(learned, sides, journal, plan, progress)
+                context = Context(
+                    sides, plan, learned.releases, learned.targets, chips, learned.unwritten
+                )
+                learned.findings += behaviour_findings(learned.compared, context)
+                _other_inputs(learned)
+                _lost(learned)
+                unjudged = nothing_judged(learned.compared)
+                if unjudged and not learned.failures:  # which say why
+                    learned.fail(unjudged)
+            if speed:
+                with learned.timed(SPEED):
+                    for each in learned.compared:
+                        measure(each, sides)
+                learned.findings += speed_findings(learned.compared, limit, chips)
+                learned.findings += memory_findings(learned.compared, chips)
+        except (HarnessError, DeviceLostError) as error:
+            learned.fail(f"the comparison of behaviour ended early: {error}")
+
+
+def _targets(learned: Learned, sides: Mapping[str, Side], device: str) -> None:
+    """Learn what machine, torch and Triton each side runs on."""
+
+    def ask(side: str) -> dict[str, Any]:
+        outcome = sides[side].ask({"task": "target", "device": device}, Deadlines())
+        if outcome.status != "done" or "error" in (outcome.result or {}):
+            why = (outcome.result or {}).get("error") or outcome.detail or outcome.kind
+            message = f"the workers of {learned.given[side]} do not start: {_last(str(why))}"
+            raise HarnessError(message)
+        return outcome.result or {}
+
+    with ThreadPoolExecutor(len(SIDES)) as threads:
+        for side, found in zip(SIDES, threads.map(ask, SIDES), strict=True):
+            found["artifacts"] = tuple(tuple(pair) for pair in found.get("artifacts", ()))
+            version = learned.declared.get(side, found).get("flashinfer")
+            learned.targets[side] = Target(**{**found, "flashinfer": version})
+
+
+def _judge(
+    learned: Learned,
+    sides: dict[str, Side],
+    journal: Journal,
+    plan: Plan,
+    progress: Progress,
+) -> None:
+    def known(name: str) -> Compared:
+        return survey_both(name, resolve_name(name), sides, plan)
+
+    lock = threading.Lock()
+
+    def judge(each: Compared) -> None:
+        def judged(count: int) -> None:
+            with lock:
+                progress.judged(each.name, count)
+
+        compare(each, sides, plan, judged)
+
+    with ThreadPoolExecutor(plan.jobs) as threads:
+        try:
+            learned.compared = list(threads.map(known, plan.implementations))
+            _tell_errors(learned, plan)
+            refuse_laws(learned.compared, plan.laws)
+            build_all(
+                learned.compared,
+                sides,
+                learned.releases,
+                journal,
+                plan,
+                built=lambda done, of: progress.tell(f"{done} of {of} modules built"),
+            )
+            runnable = [each for each in learned.compared if each.runs]
+            progress.tell(
+                f"{len(runnable)} of {len(learned.compared)} implementations run here; judging"
+            )
+            list(threads.map(judge, runnable))
+        except BaseException:
+            for side in sides.values():  # what other threads still ask for is not waited for
+                side.close()
+            raise
+
+
+def _tell_errors(learned: Learned, plan: Plan) -> None:
+    for each in learned.compared:
+        # With both it is nothing of a release: who named it named what there is not.
+        code = USAGE if plan.named and len(each.errors) == len(SIDES) else MACHINE
+        for side, why in each.errors.items():
+            if "cannot be imported" in why or not each.operation:
+                learned.fail(f"{each.name} with {learned.given[side]}: {_last(why)}", code)
+
+
+def _other_inputs(learned: Learned) -> None:
+    """Say where the inputs were not the same bits: such a comparison proves nothing."""
+    for each in learned.compared:
+        other = sum(tried.same_inputs is False for tried in each.tried)
+        if other:
+            learned.fail(f"{each.name}: the two sides made other inputs for {other} problems")
+
+
+def _lost(learned: Learned) -> None:
+    """Say which implementations could not be judged, through no fault of theirs."""
+    for each in learned.compared:
+        lost = [
+            verdict.message
+            for tried in each.tried
+            for verdict in tried.verdicts.values()
+            if verdict.status == "LOST"
+        ]
+        if not lost:
+            continue
+        told = f"{each.name}: {len(lost)} answers could not be had: {_last(lost[0])}"
+        if any(tried.judged(side) for tried in each.tried for side in each.runs):
+            learned.skipped[told.partition(":")[0]] = told.partition(": ")[2]
+        else:
+            learned.fail(told)
+
+
+def _last(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1]

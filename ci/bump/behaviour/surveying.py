@@ -1,0 +1,119 @@
+"""What an implementation supports with one release, as one answer of the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ....impl.features import NOT_NAMED
+from ....properties.findings.report import ImplementationReport
+from ....properties.search.preparation import survey
+from ....properties.space.axes import Axes, all_axes, example
+from ....properties.worker.requests import Address, verdict_of
+from ..sides.plan import Plan
+from .asking import Asker, Side
+
+
+def surveyed(side: Side, address: Address, name: str, max_work: int, plan: Plan) -> dict[str, Any]:
+    """Learn what an implementation supports on one side: its axes, or why there are none."""
+    question = {
+        "survey": address.request("survey"),
+        "max_work": max_work,
+        "only": {field: list(map(str, values)) for field, values in plan.only.items()},
+    }
+    known: dict[str, Any] = side.remember(
+        question, lambda: _survey(side, address, name, max_work, plan)
+    )
+    return known
+
+
+def _survey(side: Side, address: Address, name: str, max_work: int, plan: Plan) -> dict[str, Any]:
+    report = ImplementationReport(name, address.reference)
+    asker = Asker(side)
+    told: dict[str, Any] = {"axes": None}
+    reason = _refused_altogether(asker, address, report)
+    axes = None
+    if not reason and not report.error:
+        axes = survey(asker, address, max_work, report, plan.only or None)
+        if axes is None and NOT_NAMED in report.unsupported_reason:
+            # A feature that it does not have says less than whatever else is wanting.
+            report.unsupported_reason = _simplest_reason(asker, address, report)
+    if axes is not None:
+        told["axes"] = axes_to_json(axes)
+    declared = report.declared
+    return {
+        **told,
+        "operation": report.operation,
+        "backend": str(declared.get("backend", "")),
+        "build_minutes": declared.get("build_minutes", 0.0) if declared.get("build_ahead") else 0.0,
+        "error": report.error,
+        "reason": reason or report.unsupported_reason,
+    }
+
+
+def _refused_altogether(asker: Asker, address: Address, report: ImplementationReport) -> str:
+    """Give the one reason for which simple problems of every kind are refused, if there is one.
+
+    Learning in full that a GPU is missing takes a hundred questions.
+    """
+    declared = asker.run(address.request("describe"))
+    if declared.status != "done":
+        # Importing that does not end is no HANG of a call; its process says no more than that.
+        spoiled = declared.status == "error"
+        why = declared.detail or declared.kind if spoiled else verdict_of(declared).message
+        report.error = f"cannot be imported: {why.strip().splitlines()[-1]}"
+        return ""
+    told: dict[str, Any] = declared.result or {}
+    if "error" in told:
+        report.error = f"cannot be imported: {told['error']}"
+        return ""
+    report.declared, report.operation = told, str(told["operation"])
+    axes = all_axes(report.operation)
+    simplest = {name: values[0] for name, values in axes.items()}
+    problems = [
+        example(report.operation, {**simplest, name: value})
+        for name, values in axes.items()
+        for value in values
+    ]
+    asked = [problem.to_json() for problem in problems]
+    reply: Any = asker.run(address.request("probe", problems=asked)).result or {}
+    reasons: Sequence[str | None] = reply.get("reasons", [None])
+    telling = {each for each in reasons if each is None or NOT_NAMED not in each}
+    return telling.pop() or "" if len(telling) == 1 else ""
+
+
+def _simplest_reason(asker: Asker, address: Address, report: ImplementationReport) -> str:
+    """Give the reason for which the simplest problem is refused."""
+    axes = all_axes(report.operation)
+    problem = example(report.operation, {name: values[0] for name, values in axes.items()})
+    reply: Any = asker.run(address.request("probe", problems=[problem.to_json()])).result or {}
+    return str(reply.get("reasons", [""])[0] or report.unsupported_reason)
+
+
+def axes_to_json(axes: Axes) -> dict[str, Any]:
+    """Give axes as JSON."""
+    return {
+        "operation": axes.operation,
+        "values": {name: list(values) for name, values in axes.values.items()},
+        "max_work": axes.max_work,
+        "refused": dict(axes.refused),
+        "simplest": dict(axes.simplest),
+    }
+
+
+def axes_from_json(data: Mapping[str, Any]) -> Axes:
+    """Read back what ``axes_to_json`` gave: JSON's lists were tuples."""
+    return Axes(
+        data["operation"],
+        {name: tuples(values) for name, values in data["values"].items()},
+        data["max_work"],
+        data["refused"],
+        {name: tuples(value) for name, value in data["simplest"].items()},
+    )
+
+
+def tuples(value: Any) -> Any:  # noqa: ANN401  JSON
+    """Turn lists into tuples, however deep; of a mapping, those of its values."""
+    if isinstance(value, dict):
+        return {name: tuples(each) for name, each in value.items()}
+    return tuple(map(tuples, value)) if isinstance(value, list) else value

@@ -1,0 +1,1 @@
+"""The report of a comparison, and every form that it is written in."""

@@ -1,0 +1,221 @@
+"""The reports of several runners, one for each chip, as one matrix and one verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...console.errors import UsageRefusedError
+from ..sides.releases import BASELINE, SIDES
+from ..verdicts.findings import Chip, Finding, chip_order
+from ..verdicts.policy import Accepted, Policy
+from ..verdicts.verdict import DECLARED, EVIDENCE, chip_name, decide
+from .contents import assemble, judged
+from .reading import read_report
+
+Report = Mapping[str, Any]
+
+
+class MergeError(UsageRefusedError):
+    """Reports that do not go together; the message names the file."""
+
+
+def merge(paths: Sequence[Path], policy: Policy | None, command: str) -> dict[str, Any]:
+    """Join reports.
+
+    Args:
+        paths: of reports of the same two releases.
+        policy: that judges the findings; that of the first report if None.
+        command: for the record.
+
+    Raises:
+        ReportError: one of them cannot be read.
+        MergeError: they are of different releases, or nothing is to be joined.
+    """
+    reports = [read_report(path) for path in paths]
+    if not reports:
+        message = "merge needs reports: kernelproof merge A.json B.json"
+        raise MergeError(message)
+    first = reports[0]
+    for path, report in zip(paths, reports, strict=True):
+        for side in SIDES:
+            if not _is_same(report, first, side):
+                message = (
+                    f"{path}: its {side} is {_name(report, side)}, but that of {paths[0]} is "
+                    f"{_name(first, side)}"
+                )
+                raise MergeError(message)
+    policy = policy or policy_of(first)
+    findings = judged(_findings(reports), policy)
+    evidence = _evidence(reports)
+    failures = list(dict.fromkeys(each for report in reports for each in report["failures"]))
+    verdict = decide(findings, evidence, policy, baseline=_name(first, BASELINE), failures=failures)
+    machines = [machine for report in reports for machine in report["machines"]]
+    return assemble(
+        verdict,
+        findings,
+        policy,
+        sides={side: _side(reports, side) for side in SIDES},
+        features=_features(reports),
+        machines=machines,
+        not_tested=_not_tested(reports, evidence),
+        failures=failures,
+        command=command,
+    )
+
+
+def policy_of(report: Report) -> Policy:
+    """Give the policy that a report was judged by."""
+    told = report["policy"]
+    return Policy(
+        told["actions"],
+        told["slower"],
+        tuple(told["required"]),
+        tuple(
+            Accepted(each["finding"], each["reason"], tuple(each["chips"]))
+            for each in told["accepted"]
+        ),
+        told["source"],
+    )
+
+
+def _name(report: Report, side: str) -> str:
+    return str(report[side].get("flashinfer") or report[side].get("given"))
+
+
+def _is_same(one: Report, other: Report, side: str) -> bool:
+    """Tell whether two reports are of one release; one may not have come to know its version."""
+    if _name(one, side) == _name(other, side):
+        return True
+    unknown = not (one[side].get("flashinfer") and other[side].get("flashinfer"))
+    return unknown and one[side].get("given") == other[side].get("given")
+
+
+def _findings(reports: Sequence[Report]) -> list[Finding]:
+    """Give the findings of all: one that several have is one, on all of their chips."""
+    found: dict[str, Finding] = {}
+    for report in reports:
+        for data in report["findings"]:
+            each = Finding.from_json(data)
+            known = found.get(each.id)
+            found[each.id] = each if known is None else _joined(known, each)
+    return list(found.values())
+
+
+def _joined(one: Finding, other: Finding) -> Finding:
+    """Join two findings of the same: one's problem, and what the other says otherwise."""
+    chips = (
+        tuple(sorted({*one.chips, *other.chips}, key=chip_order))
+        if one.chips and other.chips
+        else ()
+    )
+    laws = tuple(dict.fromkeys((*one.laws, *other.laws)))
+    found_by = tuple(sorted({*one.found_by, *other.found_by}, reverse=True))
+    told = _told_of_another(one, other) if _shown(one) != _shown(other) else {}
+    return replace(
+        one,
+        chips=chips,
+        laws=laws,
+        found_by=found_by,
+        count=max(one.count, other.count),
+        issue=one.issue or other.issue,
+        rule="; ".join(dict.fromkeys(filter(None, (one.rule, other.rule)))),
+        **told,
+    )
+
+
+def _shown(found: Finding) -> tuple[object, ...]:
+    return found.message, found.problem, found.baseline, found.candidate
+
+
+def _told_of_another(one: Finding, other: Finding) -> dict[str, Any]:
+    """Give the fields of a finding that tell what another machine found too, by its chips."""
+    where = f"on {', '.join(map(chip_name, other.chips)) or 'another machine'}"
+    fields: dict[str, Any] = {"message": f"{one.message} ({where}: {other.message})"}
+    if other.problem is not None:
+        told = str(other.problem.get("told", other.problem.get("id", "")))
+        fields["baseline"] = {**one.baseline, where: _verdict(other.baseline)}
+        fields["candidate"] = {**one.candidate, where: f"{_verdict(other.candidate)} of {told}"}
+        fields["replay"] = {
+            **one.replay,
+            **{f"{side} {where}": command for side, command in other.replay.items()},
+        }
+    return fields
+
+
+def _verdict(side: Mapping[str, Any]) -> str:
+    return " ".join(str(side[name]) for name in ("status", "kind", "message") if side.get(name))
+
+
+def _evidence(reports: Sequence[Report]) -> dict[Chip, str]:
+    """Give for each chip the best evidence that a report has."""
+    found: dict[Chip, str] = {}
+    for report in reports:
+        for each in report["chips"]:
+            known = found.get(each["chip"], DECLARED)
+            found[each["chip"]] = max(known, each["evidence"], key=EVIDENCE.index)
+    return found
+
+
+def _features(reports: Sequence[Report]) -> dict[str, Any] | None:
+    """Join the matrices: columns of all reports, rows as the first one has them."""
+    made = [report["features"] for report in reports if report["features"]]
+    if not made:
+        return None
+    chips = sorted({chip for each in made for chip in each["chips"]}, key=chip_order)
+    rows: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for each in made:
+        for row in each["rows"]:
+            key = (row["operation"], row["backend"], row["title"])
+            kept = rows.setdefault(key, {**row, "cells": {}})
+            for cell in row["cells"]:
+                kept["cells"].setdefault(cell["chip"], cell)
+    rules = {name: reason for each in made for name, reason in each["rules"].items()}
+    return {
+        "chips": chips,
+        "rules": rules,
+        "rows": [
+            {**row, "cells": [row["cells"].get(chip) or _unknown(chip) for chip in chips]}
+            for row in rows.values()
+        ],
+    }
+
+
+def _unknown(chip: Chip) -> dict[str, Any]:
+    """Give the cell of a chip of which a report does not say what the others do."""
+    nothing = {"status": "unknown", "evidence": "", "rule": ""}
+    return {"chip": chip, "change": "same", **dict.fromkeys(SIDES, nothing)}
+
+
+def _side(reports: Sequence[Report], side: str) -> dict[str, Any]:
+    """Give what is known of a side: torch and the like stand with each machine."""
+    known = [report[side] for report in reports if report[side].get("flashinfer")]
+    first = dict(known[0] if known else reports[0][side])
+    for name in ("torch", "triton", "cuda"):
+        values = {report[side].get(name) for report in reports}
+        first[name] = values.pop() if len(values) == 1 else None
+    return first
+
+
+def _not_tested(reports: Sequence[Report], evidence: Mapping[Chip, str]) -> list[dict[str, Any]]:
+    """Give what nobody tested: calls on chips that some report did run are left out."""
+    found: list[dict[str, Any]] = []
+    for report in reports:
+        for each in report["not_tested"]:
+            absent = [
+                chip for chip in each.get("chips", []) if evidence.get(chip, DECLARED) == DECLARED
+            ]
+            if "chips" not in each:
+                told = dict(each)
+            elif absent:
+                names = ", ".join(
+                    f"SM{chip}" if isinstance(chip, int) else str(chip).upper() for chip in absent
+                )
+                told = {**each, "what": f"calls on {names}", "chips": absent}
+            else:
+                continue
+            if told not in found:
+                found.append(told)
+    return found

@@ -1,0 +1,229 @@
+"""What a comparison has asked and was answered, kept as it comes, so that a killed one can go on.
+
+Everything that a run learns is the answer to a question that can be written down: what a release
+declares, what a worker makes of a problem. What is asked next follows from the answers alone. So a
+run that is started again with the answers of the one before it asks the same questions, gets the
+same answers at once, and goes on where the other one stopped.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ....properties.findings.files import dumps
+from ...console.errors import MachineError, UsageRefusedError
+from ...releases.sandboxes import Tell, quietly
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+FAMILY = "kernelproof/bump-journal/"
+SCHEMA = f"{FAMILY}1"
+BEGINNING = json.dumps({"schema": FAMILY})[:-2].encode()
+"""How the first line of a journal begins."""
+ASIDE = ".old"
+
+
+class JournalError(UsageRefusedError):
+    """A journal that cannot be used; the message says why."""
+
+
+class Journal:
+    """Answers by question, in a file with a line each; may be used from several threads.
+
+    The file is this process's until ``close``: another comparison that names it is refused.
+
+    Args:
+        path: of the file; nothing is kept if None.
+
+    Raises:
+        JournalError: the file cannot be opened, is none of a comparison, or is in use.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.answered = self.remembered = 0
+        self._answers: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        self._file: int | None = None
+        self._started = False
+        self._path = path or Path()
+        if path is None:
+            return
+        with self._used():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            with self._used():
+                self._own(self._file)
+                _refuse_other_files(path)
+        except JournalError:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        """Give itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the file."""
+        self.close()
+
+    def start(
+        self, identity: Mapping[str, Any], *, resume: bool = False, tell: Tell = quietly
+    ) -> None:
+        """Begin to keep answers; before that, none is.
+
+        Args:
+            identity: what they are about; those about something else are refused.
+            resume: go on with the answers in the file, rather than start afresh. These are kept
+                in a file beside it, whose name ends in ``.old``.
+            tell: is given a line where there is nothing to go on from, and where answers are
+                put aside.
+
+        Raises:
+            JournalError: the file cannot be read or written, or is about something else.
+        """
+        if self._file is None:
+            return
+        head = json.loads(dumps({"schema": SCHEMA, "identity": identity}))
+        with self._used():
+            data = self._path.read_bytes()
+            whole = self._read(data, head) if resume else 0
+            if resume and not whole:
+                tell(f"--resume: there is no journal at {self._path} yet; starting afresh")
+            elif not resume and data.count(b"\n") > 1:
+                tell(f"the answers of an earlier run are kept in {self._put_aside(data)}")
+            # A line that was cut off by the end of the process is written again.
+            os.ftruncate(self._file, whole)
+            os.lseek(self._file, 0, os.SEEK_END)
+        self._started = True
+        if not whole:
+            self._write(head)
+
+    def ask(self, question: Mapping[str, Any], answer: Callable[[], Any]) -> Any:  # noqa: ANN401
+        """Give the answer to a question: the one that is known, or else a new one, which is kept.
+
+        Args:
+            question: in JSON.
+            answer: finds it; what it gives is turned into JSON and back.
+        """
+        key = hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()[:32]
+        with self._lock:
+            if key in self._answers:
+                self.remembered += 1
+                return self._answers[key]
+        found = json.loads(json.dumps(answer()))
+        with self._lock:
+            self.answered += 1
+            self._answers[key] = found
+            self._write({"question": key, "answer": found})
+        return found
+
+    def close(self) -> None:
+        """Close the file; it stays."""
+        with self._lock:
+            if self._file is not None:
+                os.close(self._file)
+                self._file = None
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        if self._file is None or not self._started:
+            return
+        rest = memoryview(json.dumps(line).encode() + b"\n")
+        try:
+            while rest:  # a write may take a part of it
+                rest = rest[os.write(self._file, rest) :]
+        except OSError as error:
+            message = f"--journal {self._path}: cannot be written ({error.strerror})"
+            raise MachineError(message) from error
+
+    @contextmanager
+    def _used(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            message = f"--journal {self._path}: cannot be used ({error.strerror})"
+            raise JournalError(message) from error
+
+    def _own(self, file: int) -> None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            message = (
+                f"--journal {self._path}: another comparison is writing it; wait for its end, or "
+                "name another file"
+            )
+            raise JournalError(message) from error
+        except OSError:  # a file system that knows no locks
+            pass
+
+    def _put_aside(self, data: bytes) -> Path:
+        aside = self._path.with_name(f"{self._path.name}{ASIDE}")
+        if aside.exists():
+            _refuse_other_files(aside)
+        aside.write_bytes(data)
+        return aside
+
+    def _read(self, data: bytes, head: Mapping[str, Any]) -> int:
+        """Read what was kept, and give the length of what is whole, up to the first bad line."""
+        first, *rest = data.splitlines(keepends=True) or [b""]
+        if not first.endswith(b"\n"):
+            return 0
+        self._compare(json.loads(first), head)
+        whole = len(first)
+        for line in rest:
+            known = _answer_in(line)
+            if known is None:
+                break
+            self._answers[known[0]] = known[1]
+            whole += len(line)
+        return whole
+
+    def _compare(self, first: Mapping[str, Any], head: Mapping[str, Any]) -> None:
+        if first["schema"] != SCHEMA:
+            schema = first["schema"]
+            message = f"--journal {self._path}: has schema {schema!r}, not {SCHEMA!r}; delete it"
+            raise JournalError(message)
+        for name, value in head["identity"].items():
+            before = first["identity"].get(name)
+            if before != value:
+                message = (
+                    f"--resume: {self._path} is of another comparison: its {name} is "
+                    f"{before!r}, not {value!r}; without --resume it is put aside"
+                )
+                raise JournalError(message)
+
+
+def _answer_in(line: bytes) -> tuple[str, Any] | None:
+    """Read a question and its answer; None if the line is not whole."""
+    if line.endswith(b"\n"):
+        with suppress(ValueError, KeyError, TypeError):
+            known = json.loads(line)
+            return str(known["question"]), known["answer"]
+    return None
+
+
+def _refuse_other_files(path: Path) -> None:
+    """Refuse a file that is no journal, not even the beginning of one."""
+    with path.open("rb") as file:
+        first = file.readline()
+    whole = False
+    if first.endswith(b"\n"):
+        with suppress(ValueError, KeyError, TypeError):
+            head = json.loads(first)
+            whole = str(head["schema"]).startswith(FAMILY) and isinstance(head["identity"], dict)
+    if not (whole or BEGINNING.startswith(first) or _is_cut_off(first)):
+        message = f"--journal {path}: is no journal of a comparison; name another file"
+        raise JournalError(message)
+
+
+def _is_cut_off(first: bytes) -> bool:
+    return first.startswith(BEGINNING) and not first.endswith(b"\n")

@@ -1,0 +1,84 @@
+"""What a comparison looks at, and how much of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ....properties.findings.corpus import Case
+from ....properties.findings.ledger import Ledger
+from ....properties.isolation.workers import Deadlines
+from ....properties.laws import Law
+from ....properties.space.profiles import GATE_SHARE, Profile
+
+DEADLINES = Deadlines(run=20.0)
+"""The same for every call: what was measured of one run must not decide about another."""
+LEAST_PROBLEMS = 2
+FIRST_OF_SLOW = 16
+"""Problems of the first law, whose results are compared bit by bit, that a slow one gets."""
+INTERPRETED = "triton"
+"""Part of the name of what runs in Triton's interpreter on a CPU: 10 to 1,500 ms a problem."""
+SLOW_SHARE, INTERPRETED_WORK, SLOW_WORK = 0.1, 256, 16
+"""Of the problems, on a CPU; by how much less work each is, interpreted or in Python."""
+SOAK_ON_CPU = 20
+"""Launches where there is nothing to race."""
+MODULES = 3
+"""Compiled modules of an implementation, for each side, unless more are asked for."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a comparison of behaviour does. Nothing in it depends on how fast a machine is.
+
+    Attributes:
+        implementations: names or MODULE:NAME.
+        device: ``"cpu"`` or ``"cuda"``.
+        profile: how hard to look.
+        seed: of what is drawn.
+        laws: names; all if empty.
+        only: by field, the values of problems that are drawn.
+        ledger: known failures.
+        cases: folder for the smallest problem of each finding.
+        tensors: folder for results that wait to be compared.
+        modules: compiled modules of each implementation.
+        soak: launches under the law of that name.
+        jobs: workers of each side at a time.
+        corpus: stored cases, see ``open_corpus``; those of the implementations are judged first.
+        named: whether the implementations were asked for by name.
+    """
+
+    implementations: Sequence[str]
+    device: str
+    profile: Profile
+    seed: int
+    ledger: Ledger
+    cases: Path
+    tensors: Path
+    laws: Sequence[str] = ()
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    modules: int = MODULES
+    soak: int = 0
+    jobs: int = 1
+    corpus: Sequence[Case] = ()
+    named: bool = False
+
+    def count(self, law: Law, *, first: bool, sides: int) -> int:
+        """Give the number of problems that a law judges of an implementation.
+
+        Args:
+            law: that judges.
+            first: whether it is the first of its operation, whose results are compared.
+            sides: that the implementation runs on; with one there is nothing to compare.
+        """
+        wanted = self.profile.problems * GATE_SHARE * law.weight
+        if self.device == "cpu":
+            wanted = max(SLOW_SHARE * wanted, FIRST_OF_SLOW if first else 0)
+        return max(LEAST_PROBLEMS, round(wanted * sides / 2))
+
+    def max_work(self, reference: str, max_work: int) -> int:
+        """Give the most work of a problem, from the profile's on the device."""
+        if self.device != "cpu":
+            return max_work
+        return max_work // (INTERPRETED_WORK if INTERPRETED in reference else SLOW_WORK)

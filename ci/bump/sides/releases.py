@@ -1,0 +1,181 @@
+"""The two sides of a comparison: a release of FlashInfer, or an environment of its own.
+
+A version, a wheel or a folder is put in front of this environment's packages: torch and Triton stay
+the same. Another interpreter brings its own. Kernelproof itself is this one on both sides.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.version import InvalidVersion, Version
+
+from ....properties.isolation.outcome import describe_exit
+from ....properties.isolation.workers import WorkerPool
+from ....properties.worker.pools import open_pool
+from ...console.errors import MACHINE, UsageRefusedError
+from ...releases.sandboxes import Tell, installed_folder, quietly, sandbox
+
+BASELINE, CANDIDATE = "baseline", "candidate"
+SIDES = (BASELINE, CANDIDATE)
+ASK_SECONDS = 60.0
+METADATA = "flashinfer_python-*.dist-info"
+_QUESTION = """\
+import importlib.util, json, sys
+found = importlib.util.find_spec("flashinfer")
+print(json.dumps({"path": sys.path[1:], "flashinfer": found.origin if found else None,
+                  "torch": importlib.util.find_spec("torch") is not None}))
+"""
+
+
+class InterpreterError(UsageRefusedError):
+    """An interpreter that cannot be used; the message says why."""
+
+    exit_code = MACHINE
+
+
+@dataclass(frozen=True)
+class Release:
+    """One side, found.
+
+    Attributes:
+        given: as it was asked for.
+        folder: holds the package ``flashinfer``.
+        executable: interpreter of its workers.
+        path: ``sys.path`` of its workers.
+    """
+
+    given: str
+    folder: Path
+    executable: str
+    path: tuple[str, ...]
+
+    @property
+    def own_environment(self) -> bool:
+        """Whether its torch and Triton are its own."""
+        return self.executable != sys.executable
+
+    @property
+    def shared(self) -> str:
+        """What to ask for on any machine: the version, where ``given`` is a path of this one."""
+        path = Path(self.given).expanduser()
+        if _is_version(self.given) or (path.is_file() and path.suffix != ".whl"):
+            return self.given
+        here = os.path.relpath(path)
+        if not here.startswith(os.pardir):
+            return here
+        found = (
+            each.name.partition("-")[2].removesuffix(".dist-info")
+            for each in self.folder.glob(METADATA)
+        )
+        return next(filter(_is_version, found), self.given)
+
+    @contextmanager
+    def workers(
+        self, device: str, *, size: int = 1, environment: Mapping[str, str] | None = None
+    ) -> Iterator[WorkerPool]:
+        """Open a pool of its workers."""
+        pool = open_pool(
+            device,
+            size=size,
+            standby=False,
+            environment={"FLASHINFER_DISABLE_VERSION_CHECK": "1", **(environment or {})},
+            sys_path=self.path,
+            executable=self.executable,
+        )
+        with pool:
+            yield pool
+
+
+def find_release(given: str, *, tell: Tell = quietly) -> Release:
+    """Find a release, installing it into a folder of its own where that is needed.
+
+    Args:
+        given: a version, a wheel, a folder with the package ``flashinfer`` in it, or a Python
+            interpreter, such as ``/opt/vllm/bin/python``.
+        tell: is given a line of progress now and then.
+
+    Raises:
+        UsageRefusedError: there is no such thing, or it cannot be had; SandboxError for a release,
+            InterpreterError for an interpreter.
+    """
+    if not given.strip():  # a variable of a pipeline that is not set; as a path, this folder
+        message = f"{given!r} is empty: give a version, a wheel, a folder or an interpreter"
+        raise UsageRefusedError(message)
+    path = Path(given).expanduser()
+    if path.is_file() and path.suffix != ".whl":
+        return _of_interpreter(given, path)
+    if os.sep in given and not path.exists():
+        message = f"{given}: there is no such wheel, folder or interpreter"
+        raise UsageRefusedError(message)
+    folder = sandbox(given, tell=tell)
+    here = [entry or str(Path.cwd()) for entry in sys.path]
+    # In front of everything only where it is not there anyway: site-packages would hide modules of
+    # the standard library that newer packages of the same name replace.
+    front = [] if _is_installed(folder) else [str(folder)]
+    return Release(given, folder, sys.executable, (*front, *here))
+
+
+def _is_version(text: str) -> bool:
+    """Tell whether a text is a version that an index may have."""
+    try:
+        return Version(text).local is None
+    except InvalidVersion:
+        return False
+
+
+def _is_installed(folder: Path) -> bool:
+    try:
+        return installed_folder() == folder
+    except UsageRefusedError:
+        return False
+
+
+def _of_interpreter(given: str, path: Path) -> Release:
+    # Not looked for on PATH; nor resolved, for a virtual environment is known by where its link is.
+    executable = str(path.absolute())
+    try:
+        asked = subprocess.run(
+            [executable, "-c", _QUESTION],
+            check=True,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=ASK_SECONDS,
+        )
+        answer = json.loads(asked.stdout.splitlines()[-1])
+    except subprocess.CalledProcessError as error:
+        last = error.stderr.strip().rpartition("\n")[2] or describe_exit(error.returncode)
+        message = f"{given}: is no Python interpreter that runs ({last})"
+        raise InterpreterError(message) from error
+    except subprocess.TimeoutExpired as error:
+        message = f"{given}: is a Python interpreter that did not answer within {ASK_SECONDS:g} s"
+        raise InterpreterError(message) from error
+    except (OSError, ValueError, IndexError) as error:
+        why = (isinstance(error, OSError) and error.strerror) or "it gives no answer"
+        message = f"{given}: is no Python interpreter that runs ({why})"
+        raise InterpreterError(message) from error
+    for name in ("torch", "flashinfer"):
+        if not answer[name]:
+            message = f"{given}: has no {name}"
+            raise InterpreterError(message)
+    path_entries = (*answer["path"], str(_link_to_kernelproof()))
+    return Release(given, Path(answer["flashinfer"]).parents[1], executable, path_entries)
+
+
+def _link_to_kernelproof() -> Path:
+    """Give a folder that holds this Kernelproof and nothing else of this environment."""
+    folder = Path(tempfile.mkdtemp(prefix="kernelproof-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    (folder / "kernelproof").symlink_to(Path(__file__).resolve().parents[3])
+    return folder

@@ -1,0 +1,1 @@
+"""What two releases have and declare: callables, parameters, enums, support."""

@@ -1,0 +1,315 @@
+"""What changed of the names, parameters, enums and constants that serving engines use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ....properties.verdicts.text import count_of
+from ..verdicts.findings import Finding, finding
+from .names import listed, name_findings
+
+Declarations = Mapping[str, Any]
+Parameter = Mapping[str, str]
+POSITIONAL_ONLY = "positional_only"
+POSITIONAL = (POSITIONAL_ONLY, "positional_or_keyword")
+
+
+def surface_findings(baseline: Declarations, candidate: Declarations) -> Iterator[Finding]:
+    """Compare two releases' surfaces, as ``impl.flashinfer_declarations`` collects them."""
+    yield from _callables(baseline, candidate)
+    yield from name_findings(baseline, candidate)
+
+
+def _callables(baseline: Declarations, candidate: Declarations) -> Iterator[Finding]:
+    old, new = baseline["signatures"], candidate["signatures"]
+    yield from _removed(old, new, candidate)
+    for name in sorted(new):
+        if name not in old:
+            if _imports(baseline, name):
+                required = [each["name"] for each in new[name]["parameters"] if _required(each)]
+                yield finding(
+                    "callable-added",
+                    name,
+                    f"{name} is new; it needs {listed(required)}",
+                    baseline={"signature": "not there"},
+                    candidate=_told(new[name]),
+                )
+        else:
+            yield from _parameters(name, old[name], new[name])
+
+
+def _removed(
+    old: Mapping[str, Any], new: Mapping[str, Any], candidate: Declarations
+) -> Iterator[Finding]:
+    """Give callables that are gone: a class once, not each of its methods."""
+    gone = [name for name in sorted(old) if name not in new and _imports(candidate, name)]
+    whole: dict[str, list[str]] = {}
+    for name in gone:
+        module, owner = name.split(".")[:2]
+        left = owner in candidate["exports"].get(module, {})
+        whole.setdefault(name if left else f"{module}.{owner}", []).append(name)
+    for subject, names in whole.items():
+        yield finding(
+            "callable-removed",
+            subject,
+            f"{subject} is gone: who imports or calls it fails",
+            rule=f"stop using {subject} before the bump",
+            baseline={name: _told(old[name])["signature"] for name in names},
+            candidate={subject: "gone"},
+        )
+
+
+def _imports(declared: Declarations, name: str) -> bool:
+    """Tell whether the module of a callable did import, so that its absence means something."""
+    module = f"flashinfer.{name.partition('.')[0]}"
+    return module not in declared["not_imported"]
+
+
+def _parameters(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Finding]:
+    before, after = old["parameters"], new["parameters"]
+    sides: dict[str, Any] = {"baseline": _told(old), "candidate": _told(new)}
+    yield from _by_position(name, before, after, sides)
+    yield from _by_name(name, before, after, sides)
+    yield from _open_ended(name, before, after, sides)
+
+
+def _by_position(
+    name: str, before: Sequence[Parameter], after: Sequence[Parameter], sides: dict[str, Any]
+) -> Iterator[Finding]:
+    old, new = _positional(before), _positional(after)
+    renamed = dict(_renamed(before, after))
+    rest = next(iter(_of_kind(before, "var_positional")), "")
+    taken = [
+        f"position {i} was of *{rest}, now {new[i]}" for i in range(len(old), len(new)) if rest
+    ]
+    moved = [
+        f"position {i} was {one}, now {other}"
+        for i, (one, other) in enumerate(zip(old, new, strict=False))
+        if one != other and renamed.get(one) != other
+    ]
+    rule = ""
+    if moved:
+        rule = f"pass the parameters of {name} by keyword from position {moved[0].split()[1]} on"
+    elif taken:
+        most = f"no more than {count_of(len(old), 'value')}" if old else "nothing"
+        rule = f"pass {most} by position to {name}"
+    moved += taken
+    if moved:
+        yield finding(
+            "positional-meaning",
+            name,
+            f"{name}: {moved[0]}" + (f" (and {len(moved) - 1} more)" if len(moved) > 1 else ""),
+            rule=f"{rule}, and accept this finding",
+            count=len(moved),
+            **sides,
+        )
+    lost = old[len(new) :]
+    if lost and not moved:
+        absorbed = next((p["name"] for p in after if p["kind"] == "var_positional"), "")
+        how = f"*{absorbed} takes what comes by position" if absorbed else "by position they raise"
+        yield finding(
+            "positional-refused",
+            name,
+            f"{name} turned keyword-only from position {len(new)} on: {listed(lost)}; {how}",
+            rule=f"pass {listed(lost)} of {name} by keyword",
+            count=len(lost),
+            **sides,
+        )
+
+
+def _by_name(
+    name: str, before: Sequence[Parameter], after: Sequence[Parameter], sides: dict[str, Any]
+) -> Iterator[Finding]:
+    old = {each["name"]: each for each in before if not _is_open(each)}
+    new = {each["name"]: each for each in after if not _is_open(each)}
+    hidden = bool(_of_kind(after, "var_keyword"))
+    renamed = dict(_renamed(before, after))
+    for one, other in renamed.items():
+        if old[one]["kind"] == POSITIONAL_ONLY:  # nobody names it
+            continue
+        yield finding(
+            "parameter-renamed",
+            name,
+            f"{name}: {one} is called {other} now",
+            rule=f"call it {other} from the candidate on, {one} before",
+            detail=other,
+            **sides,
+        )
+    for one, was in old.items():
+        if one not in new and one not in renamed and not hidden:  # **kwargs may still take it
+            yield finding(
+                "parameter-removed",
+                name,
+                f"{name}: the parameter {one} is gone",
+                rule=f"do not pass {one} to {name}",
+                detail=one,
+                **sides,
+            )
+        if one in new and _unnamed(was, new[one], hidden=hidden):
+            yield finding(
+                "parameter-removed",
+                name,
+                f"{name}: the parameter {one} is taken by position alone: a call that names it "
+                "raises",
+                rule=f"pass {one} of {name} by position",
+                detail=one,
+                **sides,
+            )
+    added = [each for each in new if each not in old and each not in renamed.values()]
+    for one in added:
+        if _required(new[one]):
+            yield finding(
+                "parameter-required",
+                name,
+                f"{name}: the parameter {one} is new and has no default",
+                rule=f"pass {one} to {name}",
+                detail=one,
+                **sides,
+            )
+    optional = [each for each in added if not _required(new[each])]
+    if optional:
+        yield finding(
+            "parameter-added",
+            name,
+            f"{name} takes {listed(optional)} too",
+            count=len(optional),
+            **sides,
+        )
+    yield from _defaults(name, old, new, sides)
+
+
+def _unnamed(old: Parameter, new: Parameter, *, hidden: bool) -> bool:
+    """Tell whether a call that names a parameter raises now, as it is taken by position alone.
+
+    Where ``**kwargs`` takes the name, the value is still wanting.
+    """
+    became = old["kind"] != POSITIONAL_ONLY and new["kind"] == POSITIONAL_ONLY
+    return became and (_required(new) or not hidden)
+
+
+def _open_ended(
+    name: str, before: Sequence[Parameter], after: Sequence[Parameter], sides: dict[str, Any]
+) -> Iterator[Finding]:
+    """Give ``*args`` and ``**kwargs`` that are gone: they took what no parameter stands for."""
+    for one in _of_kind(before, "var_positional"):
+        if not _of_kind(after, "var_positional"):
+            most = count_of(len(_positional(after)), "value")
+            yield finding(
+                "positional-refused",
+                name,
+                f"{name}: *{one} is gone: with more than {most} by position it raises",
+                rule=f"pass no more than {most} by position to {name}",
+                detail=f"*{one}",
+                **sides,
+            )
+    for one in _of_kind(before, "var_keyword"):
+        if not _of_kind(after, "var_keyword"):
+            yield finding(
+                "parameter-removed",
+                name,
+                f"{name}: **{one} is gone: a call that names anything else than its parameters "
+                "raises",
+                rule=f"name nothing but the parameters of {name}",
+                detail=f"**{one}",
+                **sides,
+            )
+
+
+def _defaults(
+    name: str, old: Mapping[str, Parameter], new: Mapping[str, Parameter], sides: dict[str, Any]
+) -> Iterator[Finding]:
+    for one in old.keys() & new.keys():
+        if _required(new[one]) and not _required(old[one]):
+            yield finding(
+                "parameter-required",
+                name,
+                f"{name}: the parameter {one} had the default {old[one]['default']} and has none",
+                rule=f"pass {one} to {name}",
+                detail=one,
+                **sides,
+            )
+    changed = [
+        f"{one} was {old[one]['default']}, now {new[one]['default']}"
+        for one in old
+        if one in new
+        and {"default"} <= old[one].keys() & new[one].keys()
+        and old[one]["default"] != new[one]["default"]
+    ]
+    if changed:
+        yield finding(
+            "default-changed",
+            name,
+            f"{name}: {'; '.join(changed)}",
+            rule=f"pass what matters of {name} rather than leave it to the default",
+            count=len(changed),
+            **sides,
+        )
+
+
+def _renamed(before: Sequence[Parameter], after: Sequence[Parameter]) -> Iterator[tuple[str, str]]:
+    """Give parameters whose name alone changed: the one before them is the same, or renamed too."""
+    old, new = [each["name"] for each in before], [each["name"] for each in after]
+    gone = [each["name"] for each in before if each["name"] not in new and not _is_open(each)]
+    come = [name for name in new if name not in old]
+    found: dict[str, str] = {}
+    for one in gone:
+        here = before[old.index(one)]
+        previous = _previous(old, one)
+        for other in come:
+            there = after[new.index(other)]
+            alike = {k: v for k, v in here.items() if k != "name"} == {
+                k: v for k, v in there.items() if k != "name"
+            }
+            in_place = found.get(previous, previous) == _previous(new, other)
+            if alike and in_place and _kindred(one, other):
+                found[one] = other
+                yield one, other
+                come.remove(other)
+                break
+
+
+def _previous(names: Sequence[str], name: str) -> str:
+    """Give the name before another; empty for the first."""
+    at = names.index(name)
+    return names[at - 1] if at else ""
+
+
+def _kindred(one: str, other: str) -> bool:
+    """Tell whether two names share a word: a name that is quite another is another parameter."""
+    return bool(set(one.split("_")) & set(other.split("_")))
+
+
+def _positional(parameters: Sequence[Parameter]) -> list[str]:
+    return _of_kind(parameters, *POSITIONAL)
+
+
+def _of_kind(parameters: Sequence[Parameter], *kinds: str) -> list[str]:
+    return [each["name"] for each in parameters if each["kind"] in kinds]
+
+
+def _is_open(parameter: Parameter) -> bool:
+    """Tell ``*args`` and ``**kwargs`` from parameters."""
+    return parameter["kind"].startswith("var_")
+
+
+def _required(parameter: Parameter) -> bool:
+    return "default" not in parameter and not _is_open(parameter)
+
+
+def _told(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Give a signature as Python writes it, and its place."""
+    parts, keyword_only = list[str](), False
+    kinds = [each["kind"] for each in entry["parameters"]]
+    for each, following in zip(entry["parameters"], [*kinds[1:], ""], strict=True):
+        kind = each["kind"]
+        if kind == "keyword_only" and not keyword_only:
+            keyword_only = True
+            if not any(part.startswith("*") for part in parts):
+                parts.append("*")
+        mark = {"var_positional": "*", "var_keyword": "**"}.get(kind, "")
+        default = f"={each['default']}" if "default" in each else ""
+        parts.append(f"{mark}{each['name']}{default}")
+        if kind == POSITIONAL_ONLY != following:
+            parts.append("/")
+    return {"signature": f"({', '.join(parts)})", "source": entry["source"]}

@@ -1,0 +1,1 @@
+"""Findings of a comparison, the policy on them, and the verdict."""

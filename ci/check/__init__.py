@@ -1,0 +1,1 @@
+"""The commands that judge: ``check``, ``gate``, ``replay``, ``list``."""

@@ -1,0 +1,254 @@
+"""The commands check and gate: one run of the engine, its outputs and its exit code."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hypothesis.database import ExampleDatabase
+
+from ...impl import OPERATIONS, UnsupportedError
+from ...impl.protocol import EVERY_RULE
+from ...properties.findings.cases import CaseWriter
+from ...properties.findings.expectations import read_expectations
+from ...properties.findings.files import dumps, write_text
+from ...properties.findings.ledger import Ledger, LedgerError
+from ...properties.findings.report import RunReport
+from ...properties.isolation.sanitizer import SanitizerMissingError
+from ...properties.isolation.sanitizer import command as sanitizer_command
+from ...properties.laws import laws_of
+from ...properties.search.engine import Run
+from ...properties.search.examples import VARIABLE, ExamplesError, open_examples, shared_examples
+from ...properties.search.plan import Plan
+from ...properties.space.profiles import GATE_SHARE, PROFILES, asked_for
+from ..console.errors import MachineError, UsageRefusedError
+from ..console.evidence_file import as_evidence
+from ..console.outputs import prepare_outputs
+from ..console.selection import check_implementations, check_laws, corpus_of, only_of
+from ..console.terminal import console
+from ..reports.display import print_summary
+from ..reports.html_report import to_html
+from ..reports.json_report import to_json
+from ..reports.junit import to_junit
+from ..reports.progress import watch
+from ..reports.summary import SUITE_FAILED, Summary, summarise
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for on the command line, see ``cli.RUN_OPTIONS``."""
+
+    implementations: Sequence[str]
+    profile: str
+    device: str
+    seed: int
+    jobs: int | None
+    modules: int | None
+    laws: tuple[str, ...]
+    only: tuple[str, ...]
+    json_path: Path | None
+    evidence_path: Path | None
+    junit_path: Path | None
+    html_path: Path | None
+    expectations: str | None
+    cases: Path
+    command: str
+    operation: str | None = None
+    gate: bool = False
+    without_rules: tuple[str, ...] = ()
+    soak: int | None = None
+    sanitizer: str | None = None
+    examples: str | None = None
+    corpus: Path | None = None
+
+
+def examine(request: Request) -> int:
+    """Run, print, write the outputs, and return the exit code.
+
+    Raises:
+        UsageRefusedError: something that was asked for does not exist or cannot be read.
+        MachineError: the device is not there.
+    """
+    ledger = Ledger()
+    try:
+        prepare_outputs(_outputs(request))
+        ledger = _read_ledger(request.expectations)
+        plan = _plan(request, ledger)
+        writer = CaseWriter(
+            request.cases, request.operation, ledger, without_rules=plan.without_rules
+        )
+        run = _start(plan)
+    except (UsageRefusedError, MachineError) as error:
+        target: dict[str, object] = {"device": request.device}
+        report = RunReport(request.profile, request.seed, target)
+        ended = _summarise(request, report, ledger, failure=error.message)
+        with suppress(UsageRefusedError):  # the first error is the one to tell
+            _write_outputs(request, replace(ended, code=error.exit_code))
+        raise
+    started, failure = time.monotonic(), ""
+    with watch(console(sys.stderr), run, writer, _laws_by_operation(request)):
+        try:
+            run.execute()
+        except Exception as error:  # noqa: BLE001  what was learned until then is worth printing
+            traceback.print_exc()
+            failure = f"{SUITE_FAILED}: {type(error).__name__}: {error}".splitlines()[0]
+            run.report.seconds = time.monotonic() - started
+    with _uninterrupted():
+        writer.write_all(run.report)
+        summary = _summarise(request, run.report, ledger, failure=failure)
+        try:
+            _write_outputs(request, summary)
+        finally:
+            print_summary(console(sys.stdout), summary)
+    if writer.failed:
+        raise UsageRefusedError(writer.failed)
+    return summary.code
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ignore Ctrl-C for the moment that it takes to tell what a run has learned."""
+    if threading.current_thread() is not threading.main_thread():  # signals are not for it
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _plan(request: Request, ledger: Ledger) -> Plan:
+    if request.operation not in (None, *OPERATIONS):
+        known = ", ".join(OPERATIONS)
+        message = f"--operation {request.operation!r} is none of {known}"
+        raise UsageRefusedError(message)
+    check_laws(request.laws)
+    check_implementations(request.implementations)
+    only = only_of(request.only)
+    profile = PROFILES[request.profile]
+    return Plan(
+        list(dict.fromkeys(request.implementations)),
+        asked_for(profile, modules=request.modules, soak=request.soak),
+        operation=request.operation,
+        device=request.device,
+        seed=request.seed,
+        ledger=ledger,
+        corpus=corpus_of(request.corpus, ledger, request.expectations, profile),
+        jobs=request.jobs or 0,
+        laws=request.laws,
+        share=GATE_SHARE if request.gate else 1.0,
+        examples=_examples(request),
+        without_rules=_rules(request.without_rules),
+        only=only,
+        sanitizer=_sanitizer(request),
+    )
+
+
+def _examples(request: Request) -> ExampleDatabase | None:
+    """Open the example database of a profile that explores."""
+    if not PROFILES[request.profile].explore:
+        if request.examples is not None:
+            message = f"--examples goes with --profile nightly: {request.profile} keeps none"
+            raise UsageRefusedError(message)
+        return None
+    try:
+        return open_examples(shared_examples(request.examples), request.cases / "examples")
+    except ExamplesError as error:
+        named = "--examples" if request.examples is not None else VARIABLE
+        message = f"{named}: {error}"
+        raise UsageRefusedError(message) from error
+
+
+def _sanitizer(request: Request) -> str:
+    """Give the tool of compute-sanitizer that was asked for, if it can run here."""
+    tool = request.sanitizer or ""
+    if tool and request.device != "cuda":
+        message = f"--sanitizer {tool} looks at what runs on a GPU: it needs --device cuda"
+        raise UsageRefusedError(message)
+    try:
+        if tool:
+            sanitizer_command(tool)
+    except SanitizerMissingError as error:
+        message = f"--sanitizer {tool}: {error}"
+        raise UsageRefusedError(message) from error
+    return tool
+
+
+def _rules(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Give the rules that are not to be asked."""
+    from ...impl.gating import load_rules
+
+    known = load_rules().find
+    unknown = [name for name in names if name != EVERY_RULE and known(name) is None]
+    if unknown:
+        message = f"--without-rule {unknown[0]}: there is no such rule (fixtures/support)"
+        raise UsageRefusedError(message)
+    return names
+
+
+def _read_ledger(choice: str | None) -> Ledger:
+    try:
+        return read_expectations(choice)
+    except LedgerError as error:
+        raise UsageRefusedError(str(error)) from error
+
+
+def _start(plan: Plan) -> Run:
+    try:
+        return Run(plan)
+    except UnsupportedError as error:
+        raise MachineError(str(error)) from error
+
+
+def _summarise(request: Request, report: RunReport, ledger: Ledger, *, failure: str) -> Summary:
+    return summarise(
+        report,
+        ledger,
+        gate=request.gate,
+        command=request.command,
+        laws=request.laws,
+        failure=failure,
+    )
+
+
+def _laws_by_operation(request: Request) -> dict[str, int]:
+    """Count the laws that will run for each operation."""
+    return {
+        operation: sum(not request.laws or law.name in request.laws for law in laws_of(operation))
+        for operation in OPERATIONS
+    }
+
+
+def _outputs(request: Request) -> list[tuple[str, Path]]:
+    options = {
+        "--json": request.json_path,
+        "--evidence": request.evidence_path,
+        "--junit": request.junit_path,
+        "--html": request.html_path,
+    }
+    return [(option, path) for option, path in options.items() if path is not None]
+
+
+def _write_outputs(request: Request, summary: Summary) -> None:
+    failed = ""
+    for option, path in _outputs(request):
+        text = {
+            "--json": lambda: dumps(to_json(summary)),
+            "--evidence": lambda: dumps(as_evidence(to_json(summary))),
+            "--junit": lambda: to_junit(summary),
+            "--html": lambda: to_html(summary),
+        }[option]()
+        try:
+            write_text(path, text)
+        except OSError as error:
+            failed = f"{option} {path}: cannot be written ({error.strerror})"
+    if failed:
+        raise UsageRefusedError(failed)

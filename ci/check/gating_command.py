@@ -1,0 +1,234 @@
+"""The run of `kernelproof check --gating`: both sides of the support table, tried here."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from ... import __version__
+from ...impl import ImplementationNotFoundError, UnsupportedError
+from ...impl.gating import RulesError, load_rules
+from ...impl.gating.tried import SCHEMA
+from ...impl.protocol import EVERY_RULE
+from ...impl.registry import resolve_name
+from ...properties.findings.cases import case_of, loading_name, replay_command, versions
+from ...properties.findings.expectations import read_expectations
+from ...properties.findings.files import dumps, write_text
+from ...properties.findings.ledger import LedgerError
+from ...properties.findings.report import Finding
+from ...properties.gating.trials import FINDING, Trial, counts
+from ...properties.gating.trying import Order, Report, Trying
+from ...properties.verdicts.text import count_of, printable
+from ..console.errors import (
+    CONFORMING,
+    INTERRUPTED,
+    MACHINE,
+    NONCONFORMING,
+    USAGE,
+    MachineError,
+    UsageRefusedError,
+)
+from ..console.evidence_file import as_evidence
+from ..console.outputs import prepare_outputs
+from ..console.selection import only_of
+from ..console.terminal import console
+from ..reports.summary import VERDICTS
+from .gating_display import print_trials
+
+
+@dataclass(frozen=True)
+class GatingRequest:
+    """What was asked for on the command line."""
+
+    implementations: Sequence[str]
+    device: str
+    jobs: int | None
+    modules: int | None
+    only: tuple[str, ...]
+    json_path: Path | None
+    evidence_path: Path | None
+    expectations: str | None
+    cases: Path
+    rules: Path | None
+    command: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run that has ended, and what it came to."""
+
+    report: Report
+    code: int
+    sentence: str
+    command: str
+    date: str
+
+
+def try_gating(request: GatingRequest) -> int:
+    """Try the cells of the support table, print what became of them, and return the exit code."""
+    ended = tried(request)
+    print_ended(ended)
+    write_outputs(request, to_json(ended))
+    return ended.code
+
+
+def tried(request: GatingRequest) -> Ended:
+    """Try the cells of the support table, and write the case of each finding.
+
+    Raises:
+        UsageRefusedError: something that was asked for does not exist or cannot be read.
+        MachineError: the device is not there.
+    """
+    order = _order(request)
+    err = console(sys.stderr)
+    try:
+        trying = Trying(order, lambda line: err.print(Text(printable(line), "dim"), soft_wrap=True))
+    except UnsupportedError as error:
+        raise MachineError(str(error)) from error
+    report = trying.execute()
+    _write_cases(request, report)
+    code, sentence = judge(report)
+    date = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return Ended(report, code, sentence, request.command, date)
+
+
+def _order(request: GatingRequest) -> Order:
+    only = only_of(request.only)
+    if "phase" in only:
+        message = "--only phase does not go with --gating, whose cells are of every phase"
+        raise UsageRefusedError(message)
+    try:
+        found = {name: resolve_name(name) for name in dict.fromkeys(request.implementations)}
+        book = load_rules(request.rules) if request.rules else load_rules()
+        ledger = read_expectations(request.expectations)
+        prepare_outputs(_outputs(request))
+    except (ImplementationNotFoundError, LedgerError) as error:
+        raise UsageRefusedError(str(error)) from error
+    except RulesError as error:
+        message = f"--rules: {error}"
+        raise UsageRefusedError(message) from error
+    return Order(
+        found,
+        request.device,
+        book,
+        ledger,
+        modules=request.modules or 0,
+        jobs=request.jobs or 0,
+        only=only,
+    )
+
+
+def judge(report: Report) -> tuple[int, str]:
+    """Give the exit code of a run, and its result in a sentence."""
+    code, why = _judge(report)
+    word = {CONFORMING: "CONFORMING", NONCONFORMING: "NOT CONFORMING"}.get(code, "ERROR")
+    number = counts(report.trials)
+    tried = f"{number['tried']:,} of {count_of(number['cells'], 'cell')} tried"
+    built = sum(len(each.builds) for each in report.implementations)
+    building = f", {count_of(built, 'module')} built in {report.build_seconds:.0f} s" * bool(built)
+    return code, f"{word}: {why}; {tried}{building}, {report.seconds:.1f} s in all"
+
+
+def _judge(report: Report) -> tuple[int, str]:
+    broken = [each for each in report.implementations if each.error]
+    number = counts(report.trials)
+    if report.interrupted:
+        return INTERRUPTED, "interrupted, this is what was learned until then"
+    if report.lost:
+        return MACHINE, f"the device was lost: {report.lost}"
+    if broken:
+        # One that cannot even be imported has no operation yet.
+        code = MACHINE if any(each.operation for each in broken) else USAGE
+        return code, f"{broken[0].name}: {broken[0].error}"
+    if number["findings"]:
+        found = count_of(number["findings"], "cell")
+        return NONCONFORMING, f"{found} not as the rules say, {number['known']} known"
+    if not number["tried"]:
+        idle = report.implementations[0]
+        why = idle.reason or "none of its cells was run"
+        return MACHINE, f"nothing was tried: {idle.name}: {why}"
+    return CONFORMING, f"every cell is as the rules say, {number['known']} known"
+
+
+def _write_cases(request: GatingRequest, report: Report) -> None:
+    """Write the case of each finding, and give it the command that replays it."""
+    for tried_one in report.implementations:
+        name = loading_name(tried_one.reference)
+        tried_one.trials = [
+            replace(trial, replay=_case(request, report, name, trial))
+            if trial.status == FINDING and trial.outcome != "right"
+            else trial
+            for trial in tried_one.trials
+        ]
+
+
+def _case(request: GatingRequest, report: Report, name: str, trial: Trial) -> str:
+    finding = Finding(trial.implementation, trial.law, trial.verdict, trial.cell.problem)
+    data = case_of(
+        finding, name, operation=None, seed=0, target=report.target, without_rules=[EVERY_RULE]
+    )
+    path = request.cases / f"gating-{trial.implementation}-{trial.cell.problem.id}.json"
+    try:
+        write_text(path, dumps(data))
+    except OSError as error:
+        message = f"--cases: {path} cannot be written ({error.strerror})"
+        raise UsageRefusedError(message) from error
+    return replay_command(path)
+
+
+def to_json(ended: Ended) -> dict[str, Any]:
+    """Give everything that a run learned."""
+    report = ended.report
+    return {
+        "schema": SCHEMA,
+        "verdict": VERDICTS.get(ended.code, "error"),
+        "message": ended.sentence,
+        "exit_code": ended.code,
+        "command": ended.command,
+        "date": ended.date,
+        "kernelproof": __version__,
+        "device": report.target.get("device"),
+        "target": {**report.target, **versions(report.target)},
+        "seconds": round(report.seconds, 3),
+        "build_seconds": round(report.build_seconds, 3),
+        "interrupted": report.interrupted,
+        "lost": report.lost,
+        **counts(report.trials),
+        "implementations": [each.to_json() for each in report.implementations],
+        "trials": [trial.to_json() for trial in report.trials],
+    }
+
+
+def _outputs(request: GatingRequest) -> list[tuple[str, Path]]:
+    options = {"--json": request.json_path, "--evidence": request.evidence_path}
+    return [(option, path) for option, path in options.items() if path is not None]
+
+
+def write_outputs(request: GatingRequest, data: dict[str, Any]) -> None:
+    """Write the results.
+
+    Raises:
+        UsageRefusedError: they cannot be written.
+    """
+    written = "", Path()
+    try:
+        for written in _outputs(request):
+            kept = written[0] == "--evidence"
+            write_text(written[1], dumps(as_evidence(data) if kept else data))
+    except OSError as error:
+        message = f"{written[0]} {written[1]}: cannot be written ({error.strerror})"
+        raise UsageRefusedError(message) from error
+
+
+def print_ended(ended: Ended) -> None:
+    """Print the tables and the verdict."""
+    out = console(sys.stdout)
+    print_trials(out, ended.report)
+    style = {0: "bold green", 1: "bold red"}.get(ended.code, "bold yellow")
+    out.print(Text(printable(ended.sentence), style), soft_wrap=True)

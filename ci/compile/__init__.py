@@ -1,0 +1,1 @@
+"""Compiling what a release would build, without a GPU."""

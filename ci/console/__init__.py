@@ -1,0 +1,1 @@
+"""What all commands share: errors, outputs, the selection of implementations and laws."""

@@ -1,0 +1,82 @@
+"""What is asked for by name on the command line, and must exist."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...impl import ImplementationNotFoundError
+from ...impl.registry import resolve_name
+from ...properties.findings.corpus import Case, open_corpus
+from ...properties.findings.ledger import Ledger, LedgerError
+from ...properties.laws import find_law
+from ...properties.space.profiles import Profile
+from ...properties.space.restrictions import Only, OnlyError, read_only
+from .errors import UsageRefusedError
+
+
+def check_laws(names: Sequence[str]) -> None:
+    """Refuse a name that no law has.
+
+    Raises:
+        UsageRefusedError: names it.
+    """
+    try:
+        for name in names:
+            find_law(name)
+    except LookupError as error:
+        message = f"--law: {error.args[0]}"
+        raise UsageRefusedError(message) from error
+
+
+def check_implementations(names: Sequence[str], option: str = "") -> None:
+    """Refuse a name that leads to no implementation.
+
+    Args:
+        names: MODULE:NAME, or registered ones.
+        option: by which they are given; empty for arguments.
+
+    Raises:
+        UsageRefusedError: names it.
+    """
+    try:
+        for name in names:
+            resolve_name(name)
+    except ImplementationNotFoundError as error:
+        message = f"{option}: {error}" if option else str(error)
+        raise UsageRefusedError(message) from error
+
+
+def only_of(texts: Sequence[str]) -> Only:
+    """Read the restrictions of ``--only``.
+
+    Raises:
+        UsageRefusedError: one cannot be read.
+    """
+    try:
+        return read_only(texts)
+    except OnlyError as error:
+        message = f"--only: {error}"
+        raise UsageRefusedError(message) from error
+
+
+def corpus_of(
+    folder: Path | None, ledger: Ledger, expectations: str | None, profile: Profile
+) -> tuple[Case, ...]:
+    """Read the stored cases that a run replays first.
+
+    Args:
+        folder: given by ``--corpus``.
+        ledger: of the run.
+        expectations: by which it was asked for: ``"none"`` forgets its cases too.
+        profile: of the run.
+
+    Raises:
+        UsageRefusedError: the folder is not there, or a case cannot be read.
+    """
+    forget = expectations == "none"
+    try:
+        return open_corpus(ledger, folder=folder, forget=forget, explore=profile.explore)
+    except LedgerError as error:
+        message = f"--corpus: {error}" if folder else str(error)
+        raise UsageRefusedError(message) from error

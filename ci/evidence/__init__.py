@@ -1,0 +1,1 @@
+"""Kept runs, and the page that lists them: ``kernelproof evidence``."""

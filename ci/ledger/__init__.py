@@ -1,0 +1,1 @@
+"""Changing the ledger and the corpus: ``kernelproof expectations`` and ``corpus``."""

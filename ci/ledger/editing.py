@@ -1,0 +1,300 @@
+"""Editing a ledger as text: entries come, get narrower and go, and the rest keeps every byte.
+
+An entry that comes goes behind the last one of the same implementation, so that a diff shows one
+block. What is written is read back in full before the file is replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from ...properties.findings.cases import loading_name
+from ...properties.findings.corpus import load_case
+from ...properties.findings.expectations import read_expectations
+from ...properties.findings.files import dumps, write_text
+from ...properties.findings.ledger import CASE_SCHEMA, PREDICATES, Entry, LedgerError, read_case
+from ...properties.verdicts.verdict import BAD
+from ...reference import Problem, problem_from_json
+from ..console.errors import UsageRefusedError
+
+BLOCK = re.compile(r"^\[\[finding\]\]\n(?:(?!^\[\[finding\]\]|^#).*\n?)*", re.MULTILINE)
+FREE = ("seed", "request_ids", "token_ids", "query_lens", "seq_lens", "num_tokens", "num_heads")
+"""Fields that say how large a problem is or what its values are, not what is special about it."""
+KEPT = (
+    "schema",
+    "law",
+    "implementation",
+    "operation",
+    "problem",
+    "device",
+    "without_rules",
+    "soak",
+)
+"""Fields of a case that are kept in the corpus: what a run found is not."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A failure that no entry explains.
+
+    Attributes:
+        implementation, laws, status, kind: who broke what, and how.
+        problem: the smallest.
+        device, sm, flashinfer: where; a chip and a release where there is one.
+    """
+
+    implementation: str
+    laws: tuple[str, ...]
+    status: str
+    kind: str
+    problem: Problem
+    device: str
+    sm: int | None
+    flashinfer: str | None
+
+    @property
+    def id(self) -> str:
+        """A name for its entry."""
+        text = f"{self.implementation}-{self.laws[0]}-{self.kind or self.status}".lower()
+        return re.sub(r"[^a-z0-9.]+", "-", text).strip("-")
+
+
+def predicate(problem: Problem) -> dict[str, Any]:
+    """Give what is special about a problem: its fields that are not the simplest ones'."""
+    return {
+        each.name: getattr(problem, each.name)
+        for each in fields(problem)
+        if each.name in PREDICATES
+        and each.name not in FREE
+        and isinstance(getattr(problem, each.name), str | int | float | bool)
+        and getattr(problem, each.name) != each.default
+    }
+
+
+def add_entry(path: Path, text: str, failure: Failure, reason: str, issue: str = "") -> str:
+    """Give a ledger's text with an entry for a failure, and write its case beside it.
+
+    Raises:
+        LedgerError: the problem has nothing that a predicate could name, or the name is taken.
+    """
+    where = predicate(failure.problem)
+    if not where:
+        message = (
+            f"{failure.id}: its problem {failure.problem.id} differs from the simplest in nothing "
+            "that a predicate can name: write the entry by hand"
+        )
+        raise LedgerError(message)
+    failure = replace(failure, implementation=shared_name(failure.implementation, failure.id))
+    case = f"corpus/{failure.id}.json"
+    if f'id = "{failure.id}"' in text or (path.parent / case).exists():
+        message = f"{failure.id}: there is such an entry, or such a case"
+        raise LedgerError(message)
+    lines = [
+        "[[finding]]",
+        f"id = {_toml(failure.id)}",
+        f"implementation = {_toml(failure.implementation)}",
+        f"laws = {_toml(list(failure.laws))}",
+        f"status = {_toml(failure.status)}",
+        *([f"kinds = {_toml([failure.kind])}"] if failure.kind else []),
+        f"where = {_toml(where)}",
+        *(
+            [f"versions = {_toml({'flashinfer': f'=={failure.flashinfer}'})}"]
+            if failure.flashinfer
+            else []
+        ),
+        f"device = {_toml(failure.device)}",
+        *([f"sm = [{failure.sm}]"] if failure.sm else []),
+        *([f"issue = {_toml(issue)}"] if issue else []),
+        *(["quarantine = true"] if failure.status in ("HANG", "CRASH") else []),
+        f"case = {_toml(case)}",
+        f"reason = {_toml(reason)}",
+        "",
+    ]
+    content = {
+        "schema": CASE_SCHEMA,
+        "law": failure.laws[0],
+        "implementation": failure.implementation,
+        "problem": failure.problem.to_json(),
+        "device": failure.device,
+    }
+    write_text(path.parent / case, dumps(content))
+    block = "\n".join(lines)
+    own = [
+        found
+        for found in BLOCK.finditer(text)
+        if f"implementation = {_toml(failure.implementation)}\n" in found[0]
+    ]
+    at = own[-1].end() if own else len(text)
+    before, after = text[:at].rstrip("\n"), text[at:].lstrip("\n")
+    return f"{before}\n\n{block}" + (f"\n{after}" if after else "")
+
+
+def narrow_entry(text: str, entry: Entry, flashinfer: str | None) -> str:
+    """Give a ledger's text where an entry no longer speaks of a release, or is gone."""
+    found = next(each for each in BLOCK.finditer(text) if f'id = "{entry.id}"\n' in each[0])
+    known = entry.versions.get("flashinfer")
+    if flashinfer is None or known is None:
+        return (
+            text[: found.start()].rstrip("\n") + "\n\n" + text[found.end() :].lstrip("\n")
+        ).rstrip("\n") + "\n"
+    block = found[0].replace(f'"{known}"', f'"{known},!={flashinfer}"')
+    return text[: found.start()] + block + text[found.end() :]
+
+
+def replace_ledger(path: Path, text: str) -> None:
+    """Write a ledger once it reads back in full, with its cases.
+
+    Raises:
+        LedgerError: it does not.
+    """
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        write_text(draft, text)
+        read_expectations(str(draft))
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def add_to_corpus(case: Path, folder: Path) -> Path:
+    """Put a case into a corpus, without what a run found of it and what is of one machine.
+
+    Raises:
+        UsageRefusedError: it cannot be read or shared, or the corpus has it.
+    """
+    try:
+        load_case(case)
+        law, problem, data = read_case(case)
+        name = shared_name(data["implementation"], f"{case}")
+        for known in sorted(folder.glob("*.json")):
+            their_law, theirs, their_data = read_case(known)
+            if (their_law, theirs, their_data["implementation"]) == (law, problem, name):
+                message = f"{case}: the corpus has it: {known.name}"
+                raise UsageRefusedError(message)
+    except LedgerError as error:
+        raise UsageRefusedError(str(error)) from error
+    plain = re.sub(r"[^\w.-]+", "-", name).strip("-.")
+    path = folder / f"{plain}-{law.replace('_', '-')}-{problem.id}.json"
+    kept = {field: data[field] for field in KEPT if data.get(field) not in (None, [], 0)}
+    kept |= {"schema": CASE_SCHEMA, "implementation": name, "problem": problem.to_json()}
+    try:
+        write_text(path, dumps(kept))
+    except OSError as error:
+        message = f"{path}: cannot be written ({error.strerror})"
+        raise UsageRefusedError(message) from error
+    return path
+
+
+def shared_name(name: str, source: str) -> str:
+    """Give a name that leads to an implementation on other machines too.
+
+    The registered one where there is one; a file in the current folder by its path from there.
+
+    Args:
+        name: as it was given here.
+        source: whose implementation it is, for the message.
+
+    Raises:
+        UsageRefusedError: it is a file elsewhere on this machine.
+    """
+    registered = loading_name(name)
+    module, _, attribute = registered.rpartition(":")
+    if not module.endswith(".py"):
+        return registered
+    here = os.path.relpath(module)
+    if here.startswith(os.pardir):
+        message = (
+            f"{source}: its implementation {name} is a file of this machine outside of the current "
+            "folder, and a case is shared: name it by its module"
+        )
+        raise UsageRefusedError(message)
+    return f"{Path(here).as_posix()}:{attribute}"
+
+
+def failures_in(report: Mapping[str, Any]) -> list[Failure]:
+    """Give the failures of a check's, a gate's or a comparison's report that nothing explains.
+
+    Those of one implementation that fail alike are one, with all of their laws.
+    """
+    bump = str(report.get("schema", "")).startswith("kernelproof/bump/")
+    found: dict[tuple[str, str, str], list[tuple[tuple[str, ...], Problem]]] = {}
+    for each in report["findings"]:
+        if each.get("entry") or not each.get("problem"):
+            continue
+        if bump:
+            verdict = each["candidate"]
+            laws, name = tuple(each["laws"]), each["subject"]
+        else:
+            verdict, laws, name = each, (each["law"],), each["implementation"]
+        if verdict.get("status") not in BAD or verdict.get("kind") == "unexpected_pass":
+            continue
+        told = {k: v for k, v in each["problem"].items() if k not in ("id", "told")}
+        key = (name, verdict["status"], verdict.get("kind", ""))
+        found.setdefault(key, []).append((laws, problem_from_json(told)))
+    target = _target(report, bump=bump)
+    return [
+        Failure(
+            name,
+            tuple(dict.fromkeys(law for laws, _ in members for law in laws)),
+            status,
+            kind,
+            min((problem for _, problem in members), key=lambda problem: problem.work),
+            target["device"],
+            target["sm"],
+            target["flashinfer"] if name.startswith("flashinfer-") else None,
+        )
+        for (name, status, kind), members in found.items()
+    ]
+
+
+def passes_in(report: Mapping[str, Any], entries: Sequence[Entry]) -> list[tuple[Entry, str]]:
+    """Give the entries whose case passes though they say that it fails, and with what release."""
+    bump = str(report.get("schema", "")).startswith("kernelproof/bump/")
+    version = _target(report, bump=bump)["flashinfer"] or ""
+    by_id = {entry.id: entry for entry in entries}
+    names = [
+        each["entry"] if bump else re.sub(r"^the ledger entry (\S+) .*$", r"\1", each["message"])
+        for each in report["findings"]
+        if (each.get("change") == "fixed" and each.get("entry"))
+        or each.get("kind") == "unexpected_pass"
+    ]
+    return [
+        (entry, version)
+        for name in dict.fromkeys(names)
+        if (entry := by_id.get(name)) is not None and _speaks_of(entry, version)
+    ]
+
+
+def _speaks_of(entry: Entry, version: str) -> bool:
+    from packaging.specifiers import SpecifierSet
+
+    known = entry.versions.get("flashinfer")
+    return known is None or SpecifierSet(known).contains(version, prereleases=True)
+
+
+def _target(report: Mapping[str, Any], *, bump: bool) -> dict[str, Any]:
+    if not bump:
+        target = report["target"]
+        return {name: target.get(name) for name in ("device", "sm", "flashinfer")}
+    machine = report["machines"][0]
+    chip = machine["chip"]
+    return {
+        "device": machine["device"],
+        "sm": chip if isinstance(chip, int) else None,
+        "flashinfer": report["candidate"]["flashinfer"],
+    }
+
+
+def _toml(value: Any) -> str:  # noqa: ANN401  JSON
+    """Write a value as TOML on one line; of what a ledger holds, tables alone are not JSON."""
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{name} = {_toml(each)}" for name, each in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)

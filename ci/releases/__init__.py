@@ -1,0 +1,1 @@
+"""Releases as wheels, folders and interpreters, and the pins of a project."""

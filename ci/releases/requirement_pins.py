@@ -1,0 +1,173 @@
+"""Which FlashInfer a serving stack's requirements file pins.
+
+Read by ``gate --candidate-from FILE``, so that a pipeline of the stack itself compares what it has
+with what a change would bring, without naming a version twice.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.version import Version
+
+from ..console.errors import UsageRefusedError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_Kind = TypeVar("_Kind", list[Any], dict[str, Any])
+DISTRIBUTION = "flashinfer-python"
+NAMED = re.compile(r"flashinfer[-_.]+python(?![\w.-]*[\w-])", re.IGNORECASE)
+COMMENT = re.compile(r"(^|\s)#.*$")
+OPTION = re.compile(r"\s--?[A-Za-z][\w-]*(?:[=\s]\S+)?")
+"""What pip allows behind a requirement: --hash=sha256:..., --config-settings ..."""
+INCLUDED = re.compile(r"(?:-r|--requirement)[=\s]*(?P<path>\S+)$")
+
+
+def pinned_release(path: Path, *, option: str = "--candidate-from") -> str:
+    """Give the release of flashinfer-python that a requirements file or a pyproject.toml pins.
+
+    Files that a requirements file includes (``-r``) are read too, each once. A line whose
+    environment marker does not hold here is left out, as pip would.
+
+    Args:
+        path: of the file, such as vLLM's ``requirements/cuda.txt`` or SGLang's
+            ``python/pyproject.toml``.
+        option: that named it, for messages.
+
+    Returns:
+        The version, in its normal form, such as ``"0.7.2.post1"``.
+
+    Raises:
+        UsageRefusedError: the file cannot be read, has no such line, or does not pin one version;
+            the message names the file and the line.
+    """
+    found: dict[Version, str] = {}
+    lines = _of_project(path, option) if path.suffix == ".toml" else _lines(path, option, set())
+    for where, line in lines:
+        if not NAMED.match(line):
+            continue
+        try:
+            need = Requirement(OPTION.sub("", line).strip())
+        except InvalidRequirement as error:
+            message = f"{option} {where}: {line!r} is no requirement"
+            raise UsageRefusedError(message) from error
+        if need.marker is not None and not need.marker.evaluate({"extra": ""}):
+            continue
+        (clause, *more) = [*need.specifier, None]
+        if clause is None or more != [None] or clause.operator != "==":
+            message = f"{option} {where}: {line!r} does not pin one version (==)"
+            raise UsageRefusedError(message)
+        if clause.version.endswith(".*"):
+            message = f"{option} {where}: {line!r} pins a series, not one version"
+            raise UsageRefusedError(message)
+        found.setdefault(Version(clause.version), where)
+    if not found:
+        message = f"{option} {path}: pins no {DISTRIBUTION}"
+        raise UsageRefusedError(message)
+    if len(found) > 1:
+        places = ", ".join(f"{version} ({where})" for version, where in found.items())
+        message = f"{option} {path}: pins several releases of {DISTRIBUTION}: {places}"
+        raise UsageRefusedError(message)
+    (version,) = found
+    return str(version)
+
+
+def side(name: str, given: str | None, path: Path | None) -> str | None:
+    """Give one side of a comparison, which is named or pinned by a file.
+
+    Args:
+        name: ``"baseline"`` or ``"candidate"``.
+        given: what ``--baseline`` or ``--candidate`` says, if anything.
+        path: of the file that ``--baseline-from`` or ``--candidate-from`` names, if any.
+
+    Raises:
+        UsageRefusedError: both are given; see ``pinned_release`` too.
+    """
+    if path is None:
+        return given
+    option = f"--{name}-from"
+    if given is not None:
+        message = f"{option} does not go with --{name}"
+        raise UsageRefusedError(message)
+    return pinned_release(path, option=option)
+
+
+def _lines(path: Path, option: str, read: set[Path]) -> Iterator[tuple[str, str]]:
+    """Give each logical line of a file, and of those that it includes, with its place."""
+    if path.resolve() in read:
+        return
+    read.add(path.resolve())
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        message = f"{option} {path}: cannot be read ({error.strerror})"
+        raise UsageRefusedError(message) from error
+    except UnicodeDecodeError as error:
+        message = f"{option} {path}: is not a text file in UTF-8"
+        raise UsageRefusedError(message) from error
+    begun, whole = 0, ""
+    for number, piece in enumerate(text.splitlines(), 1):
+        begun = begun or number
+        # A comment ends at its line, even with a backslash behind it.
+        bare = COMMENT.sub("", piece)
+        whole += bare.removesuffix("\\")
+        if bare.endswith("\\"):
+            continue
+        line, where = whole.strip(), f"{path}:{begun}"
+        begun, whole = 0, ""
+        included = INCLUDED.match(line)
+        if included:
+            yield from _lines(path.parent / included["path"], option, read)
+        elif line:
+            yield where, line
+    if whole.strip():
+        yield f"{path}:{begun}", whole.strip()
+
+
+def _of_project(path: Path, option: str) -> Iterator[tuple[str, str]]:
+    """Give the requirements of a project, and of its extras, with their places."""
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        message = f"{option} {path}: cannot be read ({error.strerror})"
+        raise UsageRefusedError(message) from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        message = f"{option} {path}: is no TOML ({error})"
+        raise UsageRefusedError(message) from error
+    project = content.get("project", {})
+    if not isinstance(project, dict):
+        message = f"{option} {path}: project is {project!r}, no table"
+        raise UsageRefusedError(message)
+    extras = _field(project, "optional-dependencies", {}, path, option)
+    tables = {
+        "dependencies": _field(project, "dependencies", [], path, option),
+        **{
+            f"optional-dependencies.{name}": _field(
+                extras, name, [], path, option, within="optional-dependencies."
+            )
+            for name in extras
+        },
+    }
+    for table, needs in tables.items():
+        for need in needs:
+            yield f"{path} [project] {table}", str(need)
+
+
+def _field(
+    table: dict[str, Any], name: str, empty: _Kind, path: Path, option: str, *, within: str = ""
+) -> _Kind:
+    """Give a field of a project, which must be of the kind of ``empty``."""
+    value = table.get(name, empty)
+    if not isinstance(value, type(empty)):
+        kind = "table" if isinstance(empty, dict) else "list"
+        message = f"{option} {path}: [project] {within}{name} is {value!r}, no {kind}"
+        raise UsageRefusedError(message)
+    return value

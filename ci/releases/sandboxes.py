@@ -1,0 +1,243 @@
+"""Side folders that hold one FlashInfer release each, beside the environment that runs the suite.
+
+A release is installed without its dependencies: the small ones are in the environment that runs
+kernelproof, and the large ones are CUDA packages that introspection does not need. A folder
+appears whole or not at all, and is kept for the next time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+
+from packaging.version import InvalidVersion, Version
+
+from ..console.errors import MACHINE, UsageRefusedError
+
+DISTRIBUTION = "flashinfer-python"
+PACKAGE = Path("flashinfer") / "__init__.py"
+CACHE_VARIABLE = "KERNELPROOF_CACHE"
+PIP_FLAGS = (
+    "--no-deps",
+    "--no-compile",
+    "--only-binary=:all:",  # building one from source takes an hour, and nvcc
+    "--disable-pip-version-check",
+    "--no-input",
+    "--progress-bar=off",
+    "--retries=2",
+    "--timeout=20",
+)
+PIP_PROGRESS = re.compile(r"\s*(?:Collecting|Downloading|Processing|Installing collected)\b")
+LONGEST_REASON = 300
+ABANDONED_SECONDS = 24 * 3600
+"""Age from which a folder that an installation left behind, killed on its way, is removed."""
+
+Tell = Callable[[str], None]
+
+
+class SandboxError(UsageRefusedError):
+    """A release that cannot be had; the message says which and why in one sentence."""
+
+
+class SandboxMachineError(SandboxError):
+    """One that may exist but cannot be had here: no network, no room, no pip."""
+
+    exit_code = MACHINE
+
+
+def quietly(line: str) -> None:
+    """Tell nobody."""
+    del line
+
+
+def sandbox(given: str | Path, *, tell: Tell = quietly) -> Path:
+    """Give a folder that holds the package ``flashinfer`` of one release, installed if need be.
+
+    Args:
+        given: a version, a wheel, or a folder with the package in it, such as ``site-packages``.
+        tell: is given a line of progress now and then.
+
+    Raises:
+        SandboxError: there is no such version or file, it cannot be downloaded or installed.
+    """
+    version = _version(str(given))
+    if version is None:
+        path = Path(given).expanduser()
+        if path.is_dir():
+            return _unpacked(path)
+        if path.suffix != ".whl":
+            message = f"{given}: is no version such as 0.6.7.post2, no wheel and no folder"
+            raise SandboxError(message)
+        return _from_wheel(path, tell)
+    if version == installed_version():
+        return installed_folder()
+    requirement = f"{DISTRIBUTION}=={version}"
+    return _installed(requirement, cache_folder() / "flashinfer" / version, tell)
+
+
+def cache_folder() -> Path:
+    """Give the folder in which downloads are kept: see `CACHE_VARIABLE`."""
+    chosen = os.environ.get(CACHE_VARIABLE)
+    if chosen:
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "kernelproof"
+
+
+def installed_version() -> str | None:
+    """Give the release in this environment; None if there is none."""
+    try:
+        return str(Version(metadata.version(DISTRIBUTION)))
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def installed_folder() -> Path:
+    """Give the folder of the release in this environment.
+
+    Raises:
+        SandboxError: there is none.
+    """
+    try:
+        return _unpacked(Path(str(metadata.distribution(DISTRIBUTION).locate_file(""))))
+    except metadata.PackageNotFoundError as error:
+        message = f"{DISTRIBUTION} is not installed; name a version"
+        raise SandboxError(message) from error
+
+
+def _version(text: str) -> str | None:
+    try:
+        return str(Version(text))
+    except InvalidVersion:
+        return None
+
+
+def _unpacked(folder: Path) -> Path:
+    for candidate in (folder, folder.parent):
+        if (candidate / PACKAGE).is_file() and (candidate == folder or folder.name == "flashinfer"):
+            return candidate.resolve()
+    message = f"{folder}: holds no package flashinfer"
+    raise SandboxError(message)
+
+
+def _from_wheel(wheel: Path, tell: Tell) -> Path:
+    try:
+        with wheel.open("rb") as file:
+            digest = hashlib.sha256()
+            while block := file.read(1 << 20):
+                digest.update(block)
+    except OSError as error:
+        message = f"{wheel}: cannot be read ({error.strerror})"
+        raise SandboxError(message) from error
+    place = cache_folder() / "flashinfer" / f"wheel-{digest.hexdigest()[:16]}"
+    return _installed(str(wheel.resolve()), place, tell)
+
+
+def _installed(requirement: str, place: Path, tell: Tell) -> Path:
+    """Install what pip is told to into a place, unless it is there."""
+    if (place / PACKAGE).is_file():
+        return place
+    name = Path(requirement).name
+    started = time.monotonic()
+    tell(f"{name}: installing into {place}, once")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(place)
+        with _temporary(place) as scratch:
+            folder = scratch / "folder"
+            _pip(requirement, folder, scratch, tell)
+            if not (folder / PACKAGE).is_file():
+                message = f"{name}: the wheel holds no package flashinfer"
+                raise SandboxError(message)
+            _publish(folder, place)
+    except OSError as error:
+        message = f"{name}: {place} cannot be written ({error.strerror})"
+        raise SandboxMachineError(message) from error
+    tell(f"{name}: installed in {time.monotonic() - started:.0f} s")
+    return place
+
+
+@contextmanager
+def _temporary(place: Path) -> Iterator[Path]:
+    """Give a folder beside a place, gone afterwards with what is left in it."""
+    scratch = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _remove_abandoned(place: Path) -> None:
+    for scratch in place.parent.glob(f".{place.name}-*"):
+        if time.time() - scratch.stat().st_mtime > ABANDONED_SECONDS:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _publish(folder: Path, place: Path) -> None:
+    """Rename the finished folder; where another process was faster, its folder serves as well."""
+    try:
+        folder.rename(place)
+    except OSError:
+        if not (place / PACKAGE).is_file():
+            raise
+
+
+def _pip(requirement: str, folder: Path, scratch: Path, tell: Tell) -> None:
+    """Install a requirement into a folder, by way of a folder on the same disk.
+
+    Raises:
+        SandboxError: pip fails; the message ends with what it said last.
+    """
+    command = [sys.executable, "-m", "pip", "install", *PIP_FLAGS, "--target", str(folder)]
+    process = subprocess.Popen(
+        [*command, requirement],
+        env={**os.environ, "TMPDIR": str(scratch)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    assert process.stdout is not None  # noqa: S101  it is piped
+    lines = []
+    try:
+        for line in process.stdout:
+            lines.append(line.strip())
+            if PIP_PROGRESS.match(line):
+                tell(line.strip())
+        status = process.wait()
+    finally:
+        process.stdout.close()
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    if status != 0:
+        raise _failure(Path(requirement).name, [line for line in lines if line])
+
+
+def _failure(name: str, lines: list[str]) -> SandboxError:
+    """Tell a version that does not exist from a network that cannot be reached."""
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    if not errors or errors[-1].startswith("Exception:"):  # pip's own traceback follows
+        errors = lines or ["pip ended without a word"]
+    said = errors[-1].rstrip(".")
+    if "No space left" in said:  # a line for each file, in one
+        said = "no space left on the device"
+    last = textwrap.shorten(said, LONGEST_REASON, placeholder=" ...")
+    if any("connection broken by" in line for line in lines):
+        message = f"{name}: the package index cannot be reached ({last})"
+        return SandboxMachineError(message)
+    unusable = any(fault in last for fault in ("no space left", "No module named pip", "Errno"))
+    message = f"{name}: cannot be installed ({last})"
+    return SandboxMachineError(message) if unusable else SandboxError(message)

@@ -1,0 +1,1 @@
+"""Reports of a run: the screen, HTML, JSON, JUnit."""

@@ -1,0 +1,158 @@
+"""What a person sees: the table, the findings, the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from rich import box
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from ...properties.findings.report import Finding, ImplementationReport
+from ...properties.findings.text_format import trace_lines
+from ...properties.verdicts.text import compact, count_of, printable
+from .summary import (
+    Known,
+    Summary,
+    known_findings,
+    new_findings,
+    reason_idle,
+    rejected,
+    replayed,
+    seconds,
+    state,
+)
+
+TABLE_WIDTH = 72
+"""Below this many columns there is no room for the table."""
+STYLES = {
+    "PASS": "green",
+    "KNOWN": "yellow",
+    "FLAKY": "yellow",
+    "UNSUPPORTED": "dim",
+    "UNJUDGED": "dim",
+}
+
+
+def print_summary(out: Console, summary: Summary) -> None:
+    """Print a run that has ended: a table, each finding, the verdict in one line."""
+    reports = summary.report.implementations
+    if out.width >= TABLE_WIDTH and reports:
+        out.print(implementation_table(reports))
+    else:
+        print_implementations(out, reports)
+    for report in reports:
+        reason = reason_idle(report, summary)
+        if reason:
+            say(out, f"{state(report)}  {report.name}", reason, style=state(report))
+        for note in notes(report):
+            out.print(Text(printable(f"note: {report.name}: {note}"), "yellow"), soft_wrap=True)
+    for report in reports:
+        for finding in new_findings(report):
+            print_finding(out, finding)
+    for report in reports:
+        for known in known_findings(report, summary.ledger):
+            replays = (f.replay for f in report.findings if f.entry == known.entry)
+            print_known(out, known, next(replays, ""))
+    if replayed(summary.report):
+        out.print(Text(f"corpus: {replayed(summary.report)}", "dim"), soft_wrap=True)
+    style = {0: "bold green", 1: "bold red"}.get(summary.code, "bold yellow")
+    out.print(Text(summary.sentence, style), soft_wrap=True)
+
+
+def implementation_table(reports: Iterable[ImplementationReport]) -> Table:
+    """Give one row an implementation."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, safe_box=True)
+    table.add_column("implementation", overflow="fold")
+    for heading in ("judged", "unsupported", "rejected", "new", "known", "seconds"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for report in reports:
+        new = len(new_findings(report))
+        known = len(report.findings) - new
+        table.add_row(
+            Text(report.name),
+            f"{report.judged:,}",
+            f"{report.unsupported:,}",
+            f"{rejected(report):,}",
+            Text(f"{new}", "bold red" if new else ""),
+            Text(f"{known}", "yellow" if known else ""),
+            f"{seconds(report):.1f}",
+        )
+    return table
+
+
+def notes(report: ImplementationReport) -> Iterator[str]:
+    """Say what makes an implementation's result weaker than its counts look."""
+    early = [law.law for law in report.laws if law.truncated]
+    if early:
+        yield f"out of time before all problems were judged: {', '.join(early)}"
+    flaky = sum(law.flaky for law in report.laws)
+    if flaky:
+        yield f"{count_of(flaky, 'failure')} not confirmed when the same problem was run again"
+
+
+def print_implementations(out: Console, reports: Iterable[ImplementationReport]) -> None:
+    """Print what the table holds where there is no room for one."""
+    for report in reports:
+        new = len(new_findings(report))
+        out.print(Text(report.name, style_of(state(report))), soft_wrap=True)
+        told = (
+            f"{report.judged:,} judged, {report.unsupported:,} unsupported, "
+            f"{rejected(report):,} rejected, {new} new, {len(report.findings) - new} known, "
+            f"{seconds(report):.1f} seconds"
+        )
+        out.print(Padding(Text(told), (0, 0, 0, 2)))
+
+
+def print_finding(out: Console, finding: Finding) -> None:
+    """Print a finding that no ledger entry explains."""
+    verdict = finding.verdict
+    title = f"{verdict.status} {verdict.kind}".strip()
+    say(
+        out,
+        f"{title}  {finding.implementation}  {finding.law}",
+        verdict.message,
+        style=verdict.status,
+    )
+    for line in trace_lines(verdict):
+        out.print(Text(f"    {printable(line)}", "dim"), soft_wrap=True)
+    command(out, "problem", compact(finding.problem))
+    if finding.replay:
+        command(out, "replay", finding.replay)
+    out.print()
+
+
+def print_known(out: Console, known: Known, replay: str) -> None:
+    """Print how often a ledger entry explained a failure, in one line, and how to see it."""
+    issue = f" ({known.issue})" if known.issue else ""
+    title = f"KNOWN {known.entry}  {known.implementation}"
+    told = f": {count_of(known.count, 'problem')}: {known.reason}{issue}"
+    line = Text.assemble((title, style_of("KNOWN")), " ".join(told.split()))
+    out.print(line, soft_wrap=True)
+    if replay:
+        command(out, "replay", replay)
+
+
+def say(out: Console, title: str, message: str, *, style: str) -> None:
+    """Print a title and, indented, what it is about."""
+    out.print(Text(printable(title), style_of(style)), soft_wrap=True)
+    body = Text(printable(message.strip()))
+    if out.is_terminal:
+        out.print(Padding(body, (0, 0, 0, 2)))
+    else:  # a log is searched line by line
+        out.print(Text("\n").join(Text("  ") + line for line in body.split()), soft_wrap=True)
+
+
+def command(out: Console, label: str, text: str) -> None:
+    """Print something to be copied: it is never wrapped."""
+    out.print(
+        Text.assemble((f"  {label + ':':<9}", "dim"), printable(text)),
+        soft_wrap=True,
+    )
+
+
+def style_of(status: str) -> str:
+    """Give the colour of a status."""
+    return STYLES.get(status, "bold red")

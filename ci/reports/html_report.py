@@ -1,0 +1,92 @@
+"""The results of a run as one page that needs nothing else, and that no message can break."""
+
+from __future__ import annotations
+
+from ...properties.findings.cases import versions
+from ...properties.findings.report import ImplementationReport, LawReport
+from ...properties.verdicts.text import compact
+from ..console.rendering import render
+from .summary import (
+    Summary,
+    known_findings,
+    new_findings,
+    reason_idle,
+    rejected,
+    replayed,
+    seconds,
+    state,
+)
+
+TONES = {"conforming": "good", "nonconforming": "bad", "error": "bad"}
+
+
+def to_html(summary: Summary) -> str:
+    """Give a self-contained page with the verdict, the tables and every finding."""
+    report = summary.report
+    facts = [
+        ("command", summary.command),
+        ("date", summary.date),
+        ("profile", report.profile),
+        ("seed", report.seed),
+        ("device", " ".join(str(report.target.get(n) or "") for n in ("device", "device_name"))),
+        *([("corpus", replayed(report))] if replayed(report) else []),
+        *((name, value) for name, value in versions(report.target).items() if value),
+    ]
+    return render(
+        "check.html.jinja",
+        verdict=summary.verdict,
+        tone=TONES[summary.verdict],
+        sentence=summary.sentence,
+        facts=facts,
+        implementations=[_row(each, summary) for each in report.implementations],
+        findings=[
+            {
+                "verdict": finding.verdict,
+                "title": f"{finding.verdict.status} {finding.verdict.kind}".strip(),
+                "who": f"{finding.implementation}, {finding.law}",
+                "problem": compact(finding.problem),
+                "replay": finding.replay,
+            }
+            for each in report.implementations
+            for finding in new_findings(each)
+        ],
+        known=[
+            (k.implementation, k.entry, ", ".join(k.laws), k.count, k.reason, k.issue)
+            for each in report.implementations
+            for k in known_findings(each, summary.ledger)
+        ],
+        laws=[
+            (each.name, [_law(law) for law in each.laws])
+            for each in report.implementations
+            if each.laws
+        ],
+    )
+
+
+def _row(report: ImplementationReport, summary: Summary) -> tuple[object, ...]:
+    new = len(new_findings(report))
+    return (
+        report.name,
+        state(report),
+        report.judged,
+        report.unsupported,
+        rejected(report),
+        new,
+        len(report.findings) - new,
+        round(seconds(report), 1),
+        reason_idle(report, summary),
+    )
+
+
+def _law(law: LawReport) -> tuple[object, ...]:
+    return (
+        law.law,
+        law.verdict,
+        law.judged,
+        law.unsupported,
+        law.vacuous,
+        law.rejected,
+        law.worst_ratio,
+        law.seconds,
+        "ended early" if law.truncated else "",
+    )

@@ -1,0 +1,64 @@
+"""The results of a run as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ... import __version__
+from ...properties.findings.cases import versions
+from .summary import Summary, known_findings, rejected, seconds, state
+
+SCHEMA = "kernelproof/report/1"
+
+
+def to_json(summary: Summary) -> dict[str, Any]:
+    """Give everything that a run learned."""
+    report = summary.report
+    known = [
+        each
+        for implementation in report.implementations
+        for each in known_findings(implementation, summary.ledger)
+    ]
+    reasons = {each.entry: {"reason": each.reason, "issue": each.issue} for each in known}
+    return {
+        "schema": SCHEMA,
+        "verdict": summary.verdict,
+        "message": summary.sentence,
+        "exit_code": summary.code,
+        "judged": report.judged,
+        "unsupported": sum(each.unsupported for each in report.implementations),
+        "rejected": sum(rejected(each) for each in report.implementations),
+        "corpus": report.corpus.to_json(),
+        "seconds": round(report.seconds, 3),
+        "build_seconds": round(sum(each.build_seconds for each in report.implementations), 3),
+        "run_seconds": round(sum(map(seconds, report.implementations)), 3),
+        "findings": [
+            {
+                **finding.to_json(),
+                "problem_id": finding.problem.id,
+                **reasons.get(finding.entry or "", {}),
+            }
+            for finding in report.findings
+        ],
+        "known": [vars(each) for each in known],
+        "implementations": [
+            {
+                **each.to_json(),
+                "status": state(each),
+                "rejected": rejected(each),
+                "run_seconds": round(seconds(each), 3),
+            }
+            for each in report.implementations
+        ],
+        "profile": report.profile,
+        "seed": report.seed,
+        "device": report.target.get("device"),
+        "target": {**report.target, **versions(report.target)},
+        "respawns": report.respawns,
+        "interrupted": report.interrupted,
+        "lost": report.lost,
+        "error": summary.failure,
+        "kernelproof": __version__,
+        "date": summary.date,
+        "command": summary.command,
+    }

@@ -1,0 +1,148 @@
+"""The results of a run as JUnit XML: one test case for each implementation and law."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from xml.etree import ElementTree as ET
+
+from ...properties.findings.cases import MUST_FAIL
+from ...properties.findings.report import Finding, ImplementationReport, LawReport
+from ...properties.laws import laws_of
+from ...properties.verdicts.text import compact, count_of
+from .summary import Summary, known_findings, reason_idle, seconds
+
+ILLEGAL = re.compile(r"[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What the XML standard does not allow, or discourages: control characters, half surrogates."""
+
+
+def to_junit(summary: Summary) -> str:
+    """Give a JUnit document with a suite for each implementation."""
+    root = ET.Element("testsuites", name="kernelproof", time=f"{summary.report.seconds:.3f}")
+    for report in summary.report.implementations:
+        root.append(_suite(report, summary))
+    if summary.failure or summary.report.lost or not summary.report.implementations:
+        suite = ET.SubElement(root, "testsuite", name="kernelproof")
+        case = ET.SubElement(suite, "testcase", classname="kernelproof", name="run", time="0")
+        _result(case, "error", summary.sentence, summary.failure or summary.report.lost)
+        _count(suite)
+    for name in ("tests", "failures", "errors", "skipped"):
+        root.set(name, str(sum(int(suite.get(name, "0")) for suite in root)))
+    ET.indent(root)
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
+
+
+def legal(text: str) -> str:
+    """Replace by escapes what XML cannot hold, control characters above all."""
+    return ILLEGAL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def _suite(report: ImplementationReport, summary: Summary) -> ET.Element:
+    suite = ET.Element(
+        "testsuite",
+        name=legal(report.name),
+        time=f"{seconds(report):.3f}",
+        timestamp=summary.date,
+    )
+    _properties(
+        suite,
+        operation=report.operation,
+        reference=report.reference,
+        profile=summary.report.profile,
+        seed=summary.report.seed,
+        replayed=report.corpus.replayed,
+        **{f"target.{name}": value for name, value in summary.report.target.items() if value},
+    )
+    for law in report.laws:
+        suite.append(_law(report, law, summary))
+    for finding in report.replayed:
+        whose = "ledger" if finding.verdict.kind == MUST_FAIL else "corpus"
+        case = _case(report, f"{finding.law} ({whose} case {finding.problem.id})", 0.0)
+        _failure(case, finding)
+        suite.append(case)
+    idle = reason_idle(report, summary)
+    if report.error:
+        case = _case(report, "run", 0.0)
+        _result(case, "error", report.error.splitlines()[0], report.error)
+        suite.append(case)
+    elif idle and not report.laws:
+        names = [law.name for law in laws_of(report.operation)]
+        for name in [name for name in names if not summary.laws or name in summary.laws] or ["run"]:
+            case = _case(report, name, 0.0)
+            _result(case, "skipped", idle)
+            suite.append(case)
+    _count(suite)
+    return suite
+
+
+def _law(report: ImplementationReport, law: LawReport, summary: Summary) -> ET.Element:
+    case = _case(report, law.law, law.seconds)
+    _properties(
+        case,
+        judged=law.judged,
+        unsupported=law.unsupported,
+        vacuous=law.vacuous,
+        rejected=law.rejected,
+        flaky=law.flaky,
+        worst_ratio=f"{law.worst_ratio:.4g}",
+        truncated=str(law.truncated).lower(),
+        **{f"known.{entry}": count for entry, count in law.known.items()},
+    )
+    if law.finding and not law.finding.entry:
+        _failure(case, law.finding)
+    elif law.known:
+        told = [
+            f"{each.entry}: {count_of(law.known[each.entry], 'problem')}: {each.reason}"
+            for each in known_findings(report, summary.ledger)
+            if law.known[each.entry]
+        ]
+        _result(case, "skipped", "KNOWN " + "; ".join(told), kind="known")
+    elif not law.judged:
+        reason = next(iter(report.refused.values()), "the law had nothing to look at")
+        counts = f"{law.unsupported} unsupported, {law.vacuous} with nothing to look at"
+        _result(case, "skipped", f"no problem was judged ({counts}): {reason}")
+    return case
+
+
+def _case(report: ImplementationReport, name: str, seconds: float) -> ET.Element:
+    return ET.Element(
+        "testcase", classname=legal(report.name), name=legal(name), time=f"{seconds:.3f}"
+    )
+
+
+def _failure(case: ET.Element, finding: Finding) -> None:
+    verdict = finding.verdict
+    lines = [
+        verdict.message,
+        f"problem: {compact(finding.problem)}",
+        *([f"replay: {finding.replay}"] if finding.replay else []),
+        *(["", verdict.trace] if verdict.trace else []),
+    ]
+    title = f"{verdict.status} {verdict.kind}".strip()
+    first = (verdict.message.splitlines() or [""])[0]
+    _result(case, "failure", f"{title}: {first}", "\n".join(lines), kind=title)
+
+
+def _result(case: ET.Element, tag: str, message: str, text: str = "", kind: str = "") -> None:
+    element = ET.SubElement(case, tag, message=legal(" ".join(message.split())))
+    if kind:
+        element.set("type", legal(kind))
+    if text:
+        element.text = legal(text)
+
+
+def _properties(parent: ET.Element, **values: object) -> None:
+    properties = ET.SubElement(parent, "properties")
+    for name, value in values.items():
+        ET.SubElement(properties, "property", name=legal(name), value=legal(str(value)))
+
+
+def _count(suite: ET.Element) -> None:
+    cases = list(_cases(suite))
+    suite.set("tests", str(len(cases)))
+    for name, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+        suite.set(name, str(sum(case.find(tag) is not None for case in cases)))
+
+
+def _cases(suite: ET.Element) -> Iterator[ET.Element]:
+    return suite.iter("testcase")

@@ -1,0 +1,173 @@
+"""What a run came to: its exit code, its verdict in one line, and what all reports say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from ...properties.findings.ledger import Ledger
+from ...properties.findings.report import Finding, ImplementationReport, RunReport
+from ...properties.verdicts.text import count_of
+from ..console.errors import CONFORMING, INTERRUPTED, MACHINE, NONCONFORMING, USAGE
+
+VERDICTS = {CONFORMING: "conforming", NONCONFORMING: "nonconforming"}
+SUITE_FAILED = "the suite failed"
+"""How the engine begins the error of an implementation that is not at fault itself."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """A ledger entry and how often it explained a failure of an implementation."""
+
+    implementation: str
+    entry: str
+    count: int
+    laws: tuple[str, ...]
+    reason: str
+    issue: str
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run that has ended.
+
+    Attributes:
+        report: what the engine learned.
+        ledger: what it was allowed to know.
+        code: exit code.
+        sentence: the verdict in one line.
+        command: that was given.
+        laws: names that ``--law`` selected; all if empty.
+        failure: what stopped the suite, if something did.
+    """
+
+    report: RunReport
+    ledger: Ledger
+    code: int
+    sentence: str
+    command: str
+    laws: tuple[str, ...] = ()
+    failure: str = ""
+    date: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """One of conforming, nonconforming, error."""
+        return VERDICTS.get(self.code, "error")
+
+
+def summarise(
+    report: RunReport,
+    ledger: Ledger,
+    *,
+    gate: bool,
+    command: str,
+    laws: tuple[str, ...] = (),
+    failure: str = "",
+) -> Summary:
+    """Judge a run as a whole."""
+    code, why = _judge(report, gate=gate, failure=failure)
+    word = {CONFORMING: "CONFORMING", NONCONFORMING: "NOT CONFORMING"}.get(code, "ERROR")
+    count = count_of(report.judged, "problem")
+    sentence = f"{word}: {why}; {count} judged in {report.seconds:.1f} s"
+    date = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return Summary(report, ledger, code, sentence, command, laws, failure, date)
+
+
+def _judge(report: RunReport, *, gate: bool, failure: str) -> tuple[int, str]:
+    """Give the exit code and the reason for it."""
+    broken = [each for each in report.implementations if each.error]
+    unfound = [each for each in broken if not each.operation]
+    idle = [each for each in report.implementations if not each.judged]
+    new, known = len(report.unknown), len(report.findings) - len(report.unknown)
+    if report.interrupted:
+        return INTERRUPTED, "interrupted, this is what was learned until then"
+    if failure or report.lost:
+        return MACHINE, failure or f"the device was lost: {report.lost}"
+    if broken:
+        named = next((each for each in unfound if not _harness(each)), broken[0])
+        usage = not gate and named in unfound and not _harness(named)
+        others = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
+        first = named.error.splitlines()[0]
+        who = "" if first.startswith(named.name) else f"{named.name}: "
+        return USAGE if usage else MACHINE, f"{who}{first}{others}"
+    if new:
+        return NONCONFORMING, f"{count_of(new, 'new finding')}, {known} known"
+    if not report.judged or (idle and not gate):
+        names = ", ".join(each.name for each in idle) or "no implementation"
+        return MACHINE, f"no problem at all was judged of {names}"
+    return CONFORMING, f"no new finding, {known} known"
+
+
+def _harness(report: ImplementationReport) -> bool:
+    return report.error.startswith(SUITE_FAILED)
+
+
+def reason_idle(report: ImplementationReport, summary: Summary) -> str:
+    """Say why no problem was judged of an implementation; nothing if some was."""
+    if report.error or report.judged:
+        return report.error
+    if summary.failure or summary.report.lost or summary.report.interrupted:
+        return "the run ended before its first law did"
+    if report.unsupported_reason:
+        return report.unsupported_reason
+    if not report.laws:
+        return f"none of the laws that were to run speaks of {report.operation or 'it'}"
+    return f"{report.unsupported} problems unsupported, on the others no law had anything to judge"
+
+
+def state(report: ImplementationReport) -> str:
+    """Give one word on an implementation."""
+    if report.error:
+        return "ERROR"
+    if any(not finding.entry for finding in report.findings):
+        return "FINDINGS"
+    if not report.judged:
+        return "UNSUPPORTED" if report.unsupported_reason or report.unsupported else "UNJUDGED"
+    return "KNOWN" if report.findings else "PASS"
+
+
+def rejected(report: ImplementationReport) -> int:
+    """Count the problems that it claimed and then refused."""
+    return sum(law.rejected for law in report.laws)
+
+
+def seconds(report: ImplementationReport) -> float:
+    """Add up what its laws took; from its first to its last one, others have had their turns."""
+    return sum(law.seconds for law in report.laws)
+
+
+def replayed(report: RunReport) -> str:
+    """Say how many stored cases were replayed; nothing if none was."""
+    corpus = report.corpus
+    if not corpus.replayed:
+        return ""
+    counts = {
+        "of the ledger": corpus.of_ledger,
+        "known otherwise": corpus.known,
+        "not judged here": corpus.unjudged,
+    }
+    told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    stored = f"{count_of(corpus.replayed, 'stored case')} replayed first in {corpus.seconds:.1f} s"
+    return f"{stored} ({told})" if told else stored
+
+
+def new_findings(report: ImplementationReport) -> list[Finding]:
+    """Give the findings that the ledger does not explain."""
+    return [finding for finding in report.findings if not finding.entry]
+
+
+def known_findings(report: ImplementationReport, ledger: Ledger) -> Iterator[Known]:
+    """Give the ledger entries that explained something, over all laws."""
+    entries = {entry.id: entry for entry in ledger.entries}
+    for name in dict.fromkeys(name for law in report.laws for name in law.known):
+        entry = entries.get(name)
+        yield Known(
+            implementation=report.name,
+            entry=name,
+            count=sum(law.known[name] for law in report.laws),
+            laws=tuple(law.law for law in report.laws if law.known[name]),
+            reason=entry.reason if entry else "",
+            issue=entry.issue if entry else "",
+        )

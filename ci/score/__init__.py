@@ -1,0 +1,1 @@
+"""Which seeded bugs the laws kill: ``kernelproof score``."""

@@ -1,0 +1,349 @@
+"""How well the laws find seeded bugs: the runs of the score, and what they came to."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...properties.findings.report import Finding, ImplementationReport, RunReport
+from ...properties.laws import LAWS
+from ...properties.search.engine import Run
+from ...properties.search.plan import Plan
+from ...properties.search.progress import Progress
+from ...properties.seeded import BUGS, HONEST, PROCESS_CONTROLS, SeededBug
+from ...properties.space.profiles import Profile
+from ...properties.space.simplify import FEW_PAGES
+from ...reference import (
+    AttentionProblem,
+    MergeProblem,
+    MetadataProblem,
+    MoEProblem,
+    Problem,
+    RouteProblem,
+)
+from .comparing import Comparison, Tell, comparable, compare
+
+LEAST_KILLED = 0.95
+MOST_SECONDS = 10.0
+"""Median seconds from the start of a bug's check to its first confirmed failure."""
+FIRST_LAWS = ("parity", "metadata_parity", "append_parity", "routing_parity")
+"""For hangs and crashes: every call of theirs costs a process, and any law sees them."""
+
+
+SHRINK_SHARE = 0.2
+"""Of the profile's seconds, for hangs and crashes: the engine gives them a few times as much."""
+PROBLEMS_OF_HONEST = 1.5
+"""Times the profile's problems, so that a gate judges honest controls on 10,000 on a busy machine
+too, where they count as slower ones and get fewer."""
+PROBLEMS_UNDER_ONE_LAW = 4.0
+"""Times the profile's problems, where one law stands for all that a check would look under."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A run over part of the catalogue.
+
+    Attributes:
+        title: for display.
+        bugs: that are run.
+        laws: that they are run under; all if empty.
+        shrink_share: share of the profile's seconds of shrinking.
+        problem_share: share of the profile's problems.
+    """
+
+    title: str
+    bugs: tuple[SeededBug, ...]
+    laws: tuple[str, ...] = ()
+    shrink_share: float = 1.0
+    problem_share: float = 1.0
+
+    def profile(self, profile: Profile) -> Profile:
+        """Give the profile of this stage."""
+        return replace(
+            profile,
+            problems=round(self.problem_share * profile.problems),
+            shrink_seconds=self.shrink_share * profile.shrink_seconds,
+        )
+
+
+def stages(names: Sequence[str] = ()) -> list[Stage]:
+    """Give the runs of a score, over the whole catalogue or over these names."""
+    at_once = tuple(bug for bug in PROCESS_CONTROLS if bug.law != "soak")
+    at_length = tuple(bug for bug in PROCESS_CONTROLS if bug.law == "soak")
+    every = (
+        Stage("seeded bugs", BUGS),
+        Stage("hangs and crashes", at_once, FIRST_LAWS, SHRINK_SHARE, PROBLEMS_UNDER_ONE_LAW),
+        Stage("hangs of long runs", at_length, ("soak",), SHRINK_SHARE, PROBLEMS_UNDER_ONE_LAW),
+        Stage("honest controls", HONEST, problem_share=PROBLEMS_OF_HONEST),
+    )
+    chosen = [
+        replace(stage, bugs=tuple(bug for bug in stage.bugs if not names or bug.name in names))
+        for stage in every
+    ]
+    return [stage for stage in chosen if stage.bugs]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What became of one seeded bug or control."""
+
+    bug: SeededBug
+    report: ImplementationReport
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What was found and confirmed, the earliest first."""
+        confirmed = [finding for finding in self.report.findings if finding.verdict.bad]
+        return sorted(confirmed, key=lambda finding: finding.seconds)
+
+    @property
+    def killed(self) -> bool:
+        """Whether some law failed; for a hang or a crash, with just that verdict."""
+        wanted = {"hang": "HANG", "crash": "CRASH"}.get(self.bug.control)
+        return any(wanted in (None, finding.verdict.status) for finding in self.findings)
+
+    @property
+    def laws(self) -> list[str]:
+        """The laws that killed it, the earliest first."""
+        return [finding.law for finding in self.findings]
+
+    @property
+    def seconds(self) -> float | None:
+        """From the start of its check to the first confirmed failure."""
+        return self.findings[0].seconds if self.findings else None
+
+    @property
+    def smallest(self) -> Problem | None:
+        """The problem that its first finding, which is shrunk, ended at."""
+        return self.findings[0].problem if self.findings else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Give a JSON-able dictionary."""
+        return {
+            "name": self.bug.name,
+            "reference": self.bug.reference,
+            "operation": self.bug.operation,
+            "control": self.bug.control,
+            "description": self.bug.description,
+            "model": self.bug.model,
+            "meant_for": self.bug.law,
+            "killed": self.killed,
+            "seconds": self.seconds,
+            "laws": self.laws,
+            "judged": self.report.judged,
+            "error": self.report.error,
+            "problem": self.smallest.to_json() if self.smallest else None,
+            "messages": [finding.verdict.message for finding in self.findings],
+            "law_seconds": {law.law: round(law.seconds, 2) for law in self.report.laws},
+        }
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a score came to."""
+
+    profile: str
+    seed: int
+    scored: tuple[Scored, ...]
+    stage_seconds: Mapping[str, float]
+    interrupted: bool = False
+    comparison: Comparison | None = None
+
+    def of(self, *controls: str) -> list[Scored]:
+        """Give the bugs of these kinds of control."""
+        return [each for each in self.scored if each.bug.control in controls]
+
+    @property
+    def share_killed(self) -> float:
+        """Of the bugs that give wrong answers."""
+        bugs = self.of("bug")
+        return sum(each.killed for each in bugs) / len(bugs) if bugs else 1.0
+
+    @property
+    def median_seconds(self) -> float:
+        """To kill a bug, of those killed; hangs and crashes count too."""
+        found = [each.seconds for each in self.of("bug", "hang", "crash") if each.killed]
+        return statistics.median(s for s in found if s is not None) if found else 0.0
+
+    @property
+    def accused(self) -> list[Finding]:
+        """Findings against honest controls, those too that were not confirmed."""
+        return [finding for each in self.of("honest") for finding in each.report.findings]
+
+    @property
+    def honest_judged(self) -> int:
+        """Problems on which honest controls were judged."""
+        return sum(each.report.judged for each in self.of("honest"))
+
+    @property
+    def kills_by_law(self) -> dict[str, list[Scored]]:
+        """Give the bugs that each law killed; hangs and crashes are not run under every law."""
+        killed = [each for each in self.of("bug") if each.killed]
+        return {law.name: [s for s in killed if law.name in s.laws] for law in LAWS}
+
+    @property
+    def share_small(self) -> float:
+        """Of the killed attention bugs: whose smallest problem has one request and two pages."""
+        ends = [each.smallest for each in self.of("bug")]
+        found = [problem for problem in ends if isinstance(problem, AttentionProblem)]
+        return sum(map(_is_small, found)) / len(found) if found else 1.0
+
+    @property
+    def idle_laws(self) -> list[str]:
+        """Name the laws that kill nothing alone, of which nobody has said why they are kept."""
+        if {each.bug.name for each in self.of("bug")} != {bug.name for bug in BUGS}:
+            return []  # a part of the catalogue says nothing about laws
+        kept = {law.name for law in LAWS if law.overlap}
+        return [
+            name
+            for name, kills in self.kills_by_law.items()
+            if name not in kept and not only_killer(kills)
+        ]
+
+    @property
+    def shortfalls(self) -> list[str]:
+        """Say what keeps the score from passing; nothing if it passes."""
+        found = []
+        if self.share_killed < LEAST_KILLED:
+            found.append(f"{self.share_killed:.1%} of the seeded bugs killed, not 95 %")
+        found.extend(
+            f"{each.bug.name} did not become a {each.bug.control.upper()}"
+            for each in self.of("hang", "crash")
+            if not each.killed
+        )
+        found.extend(
+            f"{finding.implementation} is honest, but {finding.law} accuses it"
+            for finding in self.accused
+        )
+        # A control of which nothing was judged proves nothing.
+        found.extend(
+            f"{each.bug.name}: no problem was judged {each.report.error}".strip()
+            for each in self.of("honest")
+            if not each.report.judged
+        )
+        if self.median_seconds > MOST_SECONDS:
+            found.append(f"a median of {self.median_seconds:.1f} s to kill, not 10 s")
+        if self.profile == "gate":  # others look too briefly to tell
+            found.extend(
+                f"the law {name} kills no bug alone, and its `overlap` does not say why it is kept"
+                for name in self.idle_laws
+            )
+        if self.interrupted:
+            found.append("interrupted")
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Give a JSON-able dictionary."""
+        return {
+            "profile": self.profile,
+            "seed": self.seed,
+            "passed": not self.shortfalls,
+            "shortfalls": self.shortfalls,
+            "share_killed": self.share_killed,
+            "median_seconds": self.median_seconds,
+            "share_small": self.share_small,
+            "honest_judged": self.honest_judged,
+            "accusations": [finding.to_json() for finding in self.accused],
+            "stage_seconds": dict(self.stage_seconds),
+            "laws": {
+                name: {
+                    "kills": [each.bug.name for each in kills],
+                    "alone": [each.bug.name for each in only_killer(kills)],
+                }
+                for name, kills in self.kills_by_law.items()
+            },
+            "comparison": self.comparison.to_json() if self.comparison else None,
+            "bugs": [each.to_json() for each in self.scored],
+        }
+
+
+def only_killer(kills: Iterable[Scored]) -> list[Scored]:
+    """Give those of a law's kills that no other law killed."""
+    return [each for each in kills if len(each.laws) == 1]
+
+
+def run_score(
+    profile: Profile,
+    *,
+    names: Sequence[str] = (),
+    seed: int = 0,
+    jobs: int = 0,
+    briefly: bool = False,
+    watch: Callable[[Stage], AbstractContextManager[Progress]] = lambda _: nullcontext(Progress()),
+    watch_comparison: Callable[[int], AbstractContextManager[Tell]] = lambda _: nullcontext(
+        lambda _bug, _count: None
+    ),
+) -> Score:
+    """Run the laws on the catalogue, or on these names of it, and compare with other yardsticks.
+
+    Briefly: without shrinking and comparison, and no further with a bug than the first law that
+    kills it.
+    """
+    scored: list[Scored] = []
+    seconds: dict[str, float] = {}
+    interrupted = False
+    if briefly:
+        profile = replace(profile, shrink_seconds=0.0)
+    for stage in stages(names):
+        plan = Plan(
+            [bug.reference for bug in stage.bugs],
+            stage.profile(profile),
+            seed=seed,
+            jobs=jobs,
+            laws=stage.laws,
+            shrink_all=False,
+            first_only=briefly,
+            confirm=False,
+        )
+        with watch(stage) as progress:
+            report = Run(plan, progress).execute()
+        scored.extend(score_stage(stage, report))
+        seconds[stage.title] = round(report.seconds, 1)
+        interrupted = report.interrupted
+        if interrupted:
+            return Score(profile.name, seed, tuple(scored), seconds, interrupted)
+    if briefly:
+        return Score(profile.name, seed, tuple(scored), seconds)
+    started = time.monotonic()
+    chosen = comparable(names)
+    with watch_comparison(len(chosen)) as tell:
+        comparison = compare(chosen, profile, seed=seed, jobs=jobs, judged=tell)
+    seconds["comparisons"] = round(time.monotonic() - started, 1)
+    return Score(profile.name, seed, tuple(scored), seconds, comparison=comparison)
+
+
+def score_stage(stage: Stage, report: RunReport) -> list[Scored]:
+    """Bring bugs and reports together."""
+    found = {each.reference: each for each in report.implementations}
+    return [
+        Scored(bug, found.get(bug.reference) or ImplementationReport(bug.name, bug.reference))
+        for bug in stage.bugs
+    ]
+
+
+def size_of(problem: Problem) -> str:
+    """Give a problem's size in short."""
+    if isinstance(problem, MergeProblem):
+        return f"{problem.num_states} states, {problem.num_tokens} tokens"
+    if isinstance(problem, MetadataProblem):
+        requests = sum(len(lengths) for lengths, _ in problem.steps)
+        return f"{len(problem.steps)} batches, {requests} requests"
+    if isinstance(problem, (RouteProblem, MoEProblem)):
+        return f"{problem.num_tokens} tokens, {problem.top_k} of {problem.num_experts} experts"
+    return f"{len(problem.seq_lens)} requests, {problem.num_tokens} tokens, {_keys(problem)}"
+
+
+def _is_small(problem: AttentionProblem) -> bool:
+    """Tell whether a problem has at most one request and two pages of keys."""
+    pages = problem.num_pages if problem.operation != "ragged_attention" else 1
+    return len(problem.seq_lens) <= 1 and pages <= FEW_PAGES
+
+
+def _keys(problem: AttentionProblem) -> str:
+    if problem.operation == "ragged_attention":
+        return f"{sum(problem.seq_lens)} keys"
+    return f"{sum(problem.seq_lens)} keys in {problem.num_pages} pages"

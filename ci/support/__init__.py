@@ -1,0 +1,1 @@
+"""What may run where, by the rules and by what releases declare: ``kernelproof support``."""

@@ -1,0 +1,270 @@
+"""The command support: what may run where, by the rules; no GPU is needed to ask."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..console.errors import CONFORMING, INTERRUPTED, NONCONFORMING, UsageRefusedError
+
+if TYPE_CHECKING:
+    from ...impl.gating import RuleBook
+    from .rows import Matrix
+
+OUTPUT = click.Path(dir_okay=False, path_type=Path)
+SWITCH = {"is_flag": True, "default": None}
+FEATURE_OPTIONS = (
+    click.option("--operation", metavar="OP", help="Such as paged_attention, mla, moe."),
+    click.option("--backend", metavar="NAME", help="Such as fa2, trtllm-gen, cutlass, triton."),
+    click.option("--phase", metavar="PHASE", help="decode, prefill, or mixed (a batch of both)."),
+    click.option("--head-dim", "head_dim_qk", type=int, metavar="D", help="Of queries and keys."),
+    click.option("--head-dim-vo", type=int, metavar="D", help="Of values, where it differs."),
+    click.option("--q-dtype", metavar="T", help="Of queries, or of a MoE's activations."),
+    click.option("--kv-dtype", metavar="T", help="Of the KV cache: bf16, fp8, nvfp4, ..."),
+    click.option("--kv-storage", metavar="T", help="uint8, where the cache is a tensor of bytes."),
+    click.option("--kv-layout", metavar="L", help="NHD or HND."),
+    click.option("--page-size", type=int, metavar="N"),
+    click.option("--group-size", type=int, metavar="N", help="Query heads a KV head."),
+    click.option("--query-len", type=int, metavar="N", help="Query tokens a request in decode."),
+    click.option("--window", help="With a sliding window.", **SWITCH),  # type: ignore[arg-type]
+    click.option("--soft-cap", help="With a soft cap on logits.", **SWITCH),  # type: ignore[arg-type]
+    click.option("--sinks", help="With attention sinks.", **SWITCH),  # type: ignore[arg-type]
+    click.option("--mask", metavar="MASK", help="none, causal or custom."),
+    click.option("--activation", metavar="NAME", help="Of a MoE: swiglu, relu2, ..."),
+    click.option("--quantisation", metavar="NAME", help="Of a MoE's weights: none, nvfp4, ..."),
+    click.option("--routing", metavar="NAME", help="Routing method: renormalize, deepseek_v3, ..."),
+)
+
+
+def feature_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Add an option for each field of a feature."""
+    for option in reversed(FEATURE_OPTIONS):
+        command = option(command)
+    return command
+
+
+@click.command("support")
+@click.option("--sm", metavar="SM[,SM]", help="Chips: 103, 10.3, sm_103a or cpu; all if left out.")
+@click.option(
+    "--flashinfer",
+    "releases",
+    multiple=True,
+    metavar="VERSION",
+    help="Release; the newest that the rules know.",
+)
+@click.option("--against", metavar="VERSION", help="Say only what this other release changes.")
+@feature_options
+@click.option("--explain", "explained", is_flag=True, help="Walk the rules for one call.")
+@click.option(
+    "--require", "required", is_flag=True, help="Exit with 1 unless one backend at least serves."
+)
+@click.option(
+    "--declared",
+    multiple=True,
+    metavar="VERSION|WHEEL|FOLDER",
+    help="Compare the rules with what this release declares; may be repeated.",
+)
+@click.option(
+    "--compile",
+    "compiled",
+    metavar="SM[,SM]",
+    help="Compile FlashInfer's modules for these chips, with nvcc; --flashinfer may be repeated.",
+)
+@click.option("--unit", "units", multiple=True, metavar="NAME", help="Compile only this module.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Compilers at a time; one a core.")
+@click.option("--json", "json_path", type=OUTPUT, help="Write what is said to this file.")
+@click.option("--markdown", "markdown_path", type=OUTPUT, help="Write it as Markdown.")
+@click.option(
+    "--rules",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder of support rules instead of the shipped ones.",
+)
+def support(
+    sm: str | None,
+    releases: tuple[str, ...],
+    against: str | None,
+    folder: Path | None,
+    **options: Any,  # noqa: ANN401  click's options
+) -> int:
+    """Say what may run where, why, and what to use instead, before anything is launched.
+
+    Without fields of a call, prints the whole matrix; with some (--head-dim 512 --kv-dtype fp8),
+    each backend that could serve it; with one chip, the reasons too.
+
+    With --declared, compares the rules with what releases of FlashInfer declare, and exits with 1
+    where they disagree; with --compile, compiles FlashInfer's own modules for chips that need not
+    be here, and keeps the records in --json. Neither needs a GPU.
+    """
+    from ...impl.gating import RulesError, load_rules
+
+    declared, compiled = options.pop("declared"), options.pop("compiled")
+    making = {name: options.pop(name) for name in ("units", "jobs")}
+    if compiled is not None:
+        return _compile(releases, compiled, json_path=options["json_path"], **making)
+
+    try:
+        book = load_rules(folder) if folder else load_rules()
+    except RulesError as error:
+        raise UsageRefusedError(str(error)) from error
+    if declared:
+        from .declared_command import compare_releases
+
+        return compare_releases(declared, book=book, json_path=options["json_path"], tell=_tell)
+    if len(releases) > 1:
+        message = "--flashinfer may be repeated with --compile alone; see --against"
+        raise UsageRefusedError(message)
+    chips = chips_of(sm)
+    version = releases[0] if releases else book.newest
+    outputs = {name: options.pop(name) for name in ("json_path", "markdown_path")}
+    explained, required = options.pop("explained"), options.pop("required")
+    asked = {name: value for name, value in options.items() if value is not None}
+    try:
+        if explained:
+            return _explain(asked, version, chips, book)
+        made = _decide(asked, version, chips, book)
+        other = _decide(asked, against, chips, book) if against else None
+    except ValueError as error:
+        raise UsageRefusedError(str(error)) from error
+    if other is not None:
+        return _compare(made, other, **outputs)
+    _write(made, book, **outputs)
+    _print(made, reasons=bool(asked) or sm is not None)
+    served = any(each.supported for _, decisions in made.rows for each in decisions)
+    return NONCONFORMING if required and not served else CONFORMING
+
+
+def _tell(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def _compile(
+    releases: tuple[str, ...],
+    chips: str,
+    *,
+    units: tuple[str, ...],
+    jobs: int | None,
+    json_path: Path | None,
+) -> int:
+    from ..compile.command import compile_support
+
+    if not releases:
+        message = "--compile needs --flashinfer VERSION, or a folder with a release in it"
+        raise UsageRefusedError(message)
+    evidence = compile_support(
+        releases, chips.split(","), units=units, json_path=json_path, jobs=jobs or 0, tell=_tell
+    )
+    counts = Counter(record.status for record in evidence.records)
+    click.echo(", ".join(f"{count} {status}" for status, count in sorted(counts.items())))
+    return INTERRUPTED if evidence.interrupted else CONFORMING
+
+
+def chips_of(text: str | None) -> tuple[int | None, ...]:
+    """Read a list of chips; all that the rules know if there is none."""
+    from ...impl.gating import parse_capability
+    from .rows import ALL_CHIPS
+
+    if text is None:
+        return ALL_CHIPS
+    try:
+        return tuple(
+            None if part.strip().lower() == "cpu" else parse_capability(part)
+            for part in text.split(",")
+        )
+    except ValueError as error:
+        message = f"--sm {text}: {error}"
+        raise UsageRefusedError(message) from error
+
+
+def _decide(
+    asked: dict[str, Any], version: str, chips: tuple[int | None, ...], book: RuleBook
+) -> Matrix:
+    from .rows import all_rows, matrix, rows_like
+
+    broad = set(asked) <= {"operation", "backend"}
+    rows = all_rows(**_checked(asked)) if broad else rows_like(_checked(asked))
+    return matrix(rows, version, chips, book)
+
+
+def _checked(asked: dict[str, Any]) -> dict[str, Any]:
+    """Refuse a wrong field before anything is made of it."""
+    from ...impl.gating import Feature
+
+    Feature(**asked)
+    return asked
+
+
+def _explain(
+    asked: dict[str, Any], version: str, chips: tuple[int | None, ...], book: RuleBook
+) -> int:
+    from ...impl.gating import Feature
+    from ..console.terminal import console
+    from .display import print_explanation
+    from .rows import target_of
+
+    if len(chips) != 1:
+        message = "--explain needs one chip: --sm 103"
+        raise UsageRefusedError(message)
+    print_explanation(console(sys.stdout), Feature(**asked), target_of(chips[0], version), book)
+    return CONFORMING
+
+
+def _print(made: Matrix, *, reasons: bool) -> None:
+    from ..console.terminal import console
+    from .display import print_matrix, print_reasons
+
+    out = console(sys.stdout)
+    print_matrix(out, made)
+    if reasons and len(made.chips) == 1:
+        print_reasons(out, made)
+
+
+def _compare(
+    made: Matrix, other: Matrix, *, json_path: Path | None, markdown_path: Path | None
+) -> int:
+    from ..console.terminal import console
+    from .display import print_differences
+    from .markdown import differences_to_markdown
+    from .rows import differences
+
+    found = differences(made, other)
+    versions = (made.version, other.version)
+    if json_path is not None:
+        told = {"flashinfer": made.version, "against": other.version}
+        found_json = [each.to_json() for each in found]
+        _write_json(json_path, "support-difference", {**told, "differences": found_json})
+    if markdown_path is not None:
+        _write_text(markdown_path, differences_to_markdown(*versions, found))
+    print_differences(console(sys.stdout), *versions, found)
+    return CONFORMING
+
+
+def _write(
+    made: Matrix, book: RuleBook, json_path: Path | None, markdown_path: Path | None
+) -> None:
+    from .markdown import chips_in_words, heading, to_markdown
+
+    if json_path is not None:
+        _write_json(json_path, "support", made.to_json())
+    if markdown_path is not None:
+        lines = [*heading(made.version, book), *to_markdown(made), *chips_in_words()]
+        _write_text(markdown_path, lines)
+
+
+def _write_json(path: Path, schema: str, told: dict[str, Any]) -> None:
+    from ...properties.findings.files import dumps
+
+    _write_text(path, [dumps({"schema": f"kernelproof/{schema}/1", **told})])
+
+
+def _write_text(path: Path, lines: list[str]) -> None:
+    try:
+        path.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+    except OSError as error:
+        message = f"{path} cannot be written: {error.strerror}"
+        raise UsageRefusedError(message) from error

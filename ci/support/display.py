@@ -1,0 +1,95 @@
+"""The support matrix on a terminal: tables, the difference of two versions, one call explained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ...impl.gating import Decision, Feature, RuleBook, Target, capability_name, decide, explain
+from ...impl.gating.decision import describe
+from ...impl.gating.explanation import MACHINE_CONDITIONS
+from ...impl.gating.rules import in_words
+from .rows import Difference, Matrix
+
+MARKS = {"declared": "yes", "reported": "yes", "compiled": "yes c", "run": "yes r"}
+STYLES = {"supported": "green", "refused": "bold red", "unknown": "dim"}
+MOST_REASONS = 12
+
+
+def print_matrix(out: Console, made: Matrix) -> None:
+    """Print one table an operation and backend."""
+    key = "yes: allowed (c: compiled for the chip, r: run there); no: refused; -: no rule, refused"
+    out.print(Text(f"flashinfer-python {made.version}. {key}"))
+    keyed = groupby(made.rows, key=lambda row: (row[0].feature.operation, row[0].feature.backend))
+    for (operation, backend), group in keyed:
+        table = _table(f"{operation}: {backend}", *map(capability_name, made.chips))
+        for row, decisions in group:
+            table.add_row(row.title, *map(_cell, decisions))
+        out.print(table)
+
+
+def print_reasons(out: Console, made: Matrix) -> None:
+    """Say of each row why, on the first chip, it is or is not supported, and what else there is."""
+    for row, decisions in made.rows[:MOST_REASONS]:
+        decision = decisions[0]
+        text = Text(f"{decision.status}  ", STYLES[decision.status])
+        text.append(f"{row.feature.backend} {row.title}".strip(), "bold")
+        text.append(f": {decision.reason}. {decision.instead}".rstrip())
+        out.print(text)
+        if decision.source:
+            evidence = f"{decision.evidence}, " if decision.evidence else ""
+            out.print(Text(f"    {decision.rule} ({evidence}{decision.source})", "dim"))
+
+
+def print_differences(out: Console, old: str, new: str, found: Sequence[Difference]) -> None:
+    """Print what another version supports more or less."""
+    table = _table("operation: backend", "call", "chips", old, new, "why")
+    for each in found:
+        table.add_row(
+            f"{each.row.feature.operation}: {each.row.feature.backend}",
+            each.row.title,
+            ", ".join(map(capability_name, each.chips)),
+            _cell(each.before),
+            _cell(each.after),
+            Text(each.telling.reason),
+        )
+    if found:
+        out.print(table)
+    out.print(Text(f"{len(found)} differences in support between {old} and {new}"))
+
+
+def print_explanation(out: Console, feature: Feature, target: Target, book: RuleBook) -> None:
+    """Walk the rules for one call: those that hold first, then what each other one lacks."""
+    decision = decide(feature, target, book=book)
+    out.print(Text(f"{feature} on {describe(target)}", "bold"))
+    for rule, machine, fields in explain(decision.feature, target, book=book):
+        lacks = [MACHINE_CONDITIONS.get(name, f"the artifact {name}") for name in machine]
+        lacks += [
+            f"{in_words(name, rule.when[name])}, not {getattr(decision.feature, name)}"
+            for name in fields
+        ]
+        line = Text("does not hold  " if lacks else "holds  ", "dim" if lacks else "bold")
+        line.append(f"{rule.effect} {rule.id}: {rule.reason}", "dim" if lacks else "")
+        if lacks:
+            line.append(f" [differs in {'; '.join(lacks)}]", "dim")
+        out.print(line)
+    out.print(Text(f"{decision.status}: ", STYLES[decision.status]).append(str(decision)))
+
+
+def _cell(decision: Decision) -> Text:
+    if decision.supported:
+        return Text(MARKS[decision.evidence], STYLES["supported"])
+    return Text("no" if decision.status == "refused" else "-", STYLES[decision.status])
+
+
+def _table(first: str, *headings: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, safe_box=True)
+    table.add_column(first, overflow="fold")
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table

@@ -1,0 +1,1 @@
+"""Adapters to FlashInfer; flashinfer itself is imported at the first call."""

@@ -1,0 +1,89 @@
+"""How a quantised KV cache is passed to FlashInfer: the view of its bytes, and its block scales."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...reference.formats.kv_format import FP8, NVFP4, KVCacheFormat, checked_cache
+from ..gating import Feature, Target, require
+from ..gating.rules import version_matches
+
+RENAMED = ">=0.6.8.dev0"
+"""``kv_block_scales`` became ``kv_cache_sf`` (flashinfer-ai/flashinfer#2954)."""
+INTERLEAVING = ("trtllm-gen",)
+"""Backends that read V's block scales in groups of four tokens; FA2 and XQA read them linear."""
+
+
+def configure(kv_format: KVCacheFormat, feature: Feature, target: Target) -> str:
+    """Choose a backend for a cache before any tensor exists.
+
+    Args:
+        kv_format: of the cache.
+        feature: the call, without what the cache is.
+        target: the machine.
+
+    Returns:
+        The backend: the feature's own, or the first that is supported where it is ``"auto"``.
+
+    Raises:
+        UnsupportedError: nothing there reads such a cache; the text names what works instead.
+    """
+    asked = {**feature.to_json(), "kv_dtype": kv_format.element, "kv_layout": kv_format.kv_layout}
+    # FlashInfer is given a view, so that the bytes always say what they are.
+    return require(Feature(**{**asked, "kv_storage": ""}), target).feature.backend
+
+
+def flashinfer_arguments(
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    kv_format: KVCacheFormat,
+    *,
+    kv_cache_sf: tuple[torch.Tensor, torch.Tensor] | None = None,
+    backend: str,
+    flashinfer: str,
+) -> dict[str, Any]:
+    """Give the keyword arguments with which a FlashInfer release reads a cache as what it is.
+
+    Args:
+        k_cache, v_cache: as they are stored.
+        kv_format: what they hold.
+        kv_cache_sf: block scales of an nvfp4 cache, in ``kv_format.v_scale_layout``.
+        backend: that will read them.
+        flashinfer: the release; it decides what the scales are called.
+
+    Returns:
+        ``paged_kv_cache``, the pair of caches, FP8 viewed as FP8; for nvfp4 also ``kv_cache_sf``,
+        or ``kv_block_scales`` before 0.6.8. Nothing is copied.
+
+    Raises:
+        ValueError: cache, format and scales disagree, or V's scales are not in the layout that the
+            backend reads.
+    """
+    cache = checked_cache(k_cache, v_cache, kv_format.kv_layout, kv_format, kv_cache_sf)
+    arguments: dict[str, Any] = {"paged_kv_cache": (cache.k, cache.v)}
+    if kv_format.element != NVFP4:
+        return arguments
+    wanted = "interleaved" if backend in INTERLEAVING else "linear"
+    if kv_format.v_scale_layout != wanted:
+        message = (
+            f"v_scale_layout is {kv_format.v_scale_layout!r}; {backend} reads V's block scales "
+            f"{wanted} (interleave_v_scales and deinterleave_v_scales convert)"
+        )
+        raise ValueError(message)
+    renamed = version_matches(flashinfer, RENAMED)
+    arguments["kv_cache_sf" if renamed else "kv_block_scales"] = kv_cache_sf
+    return arguments
+
+
+def format_of_name(kv_cache_dtype: str, *, kv_layout: str = "NHD") -> KVCacheFormat:
+    """Give the format that vLLM's ``--kv-cache-dtype`` names: FP8 is stored as bytes there.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    names = {"fp8": FP8[0], "fp8_e4m3": FP8[0], "fp8_e5m2": FP8[1]}
+    if kv_cache_dtype in names:
+        return KVCacheFormat(names[kv_cache_dtype], "uint8", kv_layout)
+    return KVCacheFormat(kv_cache_dtype, kv_layout=kv_layout)

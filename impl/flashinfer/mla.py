@@ -1,0 +1,221 @@
+"""FlashInfer's multi-head latent attention: one cache, whose first channels are the values.
+
+``BatchMLAPagedAttentionWrapper`` takes the compressed and the rotary channels as tensors of their
+own, which are views of the one cache here, as in vLLM. Its plan was given its metadata one by one
+before 0.7.0 and takes a record of them since.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ...reference import Arithmetic, AttentionProblem, Problem
+from ...reference.problems.base import is_power_of_two
+from ...reference.tensors.inputs import PagedAttentionInputs
+from ..gating.rules import version_matches
+from ..protocol import implementation
+from ..targets.target import Target
+from .calls import (
+    BUILD_MINUTES,
+    FA2,
+    WORKSPACE_BYTES,
+    attention_refusal,
+    flashinfer,
+    module_key,
+    version,
+)
+from .sessions import owned
+from .triton import to_natural
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+MLA_FA2 = replace(FA2, exponent="fused", merged_outputs=0)
+"""``mla.cuh``: exp2(s c - (m c)), sums by m16k16_rowsum_f16f16f32, parts in the output's dtype that
+are merged in float32."""
+MLA_FA3 = Arithmetic(probabilities="inputs", partial_outputs=True, exponent="fused")
+"""``mla_hopper.cuh``: row sums before the rounding, parts in the output's dtype."""
+RECORDS = ">=0.7.0.dev0"
+"""``plan`` takes ``MLAPlanMetadata``; flat tensors are deprecated."""
+TILES_REFUSED = ">=0.7.1.dev0"
+"""Refuses causal batches of which a tile of query rows loses a key; earlier releases lose it."""
+TILE = 64
+"""Query rows of a tile in FA2 and FA3; two tiles where a request has more rows on average."""
+
+
+def latent_refusal(problem: Problem, target: Target) -> str | None:
+    """Say why no MLA kernel takes a problem."""
+    said = attention_refusal(problem, target)
+    if said is None and isinstance(problem, AttentionProblem) and not problem.values_in_keys:
+        return "latent attention reads values from the keys (values_in_keys)"
+    return said
+
+
+def _wrapped(problem: Problem, target: Target) -> bool | str:
+    said = latent_refusal(problem, target)
+    if said is not None or not isinstance(problem, AttentionProblem):
+        return said or "latent attention"
+    one_scale = problem.k_scale == problem.v_scale and is_power_of_two(problem.k_scale)
+    refusals = (
+        (
+            bool(problem.kv_cache) and not one_scale,
+            "an FP8 latent cache has one scale, which is rounded to the queries' dtype",
+        ),
+        (
+            not problem.kv_cache and problem.v_scale != 1,
+            "BatchMLAPagedAttentionWrapper has no v_scale",
+        ),
+        (
+            version_matches(target.flashinfer, TILES_REFUSED) and _tile_ends_in_a_query(problem),
+            "FlashInfer refuses causal tiles that end inside a query token, from 0.7.1 on",
+        ),
+    )
+    return next((why for refused, why in refusals if refused), True)
+
+
+def _tile_ends_in_a_query(problem: AttentionProblem) -> bool:
+    """Tell whether a causal tile of query rows may end between two heads of one query token.
+
+    FlashInfer loses a key there, if that key is the first of a tile of keys (``_fa_common.py`` of
+    0.7.1, ``_validate_fa_causal_tile_bound``).
+    """
+    heads, requests = problem.num_qo_heads, max(len(problem.query_lens), 1)
+    tile = TILE * (2 if problem.num_tokens * heads // requests > TILE else 1)
+    return problem.causal and bool(tile % heads) and max(problem.query_lens) * heads > tile
+
+
+def latent_pages(inputs: PagedAttentionInputs) -> torch.Tensor:
+    """Give the cache without its axis of one head: [pages, page_size, head_dim_qk], a view."""
+    return inputs.k_cache.squeeze(2 if inputs.kv_layout == "NHD" else 1)
+
+
+def typed_pages(inputs: PagedAttentionInputs) -> torch.Tensor:
+    """Give the pages in the dtype of what they hold."""
+    pages = latent_pages(inputs)
+    return pages if inputs.kv_format is None else inputs.kv_format.view(pages)
+
+
+def _new_wrapper(device: torch.device, backend: str) -> Any:  # noqa: ANN401  untyped third-party code
+    workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+    made = flashinfer("flashinfer.mla").BatchMLAPagedAttentionWrapper
+    return made(float_workspace_buffer=workspace, backend=backend)
+
+
+mla_wrapper = functools.cache(_new_wrapper)
+"""The same wrapper for the same backend, as ``flashinfer_calls.wrapper``."""
+
+
+def plan_latent(
+    planned: Any,  # noqa: ANN401  untyped third-party code
+    inputs: PagedAttentionInputs,
+    sm_scale: float,
+    **form: Any,  # noqa: ANN401
+) -> None:
+    """Call ``plan`` with a batch in the form that backend and release take."""
+    compressed = inputs.v_cache.shape[-1]
+    planned.plan(
+        num_heads=inputs.q.shape[1],
+        head_dim_ckv=compressed,
+        head_dim_kpe=inputs.q.shape[-1] - compressed,
+        page_size=inputs.metadata.page_size,
+        causal=inputs.causal,
+        sm_scale=sm_scale,
+        q_data_type=inputs.q.dtype,
+        kv_data_type=typed_pages(inputs).dtype,
+        **form,
+    )
+
+
+def _plan_split(planned: Any, inputs: PagedAttentionInputs) -> None:  # noqa: ANN401  untyped
+    """Plan FA2 or FA3, with the compressed and the rotary channels apart."""
+    metadata = inputs.metadata
+    csr = {
+        "qo_indptr": metadata.qo_indptr,
+        "kv_indptr": metadata.paged_kv_indptr,
+        "kv_indices": metadata.paged_kv_indices,
+        "kv_len_arr": metadata.seq_lens,
+    }
+    # The scale of a plain cache goes into the softmax's; that of an FP8 one is the values' too.
+    sm_scale = inputs.sm_scale * (float(inputs.k_scale) if inputs.kv_format is None else 1.0)
+    if not version_matches(version(), RECORDS):
+        plan_latent(planned, inputs, sm_scale, **csr)
+        return
+    records = flashinfer("flashinfer.mla").MLAPlanMetadata.csr(**csr)
+    plan_latent(planned, inputs, sm_scale, metadata=records, query_layout="split",
+          kv_cache_layout="split", lse_mode="base2")  # fmt: skip
+
+
+def _run_split(planned: Any, inputs: PagedAttentionInputs) -> Pair:  # noqa: ANN401  untyped
+    compressed, pages = inputs.v_cache.shape[-1], typed_pages(inputs)
+    queries = inputs.q[..., :compressed], inputs.q[..., compressed:]
+    caches = pages[..., :compressed], pages[..., compressed:]
+    scale = float(inputs.k_scale)
+    scales = {} if inputs.kv_format is None else {"ckv_scale": scale, "kpe_scale": scale}
+    if version_matches(version(), RECORDS):
+        out, lse = planned.run(query=queries, kv_cache=caches, return_lse=True, **scales)
+    else:
+        out, lse = planned.run(q_nope=queries[0], q_pe=queries[1], ckv_cache=caches[0],
+                               kpe_cache=caches[1], return_lse=True, **scales)  # fmt: skip
+    return out, to_natural(lse)
+
+
+def _attend(inputs: PagedAttentionInputs, backend: str) -> Pair:
+    planned = mla_wrapper(inputs.q.device, backend)
+    _plan_split(planned, inputs)
+    return _run_split(planned, inputs)
+
+
+class LatentSession:
+    """A wrapper of its own, planned for a batch and run many times."""
+
+    def __init__(self, backend: str) -> None:
+        self._backend = backend
+        self._planned: Any = None
+
+    def plan(self, inputs: PagedAttentionInputs) -> None:
+        """Plan a batch from metadata on the host."""
+        if self._planned is None:
+            self._planned = _new_wrapper(inputs.q.device, self._backend)
+        # Copied from the host without waiting, as of the other wrappers.
+        metadata = owned(inputs.metadata, inputs.q.device)
+        _plan_split(self._planned, replace(inputs, metadata=metadata))
+
+    def run(self, inputs: PagedAttentionInputs) -> Pair:
+        """Attend to the planned batch."""
+        return _run_split(self._planned, inputs)
+
+
+@implementation(
+    "paged_attention",
+    name="flashinfer-mla-fa2",
+    backend="fa2",
+    supports=_wrapped,
+    features=("mla", "fp8_kv"),
+    arithmetic=MLA_FA2,
+    compile_key=module_key,
+    build_ahead=True,
+    build_minutes=BUILD_MINUTES["fa2"],
+    session=functools.partial(LatentSession, "fa2"),
+)
+def mla_fa2(inputs: PagedAttentionInputs) -> Pair:
+    """Attend to a latent cache by ``BatchMLAPagedAttentionWrapper`` with FA2."""
+    return _attend(inputs, "fa2")
+
+
+@implementation(
+    "paged_attention",
+    name="flashinfer-mla-fa3",
+    backend="fa3",
+    supports=_wrapped,
+    features=("mla", "fp8_kv"),
+    arithmetic=MLA_FA3,
+    compile_key=module_key,
+    build_ahead=True,
+    build_minutes=BUILD_MINUTES["fa3"],
+    session=functools.partial(LatentSession, "fa3"),
+)
+def mla_fa3(inputs: PagedAttentionInputs) -> Pair:
+    """Attend to a latent cache by ``BatchMLAPagedAttentionWrapper`` with FA3."""
+    return _attend(inputs, "fa3")

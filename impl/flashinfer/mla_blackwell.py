@@ -1,0 +1,143 @@
+"""FlashInfer's decoding from a latent cache on Blackwell: CUTLASS, trtllm-gen and XQA.
+
+CUTLASS is a backend of ``BatchMLAPagedAttentionWrapper`` that has no plan before 0.7.0; the others
+are ``trtllm_batch_decode_with_kv_cache_mla``. All take a block table of a multiple of 128 keys.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ...reference import Arithmetic, AttentionProblem, Problem
+from ...reference.tensors.inputs import PagedAttentionInputs
+from ..gating.rules import version_matches
+from ..protocol import implementation
+from ..targets.target import Target
+from .calls import BUILD_MINUTES, flashinfer, unavailable, version
+from .mla import RECORDS, latent_pages, latent_refusal, mla_wrapper, plan_latent, typed_pages
+from .trtllm import (
+    WITH_LSE,
+    natural_or_none,
+    padded_block_table,
+    xqa_module_key,
+    zeroed_workspace,
+)
+
+Result = tuple[torch.Tensor, "torch.Tensor | None"]
+BLACKWELL = Arithmetic(probabilities="inputs", partial_outputs=True, exponent="fused")
+"""CUTLASS, trtllm-gen and XQA: what is known of their sources, and at most that of the others."""
+TABLE_OF_KEYS = 128
+"""Block tables cover a multiple of so many keys."""
+NOPE_HEAD_DIM = 128
+"""Channels without rotary positions of DeepSeek's heads before the projections were absorbed."""
+CUTLASS_SCALE = 1.0 / math.sqrt(128 + 64)
+
+
+def _decodes(problem: Problem, target: Target) -> bool | str:
+    if isinstance(problem, AttentionProblem) and any(t != 1 for t in problem.query_lens):
+        return "decoding takes one query token a request"
+    return latent_refusal(problem, target) or True
+
+
+def _decodes_with_cutlass(problem: Problem, target: Target) -> bool | str:
+    reason = unavailable(target)
+    if reason is not None:
+        return reason
+    if isinstance(problem, AttentionProblem):
+        if not math.isclose(problem.scale * problem.k_scale, CUTLASS_SCALE, rel_tol=1e-6):
+            return "CUTLASS has the scale of 192 channels compiled in"
+        if problem.v_scale != 1:
+            return "BatchMLAPagedAttentionWrapper has no v_scale"
+        if problem.strided_q or problem.strided_kv:
+            return "CUTLASS takes contiguous queries and caches"
+    return _decodes(problem, target)
+
+
+@implementation(
+    "paged_attention",
+    name="flashinfer-mla-cutlass",
+    backend="cutlass",
+    supports=_decodes_with_cutlass,
+    features=("mla",),
+    arithmetic=BLACKWELL,
+    compile_key=lambda _: "mla",
+)
+def mla_cutlass(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
+    """Decode from a latent cache by ``BatchMLAPagedAttentionWrapper`` with CUTLASS; no LSE."""
+    planned = mla_wrapper(inputs.q.device, "cutlass")
+    compressed = inputs.v_cache.shape[-1]
+    q, pages = inputs.q, latent_pages(inputs)
+    table = padded_block_table(inputs, TABLE_OF_KEYS)
+    seq_lens = inputs.metadata.seq_lens
+    if version_matches(version(), RECORDS):
+        records = flashinfer("flashinfer.mla").MLAPlanMetadata.dense(
+            cum_seq_lens_q=inputs.metadata.qo_indptr, block_tables=table, seq_lens=seq_lens,
+            max_q_len=1,
+        )  # fmt: skip
+        plan_latent(planned, inputs, inputs.sm_scale * float(inputs.k_scale), metadata=records)
+        return planned.run(query=q, kv_cache=pages), None
+    out = planned.run(
+        q_nope=q[..., :compressed],
+        q_pe=q[..., compressed:],
+        ckv_cache=pages[..., :compressed],
+        kpe_cache=pages[..., compressed:],
+        kv_len=seq_lens,
+        page_table=table,
+    )
+    return out, None
+
+
+def _decode(inputs: PagedAttentionInputs, backend: str) -> Result:
+    """Call ``trtllm_batch_decode_with_kv_cache_mla``; with the LSE where there is one."""
+    compressed = inputs.v_cache.shape[-1]
+    out = inputs.q.new_empty((*inputs.q.shape[:2], compressed), dtype=inputs.out_dtype)
+    with_lse = backend == "trtllm-gen" and version_matches(version(), WITH_LSE)
+    result = flashinfer("flashinfer.mla").trtllm_batch_decode_with_kv_cache_mla(
+        query=inputs.q.unsqueeze(1),
+        kv_cache=typed_pages(inputs),
+        workspace_buffer=zeroed_workspace(f"mla-{backend}", inputs.q.device),
+        qk_nope_head_dim=NOPE_HEAD_DIM,
+        kv_lora_rank=compressed,
+        qk_rope_head_dim=inputs.q.shape[-1] - compressed,
+        block_tables=padded_block_table(inputs, TABLE_OF_KEYS),
+        seq_lens=inputs.metadata.seq_lens,
+        max_seq_len=int(inputs.metadata.seq_lens.max()),
+        out=out.unsqueeze(1),
+        bmm1_scale=inputs.sm_scale * float(inputs.q_scale) * float(inputs.k_scale),
+        bmm2_scale=float(inputs.v_scale),
+        backend=backend,
+        **({"return_lse": True} if with_lse else {}),
+    )
+    return out, natural_or_none(result[1].reshape(out.shape[:2]) if with_lse else None)
+
+
+@implementation(
+    "paged_attention",
+    name="flashinfer-mla-trtllm",
+    backend="trtllm-gen",
+    supports=_decodes,
+    features=("mla", "fp8_kv", "fp8_q"),
+    arithmetic=BLACKWELL,
+    compile_key=lambda _: "trtllm-gen",
+)
+def mla_trtllm(inputs: PagedAttentionInputs) -> Result:
+    """Decode from a latent cache by trtllm-gen."""
+    return _decode(inputs, "trtllm-gen")
+
+
+@implementation(
+    "paged_attention",
+    name="flashinfer-mla-xqa",
+    backend="xqa",
+    supports=_decodes,
+    features=("mla", "fp8_kv", "fp8_q"),
+    arithmetic=BLACKWELL,
+    compile_key=xqa_module_key,
+    build_ahead=True,
+    build_minutes=BUILD_MINUTES["xqa"],
+)
+def mla_xqa(inputs: PagedAttentionInputs) -> Result:
+    """Decode from a latent cache by XQA; no LSE."""
+    return _decode(inputs, "xqa")

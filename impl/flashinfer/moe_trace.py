@@ -1,0 +1,227 @@
+"""FlashInfer's published references of experts (``flashinfer.trace.templates``, 0.7 and later).
+
+They are pure PyTorch, take the gate from the second half of the rows, compute in float32 and give
+bfloat16. Numbers of activations are those of the release's own enum, looked up by name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...reference import MoEProblem, Problem
+from ...reference.tensors.moe_inputs import MoEInputs
+from ..protocol import implementation
+from ..targets.target import Target
+from ..torch.moe_layouts import bias_up_first, codes_of, rows_up_first, scales_of, swiglu_numbers
+from .names import activation_member
+from .routing_trace import FP8_EXPERTS, MOE_TEMPLATES
+from .trace import available, template
+
+BLOCK = 128
+NVFP4_ACTIVATIONS = ("swiglu", "geglu_tanh", "relu2")
+E4M3 = torch.float8_e4m3fn
+
+
+def _experts(problem: Problem, *activations: str) -> str | None:
+    """Say why a reference does not take a problem, whatever its weights are."""
+    absent = available(MOE_TEMPLATES)
+    if absent is not True:
+        return str(absent)
+    if not isinstance(problem, MoEProblem):
+        return "a mixture of experts"
+    if problem.dtype != "bfloat16":
+        return "the reference's output is bfloat16"
+    if problem.activation not in activations:
+        return f"the reference has no {problem.activation}"
+    return None
+
+
+def _supports_cutlass(problem: Problem, target: Target) -> bool | str:
+    del target
+    return _experts(problem, "swiglu") or True
+
+
+@implementation(
+    "moe",
+    name="flashinfer-trace-cutlass-moe",
+    backend="flashinfer-trace",
+    supports=_supports_cutlass,
+    features=("interleaved_w13", "duplicate_ids"),
+)
+def trace_cutlass(inputs: MoEInputs) -> torch.Tensor:
+    """Call ``_cutlass_fused_moe_reference``: SwiGLU, no options at all."""
+    out: torch.Tensor = template(MOE_TEMPLATES, "_cutlass_fused_moe_reference")(
+        inputs.hidden,
+        inputs.topk_ids,
+        inputs.topk_weights,
+        rows_up_first(inputs, codes_of(inputs.w13)),
+        inputs.w2,
+    )
+    return out
+
+
+def _number(activation: str) -> int:
+    # The references take a number: that of the release, by its name.
+    name = "swiglu" if activation == "swiglu_oai" else activation
+    return int(activation_member(name))
+
+
+def _clamps(inputs: MoEInputs) -> dict[str, Any]:
+    names = {"alpha": "gemm1_alpha", "beta": "gemm1_beta", "limit": "gemm1_clamp_limit"}
+    return {names[name]: each for name, each in swiglu_numbers(inputs).items()}
+
+
+def _routed(inputs: MoEInputs) -> tuple[Any, ...]:
+    """Give weights, ids, this rank's first expert and the number of all experts."""
+    everywhere = inputs.num_experts or codes_of(inputs.w13).shape[0]
+    return inputs.topk_weights, inputs.topk_ids.long(), inputs.expert_offset, everywhere
+
+
+def _supports_bf16(problem: Problem, target: Target) -> bool | str:
+    del target
+    known = ("swiglu", "swiglu_oai", "geglu_tanh", "relu2")
+    return _experts(problem, *known) or True
+
+
+@implementation(
+    "moe",
+    name="flashinfer-trace-bf16-moe",
+    backend="flashinfer-trace",
+    supports=_supports_bf16,
+    features=("interleaved_w13", "expert_parallel", "duplicate_ids", "swiglu_parameters"),
+)
+def trace_bf16(inputs: MoEInputs) -> torch.Tensor:
+    """Call ``_moe_bf16_run_experts``, the experts of ``_trtllm_bf16_moe_reference``."""
+    out: torch.Tensor = template(MOE_TEMPLATES, "_moe_bf16_run_experts")(
+        inputs.hidden,
+        rows_up_first(inputs, codes_of(inputs.w13)),
+        inputs.w2,
+        *_routed(inputs),
+        activation_type=_number(inputs.activation),
+        **_clamps(inputs),
+    )
+    return out
+
+
+def _supports_fp8(problem: Problem, target: Target) -> bool | str:
+    del target
+    reason = _experts(problem, "swiglu", "swiglu_oai")
+    if reason is None and isinstance(problem, MoEProblem):
+        if problem.quantized != "fp8_block" or not problem.quantized_hidden:
+            return "weights and hidden states are FP8 with block scales"
+        if problem.hidden % BLOCK or problem.inter % BLOCK:
+            return f"the reference takes whole blocks of {BLOCK}"
+        if problem.interleaved:
+            return "a block's scale is not of gate or up rows alone where they are interleaved"
+    return reason or True
+
+
+@implementation(
+    "moe",
+    name="flashinfer-trace-fp8-block-moe",
+    backend="flashinfer-trace",
+    supports=_supports_fp8,
+    features=(
+        "interleaved_w13",
+        "expert_parallel",
+        "duplicate_ids",
+        "fp8_weights",
+        "quantized_hidden",
+        "swiglu_parameters",
+    ),
+)
+def trace_fp8_block(inputs: MoEInputs) -> torch.Tensor:
+    """Call ``_fp8_moe_run_experts``; scales of the hidden states are [hidden / 128, tokens]."""
+    out: torch.Tensor = template(MOE_TEMPLATES, FP8_EXPERTS)(
+        codes_of(inputs.hidden),
+        scales_of(inputs.hidden).T,
+        rows_up_first(inputs, codes_of(inputs.w13).view(torch.uint8)).view(E4M3),
+        rows_up_first(inputs, scales_of(inputs.w13)),
+        codes_of(inputs.w2),
+        scales_of(inputs.w2),
+        *_routed(inputs),
+        **_clamps(inputs),
+    )
+    return out
+
+
+def _supports_mxfp4(problem: Problem, target: Target) -> bool | str:
+    del target
+    reason = _experts(problem, "swiglu")
+    if reason is None and isinstance(problem, MoEProblem) and problem.quantized != "mxfp4":
+        reason = "weights are MXFP4"
+    return reason or True
+
+
+@implementation(
+    "moe",
+    name="flashinfer-trace-mxfp4-moe",
+    backend="flashinfer-trace",
+    supports=_supports_mxfp4,
+    features=(
+        "moe_biases",
+        "interleaved_w13",
+        "expert_parallel",
+        "duplicate_ids",
+        "mxfp4_weights",
+    ),
+)
+def trace_mxfp4(inputs: MoEInputs) -> torch.Tensor:
+    """Call ``_fp4_moe_run_experts`` on MXFP4 weights, whose scales it takes as bytes."""
+    out: torch.Tensor = template(MOE_TEMPLATES, "_fp4_moe_run_experts")(
+        inputs.hidden,
+        None,
+        rows_up_first(inputs, codes_of(inputs.w13)),
+        rows_up_first(inputs, scales_of(inputs.w13).view(torch.uint8)),
+        codes_of(inputs.w2),
+        scales_of(inputs.w2).view(torch.uint8),
+        bias_up_first(inputs),
+        inputs.w2_bias,
+        *_routed(inputs),
+    )
+    return out
+
+
+def _supports_nvfp4(problem: Problem, target: Target) -> bool | str:
+    del target
+    reason = _experts(problem, *NVFP4_ACTIVATIONS)
+    if reason is None and isinstance(problem, MoEProblem) and problem.quantized != "nvfp4":
+        reason = "weights are NVFP4"
+    return reason or True
+
+
+@implementation(
+    "moe",
+    name="flashinfer-trace-nvfp4-moe",
+    backend="flashinfer-trace",
+    supports=_supports_nvfp4,
+    features=("interleaved_w13", "duplicate_ids", "nvfp4_weights"),
+)
+def trace_nvfp4(inputs: MoEInputs) -> torch.Tensor:
+    """Call ``_cute_dsl_fused_moe_reference`` with 16-bit hidden states and NVFP4 weights."""
+    experts = codes_of(inputs.w13).shape[0]
+    out: torch.Tensor = template(MOE_TEMPLATES, "_cute_dsl_fused_moe_reference")(
+        x=inputs.hidden,
+        x_sf=None,
+        token_selected_experts=inputs.topk_ids,
+        token_final_scales=inputs.topk_weights,
+        w1_weight=rows_up_first(inputs, codes_of(inputs.w13)),
+        w1_weight_sf=rows_up_first(inputs, scales_of(inputs.w13).view(torch.uint8)).view(E4M3),
+        w1_alpha=_global_scale(inputs.w13),
+        fc2_input_scale=None,
+        w2_weight=codes_of(inputs.w2),
+        w2_weight_sf=scales_of(inputs.w2),
+        w2_alpha=_global_scale(inputs.w2),
+        num_experts=experts,
+        top_k=inputs.topk_ids.shape[1],
+        activation_type=_number(inputs.activation),
+        quant_mode="w4a16",
+    )
+    return out
+
+
+def _global_scale(matrix: Any) -> torch.Tensor:  # noqa: ANN401  a QuantizedMatrix
+    experts = matrix.codes.shape[0]
+    return torch.as_tensor(matrix.global_scale, dtype=torch.float32).expand(experts)

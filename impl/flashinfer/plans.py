@@ -1,0 +1,107 @@
+"""Plans and runs of FlashInfer's wrappers of attention to a paged cache, for calls and sessions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...reference import BatchMetadata
+from ...reference.formats.kv_format import stored_head_dim
+from ...reference.tensors.inputs import PagedAttentionInputs
+from .calls import kv_heads_of, paged_cache, plan_options, scales
+from .triton import to_natural
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def heads_of(inputs: PagedAttentionInputs) -> dict[str, int]:
+    """Give the numbers of heads as every plan takes them."""
+    return {"num_qo_heads": inputs.q.shape[1], "num_kv_heads": kv_heads_of(inputs)}
+
+
+def plan_decode(
+    planned: Any,  # noqa: ANN401  untyped third-party code
+    inputs: PagedAttentionInputs,
+    metadata: BatchMetadata,
+    backend: str,
+) -> None:
+    """Plan ``BatchDecodeWithPagedKVCacheWrapper``; the metadata are on the host or the device."""
+    planned.plan(
+        indptr=metadata.paged_kv_indptr,
+        indices=metadata.paged_kv_indices,
+        last_page_len=metadata.paged_kv_last_page_len,
+        **heads_of(inputs),
+        head_dim=inputs.q.shape[-1],
+        page_size=metadata.page_size,
+        **plan_options(inputs, paged_cache(inputs, backend)["paged_kv_cache"][0].dtype),
+    )
+
+
+def plan_prefill(
+    planned: Any,  # noqa: ANN401  untyped third-party code
+    inputs: PagedAttentionInputs,
+    metadata: BatchMetadata,
+    backend: str,
+) -> None:
+    """Plan ``BatchPrefillWithPagedKVCacheWrapper``; the metadata are on the host or the device."""
+    planned.plan(
+        qo_indptr=metadata.qo_indptr,
+        paged_kv_indptr=metadata.paged_kv_indptr,
+        paged_kv_indices=metadata.paged_kv_indices,
+        paged_kv_last_page_len=metadata.paged_kv_last_page_len,
+        **heads_of(inputs),
+        head_dim_qk=inputs.q.shape[-1],
+        head_dim_vo=head_dim_vo(inputs),
+        page_size=metadata.page_size,
+        causal=inputs.causal,
+        custom_mask=inputs.custom_mask,
+        **plan_options(inputs, paged_cache(inputs, backend)["paged_kv_cache"][0].dtype),
+    )
+
+
+def run(planned: Any, inputs: PagedAttentionInputs, backend: str) -> Pair:  # noqa: ANN401  untyped
+    """Run either wrapper as planned; the LSE is natural."""
+    cache = paged_cache(inputs, backend)
+    given, keywords = scales(inputs)
+    if inputs.sinks is not None:
+        cache["sinks"] = inputs.sinks.float()  # what FlashInfer's kernels read where they do
+    out, lse = planned.run(inputs.q, cache.pop("paged_kv_cache"), *given, return_lse=True,
+                           **cache, **keywords)  # fmt: skip
+    return out, to_natural(lse)
+
+
+def head_dim_vo(inputs: PagedAttentionInputs) -> int:
+    """Give the channels of the values."""
+    return stored_head_dim(inputs.v_cache, inputs.kv_format)
+
+
+def plan_batch_attention(
+    planned: Any,  # noqa: ANN401  untyped third-party code
+    inputs: PagedAttentionInputs,
+    metadata: BatchMetadata,
+) -> None:
+    """Plan ``BatchAttention``, which keeps the page indices themselves: they are on the device."""
+    planned.plan(
+        qo_indptr=metadata.qo_indptr,
+        kv_indptr=metadata.paged_kv_indptr,
+        kv_indices=metadata.paged_kv_indices,
+        kv_len_arr=metadata.seq_lens,
+        **heads_of(inputs),
+        head_dim_qk=inputs.q.shape[-1],
+        head_dim_vo=inputs.v_cache.shape[-1],
+        page_size=metadata.page_size,
+        causal=inputs.causal,
+        sm_scale=inputs.sm_scale,
+        logits_soft_cap=inputs.logits_soft_cap,
+        q_data_type=inputs.q.dtype,
+        kv_data_type=inputs.k_cache.dtype,
+    )
+
+
+def run_batch_attention(planned: Any, inputs: PagedAttentionInputs) -> Pair:  # noqa: ANN401  untyped
+    """Run ``BatchAttention`` as planned."""
+    out, lse = planned.run(
+        inputs.q, (inputs.k_cache, inputs.v_cache), logits_soft_cap=inputs.logits_soft_cap
+    )
+    return out, to_natural(lse)

@@ -1,0 +1,167 @@
+"""FlashInfer's routing kernels: DeepSeek-V3's fused one, trtllm-gen's, top-k of torch's scores.
+
+Routing methods go by the name of their ``RoutingMethodType``, everything by keyword.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ...reference import Arithmetic, Problem, RouteProblem
+from ...reference.tensors.moe_inputs import RouteInputs
+from ..gating.rules import version_matches
+from ..protocol import implementation
+from ..targets.target import Target
+from ..torch.moe import scores_of, weigh
+from .calls import flashinfer, unavailable
+from .moe import no_tokens
+from .names import ROUTING_MEMBERS, routing_member
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+BY_TANH = Arithmetic(sigmoid="tanh")
+"""``noAuxTcKernels.cu`` and trtllm-gen's kernels: sigmoid_accurate is 0.5 tanh(0.5 x) + 0.5."""
+DETERMINISTIC = ">=0.6.8.dev0"
+MOST_EXPERTS, MOST_CHOSEN = 384, 8
+MOST_OF_GROUP, MOST_IN_GROUPS = 32, 128
+WITH_BIAS = ("deepseek_v3", "minimax2")
+
+
+def _common(problem: Problem, target: Target) -> str | None:
+    absent = unavailable(target)
+    if absent is not None or not isinstance(problem, RouteProblem):
+        return absent or "routing"
+    if problem.grouped and problem.masked_groups != "-inf":
+        return "experts of groups that were not chosen get minus infinity"
+    return no_tokens(problem)
+
+
+def _supports_deepseek(problem: Problem, target: Target) -> bool | str:
+    reason = _common(problem, target)
+    if reason is not None or not isinstance(problem, RouteProblem):
+        return reason or True
+    of_group = problem.num_experts // problem.num_groups
+    refusals = (
+        (problem.method != "deepseek_v3", "for DeepSeek-V3's routing alone"),
+        (problem.top_k > MOST_CHOSEN, f"top_k is at most {MOST_CHOSEN}"),
+        (
+            problem.grouped and of_group > MOST_OF_GROUP,
+            f"a group has at most {MOST_OF_GROUP} experts",
+        ),
+        (
+            problem.grouped and of_group * problem.topk_groups > MOST_IN_GROUPS,
+            f"the groups that are chosen have at most {MOST_IN_GROUPS} experts",
+        ),
+        (
+            problem.grouped and problem.topk_groups * problem.num_groups < problem.top_k,
+            "topk_groups * num_groups is at least top_k",
+        ),
+        # Its documentation has one group with up to 8 of 384 experts, its check refuses them.
+        (
+            not problem.grouped and problem.top_k > 1,
+            "without groups FlashInfer's check lets top_k of 1 pass alone (topk_group * n_group)",
+        ),
+        (
+            not problem.grouped and problem.num_experts > MOST_EXPERTS,
+            f"there are at most {MOST_EXPERTS} experts",
+        ),
+    )
+    return next((why for refused, why in refusals if refused), True)
+
+
+@implementation(
+    "route",
+    name="flashinfer-fused-topk-deepseek",
+    backend="cuda",
+    supports=_supports_deepseek,
+    arithmetic=BY_TANH,
+    compile_key=lambda _: "dsv3-fused-routing",
+    build_ahead=True,
+)
+def fused_topk_deepseek(inputs: RouteInputs) -> Pair:
+    """Route as DeepSeek-V3 by ``fused_topk_deepseek``; weights are of the logits' dtype."""
+    tokens, experts = inputs.logits.shape
+    weights = inputs.logits.new_empty((tokens, inputs.top_k))
+    ids = torch.empty(weights.shape, dtype=torch.int32, device=weights.device)
+    bias = inputs.bias
+    if bias is None:
+        bias = torch.zeros(experts, dtype=torch.float32, device=weights.device)
+    flashinfer("flashinfer.fused_moe").fused_topk_deepseek(
+        scores=inputs.logits,
+        bias=bias,
+        n_group=inputs.num_groups or 1,
+        topk_group=inputs.topk_groups or 1,
+        topk=inputs.top_k,
+        routed_scaling_factor=inputs.scaling_factor,
+        topk_values=weights,
+        topk_indices=ids,
+    )
+    return ids, weights
+
+
+def _supports_trtllm(problem: Problem, target: Target) -> bool | str:
+    reason = _common(problem, target)
+    if reason is not None or not isinstance(problem, RouteProblem):
+        return reason or True
+    refusals = (
+        (problem.method not in ROUTING_MEMBERS, "FlashInfer has no such method"),
+        (problem.grouped and problem.method != "deepseek_v3", "groups are DeepSeek-V3's alone"),
+        (problem.bias and problem.method not in WITH_BIAS, "the kernels ignore the bias there"),
+        (
+            problem.scaling_factor != 1 and problem.method not in WITH_BIAS,
+            "the kernels ignore the scaling factor there",
+        ),
+        (problem.method == "llama4" and problem.top_k != 1, "Llama 4 takes one expert a token"),
+    )
+    return next((why for refused, why in refusals if refused), True)
+
+
+@implementation(
+    "route",
+    name="flashinfer-trtllm-gen-routing",
+    backend="trtllm-gen",
+    supports=_supports_trtllm,
+    arithmetic=BY_TANH,
+    compile_key=lambda _: "trtllm-gen-routing",
+    build_ahead=True,
+)
+def trtllm_gen_routing(inputs: RouteInputs) -> Pair:
+    """Route by ``trtllm_gen_routing``, the first stage of the trtllm-gen MoE; bfloat16 weights."""
+    result = flashinfer("flashinfer.fused_moe").trtllm_gen_routing(
+        routing_logits=inputs.logits,
+        routing_bias=inputs.bias,
+        routing_method=routing_member(inputs.method),
+        top_k=inputs.top_k,
+        n_group=inputs.num_groups or 0,
+        topk_group=inputs.topk_groups or 0,
+        routed_scaling_factor=inputs.scaling_factor,
+    )
+    return result.topk_ids, result.topk_weights
+
+
+def _supports_top_k(problem: Problem, target: Target) -> bool | str:
+    reason = _common(problem, target)
+    if reason is not None or not isinstance(problem, RouteProblem):
+        return reason or True
+    if not version_matches(target.flashinfer, DETERMINISTIC):
+        return "top_k has deterministic=True from flashinfer-python 0.6.8 on"
+    if problem.method == "deepseek_v3":
+        return "DeepSeek-V3's routing has a kernel of its own"
+    return "there is one group" if problem.grouped else True
+
+
+@implementation(
+    "route",
+    name="flashinfer-top-k-route",
+    backend="cuda",
+    supports=_supports_top_k,
+    compile_key=lambda _: "topk",
+    build_ahead=True,
+)
+def top_k_route(inputs: RouteInputs) -> Pair:
+    """Choose by ``flashinfer.top_k`` among float32 scores of torch, which weighs them too."""
+    scores = scores_of(inputs.method, inputs.logits.float())
+    ranking = scores if inputs.bias is None else scores + inputs.bias
+    # Without it, calls on equal scores differ from one another.
+    _, ids = flashinfer().top_k(input=ranking, k=inputs.top_k, sorted=True, deterministic=True)
+    return ids.to(torch.int32), weigh(inputs, scores, ids)

@@ -1,0 +1,1 @@
+"""What implementations of several libraries share on a GPU: recorded graphs, the interpreter."""

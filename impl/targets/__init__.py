@@ -1,0 +1,1 @@
+"""Machines and releases: compute capabilities, backends, optional packages."""

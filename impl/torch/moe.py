@@ -1,0 +1,162 @@
+"""Routing and experts in plain torch: the loop over experts that serving stacks fall back to.
+
+It computes in float32, and shares no code with the oracle. Codes are widened to float32 first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch.nn import functional
+
+from ...reference.tensors.moe_inputs import MoEInputs, RouteInputs
+from ..features import MOE_FEATURES
+from ..protocol import implementation
+from .moe_weights import expert_weights, hidden_states
+
+RENORMALISED = ("renormalize_naive", "deepseek_v3", "minimax2", "sigmoid_renorm", "deepseek_v4")
+LARGEST_FP8 = 448.0
+SWIGLU = {"swiglu": (1.0, 0.0, math.inf), "swiglu_oai": (1.702, 1.0, 7.0)}
+"""alpha, beta and limit that the activations have by themselves."""
+GATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "geglu": functional.gelu,
+    "geglu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+}
+PLAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "relu": functional.relu,
+    "relu2": lambda x: functional.relu(x).square(),
+    "identity": lambda x: x,
+}
+
+
+def scores_of(method: str, logits: torch.Tensor) -> torch.Tensor:
+    """Give the scores [tokens, experts] that a method ranks by, of float32 logits."""
+    if method in ("default", "renormalize_naive"):
+        return torch.softmax(logits, dim=-1)
+    if method in ("deepseek_v3", "minimax2", "sigmoid", "sigmoid_renorm"):
+        return torch.sigmoid(logits)
+    if method == "deepseek_v4":
+        return functional.softplus(logits, threshold=50.0).sqrt()
+    return logits
+
+
+def choose(inputs: RouteInputs, scores: torch.Tensor) -> torch.Tensor:
+    """Give the experts [tokens, top_k] of the best scores, of the best groups; ties go anywhere."""
+    ranking = scores if inputs.bias is None else scores + inputs.bias
+    if inputs.num_groups and inputs.topk_groups:
+        groups = ranking.unflatten(1, (inputs.num_groups, -1))
+        two = inputs.method == "deepseek_v3" or inputs.bias is not None
+        of_group = groups.topk(min(2 if two else 1, groups.shape[2]), dim=-1).values.sum(dim=-1)
+        keep = torch.zeros_like(of_group, dtype=torch.bool)
+        keep.scatter_(1, of_group.topk(inputs.topk_groups, dim=-1).indices, value=True)
+        fill = 0.0 if inputs.masked_groups == "zero" else -math.inf
+        ranking = groups.masked_fill(~keep.unsqueeze(-1), fill).flatten(1)
+    return ranking.topk(inputs.top_k, dim=-1).indices
+
+
+def weigh(inputs: RouteInputs, scores: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Give the weights [tokens, top_k] of chosen experts."""
+    weights = scores.gather(1, ids)
+    if inputs.method in RENORMALISED:
+        weights = weights / (weights.sum(dim=1, keepdim=True) + 1e-20)
+    elif inputs.method == "renormalize":
+        weights = torch.softmax(weights, dim=1)
+    elif inputs.method in ("llama4", "topk_sigmoid"):
+        weights = torch.sigmoid(weights)
+    return weights * inputs.scaling_factor
+
+
+@implementation("route", name="torch-route")
+def route(inputs: RouteInputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """Score in float32, take the best with torch.topk, and weigh them."""
+    scores = scores_of(inputs.method, inputs.logits.float())
+    ids = choose(inputs, scores)
+    return ids.to(torch.int32), weigh(inputs, scores, ids)
+
+
+@implementation("moe", name="torch-moe", features=(*MOE_FEATURES, "large_weights"))
+def experts(inputs: MoEInputs) -> torch.Tensor:
+    """Compute each expert's tokens in turn and add up what they give."""
+    hidden = hidden_states(inputs.hidden)
+    out = torch.zeros_like(hidden)
+    ids = inputs.topk_ids - inputs.expert_offset
+    used = ids if inputs.weights_on_input else ids.masked_fill(inputs.topk_weights == 0, -1)
+    count = len(inputs.w13 if isinstance(inputs.w13, torch.Tensor) else inputs.w13.codes)
+    for expert in used.unique().tolist():
+        if not 0 <= expert < count:
+            continue
+        tokens, slots = (used == expert).nonzero(as_tuple=True)
+        weights = inputs.topk_weights[tokens, slots].unsqueeze(1)
+        out.index_add_(0, tokens, _expert(inputs, hidden[tokens], weights, expert))
+    return (out + _shared(inputs, hidden)).to(inputs.out_dtype)
+
+
+def _expert(inputs: MoEInputs, x: torch.Tensor, weights: torch.Tensor, expert: int) -> torch.Tensor:
+    """Give what an expert adds to its tokens."""
+    if inputs.weights_on_input:
+        x = x * weights
+    projected = x @ expert_weights(inputs.w13, expert).T
+    if inputs.w13_bias is not None:
+        projected += inputs.w13_bias[expert].float()
+    middle = activated(inputs, projected, expert)
+    if inputs.intermediate_scale is not None:
+        largest = LARGEST_FP8 * of_expert(inputs.intermediate_scale, expert)
+        middle = middle.clamp(-largest, largest)
+    y = middle @ expert_weights(inputs.w2, expert).T
+    if inputs.w2_bias is not None:
+        y += inputs.w2_bias[expert].float()
+    return y if inputs.weights_on_input else y * weights
+
+
+def _shared(inputs: MoEInputs, hidden: torch.Tensor) -> torch.Tensor:
+    total = torch.zeros_like(hidden)
+    if inputs.shared_w13 is None or inputs.shared_w2 is None:
+        return total
+    first = inputs.shared_w13
+    for expert in range(len(first if isinstance(first, torch.Tensor) else first.codes)):
+        middle = activated(inputs, hidden @ expert_weights(first, expert).T, expert)
+        total += middle @ expert_weights(inputs.shared_w2, expert).T
+    return total * inputs.shared_weight
+
+
+def activated(inputs: MoEInputs, projected: torch.Tensor, expert: int) -> torch.Tensor:
+    """Apply the activation to [rows, inter], or to [rows, 2 inter] of gates and ups."""
+    if inputs.activation in PLAIN:
+        return PLAIN[inputs.activation](projected)
+    gate, up = halves(inputs, projected)
+    if inputs.activation in GATES:
+        return GATES[inputs.activation](gate) * up
+    alpha, beta, limit = swiglu_numbers(inputs, expert)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate * torch.sigmoid(alpha * gate) * (up + beta)
+
+
+def halves(inputs: MoEInputs, projected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Give the gates and the ups of [rows, 2 inter]."""
+    if inputs.interleaved:
+        return projected[:, 0::2], projected[:, 1::2]
+    gate, up = projected.chunk(2, dim=1)
+    return gate, up
+
+
+def swiglu_numbers(inputs: MoEInputs, expert: int) -> tuple[float, float, float]:
+    """Give an expert's alpha, beta and limit."""
+    alpha, beta, limit = (
+        usual if given is None else of_expert(given, expert)
+        for given, usual in zip(
+            (inputs.alpha, inputs.beta, inputs.limit), SWIGLU[inputs.activation], strict=True
+        )
+    )
+    return alpha, beta, limit
+
+
+def of_expert(given: float | torch.Tensor, expert: int) -> float:
+    """Give an expert's number, of one for all or of a tensor [experts]."""
+    if isinstance(given, torch.Tensor):
+        return float(given[expert] if given.numel() > 1 else given)
+    return given

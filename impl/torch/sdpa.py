@@ -1,0 +1,129 @@
+"""torch's scaled_dot_product_attention as an implementation, one request at a time.
+
+It has no soft cap, no sinks and no LSE. Its mask is given as a tensor, so that windows and the
+alignment of queries to the end of the keys are expressed exactly.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from ...reference import Arithmetic, AttentionProblem, Problem
+from ...reference.tensors.inputs import (
+    AttentionInputs,
+    PagedAttentionInputs,
+    RaggedAttentionInputs,
+)
+from ..protocol import implementation
+from ..targets.target import Target
+
+ARITHMETIC = Arithmetic(accumulate="float32", probabilities="inputs")
+"""The CPU and CUDA flash kernels round probabilities to the inputs' dtype before P V."""
+POWER_OF_TWO = 0.5
+"""The mantissa that math.frexp gives a power of two."""
+
+
+def _supports(problem: Problem, target: Target) -> bool | str:
+    del target
+    if isinstance(problem, AttentionProblem):
+        if problem.logits_soft_cap:
+            return "scaled_dot_product_attention has no logits soft cap"
+        if problem.sinks:
+            return "scaled_dot_product_attention has no attention sinks"
+        if problem.dtype != "float32" and math.frexp(problem.v_scale)[0] != POWER_OF_TWO:
+            return f"v_scale {problem.v_scale} on a {problem.dtype} output would round it twice"
+    return True
+
+
+@implementation(
+    "paged_attention",
+    name="torch-sdpa-paged",
+    backend="torch-sdpa",
+    supports=_supports,
+    features=("custom_mask", "mla"),
+    arithmetic=ARITHMETIC,
+)
+def paged(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
+    """Gather each request's pages and attend."""
+    metadata = inputs.metadata
+    pages = metadata.paged_kv_indptr.tolist()
+    seq_lens = metadata.seq_lens.tolist()
+    indices = metadata.paged_kv_indices.long()
+
+    def gather(cache: torch.Tensor, request: int) -> torch.Tensor:
+        chosen = cache[indices[pages[request] : pages[request + 1]]]
+        if inputs.kv_layout == "HND":
+            chosen = chosen.transpose(1, 2)
+        return chosen.flatten(0, 1)[: seq_lens[request]]
+
+    keys = [gather(inputs.k_cache, request) for request in range(len(seq_lens))]
+    values = [gather(inputs.v_cache, request) for request in range(len(seq_lens))]
+    return _attend(inputs, metadata.qo_indptr.tolist(), keys, values)
+
+
+@implementation(
+    "ragged_attention",
+    name="torch-sdpa-ragged",
+    backend="torch-sdpa",
+    supports=_supports,
+    features=("custom_mask",),
+    arithmetic=ARITHMETIC,
+)
+def ragged(inputs: RaggedAttentionInputs) -> tuple[torch.Tensor, None]:
+    """Attend each request's rows."""
+    bounds = inputs.kv_indptr.tolist()
+    keys = [inputs.k[a:b] for a, b in itertools.pairwise(bounds)]
+    values = [inputs.v[a:b] for a, b in itertools.pairwise(bounds)]
+    return _attend(inputs, inputs.qo_indptr.tolist(), keys, values)
+
+
+def _attend(
+    inputs: AttentionInputs,
+    qo_indptr: list[int],
+    keys: list[torch.Tensor],
+    values: list[torch.Tensor],
+) -> tuple[torch.Tensor, None]:
+    source = inputs.v_cache if isinstance(inputs, PagedAttentionInputs) else inputs.v
+    out = inputs.q.new_zeros((*inputs.q.shape[:2], source.shape[-1]))
+    mask_start = 0
+    for request, (k, v) in enumerate(zip(keys, values, strict=True)):
+        rows = slice(qo_indptr[request], qo_indptr[request + 1])
+        queries, length = rows.stop - rows.start, k.shape[0]
+        custom = None
+        if inputs.custom_mask is not None:
+            flat = inputs.custom_mask[mask_start : mask_start + queries * length]
+            custom = flat.view(queries, length)
+        mask_start += queries * length
+        if not queries or not length:
+            continue
+        mask = _mask(inputs, queries, length, custom)
+        attended = scaled_dot_product_attention(
+            inputs.q[rows].transpose(0, 1),
+            k.transpose(0, 1),
+            v.transpose(0, 1),
+            attn_mask=mask,
+            scale=inputs.sm_scale * float(inputs.k_scale),
+            enable_gqa=True,
+        )
+        sees_a_key = mask.any(dim=-1)[None, :, None]
+        out[rows] = torch.where(sees_a_key, attended, 0.0).transpose(0, 1) * float(inputs.v_scale)
+    return out.to(inputs.out_dtype), None
+
+
+def _mask(
+    inputs: AttentionInputs, queries: int, length: int, custom: torch.Tensor | None
+) -> torch.Tensor:
+    position = torch.arange(queries, device=inputs.q.device).unsqueeze(1) + length - queries
+    key = torch.arange(length, device=inputs.q.device).unsqueeze(0)
+    keep = torch.ones((queries, length), dtype=torch.bool, device=inputs.q.device)
+    if inputs.causal:
+        keep &= key <= position
+    if inputs.window_left >= 0:
+        keep &= key >= position - inputs.window_left
+    if custom is not None:
+        keep &= custom
+    return keep

@@ -1,0 +1,1 @@
+"""Kernelproof's own Triton kernels: the implementations that launch them."""

@@ -1,0 +1,49 @@
+"""Where values begin that lie beside keys in one allocation: not always where wide loads may.
+
+Triton compiles a kernel of its own for a tensor that does not begin at a multiple of 16 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from ...reference import AttentionProblem
+from ...reference.formats.kv_format import NVFP4
+from ...reference.formats.quantization import NVFP4_BLOCK
+from .units import LARGEST_UNIT
+
+HEADS = (1, 2, 4, 8)
+"""With so many key-value heads, on the smallest pages, values begin in every way that there is."""
+
+
+def alignment_of(problem: AttentionProblem) -> tuple[bool, ...]:
+    """Tell whether values, and the block scales of NVFP4 ones, begin at a multiple of 16 bytes.
+
+    See ``reference.materialise``: keys of a page come first, and its values right behind them.
+    """
+    if not problem.strided_kv or problem.values_in_keys:
+        return True, True
+    width = max(problem.head_dim_qk, problem.head_dim_vo)
+    slots = 1 if problem.operation == "ragged_attention" else problem.page_size
+    elements = slots * problem.num_kv_heads * width
+    if problem.kv_element == NVFP4:  # two codes a byte
+        return elements // 2 % LARGEST_UNIT == 0, elements // NVFP4_BLOCK % LARGEST_UNIT == 0
+    size: int = getattr(torch, problem.dtype).itemsize
+    return elements * (1 if problem.kv_element else size) % LARGEST_UNIT == 0, True
+
+
+def in_every_alignment(problem: AttentionProblem) -> Iterator[AttentionProblem]:
+    """Give an aligned problem, and others like it whose values begin elsewhere."""
+    yield problem
+    seen = {alignment_of(problem)}
+    smallest = 1 if problem.page_size & (problem.page_size - 1) == 0 else problem.page_size
+    if problem.values_in_keys:
+        return
+    for heads in HEADS:
+        other = replace(problem, strided_kv=True, num_kv_heads=heads, page_size=smallest)
+        if alignment_of(other) not in seen:
+            seen.add(alignment_of(other))
+            yield other

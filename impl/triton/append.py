@@ -1,0 +1,138 @@
+"""Kernelproof's own Triton kernel for appending keys and values to a paged cache."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ...reference import AttentionProblem, Problem
+from ...reference.tensors.inputs import AppendInputs
+from ..gpu.triton_interpreter import scalars_as_bounds
+from ..protocol import implementation
+from ..targets.optional import require
+from ..targets.target import Target
+from .alignment import alignment_of, in_every_alignment
+from .support import ceil_div, next_power_of_two, require_triton, unavailable
+from .units import in_units, strides, unit_of
+
+KERNEL = "kernelproof.impl.triton.kernels.append"
+BUILD_MINUTES = 0.03
+SEEDS = 8
+"""Among so many, some ask for writing in place, and some for a copy."""
+BLOCK_CHANNELS = 1024
+BLOCK_TOKENS, INTERPRETED_BLOCK_TOKENS = 4, 64
+"""Tokens a program: few keep a GPU busy, many spare the interpreter programs."""
+
+
+def _supports(problem: Problem, target: Target) -> bool | str:
+    del problem
+    return unavailable(target) or True
+
+
+def _compile_key(problem: Problem) -> Hashable:
+    if not isinstance(problem, AttentionProblem):
+        return None
+    aligned = all(alignment_of(problem))
+    # Where a cache is copied first, by the seed, its copy is aligned.
+    which = (problem.kv_element, aligned, None if aligned else problem.seed)
+    return problem.dtype, problem.head_dim_qk, problem.head_dim_vo, *which
+
+
+def _kernels(problem: Problem) -> Iterator[Problem]:
+    if not isinstance(problem, AttentionProblem):
+        yield problem
+        return
+    names = ("operation", "dtype", "head_dim_qk", "head_dim_vo", "kv_cache")
+    least = AttentionProblem(**{name: getattr(problem, name) for name in names})
+    for each in in_every_alignment(least):
+        # One of several seeds asks for the given cache to be written, whose alignment counts.
+        seeds = range(1 if each is least else SEEDS)
+        yield from (replace(each, seed=seed) for seed in seeds)
+
+
+@implementation(
+    "append_paged_kv",
+    name="triton-append",
+    backend="triton",
+    supports=_supports,
+    features=("fp8_kv",),
+    compile_key=_compile_key,
+    kernels=_kernels,
+    build_ahead="cuda",
+    build_minutes=BUILD_MINUTES,
+    build_compilers=1,
+)
+def append(inputs: AppendInputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """Write new keys and values, both in one launch, into the last slots of their requests' pages.
+
+    Args:
+        inputs: k [tokens, kv_heads, head_dim_qk], v [tokens, kv_heads, head_dim_vo] and both
+            caches, NHD or HND, strided or not, of any dtype; each token's request is found on the
+            device. FP8 is scaled in float32 and saturates.
+
+    Returns:
+        (k_cache, v_cache), the given ones if ``in_place``, else copies.
+    """
+    require_triton()
+    caches = inputs.k_cache, inputs.v_cache
+    if not inputs.in_place:
+        caches = inputs.k_cache.clone(), inputs.v_cache.clone()
+    tokens, heads, dim_qk = inputs.k.shape
+    dim_vo = inputs.v.shape[2]
+    if not (tokens and heads):
+        return caches
+    to_slots = (0, 1, 2, 3) if inputs.kv_layout == "NHD" else (0, 2, 1, 3)
+    k_slots, v_slots = (cache.permute(to_slots) for cache in caches)
+    k, v, largest = inputs.k, inputs.v, 0.0
+    if inputs.kv_format is not None:
+        k_slots, v_slots = inputs.kv_format.view(k_slots), inputs.kv_format.view(v_slots)
+        largest = torch.finfo(k_slots.dtype).max
+    if not k.is_cuda:
+        k, v = (
+            _rounded(k, k_slots.dtype, inputs.k_scale),
+            _rounded(v, v_slots.dtype, inputs.v_scale),
+        )
+        k_slots, v_slots, largest = _bytes_of_fp8(k_slots), _bytes_of_fp8(v_slots), 0.0
+    most = heads * max(dim_qk, dim_vo)
+    channels, block = BLOCK_CHANNELS, BLOCK_TOKENS
+    if not k.is_cuda:
+        channels, block = min(next_power_of_two(most), channels), INTERPRETED_BLOCK_TOKENS
+    metadata = inputs.metadata
+    steps = {
+        **strides("k", k, "token head"), **strides("v", v, "token head"),
+        **strides("k_cache", k_slots, "page slot head"),
+        **strides("v_cache", v_slots, "page slot head"),
+    }  # fmt: skip
+    unit = unit_of(*steps.values())
+    arguments: dict[str, Any] = {
+        "k": k, "v": v, "k_cache": k_slots, "v_cache": v_slots,
+        "qo_indptr": metadata.qo_indptr, "kv_indptr": metadata.paged_kv_indptr,
+        "seq_lens": metadata.seq_lens, "page_ids": metadata.paged_kv_indices,
+        "num_requests": metadata.num_requests, "num_tokens": tokens, "num_heads": heads,
+        "page_size": metadata.page_size, **in_units(steps, unit),
+        "k_dim": k.stride(2), "v_dim": v.stride(2),
+        "k_cache_dim": k_slots.stride(3), "v_cache_dim": v_slots.stride(3),
+        "k_scale": float(inputs.k_scale), "v_scale": float(inputs.v_scale), "LARGEST": largest,
+        "UNIT": unit, "DIM_QK": dim_qk, "DIM_VO": dim_vo, "BLOCK_TOKENS": block,
+        "BLOCK_CHANNELS": channels,
+    }  # fmt: skip
+    with scalars_as_bounds(k):
+        require(KERNEL, "triton").append[(ceil_div(tokens, block), ceil_div(most, channels))](
+            **arguments
+        )
+    return caches
+
+
+def _rounded(new: torch.Tensor, dtype: torch.dtype, scale: float | torch.Tensor) -> torch.Tensor:
+    """Round new rows to what a cache holds: the interpreter rounds neither to bfloat16 nor FP8."""
+    if dtype.itemsize > 1:
+        return new.to(dtype)
+    largest = torch.finfo(dtype).max
+    return _bytes_of_fp8((new.float() / scale).clamp(-largest, largest).to(dtype))
+
+
+def _bytes_of_fp8(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor

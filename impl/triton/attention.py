@@ -1,0 +1,156 @@
+"""Kernelproof's own Triton attention: mixed batches in one launch, over pages or ragged keys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...reference import Arithmetic, AttentionOutput, AttentionProblem, BatchMetadata, Problem
+from ...reference.tensors.inputs import PagedAttentionInputs, RaggedAttentionInputs
+from ..protocol import implementation
+from ..targets.target import Target
+from .attention_call import Call
+from .attention_keys import compile_key, kernels, split_kernels, split_key
+from .support import unavailable
+
+ARITHMETIC = Arithmetic(accumulate="float32", probabilities="inputs")
+"""Probabilities are rounded to V's dtype for the second product (not in the interpreter); to q's,
+to which they are widened without an error, where K and V are quantised."""
+FEATURES = ("custom_mask", "per_head_scales")
+PAGED_FEATURES = (*FEATURES, "fp8_kv", "nvfp4_kv")
+LARGEST_HEAD_DIM = 512
+BUILD_MINUTES = 0.2
+"""Of a core: 60 modules took 46 s of 16 on an H200 (h200-triton-attention.json)."""
+
+
+def _supports(problem: Problem, target: Target) -> bool | str:
+    if isinstance(problem, AttentionProblem):
+        for name in ("head_dim_qk", "head_dim_vo"):
+            dim = getattr(problem, name)
+            if dim % 8 or dim > LARGEST_HEAD_DIM:
+                return f"{name} must be a multiple of 8 up to {LARGEST_HEAD_DIM}, not {dim}"
+    return unavailable(target) or True
+
+
+def _supports_native_dot(problem: Problem, target: Target) -> bool | str:
+    if target.device != "cpu":
+        return "this variant is about Triton's interpreter: on a GPU it would be triton-attention"
+    if isinstance(problem, AttentionProblem) and problem.dtype != "bfloat16":
+        return f"the interpreter's tl.dot is at fault with bfloat16 alone, not {problem.dtype}"
+    return _supports(problem, target)
+
+
+class TritonSession:
+    """Metadata that were copied to the device once, for any number of launches."""
+
+    def __init__(self) -> None:
+        self._metadata: BatchMetadata | None = None
+
+    def plan(self, inputs: PagedAttentionInputs) -> None:
+        """Copy a batch's metadata to where its queries are."""
+        tensors = {
+            name: tensor.to(inputs.q.device, copy=True)
+            for name, tensor in inputs.metadata.tensors().items()
+        }
+        self._metadata = BatchMetadata(**tensors, page_size=inputs.metadata.page_size)
+
+    def run(self, inputs: PagedAttentionInputs) -> AttentionOutput:
+        """Attend to the planned batch in one launch."""
+        if self._metadata is None:
+            message = "run comes after plan"
+            raise ValueError(message)
+        return Call(replace(inputs, metadata=self._metadata)).attend()
+
+
+@implementation(
+    "paged_attention",
+    name="triton-attention",
+    backend="triton",
+    supports=_supports,
+    features=PAGED_FEATURES,
+    arithmetic=ARITHMETIC,
+    writes_out=True,
+    compile_key=compile_key,
+    kernels=kernels,
+    build_ahead="cuda",
+    build_minutes=BUILD_MINUTES,
+    build_compilers=1,
+    session=TritonSession,
+)
+def paged(inputs: PagedAttentionInputs) -> AttentionOutput:
+    """Attend a mixed batch of prefills and decodes in one launch.
+
+    Args:
+        inputs: q [tokens, qo_heads, head_dim_qk] in float32, float16 or bfloat16 and both caches,
+            NHD or HND, strided or not, in q's dtype or as ``kv_format`` says: FP8 or NVFP4, which
+            are widened to q's dtype in registers; ``out`` and ``lse`` are written where they are
+            given.
+
+    Returns:
+        out [tokens, qo_heads, head_dim_vo] in ``out_dtype`` and the natural-log lse
+        [tokens, qo_heads] in float32.
+    """
+    return Call(inputs).attend()
+
+
+@implementation(
+    "paged_attention",
+    name="triton-attention-native-dot",
+    backend="triton",
+    supports=_supports_native_dot,
+    features=FEATURES,
+    arithmetic=ARITHMETIC,
+    writes_out=True,
+)
+def native_dot(inputs: PagedAttentionInputs) -> AttentionOutput:
+    """Attend as ``paged`` does on a GPU, with ``tl.dot`` of bfloat16: wrong in the interpreter."""
+    return Call(inputs, upcast=False).attend()
+
+
+@implementation(
+    "paged_attention",
+    name="triton-attention-split-kv",
+    backend="triton",
+    supports=_supports,
+    features=PAGED_FEATURES,
+    arithmetic=ARITHMETIC,
+    writes_out=True,
+    compile_key=split_key,
+    kernels=split_kernels,
+    build_ahead="cuda",
+    build_minutes=2 * BUILD_MINUTES,
+    build_compilers=1,
+)
+def split_kv(inputs: PagedAttentionInputs) -> AttentionOutput:
+    """Attend in two launches: to ranges of each request's keys, then merge the partial states.
+
+    Decodes of long sequences fill a GPU this way. Shapes and dtypes are those of ``paged``.
+    """
+    call = Call(inputs)
+    return call.attend_split(call.num_splits())
+
+
+@implementation(
+    "ragged_attention",
+    name="triton-ragged-attention",
+    backend="triton",
+    supports=_supports,
+    features=FEATURES,
+    arithmetic=ARITHMETIC,
+    writes_out=True,
+    compile_key=compile_key,
+    kernels=kernels,
+    build_ahead="cuda",
+    build_minutes=BUILD_MINUTES,
+    build_compilers=1,
+)
+def ragged(inputs: RaggedAttentionInputs) -> AttentionOutput:
+    """Attend requests whose keys lie one after another: the same kernel, without pages.
+
+    Args:
+        inputs: q [tokens, qo_heads, head_dim_qk], k [keys, kv_heads, head_dim_qk] and v [keys,
+            kv_heads, head_dim_vo] in float32, float16 or bfloat16.
+
+    Returns:
+        As ``paged``.
+    """
+    return Call(inputs).attend()

@@ -1,0 +1,104 @@
+"""Which compiled attention kernel a problem needs, and which kernels belong together.
+
+A module is what a problem's options decide: dtypes, channels, features. How many rows a request
+has decides which of its kernels is called, for each number of rows a block has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ...reference import AttentionProblem, Problem
+from ..gpu.cuda_graphs import room_for
+from .alignment import alignment_of, in_every_alignment
+from .attention_call import rows_a_request
+from .blocks import LEAST_BLOCK, most_rows
+from .splits import FEWEST_KEYS, most_splits
+from .support import ceil_div, next_power_of_two
+
+ONE_SPLIT, TWO_SPLITS, MANY_SPLITS = FEWEST_KEYS // 2, FEWEST_KEYS * 3 // 2, FEWEST_KEYS * 32
+"""Keys of one request that are not split, and for which either kernel merges; on pages of any size
+below the fewest keys of a split."""
+PAGE_SIZE = 16
+"""Of problems that stand for a module; pages of another power of two take the same kernels."""
+
+
+def compile_key(problem: Problem) -> Hashable:
+    """Name the compiled kernel of a problem: its constants, and the alignment of its tensors."""
+    if not isinstance(problem, AttentionProblem):
+        return None
+    rows = rows_a_request(problem.num_tokens, len(problem.seq_lens), problem.group_size)
+    return (
+        problem.operation, problem.dtype, problem.head_dim_qk, problem.head_dim_vo,
+        problem.logits_soft_cap > 0, problem.custom_mask, _shifts(problem), problem.kv_element,
+        *alignment_of(problem), block_rows(problem, rows),
+    )  # fmt: skip
+
+
+def split_key(problem: Problem) -> Hashable:
+    """Name the kernels of a call that may split its keys, by all that decides how often it does."""
+    if not isinstance(problem, AttentionProblem):
+        return None
+    pages = sum(ceil_div(length, problem.page_size) for length in problem.seq_lens)
+    requests = max(len(problem.seq_lens), 1)
+    rows = ceil_div(problem.num_tokens * problem.group_size, requests)
+    tiles = max(ceil_div(rows, block_rows(problem, rows)), 1)
+    programs = requests * tiles * problem.num_kv_heads
+    return compile_key(problem), programs, most_splits(pages * problem.page_size // requests)
+
+
+def kernels(problem: Problem, seq_lens: tuple[int, ...] = (1,)) -> list[Problem]:
+    """Give a problem for each kernel of a problem's module: by rows a block, and by alignment.
+
+    Args:
+        problem: of the module.
+        seq_lens: lengths of a single request; there is a problem for each, with each of the rows.
+    """
+    if not isinstance(problem, AttentionProblem):
+        return [problem]
+    options: dict[str, Any] = {
+        name: getattr(problem, name)
+        for name in ("operation", "dtype", "head_dim_qk", "head_dim_vo", "logits_soft_cap",
+                     "custom_mask", "kv_cache", "values_in_keys")
+    }  # fmt: skip
+    page_size = PAGE_SIZE if _shifts(problem) else problem.page_size
+    least = AttentionProblem(page_size=page_size, **options)
+    rows = LEAST_BLOCK
+    found: list[Problem] = []
+    while rows <= block_rows(problem, rows):
+        found += [
+            replace(each, query_lens=(rows,), seq_lens=(length,))
+            for each in in_every_alignment(least)
+            for length in seq_lens
+        ]
+        rows *= 2
+    return found
+
+
+def graph_kernels(problem: Problem) -> list[Problem]:
+    """Give a problem for each kernel of a call that is captured with room for a batch."""
+    return [
+        replace(each, query_lens=(room_for(1) * each.query_lens[0],))
+        for each in kernels(problem)
+        if isinstance(each, AttentionProblem)
+    ]
+
+
+def split_kernels(problem: Problem) -> list[Problem]:
+    """Give a problem for each kernel of a call that may split its keys, those of merging too."""
+    return kernels(problem, (ONE_SPLIT, TWO_SPLITS, MANY_SPLITS))
+
+
+def block_rows(problem: AttentionProblem, rows: int) -> int:
+    """Give the rows of a block, or more where shared memory has no room for as many."""
+    channels = next_power_of_two(max(problem.head_dim_qk, problem.head_dim_vo))
+    size: int = getattr(torch, problem.dtype).itemsize
+    return min(max(rows, LEAST_BLOCK), most_rows(channels, size))
+
+
+def _shifts(problem: AttentionProblem) -> bool:
+    return problem.page_size & (problem.page_size - 1) == 0

@@ -1,0 +1,122 @@
+"""Sizes of the blocks that the Triton attention kernel works on.
+
+They follow from shapes alone: asking the device for a length would wait for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .support import next_power_of_two
+
+LEAST_BLOCK = 16
+"""Tensor cores multiply 16 by 16."""
+LEAST_PACKED_BLOCK = 32
+"""Triton (3.6, seen on an H200) gives a thread eight neighbours of a 16-bit operand that was joined
+from halves of bytes; a product over only 16 of them then comes out wrong, without an error."""
+SHARED_MEMORY = 97 * 1024
+"""Bytes that blocks may take anywhere: every GPU from Ampere on has 99 KiB a multiprocessor."""
+MARGIN = 2 * 1024
+"""Bytes that the compiler may take besides, of what a GPU has."""
+SMALL_DIM = MOST_ROWS = 128
+MOST_SINGLE_ROWS = 32
+MEASURED = {16: (64, 4, 3), 32: (64, 4, 3), 64: (64, 4, 3), 128: (64, 8, 4)}
+"""Keys a block, warps and stages by rows a block: the fastest on an H200 in bfloat16 with 128
+channels. Where they do not fit, stages go first."""
+WARP_GROUP_ROWS = 64
+EXCHANGE = 4 * 1024
+INTERPRETED_ROWS, INTERPRETED_BLOCK_N = 64, 32
+"""Small, so that short sequences take several blocks there too."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How the kernel cuts its work.
+
+    Attributes:
+        qk, vo: channels, rounded up to powers of two.
+        m: rows, that is pairs of a query token and a head, at a time.
+        n: keys at a time.
+        num_warps, num_stages: of the compiled kernel.
+    """
+
+    qk: int
+    vo: int
+    m: int
+    n: int
+    num_warps: int
+    num_stages: int
+
+    @property
+    def resident(self) -> int:
+        """How many programs a multiprocessor holds, by registers and shared memory, on Hopper."""
+        return 2 if self.m < MOST_ROWS else 1
+
+
+def attention_blocks(
+    head_dims: tuple[int, int],
+    element_size: int,
+    rows: int,
+    *,
+    interpreted: bool,
+    packed: bool = False,
+    available: int = SHARED_MEMORY,
+) -> Blocks:
+    """Choose blocks that fit a GPU.
+
+    Args:
+        head_dims: head_dim_qk and head_dim_vo.
+        element_size: bytes of an element of q.
+        rows: mean number of rows a request: query tokens times heads that share keys.
+        interpreted: whether they are for the interpreter, which knows no shared memory.
+        packed: whether keys and values come two a byte. Quantised ones need less shared memory
+            than plain ones, and take blocks of the same sizes.
+        available: bytes of shared memory that a program may take.
+    """
+    least = least_block(element_size, packed=packed)
+    qk, vo = (max(next_power_of_two(dim), least) for dim in head_dims)
+    is_single = element_size > 2  # noqa: PLR2004  bytes
+    most = INTERPRETED_ROWS if interpreted else most_rows(max(qk, vo), element_size)
+    m = min(max(next_power_of_two(rows), LEAST_BLOCK), most)
+    if interpreted:
+        return Blocks(qk, vo, m, INTERPRETED_BLOCK_N, 1, 1)
+    while m > LEAST_BLOCK and shared_memory(qk, vo, m, LEAST_BLOCK, 2, element_size) > available:
+        m //= 2
+    n, num_warps, num_stages = MEASURED[m]
+    if is_single:
+        n, num_stages = 32, 2
+    if m * max(qk, vo) > WARP_GROUP_ROWS * SMALL_DIM:
+        num_warps = 8
+    while num_stages > 2 and shared_memory(qk, vo, m, n, num_stages, element_size) > available:  # noqa: PLR2004
+        num_stages -= 1
+    while n > least and shared_memory(qk, vo, m, n, num_stages, element_size) > available:
+        n //= 2
+    return Blocks(qk, vo, m, n, num_warps, num_stages)
+
+
+def most_rows(channels: int, element_size: int) -> int:
+    """Give the most rows of a block on a GPU.
+
+    float32 products run on the plain cores, and unroll: large blocks would take minutes to build.
+    """
+    if element_size > 2:  # noqa: PLR2004  bytes
+        return MOST_SINGLE_ROWS
+    return MOST_ROWS if channels <= SMALL_DIM else WARP_GROUP_ROWS
+
+
+def least_block(element_size: int, *, packed: bool) -> int:
+    """Give the fewest channels and keys that products are made over; see ``attention_blocks``."""
+    return LEAST_PACKED_BLOCK if packed and element_size == 2 else LEAST_BLOCK  # noqa: PLR2004
+
+
+def shared_memory(qk: int, vo: int, m: int, n: int, stages: int, element_size: int) -> int:
+    """Estimate the bytes of shared memory: the queries, and the keys and values under way.
+
+    Hopper's products of 64 rows and more read their operands from there, so that no stage is free
+    while they do; eight warps on 64 rows exchange the probabilities. Smaller ones copy them to
+    registers first, and need room to exchange results.
+    """
+    if m < WARP_GROUP_ROWS:
+        return element_size * (m * qk + (stages - 1) * n * (qk + vo)) + EXCHANGE
+    shared = m * n if m == WARP_GROUP_ROWS < m * max(qk, vo) // SMALL_DIM else 0
+    return element_size * (m * qk + stages * n * (qk + vo) + shared)

@@ -1,0 +1,136 @@
+"""Kernelproof's own Triton attention, replayed from CUDA graphs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable
+from dataclasses import replace
+
+import torch
+
+from ...reference import AttentionProblem, BatchMetadata, Problem
+from ...reference.tensors.inputs import PagedAttentionInputs
+from ..gpu.cuda_graphs import Pair, Recorded, Replays, padded, room_for
+from ..protocol import implementation
+from ..targets.target import Target
+from .attention import ARITHMETIC, BUILD_MINUTES, PAGED_FEATURES, TritonSession, paged
+from .attention_call import Call, rows_a_request
+from .attention_keys import block_rows, compile_key, graph_kernels
+
+
+class Buffers:
+    """A batch's metadata on the device, at addresses that stay."""
+
+    def __init__(self, metadata: BatchMetadata, pages: int, device: torch.device) -> None:
+        """Make room for some requests more, each on any of the cache's pages."""
+        self.requests = room_for(metadata.num_requests)
+        indices = metadata.paged_kv_indices.new_zeros(pages * self.requests)
+        room = {**padded(metadata, self.requests).tensors(), "paged_kv_indices": indices}
+        self._tensors = {name: tensor.to(device, copy=True) for name, tensor in room.items()}
+        self._page_size, self._count = metadata.page_size, 0
+        self.fill(metadata)
+
+    def fill(self, metadata: BatchMetadata) -> None:
+        """Write another batch here, of as many requests or fewer; its metadata are on the host."""
+        batch = padded(metadata, self.requests)
+        self._count = len(batch.paged_kv_indices)
+        for name, tensor in batch.tensors().items():
+            self._tensors[name][: len(tensor)].copy_(tensor)
+
+    def metadata(self) -> BatchMetadata:
+        """Give the batch that is here; on a GPU, with all the room that there is for page ids.
+
+        A graph keeps addresses, and a tensor without elements has none: captured on a batch without
+        pages, it would read those of later batches from nowhere.
+        """
+        indices = self._tensors["paged_kv_indices"]
+        if indices.device.type == "cpu":
+            indices = indices[: self._count]
+        return BatchMetadata(
+            **{**self._tensors, "paged_kv_indices": indices}, page_size=self._page_size
+        )
+
+
+class TritonGraphSession(TritonSession):
+    """A session whose launch can be captured, on buffers into which batches are planned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._host: BatchMetadata | None = None
+        self._buffers: Buffers | None = None
+        self._recorded: Recorded | None = None
+        self._tokens = 0
+
+    def plan(self, inputs: PagedAttentionInputs) -> None:
+        """Copy a batch's metadata to the device, also to where a captured launch reads them."""
+        super().plan(inputs)
+        self._host = padded(inputs.metadata, inputs.metadata.num_requests)
+        if self._buffers is not None and self._host.num_requests <= self._buffers.requests:
+            self._buffers.fill(self._host)
+
+    def capture(self, inputs: PagedAttentionInputs) -> None:
+        """Capture a launch on the planned batch."""
+        if self._host is None:
+            message = "capture comes after plan"
+            raise ValueError(message)
+        buffers = Buffers(self._host, len(inputs.k_cache), inputs.q.device)
+        self._buffers, self._tokens = buffers, room_for(len(inputs.q))
+
+        def attend(values: PagedAttentionInputs) -> Pair:
+            return Call(replace(values, metadata=buffers.metadata())).attend()
+
+        self._recorded = Recorded(attend, inputs, self._tokens)
+
+    def replay(self, inputs: PagedAttentionInputs) -> Pair:
+        """Replay the captured launch on the planned batch.
+
+        Raises:
+            ValueError: nothing was captured, or the batch is larger than what was.
+        """
+        if self._recorded is None or self._buffers is None or self._host is None:
+            message = "replay comes after plan and capture"
+            raise ValueError(message)
+        if self._host.num_requests > self._buffers.requests or len(inputs.q) > self._tokens:
+            message = (
+                f"a batch of {self._host.num_requests} requests and {len(inputs.q)} tokens does "
+                f"not fit the graph of {self._buffers.requests} and {self._tokens}"
+            )
+            raise ValueError(message)
+        return self._recorded.replay(inputs)
+
+
+def _on_a_gpu(problem: Problem, target: Target) -> bool | str:
+    reason = paged.refusal(problem, target)
+    if reason is None and target.device != "cuda":
+        return "CUDA graphs need a GPU: elsewhere it would be triton-attention"
+    return reason or True
+
+
+def _compile_key(problem: Problem) -> Hashable:
+    """Name the compiled kernels: that of a batch, and that of the room which is captured for it."""
+    if not isinstance(problem, AttentionProblem):
+        return None
+    room = room_for(problem.num_tokens), room_for(len(problem.seq_lens))
+    return compile_key(problem), block_rows(problem, rows_a_request(*room, problem.group_size))
+
+
+_replays = functools.cache(Replays)
+
+
+@implementation(
+    "paged_attention",
+    name="triton-attention-graph",
+    backend="triton",
+    supports=_on_a_gpu,
+    features=tuple(name for name in PAGED_FEATURES if name != "custom_mask"),
+    arithmetic=ARITHMETIC,
+    compile_key=_compile_key,
+    kernels=graph_kernels,
+    build_ahead="cuda",
+    build_minutes=BUILD_MINUTES,
+    build_compilers=1,
+    session=TritonGraphSession,
+)
+def paged_graph(inputs: PagedAttentionInputs) -> Pair:
+    """Attend as ``triton-attention`` does, replayed from a CUDA graph."""
+    return _replays(TritonGraphSession)(inputs)

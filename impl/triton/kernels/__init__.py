@@ -1,0 +1,1 @@
+"""Device code in Triton; imported when a kernel is first launched."""

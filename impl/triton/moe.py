@@ -1,0 +1,78 @@
+"""Kernelproof's own Triton MoE: sorting, two grouped products, and sums in a fixed order."""
+
+from __future__ import annotations
+
+import torch
+
+from ...reference import Arithmetic, Problem
+from ...reference.tensors.moe_inputs import MoEInputs
+from ..gating.rules import version_matches
+from ..protocol import implementation
+from ..targets.target import Target
+from .moe_call import run_experts
+from .moe_keys import compile_key, kernels
+from .support import unavailable
+
+ARITHMETIC = Arithmetic(
+    accumulate="float32",
+    intermediate="inputs",
+    partial_outputs=True,
+    fp8_products="fixed_point",
+)
+"""The intermediate is stored in the dtype of the hidden states (FP8 ones: with a scale for each
+tile of a row), each slot's output in that of the result. (Not so in the interpreter, for bfloat16.)
+Where both operands are FP8, Hopper's tensor cores sum in fixed point."""
+BUILD_MINUTES = 0.4
+"""Of a core: 30 modules took 43 s of 16 on an H200 (h200-triton-moe.json)."""
+WITH_GATHER = ">=3.3.dev0"
+FEATURES = (
+    "moe_biases",
+    "interleaved_w13",
+    "expert_parallel",
+    "weights_on_input",
+    "shared_experts",
+    "duplicate_ids",
+    "fp8_weights",
+    "quantized_hidden",
+    "swiglu_parameters",
+    "strided_hidden",
+    "large_weights",
+)
+
+
+def _supports(problem: Problem, target: Target) -> bool | str:
+    del problem
+    absent = unavailable(target)
+    if absent is None and target.triton and not version_matches(target.triton, WITH_GATHER):
+        return f"sorting needs tl.gather, which Triton has from 3.3 on; this is {target.triton}"
+    return absent or True
+
+
+@implementation(
+    "moe",
+    name="triton-moe",
+    backend="triton",
+    supports=_supports,
+    features=FEATURES,
+    arithmetic=ARITHMETIC,
+    writes_out=True,
+    compile_key=compile_key,
+    kernels=kernels,
+    build_ahead="cuda",
+    build_minutes=BUILD_MINUTES,
+    build_compilers=1,
+)
+def experts(inputs: MoEInputs) -> torch.Tensor:
+    """Apply experts to tokens in four or five launches, twice as many where some are shared.
+
+    None of them waits for the host.
+
+    Args:
+        inputs: the arguments of ``reference.moe``; float32, float16 or bfloat16, strided or not;
+            e4m3 weights with scales by tensor, row or block of 128, and hidden states likewise.
+            Where hidden states are FP8, so is the intermediate.
+
+    Returns:
+        [tokens, hidden] in ``out_dtype``: ``out`` where it is given.
+    """
+    return run_experts(inputs)

@@ -1,0 +1,80 @@
+"""Matrices of an MoE call as the Triton kernels take them: numbers, or FP8 codes with scales."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from ...reference import QuantizedMatrix
+from ..targets.target import UnsupportedError
+from .device import converts_e4m3
+from .moe_blocks import SCALE_BLOCK
+
+E4M3 = "float8_e4m3fn"
+
+
+class Operand(NamedTuple):
+    """A matrix as the kernels take it.
+
+    Attributes:
+        values: numbers, or codes: as bytes where Triton does not know them.
+        scales: float32 [tokens, blocks] or [experts, rows or blocks of rows, blocks], some of
+            them spread by a stride of 0; None for numbers.
+        format: of codes; empty for numbers.
+        scaled: columns that a scale is for; 0: all.
+    """
+
+    values: torch.Tensor
+    scales: torch.Tensor | None
+    format: str
+    scaled: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of an element."""
+        return self.values.element_size()
+
+
+def operand(name: str, matrix: torch.Tensor | QuantizedMatrix) -> Operand:
+    """Bring a matrix into the form that the kernels take.
+
+    Raises:
+        UnsupportedError: a format that they do not read; the argument is named.
+    """
+    if not isinstance(matrix, QuantizedMatrix):
+        return Operand(matrix, None, "", 0)
+    form, codes, scales = matrix.format, matrix.codes, matrix.scales.to(torch.float32)
+    if form.element != E4M3:
+        message = f"{name} is {form.element}; the Triton MoE reads {E4M3}"
+        raise UnsupportedError(message)
+    values = codes if converts_e4m3(codes.device) else codes.view(torch.uint8)
+    while scales.dim() < codes.dim():
+        scales = scales.unsqueeze(-1)
+    if form.scales != "block":
+        scales = scales.expand(*codes.shape[:-1], 1)
+    return Operand(values, scales, form.element, SCALE_BLOCK if form.scales == "block" else 0)
+
+
+def check_dtypes(hidden: Operand, w13: Operand, w2: Operand) -> None:
+    """Refuse matrices of dtypes or formats that are not multiplied with each other.
+
+    Raises:
+        UnsupportedError: the two that disagree are named.
+    """
+    if (w13.values.dtype, w13.format) != (w2.values.dtype, w2.format):
+        message = f"w13 is {w13.format or w13.values.dtype}, but w2 {w2.format or w2.values.dtype}"
+        raise UnsupportedError(message)
+    if not hidden.format and not w13.format and hidden.values.dtype != w13.values.dtype:
+        message = f"hidden is {hidden.values.dtype}, but w13 {w13.values.dtype}"
+        raise UnsupportedError(message)
+
+
+def multiplied(a: torch.Tensor, b: torch.Tensor, *, interpreted: bool) -> str | None:
+    """Name the dtype that both are widened to before they are multiplied; None: as they are."""
+    if interpreted:
+        return "float32"
+    if a.dtype == b.dtype and a.dtype != torch.uint8:
+        return None
+    wide = [each.dtype for each in (a, b) if each.element_size() > 1]
+    return str(wide[0] if wide else torch.float16).removeprefix("torch.")

@@ -1,0 +1,61 @@
+"""What Kernelproof's Triton implementations share: where they run, and how they round there.
+
+On a GPU the kernels are compiled; on a CPU they run in Triton's interpreter, which is slow, casts
+float32 to bfloat16 by dropping bits, and multiplies bfloat16 by its bit patterns in ``tl.dot``.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from ..targets.optional import missing, require
+from ..targets.target import Target
+
+LEAST_SM = 80
+"""bfloat16 and asynchronous copies begin with Ampere."""
+
+
+def unavailable(target: Target) -> str | None:
+    """Say in one sentence why Triton cannot run here; None if it can."""
+    if target.device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        return "Triton runs on a CPU only under TRITON_INTERPRET=1, set before it is imported"
+    if target.sm is not None and target.sm < LEAST_SM:
+        return f"these Triton kernels need sm_{LEAST_SM} or newer, not sm_{target.sm}"
+    return missing("triton", "triton")
+
+
+def require_triton() -> None:
+    """Import triton.
+
+    Raises:
+        UnsupportedError: it cannot be imported.
+    """
+    require("triton", "triton")
+
+
+def stored(out: torch.Tensor) -> torch.Tensor:
+    """Give the tensor that a kernel stores ``out`` to: a float32 one where its cast is wrong.
+
+    The interpreter drops the low bits of a float32 that it stores as bfloat16, which is twice the
+    error of rounding, and biased. ``finish`` lets torch round instead.
+    """
+    if out.is_cuda or out.dtype != torch.bfloat16:
+        return out
+    return torch.empty(out.shape, dtype=torch.float32)
+
+
+def finish(out: torch.Tensor, written: torch.Tensor) -> torch.Tensor:
+    """Round what a kernel wrote into ``out``, unless it was written there."""
+    return out if written is out else out.copy_(written)
+
+
+def ceil_div(number: int, divisor: int) -> int:
+    """Divide and round up."""
+    return -(-number // divisor)
+
+
+def next_power_of_two(number: int) -> int:
+    """Give the smallest power of two that is at least this."""
+    return 1 << max(number - 1, 0).bit_length()

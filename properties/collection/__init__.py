@@ -1,0 +1,1 @@
+"""What the pytest plugin collects and how its processes share the work."""

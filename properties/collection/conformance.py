@@ -1,0 +1,336 @@
+"""The suite in one process of a pytest run: it judges items in one isolated worker."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from hypothesis.database import ExampleDatabase
+
+from ...impl import Target
+from ...reference import Problem
+from ..findings.cases import CaseWriter, replay_command
+from ..findings.corpus import load_case
+from ..findings.expectations import read_expectations
+from ..findings.ledger import Entry, LedgerError
+from ..findings.report import Finding, ImplementationReport, LawReport, RunReport
+from ..findings.text_format import told
+from ..isolation.workers import Worker
+from ..laws import Law, find_law, laws_of
+from ..search.building import Builder
+from ..search.candidate import Quarry, warm_up
+from ..search.examples import ExamplesError, examples_on, open_examples
+from ..search.hunt import Hunt, Search
+from ..search.plan import Plan, problems_of, seconds_of
+from ..search.preparation import prepare
+from ..search.replays import judge_known, judge_stored
+from ..space.axes import example
+from ..space.profiles import GATE_SHARE, Cost
+from ..verdicts.text import compact
+from ..verdicts.verdict import Verdict
+from ..worker.pools import open_pool
+from ..worker.requests import DeviceLostError, HarnessError
+from .items import Item, Survey, items_of
+from .surveying import Choices, take_survey
+from .xdist_lock import SuiteRefusedError, once, shared
+
+MARGIN_SECONDS = 300.0
+"""For starting workers, timing, confirming a finding in a fresh process: more than they need."""
+COMPILE_SECONDS = 900.0
+BUILD_SECONDS = 3600.0
+"""For building modules ahead on a GPU, or waiting for the processes that do, each in its turn."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What became of an item.
+
+    Attributes:
+        outcome: pytest's word for it.
+        text: why, where it did not pass.
+        properties: counts and the finding, for JUnit and for the summary.
+    """
+
+    outcome: Literal["passed", "failed", "skipped", "xfailed"]
+    text: str = ""
+    properties: Mapping[str, str | int | float] = field(default_factory=dict)
+
+
+class Suite:
+    """What is judged, and the worker that does it.
+
+    Args:
+        choices: what was asked for.
+        common: folder that all processes of the run share, if there are several.
+        environment: further variables for the worker.
+        jobs: processes of the run.
+
+    Raises:
+        SuiteRefusedError: it cannot be done.
+    """
+
+    def __init__(
+        self,
+        choices: Choices,
+        *,
+        common: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        jobs: int = 1,
+    ) -> None:
+        try:
+            self._ledger = read_expectations(choices.expectations)
+            database = _examples_of(choices)
+        except (LedgerError, ExamplesError) as error:
+            raise SuiteRefusedError(str(error)) from error
+        self._choices, self._jobs, self._lost = choices, jobs, ""
+        self._common = common
+        # Where other processes keep the cores busy, a spare worker would only take time from them.
+        self._pool = open_pool(choices.device, standby=jobs == 1, environment=environment)
+        self._builder = Builder()
+        try:
+            self.survey = Survey.from_json(shared(common, self._take_survey))
+        except BaseException:
+            self.close()
+            raise
+        self.items = items_of(self.survey)
+        self._target = Target(**self.survey.target)
+        self._plan = Plan(
+            [each.name for each in self.survey.implementations],
+            choices.profile,
+            operation=choices.operation,
+            device=choices.device,
+            seed=self.survey.seed,
+            ledger=self._ledger,
+            share=1.0 if choices.implementations else GATE_SHARE,
+            examples=database,
+            environment=environment or {},
+        )
+        self._examples = examples_on(self._plan.examples, self._target)
+        self._writer = CaseWriter(
+            choices.cases, choices.operation, self._ledger, flag="--kernelproof-cases"
+        )
+        self._prepared: dict[str, tuple[ImplementationReport, tuple[Quarry, Cost] | None]] = {}
+        self._parts: dict[tuple[str, str], Quarry] = {}
+
+    def close(self) -> None:
+        """End the worker."""
+        self._builder.close()
+        self._pool.close()
+
+    def _take_survey(self) -> dict[str, Any]:
+        with self._pool.lease() as worker:
+            return take_survey(worker, self._choices, self._ledger).to_json()
+
+    def seconds(self, item: Item) -> float:
+        """Give the seconds after which an item has surely gone wrong."""
+        most = MARGIN_SECONDS + 10 * self._plan.profile.shrink_seconds
+        if item.configuration.fixed:
+            most += COMPILE_SECONDS
+        if self._choices.device == "cuda":
+            most += BUILD_SECONDS
+        return most + (self._seconds(item, find_law(item.law)) if item.law else 0.0)
+
+    def judge(self, item: Item) -> Judged:
+        """Search for a failure, or replay one."""
+        surveyed = item.implementation
+        base: dict[str, str | int | float] = {
+            "implementation": surveyed.name,
+            "operation": surveyed.operation,
+            "law": item.law,
+            "configuration": item.configuration.id,
+            "items": sum(each.implementation is surveyed for each in self.items),
+        }
+        with self._pool.lease() as worker:
+            try:
+                judged = self._judge(worker, item)
+            except DeviceLostError as error:
+                self._lost = str(error)
+                judged = Judged("failed", f"LOST  {surveyed.label}\n  {error}")
+            except (HarnessError, LedgerError, LookupError) as error:
+                judged = Judged("failed", f"{surveyed.label}: the suite failed: {error}")
+        return replace(judged, properties={**base, **judged.properties})
+
+    def _judge(self, worker: Worker, item: Item) -> Judged:
+        surveyed = item.implementation
+        if surveyed.error:
+            return Judged("failed", f"{surveyed.name}: {surveyed.error}")
+        reason = f"the device was lost: {self._lost}" if self._lost else surveyed.unsupported
+        if reason:
+            return Judged("skipped", f"{surveyed.label}: {reason}")
+        if surveyed.name not in self._prepared:
+            report = ImplementationReport(surveyed.name, surveyed.reference)
+            self._prepared[surveyed.name] = (
+                report,
+                prepare(
+                    lambda: nullcontext(worker),
+                    self._plan,
+                    report,
+                    self._builder,
+                    once=partial(once, self._common),
+                    stored=lambda _: [
+                        load_case(Path(each.case)).problem
+                        for each in self.items
+                        if each.case and each.implementation is surveyed
+                    ],
+                ),
+            )
+        report, made = self._prepared[surveyed.name]
+        if made is None:
+            why = report.error or report.unsupported_reason
+            return Judged("failed" if report.error else "skipped", f"{surveyed.label}: {why}")
+        quarry, cost = made
+        if item.case:
+            return self._replay(worker, item, quarry, report)
+        return self._search(worker, item, self._part(item, quarry), cost, report)
+
+    def _search(
+        self, worker: Worker, item: Item, quarry: Quarry, cost: Cost, report: ImplementationReport
+    ) -> Judged:
+        law, plan = find_law(item.law), self._plan
+        search = Search(
+            plan.profile,
+            self._seed(item),
+            problems_of(plan, law, cost, len(item.implementation.configurations)),
+            self._seconds(item, law),
+            examples=self._examples and replace(self._examples, part=item.configuration.id),
+        )
+        if item.configuration.fixed:
+            warm_up(worker, quarry)  # a compile is no part of the search's time
+
+        def explain(name: str, verdict: Verdict, problem: Problem) -> Entry | None:
+            return self._ledger.explanation(report.name, name, verdict, problem, self._target)
+
+        found = Hunt(worker, quarry, law, search, explain=explain).run()
+        if found.lost:
+            return self._lose(found, report)
+        if found.error:
+            raise HarnessError(found.error)
+        if found.finding:
+            return self._tell(found, found.finding, report)
+        if found.judged:
+            return Judged("passed", properties=_counts(found))
+        counts = f"{found.unsupported} unsupported, {found.vacuous} with nothing to look at"
+        reason = f": {found.unsupported_reason}" if found.unsupported_reason else ""
+        text = f"{report.name}: {law.name} judged no problem ({counts}){reason}"
+        return Judged("skipped", text, _counts(found))
+
+    def _lose(self, found: LawReport, report: ImplementationReport) -> Judged:
+        """Report a device that is gone, and the finding that took it."""
+        self._lost = found.lost
+        text = f"LOST  {report.name}\n  {found.lost}"
+        if found.finding is None:
+            return Judged("failed", text)
+        told_of = self._tell(found, found.finding, report)
+        return replace(told_of, outcome="failed", text=f"{text}\n{told_of.text}")
+
+    def _replay(
+        self, worker: Worker, item: Item, quarry: Quarry, report: ImplementationReport
+    ) -> Judged:
+        case = load_case(Path(item.case))
+        law, problem = case.law, case.problem
+        warm_up(worker, quarry)
+        known = self._known(case.path, law, report.name)
+        if known is None:
+            verdict = judge_stored(case, worker, quarry)
+        else:
+            verdict = judge_known(known, case, worker, quarry)
+        if verdict.status == "UNSUPPORTED" or verdict.vacuous:
+            why = verdict.message or "nothing to look at"
+            return Judged("skipped", f"{report.name}: {law}: {why}")
+        entry = self._ledger.explanation(report.name, law, verdict, problem, self._target)
+        if known is not None and not verdict.bad:
+            verdict = known.retired(law, verdict)
+        found = LawReport(law, judged=1)
+        if verdict.status == "PASS":
+            return Judged("passed", properties=_counts(found))
+        found.known.update([entry.id] if entry else [])
+        finding = Finding(report.name, law, verdict, problem, entry.id if entry else None)
+        finding.replay = replay_command(case.path)
+        return self._tell(found, finding, report)
+
+    def _known(self, path: Path, law: str, label: str) -> Entry | None:
+        """Give the entry that says that a case fails here, if one does."""
+        for entry in self._ledger.entries:
+            mine = entry.applies_to(label, self._target) and law in entry.laws
+            if mine and entry.case.resolve() == path.resolve():
+                return entry
+        return None
+
+    def _tell(self, found: LawReport, finding: Finding, report: ImplementationReport) -> Judged:
+        profile = self._plan.profile
+        run = RunReport(profile.name, self._plan.seed, self._target.to_json(), soak=profile.soak)
+        self._writer.write(finding, report, run)
+        properties = {
+            **_counts(found),
+            "status": "KNOWN" if finding.entry else finding.verdict.status,
+            "problem": compact(finding.problem),
+            "replay": finding.replay,
+        }
+        if finding.entry:
+            entry = next(each for each in self._ledger.entries if each.id == finding.entry)
+            issue = f" ({entry.issue})" if entry.issue else ""
+            text = f"KNOWN {entry.id}: {' '.join(entry.reason.split())}{issue}"
+            return Judged("xfailed", text, {**properties, "entry": entry.id})
+        unwritten = [self._writer.failed] if self._writer.failed else []
+        return Judged("failed", "\n".join([*told(finding), *unwritten]), properties)
+
+    def _part(self, item: Item, quarry: Quarry) -> Quarry:
+        """Restrict a search to the item's configuration; its laws share what they have found."""
+        fixed = item.configuration.fixed
+        if not fixed:
+            return quarry
+        key = (item.implementation.name, item.configuration.id)
+        if key not in self._parts:
+            axes = replace(
+                quarry.axes,
+                values={**quarry.axes.values, **{axis: (value,) for axis, value in fixed.items()}},
+                simplest={**quarry.axes.simplest, **fixed},
+            )
+            first = example(axes.operation, axes.simplest) if quarry.warm_up else None
+            self._parts[key] = replace(quarry, axes=axes, warm_up=first, smallest=[])
+        return self._parts[key]
+
+    def _seconds(self, item: Item, law: Law) -> float:
+        laws = laws_of(item.implementation.operation)
+        parts = len(item.implementation.configurations)
+        return seconds_of(self._plan, law, laws, self._jobs, parts)
+
+    def _seed(self, item: Item) -> int:
+        """Give the search's seed: that of `kernelproof check`, but for a configuration's own."""
+        if not item.configuration.fixed:
+            return self._plan.seed
+        text = f"{self._plan.seed}|{item.configuration.id}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+
+
+def _examples_of(choices: Choices) -> ExampleDatabase | None:
+    """Open the example database of a profile that explores.
+
+    Raises:
+        ExamplesError: see ``open_examples``.
+    """
+    if not choices.profile.explore:
+        return None
+    try:
+        return open_examples(choices.examples, choices.cases / "examples")
+    except ExamplesError as error:
+        message = f"--kernelproof-examples: {error}"
+        raise ExamplesError(message) from error
+
+
+def _counts(found: LawReport) -> dict[str, str | int | float]:
+    return {
+        "law": found.law,
+        "judged": found.judged,
+        "unsupported": found.unsupported,
+        "rejected": found.rejected,
+        "known": sum(found.known.values()),
+        "worst_ratio": round(found.worst_ratio, 4),
+        "seconds": round(found.seconds, 3),
+        **({"truncated": "true"} if found.truncated else {}),
+    }

@@ -1,0 +1,154 @@
+"""Asking about implementations before pytest can say which items there are.
+
+An isolated worker imports and asks them, never the process that runs pytest.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...impl import ImplementationNotFoundError, Target
+from ...impl.registry import registered, resolve_name
+from ..findings.corpus import open_corpus, read_corpus
+from ..findings.ledger import Ledger, LedgerError
+from ..findings.report import ImplementationReport
+from ..isolation.workers import Deadlines, Worker
+from ..search.plan import LEAST_PROBLEMS
+from ..search.preparation import survey
+from ..space.axes import Axes
+from ..space.profiles import Profile
+from ..worker.requests import Address, HarnessError
+from .items import EVERYTHING, Configuration, Survey, Surveyed
+from .xdist_lock import SuiteRefusedError
+
+COMPILED = ("dtype", "head_dims", "head_dim")
+"""Axes whose values make a kernel compile anew, coarsest first."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What was asked for on pytest's command line.
+
+    Attributes:
+        implementations: MODULE:NAME or registered names; everything registered if none.
+        operation: of plain functions.
+        profile: how hard to look.
+        device: ``"cpu"`` or ``"cuda"``.
+        seed: of the search.
+        expectations: the ledger, see ``load_ledger``.
+        cases: folder of cases that are replayed, and to which findings are written.
+        examples: where failing examples are shared, see ``open_examples``.
+    """
+
+    implementations: tuple[str, ...]
+    operation: str | None
+    profile: Profile
+    device: str
+    seed: int
+    expectations: str | None
+    cases: Path
+    examples: str = ""
+
+
+def take_survey(worker: Worker, choices: Choices, ledger: Ledger) -> Survey:
+    """Ask about every implementation.
+
+    Raises:
+        SuiteRefusedError: there is no such device, or an implementation that was asked for by name
+            cannot be found, imported or asked.
+    """
+    target = _target(worker, choices)
+    seed = choices.seed
+    if choices.profile.explore and not seed:
+        seed = secrets.randbelow(2**31)
+    found = []
+    for name in dict.fromkeys(choices.implementations or registered()):
+        surveyed = _ask(worker, name, choices, ledger, target)
+        if surveyed.error and choices.implementations:
+            why = surveyed.error.strip().splitlines()[0].removeprefix(f"{name}: ")
+            message = f"--impl {name}: {why}"
+            raise SuiteRefusedError(message)
+        found.append(surveyed)
+    return Survey(target.to_json(), seed, tuple(found))
+
+
+def _target(worker: Worker, choices: Choices) -> Target:
+    """Describe the device as a worker sees it: here, nothing may touch it."""
+    outcome = worker.run({"task": "target", "device": choices.device}, Deadlines(run=60.0))
+    result = outcome.result or {}
+    if outcome.status != "done" or "error" in result:
+        why = str(result.get("error") or outcome.detail or outcome.kind).strip().splitlines()[-1]
+        message = why if why.startswith("--device") else f"--device {choices.device}: {why}"
+        raise SuiteRefusedError(message)
+    return Target(**result)  # type: ignore[arg-type]  # what Target.to_json gave
+
+
+def _ask(worker: Worker, name: str, choices: Choices, ledger: Ledger, target: Target) -> Surveyed:
+    try:
+        reference = resolve_name(name)
+    except ImplementationNotFoundError as error:
+        return Surveyed(name, name, error=str(error))
+    address = Address(reference, choices.operation, choices.device)
+    report = ImplementationReport(name, reference)
+    try:
+        axes = survey(worker, address, choices.profile.max_work, report)
+    except HarnessError as error:
+        return Surveyed(name, reference, error=str(error))
+    parts: tuple[Configuration, ...] = (EVERYTHING,)
+    if axes is not None and report.declared["compiles"] and not report.declared["build_ahead"]:
+        parts = configurations(axes, choices.profile)
+    return Surveyed(
+        name,
+        reference,
+        label=report.name,
+        operation=report.operation,
+        error=report.error,
+        unsupported="" if axes else report.unsupported_reason,
+        configurations=parts,
+        stored=tuple(map(str, _stored(reference, report.name, choices, ledger, target))),
+    )
+
+
+def configurations(axes: Axes, profile: Profile) -> tuple[Configuration, ...]:
+    """Split what an implementation supports by what makes it compile anew.
+
+    By as many axes as leave each part a few problems of a profile: a first call costs a compile
+    that a quick look cannot afford for every head dim.
+    """
+    names = [name for name in COMPILED if name in axes.values]
+    while True:
+        parts = list(itertools.product(*(axes.values[name] for name in names)))
+        if len(names) < 2 or len(parts) * LEAST_PROBLEMS <= profile.problems:  # noqa: PLR2004
+            return tuple(Configuration(dict(zip(names, part, strict=True))) for part in parts)
+        names.pop()
+
+
+def _stored(
+    reference: str, label: str, choices: Choices, ledger: Ledger, target: Target
+) -> list[Path]:
+    """Find the cases of an implementation: its own folder's, the ledger's, the shipped ones."""
+    entries = [
+        entry
+        for entry in ledger.entries
+        if entry.applies_to(label, target) and (choices.profile.explore or not entry.quarantine)
+    ]
+    try:
+        own = read_corpus(choices.cases)
+        shipped = open_corpus(
+            ledger, forget=choices.expectations == "none", explore=choices.profile.explore
+        )
+    except LedgerError as error:
+        message = f"--kernelproof-cases: {error}"
+        raise SuiteRefusedError(message) from error
+    paths = [
+        *(case.path for case in own if case.is_of(reference)),
+        *(entry.case for entry in entries),
+        *(case.path for case in shipped if case.is_of(reference)),
+    ]
+    found: dict[Path, Path] = {}
+    for path in paths:
+        found.setdefault(path.resolve(), path)
+    return list(found.values())

@@ -1,0 +1,1 @@
+"""Findings, cases, the corpus and the ledger."""

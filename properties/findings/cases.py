@@ -1,0 +1,172 @@
+"""Case files: the smallest problem of a finding, and the command that judges it again."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shlex
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ... import __version__
+from ...fixtures import CORPUS
+from ...impl.registry import BUILT_IN, installed_implementations
+from .files import dumps, write_text
+from .ledger import CASE_SCHEMA, Ledger
+from .report import Finding, ImplementationReport, RunReport
+
+MUST_FAIL = "unexpected_pass"
+"""Kind of a finding whose case passes though the ledger says that it fails."""
+LONGEST_NAME = 80
+
+
+@dataclass
+class CaseWriter:
+    """Writes each finding's case once, as it comes; may be called from several threads.
+
+    Attributes:
+        folder: where the files go.
+        operation: of plain functions.
+        ledger: known findings are replayed from its own case files.
+        flag: the option that named the folder.
+        without_rules: support rules that are not asked in the run.
+        failed: why a file could not be written, if one could not.
+    """
+
+    folder: Path
+    operation: str | None
+    ledger: Ledger
+    flag: str = "--cases"
+    without_rules: Sequence[str] = ()
+    failed: str = ""
+    _written: dict[Path, str] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def write_all(self, report: RunReport) -> None:
+        """Give every finding of a run its replay command."""
+        for implementation in report.implementations:
+            for finding in implementation.findings:
+                self.write(finding, implementation, report)
+
+    def write_found(self, finding: Finding, report: RunReport) -> None:
+        """Write a finding that has just come, where it is clear whose it is."""
+        for implementation in list(report.implementations):
+            if any(each is finding for each in implementation.findings):
+                self.write(finding, implementation, report)
+
+    def write(self, finding: Finding, implementation: ImplementationReport, run: RunReport) -> None:
+        """Write a finding's case unless it has been, and set its replay command."""
+        with self._lock:
+            if finding.replay:
+                return
+            if finding.entry:
+                case = next(e.case for e in self.ledger.entries if e.id == finding.entry)
+                finding.replay = replay_command(case)
+                return
+            name = loading_name(implementation.reference)
+            path = self._path(finding, name)
+            case_json = case_of(
+                finding,
+                name,
+                operation=self.operation,
+                seed=run.seed,
+                target=run.target,
+                without_rules=self.without_rules,
+                soak=run.soak,
+                sanitizer=run.sanitizer,
+            )
+            try:
+                write_text(path, dumps(case_json))
+            except OSError as error:
+                self.failed = f"{self.flag}: {path} cannot be written ({error.strerror})"
+                return
+            self._written[path] = name
+            finding.replay = replay_command(path)
+
+    def _path(self, finding: Finding, name: str) -> Path:
+        plain = re.sub(r"[^\w.-]+", "-", finding.implementation, flags=re.ASCII).strip("-.")
+        stem = f"{plain[:LONGEST_NAME] or 'implementation'}-{finding.law}-{finding.problem.id}"
+        path, copies = self.folder / f"{stem}.json", 1
+        while self._written.get(path, name) != name:  # two implementations that share a name
+            copies += 1
+            path = self.folder / f"{stem}-{copies}.json"
+        return path
+
+
+def case_of(
+    finding: Finding,
+    implementation: str,
+    *,
+    operation: str | None,
+    seed: int,
+    target: Mapping[str, Any],
+    without_rules: Sequence[str] = (),
+    soak: int = 0,
+    sanitizer: str = "",
+) -> dict[str, Any]:
+    """Give the content of a finding's case file.
+
+    Args:
+        finding: with its smallest problem.
+        implementation: the name to load it by.
+        operation: of a plain function.
+        seed: of the run.
+        target: of the run.
+        without_rules: support rules that were not asked.
+        soak: launches under the law of that name, which a replay makes too.
+        sanitizer: tool of compute-sanitizer of the run: what it alone reports is replayed under it.
+    """
+    return {
+        "schema": CASE_SCHEMA,
+        "law": finding.law,
+        "implementation": implementation,
+        "operation": operation,
+        "problem": finding.problem.to_json(),
+        "device": target.get("device", "cpu"),
+        "without_rules": list(without_rules),
+        "verdict": finding.verdict.to_json(),
+        "seed": seed,
+        **({"soak": soak} if finding.law == "soak" and soak else {}),
+        **({"sanitizer": sanitizer} if sanitizer and finding.verdict.kind == sanitizer else {}),
+        "versions": versions(dict(target)),
+    }
+
+
+def launches_of(data: Mapping[str, Any]) -> int:
+    """Give the launches of a case under the law soak; 0 if it does not say."""
+    launches = data.get("soak")
+    return launches if isinstance(launches, int) and launches > 0 else 0
+
+
+def loading_name(reference: str) -> str:
+    """Give the registered name of MODULE:NAME, or itself where there is none."""
+    for names in (BUILT_IN, installed_implementations()):
+        for name, known in names.items():
+            if known == reference:
+                return name
+    return reference
+
+
+def replay_command(path: Path) -> str:
+    """Give the command that judges a case again, to be copied into a shell.
+
+    A case of the shipped corpus goes by its name, wherever Kernelproof is installed.
+    """
+    if path.resolve().parent == CORPUS.resolve():
+        return f"kernelproof replay {shlex.quote(path.name)}"
+    here = os.path.relpath(path)
+    found = path.absolute() if here.startswith(os.pardir) else here
+    return f"kernelproof replay {shlex.quote(str(found))}"
+
+
+def versions(target: dict[str, Any]) -> dict[str, Any]:
+    """Give what ran, by name; None where it is absent."""
+    return {
+        "kernelproof": __version__,
+        "python": platform.python_version(),
+        **{name: target.get(name) for name in ("torch", "triton", "flashinfer", "cuda")},
+    }

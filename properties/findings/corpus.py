@@ -1,0 +1,162 @@
+"""Stored cases: problems that failed once, replayed before a run draws any.
+
+The corpus is a folder of case files. Those that belong to entries of the ledger must still fail as
+the ledger says; all others must pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ...fixtures import CORPUS
+from ...impl.protocol import OPERATIONS
+from ...impl.registry import ImplementationNotFoundError, resolve_name
+from ...reference import Problem
+from ..isolation.sanitizer import TOOLS
+from ..laws import Law, find_law
+from ..worker.requests import Address
+from .cases import launches_of
+from .ledger import Entry, Ledger, LedgerError, load_ledger, read_case
+
+DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A stored case.
+
+    Attributes:
+        path: its file.
+        law: its name.
+        problem: on which the law failed once.
+        reference: MODULE:NAME of its implementation; empty where that is not installed here.
+        operation: of a plain function.
+        without_rules: support rules that are not asked.
+        soak: launches under the law of that name; the run's own number if 0.
+    """
+
+    path: Path
+    law: str
+    problem: Problem
+    reference: str = ""
+    operation: str | None = None
+    without_rules: tuple[str, ...] = ()
+    soak: int = 0
+
+    def is_of(self, reference: str) -> bool:
+        """Tell whether it is a case of an implementation, given as MODULE:NAME."""
+        return bool(self.reference) and _place(self.reference) == _place(reference)
+
+    def request(self, address: Address) -> dict[str, Any]:
+        """Give what a worker needs to judge it: by itself, whatever modules a run has chosen."""
+        alone = replace(
+            address,
+            operation=self.operation or address.operation,
+            modules=(),
+            without_rules=(*address.without_rules, *self.without_rules),
+            soak=self.soak or address.soak,
+        )
+        return alone.case(self.law, self.problem)
+
+
+def checked_case(path: Path) -> tuple[Law, Problem, dict[str, Any]]:
+    """Read a case that can be judged: its law, its problem, and all of it.
+
+    Raises:
+        LedgerError: it cannot be read, its law is unknown or does not speak of its problem, or a
+            field names what there is not; the file and the field are named.
+    """
+    name, problem, data = read_case(path)
+    try:
+        law = find_law(name)
+    except LookupError as error:
+        message = f"{path}: the field 'law': {error.args[0]}"
+        raise LedgerError(message) from error
+    if problem.operation not in law.operations:
+        message = f"{path}: the law {name} does not speak of {problem.operation}"
+        raise LedgerError(message)
+    for field, allowed in (("device", DEVICES), ("operation", OPERATIONS), ("sanitizer", TOOLS)):
+        if data.get(field) not in (None, *allowed):
+            known = ", ".join(allowed)
+            message = f"{path}: the field {field!r} is {data[field]!r}, none of {known}"
+            raise LedgerError(message)
+    return law, problem, data
+
+
+def load_case(path: Path) -> Case:
+    """Read a stored case.
+
+    Raises:
+        LedgerError: as of ``checked_case``.
+    """
+    law, problem, data = checked_case(path)
+    try:
+        reference = resolve_name(data["implementation"])
+    except ImplementationNotFoundError:
+        reference = ""
+    return Case(
+        path,
+        law.name,
+        problem,
+        reference,
+        data.get("operation"),
+        tuple(data.get("without_rules", ())),
+        launches_of(data),
+    )
+
+
+def read_corpus(folder: Path) -> tuple[Case, ...]:
+    """Read all cases of a folder, in the order of their names; none of a folder that is not there.
+
+    Raises:
+        LedgerError: one of them cannot be read.
+    """
+    return tuple(map(load_case, sorted(folder.glob("*.json"))))
+
+
+def open_corpus(
+    ledger: Ledger,
+    *,
+    folder: Path | None = None,
+    forget: bool = False,
+    explore: bool = False,
+) -> tuple[Case, ...]:
+    """Read the cases that a run replays.
+
+    Args:
+        ledger: of the run. What it keeps in quarantine, or what the shipped one does, is left out.
+        folder: of the corpus; the shipped one if None.
+        forget: leave out the cases of the shipped ledger's entries, so that all is found afresh.
+        explore: take what is in quarantine too, as the nightly profile does.
+
+    Raises:
+        LedgerError: the folder is not there, or a case cannot be read.
+    """
+    if folder is not None and not folder.is_dir():
+        message = f"{folder}: there is no such folder"
+        raise LedgerError(message)
+    shipped = load_ledger().entries
+    left_out = {
+        entry.case.resolve()
+        for entry in (*shipped, *ledger.entries)
+        if entry.quarantine and not explore
+    }
+    if forget:
+        left_out |= {entry.case.resolve() for entry in shipped}
+    cases = read_corpus(folder or CORPUS)
+    return tuple(case for case in cases if case.path.resolve() not in left_out)
+
+
+def cases_of(reference: str, corpus: Sequence[Case], entries: Iterable[Entry]) -> list[Case]:
+    """Give the cases of an implementation that none of these entries of the ledger speaks of."""
+    known = {entry.case.resolve() for entry in entries}
+    return [case for case in corpus if case.is_of(reference) and case.path.resolve() not in known]
+
+
+def _place(reference: str) -> str:
+    """Give a reference whose file, if it names one, is the same however it was written."""
+    module, _, name = reference.rpartition(":")
+    return f"{Path(module).resolve()}:{name}" if module.endswith(".py") else reference

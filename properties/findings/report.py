@@ -1,0 +1,225 @@
+"""What a run found, as data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...reference import Problem
+from ..verdicts.verdict import Verdict
+
+
+@dataclass
+class Finding:
+    """A failure with its smallest problem.
+
+    Attributes:
+        implementation, law: who broke what.
+        verdict: on ``problem``.
+        problem: the smallest that was found.
+        entry: id of the ledger entry that explains it, if one does.
+        seconds: that laws took of this implementation until the first confirmed failure.
+        attempts: problems judged while it was shrunk.
+        deaths: how many of them cost a process, which is dear: there is a limit to them.
+        replay: the command that reproduces it.
+    """
+
+    implementation: str
+    law: str
+    verdict: Verdict
+    problem: Problem
+    entry: str | None = None
+    seconds: float = 0.0
+    attempts: int = 0
+    deaths: int = 0
+    replay: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Give a JSON-able dictionary."""
+        return {
+            "implementation": self.implementation,
+            "law": self.law,
+            "status": "KNOWN" if self.entry else self.verdict.status,
+            "kind": self.verdict.kind,
+            "message": self.verdict.message,
+            "problem": self.problem.to_json(),
+            "entry": self.entry,
+            "seconds": round(self.seconds, 3),
+            "attempts": self.attempts,
+            "deaths": self.deaths,
+            "replay": self.replay,
+            "trace": self.verdict.trace,
+        }
+
+
+@dataclass
+class LawReport:
+    """One law on one implementation."""
+
+    law: str
+    judged: int = 0
+    vacuous: int = 0
+    unsupported: int = 0
+    unsupported_reason: str = ""
+    rejected: int = 0
+    known: Counter[str] = field(default_factory=Counter)
+    finding: Finding | None = None
+    flaky: int = 0
+    worst_ratio: float = 0.0
+    seconds: float = 0.0
+    truncated: bool = False
+    error: str = ""
+    lost: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Give a JSON-able dictionary."""
+        return {
+            "law": self.law,
+            "judged": self.judged,
+            "vacuous": self.vacuous,
+            "unsupported": self.unsupported,
+            "rejected": self.rejected,
+            "known": dict(self.known),
+            "flaky": self.flaky,
+            "worst_ratio": round(self.worst_ratio, 4),
+            "seconds": round(self.seconds, 3),
+            "truncated": self.truncated,
+            "error": self.error or self.lost,
+            "verdict": self.verdict,
+        }
+
+    @property
+    def verdict(self) -> str:
+        """One word of the vocabulary for a table."""
+        if self.finding:
+            return "KNOWN" if self.finding.entry else self.finding.verdict.status
+        if self.known:
+            return "KNOWN"
+        return "PASS" if self.judged else "UNSUPPORTED"
+
+
+@dataclass
+class CorpusReport:
+    """The stored cases of one implementation, or of several, that were replayed.
+
+    Attributes:
+        replayed: how many.
+        of_ledger: of them, cases of ledger entries, which must still fail.
+        known: of the others, failures that the ledger explains.
+        unjudged: of them, refused here, or with nothing to look at.
+        seconds: that they took.
+    """
+
+    replayed: int = 0
+    of_ledger: int = 0
+    known: int = 0
+    unjudged: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: CorpusReport) -> CorpusReport:
+        """Give the sum."""
+        return CorpusReport(
+            self.replayed + other.replayed,
+            self.of_ledger + other.of_ledger,
+            self.known + other.known,
+            self.unjudged + other.unjudged,
+            self.seconds + other.seconds,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Give a JSON-able dictionary."""
+        return {**vars(self), "seconds": round(self.seconds, 3)}
+
+
+@dataclass
+class ImplementationReport:
+    """All laws on one implementation."""
+
+    name: str
+    reference: str
+    operation: str = ""
+    cost: str = ""
+    call_seconds: float = 0.0
+    laws: list[LawReport] = field(default_factory=list)
+    replayed: list[Finding] = field(default_factory=list)
+    corpus: CorpusReport = field(default_factory=CorpusReport)
+    unsupported_reason: str = ""
+    error: str = ""
+    refused: dict[str, str] = field(default_factory=dict)
+    declared: dict[str, Any] = field(default_factory=dict)
+    """What the worker's ``describe`` says of it."""
+    modules: int = 0
+    build_seconds: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def judged(self) -> int:
+        """Problems on which some law had something to say."""
+        return sum(law.judged for law in self.laws)
+
+    @property
+    def unsupported(self) -> int:
+        """Problems that the implementation does not claim."""
+        return sum(law.unsupported for law in self.laws)
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Failures of stored cases and of laws, known ones included."""
+        return [*self.replayed, *(law.finding for law in self.laws if law.finding)]
+
+    def to_json(self) -> dict[str, Any]:
+        """Give a JSON-able dictionary."""
+        return {
+            "name": self.name,
+            "reference": self.reference,
+            "operation": self.operation,
+            "cost": self.cost,
+            "call_seconds": round(self.call_seconds, 6),
+            "judged": self.judged,
+            "unsupported": self.unsupported,
+            "unsupported_reason": self.unsupported_reason,
+            "error": self.error,
+            "refused": self.refused,
+            "modules": self.modules,
+            "build_seconds": round(self.build_seconds, 3),
+            "seconds": round(self.seconds, 3),
+            "corpus": self.corpus.to_json(),
+            "laws": [law.to_json() for law in self.laws],
+        }
+
+
+@dataclass
+class RunReport:
+    """A whole run."""
+
+    profile: str
+    seed: int
+    target: dict[str, Any]
+    implementations: list[ImplementationReport] = field(default_factory=list)
+    seconds: float = 0.0
+    respawns: int = 0
+    soak: int = 0
+    sanitizer: str = ""
+    lost: str = ""
+    interrupted: bool = False
+
+    @property
+    def judged(self) -> int:
+        """Problems judged in all."""
+        return sum(each.judged for each in self.implementations)
+
+    @property
+    def corpus(self) -> CorpusReport:
+        """Stored cases replayed in all."""
+        return sum((each.corpus for each in self.implementations), CorpusReport())
+
+    @property
+    def findings(self) -> list[Finding]:
+        """All findings."""
+        return [finding for each in self.implementations for finding in each.findings]
+
+    @property
+    def unknown(self) -> list[Finding]:
+        """Findings that no ledger entry explains."""
+        return [finding for finding in self.findings if not finding.entry]

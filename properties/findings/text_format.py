@@ -1,0 +1,46 @@
+"""How problems and findings are told in plain text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..verdicts.text import compact, count_of, printable
+from ..verdicts.verdict import Verdict
+from .report import Finding
+
+TRACE_LINES = 12
+PACKAGE = Path(__file__).parents[2]
+SUITE = (str(PACKAGE / "properties"), str(PACKAGE / "impl" / "protocol.py"))
+"""Frames of these files say nothing of the code under test."""
+
+
+def told(finding: Finding) -> list[str]:
+    """Give the lines that tell a finding: what broke, on which problem, how to see it again."""
+    verdict = finding.verdict
+    title = f"{verdict.status} {verdict.kind}".strip()
+    lines = [f"{title}  {finding.implementation}  {finding.law}"]
+    lines += [f"  {line}" for line in verdict.message.strip().splitlines()]
+    lines += [f"    {line}" for line in trace_lines(verdict)]
+    lines.append(f"  problem: {compact(finding.problem)}")
+    if finding.deaths:
+        tries = count_of(finding.attempts, "try").replace("trys", "tries")
+        lines.append(f"  shrunk:  in {tries}, {finding.deaths} of which cost a process")
+    if finding.replay:
+        lines.append(f"  replay:  {finding.replay}")
+    return [printable(line) for line in lines]
+
+
+def trace_lines(verdict: Verdict) -> list[str]:
+    """Give what a person needs of a trace: its innermost frames, without those of the suite."""
+    if verdict.status not in ("HANG", "CRASH"):
+        return []
+    lines, skipping = [], False
+    for line in verdict.trace.splitlines():
+        if line.lstrip().startswith("File "):
+            skipping = '"<string>"' in line or any(f'"{path}' in line for path in SUITE)
+        elif not line.startswith("    "):  # else it is the source of the frame before
+            skipping = line.startswith("Extension modules")
+        if line.strip() and not skipping:
+            lines.append(line)
+    innermost_first = "most recent call first" in verdict.trace
+    return lines[:TRACE_LINES] if innermost_first else lines[-TRACE_LINES:]

@@ -1,0 +1,1 @@
+"""Isolated worker processes: their start, their deadlines, their end."""

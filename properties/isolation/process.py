@@ -1,0 +1,338 @@
+"""One process of an isolated worker as its parent sees it: start, ask, watch, bury.
+
+What a request came to is an `Outcome`; nothing that the process does raises an exception here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import math
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from .outcome import Outcome, Status, describe_exit
+from .phases import BOARD_BYTES, Board, Deadlines, FrameReader, GarbledError, WorkerOptions, frame
+from .spawning import start_group
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# The code under test runs in these: overrunning one is its fault, any other the harness's.
+_HANG_PHASES: Final = ("compile", "run")
+_TICK_SECONDS: Final = 0.1  # how often a silent process is looked at
+_DUMP_SECONDS: Final = 0.3  # what a stack dump may take before the process is killed without
+_EXIT_SECONDS: Final = 1.0  # from the end of the connection to the end of the process
+# A program that a process runs under writes of a case a little after it.
+_SETTLING_SECONDS: Final = 0.05
+_SETTLED_SECONDS: Final = 2.0
+_LOG_READ_BYTES: Final = 64 << 10
+_STDERR_BYTES: Final = 4 << 10
+_STACK_BYTES: Final = 16 << 10
+# Printing without end must not fill the disk before the deadline comes.
+_LOG_BYTES: Final = 16 << 20
+
+_BOOTSTRAP: Final = """\
+import importlib, json, sys
+path, module, options = sys.argv[1:]
+sys.path[:], sys.argv[1:] = json.loads(path), []
+importlib.import_module(module).main(options)
+"""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What all processes of one pool are started with."""
+
+    handler: str
+    preload: tuple[str, ...]
+    memory_limit: int | None
+    environment: Mapping[str, str]
+    sys_path: tuple[str, ...]
+    under: tuple[str, ...] = ()
+    """A program and its options that the process runs under; the path of a log file follows."""
+    executable: str = sys.executable
+    """The interpreter."""
+
+
+class WorkerProcess:
+    """A started process. It may still be importing; `start_up` waits for that."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.ended = False
+        self._ready = False
+        self._requests = 0
+        self._unanswered: deque[tuple[int, Deadlines]] = deque()
+        self._began = 0.0
+        self._errors, self._dumps = _Log(), _Log()
+        self._log = _Log(named=True) if recipe.under else None
+        self._process: int | None = None
+        self._socket, theirs = socket.socketpair()
+        with theirs, tempfile.TemporaryFile() as board:
+            board.truncate(BOARD_BYTES)
+            self._board = Board(board.fileno())
+            self._board.note("load", time.monotonic_ns())
+            options = WorkerOptions(
+                handler=recipe.handler,
+                preload=recipe.preload,
+                memory_limit=recipe.memory_limit,
+                # A program in between is the parent that the process sees.
+                parent=0 if recipe.under else os.getpid(),
+                connection=theirs.fileno(),
+                board=board.fileno(),
+                dumps=self._dumps.fileno(),
+            )
+            self._group = start_group(
+                [
+                    *(recipe.under and (*recipe.under, self._log.name if self._log else "")),
+                    *(recipe.executable, "-c", _BOOTSTRAP, json.dumps(recipe.sys_path)),
+                    *(f"{__package__}.worker_main", json.dumps(dataclasses.asdict(options))),
+                ],
+                env=dict(recipe.environment),
+                pass_fds=(options.connection, options.board, options.dumps),
+                stdin=subprocess.DEVNULL,
+                # Whatever the code under test prints, it cannot get into a reply.
+                stdout=self._errors.fileno(),
+                stderr=self._errors.fileno(),
+            )
+        self._frames = FrameReader(self._socket)
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
+
+    def start_up(self, deadlines: Deadlines) -> Outcome | None:
+        """Wait until the process takes requests; if it never will, end it and return why."""
+        if self._ready:
+            return None
+        began = time.monotonic()
+        try:
+            message = self._receive(deadlines)
+        except _OverrunError as overrun:
+            outcome = self._overran(overrun, began)
+        except (_GoneError, GarbledError) as error:
+            outcome = self._died(error, began)
+        else:
+            if "ready" in message:
+                self._ready, self._process = True, message["ready"]  # type: ignore[assignment]
+                return None
+            self._group.end()
+            outcome = self._outcome("error", began, detail=str(message.get("unable", message)))
+        self.end()
+        why = f"the worker cannot start: {outcome.detail or outcome.kind}"
+        return dataclasses.replace(outcome, status="error", kind="start", detail=why)
+
+    def ask(self, payload: Mapping[str, object], deadlines: Deadlines) -> Outcome:
+        """Send a request and wait for what comes of it. `ended` says whether that was the end."""
+        self.send(payload, deadlines)
+        return self.answer()
+
+    def send(self, payload: Mapping[str, object], deadlines: Deadlines) -> None:
+        """Send a request, which the process takes up after those before it."""
+        request = frame({"id": self._requests + 1, "payload": payload})
+        self._requests += 1
+        if not self._unanswered:
+            # Of requests that are sent ahead, the output begins with the first one's.
+            self._errors.mark()
+            self._dumps.mark()
+            if self._log is not None:
+                self._log.mark()
+            # Noted here too: until the child has read the request, the board shows its last one's
+            # end.
+            self._board.note("load", time.monotonic_ns())
+            self._began = time.monotonic()
+        self._unanswered.append((self._requests, deadlines))
+        self._socket.settimeout(deadlines.load)
+        with contextlib.suppress(OSError):  # a process that does not take it is found out later
+            self._socket.sendall(request)
+
+    def answer(self) -> Outcome:
+        """Wait for what comes of the oldest request that has not been answered."""
+        number, deadlines = self._unanswered.popleft()
+        began = self._began
+        try:
+            reply = self._receive(deadlines)
+            while reply.get("id") != number:  # a second answer to an earlier request
+                reply = self._receive(deadlines)
+        except _OverrunError as overrun:
+            outcome = self._overran(overrun, began)
+        except (_GoneError, GarbledError) as error:
+            outcome = self._died(error, began)
+        else:
+            self._began = time.monotonic()
+            result = reply.get("result")
+            if isinstance(result, dict):
+                return self._outcome("done", began, result=result)
+            kind, detail = reply.get("raised", "TypeError"), reply.get("traceback", _NO_OBJECT)
+            return self._outcome("error", began, kind=str(kind), detail=str(detail))
+        self.end()
+        return outcome
+
+    def exited(self) -> bool:
+        """Return whether the process has ended by itself."""
+        return self._group.exited()
+
+    def kill(self) -> None:
+        """Kill the process's group, from any thread; whoever is asking it finds it dead."""
+        self._group.kill()
+
+    def end(self) -> None:
+        """Kill and reap the process's group and give back what it took here."""
+        if self.ended:
+            return
+        self.ended = True
+        self._group.end()
+        self._socket.close()
+        self._board.close()
+        self._errors.close()
+        self._dumps.close()
+        if self._log is not None:
+            self._log.close()
+
+    def _receive(self, deadlines: Deadlines) -> dict[str, object]:
+        """Return the next message; _OverrunError past a deadline, _GoneError at the process's end.
+
+        What has been sent counts, even if this process was too busy, or stopped, to look in time.
+        """
+        while (message := self._frames.complete()) is None:
+            phase, started = self._board.read()
+            limit: float = getattr(deadlines, phase)
+            left = started / 1e9 + limit - time.monotonic()
+            if left > limit + _TICK_SECONDS:  # else such a deadline would never come
+                msg = f"{phase} begins {left - limit:.3g} s from now: a stray write hit the board"
+                raise GarbledError(msg)
+            if self._poll.poll(math.ceil(1000 * min(max(left, 0.0), _TICK_SECONDS))):
+                if not self._frames.receive():
+                    raise _GoneError
+            elif left <= 0:
+                raise _OverrunError(phase, limit)
+            # Not only the end of the connection tells: a child of the process may hold it open.
+            elif self._group.exited() and not self._poll.poll(0):
+                raise _GoneError
+            else:
+                self._errors.trim()
+        return message
+
+    def _overran(self, overrun: _OverrunError, began: float) -> Outcome:
+        hang = overrun.phase in _HANG_PHASES
+        seconds = time.monotonic() - began
+        detail = f"{overrun.phase} took longer than {overrun.limit:g} s"
+        self._dump_stacks()
+        if self._group.end() is None:
+            detail += "; SIGKILL does not end it: its device may be lost"
+        kind = overrun.phase if hang else "overrun"
+        outcome = self._outcome("hang" if hang else "error", began, kind=kind, detail=detail)
+        return dataclasses.replace(outcome, phase=overrun.phase, seconds=seconds)
+
+    def _died(self, error: Exception, began: float) -> Outcome:
+        if isinstance(error, GarbledError):
+            self._group.end()
+            return self._outcome("crash", began, kind="garbled connection", detail=str(error))
+        patience = time.monotonic() + _EXIT_SECONDS
+        while not self._group.exited() and time.monotonic() < patience:
+            time.sleep(0.002)
+        by_itself = self._group.exited()
+        status = self._group.end()
+        kind = describe_exit(status) if by_itself else "closed its connection"
+        return self._outcome("crash", began, kind=kind)
+
+    def _dump_stacks(self) -> None:
+        """Have faulthandler write all stacks; its signal handler runs even inside a C call."""
+        self._group.signal(signal.SIGUSR1, self._process)
+        until, before = time.monotonic() + _DUMP_SECONDS, 0
+        while time.monotonic() < until:
+            time.sleep(0.01)
+            size = self._dumps.size()
+            if size and size == before:  # it has begun, and no more comes
+                return
+            before = size
+
+    def _outcome(
+        self,
+        status: Status,
+        began: float,
+        *,
+        result: dict[str, object] | None = None,
+        kind: str = "",
+        detail: str = "",
+    ) -> Outcome:
+        return Outcome(
+            status=status,
+            result=result,
+            kind=kind,
+            phase=self._board.read()[0],
+            seconds=time.monotonic() - began,
+            stderr=self._errors.tail(_STDERR_BYTES),
+            stack=self._dumps.tail(_STACK_BYTES),
+            detail=detail,
+            log=self._log.settled() if self._log is not None else "",
+        )
+
+
+class _OverrunError(Exception):
+    """A phase took longer than its deadline."""
+
+    def __init__(self, phase: str, limit: float) -> None:
+        super().__init__(phase, limit)
+        self.phase, self.limit = phase, limit
+
+
+class _GoneError(Exception):
+    """The process closed its connection, or is dead."""
+
+
+_NO_OBJECT: Final = "the handler's result is no JSON object"
+
+
+class _Log:
+    """A file that the child appends to, read from where the current case began."""
+
+    def __init__(self, *, named: bool = False) -> None:
+        make = tempfile.NamedTemporaryFile if named else tempfile.TemporaryFile
+        self._file = make(buffering=0)
+        self.name = str(self._file.name)
+        flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
+        # Appending, the child goes on at the new end after a truncation here.
+        fcntl.fcntl(self._file, fcntl.F_SETFL, flags | os.O_APPEND)
+        self.fileno = self._file.fileno
+        self.close = self._file.close
+        self._start = 0
+
+    def size(self) -> int:
+        """Return the bytes written in the current case."""
+        return os.fstat(self.fileno()).st_size - self._start
+
+    def mark(self) -> None:
+        """Begin a case."""
+        self.trim()
+        self._start += self.size()
+
+    def trim(self) -> None:
+        """Forget everything where it has become too much."""
+        if self._start + self.size() > _LOG_BYTES:
+            self._file.truncate(0)
+            self._start = 0
+
+    def settled(self) -> str:
+        """Return the beginning of what another process writes of this case, once it is silent."""
+        until, size = time.monotonic() + _SETTLED_SECONDS, -1
+        while self.size() != size and time.monotonic() < until:
+            size = self.size()
+            time.sleep(_SETTLING_SECONDS)
+        length = min(self.size(), _LOG_READ_BYTES)
+        return os.pread(self.fileno(), length, self._start).decode(errors="replace")
+
+    def tail(self, limit: int) -> str:
+        """Return at most the last `limit` bytes of the current case."""
+        size = self.size()
+        length = min(size, limit)
+        return os.pread(self.fileno(), length, self._start + size - length).decode(errors="replace")

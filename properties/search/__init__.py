@@ -1,0 +1,1 @@
+"""The search for counterexamples: drawing, judging, confirming, shrinking."""

@@ -1,0 +1,172 @@
+"""Compiling modules ahead, as many at a time as the machine has cores and memory for.
+
+A FlashInfer module is several sources, each of which takes a compiler a minute and gigabytes. All
+builds of a run share one allowance: a machine that swaps takes ten times as long.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+
+from ..findings.report import ImplementationReport
+from ..isolation.gpus import free_memory, visible_devices
+from ..isolation.machine import cores
+from ..isolation.workers import Deadlines, Worker, WorkerPool
+from ..space.module_selection import Module
+from ..worker.pools import open_pool
+from ..worker.requests import Address, probe_device
+from .build_scheduler import Turns
+
+MAX_JOBS = "MAX_JOBS"
+"""FlashInfer's (and torch's) variable for the compilers that one build may start."""
+COMPILER_BYTES = 3 << 30
+"""What nvcc may need for a source of FA3; cutlass_fused_moe took 3.9 GiB each, measured."""
+CONTEXT_MEBIBYTES = 2 << 10
+"""What a process that builds may need of the GPU: a context, a workspace, small tensors."""
+BUILD_DEADLINES = Deadlines(run=120.0, compile=1800.0)
+
+
+def compilers() -> int:
+    """Count the compilers that may run at a time on this machine."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(1, min(cores(), memory // COMPILER_BYTES))
+
+
+def limited_to(share: int) -> dict[str, str]:
+    """Give the environment of a worker whose builds start so many compilers each.
+
+    A number that the user has set stays.
+    """
+    return {} if MAX_JOBS in os.environ else {MAX_JOBS: str(max(1, share))}
+
+
+def compilers_of_a_build(wanted: int) -> int:
+    """Count the compilers that a build starts which keeps so many busy: no more than there are.
+
+    What starts several has heard of ``MAX_JOBS``.
+    """
+    asked = os.environ.get(MAX_JOBS, "")
+    if wanted > 1 and asked.isdigit() and int(asked):
+        wanted = int(asked)
+    return min(wanted, compilers())
+
+
+def builds_at_a_time(each: int, device: str) -> int:
+    """Count the modules that are built at a time, each by so many compilers.
+
+    Each takes a process with a context of the GPU, on which there may be little room.
+    """
+    most = max(1, compilers() // each)
+    free = free_memory(visible_devices()[:1]) if device == "cuda" else []
+    return min([most, *(max(1, mebibytes // CONTEXT_MEBIBYTES) for mebibytes in free)])
+
+
+class Builder:
+    """Builds modules for any number of implementations at a time.
+
+    Args:
+        implementations: how many may build beside each other; as many as can if None.
+    """
+
+    def __init__(self, implementations: int | None = None) -> None:
+        self._alone = implementations == 1
+        self._turns = Turns(compilers())
+        self._pools: set[WorkerPool] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def build(
+        self,
+        address: Address,
+        modules: Sequence[Module],
+        report: ImplementationReport,
+        built: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Build modules in parallel, each by simple calls; a few processes do all of them.
+
+        One that cannot be built is left to the laws: their first call of it says what is wrong.
+
+        Args:
+            address: of the implementation.
+            modules: of it.
+            report: is told how many there are and how long they took.
+            built: is told how many are built, of how many.
+
+        Raises:
+            CancelledError: the builder was closed meanwhile.
+            DeviceLostError: a build's first call took the device with it.
+        """
+        start = time.monotonic()
+        done, left = itertools.count(1), deque(modules)
+        wanted = compilers_of_a_build(report.declared["build_compilers"])
+        processes = min(builds_at_a_time(wanted, address.device), len(modules))
+        # Where nobody else builds, few modules may have all compilers.
+        share = max(wanted, compilers() // processes) if self._alone and wanted > 1 else wanted
+
+        def one_after_another() -> None:
+            with ExitStack() as stack:
+                worker: Worker | None = None
+                while left:
+                    try:
+                        module = left.popleft()
+                    except IndexError:  # another process was faster
+                        return
+                    with self._turns.turn(report.name, report.declared["build_minutes"], share):
+                        try:
+                            if worker is None:
+                                pool = stack.enter_context(self._pool(address, share))
+                                worker = stack.enter_context(pool.lease())
+                            self._build(worker, address, module)
+                        except BaseException:
+                            left.clear()  # for the other processes, too
+                            raise
+                    if built is not None:
+                        built(next(done), len(modules))
+
+        with ThreadPoolExecutor(processes) as threads:
+            for ended in [threads.submit(one_after_another) for _ in range(processes)]:
+                ended.result()
+        report.modules, report.build_seconds = len(modules), time.monotonic() - start
+
+    def _build(self, worker: Worker, address: Address, module: Module) -> None:
+        request = address.request("build", problem=module.first.to_json())
+        try:
+            outcome = worker.run(request, BUILD_DEADLINES)
+            if outcome.died:
+                probe_device(worker, address.device)
+            elif outcome.status != "done":  # what went wrong is not to spoil the next module
+                worker.renew()
+        except RuntimeError:
+            if self._closed:  # which has ended the worker
+                raise CancelledError from None
+            raise
+
+    def close(self) -> None:
+        """End what is being built; ``build`` in another thread raises CancelledError."""
+        with self._lock:
+            self._closed = True
+            pools = list(self._pools)
+        for pool in pools:
+            pool.close()
+
+    @contextmanager
+    def _pool(self, address: Address, share: int) -> Iterator[WorkerPool]:
+        environment = {**limited_to(share), **address.environment}
+        with self._lock:
+            if self._closed:
+                raise CancelledError
+            pool = open_pool(address.device, standby=False, environment=environment)
+            self._pools.add(pool)
+        try:
+            with pool:
+                yield pool
+        finally:
+            with self._lock:
+                self._pools.discard(pool)

@@ -1,0 +1,93 @@
+"""How long an implementation's calls take, and how long the next one may therefore take."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict, deque
+from dataclasses import dataclass, field, replace
+
+from ...reference import Problem
+from ..isolation.phases import Deadlines
+
+DEADLINE_FLOOR = 3.0
+DEADLINE_FACTOR = 30.0
+"""A run may take this many seconds, or this many times the median of its size, if that is more."""
+OUTLIER_FACTOR = 5.0
+"""Or so many times the second slowest run of any size: the slowest may be an outlier, the second
+is not. It matters where problems of one size differ in cost, as in the Triton interpreter."""
+HURRY = 3.0
+"""A HANG that is tried again on smaller problems may come so many times sooner, on a GPU: the
+smallest is confirmed with the whole deadline."""
+SIZE_BASE = 4
+"""Problems are of one size if their work is the same but for this factor."""
+MOST_GROWTH = 64.0
+"""Cost is taken to grow with the work from a measured size to a larger one, up to this factor."""
+COMPILE_SECONDS = 900.0
+"""What a first call of a module may take in a process."""
+REMEMBERED = 64
+"""Runs a size, the latest."""
+
+
+def size_of(work: int) -> int:
+    """Give the class of sizes that an amount of work belongs to."""
+    size = 0
+    while work >= SIZE_BASE:
+        work //= SIZE_BASE
+        size += 1
+    return size
+
+
+@dataclass
+class Pace:
+    """How long an implementation's calls take, over all laws: deadlines follow from it.
+
+    Compiling is no part of it: that is a phase of its own.
+
+    Attributes:
+        compile_seconds: that a first call of a module may take in a process.
+        slowness: deadlines count so many times, under a tool that makes everything slow.
+    """
+
+    compile_seconds: float = COMPILE_SECONDS
+    slowness: float = 1.0
+    _runs: dict[int, deque[float]] = field(
+        default_factory=lambda: defaultdict(lambda: deque(maxlen=REMEMBERED))
+    )
+    _slowest: tuple[float, float] = (0.0, 0.0)
+
+    def record(self, work: int, seconds: float) -> None:
+        """Take note of a call that took so many seconds on a problem of so much work."""
+        self._runs[size_of(work)].append(seconds)
+        self._slowest = tuple(sorted((*self._slowest, seconds))[1:])  # type: ignore[assignment]
+
+    def deadlines(self, problem: Problem, *, hurried: bool = False) -> Deadlines:
+        """Give the deadlines of the next case.
+
+        Args:
+            problem: that is judged.
+            hurried: a HANG is expected, on a GPU: wait for a part of the floor.
+        """
+        floor = self.slowness * (DEADLINE_FLOOR / HURRY if hurried else DEADLINE_FLOOR)
+        usual = DEADLINE_FACTOR * self.usual(problem.work)
+        run = max(floor, usual, OUTLIER_FACTOR * self._slowest[0])
+        usually = Deadlines(run=run, compile=self.compile_seconds)
+        return replace(
+            usually,
+            materialise=self.slowness * usually.materialise,
+            judge=self.slowness * usually.judge,
+        )
+
+    def usual(self, work: int) -> float:
+        """Give the seconds that a call of so much work usually takes; 0 if none was measured.
+
+        The median of its size; where that was not measured, of the next smaller size that was,
+        in proportion to the work; else of the next larger one.
+        """
+        size = size_of(work)
+        runs = dict(self._runs)  # laws on other threads take note of theirs meanwhile
+        smaller = [each for each in runs if each <= size]
+        if smaller:
+            nearest = max(smaller)
+            growth = min(float(SIZE_BASE) ** (size - nearest), MOST_GROWTH)
+            return growth * statistics.median(list(runs[nearest]))
+        return statistics.median(list(runs[min(runs)])) if runs else 0.0

@@ -1,0 +1,333 @@
+"""A run: every law on every implementation, several at a time, each in an isolated worker."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ...impl import Target
+from ...impl.registry import resolve_name
+from ...reference import Problem
+from ..findings.corpus import Case, cases_of
+from ..findings.ledger import Entry
+from ..findings.report import CorpusReport, Finding, ImplementationReport, LawReport, RunReport
+from ..isolation.gpus import processes_for, visible_devices
+from ..isolation.machine import cores
+from ..isolation.workers import Worker
+from ..laws import Law, laws_of
+from ..space.profiles import Cost
+from ..verdicts.verdict import Verdict
+from ..worker.pools import open_pool
+from ..worker.requests import DeviceLostError, HarnessError
+from .building import Builder
+from .candidate import Quarry
+from .examples import examples_on
+from .hunt import Hunt, Search
+from .plan import Plan, problems_of, seconds_of
+from .preparation import prepare
+from .priority_executor import FairExecutor
+from .progress import Progress
+from .replays import Stored, replay
+
+Submit = Callable[[int, ImplementationReport, Callable[[Worker], Any], Callable[[Any], None]], None]
+"""Queues work for a worker by its rank among all that waits, and what to do with its result."""
+Pending = dict["Future[Any]", tuple[ImplementationReport, Callable[[Any], None]]]
+"""Work under way, whose it is, and what to do with its result."""
+STORED = 0
+"""The rank of stored cases; each law of an implementation has the next one."""
+GRACE_SECONDS = 5.0
+"""How long an interrupted run waits for the laws in progress."""
+LATER_PROBLEMS = 20
+
+
+def _usual_jobs(device: str) -> int:
+    if device == "cuda":
+        return max(1, processes_for(visible_devices()[:1], cores()))
+    return max(1, min(cores(), 8))
+
+
+class Run:
+    """Carries out a plan."""
+
+    def __init__(self, plan: Plan, progress: Progress | None = None) -> None:
+        self.plan = plan
+        self.progress = progress or Progress()
+        self.target = Target.here(plan.device)
+        seed = plan.seed
+        if plan.profile.explore and not seed:
+            seed = secrets.randbelow(2**31)
+        self.report = RunReport(
+            plan.profile.name,
+            seed,
+            self.target.to_json(),
+            soak=plan.profile.soak,
+            sanitizer=plan.sanitizer,
+        )
+        self._stop = threading.Event()
+        self._jobs = plan.jobs or _usual_jobs(plan.device)
+        self._pool = open_pool(plan.device, size=self._jobs, tool=plan.sanitizer)
+        self._builder = Builder(len(plan.implementations))
+        self._examples = examples_on(plan.examples, self.target)
+
+    def execute(self) -> RunReport:
+        """Run everything, and report what was learned even if the run ends early."""
+        start = time.monotonic()
+        pending: Pending = {}
+        # Preparing is waiting for compilers: that must not keep laws from running meanwhile.
+        each = max(1, len(self.plan.implementations))
+        with self._pool, FairExecutor(self._jobs) as laws, ThreadPoolExecutor(each) as others:
+            try:
+                self._submit_all(laws, others, pending)
+                while pending:
+                    self._collect(pending, None)
+            except KeyboardInterrupt:
+                self.report.interrupted = True
+                self._end_early(pending)
+            except BaseException:
+                self._stop.set()
+                raise
+            finally:
+                self.report.respawns = self._pool.respawns
+                self.report.seconds = time.monotonic() - start
+                # Ends whatever still runs: the executors wait for their threads.
+                self._builder.close()
+                self._pool.close()
+        return self.report
+
+    def _end_early(self, pending: Pending) -> None:
+        """Let laws in progress end after their case, and take what they have learned."""
+        self._stop.set()
+        self._builder.close()
+        for future in [future for future in pending if future.cancel()]:
+            del pending[future]
+        deadline = time.monotonic() + GRACE_SECONDS
+        while pending and time.monotonic() < deadline:
+            self._collect(pending, deadline - time.monotonic())
+
+    def _submit_all(self, laws: FairExecutor, others: ThreadPoolExecutor, pending: Pending) -> None:
+        """Queue the preparation of each implementation, which queues its laws in their order."""
+
+        def submit(
+            rank: int,
+            report: ImplementationReport,
+            work: Callable[[Worker], Any],
+            done: Callable[[Any], None],
+        ) -> None:
+            if not self._stop.is_set():
+                pending[laws.submit(rank, partial(self._leased, work))] = (report, done)
+
+        for name in self.plan.implementations:
+            report = ImplementationReport(name, resolve_name(name))
+            self.report.implementations.append(report)
+
+            def prepared(
+                made: tuple[Quarry, Cost] | None, report: ImplementationReport = report
+            ) -> None:
+                if made is None:
+                    self.progress.skipped(report)
+                else:
+                    self._submit_stored(submit, report, *made)
+
+            pending[others.submit(self._prepare, report)] = (report, prepared)
+
+    def _prepare(self, report: ImplementationReport) -> tuple[Quarry, Cost] | None:
+        def built(done: int, modules: int) -> None:
+            self.progress.building(report.name, done, modules)
+
+        try:
+            return prepare(
+                self._lease,
+                self.plan,
+                report,
+                self._builder,
+                built=built,
+                stored=lambda report: self._stored(report).problems(),
+            )
+        except DeviceLostError:
+            self._stop.set()
+            raise
+
+    def _collect(self, pending: Pending, timeout: float | None) -> None:
+        """Wait for work to end, and take its results."""
+        ended, _ = wait(pending, timeout=timeout, return_when=FIRST_COMPLETED)
+        for future in ended:
+            report, done = pending.pop(future)
+            try:
+                done(future.result())
+            except CancelledError:
+                continue
+            except DeviceLostError as error:
+                self._lose_device(str(error), pending)
+            except Exception as error:  # noqa: BLE001  one failure must not cost the others' results
+                report.error = report.error or f"the suite failed: {error}"
+
+    def _lose_device(self, why: str, pending: Pending) -> None:
+        """Schedule nothing more on a device that is gone."""
+        self.report.lost = self.report.lost or why
+        self._stop.set()
+        for future in [future for future in pending if future.cancel()]:
+            del pending[future]
+
+    @contextmanager
+    def _lease(self) -> Iterator[Worker]:
+        with self._pool.lease() as worker:
+            if self._stop.is_set():  # since it was queued
+                raise CancelledError
+            try:
+                yield worker
+            except DeviceLostError:
+                self._stop.set()
+                raise
+
+    def _leased(self, work: Callable[[Worker], Any]) -> Any:  # noqa: ANN401  whatever work gives
+        with self._lease() as worker:
+            return work(worker)
+
+    def _submit_stored(
+        self, submit: Submit, report: ImplementationReport, quarry: Quarry, cost: Cost
+    ) -> None:
+        """Queue the replay of an implementation's stored cases; its laws come after it."""
+        plan = self.plan
+        laws = [law for law in laws_of(report.operation) if not plan.laws or law.name in plan.laws]
+        counts = {law.name: problems_of(plan, law, cost) for law in laws}
+        self.progress.prepared(report, sum(counts.values()))
+
+        def draw() -> None:
+            self._submit_laws(submit, report, quarry, laws, counts)
+
+        self._submit_replays(submit, report, quarry, draw)
+
+    def _submit_replays(
+        self,
+        submit: Submit,
+        report: ImplementationReport,
+        quarry: Quarry,
+        then: Callable[[], None],
+    ) -> None:
+        """Queue the replay of each stored case: one that kills its process holds up no other."""
+        stored = self._stored(report).each()
+        found: dict[int, Finding | None] = {}
+        began: list[float] = []
+
+        def work(worker: Worker, one: Entry | Case) -> tuple[CorpusReport, Finding | None]:
+            began.append(time.monotonic())
+            return self._replay(worker, report, quarry, one)
+
+        def done(result: tuple[CorpusReport, Finding | None], number: int) -> None:
+            counts, found[number] = result
+            report.corpus += counts
+            report.corpus.seconds = time.monotonic() - min(began)
+            # In their order, and all of them each time: the run may end before the others.
+            report.replayed = [each for _, each in sorted(found.items()) if each is not None]
+            if (finding := found[number]) is not None:
+                self.progress.found(finding)
+            if len(found) == len(stored):
+                then()
+
+        for number, one in enumerate(stored):
+            submit(STORED, report, partial(work, one=one), partial(done, number=number))
+        if not stored:
+            then()
+
+    def _stored(self, report: ImplementationReport) -> Stored:
+        """Give an implementation's cases: of the ledger's entries that hold here, and all others.
+
+        An entry's case is replayed under any law, for the entry may be retired by it.
+        """
+        plan = self.plan
+        entries = [e for e in plan.ledger.entries if e.applies_to(report.name, self.target)]
+        return Stored(
+            [
+                case
+                for case in cases_of(report.reference, plan.corpus, entries)
+                if not plan.laws or case.law in plan.laws
+            ],
+            [entry for entry in entries if plan.profile.explore or not entry.quarantine],
+        )
+
+    def _submit_laws(
+        self,
+        submit: Submit,
+        report: ImplementationReport,
+        quarry: Quarry,
+        laws: Sequence[Law],
+        counts: Mapping[str, int],
+    ) -> None:
+        plan = self.plan
+        for rank, law in enumerate(laws, STORED + 1):
+            search = Search(
+                plan.profile,
+                self.report.seed,
+                counts[law.name],
+                seconds_of(plan, law, laws, self._jobs),
+                confirm=plan.confirm,
+                examples=self._examples,
+            )
+
+            def done(
+                found: LawReport, report: ImplementationReport = report, quarry: Quarry = quarry
+            ) -> None:
+                report.laws.append(found)
+                if found.lost:
+                    raise DeviceLostError(found.lost)
+                if found.error:
+                    report.error = report.error or f"the suite failed: {found.error}"
+                report.laws.sort(key=lambda each: [law.name for law in laws].index(each.law))
+                report.seconds = time.monotonic() - (quarry.started or 0.0)
+                self.progress.law_done(report, found)
+                if found.finding and not found.finding.entry:
+                    self.progress.found(found.finding)
+
+            def work(worker: Worker, law: Law = law, search: Search = search) -> LawReport:
+                if plan.first_only and quarry.smallest:
+                    return LawReport(law.name)
+                if not plan.shrink_all and quarry.smallest:
+                    fewer = min(search.problems, LATER_PROBLEMS)
+                    search = replace(search, shrink=False, problems=fewer)
+                return self._hunt(worker, report, quarry, law, search)
+
+            submit(rank, report, work, done)
+
+    def _hunt(
+        self,
+        worker: Worker,
+        report: ImplementationReport,
+        quarry: Quarry,
+        law: Law,
+        search: Search,
+    ) -> LawReport:
+        hunt = Hunt(
+            worker,
+            quarry,
+            law,
+            search,
+            explain=partial(self._explain, report),
+            judged=lambda count: self.progress.judged(report.name, count),
+            stopped=self._stop.is_set,
+        )
+        found = hunt.run()
+        if found.lost:
+            self._stop.set()  # here: the thread that takes results may be too late for the next law
+        return found
+
+    def _replay(
+        self, worker: Worker, report: ImplementationReport, quarry: Quarry, one: Entry | Case
+    ) -> tuple[CorpusReport, Finding | None]:
+        """Replay a stored case; a failure of the suite in it leaves the laws to be run."""
+        try:
+            return replay(one, worker, quarry, report.name, partial(self._explain, report))
+        except HarnessError as error:
+            report.error = report.error or f"the suite failed: {error}"
+            return CorpusReport(), None
+
+    def _explain(
+        self, report: ImplementationReport, law: str, verdict: Verdict, problem: Problem
+    ) -> Entry | None:
+        return self.plan.ledger.explanation(report.name, law, verdict, problem, self.target)

@@ -1,0 +1,97 @@
+"""Where a call that never ends is stuck."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from ...reference import Problem
+from ..isolation.workers import Deadlines
+from ..laws import Law
+from ..worker.pools import open_pool
+from .candidate import Quarry, warm_up
+
+BLOCKING = "CUDA_LAUNCH_BLOCKING"
+"""With it, a launch returns when its kernel has ended: who launched one that never ends is still
+on the stack."""
+FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)$')
+THREAD = re.compile(r"^(Current thread|Thread) 0x")
+PACKAGE = Path(__file__).parents[2]
+NOT_THE_CODE_UNDER_TEST = ("torch", "triton", "tvm_ffi")
+"""Packages that launch what others have written."""
+LOAD_SECONDS = 30.0
+
+
+def where_stuck(
+    quarry: Quarry, law: Law, problem: Problem, trace: str, look_for_device: Callable[[], None]
+) -> str:
+    """Say where a HANG is stuck; on a GPU, a look of its own tells which launch never ends.
+
+    What was learned is kept for other laws. After that look, the device is looked for.
+    """
+    known, device = quarry.stuck, quarry.address.device
+    if device == "cpu":
+        where = stuck_in(trace)
+        known[problem.id] = where and f"stuck in {where}"
+    elif problem.id not in known:
+        known[problem.id] = stuck_in_launch(quarry, law, problem)
+        look_for_device()
+    return known[problem.id]
+
+
+def stuck_in(trace: str) -> str:
+    """Name the innermost frame of the code under test in a dump of stacks; empty if there is none.
+
+    Args:
+        trace: faulthandler's, innermost frames first, of one thread after another.
+
+    Returns:
+        For example ``_paged_run (prefill.py:2127)``.
+    """
+    for thread in _threads(trace):
+        # The suite called the implementation: frames above the suite's first are what it does.
+        inside = next((i for i, (file, _, _) in enumerate(thread) if _is_suite(file)), 0)
+        for file, line, name in thread[:inside]:
+            if not _is_machinery(file):
+                return f"{name} ({Path(file).name}:{line})"
+    return ""
+
+
+def stuck_in_launch(quarry: Quarry, law: Law, problem: Problem) -> str:
+    """Run a HANG once more in a process in which launches block, and say where that is stuck.
+
+    Returns:
+        A sentence for the finding; empty where nothing was learned.
+    """
+    environment = {**quarry.address.environment, BLOCKING: "1"}
+    device = quarry.address.device
+    with open_pool(device, standby=False, environment=environment) as pool, pool.lease() as worker:
+        warm_up(worker, quarry)
+        run = quarry.pace.deadlines(problem).run
+        deadlines = Deadlines(run=run, compile=run + LOAD_SECONDS)
+        outcome = worker.run(quarry.address.case(law.name, problem), deadlines)
+    if outcome.status == "done":
+        return f"it ends with {BLOCKING}=1"
+    where = stuck_in(outcome.stack) if outcome.status == "hang" else ""
+    return f"stuck in {where} with {BLOCKING}=1" if where else ""
+
+
+def _threads(trace: str) -> list[list[tuple[str, str, str]]]:
+    """Give the frames of each thread, the one that got the signal first."""
+    found: list[tuple[bool, list[tuple[str, str, str]]]] = []
+    for text in trace.splitlines():
+        if started := THREAD.match(text):
+            found.append((started[1] != "Thread", []))
+        elif found and (frame := FRAME.match(text)):
+            found[-1][1].append((frame["file"], frame["line"], frame["name"]))
+    return [frames for current, frames in sorted(found, key=lambda each: not each[0])]
+
+
+def _is_suite(file: str) -> bool:
+    path = Path(file)
+    return PACKAGE / "properties" in path.parents or path == PACKAGE / "impl" / "protocol.py"
+
+
+def _is_machinery(file: str) -> bool:
+    return any(part in NOT_THE_CODE_UNDER_TEST for part in Path(file).parts)

@@ -1,0 +1,77 @@
+"""What a run is to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis.database import ExampleDatabase
+
+from ..findings.corpus import Case
+from ..findings.ledger import Ledger
+from ..laws import Law
+from ..space.profiles import Cost, Profile
+
+LEAST_PROBLEMS, LEAST_SECONDS = 3, 3.0
+"""What every law gets, however little its weight."""
+LEAST_SECONDS_OF_A_PART = 1.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run does.
+
+    Attributes:
+        implementations: names or MODULE:NAME.
+        profile: how hard to look.
+        operation: of plain functions.
+        device: ``"cpu"`` or ``"cuda"``.
+        seed: of the search; two runs with the same draw the same problems.
+        ledger: known failures.
+        corpus: stored cases, see ``open_corpus``; those of the implementations are replayed first.
+        jobs: workers at a time; if 0, by the number of cores, on a GPU by the memory too.
+        laws: names of the laws to run; all if empty.
+        shrink_all: search and shrink in full under every law; otherwise only until the first
+            finding of an implementation: laws after it judge ``LATER_PROBLEMS``, unshrunk.
+        first_only: no law is run on an implementation after one has failed on it.
+        confirm: replay each finding in a fresh process.
+        share: of the profile's problems: a gate over many implementations takes fewer of each.
+        examples: what runs keep for one another, where the profile explores.
+        without_rules: ids of support rules that are not asked: what they refuse is called.
+        only: by field, the values of problems that are drawn; all if empty. See ``only``.
+        environment: further variables for workers beside the run's own.
+        sanitizer: tool of compute-sanitizer that the workers run under; none if empty.
+    """
+
+    implementations: Sequence[str]
+    profile: Profile
+    operation: str | None = None
+    device: str = "cpu"
+    seed: int = 0
+    ledger: Ledger = field(default_factory=Ledger)
+    corpus: Sequence[Case] = ()
+    jobs: int = 0
+    laws: Sequence[str] = ()
+    shrink_all: bool = True
+    first_only: bool = False
+    confirm: bool = True
+    share: float = 1.0
+    examples: ExampleDatabase | None = None
+    without_rules: Sequence[str] = ()
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    sanitizer: str = ""
+
+
+def problems_of(plan: Plan, law: Law, cost: Cost, parts: int = 1) -> int:
+    """Give the problems that a law judges, in each of so many equal parts of its search."""
+    problems = plan.profile.problems * law.weight * cost.problems * plan.share
+    return max(LEAST_PROBLEMS // parts, round(problems / parts), 1)
+
+
+def seconds_of(plan: Plan, law: Law, laws: Sequence[Law], jobs: int, parts: int = 1) -> float:
+    """Give the seconds after which a law ends early: its share of what all workers have."""
+    total = sum(each.weight for each in laws) or 1.0
+    least = LEAST_SECONDS if parts == 1 else LEAST_SECONDS_OF_A_PART
+    return max(least, plan.share * plan.profile.seconds * jobs * law.weight / total / parts)

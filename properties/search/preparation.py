@@ -1,0 +1,237 @@
+"""Getting to know an implementation before it is judged: what it supports, what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+from ...impl.features import GATE
+from ...reference import AttentionProblem, MergeProblem, MoEProblem, Problem, RouteProblem
+from ..findings.report import ImplementationReport
+from ..isolation.sanitizer import LESS_WORK
+from ..isolation.workers import Worker
+from ..space.axes import Axes, all_axes, example, narrow
+from ..space.module_selection import Keys, Module, choose, further
+from ..space.profiles import CHEAP_MINUTES, NO_COST, Cost, Profile, Timing, cost_of, on_device
+from ..space.restrictions import Only, OnlyError, restricted
+from ..worker.requests import Address, HarnessError, probe_device, verdict_of
+from .building import Builder
+from .candidate import Quarry
+from .plan import Plan
+
+COST_REQUESTS = 8
+COST_ROWS, COST_KEYS = 8, 64
+"""How many times more rows, or keys a request, the second call has that is timed."""
+Lease = Callable[[], AbstractContextManager[Worker]]
+"""Lends a worker."""
+Once = Callable[[str, Callable[[], None]], None]
+"""Does what has a name, or waits until another process has done it."""
+LOAD_SECONDS = 120.0
+"""What a process's first call of a module may take that was built before: it only loads it."""
+
+
+def survey(
+    worker: Worker,
+    address: Address,
+    max_work: int,
+    report: ImplementationReport,
+    only: Only | None = None,
+) -> Axes | None:
+    """Import an implementation and learn what it supports.
+
+    Args:
+        worker: that asks.
+        address: of the implementation.
+        max_work: see ``Axes``.
+        report: to be filled.
+        only: values that may be drawn, by field; all if None.
+
+    Returns:
+        None where it cannot be judged; the report says why.
+    """
+    declared = _ask(worker, address, "describe")
+    if "error" in declared:
+        report.error = str(declared["error"])
+        return None
+    report.declared = declared
+    report.name, report.operation = str(declared["name"]), str(declared["operation"])
+    last_reason = ""
+
+    def probe(problems: Sequence[Problem]) -> list[str | None]:
+        nonlocal last_reason
+        asked = [problem.to_json() for problem in problems]
+        reply = _ask(worker, address, "probe", problems=asked)
+        if "error" in reply:
+            message = f"{report.name}.supports failed: {reply['error']}"
+            raise HarnessError(message)
+        last_reason = _telling([*reply["reasons"], last_reason])
+        return list(reply["reasons"])
+
+    space = all_axes(report.operation)
+    try:
+        space = restricted(report.operation, space, only or {})
+        axes = narrow(report.operation, probe, max_work, axes=space)
+    except OnlyError as error:
+        report.unsupported_reason = f"--only: {error}"
+        return None
+    except HarnessError as error:
+        report.error = str(error)
+        return None
+    if axes is None:
+        report.unsupported_reason = last_reason
+        return None
+    report.refused = dict(axes.refused)
+    return axes
+
+
+def _telling(reasons: Sequence[str | None]) -> str:
+    """Give the reason that says most: what comes to the support rules was right in all else."""
+    given = [reason for reason in reasons if reason]
+    return next((reason for reason in given if reason.startswith(GATE)), "".join(given[:1]))
+
+
+def _here(name: str, do: Callable[[], None]) -> None:
+    del name
+    do()
+
+
+def prepare(
+    lease: Lease,
+    plan: Plan,
+    report: ImplementationReport,
+    builder: Builder,
+    *,
+    built: Callable[[int, int], None] | None = None,
+    once: Once = _here,
+    stored: Callable[[ImplementationReport], Sequence[Problem]] = lambda _: (),
+) -> tuple[Quarry, Cost] | None:
+    """Import an implementation, learn what it supports and what it costs; build its modules.
+
+    Args:
+        lease: lends a worker that asks; none is held while modules are built.
+        plan: of the run.
+        report: to be filled.
+        builder: of modules, where they take long.
+        built: is told how many modules are built, of how many.
+        once: does the building, or waits for the process that does.
+        stored: gives the problems of its stored cases, whose modules are built too.
+    """
+    address = Address(
+        report.reference,
+        plan.operation,
+        plan.device,
+        without_rules=tuple(plan.without_rules),
+        soak=plan.profile.soak,
+        tool=plan.sanitizer,
+        environment=plan.environment,
+    )
+    profile = on_device(plan.profile, plan.device)
+    if plan.sanitizer and plan.device == "cuda":
+        profile = replace(profile, max_work=profile.max_work // LESS_WORK)
+    modules: list[Module] = []
+    others: list[Module] = []
+    with lease() as worker:
+        axes = survey(worker, address, profile.max_work, report, plan.only)
+        if axes is None:
+            return None
+        if report.declared["build_ahead"]:
+            most = plan.profile.modules_of(report.declared["build_minutes"])
+            keys, problems = module_keys(worker, address), stored(report)
+            cheap = report.declared["build_minutes"] < CHEAP_MINUTES
+            modules = choose(axes, keys, most, stored=problems, companions=cheap)
+            others = [Module("", {}, each) for each in further(modules, keys, problems)]
+    if modules:
+        # The keys too: another search, say with another profile, needs other modules.
+        named = f"{report.reference} {[module.key for module in modules]}"
+        once(named, lambda: builder.build(address, [*modules, *others], report, built))
+        report.modules = len(modules)
+        # Laws change problems, and may come to another module: those alone are called.
+        address = replace(address, modules=tuple(module.key for module in modules))
+        axes = replace(axes, restrictions=tuple(module.values for module in modules))
+    with lease() as worker:
+        return _timed(worker, Quarry(report.name, address, axes), report, profile)
+
+
+def _timed(
+    worker: Worker, quarry: Quarry, report: ImplementationReport, profile: Profile
+) -> tuple[Quarry, Cost]:
+    """Learn what an implementation costs, and so how large its problems may be."""
+    address = quarry.address
+    timing = _cost_problem(quarry.axes)
+    timed = _ask(worker, address, "cost", problem=timing.to_json())
+    report.call_seconds = float(timed.get("seconds", 0.0))
+    small = Timing(float(timed.get("undisturbed", 0.0)), timing.work)
+    cost = cost_of(small, _time_larger(worker, address, timing, small), profile)
+    report.cost = cost.name
+    quarry.axes = replace(quarry.axes, max_work=cost.max_work)
+    quarry.pace.slowness = address.slowness
+    quarry.pace.record(timing.work, report.call_seconds)
+    if report.modules:
+        quarry.pace.compile_seconds = LOAD_SECONDS
+    quarry.warm_up = None if "stopped" in timed else timing
+    return quarry, cost
+
+
+def module_keys(worker: Worker, address: Address) -> Keys:
+    """Give a function that asks for the key of the module of each of some problems."""
+
+    def keys(problems: Sequence[Problem]) -> list[str | None]:
+        asked = [problem.to_json() for problem in problems]
+        reply = _ask(worker, address, "modules", problems=asked)
+        if "error" in reply:
+            raise HarnessError(str(reply["error"]))
+        return list(reply["keys"])
+
+    return keys
+
+
+def _time_larger(worker: Worker, address: Address, problem: Problem, small: Timing) -> Timing:
+    """Time a call of several times the work, where a call is not for nothing."""
+    larger = _larger(problem)
+    if small.seconds < NO_COST or not larger:
+        return Timing(2 * small.seconds, 2 * small.work)
+    timed = _ask(worker, address, "cost", problem=larger.to_json())
+    seconds = float(timed.get("undisturbed", 0.0))
+    if not seconds:  # it was refused, or failed: as if all of the time went into the work
+        return Timing(2 * small.seconds, 2 * small.work)
+    return Timing(seconds, larger.work)
+
+
+def _larger(problem: Problem) -> Problem | None:
+    if isinstance(problem, (MergeProblem, RouteProblem, MoEProblem)):
+        return replace(problem, num_tokens=COST_ROWS * problem.num_tokens)
+    if isinstance(problem, AttentionProblem):
+        if problem.operation == "append_paged_kv":
+            return replace(
+                problem,
+                query_lens=problem.query_lens * COST_ROWS,
+                seq_lens=problem.seq_lens * COST_ROWS,
+            )
+        return replace(problem, seq_lens=tuple(COST_KEYS * s for s in problem.seq_lens))
+    return None
+
+
+def _ask(worker: Worker, address: Address, task: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401  JSON
+    outcome = worker.run(address.request(task, **more), address.first_deadlines)
+    if outcome.status == "done":
+        return outcome.result or {}
+    if outcome.died:
+        probe_device(worker, address.device)
+    verdict = verdict_of(outcome)
+    return {"stopped": verdict.to_json(), "error": f"{task}: {verdict.message}"}
+
+
+def _cost_problem(axes: Axes) -> Problem:
+    """Give the problem on which an implementation is timed: the simplest, a little larger."""
+    problem = example(axes.operation, axes.simplest)
+    if isinstance(problem, (MergeProblem, RouteProblem, MoEProblem)):
+        return replace(problem, num_tokens=COST_ROWS)
+    if isinstance(problem, AttentionProblem):
+        return replace(
+            problem,
+            query_lens=problem.query_lens * COST_REQUESTS,
+            seq_lens=problem.seq_lens * COST_REQUESTS,
+        )
+    return problem

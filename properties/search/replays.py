@@ -1,0 +1,117 @@
+"""Replaying the stored cases of an implementation, the corpus's and the ledger's, in a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ...reference import Problem
+from ..findings.cases import replay_command
+from ..findings.corpus import Case, load_case
+from ..findings.ledger import Entry
+from ..findings.report import CorpusReport, Finding
+from ..isolation.workers import Worker
+from ..verdicts.verdict import Verdict
+from ..worker.requests import probe_device, verdict_of
+from .candidate import Quarry, warm_up
+from .deadlines import COMPILE_SECONDS
+
+Explain = Callable[[str, Verdict, Problem], Entry | None]
+"""Gives the ledger entry that explains a verdict under a law, if one does."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The stored cases of one implementation.
+
+    Attributes:
+        cases: of the corpus: they must pass, or fail as the ledger knows.
+        entries: of the ledger: their cases must still fail as they say.
+    """
+
+    cases: Sequence[Case]
+    entries: Sequence[Entry]
+
+    def each(self) -> list[Entry | Case]:
+        """Give all of them, one by one."""
+        return [*self.entries, *self.cases]
+
+    def problems(self) -> list[Problem]:
+        """Give the problem of each, for the modules that they need.
+
+        What a case leaves out of the support rules is not among what a run builds ahead.
+        """
+        return [_case(one).problem for one in self.each()]
+
+
+def replay(
+    one: Entry | Case, worker: Worker, quarry: Quarry, name: str, explain: Explain
+) -> tuple[CorpusReport, Finding | None]:
+    """Judge a stored case again; count it, and give what is not as it should be.
+
+    Args:
+        one: a case, or an entry of the ledger, whose case must still fail as it says.
+        worker: that judges.
+        quarry: what is known of the implementation.
+        name: of the implementation.
+        explain: asks the ledger.
+
+    Raises:
+        DeviceLostError: it took the device with it.
+        HarnessError: the suite itself failed.
+    """
+    warm_up(worker, quarry)
+    case = _case(one)
+    if isinstance(one, Entry):
+        verdict = judge_known(one, case, worker, quarry)
+        counts = CorpusReport(replayed=1, of_ledger=1)
+        if one.explains(case.law, verdict, case.problem):
+            return counts, None
+        return counts, Finding(name, case.law, one.retired(case.law, verdict), case.problem)
+    verdict = judge_stored(case, worker, quarry)
+    if not verdict.bad:
+        unjudged = verdict.status != "PASS" or verdict.vacuous
+        return CorpusReport(replayed=1, unjudged=int(unjudged)), None
+    if explain(case.law, verdict, case.problem):
+        return CorpusReport(replayed=1, known=1), None
+    found = Finding(name, case.law, verdict, case.problem)
+    found.replay = replay_command(case.path)
+    return CorpusReport(replayed=1), found
+
+
+def _case(one: Entry | Case) -> Case:
+    return load_case(one.case) if isinstance(one, Entry) else one
+
+
+def judge_known(entry: Entry, case: Case, worker: Worker, quarry: Quarry) -> Verdict:
+    """Judge the case of an entry; in a fresh process too where it does not fail as the entry says.
+
+    It may fail in the first calls of a process alone.
+
+    Raises:
+        DeviceLostError: it took the device with it.
+        HarnessError: the suite itself failed.
+    """
+    verdict = judge_stored(case, worker, quarry)
+    if not entry.explains(case.law, verdict, case.problem):
+        worker.renew()
+        warm_up(worker, quarry)
+        verdict = judge_stored(case, worker, quarry)
+    return verdict
+
+
+def judge_stored(case: Case, worker: Worker, quarry: Quarry) -> Verdict:
+    """Judge a stored case again.
+
+    Raises:
+        DeviceLostError: it took the device with it.
+        HarnessError: the suite itself failed.
+    """
+    address = quarry.address
+    # A case's module need not be one of those that were built before.
+    deadlines = replace(quarry.pace.deadlines(case.problem), compile=COMPILE_SECONDS)
+    outcome = worker.run(case.request(address), deadlines)
+    verdict = verdict_of(outcome, address.tool)
+    if outcome.died:
+        probe_device(worker, address.device)
+    return verdict

@@ -1,0 +1,58 @@
+"""What shrinking a counterexample has cost so far, and when that is enough."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from ..space.profiles import Profile
+
+MAX_DEATHS = 20
+MAX_SECONDS_OF_DEATHS = 60.0
+FACTOR_OF_DEATHS = 6.0
+"""A HANG or a death costs its deadline and a process each time that it is tried again: shrinking
+takes at most this many times the profile's seconds, and the maximum."""
+LITTLE_SECONDS = 0.1
+"""What a problem that passes may take where many are tried to spare a failure."""
+
+
+@dataclass
+class Effort:
+    """Shrinking, as its costs go.
+
+    Attributes:
+        profile: whose seconds it may take.
+        attempts: problems judged.
+        deaths: how many of them cost a process.
+    """
+
+    profile: Profile
+    attempts: int = 0
+    deaths: int = 0
+    _started: float | None = None
+    _passed: list[float] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """Start the clock: there is something to shrink."""
+        self._started = time.monotonic()
+
+    def note(self, seconds: float, *, died: bool, passed: bool) -> None:
+        """Take note of a problem that was judged; those before the first failure do not count."""
+        if self._started is None:
+            return
+        self.attempts += 1
+        self.deaths += died
+        if passed:
+            self._passed.append(seconds)
+
+    def enough(self) -> bool:
+        """Tell whether shrinking has taken its share."""
+        elapsed = time.monotonic() - (self._started or 0.0)
+        limit = self.profile.shrink_seconds
+        if self.deaths:
+            limit = min(FACTOR_OF_DEATHS * limit, MAX_SECONDS_OF_DEATHS)
+        return elapsed > limit or self.deaths >= MAX_DEATHS
+
+    def passing_is_cheap(self) -> bool:
+        """Tell whether problems that pass have cost little so far."""
+        return not self._passed or sum(self._passed) / len(self._passed) < LITTLE_SECONDS

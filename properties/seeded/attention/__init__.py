@@ -1,0 +1,1 @@
+"""Faulty attention kernels, and the honest code that they are made from."""

@@ -1,0 +1,127 @@
+"""Honest reading of quantised caches, in steps any of which a seeded bug may replace.
+
+It shares no code with the oracle: numbers are put together from their bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from ....reference.formats.kv_format import NVFP4
+from ....reference.tensors.inputs import PagedAttentionInputs
+
+BLOCK = 16
+
+
+def fp8_values(codes: torch.Tensor, element: str) -> torch.Tensor:
+    """Read bytes as e4m3 (bias 7, no infinity) or e5m2 (bias 15)."""
+    exponent_bits, bias = (4, 7) if "e4m3" in element else (5, 15)
+    fraction_bits = 7 - exponent_bits
+    bits = codes.to(torch.int32)
+    exponent = (bits >> fraction_bits) & ((1 << exponent_bits) - 1)
+    fraction = (bits & ((1 << fraction_bits) - 1)).float() / (1 << fraction_bits)
+    normal = (1.0 + fraction) * torch.exp2((exponent - bias).float())
+    subnormal = fraction * 2.0 ** (1 - bias)
+    value = torch.where(exponent == 0, subnormal, normal)
+    not_a_number = bits & 0x7F > (0x7E if "e4m3" in element else 0x7C)
+    value = value.masked_fill(not_a_number, torch.nan)
+    return torch.where(bits & 0x80 != 0, -value, value)
+
+
+def nibbles(codes: torch.Tensor) -> torch.Tensor:
+    """Give two 4-bit codes of each byte, the low one first."""
+    return torch.stack([codes & 0xF, codes >> 4], dim=-1).flatten(-2)
+
+
+def e2m1_values(codes: torch.Tensor) -> torch.Tensor:
+    """Read 4-bit codes: sign, two bits of exponent, one of fraction."""
+    bits = codes.to(torch.int32)
+    exponent, fraction = (bits >> 1) & 3, (bits & 1).float()
+    value = torch.where(
+        exponent == 0, 0.5 * fraction, (1 + 0.5 * fraction) * torch.exp2((exponent - 1).float())
+    )
+    return torch.where(bits & 8 != 0, -value, value)
+
+
+def block_scales(inputs: PagedAttentionInputs, which: int) -> torch.Tensor:
+    """Give the block scales of K (0) or V (1) as numbers."""
+    assert inputs.kv_cache_sf is not None  # noqa: S101  an nvfp4 cache has them
+    scales = fp8_values(inputs.kv_cache_sf[which].view(torch.uint8), "e4m3")
+    return linear_v_scales(inputs, scales) if which else scales
+
+
+def spread(scales: torch.Tensor) -> torch.Tensor:
+    """Give each channel its block's scale."""
+    return scales.repeat_interleave(BLOCK, dim=-1)
+
+
+def queries(inputs: PagedAttentionInputs) -> torch.Tensor:
+    """Give the queries as numbers, scaled: FP8 ones in float32, others as they are."""
+    if inputs.q.dtype.itemsize > 1:
+        return inputs.q
+    return query_values(inputs) * query_scales(inputs)
+
+
+def query_values(inputs: PagedAttentionInputs) -> torch.Tensor:
+    """Read FP8 queries without their scale."""
+    return fp8_values(inputs.q.contiguous().view(torch.uint8), str(inputs.q.dtype))
+
+
+def query_scales(inputs: PagedAttentionInputs) -> torch.Tensor:
+    """Give q_scale as one number, or as one of each query head, [H, 1]."""
+    return torch.as_tensor(inputs.q_scale, dtype=torch.float32).reshape(-1, 1)
+
+
+def linear_v_scales(inputs: PagedAttentionInputs, scales: torch.Tensor) -> torch.Tensor:
+    """Bring V's block scales out of trtllm-gen's order: four tokens of one block side by side."""
+    if not (inputs.kv_format and inputs.kv_format.v_scale_layout == "interleaved"):
+        return scales
+    rows = scales if inputs.kv_layout == "HND" else scales.transpose(1, 2)
+    tokens, blocks = rows.shape[2:]
+    token, block = torch.arange(tokens).unsqueeze(1), torch.arange(blocks)
+    place = token // 4 * 4 * blocks + 4 * block + token % 4
+    linear = rows.flatten(2)[..., place.to(rows.device)]
+    return linear if inputs.kv_layout == "HND" else linear.transpose(1, 2)
+
+
+def element_of(inputs: PagedAttentionInputs) -> str:
+    """Say what the cache holds: an FP8 dtype, ``nvfp4``, or nothing where it is plain."""
+    return inputs.kv_format.element if inputs.kv_format else ""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The steps; the defaults are right."""
+
+    element: Callable[[PagedAttentionInputs], str] = element_of
+    fp8: Callable[[torch.Tensor, str], torch.Tensor] = fp8_values
+    nibbles: Callable[[torch.Tensor], torch.Tensor] = nibbles
+    e2m1: Callable[[torch.Tensor], torch.Tensor] = e2m1_values
+    scales: Callable[[PagedAttentionInputs, int], torch.Tensor] = block_scales
+    spread: Callable[[torch.Tensor], torch.Tensor] = spread
+    queries: Callable[[PagedAttentionInputs], torch.Tensor] = queries
+
+
+HONEST_READING = Reading()
+
+
+def widened(
+    inputs: PagedAttentionInputs, reading: Reading = HONEST_READING
+) -> PagedAttentionInputs:
+    """Give the same call on a float32 cache, and with FP8 queries in float32, as they are read."""
+    element = reading.element(inputs)
+    if not element:
+        return inputs
+    caches = []
+    for which, cache in enumerate((inputs.k_cache, inputs.v_cache)):
+        codes = cache.view(torch.uint8)
+        if element == NVFP4:
+            values = reading.e2m1(reading.nibbles(codes))
+            caches.append(values * reading.spread(reading.scales(inputs, which)))
+        else:
+            caches.append(reading.fp8(codes, element))
+    plain = replace(inputs, q=reading.queries(inputs), q_scale=1.0, kv_format=None)
+    return replace(plain, k_cache=caches[0], v_cache=caches[1], kv_cache_sf=None)

@@ -1,0 +1,1 @@
+"""Faulty experts and routing, and the honest code that they are made from."""

@@ -1,0 +1,111 @@
+"""Faults in reading quantised weights and hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ....reference import QuantizedMatrix
+from ....reference.tensors.moe_inputs import MoEInputs
+from ..catalogue import SeededBug, seeded
+from .kernels import apply
+
+BUGS: list[SeededBug] = []
+MOE = "moe"
+FP8, FP4 = ("fp8_weights",), ("nvfp4_weights", "mxfp4_weights")
+HIDDEN = ("fp8_weights", "quantized_hidden")
+Change = Callable[[QuantizedMatrix], QuantizedMatrix]
+Tensor = torch.Tensor
+
+
+def _read(inputs: MoEInputs, change: Change, *names: str) -> Tensor:
+    """Apply the experts with the codes of these matrices read in another way."""
+    given = {name: getattr(inputs, name) for name in names or ("w13", "w2")}
+    read: dict[str, Any] = {
+        name: change(matrix)
+        for name, matrix in given.items()
+        if isinstance(matrix, QuantizedMatrix)
+    }
+    return apply(replace(inputs, **read))
+
+
+@seeded(BUGS, MOE, "parity", features=FP8)
+def block_scales_transposed(inputs: MoEInputs) -> Tensor:
+    """Read the scales of blocks column by column."""
+
+    def change(matrix: QuantizedMatrix) -> QuantizedMatrix:
+        scales = matrix.scales
+        if matrix.format.scales != "block":
+            return matrix
+        turned = scales.transpose(1, 2).reshape(scales.shape)
+        return matrix._replace(scales=turned)
+
+    return _read(inputs, change)
+
+
+@seeded(BUGS, MOE, "parity", features=FP8)
+def scale_of_first_expert(inputs: MoEInputs) -> Tensor:
+    """Use the first expert's scales for all."""
+    return _read(inputs, lambda m: m._replace(scales=m.scales[:1].expand_as(m.scales)))
+
+
+@seeded(BUGS, MOE, "parity", features=FP8)
+def scale_of_first_channel(inputs: MoEInputs) -> Tensor:
+    """Take the scale of an expert's first channel for that of the expert."""
+
+    def change(matrix: QuantizedMatrix) -> QuantizedMatrix:
+        if matrix.format.scales != "channel":
+            return matrix
+        return matrix._replace(scales=matrix.scales[:, :1].expand_as(matrix.scales))
+
+    return _read(inputs, change)
+
+
+@seeded(BUGS, MOE, "parity", features=FP8)
+def scale_inverted(inputs: MoEInputs) -> Tensor:
+    """Divide by the scales of the second weights."""
+    return _read(inputs, lambda m: m._replace(scales=1 / m.scales), "w2")
+
+
+@seeded(BUGS, MOE, "parity", features=HIDDEN)
+def hidden_scale_of_first_token(inputs: MoEInputs) -> Tensor:
+    """Use the first token's scales for all."""
+
+    def change(matrix: QuantizedMatrix) -> QuantizedMatrix:
+        many = matrix.scales.dim() > 0
+        first = matrix.scales[:1].expand_as(matrix.scales) if many else matrix.scales
+        return matrix._replace(scales=first)
+
+    return _read(inputs, change, "hidden")
+
+
+@seeded(BUGS, MOE, "parity", features=HIDDEN)
+def static_scale_does_not_saturate(inputs: MoEInputs) -> Tensor:
+    """Ignore the scale of FP8 intermediates that is given, and what saturates under it."""
+    return apply(replace(inputs, intermediate_scale=None))
+
+
+@seeded(BUGS, MOE, "parity", features=FP4)
+def weights_nibbles_swapped(inputs: MoEInputs) -> Tensor:
+    """Take the even column from the high nibble."""
+
+    def change(matrix: QuantizedMatrix) -> QuantizedMatrix:
+        codes = matrix.codes
+        return matrix._replace(codes=(codes >> 4) | ((codes & 0xF) << 4))
+
+    return _read(inputs, change)
+
+
+@seeded(BUGS, MOE, "parity", features=("nvfp4_weights",))
+def global_scale_of_weights_dropped(inputs: MoEInputs) -> Tensor:
+    """Take the global scale of NVFP4 weights for 1."""
+    return _read(inputs, lambda m: m._replace(global_scale=1.0))
+
+
+@seeded(BUGS, MOE, "parity", features=("mxfp4_weights",))
+def exponent_bias_126(inputs: MoEInputs) -> Tensor:
+    """Take 126 for the bias of e8m0 scales."""
+    return _read(inputs, lambda m: m._replace(scales=m.scales + 1))

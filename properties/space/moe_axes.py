@@ -1,0 +1,128 @@
+"""The space of MoE problems: values by axis, simplest first, and the simplest problem of some."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...reference import METHODS, MoEProblem, RouteProblem
+from ...reference.moe.activations import ACTIVATIONS
+from ...reference.problems.base import DTYPES
+from ...reference.problems.moe import (
+    ASSIGNMENTS,
+    MOE_REGIMES,
+    MULTIPLES,
+    QUANTISED,
+    ROUTE_REGIMES,
+    SWIGLU_PARAMETERS,
+)
+
+NUM_TOKENS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256,
+              257, 511, 512, 1024, 4096, 0)  # fmt: skip
+"""At and beside the edges of usual tiles. No token at all comes last: others say more."""
+SIZES = (
+    (16, 16),
+    (32, 32),
+    (64, 64),
+    (32, 96),
+    (64, 32),
+    (24, 40),
+    (128, 128),
+    (80, 48),
+    (136, 72),
+    (160, 24),
+    (16, 144),
+    (256, 128),
+    (256, 384),
+    (512, 256),
+    (1024, 768),
+    (2048, 768),
+)
+"""Hidden and inter."""
+QUANTISATION = (
+    ("", False),
+    *((name, hidden) for name in QUANTISED[1:] for hidden in (False, True)),
+)
+"""Formats of the weights, and whether hidden states are quantised too."""
+GROUPS = ((1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (8, 4), (8, 3))
+"""Groups of experts, and how many of them a token may use."""
+TOGETHER = {
+    "sizes": ("hidden", "inter"),
+    "quantisation": ("quantized", "quantized_hidden"),
+    "groups": ("num_groups", "topk_groups"),
+}
+"""Axes that stand for several fields each."""
+
+ROUTE_AXES: dict[str, tuple[Any, ...]] = {
+    "num_tokens": NUM_TOKENS,
+    "num_experts": (2, 1, 3, 4, 8, 16, 24, 32, 64, 128, 160, 256, 512),
+    "groups": GROUPS,
+    "top_k": (1, 2, 3, 4, 6, 8),
+    "method": tuple(METHODS),
+    "dtype": DTYPES,
+    "bias": (False, True),
+    "scaling_factor": (1.0, 2.5, 0.5),
+    "masked_groups": ("-inf", "zero"),
+    "regime": ROUTE_REGIMES,
+}
+MOE_AXES: dict[str, tuple[Any, ...]] = {
+    "num_tokens": NUM_TOKENS,
+    "sizes": SIZES,
+    "num_experts": (1, 2, 3, 4, 5, 8, 16, 32, 64, 128, 256),
+    "top_k": (1, 2, 3, 4, 6, 8),
+    "activation": tuple(ACTIVATIONS),
+    "dtype": DTYPES,
+    "biases": (False, True),
+    "interleaved": (False, True),
+    "swiglu_parameters": SWIGLU_PARAMETERS,
+    "expert_parallel": (False, True),
+    "weights_on_input": (False, True),
+    "shared_experts": (0, 1, 2),
+    "quantisation": QUANTISATION,
+    "assignment": ASSIGNMENTS,
+    "strided_hidden": (False, True),
+    "regime": MOE_REGIMES,
+}
+
+
+def route_example(chosen: Mapping[str, Any]) -> RouteProblem:
+    """Give the simplest routing problem with these values."""
+    fields = dict(chosen)
+    groups, of_groups = fields.pop("groups")
+    if groups > 1 and METHODS[fields["method"]].score == "logit":
+        fields["method"] = "deepseek_v3"
+    if fields["num_experts"] % groups:
+        fields["num_experts"] = 4 * groups
+    if fields["top_k"] > of_groups * (fields["num_experts"] // groups):
+        fields["num_experts"] = groups * fields["top_k"]
+    return RouteProblem(num_groups=groups, topk_groups=of_groups, **fields)
+
+
+def moe_example(chosen: Mapping[str, Any]) -> MoEProblem:
+    """Give the simplest problem of experts with these values."""
+    fields = dict(chosen)
+    hidden, inter = fields.pop("sizes")
+    quantized, quantized_hidden = fields.pop("quantisation")
+    sharded = fields.pop("expert_parallel")
+    multiple = MULTIPLES.get(quantized, 1)
+    if hidden % multiple or inter % multiple:
+        hidden, inter = 64, 64
+    if sharded or fields["top_k"] > fields["num_experts"]:
+        fields["num_experts"] = 2 * max(fields["top_k"], fields["num_experts"])
+    half = fields["num_experts"] // 2
+    activation = ACTIVATIONS[fields["activation"]]
+    if (fields["interleaved"] and not activation.gated) or (
+        fields["swiglu_parameters"] and activation.alpha is None
+    ):
+        fields["activation"] = "swiglu"
+    if fields["swiglu_parameters"] == "each":
+        fields["shared_experts"] = 0
+    return MoEProblem(
+        hidden=hidden,
+        inter=inter,
+        quantized=quantized,
+        quantized_hidden=quantized_hidden,
+        local_experts=half if sharded else 0,
+        expert_offset=half if sharded else 0,
+        **fields,
+    )

@@ -1,0 +1,179 @@
+"""Hypothesis strategies over MoE problems; they shrink to one token, one expert and no feature."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from hypothesis import strategies as st
+
+from ...reference import METHODS, MoEProblem, RouteProblem
+from ...reference.moe.activations import ACTIVATIONS
+from ...reference.moe.weights import SCALE_BLOCK
+from ...reference.problems.moe import MULTIPLES
+from .axes import Axes
+from .strategy_helpers import LARGEST_SEED, features, one_of, sampled
+
+FEATURES = (
+    "biases",
+    "interleaved",
+    "swiglu_parameters",
+    "expert_parallel",
+    "weights_on_input",
+    "shared_experts",
+    "strided_hidden",
+)
+MOST_FEATURES = 4
+OFF = SimpleNamespace(
+    biases=False,
+    interleaved=False,
+    swiglu_parameters="",
+    expert_parallel=False,
+    weights_on_input=False,
+    shared_experts=0,
+    strided_hidden=False,
+)
+OPERANDS = (8, 40, 200)
+"""Experts' weights, each as dear as four tokens, and tokens that a problem must have work for."""
+WEIGHTS = 4
+"""What making and widening an expert's weights costs, in multiplications of a token by it."""
+
+
+@st.composite
+def moe_problems(draw: st.DrawFn, axes: Axes) -> MoEProblem:
+    """Draw one call of experts."""
+    fields: dict[str, Any] = {
+        name: draw(one_of(axes.allows(name))) for name in ("activation", "dtype")
+    }
+    fields |= draw(features(axes, FEATURES, OFF, MOST_FEATURES))
+    sharded = fields.pop("expert_parallel", False)
+    fields["quantized"], fields["quantized_hidden"] = draw(_mostly_first(axes, "quantisation", 2))
+    fields["assignment"] = draw(_mostly_first(axes, "assignment", 1))
+    fields["activation"] = draw(_activation(axes, fields))
+    products = 3 if ACTIVATIONS[fields["activation"]].gated else 2
+    least = 2 * WEIGHTS * (1 + sharded + fields.get("shared_experts", 0))
+    operands = max(least, draw(sampled(OPERANDS)))
+    sizes = draw(_sizes(axes, fields["quantized"]))
+    hidden, inter = draw(
+        one_of(_affordable(sizes, lambda size: operands * products * size[0] * size[1], axes))
+    )
+    room = axes.max_work // (products * hidden * inter) - WEIGHTS * fields.get("shared_experts", 0)
+    experts = draw(one_of([n for n in axes.allows("num_experts") if 2 * WEIGHTS * n <= room]
+                          or axes.allows("num_experts")[:1]))  # fmt: skip
+    if sharded:
+        experts = max(2, experts)
+        fields |= draw(_shard(experts))
+    anything = fields["assignment"] == "duplicates"
+    slots = [k for k in axes.allows("top_k") if anything or k <= experts]
+    if not slots:
+        slots = list(axes.allows("top_k")[:1])
+        experts = max(experts, slots[0])
+    top_k = draw(one_of(slots))
+    room = max(1, room - WEIGHTS * experts)
+    each = top_k + fields.get("shared_experts", 0)
+    tokens = [n for n in axes.allows("num_tokens") if n * each <= room]
+    return MoEProblem(
+        num_tokens=draw(one_of(tokens or axes.allows("num_tokens")[:1])),
+        hidden=hidden,
+        inter=inter,
+        num_experts=experts,
+        top_k=top_k,
+        regime=draw(one_of(axes.allows("regime"))),
+        seed=draw(st.integers(0, LARGEST_SEED)),
+        **fields,
+    )
+
+
+def _mostly_first(axes: Axes, name: str, times: int) -> st.SearchStrategy[Any]:
+    """Draw a value of an axis, the simplest as often as ``times`` as many others together."""
+    first, *others = axes.allows(name)
+    return one_of([*[first] * max(1, times * len(others)), *others])
+
+
+def _activation(axes: Axes, fields: dict[str, Any]) -> st.SearchStrategy[str]:
+    """Draw another activation where what was drawn has no gate to interleave, or no alpha."""
+    drawn = fields["activation"]
+    fitting = [drawn]
+    if fields.get("swiglu_parameters"):
+        fitting = [name for name in axes.allows("activation")
+                   if ACTIVATIONS[name].alpha is not None]  # fmt: skip
+    elif fields.get("interleaved"):
+        fitting = [name for name in axes.allows("activation") if ACTIVATIONS[name].gated]
+    if fields.get("swiglu_parameters") == "each":
+        fields.pop("shared_experts", None)
+    if not fitting:
+        fields.pop("swiglu_parameters", None)
+        fields.pop("interleaved", None)
+    return one_of([drawn] if drawn in fitting or not fitting else fitting)
+
+
+@st.composite
+def _sizes(draw: st.DrawFn, axes: Axes, quantized: str) -> Sequence[tuple[int, int]]:
+    """Give the sizes that a format may have; of FP8 in blocks, half of the time several blocks."""
+    multiple = MULTIPLES.get(quantized, 1)
+    sizes = [size for size in axes.allows("sizes") if not any(n % multiple for n in size)]
+    if quantized == "fp8_block" and draw(st.booleans()):
+        several = [size for size in sizes if max(size) > SCALE_BLOCK]
+        # Both ways, in the first weights: a table that is read the wrong way round shows there.
+        square = [(h, i) for h, i in several if h > SCALE_BLOCK and 2 * i > SCALE_BLOCK]
+        sizes = [*square, *several] or sizes
+    return sizes or [(2 * multiple, 2 * multiple)]
+
+
+@st.composite
+def _shard(draw: st.DrawFn, experts: int) -> dict[str, int]:
+    """Draw a rank's experts: one of equally large shards, or any range of them."""
+    ranks = [n for n in (2, 4, 8) if not experts % n]
+    if ranks and draw(sampled((True, True, False))):
+        local = experts // draw(one_of(ranks))
+        return {
+            "local_experts": local,
+            "expert_offset": local * draw(st.integers(0, experts // local - 1)),
+        }
+    local = draw(st.integers(1, experts - 1))
+    return {"local_experts": local, "expert_offset": draw(st.integers(0, experts - local))}
+
+
+def _affordable(values: Sequence[Any], work: Any, axes: Axes) -> Sequence[Any]:  # noqa: ANN401  value -> int
+    return [value for value in values if work(value) <= axes.max_work] or values[:1]
+
+
+@st.composite
+def route_problems(draw: st.DrawFn, axes: Axes) -> RouteProblem:
+    """Draw one call of routing."""
+    fields: dict[str, Any] = {
+        name: draw(one_of(axes.allows(name)))
+        for name in ("method", "dtype", "bias", "scaling_factor", "masked_groups", "regime")
+    }
+    groups = axes.allows("groups")
+    if METHODS[fields["method"]].score == "logit":
+        groups = tuple(pair for pair in groups if pair[0] == 1) or ((1, 1),)
+    num_groups, of_groups = draw(one_of(groups))
+    fewest = max(2, num_groups) if num_groups > 1 else 1
+    experts = draw(
+        one_of(
+            [
+                n
+                for n in axes.allows("num_experts")
+                if not n % num_groups and fewest <= n <= axes.max_work // 64
+            ]
+            or [4 * num_groups]
+        )
+    )
+    within = of_groups * (experts // num_groups)
+    slots = [k for k in axes.allows("top_k") if k <= within]
+    if not slots:
+        slots = list(axes.allows("top_k")[:1])
+        experts = num_groups * slots[0]
+    most = max(1, axes.max_work // (16 * (experts + slots[-1])))
+    tokens = [n for n in axes.allows("num_tokens") if n <= most]
+    return RouteProblem(
+        num_experts=experts,
+        num_groups=num_groups,
+        topk_groups=of_groups,
+        top_k=draw(one_of(slots)),
+        num_tokens=draw(one_of(tokens or axes.allows("num_tokens")[:1])),
+        seed=draw(st.integers(0, LARGEST_SEED)),
+        **fields,
+    )

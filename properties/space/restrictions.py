@@ -1,0 +1,209 @@
+"""Looking at a part of the space of problems: ``--only FIELD=VALUE[,VALUE...]``.
+
+A field is a problem's, or an axis of several fields (``phase``, ``head_dims`` such as 192x128). A
+number need not be one that is usually drawn: any that a problem may have will do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from ...impl import OPERATIONS
+from ...reference import AttentionProblem, Problem
+from ...reference.problems.cache_names import cache_fits, multiples_of
+from .axes import all_axes, has, head_fields
+
+Only = Mapping[str, tuple[Any, ...]]
+"""Allowed values by field, in the order in which they were given."""
+PARTS = {
+    "head_dim_qk": ("head_dims", 0),
+    "head_dim_vo": ("head_dims", 1),
+    "kv_cache": ("caches", 0),
+    "q_dtype": ("caches", 1),
+    "hidden": ("sizes", 0),
+    "inter": ("sizes", 1),
+    "quantized": ("quantisation", 0),
+    "quantized_hidden": ("quantisation", 1),
+    "num_groups": ("groups", 0),
+    "topk_groups": ("groups", 1),
+}
+"""Fields whose values are drawn together: their axis, and their place in its values."""
+UNSPOKEN = ("caches", "quantisation", "groups")
+"""Axes of which the fields are named alone."""
+
+
+class OnlyError(ValueError):
+    """A part of the space that does not exist; the message names field and value."""
+
+
+def read_only(texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+    """Read FIELD=VALUE[,VALUE...]; a field that is given twice has the values of both.
+
+    Raises:
+        OnlyError: an unknown field or value, or fields whose values never meet.
+    """
+    found: dict[str, tuple[Any, ...]] = {}
+    for text in texts:
+        name, equals, rest = text.partition("=")
+        if not equals:
+            message = f"{text!r} is no FIELD=VALUE[,VALUE...]"
+            raise OnlyError(message)
+        if name not in _known():
+            message = f"{name!r} is no field of a problem; there are {', '.join(sorted(_known()))}"
+            raise OnlyError(message)
+        values = [_value(name, word.strip()) for word in rest.split(",")]
+        found[name] = tuple(dict.fromkeys([*found.get(name, ()), *values]))
+    refused = [why for operation in OPERATIONS if (why := _refusal(operation, found))]
+    if len(refused) == len(OPERATIONS):
+        raise refused[0]
+    return found
+
+
+def _refusal(operation: str, only: Only) -> OnlyError | None:
+    try:
+        restricted(operation, all_axes(operation), only)
+    except OnlyError as error:
+        return error
+    return None
+
+
+def restricted(
+    operation: str, axes: Mapping[str, tuple[Any, ...]], only: Only
+) -> dict[str, tuple[Any, ...]]:
+    """Give the axes with the values that are asked for alone.
+
+    Raises:
+        OnlyError: the operation's problems have no such field, or none of its values.
+    """
+    kept = dict(axes)
+    for name, wanted in only.items():
+        axis, place = PARTS.get(name, (name, None))
+        if axis not in axes:
+            message = f"problems of {operation} have no {name}"
+            raise OnlyError(message)
+        if place is not None:
+            kept[axis] = tuple(pair for pair in kept[axis] if pair[place] in wanted)
+        else:
+            kept[axis] = _among(operation, name, kept[axis], wanted)
+        if not kept[axis]:
+            told = ", ".join(map(_word, wanted))
+            others = "" if place is None else ", with the other values that were asked for"
+            message = f"no problem of {operation} has {name}={told}{others}"
+            raise OnlyError(message)
+    _drop_what_no_cache_fits(operation, kept)
+    return kept
+
+
+def meets(problem: Problem, only: Only) -> bool:
+    """Tell whether a problem has one of the wanted values in each field; none has a phase."""
+    return all(any(has(problem, name, value) for value in only[name]) for name in only)
+
+
+def told(only: Only) -> str:
+    """Give what is asked for as it is written on the command line."""
+    return " ".join(f"{name}={','.join(map(_word, values))}" for name, values in only.items())
+
+
+def _among(
+    operation: str, name: str, axis: tuple[Any, ...], wanted: Collection[Any]
+) -> tuple[Any, ...]:
+    """Give the wanted values of an axis, the usual ones first, then other numbers."""
+    usual = tuple(value for value in axis if value in wanted)
+    # An axis of one value is not free; appending takes powers of two for scales alone.
+    fixed = len(axis) == 1 or (operation == "append_paged_kv" and name.endswith("scale"))
+    others = () if fixed else tuple(value for value in wanted if value not in axis)
+    return usual + others
+
+
+def _drop_what_no_cache_fits(operation: str, kept: dict[str, tuple[Any, ...]]) -> None:
+    """Keep the head dims and page sizes that some of the wanted caches can have."""
+    names = list(dict.fromkeys(pair[0] for pair in kept.get("caches", ())))
+    if not names or not all(multiples_of(name) for name in names):
+        return
+    free = {"head_dim_qk": 0, "head_dim_vo": 0, "page_size": 0}
+    for axis in ("head_dims", "page_size"):
+        fitting = tuple(
+            value
+            for value in kept[axis]
+            if any(cache_fits(name, {**free, **_fields_of(axis, value)}) for name in names)
+        )
+        if not fitting:
+            told = ", ".join(map(_word, kept[axis]))
+            message = f"no cache of {', '.join(names)} has {axis}={told} ({operation})"
+            raise OnlyError(message)
+        kept[axis] = fitting
+
+
+def _fields_of(axis: str, value: Any) -> dict[str, Any]:  # noqa: ANN401  a value of any axis
+    return head_fields(value) if axis == "head_dims" else {axis: value}
+
+
+def _known() -> dict[str, list[Any]]:
+    """Give the usual values of every field and axis that may be named, over all operations."""
+    found: dict[str, list[Any]] = {}
+    for operation in OPERATIONS:
+        for axis, values in all_axes(operation).items():
+            names = [name for name, (whole, _) in PARTS.items() if whole == axis]
+            for name in names:
+                found.setdefault(name, []).extend(value[PARTS[name][1]] for value in values)
+            if axis not in UNSPOKEN:
+                found.setdefault(axis, []).extend(values)
+    return {name: list(dict.fromkeys(values)) for name, values in found.items()}
+
+
+def _value(name: str, word: str) -> Any:  # noqa: ANN401  a value of any field
+    """Read one value.
+
+    Raises:
+        OnlyError: the field has no such value.
+    """
+    usual = _known()[name]
+    spelled = {_word(value): value for value in usual}
+    if word in spelled:
+        return spelled[word]
+    number = _number(name, word, usual)
+    if number is None:
+        choices = ", ".join(text or "'' (nothing)" for text in spelled)
+        more = ", and other numbers that a problem may have" if _is_free(name, usual) else ""
+        message = f"{name}={word} is no value of it; there are {choices}{more}"
+        raise OnlyError(message)
+    return number
+
+
+def _is_free(name: str, usual: Iterable[Any]) -> bool:
+    numbers = [v for v in usual if isinstance(v, (int, float)) and not isinstance(v, bool)]
+    return bool(numbers) and name not in PARTS
+
+
+def _number(name: str, word: str, usual: list[Any]) -> Any:  # noqa: ANN401  a value of any field
+    """Read a number, or a pair of head dims, that is not usually drawn; None if it is none."""
+    try:
+        if name == "head_dims":
+            parts = [int(part) for part in word.split("x")]
+            pair = (parts[0], parts[-1])
+            AttentionProblem(head_dim_qk=pair[0], head_dim_vo=pair[1])
+            return pair if len(parts) <= 2 else None  # noqa: PLR2004  queries' and values'
+        if name == "sizes":
+            hidden, inter = (int(part) for part in word.split("x"))
+            return (hidden, inter) if min(hidden, inter) >= 1 else None
+        if not _is_free(name, usual):
+            return None
+        whole = all(isinstance(value, int) for value in usual)
+        number = int(word) if whole else float(word)
+        if name in {field.name for field in fields(AttentionProblem)}:
+            quantised = {"kv_cache": "float8_e4m3fn", "q_dtype": "float8_e4m3fn"}
+            AttentionProblem(**{**quantised, name: number})  # type: ignore[arg-type]  # by name
+        elif number < 1:
+            return None
+    except ValueError:
+        return None
+    return number
+
+
+def _word(value: object) -> str:
+    """Give a value as it is written on the command line."""
+    if isinstance(value, tuple):
+        return "x".join(map(str, value))
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)

@@ -1,0 +1,126 @@
+"""A round of a search: Hypothesis draws some examples, and shows their problems one by one."""
+
+from __future__ import annotations
+
+import hashlib
+import unittest
+from collections.abc import Callable, Sequence
+
+import hypothesis
+from hypothesis import Phase
+from hypothesis.database import ExampleDatabase
+
+from ...reference import Problem
+from .axes import Axes
+from .hypothesis_patch import without_local_constants
+from .hypothesis_settings import settings_of
+from .profiles import Profile
+from .strategies import problems, variations
+
+EXAMPLES_A_ROUND = 9
+"""In a longer run Hypothesis draws small examples for a tenth of it, and after ten valid ones it
+copies parts of each new example over others of it, five times: few of them would be unlike the
+rest. The first example of each round is the simplest one."""
+MOST_KEPT = 1000
+"""Examples of other runs that a search tries before it draws its own."""
+PATIENCE = 10
+"""Times the examples that a search would need, were each a single problem, before it gives up."""
+VARIATIONS = 2
+"""Most value regimes that one drawn structure is tried with, besides its own."""
+
+
+class Counterexample(Exception):  # noqa: N818  the signal that Hypothesis shrinks on
+    """A problem on which the law fails."""
+
+
+class Enough(BaseException):
+    """The law has seen its share of problems: drawing more would only cost time."""
+
+
+def seed_of_round(number: int, *names: object) -> int:
+    """Give the seed of a round of the search that these names tell from others."""
+    text = "|".join(map(str, (*names, number)))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+def most_rounds(problems: int) -> int:
+    """Count the rounds after which a search for so many problems gives up."""
+    return -(-PATIENCE * problems // EXAMPLES_A_ROUND)
+
+
+def draw_problems(axes: Axes, profile: Profile, seed: int, most: int) -> list[Problem]:
+    """Draw problems as a search does, round after round, and none twice.
+
+    Args:
+        axes: what may be drawn.
+        profile: of the search.
+        seed: the same one gives the same problems, and with fewer of them the first ones.
+        most: how many; fewer come where there are no more.
+    """
+    drawn: dict[str, Problem] = {}
+
+    def take(problem: Problem) -> None:
+        if len(drawn) == most:
+            raise Enough
+        drawn.setdefault(problem.id, problem)
+
+    for number in range(most_rounds(most)):
+        if draw_round(axes, profile, seed_of_round(number, seed), take):
+            break
+    return list(drawn.values())
+
+
+def draw_round(
+    axes: Axes,
+    profile: Profile,
+    seed: int,
+    look: Callable[[Problem], None],
+    *,
+    phases: Sequence[Phase] = (Phase.generate,),
+    database: ExampleDatabase | None = None,
+    most: int = EXAMPLES_A_ROUND,
+) -> bool:
+    """Have Hypothesis draw the examples of one round.
+
+    Args:
+        axes: what may be drawn.
+        profile: of the search.
+        seed: the same one gives the same problems, as long as the same ones are counterexamples.
+        look: is shown each problem, and may raise ``Counterexample`` or ``Enough``.
+        phases: of Hypothesis.
+        database: of examples that failed before.
+        most: examples of the round.
+
+    Returns:
+        Whether ``look`` has ended the round.
+
+    Raises:
+        RuntimeError: as ``look`` raised it: the suite's fault, and not for Hypothesis to shrink.
+        hypothesis.errors.Flaky: a counterexample was none when it was shown again.
+    """
+    settings = hypothesis.settings(
+        settings_of(profile), max_examples=most, database=database, phases=phases
+    )
+    broken: list[RuntimeError] = []
+
+    @settings  # after the seed, which takes the database away from the settings before it
+    @hypothesis.seed(seed)
+    @hypothesis.given(variations(problems(axes), axes, VARIATIONS))
+    def law_holds(drawn: list[Problem]) -> None:
+        try:
+            for problem in drawn:
+                look(problem)
+        except RuntimeError as error:
+            broken.append(error)
+            raise Enough from error
+
+    try:
+        with without_local_constants():
+            law_holds()
+    except (Counterexample, Enough):
+        if broken:
+            raise broken[0] from None
+        return True
+    except unittest.SkipTest:  # nothing was kept
+        return False
+    return False

@@ -1,0 +1,1 @@
+"""Verdicts, and the comparison of results that they rest on."""

@@ -1,0 +1,171 @@
+"""Comparing tensors element by element against bounds, and saying where they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from ...reference import AttentionOutput
+from ...reference.attention.bounds import Judged
+from .verdict import Verdict
+
+Result = tuple[torch.Tensor, "torch.Tensor | None"]
+"""What an attention or merge implementation gave: out, and lse or None."""
+
+
+def fail(kind: str, message: str, ratio: float | None = None) -> Verdict:
+    """Give a FAIL."""
+    return Verdict("FAIL", kind, message, ratio)
+
+
+class Check(NamedTuple):
+    """A tensor, and where each of its elements must be."""
+
+    name: str
+    actual: torch.Tensor
+    expected: torch.Tensor
+    bound: torch.Tensor
+
+
+def within(name: str, actual: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor) -> Verdict:
+    """Check |actual - expected| <= bound; infinities and NaNs must stand in the same places."""
+    return all_within([Check(name, actual, expected, bound)])
+
+
+def all_within(checks: Sequence[Check]) -> Verdict:
+    """Check several tensors as ``within`` does: the first failure, or else the largest ratio."""
+    looks = [look for check in checks if _comparable(check) for look in _glance(check)]
+    # All at once: reading from a GPU waits for it.
+    read = iter(torch.stack(looks).tolist() if looks else ())
+    worst = 0.0
+    for check in checks:
+        if check.actual.shape != check.expected.shape:
+            shapes = f"{_shape(check.actual)}, not {_shape(check.expected)}"
+            return fail("shape", f"{check.name} has shape {shapes}")
+        fine, ratio = (next(read), next(read)) if _comparable(check) else (True, 0.0)
+        if not fine:
+            verdict = _closely(check)
+            if verdict.bad:
+                return verdict
+            ratio = verdict.ratio or 0.0
+        worst = max(worst, ratio)
+    return Verdict("PASS", ratio=worst)
+
+
+def _comparable(check: Check) -> bool:
+    return check.actual.shape == check.expected.shape and check.actual.numel() > 0
+
+
+def _glance(check: Check) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tell whether all elements are within their bounds, and the worst ratio; no NaN is."""
+    got = check.actual.to(check.expected.dtype)
+    same = got == check.expected
+    difference = (got - check.expected).abs_().masked_fill_(same, 0.0)
+    fine = difference <= check.bound  # a bound that is NaN allows nothing
+    return fine.all(), (difference / check.bound).masked_fill_(same, 0.0).amax()
+
+
+def _closely(check: Check) -> Verdict:
+    """Say what is wrong with a tensor that did not pass at a glance; NaNs may be expected."""
+    name, actual, expected, bound = check
+    got = actual.to(expected.dtype)
+    misplaced_nan = got.isnan() != expected.isnan()
+    if misplaced_nan.any():
+        where = _position(misplaced_nan)
+        wanted = expected[where].item()
+        if expected[where].isnan():
+            return fail("nan", f"{name}{list(where)} is {got[where].item():.6g}, expected NaN")
+        count = int(misplaced_nan.sum())
+        return fail(
+            "nan",
+            f"{name}{list(where)} is NaN, expected {wanted:.6g} ({count} of {got.numel()} are)",
+        )
+    difference = (got - expected).abs().masked_fill_((got == expected) | got.isnan(), 0.0)
+    excess = ~(difference <= bound)
+    if not excess.any():
+        ratio = (difference / bound).masked_fill_(difference == 0, 0.0)
+        return Verdict("PASS", ratio=float(ratio.max()))
+    # Far outside comes first: the worst ratio, with a floor where the bound is zero.
+    ratio = difference / bound.clamp(min=torch.finfo(bound.dtype).tiny)
+    ratio = torch.where(excess, ratio, 0.0).nan_to_num(nan=torch.inf, posinf=torch.inf)
+    # torch.unravel_index would import sympy: seconds in each process that finds something.
+    where = _position(ratio == ratio.max())
+    message = (
+        f"{name}{list(where)} is {got[where].item():.9g}, expected "
+        f"{expected[where].item():.9g}, off by {difference[where].item():.3g}, bound "
+        f"{bound[where].item():.3g} ({int(excess.sum())} of {got.numel()} elements outside)"
+    )
+    return fail("numeric", message, float(ratio[where]))
+
+
+def bitwise(name: str, actual: torch.Tensor, expected: torch.Tensor) -> Verdict:
+    """Check that two tensors hold the same values in every bit that counts (0 equals -0)."""
+    if actual.shape != expected.shape:
+        return fail("shape", f"{name} has shape {_shape(actual)}, not {_shape(expected)}")
+    different = (actual != expected) & ~(actual.isnan() & expected.isnan())
+    if not different.any():
+        return Verdict("PASS", ratio=0.0)
+    where = _position(different)
+    kind = "nan" if bool(actual[where].isnan() | expected[where].isnan()) else "numeric"
+    return fail(
+        kind,
+        f"{name}{list(where)} is {actual[where].item():.9g}, expected exactly "
+        f"{expected[where].item():.9g} ({int(different.sum())} of {actual.numel()} differ)",
+    )
+
+
+def against_oracle(result: Result, judged: Judged, *, exact: bool) -> Verdict:
+    """Check out and lse against the oracle; out bitwise where the problem is exact."""
+    out, lse = result
+    expected, bound = judged
+    looks = [] if lse is None else [Check("lse", lse, expected.lse, bound.lse)]
+    if not exact:
+        return all_within([Check("out", out, expected.out, bound.out), *looks])
+    verdict = bitwise("out", out, expected.out.to(out.dtype))
+    return verdict if verdict.bad else worse(verdict, all_within(looks))
+
+
+def agree(
+    first: Result, second: Result, bounds: tuple[AttentionOutput, AttentionOutput], *, exact: bool
+) -> Verdict:
+    """Check that two runs agree within the sum of their bounds; out bitwise where exact."""
+    names = ("out", "lse")
+    verdict = Verdict("PASS", ratio=0.0)
+    for name, a, b in zip(names, first, second, strict=True):
+        if a is None or b is None:
+            continue
+        if exact and name == "out":
+            found = bitwise(name, b, a)
+        else:
+            bound = getattr(bounds[0], name) + getattr(bounds[1], name)
+            found = within(name, b, a.to(bound.dtype), bound)
+        if found.bad:
+            return found
+        verdict = worse(verdict, found)
+    return verdict
+
+
+def worse(first: Verdict, second: Verdict) -> Verdict:
+    """Give the worse of two verdicts: a finding, or else the larger ratio."""
+    if first.bad or second.bad:
+        return first if first.bad else second
+    return first if (first.ratio or 0.0) >= (second.ratio or 0.0) else second
+
+
+def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Tell whether two tensors of one dtype and shape hold the same bytes."""
+    widths = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    as_integers = widths[first.element_size()]
+    if first.dtype == torch.bool:
+        return torch.equal(first, second)
+    return torch.equal(first.contiguous().view(as_integers), second.contiguous().view(as_integers))
+
+
+def _position(mask: torch.Tensor) -> tuple[int, ...]:
+    return tuple(int(i) for i in mask.nonzero()[0])
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    return str(list(tensor.shape))

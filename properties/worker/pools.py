@@ -1,0 +1,57 @@
+"""Pools of isolated workers that judge."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+
+from ..isolation import sanitizer
+from ..isolation.workers import DEFAULT_MEMORY_LIMIT, WorkerPool
+from .tasks import HANDLER
+
+PRELOAD = ("torch", "kernelproof.properties.worker.tasks")
+
+
+def open_pool(
+    device: str,
+    *,
+    size: int = 1,
+    standby: bool = True,
+    environment: Mapping[str, str] | None = None,
+    handler: str = HANDLER,
+    tool: str = "",
+    sys_path: Sequence[str] | None = None,
+    executable: str = sys.executable,
+) -> WorkerPool:
+    """Start workers for a device.
+
+    Args:
+        device: ``"cpu"`` or ``"cuda"``.
+        size: workers at a time.
+        standby: keep one more ready, for a search that ends some; a few questions need none.
+        environment: further variables for them.
+        handler: what they call for each request, ``"module:function"``.
+        tool: of compute-sanitizer that they run under, one of ``sanitizer.TOOLS``; none if empty.
+        sys_path: where they find modules; as this process does if None.
+        executable: their interpreter, this process's unless there is another, with a ``sys_path``.
+
+    Raises:
+        SanitizerMissingError: it is not installed.
+    """
+    interpreter = {"TRITON_INTERPRET": "1"} if device == "cpu" else {}
+    return WorkerPool(
+        handler,
+        size=size,
+        standby=standby,
+        preload=PRELOAD,
+        environment={
+            **interpreter,
+            **(sanitizer.ENVIRONMENT if tool else {}),
+            **(environment or {}),
+        },
+        under=sanitizer.command(tool) if tool else (),
+        sys_path=sys_path,
+        executable=executable,
+        # CUDA reserves address space by the terabyte.
+        memory_limit=DEFAULT_MEMORY_LIMIT if device == "cpu" else None,
+    )

@@ -1,0 +1,124 @@
+"""How a worker is asked about an implementation, and how its answers are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ...reference import Problem
+from ..isolation.sanitizer import SLOWNESS, errors
+from ..isolation.workers import Deadlines, Outcome, Worker
+from ..verdicts.verdict import Verdict
+
+WARM_UP_DEADLINES = Deadlines(run=20.0)
+
+
+class DeviceLostError(RuntimeError):
+    """The device did not come back after a hang or a crash."""
+
+
+class HarnessError(RuntimeError):
+    """The suite itself failed; the message says where."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """How the worker finds an implementation, and what it may do.
+
+    Attributes:
+        reference: MODULE:NAME.
+        operation: of a plain function.
+        device: ``"cpu"`` or ``"cuda"``.
+        modules: keys of the modules that are built: problems of others are refused; all are
+            allowed if there is none.
+        without_rules: ids of support rules that are not asked, or ``EVERY_RULE``.
+        tool: of compute-sanitizer that the worker runs under; none if empty.
+        environment: further variables for workers that are started for it.
+        soak: launches of one problem under the law of that name; the law's own number if 0.
+    """
+
+    reference: str
+    operation: str | None
+    device: str
+    modules: tuple[str, ...] = ()
+    without_rules: tuple[str, ...] = ()
+    soak: int = 0
+    tool: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def slowness(self) -> float:
+        """How many times longer calls may take than usual."""
+        return SLOWNESS if self.tool else 1.0
+
+    @property
+    def first_deadlines(self) -> Deadlines:
+        """Deadlines of calls before any was measured."""
+        return replace(WARM_UP_DEADLINES, run=self.slowness * WARM_UP_DEADLINES.run)
+
+    def request(self, task: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401  JSON
+        """Give what the worker needs for one of ``judge.TASKS``."""
+        return {
+            "task": task,
+            "implementation": self.reference,
+            "operation": self.operation,
+            "device": self.device,
+            "modules": list(self.modules),
+            "without_rules": list(self.without_rules),
+            **({"soak": self.soak} if self.soak else {}),
+            **more,
+        }
+
+    def case(self, law: str, problem: Problem) -> dict[str, Any]:
+        """Give what the worker needs to judge one case."""
+        return self.request("judge", law=law, problem=problem.to_json())
+
+
+def verdict_of(outcome: Outcome, tool: str = "") -> Verdict:
+    """Turn what became of a request into a verdict.
+
+    Args:
+        outcome: of the request.
+        tool: of compute-sanitizer that the worker runs under: an error that it reports is a CRASH
+            of that kind.
+
+    Raises:
+        HarnessError: the suite itself failed.
+    """
+    reported = errors(outcome.log) if tool else []
+    if reported and outcome.status != "error":
+        first, _, rest = reported[0].partition("\n")
+        more = f" (and {len(reported) - 1} more)" if len(reported) > 1 else ""
+        at = rest.strip().partition("\n")[0]
+        message = f"compute-sanitizer --tool {tool}: {first} {at}".rstrip() + more
+        return Verdict("CRASH", tool, message, trace=reported[0])
+    if outcome.status == "done":
+        return Verdict.from_json(outcome.result or {})
+    if outcome.status == "hang":
+        message = f"did not end within its deadline (in phase {outcome.phase})"
+        return Verdict("HANG", outcome.phase, message, trace=outcome.stack or outcome.stderr)
+    if outcome.status == "crash":
+        trace = f"{outcome.stack}\n{outcome.stderr}".strip()
+        return Verdict(
+            "CRASH", outcome.kind, f"the process died: {outcome.kind} in phase {outcome.phase}",
+            trace=trace,
+        )  # fmt: skip
+    if outcome.kind == MemoryError.__name__:
+        raise HarnessError(outcome.detail.strip().rpartition("\n")[2])
+    message = f"{outcome.kind} in phase {outcome.phase}: {outcome.detail}\n{outcome.stderr}".strip()
+    raise HarnessError(message)
+
+
+def probe_device(worker: Worker, device: str) -> None:
+    """See from a fresh process that the device still works.
+
+    Raises:
+        DeviceLostError: it does not.
+    """
+    if device == "cpu":
+        return
+    outcome = worker.run({"task": "device", "device": device}, Deadlines(run=60.0))
+    if outcome.status != "done":
+        message = f"{device} did not come back: {outcome.status} {outcome.kind} {outcome.detail}"
+        raise DeviceLostError(message)

@@ -1,0 +1,298 @@
+"""What the isolated worker does for the engine: it describes, probes, times and judges.
+
+The parent never imports an implementation: what an import or a ``supports`` does wrong stays here.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import traceback
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from ...impl import (
+    Implementation,
+    ImplementationNotFoundError,
+    Target,
+    UnsupportedError,
+    find_implementation,
+)
+from ...reference import Problem, problem_from_json
+from ..isolation.machine import waited
+from ..isolation.workers import LAST_REPLY
+from ..laws import find_law
+from ..verdicts.subject import LAUNCHES, Phases, Stop, Subject
+from ..verdicts.verdict import Verdict
+
+HANDLER = "kernelproof.properties.worker.tasks:handle"
+"""How the worker finds this module."""
+
+ERRORS_LEFT = 3
+COST_CALLS = 5
+COST_SECONDS = 2.0
+
+Kind = TypeVar("Kind", bound=Subject)
+
+_compiled: dict[str, set[Hashable]] = {}
+
+
+def handle(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+    """Do the payload's ``task``; see the function of that name.
+
+    An error of the GPU that comes up after a call has ended is that call's too.
+    """
+    task: Callable[[Mapping[str, Any], Phases], dict[str, Any]] = TASKS[payload["task"]]
+    on_gpu = payload["device"] == "cuda"
+    late: Exception | None = None
+    result: dict[str, Any] = {}
+    try:
+        result = task(payload, phases)
+    except RuntimeError as error:
+        if not on_gpu or task is not judge or _settled():
+            raise
+        late = error
+    if on_gpu and not (late is None and _settled()):
+        if task is judge and result.get("status") != "CRASH":
+            result = _failed_later(late).to_json()
+        result[LAST_REPLY] = True
+    return result
+
+
+def _failed_later(error: Exception | None) -> Verdict:
+    """Give the verdict on a call after which the GPU does not work in this process any more."""
+    try:
+        torch.ones(1, device="cuda").item()
+    except RuntimeError as found:
+        error = error or found
+    what = str(error).partition("\n")[0]
+    message = f"the GPU failed after the call had ended: {what}"
+    return Verdict("CRASH", type(error).__name__, message)
+
+
+def _settled() -> bool:
+    """Take up the error that a failed launch leaves for whoever asks CUDA next.
+
+    Returns:
+        Whether CUDA works again; after an illegal access it never does in this process.
+    """
+    for _ in range(ERRORS_LEFT):
+        try:
+            torch.ones(1, device="cuda").item()
+        except RuntimeError:
+            continue
+        return True
+    return False
+
+
+@functools.cache
+def _implementation(name: str, operation: str | None) -> Implementation:
+    return find_implementation(name, operation)
+
+
+@functools.cache
+def _target(device: str) -> Target:
+    return Target.here(device)
+
+
+def subject_of(payload: Mapping[str, Any], phases: Phases) -> Subject:
+    """Give the implementation that a payload names, to be run on its device."""
+    return subject_of_kind(Subject, payload, phases)
+
+
+def subject_of_kind(kind: type[Kind], payload: Mapping[str, Any], phases: Phases) -> Kind:
+    """Give it as a subject of some kind."""
+    with phases.phase("load"):
+        return kind(
+            _implementation(payload["implementation"], payload.get("operation")),
+            _target(payload["device"]),
+            phases,
+            _compiled.setdefault(payload["implementation"], set()),
+            modules=payload.get("modules", ()),
+            without_rules=payload.get("without_rules", ()),
+            launches=int(payload.get("soak", LAUNCHES)),
+        )
+
+
+def describe(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+    """Import an implementation and say what it declares, or why it cannot be imported."""
+    try:
+        implementation = subject_of(payload, phases).implementation
+    except ImplementationNotFoundError as error:
+        return {"error": str(error)}
+    return {
+        "name": implementation.name,
+        "operation": implementation.operation,
+        "features": sorted(implementation.features),
+        "arithmetic": asdict(implementation.arithmetic),
+        "backend": implementation.backend,
+        "compiles": implementation.compile_key is not None,
+        "build_ahead": implementation.builds_ahead(payload["device"]),
+        "build_minutes": implementation.build_minutes,
+        "build_compilers": implementation.build_compilers,
+    }
+
+
+def probe(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+    """Ask for the reason of refusal of each of ``problems``; None for those supported."""
+    subject = subject_of(payload, phases)
+    problems = [problem_from_json(problem) for problem in payload["problems"]]
+    try:
+        reasons = [
+            subject.implementation.refusal(
+                each, subject.target, without_rules=payload.get("without_rules", ())
+            )
+            for each in problems
+        ]
+    except Exception as error:  # noqa: BLE001  the fault of the implementation, whatever it is
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(frame.filename).name}:{frame.lineno}"
+        return {"error": f"{type(error).__name__}: {error} ({where})"}
+    return {"reasons": reasons}
+
+
+def modules(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+    """Give the key of the module of each of ``problems``; None for those that are refused."""
+    subject = subject_of(payload, phases)
+    module_of = subject.implementation.module_of
+    found = [problem_from_json(problem) for problem in payload["problems"]]
+    try:
+        return {"keys": [module_of(each) or None if subject.supports(each) else None
+                         for each in found]}  # fmt: skip
+    except Stop as stop:
+        return {"error": stop.verdict.message}
+
+
+def build(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+    """Call every kernel of the module of a ``problem``, so that all of them are compiled.
+
+    Returns:
+        ``kernels``, how many calls there were, and ``stopped``, the first verdict on one that
+        failed.
+    """
+    subject = subject_of(payload, phases)
+    problem = problem_from_json(payload["problem"])
+    kernels = list(subject.implementation.problems_of_module(problem))
+    stopped = [verdict for each in kernels if (verdict := _called(subject, each)) is not None]
+    return {"kernels": len(kernels), **({"stopped": stopped[0].to_json()} if stopped else {})}
+
+
+def _called(subject: Subject, problem: Problem) -> Verdict | None:
+    """Call an implementation; give the verdict where the call, or making its inputs, fails."""
+    try:
+        subject.call(problem, subject.materialise(problem))
+    except Stop as stop:
+        return stop.verdict
+    except (RuntimeError, MemoryError) as error:  # an earlier call may have broken the GPU
+        return Verdict("CRASH", type(error).__name__, str(error).partition("\n")[0])
+    return None
+
+
+def cost(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+    """Time an implementation's call on a problem: the fastest of several after a first.
+
+    Returns:
+        ``seconds``, by the clock on the wall, and ``undisturbed``, those without what the process
+        waited for a processor: a machine with other work gives the same.
+    """
+    subject = subject_of(payload, phases)
+    problem = problem_from_json(payload["problem"])
+    timings: list[tuple[float, float]] = []
+    started = time.perf_counter()
+    calls = int(payload.get("calls", COST_CALLS))
+    while len(timings) < calls and time.perf_counter() - started < COST_SECONDS:
+        inputs = subject.materialise(problem)
+        before, waited_before = subject.seconds, waited()
+        try:
+            subject.call(problem, inputs)
+        except Stop as stop:
+            return {"seconds": 0.0, "stopped": stop.verdict.to_json()}
+        seconds = subject.seconds - before
+        timings.append((seconds, max(0.0, seconds - (waited() - waited_before))))
+    seconds, undisturbed = (min(each) for each in zip(*(timings[1:] or timings), strict=True))
+    return {"seconds": seconds, "undisturbed": undisturbed}
+
+
+def judge(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+    """Give the verdict of ``law`` on an implementation and a ``problem``.
+
+    Returns:
+        The verdict as JSON.
+    """
+    subject = subject_of(payload, phases)
+    law = find_law(payload["law"])
+    problem = problem_from_json(payload["problem"])
+    try:
+        refusal = subject.refusal(problem)
+        if refusal is not None:
+            return Verdict("UNSUPPORTED", message=refusal).to_json()
+        verdict = law.check(subject, problem)
+    except Stop as stop:
+        verdict = stop.verdict
+    return replace(verdict, seconds=subject.seconds, calls=subject.calls).to_json()
+
+
+def measured(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+    """Say which usual comparisons accept an answer; nothing where the problem is refused."""
+    from .tolerance_baselines import measure
+
+    subject = subject_of(payload, phases)
+    problem = problem_from_json(payload["problem"])
+    return dict(measure(subject, problem)) if subject.supports(problem) else {}
+
+
+def answered(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+    """Judge a problem and keep or compare the result's bits; see ``recording.answer``."""
+    from .recording import Recorder, answer
+
+    return answer(subject_of_kind(Recorder, payload, phases), payload)
+
+
+def timed(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+    """Time calls on one problem; see ``recording.timed``."""
+    from .recording import timed as measured_times
+
+    return measured_times(subject_of(payload, phases), payload)
+
+
+def weighed(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+    """Measure what a call needs of memory; see ``recording.weighed``."""
+    from .recording import weighed as measured_bytes
+
+    return measured_bytes(subject_of(payload, phases), payload)
+
+
+def target(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+    """Describe the device, or say why there is none."""
+    del phases
+    try:
+        return _target(payload["device"]).to_json()
+    except UnsupportedError as error:
+        return {"error": str(error)}
+
+
+def device(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+    """Use the device once, to see that it is still there."""
+    with phases.phase("run"):
+        ones = torch.ones(64, device=payload["device"])
+        return {"sum": float(ones.sum())}
+
+
+TASKS = {
+    "describe": describe,
+    "probe": probe,
+    "modules": modules,
+    "build": build,
+    "cost": cost,
+    "judge": judge,
+    "measure": measured,
+    "answer": answered,
+    "time": timed,
+    "weigh": weighed,
+    "target": target,
+    "device": device,
+}

@@ -1,0 +1,148 @@
+"""How kernels are usually compared with a reference, to be measured against the error bound.
+
+Each yardstick looks at ``out`` alone, as the tests do that use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ...reference import Problem, oracle
+from ...reference.formats.arithmetic import Arithmetic
+from ...reference.tensors.inputs import AttentionInputs, MergeInputs, PagedAttentionInputs
+from ...reference.tensors.moe_inputs import MoEInputs
+from ..laws.general import parity
+from ..seeded.attention.decoding import widened
+from ..seeded.attention.kernels import HONEST, attend
+from ..seeded.honest import merge_states
+from ..seeded.moe.kernels import apply, changed
+from ..verdicts.subject import Stop, Subject
+
+Yardstick = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], bool]
+"""Whether ``out`` is right, given the oracle's answer and a low-precision reference's."""
+
+TOLERANCE = 1e-2
+SHARE = 0.95
+COSINE = 0.999
+FACTOR = 2.0
+NVFP4_SHARE = 0.9
+MOE_SHARE, MOE_ATOL, MOE_RTOL = 0.925, 0.1, 0.85
+
+
+def _close(out: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    return torch.isclose(out, expected, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def allclose(out: torch.Tensor, expected: torch.Tensor, low: torch.Tensor) -> bool:
+    """Accept if every element is within 1e-2, absolute and relative."""
+    del low
+    return bool(_close(out, expected).all())
+
+
+def allclose_mostly(out: torch.Tensor, expected: torch.Tensor, low: torch.Tensor) -> bool:
+    """Accept if 95 % of the elements are within 1e-2."""
+    del low
+    return not out.numel() or bool(_close(out, expected).double().mean() >= SHARE)
+
+
+def cosine(out: torch.Tensor, expected: torch.Tensor, low: torch.Tensor) -> bool:
+    """Accept if the cosine of the whole outputs is at least 0.999."""
+    del low
+    a, b = out.flatten(), expected.flatten()
+    if not b.any():
+        return not a.any()
+    return bool(torch.nn.functional.cosine_similarity(a, b, dim=0) >= COSINE)
+
+
+def twice_low_precision(out: torch.Tensor, expected: torch.Tensor, low: torch.Tensor) -> bool:
+    """Accept if the largest error is at most twice that of plain code in the inputs' dtype."""
+    if not out.numel():
+        return True
+    allowed = FACTOR * (low - expected).abs().max()
+    return bool((out - expected).abs().max() <= allowed)
+
+
+def flashinfer_nvfp4(out: torch.Tensor, expected: torch.Tensor, low: torch.Tensor) -> bool:
+    """Accept if 90 % of the elements are within 0.5: FlashInfer's tests of NVFP4 caches."""
+    del low
+    close = torch.isclose(out, expected, rtol=0.5, atol=0.5)
+    return not out.numel() or bool(close.double().mean() >= NVFP4_SHARE)
+
+
+def vllm_nvfp4(out: torch.Tensor, expected: torch.Tensor, low: torch.Tensor) -> bool:
+    """Accept if every element is within 1.0: vLLM's tests of NVFP4 caches."""
+    del low
+    return bool(torch.isclose(out, expected, rtol=1.0, atol=1.0).all())
+
+
+def moe_tests(out: torch.Tensor, expected: torch.Tensor, low: torch.Tensor) -> bool:
+    """Accept if 92.5 % of the elements are within 0.1 and 85 %: FlashInfer's and vLLM's MoE tests.
+
+    FlashInfer's tests/moe/trtllm_gen_fused_moe_utils.py, vLLM's test_flashinfer.py.
+    """
+    del low
+    close = torch.isclose(out, expected, rtol=MOE_RTOL, atol=MOE_ATOL)
+    return not out.numel() or bool(close.double().mean() >= MOE_SHARE)
+
+
+YARDSTICKS: Mapping[str, Yardstick] = {
+    "allclose at 1e-2": allclose,
+    "allclose at 1e-2, 95 % of the elements": allclose_mostly,
+    "cosine at least 0.999": cosine,
+    "twice the low-precision error": twice_low_precision,
+    "0.5 for 90 % (FlashInfer, NVFP4)": flashinfer_nvfp4,
+    "1.0 (vLLM, NVFP4)": vllm_nvfp4,
+    "atol=0.1, rtol=0.85 on 92.5 % (FlashInfer, vLLM: MoE)": moe_tests,
+}
+PARITY = "error bound (parity alone)"
+NAMES = (*YARDSTICKS, PARITY)
+
+
+def measure(subject: Subject, problem: Problem) -> dict[str, bool]:
+    """Give, by yardstick, whether it accepts the subject's answer to a problem."""
+    try:
+        accepted = {PARITY: not parity(subject, problem).bad}  # type: ignore[arg-type]
+    except Stop:
+        return dict.fromkeys(NAMES, False)
+    inputs = subject.materialise(problem)
+    # Looked at first: a subject may change its inputs.
+    expected = _expected(inputs)
+    low = _low_precision(inputs).double()
+    out = subject.attend(problem, inputs)[0].double()
+    same_shape = out.shape == expected.shape
+    for name, accepts in YARDSTICKS.items():
+        accepted[name] = same_shape and accepts(out, expected, low)
+    return accepted
+
+
+def _expected(inputs: Any) -> torch.Tensor:  # noqa: ANN401  attention's or merging's
+    if isinstance(inputs, MergeInputs):
+        return oracle.judge_merge(inputs, Arithmetic()).expected.out
+    if isinstance(inputs, MoEInputs):
+        return oracle.experts(inputs)
+    return oracle.attention(inputs).out
+
+
+def _low_precision(inputs: AttentionInputs | MergeInputs | MoEInputs) -> torch.Tensor:
+    """Compute as plain code in the inputs' dtype does: what is in between is rounded too."""
+    dtype = inputs.out_dtype
+
+    def rounded(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(dtype).float()
+
+    if isinstance(inputs, MergeInputs):
+        return merge_states(inputs.outs, rounded(inputs.lses), dtype)[0]
+    if isinstance(inputs, MoEInputs):
+        return apply(inputs, changed(projected=rounded, middle=rounded))
+    stages = replace(
+        HONEST,
+        dot=lambda q, k: rounded(q @ k.transpose(-1, -2)),
+        probabilities=lambda probabilities, _: rounded(probabilities),
+    )
+    if isinstance(inputs, PagedAttentionInputs):
+        inputs = widened(inputs)
+    return attend(inputs, stages)[0]

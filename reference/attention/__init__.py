@@ -1,0 +1,1 @@
+"""Attention, merging, appending and batch metadata by definition, with error bounds."""

@@ -1,0 +1,208 @@
+"""Writing new keys and values into a paged cache."""
+
+from __future__ import annotations
+
+import torch
+
+from ..formats.kv_format import NVFP4, KVCacheFormat, Scales, checked_cache
+from ..formats.quantization import interleave_v_scales, quantize_fp8, quantize_nvfp4
+from ..formats.small_floats import FP8_FORMATS
+from ..validation import check_kv_layout, check_same, check_tensor
+from .metadata import BatchMetadata
+from .options import check_scale
+
+Caches = tuple[torch.Tensor, torch.Tensor]
+
+
+def append_paged_kv(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    metadata: BatchMetadata,
+    *,
+    kv_layout: str = "NHD",
+    in_place: bool = False,
+    k_scale: float | torch.Tensor = 1.0,
+    v_scale: float | torch.Tensor = 1.0,
+    kv_format: KVCacheFormat | None = None,
+) -> Caches:
+    """Write each request's new keys and values into the last slots of its pages.
+
+    Token i of a request with T new tokens and S keys in all goes to position ``S - T + i``, that
+    is slot ``position % page_size`` of page ``position // page_size`` of the request (FlashInfer's
+    ``append_paged_kv_cache`` with positions from ``get_batch_indices_positions``). All other slots
+    keep their bits. Requests that share a page must not append to it.
+
+    Args:
+        k: [tokens, kv_heads, head_dim_qk], the new keys of all requests, by ``qo_indptr``.
+        v: [tokens, kv_heads, head_dim_vo].
+        k_cache, v_cache: as in ``paged_attention``; k / k_scale and v / v_scale are rounded to
+            what they hold, once. FP8 saturates (vLLM's ``reshape_and_cache_flash``).
+        metadata: the batch after the append: ``seq_lens`` count the new tokens.
+        kv_layout: ``"NHD"`` or ``"HND"``.
+        in_place: write into the given caches; otherwise into copies of them.
+        k_scale, v_scale: float or [kv_heads], with which ``paged_attention`` will multiply.
+        kv_format: as in ``paged_attention``; nvfp4 has a function of its own,
+            ``append_paged_nvfp4``.
+
+    Returns:
+        (k_cache, v_cache), the given ones if ``in_place``.
+
+    Raises:
+        ValueError: shapes that disagree, metadata that contradict themselves or the cache, a
+            request with more new tokens than keys; the argument and position are named.
+    """
+    check_kv_layout(kv_layout)
+    check_tensor("k", k, "tokens kv_heads head_dim_qk")
+    check_tensor("v", v, "tokens kv_heads head_dim_vo")
+    axes = "pages page_size kv_heads" if kv_layout == "NHD" else "pages kv_heads page_size"
+    check_tensor("k_cache", k_cache, f"{axes} head_dim_qk", codes=True)
+    check_tensor("v_cache", v_cache, f"{axes} head_dim_vo", codes=True)
+    if kv_format is not None and kv_format.element == NVFP4:
+        message = "kv_format is nvfp4, whose block scales are written too: append_paged_nvfp4"
+        raise ValueError(message)
+    cache = checked_cache(k_cache, v_cache, kv_layout, kv_format, None)
+    _check_rows(k, v, (k_cache, v_cache), metadata, kv_layout, packed=1)
+    rows = [
+        _rounded(new, name, scale, stored.dtype)
+        for name, new, scale, stored in (
+            ("k_scale", k, k_scale, cache.k),
+            ("v_scale", v, v_scale, cache.v),
+        )
+    ]
+    return _written((k_cache, v_cache), rows, metadata, kv_layout, in_place=in_place)
+
+
+def append_paged_nvfp4(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    paged_kv_cache: Caches,
+    kv_cache_sf: Scales,
+    metadata: BatchMetadata,
+    *,
+    kv_format: KVCacheFormat,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    in_place: bool = False,
+) -> tuple[Caches, Scales]:
+    """Quantise new keys and values to nvfp4 and write codes and block scales into their slots.
+
+    The slots are those of ``append_paged_kv``, the codes those of ``quantize_nvfp4`` with the
+    global scales ``k_scale`` and ``v_scale`` (FlashInfer's
+    ``nvfp4_quantize_append_paged_kv_cache``, 0.7).
+
+    Args:
+        k, v, metadata, in_place: as in ``append_paged_kv``; head dims are multiples of 16.
+        paged_kv_cache: codes of K and V, as in ``paged_attention``.
+        kv_cache_sf: their block scales; V's in the layout that ``kv_format`` says.
+        kv_format: of the cache.
+        k_scale, v_scale: global scales, with which ``paged_attention`` will multiply.
+
+    Returns:
+        (codes of K and V, block scales of K and V), the given ones if ``in_place``.
+
+    Raises:
+        ValueError: as ``append_paged_kv``, or a format that is not nvfp4.
+    """
+    if kv_format.element != NVFP4:
+        message = f"kv_format is {kv_format.element}; append_paged_kv appends to such a cache"
+        raise ValueError(message)
+    kv_layout = kv_format.kv_layout
+    cache = checked_cache(*paged_kv_cache, kv_layout, kv_format, kv_cache_sf)
+    check_tensor("k", k, "tokens kv_heads head_dim_qk")
+    check_tensor("v", v, "tokens kv_heads head_dim_vo")
+    _check_rows(k, v, paged_kv_cache, metadata, kv_layout, packed=2)
+    made = quantize_nvfp4(k, k_scale), quantize_nvfp4(v, v_scale)
+    codes = _written(
+        paged_kv_cache, [each.codes for each in made], metadata, kv_layout, in_place=in_place
+    )
+    assert cache.k_scales is not None  # noqa: S101  nvfp4 has them
+    assert cache.v_scales is not None  # noqa: S101
+    k_scales, v_scales = _written(
+        (cache.k_scales, cache.v_scales),
+        [each.block_scales for each in made],
+        metadata,
+        kv_layout,
+        in_place=in_place,
+    )
+    if kv_format.v_scale_layout == "interleaved":
+        v_scales = interleave_v_scales(v_scales, kv_layout=kv_layout)
+        if in_place:
+            v_scales = kv_cache_sf[1].copy_(v_scales)
+    return codes, (k_scales, v_scales)
+
+
+def _check_rows(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    caches: Caches,
+    metadata: BatchMetadata,
+    kv_layout: str,
+    *,
+    packed: int,
+) -> None:
+    """Check new keys and values against the caches; ``packed`` channels are in a cache's entry."""
+    page_axis, head_axis = (1, 2) if kv_layout == "NHD" else (2, 1)
+    k_cache, v_cache = caches
+    check_same("v", "tokens", v.shape[0], "k", k.shape[0])
+    for name, cache, new in (("k", k_cache, k), ("v", v_cache, v)):
+        check_same(name, "kv_heads", new.shape[1], f"{name}_cache", cache.shape[head_axis])
+        check_same(name, "channels", new.shape[2], f"{name}_cache", packed * cache.shape[-1])
+        check_same(
+            f"{name}_cache", "keys a page", cache.shape[page_axis], "metadata", metadata.page_size
+        )
+    check_same("v_cache", "pages", v_cache.shape[0], "k_cache", k_cache.shape[0])
+    metadata.validate(num_tokens=k.shape[0], num_pages=k_cache.shape[0])
+
+
+def _rounded(
+    new: torch.Tensor, name: str, scale: float | torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """Give [tokens, kv_heads, channels] / scale in the dtype that the cache holds."""
+    check_scale(name, scale, "kv_heads", new.shape[1])
+    divisor = scale.reshape(-1, 1) if isinstance(scale, torch.Tensor) else scale
+    if dtype in FP8_FORMATS:
+        return quantize_fp8(new, dtype, divisor)
+    if isinstance(divisor, float | int) and divisor == 1:
+        return new.to(dtype)
+    return (new.double() / divisor).to(dtype)
+
+
+def _written(
+    caches: Caches,
+    rows: list[torch.Tensor],
+    metadata: BatchMetadata,
+    kv_layout: str,
+    *,
+    in_place: bool,
+) -> Caches:
+    """Write rows [tokens, kv_heads, ...] into the last slots of each request, bit by bit."""
+    pages, slots = (place.to(caches[0].device) for place in _addresses(metadata))
+    found = []
+    for cache, new in zip(caches, rows, strict=True):
+        into = cache if in_place else cache.clone()
+        by_slot = into if kv_layout == "NHD" else into.transpose(1, 2)
+        by_slot.view(new.dtype)[pages, slots] = new
+        found.append(into)
+    return found[0], found[1]
+
+
+def _addresses(metadata: BatchMetadata) -> tuple[torch.Tensor, torch.Tensor]:
+    """Give the physical page and the slot in it of every new token."""
+    qo_indptr, seq_lens = metadata.qo_indptr.tolist(), metadata.seq_lens.tolist()
+    page_indptr, indices = metadata.paged_kv_indptr.tolist(), metadata.paged_kv_indices.tolist()
+    pages: list[int] = []
+    slots: list[int] = []
+    for request, seq_len in enumerate(seq_lens):
+        new = qo_indptr[request + 1] - qo_indptr[request]
+        if new > seq_len:
+            message = (
+                f"qo_indptr gives request {request} {new} new tokens, but "
+                f"seq_lens[{request}] is {seq_len}"
+            )
+            raise ValueError(message)
+        for position in range(seq_len - new, seq_len):
+            pages.append(indices[page_indptr[request] + position // metadata.page_size])
+            slots.append(position % metadata.page_size)
+    return torch.tensor(pages, dtype=torch.long), torch.tensor(slots, dtype=torch.long)

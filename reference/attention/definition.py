@@ -1,0 +1,171 @@
+"""Paged and ragged attention, as the textbook defines them, in float64 unless told otherwise.
+
+out = softmax(cap(scale * q k^T) + mask) v          (Vaswani et al., arXiv:1706.03762)
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from ..formats.kv_format import KVCacheFormat, stored_head_dim
+from .batches import Call, batches
+from .metadata import BatchMetadata
+from .options import Options
+from .requests import paged_call, ragged_call
+from .softmax import softmax_weights, value_heads
+
+
+class AttentionOutput(NamedTuple):
+    """Attention and its normaliser.
+
+    Attributes:
+        out: [tokens, qo_heads, head_dim_vo].
+        lse: [tokens, qo_heads], natural logarithm of the sum of exponentials of the logits, sinks
+            included. A row that sees no key has out 0 and lse -inf (or the sink's logit).
+    """
+
+    out: torch.Tensor
+    lse: torch.Tensor
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    metadata: BatchMetadata,
+    *,
+    kv_layout: str = "NHD",
+    causal: bool = True,
+    sm_scale: float | None = None,
+    window_left: int = -1,
+    logits_soft_cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    custom_mask: torch.Tensor | None = None,
+    q_scale: float | torch.Tensor = 1.0,
+    k_scale: float | torch.Tensor = 1.0,
+    v_scale: float | torch.Tensor = 1.0,
+    compute_dtype: torch.dtype = torch.float64,
+    kv_format: KVCacheFormat | None = None,
+    kv_cache_sf: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> AttentionOutput:
+    """Attend a mixed batch of prefills and decodes to a paged KV cache.
+
+    Args:
+        q: [tokens, qo_heads, head_dim_qk], any floating dtype, FP8 too, strided or not.
+        k_cache: NHD [pages, page_size, kv_heads, head_dim_qk] or HND [pages, kv_heads, page_size,
+            head_dim_qk] (FlashInfer's layouts).
+        v_cache: the same with head_dim_vo.
+        metadata: which tokens and pages belong to which request.
+        kv_layout: ``"NHD"`` or ``"HND"``.
+        causal: query row i of T sees keys up to position ``i + S - T``: queries are aligned to the
+            end of the keys.
+        sm_scale: factor of q k^T; ``1 / sqrt(head_dim_qk)`` if None.
+        window_left: keys to the left of the query's own position that are kept; -1: all.
+        logits_soft_cap: c > 0 replaces a scaled logit s by ``c * tanh(s / c)``; 0: off.
+        sinks: [qo_heads], one more logit a head in the denominator (arXiv:2309.17453; gpt-oss),
+            neither scaled nor capped.
+        custom_mask: bool, [sum of T_i * S_i]: the requests' [T, S] masks, flattened row by row and
+            concatenated (FlashInfer's order); True keeps. It removes keys besides those that
+            ``causal`` and ``window_left`` remove (FlashInfer would ignore ``causal``).
+        q_scale: float or [qo_heads], factor of q: FP8 queries come with one.
+        k_scale: float or [kv_heads], factor of k.
+        v_scale: float or [kv_heads], factor of v.
+        compute_dtype: float64 (default) or float32.
+        kv_format: what the cache holds; may be left out where its dtype says so (float8 too), and
+            must be given where it is ``uint8``. The codes are consumed as they are, so that the
+            error of quantising is no part of the result.
+        kv_cache_sf: block scales of K and V of an nvfp4 cache, float8_e4m3fn [pages, page_size,
+            kv_heads, head_dim / 16] or HND (FlashInfer's argument of that name); the global scales
+            are ``k_scale`` and ``v_scale``.
+
+    Returns:
+        AttentionOutput in ``compute_dtype``, on q's device, without gradients. No input is changed.
+
+    Raises:
+        ValueError: shapes that disagree, metadata that contradict themselves, the token count or
+            the cache, an unknown layout; the argument and position are named.
+    """
+    options = Options(
+        causal=causal,
+        sm_scale=sm_scale,
+        window_left=window_left,
+        logits_soft_cap=logits_soft_cap,
+        sinks=sinks,
+        custom_mask=custom_mask,
+        q_scale=q_scale,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        compute_dtype=compute_dtype,
+        kv_format=kv_format,
+        kv_cache_sf=kv_cache_sf,
+    )
+    call = paged_call(q, k_cache, v_cache, metadata, kv_layout, options)
+    return _attend(call, stored_head_dim(v_cache, kv_format), options)
+
+
+def ragged_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    qo_indptr: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    *,
+    causal: bool = True,
+    sm_scale: float | None = None,
+    window_left: int = -1,
+    logits_soft_cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    custom_mask: torch.Tensor | None = None,
+    q_scale: float | torch.Tensor = 1.0,
+    k_scale: float | torch.Tensor = 1.0,
+    v_scale: float | torch.Tensor = 1.0,
+    compute_dtype: torch.dtype = torch.float64,
+) -> AttentionOutput:
+    """Attend requests to keys and values that lie one request after another, without pages.
+
+    Args:
+        q: [tokens, qo_heads, head_dim_qk].
+        k: [keys, kv_heads, head_dim_qk].
+        v: [keys, kv_heads, head_dim_vo].
+        qo_indptr: [R + 1], request i owns query tokens ``qo_indptr[i]:qo_indptr[i + 1]``.
+        kv_indptr: [R + 1], the same for keys.
+        causal, sm_scale, window_left, logits_soft_cap, sinks, custom_mask, q_scale, k_scale,
+            v_scale, compute_dtype: as in ``paged_attention``.
+
+    Returns:
+        AttentionOutput in ``compute_dtype``, on q's device. No input is changed.
+
+    Raises:
+        ValueError: shapes that disagree, an indptr that decreases or does not end at the number of
+            tokens or keys; the argument and position are named.
+    """
+    options = Options(
+        causal=causal,
+        sm_scale=sm_scale,
+        window_left=window_left,
+        logits_soft_cap=logits_soft_cap,
+        sinks=sinks,
+        custom_mask=custom_mask,
+        q_scale=q_scale,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        compute_dtype=compute_dtype,
+    )
+    call = ragged_call(q, k, v, qo_indptr, kv_indptr, options)
+    return _attend(call, v.shape[-1], options)
+
+
+def _attend(call: Call, head_dim_vo: int, options: Options) -> AttentionOutput:
+    tokens, heads, _ = call.q.shape
+    # Every token is some request's: nothing of these is left as it is.
+    out = call.q.new_empty((tokens, heads, head_dim_vo), dtype=options.compute_dtype)
+    lse = call.q.new_empty((tokens, heads, 1), dtype=options.compute_dtype)
+    with torch.no_grad():
+        for batch in batches(call, options):
+            for weights in softmax_weights(batch, options):
+                v = value_heads(batch, weights.block, options)
+                weights.block.put(weights.probabilities @ v, out)
+                weights.block.put(weights.lse, lse)
+    return AttentionOutput(out, lse.squeeze(-1))

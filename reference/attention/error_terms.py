@@ -1,0 +1,275 @@
+r"""Elementwise bounds on what an honest kernel may differ from the float64 oracle.
+
+Write u for the unit roundoff of the accumulation format, s for the logits, m for the row's largest
+logit, P for the probabilities, O = P V, and n(k) = min(k, LAMBDA sqrt(k)) for the growth of a sum
+of k terms (k is the worst case; the square root holds for independent roundings of mean zero,
+with a failure probability below 2 exp(-LAMBDA^2 / 2): Higham & Mary, SIAM J. Sci. Comput. 41(5),
+2019; Ipsen & Zhou, arXiv:1906.10465).
+
+1.  Logit j is computed with an absolute error of at most
+
+        d_j = u [ (n(D) + DOT) |scale| |q| |k_j|  +  LOGIT (|s_j| + |m|)  +  EXP ]
+
+    The first term is the dot product of D terms (Cauchy-Schwarz bounds sum |q_i k_i|), the second
+    the roundings of the scaled logit, of the change to base 2 and of s_j - m: it grows with
+    |logit| u, so that a kernel whose logits are near 1e6 may be off by one in a hundred and still
+    be right. The third is the exponential itself. A soft cap has a slope of at most 1. So
+    exp(s_j - m) has a relative error of at most e_j = expm1(d_j).
+
+2.  It moves O by sum P_j e_j (V_j - O), for what is common to all keys cancels in the quotient. By
+    Cauchy-Schwarz with the weights P that is at most w D, with w = sqrt(sum P_j e_j^2) and
+    D^2 = sum P_j V_j^2 - O^2, the variance of V under P (a sink counts as a key of value 0); 2 w D
+    where e_j is not small. The two sums of S terms and the division add (2 n(S) + SUM) u A with
+    A = sqrt(sum P_j V_j^2) >= sum P_j |V_j|. Together: E_accumulate = 2 w D + (2 n(S) + SUM) u A.
+
+    Roundings of a sum of equal addends are no independent ones: on the way from one power of two
+    to the next, all go the same way. Where c keys of a request are equal, as when a block table
+    names a page twice, n(S) is min(S, LAMBDA sqrt(c S)).
+
+    Where w > 1, or a d_j is beyond exp's reach, the errors may reorder the keys, and no expansion
+    holds: a key of no weight may get all of it. No weight is above
+    Q_j = min(1, P_j exp(d_j + max d)), and O is moved by at most sum P'_j |V_j - O|, that is by
+    |O| + min(sum Q_j |V_j|, max |V_j|), in the place of 2 w D; the lse by at most max d.
+
+3.  If the probabilities are rounded with roundoff p before they multiply V, each by its own
+    relative error |t_j| <= p, then sum P_j t_j V_j splits into a common part (equal logits round
+    alike), at most p |O|, and a part of mean zero, at most LAMBDA p sqrt(sum P_j^2 V_j^2), or
+    sqrt(S) p sqrt(...) in the worst case. Keys that are equal round alike and their errors add:
+    c of them raise LAMBDA by sqrt(c).
+    Subnormal probabilities lose SMALLEST_SUBNORMAL / 2.
+    E_probabilities = p [ |O| + min(LAMBDA sqrt(c), sqrt(S)) sqrt(sum P_j^2 V_j^2) ] + floor.
+
+    Where the row sum is taken of the rounded probabilities, what is common to all cancels, and
+    sum P_j t_j (V_j - O) is left: |O| gives way to |O| sqrt(sum P_j^2) within the minimum's share.
+
+4.  The output is rounded once: E = (1 + o) (E_accumulate + E_probabilities) + o |O| + floor. If
+    outputs O_i of parts of the keys with weights w_i were rounded before they were merged, that is
+    o sum w_i |O_i| <= o sum P_j |V_j| <= o A more.
+
+5.  lse = m + log(sum): 2 sum P_j e_j + (n(S) + SUM) u + LSE u (|lse| + |m|), stored in float32;
+    p more where the row sum is taken of rounded probabilities.
+
+6.  tanh.approx of a soft cap adds TANH |s_j| to d_j.
+
+7.  Where FP8 operands are multiplied in fixed point, each addend of a dot product loses at most
+    FIXED_POINT of the largest one, which is at most max|q_i| max|k_ji| or a sum on the way to s_j:
+    n(D) FIXED_POINT (|scale| max|q_i| max|k_ji| + |s_j|) more in d_j. The second product adds
+    n(S) FIXED_POINT A in the same way; the row sum is no product.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from ..formats.arithmetic import (
+    SMALLEST_SUBNORMAL,
+    UNIT_ROUNDOFF,
+    Arithmetic,
+    dtype_name,
+    unit_roundoff,
+)
+from .options import Options
+from .reordering import LARGEST_LOGIT_ERROR, LogitErrors, largest_sum, may_reorder
+from .softmax import Weights
+
+LAMBDA = 5.0
+"""Confidence of the probabilistic bounds: at most 2 exp(-12.5) = 7.5e-6 an element if every single
+rounding were as large as it can be; roundings are about 0.4 of that, which leaves 2 exp(-78)."""
+DOT = 2.0
+"""Roundings of a product of two accumulation-format inputs and of the multiplication by scale."""
+LOGIT = 4.0
+"""Roundings a logit suffers after the dot product: scale, base change, cap, difference to m."""
+EXP = 8.0
+"""Error of the exponential and of rescaling by a new maximum, in units of u (ex2.approx: 2 ulp)."""
+SUM = 8.0
+"""Divisions, v_scale, rescaling of the accumulator: roundings that do not grow with S."""
+LSE = 4.0
+"""Roundings of the normaliser: logarithm, base change, addition of m, storage."""
+VARIANCE_FLOOR = 2.0**-40
+"""Share of sum P V^2 that sum P V^2 - O^2 may lose to cancellation in float64, and more."""
+TANH = 2.0**-11
+"""Largest relative error of tanh.approx.f32, as the PTX ISA gives it."""
+FIXED_POINT = 2.0**-13
+"""What an addend of a Hopper tensor core's FP8 product may lose, as a share of the largest
+(DeepSeek-V3, arXiv:2412.19437, section 3.5.2, saw about 14 bits; an H200 here agrees with 13)."""
+
+
+class Roundings(NamedTuple):
+    """Unit roundoffs of a kernel's arithmetic, and what subnormal numbers lose."""
+
+    accumulate: float
+    probabilities: float  # 0: not rounded
+    probabilities_floor: float
+    out: float
+    out_floor: float
+    sums_rounded: bool = False  # the row sum is of rounded probabilities
+    partial: float = 0.0  # of outputs of parts of the keys; 0: not rounded
+    merged_above: int = 0  # keys above which parts are rounded twice; 0: never
+    tanh: float = 0.0  # relative error of the soft cap's tanh
+    products: float = 0.0  # of addends in fixed point; 0: in the accumulation format
+
+    @classmethod
+    def of(
+        cls, arithmetic: Arithmetic, value_dtype: torch.dtype, out_dtype: torch.dtype
+    ) -> Roundings:
+        """Look up the roundings of a kernel on these dtypes."""
+        rounded = arithmetic.probabilities_format(value_dtype)
+        out = dtype_name(out_dtype)
+        fixed_point = arithmetic.fp8_products == "fixed_point"
+        return cls(
+            UNIT_ROUNDOFF[arithmetic.accumulate],
+            UNIT_ROUNDOFF[rounded] if rounded else 0.0,
+            SMALLEST_SUBNORMAL[rounded] / 2 if rounded else 0.0,
+            unit_roundoff(out_dtype),
+            SMALLEST_SUBNORMAL[out] / 2,
+            arithmetic.row_sum == "probabilities" and rounded is not None,
+            unit_roundoff(out_dtype) if arithmetic.partial_outputs else 0.0,
+            arithmetic.merged_outputs,
+            TANH if arithmetic.tanh == "approximate" else 0.0,
+            FIXED_POINT if value_dtype.itemsize == 1 and fixed_point else 0.0,
+        )
+
+    def parts(self, keys: int) -> float:
+        """Give what outputs of parts of so many keys lose before the last of them is merged."""
+        return self.partial * (2 if 0 < self.merged_above < keys else 1)
+
+
+def growth(terms: int) -> float:
+    """Give n(k): how many units of roundoff a sum of k terms may gather."""
+    return min(float(terms), LAMBDA * math.sqrt(terms))
+
+
+def most_equal_keys(norms: torch.Tensor) -> torch.Tensor:
+    """Count the most frequent key of any head, by norm: more than there are is only a looser bound.
+
+    Args:
+        norms: [N, kv_heads, keys]; a NaN equals nothing.
+
+    Returns:
+        [N] int64, at least 1.
+    """
+    norms = norms.sort(dim=-1).values
+    position = torch.arange(norms.shape[-1], device=norms.device)
+    # Where a run of equal norms begins, and 0 inside of it: the largest so far is the run's start.
+    begins = position[1:] * (norms[..., 1:] != norms[..., :-1])
+    if not begins.numel():
+        return torch.ones(len(norms), dtype=torch.int64, device=norms.device)
+    lengths = position[1:] - begins.cummax(dim=-1).values + 1
+    return lengths.amax(dim=(1, 2))
+
+
+def block_bounds(
+    weights: Weights,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    options: Options,
+    roundings: Roundings,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Give the bounds on out [N, K, R, E] and lse [N, K, R, 1] of a block of rows.
+
+    Args:
+        weights: the block's softmax.
+        v: [N, K, S', E], zero where an entry is no key of the request.
+        out: [N, K, R, E], the block's attention.
+        options: of the call.
+        roundings: of the kernel.
+    """
+    u = roundings.accumulate
+    num_keys = weights.block.num_keys
+    keys, most_share, floors, parts = _of_requests(
+        out,
+        num_keys,
+        [math.sqrt(keys) for keys in num_keys],
+        [roundings.probabilities_floor * keys for keys in num_keys],
+        [roundings.parts(keys) for keys in num_keys],
+    )
+    key_norms = torch.linalg.vector_norm(weights.k, dim=-1)
+    if weights.block.padding is not None:
+        key_norms.masked_fill_(weights.block.padding.unsqueeze(1), math.nan)
+    confidence = LAMBDA * most_equal_keys(key_norms).view(-1, 1, 1, 1).to(out.dtype).sqrt_()
+    grown = torch.minimum(keys, confidence * most_share)
+    sums = (2 * grown + SUM) * u + grown * roundings.products + parts
+    lse_sums = (grown + SUM) * u + (roundings.probabilities if roundings.sums_rounded else 0.0)
+    errors = _logit_errors(weights, key_norms, options, roundings)
+    sees_nothing = torch.isneginf(weights.lse)
+    lse, out_size = weights.lse.masked_fill(sees_nothing, 0.0), out.abs()
+    largest = weights.largest.abs()
+    probabilities = weights.probabilities
+    v_squared = options.scratch.take("v_squared", tuple(v.shape), v.dtype, v.device)
+    torch.mul(v, v, out=v_squared)
+    # One product for sum P V^2 and sum P^2 V^2: both read V^2, which dominates a decode.
+    if roundings.probabilities:
+        rows = probabilities.shape[-2]
+        squares = probabilities.square()
+        second_moments = torch.cat([probabilities, squares], dim=-2) @ v_squared
+        weighted, independent = second_moments.sqrt_().split(rows, dim=-2)
+        share = torch.minimum(confidence, most_share)
+        common = out_size
+        if roundings.sums_rounded:
+            common = share * common * squares.sum(dim=-1, keepdim=True).sqrt()
+        error = torch.addcmul(common, share, independent).mul_(roundings.probabilities)
+        if v.numel():
+            normaliser = (weights.largest - lse).masked_fill_(sees_nothing, 0.0).exp_()
+            largest_v = v_squared.amax(dim=(1, 2, 3), keepdim=True).sqrt_()
+            error.addcmul_(normaliser, floors * largest_v)
+        error.addcmul_(sums, weighted)
+    else:
+        weighted = (probabilities @ v_squared).sqrt_()
+        error = sums * weighted
+    variance = weighted.square().mul_(1 + VARIANCE_FLOOR).addcmul_(out, out, value=-1)
+    moved = variance.clamp_(min=0.0).sqrt_().mul_(errors.deviation).mul_(2)
+    lse_moved = 2 * errors.mean
+    if may_reorder(errors):
+        again = 1 + sums + roundings.probabilities * (1 + most_share)
+        anywhere = largest_sum(weights.logits - lse, v, errors).mul_(again).add_(out_size)
+        moved = torch.where(errors.reorder, anywhere, moved)
+        lse_moved = torch.where(errors.reorder, errors.largest, lse_moved)
+    error.add_(moved)
+    out_bound = error.mul_(1 + roundings.out).add_(out_size, alpha=roundings.out)
+    out_bound += roundings.out_floor
+    lse_bound = torch.add(lse_sums, lse_moved).add_(largest, alpha=LSE * u)
+    lse_bound.add_(lse.abs(), alpha=LSE * u + UNIT_ROUNDOFF["float32"])
+    return out_bound.masked_fill_(sees_nothing, 0.0), lse_bound.masked_fill_(sees_nothing, 0.0)
+
+
+def _of_requests(like: torch.Tensor, *numbers: Sequence[float]) -> tuple[torch.Tensor, ...]:
+    """Give numbers of N requests as [N, 1, 1, 1] each, all brought over at once."""
+    table = torch.tensor(numbers, dtype=like.dtype).to(like.device, non_blocking=True)
+    return table.view(*table.shape, 1, 1, 1).unbind()
+
+
+def _logit_errors(
+    weights: Weights, key_norms: torch.Tensor, options: Options, roundings: Roundings
+) -> LogitErrors:
+    """Bound what the logits of a block are off by; 1., 6. and 7. above."""
+    u, head_dim = roundings.accumulate, weights.q.shape[-1]
+    scale = options.sm_scale if options.sm_scale is not None else 1.0 / math.sqrt(head_dim)
+    query_norms = torch.linalg.vector_norm(weights.q, dim=-1, keepdim=True)
+    sizes, largest = weights.logits.abs(), weights.largest.abs()  # sizes are infinite where masked
+    absolute = torch.add(sizes, largest).mul_(LOGIT * u).add_(EXP * u)
+    products = u * (growth(head_dim) + DOT) * abs(scale)
+    absolute.addcmul_(query_norms, key_norms.unsqueeze(2), value=products)
+    if roundings.products:
+        largest_q, largest_k = weights.q.abs().amax(-1, keepdim=True), weights.k.abs().amax(-1)
+        addends = largest_q * largest_k.unsqueeze(2) * abs(scale) + sizes
+        absolute += addends.mul_(growth(head_dim) * roundings.products)
+    if roundings.tanh and options.logits_soft_cap:
+        absolute += sizes.mul_(roundings.tanh)
+    absolute.masked_fill_(torch.isneginf(weights.logits), 0.0)
+    relative = absolute.clamp(max=LARGEST_LOGIT_ERROR).expm1_()
+    weighted = weights.probabilities * relative
+    mean = weighted.sum(dim=-1, keepdim=True)
+    square = (weighted * relative).sum(dim=-1, keepdim=True)
+    most = absolute.amax(dim=-1, keepdim=True) if absolute.shape[-1] else mean
+    if weights.sinks is not None:
+        sink_share = 1 - weights.probabilities.sum(dim=-1, keepdim=True)
+        of_sink = u * (LOGIT * (weights.sinks.abs() + largest) + EXP)
+        sink_error = torch.expm1(of_sink.clamp(max=LARGEST_LOGIT_ERROR))
+        mean = mean + sink_share * sink_error
+        square = square + sink_share * sink_error.square()
+        most = torch.maximum(most, of_sink)
+    return LogitErrors(absolute, most, mean, square.sqrt())

@@ -1,0 +1,138 @@
+"""Merging attention states over disjoint sets of keys, and the bound on an honest merge.
+
+    lse = log(sum_s exp(lse_s)),   out = sum_s exp(lse_s - lse) out_s
+
+A state is (out, lse) with a natural-log lse; (0, -inf) is the state of no keys and the identity of
+the merge, which is associative and commutative (FlashInfer's recursive attention; Cascade).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..formats.arithmetic import (
+    SMALLEST_SUBNORMAL,
+    UNIT_ROUNDOFF,
+    Arithmetic,
+    checked_arithmetic,
+    dtype_name,
+)
+from ..validation import check_same, check_tensor
+from .definition import AttentionOutput
+from .error_terms import EXP, LOGIT, LSE, SUM, growth
+from .reordering import LARGEST_LOGIT_ERROR
+
+
+def merge_states(
+    outs: torch.Tensor, lses: torch.Tensor, *, compute_dtype: torch.dtype = torch.float64
+) -> AttentionOutput:
+    """Merge attention states over disjoint sets of keys.
+
+    Args:
+        outs: [states, tokens, heads, dim], each state's normalised attention.
+        lses: [states, tokens, heads], natural log; -inf marks a state of no keys, whose out is
+            never read.
+        compute_dtype: float64 (default) or float32.
+
+    Returns:
+        AttentionOutput of out [tokens, heads, dim] and lse [tokens, heads] in ``compute_dtype``;
+        0 and -inf where every state is empty (and where there is no state).
+
+    Raises:
+        ValueError: shapes that disagree, or a dtype that is not floating.
+    """
+    weights, lse = _weights(outs, lses, compute_dtype)
+    return AttentionOutput(_sum(weights, outs.to(compute_dtype)), lse)
+
+
+def _weights(
+    outs: torch.Tensor, lses: torch.Tensor, compute_dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    check_tensor("outs", outs, "states tokens heads dim")
+    check_tensor("lses", lses, "states tokens heads")
+    for axis, name in enumerate(("states", "tokens", "heads")):
+        check_same("lses", name, lses.shape[axis], "outs", outs.shape[axis])
+    if compute_dtype not in (torch.float64, torch.float32):
+        message = f"compute_dtype is {compute_dtype}; it must be float64 or float32"
+        raise ValueError(message)
+    logits = lses.to(compute_dtype)
+    lse = torch.logsumexp(logits, dim=0)
+    # exp(l - max) / sum rather than exp(l - lse): equal states get weights equal to the last bit.
+    largest = logits.amax(dim=0) if len(lses) else lse
+    exponentials = torch.exp(logits - torch.where(torch.isneginf(largest), 0.0, largest))
+    total = exponentials.sum(dim=0)
+    return exponentials / torch.where(total == 0, 1.0, total), lse
+
+
+def _sum(weights: torch.Tensor, outs: torch.Tensor) -> torch.Tensor:
+    # The out of an empty state is undefined by convention: a zero weight alone would keep its NaN.
+    defined = torch.where(weights.unsqueeze(-1) == 0, 0.0, outs)
+    return (weights.unsqueeze(-1) * defined).sum(dim=0)
+
+
+def merge_error_bound(
+    outs: torch.Tensor,
+    lses: torch.Tensor,
+    *,
+    out_errors: torch.Tensor | None = None,
+    lse_errors: torch.Tensor | None = None,
+    arithmetic: Arithmetic | None = None,
+    out_dtype: torch.dtype | None = None,
+    compute_dtype: torch.dtype = torch.float64,
+) -> AttentionOutput:
+    """Bound, element by element, how far an honest merge may be from ``merge_states``.
+
+    A weight exp(lse_s - lse) has the relative error e_s = expm1(u [LOGIT (|lse_s| + max |lse_s|) +
+    EXP] + the error of lse_s), by the reasoning of ``attention_error_bound`` with states in the
+    place of keys; the errors of the states themselves enter with their weights.
+
+    Args:
+        outs, lses: as in ``merge_states``.
+        out_errors: [states, tokens, heads, dim], how far each out may already be off; 0 if None.
+        lse_errors: [states, tokens, heads], the same for lses.
+        arithmetic: what the kernel rounds; float32 throughout if None. ``partial_outputs``: some
+            states are merged first, and stored in the output's dtype.
+        out_dtype: dtype of the kernel's output; that of outs if None.
+        compute_dtype: float64 (default) or float32.
+
+    Returns:
+        AttentionOutput of bounds in ``compute_dtype``.
+
+    Raises:
+        ValueError: as ``merge_states``.
+    """
+    weights, lse = _weights(outs, lses, compute_dtype)
+    u = UNIT_ROUNDOFF[checked_arithmetic(arithmetic).accumulate]
+    out_format = dtype_name(out_dtype or outs.dtype)
+    finite = torch.where(torch.isneginf(lses), 0.0, lses.to(compute_dtype))
+    magnitude = finite.abs()
+    largest = magnitude.amax(dim=0) if len(lses) else lse.abs()
+    absolute = u * (LOGIT * (magnitude + largest) + EXP)
+    if lse_errors is not None:
+        absolute = absolute + lse_errors
+    relative = torch.expm1(absolute.clamp(max=LARGEST_LOGIT_ERROR))
+    mean = (weights * relative).sum(dim=0)
+    deviation = (weights * relative.square()).sum(dim=0).sqrt().unsqueeze(-1)
+    defined = torch.where(weights.unsqueeze(-1) == 0, 0.0, outs.to(compute_dtype))
+    weighted = (weights.unsqueeze(-1) * defined.square()).sum(dim=0).sqrt()
+    error = (2 * deviation + (2 * growth(len(outs)) + SUM) * u) * weighted
+    if out_errors is not None:
+        # w_s (1 + t_s) / sum w (1 + t) <= w_s (1 + e_s) (1 + sum w e), by Jensen's inequality.
+        carried = _sum(weights * (1 + relative), out_errors.to(compute_dtype))
+        error = error + carried * (1 + mean).unsqueeze(-1)
+    out = _sum(weights, defined)
+    rounding = UNIT_ROUNDOFF[out_format]
+    if arithmetic is not None and arithmetic.partial_outputs:
+        error = error + rounding * weighted
+    out_bound = (1 + rounding) * error + rounding * out.abs() + SMALLEST_SUBNORMAL[out_format] / 2
+    empty = torch.isneginf(lse)
+    finite_lse = torch.where(empty, 0.0, lse)
+    lse_bound = (
+        2 * mean
+        + (growth(len(outs)) + SUM) * u
+        + LSE * u * (finite_lse.abs() + largest)
+        + UNIT_ROUNDOFF["float32"] * finite_lse.abs()
+    )
+    return AttentionOutput(
+        out_bound.masked_fill(empty.unsqueeze(-1), 0.0), lse_bound.masked_fill(empty, 0.0)
+    )

@@ -1,0 +1,86 @@
+"""The keyword arguments of an attention call, and their checks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+
+from ..formats.kv_format import KVCacheFormat, Scales
+from ..scratch import Scratch
+from ..validation import check_heads
+
+
+@dataclass(frozen=True)
+class Options:
+    """The keyword arguments that paged and ragged attention share, see ``paged_attention``."""
+
+    causal: bool = True
+    sm_scale: float | None = None
+    window_left: int = -1
+    logits_soft_cap: float = 0.0
+    sinks: torch.Tensor | None = None
+    custom_mask: torch.Tensor | None = None
+    q_scale: float | torch.Tensor = 1.0
+    k_scale: float | torch.Tensor = 1.0
+    v_scale: float | torch.Tensor = 1.0
+    compute_dtype: torch.dtype = torch.float64
+    kv_format: KVCacheFormat | None = None
+    kv_cache_sf: Scales | None = None
+    scratch: Scratch = field(default_factory=Scratch, compare=False, repr=False)
+
+
+def check_options(q: torch.Tensor, num_kv_heads: int, mask_size: int, options: Options) -> None:
+    """Check the options against the tensors, and a custom mask's size."""
+    check_heads(q.shape[1], num_kv_heads)
+    if not isinstance(options.window_left, int) or options.window_left < -1:
+        message = f"window_left is {options.window_left!r}; it must be -1 (none) or at least 0"
+        raise ValueError(message)
+    cap = options.logits_soft_cap
+    if not (_is_finite(cap) and cap >= 0):
+        message = f"logits_soft_cap is {cap!r}; it must be 0 (off) or positive"
+        raise ValueError(message)
+    if options.sm_scale is not None and not _is_finite(options.sm_scale):
+        message = f"sm_scale is {options.sm_scale!r}; it must be a finite number or None"
+        raise ValueError(message)
+    if options.sinks is not None:
+        _check_shape("sinks", options.sinks, (q.shape[1],), "floating [qo_heads]")
+    check_scale("q_scale", options.q_scale, "qo_heads", q.shape[1])
+    for name in ("k_scale", "v_scale"):
+        check_scale(name, getattr(options, name), "kv_heads", num_kv_heads)
+    if options.custom_mask is not None:
+        wanted = "bool [sum of query_len * seq_len]"
+        _check_shape("custom_mask", options.custom_mask, (mask_size,), wanted)
+    if options.compute_dtype not in (torch.float64, torch.float32):
+        message = f"compute_dtype is {options.compute_dtype}; it must be float64 or float32"
+        raise ValueError(message)
+
+
+def check_scale(name: str, scale: object, axis: str, heads: int) -> None:
+    """Check a scale: a finite number, or a tensor with one of each head."""
+    if isinstance(scale, torch.Tensor):
+        if scale.numel() != 1:
+            _check_shape(name, scale, (heads,), f"a float or floating [{axis}]")
+    elif not _is_finite(scale):
+        message = f"{name} is {scale!r}; it must be a finite number or a tensor [{axis}]"
+        raise ValueError(message)
+
+
+def _is_finite(number: object) -> bool:
+    return (
+        isinstance(number, (int, float)) and not isinstance(number, bool) and math.isfinite(number)
+    )
+
+
+def _check_shape(name: str, tensor: object, shape: tuple[int, ...], wanted: str) -> None:
+    """Check an option that is a tensor: its shape, and bool or floating as ``wanted`` says."""
+    if not isinstance(tensor, torch.Tensor):
+        message = f"{name} must be {wanted} = {list(shape)}, not {type(tensor).__name__}"
+        raise ValueError(message)
+    right_dtype = tensor.dtype == torch.bool if "bool" in wanted else tensor.dtype.is_floating_point
+    if tuple(tensor.shape) != shape or not right_dtype:
+        message = (
+            f"{name} must be {wanted} = {list(shape)}, not {tensor.dtype} {list(tensor.shape)}"
+        )
+        raise ValueError(message)

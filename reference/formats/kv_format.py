@@ -1,0 +1,212 @@
+"""What the bytes of a KV cache hold: a format that travels with every quantised cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..validation import check_kv_layout
+from .quantization import NVFP4_BLOCK, deinterleave_v_scales, dequantize_nvfp4
+
+PLAIN = ("float64", "float32", "float16", "bfloat16")
+FP8 = ("float8_e4m3fn", "float8_e5m2")
+NVFP4 = "nvfp4"
+ELEMENTS = (*PLAIN, *FP8, NVFP4)
+SCALE_LAYOUTS = ("linear", "interleaved")
+
+
+@dataclass(frozen=True)
+class KVCacheFormat:
+    """How to read a KV cache.
+
+    The same ``uint8`` tensor is an FP8 cache to vLLM, which stores FP8 as bytes, and an NVFP4 cache
+    to FlashInfer (vllm-project/vllm#38822): a cache says what it is, or is refused.
+
+    Attributes:
+        element: ``"float16"``, ..., ``"float8_e4m3fn"``, ``"float8_e5m2"`` or ``"nvfp4"``: two
+            e2m1 codes a byte, the even channel in the low nibble, with an e4m3 scale for each 16
+            channels in ``kv_cache_sf`` and the global scale in ``k_scale`` and ``v_scale``.
+        storage: dtype of the tensor: ``"uint8"``, or empty for the element's own.
+        kv_layout: ``"NHD"`` or ``"HND"``, of codes and block scales alike.
+        v_scale_layout: of V's block scales: ``"linear"``, or ``"interleaved"`` in groups of four
+            tokens, as trtllm-gen kernels read them.
+
+    Raises:
+        ValueError: an unknown element, storage or layout.
+    """
+
+    element: str
+    storage: str = ""
+    kv_layout: str = "NHD"
+    v_scale_layout: str = "linear"
+
+    def __post_init__(self) -> None:
+        """Refuse what no cache is."""
+        if self.element == "uint8":
+            raise ValueError(AMBIGUOUS.format(name="element"))
+        if self.element not in ELEMENTS:
+            message = f"element is {self.element!r}; it must be one of {', '.join(ELEMENTS)}"
+            raise ValueError(message)
+        allowed = ("", "uint8") if self.element in (*FP8, NVFP4) else ("",)
+        if self.storage not in allowed:
+            message = f"storage is {self.storage!r}; {self.element} may be stored as {allowed!r}"
+            raise ValueError(message)
+        check_kv_layout(self.kv_layout)
+        if self.v_scale_layout not in SCALE_LAYOUTS:
+            message = (
+                f"v_scale_layout is {self.v_scale_layout!r}; it must be one of {SCALE_LAYOUTS}"
+            )
+            raise ValueError(message)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the tensor that holds the cache."""
+        if self.storage or self.element == NVFP4:
+            return torch.uint8
+        found: torch.dtype = getattr(torch, self.element)
+        return found
+
+    @property
+    def quantised(self) -> bool:
+        """Whether elements are narrower than 16 bits."""
+        return self.element not in PLAIN
+
+    @property
+    def packed(self) -> int:
+        """Elements a byte or entry of the tensor."""
+        return 2 if self.element == NVFP4 else 1
+
+    def view(self, cache: torch.Tensor) -> torch.Tensor:
+        """Give the tensor as what it holds: bytes of FP8 as the FP8 dtype; no copy."""
+        if self.element in FP8 and cache.dtype == torch.uint8:
+            return cache.view(getattr(torch, self.element))
+        return cache
+
+    def decode(self, rows: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
+        """Give the values of gathered rows [..., head_dim / packed] without the global scale.
+
+        They are exact: an e2m1 code times an e4m3 scale has six bits.
+
+        Args:
+            rows: codes, as ``view`` gives them.
+            scales: [..., head_dim / 16] of NVFP4, linear.
+        """
+        if self.element != NVFP4:
+            return rows
+        assert scales is not None  # noqa: S101  `checked` has refused its absence
+        return dequantize_nvfp4(rows, scales, 1.0, dtype=torch.float32)
+
+
+def stored_head_dim(cache: torch.Tensor, kv_format: KVCacheFormat | None) -> int:
+    """Give the channels of a cache whose last axis may hold two of them a byte."""
+    return cache.shape[-1] * (kv_format.packed if kv_format else 1)
+
+
+AMBIGUOUS = (
+    "{name} is uint8, which does not say what the bytes hold: vLLM stores FP8 caches as uint8, "
+    "FlashInfer reads uint8 as NVFP4. Give kv_format=KVCacheFormat('float8_e4m3fn', "
+    "storage='uint8') (or float8_e5m2), or KVCacheFormat('nvfp4') with kv_cache_sf"
+)
+
+
+def whole_blocks(element: str, *head_dims: int) -> bool:
+    """Tell whether an element's blocks fill these head dims; only nvfp4 has blocks."""
+    return element != NVFP4 or not any(dim % NVFP4_BLOCK for dim in head_dims)
+
+
+Scales = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class CheckedCache:
+    """A cache whose format, dtypes and shapes agree.
+
+    Attributes:
+        kv_format: of both tensors.
+        k, v: as ``KVCacheFormat.view`` gives them.
+        k_scales, v_scales: block scales, linear; None where the format has none.
+        head_dim_qk, head_dim_vo: channels, not bytes.
+    """
+
+    kv_format: KVCacheFormat
+    k: torch.Tensor
+    v: torch.Tensor
+    k_scales: torch.Tensor | None
+    v_scales: torch.Tensor | None
+
+    @property
+    def head_dim_qk(self) -> int:
+        """Channels of a key."""
+        return self.k.shape[-1] * self.kv_format.packed
+
+    @property
+    def head_dim_vo(self) -> int:
+        """Channels of a value."""
+        return self.v.shape[-1] * self.kv_format.packed
+
+
+def checked_cache(
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    kv_layout: str,
+    kv_format: KVCacheFormat | None,
+    kv_cache_sf: Scales | None,
+) -> CheckedCache:
+    """Bring a cache and its format together.
+
+    Args:
+        k_cache, v_cache, kv_layout: as in ``paged_attention``.
+        kv_format: None where the dtype says what the cache holds.
+        kv_cache_sf: block scales of K and V: [pages, page_size, kv_heads, head_dim / 16] or HND.
+
+    Raises:
+        ValueError: uint8 without a format, a dtype that is not the format's, scales that are
+            missing, in the way or of another shape; the argument is named.
+    """
+    found = _format_of(k_cache, v_cache, kv_layout, kv_format)
+    if found.element != NVFP4:
+        if kv_cache_sf is not None:
+            message = f"kv_cache_sf is given, but {found.element} has no block scales"
+            raise ValueError(message)
+        return CheckedCache(found, found.view(k_cache), found.view(v_cache), None, None)
+    if kv_cache_sf is None:
+        message = "kv_cache_sf is missing: an nvfp4 cache has block scales"
+        raise ValueError(message)
+    k_scales, v_scales = kv_cache_sf
+    _check_scales("k", k_cache, k_scales)
+    _check_scales("v", v_cache, v_scales)
+    if found.v_scale_layout == "interleaved":
+        v_scales = deinterleave_v_scales(v_scales, kv_layout=kv_layout)
+    return CheckedCache(found, k_cache, v_cache, k_scales, v_scales)
+
+
+def _format_of(
+    k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str, kv_format: KVCacheFormat | None
+) -> KVCacheFormat:
+    if kv_format is None:
+        if torch.uint8 in {k_cache.dtype, v_cache.dtype}:
+            raise ValueError(AMBIGUOUS.format(name="the dtype of k_cache"))
+        return KVCacheFormat(str(k_cache.dtype).removeprefix("torch."), kv_layout=kv_layout)
+    if kv_format.kv_layout != kv_layout:
+        message = f"kv_format is in layout {kv_format.kv_layout}, but kv_layout is {kv_layout}"
+        raise ValueError(message)
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        if cache.dtype != kv_format.dtype:
+            message = f"{name} is {cache.dtype}; {kv_format} is stored as {kv_format.dtype}"
+            raise ValueError(message)
+    return kv_format
+
+
+def _check_scales(name: str, cache: torch.Tensor, scales: torch.Tensor) -> None:
+    channels = 2 * cache.shape[-1]
+    if not whole_blocks(NVFP4, channels):
+        message = f"{name}_cache has {channels} channels; nvfp4 needs a multiple of {NVFP4_BLOCK}"
+        raise ValueError(message)
+    wanted = [*cache.shape[:-1], channels // NVFP4_BLOCK]
+    if scales.dtype != torch.float8_e4m3fn or list(scales.shape) != wanted:
+        message = (
+            f"kv_cache_sf of {name} is {scales.dtype} {list(scales.shape)}; it must be "
+            f"float8_e4m3fn {wanted}"
+        )
+        raise ValueError(message)

@@ -1,0 +1,1 @@
+"""Routing and experts by definition, with error bounds."""

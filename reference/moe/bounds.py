@@ -1,0 +1,274 @@
+r"""Elementwise bounds on what an honest MoE kernel may differ from the float64 oracle.
+
+Write u for the unit roundoff of the accumulation format, x for a token's hidden state [D], w_j for
+row j of w13, g_j = w_j x + b_j, a_j for the activation's results [I], W_k for row k of w2, y = W a,
+c_s for the routing weights, and LAMBDA and n(k) = min(k, LAMBDA sqrt(k)) as in ``error_terms``.
+
+1.  g_j is a sum of D products. Its error is a sum of independent roundings of mean zero, which is
+    beyond LAMBDA d_j only with probability 2 exp(-LAMBDA^2 / 2), where
+
+        d_j = u [ (n(D) / LAMBDA + DOT) |x| |w_j| + LOGIT (|g_j| + |b_j|) ]
+
+    The second term is the scale of quantised operands, the bias and the routing weight on the
+    input. Where the projections are stored in a format of roundoff p before the activation,
+    p |g_j| more.
+
+2.  The activation carries it: v_j bounds |a(g') - a(g)| / LAMBDA for |g' - g| <= LAMBDA d
+    (``activations.Phi.change``: the slope and the largest curvature; a limit cuts it off). If a is
+    rounded to a format of roundoff q before the second product, v_j gains q |a_j|, and in the
+    scaled formats a share of the row's largest |a|, for small elements share its scale; with a
+    scale that is given beforehand, half of the smallest code's value.
+
+3.  The errors of different j are independent: w_j and the rounding of a_j differ. So y_k moves by
+    at most LAMBDA sqrt(c sum_j v_j^2 W_kj^2), where c counts the most frequent |a_j| of the row:
+    equal rows of w13 round alike. sqrt(I) in the place of LAMBDA sqrt(c), if that is less, is the
+    worst case.
+
+4.  What the activation function itself loses is no rounding of mean zero, but the same function of
+    g_j in every j: t_j = ACTIVATION u |a_j|; for gelu, whose (1 + erf) / 2 has an absolute error,
+    CANCELLED u |x| more, with tanh.approx or a sigmoid made of tanh as well. It adds |t| |W_k|
+    (Cauchy-Schwarz), as does the second product: u (n(I) + DOT) |a| |W_k|, and
+    LOGIT u (|y_k| + |bias|).
+
+5.  out = sum_s c_s y_s adds the errors with |c_s|: experts may be equal, so nothing is said of
+    independence here. The sum itself adds u (n(S) + SUM) sum |c_s y_s|; in a narrower ``combine``
+    format of roundoff r, r (2 S + 1) sum |c_s y_s|: each product, and each sum so far; and half of
+    its smallest number for each product, which may be subnormal (sums of such are exact). Expert
+    outputs that are stored in the output's dtype of roundoff o (``partial_outputs``): o |c_s y_s|
+    more.
+
+6.  The output is rounded once: E = (1 + o) (the above) + o |out| + floor.
+
+7.  FP8 operands in fixed point: n(D) FIXED_POINT (max|x| max|w_j| + |g_j|) more in g_j, and the
+    same in y_k where the intermediate is FP8 too.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from ..attention.error_terms import DOT, LAMBDA, LOGIT, SUM, growth, most_equal_keys
+from ..formats.arithmetic import SMALLEST_SUBNORMAL, Arithmetic, checked_arithmetic
+from ..scratch import Scratch
+from .activations import activate, carried_error, halves
+from .calls import Experts, MoECall, MoEOptions, checked_call
+from .roundings import MoERoundings
+from .weights import Matrix, QuantizedMatrix
+
+ACTIVATION = 16.0
+"""Error of an activation in units of u: exponential, division, products (ex2.approx: 2 ulp)."""
+CANCELLED = 4.0
+"""Absolute error, in units of u, of (1 + erf) / 2 and (1 + tanh) / 2."""
+
+
+class JudgedMoE(NamedTuple):
+    """The oracle's answer and the bound on the difference of an honest kernel."""
+
+    expected: torch.Tensor
+    bound: torch.Tensor
+
+
+def moe_error_bound(
+    hidden: torch.Tensor | QuantizedMatrix,
+    w13: torch.Tensor | QuantizedMatrix,
+    w2: torch.Tensor | QuantizedMatrix,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    *,
+    activation: str = "swiglu",
+    w13_bias: torch.Tensor | None = None,
+    w2_bias: torch.Tensor | None = None,
+    alpha: float | torch.Tensor | None = None,
+    beta: float | torch.Tensor | None = None,
+    limit: float | torch.Tensor | None = None,
+    interleaved: bool = False,
+    expert_offset: int = 0,
+    num_experts: int | None = None,
+    weights_on_input: bool = False,
+    intermediate_scale: float | torch.Tensor | None = None,
+    shared_w13: torch.Tensor | QuantizedMatrix | None = None,
+    shared_w2: torch.Tensor | QuantizedMatrix | None = None,
+    shared_weight: float = 1.0,
+    compute_dtype: torch.dtype = torch.float64,
+    arithmetic: Arithmetic | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Bound, element by element, how far an honest kernel may be from ``moe``.
+
+    Args:
+        hidden, w13, w2, topk_ids, topk_weights, and the options: as in ``moe``. Weights on the
+            input multiply the accumulator, or the hidden states in its format; a kernel that rounds
+            weight times hidden state gets that product as its hidden state.
+        arithmetic: what the kernel rounds where; float32 throughout if None.
+        out_dtype: dtype of the kernel's output; if None that of hidden, or bfloat16 of codes.
+
+    Returns:
+        Bounds [tokens, hidden] in ``compute_dtype``. The derivation is this module's docstring.
+
+    Raises:
+        ValueError: as ``moe``.
+    """
+    options = MoEOptions(
+        activation,
+        w13_bias,
+        w2_bias,
+        alpha,
+        beta,
+        limit,
+        interleaved,
+        expert_offset,
+        num_experts,
+        weights_on_input,
+        intermediate_scale,
+        shared_w13,
+        shared_w2,
+        shared_weight,
+        compute_dtype,
+    )
+    call = checked_call(hidden, w13, w2, topk_ids, topk_weights, options)
+    return judge_moe(call, options.compute_dtype, arithmetic, out_dtype).bound
+
+
+@torch.no_grad()
+def judge_moe(
+    call: MoECall,
+    dtype: torch.dtype,
+    arithmetic: Arithmetic | None,
+    out_dtype: torch.dtype | None,
+) -> JudgedMoE:
+    """Compute the experts and their bounds in one pass over the weights."""
+    stored = call.hidden.values.dtype
+    out_dtype = out_dtype or (stored if stored.itemsize > 1 else torch.bfloat16)
+    roundings = MoERoundings.of(checked_arithmetic(arithmetic), call.hidden.element, out_dtype)
+    out = torch.zeros(call.shape, dtype=dtype, device=call.hidden.values.device)
+    bound = torch.zeros_like(out)
+    r, slots = roundings, call.top_k
+    of_sum = r.accumulate * (growth(slots) + SUM) + r.combine * (2 * slots + 1) + r.partial
+    for part in call.parts:
+        for expert, tokens, weights in part.rows():
+            x = call.hidden.tokens(tokens, dtype)
+            scale = weights.unsqueeze(-1)
+            if part.on_input:
+                x, scale = x * scale, torch.ones_like(scale)
+            y, error = _expert(x, part, expert, roundings, call.scratch)
+            y *= scale
+            out.index_add_(0, tokens, y)
+            floor = r.out_floor if r.partial else 0.0
+            lost = scale.abs() * (error + floor) + of_sum * y.abs()
+            lost += r.combine_floor * (scale != 0)
+            bound.index_add_(0, tokens, lost)
+    bound = (1 + r.out) * bound + r.out * out.abs() + r.out_floor
+    # Nothing is added up for a token without an expert: a kernel writes zero there.
+    return JudgedMoE(out, bound)
+
+
+def _expert(
+    x: torch.Tensor, part: Experts, expert: int, roundings: MoERoundings, scratch: Scratch
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Give an expert's outputs [n, hidden], without routing weights, and their bounds."""
+    u, r = roundings.accumulate, roundings
+    first = _product(x, part.w13, expert, scratch)
+    projected, columns = first.value, part.w13.columns
+    bias = 0.0 if part.w13_bias is None else part.w13_bias[expert]
+    projected += bias
+    sums = u * (growth(columns) / LAMBDA + DOT)
+    errors = (
+        sums * first.norms + (u * LOGIT + r.projections) * projected.abs() + r.projections_floor
+    )
+    if part.w13_bias is not None:
+        errors += u * LOGIT * part.w13_bias[expert].abs()
+    if r.first_products:
+        share = r.first_products * growth(columns) / LAMBDA
+        errors += share * (first.largest + projected.abs())
+    numbers, interleaved = part.numbers[expert], part.interleaved
+    a = activate(part.activation, projected, numbers, interleaved=interleaved)
+    a = part.saturated(a, expert)
+    errors *= LAMBDA
+    spread = carried_error(part.activation, projected, errors, numbers, interleaved=interleaved)
+    spread /= LAMBDA
+    size = a.abs()
+    spread += r.intermediate * size + r.intermediate_floor
+    if part.scales is not None and r.intermediate_share:
+        spread += SMALLEST_SUBNORMAL["float8_e4m3fn"] / 2 * part.scales[expert]
+    elif r.intermediate_share:
+        spread += r.intermediate_share * size.amax(dim=1, keepdim=True)
+    equal = most_equal_keys(size.masked_fill(size == 0, math.nan).unsqueeze(1))
+    inter = part.w2.columns
+    spread *= equal.clamp(max=max(1.0, inter / LAMBDA**2)).to(a.dtype).sqrt().unsqueeze(-1)
+    second = _product(a, part.w2, expert, scratch, spread)
+    y = second.value
+    error = min(LAMBDA, math.sqrt(inter)) * second.spread
+    systematic = _systematic(part, projected, size, roundings)
+    error += systematic * second.row_norms
+    error += u * (growth(inter) + DOT) * second.norms
+    if part.w2_bias is not None:
+        y += part.w2_bias[expert]
+        error += u * LOGIT * part.w2_bias[expert].abs()
+    error += u * LOGIT * y.abs()
+    if r.second_products:
+        error += r.second_products * growth(inter) * (second.largest + y.abs())
+    return y, error
+
+
+def _systematic(
+    part: Experts, projected: torch.Tensor, size: torch.Tensor, roundings: MoERoundings
+) -> torch.Tensor:
+    """Give the norm [n, 1] of what the activation function itself may lose."""
+    lost = ACTIVATION * roundings.accumulate * size
+    absolute = roundings.sigmoid + 0.5 * roundings.tanh
+    if part.activation.cancels:
+        absolute += CANCELLED * roundings.accumulate
+    if absolute:
+        # a = x share up, so that an absolute error of the share counts with |x up|.
+        if part.activation.gated:
+            gate, up = halves(projected, interleaved=part.interleaved)
+            lost = lost + absolute * (gate * up).abs()
+        else:
+            lost = lost + absolute * projected.abs()
+    norm: torch.Tensor = torch.linalg.vector_norm(lost, dim=1, keepdim=True)
+    return norm
+
+
+class _Product(NamedTuple):
+    """A product, and what its bound is made of.
+
+    Attributes:
+        value: [n, rows].
+        row_norms: |W_k|, [rows].
+        norms: |x| |W_k|, [n, rows].
+        largest: max|x| max|W_k|, [n, rows].
+        spread: sqrt(sum_j v_j^2 W_kj^2), [n, rows]; of nothing, if no v is given.
+    """
+
+    value: torch.Tensor
+    row_norms: torch.Tensor
+    norms: torch.Tensor
+    largest: torch.Tensor
+    spread: torch.Tensor
+
+
+def _product(
+    x: torch.Tensor, matrix: Matrix, expert: int, scratch: Scratch, v: torch.Tensor | None = None
+) -> _Product:
+    rows = matrix.values.shape[1]
+    value = x.new_empty((len(x), rows))
+    spread = torch.empty_like(value) if v is not None else x.new_empty((len(x), 0))
+    row_norms, row_largest = x.new_empty(rows), x.new_empty(rows)
+    squares = None if v is None else v.square()
+    start = 0
+    for w in matrix.blocks(expert, x.dtype, scratch):
+        stop = start + len(w)
+        torch.mm(x, w.T, out=value[:, start:stop])
+        torch.linalg.vector_norm(w, dim=1, out=row_norms[start:stop])
+        # Not vector_norm(ord=inf), which took 14 times as long.
+        row_largest[start:stop] = torch.maximum(w.amax(dim=1), -w.amin(dim=1))
+        if squares is not None:
+            taken = scratch.take("squares", tuple(w.shape), w.dtype, w.device)
+            torch.mm(squares, torch.square(w, out=taken).T, out=spread[:, start:stop])
+        start = stop
+    norms = torch.linalg.vector_norm(x, dim=1, keepdim=True) * row_norms
+    largest = x.abs().amax(dim=1, keepdim=True) * row_largest
+    return _Product(value, row_norms, norms, largest, spread.sqrt_())

@@ -1,0 +1,297 @@
+"""The arguments of an MoE call: checked, and split into the rows of each expert."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from ..scratch import Scratch
+from ..validation import (
+    check_index_tensor,
+    check_same,
+    check_tensor,
+    checked_integer,
+    checked_number,
+)
+from .activations import Activation, Swiglu, activation_of
+from .weights import Matrix, QuantizedMatrix, checked_matrix
+
+LARGEST_E4M3 = 448.0
+"""The largest number of float8_e4m3fn: what is beyond it saturates."""
+TOKENS = 128
+"""Rows of an expert computed at once: what bounds memory where all tokens go to one expert."""
+
+
+@dataclass(frozen=True)
+class MoEOptions:
+    """The keyword arguments of ``moe``, which says what they are."""
+
+    activation: str = "swiglu"
+    w13_bias: torch.Tensor | None = None
+    w2_bias: torch.Tensor | None = None
+    alpha: float | torch.Tensor | None = None
+    beta: float | torch.Tensor | None = None
+    limit: float | torch.Tensor | None = None
+    interleaved: bool = False
+    expert_offset: int = 0
+    num_experts: int | None = None
+    weights_on_input: bool = False
+    intermediate_scale: float | torch.Tensor | None = None
+    shared_w13: torch.Tensor | QuantizedMatrix | None = None
+    shared_w2: torch.Tensor | QuantizedMatrix | None = None
+    shared_weight: float = 1.0
+    compute_dtype: torch.dtype = torch.float64
+
+
+class Experts(NamedTuple):
+    """Experts of one set of weights, the tokens that they get, and how they compute.
+
+    Attributes:
+        w13, w2: their weights.
+        w13_bias, w2_bias: [experts, rows], or None.
+        activation, interleaved: between the two products.
+        numbers: of the swiglu family, one entry an expert.
+        ids: int64 [tokens, top_k] into w13; what is outside of it contributes nothing.
+        weights: [tokens, top_k] in the dtype of the computation.
+        on_input: the weights multiply the hidden states, not the outputs.
+        scales: of FP8 intermediates, one an expert; None if they are not given beforehand.
+    """
+
+    w13: Matrix
+    w2: Matrix
+    w13_bias: torch.Tensor | None
+    w2_bias: torch.Tensor | None
+    activation: Activation
+    interleaved: bool
+    numbers: list[Swiglu]
+    ids: torch.Tensor
+    weights: torch.Tensor
+    on_input: bool
+    scales: list[float] | None = None
+
+    def saturated(self, middle: torch.Tensor, expert: int) -> torch.Tensor:
+        """Cut the activation's results off where their FP8 codes end."""
+        if self.scales is None:
+            return middle
+        largest = LARGEST_E4M3 * self.scales[expert]
+        return middle.clamp(-largest, largest)
+
+    def rows(self) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+        """Give (expert, tokens, weights) by expert, at most ``TOKENS`` rows at a time.
+
+        An expert that nobody selected, and a slot of weight 0, are not computed: whatever NaN is
+        there stays there. On the input a weight of 0 makes a row of zeros, which biases may move.
+        """
+        experts = self.w13.values.shape[0]
+        here = (self.ids >= 0) & (self.ids < experts)
+        if not self.on_input:
+            here &= self.weights != 0
+        tokens, slots = here.nonzero(as_tuple=True)
+        ids = self.ids[tokens, slots]
+        order = ids.argsort(stable=True)
+        tokens, weights = tokens[order], self.weights[tokens, slots][order]
+        start = 0
+        for expert, count in enumerate(ids.bincount(minlength=experts).tolist()):
+            for first in range(start, start + count, TOKENS):
+                last = min(first + TOKENS, start + count)
+                yield expert, tokens[first:last], weights[first:last]
+            start += count
+
+
+class MoECall(NamedTuple):
+    """A checked call.
+
+    Attributes:
+        hidden: [tokens, hidden].
+        parts: the routed experts, and the shared ones where there are any.
+        shape: of the result.
+        top_k: slots that a token's sum has, shared experts included.
+        scratch: memory for what is widened.
+    """
+
+    hidden: Matrix
+    parts: list[Experts]
+    shape: tuple[int, int]
+    top_k: int
+    scratch: Scratch
+
+
+def checked_call(
+    hidden: torch.Tensor | QuantizedMatrix,
+    w13: torch.Tensor | QuantizedMatrix,
+    w2: torch.Tensor | QuantizedMatrix,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    options: MoEOptions,
+) -> MoECall:
+    """Check the arguments of ``moe`` and bring its parts together."""
+    if options.compute_dtype not in (torch.float64, torch.float32):
+        message = f"compute_dtype is {options.compute_dtype}; it must be float64 or float32"
+        raise ValueError(message)
+    states = checked_matrix("hidden", hidden, "tokens hidden")
+    tokens = states.values.shape[0]
+    first, second = _checked_weights("w13", "w2", w13, w2, states, options)
+    experts = first.values.shape[0]
+    ids = _checked_ids(topk_ids, tokens, experts, options)
+    check_tensor("topk_weights", topk_weights, "tokens top_k")
+    if topk_weights.shape != topk_ids.shape:
+        message = (
+            f"topk_weights has shape {list(topk_weights.shape)}, but topk_ids {list(ids.shape)}"
+        )
+        raise ValueError(message)
+    activation = activation_of(options.activation, interleaved=options.interleaved)
+    routed = Experts(
+        first,
+        second,
+        _checked_bias("w13_bias", options.w13_bias, first, options),
+        _checked_bias("w2_bias", options.w2_bias, second, options),
+        activation,
+        options.interleaved,
+        _numbers(activation, options, experts),
+        ids - options.expert_offset,
+        topk_weights.to(options.compute_dtype),
+        options.weights_on_input,
+        _checked_scales(options.intermediate_scale, experts),
+    )
+    shared = _shared(states, second, activation, options)
+    parts = [routed, shared] if shared else [routed]
+    slots = sum(part.ids.shape[1] for part in parts)
+    return MoECall(states, parts, (tokens, second.values.shape[1]), slots, Scratch())
+
+
+def _checked_weights(
+    name13: str,
+    name2: str,
+    w13: torch.Tensor | QuantizedMatrix,
+    w2: torch.Tensor | QuantizedMatrix,
+    hidden: Matrix,
+    options: MoEOptions,
+) -> tuple[Matrix, Matrix]:
+    first = checked_matrix(name13, w13, "experts rows hidden")
+    second = checked_matrix(name2, w2, "experts hidden inter")
+    check_same(name13, "columns", first.columns, "hidden", hidden.columns)
+    check_same(name2, "experts", second.values.shape[0], name13, first.values.shape[0])
+    rows, gated = first.values.shape[1], activation_of(options.activation).gated
+    wanted = second.columns * (2 if gated else 1)
+    if rows != wanted:
+        kind = "gate and up rows" if gated else "rows"
+        message = (
+            f"{name13} has {rows} rows; {options.activation} with {second.columns} columns of "
+            f"{name2} needs {wanted} {kind}"
+        )
+        raise ValueError(message)
+    return first, second
+
+
+def _checked_ids(ids: torch.Tensor, tokens: int, experts: int, options: MoEOptions) -> torch.Tensor:
+    shape = tuple(ids.shape) if isinstance(ids, torch.Tensor) else ()
+    if shape[:1] != (tokens,) or len(shape[1:]) != 1:
+        message = f"topk_ids must be [tokens, top_k] with hidden's {tokens} tokens, not {shape}"
+        raise ValueError(message)
+    check_index_tensor("topk_ids", ids)
+    total = options.num_experts
+    everywhere = experts if total is None else checked_integer("num_experts", total)
+    offset = checked_integer("expert_offset", options.expert_offset)
+    last = offset + experts
+    if offset < 0 or last > everywhere:
+        message = (
+            f"expert_offset is {offset}, and w13 has {experts} experts: they end at "
+            f"{last}, but num_experts is {everywhere}"
+        )
+        raise ValueError(message)
+    wide = ids.to(torch.int64)
+    wrong = (wide < -1) | (wide >= everywhere)
+    if bool(wrong.any()):
+        token, slot = wrong.nonzero()[0].tolist()
+        message = (
+            f"topk_ids[{token}, {slot}] is {int(wide[token, slot])}; there are {everywhere} experts"
+        )
+        raise ValueError(message)
+    return wide
+
+
+def _checked_bias(
+    name: str, bias: torch.Tensor | None, matrix: Matrix, options: MoEOptions
+) -> torch.Tensor | None:
+    if bias is None:
+        return None
+    check_tensor(name, bias, "experts rows")
+    if bias.shape != matrix.values.shape[:2]:
+        wanted = list(matrix.values.shape[:2])
+        message = f"{name} has shape {list(bias.shape)}; it must be [experts, rows] = {wanted}"
+        raise ValueError(message)
+    return bias.to(options.compute_dtype)
+
+
+def _numbers(activation: Activation, options: MoEOptions, experts: int) -> list[Swiglu]:
+    """Give alpha, beta and limit of each expert."""
+    columns = []
+    for name, neutral in Swiglu()._asdict().items():
+        given, usual = getattr(options, name), getattr(activation, name)
+        if given is not None and usual is None:
+            message = f"{name} is given, but activation {options.activation!r} takes none"
+            raise ValueError(message)
+        if given is None:
+            given = neutral if usual is None else usual
+        columns.append(_number_of_each(name, given, experts))
+    return [Swiglu(*each) for each in zip(*columns, strict=True)]
+
+
+def _number_of_each(name: str, given: float | torch.Tensor, experts: int) -> list[float]:
+    if isinstance(given, torch.Tensor):
+        if list(given.shape) not in ([], [1], [experts]):
+            message = f"{name} has shape {list(given.shape)}; give one number or [{experts}]"
+            raise ValueError(message)
+        found = given.double().expand(experts).tolist()
+    else:
+        found = [checked_number(name, given)] * experts
+    for expert, value in enumerate(found):
+        if math.isnan(value) or (name == "limit" and value < 0):
+            message = f"{name}[{expert}] is {value}; it must be a number, a limit at least 0"
+            raise ValueError(message)
+    return found
+
+
+def _checked_scales(given: float | torch.Tensor | None, experts: int) -> list[float] | None:
+    if given is None:
+        return None
+    scales = _number_of_each("intermediate_scale", given, experts)
+    for expert, scale in enumerate(scales):
+        if not 0 < scale < math.inf:
+            message = f"intermediate_scale[{expert}] is {scale}; a scale is positive and finite"
+            raise ValueError(message)
+    return scales
+
+
+def _shared(
+    hidden: Matrix, second: Matrix, activation: Activation, options: MoEOptions
+) -> Experts | None:
+    """Give the experts that every token goes to."""
+    if options.shared_w13 is None and options.shared_w2 is None:
+        return None
+    if options.shared_w13 is None or options.shared_w2 is None:
+        message = "shared_w13 and shared_w2: give both, or neither"
+        raise ValueError(message)
+    if options.intermediate_scale is not None:
+        message = "intermediate_scale is of the routed experts: there is none for shared ones"
+        raise ValueError(message)
+    w13, w2 = _checked_weights(
+        "shared_w13", "shared_w2", options.shared_w13, options.shared_w2, hidden, options
+    )
+    check_same("shared_w2", "rows", w2.values.shape[1], "w2", second.values.shape[1])
+    for name in ("alpha", "beta", "limit"):
+        if isinstance(getattr(options, name), torch.Tensor):
+            message = f"{name} is a tensor of the routed experts; with shared experts give a float"
+            raise ValueError(message)
+    experts, tokens, device = w13.values.shape[0], hidden.values.shape[0], w13.values.device
+    ids = torch.arange(experts, device=device).expand(tokens, experts)
+    weight = checked_number("shared_weight", options.shared_weight)
+    weights = torch.full(ids.shape, weight, dtype=options.compute_dtype, device=device)
+    numbers = _numbers(activation, options, experts)
+    return Experts(
+        w13, w2, None, None, activation, options.interleaved, numbers, ids, weights, on_input=False
+    )

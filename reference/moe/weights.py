@@ -1,0 +1,271 @@
+"""Matrices of an MoE call as codes and scales: what they hold, and how their rows are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from ..formats.quantization import (
+    MX_BLOCK,
+    NVFP4_BLOCK,
+    dequantize_fp8,
+    dequantize_mxfp4,
+    dequantize_mxfp8,
+    dequantize_nvfp4,
+)
+from ..scratch import Scratch
+from ..validation import check_values, checked_number
+
+SCALE_BLOCK = 128
+"""Rows and columns of one scale of ``"block"``, as DeepSeek-V3's checkpoints have them."""
+NUMBERS = 3 * 2**18
+"""Of an expert's weights widened at once: few calls, and what a cache holds is multiplied there."""
+CODES = NUMBERS // 2
+"""The same of codes, whose decoding has more tensors of that size."""
+FP8 = ("float8_e4m3fn", "float8_e5m2")
+BLOCKS = {"nvfp4": NVFP4_BLOCK, "mxfp4": MX_BLOCK, "mxfp8": MX_BLOCK}
+PACKED = ("nvfp4", "mxfp4")
+SCALES = ("tensor", "channel", "block")
+
+
+@dataclass(frozen=True)
+class MatrixFormat:
+    """How to read a quantised matrix [..., rows, columns], whose columns a product sums over.
+
+    Attributes:
+        element: ``"float8_e4m3fn"``, ``"float8_e5m2"``, ``"nvfp4"`` (e2m1, an e4m3 scale for 16
+            columns), ``"mxfp4"`` (e2m1, an e8m0 scale for 32) or ``"mxfp8"`` (e4m3, the same).
+        scales: of FP8: ``"tensor"`` (one; one an expert for weights), ``"channel"`` (one a row:
+            an output channel, or a token) or ``"block"`` (one for 128 columns of a token, or for
+            128 x 128 of a weight). Empty for the block formats.
+
+    Raises:
+        ValueError: an unknown element, or scales that it does not have.
+    """
+
+    element: str
+    scales: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what no matrix is."""
+        if self.element not in (*FP8, *BLOCKS):
+            message = f"element is {self.element!r}; it must be one of {', '.join((*FP8, *BLOCKS))}"
+            raise ValueError(message)
+        allowed = SCALES if self.element in FP8 else ("",)
+        if self.scales not in allowed:
+            message = f"scales is {self.scales!r}; {self.element} may have {allowed!r}"
+            raise ValueError(message)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the codes."""
+        if self.element in PACKED:
+            return torch.uint8
+        found: torch.dtype = getattr(torch, FP8[0] if self.element == "mxfp8" else self.element)
+        return found
+
+    @property
+    def packed(self) -> int:
+        """Columns in one code's byte."""
+        return 2 if self.element in PACKED else 1
+
+
+class QuantizedMatrix(NamedTuple):
+    """Weights [experts, rows, columns] or hidden states [tokens, columns] as codes.
+
+    Attributes:
+        codes: of the format's dtype; half as many bytes as columns for nvfp4 and mxfp4, the even
+            column in the low nibble.
+        scales: floating for FP8: ``"tensor"``: [experts], or [] for hidden states; ``"channel"``:
+            [experts, rows] or [tokens]; ``"block"``: [experts, rows / 128, columns / 128] or
+            [tokens, columns / 128], rounded up. Block formats: e4m3 [..., columns / 16] or e8m0
+            [..., columns / 32], in linear order.
+        format: how to read them.
+        global_scale: of nvfp4: a float, or a tensor [experts]; it multiplies.
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    format: MatrixFormat
+    global_scale: float | torch.Tensor = 1.0
+
+
+class Matrix(NamedTuple):
+    """A matrix whose format, dtypes and shapes agree.
+
+    Attributes:
+        values: numbers, or codes.
+        columns: numbers in a row.
+        quantized: how to read codes; None for numbers.
+    """
+
+    values: torch.Tensor
+    columns: int
+    quantized: QuantizedMatrix | None
+
+    @property
+    def element(self) -> str:
+        """The format of its elements."""
+        if self.quantized:
+            return self.quantized.format.element
+        return str(self.values.dtype).removeprefix("torch.")
+
+    @property
+    def step(self) -> int:
+        """Rows of an expert's weights that are widened at once; of codes a multiple of 128."""
+        if self.quantized:
+            return max(1, CODES // self.columns // SCALE_BLOCK) * SCALE_BLOCK
+        return max(1, min(NUMBERS // self.columns, self.values.shape[1]))
+
+    def blocks(self, expert: int, dtype: torch.dtype, scratch: Scratch) -> Iterator[torch.Tensor]:
+        """Give the numbers of an expert's weights, ``step`` rows at a time.
+
+        They may lie in the scratch memory, until the next are read.
+        """
+        weights, step = self.values[expert], self.step
+        if self.quantized is None:
+            wide = scratch.take("rows", (step, self.columns), dtype, weights.device)
+            for numbers in weights.split(step):
+                yield wide[: len(numbers)].copy_(numbers)
+        else:
+            for start in range(0, len(weights), step):
+                yield self._decoded(self.quantized, expert, start, start + step).to(dtype)
+
+    def weights(self, expert: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+        """Give the numbers [rows, columns] of an expert's weights."""
+        if self.quantized is None:
+            return self.values[expert].to(dtype)
+        return self._decoded(self.quantized, expert, 0, self.values.shape[1]).to(dtype)
+
+    def _decoded(self, given: QuantizedMatrix, expert: int, start: int, stop: int) -> torch.Tensor:
+        """Decode rows; start is a multiple of 128, so that it cuts no block of scales."""
+        codes = self.values[expert, start:stop]
+        form, scales = given.format, given.scales[expert]
+        if form.scales == "channel":
+            scales = scales[start:stop].unsqueeze(-1)
+        elif form.scales == "block":
+            scales = _spread(scales[start // SCALE_BLOCK : -(-stop // SCALE_BLOCK)], 0, len(codes))
+            scales = _spread(scales, 1, self.columns)
+        elif form.element in BLOCKS:
+            scales = scales[start:stop]
+        return _numbers(form, codes, scales, _of_expert(given, expert))
+
+    def tokens(self, index: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Give the numbers [rows, columns] of these tokens' hidden states."""
+        codes = self.values[index]
+        if self.quantized is None:
+            return codes.to(dtype)
+        form, scales = self.quantized.format, self.quantized.scales
+        if form.scales != "tensor":
+            scales = scales[index]
+        if form.scales == "channel":
+            scales = scales.unsqueeze(-1)
+        elif form.scales == "block":
+            scales = _spread(scales, 1, self.columns)
+        return _numbers(form, codes, scales, self.quantized.global_scale).to(dtype)
+
+
+def _numbers(
+    form: MatrixFormat,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    global_scale: float | torch.Tensor,
+) -> torch.Tensor:
+    if form.element == "nvfp4":
+        return dequantize_nvfp4(codes, scales, global_scale)
+    if form.element == "mxfp4":
+        return dequantize_mxfp4(codes, scales)
+    if form.element == "mxfp8":
+        return dequantize_mxfp8(codes, scales)
+    return dequantize_fp8(codes, scales)
+
+
+def _spread(scales: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+    """Repeat each scale for the 128 elements that it belongs to, the last one for what is left."""
+    return scales.repeat_interleave(SCALE_BLOCK, dim=dim).narrow(dim, 0, size)
+
+
+def _of_expert(matrix: QuantizedMatrix, expert: int) -> float | torch.Tensor:
+    scale = matrix.global_scale
+    if isinstance(scale, torch.Tensor) and scale.numel() > 1:
+        return scale[expert]
+    return scale
+
+
+def checked_matrix(name: str, given: torch.Tensor | QuantizedMatrix, axes: str) -> Matrix:
+    """Bring a matrix and its format together.
+
+    Args:
+        name: of the argument.
+        given: numbers, or codes with their scales.
+        axes: ``"experts rows columns"`` or ``"tokens columns"``, in words for the message.
+
+    Raises:
+        ValueError: bytes that do not say what they hold, a dtype that is not the format's, or
+            scales of another shape; the argument is named.
+    """
+    values = given.codes if isinstance(given, QuantizedMatrix) else given
+    names = axes.split()
+    if not isinstance(values, torch.Tensor) or values.dim() != len(names):
+        found = list(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
+        message = f"{name} must be a tensor [{', '.join(names)}], not {found}"
+        raise ValueError(message)
+    check_values(name, values)
+    if 0 in values.shape[1:]:
+        message = f"{name} is empty: its shape is {list(values.shape)}"
+        raise ValueError(message)
+    if not isinstance(given, QuantizedMatrix):
+        if not values.dtype.is_floating_point:
+            message = (
+                f"{name} is {values.dtype}, which does not say what it holds: give a "
+                "QuantizedMatrix(codes, scales, MatrixFormat(...))"
+            )
+            raise ValueError(message)
+        return Matrix(values, values.shape[-1], None)
+    if not isinstance(given.format, MatrixFormat):
+        message = f"{name}.format is {given.format!r}; it must be a MatrixFormat"
+        raise ValueError(message)
+    if not isinstance(given.scales, torch.Tensor):
+        message = f"{name}.scales must be a tensor, not {type(given.scales).__name__}"
+        raise ValueError(message)
+    check_values(f"{name}.scales", given.scales)
+    if not isinstance(given.global_scale, torch.Tensor):
+        checked_number(f"{name}.global_scale", given.global_scale)
+    if values.dtype != given.format.dtype:
+        message = f"{name}.codes is {values.dtype}; {given.format} has {given.format.dtype}"
+        raise ValueError(message)
+    columns = values.shape[-1] * given.format.packed
+    _check_scales(name, given, columns)
+    return Matrix(values, columns, given)
+
+
+def _check_scales(name: str, given: QuantizedMatrix, columns: int) -> None:
+    shape, form = list(given.codes.shape), given.format
+    weights = len(shape) > len(("tokens", "columns"))
+    if form.element in BLOCKS:
+        if columns % BLOCKS[form.element]:
+            message = (
+                f"{name} has {columns} columns; {form.element} needs a multiple of "
+                f"{BLOCKS[form.element]}"
+            )
+            raise ValueError(message)
+        wanted = [*shape[:-1], columns // BLOCKS[form.element]]
+    elif form.scales == "tensor":
+        wanted = shape[:-2]
+    elif form.scales == "channel":
+        wanted = shape[:-1]
+    else:
+        blocks = -(-columns // SCALE_BLOCK)
+        wanted = [shape[0], -(-shape[1] // SCALE_BLOCK), blocks] if weights else [shape[0], blocks]
+    if list(given.scales.shape) != wanted:
+        message = f"{name}.scales has shape {list(given.scales.shape)}; {form} needs {wanted}"
+        raise ValueError(message)
+    scale = given.global_scale
+    one_each = weights and isinstance(scale, torch.Tensor) and list(scale.shape) == shape[:1]
+    if isinstance(scale, torch.Tensor) and scale.numel() != 1 and not one_each:
+        each = f" or [{shape[0]}]" if weights else ""
+        message = f"{name}.global_scale has shape {list(scale.shape)}; give one number{each}"
+        raise ValueError(message)

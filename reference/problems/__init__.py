@@ -1,0 +1,1 @@
+"""Problems: frozen, JSON-serialisable descriptions of one call."""

@@ -1,0 +1,304 @@
+"""Problems of attention: calls over pages, over ragged keys, and the appending to a cache."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..formats.kv_format import NVFP4
+from .base import (
+    DTYPES,
+    BaseProblem,
+    check_at_least,
+    check_lengths,
+    check_one_of,
+    is_power_of_two,
+    refuse,
+)
+from .cache_names import KV_CACHES, Q_DTYPES, element_of, multiples_of, query_dtypes, storage_of
+
+ATTENTION_OPERATIONS = ("paged_attention", "ragged_attention", "append_paged_kv")
+ATTENTION_REGIMES = (
+    "iid",
+    "dominant_key",
+    "position_coded",
+    "shifted_logits",
+    "outlier_channels",
+    "exact_grid",
+)
+EXACT_KEYS = 256
+"""Keys a request that the exact grid tells apart in a quantised cache: four digits of base 4."""
+LARGEST_EXACT_QUERY = {"": 2.0**14, "float8_e4m3fn": 2.0**8, "float8_e5m2": 2.0**14}
+"""Beyond, a query would not fit into its dtype: its weight is spread over several channels."""
+MAX_REQUESTS = 2**11
+"""Identities of requests: the hash's row numbers have room for so many, and shared prefixes."""
+EXACT_GAP = 128.0
+"""Distance of neighbouring logits on the exact grid: exp(-128) is 0 in float32."""
+LEAST_EXACT_SCALE = 2.0**-7
+"""Below, the exact grid's queries would not fit into float16."""
+
+
+@dataclass(frozen=True)
+class AttentionProblem(BaseProblem):
+    """One call of paged_attention, ragged_attention or append_paged_kv.
+
+    Attributes:
+        operation: which of the three.
+        query_lens, seq_lens: tokens and keys a request.
+        num_kv_heads, group_size: query heads are their product.
+        head_dim_qk, head_dim_vo: channels.
+        dtype: of q, k, v and the output.
+        q_dtype: of q, where it is another one: FP8 queries, one of ``Q_DTYPES``.
+        page_size, kv_layout: as in ``paged_attention``; no meaning for ragged_attention.
+        page_order: 0: pages in order; n > 0: scattered over a larger cache, by hash of n.
+        shared_prefix_pages: leading full pages that all requests share, where they have them.
+        causal, window_left, logits_soft_cap, sm_scale, q_scale, k_scale, v_scale: as in
+            ``paged_attention``; sm_scale None is ``1 / sqrt(head_dim_qk)``; q_scale is of FP8
+            queries.
+        sinks, custom_mask, per_head_scales: whether there are any.
+        kv_cache: format of the cache, one of ``KV_CACHES``: any for paged_attention, FP8 for
+            append_paged_kv, none for ragged_attention.
+        values_in_keys: V is the first head_dim_vo channels of K, in the same memory: multi-head
+            latent attention (DeepSeek-V2, arXiv:2405.04434) decodes so, after the projections were
+            absorbed, with one latent head, 512 compressed channels and 64 rotary ones.
+        strided_q: q is a slice of a packed QKV tensor. strided_kv: k and v are views of one
+            larger allocation.
+        regime: how values are made, one of ``ATTENTION_REGIMES``.
+        seed: of the values.
+        request_ids: identity of each request's values; its position if empty. A request keeps its
+            values when it is run alone or in another order.
+    """
+
+    kind: ClassVar[str] = "attention"
+    later_fields: ClassVar[tuple[str, ...]] = ("kv_cache", "q_dtype", "q_scale", "values_in_keys")
+
+    operation: str = "paged_attention"
+    query_lens: tuple[int, ...] = (1,)
+    seq_lens: tuple[int, ...] = (1,)
+    num_kv_heads: int = 1
+    group_size: int = 1
+    head_dim_qk: int = 16
+    head_dim_vo: int = 16
+    dtype: str = "float32"
+    page_size: int = 1
+    kv_layout: str = "NHD"
+    page_order: int = 0
+    shared_prefix_pages: int = 0
+    causal: bool = False
+    window_left: int = -1
+    logits_soft_cap: float = 0.0
+    sm_scale: float | None = None
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+    sinks: bool = False
+    custom_mask: bool = False
+    per_head_scales: bool = False
+    kv_cache: str = ""
+    q_dtype: str = ""
+    q_scale: float = 1.0
+    values_in_keys: bool = False
+    strided_q: bool = False
+    strided_kv: bool = False
+    regime: str = "iid"
+    seed: int = 0
+    request_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what no call can look like."""
+        check_one_of("operation", self.operation, ATTENTION_OPERATIONS)
+        check_one_of("dtype", self.dtype, DTYPES)
+        check_one_of("kv_layout", self.kv_layout, ("NHD", "HND"))
+        check_one_of("regime", self.regime, ATTENTION_REGIMES)
+        check_one_of("kv_cache", self.kv_cache, KV_CACHES)
+        check_one_of("q_dtype", self.q_dtype, Q_DTYPES)
+        self._check_cache()
+        self._check_lengths()
+        check_at_least(
+            self,
+            (
+                ("num_kv_heads", 1),
+                ("group_size", 1),
+                ("head_dim_qk", 2),
+                ("head_dim_vo", 1),
+                ("page_size", 1),
+                ("page_order", 0),
+                ("shared_prefix_pages", 0),
+                ("window_left", -1),
+                ("seed", 0),
+            ),
+        )
+        for name in ("logits_soft_cap", "q_scale", "k_scale", "v_scale"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
+                refuse(name, getattr(self, name), "finite and not negative")
+        if self.sm_scale is not None and not math.isfinite(self.sm_scale):
+            refuse("sm_scale", self.sm_scale, "finite or null")
+        if self.regime == "exact_grid" and (
+            self.logits_soft_cap or not is_power_of_two(self.v_scale)
+        ):
+            refuse("regime", self.regime, "without soft cap and with v_scale a power of two")
+        if self.regime == "exact_grid" and self.scale * self.k_scale < LEAST_EXACT_SCALE:
+            refuse("regime", self.regime, f"with sm_scale * k_scale at least {LEAST_EXACT_SCALE}")
+        if self.operation == "append_paged_kv":
+            self._check_append()
+        if self.values_in_keys:
+            self._check_values_in_keys()
+
+    def _check_lengths(self) -> None:
+        check_lengths("query_lens", self.query_lens)
+        check_lengths("seq_lens", self.seq_lens)
+        if len(self.query_lens) != len(self.seq_lens):
+            refuse("seq_lens", self.seq_lens, f"{len(self.query_lens)} lengths like query_lens")
+        if self.request_ids and len(self.request_ids) != len(self.seq_lens):
+            refuse("request_ids", self.request_ids, "empty or one a request")
+        for position, identity in enumerate(self.request_ids):
+            if not 0 <= identity < MAX_REQUESTS:
+                refuse(f"request_ids[{position}]", identity, f"from 0 to {MAX_REQUESTS - 1}")
+
+    def _check_cache(self) -> None:
+        if self.kv_cache and self.operation == "ragged_attention":
+            refuse("kv_cache", self.kv_cache, f"empty for {self.operation}")
+        for name, number in multiples_of(self.kv_cache).items():
+            if getattr(self, name) % number:
+                expected = f"a multiple of {number} with a cache of {self.kv_cache}"
+                refuse(name, getattr(self, name), expected)
+        if self.q_dtype not in query_dtypes(self.kv_cache):
+            allowed = ", ".join(map(repr, query_dtypes(self.kv_cache)))
+            refuse("q_dtype", self.q_dtype, f"{allowed} with kv_cache {self.kv_cache!r}")
+        if self.q_scale != 1 and not self.q_dtype:
+            refuse("q_scale", self.q_scale, "1 where q_dtype is empty")
+
+    def _check_append(self) -> None:
+        for position, (t, s) in enumerate(zip(self.query_lens, self.seq_lens, strict=True)):
+            if t > s:
+                refuse(f"query_lens[{position}]", t, f"at most seq_lens[{position}] = {s}")
+        if self.kv_element == NVFP4:
+            refuse("kv_cache", self.kv_cache, "plain or FP8 for append_paged_kv")
+        for name in ("k_scale", "v_scale"):
+            scale = getattr(self, name)
+            # Another one would round the new keys twice: once as a problem's values, once as codes.
+            if not is_power_of_two(scale) or (scale != 1 and not self.kv_cache):
+                refuse(name, scale, "1, or a power of two with an FP8 cache, for append_paged_kv")
+        if self.shared_prefix_pages:
+            refuse("shared_prefix_pages", self.shared_prefix_pages, "0 for append_paged_kv")
+
+    def _check_values_in_keys(self) -> None:
+        for name, fits, expected in (
+            ("operation", self.operation == "paged_attention", "paged_attention"),
+            ("num_kv_heads", self.num_kv_heads == 1, "1"),
+            ("head_dim_vo", self.head_dim_vo < self.head_dim_qk, "less than head_dim_qk"),
+            ("kv_cache", self.kv_element != NVFP4, "plain or FP8"),
+        ):
+            if not fits:
+                refuse(name, getattr(self, name), f"{expected} with values_in_keys")
+
+    @property
+    def kv_element(self) -> str:
+        """Element format of the cache; empty where it is the problem's dtype."""
+        return element_of(self.kv_cache)
+
+    @property
+    def kv_storage(self) -> str:
+        """``"uint8"`` where the cache is a tensor of bytes that hold something else."""
+        return storage_of(self.kv_cache)
+
+    @property
+    def num_qo_heads(self) -> int:
+        """Query heads."""
+        return self.num_kv_heads * self.group_size
+
+    @property
+    def scale(self) -> float:
+        """The factor of q k^T as a number."""
+        return self.sm_scale if self.sm_scale is not None else 1.0 / math.sqrt(self.head_dim_qk)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The requests' identities."""
+        return self.request_ids or tuple(range(len(self.seq_lens)))
+
+    @property
+    def num_tokens(self) -> int:
+        """Query tokens of the batch."""
+        return sum(self.query_lens)
+
+    @property
+    def num_pages(self) -> int:
+        """Pages that the requests' keys take, shared ones counted for each."""
+        return sum(-(-s // self.page_size) for s in self.seq_lens)
+
+    @property
+    def partial_last_page(self) -> bool:
+        """Whether some request that has queries ends inside a page."""
+        return any(
+            t and s % self.page_size for t, s in zip(self.query_lens, self.seq_lens, strict=True)
+        )
+
+    @property
+    def rows_without_keys(self) -> bool:
+        """Whether some causal request has more queries than keys, so that a row sees none."""
+        return self.causal and any(
+            t > s for t, s in zip(self.query_lens, self.seq_lens, strict=True)
+        )
+
+    @property
+    def most_packed_rows(self) -> int:
+        """Query rows of the longest request, those of a group's heads packed into one tile."""
+        return max(self.query_lens, default=0) * self.group_size
+
+    @property
+    def empty_requests(self) -> bool:
+        """Whether some request that has queries has no keys."""
+        return any(t and not s for t, s in zip(self.query_lens, self.seq_lens, strict=True))
+
+    @property
+    def empty_batch(self) -> bool:
+        """Whether there is no query at all."""
+        return self.num_tokens == 0
+
+    @property
+    def exact(self) -> bool:
+        """Whether the output is exactly representable, so that it is compared bitwise."""
+        return self.regime == "exact_grid" and (not self.kv_cache or self._exact_in_codes)
+
+    @property
+    def exact_gap(self) -> float:
+        """Query weight at which the exact grid's logits are a unit rank of ``EXACT_GAP`` apart."""
+        smallest = 0.5 if self.per_head_scales else 1.0
+        if self.q_dtype:
+            smallest *= self.q_scale * smallest
+        return EXACT_GAP / (abs(self.scale) * self.k_scale * smallest or 1.0)
+
+    @property
+    def exact_weights(self) -> tuple[float, ...]:
+        """Query weights of the base-4 digits of a rank in a quantised cache, and their channels.
+
+        Each is a power of two; those beyond ``LARGEST_EXACT_QUERY`` are given to several channels.
+        """
+        largest = LARGEST_EXACT_QUERY[self.q_dtype]
+        unit = 2.0 ** math.ceil(math.log2(self.exact_gap))
+        found: list[float] = []
+        for digit in range(4):
+            weight = unit * 4.0**digit
+            channels = max(1, math.ceil(weight / largest))
+            found += [weight / channels] * channels
+        return tuple(found)
+
+    @property
+    def exact_channels(self) -> int:
+        """Channels in which the exact grid's queries are not zero."""
+        return min(len(self.exact_weights), self.head_dim_qk) if self.kv_cache else 2
+
+    @property
+    def _exact_in_codes(self) -> bool:
+        fits = len(self.exact_weights) <= self.head_dim_qk
+        return fits and max(self.seq_lens, default=0) <= EXACT_KEYS
+
+    @property
+    def work(self) -> int:
+        """Multiply-adds of the call plus elements of its tensors: what it costs, roughly."""
+        channels = self.head_dim_qk + self.head_dim_vo
+        products = sum(t * s for t, s in zip(self.query_lens, self.seq_lens, strict=True))
+        keys = sum(self.seq_lens) * self.num_kv_heads
+        tokens = self.num_tokens * self.num_qo_heads
+        return (products * self.num_qo_heads + 8 * (keys + tokens)) * channels

@@ -1,0 +1,73 @@
+"""Reading problems back from JSON, validated field by field."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from .base import SCHEMA, refuse
+from .moe import MoEProblem, RouteProblem
+from .others import AttentionProblem, MergeProblem, MetadataProblem, Problem
+
+PROBLEM_TYPES: dict[str, type[Problem]] = {
+    cls.kind: cls
+    for cls in (AttentionProblem, MergeProblem, MetadataProblem, RouteProblem, MoEProblem)
+}
+_HINTS = {kind: get_type_hints(cls) for kind, cls in PROBLEM_TYPES.items()}
+
+
+def problem_from_json(data: Mapping[str, Any]) -> Problem:
+    """Read a problem back from what ``to_json`` wrote.
+
+    Raises:
+        ValueError: another schema, an unknown type or field, a value of the wrong type or outside
+            its range; the field is named.
+    """
+    if not isinstance(data, Mapping):
+        message = f"a problem is a JSON object, not {type(data).__name__}"
+        raise ValueError(message)
+    if data.get("schema") != SCHEMA:
+        refuse("schema", data.get("schema"), repr(SCHEMA))
+    kind = data.get("type")
+    if not isinstance(kind, str) or kind not in PROBLEM_TYPES:
+        refuse("type", kind, f"one of {sorted(PROBLEM_TYPES)}")
+    cls = PROBLEM_TYPES[str(kind)]
+    hints = _HINTS[str(kind)]
+    known = {field.name for field in fields(cls)}
+    values: dict[str, Any] = {}
+    for name, value in data.items():
+        if name in ("schema", "type"):
+            continue
+        if name not in known:
+            refuse(name, value, f"absent: {kind} problems have no such field")
+        values[name] = _typed(name, value, hints[name])
+    return cls(**values)
+
+
+def _typed(name: str, value: object, hint: Any) -> Any:  # noqa: ANN401  a typing annotation
+    if type(value) is hint:
+        return value
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return None if value is None else _typed(name, value, arguments[0])
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            refuse(name, value, "a list")
+        items = list(value)
+        inner = arguments[:1] * len(items) if arguments[-1] is Ellipsis else arguments
+        if len(inner) != len(items):
+            refuse(name, value, f"a list of {len(inner)}")
+        return tuple(
+            _typed(f"{name}[{i}]", item, each)
+            for i, (item, each) in enumerate(zip(items, inner, strict=True))
+        )
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError:
+            refuse(name, value, "a number that a float can hold")
+    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        refuse(name, value, f"of type {hint.__name__}")
+    return value

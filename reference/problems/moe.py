@@ -1,0 +1,283 @@
+"""Problems of mixture of experts: one call of ``route``, or of ``moe``."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..moe.activations import ACTIVATIONS
+from ..moe.routing_methods import MASKED_GROUPS, METHODS
+from .base import DTYPES, BaseProblem, check_at_least, check_one_of, refuse
+
+ROUTE_REGIMES = (
+    "iid",
+    "ties",
+    "all_negative",
+    "saturated",
+    "negative_scores",
+    "dominant_expert",
+    "exact_grid",
+)
+MOE_REGIMES = (
+    "iid",
+    "zero_weights",
+    "dominant_expert",
+    "outlier_channels",
+    "saturated",
+    "exact_grid",
+)
+ASSIGNMENTS = ("iid", "balanced", "one_expert", "sparse", "duplicates", "masked")
+SWIGLU_PARAMETERS = ("", "one", "each")
+QUANTISED = ("", "fp8_tensor", "fp8_channel", "fp8_block", "nvfp4", "mxfp4")
+MULTIPLES = {"nvfp4": 16, "mxfp4": 32}
+"""Of hidden and inter, for formats in which so many columns share a scale."""
+MAX_TOKENS = 2**20
+INEXACT = ("swiglu_oai",)
+"""Activations that no argument saturates: the limit of swiglu_oai leaves a sigmoid below 1."""
+
+
+@dataclass(frozen=True)
+class RouteProblem(BaseProblem):
+    """One call of ``route``, which says more of the fields that it shares.
+
+    Attributes:
+        num_tokens, num_experts, top_k: of the call.
+        method: one of ``METHODS``.
+        bias: whether there is one.
+        num_groups, topk_groups: 1 for no groups.
+        scaling_factor, masked_groups: as in ``route``.
+        dtype: of the logits.
+        regime: how values are made, one of ``ROUTE_REGIMES``.
+        seed: of the values.
+        token_ids: identity of each token's logits; its position if empty.
+    """
+
+    kind: ClassVar[str] = "route"
+    operation: ClassVar[str] = "route"
+
+    num_tokens: int = 1
+    num_experts: int = 2
+    top_k: int = 1
+    method: str = "renormalize"
+    bias: bool = False
+    num_groups: int = 1
+    topk_groups: int = 1
+    scaling_factor: float = 1.0
+    masked_groups: str = "-inf"
+    dtype: str = "float32"
+    regime: str = "iid"
+    seed: int = 0
+    token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what no call can look like."""
+        check_one_of("method", self.method, tuple(METHODS))
+        check_one_of("dtype", self.dtype, DTYPES)
+        check_one_of("regime", self.regime, ROUTE_REGIMES)
+        check_one_of("masked_groups", self.masked_groups, tuple(MASKED_GROUPS))
+        check_at_least(
+            self,
+            (
+                ("num_tokens", 0),
+                ("num_experts", 1),
+                ("top_k", 1),
+                ("num_groups", 1),
+                ("topk_groups", 1),
+                ("seed", 0),
+            ),
+        )
+        _check_token_ids(self.num_tokens, self.token_ids)
+        if not math.isfinite(self.scaling_factor):
+            refuse("scaling_factor", self.scaling_factor, "finite")
+        if self.num_experts % self.num_groups:
+            refuse("num_groups", self.num_groups, f"a divisor of num_experts = {self.num_experts}")
+        if self.num_groups > 1 and METHODS[self.method].score == "logit":
+            refuse("num_groups", self.num_groups, f"1 with {self.method}, which ranks by logits")
+        if self.topk_groups > self.num_groups:
+            refuse("topk_groups", self.topk_groups, f"at most num_groups = {self.num_groups}")
+        within = self.topk_groups * (self.num_experts // self.num_groups)
+        if self.top_k > within:
+            refuse("top_k", self.top_k, f"at most {within}, the experts of topk_groups groups")
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The tokens' identities."""
+        return self.token_ids or tuple(range(self.num_tokens))
+
+    @property
+    def grouped(self) -> bool:
+        """Whether there is more than one group of experts."""
+        return self.num_groups > 1
+
+    @property
+    def chooses_groups(self) -> bool:
+        """Whether some groups of experts are left out."""
+        return self.topk_groups < self.num_groups
+
+    @property
+    def group_experts(self) -> int:
+        """Experts in a group."""
+        return self.num_experts // self.num_groups
+
+    @property
+    def exact(self) -> bool:
+        """Ids are compared as they are, weights within their bound: never bitwise."""
+        return False
+
+    @property
+    def work(self) -> int:
+        """Elements of its tensors, roughly weighted by what is done to them."""
+        return 16 * self.num_tokens * (self.num_experts + self.top_k) + self.num_experts
+
+
+@dataclass(frozen=True)
+class MoEProblem(BaseProblem):
+    """One call of ``moe``, which says more of the fields that it shares.
+
+    Attributes:
+        num_tokens, hidden, inter, num_experts, top_k: of the call; all experts of all ranks.
+        activation: one of ``ACTIVATIONS``.
+        dtype: of hidden states and weights that are not quantised, and of the output.
+        biases: whether both products have one.
+        interleaved: gate and up rows alternate.
+        swiglu_parameters: alpha, beta and limit: empty: the activation's own; ``"one"``: others,
+            the same for all experts; ``"each"``: a tensor with other ones for each expert.
+        local_experts, expert_offset: the shard of this rank; 0 local experts are all of them.
+        weights_on_input: the routing weights multiply the hidden states.
+        shared_experts: that every token goes to.
+        quantized: format of the weights, one of ``QUANTISED``: FP8 with one scale an expert, one
+            a row, or one for 128 x 128; nvfp4 or mxfp4. Empty: they are numbers.
+        quantized_hidden: the hidden states are quantised too: as the weights, with one scale for
+            all, one a token, or one for 128 columns; mxfp8 where weights are mxfp4.
+        assignment: how tokens are spread over experts: ``"iid"``; ``"balanced"``, in turn;
+            ``"one_expert"``, all tokens to the same ones; ``"sparse"``, to few; ``"duplicates"``,
+            where an expert may appear twice; ``"masked"``, where a third of the ids is -1.
+        regime: how values are made, one of ``MOE_REGIMES``.
+        strided_hidden: the hidden states are a slice of wider rows.
+        seed: of the values.
+        token_ids: identity of each token's values; its position if empty.
+    """
+
+    kind: ClassVar[str] = "moe"
+    operation: ClassVar[str] = "moe"
+
+    num_tokens: int = 1
+    hidden: int = 16
+    inter: int = 16
+    num_experts: int = 1
+    top_k: int = 1
+    activation: str = "swiglu"
+    dtype: str = "float32"
+    biases: bool = False
+    interleaved: bool = False
+    swiglu_parameters: str = ""
+    local_experts: int = 0
+    expert_offset: int = 0
+    weights_on_input: bool = False
+    shared_experts: int = 0
+    quantized: str = ""
+    quantized_hidden: bool = False
+    assignment: str = "iid"
+    regime: str = "iid"
+    strided_hidden: bool = False
+    seed: int = 0
+    token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what no call can look like."""
+        for name, allowed in (
+            ("activation", tuple(ACTIVATIONS)),
+            ("dtype", DTYPES),
+            ("swiglu_parameters", SWIGLU_PARAMETERS),
+            ("quantized", QUANTISED),
+            ("assignment", ASSIGNMENTS),
+            ("regime", MOE_REGIMES),
+        ):
+            check_one_of(name, getattr(self, name), allowed)
+        check_at_least(
+            self,
+            (
+                ("num_tokens", 0),
+                ("hidden", 1),
+                ("inter", 1),
+                ("num_experts", 1),
+                ("top_k", 1),
+                ("local_experts", 0),
+                ("expert_offset", 0),
+                ("shared_experts", 0),
+                ("seed", 0),
+            ),
+        )
+        _check_token_ids(self.num_tokens, self.token_ids)
+        self._check_experts()
+        activation = ACTIVATIONS[self.activation]
+        if self.interleaved and not activation.gated:
+            refuse("interleaved", self.interleaved, f"false: {self.activation} has no gate")
+        if self.swiglu_parameters and activation.alpha is None:
+            refuse("swiglu_parameters", self.swiglu_parameters, f"empty for {self.activation}")
+        if self.swiglu_parameters == "each" and self.shared_experts:
+            refuse("swiglu_parameters", self.swiglu_parameters, "'' or 'one' with shared experts")
+        if self.quantized_hidden and not self.quantized:
+            refuse("quantized_hidden", self.quantized_hidden, "false where quantized is empty")
+        for name in ("hidden", "inter"):
+            number = MULTIPLES.get(self.quantized, 1)
+            if getattr(self, name) % number:
+                expected = f"a multiple of {number} with weights in {self.quantized}"
+                refuse(name, getattr(self, name), expected)
+
+    def _check_experts(self) -> None:
+        if self.top_k > self.num_experts and self.assignment != "duplicates":
+            expected = f"at most num_experts = {self.num_experts} without duplicates"
+            refuse("top_k", self.top_k, expected)
+        end = self.expert_offset + (self.local_experts or self.num_experts)
+        if end > self.num_experts:
+            expected = f"such that the shard ends at most at num_experts = {self.num_experts}"
+            refuse("expert_offset", self.expert_offset, expected)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The tokens' identities."""
+        return self.token_ids or tuple(range(self.num_tokens))
+
+    @property
+    def gated(self) -> bool:
+        """Whether there are gate and up rows."""
+        return ACTIVATIONS[self.activation].gated
+
+    @property
+    def here(self) -> int:
+        """Experts of this rank."""
+        return self.local_experts or self.num_experts
+
+    @property
+    def expert_parallel(self) -> bool:
+        """Whether other ranks have experts too."""
+        return self.here < self.num_experts
+
+    @property
+    def exact(self) -> bool:
+        """Whether the output is exactly representable, so that it is compared bitwise."""
+        return (
+            self.regime == "exact_grid"
+            and self.activation not in INEXACT
+            and not (self.swiglu_parameters or self.quantized)
+            and self.top_k + self.shared_experts <= 8  # noqa: PLR2004  see regimes
+        )
+
+    @property
+    def work(self) -> int:
+        """Multiply-adds of the call plus elements of its tensors: what it costs, roughly."""
+        expert = self.inter * self.hidden * (3 if self.gated else 2)
+        pairs = self.num_tokens * (self.top_k + self.shared_experts)
+        return (pairs + 4 * (self.here + self.shared_experts)) * expert + self.num_tokens
+
+
+def _check_token_ids(num_tokens: int, token_ids: tuple[int, ...]) -> None:
+    if num_tokens > MAX_TOKENS:
+        refuse("num_tokens", num_tokens, f"at most {MAX_TOKENS}")
+    if token_ids and len(token_ids) != num_tokens:
+        refuse("token_ids", token_ids, "empty or one a token")
+    for position, identity in enumerate(token_ids):
+        if not 0 <= identity < MAX_TOKENS:
+            refuse(f"token_ids[{position}]", identity, f"from 0 to {MAX_TOKENS - 1}")

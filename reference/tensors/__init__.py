@@ -1,0 +1,1 @@
+"""Records of inputs, and making their tensors from a problem."""

@@ -1,0 +1,141 @@
+"""What an operation is given: the oracle's own parameters as attributes.
+
+The same records go to the oracle and to the implementation under test. ``storages`` holds, by
+field name, the flat buffer that each tensor is a view of: whatever lies outside the view is a
+canary, or another tensor's home, and must keep its bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..attention.metadata import BatchMetadata
+from ..formats.kv_format import KVCacheFormat
+from .moe_inputs import MoEInputs, RouteInputs
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionOptions:
+    """Options of both attention operations, see ``paged_attention``; out_dtype is the result's."""
+
+    causal: bool
+    sm_scale: float
+    window_left: int
+    logits_soft_cap: float
+    sinks: torch.Tensor | None
+    custom_mask: torch.Tensor | None
+    k_scale: float | torch.Tensor
+    v_scale: float | torch.Tensor
+    q_scale: float | torch.Tensor = field(default=1.0, kw_only=True)
+
+    def keywords(self) -> dict[str, Any]:
+        """Give the options as keyword arguments of the oracle."""
+        return {name: getattr(self, name) for name in AttentionOptions.__dataclass_fields__}
+
+
+@dataclass(frozen=True, eq=False)
+class _WithOutput:
+    out_dtype: torch.dtype
+    out: torch.Tensor | None = None
+    lse: torch.Tensor | None = None
+    storages: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class _Quantised:
+    kv_format: KVCacheFormat | None = None
+    kv_cache_sf: tuple[torch.Tensor, torch.Tensor] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class _PagedTensors:
+    q: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    metadata: BatchMetadata
+    block_table: torch.Tensor
+    kv_layout: str
+
+
+@dataclass(frozen=True, eq=False)
+class PagedAttentionInputs(_Quantised, _WithOutput, AttentionOptions, _PagedTensors):
+    """Arguments of ``paged_attention``, besides ``block_table`` [R, pages] int32."""
+
+    def keywords(self) -> dict[str, Any]:
+        """Give the options, and what the cache holds, as keyword arguments of the oracle."""
+        quantised = {"kv_format": self.kv_format, "kv_cache_sf": self.kv_cache_sf}
+        return {**super().keywords(), **quantised}
+
+
+@dataclass(frozen=True, eq=False)
+class _RaggedTensors:
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    qo_indptr: torch.Tensor
+    kv_indptr: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class RaggedAttentionInputs(_WithOutput, AttentionOptions, _RaggedTensors):
+    """Arguments of ``ragged_attention``."""
+
+
+@dataclass(frozen=True, eq=False)
+class _States:
+    outs: torch.Tensor
+    lses: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class MergeInputs(_WithOutput, _States):
+    """Arguments of ``merge_states``."""
+
+
+@dataclass(frozen=True, eq=False)
+class AppendInputs:
+    """Arguments of ``append_paged_kv``: scales are 1 and there is no format, but for FP8 caches."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    metadata: BatchMetadata
+    kv_layout: str
+    in_place: bool
+    k_scale: float | torch.Tensor = 1.0
+    v_scale: float | torch.Tensor = 1.0
+    kv_format: KVCacheFormat | None = None
+    storages: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class MetadataInputs:
+    """Arguments of ``build_metadata``: int32 tensors [R], [R] and [R, pages].
+
+    ``decode_threshold`` says how many query tokens a decode has at most, for builders that also
+    split the batch into its phases; above 1 decodes are uniform (``split_decodes_and_prefills``).
+    """
+
+    query_lens: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    page_size: int
+    decode_threshold: int = 1
+    storages: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+AttentionInputs = PagedAttentionInputs | RaggedAttentionInputs
+Inputs = (
+    PagedAttentionInputs
+    | RaggedAttentionInputs
+    | MergeInputs
+    | AppendInputs
+    | MetadataInputs
+    | RouteInputs
+    | MoEInputs
+)

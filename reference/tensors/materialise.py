@@ -1,0 +1,276 @@
+"""Making the tensors of a problem, with the same bits on every device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+
+import torch
+
+from ..attention.metadata import BatchMetadata
+from ..formats.quantization import interleave_v_scales
+from ..problems.moe import MoEProblem, RouteProblem
+from ..problems.others import AttentionProblem, MergeProblem, MetadataProblem, Problem
+from .allocation import CANARY, Allocator
+from .inputs import (
+    AppendInputs,
+    AttentionOptions,
+    Inputs,
+    MergeInputs,
+    MetadataInputs,
+    PagedAttentionInputs,
+    RaggedAttentionInputs,
+)
+from .kv_codes import format_of, quantised, queries
+from .moe_materialise import expert_inputs
+from .placement import Placement, block_table, placement
+from .regimes import attention_values, custom_mask_values, merge_values, sink_values
+from .values import bits, choose, stream
+
+
+def materialise(
+    problem: Problem, device: torch.device | str = "cpu", *, unused: float = CANARY, step: int = 0
+) -> Inputs:
+    """Make the tensors of a problem.
+
+    Args:
+        problem: what to make.
+        device: where; the bits are the same everywhere.
+        unused: fills whatever must not be read: canaries, pages of no request, the tail of each
+            last page. NaN poisons them.
+        step: which call of a MetadataProblem.
+
+    Returns:
+        The record of the problem's operation, see ``reference.inputs``.
+    """
+    home = Allocator(torch.device(device), unused)
+    if isinstance(problem, MergeProblem):
+        outs, lses = merge_values(problem, home.device)
+        return MergeInputs(
+            outs=home.place("outs", outs.to(getattr(torch, problem.dtype))),
+            lses=home.place("lses", lses),
+            out_dtype=getattr(torch, problem.dtype),
+            storages=home.storages,
+        )
+    if isinstance(problem, MetadataProblem):
+        return _metadata_inputs(problem, home, step)
+    if isinstance(problem, (RouteProblem, MoEProblem)):
+        return expert_inputs(problem, home)
+    if problem.operation == "ragged_attention":
+        return _ragged_inputs(problem, home)
+    if problem.operation == "append_paged_kv":
+        return _append_inputs(problem, home)
+    return _paged_inputs(problem, home)
+
+
+def _options(problem: AttentionProblem, home: Allocator) -> AttentionOptions:
+    sinks = home.place("sinks", sink_values(problem, home.device)) if problem.sinks else None
+    mask = None
+    if problem.custom_mask:
+        mask = home.place("custom_mask", custom_mask_values(problem, home.device))
+    kv_heads = problem.num_kv_heads
+    return AttentionOptions(
+        causal=problem.causal,
+        sm_scale=problem.scale,
+        window_left=problem.window_left,
+        logits_soft_cap=problem.logits_soft_cap,
+        sinks=sinks,
+        custom_mask=mask,
+        q_scale=_scale(problem, "q_scale", problem.num_qo_heads if problem.q_dtype else 0, home),
+        k_scale=_scale(problem, "k_scale", kv_heads, home),
+        v_scale=_scale(problem, "v_scale", kv_heads, home),
+    )
+
+
+def _scale(
+    problem: AttentionProblem, name: str, heads: int, home: Allocator
+) -> float | torch.Tensor:
+    """Give a scale of the problem: one number, or one a head."""
+    scale: float = getattr(problem, name)
+    if not (problem.per_head_scales and heads):
+        return scale
+    # Powers of two, so that the exact grid stays exact.
+    return home.place(name, scale * 2.0 ** (torch.arange(heads, device=home.device) % 3 - 1.0))
+
+
+def _place_q(problem: AttentionProblem, q: torch.Tensor, home: Allocator) -> torch.Tensor:
+    if not problem.strided_q:
+        return home.place("q", q)
+    tokens, heads, dim = q.shape
+    # Packed QKV as serving stacks project it: q's rows with room for k and v behind each.
+    packed = home.empty("q", (tokens, heads + 2 * problem.num_kv_heads, dim), q.dtype)
+    view = packed[:, :heads]
+    view.copy_(q)
+    return view
+
+
+def _place_kv(
+    problem: AttentionProblem, k: torch.Tensor, v: torch.Tensor, home: Allocator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Place keys [keys, K, D] and values [keys, K, E]."""
+    homes = _empty_kv(problem, tuple(k.shape), tuple(v.shape), k.dtype, home)
+    return homes[0].copy_(k), homes[1].copy_(v)
+
+
+def _empty_kv(
+    problem: AttentionProblem,
+    k_shape: tuple[int, ...],
+    v_shape: tuple[int, ...],
+    dtype: torch.dtype,
+    home: Allocator,
+    of: str = "",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Give room for [a, b, c, D] and [a, b, c, E] (or without b), in one allocation if strided."""
+    if not problem.strided_kv:
+        return home.empty(f"k{of}", k_shape, dtype), home.empty(f"v{of}", v_shape, dtype)
+    width = max(k_shape[-1], v_shape[-1])
+    both = home.empty(f"k{of}", (k_shape[0], 2, *k_shape[1:-1], width), dtype)
+    return both[:, 0, ..., : k_shape[-1]], both[:, 1, ..., : v_shape[-1]]
+
+
+def _empty_latent(
+    problem: AttentionProblem, shape: tuple[int, ...], dtype: torch.dtype, home: Allocator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Give room for [a, b, c, D]; values are its first channels. If strided, pages lie apart."""
+    if problem.strided_kv:
+        room = home.empty("k", (shape[0], 2, *shape[1:]), dtype)[:, 0]
+    else:
+        room = home.empty("k", shape, dtype)
+    return room, room[..., : problem.head_dim_vo]
+
+
+def _ragged_inputs(problem: AttentionProblem, home: Allocator) -> RaggedAttentionInputs:
+    values = attention_values(problem, home.device)
+    k, v = _place_kv(problem, values.k, values.v, home)
+    placed = home.place_integers(
+        {"qo_indptr": _indptr(problem.query_lens), "kv_indptr": _indptr(problem.seq_lens)}
+    )
+    return RaggedAttentionInputs(
+        q=_place_q(problem, values.q, home),
+        k=k,
+        v=v,
+        qo_indptr=placed["qo_indptr"],
+        kv_indptr=placed["kv_indptr"],
+        **_options(problem, home).keywords(),
+        out_dtype=values.q.dtype,
+        storages=home.storages,
+    )
+
+
+def _paged_inputs(problem: AttentionProblem, home: Allocator) -> PagedAttentionInputs:
+    values = attention_values(problem, home.device)
+    placed = placement(problem)
+    k, v = quantised(problem, values.k), quantised(problem, values.v)
+    k_cache, v_cache = _paged_caches(problem, k.codes, v.codes, placed, home)
+    scales = None
+    if k.scales is not None and v.scales is not None:
+        scales = _paged_caches(problem, k.scales, v.scales, placed, home, "_sf")
+    kv_format = format_of(problem)
+    if kv_format is not None:
+        k_cache, v_cache = k_cache.view(kv_format.dtype), v_cache.view(kv_format.dtype)
+        if scales is not None and kv_format.v_scale_layout == "interleaved":
+            scales[1].copy_(interleave_v_scales(scales[1], kv_layout=problem.kv_layout))
+    table, _ = block_table(problem)
+    integers = home.place_integers({"block_table": table, **placed.metadata.tensors()})
+    table = integers.pop("block_table")
+    return PagedAttentionInputs(
+        q=_place_q(problem, queries(problem, values.q), home),
+        k_cache=k_cache,
+        v_cache=v_cache,
+        metadata=BatchMetadata(**integers, page_size=problem.page_size),
+        block_table=table,
+        kv_layout=problem.kv_layout,
+        **_options(problem, home).keywords(),
+        out_dtype=values.q.dtype,
+        kv_format=kv_format,
+        kv_cache_sf=scales,
+        storages=home.storages,
+    )
+
+
+def _append_inputs(problem: AttentionProblem, home: Allocator) -> AppendInputs:
+    values = attention_values(problem, home.device)
+    new = torch.zeros(sum(problem.seq_lens), dtype=torch.bool, device=home.device)
+    for start, t, s in zip(
+        accumulate(problem.seq_lens, initial=0), problem.query_lens, problem.seq_lens, strict=False
+    ):
+        new[start + s - t : start + s] = True
+    placed = placement(problem)
+    k, v = quantised(problem, values.k).codes, quantised(problem, values.v).codes
+    old = {name: torch.where(new[:, None, None], torch.full_like(rows, home.fill(rows.dtype)), rows)
+           for name, rows in (("k", k), ("v", v))}  # fmt: skip
+    k_cache, v_cache = _paged_caches(problem, old["k"], old["v"], placed, home)
+    kv_format = format_of(problem)
+    if kv_format is not None:
+        k_cache, v_cache = k_cache.view(kv_format.dtype), v_cache.view(kv_format.dtype)
+    integers = home.place_integers(placed.metadata.tensors())
+    return AppendInputs(
+        k=home.place("new_k", values.k[new] * problem.k_scale),
+        v=home.place("new_v", values.v[new] * problem.v_scale),
+        k_cache=k_cache,
+        v_cache=v_cache,
+        metadata=BatchMetadata(**integers, page_size=problem.page_size),
+        kv_layout=problem.kv_layout,
+        in_place=bool(choose(problem.seed, "in_place", 0, 2)),
+        k_scale=problem.k_scale,
+        v_scale=problem.v_scale,
+        kv_format=kv_format,
+        storages=home.storages,
+    )
+
+
+def _paged_caches(
+    problem: AttentionProblem,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    placed: Placement,
+    home: Allocator,
+    of: str = "",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Put rows into their slots of two caches; whatever is in no slot is not to be read."""
+    pages, offsets = placed.slots.to(home.device, non_blocking=True).unbind()
+
+    def shape(rows: torch.Tensor) -> tuple[int, ...]:
+        heads, channels = rows.shape[1:]
+        if problem.kv_layout == "NHD":
+            return (placed.num_pages, problem.page_size, heads, channels)
+        return (placed.num_pages, heads, problem.page_size, channels)
+
+    if problem.values_in_keys:
+        caches = _empty_latent(problem, shape(k), k.dtype, home)
+    else:
+        caches = _empty_kv(problem, shape(k), shape(v), k.dtype, home, of)
+    for cache, rows in zip(caches, (k,) if problem.values_in_keys else (k, v), strict=False):
+        by_slot = cache if problem.kv_layout == "NHD" else cache.transpose(1, 2)
+        by_slot[pages, offsets] = rows
+    return caches
+
+
+def _metadata_inputs(problem: MetadataProblem, home: Allocator, step: int) -> MetadataInputs:
+    query_lens, seq_lens = problem.steps[step]
+    columns = max((-(-s // problem.page_size) for s in seq_lens), default=0)
+    columns += problem.spare_columns
+    rows = torch.arange(len(seq_lens)) + 1000 * step
+    table = bits(stream(problem.seed, "block_table"), rows, columns) % 10_000
+    garbage = bits(stream(problem.seed, "garbage"), rows, columns).to(torch.int32)
+    used = torch.tensor([-(-s // problem.page_size) for s in seq_lens], dtype=torch.long)
+    is_used = torch.arange(columns).unsqueeze(0) < used.unsqueeze(1)
+    make: Callable[[tuple[int, ...]], torch.Tensor] = lambda lengths: torch.tensor(  # noqa: E731
+        lengths, dtype=torch.int32
+    )
+    return MetadataInputs(
+        **home.place_integers(
+            {
+                "query_lens": make(query_lens),
+                "seq_lens": make(seq_lens),
+                "block_table": torch.where(is_used, table.to(torch.int32), garbage),
+            }
+        ),
+        page_size=problem.page_size,
+        decode_threshold=problem.decode_threshold,
+        storages=home.storages,
+    )
+
+
+def _indptr(lengths: tuple[int, ...]) -> torch.Tensor:
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)

@@ -1,0 +1,100 @@
+"""What ``route`` and ``moe`` are given: the oracle's own parameters as attributes.
+
+``storages`` is what it is in ``inputs``: the flat buffers, with canaries around each tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+
+from ..moe.calls import MoEOptions
+from ..moe.weights import QuantizedMatrix
+
+
+@dataclass(frozen=True, eq=False)
+class RouteInputs:
+    """Arguments of ``route``.
+
+    ``bias`` is float32 [experts] or None; num_groups and topk_groups are None without groups.
+    """
+
+    logits: torch.Tensor
+    top_k: int
+    method: str = "renormalize"
+    bias: torch.Tensor | None = None
+    num_groups: int | None = None
+    topk_groups: int | None = None
+    scaling_factor: float = 1.0
+    masked_groups: str = "-inf"
+    storages: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    def keywords(self) -> dict[str, Any]:
+        """Give the options as keyword arguments of the oracle."""
+        names = ("method", "bias", "num_groups", "topk_groups", "scaling_factor", "masked_groups")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, eq=False)
+class MoEInputs:
+    """Arguments of ``moe``; out_dtype is the result's, ``out`` a buffer for it or None.
+
+    ``topk_ids`` is int32 and ``topk_weights`` float32, both [tokens, top_k].
+    """
+
+    hidden: torch.Tensor | QuantizedMatrix
+    w13: torch.Tensor | QuantizedMatrix
+    w2: torch.Tensor | QuantizedMatrix
+    topk_ids: torch.Tensor
+    topk_weights: torch.Tensor
+    out_dtype: torch.dtype
+    activation: str = "swiglu"
+    w13_bias: torch.Tensor | None = None
+    w2_bias: torch.Tensor | None = None
+    alpha: float | torch.Tensor | None = None
+    beta: float | torch.Tensor | None = None
+    limit: float | torch.Tensor | None = None
+    interleaved: bool = False
+    expert_offset: int = 0
+    num_experts: int | None = None
+    weights_on_input: bool = False
+    intermediate_scale: float | torch.Tensor | None = None
+    shared_w13: torch.Tensor | QuantizedMatrix | None = None
+    shared_w2: torch.Tensor | QuantizedMatrix | None = None
+    shared_weight: float = 1.0
+    out: torch.Tensor | None = None
+    storages: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    def tensors(self) -> tuple[Any, Any, Any, Any, Any]:
+        """Give the positional arguments of the oracle."""
+        return self.hidden, self.w13, self.w2, self.topk_ids, self.topk_weights
+
+    def keywords(self) -> dict[str, Any]:
+        """Give the options as keyword arguments of the oracle."""
+        return {name: getattr(self, name) for name in OPTIONS}
+
+
+OPTIONS = tuple(each.name for each in fields(MoEOptions) if each.name != "compute_dtype")
+"""Keyword arguments of ``moe`` that a record has, all but ``compute_dtype``."""
+
+
+def map_matrix(
+    matrix: torch.Tensor | QuantizedMatrix,
+    change: Any,  # noqa: ANN401  tensor -> tensor
+) -> torch.Tensor | QuantizedMatrix:
+    """Apply a function to the first axis of a matrix: to its numbers, or to codes and scales.
+
+    Scales that are one for the whole matrix stay as they are.
+    """
+    if isinstance(matrix, torch.Tensor):
+        changed: torch.Tensor = change(matrix)
+        return changed
+    scale = matrix.global_scale
+    return matrix._replace(
+        codes=change(matrix.codes),
+        scales=change(matrix.scales) if matrix.scales.dim() else matrix.scales,
+        global_scale=change(scale) if isinstance(scale, torch.Tensor) else scale,
+    )

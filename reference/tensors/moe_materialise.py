@@ -1,0 +1,160 @@
+"""Making the tensors of MoE problems, with the same bits on every device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..moe.weights import QuantizedMatrix
+from ..problems.moe import MoEProblem, RouteProblem
+from .allocation import Allocator
+from .moe_codes import Codes, quantised_hidden, quantised_weights
+from .moe_inputs import MoEInputs, RouteInputs
+from .moe_regimes import (
+    SHARED,
+    ExpertValues,
+    assignment,
+    bias_values,
+    expert_values,
+    hidden_values,
+    largest_hidden,
+    logit_values,
+    routing_weights,
+    swiglu_numbers,
+)
+from .values import choose, stream
+
+INTERMEDIATE_SCALE = 2.0**-4
+"""Of FP8 intermediates where it is given beforehand: what exceeds 28 saturates."""
+
+
+def expert_inputs(problem: RouteProblem | MoEProblem, home: Allocator) -> RouteInputs | MoEInputs:
+    """Make the tensors of a call of ``route`` or ``moe``."""
+    if isinstance(problem, RouteProblem):
+        return _route_inputs(problem, home)
+    return _moe_inputs(problem, home)
+
+
+def _route_inputs(problem: RouteProblem, home: Allocator) -> RouteInputs:
+    bias = home.place("bias", bias_values(problem, home.device)) if problem.bias else None
+    return RouteInputs(
+        logits=home.place("logits", logit_values(problem, home.device)),
+        top_k=problem.top_k,
+        method=problem.method,
+        bias=bias,
+        num_groups=problem.num_groups if problem.grouped else None,
+        topk_groups=problem.topk_groups if problem.grouped else None,
+        scaling_factor=problem.scaling_factor,
+        masked_groups=problem.masked_groups,
+        storages=home.storages,
+    )
+
+
+def _moe_inputs(problem: MoEProblem, home: Allocator) -> MoEInputs:
+    dtype = getattr(torch, problem.dtype)
+    routed = expert_values(problem, home.device)
+    w13, w2 = _weights(problem, routed, home, "", problem.expert_offset)
+    shared_w13 = shared_w2 = None
+    if problem.shared_experts:
+        shared = expert_values(problem, home.device, shared=True)
+        shared_w13, shared_w2 = _weights(problem, shared, home, "shared_", SHARED)
+    w13_bias = home.place("w13_bias", routed.w13_bias.to(dtype)) if problem.biases else None
+    w2_bias = home.place("w2_bias", routed.w2_bias.to(dtype)) if problem.biases else None
+    return MoEInputs(
+        hidden=_hidden(problem, home),
+        w13=w13,
+        w2=w2,
+        topk_ids=home.place("topk_ids", assignment(problem, home.device)),
+        topk_weights=home.place("topk_weights", routing_weights(problem, home.device)),
+        out_dtype=dtype,
+        activation=problem.activation,
+        w13_bias=w13_bias,
+        w2_bias=w2_bias,
+        **_numbers(problem, home),
+        interleaved=problem.interleaved,
+        expert_offset=problem.expert_offset,
+        num_experts=problem.num_experts,
+        weights_on_input=problem.weights_on_input,
+        intermediate_scale=_intermediate_scale(problem),
+        shared_w13=shared_w13,
+        shared_w2=shared_w2,
+        shared_weight=_shared_weight(problem),
+        storages=home.storages,
+    )
+
+
+def _hidden(problem: MoEProblem, home: Allocator) -> torch.Tensor | QuantizedMatrix:
+    values = hidden_values(problem, home.device)
+    if not problem.quantized_hidden:
+        values = values.to(getattr(torch, problem.dtype))
+        return _place_rows("hidden", values, home, strided=problem.strided_hidden)
+    made = quantised_hidden(
+        values,
+        problem.quantized,
+        stream(problem.seed, "hidden scales"),
+        torch.tensor(problem.ids, dtype=torch.int64, device=home.device),
+        largest_hidden(problem),
+    )
+    return _place_codes("hidden", made, home, strided=problem.strided_hidden)
+
+
+def _place_rows(name: str, values: torch.Tensor, home: Allocator, *, strided: bool) -> torch.Tensor:
+    if not strided:
+        return home.place(name, values)
+    # A slice of wider rows, as a fused projection leaves it; what is aligned stays so.
+    wide = home.empty(name, (values.shape[0], 2 * values.shape[1]), values.dtype)
+    return wide[:, : values.shape[1]].copy_(values)
+
+
+def _weights(
+    problem: MoEProblem, values: ExpertValues, home: Allocator, prefix: str, first: int
+) -> tuple[torch.Tensor | QuantizedMatrix, torch.Tensor | QuantizedMatrix]:
+    placed: list[torch.Tensor | QuantizedMatrix] = []
+    for name, matrix in ((f"{prefix}w13", values.w13), (f"{prefix}w2", values.w2)):
+        if problem.quantized:
+            key = stream(problem.seed, f"{name} scales")
+            made = quantised_weights(matrix, problem.quantized, key, first)
+            placed.append(_place_codes(name, made, home))
+        else:
+            placed.append(home.place(name, matrix.to(getattr(torch, problem.dtype))))
+    return placed[0], placed[1]
+
+
+def _place_codes(
+    name: str, made: Codes, home: Allocator, *, strided: bool = False
+) -> QuantizedMatrix:
+    # Codes are placed as bytes: few operations know FP8.
+    codes = _place_rows(f"{name}.codes", made.codes.view(torch.uint8), home, strided=strided)
+    scales = home.place(f"{name}.scales", _storable(made.scales)).view(made.scales.dtype)
+    scale: float | torch.Tensor = 1.0
+    if made.global_scale is not None:
+        scale = home.place(f"{name}.global_scale", made.global_scale)
+        # Hidden states have one number, weights one an expert.
+        scale = float(scale) if not scale.dim() else scale
+    return QuantizedMatrix(codes.view(made.codes.dtype), scales, made.format, scale)
+
+
+def _storable(scales: torch.Tensor) -> torch.Tensor:
+    return scales.view(torch.uint8) if scales.element_size() == 1 else scales
+
+
+def _numbers(problem: MoEProblem, home: Allocator) -> dict[str, Any]:
+    if not problem.swiglu_parameters:
+        return {}
+    made = swiglu_numbers(problem, home.device)
+    if problem.swiglu_parameters == "each":
+        return {name: home.place(name, values) for name, values in made.items()}
+    return {name: float(values[0]) for name, values in made.items()}
+
+
+def _intermediate_scale(problem: MoEProblem) -> float | None:
+    """Give the scale of kernels whose scales are all static: one a tensor, hidden states too."""
+    static = problem.quantized == "fp8_tensor" and problem.quantized_hidden
+    return INTERMEDIATE_SCALE if static and not problem.shared_experts else None
+
+
+def _shared_weight(problem: MoEProblem) -> float:
+    if problem.regime == "exact_grid" or choose(problem.seed, "shared_weight", 0, 2):
+        return 1.0
+    return 0.4  # the scaling factor of DeepSeek-V3 is 2.5

@@ -1,0 +1,130 @@
+"""A report that was damaged is refused in a sentence that names the field, or joined: no more."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from kernelproof.ci.bump.command import RENDER
+from kernelproof.ci.bump.report.display import print_report
+from kernelproof.ci.bump.report.merging import merge
+from kernelproof.ci.bump.report.reading import ReportError, read_report
+from kernelproof.ci.cli import main
+from kernelproof.fixtures import EVIDENCE
+
+KEPT = EVIDENCE / "bump-cpu.json"
+VALUES: tuple[Any, ...] = (None, 1, -1.5, True, "text", [], [1], {}, {"a": None}, [{}])
+
+
+@pytest.fixture(scope="module")
+def small() -> dict[str, Any]:
+    """Give a report with a little of everything."""
+    report: dict[str, Any] = json.loads(KEPT.read_text())
+    by_change = {each["change"]: each for each in report["findings"]}
+    report["findings"] = list(by_change.values())
+    report["features"]["rows"] = report["features"]["rows"][:2]
+    machine = report["machines"][0]
+    for part in (machine["implementations"], machine["timings"]["speed"]):
+        del part[2:]
+    report["policy"]["accepted"] = [{"finding": "surface/*", "reason": "seen", "chips": [90]}]
+    return report
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "field"),
+    [
+        ("chips", [{}], "chips[0].chip"),
+        ("chips.0.evidence", "hearsay", "chips[0].evidence"),
+        ("policy", {}, "policy.source"),
+        ("policy.accepted", ["*"], "policy.accepted[0]"),
+        ("policy.actions.new-failure", "ignore", "policy.actions.new-failure"),
+        ("machines", [1], "machines[0]"),
+        ("machines.0.judged", "many", "machines[0].judged"),
+        ("baseline", {}, "baseline.given"),
+        ("features.rows.0.cells.1.chip", None, "features.rows[0].cells[1].chip"),
+        ("features", 1, "features"),
+        ("findings.0.chips", 90, "findings[0].chips"),
+        ("findings.0.action", "", "findings[0].action"),
+        ("not_tested.0", {"what": "calls"}, "not_tested[0].why"),
+        ("failures", [None], "failures[0]"),
+    ],
+)
+def test_the_field_that_is_wrong_is_named(
+    small: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    path: str,
+    value: object,
+    field: str,
+) -> None:
+    report = copy.deepcopy(small)
+    *parents, last = [int(each) if each.isdigit() else each for each in path.split(".")]
+    holder: Any = report
+    for each in parents:
+        holder = holder[each]
+    holder[last] = value
+    file = tmp_path / "report.json"
+    file.write_text(json.dumps(report))
+    assert main(["merge", str(file)]) == 2
+    said = f"{file}: the field {field!r} is missing or of the wrong kind"
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_what_is_kept_can_be_read() -> None:
+    assert read_report(KEPT)["verdict"] == "do not bump"
+
+
+def test_what_calls_need_of_memory_is_told_once(small: dict[str, Any]) -> None:
+    report = copy.deepcopy(small)
+    for each in report["machines"][0]["timings"]["speed"]:
+        del each["measurements"][1:]
+        each["measurements"][0]["peak_bytes"] = {"baseline": 20_480, "candidate": 3_000_000}
+    out = io.StringIO()
+    print_report(Console(file=out, width=1000), report)
+    assert out.getvalue().count("allocates 20.5 kB and 3.0 MB") == len(
+        report["machines"][0]["timings"]["speed"]
+    )
+
+
+def test_damage_anywhere_is_refused_or_does_nothing(small: dict[str, Any], tmp_path: Path) -> None:
+    draw, file, refused = Random(0), tmp_path / "report.json", 0  # noqa: S311  places to damage
+    places = list(_places(small))
+    for _ in range(150):
+        report = copy.deepcopy(small)
+        holder: Any = report
+        *parents, last = draw.choice(places)
+        for each in parents:
+            holder = holder[each]
+        if draw.random() < 0.3:
+            del holder[last]
+        else:
+            holder[last] = draw.choice(VALUES)
+        file.write_text(json.dumps(report))
+        try:
+            merged = merge([file], None, "merge")
+        except ReportError:
+            refused += 1
+            continue
+        print_report(Console(file=io.StringIO()), merged)
+        for render in RENDER.values():
+            render(merged)
+    assert refused > 50
+
+
+def _places(value: object, *path: str | int) -> Iterator[tuple[str | int, ...]]:
+    """Give the way to each part of a report, the upper ones as often as the lower ones."""
+    inner: Any = value
+    keys = (
+        inner if isinstance(value, dict) else range(len(inner)) if isinstance(value, list) else ()
+    )
+    for key in keys:
+        yield (*path, key)
+        yield from _places(inner[key], *path, key)

@@ -1,0 +1,294 @@
+"""The ledger and the corpus are edited as text, and what is written reads back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelproof.ci.cli import main
+from kernelproof.ci.ledger.editing import BLOCK
+from kernelproof.fixtures import CORPUS, LEDGER
+from kernelproof.properties.findings.ledger import load_ledger, read_case
+from kernelproof.reference import AttentionProblem, MergeProblem
+
+EMPTY = MergeProblem(empty="all")
+HEAD = "# The head of the file.\n\n"
+ENTRY = """[[finding]]
+id = "flashinfer-mine-empty"
+implementation = "flashinfer-mine"
+laws = ["parity"]
+status = "FAIL"
+where = { empty = "all" }
+versions = { flashinfer = ">=0.6" }
+case = "corpus/flashinfer-mine-empty.json"
+reason = \"\"\"
+It divides by zero.
+\"\"\"
+"""
+OTHER = ENTRY.replace("flashinfer-mine", "other").replace(
+    'versions = { flashinfer = ">=0.6" }\n', ""
+)
+
+
+WRONG = """
+import torch
+from kernelproof.impl import implementation
+
+
+@implementation("merge_state", name="mine")
+def merge(inputs):
+    lse = torch.logsumexp(inputs.lses.double(), dim=0)
+    weights = torch.exp(inputs.lses - lse).unsqueeze(-1)
+    return (weights * inputs.outs).sum(dim=0).to(inputs.out_dtype), lse.float()
+"""
+
+
+def case(implementation: str, **more: object) -> dict[str, Any]:
+    return {
+        "schema": "kernelproof/case/1",
+        "law": "parity",
+        "implementation": implementation,
+        "problem": EMPTY.to_json(),
+        **more,
+    }
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    path = tmp_path / "ledger.toml"
+    path.write_text(f"{HEAD}{ENTRY}\n{OTHER}")
+    (tmp_path / "corpus").mkdir()
+    for name in ("flashinfer-mine", "other"):
+        (tmp_path / "corpus" / f"{name}-empty.json").write_text(json.dumps(case(name)))
+    return path
+
+
+def report(folder: Path, *findings: dict[str, Any]) -> Path:
+    path = folder / "report.json"
+    target = {"device": "cuda", "sm": 90, "flashinfer": "0.7.2"}
+    path.write_text(
+        json.dumps({"schema": "kernelproof/report/1", "target": target, "findings": findings})
+    )
+    return path
+
+
+def finding(problem: Any, **more: Any) -> dict[str, Any]:  # noqa: ANN401  any problem
+    return {
+        "implementation": "flashinfer-mine",
+        "law": "parity",
+        "status": "FAIL",
+        "kind": "nan",
+        "message": "out is NaN",
+        "entry": None,
+        "problem": problem.to_json(),
+        **more,
+    }
+
+
+def update(ledger: Path, *more: str) -> int:
+    folder = ledger.parent
+    return main(
+        ["expectations", "update", str(folder / "report.json"), "--ledger", str(ledger), *more]
+    )
+
+
+def test_a_failure_becomes_known(ledger: Path) -> None:
+    small = MergeProblem(regime="shifted")
+    report(
+        ledger.parent,
+        finding(MergeProblem(regime="shifted", num_tokens=9)),
+        finding(small, law="well_formed"),
+        finding(EMPTY, status="KNOWN", entry="flashinfer-mine-empty"),
+    )
+    issue = "https://github.com/flashinfer-ai/flashinfer/issues/1"
+    assert update(ledger, "--reason", 'It says "no".', "--issue", issue) == 0
+    text = ledger.read_text()
+    assert text.startswith(HEAD + ENTRY)
+    assert text.endswith(OTHER)
+    mine, new, _ = load_ledger(str(ledger)).entries
+    assert mine.id == "flashinfer-mine-empty"
+    assert (new.id, new.implementation) == ("flashinfer-mine-parity-nan", "flashinfer-mine")
+    assert new.laws == ("parity", "well_formed")
+    assert new.where == {"regime": "shifted"}
+    assert (new.versions, new.device, new.sm) == ({"flashinfer": "==0.7.2"}, "cuda", (90,))
+    assert (new.reason, new.issue) == ('It says "no".', issue)
+    assert new.load_case() == ("parity", small)
+    assert update(ledger, "--reason", "again") == 2  # there is such an entry
+
+
+def test_an_entry_that_passes_is_narrowed_or_retired(
+    ledger: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = "the ledger entry {} expects FAIL under parity, but its case gives PASS"
+    report(
+        ledger.parent,
+        *(
+            finding(EMPTY, kind="unexpected_pass", message=told.format(name))
+            for name in ("flashinfer-mine-empty", "other-empty")
+        ),
+    )
+    assert update(ledger, "--dry-run") == 0
+    assert ledger.read_text() == f"{HEAD}{ENTRY}\n{OTHER}"
+    assert update(ledger) == 0
+    assert ledger.read_text() == HEAD + ENTRY.replace('">=0.6"', '">=0.6,!=0.7.2"')
+    assert (
+        "PASSES other-empty: its case is right; it is retired by 0.7.2" in capsys.readouterr().out
+    )
+
+
+def test_what_a_comparison_says_is_taken_too(ledger: Path) -> None:
+    problem = AttentionProblem(causal=True)
+    findings = [
+        {"change": "fixed", "entry": "flashinfer-mine-empty", "problem": None, "subject": "x"},
+        {
+            "change": "new-failure",
+            "entry": "",
+            "subject": "mine",
+            "laws": ["parity", "soak"],
+            "candidate": {"status": "HANG", "kind": "run"},
+            "problem": {**problem.to_json(), "id": problem.id, "told": "..."},
+        },
+    ]
+    content = {
+        "schema": "kernelproof/bump/1",
+        "findings": findings,
+        "candidate": {"flashinfer": "0.8"},
+        "machines": [{"device": "cpu", "chip": "cpu"}],
+    }
+    (ledger.parent / "report.json").write_text(json.dumps(content))
+    assert update(ledger, "--reason", "It waits for ever.") == 0
+    entries = {entry.id: entry for entry in load_ledger(str(ledger)).entries}
+    assert entries["flashinfer-mine-empty"].versions == {"flashinfer": ">=0.6,!=0.8"}
+    assert entries["mine-parity-run"].quarantine
+    assert entries["mine-parity-run"].where == {"causal": True}
+    assert not entries["mine-parity-run"].versions
+
+
+@pytest.mark.parametrize(
+    ("content", "more", "said"),
+    [
+        ("{}", (), "its schema is None"),
+        ("nonsense", (), "not JSON"),
+        ('{"schema": "kernelproof/report/1"}', (), "is no whole report"),
+        (None, (), "--reason is missing: 1 failures"),
+        (None, ("--reason", " "), "--reason is missing"),
+    ],
+)
+def test_a_wrong_report_changes_nothing(
+    ledger: Path,
+    capsys: pytest.CaptureFixture[str],
+    content: str | None,
+    more: tuple[str, ...],
+    said: str,
+) -> None:
+    path = report(ledger.parent, finding(MergeProblem(regime="shifted")))
+    if content is not None:
+        path.write_text(content)
+    assert update(ledger, *more) == 2
+    assert said in capsys.readouterr().err
+    assert ledger.read_text() == f"{HEAD}{ENTRY}\n{OTHER}"
+
+
+def test_a_problem_with_nothing_special_is_refused(
+    ledger: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report(ledger.parent, finding(MergeProblem()))
+    assert update(ledger, "--reason", "It is broken.") == 2
+    assert "write the entry by hand" in capsys.readouterr().err
+
+
+def test_a_case_is_added_once_and_without_what_a_run_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "case.json"
+    path.write_text(json.dumps(case("my.module:merge", verdict={"status": "FAIL"}, seed=3)))
+    folder = tmp_path / "corpus"
+    assert main(["corpus", "add", str(path), "--folder", str(folder)]) == 0
+    (added,) = folder.iterdir()
+    assert capsys.readouterr().out.strip() == str(added)
+    law, problem, data = read_case(added)
+    assert (law, problem, data["implementation"]) == ("parity", EMPTY, "my.module:merge")
+    assert set(data) == {"schema", "law", "implementation", "problem"}
+    assert main(["corpus", "add", str(path), "--folder", str(folder)]) == 2
+    assert "the corpus has it" in capsys.readouterr().err
+    path.write_text(json.dumps(case("mine", law="append_parity")))
+    assert main(["corpus", "add", str(path), "--folder", str(folder)]) == 2
+    assert main(["corpus", "add", str(tmp_path / "no.json"), "--folder", str(folder)]) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("kernels/mine.py:merge", "kernels/mine.py:merge"),
+        ("{here}/kernels/mine.py:merge", "kernels/mine.py:merge"),
+        ("kernelproof.impl.flashinfer.triton:merge_state", "flashinfer-triton-merge-state"),
+        ("my.module:merge", "my.module:merge"),
+    ],
+)
+def test_a_case_is_added_without_paths_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, kept: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("case.json").write_text(json.dumps(case(given.format(here=tmp_path))))
+    assert main(["corpus", "add", "case.json", "--folder", "corpus"]) == 0
+    (added,) = Path("corpus").iterdir()
+    assert str(tmp_path) not in added.read_text()
+    assert read_case(added)[2]["implementation"] == kept
+    assert main(["corpus", "add", "case.json", "--folder", "corpus"]) == 2  # it has it
+
+
+@pytest.mark.parametrize("given", ["/opt/kernels/mine.py:merge", "../mine.py:merge"])
+def test_a_case_that_no_other_machine_can_replay_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("case.json").write_text(json.dumps(case(given)))
+    assert main(["corpus", "add", "case.json", "--folder", "corpus"]) == 2
+    said = capsys.readouterr().err
+    assert f"case.json: its implementation {given} is a file of this machine" in said
+    assert not Path("corpus").exists()
+
+
+def test_an_added_case_is_replayed_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(WRONG)
+    Path("case.json").write_text(json.dumps(case(f"{tmp_path}/mine.py:merge", seed=3)))
+    assert main(["corpus", "add", "case.json", "--folder", "corpus"]) == 0
+    words = ["--profile", "quick", "--law", "parity", "--corpus", "corpus"]
+    assert main(["check", "mine.py:merge", *words, "--json", "r.json", "--html", "r.html"]) == 1
+    found = json.loads(Path("r.json").read_text())
+    counts = {"replayed": 1, "of_ledger": 0, "known": 0, "unjudged": 0}
+    assert {**found["corpus"], "seconds": 0} == {**counts, "seconds": 0}
+    (first, *_) = found["findings"]
+    (added,) = Path("corpus").iterdir()
+    assert (first["law"], first["kind"]) == ("parity", "nan")
+    assert first["problem"] == EMPTY.to_json()
+    assert first["replay"] == f"kernelproof replay {added}"
+    ended = capsys.readouterr()
+    assert "corpus: 1 stored case replayed first in " in ended.out
+    assert "1 stored case replayed first in " in Path("r.html").read_text()
+    assert main(["check", "mine.py:merge", *words[:-1], "no"]) == 2
+    assert "--corpus: no: there is no such folder" in capsys.readouterr().err
+
+
+def test_a_case_of_the_shipped_corpus_goes_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "flashinfer-triton-merge-state-empty.json"
+    Path("mine.py").write_text(WRONG)
+    assert main(["replay", name, "--implementation", "mine.py:merge"]) == 1
+    Path(name).write_text("{}")  # a file that is here comes first
+    assert main(["replay", name]) == 2
+    assert f"{name}: the field 'law' is missing" in capsys.readouterr().err
+
+
+def test_the_shipped_ledger_is_made_of_blocks() -> None:
+    text = LEDGER.read_text(encoding="utf-8")
+    assert len(BLOCK.findall(text)) == len(load_ledger().entries)
+    assert CORPUS.is_dir()

@@ -1,0 +1,331 @@
+"""Exit codes and reports, from results made by hand."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from collections import Counter
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from kernelproof.ci.console.terminal import PLAIN_WIDTH, console
+from kernelproof.ci.reports.display import print_summary
+from kernelproof.ci.reports.html_report import to_html
+from kernelproof.ci.reports.json_report import to_json
+from kernelproof.ci.reports.junit import to_junit
+from kernelproof.ci.reports.summary import Summary, summarise
+from kernelproof.properties.findings.cases import CaseWriter, loading_name, replay_command
+from kernelproof.properties.findings.files import dumps, write_text
+from kernelproof.properties.findings.ledger import Entry, Ledger, read_case
+from kernelproof.properties.findings.report import (
+    Finding,
+    ImplementationReport,
+    LawReport,
+    RunReport,
+)
+from kernelproof.properties.verdicts.text import compact
+from kernelproof.properties.verdicts.verdict import Verdict
+from kernelproof.reference import AttentionProblem, MergeProblem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NASTY = "out[0, 1] is \x1b[31mNaN\x00 <b>&amp; ]]> \ud800 [red]"
+BAD = Verdict("FAIL", "nan", NASTY, trace="a\x07trace")
+ENTRY = Entry(
+    id="merge-empty",
+    implementation="mine",
+    laws=("merge_identity",),
+    status="FAIL",
+    where={},
+    reason="merging nothing <gives> nothing",
+    case=Path("corpus") / "merge-empty.json",
+    issue="https://example.org/1",
+)
+LEDGER = Ledger((ENTRY,))
+
+
+def finding(law: str = "parity", **changes: Any) -> Finding:  # noqa: ANN401  any field
+    made = Finding("mine", law, BAD, MergeProblem(num_tokens=3, empty="all"))
+    return replace(made, **changes)
+
+
+def passing(name: str = "mine", judged: int = 7) -> ImplementationReport:
+    return ImplementationReport(
+        name, f"kernels:{name}", "merge_state", laws=[LawReport("parity", judged=judged)]
+    )
+
+
+def failing() -> ImplementationReport:
+    laws = [
+        LawReport("parity", judged=3, finding=finding()),
+        LawReport(
+            "merge_identity",
+            judged=4,
+            known=Counter({"merge-empty": 4}),
+            finding=finding("merge_identity", entry="merge-empty"),
+        ),
+        LawReport("merge_union", unsupported=5, vacuous=2),
+    ]
+    return ImplementationReport("mine", "kernels:mine", "merge_state", laws=laws)
+
+
+def run(*implementations: ImplementationReport, **changes: Any) -> RunReport:  # noqa: ANN401  any field
+    target = {"device": "cpu", "device_name": "x", "torch": "2.13.0", "triton": None}
+    report = RunReport("quick", 3, target, list(implementations), seconds=1.25)
+    return replace(report, **changes)
+
+
+def summary(report: RunReport, *, gate: bool = False, failure: str = "") -> Summary:
+    return summarise(report, LEDGER, gate=gate, command="kernelproof check x", failure=failure)
+
+
+UNSUPPORTED = ImplementationReport(
+    "other", "kernels:other", "merge_state", unsupported_reason="needs a GPU"
+)
+NOT_FOUND = ImplementationReport("a:b", "a:b", error="a:b: there is no module 'a'")
+NO_ANSWER = ImplementationReport("a:b", "a:b", "merge_state", error="a:b.supports failed: boom")
+HARNESS = ImplementationReport("a:b", "a:b", error="the suite failed: overrun")
+KNOWN = ImplementationReport("mine", "kernels:mine", "merge_state", laws=failing().laws[1:])
+
+
+@pytest.mark.parametrize(
+    ("report", "check", "gate"),
+    [
+        (run(passing()), 0, 0),
+        (run(KNOWN), 0, 0),
+        (run(passing(), failing()), 1, 1),
+        (run(passing(), UNSUPPORTED), 3, 0),
+        (run(failing(), UNSUPPORTED), 1, 1),
+        (run(UNSUPPORTED), 3, 3),
+        (run(passing(judged=0)), 3, 3),
+        (run(), 3, 3),
+        (run(passing(), NOT_FOUND), 2, 3),
+        (run(failing(), NO_ANSWER), 3, 3),
+        (run(passing(), HARNESS), 3, 3),
+        (run(failing(), lost="cuda did not come back"), 3, 3),
+        (run(passing(), interrupted=True), 130, 130),
+    ],
+)
+def test_exit_codes(report: RunReport, check: int, gate: int) -> None:
+    assert summary(report).code == check
+    assert summary(report, gate=True).code == gate
+    named = {0: "conforming", 1: "nonconforming"}
+    assert to_json(summary(report))["verdict"] == named.get(check, "error")
+
+
+def test_a_failure_of_the_suite_is_no_verdict_on_a_kernel() -> None:
+    ended = summary(run(failing()), failure="the suite failed: KeyError: 1")
+    assert ended.code == 3
+    assert "KeyError" in ended.sentence
+    assert to_json(ended)["error"].startswith("the suite failed")
+
+
+def test_the_json_holds_every_finding() -> None:
+    data = json.loads(dumps(to_json(summary(run(failing(), UNSUPPORTED)))))
+    assert data["schema"] == "kernelproof/report/1"
+    assert (data["judged"], data["unsupported"], data["seconds"]) == (7, 5, 1.25)
+    new, known = data["findings"]
+    assert (new["law"], new["status"], new["kind"]) == ("parity", "FAIL", "nan")
+    assert new["problem"]["empty"] == "all"
+    assert (known["status"], known["entry"]) == ("KNOWN", "merge-empty")
+    assert known["reason"] == ENTRY.reason
+    assert data["known"][0]["count"] == 4
+    assert data["implementations"][1]["status"] == "UNSUPPORTED"
+    for name in ("profile", "seed", "target", "kernelproof", "date", "command", "device"):
+        assert data[name] not in (None, "")
+
+
+def test_json_has_no_infinities() -> None:
+    assert json.loads(dumps({"a": [float("inf"), (1.0, float("nan"))]})) == {
+        "a": ["inf", [1.0, "nan"]]
+    }
+
+
+def test_junit_parses_and_counts() -> None:
+    root = ET.fromstring(to_junit(summary(run(failing(), UNSUPPORTED, NO_ANSWER))))  # noqa: S314
+    mine, other, broken = root.findall("testsuite")
+    cases = {case.get("name"): case for case in mine.findall("testcase")}
+    failure = cases["parity"].find("failure")
+    assert failure is not None
+    assert failure.get("type") == "FAIL nan"
+    assert "\\x1b[31mNaN\\x00 <b>&amp; ]]> \\xd800" in str(failure.text)
+    assert "empty='all'" in str(failure.text)
+    known = cases["merge_identity"].find("skipped")
+    assert known is not None
+    assert known.get("message", "").startswith("KNOWN merge-empty: 4 problems: merging nothing")
+    assert cases["merge_union"].find("skipped") is not None
+    told = {each.get("name"): each.get("value") for each in cases["parity"].iter("property")}
+    assert told["judged"] == "3"
+    assert (mine.get("tests"), mine.get("failures"), mine.get("skipped")) == ("3", "1", "2")
+    skipped = [case.find("skipped") for case in other.findall("testcase")]
+    assert len(skipped) > 3
+    assert all(each is not None and each.get("message") == "needs a GPU" for each in skipped)
+    assert broken.get("errors") == "1"
+    assert root.get("tests") == str(3 + len(skipped) + 1)
+
+
+def test_junit_of_a_run_that_did_not_start() -> None:
+    root = ET.fromstring(to_junit(summary(run(), failure="no CUDA device")))  # noqa: S314
+    assert root.get("errors") == "1"
+
+
+class Tags(HTMLParser):
+    """Collects the tags of a page and checks that they nest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: Counter[str] = Counter()
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        del attrs
+        self.seen[tag] += 1
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_page_is_escaped_and_needs_nothing_else() -> None:
+    page = to_html(summary(run(failing(), UNSUPPORTED)))
+    tags = Tags()
+    tags.feed(page)
+    assert not tags.open
+    assert tags.seen["table"] == 3
+    assert not tags.seen.keys() & {"b", "script", "link", "img"}
+    assert "<b>&amp;" in tags.text
+    assert "needs a GPU" in tags.text
+    assert not re.search(r"https?://(?!example)", page)
+    page.encode()
+
+
+def printed(made: Summary, monkeypatch: pytest.MonkeyPatch, columns: str | None = None) -> str:
+    if columns is None:
+        monkeypatch.delenv("COLUMNS", raising=False)
+    else:
+        monkeypatch.setenv("COLUMNS", columns)
+    stream = io.StringIO()
+    print_summary(console(stream), made)
+    return stream.getvalue()
+
+
+def test_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = failing()
+    command = replay_command(Path("a folder") / ("x" * 2 * PLAIN_WIDTH + ".json"))
+    assert report.laws[0].finding is not None
+    report.laws[0].finding.replay = command
+    text = printed(summary(run(report, UNSUPPORTED)), monkeypatch)
+    assert f"replay:  {command}\n" in text
+    assert "[red]" in text  # no markup of ours
+    assert "\x1b" not in text
+    assert "problem: MergeProblem(num_tokens=3, empty='all')" in text
+    assert "KNOWN merge-empty  mine: 4 problems: merging nothing <gives> nothing" in text
+    assert "UNSUPPORTED  other\n  needs a GPU" in text
+    assert text.splitlines()[-1].startswith("NOT CONFORMING: 1 new finding, 1 known; 7 problems")
+
+
+def test_what_weakens_a_result_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = passing()
+    report.laws[0].truncated, report.laws[0].flaky = True, 1
+    text = printed(summary(run(report)), monkeypatch)
+    assert "note: mine: out of time before all problems were judged: parity" in text
+    assert "note: mine: 1 failure not confirmed" in text
+
+
+def test_a_narrow_terminal_folds_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = failing()
+    assert report.laws[0].finding is not None
+    report.laws[0].finding.replay = "kernelproof replay " + "y" * 90
+    text = printed(summary(run(report)), monkeypatch, columns="40")
+    assert "y" * 90 in text
+    assert all(len(line) <= 40 for line in text.splitlines()[:4])
+    assert "7 judged, 5 unsupported, 0 rejected, 1\n" in text
+
+
+def test_a_problem_is_told_by_what_is_not_simplest() -> None:
+    assert compact(AttentionProblem()) == "AttentionProblem()"
+    told = compact(AttentionProblem(seq_lens=(3,), causal=True))
+    assert told == "AttentionProblem(seq_lens=(3,), causal=True)"
+
+
+def writer(folder: Path) -> CaseWriter:
+    return CaseWriter(folder, None, LEDGER)
+
+
+def test_case_files_are_read_back(tmp_path: Path) -> None:
+    report = run(failing())
+    writer(tmp_path / "new").write_all(report)
+    new, known = report.findings
+    (path,) = (tmp_path / "new").iterdir()
+    assert path.name == f"mine-parity-{new.problem.id}.json"
+    assert new.replay == f"kernelproof replay {path}"
+    law, problem, data = read_case(path)
+    assert (law, problem) == ("parity", new.problem)
+    assert (data["implementation"], data["seed"], data["device"]) == ("kernels:mine", 3, "cpu")
+    assert data["versions"]["torch"] == "2.13.0"
+    assert known.replay == f"kernelproof replay {ENTRY.case}"
+
+
+def test_names_that_are_no_file_names(tmp_path: Path) -> None:
+    first, second = failing(), replace(failing(), reference="kernels:other")
+    for report in (first, second):
+        report.name = "../my kernel/é"
+        del report.laws[1:]
+        report.laws[0].finding = finding(implementation=report.name)
+    both = run(first, second)
+    writer(tmp_path).write_all(both)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    identity = both.findings[0].problem.id
+    assert names == [f"my-kernel-parity-{identity}{more}.json" for more in ("-2", "")]
+    assert [read_case(tmp_path / name)[2]["implementation"] for name in names] == [
+        "kernels:other",
+        "kernels:mine",
+    ]
+    assert loading_name("kernelproof.impl.torch.sdpa:paged") == "torch-sdpa-paged"
+
+
+def test_a_case_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    made = writer(tmp_path / "file")
+    made.write_all(run(failing()))
+    assert "--cases" in made.failed
+
+
+def test_files_are_written_whole(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "a.txt"
+    write_text(path, "half \ud800 of it")
+    assert path.read_text() == "half \\ud800 of it"
+    assert [each.name for each in path.parent.iterdir()] == ["a.txt"]
+
+
+@pytest.fixture
+def in_colour(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], str]:
+    def show(no_color: bool) -> str:
+        monkeypatch.setenv("TERM", "xterm-256color")
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.delenv("NO_COLOR", raising=False)
+        if no_color:
+            monkeypatch.setenv("NO_COLOR", "1")
+        return printed(summary(run(failing())), monkeypatch)
+
+    return show
+
+
+def test_no_color_is_respected(in_colour: Callable[[bool], str]) -> None:
+    red = re.compile(r"\x1b\[[0-9;]*3[0-7]m")
+    assert red.search(in_colour(False))  # noqa: FBT003
+    assert not red.search(in_colour(True))  # noqa: FBT003
+    assert sys.stdout is not None

@@ -1,0 +1,161 @@
+"""The command support: the matrix, one call, the difference of two versions, wrong usage."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from kernelproof.ci.support.command import support
+from kernelproof.ci.support.markdown import heading, to_markdown
+from kernelproof.ci.support.rows import ALL_CHIPS, all_rows, differences, matrix
+from kernelproof.impl.gating import load_rules
+
+ROOT = Path(__file__).parents[3]
+BOOK = load_rules()
+
+
+def run(*words: str) -> tuple[int, str]:
+    done = CliRunner().invoke(support, list(words), env={"COLUMNS": "200"})
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.output
+
+
+def returned(*words: str) -> int:
+    """Give what the command returns, which click leaves out of a group."""
+    code = support.main(list(words), standalone_mode=False)
+    assert isinstance(code, int)
+    return code
+
+
+def test_the_whole_matrix_has_every_chip_and_backend() -> None:
+    code, said = run()
+    assert code == 0
+    for chip in ALL_CHIPS:
+        assert f"SM{chip}" in said
+    for name in ("paged_attention: fa2", "paged_attention: trtllm-gen", "moe: cutlass", "mla: "):
+        assert name in said
+    assert f"flashinfer-python {BOOK.newest}" in said
+
+
+def test_one_call_on_one_chip_says_why_and_what_instead() -> None:
+    words = ["--sm", "103", "--flashinfer", "0.6.7", "--backend", "trtllm-gen", "--phase", "decode"]
+    code, said = run(*words)
+    assert code == 0
+    assert "refused  trtllm-gen decode" in said
+    assert "2939" in said
+    assert "Use backend=" in " ".join(said.split())
+    assert returned(*words, "--require") == 1
+    assert returned("--sm", "10.3", *words[2:3], "0.6.7.post2", *words[4:], "--require") == 0
+
+
+def test_each_backend_that_could_serve_a_call_is_listed() -> None:
+    _, said = run("--sm", "90", "--head-dim", "512", "--kv-dtype", "fp8")
+    for backend in ("fa2", "fa3", "xqa", "trtllm-gen"):
+        assert f"paged_attention: {backend}" in said
+
+
+def test_explain_walks_the_rules_of_one_call() -> None:
+    code, said = run("--explain", "--sm", "103", "--flashinfer", "0.6.7", "--backend", "trtllm-gen")
+    assert code == 0
+    assert re.search(r"^holds  refuse ", said, re.MULTILINE)
+    assert "does not hold" in said
+    assert "differs in" in said
+    assert run("--explain")[0] == 2
+
+
+def test_the_difference_of_two_versions(tmp_path: Path) -> None:
+    made, page = tmp_path / "changes.json", tmp_path / "changes.md"
+    versions = ("--flashinfer", "0.6.7", "--against", "0.6.8")
+    outputs = ("--json", str(made), "--markdown", str(page))
+    code, said = run(*versions, "--sm", "103,121", *outputs)
+    assert code == 0
+    data: dict[str, Any] = json.loads(made.read_text(encoding="utf-8"))
+    assert data["schema"] == "kernelproof/support-difference/1"
+    assert (data["flashinfer"], data["against"]) == ("0.6.7", "0.6.8")
+    text, told = page.read_text(encoding="utf-8"), data["differences"]
+    assert told
+    for each in told:
+        assert set(each["chips"]) <= {103, 121}
+        assert (each["before"]["status"] == "supported") != (each["after"]["status"] == "supported")
+        assert each["title"] in text
+    count = f"{len(told)} differences in support between 0.6.7 and 0.6.8"
+    assert count in text
+    assert count in said
+    assert "relu2" in said
+    same = [matrix(all_rows(), "0.6.8", (103,), BOOK) for _ in range(2)]
+    assert differences(*same) == []
+
+
+def test_json_and_markdown(tmp_path: Path) -> None:
+    made, page = tmp_path / "matrix.json", tmp_path / "matrix.md"
+    code, _ = run("--sm", "90,cpu", "--json", str(made), "--markdown", str(page))
+    assert code == 0
+    data: dict[str, Any] = json.loads(made.read_text(encoding="utf-8"))
+    assert data["schema"] == "kernelproof/support/1"
+    assert data["chips"] == [90, "cpu"]
+    cell = data["rows"][0]["cells"][0]
+    assert {"sm", "status", "reason", "rule", "source", "evidence", "alternatives"} == set(cell)
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("# Support matrix\n")
+    assert "|  | SM90 | CPU |" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--sm", "10"], "--sm 10: '10' is ambiguous"),
+        (["--sm", "10,0"], "--sm 10,0: '10' is ambiguous"),
+        (["--sm", "ten"], "'ten' is not a compute capability"),
+        (["--flashinfer", "latest"], "'latest' is no version by PEP 440"),
+        (["--against", "x"], "'x' is no version by PEP 440"),
+        (["--operation", "attention"], "operation is 'attention'; it must be one of"),
+        (["--backend", "fa9"], "backend is 'fa9'; it must be one of"),
+        (["--kv-dtype", "int3"], "kv_dtype is 'int3'; it must be one of"),
+        (["--kv-dtype", "uint8"], "kv_dtype is 'uint8', which does not say what the bytes hold"),
+        (["--head-dim", "0"], "head_dim_qk is 0; it must be an integer of at least 1"),
+        (["--rules", "/nonexistent"], "there are no support rules"),
+        (["--json", "/nonexistent/file"], "/nonexistent/file cannot be written"),
+    ],
+)
+def test_wrong_usage_is_one_sentence_and_exit_code_2(words: list[str], said: str) -> None:
+    code, output = run(*words)
+    assert code == 2
+    assert said in output.replace("\n", " ")
+
+
+def test_a_rules_file_with_a_typo_is_named(tmp_path: Path) -> None:
+    tmp_path.joinpath("mine.toml").write_text("[[rule]]\nid = 'x'\nefect = 'allow'\n")
+    code, output = run("--rules", str(tmp_path))
+    assert code == 2
+    assert "mine.toml: rule x: efect is no field" in output
+
+
+def test_an_unknown_chip_and_a_future_release_are_told_apart() -> None:
+    _, chip = run("--sm", "130", "--backend", "fa2", "--phase", "decode")
+    assert "SM130 is a chip that the rules do not know" in chip
+    _, release = run("--sm", "90", "--flashinfer", "9.0", "--backend", "fa2", "--phase", "decode")
+    assert f"to {BOOK.newest}, not 9.0" in release
+
+
+def test_the_page_in_docs_is_what_the_command_makes() -> None:
+    page = ROOT / "docs" / "support-matrix.md"
+    made = matrix(all_rows(), BOOK.newest, ALL_CHIPS, BOOK)
+    expected = "\n".join([*heading(made.version, BOOK), *to_markdown(made)])
+    hint = "run: kernelproof support --markdown docs/support-matrix.md"
+    assert page.read_text(encoding="utf-8").startswith(expected.rstrip()), hint
+
+
+def test_the_snippet_in_the_readme_refuses_at_start() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = re.search(r"```python\n(from kernelproof\.impl\.gating import .*?)```", text, re.DOTALL)
+    assert found, "README shows no use of kernelproof.impl.gating"
+    code = found[1] + "\nprint(decision.supported)\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "UnsupportedError" in done.stderr or done.stdout == "True\n", done.stderr

@@ -1,0 +1,95 @@
+"""Records of what compiled are read back as they were written, and a wrong one is named."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelproof.impl.gating.compile_evidence import (
+    Evidence,
+    EvidenceError,
+    Record,
+    read_evidence,
+)
+
+FEATURE = {"operation": "moe", "activation": "relu2"}
+RECORDS = (
+    Record("0.6.7", 121, "moe", "incomplete", FEATURE, ("sm_120f",), 1, 0, 56.6, "no kernel"),
+    Record("0.6.13", 90, "moe", "compiled", FEATURE, ("sm_90a",), 1, 20, 67.0),
+    Record("0.7.2.post1", 90, "decode", "refused", {}, message="no such chip"),
+)
+EVIDENCE = Evidence("13.0.88", "2026-11-21", "kernelproof support --compile 90,121", RECORDS)
+
+
+def written(folder: Path, data: object) -> Path:
+    file = folder / "evidence.json"
+    file.write_text(json.dumps(data), encoding="utf-8")
+    return file
+
+
+def test_it_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    assert read_evidence(written(tmp_path, EVIDENCE.to_json())) == EVIDENCE
+
+
+def test_it_is_written_in_the_order_of_versions_not_of_text() -> None:
+    backwards = Evidence("13.0.88", "", "", RECORDS[::-1])
+    versions = [record["flashinfer"] for record in backwards.to_json()["records"]]
+    assert versions == ["0.6.7", "0.6.13", "0.7.2.post1"]
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (("format",), "kernelproof/compile-evidence/2", "format is 'kernelproof/compile-evid"),
+        (("nvcc",), 13.0, "nvcc is 13.0; it must be a string"),
+        (("interrupted",), "no", "interrupted is 'no'; it must be true or false"),
+        (("records",), {}, "records is {}; it must be a list"),
+        (("colour",), "red", "colour is no field of it"),
+        (("records", 1), "x", "records[1] is 'x'; it must be an object"),
+        (("records", 0, "flashinfer"), "six", "records[0]: flashinfer is 'six'; it must be a ver"),
+        (("records", 0, "sm"), "90", "records[0]: sm is '90'; it must be a whole number"),
+        (("records", 2, "status"), "fine", "status is 'fine'; it must be one of compiled"),
+        (("records", 0, "feature"), [], "records[0]: feature is []"),
+        (("records", 0, "architectures"), "sm_90a", "records[0]: architectures is 'sm_90a'"),
+        (("records", 0, "kernels"), -1, "records[0]: kernels is -1"),
+        (("records", 0, "chip"), 90, "records[0]: chip is no field of it"),
+    ],
+)
+def test_a_wrong_field_is_named(
+    place: tuple[Any, ...], value: object, message: str, tmp_path: Path
+) -> None:
+    data: Any = json.loads(json.dumps(EVIDENCE.to_json()))
+    *path, last = place
+    where = data
+    for step in path:
+        where = where[step]
+    where[last] = value
+    file = written(tmp_path, data)
+    with pytest.raises(EvidenceError, match=f"^{re.escape(str(file))}.*{re.escape(message)}"):
+        read_evidence(file)
+
+
+def test_a_missing_field_is_named(tmp_path: Path) -> None:
+    data = EVIDENCE.to_json()
+    del data["records"][1]["message"]
+    with pytest.raises(EvidenceError, match=r"records\[1\]: message is missing"):
+        read_evidence(written(tmp_path, data))
+
+
+def test_a_record_that_stands_twice_is_named(tmp_path: Path) -> None:
+    data = EVIDENCE.to_json()
+    data["records"].append(data["records"][1])
+    with pytest.raises(EvidenceError, match=r"records\[3\] repeats records\[1\]"):
+        read_evidence(written(tmp_path, data))
+
+
+def test_a_file_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(EvidenceError, match=r"absent\.json: it cannot be read \(No such file"):
+        read_evidence(tmp_path / "absent.json")
+    (tmp_path / "text.json").write_text("{", encoding="utf-8")
+    with pytest.raises(EvidenceError, match=r"text\.json: it cannot be read \(no JSON"):
+        read_evidence(tmp_path / "text.json")

@@ -1,0 +1,130 @@
+"""MoE and routing problems ask the gate before anything is launched."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from kernelproof.ci.support.command import support
+from kernelproof.impl import Target, find_implementation
+from kernelproof.impl.flashinfer.names import ACTIVATION_NAMES, ROUTING_MEMBERS
+from kernelproof.impl.gating import Feature, decide
+from kernelproof.impl.gating.feature import ACTIVATIONS, ROUTINGS
+from kernelproof.impl.gating.of_problem import QUANTISATIONS, feature_of
+from kernelproof.impl.targets.optional import missing
+from kernelproof.reference import MoEProblem, Problem, RouteProblem
+from kernelproof.reference.moe.activations import ACTIVATIONS as ORACLES
+from kernelproof.reference.moe.routing_methods import METHODS
+from kernelproof.reference.problems.moe import QUANTISED
+
+ABSENT = missing("flashinfer", "flashinfer")
+PLAIN = MoEProblem(num_tokens=2, hidden=128, inter=128, num_experts=4, top_k=2, dtype="bfloat16")
+HIDDEN: dict[str, Any] = {"quantized_hidden": True}
+BLOCKS = replace(PLAIN, quantized="fp8_block", regime="exact_grid", **HIDDEN)
+
+
+def test_the_gate_knows_every_activation_method_and_format() -> None:
+    assert set(ACTIVATIONS) == set(ORACLES)
+    assert set(ROUTINGS) == set(METHODS)
+    assert set(QUANTISATIONS) == set(QUANTISED)
+    assert set(ACTIVATION_NAMES) < set(ACTIVATIONS)
+    assert set(ROUTING_MEMBERS) < set(ROUTINGS)
+
+
+@pytest.mark.parametrize(
+    ("backend", "fields", "asked"),
+    [
+        ("cutlass", {"activation": "relu2"}, {"activation": "relu2"}),
+        ("cutlass", {"dtype": "float16"}, {"q_dtype": "float16"}),
+        ("cutlass", {"swiglu_parameters": "one"}, {"activation": "swiglu_oai"}),
+        ("cutlass", {"quantized": "fp8_tensor", **HIDDEN},
+         {"quantisation": "fp8_per_tensor", "q_dtype": "float8_e4m3fn"}),
+        ("cutlass", {"quantized": "fp8_block", **HIDDEN}, {"quantisation": "fp8_block"}),
+        ("trtllm-gen", {"quantized": "fp8_block", **HIDDEN},
+         {"quantisation": "fp8_block", "q_dtype": "float8_e4m3fn"}),
+        ("group-gemm", {"quantized": "fp8_channel", **HIDDEN},
+         {"quantisation": "fp8_per_channel", "q_dtype": "float8_e4m3fn"}),
+        ("trtllm-gen", {"quantized": "nvfp4", **HIDDEN},
+         {"quantisation": "nvfp4", "q_dtype": "nvfp4"}),
+        ("trtllm-gen", {"quantized": "mxfp4"}, {"quantisation": "mxfp4"}),
+        ("cutlass", {"quantized": "mxfp4"}, {"quantisation": "w4a16"}),
+        ("cutlass", {"quantized": "mxfp4", **HIDDEN},
+         {"quantisation": "mxfp8_mxfp4", "q_dtype": "mxfp8"}),
+    ],
+)  # fmt: skip
+def test_what_a_problem_asks(backend: str, fields: dict[str, Any], asked: dict[str, Any]) -> None:
+    wanted = Feature("moe", backend, **{"q_dtype": "bfloat16", **asked})
+    assert feature_of(replace(PLAIN, **fields), backend) == wanted
+
+
+def test_what_routing_asks() -> None:
+    problem = RouteProblem(method="minimax2", dtype="float32")
+    wanted = Feature("route", "trtllm-gen", q_dtype="float32", routing="minimax2")
+    assert feature_of(problem, "trtllm-gen") == wanted
+
+
+def on(sm: int, version: str) -> Target:
+    return Target(sm=sm, flashinfer=version, cuda="13.0", triton="3.9.0", device="cuda")
+
+
+@pytest.mark.skipif(ABSENT is not None, reason=str(ABSENT))
+class TestRelu2:
+    """vLLM #39825 again, by the call itself: refused before launch, named, with a way out."""
+
+    problem = replace(PLAIN, activation="relu2")
+
+    @pytest.mark.parametrize("sm", [90, 120, 121])
+    def test_the_adapter_is_refused_before_launch(self, sm: int) -> None:
+        found = find_implementation("flashinfer-cutlass-moe")
+        said = str(found.refusal(self.problem, on(sm, "0.6.7.post3")))
+        assert said.startswith("the gate: The 16-bit CUTLASS MoE has no Relu2 case before 0.6.8")
+        assert said.endswith("(cutlass-moe-relu2)")
+        assert (
+            found.refusal(replace(self.problem, activation="silu"), on(sm, "0.6.7.post3")) is None
+        )
+        assert found.refusal(self.problem, on(sm, "0.6.8")) is None
+
+    def test_triton_is_offered_instead(self) -> None:
+        decision = decide(feature_of(self.problem, "cutlass"), on(121, "0.6.7.post3"))
+        assert decision.instead == "Use backend='triton'"
+
+    @pytest.mark.parametrize(("version", "said"), [("0.6.7.post3", "refused"), ("0.6.8", "yes")])
+    def test_the_command_says_so_too(self, version: str, said: str) -> None:
+        words = ["--sm", "121", "--flashinfer", version, "--operation", "moe", "--backend",
+                 "cutlass", "--activation", "relu2", "--require"]  # fmt: skip
+        printed = " ".join(CliRunner().invoke(support, words).output.split())
+        assert said in printed
+        assert support.main(words, standalone_mode=False) == (1 if said == "refused" else 0)
+        if said == "refused":
+            assert "https://github.com/vllm-project/vllm/pull/39825" in printed
+            assert "cutlass-moe-relu2" in printed
+            assert "Use backend='triton'" in printed
+
+
+@pytest.mark.skipif(ABSENT is not None, reason=str(ABSENT))
+@pytest.mark.parametrize(
+    ("name", "problem", "allowed", "refused"),
+    [
+        ("cutlass-moe", PLAIN, (90, "0.6.7"), (86, "0.7.2.post1")),
+        ("cutlass-moe", PLAIN, (120, "0.6.7"), (110, "0.6.13")),
+        ("cutlass-moe", replace(PLAIN, activation="geglu_tanh"), (90, "0.7.1"), (90, "0.6.13")),
+        ("cutlass-moe-fp8-block", BLOCKS,
+         (90, "0.6.13"), (100, "0.6.13")),
+        ("group-gemm-moe", PLAIN, (80, "0.6.7"), (75, "0.6.7")),
+        ("group-gemm-moe", replace(PLAIN, quantized="fp8_tensor", **HIDDEN), (90, "0.6.13"),
+         (89, "0.6.13")),
+        ("fused-topk-deepseek", RouteProblem(method="deepseek_v3"), (90, "0.6.7"), (80, "0.6.7")),
+        ("trtllm-gen-routing", RouteProblem(), (100, "0.7.1"), (100, "0.6.13")),
+        ("trtllm-gen-routing", RouteProblem(), (121, "0.7.1"), (90, "0.7.1")),
+        ("trtllm-gen-routing", RouteProblem(), (121, "0.7.1"), (107, "0.7.1")),
+    ],
+)  # fmt: skip
+def test_chips_and_releases(
+    name: str, problem: Problem, allowed: tuple[int, str], refused: tuple[int, str]
+) -> None:
+    found = find_implementation(f"flashinfer-{name}")
+    assert found.refusal(problem, on(*allowed)) is None
+    assert str(found.refusal(problem, on(*refused))).startswith("the gate: ")

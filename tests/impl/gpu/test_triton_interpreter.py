@@ -1,0 +1,122 @@
+"""Loops that scalars bound, in an interpreter like that of triton 3.6 with NumPy 2.4."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from kernelproof.impl.gpu.triton_interpreter import scalars_as_bounds
+from kernelproof.impl.targets.optional import missing
+
+ABSENT = missing("triton", "triton")
+needs_triton = pytest.mark.skipif(ABSENT is not None, reason=str(ABSENT))
+OURS = [
+    "triton-append", "triton-attention", "triton-attention-split-kv", "triton-merge-state",
+    "triton-metadata", "triton-moe", "triton-ragged-attention", "triton-route",
+]  # fmt: skip
+UNBOUND = ["triton-route"]
+"""All loops of its kernel are as long as constants say."""
+FLASHINFER = ["flashinfer-triton-merge-states", "flashinfer-triton-variable-length-merge-states"]
+
+CALLS = """
+import json
+import triton
+from triton.runtime import interpreter
+from kernelproof.impl import find_implementation
+from kernelproof.reference import (
+    AttentionProblem, MergeProblem, MetadataProblem, MoEProblem, RouteProblem, materialise,
+)
+
+methods = interpreter._patch_lang_tensor
+
+def index(self):  # older NumPy only warns
+    if self.handle.data.ndim:
+        raise TypeError("only 0-dimensional arrays can be converted to Python scalars")
+    return int(self.handle.data)
+
+def as_in_3_6(tensor, *scope):
+    methods(tensor, *scope)
+    tensor.__index__ = index
+
+interpreter._patch_lang_tensor = as_in_3_6
+triton.__version__ = {version!r}
+failed = []
+for name in {names!r}:
+    found = find_implementation(name)
+    problem = {{
+        "merge_state": MergeProblem(num_states=3),
+        "build_metadata": MetadataProblem((((1, 2), (5, 40)),), 16),
+        "moe": MoEProblem(),
+        "route": RouteProblem(),
+    }}.get(found.operation) or AttentionProblem(found.operation)
+    try:
+        found(materialise(problem))
+    except interpreter.InterpreterError as error:
+        assert "only 0-dimensional arrays" in str(error), error
+        failed.append(name)
+print(json.dumps(failed))
+"""
+
+
+def failing(names: list[str], version: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", CALLS.format(version=version, names=names)],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return [str(name) for name in json.loads(done.stdout)]
+
+
+@needs_triton
+class TestKernels:
+    def test_ours_run(self) -> None:
+        assert failing(OURS, "3.6.0") == []
+
+    def test_ours_would_fail_and_newer_versions_are_left_alone(self) -> None:
+        assert failing(OURS, "3.7.0") == [name for name in OURS if name not in UNBOUND]
+
+    @pytest.mark.skipif(
+        missing("flashinfer", "flashinfer") is not None, reason="flashinfer is missing"
+    )
+    def test_those_of_flashinfer_run(self) -> None:
+        assert failing(FLASHINFER, "3.6.0") == []
+
+
+@needs_triton
+class TestContext:
+    @pytest.fixture
+    def interpreter(self, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+        monkeypatch.setattr("triton.__version__", "3.6.0+git1234")
+        return importlib.import_module("triton.runtime.interpreter")
+
+    def test_an_array_of_one_element_bounds_a_loop(
+        self, interpreter: ModuleType, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Scalar:
+            handle = SimpleNamespace(data=importlib.import_module("numpy").array([3]))
+
+        given: list[Any] = []
+        monkeypatch.setattr(interpreter, "_patch_lang_tensor", lambda *args: given.append(args))
+        with scalars_as_bounds(torch.zeros(1)):
+            interpreter._patch_lang_tensor(Scalar, "scope")
+        assert given == [(Scalar, "scope")]
+        assert list(range(Scalar())) == [0, 1, 2]  # type: ignore[call-overload]
+
+    def test_nothing_is_changed_afterwards_or_for_a_gpu(self, interpreter: ModuleType) -> None:
+        before = interpreter._patch_lang_tensor
+        with scalars_as_bounds(torch.zeros(1)):
+            assert interpreter._patch_lang_tensor is not before
+        assert interpreter._patch_lang_tensor is before
+        with scalars_as_bounds(SimpleNamespace(is_cuda=True)):  # type: ignore[arg-type]
+            assert interpreter._patch_lang_tensor is before

@@ -1,0 +1,401 @@
+"""The ledger: what it refuses to read, what an entry explains, and the entries that ship."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelproof.fixtures import CORPUS, LEDGER
+from kernelproof.impl import BUILT_IN, Target
+from kernelproof.impl.targets.optional import missing
+from kernelproof.properties.findings.ledger import (
+    Entry,
+    Ledger,
+    LedgerError,
+    load_ledger,
+    read_case,
+)
+from kernelproof.properties.isolation.workers import Deadlines, Worker, WorkerPool
+from kernelproof.properties.laws import LAWS, laws_of
+from kernelproof.properties.verdicts.verdict import Verdict
+from kernelproof.properties.worker.requests import verdict_of
+from kernelproof.properties.worker.tasks import HANDLER
+from kernelproof.reference import AttentionProblem, MergeProblem, Problem, RouteProblem
+
+CASE = {
+    "schema": "kernelproof/case/1",
+    "law": "parity",
+    "implementation": "mine",
+    "problem": MergeProblem(empty="all").to_json(),
+}
+GOOD = """
+id = "mine-empty"
+implementation = "mine"
+laws = ["parity", "well_formed"]
+status = "FAIL"
+kinds = ["nan"]
+where = { empty = ["some", "all"] }
+reason = "It divides by zero."
+case = "case.json"
+"""
+EMPTY = MergeProblem(empty="all")
+NAN = Verdict("FAIL", "nan")
+HERE = Target(flashinfer="0.7.2.post1", torch="2.13.0+cpu", triton="3.9.0")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "case.json").write_text(json.dumps(CASE), encoding="utf-8")
+    return tmp_path
+
+
+def write(folder: Path, *entries: str) -> str:
+    path = folder / "ledger.toml"
+    path.write_text("".join(f"[[finding]]{entry}" for entry in entries), encoding="utf-8")
+    return str(path)
+
+
+def changed(line: str, key: str) -> str:
+    """Give the good entry with the line of this key replaced, or removed."""
+    lines = [each for each in GOOD.splitlines() if not each.startswith(f"{key} =")]
+    return "\n".join([*lines, line, ""])
+
+
+def refusal(path: str) -> str:
+    with pytest.raises(LedgerError) as caught:
+        load_ledger(path)
+    said = str(caught.value)
+    assert said.startswith(path)
+    assert "\n" not in said
+    return said
+
+
+class TestReading:
+    def test_a_good_entry(self, folder: Path) -> None:
+        (entry,) = load_ledger(write(folder, GOOD)).entries
+        assert (entry.id, entry.laws, entry.kinds) == (
+            "mine-empty", ("parity", "well_formed"), ("nan",)
+        )  # fmt: skip
+        assert entry.case == folder / "case.json"
+        assert entry.load_case() == ("parity", EMPTY)
+
+    def test_none_and_empty(self, folder: Path) -> None:
+        assert load_ledger("none") == Ledger()
+        assert load_ledger(write(folder)) == Ledger()
+
+    def test_no_file(self, folder: Path) -> None:
+        assert "cannot be read (No such file" in refusal(str(folder / "other.toml"))
+
+    def test_a_folder(self, folder: Path) -> None:
+        assert "cannot be read" in refusal(str(folder))
+
+    def test_no_toml(self, folder: Path) -> None:
+        assert "not TOML" in refusal(write(folder, "\nid = "))
+        path = folder / "ledger.toml"
+        path.write_bytes(b"\xff\xfe")
+        assert "not TOML" in refusal(str(path))
+
+    @pytest.mark.parametrize("text", ["title = 1", "finding = 3", "finding = [1]", "[other]\na=1"])
+    def test_something_else_than_findings(self, folder: Path, text: str) -> None:
+        path = folder / "ledger.toml"
+        path.write_text(text, encoding="utf-8")
+        assert "[[finding]] tables only" in refusal(str(path))
+
+    def test_the_same_id_twice(self, folder: Path) -> None:
+        assert "the id 'mine-empty' is given 2 times" in refusal(write(folder, GOOD, GOOD))
+
+    def test_an_entry_without_id_is_counted(self, folder: Path) -> None:
+        said = refusal(write(folder, GOOD, changed("", "id")))
+        assert "finding 'number 2': the field 'id' is missing" in said
+
+    @pytest.mark.parametrize("key", ["implementation", "laws", "status", "where", "reason", "case"])
+    def test_a_missing_field(self, folder: Path, key: str) -> None:
+        said = refusal(write(folder, changed("", key)))
+        assert f"finding 'mine-empty': the field {key!r} is missing" in said
+
+    @pytest.mark.parametrize(
+        ("key", "line", "said"),
+        [
+            ("extra", "extra = 1", "unknown field 'extra'"),
+            ("law", 'law = "parity"', "unknown field 'law'"),
+            ("laws", 'laws = "parity"', "laws must be a list"),
+            ("laws", 'laws = ["parity", "parties"]', "laws names 'parties'"),
+            ("laws", "laws = [[1]]", "laws names [1]"),
+            ("status", "status = 3", "status must be a str"),
+            ("status", 'status = "PASS"', "status names 'PASS'"),
+            ("status", 'status = "KNOWN"', "status names 'KNOWN'"),
+            ("kinds", 'kinds = ["NaN"]', "kinds names 'NaN'"),
+            ("where", 'where = "empty"', "where must be a dict"),
+            ("where", "where = { emtpy = 1 }", "where names 'emtpy'"),
+            ("where", "where = { seed = { least = 1 } }", "where.seed must be"),
+            ("where", 'where = { seed = { min = "1" } }', "where.seed must be"),
+            ("versions", 'versions = { vllm = ">=1" }', "versions names 'vllm'"),
+            ("versions", 'versions = { torch = "2.13" }', "versions.torch is '2.13'"),
+            ("versions", "versions = { torch = 2 }", "versions.torch is 2"),
+            ("device", 'device = "gpu"', "device names 'gpu'"),
+            ("sm", "sm = 90", "sm must be a list"),
+            ("sm", 'sm = ["90"]', "sm names '90'"),
+            ("quarantine", 'quarantine = "no"', "quarantine must be a bool"),
+            ("reason", "reason = 1", "reason must be a str"),
+            ("case", "case = 1", "case must be a str"),
+        ],
+    )
+    def test_a_malformed_field(self, folder: Path, key: str, line: str, said: str) -> None:
+        assert f"finding 'mine-empty': {said}" in refusal(write(folder, changed(line, key)))
+
+    def test_kinds_of_a_crash_are_free(self, folder: Path) -> None:
+        entry = changed('kinds = ["SIGSEGV"]', "kinds").replace('"FAIL"', '"CRASH"')
+        assert load_ledger(write(folder, entry)).entries[0].kinds == ("SIGSEGV",)
+
+
+class TestCases:
+    def test_it_reads_back(self, folder: Path) -> None:
+        law, problem, data = read_case(folder / "case.json")
+        assert (law, problem, data) == ("parity", EMPTY, CASE)
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("", "not JSON"),
+            ("{", "not JSON"),
+            ("[]", "a case is a JSON object, not a list"),
+            ("{}", "the field 'law' is missing"),
+            ('{"schema": "kernelproof/case/9"}', "its schema is 'kernelproof/case/9'"),
+            ('{"law": 1}', "the field 'law' is not a str"),
+            ('{"law": "parity", "implementation": "m", "problem": 1}', "'problem' is not a dict"),
+            (
+                '{"law": "parity", "implementation": "m", "problem": {"schema": "x"}}',
+                "problem field schema",
+            ),
+        ],
+    )
+    def test_a_malformed_file(self, folder: Path, text: str, said: str) -> None:
+        path = folder / "bad.json"
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(LedgerError, match=r"bad\.json: ") as caught:
+            read_case(path)
+        assert said in str(caught.value)
+
+    def test_no_file(self, folder: Path) -> None:
+        with pytest.raises(LedgerError, match="cannot be read"):
+            read_case(folder / "missing.json")
+
+
+def entry(**changes: Any) -> Entry:  # noqa: ANN401  fields of any type
+    given: dict[str, Any] = {
+        "id": "e", "implementation": "mine", "laws": ("parity",), "status": "FAIL",
+        "where": {}, "reason": "r", "case": Path("case.json"), **changes,
+    }  # fmt: skip
+    return Entry(**given)
+
+
+class TestApplies:
+    def test_the_implementation(self) -> None:
+        assert entry().applies_to("mine", HERE)
+        assert not entry().applies_to("mine-too", HERE)
+
+    @pytest.mark.parametrize(
+        ("specifier", "version", "applies"),
+        [
+            (">=0.6.6,<=0.7.2.post1", "0.7.2.post1", True),
+            (">=0.6.6,<=0.7.2", "0.7.2.post1", False),
+            (">=0.7,<=0.7.2.post1", "0.7.2.post2", False),
+            (">=0.7,<=0.7.2.post1", "0.7.0", True),
+            (">=0.7,<=0.7.2.post1", "0.6.14", False),
+            ("==0.7.2", "0.7.2.post1", False),
+            ("==0.7.2.*", "0.7.2.post1", True),
+            (">=0.7", "0.8.0rc1", True),
+            (">=0.7", "0.8.0.dev20260101", True),
+            (">=0.7", None, False),
+        ],
+    )
+    def test_versions(self, specifier: str, version: str | None, applies: bool) -> None:
+        given = entry(versions={"flashinfer": specifier})
+        assert given.applies_to("mine", replace(HERE, flashinfer=version)) is applies
+
+    def test_local_versions_and_all_packages_count(self) -> None:
+        given = entry(versions={"torch": "==2.13.0", "triton": ">=3.6,<=3.9"})
+        assert given.applies_to("mine", HERE)
+        assert not given.applies_to("mine", replace(HERE, triton="3.5.1"))
+        assert not given.applies_to("mine", replace(HERE, torch="2.12.0"))
+
+    def test_device_and_chip(self) -> None:
+        h200 = replace(HERE, device="cuda", sm=90)
+        assert entry(device="cpu").applies_to("mine", HERE)
+        assert not entry(device="cpu").applies_to("mine", h200)
+        assert entry(device="cuda", sm=(90, 103)).applies_to("mine", h200)
+        assert not entry(sm=(103,)).applies_to("mine", h200)
+        assert not entry(sm=(90,)).applies_to("mine", HERE)
+
+
+class TestExplains:
+    def test_law_status_and_kind(self) -> None:
+        given = entry(kinds=("nan",))
+        assert given.explains("parity", NAN, EMPTY)
+        assert not given.explains("well_formed", NAN, EMPTY)
+        assert not given.explains("parity", Verdict("CRASH", "nan"), EMPTY)
+        assert not given.explains("parity", Verdict("FAIL", "numeric"), EMPTY)
+        assert entry().explains("parity", Verdict("FAIL", "numeric"), EMPTY)
+
+    @pytest.mark.parametrize(
+        ("where", "holds"),
+        [
+            ({}, True),
+            ({"empty": "all"}, True),
+            ({"empty": "some"}, False),
+            ({"empty": ["some", "all"]}, True),
+            ({"empty": ["none"]}, False),
+            ({"num_states": 3}, True),
+            ({"num_states": {"min": 3}}, True),
+            ({"num_states": {"min": 4}}, False),
+            ({"num_states": {"max": 3}}, True),
+            ({"num_states": {"max": 2}}, False),
+            ({"num_states": {"min": 2, "max": 5}}, True),
+            ({"num_states": {}}, True),
+            ({"empty": "all", "num_states": 2}, False),
+            ({"exact": False}, True),
+            ({"exact": True}, False),
+            ({"page_size": 1}, False),  # a field that merges do not have
+            ({"dtype": {"min": 1}}, False),  # no number
+        ],
+    )
+    def test_predicates(self, where: dict[str, Any], holds: bool) -> None:
+        problem = MergeProblem(num_states=3, empty="all")
+        assert entry(where=where).explains("parity", NAN, problem) is holds
+
+    def test_predicates_on_attention(self) -> None:
+        problem = AttentionProblem(seq_lens=(3,), page_size=4, window_left=7)
+        for where, holds in (
+            ({"partial_last_page": True}, True),
+            ({"rows_without_keys": True}, False),
+            ({"window_left": {"min": 0, "max": 15}}, True),
+            ({"num_qo_heads": 1, "head_dim_qk": [16, 32]}, True),
+            ({"sm_scale": {"max": 0.5}}, False),  # none is given
+            ({"scale": {"max": 0.5}}, True),
+        ):
+            assert entry(where=where).explains("parity", NAN, problem) is holds, where
+
+    def test_predicates_on_the_problem_that_the_law_made(self) -> None:
+        """Sensitivity switches a mask off, and it is without one that the subject is wrong."""
+        problem = AttentionProblem(seq_lens=(3,), causal=True)
+        without = replace(problem, causal=False)
+        known = entry(where={"causal": False})
+        assert not known.explains("parity", NAN, problem)
+        wrong = replace(NAN, about=without.to_json())
+        assert known.explains("parity", wrong, problem)
+        assert Verdict.from_json(wrong.to_json()) == wrong
+        assert "about" not in NAN.to_json()
+
+    def test_the_first_entry_that_explains_is_given(self) -> None:
+        ledger = Ledger((entry(id="a", where={"empty": "some"}), entry(id="b"), entry(id="c")))
+        found = ledger.explanation("mine", "parity", NAN, EMPTY, HERE)
+        assert found is not None
+        assert found.id == "b"
+        assert ledger.explanation("other", "parity", NAN, EMPTY, HERE) is None
+
+
+SHIPPED = load_ledger().entries
+
+
+class TestShipped:
+    def test_the_ledger_is_read_from_the_fixtures(self) -> None:
+        assert load_ledger(str(LEDGER)).entries == SHIPPED
+        assert len(SHIPPED) > 10
+
+    def test_the_corpus_holds_the_case_of_each_entry(self) -> None:
+        cases = [each.case for each in SHIPPED]
+        assert len(set(cases)) == len(cases)
+        assert set(cases) <= set(CORPUS.glob("*.json"))
+
+    @pytest.mark.parametrize("shipped", SHIPPED, ids=lambda each: each.id)
+    def test_an_entry_and_its_case_belong_together(self, shipped: Entry) -> None:
+        law, problem, data = read_case(shipped.case)
+        assert shipped.case.stem == shipped.id
+        assert data["schema"] == "kernelproof/case/1"
+        assert data["implementation"] == shipped.implementation
+        assert shipped.implementation in BUILT_IN
+        assert law in shipped.laws
+        assert set(shipped.laws) <= {each.name for each in laws_of(problem.operation)}
+        assert {each.name for each in LAWS} >= set(shipped.laws)
+        kind = shipped.kinds[0] if shipped.kinds else ""
+        said = Verdict.from_json({"status": shipped.status, "kind": kind})
+        assert shipped.explains(law, said, problem)
+        assert shipped.versions
+        assert len(shipped.reason.split()) > 10
+        assert not shipped.issue or shipped.issue.startswith("https://github.com/")
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    preload, interpret = ("torch", "kernelproof.properties.worker.tasks"), {"TRITON_INTERPRET": "1"}
+    with (
+        WorkerPool(HANDLER, preload=preload, environment=interpret) as pool,
+        pool.lease() as lent,
+    ):
+        yield lent
+
+
+def ask(worker: Worker, implementation: str, law: str, problem: Problem) -> Verdict:
+    payload = {
+        "task": "judge", "law": law, "implementation": implementation,
+        "problem": problem.to_json(), "device": "cpu",
+    }  # fmt: skip
+    return verdict_of(worker.run(payload, Deadlines(run=60.0)))
+
+
+@pytest.mark.parametrize("shipped", SHIPPED, ids=lambda each: each.id)
+def test_a_shipped_case_still_fails_as_its_entry_says(shipped: Entry, worker: Worker) -> None:
+    reason = missing("triton", "triton") or missing("flashinfer", "flashinfer")
+    if reason:
+        pytest.skip(reason)
+    here = Target.here()
+    if not shipped.applies_to(shipped.implementation, here):
+        pytest.skip(f"{shipped.id} speaks of {dict(shipped.versions)}, not of what is installed")
+    law, problem = shipped.load_case()
+    verdict = ask(worker, shipped.implementation, law, problem)
+    assert shipped.explains(law, verdict, problem), verdict
+
+
+DEEPSEEK = RouteProblem(num_tokens=3, num_experts=4, method="deepseek_v3", bias=True)
+
+
+@pytest.mark.parametrize(
+    ("entry", "law", "inside", "outside"),
+    [
+        (
+            "groups-of-one",
+            "routing_parity",
+            replace(DEEPSEEK, num_groups=4),
+            (
+                replace(DEEPSEEK, num_groups=2),
+                replace(DEEPSEEK, num_groups=4, topk_groups=4),
+                replace(DEEPSEEK, num_experts=1),
+            ),
+        ),
+        (
+            "uninitialised",
+            "routing_bias_shift",
+            replace(DEEPSEEK, num_experts=129),
+            (
+                replace(DEEPSEEK, num_experts=128),
+                replace(DEEPSEEK, num_experts=129, bias=False),
+                replace(DEEPSEEK, num_experts=129, top_k=8),
+                replace(DEEPSEEK, num_experts=130, num_groups=2),
+            ),
+        ),
+    ],
+)
+def test_entries_of_routing_cover_what_their_reasons_say(
+    entry: str, law: str, inside: RouteProblem, outside: tuple[RouteProblem, ...]
+) -> None:
+    whole = f"flashinfer-fused-topk-deepseek-{entry}"
+    (found,) = (each for each in load_ledger().entries if each.id == whole)
+    wrong = Verdict("FAIL", "numeric")
+    assert found.explains(law, wrong, inside)
+    assert not any(found.explains(law, wrong, each) for each in outside)
+    assert not found.explains("routing_invariants", wrong, inside)

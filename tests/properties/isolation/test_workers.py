@@ -1,0 +1,564 @@
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kernelproof.properties.isolation.workers import Deadlines, Outcome, Worker, WorkerPool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+HERE = Path(__file__).parents[1]
+PATH = [str(HERE), *sys.path]
+MISBEHAVE = "isolation_handlers:misbehave"
+SHORT = Deadlines(run=0.4)
+GIB = 1 << 30
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+def make_pool(
+    handler: str = MISBEHAVE, *, preload: tuple[str, ...] = (), **options: object
+) -> WorkerPool:
+    """A pool without torch, the import of which would be most of these tests' time."""
+    return WorkerPool(handler, sys_path=PATH, preload=preload, **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[WorkerPool]:
+    with make_pool() as pool:
+        yield pool
+
+
+@pytest.fixture
+def worker(pool: WorkerPool) -> Iterator[Worker]:
+    with pool.lease() as worker:
+        yield worker
+
+
+def echo(worker: Worker, value: object) -> object:
+    outcome = worker.run({"do": "echo", "value": value})
+    assert outcome.status == "done", outcome
+    assert outcome.result is not None
+    return outcome.result["value"]
+
+
+def running(pid: int) -> bool:
+    """Whether a process runs; one that is dead but not reaped by whoever inherited it does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    until = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+class TestDone:
+    def test_results_come_back(self, worker: Worker) -> None:
+        value = {"text": "gr\u00fc\u00df \ud800", "number": 1.5, "none": None, "list": [1, [2]]}
+        outcome = worker.run({"do": "echo", "value": value})
+        assert outcome.status == "done"
+        assert outcome.result == {"value": value}
+        assert (outcome.kind, outcome.stderr, outcome.stack, outcome.detail) == ("", "", "", "")
+        assert 0 < outcome.seconds < 10
+
+    def test_large_messages(self, worker: Worker) -> None:
+        value = "x" * (5 << 20)
+        assert echo(worker, value) == value
+
+    def test_process_persists(self, worker: Worker) -> None:
+        worker.renew()
+        first = worker.run({"do": "remember", "value": 1}).result
+        second = worker.run({"do": "remember", "value": 2}).result
+        assert first is not None
+        assert second == {"seen": [1, 2], "pid": first["pid"]}
+
+    def test_a_handler_may_ask_for_a_fresh_process(self, worker: Worker) -> None:
+        ended = worker.run({"do": "end"})
+        assert ended.status == "done"
+        assert ended.result is not None
+        assert list(ended.result) == ["pid"]
+        after = worker.run({"do": "remember", "value": 1}).result
+        assert after is not None
+        assert after["pid"] != ended.result["pid"]
+        assert after["seen"] == [1]
+
+    def test_renew_forgets(self, pool: WorkerPool, worker: Worker) -> None:
+        before = pool.respawns
+        first = worker.run({"do": "remember", "value": 1}).result
+        worker.renew()
+        second = worker.run({"do": "remember", "value": 2}).result
+        assert first is not None
+        assert second is not None
+        assert second["seen"] == [2]
+        assert second["pid"] != first["pid"]
+        assert pool.respawns == before + 1
+
+    def test_output_does_not_break_the_protocol(self, worker: Worker) -> None:
+        outcome = worker.run({"do": "print", "text": "hello"})
+        assert outcome.status == "done"
+        assert outcome.stderr == "hello\nhello from a shell\n"
+        assert worker.run({"do": "echo", "value": 1}).stderr == ""
+
+    def test_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("KERNELPROOF_TEST", "outer")
+        with make_pool(environment={"KERNELPROOF_TEST": "inner"}) as pool, pool.lease() as worker:
+            result = worker.run({"do": "environment"}).result
+        assert result is not None
+        assert result["path"] == [entry or str(Path.cwd()) for entry in PATH]
+        assert result["argv"] == ["-c"]
+        assert result["variable"] == "inner"
+        assert result["session"] is True
+        assert result["sigint"] is True
+
+    def test_preload_that_fails_is_passed_over(self) -> None:
+        preload = ("no_such_module", "this", "json")
+        with make_pool(preload=preload) as pool, pool.lease() as worker:
+            assert echo(worker, 1) == 1
+
+
+class TestHang:
+    @pytest.mark.parametrize(
+        ("behaviour", "frame"),
+        [
+            ("spin", "in do_spin"),
+            ("sleep", "in do_sleep"),
+            ("pause_in_c", "in do_pause_in_c"),
+            ("backtrack", "in do_backtrack"),
+        ],
+    )
+    def test_hang(self, worker: Worker, behaviour: str, frame: str) -> None:
+        outcome = worker.run({"do": behaviour}, SHORT)
+        assert (outcome.status, outcome.kind, outcome.phase) == ("hang", "run", "run")
+        assert frame in outcome.stack
+        assert outcome.detail == "run took longer than 0.4 s"
+        assert 0.4 <= outcome.seconds < 2
+        assert echo(worker, 2) == 2
+
+    def test_hang_without_a_dump(self, worker: Worker) -> None:
+        began = time.monotonic()
+        outcome = worker.run({"do": "disable_dumps"}, SHORT)
+        assert (outcome.status, outcome.stack) == ("hang", "")
+        assert time.monotonic() - began < 2
+
+    def test_output_without_end(self, worker: Worker) -> None:
+        outcome = worker.run({"do": "print_without_end"}, SHORT)
+        assert outcome.status == "hang"
+        assert 0 < len(outcome.stderr) <= 4096
+
+    def test_torch_loop(self) -> None:
+        handler = "isolation_handlers:torch_loop"
+        with make_pool(handler, standby=False) as pool, pool.lease() as worker:
+            outcome = worker.run({}, SHORT)
+        assert (outcome.status, outcome.phase) == ("hang", "run")
+        assert "in torch_loop" in outcome.stack
+
+
+class TestPhases:
+    def test_compile_does_not_count_as_run(self, worker: Worker) -> None:
+        payload = {"do": "compile_within_run", "before": 0.1, "within": 0.6}
+        assert worker.run(payload, SHORT).status == "done"
+
+    def test_run_goes_on_after_compile(self, worker: Worker) -> None:
+        payload = {"do": "compile_within_run", "before": 0.3, "within": 0.1}
+        outcome = worker.run(payload, SHORT)
+        assert (outcome.status, outcome.phase) == ("hang", "run")
+
+    @pytest.mark.parametrize(
+        ("phase", "status", "kind"),
+        [
+            ("load", "error", "overrun"),
+            ("materialise", "error", "overrun"),
+            ("compile", "hang", "compile"),
+            ("run", "hang", "run"),
+            ("judge", "error", "overrun"),
+        ],
+    )
+    def test_each_phase_has_its_deadline(
+        self, worker: Worker, phase: str, status: str, kind: str
+    ) -> None:
+        outcome = worker.run({"do": "overrun", "phase": phase}, Deadlines(**{phase: 0.2}))
+        assert (outcome.status, outcome.kind, outcome.phase) == (status, kind, phase)
+        assert "in do_overrun" in outcome.stack
+
+    def test_unknown_phase(self, worker: Worker) -> None:
+        outcome = worker.run({"do": "unknown_phase"})
+        assert (outcome.status, outcome.kind) == ("error", "ValueError")
+        assert "phase must be one of load, materialise, compile, run, judge" in outcome.detail
+
+    def test_noting_a_phase_costs_little(self, worker: Worker) -> None:
+        results = [worker.run({"do": "time_phases"}).result for _ in range(3)]
+        assert min(float(str(result["seconds"])) for result in results if result) < 10e-6
+
+
+class TestCrash:
+    @pytest.mark.parametrize(
+        ("payload", "kind"),
+        [
+            ({"do": "abort"}, "SIGABRT"),
+            ({"do": "segfault"}, "SIGSEGV"),
+            ({"do": "exit_now", "status": 0}, "exit 0"),
+            ({"do": "exit_now", "status": 3}, "exit 3"),
+            ({"do": "leave", "status": None}, "exit 0"),
+            ({"do": "leave", "status": 5}, "exit 5"),
+            ({"do": "kill_itself"}, "killed (out of memory?)"),
+            ({"do": "fork_and_exit"}, "exit 4"),
+        ],
+    )
+    def test_crash(self, worker: Worker, payload: dict[str, object], kind: str) -> None:
+        outcome = worker.run(payload)
+        assert (outcome.status, outcome.kind, outcome.phase) == ("crash", kind, "run")
+        assert outcome.seconds < 2
+        assert echo(worker, 2) == 2
+
+    def test_fatal_error_shows_where(self, worker: Worker) -> None:
+        outcome = worker.run({"do": "segfault"})
+        assert "Fatal Python error: Segmentation fault" in outcome.stack
+        assert "in do_segfault" in outcome.stack
+        assert outcome.stderr == "about to read address 0\n"
+
+    def test_exit_with_a_message(self, worker: Worker) -> None:
+        outcome = worker.run({"do": "leave", "status": "no kernel image"})
+        assert (outcome.kind, outcome.stderr) == ("exit 1", "no kernel image\n")
+
+    def test_closed_connection(self, worker: Worker) -> None:
+        outcome = worker.run({"do": "close_everything"})
+        assert (outcome.status, outcome.kind) == ("crash", "closed its connection")
+
+    @pytest.mark.parametrize(("to", "detail"), [("socket", "not a message"), ("file", "board")])
+    def test_stray_writes(self, worker: Worker, to: str, detail: str) -> None:
+        outcome = worker.run({"do": "write_garbage", "to": to})
+        assert (outcome.status, outcome.kind) == ("crash", "garbled connection")
+        assert detail in outcome.detail
+        assert echo(worker, 2) == 2
+
+    def test_earlier_results_stand(self) -> None:
+        with make_pool(standby=False) as pool, pool.lease() as worker:
+            before = [worker.run({"do": "echo", "value": n}) for n in range(20)]
+            assert worker.run({"do": "abort"}).status == "crash"
+            after = [worker.run({"do": "echo", "value": n}) for n in range(20)]
+            assert pool.respawns == 1
+        for outcomes in (before, after):
+            assert [outcome.result for outcome in outcomes] == [{"value": n} for n in range(20)]
+
+    def test_late_death_is_not_the_next_one_s(self, pool: WorkerPool, worker: Worker) -> None:
+        before = pool.respawns
+        assert worker.run({"do": "die_later"}).status == "done"
+        time.sleep(0.3)
+        outcome = worker.run({"do": "echo", "value": 1})
+        assert (outcome.status, outcome.result) == ("done", {"value": 1})
+        assert outcome.detail == "the process before this one died after its last reply"
+        assert pool.respawns == before + 1
+
+
+class TestError:
+    @pytest.mark.parametrize(
+        ("behaviour", "kind", "detail"),
+        [
+            ("fail", "LookupError", "a stray exception"),
+            ("interrupt", "KeyboardInterrupt", "in do_interrupt"),
+            ("no_json", "TypeError", "not JSON serializable"),
+            ("no_object", "TypeError", "no JSON object"),
+            ("nonexistent", "KeyError", "do_nonexistent"),
+        ],
+    )
+    def test_handler_raises(
+        self, pool: WorkerPool, worker: Worker, behaviour: str, kind: str, detail: str
+    ) -> None:
+        before = pool.respawns
+        outcome = worker.run({"do": behaviour})
+        assert (outcome.status, outcome.kind) == ("error", kind)
+        assert detail in outcome.detail
+        assert pool.respawns == before
+        assert echo(worker, 2) == 2
+
+    @on_linux
+    def test_out_of_memory(self) -> None:
+        with make_pool(memory_limit=GIB, standby=False) as pool, pool.lease() as worker:
+            outcome = worker.run({"do": "allocate", "size": 4 * GIB})
+            assert (outcome.status, outcome.kind) == ("error", "MemoryError")
+            assert worker.run({"do": "allocate", "size": GIB // 4}).status == "done"
+            assert pool.respawns == 0
+
+    @pytest.mark.parametrize(
+        ("handler", "detail"),
+        [
+            ("no_such_module:handler", "No module named 'no_such_module'"),
+            ("isolation_handlers:no_such_handler", "no_such_handler"),
+        ],
+    )
+    def test_handler_cannot_be_loaded(self, handler: str, detail: str) -> None:
+        with make_pool(handler) as pool, pool.lease() as worker:
+            for _ in range(2):
+                outcome = worker.run({})
+                assert (outcome.status, outcome.kind) == ("error", "start")
+                assert detail in outcome.detail
+
+    def test_worker_cannot_start(self, tmp_path: Path) -> None:
+        (tmp_path / "dies.py").write_text(
+            "import os\nprint('no device', flush=True)\nos._exit(7)\n", encoding="utf-8"
+        )
+        (tmp_path / "waits.py").write_text("import time\ntime.sleep(600)\n", encoding="utf-8")
+        path = [str(tmp_path), *sys.path]
+        with WorkerPool("dies:handler", preload=(), sys_path=path) as pool, pool.lease() as worker:
+            dies = worker.run({})
+        with WorkerPool("waits:handler", preload=(), sys_path=path) as pool, pool.lease() as worker:
+            waits = worker.run({}, Deadlines(load=0.5))
+        with WorkerPool("dies:handler", preload=(), sys_path=[]) as pool, pool.lease() as worker:
+            lost = worker.run({})
+        assert {dies.status, waits.status, lost.status} == {"error"}
+        assert dies.detail == "the worker cannot start: exit 7"
+        assert dies.stderr == "no device\n"
+        assert waits.detail == "the worker cannot start: load took longer than 0.5 s"
+        assert "waits.py" in waits.stack
+        assert lost.kind == "start"
+        assert "ModuleNotFoundError" in lost.stderr
+
+    def test_payload_that_is_not_json(self, worker: Worker) -> None:
+        with pytest.raises(TypeError, match="not JSON serializable"):
+            worker.run({"do": object()})
+        assert echo(worker, 2) == 2
+
+    @pytest.mark.parametrize("handler", ["", "module", "module:", ":function"])
+    def test_bad_handler(self, handler: str) -> None:
+        with pytest.raises(ValueError, match=r"handler must be 'module:function'"):
+            WorkerPool(handler)
+
+    def test_bad_size(self) -> None:
+        with pytest.raises(ValueError, match="size must be at least 1, not 0"):
+            WorkerPool(MISBEHAVE, size=0)
+
+
+class TestThreads:
+    def test_several_at_once(self) -> None:
+        def work(number: int) -> list[object]:
+            with workers.lease() as worker:
+                if number % 4 == 3:
+                    assert worker.run({"do": "abort"}).kind == "SIGABRT"
+                return [echo(worker, number * 100 + n) for n in range(20)]
+
+        with make_pool(size=3) as workers, ThreadPoolExecutor(6) as threads:
+            results = list(threads.map(work, range(12)))
+            assert workers.respawns == 3
+        assert results == [[number * 100 + n for n in range(20)] for number in range(12)]
+
+    def test_they_overlap(self) -> None:
+        def work(_: int) -> Outcome:
+            with workers.lease() as worker:
+                worker.run({"do": "echo", "value": 0})
+                ready.wait()
+                return worker.run({"do": "sleep", "seconds": 0.5})
+
+        ready = threading.Barrier(3)
+        with make_pool(size=3) as workers, ThreadPoolExecutor(3) as threads:
+            began = time.monotonic()
+            futures = [threads.submit(work, n) for n in range(3)]
+            assert [future.result().status for future in futures] == ["done"] * 3
+            # Each slept for half a second; had they waited for one another: 1.5 s and more.
+            slept = [future.result().seconds for future in futures]
+            assert sum(slept) > 1.5
+            assert time.monotonic() - began < sum(slept) + 1
+
+    def test_close_interrupts_a_request(self) -> None:
+        def work() -> None:
+            with workers.lease() as worker:
+                echo(worker, 1)
+                started.set()
+                worker.run({"do": "sleep"}, Deadlines(run=600))
+
+        started = threading.Event()
+        workers = make_pool()
+        with ThreadPoolExecutor(1) as threads:
+            future = threads.submit(work)
+            assert started.wait(60)
+            time.sleep(0.1)
+            workers.close()
+            with pytest.raises(RuntimeError, match="the worker pool is closed"):
+                future.result(10)
+        with pytest.raises(RuntimeError, match="the worker pool is closed"), workers.lease():
+            pass
+        workers.close()
+
+
+@on_linux
+class TestOrphans:
+    @pytest.mark.parametrize("then", ["exit", "sleep"])
+    def test_grandchildren_die_too(self, worker: Worker, then: str) -> None:
+        outcome = worker.run({"do": "leave_a_child", "then": then}, SHORT)
+        assert outcome.status == {"exit": "crash", "sleep": "hang"}[then]
+        child = int(outcome.stderr.partition("child=")[2])
+        assert wait_until(lambda: not running(child))
+
+    def test_grandchild_left_behind_lives_no_longer_than_the_worker(self, worker: Worker) -> None:
+        outcome = worker.run({"do": "leave_a_child", "then": "return"})
+        assert outcome.result is not None
+        child = int(str(outcome.result["child"]))
+        assert running(child)
+        worker.renew()
+        assert wait_until(lambda: not running(child))
+
+    def test_fork_that_returns_does_not_answer(self, worker: Worker) -> None:
+        outcome = worker.run({"do": "fork_and_return"})
+        assert outcome.result is not None
+        assert outcome.result["fork"] != 0
+        assert [echo(worker, n) for n in range(50)] == list(range(50))
+
+    def test_closing_leaves_nothing(self, worker: Worker) -> None:
+        echo(worker, 1)  # the guard, which serves all pools, has started
+        before = set(descendants_of(os.getpid()))
+        with make_pool(size=2) as pool, pool.lease() as another:
+            result = another.run({"do": "leave_a_child", "then": "return"}).result
+            assert result is not None
+            family = set(descendants_of(os.getpid())) - before
+            assert int(str(result["child"])) in family
+            assert len(family) == 4  # two workers, the standby, the child
+        assert wait_until(lambda: not any(map(running, family)))
+
+    @pytest.mark.parametrize(
+        ("ending", "status"),
+        [
+            (signal.SIGKILL, -signal.SIGKILL),
+            (signal.SIGTERM, -signal.SIGTERM),
+            (signal.SIGINT, 130),
+        ],
+    )
+    @pytest.mark.parametrize("behaviour", ["pause_in_c", "leave_a_child"])
+    def test_killed_parent_leaves_nothing(
+        self, behaviour: str, ending: signal.Signals, status: int
+    ) -> None:
+        parent = subprocess.Popen(
+            [sys.executable, "-c", PARENT, behaviour],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(PATH)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        with parent:
+            assert parent.stdout is not None
+            assert parent.stdout.readline() == "running\n"
+            assert wait_until(lambda: len(descendants_of(parent.pid)) >= 3)
+            time.sleep(0.3)
+            family = descendants_of(parent.pid)
+            # The guard, a worker, the standby; and the worker's own child.
+            assert len(family) == (4 if behaviour == "leave_a_child" else 3), family
+            parent.send_signal(ending)
+            assert parent.wait(10) == status
+        assert wait_until(lambda: not any(map(running, family)), 5), [
+            (pid, command_of(pid)) for pid in family if running(pid)
+        ]
+
+    def test_parent_that_forgets_to_close_leaves_nothing(self) -> None:
+        parent = subprocess.run(
+            [sys.executable, "-W", "error", "-c", FORGETFUL],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(PATH)},
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert (parent.returncode, parent.stderr) == (0, "")
+        family = [int(pid) for pid in parent.stdout.split()]
+        assert len(family) == 3
+        assert wait_until(lambda: not any(map(running, family)), 5)
+
+
+PARENT = """
+import sys
+from kernelproof.properties.isolation.workers import Deadlines, WorkerPool
+with WorkerPool("isolation_handlers:misbehave", preload=()) as pool, pool.lease() as worker:
+    worker.run({"do": "echo", "value": 1})
+    print("running", flush=True)
+    try:
+        arguments = {"then": "sleep"} if sys.argv[1] == "leave_a_child" else {}
+        worker.run({"do": sys.argv[1], **arguments}, Deadlines(run=600))
+    except KeyboardInterrupt:
+        sys.exit(130)
+"""
+
+FORGETFUL = """
+import os
+from pathlib import Path
+from kernelproof.properties.isolation.workers import WorkerPool
+pool = WorkerPool("isolation_handlers:misbehave", preload=())
+lease = pool.lease()
+lease.__enter__().run({"do": "echo", "value": 1})
+for task in Path("/proc/self/task").iterdir():
+    print(task.joinpath("children").read_text())
+"""
+
+
+def children_of(pid: int) -> list[int]:
+    return [
+        int(child)
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        for child in (task / "children").read_text(encoding="ascii").split()
+    ]
+
+
+def descendants_of(pid: int) -> list[int]:
+    children = children_of(pid)
+    return children + [far for child in children for far in descendants_of(child)]
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8").replace("\0", " ")
+    except OSError:
+        return ""
+
+
+class TestSpeed:
+    def test_round_trip(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with make_pool("isolation_handlers:empty") as pool, pool.lease() as worker:
+            worker.run({})
+            time.sleep(0.3)  # until the standby has started
+            medians = []
+            for _ in range(3):
+                times = []
+                for _ in range(300):
+                    began = time.perf_counter()
+                    worker.run({})
+                    times.append(time.perf_counter() - began)
+                medians.append(statistics.median(times))
+        with capsys.disabled():
+            print(f"\nround trip, median: {min(medians) * 1e6:.0f} us")  # noqa: T201
+        assert min(medians) <= 1e-3
+
+    def test_standby_makes_a_respawn_cheap(self, capsys: pytest.CaptureFixture[str]) -> None:
+        handler = "isolation_handlers:torch_threads"
+        with make_pool(handler, preload=("torch",)) as pool, pool.lease() as worker:
+            began = time.perf_counter()
+            result = worker.run({}).result
+            cold = time.perf_counter() - began
+            assert result == {"preloaded": True, "threads": 1, "omp": "1"}
+            assert wait_until(lambda: standby_is_ready(pool), 60)
+            began = time.perf_counter()
+            worker.renew()
+            assert worker.run({}).status == "done"
+            warm = time.perf_counter() - began
+        with capsys.disabled():
+            print(f"\nrespawn with torch: {warm * 1e3:.0f} ms, cold {cold * 1e3:.0f} ms")  # noqa: T201
+        assert warm < 0.5 * cold
+
+
+def standby_is_ready(pool: WorkerPool) -> bool:
+    standby = pool._supply._standby
+    assert standby is not None
+    return bool(standby._poll.poll(0))

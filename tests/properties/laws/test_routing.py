@@ -1,0 +1,55 @@
+"""Laws of routing where scores are next to nothing: what a kernel's arithmetic loses there."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from kernelproof.impl import Implementation, Target, implementation
+from kernelproof.properties.laws import find_law
+from kernelproof.properties.verdicts.subject import Subject
+from kernelproof.reference import Arithmetic, RouteProblem
+from kernelproof.reference.tensors.moe_inputs import RouteInputs
+
+SATURATED = RouteProblem(num_tokens=9, method="deepseek_v3", regime="saturated", seed=2)
+"""Both logits of token 8 are so low that a sigmoid by tanh is 0 in float32."""
+
+
+class Phases:
+    """Phases that nobody watches."""
+
+    def phase(self, _name: str) -> nullcontext[None]:
+        """Go through one."""
+        return nullcontext()
+
+
+def by_tanh(inputs: RouteInputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """Route as ``noAuxTcKernels.cu`` does."""
+    scores = 0.5 * torch.tanh(0.5 * inputs.logits.float()) + 0.5
+    weights, ids = scores.max(dim=1, keepdim=True)
+    return ids.to(torch.int32), weights / (weights + 1e-20)
+
+
+def kernel(sigmoid: str) -> Implementation:
+    decorate = implementation("route", name="by-tanh", arithmetic=Arithmetic(sigmoid=sigmoid))
+    return decorate(by_tanh)
+
+
+@pytest.mark.parametrize(("sigmoid", "status"), [("tanh", "PASS"), ("exponential", "FAIL")])
+def test_weights_need_not_add_up_where_the_scores_are_lost(sigmoid: str, status: str) -> None:
+    subject = Subject(kernel(sigmoid), Target.here("cpu"), Phases())
+    said = find_law("routing_invariants").check(subject, SATURATED)
+    assert said.status == status, said
+
+
+def test_weights_of_scores_that_tanh_tells_apart_add_up() -> None:
+    def halved(inputs: RouteInputs) -> tuple[torch.Tensor, torch.Tensor]:
+        ids, weights = by_tanh(inputs)
+        return ids, weights / 2
+
+    half = implementation("route", name="halved", arithmetic=Arithmetic(sigmoid="tanh"))(halved)
+    subject = Subject(half, Target.here("cpu"), Phases())
+    problem = RouteProblem(num_tokens=9, method="deepseek_v3")
+    assert find_law("routing_invariants").check(subject, problem).status == "FAIL"

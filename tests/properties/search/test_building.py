@@ -1,0 +1,206 @@
+"""How many compilers each build of a module may start."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+
+import pytest
+
+from kernelproof.properties.findings.report import ImplementationReport
+from kernelproof.properties.isolation.workers import Deadlines, Outcome
+from kernelproof.properties.search import building
+from kernelproof.properties.search.building import MAX_JOBS, Builder
+from kernelproof.properties.space.module_selection import Module
+from kernelproof.properties.worker.requests import Address, DeviceLostError
+from kernelproof.reference import AttentionProblem
+
+
+class Pool(AbstractContextManager["Pool"]):
+    """Stands for a pool whose worker builds in no time."""
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    @contextmanager
+    def lease(self) -> Iterator[Pool]:
+        yield self
+
+    def run(self, request: object, deadlines: Deadlines) -> Outcome:
+        del request, deadlines
+        return Outcome("done", result={})
+
+
+class Counting(Pool):
+    """Counts the compilers of all builds that run at a time."""
+
+    now = most = 0
+    lock = threading.Lock()
+
+    def __init__(self, compilers: int) -> None:
+        self.compilers = compilers
+
+    def run(self, request: object, deadlines: Deadlines) -> Outcome:
+        with self.lock:
+            Counting.now += self.compilers
+            Counting.most = max(Counting.most, Counting.now)
+        time.sleep(0.05)
+        with self.lock:
+            Counting.now -= self.compilers
+        return super().run(request, deadlines)
+
+
+def declared(compilers: int) -> dict[str, float]:
+    return {"build_minutes": 5.0, "build_compilers": compilers}
+
+
+@pytest.mark.parametrize(
+    ("modules", "wanted"),
+    [
+        ((2,), (4,)),
+        ((2, 2), (4, 4)),
+        ((1, 8), (4, 4)),
+        ((3, 3, 3), (4, 4, 4)),
+        ((40,), (1,)),
+        ((40, 8), (1, 4)),
+        ((1, 1), (99, 1)),  # more than there are
+    ],
+)
+def test_builds_beside_each_other_start_no_more_compilers_than_there_are(
+    modules: tuple[int, ...], wanted: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_pool(device: str, *, standby: bool, environment: Mapping[str, str]) -> Counting:
+        del device, standby
+        return Counting(int(environment[MAX_JOBS]))
+
+    monkeypatch.setattr(building, "open_pool", open_pool)
+    monkeypatch.setattr(building, "compilers", lambda: 16)
+    monkeypatch.delenv(MAX_JOBS, raising=False)
+    Counting.most = 0
+    builder = Builder(len(modules))
+
+    def build(number: int) -> None:
+        report = ImplementationReport(f"slow-{number}", "t", declared=declared(wanted[number]))
+        chosen = [Module(str(each), {}, AttentionProblem()) for each in range(modules[number])]
+        builder.build(Address(f"tests:slow{number}", None, "cuda"), chosen, report)
+
+    with ThreadPoolExecutor(len(modules)) as threads:
+        list(threads.map(build, range(len(modules))))
+    assert 0 < Counting.most <= 16
+
+
+@pytest.mark.parametrize(
+    ("modules", "implementations", "wanted", "given", "expected"),
+    [
+        (1, 1, 4, "", "16"),  # nobody else compiles
+        (3, 1, 4, "", "5"),
+        (8, 1, 4, "", "4"),  # four at a time
+        (1, 3, 4, "", "4"),
+        (8, 3, 4, "", "4"),
+        (1, 1, 4, "2", None),  # the user's stays
+        (1, 1, 1, "", "1"),  # what starts one compiler starts no more
+        (40, 1, 1, "", "1"),
+    ],
+)
+def test_the_machine_is_shared(
+    modules: int,
+    implementations: int,
+    wanted: int,
+    given: str,
+    expected: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened: list[str | None] = []
+
+    def open_pool(
+        device: str, *, standby: bool, environment: Mapping[str, str]
+    ) -> AbstractContextManager[Pool]:
+        del device, standby
+        opened.append(environment.get(MAX_JOBS))
+        return Pool()
+
+    monkeypatch.setattr(building, "open_pool", open_pool)
+    monkeypatch.setattr(building, "compilers", lambda: 16)
+    monkeypatch.delenv(MAX_JOBS, raising=False)
+    if given:
+        monkeypatch.setenv(MAX_JOBS, given)
+    report = ImplementationReport("slow", "tests:slow", declared=declared(wanted))
+    chosen = [Module(str(number), {}, AttentionProblem()) for number in range(modules)]
+    Builder(implementations).build(Address("tests:slow", None, "cuda"), chosen, report)
+    # A process builds one module after another.
+    assert set(opened) == {expected}
+    assert len(opened) <= min(modules, 16 // wanted)
+
+
+def test_every_module_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    class Asked(Pool):
+        def run(self, request: object, deadlines: Deadlines) -> Outcome:
+            assert isinstance(request, dict)
+            assert request["task"] == "build"
+            asked.append(request["problem"]["seed"])
+            return super().run(request, deadlines)
+
+    monkeypatch.setattr(building, "open_pool", lambda *_, **__: Asked())
+    monkeypatch.setattr(building, "compilers", lambda: 4)
+    report = ImplementationReport("quick", "tests:quick", declared=declared(1))
+    chosen = [Module(str(seed), {}, AttentionProblem(seed=seed)) for seed in range(40)]
+    told: list[tuple[int, int]] = []
+    Builder(1).build(
+        Address("tests:quick", None, "cpu"), chosen, report, lambda *each: told.append(each)
+    )
+    assert sorted(asked) == list(range(40))
+    assert sorted(told) == [(done, 40) for done in range(1, 41)]
+    assert report.modules == 40
+
+
+def test_processes_that_build_have_room_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "compilers", lambda: 64)
+    monkeypatch.setattr(building, "free_memory", lambda _: [24 << 10])
+    assert building.builds_at_a_time(1, "cuda") == 12
+    assert building.builds_at_a_time(4, "cuda") == 12
+    assert building.builds_at_a_time(8, "cuda") == 8
+    assert building.builds_at_a_time(1, "cpu") == 64
+
+
+def test_what_fails_does_not_spoil_the_next_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    renewed: list[int] = []
+
+    class Failing(Pool):
+        def run(self, request: object, deadlines: Deadlines) -> Outcome:
+            del request, deadlines
+            return Outcome("error", kind="ImportError", detail="no such module")
+
+        def renew(self) -> None:
+            renewed.append(1)
+
+    monkeypatch.setattr(building, "open_pool", lambda *_, **__: Failing())
+    monkeypatch.setattr(building, "compilers", lambda: 1)
+    report = ImplementationReport("broken", "tests:broken", declared=declared(1))
+    chosen = [Module(str(seed), {}, AttentionProblem(seed=seed)) for seed in range(3)]
+    Builder(1).build(Address("tests:broken", None, "cpu"), chosen, report)
+    assert len(renewed) == 3
+
+
+def test_a_device_that_is_lost_ends_the_builds_of_all_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+
+    class Lost(Pool):
+        def run(self, request: object, deadlines: Deadlines) -> Outcome:
+            del request, deadlines
+            asked.append(1)
+            raise DeviceLostError
+
+    monkeypatch.setattr(building, "open_pool", lambda *_, **__: Lost())
+    monkeypatch.setattr(building, "compilers", lambda: 2)
+    report = ImplementationReport("broken", "tests:broken", declared=declared(1))
+    chosen = [Module(str(seed), {}, AttentionProblem(seed=seed)) for seed in range(40)]
+    with pytest.raises(DeviceLostError):
+        Builder(1).build(Address("tests:broken", None, "cpu"), chosen, report)
+    assert len(asked) <= 2

@@ -1,0 +1,307 @@
+"""Whole runs: what is found, how small it becomes, and what is told of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelproof.properties.findings.ledger import Ledger, load_ledger
+from kernelproof.properties.findings.report import (
+    Finding,
+    ImplementationReport,
+    LawReport,
+    RunReport,
+)
+from kernelproof.properties.search.engine import Run
+from kernelproof.properties.search.plan import Plan
+from kernelproof.properties.search.progress import Progress
+from kernelproof.properties.space.profiles import Profile
+from kernelproof.properties.space.simplify import FEW_PAGES
+from kernelproof.reference import AttentionProblem, MergeProblem, Problem
+
+SUBJECTS = Path(__file__).parents[1] / "engine_subjects.py"
+TINY = Profile("tiny", problems=30, max_work=20_000, shrink_seconds=30.0, seconds=30.0)
+
+
+def subject(name: str) -> str:
+    return f"{SUBJECTS}:{name}"
+
+
+def execute(
+    *names: str,
+    laws: Sequence[str] = ("parity",),
+    profile: Profile = TINY,
+    progress: Progress | None = None,
+    **options: Any,  # noqa: ANN401  a plan's
+) -> RunReport:
+    plan = Plan([subject(name) for name in names], profile, laws=laws, **options)
+    return Run(plan, progress).execute()
+
+
+def only_law(report: ImplementationReport) -> LawReport:
+    assert not report.error, report.error
+    (law,) = report.laws
+    assert not law.error, law.error
+    return law
+
+
+def only_finding(report: ImplementationReport) -> Finding:
+    finding = only_law(report).finding
+    assert finding is not None
+    assert report.findings == [finding]
+    return finding
+
+
+def ledger_file(folder: Path, name: str, where: str, case: Problem, kinds: str = "") -> str:
+    data = {"law": "parity", "implementation": name, "problem": case.to_json()}
+    (folder / "case.json").write_text(json.dumps(data), encoding="utf-8")
+    path = folder / "ledger.toml"
+    path.write_text(
+        f'[[finding]]\nid = "{name}-known"\nimplementation = "{name}"\nlaws = ["parity"]\n'
+        f'status = "FAIL"\nkinds = [{kinds}]\nwhere = {where}\nreason = "r"\ncase = "case.json"\n',
+        encoding="utf-8",
+    )
+    return str(path)
+
+
+class Notes(Progress):
+    """Writes down what a run tells."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.count = 0
+
+    def prepared(self, report: ImplementationReport, planned: int) -> None:
+        self.events.append(f"prepared {report.name} {planned > 0}")
+
+    def skipped(self, report: ImplementationReport) -> None:
+        self.events.append(f"skipped {report.name}")
+
+    def judged(self, name: str, count: int) -> None:
+        del name
+        self.count += count
+
+    def law_done(self, report: ImplementationReport, law: LawReport) -> None:
+        self.events.append(f"done {report.name} {law.law}")
+
+    def found(self, finding: Finding) -> None:
+        self.events.append(f"found {finding.implementation} {finding.verdict.status}")
+
+
+MANY = (
+    "honest_attention",
+    "wrong_from_five",
+    "never",
+    "broken_supports",
+    "stumbling_supports",
+    "absent",
+    "rejects",
+)
+
+
+@pytest.fixture(scope="module")
+def notes() -> Notes:
+    return Notes()
+
+
+@pytest.fixture(scope="module")
+def report(notes: Notes) -> RunReport:
+    return execute(*MANY, jobs=2, progress=notes)
+
+
+@pytest.fixture(scope="module")
+def each(report: RunReport) -> dict[str, ImplementationReport]:
+    assert [each.reference for each in report.implementations] == [subject(name) for name in MANY]
+    return dict(zip(MANY, report.implementations, strict=True))
+
+
+class TestManyAtOnce:
+    """One run over several implementations: each is judged as if it were alone."""
+
+    def test_an_honest_one_passes(self, each: dict[str, ImplementationReport]) -> None:
+        report = each["honest_attention"]
+        law = only_law(report)
+        assert law.finding is None
+        assert law.verdict == "PASS"
+        assert law.judged >= 4
+        assert 0 < law.worst_ratio <= 1
+        assert (report.name, report.operation, report.judged) == (
+            "honest", "paged_attention", law.judged
+        )  # fmt: skip
+        assert "head_dims=(512, 512)" in report.refused
+
+    def test_a_numeric_bug_is_shrunk_to_one_request(
+        self, each: dict[str, ImplementationReport]
+    ) -> None:
+        finding = only_finding(each["wrong_from_five"])
+        assert (finding.law, finding.verdict.status, finding.verdict.kind) == (
+            "parity", "FAIL", "numeric"
+        )  # fmt: skip
+        assert isinstance(finding.problem, AttentionProblem)
+        assert finding.problem.query_lens == (1,)
+        # Five keys are the smallest; a busy machine may run out of time a little earlier.
+        assert 5 <= finding.problem.seq_lens[0] <= 16
+        assert finding.problem.num_qo_heads == 1
+        assert finding.problem.num_pages <= FEW_PAGES
+        assert finding.problem.kv_layout == "NHD"
+        assert finding.problem.regime == "iid"
+        assert finding.attempts > 1
+        assert finding.seconds > 0
+        assert "expected" in finding.verdict.message
+        data = json.loads(json.dumps(finding.to_json()))
+        assert {"law", "status", "kind", "problem", "message", "replay"} <= set(data)
+        assert data["status"] == "FAIL"
+
+    def test_one_that_refuses_everything_is_not_judged(
+        self, each: dict[str, ImplementationReport]
+    ) -> None:
+        report = each["never"]
+        assert report.unsupported_reason == "not on a cpu"
+        assert (report.judged, report.laws, report.error) == (0, [], "")
+
+    def test_a_supports_that_raises_is_an_error(
+        self, each: dict[str, ImplementationReport]
+    ) -> None:
+        report = each["broken_supports"]
+        said = "broken.supports failed: ZeroDivisionError: division by zero (engine_subjects.py:"
+        assert report.error.startswith(said)
+        assert report.judged == 0
+
+    def test_a_supports_that_raises_on_single_problems_is_a_crash(
+        self, each: dict[str, ImplementationReport]
+    ) -> None:
+        report = each["stumbling_supports"]
+        assert not report.error
+        finding = only_finding(report)
+        assert (finding.verdict.status, finding.verdict.kind) == ("CRASH", "KeyError")
+        assert finding.verdict.message == "supports raised KeyError: 'no such row'"
+        assert isinstance(finding.problem, MergeProblem)
+        assert finding.problem.num_tokens == 2
+
+    def test_a_name_that_is_missing_is_an_error(
+        self, each: dict[str, ImplementationReport]
+    ) -> None:
+        assert "has no 'absent'" in each["absent"].error
+
+    def test_a_rejection_of_a_claimed_problem_is_a_finding(
+        self, each: dict[str, ImplementationReport]
+    ) -> None:
+        report = each["rejects"]
+        finding = only_finding(report)
+        assert (finding.verdict.status, finding.verdict.kind) == ("REJECTED", "UnsupportedError")
+        assert finding.verdict.message == "windows need another kernel"
+        assert finding.problem == AttentionProblem(window_left=0, seed=finding.problem.seed)
+        assert only_law(report).rejected >= 1
+
+    def test_all_of_it_is_counted_and_told(self, report: RunReport, notes: Notes) -> None:
+        assert report.judged == sum(each.judged for each in report.implementations) == notes.count
+        assert {finding.implementation for finding in report.findings} == {
+            "wrong-from-five", "stumbling", "rejects"
+        }  # fmt: skip
+        assert report.unknown == report.findings
+        assert not report.lost
+        assert not report.interrupted
+        assert report.target["device"] == "cpu"
+        expected = {
+            "prepared honest True", "done honest parity", "skipped never", "skipped broken",
+            "found wrong-from-five FAIL", "found rejects REJECTED",
+        }  # fmt: skip
+        assert expected <= set(notes.events)
+        assert sum(event.startswith("skipped") for event in notes.events) == 3
+
+
+def test_a_module_that_does_not_import_is_an_error(tmp_path: Path) -> None:
+    texts = {
+        "needs": "import surely_not_installed",
+        "fails": "raise RuntimeError('no driver')",
+        "dies": "import os; os.abort()",
+    }
+    names = []
+    for name, text in texts.items():
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+        names.append(f"{tmp_path / name}.py:mine")
+    report = Run(Plan([*names, "kernelproof.nowhere:mine"], TINY)).execute()
+    needs, fails, dies, nowhere = (each.error for each in report.implementations)
+    assert "needs 'surely_not_installed', not installed" in needs
+    assert "RuntimeError: no driver" in fails
+    assert "SIGABRT" in dies
+    assert "there is no module 'kernelproof.nowhere'" in nowhere
+    assert (report.judged, report.findings) == (0, [])
+
+
+class TestLedger:
+    def test_a_failure_on_the_problem_that_a_law_made_is_known(self, tmp_path: Path) -> None:
+        """Under a causal mask it is right; sensitivity takes the mask away."""
+        case = AttentionProblem(query_lens=(2,), seq_lens=(2,))
+        ledger = load_ledger(ledger_file(tmp_path, "always-causal", "{ causal = false }", case))
+        (entry,) = ledger.entries
+        both = Ledger((replace(entry, laws=("parity", "sensitivity")),))
+        masked: dict[str, Any] = {"only": {"causal": (True,)}, "laws": ["sensitivity"]}
+        found = only_finding(execute("always_causal", **masked).implementations[0])
+        assert "with False it is wrong, see parity" in found.verdict.message
+        law = only_law(execute("always_causal", ledger=both, **masked).implementations[0])
+        assert (law.verdict, law.known["always-causal-known"] > 0) == ("KNOWN", True)
+
+    def test_known_failures_are_counted_and_not_shrunk(self, tmp_path: Path) -> None:
+        case = AttentionProblem(seq_lens=(1,), page_size=2)
+        ledger = load_ledger(
+            ledger_file(tmp_path, "wrong-twice", "{ partial_last_page = true }", case)
+        )
+        profile = replace(TINY, problems=300)
+        report = execute("wrong_twice", ledger=ledger, profile=profile)
+        law = only_law(report.implementations[0])
+        assert law.known["wrong-twice-known"] >= 1
+        assert report.implementations[0].replayed == []
+        # The other fault is found all the same, and is not taken for the known one.
+        finding = law.finding
+        assert finding is not None
+        assert finding.entry is None
+        assert isinstance(finding.problem, AttentionProblem)
+        assert finding.problem.sinks
+        assert finding.problem.causal
+        assert report.unknown == [finding]
+
+    def test_where_everything_is_known_nothing_is_unknown(self, tmp_path: Path) -> None:
+        case = AttentionProblem(seq_lens=(5,))
+        ledger = load_ledger(ledger_file(tmp_path, "wrong-from-five", "{}", case, '"numeric"'))
+        report = execute("wrong_from_five", ledger=ledger)
+        law = only_law(report.implementations[0])
+        assert law.verdict == "KNOWN"
+        assert law.finding is not None
+        assert law.finding.entry == "wrong-from-five-known"
+        assert law.finding.attempts == 0
+        assert law.finding.to_json()["status"] == "KNOWN"
+        assert report.unknown == []
+        assert law.judged >= TINY.problems / 2  # a known failure does not end the search
+
+    def test_an_entry_whose_case_passes_is_a_finding(self, tmp_path: Path) -> None:
+        ledger = load_ledger(ledger_file(tmp_path, "merges", "{}", MergeProblem()))
+        report = execute("merges", ledger=ledger)
+        (finding,) = report.findings
+        assert (finding.verdict.status, finding.verdict.kind) == ("FAIL", "unexpected_pass")
+        assert "merges-known expects FAIL under parity, but its case gives PASS" in (
+            finding.verdict.message
+        )
+        assert finding.problem == MergeProblem()
+        assert report.unknown == [finding]
+
+
+class TestDeterminism:
+    def ids(self, path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> list[str]:
+        monkeypatch.setenv("KERNELPROOF_TEST_RECORD", str(path))
+        execute("recorded", laws=["well_formed"], jobs=1, seed=seed)
+        return path.read_text(encoding="ascii").split()
+
+    def test_a_seed_says_which_problems_are_drawn(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        first = self.ids(tmp_path / "a", monkeypatch, 3)
+        assert len(set(first)) > 20
+        assert self.ids(tmp_path / "b", monkeypatch, 3) == first
+        other = self.ids(tmp_path / "c", monkeypatch, 4)
+        assert len(set(other) - set(first)) > 5

@@ -1,0 +1,386 @@
+"""Asking ahead: a worker judges while the next problems are drawn, and nothing else changes."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis.database import InMemoryExampleDatabase
+
+from kernelproof.properties.findings.ledger import Entry
+from kernelproof.properties.findings.report import LawReport
+from kernelproof.properties.isolation.workers import Deadlines, Outcome, Worker, WorkerPool
+from kernelproof.properties.laws import find_law
+from kernelproof.properties.search.candidate import Quarry
+from kernelproof.properties.search.examples import Examples
+from kernelproof.properties.search.hunt import Hunt, Search
+from kernelproof.properties.search.pipelining import Ahead
+from kernelproof.properties.space import rounds
+from kernelproof.properties.space.axes import Axes, all_axes
+from kernelproof.properties.space.profiles import Profile
+from kernelproof.properties.verdicts.verdict import Verdict
+from kernelproof.properties.worker.requests import Address
+from kernelproof.reference import AttentionProblem, Problem, problem_from_json
+
+HERE = Path(__file__).parents[1]
+PATH = [str(HERE), *sys.path]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[WorkerPool]:
+    with WorkerPool("isolation_handlers:misbehave", sys_path=PATH, preload=()) as pool:
+        yield pool
+
+
+@pytest.fixture
+def worker(pool: WorkerPool) -> Iterator[Worker]:
+    with pool.lease() as worker:
+        yield worker
+
+
+def echo(value: object) -> dict[str, object]:
+    return {"do": "echo", "value": value}
+
+
+class TestWorker:
+    def test_answers_come_in_the_order_of_asking(self, worker: Worker) -> None:
+        for number in range(5):
+            worker.ask(echo(number))
+        found = [worker.answer().result for _ in range(5)]
+        assert found == [{"value": number} for number in range(5)]
+        assert not worker.busy
+
+    def test_a_request_that_waits_has_not_begun(self, worker: Worker) -> None:
+        """Each has its deadline from where it begins, and its seconds count from there too."""
+        for _ in range(3):
+            worker.ask({"do": "sleep", "seconds": 0.3}, Deadlines(run=0.6))
+        outcomes = [worker.answer() for _ in range(3)]
+        assert [outcome.status for outcome in outcomes] == ["done"] * 3
+        assert all(0.2 < outcome.seconds < 0.6 for outcome in outcomes)
+
+    def test_the_process_does_not_wait_for_this_side(self, worker: Worker) -> None:
+        for _ in range(2):
+            worker.ask({"do": "sleep", "seconds": 0.2})
+        time.sleep(0.6)
+        start = time.monotonic()
+        assert [worker.answer().status for _ in range(2)] == ["done"] * 2
+        assert time.monotonic() - start < 0.15
+
+    @pytest.mark.parametrize(("do", "status"), [("spin", "hang"), ("abort", "crash")])
+    def test_a_death_costs_no_other_verdict(self, worker: Worker, do: str, status: str) -> None:
+        for payload in (echo(1), {"do": do}, echo(3), echo(4)):
+            worker.ask(payload, Deadlines(run=0.4))
+        assert worker.answer().result == {"value": 1}
+        assert worker.answer().status == status
+        assert not worker.busy
+        # The device may be looked at before the others go on, in the same process.
+        first = worker.run({"do": "remember", "value": "looked"}).result
+        worker.ask({"do": "remember", "value": "later"})
+        assert [worker.answer().result for _ in range(2)] == [{"value": 3}, {"value": 4}]
+        later = worker.answer().result
+        assert first is not None
+        assert later == {"seen": ["looked", "later"], "pid": first["pid"]}
+
+    def test_a_handler_may_ask_for_a_fresh_process(self, worker: Worker) -> None:
+        for payload in ({"do": "end"}, {"do": "remember", "value": 2}):
+            worker.ask(payload)
+        ended, after = worker.answer().result, worker.answer().result
+        assert ended is not None
+        assert after is not None
+        assert after["seen"] == [2]
+        assert after["pid"] != ended["pid"]
+
+    def test_nothing_is_run_in_between(self, worker: Worker) -> None:
+        worker.ask(echo(1))
+        with pytest.raises(RuntimeError, match="whose answers were not taken"):
+            worker.run(echo(2))
+        assert worker.run(echo(3)).result == {"value": 3}
+
+    def test_a_lease_leaves_nothing_to_the_next(self, pool: WorkerPool) -> None:
+        with pool.lease() as worker:
+            worker.ask({"do": "spin"})
+            worker.ask(echo(1))
+        with pool.lease() as worker:
+            assert worker.run(echo(2)).result == {"value": 2}
+
+
+PROFILE = Profile("tiny", problems=60, max_work=20_000, shrink_seconds=30.0, seconds=60.0)
+AXES = Axes("paged_attention", all_axes("paged_attention"), 20_000, {})
+Judge = Callable[[AttentionProblem], Outcome]
+
+
+def done(status: str, **more: Any) -> Outcome:  # noqa: ANN401  JSON
+    return Outcome("done", {"status": status, **more})
+
+
+class InProcess:
+    """Stands for a worker: it judges in this process, as soon as an answer is wanted."""
+
+    busy = False
+
+    def __init__(self, judge: Judge) -> None:
+        self.judge = judge
+        self.asked: deque[Mapping[str, Any]] = deque()
+        self.problems: list[AttentionProblem] = []
+        self.most = self.renewed = 0
+
+    def run(self, payload: Mapping[str, Any], deadlines: Deadlines) -> Outcome:
+        del deadlines
+        assert not self.busy
+        return self._judged(payload)
+
+    def ask(self, payload: Mapping[str, Any], deadlines: Deadlines) -> None:
+        del deadlines
+        self.asked.append(payload)
+        self.most, self.busy = max(self.most, len(self.asked)), True
+
+    def answer(self) -> Outcome:
+        outcome = self._judged(self.asked.popleft())
+        self.busy = bool(self.asked) and not outcome.died
+        return outcome
+
+    def forget(self) -> None:
+        assert not self.busy  # it would cost the process
+        self.asked.clear()
+
+    def renew(self) -> None:
+        self.renewed += 1
+
+    @property
+    def judged(self) -> list[str]:
+        return [problem.id for problem in self.problems]
+
+    def _judged(self, payload: Mapping[str, Any]) -> Outcome:
+        problem = problem_from_json(payload["problem"])
+        assert isinstance(problem, AttentionProblem)
+        self.problems.append(problem)
+        return self.judge(problem)
+
+
+def hunted(
+    judge: Judge,
+    depth: int,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    smallest: tuple[Problem, ...] = (),
+    explain: Callable[[str, Verdict, Problem], Entry | None] = lambda *_: None,
+    examples: Examples | None = None,
+) -> tuple[LawReport, InProcess]:
+    monkeypatch.setattr("kernelproof.properties.search.case_runner.DEPTH", depth)
+    worker = InProcess(judge)
+    quarry = Quarry("it", Address("it", None, "cpu"), AXES, smallest=[*smallest])
+    search = Search(PROFILE, 5, PROFILE.problems, PROFILE.seconds, examples=examples)
+    law = find_law("parity")
+    hunt = Hunt(worker, quarry, law, search, explain=explain)  # type: ignore[arg-type]
+    report = hunt.run()
+    assert not worker.asked
+    return report, worker
+
+
+def told(report: LawReport) -> tuple[object, ...]:
+    finding = report.finding
+    return (
+        report.judged, report.unsupported, report.vacuous, report.flaky, report.truncated,
+        report.error, finding and (finding.problem, finding.verdict),
+    )  # fmt: skip
+
+
+def honest(problem: AttentionProblem) -> Outcome:
+    return done("UNSUPPORTED" if problem.dtype == "bfloat16" else "PASS")
+
+
+def right(problem: AttentionProblem) -> Outcome:
+    del problem
+    return done("PASS")
+
+
+def never(problem: AttentionProblem) -> Outcome:
+    del problem
+    return done("PASS", vacuous=True)
+
+
+def wrong(problem: AttentionProblem) -> Outcome:
+    bad = max(problem.seq_lens, default=0) >= 5 and problem.causal
+    return done("FAIL", kind="numeric") if bad else honest(problem)
+
+
+def deadly(problem: AttentionProblem) -> Outcome:
+    bad = max(problem.seq_lens, default=0) >= 5 and problem.causal
+    return Outcome("crash", kind="SIGABRT", phase="run") if bad else honest(problem)
+
+
+class TestHunt:
+    @pytest.mark.parametrize("judge", [honest, never, wrong, deadly])
+    def test_as_one_at_a_time(self, judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The same problems are judged, and the same one is found."""
+        alone, at_a_time = hunted(judge, 0, monkeypatch)
+        report, ahead = hunted(judge, 4, monkeypatch)
+        assert (at_a_time.most, ahead.most) == (1, 5)
+        assert told(report) == told(alone)
+        if report.finding is None:
+            assert ahead.judged == at_a_time.judged
+        else:
+            # What was asked ahead of the failure is done for nothing.
+            assert 0 <= len(ahead.judged) - len(at_a_time.judged) <= 4
+            assert isinstance(report.finding.problem, AttentionProblem)
+            assert report.finding.problem.seq_lens == (5,)
+            assert ahead.renewed == at_a_time.renewed
+
+    def test_what_another_law_found_loses_what_this_one_does_not_need(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        found = AttentionProblem(query_lens=(1,), seq_lens=(9,), logits_soft_cap=30.0)
+        report, _ = hunted(wrong, 0, monkeypatch, smallest=(found,))
+        assert report.finding is not None
+        assert isinstance(report.finding.problem, AttentionProblem)
+        assert report.finding.problem.seq_lens == (5,)
+        assert report.finding.problem.logits_soft_cap == 0
+
+    def test_a_failure_that_does_not_repeat_is_flaky(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        seen: list[str] = []
+
+        def at_first(problem: AttentionProblem) -> Outcome:
+            outcome = honest(problem) if seen else wrong(problem)
+            if (outcome.result or {})["status"] == "FAIL":
+                seen.append(problem.id)
+            return outcome
+
+        alone, _ = hunted(at_first, 0, monkeypatch)
+        seen.clear()
+        report, _ = hunted(at_first, 4, monkeypatch)
+        assert told(report) == told(alone)
+        assert report.flaky
+        assert report.finding is not None
+        assert report.finding.verdict.status == "FLAKY"
+
+    @pytest.mark.parametrize("period", [2, 3])
+    def test_a_failure_that_comes_and_goes_is_not_of_first_calls_alone(
+        self, period: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is wrong again in a fresh process, and then right: that is no proof."""
+        looks = itertools.count()
+
+        def now_and_then(problem: AttentionProblem) -> Outcome:
+            bad = (wrong(problem).result or {})["status"] == "FAIL"
+            return honest(problem) if bad and next(looks) % period else wrong(problem)
+
+        report, _ = hunted(now_and_then, 0, monkeypatch)
+        assert report.flaky
+        assert report.finding is not None
+        assert report.finding.verdict.status == "FLAKY"
+
+    def test_all_that_other_runs_have_kept_is_tried_first(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What fails on another chip passes here, and must not be in the way of what is behind."""
+        memory, kept = InMemoryExampleDatabase(), set[str]()
+        there = Examples(memory, "90").of("parity", "it")
+        for number in range(16):
+            failed: list[str] = []
+
+            def look(problem: Problem, number: int = number, failed: list[str] = failed) -> None:
+                if problem.seed % 16 == number:
+                    failed.append(problem.id)
+                    raise rounds.Counterexample
+
+            assert rounds.draw_round(AXES, PROFILE, number, look, database=there, most=200)
+            kept.add(failed[-1])
+        report, worker = hunted(right, 4, monkeypatch, examples=Examples(memory, "100"))
+        assert kept <= set(worker.judged)
+        # They take nothing from what a search draws by itself.
+        assert report.judged >= PROFILE.problems + len(kept)
+
+    def test_a_failure_that_the_ledger_explains_when_confirmed_is_known(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A race may show itself as a HANG here and as a FAIL there; an entry may name one."""
+        seen: list[str] = []
+
+        def by_turns(problem: AttentionProblem) -> Outcome:
+            outcome = wrong(problem)
+            if (outcome.result or {})["status"] != "FAIL":
+                return outcome
+            seen.append(problem.id)
+            return Outcome("hang", kind="run", phase="run") if len(seen) == 1 else outcome
+
+        race = Entry("race", "it", ("parity",), "FAIL", {}, "It is a race.", Path("race.json"))
+
+        def explain(law: str, verdict: Verdict, problem: Problem) -> Entry | None:
+            del law, problem
+            return race if verdict.status == race.status else None
+
+        report, _ = hunted(by_turns, 0, monkeypatch, explain=explain)
+        assert len(seen) > 1
+        assert report.flaky == 0
+        assert report.finding is not None
+        assert report.finding.entry == "race"
+
+    def test_a_death_before_a_case_began_is_not_its_own(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The process was asked ahead: what ended it may be left from the case before."""
+        died: list[str] = []
+
+        def late(problem: AttentionProblem) -> Outcome:
+            if len(died) < 3 and problem.causal and problem.id not in died:
+                died.append(problem.id)
+                return Outcome("crash", kind="SIGABRT", phase="load")
+            return honest(problem)
+
+        report, _ = hunted(late, 4, monkeypatch)
+        assert len(died) == 3
+        assert told(report) == told(hunted(honest, 0, monkeypatch)[0])
+
+    def test_what_is_not_drawn_again_is_found_all_the_same(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Hypothesis draws the same problems again, as long as nothing else has changed."""
+        calls: list[int] = []
+        draw_round = rounds.draw_round
+
+        def otherwise(axes: Axes, profile: Profile, seed: int, *args: Any, **more: Any) -> bool:  # noqa: ANN401
+            calls.append(seed)
+            return draw_round(axes, profile, seed + len(calls), *args, **more)
+
+        def rarely(problem: AttentionProblem) -> Outcome:
+            bad = len(calls) == 1 and max(problem.seq_lens, default=0) >= 5
+            found.update([problem.id] if bad else [])
+            return wrong(problem) if problem.id in found or not calls else honest(problem)
+
+        found: set[str] = set()
+        monkeypatch.setattr("kernelproof.properties.search.hunt.draw_round", otherwise)
+        report, _ = hunted(rarely, 4, monkeypatch)
+        assert len(calls) == 2
+        assert report.finding is not None
+        assert report.finding.verdict.status == "FAIL"
+
+    def test_a_worker_that_cannot_answer_ends_the_search(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def broken(problem: AttentionProblem) -> Outcome:
+            return Outcome("error", kind="ValueError") if problem.causal else honest(problem)
+
+        monkeypatch.setattr(InProcess, "forget", lambda self: self.asked.clear())
+        report, _ = hunted(broken, 4, monkeypatch)
+        assert "ValueError" in report.error
+        assert report.finding is None
+
+
+class TestAhead:
+    def test_nothing_waits_where_a_problem_takes_long(self) -> None:
+        slow = InProcess(lambda _: Outcome("done", {"status": "PASS"}, seconds=1.0))
+        quick = InProcess(lambda _: Outcome("done", {"status": "PASS"}, seconds=0.01))
+        for worker, most in ((slow, 1), (quick, 4)):
+            ahead = Ahead(worker, depth=3)  # type: ignore[arg-type]
+            for seed in range(10):
+                problem = AttentionProblem(seed=seed)
+                ahead.ask(problem, {"problem": problem.to_json()}, Deadlines())
+                while ahead.full:
+                    ahead.take()
+            assert worker.most == most

@@ -1,0 +1,103 @@
+"""Problems of routing and experts as they are drawn: within the work, and of every kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from kernelproof.impl import Target, find_implementation
+from kernelproof.properties.laws.general import others
+from kernelproof.properties.space.axes import Axes, all_axes, narrow
+from kernelproof.properties.space.simplify import simplify
+from kernelproof.reference import ACTIVATIONS, METHODS, MoEProblem, Problem, RouteProblem
+from kernelproof.reference.problems.moe import ASSIGNMENTS, MOE_REGIMES, QUANTISED, ROUTE_REGIMES
+
+Draw = Callable[[Axes, int], list[Any]]
+WORK = 400_000
+TARGET = Target.here("cpu")
+
+
+@pytest.fixture(scope="module")
+def experts(drawn: Draw) -> Sequence[MoEProblem]:
+    found = drawn(Axes("moe", all_axes("moe"), WORK), 800)
+    assert all(isinstance(each, MoEProblem) for each in found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def routes(drawn: Draw) -> Sequence[RouteProblem]:
+    found = drawn(Axes("route", all_axes("route"), WORK), 500)
+    assert all(isinstance(each, RouteProblem) for each in found)
+    return found
+
+
+def test_problems_stay_within_the_work(experts: Sequence[MoEProblem]) -> None:
+    assert max(each.work for each in experts) <= WORK
+    assert sum(each.work > WORK // 4 for each in experts) > 40
+
+
+def test_everything_is_drawn(experts: Sequence[MoEProblem]) -> None:
+    assert {each.activation for each in experts} == set(ACTIVATIONS)
+    assert {each.regime for each in experts} == set(MOE_REGIMES)
+    assert {each.assignment for each in experts} == set(ASSIGNMENTS)
+    assert {each.quantized for each in experts} == set(QUANTISED)
+    for name in ("biases", "interleaved", "expert_parallel", "weights_on_input", "shared_experts",
+                 "quantized_hidden", "swiglu_parameters", "strided_hidden"):  # fmt: skip
+        assert sum(bool(getattr(each, name)) for each in experts) > 20, name
+    assert any(each.num_tokens == 0 for each in experts)
+    assert any(each.num_experts >= 32 for each in experts)
+    assert any(each.num_tokens * each.top_k > 64 for each in experts)
+    assert any(each.quantized == "fp8_block" and each.hidden > 128 for each in experts)
+
+
+def test_every_route_is_drawn(routes: Sequence[RouteProblem]) -> None:
+    assert {each.method for each in routes} == set(METHODS)
+    assert {each.regime for each in routes} == set(ROUTE_REGIMES)
+    assert max(each.work for each in routes) <= WORK
+    for name in ("bias", "grouped"):
+        assert sum(getattr(each, name) for each in routes) > 100, name
+    assert {each.masked_groups for each in routes if each.grouped} == {"-inf", "zero"}
+
+
+def test_what_is_not_named_is_not_drawn(drawn: Draw) -> None:
+    plain = find_implementation("kernelproof.properties.seeded.moe.bugs:relu2_not_squared")
+    axes = narrow("moe", lambda asked: [plain.refusal(each, TARGET) for each in asked], WORK)
+    assert axes is not None
+    assert axes.allows("quantisation") == (("", False),)
+    assert axes.allows("assignment") == ("iid", "balanced", "one_expert", "sparse")
+    assert "does not name the feature moe_biases" in axes.refused["biases=True"]
+    assert all(plain.refusal(each, TARGET) is None for each in drawn(axes, 100))
+
+
+@pytest.mark.parametrize("name", ["torch-moe", "torch-route"])
+def test_plain_torch_claims_whatever_is_drawn(drawn: Draw, name: str) -> None:
+    found = find_implementation(name)
+    axes = narrow(
+        found.operation, lambda asked: [found.refusal(each, TARGET) for each in asked], WORK
+    )
+    assert axes is not None
+    assert not axes.refused
+    for each in drawn(axes, 100):
+        assert found.refusal(each, TARGET) is None
+        assert all(found.refusal(other, TARGET) is None for other in others(each))
+
+
+def test_a_crash_is_simplified_to_what_it_takes() -> None:
+    problem = MoEProblem(
+        num_tokens=65, num_experts=8, top_k=3, hidden=64, inter=64, activation="relu2",
+        dtype="bfloat16", biases=True, regime="saturated", assignment="sparse", seed=7,
+    )  # fmt: skip
+    axes = Axes("moe", all_axes("moe"), WORK, {}, {})
+    tried = [0]
+
+    def fails(each: Problem) -> bool:
+        tried[0] += 1
+        assert isinstance(each, MoEProblem)
+        return each.activation == "relu2" and each.num_tokens > 16
+
+    found = simplify(problem, axes, fails, lambda: True)
+    assert isinstance(found, MoEProblem)
+    assert found == MoEProblem(num_tokens=17, activation="relu2")
+    assert tried[0] < 100

@@ -1,0 +1,447 @@
+"""Drawn problems: valid, at every edge, within their work, and shrinking to the simplest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from kernelproof.impl import OPERATIONS
+from kernelproof.properties.space.axes import (
+    FREE,
+    HEAD_DIMS,
+    PHASES,
+    Axes,
+    all_axes,
+    example,
+    head_fields,
+    narrow,
+    resized,
+)
+from kernelproof.properties.space.moe_axes import TOGETHER
+from kernelproof.properties.space.profiles import PROFILES, on_device
+from kernelproof.properties.space.rounds import EXAMPLES_A_ROUND
+from kernelproof.properties.space.strategies import (
+    FEATURES,
+    MOST_FEATURES,
+    lengths,
+    problems,
+    variations,
+)
+from kernelproof.reference import (
+    AttentionProblem,
+    MergeProblem,
+    MetadataProblem,
+    Problem,
+    materialise,
+    problem_from_json,
+)
+from kernelproof.reference.problems.others import MAX_SEQ_LEN
+
+ATTENTION = ("paged_attention", "ragged_attention", "append_paged_kv")
+GATE_WORK = 400_000
+
+
+def draw(operation: str, count: int, max_work: int = GATE_WORK) -> list[Any]:
+    """Draw problems as a run does: seeded, generated only."""
+    return drawn_from(problems(operation=operation, max_work=max_work), count)
+
+
+def drawn_from(strategy: st.SearchStrategy[Problem], count: int) -> list[Any]:
+    """Draw from a strategy likewise."""
+    drawn: list[Any] = []
+
+    def collect(problem: Problem) -> None:
+        drawn.append(problem)
+
+    # In rounds, as a hunt draws them: one long run of Hypothesis stays near its first examples.
+    for seed in range(0, count, EXAMPLES_A_ROUND):
+        run = settings(
+            max_examples=min(count - seed, EXAMPLES_A_ROUND), database=None,
+            phases=[Phase.generate], suppress_health_check=list(HealthCheck),
+        )  # fmt: skip
+        hypothesis.seed(seed)(run(given(strategy)(collect)))()
+    return drawn
+
+
+@pytest.fixture(scope="module")
+def paged() -> Sequence[AttentionProblem]:
+    return draw("paged_attention", 1500)
+
+
+def requests(problems: Sequence[AttentionProblem]) -> list[tuple[int, int, AttentionProblem]]:
+    return [
+        (t, s, problem)
+        for problem in problems
+        for t, s in zip(problem.query_lens, problem.seq_lens, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_drawn_problems_are_valid_and_can_be_made(operation: str) -> None:
+    @settings(max_examples=60)
+    @given(problems(operation=operation, max_work=20_000))
+    def check(problem: Problem) -> None:
+        assert problem.operation == operation
+        assert problem_from_json(problem.to_json()) == problem
+        materialise(problem)
+
+    check()
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_work_stays_near_its_limit(operation: str) -> None:
+    works = sorted(problem.work for problem in draw(operation, 150))
+    # Lengths are budgeted, tokens of many heads beside them are not: the limit is a rough one.
+    assert works[len(works) // 2] <= GATE_WORK
+    assert works[int(0.9 * len(works))] <= 4 * GATE_WORK
+    if operation != "build_metadata":
+        assert works[-1] > GATE_WORK / 8  # the room is used
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_slow_implementation_gets_smaller_problems(operation: str) -> None:
+    def typical(max_work: int) -> int:
+        works = [int(problem.work) for problem in draw(operation, 100, max_work)]
+        return sorted(works)[80]
+
+    if operation != "build_metadata":
+        assert 10 * typical(2_000) < typical(400_000)
+
+
+@pytest.mark.parametrize("operation", ATTENTION)
+def test_every_value_of_every_axis_is_drawn(operation: str, paged: Any) -> None:  # noqa: ANN401
+    drawn = paged if operation == "paged_attention" else draw(operation, 500)
+    axes = all_axes(operation)
+    # A layer of latent attention has heads and a scale of its own.
+    usual = [problem for problem in drawn if not problem.values_in_keys]
+    for name in sorted(set(axes) - {"phase", "head_dims", "caches"}):
+        assert {getattr(problem, name) for problem in usual} == set(axes[name]), name
+    dims = {(problem.head_dim_qk, problem.head_dim_vo) for problem in drawn}
+    pairs = {(each[0], each[1]) for each in axes["head_dims"]}
+    assert dims == pairs
+    latent = {each for each in HEAD_DIMS if "values_in_keys" in head_fields(each)}
+    expected = set(HEAD_DIMS) if operation == "paged_attention" else set(HEAD_DIMS) - latent
+    assert set(axes["head_dims"]) == expected
+    caches = {(problem.kv_cache, problem.q_dtype) for problem in drawn}
+    assert caches == set(axes["caches"])
+
+
+def test_every_value_of_every_merge_axis_is_drawn() -> None:
+    drawn = draw("merge_state", 500)
+    for name, values in all_axes("merge_state").items():
+        assert {getattr(problem, name) for problem in drawn} == set(values), name
+    assert {problem.num_tokens for problem in drawn} >= {0, 1, 2, 8}
+    assert {problem.num_heads for problem in drawn} == set(range(1, 9))
+
+
+def test_the_axes_hold_what_the_contract_names() -> None:
+    axes = all_axes("paged_attention")
+    assert {1, 16, 256} <= set(axes["page_size"])
+    assert {1, 3, 5, 6, 7, 16} <= set(axes["group_size"])
+    assert {(16, 16), (80, 80), (96, 96), (192, 128), (512, 512)} <= set(axes["head_dims"])
+    assert set(axes["dtype"]) == {"float32", "float16", "bfloat16"}
+    assert set(axes["kv_layout"]) == {"NHD", "HND"}
+    for name in (*FEATURES, "shared_prefix_pages", "page_order", "causal"):
+        assert len(axes[name]) > 1, name
+
+
+def test_lengths_reach_every_edge(paged: Sequence[AttentionProblem]) -> None:
+    drawn = requests(paged)
+    seq_lens = {s for _, s, _ in drawn}
+    assert {0, 1, 2, 7, 8, 15, 16, 17, 31, 32, 33} <= seq_lens
+    # Not all of them in one run of this size, but the most.
+    assert len({63, 64, 65, 127, 128, 129, 255, 256, 257} & seq_lens) > 5
+    assert {0, 1} <= {t for t, _, _ in drawn}
+    for rest in (0, 1, -1):
+        hits = {p.page_size for _, s, p in drawn if s > 1 and (s - rest) % p.page_size == 0}
+        assert {1, 2, 3, 4, 8, 16} <= hits, rest
+    for beyond in (0, 1, 2):
+        windows = {p.window_left for _, s, p in drawn if s == p.window_left + beyond}
+        assert windows - {-1, 0}, beyond
+
+
+def test_batches_are_mixed(paged: Sequence[AttentionProblem]) -> None:
+    sizes = {len(problem.seq_lens) for problem in paged}
+    assert sizes == {0, 1, 2, 3, 4, 6}
+    drawn = requests(paged)
+    kinds = {
+        "decode": any(t == 1 and s > 1 for t, s, _ in drawn),
+        "prefill": any(t == s and t > 1 for t, s, _ in drawn),
+        "chunk": any(1 < t < s for t, s, _ in drawn),
+        "no query": any(t == 0 and s for t, s, _ in drawn),
+        "no keys": any(t and s == 0 for t, s, _ in drawn),
+        "more queries than keys": any(t > s > 0 for t, s, _ in drawn),
+        "mixed": any({1, 0} < set(problem.query_lens) for problem in paged),
+    }
+    assert all(kinds.values()), kinds
+    shared = [p for p in paged if p.shared_prefix_pages]
+    assert any(
+        sum(s >= p.page_size * p.shared_prefix_pages for s in p.seq_lens) > 1 for p in shared
+    )
+    for name in ("partial_last_page", "rows_without_keys", "empty_requests", "empty_batch"):
+        assert {getattr(problem, name) for problem in paged} == {True, False}, name
+
+
+def test_features_come_alone_and_together(paged: Sequence[AttentionProblem]) -> None:
+    off = AttentionProblem()
+    used = [frozenset(n for n in FEATURES if getattr(p, n) != getattr(off, n)) for p in paged]
+    # FP8 queries may bring per-head scales besides.
+    assert {*range(MOST_FEATURES + 1)} <= {len(names) for names in used}
+    assert max(map(len, used)) <= MOST_FEATURES + 1
+    assert {next(iter(names)) for names in used if len(names) == 1} == set(FEATURES)
+    assert sum(not names for names in used) > len(used) / 20
+
+
+def test_appended_tokens_are_always_in_the_cache() -> None:
+    for t, s, _ in requests(draw("append_paged_kv", 300)):
+        assert t <= s
+
+
+def test_metadata_steps_shrink_and_grow() -> None:
+    drawn = draw("build_metadata", 400)
+    assert {problem.page_size for problem in drawn} == set(all_axes("paged_attention")["page_size"])
+    sizes = [[len(q) for q, _ in problem.steps] for problem in drawn]
+    assert {len(steps) for steps in sizes} == {1, 2, 3, 4}
+    assert any(a > b for steps in sizes for a, b in pairwise(steps))
+    assert any(a < b for steps in sizes for a, b in pairwise(steps))
+    assert any(0 in steps for steps in sizes)
+    lens = {s % p.page_size for p in drawn for _, step in p.steps for s in step if p.page_size == 8}
+    assert lens == set(range(8))
+
+
+def test_long_lengths_reach_the_edges_of_tiles_and_pages() -> None:
+    drawn = set()
+
+    @settings(max_examples=400, phases=[Phase.generate])
+    @given(lengths(2000, 48, 99))
+    def collect(length: int) -> None:
+        drawn.add(length)
+
+    collect()
+    assert {1, 255, 256, 257, 511, 512, 513, 1024, 1025} <= drawn
+    assert {47, 48, 49, 96, 97} <= drawn  # pages
+    assert {99, 100, 101} <= drawn  # the window
+
+
+@given(st.integers(1, 300), st.sampled_from([1, 3, 16, 256]), st.integers(-1, 128), st.data())
+def test_lengths_stay_below_their_cap(
+    cap: int, page_size: int, window: int, data: st.DataObject
+) -> None:
+    assert 1 <= data.draw(lengths(cap, page_size, window)) <= cap
+
+
+def accept(rule: Callable[[Any], bool]) -> Callable[[Sequence[Problem]], list[str | None]]:
+    def probe(asked: Sequence[Problem]) -> list[str | None]:
+        return [None if rule(problem) else "no" for problem in asked]
+
+    return probe
+
+
+class TestNarrow:
+    def test_a_kernel_of_fp8_alone_is_found(self) -> None:
+        def probe(asked: Sequence[Problem]) -> list[str | None]:
+            in_fp8 = [getattr(each, "q_dtype", "") == "float8_e4m3fn" for each in asked]
+            return [None if fits else f"not {i}" for i, fits in enumerate(in_fp8)]
+
+        axes = narrow("paged_attention", probe, GATE_WORK)
+        assert axes is not None
+        assert axes.allows("caches")[0] == ("float8_e4m3fn", "float8_e4m3fn")
+        assert narrow("paged_attention", lambda asked: ["never"] * len(asked), GATE_WORK) is None
+
+    def test_everything(self) -> None:
+        for operation in OPERATIONS:
+            axes = narrow(operation, accept(lambda _: True), 100)
+            assert axes is not None
+            assert axes.values == all_axes(operation)
+            assert axes.refused == {}
+
+    def test_nothing(self) -> None:
+        for operation in OPERATIONS:
+            assert narrow(operation, accept(lambda _: False), 100) is None
+
+    def test_what_is_refused_is_not_drawn(self) -> None:
+        def rule(problem: AttentionProblem) -> bool:
+            return (
+                problem.dtype == "bfloat16"
+                and problem.kv_layout == "HND"
+                and all(t == 1 for t in problem.query_lens)
+                and problem.page_size in (16, 64)
+                and problem.head_dim_qk == problem.head_dim_vo == 128
+                and not problem.sinks
+            )
+
+        axes = narrow("paged_attention", accept(rule), GATE_WORK)
+        assert axes is not None
+        assert axes.allows("dtype") == ("bfloat16",)
+        assert axes.allows("phase") == ("decode", "no_keys")
+        assert axes.allows("page_size") == (16, 64)
+        assert axes.allows("head_dims") == ((128, 128),)
+        assert axes.allows("sinks") == (False,)
+        assert axes.refused["sinks=True"] == "no"
+
+        @settings(max_examples=60)
+        @given(problems(axes))
+        def check(problem: Problem) -> None:
+            assert isinstance(problem, AttentionProblem)
+            assert problem.dtype == "bfloat16"
+            assert problem.kv_layout == "HND"
+            assert problem.page_size in (16, 64)
+            assert not problem.sinks
+
+        check()
+
+    def test_a_feature_that_only_goes_with_another_is_kept(self) -> None:
+        axes = narrow("paged_attention", accept(lambda p: p.window_left < 0 or p.causal), GATE_WORK)
+        assert axes is not None
+        assert axes.allows("window_left") == all_axes("paged_attention")["window_left"]
+
+    @pytest.mark.parametrize("operation", OPERATIONS)
+    def test_the_example_of_each_value_has_it(self, operation: str) -> None:
+        axes = all_axes(operation)
+        simplest = {name: values[0] for name, values in axes.items()}
+        for name, values in axes.items():
+            for value in values:
+                problem = example(operation, {**simplest, name: value})
+                if name == "phase":
+                    assert isinstance(problem, AttentionProblem)
+                    assert (problem.query_lens[0], problem.seq_lens[0]) == PHASES[value]
+                elif name == "head_dims":
+                    assert isinstance(problem, AttentionProblem)
+                    for field, wanted in head_fields(value).items():
+                        assert getattr(problem, field) == wanted
+                elif name in TOGETHER:
+                    assert tuple(getattr(problem, field) for field in TOGETHER[name]) == value
+                elif name == "caches":
+                    assert isinstance(problem, AttentionProblem)
+                    assert (problem.kv_cache, problem.q_dtype) == value
+                else:
+                    assert getattr(problem, name) == value
+        assert all(name in simplest for name in FREE if name in axes)
+
+    def test_another_limit(self) -> None:
+        axes = Axes("merge_state", all_axes("merge_state"), 100)
+        assert resized(axes, 5).max_work == 5
+        assert resized(axes, 5).values == axes.values
+
+
+class _FailureError(Exception):
+    """What Hypothesis shrinks on."""
+
+
+def smallest(operation: str, rule: Callable[[Any], bool], seed: int = 0) -> Any:  # noqa: ANN401
+    """Give the problem that a run would report if the law failed where the rule holds."""
+    axes = Axes(operation, all_axes(operation), GATE_WORK)
+    failing: list[Problem] = []
+
+    @hypothesis.seed(seed)
+    @settings(
+        max_examples=3000, database=None, phases=[Phase.generate, Phase.shrink],
+        report_multiple_bugs=False, suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(variations(problems(axes), axes, 3))
+    def law(drawn: list[Problem]) -> None:
+        for problem in drawn:
+            if rule(problem):
+                failing.append(problem)
+                raise _FailureError
+
+    with pytest.raises(_FailureError):
+        law()
+    return failing[-1]
+
+
+SIMPLEST = AttentionProblem()
+SHRUNK: list[tuple[str, Callable[[AttentionProblem], bool], AttentionProblem]] = [
+    ("anything", lambda _: True, SIMPLEST),
+    ("a rest", lambda p: p.partial_last_page, replace(SIMPLEST, page_size=2)),
+    ("a query", lambda p: not p.empty_batch, SIMPLEST),
+    ("bfloat16", lambda p: p.dtype == "bfloat16", replace(SIMPLEST, dtype="bfloat16")),
+    ("a window", lambda p: p.window_left >= 0, replace(SIMPLEST, window_left=0)),
+    ("HND", lambda p: p.kv_layout == "HND", replace(SIMPLEST, kv_layout="HND")),
+    ("a group", lambda p: p.group_size > 4, replace(SIMPLEST, group_size=5)),
+    (
+        "wide",
+        lambda p: p.head_dim_qk > 128,
+        replace(SIMPLEST, head_dim_qk=192, head_dim_vo=128),
+    ),
+    ("scattered", lambda p: p.page_order > 0, replace(SIMPLEST, page_order=1)),
+    ("sinks", lambda p: p.sinks, replace(SIMPLEST, sinks=True)),
+    ("strided", lambda p: p.strided_kv, replace(SIMPLEST, strided_kv=True)),
+    ("a cap", lambda p: p.logits_soft_cap > 0, replace(SIMPLEST, logits_soft_cap=30.0)),
+    ("a regime", lambda p: p.exact, replace(SIMPLEST, regime="exact_grid")),
+    ("keys", lambda p: max(p.seq_lens, default=0) >= 20, replace(SIMPLEST, seq_lens=(20,))),
+    ("no keys", lambda p: p.empty_requests, replace(SIMPLEST, seq_lens=(0,))),
+    (
+        "surplus",
+        lambda p: p.rows_without_keys and all(p.seq_lens),
+        replace(SIMPLEST, query_lens=(2,), seq_lens=(1,), causal=True),
+    ),
+    ("two", lambda p: len(p.seq_lens) > 1, replace(SIMPLEST, query_lens=(1, 1), seq_lens=(1, 1))),
+    (
+        "two features",
+        lambda p: p.causal and p.strided_q and p.page_size > 8,
+        replace(SIMPLEST, causal=True, strided_q=True, page_size=16),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"), [each[1:] for each in SHRUNK], ids=[each[0] for each in SHRUNK]
+)
+def test_counterexamples_shrink_to_the_simplest(
+    rule: Callable[[AttentionProblem], bool], expected: AttentionProblem
+) -> None:
+    found = smallest("paged_attention", rule)
+    assert replace(found, seed=0) == expected
+
+
+def test_merges_shrink() -> None:
+    simplest = MergeProblem(head_dim=4, num_tokens=0)
+    assert smallest("merge_state", lambda _: True) == simplest
+    found = smallest("merge_state", lambda p: p.empty == "all" and p.num_tokens)
+    assert found == replace(simplest, num_tokens=1, empty="all")
+    assert smallest("merge_state", lambda p: p.num_states > 3).num_states == 4
+
+
+def test_metadata_shrinks() -> None:
+    assert smallest("build_metadata", lambda _: True) == MetadataProblem(steps=(((), ()),))
+    found = smallest("build_metadata", lambda p: any(min(*q, *k, 1) for q, k in p.steps if q))
+    assert found == MetadataProblem(steps=(((1,), (1,)),))
+    grown = smallest("build_metadata", lambda p: len(p.steps) > 1)
+    assert grown == MetadataProblem(steps=(((), ()), ((), ())))
+
+
+def test_variations_change_the_regime_and_seed_alone() -> None:
+    axes = Axes("paged_attention", all_axes("paged_attention"), GATE_WORK)
+    base = problems(axes)
+
+    @settings(max_examples=80)
+    @given(variations(base, axes, 3))
+    def check(drawn: list[Problem]) -> None:
+        first = drawn[0]
+        assert isinstance(first, AttentionProblem)
+        assert 1 <= len(drawn) <= 4
+        for i, other in enumerate(drawn[1:]):
+            assert isinstance(other, AttentionProblem)
+            assert replace(other, regime=first.regime, seed=first.seed) == first
+            assert other.seed == first.seed + 1 + i
+
+    check()
+
+
+def test_no_request_has_more_tokens_than_a_problem_may_have() -> None:
+    """Where there is work for any length, as in the nightly profile on a GPU."""
+    small: dict[str, tuple[Any, ...]] = {
+        "phase": ("surplus",), "head_dims": ((16, 16),), "num_kv_heads": (1,), "group_size": (1,),
+    }  # fmt: skip
+    work = on_device(PROFILES["nightly"], "cuda").max_work
+    axes = Axes("paged_attention", {**all_axes("paged_attention"), **small}, work)
+    longest = max(max(each.query_lens, default=0) for each in drawn_from(problems(axes), 300))
+    assert MAX_SEQ_LEN - 100 < longest <= MAX_SEQ_LEN

@@ -1,0 +1,91 @@
+"""What a law's calls of an implementation are: in which phase, and what is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from kernelproof.impl import Target, implementation
+from kernelproof.properties.laws import find_law
+from kernelproof.properties.verdicts.subject import Subject
+from kernelproof.reference import AttentionOutput, AttentionProblem, BatchMetadata, oracle
+from kernelproof.reference.tensors.inputs import PagedAttentionInputs
+
+ENTERED: list[str] = []
+
+
+class Watched:
+    """Phases, of which the latest is known."""
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Go through one."""
+        ENTERED.append(name)
+        yield
+        ENTERED.pop()
+
+
+FIRST: dict[str, str] = {}
+LATER: dict[str, set[str]] = {}
+"""The phase of the first call of each function, which compiles, and those of the later ones."""
+
+
+def note(name: str) -> None:
+    """Note the phase that a function is called in."""
+    if name in FIRST:
+        LATER.setdefault(name, set()).add(ENTERED[-1])
+    FIRST.setdefault(name, ENTERED[-1])
+
+
+class Lazy:
+    """A session whose plan compiles nothing and whose graph has a kernel of its own."""
+
+    def plan(self, inputs: PagedAttentionInputs) -> None:
+        """Keep a copy of the batch."""
+        note("plan")
+        copies = {name: each.clone() for name, each in inputs.metadata.tensors().items()}
+        self._metadata = BatchMetadata(**copies, page_size=inputs.metadata.page_size)
+
+    def run(self, inputs: PagedAttentionInputs) -> AttentionOutput:
+        """Attend."""
+        note("run")
+        return oracle.attention(replace(inputs, metadata=self._metadata))
+
+    def capture(self, inputs: PagedAttentionInputs) -> None:
+        """Capture nothing."""
+        del inputs
+        note("capture")
+
+    def replay(self, inputs: PagedAttentionInputs) -> AttentionOutput:
+        """Attend."""
+        note("replay")
+        return oracle.attention(replace(inputs, metadata=self._metadata))
+
+
+@implementation("paged_attention", name="lazy", session=Lazy, compile_key=lambda _: "one kernel")
+def lazy(inputs: PagedAttentionInputs) -> AttentionOutput:
+    """Attend."""
+    note("call")
+    return oracle.attention(inputs)
+
+
+@pytest.mark.parametrize(
+    ("law", "functions"),
+    [("life_cycle", {"plan", "run", "capture", "replay"}), ("repeated_calls", {"call"})],
+)
+def test_the_first_call_of_each_function_may_compile(law: str, functions: set[str]) -> None:
+    ENTERED.clear()
+    FIRST.clear()
+    LATER.clear()
+    subject = Subject(lazy, Target.here("cpu"), Watched())
+    for seed in range(4):
+        problem = AttentionProblem(
+            query_lens=(2, 1), seq_lens=(5, 9), page_size=4, head_dim_qk=8, seed=seed
+        )
+        said = find_law(law).check(subject, problem)
+        assert said.status == "PASS", said
+    phases = {name: (FIRST[name], LATER[name]) for name in FIRST}
+    assert phases == {name: ("compile", {"run"}) for name in functions}
