@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,11 @@ from kernelproof.properties.findings.ledger import load_ledger
 from kernelproof.properties.laws import LAWS
 from kernelproof.reference.problems.moe import ASSIGNMENTS, MOE_REGIMES, ROUTE_REGIMES
 from kernelproof.reference.problems.others import ATTENTION_REGIMES
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -35,3 +42,28 @@ def test_every_ledger_entry_is_described(name: str) -> None:
 def test_the_law_book_is_up_to_date() -> None:
     stale = "kernelproof list --markdown docs/law-book.md writes it again"
     assert (DOCS / "law-book.md").read_text(encoding="utf-8") == law_book(), stale
+
+
+def rooms() -> list[tuple[str, str]]:
+    """Return layer and room of each room that import-linter holds in order."""
+    project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    return [
+        (contract["containers"][0].removeprefix("kernelproof."), room)
+        for contract in project["tool"]["importlinter"]["contracts"]
+        if contract["id"].startswith("rooms-of-")
+        for row in contract["layers"]
+        for room in row.split(" | ")
+    ]
+
+
+def test_the_picture_of_the_architecture_shows_every_room_in_its_order() -> None:
+    picture = (DOCS / "rooms.svg").read_text(encoding="utf-8")
+    shown = re.findall(r"<text[^>]*>([a-z_.]+)</text>", picture)
+    layers = dict.fromkeys(layer for layer, _ in rooms())
+    assert [name for name in shown if name not in layers] == [room for _, room in rooms()]
+
+
+@pytest.mark.parametrize("room", [room for layer, room in rooms() if layer != "ci.bump"])
+def test_every_room_is_described(room: str) -> None:
+    page = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    assert re.search(rf"^\| .*`{room}`.* \|", page, re.MULTILINE)

@@ -23,7 +23,7 @@ CHECKOUTS = ["kernelproof", "repo", "my-repo"]
 LIBRARY_MODULE = '''"""Reaches the oracle as library code does."""
 
 from ..reference import BatchMetadata
-from ..reference.metadata import BatchMetadata as AtHome
+from ..reference.attention.metadata import BatchMetadata as AtHome
 '''
 
 TEST_MODULE = '''"""Reaches the oracle as test modules do."""
