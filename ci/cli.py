@@ -14,14 +14,15 @@ import click
 from click.core import ParameterSource
 
 from .. import __version__
+from ..properties.findings.files import OutputError
 from ..properties.findings.redaction import masked
 from ..properties.isolation.sanitizer import TOOLS
 from .bench.command import bench
 from .bump.merge_command import merge
 from .bump.options import BUMP_ONLY, NOT_OF_BUMP, bump_options
-from .check.run_options import CASES, DEVICES, OUTPUT, run_options
-from .console.errors import INTERRUPTED, MACHINE
-from .console.outputs import refuse_shared_files
+from .check.run_options import CASES, DEVICES, run_options
+from .console.errors import CONFORMING, INTERRUPTED, MACHINE, USAGE
+from .console.outputs import Outputs, output_option, refuse_shared_files
 from .evidence.command import evidence
 from .ledger.command import corpus, expectations
 from .score.command import score
@@ -175,18 +176,16 @@ def replay(
 @cli.command("list")
 @click.option("--device", type=DEVICES, default="cpu", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option(
-    "--markdown",
-    "markdown_path",
-    type=OUTPUT,
-    help="Write the page of the laws to this file instead: what each says and has caught.",
+@output_option(
+    "--markdown", "Write the page of the laws to this file instead: what each says and has caught."
 )
-def list_command(device: str, markdown_path: Path | None, *, as_json: bool) -> int:
+def list_command(device: str, outputs: Outputs, *, as_json: bool) -> int:
     """List implementations (and why one cannot run here), laws and profiles."""
-    if markdown_path is not None:
-        from .check.law_book import write_law_book
+    if outputs.paths:
+        from .check.law_book import law_book
 
-        return write_law_book(markdown_path)
+        outputs.write({"--markdown": law_book})
+        return CONFORMING
     from .check.listing import print_list
 
     return print_list(device, as_json=as_json)
@@ -212,6 +211,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
+    except OutputError as error:
+        sys.stderr.write(f"Error: {error}\n")
+        return USAGE
     except (click.Abort, KeyboardInterrupt):
         sys.stderr.write("kernelproof: interrupted\n")
         return INTERRUPTED
@@ -230,7 +232,7 @@ def _say_it_in_any_encoding() -> None:
 
 
 GATING_OPTIONS = (
-    "device", "jobs", "modules", "json_path", "evidence_path", "expectations", "cases"
+    "device", "jobs", "modules", "outputs", "expectations", "cases"
 )  # fmt: skip
 """What means the same to a run over the laws and to one over the support table."""
 
@@ -241,7 +243,7 @@ def _try_gating(implementations: Sequence[str], rules: Path | None) -> int:
     from .check.gating_command import try_gating
 
     context = click.get_current_context()
-    allowed = {"implementations", "gating", "rules", "only", *GATING_OPTIONS}
+    allowed = {"implementations", "gating", "rules", "only", "json", "evidence", *GATING_OPTIONS}
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
         if source is ParameterSource.COMMANDLINE and parameter.name not in allowed:

@@ -6,23 +6,18 @@ Also ``python -m kernelproof.ci.bench.command``. What is heavy is imported insid
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..console.errors import CONFORMING, NONCONFORMING
+from ..console.outputs import Outputs, output_option
 
 if TYPE_CHECKING:
     from .results import Results
 
 SCHEMA = "kernelproof/bench/1"
-JSON = click.option(
-    "--json",
-    "json_path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the results to this file.",
-)
+JSON = output_option("--json", "Write the results to this file.")
 
 
 def _oracle(
@@ -100,14 +95,14 @@ def _tell(line: str) -> None:
 @click.group(invoke_without_command=True)
 @JSON
 @click.pass_context
-def bench(context: click.Context, json_path: Path | None) -> None:
+def bench(context: click.Context, outputs: Outputs) -> None:
     """Measure Kernelproof itself; without a command, everything but the GPU kernels.
 
     Exit code 1: a requirement was missed.
     """
     if context.invoked_subcommand is None:
-        _finish(context, json_path, _oracle, _experts, _tightness, _roundtrip, _throughput)
-    elif json_path is not None:
+        _finish(context, outputs, _oracle, _experts, _tightness, _roundtrip, _throughput)
+    elif outputs.paths:
         message = f"--json goes after the command: bench {context.invoked_subcommand} --json FILE"
         raise click.UsageError(message, context)
 
@@ -133,13 +128,13 @@ def oracle(
     keys: int,
     repetitions: int,
     threads: tuple[int, ...],
-    json_path: Path | None,
+    outputs: Outputs,
 ) -> None:
     """Time and weigh the oracle against a float32 loop and FlashInfer's trace reference."""
     if keys % 16:
         message = f"{keys} is no multiple of the page size, 16"
         raise click.BadParameter(message, context, param_hint="--keys")
-    _finish(context, json_path, lambda: _oracle(requests, keys, repetitions, threads))
+    _finish(context, outputs, lambda: _oracle(requests, keys, repetitions, threads))
 
 
 @bench.command()
@@ -184,11 +179,11 @@ def oracle(
 def experts(
     context: click.Context,
     /,
-    json_path: Path | None,
+    outputs: Outputs,
     **measured: Any,  # noqa: ANN401  those of _experts
 ) -> None:
     """Time and weigh the oracle of experts against a float32 loop over experts."""
-    _finish(context, json_path, lambda: _experts(**measured))
+    _finish(context, outputs, lambda: _experts(**measured))
 
 
 @bench.command()
@@ -201,18 +196,18 @@ def experts(
 )
 @JSON
 @click.pass_context
-def tightness(context: click.Context, problems: int, json_path: Path | None) -> None:
+def tightness(context: click.Context, problems: int, outputs: Outputs) -> None:
     """Compare honest kernels' errors with the bound."""
-    _finish(context, json_path, lambda: _tightness(problems))
+    _finish(context, outputs, lambda: _tightness(problems))
 
 
 @bench.command()
 @click.option("--repetitions", type=click.IntRange(min=1), default=300, show_default=True)
 @JSON
 @click.pass_context
-def roundtrip(context: click.Context, repetitions: int, json_path: Path | None) -> None:
+def roundtrip(context: click.Context, repetitions: int, outputs: Outputs) -> None:
     """Time the way to the isolated worker and back."""
-    _finish(context, json_path, lambda: _roundtrip(repetitions))
+    _finish(context, outputs, lambda: _roundtrip(repetitions))
 
 
 @bench.command()
@@ -237,14 +232,14 @@ def kernels(
     device: str,
     quick: bool,  # noqa: FBT001
     only: tuple[str, ...],
-    json_path: Path | None,
+    outputs: Outputs,
 ) -> None:
     """Time the Triton kernels against FlashInfer's on a GPU, side by side.
 
     Exit code 3: there is no GPU.
     """
     del device
-    _finish(context, json_path, lambda: _kernels(quick=quick, only=only))
+    _finish(context, outputs, lambda: _kernels(quick=quick, only=only))
 
 
 @bench.command()
@@ -272,32 +267,29 @@ def throughput(
     device: str,
     jobs: int,
     seconds: float,
-    json_path: Path | None,
+    outputs: Outputs,
 ) -> None:
     """Count the small problems that are judged for parity in a second, and time the stages."""
-    _finish(context, json_path, lambda: _throughput(implementations, device, jobs, seconds))
+    _finish(context, outputs, lambda: _throughput(implementations, device, jobs, seconds))
 
 
-def _finish(
-    context: click.Context, json_path: Path | None, *benchmarks: Callable[[], Results]
-) -> None:
+def _finish(context: click.Context, outputs: Outputs, *benchmarks: Callable[[], Results]) -> None:
     """Run, print and write; leave with the exit code."""
-    from ...properties.findings.files import dumps, write_text
     from .results import machine
 
+    outputs.check()
     done = []
     click.echo(", ".join(f"{name} {value}" for name, value in machine().items()))
     for benchmark in benchmarks:
         results = benchmark()
         click.echo(f"\n{results.text()}")
         done.append(results)
-    if json_path is not None:
-        data = {
-            "schema": SCHEMA,
-            "machine": machine(),
-            "benchmarks": [results.to_json() for results in done],
-        }
-        write_text(json_path, dumps(data))
+    data = {
+        "schema": SCHEMA,
+        "machine": machine(),
+        "benchmarks": [results.to_json() for results in done],
+    }
+    outputs.write({"--json": lambda: data})
     met = all(results.met for results in done)
     context.exit(CONFORMING if met else NONCONFORMING)
 

@@ -9,8 +9,9 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,13 @@ from ...impl import Target, UnsupportedError
 from ...impl.registry import BUILT_IN, registered
 from ...impl.targets.capability import CHIPS
 from ...properties.findings.expectations import read_expectations
-from ...properties.findings.files import dumps, write_text
+from ...properties.findings.files import dumps
 from ...properties.findings.ledger import LedgerError
 from ...properties.isolation.gpus import processes_for, visible_devices
 from ...properties.isolation.machine import cores
 from ...properties.space.profiles import PROFILES
 from ..console.errors import INTERRUPTED, MachineError, UsageRefusedError
-from ..console.outputs import prepare_outputs
+from ..console.outputs import Outputs
 from ..console.selection import check_implementations, check_laws, corpus_of, only_of
 from ..console.terminal import console
 from ..reports.summary import SUITE_FAILED
@@ -85,13 +86,9 @@ class Request:
     expectations: str | None = None
     corpus: Path | None = None
     cases: Path = Path(".kernelproof", "cases")
-    json_path: Path | None = None
-    junit_path: Path | None = None
-    markdown_path: Path | None = None
+    outputs: Outputs = field(default_factory=Outputs)
     compiled: str | None = None
     units: Sequence[str] = ()
-    html_path: Path | None = None
-    evidence_path: Path | None = None
 
     @property
     def journal_path(self) -> Path:
@@ -109,18 +106,6 @@ class Request:
     def sides(self) -> dict[str, str]:
         """What was given for each side."""
         return {BASELINE: self.baseline, CANDIDATE: self.candidate}
-
-    @property
-    def outputs(self) -> dict[str, Path]:
-        """The files to write, by option."""
-        paths = {
-            "--json": self.json_path,
-            "--junit": self.junit_path,
-            "--markdown": self.markdown_path,
-            "--html": self.html_path,
-            "--evidence": self.evidence_path,
-        }
-        return {option: path for option, path in paths.items() if path is not None}
 
 
 RENDER: Mapping[str, Callable[[dict[str, Any]], str]] = {
@@ -150,8 +135,8 @@ def bump(request: Request) -> int:
         raise
     except (UsageRefusedError, MachineError) as error:
         report = refused(request.sides, policy or load_policy(None), error, request.command)
-        for option, path in request.outputs.items():
-            _written(option, path, report)  # if it can be: the first error is the one to tell
+        with suppress(UsageRefusedError):  # the first error is the one to tell
+            request.outputs.write(_rendered(report))
         raise
     timings = {
         "seconds": round(time.monotonic() - started, 3),
@@ -171,9 +156,9 @@ def _learn(
 ) -> tuple[Plan, Journal]:
     """Learn what was asked for; give what of behaviour was planned, and the answers' journal."""
     parts = request.parts or PARTS
-    prepare_outputs(request.outputs.items())
+    request.outputs.check()
     if BEHAVIOUR in parts:
-        prepare_outputs([("--cases", request.cases / "case.json")])
+        Outputs({"--cases": request.cases / "case.json"}).check()
     with (
         Journal(request.journal_path) as journal,
         _tensors(request.journal_path) as tensors,
@@ -219,34 +204,27 @@ def _learn(
     return plan, journal
 
 
-def tell(report: dict[str, Any], outputs: Mapping[str, Path], unwritten: Sequence[str] = ()) -> int:
-    """Print a report, write what was asked for, and give its exit code.
+def tell(report: dict[str, Any], outputs: Outputs, unwritten: Sequence[str] = ()) -> int:
+    """Print a report, write what was asked for, and return its exit code.
 
     Args:
         report: of a comparison.
-        outputs: by option.
+        outputs: files to write.
         unwritten: sentences about other files that could not be written.
 
     Raises:
         UsageRefusedError: a file cannot be written; the report is printed all the same.
     """
-    failed = "".join([_written(option, path, report) for option, path in outputs.items()])
-    if unwritten:
-        more = f" (and {len(unwritten) - 1} more)" if len(unwritten) > 1 else ""
-        failed += f"{unwritten[0]}{more}"
-    print_report(console(sys.stdout), report)
-    if failed:
-        raise UsageRefusedError(failed.strip())
+    more = f" (and {len(unwritten) - 1} more)" if len(unwritten) > 1 else ""
+    try:
+        outputs.write(_rendered(report), [f"{each}{more}" for each in unwritten[:1]])
+    finally:
+        print_report(console(sys.stdout), report)
     return int(report["exit_code"])
 
 
-def _written(option: str, path: Path, report: dict[str, Any]) -> str:
-    """Write an output; say why that failed, if it did."""
-    try:
-        write_text(path, RENDER[option](report))
-    except OSError as error:
-        return f"{option} {path}: cannot be written ({error.strerror}). "
-    return ""
+def _rendered(report: dict[str, Any]) -> dict[str, Callable[[], str]]:
+    return {option: partial(render, report) for option, render in RENDER.items()}
 
 
 def _compile(

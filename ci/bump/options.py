@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-OUTPUT = click.Path(dir_okay=False, path_type=Path)
+from ..console.outputs import FILE, output_option
+
 BUMP_OPTIONS = (
     click.option(
         "--baseline",
@@ -41,7 +42,7 @@ BUMP_OPTIONS = (
     ),
     click.option(
         "--journal",
-        type=OUTPUT,
+        type=FILE,
         help="File that --resume goes on from; one for these releases in .kernelproof/gate.",
     ),
     click.option(
@@ -67,11 +68,11 @@ BUMP_OPTIONS = (
     click.option(
         "--unit", "units", multiple=True, metavar="NAME", help="Compile only this module."
     ),
-    click.option("--markdown", "markdown_path", type=OUTPUT, help="Write a comment's Markdown."),
+    output_option("--markdown", "Write a comment's Markdown."),
 )
 BUMP_ONLY = (
     "sm", "policy", "resume", "journal", "parts", "implementations", "compiled", "units",
-    "markdown_path",
+    "markdown",
 )  # fmt: skip
 NOT_OF_BUMP = ("gating", "sanitizer", "examples")
 

@@ -18,7 +18,6 @@ from ...impl import OPERATIONS, UnsupportedError
 from ...impl.protocol import EVERY_RULE
 from ...properties.findings.cases import CaseWriter
 from ...properties.findings.expectations import read_expectations
-from ...properties.findings.files import dumps, write_text
 from ...properties.findings.ledger import Ledger, LedgerError
 from ...properties.findings.report import RunReport
 from ...properties.isolation.sanitizer import SanitizerMissingError
@@ -30,7 +29,7 @@ from ...properties.search.plan import Plan
 from ...properties.space.profiles import GATE_SHARE, PROFILES, asked_for
 from ..console.errors import MachineError, UsageRefusedError
 from ..console.evidence_file import as_evidence
-from ..console.outputs import prepare_outputs
+from ..console.outputs import Outputs
 from ..console.selection import check_implementations, check_laws, corpus_of, only_of
 from ..console.terminal import console
 from ..reports.display import print_summary
@@ -53,10 +52,7 @@ class Request:
     modules: int | None
     laws: tuple[str, ...]
     only: tuple[str, ...]
-    json_path: Path | None
-    evidence_path: Path | None
-    junit_path: Path | None
-    html_path: Path | None
+    outputs: Outputs
     expectations: str | None
     cases: Path
     command: str
@@ -78,7 +74,7 @@ def examine(request: Request) -> int:
     """
     ledger = Ledger()
     try:
-        prepare_outputs(_outputs(request))
+        request.outputs.check()
         ledger = _read_ledger(request.expectations)
         plan = _plan(request, ledger)
         writer = CaseWriter(
@@ -104,11 +100,9 @@ def examine(request: Request) -> int:
         writer.write_all(run.report)
         summary = _summarise(request, run.report, ledger, failure=failure)
         try:
-            _write_outputs(request, summary)
+            _write_outputs(request, summary, writer.failed)
         finally:
             print_summary(console(sys.stdout), summary)
-    if writer.failed:
-        raise UsageRefusedError(writer.failed)
     return summary.code
 
 
@@ -227,28 +221,11 @@ def _laws_by_operation(request: Request) -> dict[str, int]:
     }
 
 
-def _outputs(request: Request) -> list[tuple[str, Path]]:
-    options = {
-        "--json": request.json_path,
-        "--evidence": request.evidence_path,
-        "--junit": request.junit_path,
-        "--html": request.html_path,
+def _write_outputs(request: Request, summary: Summary, unwritten: str = "") -> None:
+    contents = {
+        "--json": lambda: to_json(summary),
+        "--evidence": lambda: as_evidence(to_json(summary)),
+        "--junit": lambda: to_junit(summary),
+        "--html": lambda: to_html(summary),
     }
-    return [(option, path) for option, path in options.items() if path is not None]
-
-
-def _write_outputs(request: Request, summary: Summary) -> None:
-    failed = ""
-    for option, path in _outputs(request):
-        text = {
-            "--json": lambda: dumps(to_json(summary)),
-            "--evidence": lambda: dumps(as_evidence(to_json(summary))),
-            "--junit": lambda: to_junit(summary),
-            "--html": lambda: to_html(summary),
-        }[option]()
-        try:
-            write_text(path, text)
-        except OSError as error:
-            failed = f"{option} {path}: cannot be written ({error.strerror})"
-    if failed:
-        raise UsageRefusedError(failed)
+    request.outputs.write(contents, [unwritten])

@@ -6,15 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ...properties.findings.files import dumps, write_text
-from ..console.errors import (
-    CONFORMING,
-    INTERRUPTED,
-    MACHINE,
-    NONCONFORMING,
-    USAGE,
-    UsageRefusedError,
-)
+from ..console.errors import CONFORMING, INTERRUPTED, MACHINE, NONCONFORMING, USAGE
 from ..console.evidence_file import as_evidence
 from ..reports.summary import VERDICTS
 from .checking import Request, examine
@@ -41,21 +33,18 @@ def gate_both(request: Request, gating: GatingRequest) -> int:
     ended = tried(gating)
     print_ended(ended)
     code = min(code, ended.code, key=WORST_FIRST.index)
-    for option, path in (("--json", request.json_path), ("--evidence", request.evidence_path)):
-        if path is not None:
-            _add(option, path, ended, code)
+    paths, second = request.outputs.paths, to_json(ended)
+    request.outputs.write(
+        {
+            "--json": lambda: _joined(paths["--json"], second, ended, code),
+            "--evidence": lambda: _joined(paths["--evidence"], as_evidence(second), ended, code),
+        }
+    )
     return code
 
 
-def _add(option: str, path: Path, ended: Ended, code: int) -> None:
-    """Add the second run to the results of the first."""
-    try:
-        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        second = to_json(ended)
-        data["gating"] = as_evidence(second) if option == "--evidence" else second
-        data |= {"exit_code": code, "verdict": VERDICTS.get(code, "error")}
-        data["message"] = f"{data['message']}. Support table: {ended.sentence}"
-        write_text(path, dumps(data))
-    except OSError as error:
-        message = f"{option} {path}: cannot be written ({error.strerror})"
-        raise UsageRefusedError(message) from error
+def _joined(path: Path, second: Any, ended: Ended, code: int) -> dict[str, Any]:  # noqa: ANN401  JSON
+    """Return the results of the first run, read back, with those of the second."""
+    data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    data |= {"gating": second, "exit_code": code, "verdict": VERDICTS.get(code, "error")}
+    return {**data, "message": f"{data['message']}. Support table: {ended.sentence}"}

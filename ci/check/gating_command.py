@@ -19,7 +19,7 @@ from ...impl.protocol import EVERY_RULE
 from ...impl.registry import resolve_name
 from ...properties.findings.cases import case_of, loading_name, replay_command, versions
 from ...properties.findings.expectations import read_expectations
-from ...properties.findings.files import dumps, write_text
+from ...properties.findings.files import Output, OutputError
 from ...properties.findings.ledger import LedgerError
 from ...properties.findings.report import Finding
 from ...properties.gating.trials import FINDING, Trial, counts
@@ -35,7 +35,7 @@ from ..console.errors import (
     UsageRefusedError,
 )
 from ..console.evidence_file import as_evidence
-from ..console.outputs import prepare_outputs
+from ..console.outputs import Outputs
 from ..console.selection import only_of
 from ..console.terminal import console
 from ..reports.summary import VERDICTS
@@ -51,8 +51,7 @@ class GatingRequest:
     jobs: int | None
     modules: int | None
     only: tuple[str, ...]
-    json_path: Path | None
-    evidence_path: Path | None
+    outputs: Outputs
     expectations: str | None
     cases: Path
     rules: Path | None
@@ -74,7 +73,8 @@ def try_gating(request: GatingRequest) -> int:
     """Try the cells of the support table, print what became of them, and return the exit code."""
     ended = tried(request)
     print_ended(ended)
-    write_outputs(request, to_json(ended))
+    data = to_json(ended)
+    request.outputs.write({"--json": lambda: data, "--evidence": lambda: as_evidence(data)})
     return ended.code
 
 
@@ -107,7 +107,7 @@ def _order(request: GatingRequest) -> Order:
         found = {name: resolve_name(name) for name in dict.fromkeys(request.implementations)}
         book = load_rules(request.rules) if request.rules else load_rules()
         ledger = read_expectations(request.expectations)
-        prepare_outputs(_outputs(request))
+        request.outputs.check()
     except (ImplementationNotFoundError, LedgerError) as error:
         raise UsageRefusedError(str(error)) from error
     except RulesError as error:
@@ -175,10 +175,9 @@ def _case(request: GatingRequest, report: Report, name: str, trial: Trial) -> st
     )
     path = request.cases / f"gating-{trial.implementation}-{trial.cell.problem.id}.json"
     try:
-        write_text(path, dumps(data))
-    except OSError as error:
-        message = f"--cases: {path} cannot be written ({error.strerror})"
-        raise UsageRefusedError(message) from error
+        Output("--cases", path).write(data)
+    except OutputError as error:
+        raise UsageRefusedError(str(error)) from error
     return replay_command(path)
 
 
@@ -203,27 +202,6 @@ def to_json(ended: Ended) -> dict[str, Any]:
         "implementations": [each.to_json() for each in report.implementations],
         "trials": [trial.to_json() for trial in report.trials],
     }
-
-
-def _outputs(request: GatingRequest) -> list[tuple[str, Path]]:
-    options = {"--json": request.json_path, "--evidence": request.evidence_path}
-    return [(option, path) for option, path in options.items() if path is not None]
-
-
-def write_outputs(request: GatingRequest, data: dict[str, Any]) -> None:
-    """Write the results.
-
-    Raises:
-        UsageRefusedError: they cannot be written.
-    """
-    written = "", Path()
-    try:
-        for written in _outputs(request):
-            kept = written[0] == "--evidence"
-            write_text(written[1], dumps(as_evidence(data) if kept else data))
-    except OSError as error:
-        message = f"{written[0]} {written[1]}: cannot be written ({error.strerror})"
-        raise UsageRefusedError(message) from error
 
 
 def print_ended(ended: Ended) -> None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from ...properties.findings.files import write_text
 from ...properties.findings.ledger import Entry, load_ledger
 from ...properties.laws import LAWS, Law
 from ...properties.seeded import BUGS
 from ...properties.seeded.catalogue import SeededBug
 from ...properties.verdicts.text import count_of
-from ..console.errors import CONFORMING, UsageRefusedError
 
 HEAD = """\
 # The law book
@@ -66,17 +63,3 @@ def _number(issue: str) -> str:
 def _bug(bug: SeededBug) -> str:
     model = f" ({bug.model})" if bug.model else ""
     return f"`{bug.name}`: {bug.description.rstrip('.')}{model}."
-
-
-def write_law_book(path: Path) -> int:
-    """Write the page, and give the exit code.
-
-    Raises:
-        UsageRefusedError: the file cannot be written.
-    """
-    try:
-        write_text(path, law_book())
-    except OSError as error:
-        message = f"--markdown {path}: cannot be written ({error.strerror})"
-        raise UsageRefusedError(message) from error
-    return CONFORMING

@@ -8,10 +8,10 @@ from pathlib import Path
 import click
 
 from ...properties.space.profiles import PROFILES
+from ..console.outputs import output_option
 
 CASES = Path(".kernelproof", "cases")
 DEVICES = click.Choice(["cpu", "cuda"])
-OUTPUT = click.Path(dir_okay=False, path_type=Path)
 
 RUN_OPTIONS = (
     click.option(
@@ -56,15 +56,13 @@ RUN_OPTIONS = (
     click.option(
         "--law", "laws", multiple=True, metavar="NAME", help="Only this law; may be repeated."
     ),
-    click.option("--json", "json_path", type=OUTPUT, help="Write the results to this file."),
-    click.option(
+    output_option("--json", "Write the results to this file."),
+    output_option(
         "--evidence",
-        "evidence_path",
-        type=OUTPUT,
-        help="Write the results to be kept: as JSON, without traces and paths of this machine.",
+        "Write the results to be kept: as JSON, without traces and paths of this machine.",
     ),
-    click.option("--junit", "junit_path", type=OUTPUT, help="Write JUnit XML to this file."),
-    click.option("--html", "html_path", type=OUTPUT, help="Write a page to this file."),
+    output_option("--junit", "Write JUnit XML to this file."),
+    output_option("--html", "Write a page to this file."),
     click.option(
         "--expectations",
         metavar="FILE|none",

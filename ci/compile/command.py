@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from ...impl.gating.compile_evidence import UNJUDGED, Evidence
 from ...impl.targets.capability import parse_capability
-from ...properties.findings.files import dumps, write_text
 from ..console.errors import MachineError, UsageRefusedError
+from ..console.outputs import Outputs
 from ..releases.sandboxes import sandbox
 from .compiling import DEADLINE_SECONDS, compile_modules
 from .generating import Release, choose_units, release_in
@@ -20,7 +19,7 @@ def compile_support(
     chips: Sequence[str],
     *,
     units: Sequence[str] = (),
-    json_path: Path | None = None,
+    outputs: Outputs | None = None,
     jobs: int = 0,
     deadline: float = DEADLINE_SECONDS,
     tell: Callable[[str], None] = lambda _: None,
@@ -31,7 +30,7 @@ def compile_support(
         releases: as ``sandbox`` takes them: versions, wheels, folders.
         chips: as ``parse_capability`` reads them.
         units: names of ``flashinfer_modules.UNITS``; all of them if empty.
-        json_path: where to.
+        outputs: file of the records, named by ``--json``.
         jobs: compilers at a time; one a core, if 0.
         deadline: seconds that one object may take.
         tell: is given a line of progress every few seconds.
@@ -44,8 +43,6 @@ def compile_support(
     chosen = choose_units(units)
     targets = list(dict.fromkeys(_chip(text) for text in chips))
     nvcc = find_nvcc()
-    if json_path is not None:
-        _writable(json_path)
     found = {release.version: release for release in (_release(text, tell) for text in releases)}
     command = ["kernelproof support --compile", ",".join(map(str, targets))]
     command += [f"--flashinfer {version}" for version in found]
@@ -60,12 +57,7 @@ def compile_support(
         tell=tell,
         command=" ".join(command),
     )
-    if json_path is not None:
-        try:
-            write_text(json_path, dumps(evidence.to_json()))
-        except OSError as error:
-            message = f"--json {json_path}: cannot be written ({error.strerror})"
-            raise UsageRefusedError(message) from error
+    (outputs or Outputs()).write({"--json": evidence.to_json})
     if evidence.records and all(record.status == UNJUDGED for record in evidence.records):
         message = f"nothing could be compiled: {evidence.records[0].message}"
         raise MachineError(message)
@@ -82,11 +74,3 @@ def _chip(text: str) -> int:
 
 def _release(text: str, tell: Callable[[str], None]) -> Release:
     return release_in(sandbox(text, tell=tell))
-
-
-def _writable(path: Path) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        message = f"--json {path}: its folder cannot be made ({error.strerror})"
-        raise UsageRefusedError(message) from error

@@ -1,40 +1,66 @@
-"""Files that a command writes: seen to before a long run, so that its results are not lost."""
+"""Files that a command writes: declared, tried before a long run, and written after it."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import click
 
+from ...properties.findings.files import Output, OutputError, is_special
 from .errors import UsageRefusedError
 
+FILE = click.Path(dir_okay=False, path_type=Path)
+"""Type of an option that names a file to write."""
 
-def prepare_outputs(outputs: Iterable[tuple[str, Path]]) -> None:
-    """See before a long run that its results can be written after it.
 
-    Args:
-        outputs: option and file.
+@dataclass(frozen=True)
+class Outputs:
+    """The files that a command was asked to write.
 
-    Raises:
-        UsageRefusedError: a folder cannot be made, or no file can be written in it.
+    Attributes:
+        paths: by the option that names each.
     """
-    for option, path in outputs:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            message = f"{option} {path}: its folder cannot be made ({error.strerror})"
-            raise UsageRefusedError(message) from error
-        if _is_special(path):
-            continue
-        draft = path.with_name(f".{path.name}.{os.getpid()}")  # as write_text makes one
-        try:
-            draft.touch()
-            draft.unlink()
-        except OSError as error:
-            message = f"{option} {path}: cannot be written ({error.strerror})"
-            raise UsageRefusedError(message) from error
+
+    paths: Mapping[str, Path] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """See before a long run that its results can be written after it.
+
+        Raises:
+            UsageRefusedError: a folder cannot be made, or no file can be written in it.
+        """
+        _raise(_failure(flag, path, Output.check) for flag, path in self.paths.items())
+
+    def write(
+        self, contents: Mapping[str, Callable[[], object]], failures: Sequence[str] = ()
+    ) -> None:
+        """Write the files, the others too where one cannot be written.
+
+        Args:
+            contents: by option, makes the text of a file, or what its JSON holds. An option that
+                was not given is left out, and nothing is made for it.
+            failures: sentences on other files that could not be written, for the same error.
+
+        Raises:
+            UsageRefusedError: a file cannot be written.
+        """
+        done = [
+            _failure(flag, path, lambda output: output.write(contents[output.flag]()))
+            for flag, path in self.paths.items()
+            if flag in contents
+        ]
+        _raise([*done, *failures])
+
+
+def output_option(flag: str, about: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare an option that names a file to write.
+
+    A command with such options has a parameter ``outputs``, which holds those that were given.
+    """
+    return click.option(flag, type=FILE, expose_value=False, callback=_collect, help=about)
 
 
 def refuse_shared_files() -> None:
@@ -43,29 +69,44 @@ def refuse_shared_files() -> None:
     Raises:
         UsageRefusedError: what is written last would replace the other; both options are named.
     """
-    written: dict[Path, str] = {}
-    read: dict[Path, str] = {}
-    for option, path, is_output in _named_files(click.get_current_context()):
+    context = click.get_current_context()
+    outputs = context.params.get("outputs", Outputs())
+    named = sorted([*_named_files(context), *((*each, True) for each in outputs.paths.items())],
+                   key=lambda each: each[2])  # fmt: skip
+    owners: dict[Path, str] = {}
+    for option, path, is_output in named:  # files that are read may be the same
         place = path.resolve()
-        if _is_special(place):
+        if is_special(place):
             continue
-        other = written.get(place) or (read.get(place) if is_output else None)
-        if other is not None:
-            message = f"{option} {path}: is the file of {other} too"
+        if is_output and place in owners:
+            message = f"{option} {path}: is the file of {owners[place]} too"
             raise UsageRefusedError(message)
-        (written if is_output else read)[place] = option
+        owners[place] = option
 
 
-def _is_special(path: Path) -> bool:
-    """Tell whether something is there that is no file, such as /dev/stdout or a folder."""
+def _failure(flag: str, path: Path, action: Callable[[Output], None]) -> str:
+    """Return why an action on a file fails; nothing if it does not."""
     try:
-        return path.exists() and not path.is_file()
-    except OSError:  # a name that is too long, or a folder that may not be entered
-        return False
+        action(Output(flag, path))
+    except OutputError as error:
+        return str(error)
+    return ""
+
+
+def _raise(failures: Iterable[str]) -> None:
+    message = "; ".join(filter(None, failures))
+    if message:
+        raise UsageRefusedError(message)
+
+
+def _collect(context: click.Context, option: click.Parameter, path: Path | None) -> None:
+    outputs = context.params.get("outputs", Outputs())
+    given = {} if path is None else {option.opts[0]: path}
+    context.params["outputs"] = Outputs({**outputs.paths, **given})
 
 
 def _named_files(context: click.Context) -> Iterator[tuple[str, Path, bool]]:
-    """Give each file that was named: its option, and whether it is written."""
+    """Yield each file that the command names beside its outputs, and whether it is written."""
     for parameter in context.command.params:
         given = context.params.get(parameter.name or "")
         is_output = isinstance(parameter.type, click.Path) and not parameter.type.dir_okay

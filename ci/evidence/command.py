@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from ..console.errors import CONFORMING, UsageRefusedError
+from ..console.outputs import Outputs, output_option
 
 KINDS = ("h200", "gating", "bump")
 """How the files begin of runs that the page sums up."""
@@ -15,29 +16,18 @@ KINDS = ("h200", "gating", "bump")
 
 @click.command("evidence")
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path), metavar="[FILE.json...]")
-@click.option(
-    "--markdown",
-    "markdown_path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the page to this file instead of printing it.",
-)
-def evidence(files: tuple[Path, ...], markdown_path: Path | None) -> int:
+@output_option("--markdown", "Write the page to this file instead of printing it.")
+def evidence(files: tuple[Path, ...], outputs: Outputs) -> int:
     """Sum up files that `check` or `gate` wrote with --evidence; the shipped ones by default."""
-    from ...properties.findings.files import write_text
     from .page import EvidenceFileError, page
 
     try:
         text = "\n".join(page(files or kept()))
     except EvidenceFileError as error:
         raise UsageRefusedError(str(error)) from error
-    if markdown_path is None:
+    outputs.write({"--markdown": lambda: text})
+    if not outputs.paths:
         sys.stdout.write(text)
-        return CONFORMING
-    try:
-        write_text(markdown_path, text)
-    except OSError as error:
-        message = f"--markdown {markdown_path}: cannot be written ({error.strerror})"
-        raise UsageRefusedError(message) from error
     return CONFORMING
 
 

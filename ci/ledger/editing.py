@@ -17,7 +17,7 @@ from typing import Any
 from ...properties.findings.cases import loading_name
 from ...properties.findings.corpus import load_case
 from ...properties.findings.expectations import read_expectations
-from ...properties.findings.files import dumps, write_text
+from ...properties.findings.files import Output
 from ...properties.findings.ledger import CASE_SCHEMA, PREDICATES, Entry, LedgerError, read_case
 from ...properties.verdicts.verdict import BAD
 from ...reference import Problem, problem_from_json
@@ -123,7 +123,7 @@ def add_entry(path: Path, text: str, failure: Failure, reason: str, issue: str =
         "problem": failure.problem.to_json(),
         "device": failure.device,
     }
-    write_text(path.parent / case, dumps(content))
+    Output("", path.parent / case).write(content)
     block = "\n".join(lines)
     own = [
         found
@@ -155,7 +155,7 @@ def replace_ledger(path: Path, text: str) -> None:
     """
     draft = path.with_name(f".{path.name}.draft")
     try:
-        write_text(draft, text)
+        Output("", draft).write(text)
         read_expectations(str(draft))
         draft.replace(path)
     finally:
@@ -183,11 +183,7 @@ def add_to_corpus(case: Path, folder: Path) -> Path:
     path = folder / f"{plain}-{law.replace('_', '-')}-{problem.id}.json"
     kept = {field: data[field] for field in KEPT if data.get(field) not in (None, [], 0)}
     kept |= {"schema": CASE_SCHEMA, "implementation": name, "problem": problem.to_json()}
-    try:
-        write_text(path, dumps(kept))
-    except OSError as error:
-        message = f"{path}: cannot be written ({error.strerror})"
-        raise UsageRefusedError(message) from error
+    Output("", path).write(kept)
     return path
 
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from ...properties.space.profiles import PROFILES
 from ..console.errors import CONFORMING, INTERRUPTED, NONCONFORMING, UsageRefusedError
-
-if TYPE_CHECKING:
-    from .scoring import Score
+from ..console.outputs import Outputs, output_option
 
 
 @click.command("score")
@@ -24,12 +20,7 @@ if TYPE_CHECKING:
     help="Worker processes at a time; one a core by default.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option(
-    "--json",
-    "json_path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the results to this file.",
-)
+@output_option("--json", "Write the results to this file.")
 @click.option(
     "--only", "names", multiple=True, metavar="NAME", help="Only this bug; may be repeated."
 )
@@ -44,9 +35,9 @@ def score(
     profile: str,
     jobs: int | None,
     seed: int,
-    json_path: Path | None,
     names: tuple[str, ...],
     operations: tuple[str, ...],
+    outputs: Outputs,
 ) -> int:
     """Run the laws on seeded bugs and honest controls.
 
@@ -70,6 +61,7 @@ def score(
         message = f"--operation {strange[0]!r}: no seeded bug is of such an operation"
         raise UsageRefusedError(message)
     names += tuple(bug.name for bug in CATALOGUE if bug.operation in operations)
+    outputs.check()
     err = console(sys.stderr)
     done = run_score(
         PROFILES[profile],
@@ -80,17 +72,7 @@ def score(
         watch_comparison=lambda total: watch_comparison(err, total),
     )
     print_score(console(sys.stdout), done)
-    if json_path is not None:
-        _write(json_path, done)
+    outputs.write({"--json": lambda: json.dumps(done.to_json(), indent=1) + "\n"})
     if done.interrupted:
         return INTERRUPTED
     return NONCONFORMING if done.shortfalls else CONFORMING
-
-
-def _write(path: Path, done: Score) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(done.to_json(), indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        message = f"--json {path}: cannot be written ({error.strerror})"
-        raise UsageRefusedError(message) from error

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..console.errors import CONFORMING, INTERRUPTED, NONCONFORMING, UsageRefusedError
+from ..console.outputs import Outputs, output_option
 
 if TYPE_CHECKING:
     from ...impl.gating import RuleBook
     from .rows import Matrix
 
-OUTPUT = click.Path(dir_okay=False, path_type=Path)
 SWITCH = {"is_flag": True, "default": None}
 FEATURE_OPTIONS = (
     click.option("--operation", metavar="OP", help="Such as paged_attention, mla, moe."),
@@ -77,8 +77,8 @@ def feature_options(command: Callable[..., int]) -> Callable[..., int]:
 )
 @click.option("--unit", "units", multiple=True, metavar="NAME", help="Compile only this module.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Compilers at a time; one a core.")
-@click.option("--json", "json_path", type=OUTPUT, help="Write what is said to this file.")
-@click.option("--markdown", "markdown_path", type=OUTPUT, help="Write it as Markdown.")
+@output_option("--json", "Write what is said to this file.")
+@output_option("--markdown", "Write it as Markdown.")
 @click.option(
     "--rules",
     "folder",
@@ -90,6 +90,7 @@ def support(
     releases: tuple[str, ...],
     against: str | None,
     folder: Path | None,
+    outputs: Outputs,
     **options: Any,  # noqa: ANN401  click's options
 ) -> int:
     """Say what may run where, why, and what to use instead, before anything is launched.
@@ -103,10 +104,11 @@ def support(
     """
     from ...impl.gating import RulesError, load_rules
 
+    outputs.check()
     declared, compiled = options.pop("declared"), options.pop("compiled")
     making = {name: options.pop(name) for name in ("units", "jobs")}
     if compiled is not None:
-        return _compile(releases, compiled, json_path=options["json_path"], **making)
+        return _compile(releases, compiled, outputs=outputs, **making)
 
     try:
         book = load_rules(folder) if folder else load_rules()
@@ -115,13 +117,12 @@ def support(
     if declared:
         from .declared_command import compare_releases
 
-        return compare_releases(declared, book=book, json_path=options["json_path"], tell=_tell)
+        return compare_releases(declared, book=book, outputs=outputs, tell=_tell)
     if len(releases) > 1:
         message = "--flashinfer may be repeated with --compile alone; see --against"
         raise UsageRefusedError(message)
     chips = chips_of(sm)
     version = releases[0] if releases else book.newest
-    outputs = {name: options.pop(name) for name in ("json_path", "markdown_path")}
     explained, required = options.pop("explained"), options.pop("required")
     asked = {name: value for name, value in options.items() if value is not None}
     try:
@@ -132,8 +133,8 @@ def support(
     except ValueError as error:
         raise UsageRefusedError(str(error)) from error
     if other is not None:
-        return _compare(made, other, **outputs)
-    _write(made, book, **outputs)
+        return _compare(made, other, outputs)
+    _write(made, book, outputs)
     _print(made, reasons=bool(asked) or sm is not None)
     served = any(each.supported for _, decisions in made.rows for each in decisions)
     return NONCONFORMING if required and not served else CONFORMING
@@ -149,7 +150,7 @@ def _compile(
     *,
     units: tuple[str, ...],
     jobs: int | None,
-    json_path: Path | None,
+    outputs: Outputs,
 ) -> int:
     from ..compile.command import compile_support
 
@@ -157,7 +158,7 @@ def _compile(
         message = "--compile needs --flashinfer VERSION, or a folder with a release in it"
         raise UsageRefusedError(message)
     evidence = compile_support(
-        releases, chips.split(","), units=units, json_path=json_path, jobs=jobs or 0, tell=_tell
+        releases, chips.split(","), units=units, outputs=outputs, jobs=jobs or 0, tell=_tell
     )
     counts = Counter(record.status for record in evidence.records)
     click.echo(", ".join(f"{count} {status}" for status, count in sorted(counts.items())))
@@ -224,9 +225,7 @@ def _print(made: Matrix, *, reasons: bool) -> None:
         print_reasons(out, made)
 
 
-def _compare(
-    made: Matrix, other: Matrix, *, json_path: Path | None, markdown_path: Path | None
-) -> int:
+def _compare(made: Matrix, other: Matrix, outputs: Outputs) -> int:
     from ..console.terminal import console
     from .display import print_differences
     from .markdown import differences_to_markdown
@@ -234,37 +233,33 @@ def _compare(
 
     found = differences(made, other)
     versions = (made.version, other.version)
-    if json_path is not None:
-        told = {"flashinfer": made.version, "against": other.version}
-        found_json = [each.to_json() for each in found]
-        _write_json(json_path, "support-difference", {**told, "differences": found_json})
-    if markdown_path is not None:
-        _write_text(markdown_path, differences_to_markdown(*versions, found))
+    data = {
+        "schema": "kernelproof/support-difference/1",
+        "flashinfer": made.version,
+        "against": other.version,
+        "differences": [each.to_json() for each in found],
+    }
+    outputs.write(
+        {
+            "--json": lambda: data,
+            "--markdown": lambda: _text(differences_to_markdown(*versions, found)),
+        }
+    )
     print_differences(console(sys.stdout), *versions, found)
     return CONFORMING
 
 
-def _write(
-    made: Matrix, book: RuleBook, json_path: Path | None, markdown_path: Path | None
-) -> None:
+def _write(made: Matrix, book: RuleBook, outputs: Outputs) -> None:
     from .markdown import chips_in_words, heading, to_markdown
 
-    if json_path is not None:
-        _write_json(json_path, "support", made.to_json())
-    if markdown_path is not None:
-        lines = [*heading(made.version, book), *to_markdown(made), *chips_in_words()]
-        _write_text(markdown_path, lines)
+    def page() -> str:
+        return _text([*heading(made.version, book), *to_markdown(made), *chips_in_words()])
+
+    def data() -> dict[str, Any]:
+        return {"schema": "kernelproof/support/1", **made.to_json()}
+
+    outputs.write({"--json": data, "--markdown": page})
 
 
-def _write_json(path: Path, schema: str, told: dict[str, Any]) -> None:
-    from ...properties.findings.files import dumps
-
-    _write_text(path, [dumps({"schema": f"kernelproof/{schema}/1", **told})])
-
-
-def _write_text(path: Path, lines: list[str]) -> None:
-    try:
-        path.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
-    except OSError as error:
-        message = f"{path} cannot be written: {error.strerror}"
-        raise UsageRefusedError(message) from error
+def _text(lines: list[str]) -> str:
+    return "\n".join(lines).rstrip() + "\n"

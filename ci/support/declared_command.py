@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import click
@@ -15,9 +14,9 @@ from rich.text import Text
 
 from ...impl.flashinfer_declarations import DeclarationsError, declarations
 from ...impl.gating import RuleBook, capability_name
-from ...properties.findings.files import dumps, write_text
 from ...properties.verdicts.text import count_of
-from ..console.errors import CONFORMING, MACHINE, NONCONFORMING, UsageRefusedError
+from ..console.errors import CONFORMING, MACHINE, NONCONFORMING
+from ..console.outputs import Outputs
 from ..console.terminal import console
 from ..releases.sandboxes import Tell, quietly, sandbox
 from ..reports.display import say
@@ -91,7 +90,7 @@ def compare_releases(
     releases: Sequence[str],
     *,
     book: RuleBook | None = None,
-    json_path: Path | None = None,
+    outputs: Outputs | None = None,
     tell: Callable[[str], None] = quietly,
 ) -> int:
     """Compare releases with the rules, print the disagreements, and give the exit code.
@@ -99,7 +98,7 @@ def compare_releases(
     Args:
         releases: versions, wheels or folders.
         book: of rules; the shipped ones if None.
-        json_path: of a file to write.
+        outputs: file of the result, named by ``--json``.
         tell: is given a line of progress now and then.
 
     Returns:
@@ -114,14 +113,8 @@ def compare_releases(
     out = console(sys.stdout)
     for each in compared:
         print_comparison(out, each)
-    if json_path is not None:
-        content = {"schema": SCHEMA, "releases": [each.to_json() for each in compared]}
-        try:
-            json_path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(json_path, dumps(content))
-        except OSError as error:
-            message = f"--json {json_path}: cannot be written ({error.strerror})"
-            raise UsageRefusedError(message) from error
+    content = {"schema": SCHEMA, "releases": [each.to_json() for each in compared]}
+    (outputs or Outputs()).write({"--json": lambda: content})
     failed = max((each.code for each in compared), default=CONFORMING)
     found = any(each.findings for each in compared)
     return failed or (NONCONFORMING if found else CONFORMING)

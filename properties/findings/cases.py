@@ -15,7 +15,7 @@ from typing import Any
 from ... import __version__
 from ...fixtures import CORPUS
 from ...impl.registry import BUILT_IN, installed_implementations
-from .files import dumps, write_text
+from .files import Output, OutputError
 from .ledger import CASE_SCHEMA, Ledger
 from .report import Finding, ImplementationReport, RunReport
 
@@ -80,9 +80,9 @@ class CaseWriter:
                 sanitizer=run.sanitizer,
             )
             try:
-                write_text(path, dumps(case_json))
-            except OSError as error:
-                self.failed = f"{self.flag}: {path} cannot be written ({error.strerror})"
+                Output(self.flag, path).write(case_json)
+            except OutputError as error:
+                self.failed = str(error)
                 return
             self._written[path] = name
             finding.replay = replay_command(path)

@@ -5,11 +5,60 @@ from __future__ import annotations
 import json
 import math
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 
+class OutputError(ValueError):
+    """A file that cannot be written; the message names the option, the file and the reason."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """A file to write.
+
+    Attributes:
+        flag: the option that names it, or its folder; empty where none does.
+        path: of the file.
+    """
+
+    flag: str
+    path: Path
+
+    def check(self) -> None:
+        """Make the folder and try to write there: before a long run, whose results are not lost.
+
+        Raises:
+            OutputError: ``write`` would fail.
+        """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if not is_special(self.path):
+                draft = _draft(self.path)
+                draft.touch()
+                draft.unlink()
+        except OSError as error:
+            raise self._refusal(error) from error
+
+    def write(self, content: object) -> None:
+        """Write text as it is and anything else as JSON; the file is whole or absent.
+
+        Raises:
+            OutputError: the folder cannot be made, or the file cannot be written.
+        """
+        text = content if isinstance(content, str) else dumps(content)
+        try:
+            write_text(self.path, text)
+        except OSError as error:
+            raise self._refusal(error) from error
+
+    def _refusal(self, error: OSError) -> OutputError:
+        name = f"{self.flag} {self.path}".lstrip()
+        return OutputError(f"{name}: cannot be written ({error.strerror})")
+
+
 def dumps(data: object) -> str:
-    """Give JSON that every reader takes: infinities and NaN become strings."""
+    """Return JSON that every reader takes: infinities and NaN become strings."""
     return json.dumps(_finite(data), indent=2, allow_nan=False) + "\n"
 
 
@@ -28,12 +77,24 @@ def write_text(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     # Text of unknown origin may hold lone surrogates.
     data = text.encode(errors="backslashreplace")
-    if path.exists() and not path.is_file():  # such as /dev/stdout
+    if is_special(path):
         path.write_bytes(data)
         return
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = _draft(path)
     try:
         draft.write_bytes(data)
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def is_special(path: Path) -> bool:
+    """Whether something is there that is no file, such as /dev/stdout or a folder."""
+    try:
+        return path.exists() and not path.is_file()
+    except OSError:  # a name that is too long, or a folder that may not be entered
+        return False
+
+
+def _draft(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}")

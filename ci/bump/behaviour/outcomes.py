@@ -11,7 +11,7 @@ from typing import Any
 
 from ....impl.targets.target import Target
 from ....properties.findings.cases import loading_name, replay_command
-from ....properties.findings.files import dumps, write_text
+from ....properties.findings.files import Output, OutputError
 from ....properties.findings.ledger import CASE_SCHEMA as CASE
 from ....properties.findings.ledger import Entry
 from ....properties.verdicts.text import compact, count_of
@@ -227,9 +227,9 @@ def _case(tried: Tried, found: Compared, context: Context) -> Path | None:
         **({"soak": plan.soak} if tried.law == "soak" else {}),
     }
     try:
-        write_text(path, dumps(data))
-    except OSError as error:
-        context.unwritten.append(f"--cases: {path} cannot be written ({error.strerror})")
+        Output("--cases", path).write(data)
+    except OutputError as error:
+        context.unwritten.append(str(error))
         return None
     return path
 

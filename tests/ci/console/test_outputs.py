@@ -13,8 +13,11 @@ from kernelproof.ci.bump.command import tell
 from kernelproof.ci.bump.report.reading import read_report
 from kernelproof.ci.cli import main
 from kernelproof.ci.console.errors import MachineError, UsageRefusedError
+from kernelproof.ci.console.outputs import Outputs
+from kernelproof.fixtures import CORPUS
 
 COMPARED = ["gate", "--baseline", "old", "--candidate", "new", "--part", "surface", "--sm", "cpu"]
+CASE = str(next(CORPUS.glob("flashinfer-*.json")))
 CHECKED = ["check", "torch-sdpa-paged", "--profile", "quick"]
 
 
@@ -57,8 +60,14 @@ def test_what_is_no_file_may_be_named_twice() -> None:
     ([*CHECKED, "--json", "/proc/none.json"], "--json /proc/none.json: cannot be written ("),
     (["check", "--gating", "--json", "/proc/none.json"], "--json /proc/none.json: cannot be wr"),
     ([*COMPARED, "--html", "/proc/none.html"], "--html /proc/none.html: cannot be written ("),
-    ([*COMPARED, "--html", "old/flashinfer/__init__.py/a"], "its folder cannot be made ("),
-    ([*COMPARED, "--part", "behaviour", "--cases", "/proc/none"], "folder cannot be made ("),
+    ([*COMPARED, "--html", "old/flashinfer/__init__.py/a"], "/__init__.py/a: cannot be written ("),
+    ([*COMPARED, "--part", "behaviour", "--cases", "/proc/none"], "none/case.json: cannot be w"),
+    (["score", "--json", "/proc/none.json"], "--json /proc/none.json: cannot be written ("),
+    (["bench", "oracle", "--json", "/proc/none.json"], "--json /proc/none.json: cannot be wr"),
+    (["support", "--declared", "0.0", "--json", "/proc/none.json"], "json: cannot be written ("),
+    (["list", "--markdown", "/proc/none.md"], "--markdown /proc/none.md: cannot be written ("),
+    (["evidence", "--markdown", "/proc/none.md"], "--markdown /proc/none.md: cannot be written ("),
+    (["corpus", "add", CASE, "--folder", "/proc/none"], "/proc/none/flashinfer-"),
     ([*CHECKED, "--json", "j" * 300], "cannot be written (File name too long)"),
     ([*COMPARED, "--json", "j" * 300], "cannot be written (File name too long)"),
 ])  # fmt: skip
@@ -152,8 +161,10 @@ def test_a_case_that_is_not_written_costs_no_report(
 ) -> None:
     path = tmp_path / "r.json"
     with pytest.raises(UsageRefusedError, match=r"c\.json cannot be written"):
-        tell(report(), {"--json": path}, ["--cases: c.json cannot be written (disk full)"])
+        tell(report(), Outputs({"--json": path}), ["--cases: c.json cannot be written (disk full)"])
     with pytest.raises(UsageRefusedError, match=r"c\.json cannot .* \(and 1 more\)"):
-        tell(report(), {}, ["--cases: c.json cannot be written", "--cases: d.json cannot be"])
+        tell(
+            report(), Outputs(), ["--cases: c.json cannot be written", "--cases: d.json cannot be"]
+        )
     assert "DO NOT BUMP" in capsys.readouterr().out
     assert json.loads(path.read_text())["verdict"] == "do not bump"

@@ -121,7 +121,7 @@ def test_json_and_markdown(tmp_path: Path) -> None:
         (["--kv-dtype", "uint8"], "kv_dtype is 'uint8', which does not say what the bytes hold"),
         (["--head-dim", "0"], "head_dim_qk is 0; it must be an integer of at least 1"),
         (["--rules", "/nonexistent"], "there are no support rules"),
-        (["--json", "/nonexistent/file"], "/nonexistent/file cannot be written"),
+        (["--json", "/proc/none.json"], "--json /proc/none.json: cannot be written ("),
     ],
 )
 def test_wrong_usage_is_one_sentence_and_exit_code_2(words: list[str], said: str) -> None:

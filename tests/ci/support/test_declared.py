@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kernelproof.ci.console.outputs import Outputs
 from kernelproof.ci.releases.sandboxes import SandboxError, installed_folder
 from kernelproof.ci.support import declared_command
 from kernelproof.ci.support.claims import claims
@@ -189,7 +190,7 @@ def test_what_cannot_be_had_does_not_keep_the_rest_from_being_printed(
     monkeypatch.setattr(declared_command, "declarations", lambda _: release(fmha_runner=RUNNER))
     book = RuleBook((allow(100, 103, 120),), {"0.6.7": {}})
     path = tmp_path / "new" / "out.json"
-    code = compare_releases(["9.9", "0.6.7"], book=book, json_path=path)
+    code = compare_releases(["9.9", "0.6.7"], book=book, outputs=Outputs({"--json": path}))
     printed = capsys.readouterr().out
     assert code == 2
     assert "9.9: there is none" in printed
