@@ -10,19 +10,13 @@ from typing import Protocol as Typing
 import torch
 
 from ..reference import Arithmetic, Problem
+from ..reference.operations import OPERATIONS as ORACLES
 from .features import FEATURES, GATE, NOT_NAMED, drawn_features
 from .targets.backends import BACKENDS
 from .targets.target import Target
 
-OPERATIONS = (
-    "paged_attention",
-    "ragged_attention",
-    "merge_state",
-    "append_paged_kv",
-    "build_metadata",
-    "route",
-    "moe",
-)
+OPERATIONS = tuple(ORACLES)
+"""Names of all operations."""
 
 EVERY_RULE = "*"
 """Stands for all support rules among those that are not asked: nothing is gated."""

@@ -41,10 +41,15 @@ from .moe.routing import Routing, route
 from .moe.routing_bounds import RoutingComparison, compare_routing
 from .moe.routing_methods import METHODS, ROUTING_NAMES
 from .moe.weights import MatrixFormat, QuantizedMatrix
-from .problems.from_json import problem_from_json
-from .problems.moe import MoEProblem, RouteProblem
-from .problems.others import AttentionProblem, MergeProblem, MetadataProblem, Problem
-from .tensors.materialise import materialise
+from .operations import materialise, problem_from_json
+from .problems import (
+    AttentionProblem,
+    MergeProblem,
+    MetadataProblem,
+    MoEProblem,
+    Problem,
+    RouteProblem,
+)
 
 __all__ = [
     "ACTIVATIONS",

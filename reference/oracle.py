@@ -6,65 +6,42 @@ import torch
 
 from .attention.append import append_paged_kv
 from .attention.bounds import Judged, Values, judge, value_dtype
-from .attention.definition import AttentionOutput, paged_attention, ragged_attention
+from .attention.definition import AttentionOutput, attend
 from .attention.merge import merge_error_bound, merge_states
 from .attention.metadata import BatchMetadata, build_metadata
 from .attention.options import Options
-from .attention.requests import paged_call, ragged_call
 from .formats.arithmetic import Arithmetic
-from .formats.kv_format import stored_head_dim
 from .moe.bounds import JudgedMoE, judge_moe
 from .moe.calls import MoEOptions, checked_call
 from .moe.definition import moe
 from .moe.routing import Routing, route
 from .moe.routing_bounds import RoutingComparison, compare_routing
-from .tensors.inputs import (
-    AppendInputs,
-    AttentionInputs,
-    MergeInputs,
-    MetadataInputs,
-    PagedAttentionInputs,
-)
+from .tensors.inputs import AppendInputs, AttentionInputs, MergeInputs, MetadataInputs
 from .tensors.moe_inputs import MoEInputs, RouteInputs
 
 
 def attention(inputs: AttentionInputs) -> AttentionOutput:
     """Attend as the record says, in float64."""
-    if isinstance(inputs, PagedAttentionInputs):
-        return paged_attention(
-            inputs.q,
-            inputs.k_cache,
-            inputs.v_cache,
-            inputs.metadata,
-            kv_layout=inputs.kv_layout,
-            **inputs.keywords(),
-        )
-    return ragged_attention(
-        inputs.q, inputs.k, inputs.v, inputs.qo_indptr, inputs.kv_indptr, **inputs.keywords()
-    )
+    options = Options(**inputs.keywords())
+    return attend(inputs.call(options), inputs.head_dim_vo, options)
 
 
 def judge_attention(inputs: AttentionInputs, arithmetic: Arithmetic) -> Judged:
     """Attend as the record says, and bound what an honest kernel may differ."""
     options = Options(**inputs.keywords())
-    if isinstance(inputs, PagedAttentionInputs):
-        v_cache = inputs.v_cache
-        values = Values(stored_head_dim(v_cache, inputs.kv_format), value_dtype(inputs.q, v_cache))
-        call = paged_call(
-            inputs.q, inputs.k_cache, v_cache, inputs.metadata, inputs.kv_layout, options
-        )
-    else:
-        values = Values(inputs.v.shape[-1], inputs.v.dtype)
-        call = ragged_call(
-            inputs.q, inputs.k, inputs.v, inputs.qo_indptr, inputs.kv_indptr, options
-        )
-    return judge(call, values, options, arithmetic, inputs.out_dtype)
+    values = Values(inputs.head_dim_vo, value_dtype(inputs.q, inputs.values))
+    return judge(inputs.call(options), values, options, arithmetic, inputs.out_dtype)
+
+
+def merged(inputs: MergeInputs) -> AttentionOutput:
+    """Merge the record's states, in float64."""
+    return merge_states(inputs.outs, inputs.lses)
 
 
 def judge_merge(inputs: MergeInputs, arithmetic: Arithmetic) -> Judged:
     """Merge the record's states, and bound what an honest kernel may differ."""
     return Judged(
-        merge_states(inputs.outs, inputs.lses),
+        merged(inputs),
         merge_error_bound(
             inputs.outs, inputs.lses, arithmetic=arithmetic, out_dtype=inputs.out_dtype
         ),
@@ -96,6 +73,16 @@ def routing(inputs: RouteInputs) -> Routing:
     return route(inputs.logits, inputs.top_k, **inputs.keywords())
 
 
+def shapes_of_routing(inputs: RouteInputs, arithmetic: Arithmetic) -> Judged:
+    """Return weights and ids with bounds of 0: of routings only shapes are compared one by one.
+
+    Ties may go either way: ``judge_routing`` knows which choices are right.
+    """
+    del arithmetic
+    wanted = AttentionOutput(*(each.double() for each in reversed(routing(inputs))))
+    return Judged(wanted, AttentionOutput(*(torch.zeros_like(each) for each in wanted)))
+
+
 def judge_routing(inputs: RouteInputs, found: Routing, arithmetic: Arithmetic) -> RoutingComparison:
     """Judge what was made of the record, in which ties may have gone either way."""
     return compare_routing(
@@ -106,6 +93,13 @@ def judge_routing(inputs: RouteInputs, found: Routing, arithmetic: Arithmetic) -
 def experts(inputs: MoEInputs) -> torch.Tensor:
     """Apply experts as the record says, in float64."""
     return moe(*inputs.tensors(), **inputs.keywords())
+
+
+def bounded_experts(inputs: MoEInputs, arithmetic: Arithmetic) -> Judged:
+    """Return the answer of ``judge_experts``, with nothing in the place of an lse."""
+    judged = judge_experts(inputs, arithmetic)
+    nothing = judged.expected.new_empty(0)
+    return Judged(*(AttentionOutput(each, nothing) for each in judged))
 
 
 def judge_experts(inputs: MoEInputs, arithmetic: Arithmetic) -> JudgedMoE:

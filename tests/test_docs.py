@@ -11,8 +11,8 @@ import pytest
 from kernelproof.ci.check.law_book import law_book
 from kernelproof.properties.findings.ledger import load_ledger
 from kernelproof.properties.laws import LAWS
+from kernelproof.reference.problems import ATTENTION_REGIMES
 from kernelproof.reference.problems.moe import ASSIGNMENTS, MOE_REGIMES, ROUTE_REGIMES
-from kernelproof.reference.problems.others import ATTENTION_REGIMES
 
 if sys.version_info >= (3, 11):
     import tomllib

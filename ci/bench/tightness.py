@@ -16,7 +16,7 @@ from ...properties.seeded.honest import bf16_probabilities, float32
 from ...properties.verdicts.comparison import within
 from ...reference import AttentionProblem, materialise
 from ...reference.oracle import judge_attention
-from ...reference.problems.others import ATTENTION_REGIMES
+from ...reference.problems import ATTENTION_REGIMES
 from ...reference.tensors.inputs import PagedAttentionInputs
 from ...reference.tensors.values import choose
 from .results import Requirement, Results, Table, torch_threads

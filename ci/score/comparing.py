@@ -17,10 +17,8 @@ from ...properties.space.profiles import Profile
 from ...properties.space.rounds import draw_problems
 from ...properties.worker.pools import open_pool
 from ...properties.worker.requests import Address, verdict_of
-from ...properties.worker.tolerance_baselines import NAMES
+from ...properties.worker.tolerance_baselines import LOW_PRECISION, NAMES
 
-COMPARED = ("paged_attention", "ragged_attention", "merge_state", "moe")
-"""Operations with a floating-point answer; integers and copies are compared exactly anyway."""
 DEADLINES = Deadlines(run=20.0)
 Tell = Callable[[SeededBug, int], None]
 """Is told of each bug that is done, and of how many problems."""
@@ -86,7 +84,7 @@ def comparable(names: Sequence[str] = ()) -> list[SeededBug]:
     return [
         bug
         for bug in (*BUGS, *HONEST)
-        if bug.operation in COMPARED and (not names or bug.name in names)
+        if bug.operation in LOW_PRECISION and (not names or bug.name in names)
     ]
 
 

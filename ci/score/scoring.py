@@ -17,6 +17,7 @@ from ...properties.search.progress import Progress
 from ...properties.seeded import BUGS, HONEST, PROCESS_CONTROLS, SeededBug
 from ...properties.space.profiles import Profile
 from ...properties.space.simplify import FEW_PAGES
+from ...properties.verdicts.operations import OPERATIONS
 from ...reference import (
     AttentionProblem,
     MergeProblem,
@@ -30,7 +31,7 @@ from .comparing import Comparison, Tell, comparable, compare
 LEAST_KILLED = 0.95
 MOST_SECONDS = 10.0
 """Median seconds from the start of a bug's check to its first confirmed failure."""
-FIRST_LAWS = ("parity", "metadata_parity", "append_parity", "routing_parity")
+FIRST_LAWS = tuple(dict.fromkeys(each.law for each in OPERATIONS.values()))
 """For hangs and crashes: every call of theirs costs a process, and any law sees them."""
 
 

@@ -15,12 +15,6 @@ from .cells import SUPPORTED, Cell
 
 RAISES, WRONG, CRASHES, HANGS, RIGHT = CALLED
 OK, KNOWN, FINDING, NOT_RUN = "ok", "known", "finding", "not run"
-LAWS = {
-    "append_paged_kv": "append_parity",
-    "build_metadata": "metadata_parity",
-    "route": "routing_parity",
-}
-"""The law that says whether an answer is right, where it is not ``parity``."""
 UNBUILT = re.compile("ninja build failed|error building extension", re.IGNORECASE)
 """How an exception reads that comes of a module that does not compile."""
 CUDA_FAILED = re.compile(

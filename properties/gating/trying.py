@@ -23,6 +23,7 @@ from ..isolation.machine import cores
 from ..isolation.workers import Deadlines, Worker
 from ..search.building import BUILD_DEADLINES, compilers, limited_to
 from ..space.restrictions import Only
+from ..verdicts.operations import OPERATIONS
 from ..verdicts.verdict import Verdict
 from ..worker.pools import open_pool
 from ..worker.requests import Address, DeviceLostError, HarnessError, probe_device, verdict_of
@@ -31,7 +32,6 @@ from .grouping import Choice, Group, groups_of
 from .trials import (
     HANGS,
     KNOWN,
-    LAWS,
     NOT_RUN,
     RAISES,
     UNBUILT,
@@ -216,7 +216,7 @@ class Trying:
         return Verdict.from_json(stopped) if stopped else None
 
     def _try(self, worker: Worker, group: Group, cell: Cell, broken: Verdict | None) -> Trial:
-        name, law = group.tried.name, LAWS.get(group.tried.operation, "parity")
+        name, law = group.tried.name, OPERATIONS[group.tried.operation].law
         if broken is not None:
             came_to = HANGS if broken.status == "HANG" else RAISES
             return Trial(name, cell, law, came_to, status_of(cell, came_to), broken)
@@ -267,4 +267,4 @@ def _slowest_first(group: Group) -> tuple[int, int]:
 
 
 def _unrun(tried: Tried, cell: Cell, why: Verdict) -> Trial:
-    return Trial(tried.name, cell, LAWS.get(tried.operation, "parity"), "", NOT_RUN, why)
+    return Trial(tried.name, cell, OPERATIONS[tried.operation].law, "", NOT_RUN, why)

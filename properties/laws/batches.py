@@ -9,8 +9,8 @@ import torch
 
 from ...impl.gpu.cuda_graphs import with_rows
 from ...reference import AttentionProblem, BatchMetadata, build_metadata
+from ...reference.problems import MAX_SEQ_LEN
 from ...reference.problems.base import DTYPES
-from ...reference.problems.others import MAX_SEQ_LEN
 from ...reference.tensors.inputs import PagedAttentionInputs, RaggedAttentionInputs
 from ...reference.tensors.placement import block_table
 from ...reference.tensors.regimes import custom_mask_values

@@ -8,25 +8,15 @@ from typing import Any
 
 import torch
 
-from ...reference import (
-    AttentionOutput,
-    AttentionProblem,
-    MergeProblem,
-    MoEProblem,
-    RouteProblem,
-    oracle,
-)
+from ...reference import AttentionProblem, MergeProblem, MoEProblem, RouteProblem
 from ...reference.attention.bounds import Judged
-from ...reference.formats.kv_format import stored_head_dim
-from ...reference.tensors.inputs import MergeInputs, RaggedAttentionInputs
-from ...reference.tensors.moe_inputs import MoEInputs, RouteInputs
+from ...reference.operations import judge
 from ..verdicts.comparison import Result, against_oracle, agree, fail, same_bits, worse
-from ..verdicts.records import outputs_of
+from ..verdicts.operations import OPERATIONS
 from ..verdicts.snapshot import Snapshot
 from ..verdicts.subject import Stop, Subject
 from ..verdicts.verdict import PASS, VACUOUS, Verdict
 from .law import ATTENTION, MERGE, MOE, ROUTE, Law
-from .routes import guarded, judge_route
 
 Computing = AttentionProblem | MergeProblem | MoEProblem
 Running = Computing | RouteProblem
@@ -36,22 +26,7 @@ OTHER_FILL = -977.0
 
 def judged(subject: Subject, inputs: Any) -> Judged:  # noqa: ANN401  any record with out
     """Ask the oracle, with the subject's own arithmetic."""
-    arithmetic = subject.implementation.arithmetic
-    if isinstance(inputs, MergeInputs):
-        return oracle.judge_merge(inputs, arithmetic)
-    if isinstance(inputs, MoEInputs):
-        found = oracle.judge_experts(inputs, arithmetic)
-        nothing = found.expected.new_empty(0)  # in the place of an lse
-        return Judged(
-            AttentionOutput(found.expected, nothing), AttentionOutput(found.bound, nothing)
-        )
-    if isinstance(inputs, RouteInputs):
-        # Of routings, shapes alone are compared element by element: see `routes`.
-        wanted = AttentionOutput(*(each.double() for each in reversed(oracle.routing(inputs))))
-        return Judged(wanted, AttentionOutput(*(torch.zeros_like(each) for each in wanted)))
-    values = inputs.v if isinstance(inputs, RaggedAttentionInputs) else inputs.v_cache
-    head_dim_vo = stored_head_dim(values, getattr(inputs, "kv_format", None))
-    return oracle.judge_attention(inputs, subject.implementation.arithmetic_of(head_dim_vo))
+    return judge(inputs, subject.arithmetic_of(inputs))
 
 
 def run(subject: Subject, problem: Running, **options: Any) -> tuple[Result, Judged]:  # noqa: ANN401
@@ -96,7 +71,7 @@ def well_formed(subject: Subject, problem: Computing) -> Verdict:
     """Check shapes, dtypes and finiteness, whatever the values are."""
     inputs = subject.materialise(problem)
     out, lse = subject.attend(problem, inputs)
-    wanted = outputs_of(inputs)
+    wanted = OPERATIONS[problem.operation].outputs(inputs)
     shape, dtype, _ = wanted["out"]
     verdict = _well_formed("out", out, shape, (dtype,))
     if verdict.bad or lse is None:
@@ -145,16 +120,17 @@ def repeated_calls(subject: Subject, problem: Running) -> Verdict:
 def _again(subject: Subject, problem: Running, before: tuple[Result, Judged]) -> Verdict:
     """Repeat a call: the same bits, or the same within the bounds where that was declared."""
     first, expectation = before
-    inputs = subject.materialise(problem)
-    before_call = guarded(inputs) if isinstance(inputs, RouteInputs) else inputs
-    second = subject.attend(problem, inputs)
-    if "nondeterministic" not in subject.implementation.features:
-        verdict = _same_bits(first, second)
-    elif isinstance(problem, RouteProblem):
-        verdict = judge_route(subject, before_call, second)
+    second = subject.attend(problem, subject.materialise(problem))
+    if "nondeterministic" in subject.implementation.features:
+        verdict = OPERATIONS[problem.operation].again(
+            lambda: subject.materialise(problem),
+            (first, second),
+            expectation.bound,
+            subject.arithmetic_of(problem),
+            subject.exact(problem),
+        )
     else:
-        bounds = (expectation.bound, expectation.bound)
-        verdict = agree(first, second, bounds, exact=subject.exact(problem))
+        verdict = _same_bits(first, second)
     if verdict.kind == "numeric":
         return dataclasses.replace(verdict, kind="nondeterministic")
     return verdict
@@ -175,23 +151,9 @@ def call_order(subject: Subject, problem: Running) -> Verdict:
 
 
 def others(problem: Running) -> Iterator[Running]:
-    """Give other batches of the same kind, the most different first."""
+    """Yield other batches of the same kind, the most different first."""
     fresh = dataclasses.replace(problem, seed=problem.seed + 1)
-    if isinstance(fresh, MergeProblem):
-        yield dataclasses.replace(fresh, num_tokens=fresh.num_tokens + 3)
-    elif isinstance(fresh, (MoEProblem, RouteProblem)):
-        yield dataclasses.replace(fresh, num_tokens=fresh.num_tokens + 3, token_ids=())
-    elif len(fresh.query_lens) > 1:
-        yield dataclasses.replace(
-            fresh,
-            query_lens=fresh.query_lens[1:],
-            seq_lens=fresh.seq_lens[1:],
-            request_ids=fresh.request_ids[1:],
-        )
-    else:
-        yield dataclasses.replace(
-            fresh, query_lens=(*fresh.query_lens, 1), seq_lens=(*fresh.seq_lens, 3), request_ids=()
-        )
+    yield OPERATIONS[problem.operation].other_batch(fresh)
     yield fresh
 
 

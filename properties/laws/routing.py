@@ -10,12 +10,12 @@ from ...reference import METHODS, RouteProblem
 from ...reference.tensors.moe_inputs import RouteInputs
 from ...reference.tensors.values import choose
 from ..verdicts.comparison import Result, fail
+from ..verdicts.routes import agree_routes, compare, guarded, judge_route, misshapen
 from ..verdicts.subject import Stop, Subject
 from ..verdicts.verdict import PASS, VACUOUS, Verdict
 from .expert_calls import shuffled
 from .general import kept
 from .law import ROUTE, Law
-from .routes import agree_routes, compare, guarded, judge_route, misshapen
 
 SOFTMAX = ("default", "renormalize", "renormalize_naive")
 SHIFTS = (-64.0, 64.0, -96.0)
@@ -35,7 +35,7 @@ def parity(subject: Subject, problem: RouteProblem) -> Verdict:
     """Check that no better expert was left out, and the weights of those that were taken."""
     inputs = subject.materialise(problem)
     before = guarded(inputs)
-    return judge_route(subject, before, subject.attend(problem, inputs))
+    return judge_route(subject.implementation.arithmetic, before, subject.attend(problem, inputs))
 
 
 def invariants(subject: Subject, problem: RouteProblem) -> Verdict:
@@ -97,7 +97,9 @@ def token_order(subject: Subject, problem: RouteProblem) -> Verdict:
     order = order.to(ids.device)
     other = replace(inputs, logits=inputs.logits[order])
     second = _routed(subject, problem, other)
-    return agree_routes(subject, other, (weights[order], ids[order]), second)
+    return agree_routes(
+        subject.implementation.arithmetic, other, (weights[order], ids[order]), second
+    )
 
 
 def expert_order(subject: Subject, problem: RouteProblem) -> Verdict:
@@ -121,7 +123,7 @@ def expert_order(subject: Subject, problem: RouteProblem) -> Verdict:
     )
     second = _routed(subject, problem, other)
     moved = places[ids.long().clamp(0, problem.num_experts - 1)].to(ids.dtype)
-    return agree_routes(subject, other, (weights, moved), second)
+    return agree_routes(subject.implementation.arithmetic, other, (weights, moved), second)
 
 
 def logit_shift(subject: Subject, problem: RouteProblem) -> Verdict:
@@ -134,7 +136,13 @@ def logit_shift(subject: Subject, problem: RouteProblem) -> Verdict:
     base = replace(inputs, logits=logits.to(inputs.logits.dtype))
     shifted = replace(inputs, logits=(logits + shift).to(inputs.logits.dtype))
     first = _routed(subject, problem, base)
-    return agree_routes(subject, base, first, _routed(subject, problem, shifted), other=shifted)
+    return agree_routes(
+        subject.implementation.arithmetic,
+        base,
+        first,
+        _routed(subject, problem, shifted),
+        other=shifted,
+    )
 
 
 def monotone(subject: Subject, problem: RouteProblem) -> Verdict:
@@ -151,7 +159,7 @@ def monotone(subject: Subject, problem: RouteProblem) -> Verdict:
     gone = ~(second.long() == last).any(dim=1)
     # Where both scores saturate, or a bias outweighs them, raising moves nothing.
     if bool(gone.any()):
-        compared = compare(subject, other, again)
+        compared = compare(subject.implementation.arithmetic, other, again)
         if isinstance(compared, Verdict):
             return compared
         gone &= ~compared.ids_right
@@ -173,7 +181,13 @@ def bias_shift(subject: Subject, problem: RouteProblem) -> Verdict:
     base = replace(inputs, bias=(inputs.bias * 64).round() / 64)
     shifted = replace(inputs, bias=base.bias + BIAS_SHIFT)
     first = _routed(subject, problem, base)
-    return agree_routes(subject, base, first, _routed(subject, problem, shifted), other=shifted)
+    return agree_routes(
+        subject.implementation.arithmetic,
+        base,
+        first,
+        _routed(subject, problem, shifted),
+        other=shifted,
+    )
 
 
 def scaling(subject: Subject, problem: RouteProblem) -> Verdict:
@@ -185,7 +199,7 @@ def scaling(subject: Subject, problem: RouteProblem) -> Verdict:
     weights, ids = _routed(subject, problem, inputs)
     other = replace(inputs, scaling_factor=doubled.scaling_factor)
     second = _routed(subject, doubled, other)
-    return agree_routes(subject, other, (2 * weights, ids), second)
+    return agree_routes(subject.implementation.arithmetic, other, (2 * weights, ids), second)
 
 
 def _routed(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from ...reference import AttentionProblem, build_metadata
-from ...reference.problems.others import MAX_SEQ_LEN
+from ...reference.problems import MAX_SEQ_LEN
 from ...reference.tensors.inputs import (
     AttentionInputs,
     PagedAttentionInputs,

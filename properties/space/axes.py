@@ -15,6 +15,7 @@ from typing import Any
 from ...impl.features import NOT_NAMED
 from ...reference import AttentionProblem, MergeProblem, MetadataProblem, Problem
 from ...reference.formats.kv_format import FP8
+from ...reference.problems import ATTENTION_REGIMES, EMPTY_STATES, MERGE_REGIMES
 from ...reference.problems.base import DTYPES
 from ...reference.problems.cache_names import (
     KV_CACHES,
@@ -23,7 +24,6 @@ from ...reference.problems.cache_names import (
     multiples_of,
     query_dtypes,
 )
-from ...reference.problems.others import ATTENTION_REGIMES, EMPTY_STATES, MERGE_REGIMES
 from .moe_axes import MOE_AXES, ROUTE_AXES, TOGETHER, moe_example, route_example
 
 HEAD_DIMS: tuple[tuple[int, ...], ...] = (

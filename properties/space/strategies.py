@@ -15,9 +15,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from ...reference import AttentionProblem, MergeProblem, MetadataProblem, Problem
+from ...reference.problems import MAX_SEQ_LEN
 from ...reference.problems.base import is_power_of_two
 from ...reference.problems.cache_names import cache_fits
-from ...reference.problems.others import MAX_SEQ_LEN
 from .axes import PHASES, Axes, all_axes, head_fields
 from .moe_strategies import moe_problems, route_problems
 from .strategy_helpers import LARGEST_SEED, features, one_of, sampled

@@ -12,12 +12,13 @@ from typing import Any, Protocol
 import torch
 
 from ...impl import Implementation, Target, UnsupportedError
-from ...reference import MoEProblem, Problem, materialise
-from ...reference.formats.arithmetic import BLOCK_FORMATS
+from ...reference import Arithmetic, Problem, materialise
+from ...reference.operations import OPERATIONS as ORACLES
+from ...reference.operations import operation_of
 from ...reference.tensors.allocation import FENCE
 from ...reference.tensors.inputs import Inputs
 from .comparison import Result
-from .records import outputs_of, pair_of
+from .operations import OPERATIONS
 from .text import compact
 from .verdict import Verdict
 
@@ -97,14 +98,13 @@ class Subject:
         return self.refusal(problem) is None
 
     def exact(self, problem: Problem) -> bool:
-        """Tell whether the implementation must give the exact grid's values bit by bit."""
-        if isinstance(problem, MoEProblem):
-            arithmetic = self.implementation.arithmetic
-            narrow = str(arithmetic.intermediate).startswith("float8")
-            return problem.exact and not narrow and arithmetic.intermediate not in BLOCK_FORMATS
-        head_dim_vo = getattr(problem, "head_dim_vo", 0)  # that of states to merge plays no part
-        arithmetic = self.implementation.arithmetic_of(head_dim_vo)
-        return problem.exact and arithmetic.exponent == "difference"
+        """Whether the implementation must give the exact grid's values bit by bit."""
+        return problem.exact and ORACLES[problem.operation].exact(self.arithmetic_of(problem))
+
+    def arithmetic_of(self, call: Problem | Inputs) -> Arithmetic:
+        """Return what the implementation rounds where in a call, given its problem or inputs."""
+        # Kernels of attention differ by the channels of V; other calls have none.
+        return self.implementation.arithmetic_of(getattr(call, "head_dim_vo", 0))
 
     def materialise(self, problem: Problem, **options: Any) -> Any:  # noqa: ANN401  any record
         """Make a problem's tensors on the device.
@@ -186,7 +186,7 @@ class Subject:
     ) -> Result:
         """Run an operation that gives out and lse; given buffers hold ``fill`` before.
 
-        Of ``moe`` there is no lse; of ``route`` weights and ids take the places of the two.
+        Other operations have other pairs, see ``operations.Answers``.
 
         Raises:
             Stop: it raised, or gave something else.
@@ -196,7 +196,7 @@ class Subject:
         result = self.call(problem, inputs, function, wait=wait)
         if self.implementation.writes_out:
             return inputs.out, getattr(inputs, "lse", None)
-        pair = pair_of(problem.operation, result)
+        pair = OPERATIONS[problem.operation].pair(result)
         if isinstance(pair, str):
             raise Stop(Verdict("FAIL", "shape", f"returned {pair}"))
         return pair
@@ -205,7 +205,7 @@ class Subject:
         """Give outputs as buffers full of ``fill`` between canaries."""
         self.buffers = {}
         views = {}
-        for name, (size, dtype, device) in outputs_of(inputs).items():
+        for name, (size, dtype, device) in OPERATIONS[operation_of(inputs)].outputs(inputs).items():
             count = int(torch.Size(size).numel())
             storage = torch.full((count + 2 * FENCE,), torch.nan, dtype=dtype, device=device)
             self.buffers[name] = storage

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from ...reference import Problem, oracle
-from ...reference.formats.arithmetic import Arithmetic
+from ...reference import Problem
+from ...reference.operations import OPERATIONS as ORACLES
+from ...reference.operations import Table
 from ...reference.tensors.inputs import AttentionInputs, MergeInputs, PagedAttentionInputs
 from ...reference.tensors.moe_inputs import MoEInputs
 from ..laws.general import parity
@@ -20,6 +21,7 @@ from ..seeded.attention.decoding import widened
 from ..seeded.attention.kernels import HONEST, attend
 from ..seeded.honest import merge_states
 from ..seeded.moe.kernels import apply, changed
+from ..verdicts.operations import OPERATIONS
 from ..verdicts.subject import Stop, Subject
 
 Yardstick = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], bool]
@@ -110,8 +112,9 @@ def measure(subject: Subject, problem: Problem) -> dict[str, bool]:
         return dict.fromkeys(NAMES, False)
     inputs = subject.materialise(problem)
     # Looked at first: a subject may change its inputs.
-    expected = _expected(inputs)
-    low = _low_precision(inputs).double()
+    expected = OPERATIONS[problem.operation].pair(ORACLES[problem.operation].answer(inputs))[0]
+    assert isinstance(expected, torch.Tensor)  # noqa: S101  what the oracle answers is a pair
+    low = LOW_PRECISION[problem.operation](inputs).double()
     out = subject.attend(problem, inputs)[0].double()
     same_shape = out.shape == expected.shape
     for name, accepts in YARDSTICKS.items():
@@ -119,30 +122,41 @@ def measure(subject: Subject, problem: Problem) -> dict[str, bool]:
     return accepted
 
 
-def _expected(inputs: Any) -> torch.Tensor:  # noqa: ANN401  attention's or merging's
-    if isinstance(inputs, MergeInputs):
-        return oracle.judge_merge(inputs, Arithmetic()).expected.out
-    if isinstance(inputs, MoEInputs):
-        return oracle.experts(inputs)
-    return oracle.attention(inputs).out
+def _rounding(inputs: Any) -> Callable[[torch.Tensor], torch.Tensor]:  # noqa: ANN401  with out_dtype
+    return lambda tensor: tensor.to(inputs.out_dtype).float()
 
 
-def _low_precision(inputs: AttentionInputs | MergeInputs | MoEInputs) -> torch.Tensor:
-    """Compute as plain code in the inputs' dtype does: what is in between is rounded too."""
-    dtype = inputs.out_dtype
-
-    def rounded(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(dtype).float()
-
-    if isinstance(inputs, MergeInputs):
-        return merge_states(inputs.outs, rounded(inputs.lses), dtype)[0]
-    if isinstance(inputs, MoEInputs):
-        return apply(inputs, changed(projected=rounded, middle=rounded))
+def _attention(inputs: AttentionInputs) -> torch.Tensor:
+    rounded = _rounding(inputs)
     stages = replace(
         HONEST,
         dot=lambda q, k: rounded(q @ k.transpose(-1, -2)),
         probabilities=lambda probabilities, _: rounded(probabilities),
     )
-    if isinstance(inputs, PagedAttentionInputs):
-        inputs = widened(inputs)
     return attend(inputs, stages)[0]
+
+
+def _paged_attention(inputs: PagedAttentionInputs) -> torch.Tensor:
+    return _attention(widened(inputs))
+
+
+def _merged(inputs: MergeInputs) -> torch.Tensor:
+    return merge_states(inputs.outs, _rounding(inputs)(inputs.lses), inputs.out_dtype)[0]
+
+
+def _experts(inputs: MoEInputs) -> torch.Tensor:
+    rounded = _rounding(inputs)
+    return apply(inputs, changed(projected=rounded, middle=rounded))
+
+
+LOW_PRECISION: Table[Callable[[Any], torch.Tensor]] = Table(
+    "kernelproof.properties.worker.tolerance_baselines.LOW_PRECISION",
+    {
+        "paged_attention": _paged_attention,
+        "ragged_attention": _attention,
+        "merge_state": _merged,
+        "moe": _experts,
+    },
+)
+"""Plain code in the inputs' dtype, which rounds intermediates too, of each operation with a
+floating-point answer; integers and copies are compared exactly anyway."""

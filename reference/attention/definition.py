@@ -102,7 +102,7 @@ def paged_attention(
         kv_cache_sf=kv_cache_sf,
     )
     call = paged_call(q, k_cache, v_cache, metadata, kv_layout, options)
-    return _attend(call, stored_head_dim(v_cache, kv_format), options)
+    return attend(call, stored_head_dim(v_cache, kv_format), options)
 
 
 def ragged_attention(
@@ -154,10 +154,11 @@ def ragged_attention(
         compute_dtype=compute_dtype,
     )
     call = ragged_call(q, k, v, qo_indptr, kv_indptr, options)
-    return _attend(call, v.shape[-1], options)
+    return attend(call, v.shape[-1], options)
 
 
-def _attend(call: Call, head_dim_vo: int, options: Options) -> AttentionOutput:
+def attend(call: Call, head_dim_vo: int, options: Options) -> AttentionOutput:
+    """Compute attention of a checked call, whose values have ``head_dim_vo`` channels."""
     tokens, heads, _ = call.q.shape
     # Every token is some request's: nothing of these is left as it is.
     out = call.q.new_empty((tokens, heads, head_dim_vo), dtype=options.compute_dtype)

@@ -1,1 +1,45 @@
-"""Problems: frozen, JSON-serialisable descriptions of one call."""
+"""Problems: frozen, JSON-serialisable descriptions of one call.
+
+A problem holds no tensor: ``reference.materialise`` makes its tensors, with the same bits
+everywhere.
+"""
+
+from __future__ import annotations
+
+from .attention import (
+    ATTENTION_OPERATIONS,
+    ATTENTION_REGIMES,
+    EXACT_GAP,
+    EXACT_KEYS,
+    LARGEST_EXACT_QUERY,
+    LEAST_EXACT_SCALE,
+    MAX_REQUESTS,
+    AttentionProblem,
+)
+from .base import DTYPES, MAX_SEQ_LEN, BaseProblem
+from .merge import EMPTY_STATES, MERGE_REGIMES, MergeProblem
+from .metadata import MetadataProblem
+from .moe import MoEProblem, RouteProblem
+
+Problem = AttentionProblem | MergeProblem | MetadataProblem | RouteProblem | MoEProblem
+
+__all__ = [
+    "ATTENTION_OPERATIONS",
+    "ATTENTION_REGIMES",
+    "DTYPES",
+    "EMPTY_STATES",
+    "EXACT_GAP",
+    "EXACT_KEYS",
+    "LARGEST_EXACT_QUERY",
+    "LEAST_EXACT_SCALE",
+    "MAX_REQUESTS",
+    "MAX_SEQ_LEN",
+    "MERGE_REGIMES",
+    "AttentionProblem",
+    "BaseProblem",
+    "MergeProblem",
+    "MetadataProblem",
+    "MoEProblem",
+    "Problem",
+    "RouteProblem",
+]

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from . import Problem
 from .base import SCHEMA, refuse
-from .moe import MoEProblem, RouteProblem
-from .others import AttentionProblem, MergeProblem, MetadataProblem, Problem
-
-PROBLEM_TYPES: dict[str, type[Problem]] = {
-    cls.kind: cls
-    for cls in (AttentionProblem, MergeProblem, MetadataProblem, RouteProblem, MoEProblem)
-}
-_HINTS = {kind: get_type_hints(cls) for kind, cls in PROBLEM_TYPES.items()}
 
 
-def problem_from_json(data: Mapping[str, Any]) -> Problem:
-    """Read a problem back from what ``to_json`` wrote.
+def read_problem(data: Mapping[str, Any], problem_types: Mapping[str, type[Problem]]) -> Problem:
+    """Return the problem that ``to_json`` wrote, given the types of problem by their kind.
 
     Raises:
         ValueError: another schema, an unknown type or field, a value of the wrong type or outside
@@ -31,10 +25,10 @@ def problem_from_json(data: Mapping[str, Any]) -> Problem:
     if data.get("schema") != SCHEMA:
         refuse("schema", data.get("schema"), repr(SCHEMA))
     kind = data.get("type")
-    if not isinstance(kind, str) or kind not in PROBLEM_TYPES:
-        refuse("type", kind, f"one of {sorted(PROBLEM_TYPES)}")
-    cls = PROBLEM_TYPES[str(kind)]
-    hints = _HINTS[str(kind)]
+    if not isinstance(kind, str) or kind not in problem_types:
+        refuse("type", kind, f"one of {sorted(problem_types)}")
+    cls: Any = problem_types[kind]
+    hints = _hints(cls)
     known = {field.name for field in fields(cls)}
     values: dict[str, Any] = {}
     for name, value in data.items():
@@ -43,7 +37,13 @@ def problem_from_json(data: Mapping[str, Any]) -> Problem:
         if name not in known:
             refuse(name, value, f"absent: {kind} problems have no such field")
         values[name] = _typed(name, value, hints[name])
-    return cls(**values)
+    problem: Problem = cls(**values)
+    return problem
+
+
+@functools.cache
+def _hints(cls: Any) -> dict[str, Any]:  # noqa: ANN401  a type of problem
+    return get_type_hints(cls)
 
 
 def _typed(name: str, value: object, hint: Any) -> Any:  # noqa: ANN401  a typing annotation

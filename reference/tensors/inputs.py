@@ -13,8 +13,11 @@ from typing import Any
 
 import torch
 
+from ..attention.batches import Call
 from ..attention.metadata import BatchMetadata
-from ..formats.kv_format import KVCacheFormat
+from ..attention.options import Options
+from ..attention.requests import paged_call, ragged_call
+from ..formats.kv_format import KVCacheFormat, stored_head_dim
 from .moe_inputs import MoEInputs, RouteInputs
 
 
@@ -70,6 +73,22 @@ class PagedAttentionInputs(_Quantised, _WithOutput, AttentionOptions, _PagedTens
         quantised = {"kv_format": self.kv_format, "kv_cache_sf": self.kv_cache_sf}
         return {**super().keywords(), **quantised}
 
+    @property
+    def values(self) -> torch.Tensor:
+        """The tensor that V is read from."""
+        return self.v_cache
+
+    @property
+    def head_dim_vo(self) -> int:
+        """Channels of V and of the output."""
+        return stored_head_dim(self.v_cache, self.kv_format)
+
+    def call(self, options: Options) -> Call:
+        """Return the call that the record describes, checked."""
+        return paged_call(
+            self.q, self.k_cache, self.v_cache, self.metadata, self.kv_layout, options
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class _RaggedTensors:
@@ -83,6 +102,20 @@ class _RaggedTensors:
 @dataclass(frozen=True, eq=False)
 class RaggedAttentionInputs(_WithOutput, AttentionOptions, _RaggedTensors):
     """Arguments of ``ragged_attention``."""
+
+    @property
+    def values(self) -> torch.Tensor:
+        """The tensor that V is read from."""
+        return self.v
+
+    @property
+    def head_dim_vo(self) -> int:
+        """Channels of V and of the output."""
+        return self.v.shape[-1]
+
+    def call(self, options: Options) -> Call:
+        """Return the call that the record describes, checked."""
+        return ragged_call(self.q, self.k, self.v, self.qo_indptr, self.kv_indptr, options)
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,8 +14,8 @@ from ..formats.quantization import (
     quantize_fp8,
     quantize_nvfp4,
 )
+from ..problems import AttentionProblem
 from ..problems.cache_names import INTERLEAVED
-from ..problems.others import AttentionProblem
 
 
 class Codes(NamedTuple):

@@ -1,4 +1,4 @@
-"""Making the tensors of a problem, with the same bits on every device."""
+"""Making the tensors of attention, merging, appending and metadata; the same bits everywhere."""
 
 from __future__ import annotations
 
@@ -9,58 +9,32 @@ import torch
 
 from ..attention.metadata import BatchMetadata
 from ..formats.quantization import interleave_v_scales
-from ..problems.moe import MoEProblem, RouteProblem
-from ..problems.others import AttentionProblem, MergeProblem, MetadataProblem, Problem
-from .allocation import CANARY, Allocator
+from ..problems import AttentionProblem, MergeProblem, MetadataProblem
+from .allocation import Allocator
 from .inputs import (
     AppendInputs,
     AttentionOptions,
-    Inputs,
     MergeInputs,
     MetadataInputs,
     PagedAttentionInputs,
     RaggedAttentionInputs,
 )
 from .kv_codes import format_of, quantised, queries
-from .moe_materialise import expert_inputs
 from .placement import Placement, block_table, placement
 from .regimes import attention_values, custom_mask_values, merge_values, sink_values
 from .values import bits, choose, stream
 
 
-def materialise(
-    problem: Problem, device: torch.device | str = "cpu", *, unused: float = CANARY, step: int = 0
-) -> Inputs:
-    """Make the tensors of a problem.
-
-    Args:
-        problem: what to make.
-        device: where; the bits are the same everywhere.
-        unused: fills whatever must not be read: canaries, pages of no request, the tail of each
-            last page. NaN poisons them.
-        step: which call of a MetadataProblem.
-
-    Returns:
-        The record of the problem's operation, see ``reference.inputs``.
-    """
-    home = Allocator(torch.device(device), unused)
-    if isinstance(problem, MergeProblem):
-        outs, lses = merge_values(problem, home.device)
-        return MergeInputs(
-            outs=home.place("outs", outs.to(getattr(torch, problem.dtype))),
-            lses=home.place("lses", lses),
-            out_dtype=getattr(torch, problem.dtype),
-            storages=home.storages,
-        )
-    if isinstance(problem, MetadataProblem):
-        return _metadata_inputs(problem, home, step)
-    if isinstance(problem, (RouteProblem, MoEProblem)):
-        return expert_inputs(problem, home)
-    if problem.operation == "ragged_attention":
-        return _ragged_inputs(problem, home)
-    if problem.operation == "append_paged_kv":
-        return _append_inputs(problem, home)
-    return _paged_inputs(problem, home)
+def merge_inputs(problem: MergeProblem, home: Allocator) -> MergeInputs:
+    """Make the tensors of a call of ``merge_states``."""
+    outs, lses = merge_values(problem, home.device)
+    dtype = getattr(torch, problem.dtype)
+    return MergeInputs(
+        outs=home.place("outs", outs.to(dtype)),
+        lses=home.place("lses", lses),
+        out_dtype=dtype,
+        storages=home.storages,
+    )
 
 
 def _options(problem: AttentionProblem, home: Allocator) -> AttentionOptions:
@@ -139,7 +113,8 @@ def _empty_latent(
     return room, room[..., : problem.head_dim_vo]
 
 
-def _ragged_inputs(problem: AttentionProblem, home: Allocator) -> RaggedAttentionInputs:
+def ragged_inputs(problem: AttentionProblem, home: Allocator) -> RaggedAttentionInputs:
+    """Make the tensors of a call of ``ragged_attention``."""
     values = attention_values(problem, home.device)
     k, v = _place_kv(problem, values.k, values.v, home)
     placed = home.place_integers(
@@ -157,7 +132,8 @@ def _ragged_inputs(problem: AttentionProblem, home: Allocator) -> RaggedAttentio
     )
 
 
-def _paged_inputs(problem: AttentionProblem, home: Allocator) -> PagedAttentionInputs:
+def paged_inputs(problem: AttentionProblem, home: Allocator) -> PagedAttentionInputs:
+    """Make the tensors of a call of ``paged_attention``."""
     values = attention_values(problem, home.device)
     placed = placement(problem)
     k, v = quantised(problem, values.k), quantised(problem, values.v)
@@ -188,7 +164,8 @@ def _paged_inputs(problem: AttentionProblem, home: Allocator) -> PagedAttentionI
     )
 
 
-def _append_inputs(problem: AttentionProblem, home: Allocator) -> AppendInputs:
+def append_inputs(problem: AttentionProblem, home: Allocator) -> AppendInputs:
+    """Make the tensors of a call of ``append_paged_kv``."""
     values = attention_values(problem, home.device)
     new = torch.zeros(sum(problem.seq_lens), dtype=torch.bool, device=home.device)
     for start, t, s in zip(
@@ -246,7 +223,8 @@ def _paged_caches(
     return caches
 
 
-def _metadata_inputs(problem: MetadataProblem, home: Allocator, step: int) -> MetadataInputs:
+def metadata_inputs(problem: MetadataProblem, home: Allocator, *, step: int = 0) -> MetadataInputs:
+    """Make the tensors of one call of ``build_metadata``, that of a step."""
     query_lens, seq_lens = problem.steps[step]
     columns = max((-(-s // problem.page_size) for s in seq_lens), default=0)
     columns += problem.spare_columns

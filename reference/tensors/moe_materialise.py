@@ -29,14 +29,8 @@ INTERMEDIATE_SCALE = 2.0**-4
 """Of FP8 intermediates where it is given beforehand: what exceeds 28 saturates."""
 
 
-def expert_inputs(problem: RouteProblem | MoEProblem, home: Allocator) -> RouteInputs | MoEInputs:
-    """Make the tensors of a call of ``route`` or ``moe``."""
-    if isinstance(problem, RouteProblem):
-        return _route_inputs(problem, home)
-    return _moe_inputs(problem, home)
-
-
-def _route_inputs(problem: RouteProblem, home: Allocator) -> RouteInputs:
+def route_inputs(problem: RouteProblem, home: Allocator) -> RouteInputs:
+    """Make the tensors of a call of ``route``."""
     bias = home.place("bias", bias_values(problem, home.device)) if problem.bias else None
     return RouteInputs(
         logits=home.place("logits", logit_values(problem, home.device)),
@@ -51,7 +45,8 @@ def _route_inputs(problem: RouteProblem, home: Allocator) -> RouteInputs:
     )
 
 
-def _moe_inputs(problem: MoEProblem, home: Allocator) -> MoEInputs:
+def expert_inputs(problem: MoEProblem, home: Allocator) -> MoEInputs:
+    """Make the tensors of a call of ``moe``."""
     dtype = getattr(torch, problem.dtype)
     routed = expert_values(problem, home.device)
     w13, w2 = _weights(problem, routed, home, "", problem.expert_offset)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from ..attention.metadata import BatchMetadata, build_metadata
-from ..problems.others import AttentionProblem
+from ..problems import AttentionProblem
 from .values import bits, stream
 
 REMEMBERED = 8

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from ..formats.kv_format import FP8
-from ..problems.others import EXACT_GAP, EXACT_KEYS, MAX_SEQ_LEN, AttentionProblem, MergeProblem
+from ..problems import EXACT_GAP, EXACT_KEYS, MAX_SEQ_LEN, AttentionProblem, MergeProblem
 from .values import Part, bell, bells, bits, choose, integers, power_of_two_at_least, stream
 
 ROWS_A_REQUEST = 2**20

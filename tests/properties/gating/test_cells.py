@@ -19,9 +19,8 @@ from kernelproof.properties.gating.trials import outcome_of, status_of
 from kernelproof.properties.isolation.workers import Outcome
 from kernelproof.properties.verdicts.comparison import against_oracle
 from kernelproof.properties.verdicts.verdict import Verdict
-from kernelproof.reference import AttentionProblem, Problem, oracle
+from kernelproof.reference import AttentionProblem, Problem, materialise, oracle
 from kernelproof.reference.tensors.inputs import PagedAttentionInputs
-from kernelproof.reference.tensors.materialise import materialise
 
 RELEASES = ("0.6.13", "0.7.2.post1")
 

@@ -42,7 +42,7 @@ from kernelproof.reference import (
     materialise,
     problem_from_json,
 )
-from kernelproof.reference.problems.others import MAX_SEQ_LEN
+from kernelproof.reference.problems import MAX_SEQ_LEN
 
 ATTENTION = ("paged_attention", "ragged_attention", "append_paged_kv")
 GATE_WORK = 400_000

@@ -19,8 +19,8 @@ from kernelproof.reference import (
     paged_attention,
 )
 from kernelproof.reference.formats.kv_format import FP8
+from kernelproof.reference.problems import ATTENTION_REGIMES
 from kernelproof.reference.problems.cache_names import KV_CACHES
-from kernelproof.reference.problems.others import ATTENTION_REGIMES
 from kernelproof.reference.tensors.inputs import PagedAttentionInputs
 
 QUANTISED = [name for name in KV_CACHES if name]

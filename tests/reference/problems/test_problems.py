@@ -22,8 +22,8 @@ from kernelproof.reference import (
     Problem,
     problem_from_json,
 )
+from kernelproof.reference.problems import MAX_REQUESTS, MAX_SEQ_LEN
 from kernelproof.reference.problems.base import SCHEMA
-from kernelproof.reference.problems.others import MAX_REQUESTS, MAX_SEQ_LEN
 
 ATTENTION = AttentionProblem(query_lens=(2, 1), seq_lens=(5, 3), page_size=4)
 MERGE = MergeProblem(num_states=3, empty="some")

@@ -23,7 +23,7 @@ from kernelproof.reference import (
     materialise,
     oracle,
 )
-from kernelproof.reference.problems.others import ATTENTION_REGIMES
+from kernelproof.reference.problems import ATTENTION_REGIMES
 from kernelproof.reference.tensors.allocation import CANARY, FENCE
 from kernelproof.reference.tensors.inputs import (
     AppendInputs,

@@ -19,8 +19,8 @@ from kernelproof.reference import (
     materialise,
     oracle,
 )
+from kernelproof.reference.problems import MAX_SEQ_LEN
 from kernelproof.reference.problems.base import DTYPES
-from kernelproof.reference.problems.others import MAX_SEQ_LEN
 from kernelproof.reference.tensors.inputs import MergeInputs, RaggedAttentionInputs
 from kernelproof.reference.tensors.regimes import EDGES, attention_values
 from kernelproof.reference.tensors.values import (

@@ -6,30 +6,31 @@ from dataclasses import replace
 
 import torch
 
-from ...reference import RouteProblem, Routing, oracle
+from ...reference import Arithmetic, Routing, oracle
 from ...reference.moe.routing_bounds import RoutingComparison
 from ...reference.tensors.moe_inputs import RouteInputs
-from ..verdicts.comparison import Result, fail
-from ..verdicts.subject import Subject
-from ..verdicts.verdict import PASS, Verdict
+from .comparison import Result, fail
+from .verdict import PASS, Verdict
 
 
 def guarded(inputs: RouteInputs) -> RouteInputs:
-    """Give a copy of what a call may change, for the oracle or in the place of what it looks at."""
+    """Return a copy of what a call may change."""
     bias = inputs.bias
     return replace(
         inputs, logits=inputs.logits.clone(), bias=None if bias is None else bias.clone()
     )
 
 
-def compare(subject: Subject, inputs: RouteInputs, result: Result) -> RoutingComparison | Verdict:
+def compare(
+    arithmetic: Arithmetic, inputs: RouteInputs, result: Result
+) -> RoutingComparison | Verdict:
     """Compare (topk_weights, topk_ids) with what may be right; a FAIL if the shapes are not."""
     wrong = misshapen(inputs, result)
     if wrong is not None:
         return wrong
     weights, ids = result
     assert ids is not None  # noqa: S101  of route there are always both
-    return oracle.judge_routing(inputs, Routing(ids, weights), subject.implementation.arithmetic)
+    return oracle.judge_routing(inputs, Routing(ids, weights), arithmetic)
 
 
 def misshapen(inputs: RouteInputs, result: Result) -> Verdict | None:
@@ -47,9 +48,9 @@ def misshapen(inputs: RouteInputs, result: Result) -> Verdict | None:
     return None
 
 
-def judge_route(subject: Subject, inputs: RouteInputs, result: Result) -> Verdict:
+def judge_route(arithmetic: Arithmetic, inputs: RouteInputs, result: Result) -> Verdict:
     """Judge (topk_weights, topk_ids) of a call."""
-    compared = compare(subject, inputs, result)
+    compared = compare(arithmetic, inputs, result)
     if isinstance(compared, Verdict):
         return compared
     weights, ids = result
@@ -78,18 +79,8 @@ def judge_route(subject: Subject, inputs: RouteInputs, result: Result) -> Verdic
     return Verdict("PASS", ratio=float(ratio.max()) if ratio.numel() else 0.0)
 
 
-def empty_routes(problem: RouteProblem, given: Result) -> Verdict:
-    """Check the shapes of a routing of no token."""
-    weights, ids = given
-    wanted = [0, problem.top_k]
-    for name, tensor in (("topk_ids", ids), ("topk_weights", weights)):
-        if tensor is not None and list(tensor.shape) != wanted:
-            return fail("shape", f"{name} has shape {list(tensor.shape)}, not {wanted}")
-    return PASS
-
-
 def agree_routes(
-    subject: Subject,
+    arithmetic: Arithmetic,
     inputs: RouteInputs,
     first: Result,
     second: Result,
@@ -102,12 +93,12 @@ def agree_routes(
     weights of the same experts must lie within the sum of both bounds.
 
     Args:
-        subject: that gave both.
+        arithmetic: of the implementation that gave both.
         inputs, other: of the first, and of the second if they are not the same.
         first, second: (topk_weights, topk_ids).
     """
-    compared = compare(subject, inputs, first)
-    second_compared = compare(subject, other or inputs, second)
+    compared = compare(arithmetic, inputs, first)
+    second_compared = compare(arithmetic, other or inputs, second)
     for each in (compared, second_compared):
         if isinstance(each, Verdict):
             return each

@@ -1,0 +1,184 @@
+"""The table of operations for whatever compares answers: what differs by operation in a law.
+
+``reference.operations`` has the oracle's side. Both are loaded by the isolated worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import torch
+
+from ...reference import (
+    Arithmetic,
+    AttentionOutput,
+    AttentionProblem,
+    MergeProblem,
+    MoEProblem,
+    RouteProblem,
+)
+from ...reference.operations import Table
+from ...reference.tensors.inputs import AttentionInputs, MergeInputs
+from ...reference.tensors.moe_inputs import MoEInputs
+from .comparison import Result, agree
+from .routes import judge_route
+from .verdict import Verdict
+
+Buffer = tuple[tuple[int, ...], torch.dtype, torch.device]
+"""Shape, dtype and device of an output."""
+Again = Callable[[Callable[[], Any], "tuple[Result, Result]", AttentionOutput, Arithmetic, bool],
+                 Verdict]  # fmt: skip
+"""Judges two answers to one call, given what makes its inputs afresh, the bound, the arithmetic and
+whether answers are exact."""
+MORE_TOKENS, MORE_QUERIES, MORE_KEYS = 3, 1, 3
+"""Tokens, or queries and keys of one more request, that another batch has more."""
+
+
+def _undefined(*_: object) -> NoReturn:
+    message = (
+        "kernelproof.properties.verdicts.operations.OPERATIONS leaves this field of the operation "
+        "out: no law of the operation has asked for it before"
+    )
+    raise LookupError(message)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What laws of several operations need to know of one operation's answers.
+
+    Attributes:
+        law: name of the law that compares its answers with the oracle's.
+        pair: the value that a call returned as the pair that is compared, or a text that says what
+            it is instead: (out, lse or None) of attention and merging, (out, None) of ``moe``,
+            (topk_weights, topk_ids) of ``route``.
+        outputs: the buffers that a call on a record may be given for its results, by field.
+        again: judges a repeated call of an implementation that is not deterministic.
+        other_batch: another problem of the same kind, as different as can be.
+    """
+
+    law: str = "parity"
+    pair: Callable[[object], Result | str] = _undefined
+    outputs: Callable[[Any], dict[str, Buffer]] = _undefined
+    again: Again = _undefined
+    other_batch: Callable[[Any], Any] = _undefined
+
+
+def _pair(result: object, what: str, *, both: bool = False) -> Any:  # noqa: ANN401  a pair or a text
+    """Return a result that is a pair of tensors; the second may be None unless both must be."""
+    if not (isinstance(result, tuple) and len(result) == 2):  # noqa: PLR2004
+        return f"{type(result).__name__}, not {what}"
+    first, second = result
+    second_is_right = isinstance(second, torch.Tensor) or (second is None and not both)
+    if not (isinstance(first, torch.Tensor) and second_is_right):
+        return f"({type(first).__name__}, {type(second).__name__}), not tensors"
+    return first, second
+
+
+def _out_and_lse(result: object) -> Result | str:
+    pair: Result | str = _pair(result, "AttentionOutput or a pair (out, lse)")
+    return pair
+
+
+def _weights_and_ids(result: object) -> Result | str:
+    pair = _pair(result, "Routing or a pair (topk_ids, topk_weights)", both=True)
+    return pair if isinstance(pair, str) else (pair[1], pair[0])
+
+
+def _out(result: object) -> Result | str:
+    if isinstance(result, torch.Tensor):
+        return result, None
+    return f"{type(result).__name__}, not a tensor"
+
+
+def _attended(inputs: AttentionInputs) -> dict[str, Buffer]:
+    return _buffers(inputs.q, inputs.head_dim_vo, inputs.out_dtype)
+
+
+def _merged(inputs: MergeInputs) -> dict[str, Buffer]:
+    return _buffers(inputs.outs[0], inputs.outs.shape[-1], inputs.out_dtype)
+
+
+def _buffers(rows: torch.Tensor, width: int, dtype: torch.dtype) -> dict[str, Buffer]:
+    tokens, heads = rows.shape[:2]
+    return {
+        "out": ((tokens, heads, width), dtype, rows.device),
+        "lse": ((tokens, heads), torch.float32, rows.device),
+    }
+
+
+def _of_experts(inputs: MoEInputs) -> dict[str, Buffer]:
+    hidden = inputs.hidden if isinstance(inputs.hidden, torch.Tensor) else inputs.hidden.codes
+    weights = inputs.w2 if isinstance(inputs.w2, torch.Tensor) else inputs.w2.codes
+    return {"out": ((hidden.shape[0], weights.shape[1]), inputs.out_dtype, hidden.device)}
+
+
+def _agree(
+    inputs: Callable[[], Any],
+    answers: tuple[Result, Result],
+    bound: AttentionOutput,
+    arithmetic: Arithmetic,
+    exact: bool,  # noqa: FBT001  as ``Again``
+) -> Verdict:
+    del inputs, arithmetic
+    return agree(*answers, (bound, bound), exact=exact)
+
+
+def _right_again(
+    inputs: Callable[[], Any],
+    answers: tuple[Result, Result],
+    bound: AttentionOutput,
+    arithmetic: Arithmetic,
+    exact: bool,  # noqa: FBT001  as ``Again``
+) -> Verdict:
+    """Judge the second routing apart from the first: ties may go another way."""
+    del bound, exact
+    return judge_route(arithmetic, inputs(), answers[1])
+
+
+def _other_requests(problem: AttentionProblem) -> AttentionProblem:
+    if len(problem.query_lens) > 1:
+        return replace(
+            problem,
+            query_lens=problem.query_lens[1:],
+            seq_lens=problem.seq_lens[1:],
+            request_ids=problem.request_ids[1:],
+        )
+    return replace(
+        problem,
+        query_lens=(*problem.query_lens, MORE_QUERIES),
+        seq_lens=(*problem.seq_lens, MORE_KEYS),
+        request_ids=(),
+    )
+
+
+def _more_states(problem: MergeProblem) -> MergeProblem:
+    return replace(problem, num_tokens=problem.num_tokens + MORE_TOKENS)
+
+
+def _more_tokens(problem: Any) -> MoEProblem | RouteProblem:  # noqa: ANN401  one of these
+    other: MoEProblem | RouteProblem = replace(
+        problem, num_tokens=problem.num_tokens + MORE_TOKENS, token_ids=()
+    )
+    return other
+
+
+ATTENTION = Answers("parity", _out_and_lse, _attended, _agree, _other_requests)
+OPERATIONS = Table(
+    "kernelproof.properties.verdicts.operations.OPERATIONS",
+    {
+        "paged_attention": ATTENTION,
+        "ragged_attention": ATTENTION,
+        "merge_state": Answers("parity", _out_and_lse, _merged, _agree, _more_states),
+        "append_paged_kv": Answers("append_parity"),
+        "build_metadata": Answers("metadata_parity"),
+        "route": Answers(
+            "routing_parity",
+            pair=_weights_and_ids,
+            again=_right_again,
+            other_batch=_more_tokens,
+        ),
+        "moe": Answers("parity", _out, _of_experts, _agree, _more_tokens),
+    },
+)

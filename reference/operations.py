@@ -1,0 +1,215 @@
+"""The table of operations: what the oracle knows of each, for everything that differs by operation.
+
+What the isolated worker loads stands here and in ``properties.verdicts.operations``; how problems
+are drawn, which needs Hypothesis, in ``properties.space.operations``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from . import oracle
+from .attention.bounds import Judged
+from .formats.arithmetic import BLOCK_FORMATS, Arithmetic
+from .problems import (
+    AttentionProblem,
+    MergeProblem,
+    MetadataProblem,
+    MoEProblem,
+    Problem,
+    RouteProblem,
+)
+from .problems.from_json import read_problem
+from .tensors.allocation import CANARY, Allocator
+from .tensors.inputs import (
+    AppendInputs,
+    Inputs,
+    MergeInputs,
+    MetadataInputs,
+    PagedAttentionInputs,
+    RaggedAttentionInputs,
+)
+from .tensors.materialise import (
+    append_inputs,
+    merge_inputs,
+    metadata_inputs,
+    paged_inputs,
+    ragged_inputs,
+)
+from .tensors.moe_inputs import MoEInputs, RouteInputs
+from .tensors.moe_materialise import expert_inputs, route_inputs
+
+Entry = TypeVar("Entry")
+
+
+class Table(dict[str, Entry]):
+    """Entries by operation; an operation without an entry is an error that names the table.
+
+    Args:
+        name: where the table stands.
+        entries: by operation.
+    """
+
+    def __init__(self, name: str, entries: Mapping[str, Entry]) -> None:
+        super().__init__(entries)
+        self.name = name
+
+    def __missing__(self, operation: str) -> Entry:
+        """Raise the LookupError for an operation without an entry."""
+        message = f"{self.name} has no entry for {operation!r}; it has {', '.join(self)}"
+        raise LookupError(message)
+
+
+def _always(arithmetic: Arithmetic) -> bool:
+    del arithmetic
+    return True
+
+
+def _differences(arithmetic: Arithmetic) -> bool:
+    """Whether exponentials are taken of differences, so that those of equal logits are 1."""
+    return arithmetic.exponent == "difference"
+
+
+def _wide_intermediates(arithmetic: Arithmetic) -> bool:
+    """Whether what is between both products of an expert is not rounded to codes."""
+    narrow = str(arithmetic.intermediate).startswith("float8")
+    return not narrow and arithmetic.intermediate not in BLOCK_FORMATS
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What the oracle knows of one operation.
+
+    Problems say themselves how much ``work`` they are and whether they are ``exact``.
+
+    Attributes:
+        problem: type of its problems.
+        inputs: type of the record that implementations get; no two operations share one.
+        materialise: makes that record of a problem, in the memory of an allocator.
+        answer: the oracle's answer to a record.
+        judge: the answer as out and lse with bounds, for an arithmetic; None where answers are
+            integers or copies, which laws compare bit by bit.
+        exact: whether the answer to an exact problem must be met bit by bit in an arithmetic.
+    """
+
+    problem: type[Problem]
+    inputs: type[Inputs]
+    materialise: Callable[..., Inputs]
+    answer: Callable[[Any], Any]
+    judge: Callable[[Any, Arithmetic], Judged] | None = None
+    exact: Callable[[Arithmetic], bool] = _always
+
+
+OPERATIONS = Table(
+    "kernelproof.reference.operations.OPERATIONS",
+    {
+        "paged_attention": Operation(
+            AttentionProblem,
+            PagedAttentionInputs,
+            paged_inputs,
+            oracle.attention,
+            oracle.judge_attention,
+            _differences,
+        ),
+        "ragged_attention": Operation(
+            AttentionProblem,
+            RaggedAttentionInputs,
+            ragged_inputs,
+            oracle.attention,
+            oracle.judge_attention,
+            _differences,
+        ),
+        "merge_state": Operation(
+            MergeProblem,
+            MergeInputs,
+            merge_inputs,
+            oracle.merged,
+            oracle.judge_merge,
+            _differences,
+        ),
+        "append_paged_kv": Operation(AttentionProblem, AppendInputs, append_inputs, oracle.append),
+        "build_metadata": Operation(
+            MetadataProblem, MetadataInputs, metadata_inputs, oracle.metadata
+        ),
+        "route": Operation(
+            RouteProblem, RouteInputs, route_inputs, oracle.routing, oracle.shapes_of_routing
+        ),
+        "moe": Operation(
+            MoEProblem,
+            MoEInputs,
+            expert_inputs,
+            oracle.experts,
+            oracle.bounded_experts,
+            _wide_intermediates,
+        ),
+    },
+)
+"""Every operation, in the order in which commands name them."""
+PROBLEM_TYPES: dict[str, type[Problem]] = {
+    each.problem.kind: each.problem for each in OPERATIONS.values()
+}
+"""Types of problem, by their kind in JSON."""
+
+
+def operation_of(inputs: Inputs) -> str:
+    """Return the operation that a record of inputs belongs to.
+
+    Raises:
+        LookupError: it is no operation's; the table is named.
+    """
+    for name, each in OPERATIONS.items():
+        if type(inputs) is each.inputs:
+            return name
+    message = f"no operation of {OPERATIONS.name} has inputs of type {type(inputs).__name__}"
+    raise LookupError(message)
+
+
+def judge(inputs: Inputs, arithmetic: Arithmetic) -> Judged:
+    """Return the oracle's answer to a record with the bounds for an arithmetic.
+
+    Raises:
+        LookupError: the record is no operation's, or its answers are compared bit by bit.
+    """
+    name = operation_of(inputs)
+    bounded = OPERATIONS[name].judge
+    if bounded is None:
+        message = f"{OPERATIONS.name} has no bound for {name!r}: its answers are compared bitwise"
+        raise LookupError(message)
+    return bounded(inputs, arithmetic)
+
+
+def problem_from_json(data: Mapping[str, Any]) -> Problem:
+    """Read a problem back from what ``to_json`` wrote.
+
+    Raises:
+        ValueError: another schema, an unknown type or field, a value of the wrong type or outside
+            its range; the field is named.
+    """
+    return read_problem(data, PROBLEM_TYPES)
+
+
+def materialise(
+    problem: Problem,
+    device: torch.device | str = "cpu",
+    *,
+    unused: float = CANARY,
+    **options: int,
+) -> Inputs:
+    """Make the tensors of a problem.
+
+    Args:
+        problem: what to make.
+        device: where; the bits are the same everywhere.
+        unused: fills whatever must not be read: canaries, pages of no request, the tail of each
+            last page. NaN poisons them.
+        options: what a problem's operation takes besides: ``step`` of a MetadataProblem.
+
+    Returns:
+        The record of the problem's operation, see ``reference.tensors.inputs``.
+    """
+    home = Allocator(torch.device(device), unused)
+    return OPERATIONS[problem.operation].materialise(problem, home, **options)

@@ -1,0 +1,56 @@
+"""The problem of merging: states of attention over parts of the keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from .base import DTYPES, BaseProblem, check_at_least, check_one_of
+
+MERGE_REGIMES = ("iid", "dominant_state", "shifted", "exact_grid")
+EMPTY_STATES = ("none", "some", "all")
+
+
+@dataclass(frozen=True)
+class MergeProblem(BaseProblem):
+    """One call of merge_states.
+
+    Attributes:
+        num_states, num_tokens, num_heads, head_dim: shape of the states.
+        dtype: of the outs and the merged out; lses are float32.
+        empty: which states are (0, -inf): ``none``, ``some`` (a quarter, by hash) or ``all``.
+        regime: one of ``MERGE_REGIMES``.
+        seed: of the values.
+    """
+
+    kind: ClassVar[str] = "merge"
+    operation: ClassVar[str] = "merge_state"
+
+    num_states: int = 2
+    num_tokens: int = 1
+    num_heads: int = 1
+    head_dim: int = 16
+    dtype: str = "float32"
+    empty: str = "none"
+    regime: str = "iid"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what no call can look like."""
+        check_one_of("dtype", self.dtype, DTYPES)
+        check_one_of("empty", self.empty, EMPTY_STATES)
+        check_one_of("regime", self.regime, MERGE_REGIMES)
+        check_at_least(
+            self,
+            (("num_states", 1), ("num_heads", 1), ("head_dim", 1), ("num_tokens", 0), ("seed", 0)),
+        )
+
+    @property
+    def exact(self) -> bool:
+        """Whether the output is exactly representable, so that it is compared bitwise."""
+        return self.regime == "exact_grid"
+
+    @property
+    def work(self) -> int:
+        """Elements of its tensors."""
+        return 8 * self.num_states * self.num_tokens * self.num_heads * (self.head_dim + 1)
