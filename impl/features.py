@@ -52,10 +52,6 @@ call never waits for the GPU: as the host cannot know how many pages there are, 
 call reads nothing of experts that no token goes to, so that weights may be larger than memory."""
 
 QUANTISED_WEIGHTS = {"nvfp4": "nvfp4_weights", "mxfp4": "mxfp4_weights"}
-GATE = "the gate: "
-"""How a refusal begins that is the support rules'."""
-NOT_NAMED = "does not name the feature"
-"""What is said of a problem with a feature that an implementation did not opt into."""
 
 
 def drawn_features(problem: Problem) -> list[str]:

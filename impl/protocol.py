@@ -11,8 +11,9 @@ import torch
 
 from ..reference import Arithmetic, Problem
 from ..reference.operations import OPERATIONS as ORACLES
-from .features import FEATURES, GATE, NOT_NAMED, drawn_features
+from .features import FEATURES, drawn_features
 from .targets.backends import BACKENDS
+from .targets.refusal import Refusal
 from .targets.target import Target
 
 OPERATIONS = tuple(ORACLES)
@@ -124,8 +125,8 @@ class Implementation:
 
     def refusal(
         self, problem: Problem, target: Target, *, without_rules: Collection[str] = ()
-    ) -> str | None:
-        """Say why this problem is not for this implementation; None if it is.
+    ) -> Refusal | None:
+        """Return why this problem is not for this implementation; None if it is.
 
         Args:
             problem: the call.
@@ -133,13 +134,17 @@ class Implementation:
             without_rules: ids of support rules that are not asked, or ``EVERY_RULE``.
         """
         if problem.operation != self.operation:
-            return f"{self.name} implements {self.operation}, not {problem.operation}"
+            reason = f"{self.name} implements {self.operation}, not {problem.operation}"
+            return Refusal(reason, "operation", problem.operation)
         for feature in drawn_features(problem):
             if feature not in self.features:
-                return f"{self.name} {NOT_NAMED} {feature}"
+                reason = f"{self.name} does not name the feature {feature}"
+                return Refusal(reason, "feature", feature)
         answer = True if self.supports is None else self.supports(problem, target)
         if answer is not True:
-            return answer or f"{self.name}.supports said no"
+            if isinstance(answer, Refusal):
+                return answer
+            return Refusal(answer or f"{self.name}.supports said no", "supports")
         if not self.backend or EVERY_RULE in without_rules:
             return None
         return _gate(problem, self.backend, target, without_rules)
@@ -147,17 +152,14 @@ class Implementation:
 
 def _gate(
     problem: Problem, backend: str, target: Target, without_rules: Collection[str]
-) -> str | None:
-    """Say why the support rules refuse a problem; None if they do not."""
+) -> Refusal | None:
+    """Return why the support rules refuse a problem; None if they do not."""
     # Imported when it is asked: a kernel that names no backend does not need `packaging`.
     from .gating import decide, load_rules
     from .gating.of_problem import feature_of
 
     book = load_rules().without(frozenset(without_rules)) if without_rules else None
-    decision = decide(feature_of(problem, backend), target, book=book)
-    if decision.supported:
-        return None
-    return f"{GATE}{decision.reason}" + (f" ({decision.rule})" if decision.rule else "")
+    return decide(feature_of(problem, backend), target, book=book).refusal
 
 
 def implementation(

@@ -219,7 +219,7 @@ def _axes(worker: Worker, address: Address, name: str) -> Axes:
     report = ImplementationReport(name, address.reference)
     axes = survey(worker, address, MAX_WORK, report)
     if axes is None:
-        message = f"{name} cannot be judged: {report.error or report.unsupported_reason}"
+        message = f"{name} cannot be judged: {report.error or report.refusal}"
         raise UnmeasurableError(message)
     if axes.operation not in ("paged_attention", "ragged_attention"):
         message = f"{name} implements {axes.operation}; problems of attention are judged here"

@@ -13,25 +13,23 @@ from rich.table import Table
 from rich.text import Text
 
 from ...impl import Target, UnsupportedError
-from ...impl.features import NOT_NAMED
 from ...impl.registry import registered, resolve_name
 from ...properties.findings.files import dumps
-from ...properties.isolation.workers import Deadlines, Worker
+from ...properties.findings.report import ImplementationReport
+from ...properties.isolation.workers import Worker
 from ...properties.laws import LAWS
-from ...properties.space.axes import narrow
+from ...properties.search.preparation import survey
 from ...properties.space.profiles import PROFILES
 from ...properties.worker.pools import open_pool
-from ...reference import Problem
+from ...properties.worker.requests import Address, DeviceLostError, HarnessError
 from ..console.errors import MachineError
 from ..console.terminal import console
 from ..reports.display import style_of
 
 SCHEMA = "kernelproof/list/1"
 JOBS = 2
-
-
-class _NoAnswerError(Exception):
-    """The worker could not say; the message tells why."""
+DECLARED = ("features", "arithmetic")
+"""What is listed of what an implementation declares."""
 
 
 def print_list(device: str, *, as_json: bool) -> int:
@@ -84,39 +82,22 @@ def implementations(names: Sequence[str], device: str) -> list[dict[str, Any]]:
 
 
 def _describe(worker: Worker, name: str, device: str) -> dict[str, Any]:
-    """Say what an implementation declares, and why it cannot run here, if so."""
-    base = {"implementation": resolve_name(name), "operation": None, "device": device}
-    entry: dict[str, Any] = {"name": name, "operation": None, "reference": base["implementation"]}
-    reason = ""
-
-    def probe(problems: Sequence[Problem]) -> list[str | None]:
-        nonlocal reason
-        asked = [problem.to_json() for problem in problems]
-        reasons: list[str | None] = _ask(worker, {"task": "probe", "problems": asked, **base})[
-            "reasons"
-        ]
-        # A feature that it does not have says less than whatever else is wanting.
-        telling = (each for each in reasons if each and (NOT_NAMED not in each or not reason))
-        reason = next(telling, reason)
-        return reasons
-
+    """Return what an implementation declares, and why it cannot run here, if so."""
+    address = Address(resolve_name(name), None, device)
+    report = ImplementationReport(name, address.reference)
     try:
-        declared = _ask(worker, {"task": "describe", **base})
-        entry |= {key: declared[key] for key in ("operation", "features", "arithmetic")}
-        axes = narrow(str(declared["operation"]), probe, PROFILES["quick"].max_work)
-    except _NoAnswerError as error:
-        return {**entry, "available": False, "reason": str(error)}
-    return {**entry, "available": axes is not None, "reason": None if axes else reason}
-
-
-def _ask(worker: Worker, request: dict[str, Any]) -> dict[str, Any]:
-    outcome = worker.run(request, Deadlines())
-    result: dict[str, Any] = outcome.result or {}
-    if outcome.status != "done":
-        raise _NoAnswerError(outcome.detail.strip().rpartition("\n")[2] or outcome.kind)
-    if "error" in result:
-        raise _NoAnswerError(result["error"])
-    return result
+        survey(worker, address, PROFILES["quick"].max_work, report)
+    except (DeviceLostError, HarnessError) as error:
+        report.error = str(error)
+    reason = report.error or report.refusal
+    return {
+        "name": name,
+        "operation": report.operation or None,
+        "reference": address.reference,
+        **{each: report.declared[each] for each in DECLARED if each in report.declared},
+        "available": not reason,
+        "reason": reason,
+    }
 
 
 def _print(listed: dict[str, Any]) -> None:

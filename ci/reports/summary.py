@@ -110,8 +110,8 @@ def reason_idle(report: ImplementationReport, summary: Summary) -> str:
         return report.error
     if summary.failure or summary.report.lost or summary.report.interrupted:
         return "the run ended before its first law did"
-    if report.unsupported_reason:
-        return report.unsupported_reason
+    if report.refusal:
+        return report.refusal
     if not report.laws:
         return f"none of the laws that were to run speaks of {report.operation or 'it'}"
     return f"{report.unsupported} problems unsupported, on the others no law had anything to judge"
@@ -124,7 +124,7 @@ def state(report: ImplementationReport) -> str:
     if any(not finding.entry for finding in report.findings):
         return "FINDINGS"
     if not report.judged:
-        return "UNSUPPORTED" if report.unsupported_reason or report.unsupported else "UNJUDGED"
+        return "UNSUPPORTED" if report.refusal or report.unsupported else "UNJUDGED"
     return "KNOWN" if report.findings else "PASS"
 
 

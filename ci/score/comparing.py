@@ -118,7 +118,7 @@ def _compare(
         report = ImplementationReport(bug.name, bug.reference)
         axes = survey(worker, address, profile.max_work, report)
         if axes is None:
-            message = f"{bug.name} cannot be compared: {report.error or report.unsupported_reason}"
+            message = f"{bug.name} cannot be compared: {report.error or report.refusal}"
             raise RuntimeError(message)
         for problem in draw_problems(axes, profile, seed, profile.problems):
             outcome = worker.run(address.request("measure", problem=problem.to_json()), DEADLINES)

@@ -21,6 +21,7 @@ from ...reference.tensors.inputs import (
     RaggedAttentionInputs,
 )
 from ..targets.optional import missing, require
+from ..targets.refusal import Refusal
 from ..targets.target import Target, installed_version
 from .kv import flashinfer_arguments
 
@@ -60,11 +61,11 @@ WORKSPACE_BYTES = 394 << 20
 prefills of 300 and 17 tokens with 32 query heads, measured on an H200."""
 
 
-def unavailable(target: Target) -> str | None:
-    """Say why FlashInfer's CUDA kernels cannot be called; None if they can."""
+def unavailable(target: Target) -> Refusal | None:
+    """Return why FlashInfer's CUDA kernels cannot be called; None if they can."""
     absent = missing("flashinfer", "flashinfer")
     if absent is None and target.device != "cuda":
-        return "FlashInfer's CUDA kernels need a GPU"
+        return Refusal("FlashInfer's CUDA kernels need a GPU", "device")
     return absent
 
 

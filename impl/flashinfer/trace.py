@@ -21,6 +21,7 @@ from ...reference.tensors.inputs import (
 )
 from ..protocol import Supports, implementation
 from ..targets.optional import missing, require
+from ..targets.refusal import Refusal
 from ..targets.target import Target
 from .triton import to_base_2, to_natural
 
@@ -30,11 +31,12 @@ PAGE = "flashinfer.trace.templates.page"
 
 
 def available(module: str) -> bool | str:
-    """Give True, or say why a module of references cannot be used."""
-    reason = missing("flashinfer", "flashinfer")
-    if reason is None and missing(module, "flashinfer") is not None:
-        return f"{module} came with flashinfer-python 0.7.0; the installed version lacks it"
-    return True if reason is None else reason
+    """Return True, or why a module of references cannot be used."""
+    absent = missing("flashinfer", "flashinfer")
+    if absent is None and missing(module, "flashinfer") is not None:
+        reason = f"{module} came with flashinfer-python 0.7.0; the installed version lacks it"
+        absent = Refusal(reason, "package", module)
+    return absent or True
 
 
 def template(module: str, name: str) -> Any:  # noqa: ANN401  untyped third-party code

@@ -7,26 +7,24 @@ Triton's interpreter (``TRITON_INTERPRET=1`` before triton is imported). Their L
 from __future__ import annotations
 
 import math
-import os
 from typing import Any
 
 import torch
 
 from ...reference import MergeProblem, Problem
 from ...reference.tensors.inputs import MergeInputs
-from ..gpu.triton_interpreter import castable_loop_variables, scalars_as_bounds
+from ..gpu.triton_interpreter import castable_loop_variables, scalars_as_bounds, uninterpreted
 from ..protocol import implementation
 from ..targets.optional import missing, require
+from ..targets.refusal import Refusal
 from ..targets.target import Target
 
 KERNELS = "flashinfer.triton.kernels.cascade"
 
 
-def unavailable(target: Target, module: str = KERNELS) -> str | None:
-    """Say why FlashInfer's Triton kernels cannot run there; None if they can."""
-    if target.device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-        return "Triton runs on a CPU only under TRITON_INTERPRET=1, set before it is imported"
-    return missing("triton", "triton") or missing(module, "flashinfer")
+def unavailable(target: Target, module: str = KERNELS) -> Refusal | None:
+    """Return why FlashInfer's Triton kernels cannot run there; None if they can."""
+    return uninterpreted(target) or missing("triton", "triton") or missing(module, "flashinfer")
 
 
 def _supports_two(problem: Problem, target: Target) -> bool | str:

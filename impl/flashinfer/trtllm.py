@@ -17,7 +17,6 @@ import torch
 from ...reference import Arithmetic, AttentionProblem, Problem
 from ...reference.formats.kv_format import FP8, NVFP4, stored_head_dim
 from ...reference.tensors.inputs import PagedAttentionInputs
-from ..features import GATE
 from ..gating import decide
 from ..gating.of_problem import feature_of
 from ..gating.rules import version_matches
@@ -119,8 +118,7 @@ def _decodes_in_fp8(problem: Problem, target: Target) -> bool | str:
 
 def _allowed(problem: AttentionProblem, backend: str, target: Target) -> bool | str:
     """Ask the support rules, as for an implementation that names its backend."""
-    decision = decide(feature_of(problem, backend), target)
-    return decision.supported or f"{GATE}{decision.reason} ({decision.rule})"
+    return decide(feature_of(problem, backend), target).refusal or True
 
 
 def _prefills(problem: Problem, target: Target) -> bool | str:

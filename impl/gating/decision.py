@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from ..targets.capability import capability_name
+from ..targets.refusal import Refusal
 from ..targets.target import Target, UnsupportedError
 from .book import Index, RuleBook, index_of
 from .evidence import level_of, level_of_refusal
@@ -88,6 +89,14 @@ class Decision:
     def supported(self) -> bool:
         """Whether it may run."""
         return self.status == SUPPORTED
+
+    @property
+    def refusal(self) -> Refusal | None:
+        """The refusal of an implementation that asks the rules; None where they support it."""
+        if self.supported:
+            return None
+        rule = f" ({self.rule})" if self.rule else ""
+        return Refusal(f"the gate: {self.reason}{rule}", "rules", self.rule)
 
     def __str__(self) -> str:
         """Give the text that ``require`` raises with."""

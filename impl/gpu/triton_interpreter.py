@@ -14,6 +14,7 @@ whether a user's kernel fails would depend on what ran before it.
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,8 +22,19 @@ from unittest import mock
 
 import torch
 
+from ..targets.refusal import Refusal
+from ..targets.target import Target
+
 FIRST_THAT_INDEXES = (3, 7)
 """The first triton whose interpreter makes an integer of an array of shape [1] itself."""
+
+
+def uninterpreted(target: Target) -> Refusal | None:
+    """Return why Triton does not run on a CPU; None if it does, and for a GPU."""
+    if target.device != "cpu" or os.environ.get("TRITON_INTERPRET") == "1":
+        return None
+    reason = "Triton runs on a CPU only under TRITON_INTERPRET=1, set before it is imported"
+    return Refusal(reason, "device")
 
 
 class LoopVariable(int):

@@ -6,20 +6,23 @@ import functools
 import importlib
 from types import ModuleType
 
+from .refusal import Refusal
 from .target import UnsupportedError
 
 
 @functools.cache
-def missing(module: str, extra: str) -> str | None:
-    """Say in one sentence why a module cannot be used; None if it can."""
+def missing(module: str, extra: str) -> Refusal | None:
+    """Return in one sentence why a module cannot be used; None if it can."""
     try:
         importlib.import_module(module)
     except ImportError as error:
         absent = getattr(error, "name", None) or module
-        return f"{module} cannot be imported ({absent} is missing): install kernelproof[{extra}]"
+        reason = f"{module} cannot be imported ({absent} is missing): install kernelproof[{extra}]"
     except Exception as error:  # noqa: BLE001  a broken wheel must not end the run
-        return f"{module} fails on import: {type(error).__name__}: {error}"
-    return None
+        reason = f"{module} fails on import: {type(error).__name__}: {error}"
+    else:
+        return None
+    return Refusal(reason, "package", module)
 
 
 def require(module: str, extra: str) -> ModuleType:

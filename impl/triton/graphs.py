@@ -12,6 +12,7 @@ from ...reference import AttentionProblem, BatchMetadata, Problem
 from ...reference.tensors.inputs import PagedAttentionInputs
 from ..gpu.cuda_graphs import Pair, Recorded, Replays, padded, room_for
 from ..protocol import implementation
+from ..targets.refusal import Refusal
 from ..targets.target import Target
 from .attention import ARITHMETIC, BUILD_MINUTES, PAGED_FEATURES, TritonSession, paged
 from .attention_call import Call, rows_a_request
@@ -100,10 +101,9 @@ class TritonGraphSession(TritonSession):
 
 
 def _on_a_gpu(problem: Problem, target: Target) -> bool | str:
-    reason = paged.refusal(problem, target)
-    if reason is None and target.device != "cuda":
-        return "CUDA graphs need a GPU: elsewhere it would be triton-attention"
-    return reason or True
+    if target.device != "cuda":
+        return Refusal("CUDA graphs need a GPU: elsewhere it would be triton-attention", "device")
+    return paged.refusal(problem, target) or True
 
 
 def _compile_key(problem: Problem) -> Hashable:

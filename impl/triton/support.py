@@ -6,24 +6,23 @@ float32 to bfloat16 by dropping bits, and multiplies bfloat16 by its bit pattern
 
 from __future__ import annotations
 
-import os
-
 import torch
 
+from ..gpu.triton_interpreter import uninterpreted
 from ..targets.optional import missing, require
+from ..targets.refusal import Refusal
 from ..targets.target import Target
 
 LEAST_SM = 80
 """bfloat16 and asynchronous copies begin with Ampere."""
 
 
-def unavailable(target: Target) -> str | None:
-    """Say in one sentence why Triton cannot run here; None if it can."""
-    if target.device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-        return "Triton runs on a CPU only under TRITON_INTERPRET=1, set before it is imported"
+def unavailable(target: Target) -> Refusal | None:
+    """Return in one sentence why Triton cannot run here; None if it can."""
     if target.sm is not None and target.sm < LEAST_SM:
-        return f"these Triton kernels need sm_{LEAST_SM} or newer, not sm_{target.sm}"
-    return missing("triton", "triton")
+        reason = f"these Triton kernels need sm_{LEAST_SM} or newer, not sm_{target.sm}"
+        return Refusal(reason, "device")
+    return uninterpreted(target) or missing("triton", "triton")
 
 
 def require_triton() -> None:

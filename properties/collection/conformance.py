@@ -181,7 +181,7 @@ class Suite:
             )
         report, made = self._prepared[surveyed.name]
         if made is None:
-            why = report.error or report.unsupported_reason
+            why = report.error or report.refusal
             return Judged("failed" if report.error else "skipped", f"{surveyed.label}: {why}")
         quarry, cost = made
         if item.case:

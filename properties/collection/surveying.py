@@ -106,7 +106,7 @@ def _ask(worker: Worker, name: str, choices: Choices, ledger: Ledger, target: Ta
         label=report.name,
         operation=report.operation,
         error=report.error,
-        unsupported="" if axes else report.unsupported_reason,
+        unsupported=report.refusal or "",
         configurations=parts,
         stored=tuple(map(str, _stored(reference, report.name, choices, ledger, target))),
     )

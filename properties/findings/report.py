@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...impl.targets.refusal import Refusal
 from ...reference import Problem
 from ..verdicts.verdict import Verdict
 
@@ -144,7 +145,8 @@ class ImplementationReport:
     laws: list[LawReport] = field(default_factory=list)
     replayed: list[Finding] = field(default_factory=list)
     corpus: CorpusReport = field(default_factory=CorpusReport)
-    unsupported_reason: str = ""
+    refusal: Refusal | None = None
+    """Why nothing of it can be judged here, where it refuses everything."""
     error: str = ""
     refused: dict[str, str] = field(default_factory=dict)
     declared: dict[str, Any] = field(default_factory=dict)
@@ -178,7 +180,8 @@ class ImplementationReport:
             "call_seconds": round(self.call_seconds, 6),
             "judged": self.judged,
             "unsupported": self.unsupported,
-            "unsupported_reason": self.unsupported_reason,
+            "unsupported_reason": self.refusal or "",
+            "unsupported_code": self.refusal.code if self.refusal else "",
             "error": self.error,
             "refused": self.refused,
             "modules": self.modules,

@@ -16,12 +16,10 @@ from ...impl.gating import Feature, Rule, RuleBook, decide
 from ...impl.gating.of_problem import feature_of
 from ...impl.gating.refusals import refusing
 from ...reference import AttentionProblem, MergeProblem, MetadataProblem, Problem
-from ..space.axes import CACHES, HEAD_DIMS, MERGE_AXES
+from ..space.axes import CACHES, HEAD_DIMS, MERGE_AXES, Probe
 from . import moe_cells
 
 SUPPORTED, REFUSED = "supported", "refused"
-Probe = Callable[[Sequence[Problem]], "list[str | None]"]
-"""Gives the reason why an implementation cannot express each problem, whatever the rules say."""
 Change = tuple[str, str, Mapping[str, Any]]
 """What a change is about, what it is called, and the fields that it sets."""
 
@@ -96,7 +94,7 @@ def cells_of(
         operation, backend: of the implementation.
         target: the machine; its release of FlashInfer decides which rules hold.
         book: of rules.
-        probe: asks the implementation.
+        probe: asks the implementation whether it can express problems, whatever the rules say.
     """
     found: list[Cell] = []
 

@@ -8,10 +8,11 @@ from typing import Any
 
 from ...impl import Target
 from ...impl.gating import RuleBook
+from ...impl.targets.refusal import Refusal, most_telling
 from ...reference import AttentionProblem, Problem
 from ..isolation.workers import Deadlines, Worker
 from ..space.restrictions import Only, meets, told
-from ..worker.requests import Address, HarnessError, verdict_of
+from ..worker.requests import Address, HarnessError, refusals_of, verdict_of
 from .cells import SUPPORTED, Cell, cells_of
 from .trials import RAISES, RIGHT, Tried
 
@@ -73,17 +74,17 @@ def groups_of(
     if not tried.backend:
         tried.reason = "it names no backend, so that no support rule is about it"
         return [], []
-    reasons: list[str] = []
+    refused: list[Refusal] = []
 
-    def probe(problems: Sequence[Problem]) -> list[str | None]:
+    def probe(problems: Sequence[Problem]) -> list[Refusal | None]:
         asked = [problem.to_json() for problem in problems]
-        found = list(_ask(worker, address, "probe", problems=asked)["reasons"])
-        reasons.extend(filter(None, found))
+        found = refusals_of(_ask(worker, address, "probe", problems=asked))
+        refused.extend(filter(None, found))
         return found
 
     cells = cells_of(tried.operation, tried.backend, target, choice.book, probe)
     if not cells:
-        tried.reason = reasons[0] if reasons else "no rule speaks of any of its simple calls"
+        tried.reason = most_telling(refused) or "no rule speaks of any of its simple calls"
         return [], []
     count = len(cells)
     cells = [each for each in cells if meets(each.problem, choice.only)]

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
-from ...impl.features import GATE
+from ...impl.targets.refusal import Refusal, most_telling
 from ...reference import AttentionProblem, MergeProblem, MoEProblem, Problem, RouteProblem
 from ..findings.report import ImplementationReport
 from ..isolation.sanitizer import LESS_WORK
@@ -16,7 +16,7 @@ from ..space.axes import Axes, all_axes, example, narrow
 from ..space.module_selection import Keys, Module, choose, further
 from ..space.profiles import CHEAP_MINUTES, NO_COST, Cost, Profile, Timing, cost_of, on_device
 from ..space.restrictions import Only, OnlyError, restricted
-from ..worker.requests import Address, HarnessError, probe_device, verdict_of
+from ..worker.requests import Address, HarnessError, probe_device, refusals_of, verdict_of
 from .building import Builder
 from .candidate import Quarry
 from .plan import Plan
@@ -57,39 +57,34 @@ def survey(
         return None
     report.declared = declared
     report.name, report.operation = str(declared["name"]), str(declared["operation"])
-    last_reason = ""
+    told: Refusal | None = None
 
-    def probe(problems: Sequence[Problem]) -> list[str | None]:
-        nonlocal last_reason
+    def probe(problems: Sequence[Problem]) -> list[Refusal | None]:
+        nonlocal told
         asked = [problem.to_json() for problem in problems]
         reply = _ask(worker, address, "probe", problems=asked)
         if "error" in reply:
             message = f"{report.name}.supports failed: {reply['error']}"
             raise HarnessError(message)
-        last_reason = _telling([*reply["reasons"], last_reason])
-        return list(reply["reasons"])
+        refusals = refusals_of(reply)
+        told = most_telling([told, *refusals])
+        return refusals
 
     space = all_axes(report.operation)
     try:
         space = restricted(report.operation, space, only or {})
         axes = narrow(report.operation, probe, max_work, axes=space)
     except OnlyError as error:
-        report.unsupported_reason = f"--only: {error}"
+        report.refusal = Refusal(f"--only: {error}", "only")
         return None
     except HarnessError as error:
         report.error = str(error)
         return None
     if axes is None:
-        report.unsupported_reason = last_reason
+        report.refusal = told
         return None
     report.refused = dict(axes.refused)
     return axes
-
-
-def _telling(reasons: Sequence[str | None]) -> str:
-    """Give the reason that says most: what comes to the support rules was right in all else."""
-    given = [reason for reason in reasons if reason]
-    return next((reason for reason in given if reason.startswith(GATE)), "".join(given[:1]))
 
 
 def _here(name: str, do: Callable[[], None]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...impl.features import NOT_NAMED
+from ...impl.targets.refusal import Refusal
 from ...reference import AttentionProblem, MergeProblem, MetadataProblem, Problem
 from ...reference.formats.kv_format import FP8
 from ...reference.problems import ATTENTION_REGIMES, EMPTY_STATES, MERGE_REGIMES
@@ -223,8 +223,8 @@ def head_fields(dims: Sequence[int]) -> dict[str, Any]:
     return found
 
 
-Probe = Callable[[Sequence[Problem]], "list[str | None]"]
-"""Gives the reason of refusal of each problem, None for those that are supported."""
+Probe = Callable[[Sequence[Problem]], "list[Refusal | None]"]
+"""Returns the refusal of each problem, None for those that are supported."""
 
 
 def narrow(
@@ -286,7 +286,7 @@ def _bases(
     """Give the simplest supported combinations of values, with the least of all limits."""
     simplest = {name: values[0] for name, values in axes.items()}
     free = [name for name in FREE if name in axes]
-    said: set[str | None] = set()
+    said: set[Refusal | None] = set()
     not_named: set[object] = set()
     for limited in _starts(axes):
         optional = tuple(limited.get(name) for name in OPTIONAL)
@@ -300,7 +300,7 @@ def _bases(
         bases = [chosen for chosen, reason in zip(combinations, answers, strict=True) if not reason]
         if bases:
             return bases
-        if all(reason is not None and NOT_NAMED in reason for reason in answers):
+        if all(refusal and refusal.code == "feature" for refusal in answers):
             not_named.add(optional)
         elif not ("caches" in limited or "quantisation" in limited):
             said |= set(answers)

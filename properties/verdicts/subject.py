@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from ...impl import Implementation, Target, UnsupportedError
+from ...impl.targets.refusal import Refusal
 from ...reference import Arithmetic, Problem, materialise
 from ...reference.operations import OPERATIONS as ORACLES
 from ...reference.operations import operation_of
@@ -43,7 +44,7 @@ LAUNCHES = 50
 """Of one problem in the soak, where nothing else is asked for."""
 OUT_OF_MEMORY = "out of memory"
 """The kind of a CRASH for which the machine was too small, or too full."""
-NOT_BUILT = "its module is not among those that were built for this run"
+NOT_BUILT = Refusal("its module is not among those that were built for this run", "module")
 
 
 class Subject:
@@ -71,8 +72,8 @@ class Subject:
         self._modules, self._without_rules = frozenset(modules), tuple(without_rules)
         self._waits = True
 
-    def refusal(self, problem: Problem) -> str | None:
-        """Give the reason why the implementation does not claim this problem; None if it does.
+    def refusal(self, problem: Problem) -> Refusal | None:
+        """Return the reason why the implementation does not claim this problem; None if it does.
 
         Raises:
             Stop: its ``supports`` raised.
@@ -91,7 +92,8 @@ class Subject:
 
         For what no module is built for: a law that asks this waits for compilers.
         """
-        return self.refusal(problem) in (None, NOT_BUILT)
+        refusal = self.refusal(problem)
+        return refusal is None or refusal.code == "module"
 
     def supports(self, problem: Problem) -> bool:
         """Tell whether the implementation claims this problem."""

@@ -30,7 +30,8 @@ class Verdict:
 
     Attributes:
         status: see the design's vocabulary.
-        kind: of a FAIL one of ``FAIL_KINDS``; of a CRASH the exception, signal or exit code.
+        kind: of a FAIL one of ``FAIL_KINDS``; of a CRASH the exception, signal or exit code; of
+            UNSUPPORTED the code of the ``Refusal``.
         message: one or a few sentences with the evidence.
         ratio: the worst error over its bound, where a law measured one.
         vacuous: the law had nothing to look at on this problem, so it does not count as judged.

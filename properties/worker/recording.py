@@ -85,7 +85,7 @@ def answer(subject: Recorder, payload: Mapping[str, Any]) -> dict[str, Any]:
     try:
         refusal = subject.refusal(problem)
         if refusal is not None:
-            return {"verdict": Verdict("UNSUPPORTED", message=refusal).to_json()}
+            return {"verdict": Verdict("UNSUPPORTED", refusal.code, refusal).to_json()}
         verdict = laws_of(problem.operation)[0].check(subject, problem)
     except Stop as stop:
         verdict = stop.verdict

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ...impl.targets.refusal import Refusal
 from ...reference import Problem
 from ..isolation.sanitizer import SLOWNESS, errors
 from ..isolation.workers import Deadlines, Outcome, Worker
@@ -73,6 +74,11 @@ class Address:
     def case(self, law: str, problem: Problem) -> dict[str, Any]:
         """Give what the worker needs to judge one case."""
         return self.request("judge", law=law, problem=problem.to_json())
+
+
+def refusals_of(reply: Mapping[str, Any]) -> list[Refusal | None]:
+    """Read an answer of ``tasks.probe``."""
+    return [each and Refusal(**each) for each in reply["refusals"]]
 
 
 def verdict_of(outcome: Outcome, tool: str = "") -> Verdict:

@@ -138,11 +138,11 @@ def describe(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
 
 
 def probe(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
-    """Ask for the reason of refusal of each of ``problems``; None for those supported."""
+    """Ask for the refusal of each of ``problems``; None for those supported."""
     subject = subject_of(payload, phases)
     problems = [problem_from_json(problem) for problem in payload["problems"]]
     try:
-        reasons = [
+        refusals = [
             subject.implementation.refusal(
                 each, subject.target, without_rules=payload.get("without_rules", ())
             )
@@ -152,7 +152,7 @@ def probe(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(frame.filename).name}:{frame.lineno}"
         return {"error": f"{type(error).__name__}: {error} ({where})"}
-    return {"reasons": reasons}
+    return {"refusals": [refusal and refusal.to_json() for refusal in refusals]}
 
 
 def modules(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
@@ -229,7 +229,7 @@ def judge(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
     try:
         refusal = subject.refusal(problem)
         if refusal is not None:
-            return Verdict("UNSUPPORTED", message=refusal).to_json()
+            return Verdict("UNSUPPORTED", refusal.code, refusal).to_json()
         verdict = law.check(subject, problem)
     except Stop as stop:
         verdict = stop.verdict

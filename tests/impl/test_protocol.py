@@ -105,12 +105,15 @@ class TestRefusal:
         assert made().refusal(PAGED, HERE) is None
         said = made().refusal(MergeProblem(), HERE)
         assert said == "mine implements paged_attention, not merge_state"
+        assert (said.code, said.about) == ("operation", "merge_state")
 
     @pytest.mark.parametrize("feature", ["custom_mask", "per_head_scales"])
     def test_of_a_feature_that_it_does_not_name(self, feature: str) -> None:
         options: dict[str, Any] = {feature: True}
         problem = AttentionProblem(**options)
-        assert made().refusal(problem, HERE) == f"mine does not name the feature {feature}"
+        said = made().refusal(problem, HERE)
+        assert said == f"mine does not name the feature {feature}"
+        assert (said.code, said.about) == ("feature", feature)
         assert made(features=[feature]).refusal(problem, HERE) is None
 
     @pytest.mark.parametrize(
@@ -123,7 +126,23 @@ class TestRefusal:
         ],
     )
     def test_of_its_own(self, answer: bool | str, refusal: str | None) -> None:
-        assert made(supports=lambda _p, _t: answer).refusal(PAGED, HERE) == refusal
+        said = made(supports=lambda _p, _t: answer).refusal(PAGED, HERE)
+        assert said == refusal
+        assert said is None or (said.code, said.about) == ("supports", "")
+
+    def test_of_its_own_that_has_a_code(self) -> None:
+        absent = missing("surely_not_installed", "triton")
+        said = made(supports=lambda _p, _t: absent or True).refusal(PAGED, HERE)
+        assert said is not None
+        assert said is absent
+        assert (said.code, said.about) == ("package", "surely_not_installed")
+
+    def test_of_the_rules(self) -> None:
+        fp8 = replace(PAGED, kv_cache="float8_e4m3fn")
+        asked = made(features=["fp8_kv"], backend="fa3")
+        said = asked.refusal(fp8, Target(sm=103, flashinfer="0.6.7", cuda="13.0"))
+        assert said is not None
+        assert (said.code, said.about) == ("rules", "")  # no rule allows it
 
     def test_it_is_asked_about_this_problem_on_this_target(self) -> None:
         asked: list[tuple[Problem, Target]] = []

@@ -93,6 +93,7 @@ class Compared:
         operation, backend: as it declares.
         reasons: by side, why it cannot run; empty where it can.
         errors: by side, why it could not be asked.
+        unimported: sides on which that is because it cannot be imported.
         axes: what problems are drawn from.
         refused: by side, the axis values that are refused there and not on the other side.
         addresses: by side.
@@ -108,6 +109,7 @@ class Compared:
     backend: str = ""
     reasons: dict[str, str] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
+    unimported: set[str] = field(default_factory=set)
     axes: Axes | None = None
     refused: dict[str, dict[str, str]] = field(default_factory=dict)
     addresses: dict[str, Address] = field(default_factory=dict)
@@ -135,6 +137,8 @@ def survey_both(name: str, reference: str, sides: Sides, plan: Plan) -> Compared
         found.build_minutes = max(found.build_minutes, known["build_minutes"])
         if known["error"]:
             found.errors[side] = known["error"]
+            if not known["operation"]:
+                found.unimported.add(side)
         elif known["axes"] is None:
             found.reasons[side] = known["reason"]
         else:

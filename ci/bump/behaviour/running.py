@@ -270,7 +270,7 @@ def _tell_errors(learned: Learned, plan: Plan) -> None:
         # With both it is nothing of a release: who named it named what there is not.
         code = USAGE if plan.named and len(each.errors) == len(SIDES) else MACHINE
         for side, why in each.errors.items():
-            if "cannot be imported" in why or not each.operation:
+            if side in each.unimported:
                 learned.fail(f"{each.name} with {learned.given[side]}: {_last(why)}", code)
 
 
@@ -293,11 +293,11 @@ def _lost(learned: Learned) -> None:
         ]
         if not lost:
             continue
-        told = f"{each.name}: {len(lost)} answers could not be had: {_last(lost[0])}"
+        why = f"{len(lost)} answers could not be had: {_last(lost[0])}"
         if any(tried.judged(side) for tried in each.tried for side in each.runs):
-            learned.skipped[told.partition(":")[0]] = told.partition(": ")[2]
+            learned.skipped[each.name] = why
         else:
-            learned.fail(told)
+            learned.fail(f"{each.name}: {why}")
 
 
 def _last(text: str) -> str:

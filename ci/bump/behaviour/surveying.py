@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from ....impl.features import NOT_NAMED
 from ....properties.findings.report import ImplementationReport
 from ....properties.search.preparation import survey
 from ....properties.space.axes import Axes, all_axes, example
-from ....properties.worker.requests import Address, verdict_of
+from ....properties.worker.requests import Address, refusals_of, verdict_of
 from ..sides.plan import Plan
 from .asking import Asker, Side
 
@@ -35,9 +34,6 @@ def _survey(side: Side, address: Address, name: str, max_work: int, plan: Plan) 
     axes = None
     if not reason and not report.error:
         axes = survey(asker, address, max_work, report, plan.only or None)
-        if axes is None and NOT_NAMED in report.unsupported_reason:
-            # A feature that it does not have says less than whatever else is wanting.
-            report.unsupported_reason = _simplest_reason(asker, address, report)
     if axes is not None:
         told["axes"] = axes_to_json(axes)
     declared = report.declared
@@ -47,12 +43,12 @@ def _survey(side: Side, address: Address, name: str, max_work: int, plan: Plan) 
         "backend": str(declared.get("backend", "")),
         "build_minutes": declared.get("build_minutes", 0.0) if declared.get("build_ahead") else 0.0,
         "error": report.error,
-        "reason": reason or report.unsupported_reason,
+        "reason": reason or report.refusal or "",
     }
 
 
 def _refused_altogether(asker: Asker, address: Address, report: ImplementationReport) -> str:
-    """Give the one reason for which simple problems of every kind are refused, if there is one.
+    """Return the one reason for which simple problems of every kind are refused, if there is one.
 
     Learning in full that a GPU is missing takes a hundred questions.
     """
@@ -77,17 +73,9 @@ def _refused_altogether(asker: Asker, address: Address, report: ImplementationRe
     ]
     asked = [problem.to_json() for problem in problems]
     reply: Any = asker.run(address.request("probe", problems=asked)).result or {}
-    reasons: Sequence[str | None] = reply.get("reasons", [None])
-    telling = {each for each in reasons if each is None or NOT_NAMED not in each}
+    refusals = refusals_of(reply) if "refusals" in reply else [None]
+    telling = {each for each in refusals if each is None or each.code != "feature"}
     return telling.pop() or "" if len(telling) == 1 else ""
-
-
-def _simplest_reason(asker: Asker, address: Address, report: ImplementationReport) -> str:
-    """Give the reason for which the simplest problem is refused."""
-    axes = all_axes(report.operation)
-    problem = example(report.operation, {name: values[0] for name, values in axes.items()})
-    reply: Any = asker.run(address.request("probe", problems=[problem.to_json()])).result or {}
-    return str(reply.get("reasons", [""])[0] or report.unsupported_reason)
 
 
 def axes_to_json(axes: Axes) -> dict[str, Any]:

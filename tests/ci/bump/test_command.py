@@ -375,8 +375,8 @@ def test_a_case_that_cannot_be_written_is_told_with_the_report(
 def test_what_fails_with_both_is_wrong_usage_where_it_was_named(
     named: bool, sides: int, code: int, tmp_path: Path
 ) -> None:
-    errors = dict.fromkeys(SIDES[:sides], "cannot be imported: No module named 'gone'")
-    compared = Compared("it", "gone:it", errors=errors)
+    errors = dict.fromkeys(SIDES[:sides], "in whatever words")
+    compared = Compared("it", "gone:it", errors=errors, unimported=set(errors))
     learned = Learned(dict.fromkeys(SIDES, "9.9.1"), (), compared=[compared])
     plan = Plan((), "cpu", PROFILES["quick"], 0, Ledger(()), tmp_path, tmp_path, named=named)
     _tell_errors(learned, plan)

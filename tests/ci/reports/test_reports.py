@@ -21,6 +21,7 @@ from kernelproof.ci.reports.html_report import to_html
 from kernelproof.ci.reports.json_report import to_json
 from kernelproof.ci.reports.junit import to_junit
 from kernelproof.ci.reports.summary import Summary, summarise
+from kernelproof.impl.targets.refusal import Refusal
 from kernelproof.properties.findings.cases import CaseWriter, loading_name, replay_command
 from kernelproof.properties.findings.files import dumps, write_text
 from kernelproof.properties.findings.ledger import Entry, Ledger, read_case
@@ -88,7 +89,7 @@ def summary(report: RunReport, *, gate: bool = False, failure: str = "") -> Summ
 
 
 UNSUPPORTED = ImplementationReport(
-    "other", "kernels:other", "merge_state", unsupported_reason="needs a GPU"
+    "other", "kernels:other", "merge_state", refusal=Refusal("needs a GPU", "device")
 )
 NOT_FOUND = ImplementationReport("a:b", "a:b", error="a:b: there is no module 'a'")
 NO_ANSWER = ImplementationReport("a:b", "a:b", "merge_state", error="a:b.supports failed: boom")

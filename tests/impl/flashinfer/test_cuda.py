@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
     missing("flashinfer", "flashinfer") is not None, reason="flashinfer is not installed"
 )
 FAMILIES = tuple(
-    f"kernelproof.impl.flashinfer_{name}:" for name in ("paged", "ragged", "cascade", "graphs")
+    f"kernelproof.impl.flashinfer.{name}:" for name in ("paged", "ragged", "cascade", "graphs")
 )
 CUDA = [name for name, place in BUILT_IN.items() if place.startswith(FAMILIES)]
 PAGED = AttentionProblem(
@@ -84,6 +84,7 @@ def test_the_hang_is_refused_where_it_is_and_a_rule_can_be_left_out() -> None:
     why = found.refusal(problem, on("0.6.13"))
     assert why is not None
     assert "fa3-fp8-window-hang" in why
+    assert (why.code, why.about) == ("rules", "fa3-fp8-window-hang")
     assert found.refusal(problem, on("0.6.13"), without_rules=["fa3-fp8-window-hang"]) is None
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from kernelproof.impl import Target, find_implementation
 from kernelproof.impl.protocol import EVERY_RULE
+from kernelproof.impl.targets.refusal import Refusal
 from kernelproof.properties.space.axes import example, narrow
 from kernelproof.properties.space.module_selection import choose
 from kernelproof.reference import MoEProblem, Problem, RouteProblem
@@ -44,7 +45,7 @@ def test_the_suite_finds_problems_that_they_take(name: str, sm: int) -> None:
     found = find_implementation(f"flashinfer-{name}")
     target = Target(sm=sm, flashinfer="0.7.2.post1", cuda="13.0", device="cuda")
 
-    def probe(problems: Sequence[Problem]) -> list[str | None]:
+    def probe(problems: Sequence[Problem]) -> list[Refusal | None]:
         return [found.refusal(each, target) for each in problems]
 
     axes = narrow(found.operation, probe, 10**9)

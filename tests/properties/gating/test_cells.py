@@ -13,6 +13,7 @@ from kernelproof.impl.gating import Feature, load_rules
 from kernelproof.impl.gating.refusals import refusing
 from kernelproof.impl.protocol import EVERY_RULE
 from kernelproof.impl.registry import registered
+from kernelproof.impl.targets.refusal import Refusal
 from kernelproof.properties.gating.cells import REFUSED, SUPPORTED, Cell, cells_of
 from kernelproof.properties.gating.grouping import chosen_modules
 from kernelproof.properties.gating.trials import outcome_of, status_of
@@ -32,7 +33,7 @@ def h200(flashinfer: str) -> Target:
 def cells(name: str, flashinfer: str) -> list[Cell]:
     found, target = find_implementation(name), h200(flashinfer)
 
-    def probe(problems: Sequence[Problem]) -> list[str | None]:
+    def probe(problems: Sequence[Problem]) -> list[Refusal | None]:
         return [found.refusal(each, target, without_rules=[EVERY_RULE]) for each in problems]
 
     return cells_of(found.operation, found.backend, target, load_rules(), probe)

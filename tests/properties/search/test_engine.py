@@ -161,7 +161,8 @@ class TestManyAtOnce:
         self, each: dict[str, ImplementationReport]
     ) -> None:
         report = each["never"]
-        assert report.unsupported_reason == "not on a cpu"
+        assert report.refusal == "not on a cpu"
+        assert report.refusal.code == "supports"
         assert (report.judged, report.laws, report.error) == (0, [], "")
 
     def test_a_supports_that_raises_is_an_error(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kernelproof.impl import OPERATIONS, Implementation, Target, find_implementation
+from kernelproof.impl.targets.refusal import Refusal
 from kernelproof.properties.isolation.workers import Deadlines, Worker, WorkerPool
 from kernelproof.properties.laws import LAWS, Law, find_law, laws_of
 from kernelproof.properties.seeded import BUGS, CATALOGUE, HONEST, PROCESS_CONTROLS, SeededBug
@@ -112,7 +113,7 @@ def verdict(law: Law, implementation: Implementation, problem: Problem) -> Verdi
 def search(implementation: Implementation, law: Law, most: int) -> _Search:
     """Draw problems, as the engine does, until one fails."""
 
-    def probe(asked: Any) -> list[str | None]:  # noqa: ANN401  a sequence of problems
+    def probe(asked: Any) -> list[Refusal | None]:  # noqa: ANN401  a sequence of problems
         return [implementation.refusal(problem, TARGET) for problem in asked]
 
     axes = narrow(implementation.operation, probe, PROFILES["quick"].max_work)

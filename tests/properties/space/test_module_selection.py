@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, Phase
 
 from kernelproof.impl import Implementation, Target, find_implementation, implementation
 from kernelproof.impl.flashinfer.calls import BUILD_MINUTES, module_key
+from kernelproof.impl.targets.refusal import Refusal
 from kernelproof.properties.findings.corpus import load_case, read_corpus
 from kernelproof.properties.findings.ledger import load_ledger
 from kernelproof.properties.findings.report import ImplementationReport
@@ -42,7 +43,7 @@ def asked(name: str, target: Target = ON_H200) -> tuple[Axes, Keys, Implementati
     key = found.compile_key
     assert key is not None
 
-    def refusals(given: object) -> list[str | None]:
+    def refusals(given: object) -> list[Refusal | None]:
         return [found.refusal(problem, target) for problem in given]  # type: ignore[attr-defined]
 
     def keys(given: object) -> list[str | None]:

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from kernelproof.impl import OPERATIONS
+from kernelproof.impl.targets.refusal import Refusal
 from kernelproof.properties.space.axes import (
     FREE,
     HEAD_DIMS,
@@ -237,23 +238,23 @@ def test_lengths_stay_below_their_cap(
     assert 1 <= data.draw(lengths(cap, page_size, window)) <= cap
 
 
-def accept(rule: Callable[[Any], bool]) -> Callable[[Sequence[Problem]], list[str | None]]:
-    def probe(asked: Sequence[Problem]) -> list[str | None]:
-        return [None if rule(problem) else "no" for problem in asked]
+def accept(rule: Callable[[Any], bool]) -> Callable[[Sequence[Problem]], list[Refusal | None]]:
+    def probe(asked: Sequence[Problem]) -> list[Refusal | None]:
+        return [None if rule(problem) else Refusal("no") for problem in asked]
 
     return probe
 
 
 class TestNarrow:
     def test_a_kernel_of_fp8_alone_is_found(self) -> None:
-        def probe(asked: Sequence[Problem]) -> list[str | None]:
+        def probe(asked: Sequence[Problem]) -> list[Refusal | None]:
             in_fp8 = [getattr(each, "q_dtype", "") == "float8_e4m3fn" for each in asked]
-            return [None if fits else f"not {i}" for i, fits in enumerate(in_fp8)]
+            return [None if fits else Refusal(f"not {i}") for i, fits in enumerate(in_fp8)]
 
         axes = narrow("paged_attention", probe, GATE_WORK)
         assert axes is not None
         assert axes.allows("caches")[0] == ("float8_e4m3fn", "float8_e4m3fn")
-        assert narrow("paged_attention", lambda asked: ["never"] * len(asked), GATE_WORK) is None
+        assert narrow("paged_attention", accept(lambda _: False), GATE_WORK) is None
 
     def test_everything(self) -> None:
         for operation in OPERATIONS:

@@ -1,0 +1,45 @@
+"""Why a problem is not for an implementation: a sentence for people, a code for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, final, get_args
+
+Code = Literal["rules", "package", "device", "supports", "module", "only", "feature", "operation"]
+CODES: tuple[Code, ...] = get_args(Code)
+"""Codes of refusals, the most telling first: what the support rules refuse was right in all else,
+and a feature that an implementation does not name says less than whatever else is wanting."""
+
+
+@final
+class Refusal(str):
+    """The sentence, which carries what is decided on.
+
+    It is a string because ``supports`` answers with one, and whoever prints a reason needs no more.
+
+    Attributes:
+        code: who refuses, one of ``CODES``: the support rules (``rules``), a package that is
+            missing, the device, ``supports`` itself, a module that was not built for this run, the
+            option ``--only``, a feature that is not named, or another operation.
+        about: id of the rule, name of the package, the feature or the operation; else empty.
+    """
+
+    __slots__ = ("about", "code")
+    code: Code
+    about: str
+
+    def __new__(cls, reason: str, code: Code = "supports", about: str = "") -> Refusal:
+        """Make one; its fields by name are those of ``to_json``."""
+        made = super().__new__(cls, reason)
+        made.code, made.about = code, about
+        return made
+
+    def to_json(self) -> dict[str, str]:
+        """Return a JSON-able dictionary: as JSON, the string itself would lose its code."""
+        return {"reason": str(self), "code": self.code, "about": self.about}
+
+
+def most_telling(refusals: Iterable[Refusal | None]) -> Refusal | None:
+    """Return the refusal that says most, the first of several with its code; None if all are."""
+    given = (refusal for refusal in refusals if refusal)
+    return min(given, key=lambda refusal: CODES.index(refusal.code), default=None)

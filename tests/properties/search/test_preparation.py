@@ -1,0 +1,46 @@
+"""What is told of an implementation that refuses everything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import nullcontext
+
+import pytest
+
+from kernelproof.impl import find_implementation
+from kernelproof.impl.registry import resolve_name
+from kernelproof.properties.findings.report import ImplementationReport
+from kernelproof.properties.isolation.workers import Deadlines, Outcome, Worker
+from kernelproof.properties.search.preparation import survey
+from kernelproof.properties.space.profiles import PROFILES
+from kernelproof.properties.worker.requests import Address
+from kernelproof.properties.worker.tasks import handle
+
+
+class Here(Worker):
+    """Answers in this process, through JSON."""
+
+    def __init__(self) -> None:
+        pass
+
+    def run(self, payload: Mapping[str, object], deadlines: Deadlines | None = None) -> Outcome:
+        del deadlines
+        return Outcome("done", json.loads(json.dumps(handle(payload, self))))
+
+    def phase(self, name: str) -> nullcontext[None]:
+        del name
+        return nullcontext()
+
+
+@pytest.mark.parametrize("name", ["flashinfer-prefill-fa2", "flashinfer-xqa-decode"])
+def test_what_needs_a_gpu_is_not_said_to_lack_a_feature(name: str) -> None:
+    """The last problems that are asked about are of latent attention, which they do not name."""
+    assert "mla" not in find_implementation(name).features
+    report = ImplementationReport(name, resolve_name(name))
+    address = Address(report.reference, None, "cpu")
+    assert survey(Here(), address, PROFILES["quick"].max_work, report) is None
+    assert report.refusal is not None
+    assert report.refusal.code in ("package", "device")
+    assert report.to_json()["unsupported_reason"] == report.refusal
+    assert report.to_json()["unsupported_code"] == report.refusal.code
