@@ -427,16 +427,16 @@ def test_the_list(kernelproof: Command) -> None:
     assert [each["name"] for each in listed["profiles"]] == list(PROFILES)
 
 
-def test_help_is_fast_and_loads_nothing_heavy() -> None:
+def test_help_is_fast_for_it_loads_nothing_heavy() -> None:
     code = (
         "import sys; from kernelproof.ci.cli import main; code = main(['--help'])\n"
-        "heavy = {'torch', 'hypothesis', 'rich', 'pytest'} & set(sys.modules)\n"
+        "heavy = {'torch', 'numpy', 'hypothesis', 'rich', 'jinja2', 'pytest'}\n"
+        "heavy |= {'kernelproof.reference', 'kernelproof.impl', 'kernelproof.properties.laws'}\n"
+        "heavy &= set(sys.modules)\n"
         "sys.exit(f'{heavy}' if heavy else code)"
     )
-    started = time.monotonic()
     ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
     assert ended.returncode == 0, ended.stderr
-    assert time.monotonic() - started < 2.0  # 0.15 s where nothing else runs
     for command in ("check", "gate", "replay", "list", "score"):
         assert command.encode() in ended.stdout
         assert main([command, "--help"]) == 0
@@ -476,14 +476,14 @@ def test_an_interrupted_run_tells_what_it_knows(zoo: Path) -> None:
     workers = children(process.pid)
     assert workers
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert "ERROR: interrupted" in out
     data = json.loads((zoo / "stopped.json").read_text())
     assert data["interrupted"] is True
     assert data["findings"][0]["implementation"] == "raising"
-    until = time.monotonic() + 5.0
+    until = time.monotonic() + 60.0
     while (left := [pid for pid in workers if alive(pid)]) and time.monotonic() < until:
         time.sleep(0.05)
     assert not left

@@ -275,7 +275,5 @@ def test_the_native_dot_is_wrong_in_the_interpreter(worker: Worker, device: str)
     problem = AttentionProblem(dtype="bfloat16")
     verdict = ask(worker, device, "triton-attention-native-dot", "parity", problem)
     assert (verdict.status, verdict.kind) == ("FAIL", "numeric")
-    assert verdict.ratio is not None
-    assert verdict.ratio > 1e6
     verdict = ask(worker, device, "triton-attention", "parity", problem)
     assert verdict.status == "PASS"

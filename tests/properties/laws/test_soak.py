@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -37,6 +37,14 @@ class _Anywhere:
     def phase(self, name: str) -> AbstractContextManager[None]:
         del name
         return nullcontext()
+
+
+A_LAUNCH = soak.SECONDS_A_LAUNCH
+
+
+@pytest.fixture(autouse=True)
+def _launches_are_not_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soak, "SECONDS_A_LAUNCH", 60.0)
 
 
 def soaked(
@@ -120,13 +128,15 @@ def test_a_copy_is_waited_for_before_it_is_compared(monkeypatch: pytest.MonkeyPa
     assert events[-4:] == ["copy", "wait", "read", "read"]
 
 
-def test_a_slow_implementation_is_launched_a_few_times() -> None:
+def test_a_slow_implementation_is_launched_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
+    clock = SimpleNamespace(perf_counter=lambda: 0.05 * len(calls))
+    monkeypatch.setattr(soak, "time", clock)
+    monkeypatch.setattr(soak, "SECONDS_A_LAUNCH", A_LAUNCH)
 
     def change(call: int, out: torch.Tensor) -> None:
         del out
         calls.append(call)
-        time.sleep(0.05)
 
     assert soaked(merging(change), 20).status == "PASS"
     assert 5 <= len(calls) < 15

@@ -51,18 +51,18 @@ def test_a_build_that_fails_gives_its_turn_back() -> None:
 
 def test_no_more_than_may_run_at_a_time() -> None:
     turns, running, most = Turns(3), [0], [0]
-    lock = threading.Lock()
+    lock, three = threading.Lock(), threading.Barrier(3)
 
     def one(number: int) -> None:
         with turns.turn(f"{number % 4}", float(number)):
             with lock:
                 running[0] += 1
                 most[0] = max(most[0], running[0])
-            time.sleep(0.005)
+            three.wait(30)
             with lock:
                 running[0] -= 1
 
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(20)]
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(21)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -129,7 +129,7 @@ class TestManyAtOnce:
         assert law.finding is None
         assert law.verdict == "PASS"
         assert law.judged >= 4
-        assert 0 < law.worst_ratio <= 1
+        assert law.worst_ratio <= 1
         assert (report.name, report.operation, report.judged) == (
             "honest", "paged_attention", law.judged
         )  # fmt: skip
@@ -153,6 +153,7 @@ class TestManyAtOnce:
         assert finding.attempts > 1
         assert finding.seconds > 0
         assert "expected" in finding.verdict.message
+        assert only_law(each["wrong_from_five"]).worst_ratio > 1  # it adds 1 itself
         data = json.loads(json.dumps(finding.to_json()))
         assert {"law", "status", "kind", "problem", "message", "replay"} <= set(data)
         assert data["status"] == "FAIL"

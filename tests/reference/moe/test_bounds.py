@@ -196,7 +196,10 @@ def test_float32_throughout(
     activation: str, multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 ) -> None:
     kernel = replace(case(activation, FLOAT32), arithmetic=Arithmetic(), multiply=multiply)
-    assert 0.004 < kernel.ratio(kernel.run()) < 0.5
+    ratio = kernel.ratio(kernel.run())
+    assert ratio < 0.5
+    # A BLAS may be as exact as it likes; sums one by one round where this file says.
+    assert multiply is blas or ratio > 0.004
 
 
 @pytest.mark.parametrize("sizes", [(1, 1), (2, 3), (8, 2), (700, 5), (4, 900)])
@@ -250,7 +253,7 @@ def test_products_that_are_subnormal_where_they_are_added() -> None:
 
 def test_weights_on_the_input() -> None:
     kernel = case("relu2", top_k=1)
-    weights = 0.5 + torch.rand(24, 1)
+    weights = 0.5 + torch.rand(24, 1, generator=torch.Generator().manual_seed(7))
     kernel = replace(kernel, topk_weights=weights, options={"weights_on_input": True})
     assert 0.02 < kernel.ratio(kernel.run()) < 0.9
 
