@@ -38,6 +38,14 @@ test: setup-test browser ## The tests of Kernelproof itself (TEST_FLAGS="tests/r
 score: setup ## Which seeded bugs the laws kill, and how fast (SCORE_FLAGS=...)
 	$(BIN)/kernelproof score $(SCORE_FLAGS)
 
+.PHONY: score-evidence
+# One file an operation: a new law or seeded bug of merging asks for that operation's alone.
+score-evidence: setup ## The kept scores, fixtures/evidence/score-*.json (OPERATION=merge_state; default: all)
+	@status=0; for operation in $(or $(OPERATION),$$($(BIN)/python -c '$(OPERATIONS_SCORED)')); do \
+	  $(BIN)/kernelproof score --profile gate --operation $$operation \
+	    --json fixtures/evidence/score-$$operation.json $(SCORE_FLAGS) || status=$$?; \
+	done; exit $$status
+
 .PHONY: bench
 bench: setup ## Time, memory and tightness of the oracle (BENCH_FLAGS=...)
 	$(BIN)/kernelproof bench $(BENCH_FLAGS)
@@ -125,6 +133,8 @@ $(VENV)/.installed-dev: $(VENV)/.created $(PINS)
 	@touch $(VENV)/.installed-gate $(VENV)/.installed-test $@
 
 comma := ,
+OPERATIONS_SCORED := from kernelproof.properties.seeded import CATALOGUE; \
+  print(*dict.fromkeys(bug.operation for bug in CATALOGUE))
 
 # mypy follows no import hook, as an editable install uses one; a link of the package's name it does.
 .build/kernelproof:

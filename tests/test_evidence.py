@@ -3,39 +3,70 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kernelproof.properties.laws import LAWS, Law
-from kernelproof.properties.seeded import BUGS
+from kernelproof.fixtures import EVIDENCE
+from kernelproof.properties.laws import LAWS, Law, laws_of
+from kernelproof.properties.seeded import BUGS, CATALOGUE
 
-EVIDENCE = Path(__file__).parents[1] / "fixtures" / "evidence"
-SCORES = ("score-gate.json", "score-gate-moe.json")
-"""Of attention, merging and metadata, and of experts and routing: no bug is of both."""
-AGAIN = "run kernelproof score --profile gate --operation OP ... --json fixtures/evidence/FILE"
+OPERATIONS = sorted({bug.operation for bug in CATALOGUE})
+
+
+def again(operation: str) -> str:
+    return f"run `make score-evidence OPERATION={operation}`"
 
 
 @pytest.fixture(scope="module")
-def scores() -> list[dict[str, Any]]:
-    return [json.loads((EVIDENCE / name).read_text(encoding="utf-8")) for name in SCORES]
+def scores() -> dict[str, dict[str, Any]]:
+    files = EVIDENCE.glob("score-*.json")
+    return {
+        path.stem.removeprefix("score-"): json.loads(path.read_text(encoding="utf-8"))
+        for path in files
+    }
 
 
-def test_the_scores_are_of_these_laws_and_bugs(scores: list[dict[str, Any]]) -> None:
-    scored = [each["name"] for score in scores for each in score["bugs"]
-              if each["control"] == "bug"]  # fmt: skip
-    assert sorted(scored) == sorted(bug.name for bug in BUGS), AGAIN
-    assert {name for score in scores for name in score["laws"]} == {law.name for law in LAWS}, AGAIN
-    for score in scores:
-        assert score["share_killed"] >= 0.95
-        assert score["accusations"] == []
+def test_there_is_one_score_an_operation(scores: dict[str, dict[str, Any]]) -> None:
+    missing = [again(operation) for operation in OPERATIONS if operation not in scores]
+    assert not missing
+    assert sorted(scores) == OPERATIONS
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_score_is_of_these_laws_and_bugs(
+    operation: str, scores: dict[str, dict[str, Any]]
+) -> None:
+    score = scores[operation]
+    scored = [each["name"] for each in score["bugs"] if each["control"] == "bug"]
+    bugs = [bug.name for bug in BUGS if bug.operation == operation]
+    assert sorted(scored) == sorted(bugs), again(operation)
+    assert set(score["laws"]) == {law.name for law in laws_of(operation)}, again(operation)
+    assert score["profile"] == "gate"
+    assert score["share_killed"] >= 0.95
+    assert score["accusations"] == []
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name)
 def test_a_law_kills_something_alone_or_says_why_it_is_kept(
-    law: Law, scores: list[dict[str, Any]]
+    law: Law, scores: dict[str, dict[str, Any]]
 ) -> None:
-    alone = [name for score in scores
-             for name in score["laws"].get(law.name, {"alone": []})["alone"]]  # fmt: skip
-    assert alone or law.overlap, f"{law.name} kills nothing that others do not; {AGAIN}"
+    alone = [
+        name
+        for operation in law.operations
+        for name in scores[operation]["laws"].get(law.name, {"alone": []})["alone"]
+    ]
+    assert alone or law.overlap, f"{law.name} kills nothing that others do not"
+
+
+def test_a_bug_is_killed_alone_by_the_law_that_the_table_names(
+    scores: dict[str, dict[str, Any]],
+) -> None:
+    """The table of each file follows from its own bugs."""
+    for operation, score in scores.items():
+        killed = [each for each in score["bugs"] if each["control"] == "bug" and each["killed"]]
+        for law, found in score["laws"].items():
+            kills = [each for each in killed if law in each["laws"]]
+            assert found["kills"] == [each["name"] for each in kills], (operation, law)
+            alone = [each["name"] for each in kills if len(each["laws"]) == 1]
+            assert found["alone"] == alone, (operation, law)

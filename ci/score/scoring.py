@@ -6,9 +6,11 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
 from typing import Any
 
+from ...properties.findings.cases import versions
 from ...properties.findings.report import Finding, ImplementationReport, RunReport
 from ...properties.laws import LAWS
 from ...properties.search.engine import Run
@@ -153,6 +155,7 @@ class Score:
     stage_seconds: Mapping[str, float]
     interrupted: bool = False
     comparison: Comparison | None = None
+    target: Mapping[str, Any] = field(default_factory=dict)
 
     def of(self, *controls: str) -> list[Scored]:
         """Give the bugs of these kinds of control."""
@@ -182,9 +185,14 @@ class Score:
 
     @property
     def kills_by_law(self) -> dict[str, list[Scored]]:
-        """Give the bugs that each law killed; hangs and crashes are not run under every law."""
+        """Return the bugs that each law of these operations killed.
+
+        Hangs and crashes are left out: they are not run under every law.
+        """
         killed = [each for each in self.of("bug") if each.killed]
-        return {law.name: [s for s in killed if law.name in s.laws] for law in LAWS}
+        scored = {each.bug.operation for each in self.scored}
+        laws = [law.name for law in LAWS if scored.intersection(law.operations)]
+        return {name: [each for each in killed if name in each.laws] for name in laws}
 
     @property
     def share_small(self) -> float:
@@ -240,6 +248,8 @@ class Score:
     def to_json(self) -> dict[str, Any]:
         """Give a JSON-able dictionary."""
         return {
+            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "versions": versions(dict(self.target)),
             "profile": self.profile,
             "seed": self.seed,
             "passed": not self.shortfalls,
@@ -286,7 +296,8 @@ def run_score(
     """
     scored: list[Scored] = []
     seconds: dict[str, float] = {}
-    interrupted = False
+    target: Mapping[str, Any] = {}
+    interrupted, comparison = False, None
     if briefly:
         profile = replace(profile, shrink_seconds=0.0)
     for stage in stages(names):
@@ -304,17 +315,16 @@ def run_score(
             report = Run(plan, progress).execute()
         scored.extend(score_stage(stage, report))
         seconds[stage.title] = round(report.seconds, 1)
-        interrupted = report.interrupted
+        target, interrupted = report.target, report.interrupted
         if interrupted:
-            return Score(profile.name, seed, tuple(scored), seconds, interrupted)
-    if briefly:
-        return Score(profile.name, seed, tuple(scored), seconds)
-    started = time.monotonic()
-    chosen = comparable(names)
-    with watch_comparison(len(chosen)) as tell:
-        comparison = compare(chosen, profile, seed=seed, jobs=jobs, judged=tell)
-    seconds["comparisons"] = round(time.monotonic() - started, 1)
-    return Score(profile.name, seed, tuple(scored), seconds, comparison=comparison)
+            break
+    if not (briefly or interrupted):
+        started = time.monotonic()
+        chosen = comparable(names)
+        with watch_comparison(len(chosen)) as tell:
+            comparison = compare(chosen, profile, seed=seed, jobs=jobs, judged=tell)
+        seconds["comparisons"] = round(time.monotonic() - started, 1)
+    return Score(profile.name, seed, tuple(scored), seconds, interrupted, comparison, target)
 
 
 def score_stage(stage: Stage, report: RunReport) -> list[Scored]:

@@ -129,7 +129,7 @@ def test_a_copy_is_waited_for_before_it_is_compared(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_slow_implementation_is_launched_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
+    calls: list[int] = []
     clock = SimpleNamespace(perf_counter=lambda: 0.05 * len(calls))
     monkeypatch.setattr(soak, "time", clock)
     monkeypatch.setattr(soak, "SECONDS_A_LAUNCH", A_LAUNCH)
