@@ -392,7 +392,8 @@ class TestThreads:
 class TestOrphans:
     @pytest.mark.parametrize("then", ["exit", "sleep"])
     def test_grandchildren_die_too(self, worker: Worker, then: str) -> None:
-        outcome = worker.run({"do": "leave_a_child", "then": then}, SHORT)
+        # Until it exits or sleeps, it starts a process.
+        outcome = worker.run({"do": "leave_a_child", "then": then}, Deadlines(run=5.0))
         assert outcome.status == {"exit": "crash", "sleep": "hang"}[then]
         child = int(outcome.stderr.partition("child=")[2])
         assert wait_until(lambda: not running(child))

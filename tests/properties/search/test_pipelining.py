@@ -77,7 +77,7 @@ class TestWorker:
     @pytest.mark.parametrize(("do", "status"), [("spin", "hang"), ("abort", "crash")])
     def test_a_death_costs_no_other_verdict(self, worker: Worker, do: str, status: str) -> None:
         for payload in (echo(1), {"do": do}, echo(3), echo(4)):
-            worker.ask(payload, Deadlines(run=0.4))
+            worker.ask(payload, Deadlines(run=2.0))
         assert worker.answer().result == {"value": 1}
         assert worker.answer().status == status
         assert not worker.busy
