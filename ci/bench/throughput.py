@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -24,8 +25,7 @@ from ...properties.findings.report import ImplementationReport
 from ...properties.isolation.outcome import Outcome
 from ...properties.isolation.workers import Worker
 from ...properties.laws.general import judged
-from ...properties.search.deadlines import Pace
-from ...properties.search.pipelining import DEPTH, Ahead
+from ...properties.search.deadlines import DeadlineModel
 from ...properties.search.preparation import survey
 from ...properties.space.axes import Axes
 from ...properties.space.profiles import PROFILES
@@ -239,7 +239,7 @@ def _judge(
     worker: Worker, address: Address, axes: Axes, seconds: float, *, seed: int, staged: bool = False
 ) -> Tally:
     tally = Tally()
-    ahead = Ahead(worker, 0 if staged else DEPTH)
+    waiting: deque[Problem] = deque()
     start = time.perf_counter()
 
     def look(drawn: Problem) -> None:
@@ -248,14 +248,15 @@ def _judge(
             raise Enough
         problem = _of_four(drawn)
         request = {**address.case("parity", problem), "staged": staged}
-        ahead.ask(problem, request, Pace().deadlines(problem))
-        while ahead.full:
+        waiting.append(problem)
+        worker.ask(request, DeadlineModel().of(problem))
+        while worker.full or (staged and waiting):
             note(asked)
 
     def note(asked: float) -> None:
-        problem, outcome = ahead.take()
+        outcome = worker.answer()
         trip = time.perf_counter() - asked
-        result = _result(outcome, problem)
+        result = _result(outcome, waiting.popleft())
         inside, stages = result["inside"], result["stages"]
         tally.problems += result["status"] != "UNSUPPORTED"
         tally.failed += result["status"] not in ("PASS", "UNSUPPORTED")
@@ -267,7 +268,7 @@ def _judge(
     number = itertools.count(1_000_003 * seed + 1)
     while not draw_round(axes, PROFILES["gate"], next(number), look):
         pass
-    while len(ahead):
+    while waiting:
         note(time.perf_counter())
     tally.seconds = time.perf_counter() - start
     tally.stages["draw"] = tally.seconds - sum(tally.stages.values())

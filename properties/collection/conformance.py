@@ -13,7 +13,6 @@ from typing import Any, Literal
 from hypothesis.database import ExampleDatabase
 
 from ...impl import Target
-from ...reference import Problem
 from ..findings.cases import CaseWriter, replay_command
 from ..findings.corpus import load_case
 from ..findings.expectations import read_expectations
@@ -23,16 +22,16 @@ from ..findings.text_format import told
 from ..isolation.workers import Worker
 from ..laws import Law, find_law, laws_of
 from ..search.building import Builder
-from ..search.candidate import Quarry, warm_up
+from ..search.candidate import Candidate, warm_up
+from ..search.drawing import SearchOptions
 from ..search.examples import ExamplesError, examples_on, open_examples
-from ..search.hunt import Hunt, Search
+from ..search.law_search import LawSearch
 from ..search.plan import Plan, problems_of, seconds_of
 from ..search.preparation import prepare
 from ..search.replays import judge_known, judge_stored
 from ..space.axes import example
 from ..space.profiles import GATE_SHARE, Cost
 from ..verdicts.text import compact
-from ..verdicts.verdict import Verdict
 from ..worker.pools import open_pool
 from ..worker.requests import DeviceLostError, HarnessError
 from .items import Item, Survey, items_of
@@ -114,8 +113,8 @@ class Suite:
         self._writer = CaseWriter(
             choices.cases, choices.operation, self._ledger, flag="--kernelproof-cases"
         )
-        self._prepared: dict[str, tuple[ImplementationReport, tuple[Quarry, Cost] | None]] = {}
-        self._parts: dict[tuple[str, str], Quarry] = {}
+        self._prepared: dict[str, tuple[ImplementationReport, tuple[Candidate, Cost] | None]] = {}
+        self._parts: dict[tuple[str, str], Candidate] = {}
 
     def close(self) -> None:
         """End the worker."""
@@ -171,6 +170,7 @@ class Suite:
                     self._plan,
                     report,
                     self._builder,
+                    self._target,
                     once=partial(once, self._common),
                     stored=lambda _: [
                         load_case(Path(each.case)).problem
@@ -183,16 +183,21 @@ class Suite:
         if made is None:
             why = report.error or report.refusal
             return Judged("failed" if report.error else "skipped", f"{surveyed.label}: {why}")
-        quarry, cost = made
+        candidate, cost = made
         if item.case:
-            return self._replay(worker, item, quarry, report)
-        return self._search(worker, item, self._part(item, quarry), cost, report)
+            return self._replay(worker, item, candidate, report)
+        return self._search(worker, item, self._part(item, candidate), cost, report)
 
     def _search(
-        self, worker: Worker, item: Item, quarry: Quarry, cost: Cost, report: ImplementationReport
+        self,
+        worker: Worker,
+        item: Item,
+        candidate: Candidate,
+        cost: Cost,
+        report: ImplementationReport,
     ) -> Judged:
         law, plan = find_law(item.law), self._plan
-        search = Search(
+        options = SearchOptions(
             plan.profile,
             self._seed(item),
             problems_of(plan, law, cost, len(item.implementation.configurations)),
@@ -200,12 +205,8 @@ class Suite:
             examples=self._examples and replace(self._examples, part=item.configuration.id),
         )
         if item.configuration.fixed:
-            warm_up(worker, quarry)  # a compile is no part of the search's time
-
-        def explain(name: str, verdict: Verdict, problem: Problem) -> Entry | None:
-            return self._ledger.explanation(report.name, name, verdict, problem, self._target)
-
-        found = Hunt(worker, quarry, law, search, explain=explain).run()
+            warm_up(worker, candidate)  # a compile is no part of the search's time
+        found = LawSearch(worker, candidate, law, options).run()
         if found.lost:
             return self._lose(found, report)
         if found.error:
@@ -229,20 +230,20 @@ class Suite:
         return replace(told_of, outcome="failed", text=f"{text}\n{told_of.text}")
 
     def _replay(
-        self, worker: Worker, item: Item, quarry: Quarry, report: ImplementationReport
+        self, worker: Worker, item: Item, candidate: Candidate, report: ImplementationReport
     ) -> Judged:
         case = load_case(Path(item.case))
         law, problem = case.law, case.problem
-        warm_up(worker, quarry)
+        warm_up(worker, candidate)
         known = self._known(case.path, law, report.name)
         if known is None:
-            verdict = judge_stored(case, worker, quarry)
+            verdict = judge_stored(case, worker, candidate)
         else:
-            verdict = judge_known(known, case, worker, quarry)
+            verdict = judge_known(known, case, worker, candidate)
         if verdict.status == "UNSUPPORTED" or verdict.vacuous:
             why = verdict.message or "nothing to look at"
             return Judged("skipped", f"{report.name}: {law}: {why}")
-        entry = self._ledger.explanation(report.name, law, verdict, problem, self._target)
+        entry = candidate.explanation(law, verdict, problem)
         if known is not None and not verdict.bad:
             verdict = known.retired(law, verdict)
         found = LawReport(law, judged=1)
@@ -279,20 +280,23 @@ class Suite:
         unwritten = [self._writer.failed] if self._writer.failed else []
         return Judged("failed", "\n".join([*told(finding), *unwritten]), properties)
 
-    def _part(self, item: Item, quarry: Quarry) -> Quarry:
+    def _part(self, item: Item, candidate: Candidate) -> Candidate:
         """Restrict a search to the item's configuration; its laws share what they have found."""
         fixed = item.configuration.fixed
         if not fixed:
-            return quarry
+            return candidate
         key = (item.implementation.name, item.configuration.id)
         if key not in self._parts:
             axes = replace(
-                quarry.axes,
-                values={**quarry.axes.values, **{axis: (value,) for axis, value in fixed.items()}},
-                simplest={**quarry.axes.simplest, **fixed},
+                candidate.axes,
+                values={
+                    **candidate.axes.values,
+                    **{axis: (value,) for axis, value in fixed.items()},
+                },
+                simplest={**candidate.axes.simplest, **fixed},
             )
-            first = example(axes.operation, axes.simplest) if quarry.warm_up else None
-            self._parts[key] = replace(quarry, axes=axes, warm_up=first, smallest=[])
+            first = example(axes.operation, axes.simplest) if candidate.warm_up else None
+            self._parts[key] = replace(candidate, axes=axes, warm_up=first, smallest=[])
         return self._parts[key]
 
     def _seconds(self, item: Item, law: Law) -> float:

@@ -45,6 +45,12 @@ _DEFAULT_DEADLINES: Final = Deadlines()
 # Several workers share the cores; and one thread always adds in the same order. Set before torch
 # or numpy is imported, which is when they read it.
 _ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+# Requests that wait for a busy process at most: one drawn example has two or three problems, and
+# the next takes as long to draw as these take to judge.
+DEPTH: Final = 4
+# Where a request takes longer (seconds), none waits: drawing is no part of its time worth sparing,
+# and a search whose time is over would have to wait for all of them.
+QUICK_SECONDS: Final = 0.1
 # How many processes in a row may be found dead before their request was sent.
 _ATTEMPTS: Final = 3
 
@@ -57,12 +63,22 @@ class Worker:
         self._process: WorkerProcess | None = supply.start()
         self._asked: deque[tuple[Mapping[str, object], Deadlines]] = deque()
         self._sent = 0  # of the process's requests, those without an answer
+        self._quick = False  # the last answer came soon
         self._note = ""
 
     @property
     def busy(self) -> bool:
         """Whether the process has requests of `ask` whose answers were not taken."""
         return self._sent > 0
+
+    @property
+    def full(self) -> bool:
+        """Whether an answer is to be taken before more is asked: a few wait where they are quick.
+
+        None waits under a tool, whose log does not say where one request ends.
+        """
+        waits = self._quick and not self._supply.recipe.under
+        return len(self._asked) > (DEPTH if waits else 0)
 
     def run(
         self, payload: Mapping[str, object], deadlines: Deadlines = _DEFAULT_DEADLINES
@@ -98,11 +114,14 @@ class Worker:
         with self._ended_by_errors():
             failure = self._send_asked()
             self._asked.popleft()
-            return failure or self._receive()
+            outcome = failure or self._receive()
+            self._quick = outcome.seconds < QUICK_SECONDS
+            return outcome
 
     def forget(self) -> None:
         """Drop the requests of `ask` that were not answered, and the process if it has some."""
         self._asked.clear()
+        self._quick = False
         if self.busy:
             self._end()
 
@@ -282,7 +301,7 @@ class _Supply:
     def __init__(self, recipe: Recipe, *, standby: bool) -> None:
         self.closed = False
         self.replaced = 0
-        self._recipe = recipe
+        self.recipe = recipe
         self._wants_standby = standby
         self._standby: WorkerProcess | None = None
         self._processes: set[WorkerProcess] = set()
@@ -292,7 +311,7 @@ class _Supply:
         """Start a process; it is not waited for."""
         with self._lock:
             self.check_open()
-            process = WorkerProcess(self._recipe)
+            process = WorkerProcess(self.recipe)
             self._processes.add(process)
             return process
 

@@ -1,37 +1,47 @@
-"""The implementation that is hunted, and what all hunts for it share."""
+"""The implementation that is searched, and what the searches of all its laws share."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ...impl import Target
 from ...reference import Problem
+from ..findings.ledger import Entry, Ledger
 from ..isolation.workers import Worker
 from ..space.axes import Axes
+from ..verdicts.verdict import Verdict
 from ..worker.requests import Address, probe_device
-from .deadlines import Pace
+from .deadlines import DeadlineModel
 
 
 @dataclass
-class Quarry:
-    """The implementation that is hunted, and what all hunts for it share."""
+class Candidate:
+    """The implementation that is searched, and what the searches of all its laws share."""
 
     name: str
     address: Address
     axes: Axes
-    pace: Pace = field(default_factory=Pace)
+    ledger: Ledger = field(default_factory=Ledger)
+    target: Target = field(default_factory=Target)
+    """The machine that the worker runs on."""
+    deadlines: DeadlineModel = field(default_factory=DeadlineModel)
     started: float | None = None
     """When the first law began: before that, other implementations may hold the workers."""
-    hunted: float = 0.0
-    """Seconds that the hunts which have ended took: laws take turns with those of others."""
+    searched_seconds: float = 0.0
+    """Seconds that the searches which have ended took: laws take turns with those of others."""
     warm_up: Problem | None = None
     """Run first in each process, with time for lazy imports and caches; None: it does not end."""
     smallest: list[Problem] = field(default_factory=list)
     """Counterexamples to other laws: tried first, for they often break this one too."""
     stuck: dict[str, str] = field(default_factory=dict)
-    """Where a problem's HANG was found to be stuck, by its id: a look costs several seconds."""
+    """Where a problem's HANG was found to be stuck, by problem id: finding out takes seconds."""
+
+    def explanation(self, law: str, verdict: Verdict, problem: Problem) -> Entry | None:
+        """Return the ledger entry that explains a verdict under a law, if one does."""
+        return self.ledger.explanation(self.name, law, verdict, problem, self.target)
 
 
-def warm_up(worker: Worker, quarry: Quarry) -> None:
+def warm_up(worker: Worker, candidate: Candidate) -> None:
     """Let a process that is new to an implementation do what only its first call does.
 
     Whatever goes wrong is left for the law to find: the next call finds it again.
@@ -39,8 +49,8 @@ def warm_up(worker: Worker, quarry: Quarry) -> None:
     Raises:
         DeviceLostError: it took the device with it.
     """
-    if quarry.warm_up is not None:
-        request = quarry.address.request("cost", problem=quarry.warm_up.to_json(), calls=1)
-        outcome = worker.run(request, quarry.address.first_deadlines)
+    if candidate.warm_up is not None:
+        request = candidate.address.request("cost", problem=candidate.warm_up.to_json(), calls=1)
+        outcome = worker.run(request, candidate.address.first_deadlines)
         if outcome.died:
-            probe_device(worker, quarry.address.device)
+            probe_device(worker, candidate.address.device)

@@ -1,4 +1,4 @@
-"""Asking a worker about problems under one law, and counting its verdicts in the law's report."""
+"""Has a worker judge problems under one law, and counts its verdicts in the law's report."""
 
 from __future__ import annotations
 
@@ -13,123 +13,148 @@ from ..isolation.workers import Outcome, Worker
 from ..laws import Law
 from ..verdicts.verdict import Verdict
 from ..worker.requests import probe_device, verdict_of
-from .candidate import Quarry, warm_up
-from .pipelining import DEPTH, Ahead
-from .shrink_budget import Effort
+from .candidate import Candidate, warm_up
+from .shrink_budget import ShrinkBudget
 
 BEFORE_A_CASE = ("load", "judge")
 """Phases in which a process that was asked ahead may not have taken up the next case yet: its death
 may be the doing of the one before."""
 
 
-class Inquiry:
+class CaseRunner:
     """Asks one worker about problems, one at a time or ahead, and counts the verdicts.
 
+    What is asked and counted is the same either way: only how many problems wait in the worker
+    depends on how long they take.
+
     Attributes:
+        candidate, law: who is judged by what.
+        report: in which verdicts are counted.
+        verdicts: by problem id, of the first time that it was judged, or of its confirmation.
         known: the smallest problem of each ledger entry that explains a failure, by its id.
         died: whether the last case cost the process.
         in_hand: what was judged when the device was lost.
+        always_fresh: whether each case gets a fresh process.
     """
 
     def __init__(
         self,
         worker: Worker,
-        quarry: Quarry,
+        candidate: Candidate,
         law: Law,
-        report: LawReport,
-        effort: Effort,
-        *,
-        explain: Callable[[str, Verdict, Problem], Entry | None],
-        judged: Callable[[int], None],
+        budget: ShrinkBudget,
+        judged: Callable[[int], None] = lambda _: None,
     ) -> None:
+        self.candidate, self.law, self.report = candidate, law, LawReport(law.name)
+        self.verdicts: dict[str, Verdict] = {}
         self.known: dict[str, tuple[Problem, Verdict, Entry]] = {}
-        self.died = False
+        self.died = self.always_fresh = False
         self.in_hand: tuple[Problem, Verdict] | None = None
-        self._worker, self._quarry, self._law = worker, quarry, law
-        self._report, self._effort = report, effort
-        self._explain, self._judged = explain, judged
-        # A sanitizer's log says nothing of where one case ends and the next begins.
-        self._ahead = Ahead(worker, 0 if quarry.address.tool else DEPTH)
+        self._worker, self._budget, self._judged = worker, budget, judged
+        self._asked: dict[str, Problem] = {}
 
     def judge(self, problem: Problem, *, hurried: bool = False) -> Verdict:
-        """Ask about a problem, wait, and count; see ``Pace.deadlines`` for ``hurried``."""
-        deadlines = self._quarry.pace.deadlines(problem, hurried=hurried)
+        """Ask about a problem, wait, and count; see ``DeadlineModel.of`` for ``hurried``."""
+        if self.always_fresh:
+            self.renew()
+        deadlines = self.candidate.deadlines.of(problem, hurried=hurried)
         start = time.monotonic()
-        outcome = self._worker.run(self._quarry.address.case(self._law.name, problem), deadlines)
+        outcome = self._worker.run(self._request(problem), deadlines)
         seconds = time.monotonic() - start
         verdict = self._learn(problem, outcome)
-        self._effort.note(seconds, died=self.died, passed=not verdict.bad)
+        self._budget.note(seconds, died=self.died, passed=not verdict.bad)
         return self._count(problem, verdict)
+
+    def verdict(self, problem: Problem, *, hurried: bool = False) -> Verdict:
+        """Return the verdict on a problem, which is judged the first time only."""
+        if problem.id not in self.verdicts:
+            self.verdicts[problem.id] = self.judge(problem, hurried=hurried)
+        return self.verdicts[problem.id]
 
     @property
     def waiting(self) -> int:
         """How many problems were asked about ahead, and are not counted yet."""
-        return len(self._ahead)
+        return len(self._asked)
 
     @property
     def full(self) -> bool:
         """Whether a verdict is to be taken before more is drawn."""
-        return self._ahead.full
-
-    def waits_for(self, problem: Problem) -> bool:
-        """Tell whether this problem was asked about ahead, and is not counted yet."""
-        return problem in self._ahead
+        return self._worker.full
 
     def ask(self, problem: Problem) -> None:
-        """Ask about a problem, and do not wait."""
-        request = self._quarry.address.case(self._law.name, problem)
-        self._ahead.ask(problem, request, self._quarry.pace.deadlines(problem))
+        """Ask about a problem, unless that was done before, and do not wait."""
+        if problem.id not in self.verdicts and problem.id not in self._asked:
+            self._asked[problem.id] = problem
+            self._worker.ask(self._request(problem), self.candidate.deadlines.of(problem))
 
-    def take(self) -> tuple[Problem, Verdict]:
-        """Wait for the verdict on the oldest problem that was asked about ahead, and count it."""
-        problem, outcome = self._ahead.take()
+    def take(self) -> Problem | None:
+        """Wait for the verdict on the oldest problem that was asked about ahead, and count it.
+
+        Returns:
+            The problem if it fails: then nothing is left of what was asked after it.
+        """
+        problem, outcome = self._answer()
         verdict = self._learn(problem, outcome)
         if self.died and outcome.phase in BEFORE_A_CASE:
-            return problem, self.judge(problem)
-        return problem, self._count(problem, verdict)
-
-    def abandon(self) -> None:
-        """Have the worker end what it was asked ahead; of what comes of it nothing is counted."""
-        while self._worker.busy:
-            problem, outcome = self._ahead.take()
-            if outcome.died:
-                self._learn(problem, outcome)
-        self._ahead.forget()
+            verdict = self.judge(problem)
+        else:
+            verdict = self._count(problem, verdict)
+        self.verdicts[problem.id] = verdict
+        if not verdict.bad:
+            return None
+        self._abandon()
+        return problem
 
     def stop(self) -> None:
         """Ask no more, whatever the worker is busy with."""
-        self._ahead.forget()
+        self._asked.clear()
+        self._worker.forget()
 
     def renew(self) -> None:
         """Go on in a fresh process."""
         self._worker.renew()
-        warm_up(self._worker, self._quarry)
+        warm_up(self._worker, self.candidate)
 
-    def look_for_device(self) -> None:
+    def probe_device(self) -> None:
         """See that the device still works.
 
         Raises:
             DeviceLostError: it does not.
         """
-        probe_device(self._worker, self._quarry.address.device)
+        probe_device(self._worker, self.candidate.address.device)
+
+    def _request(self, problem: Problem) -> dict[str, object]:
+        return self.candidate.address.case(self.law.name, problem)
+
+    def _answer(self) -> tuple[Problem, Outcome]:
+        outcome = self._worker.answer()
+        return self._asked.pop(next(iter(self._asked))), outcome
+
+    def _abandon(self) -> None:
+        """Have the worker end what it was asked ahead; nothing of it is counted."""
+        while self._worker.busy:
+            problem, outcome = self._answer()
+            if outcome.died:
+                self._learn(problem, outcome)
+        self.stop()
 
     def _learn(self, problem: Problem, outcome: Outcome) -> Verdict:
-        """Give the verdict, and note how long calls took; after a death, see to a warm process."""
-        verdict = verdict_of(outcome, self._quarry.address.tool)
+        """Return the verdict, and note how long calls took; after a death, warm up a process."""
+        verdict = verdict_of(outcome, self.candidate.address.tool)
         self.died = outcome.died
         if self.died:
             self.in_hand = (problem, verdict)
-            self.look_for_device()
+            self.probe_device()
             self.in_hand = None
-            warm_up(self._worker, self._quarry)
+            warm_up(self._worker, self.candidate)
         elif verdict.calls:
-            self._quarry.pace.record(problem.work, verdict.seconds / verdict.calls)
+            self.candidate.deadlines.record(problem.work, verdict.seconds / verdict.calls)
         return verdict
 
     def _count(self, problem: Problem, verdict: Verdict) -> Verdict:
-        report = self._report
+        report = self.report
         if verdict.bad:
-            entry = self._explain(self._law.name, verdict, problem)
+            entry = self.candidate.explanation(self.law.name, verdict, problem)
             if entry is not None:
                 report.known[entry.id] += 1
                 report.judged += 1

@@ -29,7 +29,7 @@ REMEMBERED = 64
 
 
 def size_of(work: int) -> int:
-    """Give the class of sizes that an amount of work belongs to."""
+    """Return the class of sizes that an amount of work belongs to."""
     size = 0
     while work >= SIZE_BASE:
         work //= SIZE_BASE
@@ -38,7 +38,7 @@ def size_of(work: int) -> int:
 
 
 @dataclass
-class Pace:
+class DeadlineModel:
     """How long an implementation's calls take, over all laws: deadlines follow from it.
 
     Compiling is no part of it: that is a phase of its own.
@@ -56,19 +56,19 @@ class Pace:
     _slowest: tuple[float, float] = (0.0, 0.0)
 
     def record(self, work: int, seconds: float) -> None:
-        """Take note of a call that took so many seconds on a problem of so much work."""
+        """Take note of a call that took ``seconds`` on a problem of ``work``."""
         self._runs[size_of(work)].append(seconds)
         self._slowest = tuple(sorted((*self._slowest, seconds))[1:])  # type: ignore[assignment]
 
-    def deadlines(self, problem: Problem, *, hurried: bool = False) -> Deadlines:
-        """Give the deadlines of the next case.
+    def of(self, problem: Problem, *, hurried: bool = False) -> Deadlines:
+        """Return the deadlines of the next case.
 
         Args:
             problem: that is judged.
             hurried: a HANG is expected, on a GPU: wait for a part of the floor.
         """
         floor = self.slowness * (DEADLINE_FLOOR / HURRY if hurried else DEADLINE_FLOOR)
-        usual = DEADLINE_FACTOR * self.usual(problem.work)
+        usual = DEADLINE_FACTOR * self.usual_seconds(problem.work)
         run = max(floor, usual, OUTLIER_FACTOR * self._slowest[0])
         usually = Deadlines(run=run, compile=self.compile_seconds)
         return replace(
@@ -77,8 +77,8 @@ class Pace:
             judge=self.slowness * usually.judge,
         )
 
-    def usual(self, work: int) -> float:
-        """Give the seconds that a call of so much work usually takes; 0 if none was measured.
+    def usual_seconds(self, work: int) -> float:
+        """Return the seconds that a call of ``work`` usually takes; 0 if none was measured.
 
         The median of its size; where that was not measured, of the next smaller size that was,
         in proportion to the work; else of the next larger one.

@@ -14,7 +14,6 @@ from typing import Any
 
 from ...impl import Target
 from ...impl.registry import resolve_name
-from ...reference import Problem
 from ..findings.corpus import Case, cases_of
 from ..findings.ledger import Entry
 from ..findings.report import CorpusReport, Finding, ImplementationReport, LawReport, RunReport
@@ -23,13 +22,13 @@ from ..isolation.machine import cores
 from ..isolation.workers import Worker
 from ..laws import Law, laws_of
 from ..space.profiles import Cost
-from ..verdicts.verdict import Verdict
 from ..worker.pools import open_pool
 from ..worker.requests import DeviceLostError, HarnessError
 from .building import Builder
-from .candidate import Quarry
+from .candidate import Candidate
+from .drawing import SearchOptions
 from .examples import examples_on
-from .hunt import Hunt, Search
+from .law_search import LawSearch
 from .plan import Plan, problems_of, seconds_of
 from .preparation import prepare
 from .priority_executor import FairExecutor
@@ -128,7 +127,7 @@ class Run:
             self.report.implementations.append(report)
 
             def prepared(
-                made: tuple[Quarry, Cost] | None, report: ImplementationReport = report
+                made: tuple[Candidate, Cost] | None, report: ImplementationReport = report
             ) -> None:
                 if made is None:
                     self.progress.skipped(report)
@@ -137,7 +136,7 @@ class Run:
 
             pending[others.submit(self._prepare, report)] = (report, prepared)
 
-    def _prepare(self, report: ImplementationReport) -> tuple[Quarry, Cost] | None:
+    def _prepare(self, report: ImplementationReport) -> tuple[Candidate, Cost] | None:
         def built(done: int, modules: int) -> None:
             self.progress.building(report.name, done, modules)
 
@@ -147,6 +146,7 @@ class Run:
                 self.plan,
                 report,
                 self._builder,
+                self.target,
                 built=built,
                 stored=lambda report: self._stored(report).problems(),
             )
@@ -191,7 +191,7 @@ class Run:
             return work(worker)
 
     def _submit_stored(
-        self, submit: Submit, report: ImplementationReport, quarry: Quarry, cost: Cost
+        self, submit: Submit, report: ImplementationReport, candidate: Candidate, cost: Cost
     ) -> None:
         """Queue the replay of an implementation's stored cases; its laws come after it."""
         plan = self.plan
@@ -200,15 +200,15 @@ class Run:
         self.progress.prepared(report, sum(counts.values()))
 
         def draw() -> None:
-            self._submit_laws(submit, report, quarry, laws, counts)
+            self._submit_laws(submit, report, candidate, laws, counts)
 
-        self._submit_replays(submit, report, quarry, draw)
+        self._submit_replays(submit, report, candidate, draw)
 
     def _submit_replays(
         self,
         submit: Submit,
         report: ImplementationReport,
-        quarry: Quarry,
+        candidate: Candidate,
         then: Callable[[], None],
     ) -> None:
         """Queue the replay of each stored case: one that kills its process holds up no other."""
@@ -218,7 +218,7 @@ class Run:
 
         def work(worker: Worker, one: Entry | Case) -> tuple[CorpusReport, Finding | None]:
             began.append(time.monotonic())
-            return self._replay(worker, report, quarry, one)
+            return self._replay(worker, report, candidate, one)
 
         def done(result: tuple[CorpusReport, Finding | None], number: int) -> None:
             counts, found[number] = result
@@ -256,13 +256,13 @@ class Run:
         self,
         submit: Submit,
         report: ImplementationReport,
-        quarry: Quarry,
+        candidate: Candidate,
         laws: Sequence[Law],
         counts: Mapping[str, int],
     ) -> None:
         plan = self.plan
         for rank, law in enumerate(laws, STORED + 1):
-            search = Search(
+            options = SearchOptions(
                 plan.profile,
                 self.report.seed,
                 counts[law.name],
@@ -271,63 +271,49 @@ class Run:
                 examples=self._examples,
             )
 
-            def done(
-                found: LawReport, report: ImplementationReport = report, quarry: Quarry = quarry
-            ) -> None:
+            def done(found: LawReport) -> None:
                 report.laws.append(found)
                 if found.lost:
                     raise DeviceLostError(found.lost)
                 if found.error:
                     report.error = report.error or f"the suite failed: {found.error}"
                 report.laws.sort(key=lambda each: [law.name for law in laws].index(each.law))
-                report.seconds = time.monotonic() - (quarry.started or 0.0)
+                report.seconds = time.monotonic() - (candidate.started or 0.0)
                 self.progress.law_done(report, found)
                 if found.finding and not found.finding.entry:
                     self.progress.found(found.finding)
 
-            def work(worker: Worker, law: Law = law, search: Search = search) -> LawReport:
-                if plan.first_only and quarry.smallest:
+            def work(worker: Worker, law: Law = law, options: SearchOptions = options) -> LawReport:
+                if plan.first_only and candidate.smallest:
                     return LawReport(law.name)
-                if not plan.shrink_all and quarry.smallest:
-                    fewer = min(search.problems, LATER_PROBLEMS)
-                    search = replace(search, shrink=False, problems=fewer)
-                return self._hunt(worker, report, quarry, law, search)
+                if not plan.shrink_all and candidate.smallest:
+                    fewer = min(options.problems, LATER_PROBLEMS)
+                    options = replace(options, shrink=False, problems=fewer)
+                return self._search(worker, candidate, law, options)
 
             submit(rank, report, work, done)
 
-    def _hunt(
-        self,
-        worker: Worker,
-        report: ImplementationReport,
-        quarry: Quarry,
-        law: Law,
-        search: Search,
+    def _search(
+        self, worker: Worker, candidate: Candidate, law: Law, options: SearchOptions
     ) -> LawReport:
-        hunt = Hunt(
+        found = LawSearch(
             worker,
-            quarry,
+            candidate,
             law,
-            search,
-            explain=partial(self._explain, report),
-            judged=lambda count: self.progress.judged(report.name, count),
+            options,
+            judged=lambda count: self.progress.judged(candidate.name, count),
             stopped=self._stop.is_set,
-        )
-        found = hunt.run()
+        ).run()
         if found.lost:
             self._stop.set()  # here: the thread that takes results may be too late for the next law
         return found
 
     def _replay(
-        self, worker: Worker, report: ImplementationReport, quarry: Quarry, one: Entry | Case
+        self, worker: Worker, report: ImplementationReport, candidate: Candidate, one: Entry | Case
     ) -> tuple[CorpusReport, Finding | None]:
         """Replay a stored case; a failure of the suite in it leaves the laws to be run."""
         try:
-            return replay(one, worker, quarry, report.name, partial(self._explain, report))
+            return replay(one, worker, candidate)
         except HarnessError as error:
             report.error = report.error or f"the suite failed: {error}"
             return CorpusReport(), None
-
-    def _explain(
-        self, report: ImplementationReport, law: str, verdict: Verdict, problem: Problem
-    ) -> Entry | None:
-        return self.plan.ledger.explanation(report.name, law, verdict, problem, self.target)

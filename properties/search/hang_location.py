@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 from ...reference import Problem
 from ..isolation.workers import Deadlines
 from ..laws import Law
 from ..worker.pools import open_pool
-from .candidate import Quarry, warm_up
+from .candidate import Candidate, warm_up
+from .case_runner import CaseRunner
 
 BLOCKING = "CUDA_LAUNCH_BLOCKING"
 """With it, a launch returns when its kernel has ended: who launched one that never ends is still
@@ -23,20 +23,19 @@ NOT_THE_CODE_UNDER_TEST = ("torch", "triton", "tvm_ffi")
 LOAD_SECONDS = 30.0
 
 
-def where_stuck(
-    quarry: Quarry, law: Law, problem: Problem, trace: str, look_for_device: Callable[[], None]
-) -> str:
-    """Say where a HANG is stuck; on a GPU, a look of its own tells which launch never ends.
+def where_stuck(runner: CaseRunner, problem: Problem, trace: str) -> str:
+    """Return where a HANG is stuck; on a GPU, another run tells which launch never ends.
 
-    What was learned is kept for other laws. After that look, the device is looked for.
+    What was learned is kept for other laws. After that run, the device is probed.
     """
-    known, device = quarry.stuck, quarry.address.device
+    candidate = runner.candidate
+    known, device = candidate.stuck, candidate.address.device
     if device == "cpu":
         where = stuck_in(trace)
         known[problem.id] = where and f"stuck in {where}"
     elif problem.id not in known:
-        known[problem.id] = stuck_in_launch(quarry, law, problem)
-        look_for_device()
+        known[problem.id] = stuck_in_launch(candidate, runner.law, problem)
+        runner.probe_device()
     return known[problem.id]
 
 
@@ -58,19 +57,19 @@ def stuck_in(trace: str) -> str:
     return ""
 
 
-def stuck_in_launch(quarry: Quarry, law: Law, problem: Problem) -> str:
+def stuck_in_launch(candidate: Candidate, law: Law, problem: Problem) -> str:
     """Run a HANG once more in a process in which launches block, and say where that is stuck.
 
     Returns:
         A sentence for the finding; empty where nothing was learned.
     """
-    environment = {**quarry.address.environment, BLOCKING: "1"}
-    device = quarry.address.device
+    environment = {**candidate.address.environment, BLOCKING: "1"}
+    device = candidate.address.device
     with open_pool(device, standby=False, environment=environment) as pool, pool.lease() as worker:
-        warm_up(worker, quarry)
-        run = quarry.pace.deadlines(problem).run
+        warm_up(worker, candidate)
+        run = candidate.deadlines.of(problem).run
         deadlines = Deadlines(run=run, compile=run + LOAD_SECONDS)
-        outcome = worker.run(quarry.address.case(law.name, problem), deadlines)
+        outcome = worker.run(candidate.address.case(law.name, problem), deadlines)
     if outcome.status == "done":
         return f"it ends with {BLOCKING}=1"
     where = stuck_in(outcome.stack) if outcome.status == "hang" else ""

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
+from ...impl import Target
 from ...impl.targets.refusal import Refusal, most_telling
 from ...reference import AttentionProblem, MergeProblem, MoEProblem, Problem, RouteProblem
 from ..findings.report import ImplementationReport
@@ -18,7 +19,7 @@ from ..space.profiles import CHEAP_MINUTES, NO_COST, Cost, Profile, Timing, cost
 from ..space.restrictions import Only, OnlyError, restricted
 from ..worker.requests import Address, HarnessError, probe_device, refusals_of, verdict_of
 from .building import Builder
-from .candidate import Quarry
+from .candidate import Candidate
 from .plan import Plan
 
 COST_REQUESTS = 8
@@ -97,11 +98,12 @@ def prepare(
     plan: Plan,
     report: ImplementationReport,
     builder: Builder,
+    target: Target,
     *,
     built: Callable[[int, int], None] | None = None,
     once: Once = _here,
     stored: Callable[[ImplementationReport], Sequence[Problem]] = lambda _: (),
-) -> tuple[Quarry, Cost] | None:
+) -> tuple[Candidate, Cost] | None:
     """Import an implementation, learn what it supports and what it costs; build its modules.
 
     Args:
@@ -109,6 +111,7 @@ def prepare(
         plan: of the run.
         report: to be filled.
         builder: of modules, where they take long.
+        target: the machine that workers run on.
         built: is told how many modules are built, of how many.
         once: does the building, or waits for the process that does.
         stored: gives the problems of its stored cases, whose modules are built too.
@@ -146,27 +149,28 @@ def prepare(
         address = replace(address, modules=tuple(module.key for module in modules))
         axes = replace(axes, restrictions=tuple(module.values for module in modules))
     with lease() as worker:
-        return _timed(worker, Quarry(report.name, address, axes), report, profile)
+        candidate = Candidate(report.name, address, axes, plan.ledger, target)
+        return _timed(worker, candidate, report, profile)
 
 
 def _timed(
-    worker: Worker, quarry: Quarry, report: ImplementationReport, profile: Profile
-) -> tuple[Quarry, Cost]:
+    worker: Worker, candidate: Candidate, report: ImplementationReport, profile: Profile
+) -> tuple[Candidate, Cost]:
     """Learn what an implementation costs, and so how large its problems may be."""
-    address = quarry.address
-    timing = _cost_problem(quarry.axes)
+    address = candidate.address
+    timing = _cost_problem(candidate.axes)
     timed = _ask(worker, address, "cost", problem=timing.to_json())
     report.call_seconds = float(timed.get("seconds", 0.0))
     small = Timing(float(timed.get("undisturbed", 0.0)), timing.work)
     cost = cost_of(small, _time_larger(worker, address, timing, small), profile)
     report.cost = cost.name
-    quarry.axes = replace(quarry.axes, max_work=cost.max_work)
-    quarry.pace.slowness = address.slowness
-    quarry.pace.record(timing.work, report.call_seconds)
+    candidate.axes = replace(candidate.axes, max_work=cost.max_work)
+    candidate.deadlines.slowness = address.slowness
+    candidate.deadlines.record(timing.work, report.call_seconds)
     if report.modules:
-        quarry.pace.compile_seconds = LOAD_SECONDS
-    quarry.warm_up = None if "stopped" in timed else timing
-    return quarry, cost
+        candidate.deadlines.compile_seconds = LOAD_SECONDS
+    candidate.warm_up = None if "stopped" in timed else timing
+    return candidate, cost
 
 
 def module_keys(worker: Worker, address: Address) -> Keys:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...reference import Problem
@@ -13,11 +13,8 @@ from ..findings.report import CorpusReport, Finding
 from ..isolation.workers import Worker
 from ..verdicts.verdict import Verdict
 from ..worker.requests import probe_device, verdict_of
-from .candidate import Quarry, warm_up
+from .candidate import Candidate, warm_up
 from .deadlines import COMPILE_SECONDS
-
-Explain = Callable[[str, Verdict, Problem], Entry | None]
-"""Gives the ledger entry that explains a verdict under a law, if one does."""
 
 
 @dataclass(frozen=True)
@@ -45,36 +42,36 @@ class Stored:
 
 
 def replay(
-    one: Entry | Case, worker: Worker, quarry: Quarry, name: str, explain: Explain
+    one: Entry | Case, worker: Worker, candidate: Candidate
 ) -> tuple[CorpusReport, Finding | None]:
     """Judge a stored case again; count it, and give what is not as it should be.
 
     Args:
         one: a case, or an entry of the ledger, whose case must still fail as it says.
         worker: that judges.
-        quarry: what is known of the implementation.
-        name: of the implementation.
-        explain: asks the ledger.
+        candidate: what is known of the implementation.
 
     Raises:
         DeviceLostError: it took the device with it.
         HarnessError: the suite itself failed.
     """
-    warm_up(worker, quarry)
+    warm_up(worker, candidate)
     case = _case(one)
     if isinstance(one, Entry):
-        verdict = judge_known(one, case, worker, quarry)
+        verdict = judge_known(one, case, worker, candidate)
         counts = CorpusReport(replayed=1, of_ledger=1)
         if one.explains(case.law, verdict, case.problem):
             return counts, None
-        return counts, Finding(name, case.law, one.retired(case.law, verdict), case.problem)
-    verdict = judge_stored(case, worker, quarry)
+        return counts, Finding(
+            candidate.name, case.law, one.retired(case.law, verdict), case.problem
+        )
+    verdict = judge_stored(case, worker, candidate)
     if not verdict.bad:
         unjudged = verdict.status != "PASS" or verdict.vacuous
         return CorpusReport(replayed=1, unjudged=int(unjudged)), None
-    if explain(case.law, verdict, case.problem):
+    if candidate.explanation(case.law, verdict, case.problem):
         return CorpusReport(replayed=1, known=1), None
-    found = Finding(name, case.law, verdict, case.problem)
+    found = Finding(candidate.name, case.law, verdict, case.problem)
     found.replay = replay_command(case.path)
     return CorpusReport(replayed=1), found
 
@@ -83,7 +80,7 @@ def _case(one: Entry | Case) -> Case:
     return load_case(one.case) if isinstance(one, Entry) else one
 
 
-def judge_known(entry: Entry, case: Case, worker: Worker, quarry: Quarry) -> Verdict:
+def judge_known(entry: Entry, case: Case, worker: Worker, candidate: Candidate) -> Verdict:
     """Judge the case of an entry; in a fresh process too where it does not fail as the entry says.
 
     It may fail in the first calls of a process alone.
@@ -92,24 +89,24 @@ def judge_known(entry: Entry, case: Case, worker: Worker, quarry: Quarry) -> Ver
         DeviceLostError: it took the device with it.
         HarnessError: the suite itself failed.
     """
-    verdict = judge_stored(case, worker, quarry)
+    verdict = judge_stored(case, worker, candidate)
     if not entry.explains(case.law, verdict, case.problem):
         worker.renew()
-        warm_up(worker, quarry)
-        verdict = judge_stored(case, worker, quarry)
+        warm_up(worker, candidate)
+        verdict = judge_stored(case, worker, candidate)
     return verdict
 
 
-def judge_stored(case: Case, worker: Worker, quarry: Quarry) -> Verdict:
+def judge_stored(case: Case, worker: Worker, candidate: Candidate) -> Verdict:
     """Judge a stored case again.
 
     Raises:
         DeviceLostError: it took the device with it.
         HarnessError: the suite itself failed.
     """
-    address = quarry.address
+    address = candidate.address
     # A case's module need not be one of those that were built before.
-    deadlines = replace(quarry.pace.deadlines(case.problem), compile=COMPILE_SECONDS)
+    deadlines = replace(candidate.deadlines.of(case.problem), compile=COMPILE_SECONDS)
     outcome = worker.run(case.request(address), deadlines)
     verdict = verdict_of(outcome, address.tool)
     if outcome.died:

@@ -17,42 +17,43 @@ LITTLE_SECONDS = 0.1
 
 
 @dataclass
-class Effort:
-    """Shrinking, as its costs go.
+class ShrinkBudget:
+    """What shrinking may cost, and what it has cost.
 
     Attributes:
         profile: whose seconds it may take.
         attempts: problems judged.
         deaths: how many of them cost a process.
+        begun: when the first failure was confirmed.
     """
 
     profile: Profile
     attempts: int = 0
     deaths: int = 0
-    _started: float | None = None
+    begun: float | None = None
     _passed: list[float] = field(default_factory=list)
 
     def begin(self) -> None:
         """Start the clock: there is something to shrink."""
-        self._started = time.monotonic()
+        self.begun = time.monotonic()
 
     def note(self, seconds: float, *, died: bool, passed: bool) -> None:
         """Take note of a problem that was judged; those before the first failure do not count."""
-        if self._started is None:
+        if self.begun is None:
             return
         self.attempts += 1
         self.deaths += died
         if passed:
             self._passed.append(seconds)
 
-    def enough(self) -> bool:
-        """Tell whether shrinking has taken its share."""
-        elapsed = time.monotonic() - (self._started or 0.0)
+    def spent(self) -> bool:
+        """Whether shrinking has taken its share."""
+        elapsed = time.monotonic() - (self.begun or 0.0)
         limit = self.profile.shrink_seconds
         if self.deaths:
             limit = min(FACTOR_OF_DEATHS * limit, MAX_SECONDS_OF_DEATHS)
         return elapsed > limit or self.deaths >= MAX_DEATHS
 
     def passing_is_cheap(self) -> bool:
-        """Tell whether problems that pass have cost little so far."""
+        """Whether problems that pass have cost little so far."""
         return not self._passed or sum(self._passed) / len(self._passed) < LITTLE_SECONDS

@@ -29,7 +29,7 @@ from kernelproof.properties.findings.ledger import Entry, Ledger, LedgerError, l
 from kernelproof.properties.findings.report import Finding, ImplementationReport, LawReport
 from kernelproof.properties.isolation.workers import Worker
 from kernelproof.properties.search import replays
-from kernelproof.properties.search.candidate import Quarry
+from kernelproof.properties.search.candidate import Candidate
 from kernelproof.properties.search.engine import Run
 from kernelproof.properties.search.plan import Plan
 from kernelproof.properties.search.priority_executor import FairExecutor
@@ -218,13 +218,13 @@ class TestReplaying:
         for number in range(6):
             store(tmp_path, f"{number}", AttentionProblem(seq_lens=(6 + number,)))
 
-        def judged(case: Case, worker: Worker, quarry: Quarry) -> Verdict:
+        def judged(case: Case, worker: Worker, candidate: Candidate) -> Verdict:
             if case.path.stem == "3":
                 if ending == "lost":
                     raise DeviceLostError(ending)
                 signal.raise_signal(signal.SIGINT)
                 time.sleep(0.3)  # until the run has taken note
-            return judge_stored(case, worker, quarry)
+            return judge_stored(case, worker, candidate)
 
         monkeypatch.setattr(replays, "judge_stored", judged)
         order = Order()

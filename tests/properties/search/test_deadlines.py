@@ -9,7 +9,7 @@ from kernelproof.properties.search.deadlines import (
     DEADLINE_FLOOR,
     HURRY,
     OUTLIER_FACTOR,
-    Pace,
+    DeadlineModel,
     size_of,
 )
 from kernelproof.reference import AttentionProblem
@@ -19,44 +19,42 @@ LARGE = AttentionProblem(seq_lens=(4000,), head_dim_qk=128, head_dim_vo=128)
 
 
 def test_quick_calls_have_the_floor() -> None:
-    pace = Pace()
-    assert pace.deadlines(SMALL).run == DEADLINE_FLOOR
+    model = DeadlineModel()
+    assert model.of(SMALL).run == DEADLINE_FLOOR
     for _ in range(5):
-        pace.record(SMALL.work, 0.001)
-    assert pace.deadlines(SMALL).run == DEADLINE_FLOOR
-    assert pace.deadlines(SMALL, hurried=True).run == DEADLINE_FLOOR / HURRY
+        model.record(SMALL.work, 0.001)
+    assert model.of(SMALL).run == DEADLINE_FLOOR
+    assert model.of(SMALL, hurried=True).run == DEADLINE_FLOOR / HURRY
 
 
 def test_slow_calls_have_so_many_times_the_median_of_their_size() -> None:
-    pace = Pace()
+    model = DeadlineModel()
     for seconds in (1.0, 2.0, 3.0):
-        pace.record(SMALL.work, seconds)
-        pace.record(LARGE.work, 10 * seconds)
-    assert pace.deadlines(SMALL).run == pytest.approx(
-        max(DEADLINE_FACTOR * 2.0, OUTLIER_FACTOR * 20.0)
-    )
-    assert pace.deadlines(LARGE).run == pytest.approx(DEADLINE_FACTOR * 20.0)
-    assert pace.deadlines(LARGE, hurried=True).run == pytest.approx(DEADLINE_FACTOR * 20.0)
+        model.record(SMALL.work, seconds)
+        model.record(LARGE.work, 10 * seconds)
+    assert model.of(SMALL).run == pytest.approx(max(DEADLINE_FACTOR * 2.0, OUTLIER_FACTOR * 20.0))
+    assert model.of(LARGE).run == pytest.approx(DEADLINE_FACTOR * 20.0)
+    assert model.of(LARGE, hurried=True).run == pytest.approx(DEADLINE_FACTOR * 20.0)
 
 
 def test_one_slow_outlier_changes_nothing() -> None:
-    pace = Pace()
+    model = DeadlineModel()
     for seconds in (0.01, 0.01, 0.01, 500.0):
-        pace.record(SMALL.work, seconds)
-    assert pace.deadlines(SMALL).run == DEADLINE_FLOOR
+        model.record(SMALL.work, seconds)
+    assert model.of(SMALL).run == DEADLINE_FLOOR
 
 
 def test_a_size_that_was_not_measured_grows_from_the_next_smaller_one() -> None:
-    pace = Pace()
-    pace.record(SMALL.work, 0.5)
-    pace.record(SMALL.work, 0.5)
+    model = DeadlineModel()
+    model.record(SMALL.work, 0.5)
+    model.record(SMALL.work, 0.5)
     assert size_of(LARGE.work) > size_of(SMALL.work)
-    assert pace.deadlines(LARGE).run == pytest.approx(DEADLINE_FACTOR * 0.5 * 64)
-    other = Pace()
+    assert model.of(LARGE).run == pytest.approx(DEADLINE_FACTOR * 0.5 * 64)
+    other = DeadlineModel()
     other.record(LARGE.work, 0.5)
-    assert other.usual(SMALL.work) == 0.5
+    assert other.usual_seconds(SMALL.work) == 0.5
 
 
 def test_compiling_is_apart() -> None:
-    pace = Pace(compile_seconds=120.0)
-    assert pace.deadlines(SMALL).compile == 120.0
+    model = DeadlineModel(compile_seconds=120.0)
+    assert model.of(SMALL).compile == 120.0

@@ -29,7 +29,7 @@ from kernelproof.properties.findings.report import (
 from kernelproof.properties.findings.text_format import told
 from kernelproof.properties.isolation.workers import Worker
 from kernelproof.properties.search.engine import Run
-from kernelproof.properties.search.hunt import Hunt
+from kernelproof.properties.search.law_search import LawSearch
 from kernelproof.properties.search.plan import Plan
 from kernelproof.properties.search.progress import Progress
 from kernelproof.properties.space.profiles import PROFILES, Profile
@@ -317,20 +317,20 @@ def test_nothing_is_scheduled_on_a_device_that_is_lost(
     times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The device goes with the first HANG, or when that is confirmed."""
-    hunted: list[str] = []
+    searched: list[str] = []
 
-    class NotedHunt(Hunt):
+    class Noted(LawSearch):
         def run(self) -> LawReport:
-            hunted.append(self._quarry.name)
+            searched.append(self._candidate.name)
             return super().run()
 
-    monkeypatch.setattr("kernelproof.properties.search.engine.Hunt", NotedHunt)
+    monkeypatch.setattr("kernelproof.properties.search.engine.LawSearch", Noted)
     monkeypatch.setattr("kernelproof.properties.search.case_runner.probe_device", _GoneAfter(times))
     names = ("merges", "hangs", "honest_attention")
     report = run(*names, laws=["parity", "well_formed"], jobs=1)
     assert report.lost == "cuda did not come back: hang run"
     _, hangs, _ = report.implementations
-    assert hunted[-1] == "hangs"
+    assert searched[-1] == "hangs"
     (law,) = hangs.laws
     assert law.lost
     assert law.judged  # what was learned until then

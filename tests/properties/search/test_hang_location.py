@@ -8,7 +8,7 @@ import pytest
 
 import kernelproof
 from kernelproof.properties.laws import find_law
-from kernelproof.properties.search.candidate import Quarry
+from kernelproof.properties.search.candidate import Candidate
 from kernelproof.properties.search.hang_location import stuck_in, stuck_in_launch
 from kernelproof.properties.space.axes import Axes
 from kernelproof.properties.worker.requests import Address
@@ -55,9 +55,9 @@ def test_a_hang_is_looked_at_in_a_process_whose_launches_block(
     parity = find_law("parity")
     problem = AttentionProblem(seq_lens=(9,))
 
-    hangs = Quarry("hangs", Address(f"{SUBJECTS}:hangs_while_blocking", None, "cpu"), axes)
+    hangs = Candidate("hangs", Address(f"{SUBJECTS}:hangs_while_blocking", None, "cpu"), axes)
     told = stuck_in_launch(hangs, parity, problem)
     assert told.startswith("stuck in _hang_while_blocking (engine_subjects.py:")
     assert told.endswith(") with CUDA_LAUNCH_BLOCKING=1")
-    ends = Quarry("honest", Address(f"{SUBJECTS}:honest_attention", None, "cpu"), axes)
+    ends = Candidate("honest", Address(f"{SUBJECTS}:honest_attention", None, "cpu"), axes)
     assert stuck_in_launch(ends, parity, problem) == "it ends with CUDA_LAUNCH_BLOCKING=1"

@@ -1,4 +1,4 @@
-"""Asking ahead: a worker judges while the next problems are drawn, and nothing else changes."""
+"""The search of one law; a worker is asked ahead while the next problems are drawn."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 from hypothesis.database import InMemoryExampleDatabase
 
-from kernelproof.properties.findings.ledger import Entry
+from kernelproof.properties.findings.ledger import Entry, Ledger
 from kernelproof.properties.findings.report import LawReport
+from kernelproof.properties.isolation import workers
 from kernelproof.properties.isolation.workers import Deadlines, Outcome, Worker, WorkerPool
 from kernelproof.properties.laws import find_law
-from kernelproof.properties.search.candidate import Quarry
+from kernelproof.properties.search.candidate import Candidate
+from kernelproof.properties.search.drawing import SearchOptions
 from kernelproof.properties.search.examples import Examples
-from kernelproof.properties.search.hunt import Hunt, Search
-from kernelproof.properties.search.pipelining import Ahead
+from kernelproof.properties.search.law_search import LawSearch
 from kernelproof.properties.space import rounds
 from kernelproof.properties.space.axes import Axes, all_axes
 from kernelproof.properties.space.profiles import Profile
-from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.properties.worker.requests import Address
 from kernelproof.reference import AttentionProblem, Problem, problem_from_json
 
@@ -89,6 +89,20 @@ class TestWorker:
         assert first is not None
         assert later == {"seen": ["looked", "later"], "pid": first["pid"]}
 
+    def test_few_wait_and_none_where_answers_take_long(self, worker: Worker) -> None:
+        assert not worker.full
+        for seconds, most in ((0.0, workers.DEPTH), (2 * workers.QUICK_SECONDS, 0)):
+            worker.ask({"do": "sleep", "seconds": seconds})
+            worker.answer()
+            waiting = 0
+            while not worker.full:
+                worker.ask(echo(waiting))
+                waiting += 1
+            assert waiting == most + 1
+            assert [(worker.answer().result or {})["value"] for _ in range(waiting)] == [
+                *range(waiting)
+            ]
+
     def test_a_handler_may_ask_for_a_fresh_process(self, worker: Worker) -> None:
         for payload in ({"do": "end"}, {"do": "remember", "value": 2}):
             worker.ask(payload)
@@ -126,8 +140,8 @@ class InProcess:
 
     busy = False
 
-    def __init__(self, judge: Judge) -> None:
-        self.judge = judge
+    def __init__(self, judge: Judge, depth: int) -> None:
+        self.judge, self.depth = judge, depth
         self.asked: deque[Mapping[str, Any]] = deque()
         self.problems: list[AttentionProblem] = []
         self.most = self.renewed = 0
@@ -147,6 +161,10 @@ class InProcess:
         self.busy = bool(self.asked) and not outcome.died
         return outcome
 
+    @property
+    def full(self) -> bool:
+        return len(self.asked) > self.depth
+
     def forget(self) -> None:
         assert not self.busy  # it would cost the process
         self.asked.clear()
@@ -165,22 +183,20 @@ class InProcess:
         return self.judge(problem)
 
 
-def hunted(
+def searched(
     judge: Judge,
     depth: int,
-    monkeypatch: pytest.MonkeyPatch,
     *,
     smallest: tuple[Problem, ...] = (),
-    explain: Callable[[str, Verdict, Problem], Entry | None] = lambda *_: None,
+    known: tuple[Entry, ...] = (),
     examples: Examples | None = None,
 ) -> tuple[LawReport, InProcess]:
-    monkeypatch.setattr("kernelproof.properties.search.case_runner.DEPTH", depth)
-    worker = InProcess(judge)
-    quarry = Quarry("it", Address("it", None, "cpu"), AXES, smallest=[*smallest])
-    search = Search(PROFILE, 5, PROFILE.problems, PROFILE.seconds, examples=examples)
-    law = find_law("parity")
-    hunt = Hunt(worker, quarry, law, search, explain=explain)  # type: ignore[arg-type]
-    report = hunt.run()
+    worker = InProcess(judge, depth)
+    candidate = Candidate(
+        "it", Address("it", None, "cpu"), AXES, Ledger(known), smallest=[*smallest]
+    )
+    options = SearchOptions(PROFILE, 5, PROFILE.problems, PROFILE.seconds, examples=examples)
+    report = LawSearch(worker, candidate, find_law("parity"), options).run()  # type: ignore[arg-type]
     assert not worker.asked
     return report, worker
 
@@ -217,12 +233,12 @@ def deadly(problem: AttentionProblem) -> Outcome:
     return Outcome("crash", kind="SIGABRT", phase="run") if bad else honest(problem)
 
 
-class TestHunt:
+class TestLawSearch:
     @pytest.mark.parametrize("judge", [honest, never, wrong, deadly])
-    def test_as_one_at_a_time(self, judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_as_one_at_a_time(self, judge: Judge) -> None:
         """The same problems are judged, and the same one is found."""
-        alone, at_a_time = hunted(judge, 0, monkeypatch)
-        report, ahead = hunted(judge, 4, monkeypatch)
+        alone, at_a_time = searched(judge, 0)
+        report, ahead = searched(judge, 4)
         assert (at_a_time.most, ahead.most) == (1, 5)
         assert told(report) == told(alone)
         if report.finding is None:
@@ -234,17 +250,15 @@ class TestHunt:
             assert report.finding.problem.seq_lens == (5,)
             assert ahead.renewed == at_a_time.renewed
 
-    def test_what_another_law_found_loses_what_this_one_does_not_need(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_what_another_law_found_loses_what_this_one_does_not_need(self) -> None:
         found = AttentionProblem(query_lens=(1,), seq_lens=(9,), logits_soft_cap=30.0)
-        report, _ = hunted(wrong, 0, monkeypatch, smallest=(found,))
+        report, _ = searched(wrong, 0, smallest=(found,))
         assert report.finding is not None
         assert isinstance(report.finding.problem, AttentionProblem)
         assert report.finding.problem.seq_lens == (5,)
         assert report.finding.problem.logits_soft_cap == 0
 
-    def test_a_failure_that_does_not_repeat_is_flaky(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_failure_that_does_not_repeat_is_flaky(self) -> None:
         seen: list[str] = []
 
         def at_first(problem: AttentionProblem) -> Outcome:
@@ -253,18 +267,16 @@ class TestHunt:
                 seen.append(problem.id)
             return outcome
 
-        alone, _ = hunted(at_first, 0, monkeypatch)
+        alone, _ = searched(at_first, 0)
         seen.clear()
-        report, _ = hunted(at_first, 4, monkeypatch)
+        report, _ = searched(at_first, 4)
         assert told(report) == told(alone)
         assert report.flaky
         assert report.finding is not None
         assert report.finding.verdict.status == "FLAKY"
 
     @pytest.mark.parametrize("period", [2, 3])
-    def test_a_failure_that_comes_and_goes_is_not_of_first_calls_alone(
-        self, period: int, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_failure_that_comes_and_goes_is_not_of_first_calls_alone(self, period: int) -> None:
         """It is wrong again in a fresh process, and then right: that is no proof."""
         looks = itertools.count()
 
@@ -272,14 +284,12 @@ class TestHunt:
             bad = (wrong(problem).result or {})["status"] == "FAIL"
             return honest(problem) if bad and next(looks) % period else wrong(problem)
 
-        report, _ = hunted(now_and_then, 0, monkeypatch)
+        report, _ = searched(now_and_then, 0)
         assert report.flaky
         assert report.finding is not None
         assert report.finding.verdict.status == "FLAKY"
 
-    def test_all_that_other_runs_have_kept_is_tried_first(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_all_that_other_runs_have_kept_is_tried_first(self) -> None:
         """What fails on another chip passes here, and must not be in the way of what is behind."""
         memory, kept = InMemoryExampleDatabase(), set[str]()
         there = Examples(memory, "90").of("parity", "it")
@@ -293,14 +303,12 @@ class TestHunt:
 
             assert rounds.draw_round(AXES, PROFILE, number, look, database=there, most=200)
             kept.add(failed[-1])
-        report, worker = hunted(right, 4, monkeypatch, examples=Examples(memory, "100"))
+        report, worker = searched(right, 4, examples=Examples(memory, "100"))
         assert kept <= set(worker.judged)
         # They take nothing from what a search draws by itself.
         assert report.judged >= PROFILE.problems + len(kept)
 
-    def test_a_failure_that_the_ledger_explains_when_confirmed_is_known(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_failure_that_the_ledger_explains_when_confirmed_is_known(self) -> None:
         """A race may show itself as a HANG here and as a FAIL there; an entry may name one."""
         seen: list[str] = []
 
@@ -312,20 +320,13 @@ class TestHunt:
             return Outcome("hang", kind="run", phase="run") if len(seen) == 1 else outcome
 
         race = Entry("race", "it", ("parity",), "FAIL", {}, "It is a race.", Path("race.json"))
-
-        def explain(law: str, verdict: Verdict, problem: Problem) -> Entry | None:
-            del law, problem
-            return race if verdict.status == race.status else None
-
-        report, _ = hunted(by_turns, 0, monkeypatch, explain=explain)
+        report, _ = searched(by_turns, 0, known=(race,))
         assert len(seen) > 1
         assert report.flaky == 0
         assert report.finding is not None
         assert report.finding.entry == "race"
 
-    def test_a_death_before_a_case_began_is_not_its_own(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_death_before_a_case_began_is_not_its_own(self) -> None:
         """The process was asked ahead: what ended it may be left from the case before."""
         died: list[str] = []
 
@@ -335,9 +336,9 @@ class TestHunt:
                 return Outcome("crash", kind="SIGABRT", phase="load")
             return honest(problem)
 
-        report, _ = hunted(late, 4, monkeypatch)
+        report, _ = searched(late, 4)
         assert len(died) == 3
-        assert told(report) == told(hunted(honest, 0, monkeypatch)[0])
+        assert told(report) == told(searched(honest, 0)[0])
 
     def test_what_is_not_drawn_again_is_found_all_the_same(
         self, monkeypatch: pytest.MonkeyPatch
@@ -356,8 +357,8 @@ class TestHunt:
             return wrong(problem) if problem.id in found or not calls else honest(problem)
 
         found: set[str] = set()
-        monkeypatch.setattr("kernelproof.properties.search.hunt.draw_round", otherwise)
-        report, _ = hunted(rarely, 4, monkeypatch)
+        monkeypatch.setattr("kernelproof.properties.search.drawing.draw_round", otherwise)
+        report, _ = searched(rarely, 4)
         assert len(calls) == 2
         assert report.finding is not None
         assert report.finding.verdict.status == "FAIL"
@@ -369,20 +370,6 @@ class TestHunt:
             return Outcome("error", kind="ValueError") if problem.causal else honest(problem)
 
         monkeypatch.setattr(InProcess, "forget", lambda self: self.asked.clear())
-        report, _ = hunted(broken, 4, monkeypatch)
+        report, _ = searched(broken, 4)
         assert "ValueError" in report.error
         assert report.finding is None
-
-
-class TestAhead:
-    def test_nothing_waits_where_a_problem_takes_long(self) -> None:
-        slow = InProcess(lambda _: Outcome("done", {"status": "PASS"}, seconds=1.0))
-        quick = InProcess(lambda _: Outcome("done", {"status": "PASS"}, seconds=0.01))
-        for worker, most in ((slow, 1), (quick, 4)):
-            ahead = Ahead(worker, depth=3)  # type: ignore[arg-type]
-            for seed in range(10):
-                problem = AttentionProblem(seed=seed)
-                ahead.ask(problem, {"problem": problem.to_json()}, Deadlines())
-                while ahead.full:
-                    ahead.take()
-            assert worker.most == most

@@ -1,0 +1,114 @@
+"""Judging a failure again, before it is shrunk and before it is reported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ...reference import Problem
+from ..verdicts.verdict import Verdict
+from .case_runner import CaseRunner
+
+PASSES_AFTERWARDS = 2
+"""Passing retries required in one process to call a failure first-call-only."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A problem that has failed.
+
+    Attributes:
+        problem: on which it failed.
+        verdict: on it.
+        costly: each time that it fails costs a process.
+    """
+
+    problem: Problem
+    verdict: Verdict
+    costly: bool = False
+
+    def is_like(self, verdict: Verdict) -> bool:
+        """Whether a verdict speaks of the same bug; a HANG's kind is where its process began."""
+        mine = self.verdict
+        return verdict.status == mine.status and (
+            verdict.kind == mine.kind or verdict.status == "HANG"
+        )
+
+
+class Confirmation:
+    """Judges again what has failed.
+
+    Attributes:
+        flaky: the first failure that was not confirmed.
+    """
+
+    def __init__(self, runner: CaseRunner) -> None:
+        self.flaky: Failure | None = None
+        self._runner = runner
+
+    def confirm(self, problem: Problem) -> Failure | None:
+        """Judge a problem, and again if it fails; None where it passes, is FLAKY or KNOWN."""
+        verdict = self._runner.verdict(problem)
+        if not verdict.bad:
+            return None
+        verdict = self._runner.verdicts[problem.id] = self._again(problem, verdict)
+        costly = self._runner.died or self._runner.always_fresh
+        return Failure(problem, verdict, costly) if verdict.bad else None
+
+    def smallest(self, first: Failure, smallest: Failure) -> Failure:
+        """Judge the smallest problem of a costly failure in a fresh process, with full deadlines.
+
+        Where that is not the failure that was shrunk, the first one is returned.
+        """
+        if smallest == first:
+            return first
+        if not self._runner.always_fresh:
+            self._runner.renew()
+        again = self._runner.judge(smallest.problem)
+        return replace(smallest, verdict=again) if first.is_like(again) else first
+
+    def in_fresh_process(self, failure: Failure) -> Verdict:
+        """Return the verdict to report on a FAIL: FLAKY where it passes in a fresh process."""
+        verdict = failure.verdict
+        if self._runner.always_fresh:
+            message = f"in the first calls of a process alone: {verdict.message}"
+            return replace(verdict, message=message)
+        self._runner.renew()
+        if self._runner.judge(failure.problem).bad:
+            return verdict
+        message = "passes in a fresh process, fails after other calls in the same one: "
+        return replace(verdict, status="FLAKY", message=message + verdict.message)
+
+    def _again(self, problem: Problem, verdict: Verdict) -> Verdict:
+        """Judge again: a HANG or a CRASH in a fresh process, a FAIL in the same one.
+
+        What passes there may fail in the first calls of a process only. Fresh processes tell,
+        once in a search: each costs a start, and what comes and goes may do so often.
+        """
+        if verdict.status in ("HANG", "CRASH"):
+            self._runner.renew()
+        again = self._runner.judge(problem)
+        # What the ledger knows may show itself in several ways, a HANG and a FAIL by turns.
+        if again.status in (verdict.status, "KNOWN"):
+            return again
+        if verdict.status == "FAIL" and self.flaky is None:
+            afresh = self._in_first_calls(problem)
+            if afresh is not None:
+                return afresh
+        self._runner.report.flaky += 1
+        message = f"{verdict.status} at first, {again.status} when confirmed: {verdict.message}"
+        flaky = replace(verdict, status="FLAKY", message=message)
+        self.flaky = self.flaky or Failure(problem, flaky)
+        return flaky
+
+    def _in_first_calls(self, problem: Problem) -> Verdict | None:
+        """Return the FAIL of a fresh process's first call, if its later calls are right."""
+        self._runner.renew()
+        first = self._runner.judge(problem)
+        if first.status == "KNOWN":
+            return first
+        if first.status != "FAIL":
+            return None
+        if any(self._runner.judge(problem).bad for _ in range(PASSES_AFTERWARDS)):
+            return None
+        self._runner.always_fresh = True
+        return first

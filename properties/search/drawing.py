@@ -1,0 +1,163 @@
+"""Drawing problems for one law: Hypothesis draws, and a worker judges meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import hypothesis
+from hypothesis import Phase
+
+from ...reference import Problem
+from ..space.profiles import Profile
+from ..space.rounds import (
+    EXAMPLES_A_ROUND,
+    MOST_KEPT,
+    Enough,
+    draw_round,
+    most_rounds,
+    seed_of_round,
+)
+from .case_runner import CaseRunner
+from .examples import Examples
+
+Look = Callable[[Problem], None]
+"""Is shown each drawn problem; raises ``Counterexample`` or ``Enough``, see ``draw_round``."""
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """How the search for a counterexample to one law goes about it.
+
+    Attributes:
+        profile: of the run.
+        seed: the same one draws the same problems.
+        problems: problems that are judged.
+        seconds: seconds after which no more are drawn.
+        shrink: make a failure smaller.
+        confirm: judge a FAIL once more, in a fresh process.
+        examples: what other runs have kept, tried first.
+    """
+
+    profile: Profile
+    seed: int
+    problems: int
+    seconds: float
+    shrink: bool = True
+    confirm: bool = True
+    examples: Examples | None = None
+
+
+class Search:
+    """Draws problems and has them judged, until there were enough."""
+
+    def __init__(
+        self, runner: CaseRunner, options: SearchOptions, stopped: Callable[[], bool]
+    ) -> None:
+        self._runner, self._options, self._stopped = runner, options, stopped
+        self._started = time.monotonic()
+        self._round = 0
+        self._suspect: Problem | None = None
+        self._judged_before = self._idle_before = 0
+
+    def suspects(self) -> Iterator[Problem]:
+        """Yield each problem that fails when it is first judged, until there were enough.
+
+        If the caller goes on, the suspect was none: its round is drawn again for the problems
+        behind it. To Hypothesis none fails here, for it draws on before the verdict is known.
+        """
+        # Smallest problems of other laws, and what other runs kept, are judged on top.
+        self._judged_before, self._idle_before = self._runner.report.judged, self._idle
+        for number in range(most_rounds(self._options.problems)):
+            self._round = number
+            while True:
+                self._suspect = None
+                ended = self._draw(self._ask, Phase.generate)
+                self._take_all()
+                if self._suspect is None:
+                    break
+                yield self._suspect
+            if ended:
+                return
+
+    def show_again(self, look: Look) -> bool:
+        """Draw the round of the last suspect again, for Hypothesis to shrink what ``look`` raises.
+
+        Hypothesis shrinks only what fails while it is drawn, and then from its own random state.
+
+        Returns:
+            Whether ``look`` has ended the round.
+        """
+        return self._show(look, Phase.generate, EXAMPLES_A_ROUND)
+
+    def show_kept(self, look: Look) -> bool:
+        """Show what other runs have kept, as ``show_again`` does.
+
+        It is not mixed with what is drawn: Hypothesis would try little of it.
+        """
+        return self._show(look, Phase.reuse, MOST_KEPT)
+
+    def enough(self) -> bool:
+        """Whether the law has had its problems or its time; may take verdicts."""
+        if self._runner.waiting and self._spent(self._runner.waiting):
+            self._take_all()
+        if self._spent():
+            return True
+        if time.monotonic() - self._started > self._options.seconds or self._stopped():
+            self._runner.report.truncated = True
+            return True
+        return False
+
+    def _show(self, look: Look, phase: Phase, most: int) -> bool:
+        phases = (phase, Phase.shrink) if self._options.shrink else (phase,)
+        try:
+            return self._draw(look, *phases, most=most, keep=True)
+        except hypothesis.errors.Flaky:
+            # Verdicts are remembered, so only a truncated search can look flaky to Hypothesis.
+            self._runner.report.truncated = True
+            return True
+
+    def _draw(
+        self, look: Look, *phases: Phase, most: int = EXAMPLES_A_ROUND, keep: bool = False
+    ) -> bool:
+        options, law, name = self._options, self._runner.law.name, self._runner.candidate.name
+        database = options.examples.of(law, name) if keep and options.examples else None
+        return draw_round(
+            self._runner.candidate.axes,
+            options.profile,
+            seed_of_round(self._round, law, name, options.seed),
+            look,
+            phases=phases,
+            database=database,
+            most=most,
+        )
+
+    def _ask(self, problem: Problem) -> None:
+        """Ask about a problem, so that the next is drawn while the worker judges."""
+        enough = self.enough()  # takes verdicts, too
+        if enough or self._suspect is not None:
+            raise Enough
+        self._runner.ask(problem)
+        while self._runner.full:
+            self._take()
+
+    def _take(self) -> None:
+        self._suspect = self._runner.take() or self._suspect
+
+    def _take_all(self) -> None:
+        while self._runner.waiting:
+            self._take()
+
+    def _spent(self, more: int = 0) -> bool:
+        """Whether the law has had its problems, if ``more`` were judged or had nothing to judge."""
+        judged, most = self._runner.report.judged - self._judged_before, self._options.problems
+        # Nothing to look at, time and again: the law says nothing about this implementation.
+        idle = self._idle - self._idle_before + more
+        # Of several modules, a law may have something to say about one only.
+        patience = 4 * max(1, len(self._runner.candidate.axes.restrictions))
+        return judged + more >= most or (idle > patience * most and not judged)
+
+    @property
+    def _idle(self) -> int:
+        return self._runner.report.vacuous + self._runner.report.unsupported

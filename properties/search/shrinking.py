@@ -1,0 +1,65 @@
+"""Shrinking a confirmed failure: by Hypothesis, and by ``simplify`` where a try is costly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ...reference import Problem
+from ..space.rounds import Counterexample, Enough
+from ..space.simplify import on_fewer_pages, simplify
+from .case_runner import CaseRunner
+from .confirmation import Failure
+from .shrink_budget import ShrinkBudget
+
+
+class Shrink:
+    """Looks for the smallest problem that fails as the first one did.
+
+    Attributes:
+        first: the confirmed failure.
+        smallest: the last one that was found to fail alike.
+    """
+
+    def __init__(
+        self,
+        runner: CaseRunner,
+        first: Failure,
+        budget: ShrinkBudget,
+        stopped: Callable[[], bool],
+    ) -> None:
+        self.first = self.smallest = first
+        self._runner, self._budget, self._stopped = runner, budget, stopped
+        budget.begin()
+
+    def fails(self, problem: Problem) -> bool:
+        """Whether a problem fails as the first one did; False too once the budget is spent."""
+        if problem.id not in self._runner.verdicts and (self._budget.spent() or self._stopped()):
+            return False
+        # The smallest is confirmed with the full deadline.
+        hurried = self.first.costly and self._runner.candidate.address.device != "cpu"
+        verdict = self._runner.verdict(problem, hurried=hurried)
+        # Another bug: shrinking must not slip from one into the other.
+        if not verdict.bad or not self.first.is_like(verdict):
+            return False
+        self.smallest = replace(self.first, problem=problem, verdict=verdict)
+        return True
+
+    def show(self, problem: Problem) -> None:
+        """Have Hypothesis shrink a problem that fails; not a costly one, as it begins from above.
+
+        Raises:
+            Counterexample: the problem fails.
+            Enough: it fails, and that costs a process each time.
+        """
+        if self.fails(problem):
+            raise Enough if self.first.costly else Counterexample
+
+    def simplify(self) -> None:
+        """Take away what the problem does not need to fail, in few failures."""
+        axes = self._runner.candidate.axes
+        simplify(self.smallest.problem, axes, self.fails, self._budget.passing_is_cheap)
+
+    def on_fewer_pages(self) -> None:
+        """Take larger pages where the problem still fails on them."""
+        any(map(self.fails, on_fewer_pages(self.smallest.problem, self._runner.candidate.axes)))
