@@ -104,50 +104,20 @@ class Operation:
     exact: Callable[[Arithmetic], bool] = _always
 
 
-OPERATIONS = Table(
-    "kernelproof.reference.operations.OPERATIONS",
-    {
-        "paged_attention": Operation(
-            AttentionProblem,
-            PagedAttentionInputs,
-            paged_inputs,
-            oracle.attention,
-            oracle.judge_attention,
-            _differences,
-        ),
-        "ragged_attention": Operation(
-            AttentionProblem,
-            RaggedAttentionInputs,
-            ragged_inputs,
-            oracle.attention,
-            oracle.judge_attention,
-            _differences,
-        ),
-        "merge_state": Operation(
-            MergeProblem,
-            MergeInputs,
-            merge_inputs,
-            oracle.merged,
-            oracle.judge_merge,
-            _differences,
-        ),
-        "append_paged_kv": Operation(AttentionProblem, AppendInputs, append_inputs, oracle.append),
-        "build_metadata": Operation(
-            MetadataProblem, MetadataInputs, metadata_inputs, oracle.metadata
-        ),
-        "route": Operation(
-            RouteProblem, RouteInputs, route_inputs, oracle.routing, oracle.shapes_of_routing
-        ),
-        "moe": Operation(
-            MoEProblem,
-            MoEInputs,
-            expert_inputs,
-            oracle.experts,
-            oracle.bounded_experts,
-            _wide_intermediates,
-        ),
-    },
-)
+OPERATIONS = Table("kernelproof.reference.operations.OPERATIONS", {
+    "paged_attention": Operation(AttentionProblem, PagedAttentionInputs, paged_inputs,
+                                 oracle.attention, oracle.judge_attention, _differences),
+    "ragged_attention": Operation(AttentionProblem, RaggedAttentionInputs, ragged_inputs,
+                                  oracle.attention, oracle.judge_attention, _differences),
+    "merge_state": Operation(MergeProblem, MergeInputs, merge_inputs,
+                             oracle.merged, oracle.judge_merge, _differences),
+    "append_paged_kv": Operation(AttentionProblem, AppendInputs, append_inputs, oracle.append),
+    "build_metadata": Operation(MetadataProblem, MetadataInputs, metadata_inputs, oracle.metadata),
+    "route": Operation(RouteProblem, RouteInputs, route_inputs,
+                       oracle.routing, oracle.shapes_of_routing),
+    "moe": Operation(MoEProblem, MoEInputs, expert_inputs,
+                     oracle.experts, oracle.bounded_experts, _wide_intermediates),
+})  # fmt: skip
 """Every operation, in the order in which commands name them."""
 PROBLEM_TYPES: dict[str, type[Problem]] = {
     each.problem.kind: each.problem for each in OPERATIONS.values()

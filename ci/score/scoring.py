@@ -17,17 +17,10 @@ from ...properties.search.engine import Run
 from ...properties.search.plan import Plan
 from ...properties.search.progress import Progress
 from ...properties.seeded import BUGS, HONEST, PROCESS_CONTROLS, SeededBug
+from ...properties.space.operations import OPERATIONS as SPACES
 from ...properties.space.profiles import Profile
-from ...properties.space.simplify import FEW_PAGES
 from ...properties.verdicts.operations import OPERATIONS
-from ...reference import (
-    AttentionProblem,
-    MergeProblem,
-    MetadataProblem,
-    MoEProblem,
-    Problem,
-    RouteProblem,
-)
+from ...reference import Problem
 from .comparing import Comparison, Tell, comparable, compare
 
 LEAST_KILLED = 0.95
@@ -198,8 +191,12 @@ class Score:
     def share_small(self) -> float:
         """Of the killed attention bugs: whose smallest problem has one request and two pages."""
         ends = [each.smallest for each in self.of("bug")]
-        found = [problem for problem in ends if isinstance(problem, AttentionProblem)]
-        return sum(map(_is_small, found)) / len(found) if found else 1.0
+        small = [
+            is_small(problem)
+            for problem in ends
+            if problem is not None and (is_small := SPACES[problem.operation].is_small) is not None
+        ]
+        return sum(small) / len(small) if small else 1.0
 
     @property
     def idle_laws(self) -> list[str]:
@@ -337,24 +334,5 @@ def score_stage(stage: Stage, report: RunReport) -> list[Scored]:
 
 
 def size_of(problem: Problem) -> str:
-    """Give a problem's size in short."""
-    if isinstance(problem, MergeProblem):
-        return f"{problem.num_states} states, {problem.num_tokens} tokens"
-    if isinstance(problem, MetadataProblem):
-        requests = sum(len(lengths) for lengths, _ in problem.steps)
-        return f"{len(problem.steps)} batches, {requests} requests"
-    if isinstance(problem, (RouteProblem, MoEProblem)):
-        return f"{problem.num_tokens} tokens, {problem.top_k} of {problem.num_experts} experts"
-    return f"{len(problem.seq_lens)} requests, {problem.num_tokens} tokens, {_keys(problem)}"
-
-
-def _is_small(problem: AttentionProblem) -> bool:
-    """Tell whether a problem has at most one request and two pages of keys."""
-    pages = problem.num_pages if problem.operation != "ragged_attention" else 1
-    return len(problem.seq_lens) <= 1 and pages <= FEW_PAGES
-
-
-def _keys(problem: AttentionProblem) -> str:
-    if problem.operation == "ragged_attention":
-        return f"{sum(problem.seq_lens)} keys"
-    return f"{sum(problem.seq_lens)} keys in {problem.num_pages} pages"
+    """Return a problem's size in words."""
+    return SPACES[problem.operation].size(problem)

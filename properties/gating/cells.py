@@ -16,7 +16,8 @@ from ...impl.gating import Feature, Rule, RuleBook, decide
 from ...impl.gating.of_problem import feature_of
 from ...impl.gating.refusals import refusing
 from ...reference import AttentionProblem, MergeProblem, MetadataProblem, Problem
-from ..space.axes import CACHES, HEAD_DIMS, MERGE_AXES, Probe
+from ..space.attention_axes import CACHES, HEAD_DIMS, MERGE_AXES
+from ..space.axes import Probe
 from . import moe_cells
 
 SUPPORTED, REFUSED = "supported", "refused"

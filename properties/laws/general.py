@@ -121,16 +121,15 @@ def _again(subject: Subject, problem: Running, before: tuple[Result, Judged]) ->
     """Repeat a call: the same bits, or the same within the bounds where that was declared."""
     first, expectation = before
     second = subject.attend(problem, subject.materialise(problem))
-    if "nondeterministic" in subject.implementation.features:
-        verdict = OPERATIONS[problem.operation].again(
-            lambda: subject.materialise(problem),
-            (first, second),
-            expectation.bound,
-            subject.arithmetic_of(problem),
-            subject.exact(problem),
-        )
-    else:
+    judge_apart = OPERATIONS[problem.operation].judge_apart
+    if "nondeterministic" not in subject.implementation.features:
         verdict = _same_bits(first, second)
+    elif judge_apart is not None:
+        arithmetic = subject.arithmetic_of(problem)
+        verdict = judge_apart(arithmetic, subject.materialise(problem), second)
+    else:
+        bounds = (expectation.bound, expectation.bound)
+        verdict = agree(first, second, bounds, exact=subject.exact(problem))
     if verdict.kind == "numeric":
         return dataclasses.replace(verdict, kind="nondeterministic")
     return verdict

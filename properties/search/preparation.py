@@ -9,12 +9,13 @@ from typing import Any
 
 from ...impl import Target
 from ...impl.targets.refusal import Refusal, most_telling
-from ...reference import AttentionProblem, MergeProblem, MoEProblem, Problem, RouteProblem
+from ...reference import Problem
 from ..findings.report import ImplementationReport
 from ..isolation.sanitizer import LESS_WORK
 from ..isolation.workers import Worker
 from ..space.axes import Axes, all_axes, example, narrow
 from ..space.module_selection import Keys, Module, choose, further
+from ..space.operations import OPERATIONS
 from ..space.profiles import CHEAP_MINUTES, NO_COST, Cost, Profile, Timing, cost_of, on_device
 from ..space.restrictions import Only, OnlyError, restricted
 from ..worker.requests import Address, HarnessError, probe_device, refusals_of, verdict_of
@@ -22,9 +23,6 @@ from .building import Builder
 from .candidate import Candidate
 from .plan import Plan
 
-COST_REQUESTS = 8
-COST_ROWS, COST_KEYS = 8, 64
-"""How many times more rows, or keys a request, the second call has that is timed."""
 Lease = Callable[[], AbstractContextManager[Worker]]
 """Lends a worker."""
 Once = Callable[[str, Callable[[], None]], None]
@@ -158,7 +156,8 @@ def _timed(
 ) -> tuple[Candidate, Cost]:
     """Learn what an implementation costs, and so how large its problems may be."""
     address = candidate.address
-    timing = _cost_problem(candidate.axes)
+    timing = example(candidate.axes.operation, candidate.axes.simplest)
+    timing = OPERATIONS[timing.operation].timed(timing)
     timed = _ask(worker, address, "cost", problem=timing.to_json())
     report.call_seconds = float(timed.get("seconds", 0.0))
     small = Timing(float(timed.get("undisturbed", 0.0)), timing.work)
@@ -188,7 +187,7 @@ def module_keys(worker: Worker, address: Address) -> Keys:
 
 def _time_larger(worker: Worker, address: Address, problem: Problem, small: Timing) -> Timing:
     """Time a call of several times the work, where a call is not for nothing."""
-    larger = _larger(problem)
+    larger = OPERATIONS[problem.operation].larger(problem)
     if small.seconds < NO_COST or not larger:
         return Timing(2 * small.seconds, 2 * small.work)
     timed = _ask(worker, address, "cost", problem=larger.to_json())
@@ -196,20 +195,6 @@ def _time_larger(worker: Worker, address: Address, problem: Problem, small: Timi
     if not seconds:  # it was refused, or failed: as if all of the time went into the work
         return Timing(2 * small.seconds, 2 * small.work)
     return Timing(seconds, larger.work)
-
-
-def _larger(problem: Problem) -> Problem | None:
-    if isinstance(problem, (MergeProblem, RouteProblem, MoEProblem)):
-        return replace(problem, num_tokens=COST_ROWS * problem.num_tokens)
-    if isinstance(problem, AttentionProblem):
-        if problem.operation == "append_paged_kv":
-            return replace(
-                problem,
-                query_lens=problem.query_lens * COST_ROWS,
-                seq_lens=problem.seq_lens * COST_ROWS,
-            )
-        return replace(problem, seq_lens=tuple(COST_KEYS * s for s in problem.seq_lens))
-    return None
 
 
 def _ask(worker: Worker, address: Address, task: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401  JSON
@@ -220,17 +205,3 @@ def _ask(worker: Worker, address: Address, task: str, **more: Any) -> dict[str, 
         probe_device(worker, address.device)
     verdict = verdict_of(outcome)
     return {"stopped": verdict.to_json(), "error": f"{task}: {verdict.message}"}
-
-
-def _cost_problem(axes: Axes) -> Problem:
-    """Give the problem on which an implementation is timed: the simplest, a little larger."""
-    problem = example(axes.operation, axes.simplest)
-    if isinstance(problem, (MergeProblem, RouteProblem, MoEProblem)):
-        return replace(problem, num_tokens=COST_ROWS)
-    if isinstance(problem, AttentionProblem):
-        return replace(
-            problem,
-            query_lens=problem.query_lens * COST_REQUESTS,
-            seq_lens=problem.seq_lens * COST_REQUESTS,
-        )
-    return problem

@@ -12,7 +12,7 @@ from ...reference import METHODS, MoEProblem, RouteProblem
 from ...reference.moe.activations import ACTIVATIONS
 from ...reference.moe.weights import SCALE_BLOCK
 from ...reference.problems.moe import MULTIPLES
-from .axes import Axes
+from .axis_values import Axes
 from .strategy_helpers import LARGEST_SEED, features, one_of, sampled
 
 FEATURES = (

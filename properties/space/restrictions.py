@@ -10,10 +10,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from ...impl import OPERATIONS
 from ...reference import AttentionProblem, Problem
 from ...reference.problems.cache_names import cache_fits, multiples_of
-from .axes import all_axes, has, head_fields
+from .attention_axes import head_fields
+from .axes import all_axes, has
+from .operations import OPERATIONS
 
 Only = Mapping[str, tuple[Any, ...]]
 """Allowed values by field, in the order in which they were given."""
@@ -112,7 +113,7 @@ def _among(
     """Give the wanted values of an axis, the usual ones first, then other numbers."""
     usual = tuple(value for value in axis if value in wanted)
     # An axis of one value is not free; appending takes powers of two for scales alone.
-    fixed = len(axis) == 1 or (operation == "append_paged_kv" and name.endswith("scale"))
+    fixed = len(axis) == 1 or name in OPERATIONS[operation].fixed
     others = () if fixed else tuple(value for value in wanted if value not in axis)
     return usual + others
 

@@ -1,54 +1,15 @@
-"""Hypothesis strategies over problems: compact specifications, never tensors.
-
-They shrink towards one request, one token, one page, one head and no feature: every choice lists
-the simplest value first, and lengths are integers before they are edges.
-"""
+"""Hypothesis strategies over the problems of every operation."""
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from hypothesis import strategies as st
 
-from ...reference import AttentionProblem, MergeProblem, MetadataProblem, Problem
-from ...reference.problems import MAX_SEQ_LEN
-from ...reference.problems.base import is_power_of_two
-from ...reference.problems.cache_names import cache_fits
-from .axes import PHASES, Axes, all_axes, head_fields
-from .moe_strategies import moe_problems, route_problems
-from .strategy_helpers import LARGEST_SEED, features, one_of, sampled
-
-REQUESTS = (1, 2, 3, 4, 6, 1, 2, 3, 4, 6, 2, 0)
-"""Requests a batch. The empty batch is rare and comes last: a counterexample with one says more."""
-KEYS_TO_AFFORD = (4, 4, 300)
-"""Keys that a request must be able to have: any heads will do for the first, few for the last."""
-MUCH_WORK, MORE_KEYS_TO_AFFORD = 10_000_000, (4, 300, 600)
-"""From so much work of a problem on, as on a GPU, and the keys then."""
-LENGTH_EDGES = (1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257,
-                511, 512, 513, 1024, 1025, 2048, 4096)  # fmt: skip
-MOST_SURPLUS = 5
-"""Query tokens more than keys, at most."""
-SHORT, LONG = 32, 256
-"""Of a larger cap than the first, its upper half is drawn besides, of a large one all beyond the
-second."""
-FEATURES = (
-    "window_left",
-    "logits_soft_cap",
-    "sm_scale",
-    "k_scale",
-    "v_scale",
-    "sinks",
-    "custom_mask",
-    "per_head_scales",
-    "strided_q",
-    "strided_kv",
-)
-MOST_FEATURES = 5
-OFF = AttentionProblem()
+from ...reference import Problem
+from .axes import Axes, all_axes
+from .operations import OPERATIONS
+from .strategy_helpers import sampled
 
 
 def problems(axes: Axes | None = None, *, operation: str = "paged_attention",
@@ -64,216 +25,7 @@ def problems(axes: Axes | None = None, *, operation: str = "paged_attention",
         axes = Axes(operation, all_axes(operation), max_work, {})
     if axes.restrictions:
         return st.sampled_from(axes.restricted()).flatmap(problems)
-    if axes.operation == "merge_state":
-        return merge_problems(axes)
-    if axes.operation == "build_metadata":
-        return metadata_problems(axes)
-    if axes.operation == "route":
-        return route_problems(axes)
-    if axes.operation == "moe":
-        return moe_problems(axes)
-    return attention_problems(axes)
-
-
-@st.composite
-def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
-    """Draw one call of attention or append: a mixed batch of decodes, prefills and chunks.
-
-    A third of the batches is long: heads and channels are then chosen small enough to leave work
-    for requests of several tiles.
-    """
-    fields: dict[str, Any] = {
-        name: draw(sampled(axes.allows(name)))
-        for name in ("dtype", "causal", "kv_layout", "page_order", "page_size")
-    }
-    to_afford = MORE_KEYS_TO_AFFORD if axes.max_work >= MUCH_WORK else KEYS_TO_AFFORD
-    keys = draw(sampled(to_afford))
-    heads = draw(_heads(axes, keys))
-    requests = REQUESTS if keys == KEYS_TO_AFFORD[0] else REQUESTS[:3]
-    most = max(1, axes.max_work // (KEYS_TO_AFFORD[0] * _work_of_a_key(heads)))
-    count = draw(one_of([number for number in requests if number <= most]))
-    per_request = axes.max_work / max(count, 1)
-    fields |= heads
-    windowed = _with_windows_that_hide(axes, heads, per_request)
-    fields |= draw(features(windowed, FEATURES, OFF, MOST_FEATURES))
-    fields |= draw(_cache(axes, fields))
-    fields["regime"] = draw(_regime(axes, fields))
-    # An empty batch draws a request all the same: it is not to be simpler than a batch of one.
-    lengths = [draw(_request(axes, fields, per_request)) for _ in range(max(count, 1))][:count]
-    if len(lengths) > 1 and axes.operation == "paged_attention":
-        shared = draw(sampled(axes.allows("shared_prefix_pages")))
-        fields["shared_prefix_pages"] = shared
-    return AttentionProblem(
-        operation=axes.operation,
-        query_lens=tuple(t for t, _ in lengths),
-        seq_lens=tuple(s for _, s in lengths),
-        seed=draw(st.integers(0, LARGEST_SEED)),
-        **fields,
-    )
-
-
-@st.composite
-def _heads(draw: st.DrawFn, axes: Axes, keys: int) -> dict[str, Any]:
-    """Draw head dims and head counts at which a decode of this many keys is within the work."""
-
-    def affordable(name: str, work: Callable[[Any], int]) -> tuple[Any, ...]:
-        values = axes.allows(name)
-        return tuple(value for value in values if keys * work(value) <= axes.max_work) or values[:1]
-
-    # With much work to spend, a prefill of as many tokens is to be affordable, not just a decode.
-    prefill = axes.max_work >= MUCH_WORK and "prefill" in axes.allows("phase")
-    rows = keys if prefill and keys > KEYS_TO_AFFORD[0] else 1
-    dims = draw(one_of(affordable("head_dims", lambda dims: (rows * _least_group(dims) + 8)
-                                   * sum(dims[:2]))))  # fmt: skip
-    channels = sum(dims[:2])
-    kv_heads = draw(one_of(affordable("num_kv_heads", lambda heads: (rows + 8) * heads * channels)))
-    groups = affordable("group_size", lambda size: (rows * size + 8) * kv_heads * channels)
-    drawn = {"num_kv_heads": kv_heads, "group_size": draw(one_of(groups))}
-    return drawn | head_fields(dims)
-
-
-def _work_of_a_key(fields: Mapping[str, Any]) -> int:
-    """Count the work of one key in a decode."""
-    channels: int = fields["head_dim_qk"] + fields["head_dim_vo"]
-    work: int = fields["num_kv_heads"] * channels * (fields["group_size"] + 8)
-    return work
-
-
-def _with_windows_that_hide(axes: Axes, heads: Mapping[str, Any], work: float) -> Axes:
-    """Leave out windows that hide no key of any request of this work, unless no other is left."""
-    longest = min(work / _work_of_a_key(heads), MAX_SEQ_LEN)
-    values = axes.allows("window_left")
-    short = tuple(value for value in values if value + 2 <= longest)
-    if not any(value >= 0 for value in short):
-        return axes
-    return replace(axes, values={**axes.values, "window_left": short})
-
-
-def _least_group(dims: Sequence[int]) -> int:
-    fewest: int = head_fields(dims).get("group_size", 1)
-    return fewest
-
-
-def _regime(axes: Axes, fields: dict[str, Any]) -> st.SearchStrategy[str]:
-    regimes = list(axes.allows("regime"))
-    if not exact_grid_allowed(fields):
-        regimes = [regime for regime in regimes if regime != "exact_grid"] or ["iid"]
-    return sampled(regimes)
-
-
-@st.composite
-def _cache(draw: st.DrawFn, axes: Axes, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Draw the cache's format, and its queries': quantised half of the time, where supported."""
-    formats = [pair for pair in axes.allows("caches") if cache_fits(pair[0], fields)]
-    plain = [pair for pair in formats if not pair[0]]
-    kv_cache, q_dtype = draw(sampled([*plain * max(0, len(formats) - 2), *formats]))
-    found: dict[str, Any] = {"kv_cache": kv_cache, "q_dtype": q_dtype}
-    if q_dtype:
-        found["q_scale"] = draw(sampled(axes.allows("q_scale")))
-        # FA3's scales of FP8 queries are one a head, always.
-        found["per_head_scales"] = draw(sampled(axes.allows("per_head_scales")))
-    if not kv_cache and axes.operation == "append_paged_kv":
-        found |= {"k_scale": 1.0, "v_scale": 1.0}
-    return found
-
-
-def exact_grid_allowed(fields: dict[str, Any]) -> bool:
-    """Tell whether the exact grid stays exact with these options."""
-    return not fields.get("logits_soft_cap") and is_power_of_two(fields.get("v_scale", 1.0))
-
-
-@st.composite
-def _request(draw: st.DrawFn, axes: Axes, fields: dict[str, Any], work: float) -> tuple[int, int]:
-    """Draw (query_len, seq_len) of one request within its share of the work.
-
-    Requests that lack queries or keys, to which most features mean nothing, are half as frequent.
-    """
-    channels = fields["head_dim_qk"] + fields["head_dim_vo"]
-    kv_heads, group = fields["num_kv_heads"], fields["group_size"]
-    phases = axes.allows("phase")
-    phase = draw(sampled((*phases, *(each for each in phases if all(PHASES[each])))))
-    decode_cap = int(work / _work_of_a_key(fields))
-    square_cap = int(math.sqrt(work / (kv_heads * group * channels)))
-    cap = decode_cap if phase in ("decode", "no_query", "chunk") else square_cap
-    most = MAX_SEQ_LEN - MOST_SURPLUS if phase == "surplus" else MAX_SEQ_LEN
-    cap = min(max(cap, 2), most)
-    if phase == "no_keys":
-        several = {"prefill", "chunk"} & set(axes.allows("phase"))
-        return draw(lengths(4, 1)) if several else 1, 0
-    seq_len = draw(lengths(cap, fields["page_size"], fields.get("window_left", -1)))
-    if phase == "decode":
-        return 1, seq_len
-    if phase == "no_query":
-        return 0, seq_len
-    if phase == "prefill":
-        return seq_len, seq_len
-    if phase == "surplus":
-        return seq_len + draw(st.integers(1, MOST_SURPLUS)), seq_len
-    largest = max(1, int(work / (kv_heads * group * channels * max(seq_len, 1))))
-    return draw(st.integers(1, min(largest, seq_len))), seq_len
-
-
-@functools.lru_cache(maxsize=4096)
-def lengths(cap: int, page_size: int, window_left: int = -1) -> st.SearchStrategy[int]:
-    """Draw a length from 1 to cap: anything, or an edge of pages and tiles, or of the window."""
-    page_edges = {page_size - 1, page_size, page_size + 1, 2 * page_size, 2 * page_size + 1}
-    chosen = (
-        st.integers(1, cap)
-        | one_of(_within(cap, {1, *page_edges}))
-        | one_of(_within(cap, set(LENGTH_EDGES)))
-    )
-    if cap > SHORT:
-        # Several tiles, where there is room for them: most edges are within the first.
-        chosen |= st.integers(min(LONG, cap // 2), cap)
-    if window_left >= 0:
-        window = window_left + 1
-        window_edges = {window - 1, window, window + 1, window + 65, 2 * window, 3 * window + 64}
-        chosen |= one_of(_within(cap, {1, *window_edges}))
-        if cap > window:
-            chosen |= st.integers(window + 1, cap)  # the first of these keys is hidden
-    return chosen
-
-
-def _within(cap: int, edges: set[int]) -> list[int]:
-    return sorted(edge for edge in edges if 1 <= edge <= cap)
-
-
-@st.composite
-def merge_problems(draw: st.DrawFn, axes: Axes) -> MergeProblem:
-    """Draw one merge."""
-    fields: dict[str, Any] = {
-        name: draw(sampled(axes.allows(name)))
-        for name in ("num_states", "dtype", "empty", "regime")
-    }
-    room = axes.max_work // (8 * fields["num_states"])
-    dims = [dim for dim in axes.allows("head_dim") if dim < room] or [axes.allows("head_dim")[0]]
-    fields["head_dim"] = draw(sampled(dims))
-    rows = max(1, room // (fields["head_dim"] + 1))
-    fields["num_heads"] = draw(st.integers(1, min(rows, 8)))
-    fields["num_tokens"] = draw(st.integers(0, min(rows // fields["num_heads"], 64)))
-    return MergeProblem(**fields, seed=draw(st.integers(0, LARGEST_SEED)))
-
-
-@st.composite
-def metadata_problems(draw: st.DrawFn, axes: Axes) -> MetadataProblem:
-    """Draw a sequence of batches that shrink and grow."""
-    del axes
-    page_size = draw(sampled(all_axes("paged_attention")["page_size"]))
-    threshold = draw(sampled((1, 2, 4)))
-    seq_len = st.integers(0, 3 * page_size + 1) | lengths(600, page_size)
-    request = st.tuples(st.integers(0, 9), seq_len)
-    # Speculative decoding gives every request the same few tokens; a CUDA graph's batch is padded.
-    decode = st.tuples(st.just(threshold), seq_len)
-    padding = st.lists(st.just((0, 0)), max_size=3)
-    step = st.builds(list.__add__, st.lists(decode | request, max_size=8), padding)
-    steps = draw(st.lists(step, min_size=1, max_size=4))
-    return MetadataProblem(
-        steps=tuple((tuple(t for t, _ in step), tuple(s for _, s in step)) for step in steps),
-        page_size=page_size,
-        spare_columns=draw(st.integers(0, 4)),
-        decode_threshold=threshold,
-        seed=draw(st.integers(0, LARGEST_SEED)),
-    )
+    return OPERATIONS[axes.operation].strategy(axes)
 
 
 @st.composite
@@ -286,13 +38,13 @@ def variations(
     """
     problem = draw(base)
     found = [problem]
-    if isinstance(problem, MetadataProblem):
+    regimes = OPERATIONS[problem.operation].regimes(problem, axes)
+    if not regimes:
         return found
-    regimes = list(axes.allows("regime"))
-    if isinstance(problem, AttentionProblem) and not exact_grid_allowed(vars(problem)):
-        regimes = [regime for regime in regimes if regime != "exact_grid"] or ["iid"]
     more = draw(st.lists(sampled(regimes), max_size=most))
     found.extend(
-        replace(problem, regime=regime, seed=problem.seed + 1 + i) for i, regime in enumerate(more)
+        # Problems with a regime have a seed.
+        replace(problem, regime=regime, seed=problem.seed + 1 + i)
+        for i, regime in enumerate(more)
     )
     return found

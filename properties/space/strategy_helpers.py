@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from .axes import Axes
+from .axis_values import Axes
 
 LARGEST_SEED = 2**16
 

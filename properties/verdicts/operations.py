@@ -13,7 +13,6 @@ import torch
 
 from ...reference import (
     Arithmetic,
-    AttentionOutput,
     AttentionProblem,
     MergeProblem,
     MoEProblem,
@@ -22,16 +21,12 @@ from ...reference import (
 from ...reference.operations import Table
 from ...reference.tensors.inputs import AttentionInputs, MergeInputs
 from ...reference.tensors.moe_inputs import MoEInputs
-from .comparison import Result, agree
+from .comparison import Result
 from .routes import judge_route
 from .verdict import Verdict
 
 Buffer = tuple[tuple[int, ...], torch.dtype, torch.device]
 """Shape, dtype and device of an output."""
-Again = Callable[[Callable[[], Any], "tuple[Result, Result]", AttentionOutput, Arithmetic, bool],
-                 Verdict]  # fmt: skip
-"""Judges two answers to one call, given what makes its inputs afresh, the bound, the arithmetic and
-whether answers are exact."""
 MORE_TOKENS, MORE_QUERIES, MORE_KEYS = 3, 1, 3
 """Tokens, or queries and keys of one more request, that another batch has more."""
 
@@ -54,15 +49,16 @@ class Answers:
             it is instead: (out, lse or None) of attention and merging, (out, None) of ``moe``,
             (topk_weights, topk_ids) of ``route``.
         outputs: the buffers that a call on a record may be given for its results, by field.
-        again: judges a repeated call of an implementation that is not deterministic.
         other_batch: another problem of the same kind, as different as can be.
+        judge_apart: judges an answer to a record in an arithmetic, where right answers may differ
+            by more than bounds; None where two answers are right if they agree within theirs.
     """
 
     law: str = "parity"
     pair: Callable[[object], Result | str] = _undefined
     outputs: Callable[[Any], dict[str, Buffer]] = _undefined
-    again: Again = _undefined
     other_batch: Callable[[Any], Any] = _undefined
+    judge_apart: Callable[[Arithmetic, Any, Result], Verdict] | None = None
 
 
 def _pair(result: object, what: str, *, both: bool = False) -> Any:  # noqa: ANN401  a pair or a text
@@ -114,29 +110,6 @@ def _of_experts(inputs: MoEInputs) -> dict[str, Buffer]:
     return {"out": ((hidden.shape[0], weights.shape[1]), inputs.out_dtype, hidden.device)}
 
 
-def _agree(
-    inputs: Callable[[], Any],
-    answers: tuple[Result, Result],
-    bound: AttentionOutput,
-    arithmetic: Arithmetic,
-    exact: bool,  # noqa: FBT001  as ``Again``
-) -> Verdict:
-    del inputs, arithmetic
-    return agree(*answers, (bound, bound), exact=exact)
-
-
-def _right_again(
-    inputs: Callable[[], Any],
-    answers: tuple[Result, Result],
-    bound: AttentionOutput,
-    arithmetic: Arithmetic,
-    exact: bool,  # noqa: FBT001  as ``Again``
-) -> Verdict:
-    """Judge the second routing apart from the first: ties may go another way."""
-    del bound, exact
-    return judge_route(arithmetic, inputs(), answers[1])
-
-
 def _other_requests(problem: AttentionProblem) -> AttentionProblem:
     if len(problem.query_lens) > 1:
         return replace(
@@ -164,21 +137,14 @@ def _more_tokens(problem: Any) -> MoEProblem | RouteProblem:  # noqa: ANN401  on
     return other
 
 
-ATTENTION = Answers("parity", _out_and_lse, _attended, _agree, _other_requests)
-OPERATIONS = Table(
-    "kernelproof.properties.verdicts.operations.OPERATIONS",
-    {
-        "paged_attention": ATTENTION,
-        "ragged_attention": ATTENTION,
-        "merge_state": Answers("parity", _out_and_lse, _merged, _agree, _more_states),
-        "append_paged_kv": Answers("append_parity"),
-        "build_metadata": Answers("metadata_parity"),
-        "route": Answers(
-            "routing_parity",
-            pair=_weights_and_ids,
-            again=_right_again,
-            other_batch=_more_tokens,
-        ),
-        "moe": Answers("parity", _out, _of_experts, _agree, _more_tokens),
-    },
-)
+ATTENTION = Answers("parity", _out_and_lse, _attended, _other_requests)
+OPERATIONS = Table("kernelproof.properties.verdicts.operations.OPERATIONS", {
+    "paged_attention": ATTENTION,
+    "ragged_attention": ATTENTION,
+    "merge_state": Answers("parity", _out_and_lse, _merged, _more_states),
+    "append_paged_kv": Answers("append_parity"),
+    "build_metadata": Answers("metadata_parity"),
+    "route": Answers("routing_parity", _weights_and_ids, other_batch=_more_tokens,
+                     judge_apart=judge_route),
+    "moe": Answers("parity", _out, _of_experts, _more_tokens),
+})  # fmt: skip

@@ -21,7 +21,7 @@ from kernelproof.properties.search.engine import Run
 from kernelproof.properties.search.plan import Plan
 from kernelproof.properties.search.progress import Progress
 from kernelproof.properties.space.profiles import Profile
-from kernelproof.properties.space.simplify import FEW_PAGES
+from kernelproof.properties.space.simplifying import FEW_PAGES
 from kernelproof.reference import AttentionProblem, MergeProblem, Problem
 
 SUBJECTS = Path(__file__).parents[1] / "engine_subjects.py"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kernelproof.properties.space import moe_strategies, rounds, strategies
+from kernelproof.properties.space import attention_strategies, moe_strategies, rounds
 from kernelproof.properties.space.axes import Axes, all_axes
 from kernelproof.properties.space.profiles import PROFILES, Profile
 from kernelproof.properties.space.rounds import draw_problems, most_rounds
@@ -53,7 +53,7 @@ ATTENTION: Kinds = {
     "several requests": lambda p: len(p.seq_lens) > 1,
 }
 KINDS: dict[str, Kinds] = {
-    operation: switched_on(operation, strategies.FEATURES, strategies.OFF)
+    operation: switched_on(operation, attention_strategies.FEATURES, attention_strategies.OFF)
     for operation in ("paged_attention", "ragged_attention", "append_paged_kv")
 }
 KINDS["paged_attention"] |= ATTENTION | {"a quantised cache": lambda p: p.kv_cache}

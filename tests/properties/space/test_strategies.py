@@ -14,27 +14,13 @@ from hypothesis import strategies as st
 
 from kernelproof.impl import OPERATIONS
 from kernelproof.impl.targets.refusal import Refusal
-from kernelproof.properties.space.axes import (
-    FREE,
-    HEAD_DIMS,
-    PHASES,
-    Axes,
-    all_axes,
-    example,
-    head_fields,
-    narrow,
-    resized,
-)
+from kernelproof.properties.space.attention_axes import HEAD_DIMS, PHASES, head_fields
+from kernelproof.properties.space.attention_strategies import FEATURES, MOST_FEATURES, lengths
+from kernelproof.properties.space.axes import FREE, Axes, all_axes, example, narrow, resized
 from kernelproof.properties.space.moe_axes import TOGETHER
 from kernelproof.properties.space.profiles import PROFILES, on_device
 from kernelproof.properties.space.rounds import EXAMPLES_A_ROUND
-from kernelproof.properties.space.strategies import (
-    FEATURES,
-    MOST_FEATURES,
-    lengths,
-    problems,
-    variations,
-)
+from kernelproof.properties.space.strategies import problems, variations
 from kernelproof.reference import (
     AttentionProblem,
     MergeProblem,

@@ -1,0 +1,136 @@
+"""The space of attention, merging and appending: values by axis, simplest first, and examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...reference import AttentionProblem
+from ...reference.formats.kv_format import FP8
+from ...reference.problems import ATTENTION_REGIMES, DTYPES, EMPTY_STATES, MERGE_REGIMES
+from ...reference.problems.cache_names import (
+    KV_CACHES,
+    cache_fits,
+    element_of,
+    multiples_of,
+    query_dtypes,
+)
+
+HEAD_DIMS: tuple[tuple[int, ...], ...] = (
+    (16, 16),
+    (32, 32),
+    (24, 40),
+    (64, 64),
+    (80, 80),
+    (96, 96),
+    (128, 128),
+    (192, 128),
+    (256, 256),
+    (512, 512),
+    (24, 16, 0),
+    (576, 512, 0),
+    (576, 512, 128),
+)
+"""Channels of queries and keys, and of values. A third number says that values are the keys' first
+channels (``values_in_keys``), for so many query heads with the scale of DeepSeek's layers, or for
+any number of heads where it is 0."""
+DEEPSEEK_SCALE = 192**-0.5
+"""Of 128 + 64 channels, as before the projections were absorbed; CUTLASS knows no other."""
+PAIR = 2
+CACHES = tuple((name, q_dtype) for name in KV_CACHES for q_dtype in query_dtypes(name))
+"""Formats of the cache, each with the dtypes of queries that may meet it."""
+PHASES: dict[str, tuple[int, int]] = {
+    "decode": (1, 3),
+    "prefill": (3, 3),
+    "chunk": (2, 5),
+    "no_query": (0, 3),
+    "no_keys": (1, 0),
+    "surplus": (3, 2),
+}
+"""Kinds of request and an example (query_len, seq_len) of each."""
+
+ATTENTION_AXES: dict[str, tuple[Any, ...]] = {
+    "phase": tuple(PHASES),
+    "dtype": DTYPES,
+    "causal": (False, True),
+    "head_dims": HEAD_DIMS,
+    "num_kv_heads": (1, 2, 3, 4, 8),
+    "group_size": (1, 2, 3, 4, 5, 6, 7, 8, 16),
+    "page_size": (1, 2, 3, 4, 8, 16, 32, 64, 128, 256),
+    "kv_layout": ("NHD", "HND"),
+    "page_order": (0, 1),
+    "shared_prefix_pages": (0, 1, 2),
+    "window_left": (-1, 0, 1, 2, 7, 15, 16, 63, 127, 128),
+    "logits_soft_cap": (0.0, 30.0, 5.0, 1.0),
+    "sm_scale": (None, 1.0, 0.25, 0.05),
+    "k_scale": (1.0, 0.5, 2.0, 1.25),
+    "v_scale": (1.0, 0.5, 2.0, 1.25),
+    "sinks": (False, True),
+    "custom_mask": (False, True),
+    "per_head_scales": (False, True),
+    "caches": CACHES,
+    "q_scale": (1.0, 0.5, 2.0, 16.0),
+    "strided_q": (False, True),
+    "strided_kv": (False, True),
+    "regime": ATTENTION_REGIMES,
+}
+MERGE_AXES: dict[str, tuple[Any, ...]] = {
+    "num_states": (2, 1, 3, 4, 7),
+    "dtype": DTYPES,
+    "head_dim": (4, 16, 64, 80, 128, 256),
+    "empty": EMPTY_STATES,
+    "regime": MERGE_REGIMES,
+}
+WITHOUT_LATENT = tuple(dims for dims in HEAD_DIMS if len(dims) == PAIR)
+RAGGED_AXES = {
+    **ATTENTION_AXES,
+    "head_dims": WITHOUT_LATENT,
+    **{name: ATTENTION_AXES[name][:1] for name in ("page_size", "kv_layout", "page_order",
+                                                   "shared_prefix_pages", "caches", "q_scale")},
+}  # fmt: skip
+APPEND_AXES = {
+    # Appending reads no query and computes nothing: other axes would only repeat problems.
+    **{name: values[:1] for name, values in ATTENTION_AXES.items()},
+    **{name: ATTENTION_AXES[name] for name in ("dtype", "num_kv_heads", "page_size", "kv_layout",
+                                               "page_order", "strided_kv", "regime")},
+    "phase": ("decode", "prefill", "chunk", "no_query"),
+    "head_dims": WITHOUT_LATENT,
+    "caches": tuple((name, "") for name in KV_CACHES if element_of(name) in ("", *FP8)),
+    "k_scale": (1.0, 0.5, 2.0),
+    "v_scale": (1.0, 0.5, 2.0),
+}  # fmt: skip
+
+
+def attention_example(operation: str, chosen: Mapping[str, Any]) -> AttentionProblem:
+    """Return the simplest problem of an operation of attention with these values."""
+    fields = dict(chosen)
+    query_len, seq_len = PHASES[fields.pop("phase")]
+    fields |= head_fields(fields.pop("head_dims"))
+    kv_cache, q_dtype = fields.pop("caches")
+    if operation == "append_paged_kv" and (fields["k_scale"], fields["v_scale"]) != (1.0, 1.0):
+        kv_cache = kv_cache or FP8[0]
+    if fields["q_scale"] != 1 and not q_dtype:
+        kv_cache = q_dtype = FP8[0]
+    fields |= {"kv_cache": kv_cache, "q_dtype": q_dtype}
+    if not cache_fits(kv_cache, fields):
+        fields |= {"head_dim_qk": 64, "head_dim_vo": 64, "values_in_keys": False}
+        fields["page_size"] = multiples_of(kv_cache).get("page_size", fields["page_size"])
+    if fields["regime"] == "exact_grid":
+        fields["logits_soft_cap"], fields["v_scale"] = 0.0, 1.0
+    # A batch without a token is another matter: a request without a query has company.
+    company = ((), ()) if query_len else ((1,), (seq_len,))
+    return AttentionProblem(
+        operation=operation,
+        query_lens=(query_len, *company[0]),
+        seq_lens=(seq_len, *company[1]),
+        **fields,
+    )
+
+
+def head_fields(dims: Sequence[int]) -> dict[str, Any]:
+    """Give the fields of a problem that one of ``HEAD_DIMS`` stands for."""
+    found: dict[str, Any] = {"head_dim_qk": dims[0], "head_dim_vo": dims[1]}
+    if len(dims) > PAIR:
+        found |= {"values_in_keys": True, "num_kv_heads": 1}
+        found |= {"group_size": dims[2], "sm_scale": DEEPSEEK_SCALE} if dims[2] else {}
+    return found

@@ -1,0 +1,50 @@
+"""The values that may be drawn for one operation, by axis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .moe_axes import TOGETHER
+
+FIELDS = {
+    "head_dims": ("head_dim_qk", "head_dim_vo"),
+    "caches": ("kv_cache", "q_dtype"),
+    **TOGETHER,
+}
+"""Fields of the axes that have two each."""
+
+
+@dataclass(frozen=True)
+class Axes:
+    """What may be drawn for one operation.
+
+    Attributes:
+        operation: of the problems.
+        values: allowed values by axis, simplest first.
+        max_work: most work of one problem, see ``AttentionProblem.work``.
+        refused: axis and value of what narrowing removed, with the implementation's reason.
+        simplest: one value each, together the simplest problem that is supported.
+        restrictions: axes and the values that they are drawn from, one of these at a time; nothing
+            where all of ``values`` may be combined. See ``modules``.
+    """
+
+    operation: str
+    values: Mapping[str, tuple[Any, ...]]
+    max_work: int
+    refused: Mapping[str, str] = field(default_factory=dict)
+    simplest: Mapping[str, Any] = field(default_factory=dict)
+    restrictions: tuple[Mapping[str, tuple[Any, ...]], ...] = ()
+
+    def restricted(self) -> list[Axes]:
+        """Give the axes of each restriction, or these where there is none."""
+        parts = [
+            replace(self, values={**self.values, **part}, restrictions=())
+            for part in self.restrictions
+        ]
+        return parts or [self]
+
+    def allows(self, name: str) -> tuple[Any, ...]:
+        """Give the values of an axis."""
+        return self.values[name]

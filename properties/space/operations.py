@@ -1,0 +1,127 @@
+"""The table of operations for whatever draws problems, in the parent process with Hypothesis.
+
+What the isolated worker needs to know of an operation stands in ``reference.operations`` and
+``verdicts.operations``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from hypothesis import strategies as st
+
+from ...reference import MergeProblem, MetadataProblem, Problem
+from ...reference.operations import Table
+from . import sizes
+from .attention_axes import (
+    APPEND_AXES,
+    ATTENTION_AXES,
+    MERGE_AXES,
+    RAGGED_AXES,
+    attention_example,
+)
+from .attention_strategies import (
+    attention_problems,
+    exact_where_allowed,
+    merge_problems,
+    metadata_problems,
+)
+from .axis_values import Axes
+from .moe_axes import MOE_AXES, ROUTE_AXES, moe_example, route_example
+from .moe_strategies import moe_problems, route_problems
+from .simplifying import (
+    Cheap,
+    Fails,
+    on_few_pages,
+    simpler_batch,
+    simpler_merge,
+    simpler_paged_batch,
+    simpler_values,
+)
+
+
+def _as_it_is(problem: Problem, *_: object) -> Problem:
+    return problem
+
+
+def _nothing(*_: object) -> None:
+    return None
+
+
+def _no_others(*_: object) -> Iterator[Problem]:
+    return iter(())
+
+
+def _regimes(problem: Problem, axes: Axes) -> Sequence[str]:
+    del problem
+    return axes.values.get("regime", ())
+
+
+@dataclass(frozen=True)
+class Space:
+    """What drawing, simplifying and measuring need to know of an operation's problems.
+
+    Attributes:
+        axes: values by axis, simplest first; empty where problems are drawn whole.
+        example: the simplest problem with one value of each axis.
+        strategy: Hypothesis's, for what may be drawn.
+        size: of a problem, in words.
+        simplify: a simpler problem that still fails, see ``simplify.simplify``.
+        on_fewer_pages: the same problem on fewer pages, where it has any.
+        regimes: value regimes that one drawn structure may be tried with.
+        timed: the problem on which a call is timed, made of the simplest supported one.
+        larger: one of several times the work, for a second timing; None if there is none.
+        is_small: whether a counterexample is as small as the score counts; None where it is not
+            counted.
+        fixed: axes that ``--only`` adds no other values to.
+    """
+
+    axes: Mapping[str, tuple[Any, ...]]
+    example: Callable[[Mapping[str, Any]], Problem]
+    strategy: Callable[[Axes], st.SearchStrategy[Any]]
+    size: Callable[[Any], str]
+    simplify: Callable[[Any, Axes, Fails, Cheap], Problem] = _as_it_is
+    on_fewer_pages: Callable[[Any, Axes], Iterator[Any]] = _no_others
+    regimes: Callable[[Any, Axes], Sequence[str]] = _regimes
+    timed: Callable[[Any], Problem] = _as_it_is
+    larger: Callable[[Any], Problem | None] = _nothing
+    is_small: Callable[[Any], bool] | None = None
+    fixed: tuple[str, ...] = ()
+
+
+def _attention(operation: str, axes: Mapping[str, tuple[Any, ...]], **differing: Any) -> Space:  # noqa: ANN401
+    """Return the entry of an operation of attention over pages, with what differs."""
+    return replace(
+        Space(axes, partial(attention_example, operation), attention_problems, sizes.of_pages,
+              simpler_paged_batch, on_few_pages, exact_where_allowed,
+              sizes.more_requests, sizes.more_keys, sizes.is_on_few_pages),
+        **differing,
+    )  # fmt: skip
+
+
+OPERATIONS = Table("kernelproof.properties.space.operations.OPERATIONS", {
+    "paged_attention": _attention("paged_attention", ATTENTION_AXES),
+    "ragged_attention": _attention(
+        "ragged_attention", RAGGED_AXES, size=sizes.of_batch, simplify=simpler_batch,
+        on_fewer_pages=_no_others, is_small=sizes.is_one_request,
+    ),
+    "merge_state": Space(
+        MERGE_AXES, lambda chosen: MergeProblem(**chosen), merge_problems, sizes.of_states,
+        simpler_merge, timed=sizes.some_tokens, larger=sizes.more_tokens,
+    ),
+    "append_paged_kv": _attention(
+        "append_paged_kv", APPEND_AXES, larger=sizes.more_requests, fixed=("k_scale", "v_scale"),
+    ),
+    "build_metadata": Space({}, lambda _: MetadataProblem(), metadata_problems, sizes.of_steps),
+    "route": Space(
+        ROUTE_AXES, route_example, route_problems, sizes.of_experts,
+        simpler_values, timed=sizes.some_tokens, larger=sizes.more_tokens,
+    ),
+    "moe": Space(
+        MOE_AXES, moe_example, moe_problems, sizes.of_experts,
+        simpler_values, timed=sizes.some_tokens, larger=sizes.more_tokens,
+    ),
+})  # fmt: skip

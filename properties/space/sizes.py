@@ -1,0 +1,75 @@
+"""Problems of another size: on which a call is timed, and how the score names one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeVar
+
+from ...reference import AttentionProblem, MergeProblem, MetadataProblem, MoEProblem, RouteProblem
+from .simplifying import FEW_PAGES
+
+COST_REQUESTS = 8
+COST_ROWS, COST_KEYS = 8, 64
+"""How many times more rows, or keys a request, the second call has that is timed."""
+OfTokens = TypeVar("OfTokens", MergeProblem, MoEProblem, RouteProblem)
+
+
+def more_tokens(problem: OfTokens) -> OfTokens:
+    """Return the problem with ``COST_ROWS`` times as many tokens."""
+    return replace(problem, num_tokens=COST_ROWS * problem.num_tokens)
+
+
+def some_tokens(problem: OfTokens) -> OfTokens:
+    """Return the problem with ``COST_ROWS`` tokens."""
+    return replace(problem, num_tokens=COST_ROWS)
+
+
+def more_requests(problem: AttentionProblem) -> AttentionProblem:
+    """Return the problem with each request ``COST_REQUESTS`` times."""
+    return replace(
+        problem,
+        query_lens=problem.query_lens * COST_REQUESTS,
+        seq_lens=problem.seq_lens * COST_REQUESTS,
+    )
+
+
+def more_keys(problem: AttentionProblem) -> AttentionProblem:
+    """Return the problem with ``COST_KEYS`` times as many keys in each request."""
+    return replace(problem, seq_lens=tuple(COST_KEYS * s for s in problem.seq_lens))
+
+
+def of_batch(problem: AttentionProblem) -> str:
+    """Return requests, tokens and keys of attention in words."""
+    keys = sum(problem.seq_lens)
+    return f"{len(problem.seq_lens)} requests, {problem.num_tokens} tokens, {keys} keys"
+
+
+def of_pages(problem: AttentionProblem) -> str:
+    """Return requests, tokens, keys and pages of attention in words."""
+    return f"{of_batch(problem)} in {problem.num_pages} pages"
+
+
+def of_states(problem: MergeProblem) -> str:
+    """Return states and tokens of a merge in words."""
+    return f"{problem.num_states} states, {problem.num_tokens} tokens"
+
+
+def of_steps(problem: MetadataProblem) -> str:
+    """Return batches and requests of metadata in words."""
+    requests = sum(len(lengths) for lengths, _ in problem.steps)
+    return f"{len(problem.steps)} batches, {requests} requests"
+
+
+def of_experts(problem: MoEProblem | RouteProblem) -> str:
+    """Return tokens and experts in words."""
+    return f"{problem.num_tokens} tokens, {problem.top_k} of {problem.num_experts} experts"
+
+
+def is_one_request(problem: AttentionProblem) -> bool:
+    """Whether a problem has at most one request."""
+    return len(problem.seq_lens) <= 1
+
+
+def is_on_few_pages(problem: AttentionProblem) -> bool:
+    """Whether a problem has at most one request and two pages of keys."""
+    return is_one_request(problem) and problem.num_pages <= FEW_PAGES
