@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..reference import AttentionProblem, MoEProblem, Problem
-from ..reference.formats.kv_format import NVFP4
-from ..reference.problems.cache_names import INTERLEAVED
+from ..reference.formats.cache_elements import CACHE_FEATURES, SCALE_LAYOUTS
+from ..reference.problems.cache_names import layout_of
 
 MOE_FEATURES = (
     "moe_biases",
@@ -24,9 +24,7 @@ MOE_FEATURES = (
 FEATURES = (
     "custom_mask",
     "per_head_scales",
-    "fp8_kv",
-    "nvfp4_kv",
-    "interleaved_v_scales",
+    *CACHE_FEATURES,
     "fp8_q",
     "mla",
     *MOE_FEATURES,
@@ -68,10 +66,9 @@ def _of_attention(problem: AttentionProblem) -> list[str]:
     found += ["mla"] if problem.values_in_keys else []
     if not problem.kv_cache:
         return found
-    found.append("nvfp4_kv" if problem.kv_element == NVFP4 else "fp8_kv")
-    if problem.kv_cache == INTERLEAVED:
-        found.append("interleaved_v_scales")
-    return [*found, "fp8_q"] if problem.q_dtype else found
+    layout = SCALE_LAYOUTS[layout_of(problem.kv_cache)]
+    cache = [problem.cache_entry.feature, layout.feature, "fp8_q" if problem.q_dtype else ""]
+    return [*found, *filter(None, cache)]
 
 
 def _of_experts(problem: MoEProblem) -> list[str]:

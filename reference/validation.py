@@ -117,7 +117,7 @@ def check_tensor(name: str, tensor: torch.Tensor, axes: str, *, codes: bool = Fa
     if expected[-1] not in ("heads", "top_k") and not tensor.shape[-1]:
         message = f"{name} has no channels: its shape is {tuple(tensor.shape)}"
         raise ValueError(message)
-    if not (tensor.dtype.is_floating_point or (codes and tensor.dtype == torch.uint8)):
+    if not (tensor.dtype.is_floating_point or (codes and tensor.dtype.itemsize == 1)):
         message = f"{name} must have a floating dtype, not {tensor.dtype}"
         raise ValueError(message)
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from ...reference.formats.kv_format import FP8, NVFP4, KVCacheFormat, checked_cache
+from ...reference.formats.cache_elements import FP8
+from ...reference.formats.kv_format import KVCacheFormat, checked_cache
 from ..gating import Feature, Target, require
 from ..gating.rules import version_matches
 
@@ -49,13 +50,13 @@ def flashinfer_arguments(
     Args:
         k_cache, v_cache: as they are stored.
         kv_format: what they hold.
-        kv_cache_sf: block scales of an nvfp4 cache, in ``kv_format.v_scale_layout``.
+        kv_cache_sf: block scales, where the format has them, in ``kv_format.v_scale_layout``.
         backend: that will read them.
         flashinfer: the release; it decides what the scales are called.
 
     Returns:
-        ``paged_kv_cache``, the pair of caches, FP8 viewed as FP8; for nvfp4 also ``kv_cache_sf``,
-        or ``kv_block_scales`` before 0.6.8. Nothing is copied.
+        ``paged_kv_cache``, the pair of caches, FP8 viewed as FP8; with block scales also
+        ``kv_cache_sf``, or ``kv_block_scales`` before 0.6.8. Nothing is copied.
 
     Raises:
         ValueError: cache, format and scales disagree, or V's scales are not in the layout that the
@@ -63,7 +64,7 @@ def flashinfer_arguments(
     """
     cache = checked_cache(k_cache, v_cache, kv_format.kv_layout, kv_format, kv_cache_sf)
     arguments: dict[str, Any] = {"paged_kv_cache": (cache.k, cache.v)}
-    if kv_format.element != NVFP4:
+    if not kv_format.entry.block:
         return arguments
     wanted = "interleaved" if backend in INTERLEAVING else "linear"
     if kv_format.v_scale_layout != wanted:

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from ...reference import Arithmetic, AttentionProblem, Problem
-from ...reference.formats.kv_format import FP8, NVFP4, stored_head_dim
+from ...reference.formats.cache_elements import FP8, NVFP4
+from ...reference.formats.kv_format import stored_head_dim
 from ...reference.tensors.inputs import PagedAttentionInputs
 from ..gating import decide
 from ..gating.of_problem import feature_of

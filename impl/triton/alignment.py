@@ -8,11 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-import torch
-
 from ...reference import AttentionProblem
-from ...reference.formats.kv_format import NVFP4
-from ...reference.formats.quantization import NVFP4_BLOCK
 from .units import LARGEST_UNIT
 
 HEADS = (1, 2, 4, 8)
@@ -20,7 +16,7 @@ HEADS = (1, 2, 4, 8)
 
 
 def alignment_of(problem: AttentionProblem) -> tuple[bool, ...]:
-    """Tell whether values, and the block scales of NVFP4 ones, begin at a multiple of 16 bytes.
+    """Whether values, and their block scales, begin at a multiple of 16 bytes.
 
     See ``reference.materialise``: keys of a page come first, and its values right behind them.
     """
@@ -29,10 +25,10 @@ def alignment_of(problem: AttentionProblem) -> tuple[bool, ...]:
     width = max(problem.head_dim_qk, problem.head_dim_vo)
     slots = 1 if problem.operation == "ragged_attention" else problem.page_size
     elements = slots * problem.num_kv_heads * width
-    if problem.kv_element == NVFP4:  # two codes a byte
-        return elements // 2 % LARGEST_UNIT == 0, elements // NVFP4_BLOCK % LARGEST_UNIT == 0
-    size: int = getattr(torch, problem.dtype).itemsize
-    return elements * (1 if problem.kv_element else size) % LARGEST_UNIT == 0, True
+    entry = problem.cache_entry
+    scales = elements // entry.block * entry.scale_dtype.itemsize if entry.scale_dtype else 0
+    codes = elements // entry.packed * entry.dtype.itemsize
+    return codes % LARGEST_UNIT == 0, scales % LARGEST_UNIT == 0
 
 
 def in_every_alignment(problem: AttentionProblem) -> Iterator[AttentionProblem]:

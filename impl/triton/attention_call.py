@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from ...reference import AttentionOutput
-from ...reference.formats.kv_format import NVFP4, checked_cache
+from ...reference.formats.cache_elements import FP8, NVFP4
+from ...reference.formats.kv_format import checked_cache
 from ...reference.tensors.inputs import AttentionInputs, PagedAttentionInputs
 from ..gpu.triton_interpreter import scalars_as_bounds
 from ..targets.optional import require
@@ -51,6 +52,11 @@ class Call:
             self.k, self.v = (_slots(each, inputs.kv_layout) for each in (cache.k, cache.v))
             if cache.kv_format.quantised:
                 self.kv_format = cache.kv_format.element
+            if self.kv_format not in ("", *FP8, NVFP4):
+                message = (
+                    f"triton widens caches of {', '.join((*FP8, NVFP4))}, not {self.kv_format}"
+                )
+                raise UnsupportedError(message)
             if cache.k_scales is not None and cache.v_scales is not None:
                 self.block_scales = (
                     _slots(cache.k_scales, inputs.kv_layout),
@@ -77,7 +83,7 @@ class Call:
             q.element_size(),
             rows_a_request(q.shape[0], self.requests, self.group_size),
             interpreted=not q.is_cuda,
-            packed=self.kv_format == NVFP4,
+            packed=self.k.shape[3] < q.shape[2],  # several channels an entry
             available=shared_memory(q.device),
         )
 

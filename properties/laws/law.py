@@ -35,7 +35,6 @@ class Law:
     overlap: str = ""
 
 
-QUANTISED_KV = ("fp8_kv", "nvfp4_kv")
 ATTENTION = ("paged_attention", "ragged_attention")
 PAGED = ("paged_attention",)
 MERGE = ("merge_state",)

@@ -8,20 +8,19 @@ from typing import Any
 import torch
 
 from ...reference import AttentionProblem
-from ...reference.formats.kv_format import NVFP4, checked_cache
+from ...reference.formats.cache_elements import QUANTISED_KV
+from ...reference.formats.kv_format import checked_cache
 from ...reference.problems.cache_names import KV_CACHES, cache_fits, query_dtypes
 from ...reference.tensors.inputs import PagedAttentionInputs
 from ..verdicts.comparison import Result, against_oracle, agree, same_bits, worse
 from ..verdicts.subject import Subject
 from ..verdicts.verdict import PASS, VACUOUS, Verdict
 from .general import run, run_on
-from .law import PAGED, QUANTISED_KV, Law
+from .law import PAGED, Law
 
 FACTORS = {"sm_scale": "scale"}
 """What a problem calls the number that the inputs hold."""
 Bytes = tuple[int, ...]
-LARGEST_SCALE = 448.0
-"""Of float8_e4m3fn: twice a block scale must not be beyond it."""
 
 
 def dequantised(subject: Subject, problem: AttentionProblem) -> Verdict:
@@ -97,7 +96,7 @@ def _rescalings(problem: AttentionProblem) -> list[tuple[dict[str, Any], float]]
         ({"v_scale": problem.v_scale * 2}, 2.0),
         ({"k_scale": problem.k_scale * 2, "sm_scale": problem.scale / 2}, 1.0),
     ]
-    if problem.kv_element == NVFP4:
+    if problem.cache_entry.block:
         found.append(({"k_scale": problem.k_scale / 2, "v_scale": problem.v_scale / 2}, 1.0))
     return found
 
@@ -111,7 +110,7 @@ def _rescaled(
         for name, value in change.items()
     }
     if {"k_scale", "v_scale"} <= set(change):
-        assert inputs.kv_cache_sf is not None  # noqa: S101  an nvfp4 cache has them
+        assert inputs.kv_cache_sf is not None  # noqa: S101  by _rescalings
         if not _may_double(inputs.kv_cache_sf):
             return None
         k, v = ((scales.float() * 2).to(scales.dtype) for scales in inputs.kv_cache_sf)
@@ -120,8 +119,8 @@ def _rescaled(
 
 
 def _may_double(scales: tuple[torch.Tensor, torch.Tensor]) -> bool:
-    """Tell whether twice each scale is a scale; NaN is one."""
-    return all(not (2 * each.float() > LARGEST_SCALE).any() for each in scales)
+    """Whether twice each scale is a scale; NaN is one."""
+    return all(not (2 * each.float() > torch.finfo(each.dtype).max).any() for each in scales)
 
 
 def extreme_codes(subject: Subject, problem: AttentionProblem) -> Verdict:
@@ -151,17 +150,13 @@ def _fill(tensor: torch.Tensor, pattern: Bytes) -> None:
 
 
 def _extreme(problem: AttentionProblem) -> list[tuple[Bytes, Bytes]]:
-    """Give bytes of codes and of block scales, where these are not the problem's own.
+    """Return bytes of codes and of block scales, empty where these are the problem's own.
 
-    Codes: zeros, the smallest numbers, the largest and their negatives. Scales: zero, the smallest
-    and the largest.
+    Extreme block scales come with the largest codes.
     """
-    if problem.kv_element == NVFP4:
-        codes = [(0x00, 0x88), (0x11, 0x91), (0x77, 0xF7)]
-        largest = codes[-1]
-        return [*((each, ()) for each in codes), *((largest, (scale,)) for scale in (0, 1, 0x7E))]
-    most = 0x7E if "e4m3" in problem.kv_cache else 0x7B
-    return [((0x00, 0x80), ()), ((0x01, 0x83), ()), ((most, 0x80 | most), ())]
+    entry = problem.cache_entry
+    scaled = [(entry.extremes[-1], (scale,)) for scale in entry.extreme_scales]
+    return [*((codes, ()) for codes in entry.extremes), *scaled]
 
 
 def formats_in_turn(subject: Subject, problem: AttentionProblem) -> Verdict:

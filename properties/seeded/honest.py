@@ -9,6 +9,7 @@ import torch
 
 from ...impl import Target
 from ...reference import Arithmetic, AttentionProblem, Problem
+from ...reference.formats.cache_elements import CACHE_FEATURES
 from ...reference.tensors.inputs import (
     AppendInputs,
     AttentionInputs,
@@ -35,7 +36,7 @@ from .catalogue import SeededBug, seeded
 CONTROLS: list[SeededBug] = []
 Pair = tuple[torch.Tensor, torch.Tensor]
 EVERYTHING = ("custom_mask", "per_head_scales")
-QUANTISED = ("fp8_kv", "nvfp4_kv", "interleaved_v_scales", "fp8_q")
+QUANTISED = (*CACHE_FEATURES, "fp8_q")
 PLAIN = AttentionProblem()
 OPTIONS = ("k_scale", "v_scale", "sm_scale", "logits_soft_cap", "sinks")
 SPLITS = 3

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...reference import AttentionProblem
-from ...reference.formats.kv_format import FP8
+from ...reference.formats.cache_elements import FP8
 from ...reference.problems import ATTENTION_REGIMES, DTYPES, EMPTY_STATES, MERGE_REGIMES
 from ...reference.problems.cache_names import (
     KV_CACHES,
     cache_fits,
-    element_of,
+    has_block_scales,
     multiples_of,
     query_dtypes,
 )
@@ -95,7 +95,7 @@ APPEND_AXES = {
                                                "page_order", "strided_kv", "regime")},
     "phase": ("decode", "prefill", "chunk", "no_query"),
     "head_dims": WITHOUT_LATENT,
-    "caches": tuple((name, "") for name in KV_CACHES if element_of(name) in ("", *FP8)),
+    "caches": tuple((name, "") for name in KV_CACHES if not has_block_scales(name)),
     "k_scale": (1.0, 0.5, 2.0),
     "v_scale": (1.0, 0.5, 2.0),
 }  # fmt: skip

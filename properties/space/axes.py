@@ -14,7 +14,7 @@ from typing import Any
 
 from ...impl.targets.refusal import Refusal
 from ...reference import Problem
-from ...reference.formats.kv_format import FP8
+from ...reference.formats.cache_elements import FP8
 from .attention_axes import head_fields
 from .axis_values import FIELDS, Axes
 from .operations import OPERATIONS

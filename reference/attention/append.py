@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ..formats.kv_format import NVFP4, KVCacheFormat, Scales, checked_cache
-from ..formats.quantization import interleave_v_scales, quantize_fp8, quantize_nvfp4
-from ..formats.small_floats import FP8_FORMATS
+from ..formats.cache_elements import SCALE_LAYOUTS, CacheElement
+from ..formats.kv_format import KVCacheFormat, Scales, checked_cache
 from ..validation import check_kv_layout, check_same, check_tensor
 from .metadata import BatchMetadata
 from .options import check_scale
@@ -43,8 +42,8 @@ def append_paged_kv(
         kv_layout: ``"NHD"`` or ``"HND"``.
         in_place: write into the given caches; otherwise into copies of them.
         k_scale, v_scale: float or [kv_heads], with which ``paged_attention`` will multiply.
-        kv_format: as in ``paged_attention``; nvfp4 has a function of its own,
-            ``append_paged_nvfp4``.
+        kv_format: as in ``paged_attention``; caches with block scales have a function of their
+            own, ``append_paged_nvfp4``.
 
     Returns:
         (k_cache, v_cache), the given ones if ``in_place``.
@@ -59,17 +58,15 @@ def append_paged_kv(
     axes = "pages page_size kv_heads" if kv_layout == "NHD" else "pages kv_heads page_size"
     check_tensor("k_cache", k_cache, f"{axes} head_dim_qk", codes=True)
     check_tensor("v_cache", v_cache, f"{axes} head_dim_vo", codes=True)
-    if kv_format is not None and kv_format.element == NVFP4:
-        message = "kv_format is nvfp4, whose block scales are written too: append_paged_nvfp4"
+    if kv_format is not None and kv_format.entry.block:
+        what = f"kv_format is {kv_format.element}, whose block scales are written too"
+        message = f"{what}: append_paged_nvfp4"
         raise ValueError(message)
     cache = checked_cache(k_cache, v_cache, kv_layout, kv_format, None)
-    _check_rows(k, v, (k_cache, v_cache), metadata, kv_layout, packed=1)
+    _check_rows(k, v, (k_cache, v_cache), metadata, kv_layout, cache.kv_format.packed)
     rows = [
-        _rounded(new, name, scale, stored.dtype)
-        for name, new, scale, stored in (
-            ("k_scale", k, k_scale, cache.k),
-            ("v_scale", v, v_scale, cache.v),
-        )
+        _encoded(new, name, scale, cache.kv_format.entry)
+        for name, new, scale in (("k_scale", k, k_scale), ("v_scale", v, v_scale))
     ]
     return _written((k_cache, v_cache), rows, metadata, kv_layout, in_place=in_place)
 
@@ -103,33 +100,32 @@ def append_paged_nvfp4(
         (codes of K and V, block scales of K and V), the given ones if ``in_place``.
 
     Raises:
-        ValueError: as ``append_paged_kv``, or a format that is not nvfp4.
+        ValueError: as ``append_paged_kv``, or a format without block scales.
     """
-    if kv_format.element != NVFP4:
+    if not kv_format.entry.block:
         message = f"kv_format is {kv_format.element}; append_paged_kv appends to such a cache"
         raise ValueError(message)
     kv_layout = kv_format.kv_layout
     cache = checked_cache(*paged_kv_cache, kv_layout, kv_format, kv_cache_sf)
     check_tensor("k", k, "tokens kv_heads head_dim_qk")
     check_tensor("v", v, "tokens kv_heads head_dim_vo")
-    _check_rows(k, v, paged_kv_cache, metadata, kv_layout, packed=2)
-    made = quantize_nvfp4(k, k_scale), quantize_nvfp4(v, v_scale)
+    _check_rows(k, v, paged_kv_cache, metadata, kv_layout, kv_format.packed)
+    made = kv_format.entry.encode(k, k_scale), kv_format.entry.encode(v, v_scale)
     codes = _written(
         paged_kv_cache, [each.codes for each in made], metadata, kv_layout, in_place=in_place
     )
-    assert cache.k_scales is not None  # noqa: S101  nvfp4 has them
+    assert cache.k_scales is not None  # noqa: S101  the format has them
     assert cache.v_scales is not None  # noqa: S101
     k_scales, v_scales = _written(
         (cache.k_scales, cache.v_scales),
-        [each.block_scales for each in made],
+        [each.scales for each in made if each.scales is not None],
         metadata,
         kv_layout,
         in_place=in_place,
     )
-    if kv_format.v_scale_layout == "interleaved":
-        v_scales = interleave_v_scales(v_scales, kv_layout=kv_layout)
-        if in_place:
-            v_scales = kv_cache_sf[1].copy_(v_scales)
+    v_scales = SCALE_LAYOUTS[kv_format.v_scale_layout].store(v_scales, kv_layout)
+    if in_place:
+        v_scales = kv_cache_sf[1].copy_(v_scales)
     return codes, (k_scales, v_scales)
 
 
@@ -139,7 +135,6 @@ def _check_rows(
     caches: Caches,
     metadata: BatchMetadata,
     kv_layout: str,
-    *,
     packed: int,
 ) -> None:
     """Check new keys and values against the caches; ``packed`` channels are in a cache's entry."""
@@ -156,17 +151,13 @@ def _check_rows(
     metadata.validate(num_tokens=k.shape[0], num_pages=k_cache.shape[0])
 
 
-def _rounded(
-    new: torch.Tensor, name: str, scale: float | torch.Tensor, dtype: torch.dtype
+def _encoded(
+    new: torch.Tensor, name: str, scale: float | torch.Tensor, entry: CacheElement
 ) -> torch.Tensor:
-    """Give [tokens, kv_heads, channels] / scale in the dtype that the cache holds."""
+    """Return [tokens, kv_heads, channels] / scale as the cache holds them."""
     check_scale(name, scale, "kv_heads", new.shape[1])
     divisor = scale.reshape(-1, 1) if isinstance(scale, torch.Tensor) else scale
-    if dtype in FP8_FORMATS:
-        return quantize_fp8(new, dtype, divisor)
-    if isinstance(divisor, float | int) and divisor == 1:
-        return new.to(dtype)
-    return (new.double() / divisor).to(dtype)
+    return entry.encode(new, divisor).codes
 
 
 def _written(

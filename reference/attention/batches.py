@@ -64,8 +64,8 @@ class Call:
         q: [tokens, H, D], as given.
         k, v: NHD [pages, page_size, K, D or E] or HND, as stored; keys without pages are pages of
             one key.
-        k_scales, v_scales: block scales of NVFP4, laid out as k and v.
-        kv_format: how block scales are applied; None where there are none.
+        k_scales, v_scales: block scales, laid out as k and v; None where there are none.
+        kv_format: how codes are decoded; None: k and v are numbers.
         kv_layout, page_size: of k and v.
         requests: those that have queries.
     """
@@ -185,12 +185,14 @@ class _Gather(NamedTuple):
         return cls(page_ids, taken, shape), token_ids
 
     def values(self, call: Call, name: str, scratch: Scratch) -> torch.Tensor:
-        """Give [N, S, K, D]: as stored, or decoded where there are block scales."""
+        """Return [N, S, K, D]: as stored, or decoded."""
         rows = self._gathered(call, name, getattr(call, name), scratch)
-        scales = getattr(call, f"{name}_scales")
-        if scales is None or call.kv_format is None:
+        if call.kv_format is None:
             return rows
-        return call.kv_format.decode(rows, self._gathered(call, f"{name}_sf", scales, scratch))
+        scales = getattr(call, f"{name}_scales")
+        if scales is not None:
+            scales = self._gathered(call, f"{name}_sf", scales, scratch)
+        return call.kv_format.decode(rows, scales)
 
     def _gathered(
         self, call: Call, name: str, stored: torch.Tensor, scratch: Scratch

@@ -7,13 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ..validation import check_kv_layout
-from .quantization import NVFP4_BLOCK, deinterleave_v_scales, dequantize_nvfp4
-
-PLAIN = ("float64", "float32", "float16", "bfloat16")
-FP8 = ("float8_e4m3fn", "float8_e5m2")
-NVFP4 = "nvfp4"
-ELEMENTS = (*PLAIN, *FP8, NVFP4)
-SCALE_LAYOUTS = ("linear", "interleaved")
+from .cache_elements import SCALE_LAYOUTS, CacheElement, Codes, cache_element
 
 
 @dataclass(frozen=True)
@@ -24,9 +18,10 @@ class KVCacheFormat:
     to FlashInfer (vllm-project/vllm#38822): a cache says what it is, or is refused.
 
     Attributes:
-        element: ``"float16"``, ..., ``"float8_e4m3fn"``, ``"float8_e5m2"`` or ``"nvfp4"``: two
-            e2m1 codes a byte, the even channel in the low nibble, with an e4m3 scale for each 16
-            channels in ``kv_cache_sf`` and the global scale in ``k_scale`` and ``v_scale``.
+        element: one of ``CACHE_ELEMENTS``: ``"float16"``, ..., ``"float8_e4m3fn"``,
+            ``"float8_e5m2"`` or ``"nvfp4"``: two e2m1 codes a byte, the even channel in the low
+            nibble, with an e4m3 scale for each 16 channels in ``kv_cache_sf`` and the global scale
+            in ``k_scale`` and ``v_scale``.
         storage: dtype of the tensor: ``"uint8"``, or empty for the element's own.
         kv_layout: ``"NHD"`` or ``"HND"``, of codes and block scales alike.
         v_scale_layout: of V's block scales: ``"linear"``, or ``"interleaved"`` in groups of four
@@ -45,61 +40,56 @@ class KVCacheFormat:
         """Refuse what no cache is."""
         if self.element == "uint8":
             raise ValueError(AMBIGUOUS.format(name="element"))
-        if self.element not in ELEMENTS:
-            message = f"element is {self.element!r}; it must be one of {', '.join(ELEMENTS)}"
-            raise ValueError(message)
-        allowed = ("", "uint8") if self.element in (*FP8, NVFP4) else ("",)
+        allowed = ("", "uint8") if self.quantised else ("",)
         if self.storage not in allowed:
             message = f"storage is {self.storage!r}; {self.element} may be stored as {allowed!r}"
             raise ValueError(message)
         check_kv_layout(self.kv_layout)
         if self.v_scale_layout not in SCALE_LAYOUTS:
             message = (
-                f"v_scale_layout is {self.v_scale_layout!r}; it must be one of {SCALE_LAYOUTS}"
+                f"v_scale_layout is {self.v_scale_layout!r}; it must be one of "
+                f"{tuple(SCALE_LAYOUTS)}"
             )
             raise ValueError(message)
 
     @property
+    def entry(self) -> CacheElement:
+        """The element's entry in the table of cache elements."""
+        return cache_element(self.element)
+
+    @property
     def dtype(self) -> torch.dtype:
         """Of the tensor that holds the cache."""
-        if self.storage or self.element == NVFP4:
-            return torch.uint8
-        found: torch.dtype = getattr(torch, self.element)
-        return found
+        return torch.uint8 if self.storage else self.entry.dtype
 
     @property
     def quantised(self) -> bool:
         """Whether elements are narrower than 16 bits."""
-        return self.element not in PLAIN
+        return bool(self.entry.feature)
 
     @property
     def packed(self) -> int:
         """Elements a byte or entry of the tensor."""
-        return 2 if self.element == NVFP4 else 1
+        return self.entry.packed
 
     def view(self, cache: torch.Tensor) -> torch.Tensor:
-        """Give the tensor as what it holds: bytes of FP8 as the FP8 dtype; no copy."""
-        if self.element in FP8 and cache.dtype == torch.uint8:
-            return cache.view(getattr(torch, self.element))
-        return cache
+        """Return the tensor as what it holds: bytes of FP8 as the FP8 dtype; no copy."""
+        return cache.view(self.entry.dtype) if cache.dtype == torch.uint8 else cache
 
     def decode(self, rows: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
-        """Give the values of gathered rows [..., head_dim / packed] without the global scale.
+        """Return the values of gathered rows [..., head_dim / packed] without the call's scale.
 
         They are exact: an e2m1 code times an e4m3 scale has six bits.
 
         Args:
             rows: codes, as ``view`` gives them.
-            scales: [..., head_dim / 16] of NVFP4, linear.
+            scales: block scales [..., head_dim / block], linear; None where there are none.
         """
-        if self.element != NVFP4:
-            return rows
-        assert scales is not None  # noqa: S101  `checked` has refused its absence
-        return dequantize_nvfp4(rows, scales, 1.0, dtype=torch.float32)
+        return self.entry.decode(Codes(rows, scales))
 
 
 def stored_head_dim(cache: torch.Tensor, kv_format: KVCacheFormat | None) -> int:
-    """Give the channels of a cache whose last axis may hold two of them a byte."""
+    """Return the channels of a cache whose last axis may hold several of them an entry."""
     return cache.shape[-1] * (kv_format.packed if kv_format else 1)
 
 
@@ -108,11 +98,6 @@ AMBIGUOUS = (
     "FlashInfer reads uint8 as NVFP4. Give kv_format=KVCacheFormat('float8_e4m3fn', "
     "storage='uint8') (or float8_e5m2), or KVCacheFormat('nvfp4') with kv_cache_sf"
 )
-
-
-def whole_blocks(element: str, *head_dims: int) -> bool:
-    """Tell whether an element's blocks fill these head dims; only nvfp4 has blocks."""
-    return element != NVFP4 or not any(dim % NVFP4_BLOCK for dim in head_dims)
 
 
 Scales = tuple[torch.Tensor, torch.Tensor]
@@ -165,19 +150,18 @@ def checked_cache(
             missing, in the way or of another shape; the argument is named.
     """
     found = _format_of(k_cache, v_cache, kv_layout, kv_format)
-    if found.element != NVFP4:
+    if not found.entry.block:
         if kv_cache_sf is not None:
             message = f"kv_cache_sf is given, but {found.element} has no block scales"
             raise ValueError(message)
         return CheckedCache(found, found.view(k_cache), found.view(v_cache), None, None)
     if kv_cache_sf is None:
-        message = "kv_cache_sf is missing: an nvfp4 cache has block scales"
+        message = f"kv_cache_sf is missing: an {found.element} cache has block scales"
         raise ValueError(message)
     k_scales, v_scales = kv_cache_sf
-    _check_scales("k", k_cache, k_scales)
-    _check_scales("v", v_cache, v_scales)
-    if found.v_scale_layout == "interleaved":
-        v_scales = deinterleave_v_scales(v_scales, kv_layout=kv_layout)
+    _check_scales("k", k_cache, k_scales, found.entry)
+    _check_scales("v", v_cache, v_scales, found.entry)
+    v_scales = SCALE_LAYOUTS[found.v_scale_layout].load(v_scales, kv_layout)
     return CheckedCache(found, k_cache, v_cache, k_scales, v_scales)
 
 
@@ -198,15 +182,17 @@ def _format_of(
     return kv_format
 
 
-def _check_scales(name: str, cache: torch.Tensor, scales: torch.Tensor) -> None:
-    channels = 2 * cache.shape[-1]
-    if not whole_blocks(NVFP4, channels):
-        message = f"{name}_cache has {channels} channels; nvfp4 needs a multiple of {NVFP4_BLOCK}"
+def _check_scales(
+    name: str, cache: torch.Tensor, scales: torch.Tensor, entry: CacheElement
+) -> None:
+    channels, block = entry.packed * cache.shape[-1], entry.block
+    if channels % block:
+        message = f"{name}_cache has {channels} channels; {entry.name} needs a multiple of {block}"
         raise ValueError(message)
-    wanted = [*cache.shape[:-1], channels // NVFP4_BLOCK]
-    if scales.dtype != torch.float8_e4m3fn or list(scales.shape) != wanted:
+    wanted = [*cache.shape[:-1], channels // block]
+    if scales.dtype != entry.scale_dtype or list(scales.shape) != wanted:
         message = (
             f"kv_cache_sf of {name} is {scales.dtype} {list(scales.shape)}; it must be "
-            f"float8_e4m3fn {wanted}"
+            f"{str(entry.scale_dtype).removeprefix('torch.')} {wanted}"
         )
         raise ValueError(message)

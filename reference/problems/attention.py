@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..formats.kv_format import NVFP4
+from ..formats.cache_elements import CacheElement, cache_element
 from .base import (
     DTYPES,
     BaseProblem,
@@ -57,8 +57,8 @@ class AttentionProblem(BaseProblem):
             ``paged_attention``; sm_scale None is ``1 / sqrt(head_dim_qk)``; q_scale is of FP8
             queries.
         sinks, custom_mask, per_head_scales: whether there are any.
-        kv_cache: format of the cache, one of ``KV_CACHES``: any for paged_attention, FP8 for
-            append_paged_kv, none for ragged_attention.
+        kv_cache: format of the cache, one of ``KV_CACHES``: any for paged_attention, those without
+            block scales for append_paged_kv, none for ragged_attention.
         values_in_keys: V is the first head_dim_vo channels of K, in the same memory: multi-head
             latent attention (DeepSeek-V2, arXiv:2405.04434) decodes so, after the projections were
             absorbed, with one latent head, 512 compressed channels and 64 rotary ones.
@@ -172,13 +172,14 @@ class AttentionProblem(BaseProblem):
         for position, (t, s) in enumerate(zip(self.query_lens, self.seq_lens, strict=True)):
             if t > s:
                 refuse(f"query_lens[{position}]", t, f"at most seq_lens[{position}] = {s}")
-        if self.kv_element == NVFP4:
-            refuse("kv_cache", self.kv_cache, "plain or FP8 for append_paged_kv")
+        if self.cache_entry.block:
+            refuse("kv_cache", self.kv_cache, "without block scales for append_paged_kv")
         for name in ("k_scale", "v_scale"):
             scale = getattr(self, name)
             # Another one would round the new keys twice: once as a problem's values, once as codes.
             if not is_power_of_two(scale) or (scale != 1 and not self.kv_cache):
-                refuse(name, scale, "1, or a power of two with an FP8 cache, for append_paged_kv")
+                expected = "1, or a power of two with a quantised cache, for append_paged_kv"
+                refuse(name, scale, expected)
         if self.shared_prefix_pages:
             refuse("shared_prefix_pages", self.shared_prefix_pages, "0 for append_paged_kv")
 
@@ -187,7 +188,7 @@ class AttentionProblem(BaseProblem):
             ("operation", self.operation == "paged_attention", "paged_attention"),
             ("num_kv_heads", self.num_kv_heads == 1, "1"),
             ("head_dim_vo", self.head_dim_vo < self.head_dim_qk, "less than head_dim_qk"),
-            ("kv_cache", self.kv_element != NVFP4, "plain or FP8"),
+            ("kv_cache", self.cache_entry.multiple == 1, "one without blocks"),
         ):
             if not fits:
                 refuse(name, getattr(self, name), f"{expected} with values_in_keys")
@@ -201,6 +202,11 @@ class AttentionProblem(BaseProblem):
     def kv_storage(self) -> str:
         """``"uint8"`` where the cache is a tensor of bytes that hold something else."""
         return storage_of(self.kv_cache)
+
+    @property
+    def cache_entry(self) -> CacheElement:
+        """The entry of the cache's element in the table of cache elements."""
+        return cache_element(self.kv_element or self.dtype)
 
     @property
     def num_qo_heads(self) -> int:

@@ -5,61 +5,69 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..formats.kv_format import FP8, NVFP4
-from ..formats.quantization import NVFP4_BLOCK
+from ..formats.cache_elements import (
+    CACHE_ELEMENTS,
+    FP8,
+    QUANTISED_KV,
+    SCALE_LAYOUTS,
+    cache_element,
+)
 
-INTERLEAVED = f"{NVFP4} interleaved"
 KV_CACHES = (
     "",
-    "float8_e4m3fn",
-    "float8_e5m2",
-    "float8_e4m3fn as uint8",
-    "float8_e5m2 as uint8",
-    NVFP4,
-    INTERLEAVED,
-)
+    *sorted(
+        (each.name + variant for each in CACHE_ELEMENTS.values() for variant in each.variants),
+        # The plain variants of a feature's elements first.
+        key=lambda name: (
+            QUANTISED_KV.index(cache_element(name.partition(" ")[0]).feature), " " in name,
+        ),
+    ),
+)  # fmt: skip
 """Formats of a KV cache: the problem's dtype, or quantised; ``kv_format`` of the inputs says it.
-``interleaved`` is the layout of V's block scales that trtllm-gen kernels read."""
+A last word such as ``interleaved`` is the layout of V's block scales."""
 Q_DTYPES = ("", *FP8)
 """Dtypes of queries: the problem's, or FP8."""
-SCALE_GROUP = 4
-"""Tokens, and block scales a token, whose scales are interleaved with one another."""
 
 
 def element_of(kv_cache: str) -> str:
-    """Give the element format of a cache; empty where it is the problem's dtype."""
+    """Return the element of a cache; empty where it is the problem's dtype."""
     return kv_cache.partition(" ")[0]
 
 
 def storage_of(kv_cache: str) -> str:
-    """Give ``"uint8"`` where the cache is a tensor of bytes that hold something else."""
+    """Return ``"uint8"`` where the cache is a tensor of bytes that hold something else."""
     return kv_cache.partition(" as ")[2]
 
 
+def layout_of(kv_cache: str) -> str:
+    """Return the layout of V's block scales, where there are any."""
+    word = kv_cache.partition(" ")[2]
+    return word if word in SCALE_LAYOUTS else "linear"
+
+
+def has_block_scales(kv_cache: str) -> bool:
+    """Whether blocks of channels have scales of their own in such a cache."""
+    return bool(kv_cache) and cache_element(element_of(kv_cache)).block > 0
+
+
 def multiples_of(kv_cache: str) -> dict[str, int]:
-    """Give, by field, of what a problem's head dims and page size must be multiples."""
-    if element_of(kv_cache) != NVFP4:
+    """Return, by field, of what a problem's head dims and page size must be multiples."""
+    multiple = cache_element(element_of(kv_cache)).multiple if kv_cache else 1
+    if multiple == 1:
         return {}
-    dims = {"head_dim_qk": NVFP4_BLOCK, "head_dim_vo": NVFP4_BLOCK}
-    if kv_cache != INTERLEAVED:
-        return dims
-    return {**dims, "head_dim_vo": SCALE_GROUP * NVFP4_BLOCK, "page_size": SCALE_GROUP}
+    group = SCALE_LAYOUTS[layout_of(kv_cache)].group
+    dims = {"head_dim_qk": multiple, "head_dim_vo": group * multiple}
+    return {**dims, "page_size": group} if group > 1 else dims
 
 
 def cache_fits(kv_cache: str, fields: Mapping[str, Any]) -> bool:
-    """Tell whether a problem with these fields may have such a cache."""
-    if fields.get("values_in_keys") and element_of(kv_cache) == NVFP4:
+    """Whether a problem with these fields may have such a cache."""
+    multiples = multiples_of(kv_cache)
+    if fields.get("values_in_keys") and multiples:
         return False
-    return not any(fields[name] % number for name, number in multiples_of(kv_cache).items())
+    return not any(fields[name] % number for name, number in multiples.items())
 
 
 def query_dtypes(kv_cache: str) -> tuple[str, ...]:
-    """Give the dtypes that queries may have: FP8 ones meet a cache of the same dtype, or nvfp4.
-
-    FA3 takes queries, keys and values of one FP8 dtype; trtllm-gen multiplies FP8 queries with
-    nvfp4 keys (FlashInfer 0.7.2).
-    """
-    element = element_of(kv_cache)
-    if element == NVFP4:
-        return Q_DTYPES
-    return ("", element) if element else ("",)
+    """Return the dtypes that queries may have; those other than the problem's are FP8."""
+    return cache_element(element_of(kv_cache)).query_dtypes if kv_cache else ("",)

@@ -8,7 +8,7 @@ from itertools import accumulate
 import torch
 
 from ..attention.metadata import BatchMetadata
-from ..formats.quantization import interleave_v_scales
+from ..formats.cache_elements import SCALE_LAYOUTS
 from ..problems import AttentionProblem, MergeProblem, MetadataProblem
 from .allocation import Allocator
 from .inputs import (
@@ -144,8 +144,9 @@ def paged_inputs(problem: AttentionProblem, home: Allocator) -> PagedAttentionIn
     kv_format = format_of(problem)
     if kv_format is not None:
         k_cache, v_cache = k_cache.view(kv_format.dtype), v_cache.view(kv_format.dtype)
-        if scales is not None and kv_format.v_scale_layout == "interleaved":
-            scales[1].copy_(interleave_v_scales(scales[1], kv_layout=problem.kv_layout))
+        if scales is not None:
+            layout = SCALE_LAYOUTS[kv_format.v_scale_layout]
+            scales[1].copy_(layout.store(scales[1], problem.kv_layout))
     table, _ = block_table(problem)
     integers = home.place_integers({"block_table": table, **placed.metadata.tensors()})
     table = integers.pop("block_table")

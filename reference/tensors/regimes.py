@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import torch
 
-from ..formats.kv_format import FP8
 from ..problems import EXACT_GAP, EXACT_KEYS, MAX_SEQ_LEN, AttentionProblem, MergeProblem
 from .values import Part, bell, bells, bits, choose, integers, power_of_two_at_least, stream
 
@@ -204,10 +203,11 @@ def _outlier_channels(
 ) -> AttentionValues:
     """Scale one channel each of q, k and v by 32, as large models have them.
 
-    Of an FP8 cache, so much that e4m3 saturates.
+    Of quantised caches without block scales, so much that e4m3 saturates.
     """
     del rows
-    factor = 2.0**10 if problem.kv_element in FP8 else 32.0
+    entry = problem.cache_entry
+    factor = 2.0**10 if entry.feature and not entry.block else 32.0
     channel = choose(problem.seed, "outlier", 0, problem.head_dim_qk)
     values.q[..., channel] *= 32.0
     values.k[..., (channel + 1) % problem.head_dim_qk] *= factor

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ....reference.formats.kv_format import NVFP4
+from ....reference.formats.cache_elements import FP8, NVFP4, TABLE
 from ....reference.tensors.inputs import PagedAttentionInputs
 
 BLOCK = 16
@@ -121,7 +121,10 @@ def widened(
         if element == NVFP4:
             values = reading.e2m1(reading.nibbles(codes))
             caches.append(values * reading.spread(reading.scales(inputs, which)))
-        else:
+        elif element in FP8:
             caches.append(reading.fp8(codes, element))
+        else:
+            message = f"this module reads no cache of {element!r}, of {TABLE}"
+            raise ValueError(message)
     plain = replace(inputs, q=reading.queries(inputs), q_scale=1.0, kv_format=None)
     return replace(plain, k_cache=caches[0], v_cache=caches[1], kv_cache_sf=None)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ....reference.formats.kv_format import NVFP4
+from ....reference.formats.cache_elements import NVFP4
 from ....reference.tensors.inputs import PagedAttentionInputs
 from ..catalogue import SeededBug, seeded
 from .decoding import (

@@ -16,10 +16,10 @@ from kernelproof.properties.isolation.workers import Deadlines, Worker
 from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.properties.worker.requests import verdict_of
 from kernelproof.reference import AttentionProblem, Problem
-from kernelproof.reference.problems.cache_names import INTERLEAVED, KV_CACHES
+from kernelproof.reference.problems.cache_names import KV_CACHES, layout_of
 
 OURS = ("triton-attention", "triton-attention-split-kv")
-QUANTISED = tuple(name for name in KV_CACHES if name and name != INTERLEAVED)
+QUANTISED = tuple(name for name in KV_CACHES if name and layout_of(name) == "linear")
 ON_CPU = Target(device="cpu")
 
 CODES = """

@@ -18,7 +18,7 @@ from kernelproof.reference import (
     oracle,
     paged_attention,
 )
-from kernelproof.reference.formats.kv_format import FP8
+from kernelproof.reference.formats.cache_elements import FP8
 from kernelproof.reference.problems import ATTENTION_REGIMES
 from kernelproof.reference.problems.cache_names import KV_CACHES
 from kernelproof.reference.tensors.inputs import PagedAttentionInputs

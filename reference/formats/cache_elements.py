@@ -1,0 +1,190 @@
+"""The table of cache elements: everything that differs from one dtype of a KV cache to another.
+
+Whatever reads, writes, draws or names a cache asks this table; ``CONTRIBUTING.md`` says how an
+element is added. Kernels, and the honest ones that judge the laws, decode on their own.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from .fp4 import pack_e2m1, quantize_e2m1
+from .fp8 import quantize_fp8
+from .quantization import NVFP4_BLOCK, dequantize_nvfp4, quantize_nvfp4
+from .scale_layouts import deinterleave_v_scales, interleave_v_scales
+
+PLAIN = ("float64", "float32", "float16", "bfloat16")
+FP8 = ("float8_e4m3fn", "float8_e5m2")
+NVFP4 = "nvfp4"
+TABLE = "CACHE_ELEMENTS in kernelproof/reference/formats/cache_elements.py"
+
+
+Reorder = Callable[[torch.Tensor, str], torch.Tensor]
+Scale = float | torch.Tensor
+Bytes = tuple[int, ...]
+
+
+class Codes(NamedTuple):
+    """Rows as a cache stores them.
+
+    Attributes:
+        codes: [keys, kv_heads, head_dim / packed] in the element's dtype.
+        scales: [keys, kv_heads, head_dim / block] in the dtype of block scales; None without.
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor | None = None
+
+
+class ScaleLayout(NamedTuple):
+    """An order of V's block scales in memory.
+
+    Attributes:
+        feature: optional feature that names it; empty for the linear order.
+        group: tokens, and block scales of a token, whose scales lie side by side. Page sizes and
+            the number of scales of a token are multiples of it.
+        store, load: from the linear order into this one, and back: of scales and their kv_layout.
+    """
+
+    feature: str = ""
+    group: int = 1
+    store: Reorder = lambda scales, _: scales
+    load: Reorder = lambda scales, _: scales
+
+
+SCALE_LAYOUTS = {
+    "linear": ScaleLayout(),
+    # Read by trtllm-gen kernels.
+    "interleaved": ScaleLayout(
+        "interleaved_v_scales",
+        4,
+        lambda scales, kv_layout: interleave_v_scales(scales, kv_layout=kv_layout),
+        lambda scales, kv_layout: deinterleave_v_scales(scales, kv_layout=kv_layout),
+    ),
+}
+"""Layouts of V's block scales by name, the usual one first."""
+
+
+def _encode_plain(rows: torch.Tensor, scale: Scale, dtype: torch.dtype) -> Codes:
+    if isinstance(scale, float | int) and scale == 1:
+        return Codes(rows.to(dtype))
+    return Codes((rows.double() / scale).to(dtype))
+
+
+def _encode_fp8(rows: torch.Tensor, scale: Scale, dtype: torch.dtype) -> Codes:
+    return Codes(quantize_fp8(rows, dtype, scale))
+
+
+def _encode_nvfp4(rows: torch.Tensor, scale: Scale, _: torch.dtype) -> Codes:
+    return Codes(*quantize_nvfp4(rows, scale)[:2])
+
+
+def _encode_nvfp4_exactly(rows: torch.Tensor, scale: Scale, _: torch.dtype) -> Codes:
+    """Quantise with block scales that are powers of two: small integers keep their digits."""
+    blocks = (rows.double() / scale).unflatten(-1, (-1, NVFP4_BLOCK))
+    largest = blocks.abs().amax(dim=-1, keepdim=True)
+    scales = torch.exp2(torch.ceil(torch.log2(largest.clamp_min(2.0**-5) / 6.0)))
+    codes = pack_e2m1(quantize_e2m1(blocks / scales).flatten(-2))
+    return Codes(codes, scales.squeeze(-1).to(torch.float8_e4m3fn))
+
+
+def _decode_nvfp4(rows: Codes) -> torch.Tensor:
+    assert rows.scales is not None  # noqa: S101  `checked_cache` has refused their absence
+    return dequantize_nvfp4(rows.codes, rows.scales, 1.0, dtype=torch.float32)
+
+
+@dataclass(frozen=True)
+class CacheElement:
+    """What the entries of a KV cache are, and how they are made and read.
+
+    Attributes:
+        name: as ``KVCacheFormat.element``, problems and the support rules have it.
+        dtype: torch dtype of the tensor of codes, where the cache is not stored as bytes.
+        encoder: from rows [keys, kv_heads, head_dim], the scale that the call will multiply by
+            (``k_scale`` or ``v_scale``: one for the tensor, or one a head) and ``dtype`` to codes.
+            No row depends on another.
+        feature: optional feature that an implementation names to be given such caches; empty for
+            plain numbers.
+        variants: what may follow the name in a problem's ``kv_cache``: nothing, ``" as uint8"``
+            where the tensor may be one of bytes, or a layout of V's block scales. Empty for plain
+            numbers, whose dtype is the problem's.
+        query_dtypes: dtypes of queries that may meet such a cache; empty string: the problem's.
+        extremes: bytes, repeated over the channels, of zeros, of the smallest numbers, and of the
+            largest and their negatives.
+        packed: channels of one entry of the tensor.
+        block: channels that share a block scale; 0: there are no block scales.
+        scale_dtype: of block scales; None without.
+        extreme_scales: bytes of block scales: zero, the smallest and the largest.
+        exact_encoder: ``encoder`` on the exact grid, where the digits 0 to 3 must survive; None
+            where ``encoder`` keeps them.
+        decode: from codes and their block scales, linear, to numbers without the call's scale,
+            exactly. Codes whose dtype says what they are stay as they are: torch widens them.
+    """
+
+    name: str
+    dtype: torch.dtype
+    encoder: Callable[[torch.Tensor, Scale, torch.dtype], Codes]
+    feature: str = ""
+    variants: tuple[str, ...] = ()
+    query_dtypes: tuple[str, ...] = ("",)
+    extremes: tuple[Bytes, ...] = ()
+    packed: int = 1
+    block: int = 0
+    scale_dtype: torch.dtype | None = None
+    extreme_scales: Bytes = ()
+    exact_encoder: Callable[[torch.Tensor, Scale, torch.dtype], Codes] | None = None
+    decode: Callable[[Codes], torch.Tensor] = operator.itemgetter(0)
+
+    def encode(self, rows: torch.Tensor, scale: Scale, *, exactly: bool = False) -> Codes:
+        """Return the codes of rows; with ``exactly`` those that keep the exact grid's digits."""
+        return ((exactly and self.exact_encoder) or self.encoder)(rows, scale, self.dtype)
+
+    @property
+    def multiple(self) -> int:
+        """Channels that share an entry or a block scale: head dims are a multiple of it."""
+        return max(self.packed, self.block)
+
+
+CACHE_ELEMENTS = {
+    each.name: each
+    for each in (
+        *(CacheElement(name, getattr(torch, name), _encode_plain) for name in PLAIN),
+        # FA3 takes queries, keys and values of one FP8 dtype.
+        *(
+            CacheElement(
+                name, getattr(torch, name), _encode_fp8, "fp8_kv", ("", " as uint8"), ("", name),
+                ((0x00, 0x80), (0x01, 0x83), (largest, 0x80 | largest)),
+            )
+            for name, largest in zip(FP8, (0x7E, 0x7B), strict=True)
+        ),
+        # trtllm-gen multiplies FP8 queries with nvfp4 keys (FlashInfer 0.7.2).
+        CacheElement(
+            NVFP4, torch.uint8, _encode_nvfp4, "nvfp4_kv", ("", " interleaved"), ("", *FP8),
+            ((0x00, 0x88), (0x11, 0x91), (0x77, 0xF7)),
+            2, NVFP4_BLOCK, torch.float8_e4m3fn, (0x00, 0x01, 0x7E),
+            _encode_nvfp4_exactly, _decode_nvfp4,
+        ),
+    )
+}  # fmt: skip
+"""Every element that a KV cache may have, by name."""
+QUANTISED_KV = tuple(dict.fromkeys(each.feature for each in CACHE_ELEMENTS.values()))[1:]
+"""Optional features of quantised caches."""
+CACHE_FEATURES = (*QUANTISED_KV, *(each.feature for each in SCALE_LAYOUTS.values() if each.feature))
+"""The same, and those of the layouts of block scales."""
+
+
+def cache_element(name: str) -> CacheElement:
+    """Return the entry of an element.
+
+    Raises:
+        ValueError: there is none; the message names the table.
+    """
+    if name not in CACHE_ELEMENTS:
+        message = f"element is {name!r}; it must be one of {', '.join(CACHE_ELEMENTS)} ({TABLE})"
+        raise ValueError(message)
+    return CACHE_ELEMENTS[name]
