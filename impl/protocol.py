@@ -9,12 +9,13 @@ from typing import Protocol as Typing
 
 import torch
 
+from .. import __version__
 from ..reference import Arithmetic, Problem
 from ..reference.operations import OPERATIONS as ORACLES
 from .features import FEATURES, drawn_features
-from .targets.backends import BACKENDS
+from .targets.backends import BACKENDS, KERNELPROOF
 from .targets.refusal import Refusal
-from .targets.target import Target
+from .targets.target import Target, distribution_of, installed_version
 
 OPERATIONS = tuple(ORACLES)
 """Names of all operations."""
@@ -25,7 +26,10 @@ EVERY_RULE = "*"
 COMPILERS_A_BUILD = 4
 """A module of FlashInfer has two to eight sources: with more, the last of them work alone."""
 
-Supports = Callable[[Problem, Target], "bool | str"]
+Supports = Callable[[Any, Target], "bool | str"]
+"""Takes a problem of the implementation's own operation: the protocol refuses any other before."""
+CompileKey = Callable[[Any], Hashable]
+Kernels = Callable[[Any], Iterable[Problem]]
 
 
 class Session(Typing):
@@ -88,14 +92,30 @@ class Implementation:
     features: frozenset[str]
     arithmetic: Arithmetic
     writes_out: bool
-    compile_key: Callable[[Problem], Hashable] | None
-    kernels: Callable[[Problem], Iterable[Problem]] | None = None
+    compile_key: CompileKey | None
+    kernels: Kernels | None = None
     backend: str = ""
     build_ahead: bool | str = False
     build_minutes: float = 1.0
     build_compilers: int = COMPILERS_A_BUILD
     session: Callable[[], Session] | None = None
     wide_arithmetic: Sequence[tuple[int, Arithmetic]] = ()
+    declared_provider: str | None = None
+
+    @property
+    def provider(self) -> str:
+        """Distribution that it comes from; "" for code that no distribution installed."""
+        # Found when it is asked for: reading what is installed takes a fifth of a second.
+        if self.declared_provider is None:
+            return distribution_of(getattr(self.function, "__module__", ""))
+        return self.declared_provider
+
+    @property
+    def provider_version(self) -> str | None:
+        """Installed version of its provider; None where there is none."""
+        if self.provider == KERNELPROOF:
+            return __version__
+        return installed_version(self.provider) if self.provider else None
 
     def arithmetic_of(self, head_dim_vo: int) -> Arithmetic:
         """Give what it rounds where, for values of so many channels."""
@@ -115,7 +135,7 @@ class Implementation:
 
     def module_of(self, problem: Problem) -> str:
         """Name the module that this problem needs; empty where no call compiles."""
-        if self.compile_key is None:
+        if self.compile_key is None or problem.operation != self.operation:
             return ""
         return repr(self.compile_key(next(iter(self.problems_of_module(problem)))))
 
@@ -171,13 +191,14 @@ def implementation(
     arithmetic: Arithmetic | None = None,
     wide_arithmetic: Sequence[tuple[int, Arithmetic]] = (),
     writes_out: bool = False,
-    compile_key: Callable[[Problem], Hashable] | None = None,
-    kernels: Callable[[Problem], Iterable[Problem]] | None = None,
+    compile_key: CompileKey | None = None,
+    kernels: Kernels | None = None,
     backend: str = "",
     build_ahead: bool | str = False,
     build_minutes: float = 1.0,
     build_compilers: int = COMPILERS_A_BUILD,
     session: Callable[[], Session] | None = None,
+    provider: str | None = None,
 ) -> Callable[[Callable[[Any], Any]], Implementation]:
     """Make an implementation of a function, for use as a decorator.
 
@@ -190,7 +211,8 @@ def implementation(
             tuple (topk_ids, topk_weights) for route; a tensor [tokens, hidden] for moe.
         name: how reports call it; unique within a run.
         supports: ``supports(problem, target)`` gives True, or the reason why not. It must be a
-            pure function: the suite also probes it to learn which problems to draw.
+            pure function: the suite also probes it to learn which problems to draw. Like
+            ``compile_key`` and ``kernels`` it is asked about problems of ``operation`` only.
         features: optional features that it has, of ``FEATURES``.
         arithmetic: what it rounds where; the error bound follows. float32 throughout if None.
         wide_arithmetic: where another kernel rounds otherwise: from how many channels of the values
@@ -214,6 +236,9 @@ def implementation(
         build_compilers: that building one module keeps busy, if it may.
         session: makes a ``Session``, where planning and running are calls of their own; it may be
             a ``GraphSession`` and a ``ScratchSession`` besides.
+        provider: the distribution that it comes from, whose version decides what it does, such as
+            "flashinfer-python" for an adapter to it. If None, the one that installed the
+            function's module, or "" where there is none.
 
     Raises:
         ValueError: an unknown operation, feature or backend, or no number of compilers or minutes.
@@ -255,6 +280,7 @@ def implementation(
             build_compilers=build_compilers,
             session=session,
             wide_arithmetic=wide_arithmetic,
+            declared_provider=provider,
         )
 
     return decorate

@@ -163,6 +163,11 @@ def find_implementation(name: str, operation: str | None = None) -> Implementati
     raise ImplementationNotFoundError(message)
 
 
+def built_in_provider(name: str) -> str | None:
+    """Return the provider of a built-in implementation, None for any other name."""
+    return find_implementation(name).provider if name in BUILT_IN else None
+
+
 def _import_module(module_name: str, reference: str) -> Any:  # noqa: ANN401  a module of anybody's
     path = Path(module_name)
     if path.suffix == ".py":

@@ -28,7 +28,7 @@ from ..reports.display import style_of
 
 SCHEMA = "kernelproof/list/1"
 JOBS = 2
-DECLARED = ("features", "arithmetic")
+DECLARED = ("features", "arithmetic", "provider", "provider_version")
 """What is listed of what an implementation declares."""
 
 

@@ -6,14 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from ..targets.backends import BACKENDS
+from ..targets.backends import FLASHINFER_BACKENDS
 from ..targets.target import Target
 from .feature import Feature
 from .rules import Rule, compiled, parse_version, version_matches
 
 Tests = tuple[tuple[Rule, Callable[[Feature], bool]], ...]
-FLASHINFER_BACKENDS = frozenset(BACKENDS) - {"triton", "torch-sdpa", "reference"}
-"""Backends whose permissions hold for releases of FlashInfer that the rules know, and no other."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +89,7 @@ def index_of(book: RuleBook, target: Target) -> Index:
             for backend in rule.backend:
                 if rule.effect == "refuse":
                     refusals.setdefault((operation, backend), []).append(rule)
+                # Permissions of what is in FlashInfer hold for releases that the rules know.
                 elif known or backend not in FLASHINFER_BACKENDS:
                     permissions.setdefault((operation, backend), []).append(rule)
     return Index(_ordered(refusals), _ordered(permissions))

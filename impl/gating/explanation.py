@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from packaging.specifiers import SpecifierSet
 
+from ..targets.backends import FLASHINFER_BACKENDS
 from ..targets.capability import CHIPS, capability_name
 from ..targets.target import Target
-from .book import FLASHINFER_BACKENDS, RuleBook
+from .book import RuleBook
 from .feature import AUTO, Feature
 from .reading import load_rules
 from .rules import Rule, in_words, parse_version

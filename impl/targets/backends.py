@@ -1,26 +1,37 @@
-"""Names of the backends that the support rules speak of."""
+"""Names of the backends that the support rules speak of, and the distributions they come in."""
 
 from __future__ import annotations
 
-BACKENDS = (
-    "trtllm-gen",
-    "xqa",
-    "fa3",
-    "fa2",
-    "cuda-core",
-    "cutlass",
-    "cudnn",
-    "cute-dsl",
-    "b12x",
-    "group-gemm",
-    "cuda",
-    "triton",
-    "flashinfer-triton",
-    "flashinfer-trace",
-    "torch-sdpa",
-    "reference",
-)
-"""``cuda-core``: decode without tensor cores. ``group-gemm``: experts whose products alone are
-FlashInfer's (``SegmentGEMMWrapper``), with torch around them. ``cuda``: FlashInfer's kernels of an
-operation that has no choice of backends. ``triton``: Kernelproof's own. ``flashinfer-triton`` and
+from collections.abc import Mapping
+
+FLASHINFER, KERNELPROOF, TORCH = "flashinfer-python", "kernelproof", "torch"
+"""Distributions that built-in implementations come from."""
+PROVIDERS: Mapping[str, str] = {
+    "trtllm-gen": FLASHINFER,
+    "xqa": FLASHINFER,
+    "fa3": FLASHINFER,
+    "fa2": FLASHINFER,
+    "cuda-core": FLASHINFER,
+    "cutlass": FLASHINFER,
+    "cudnn": FLASHINFER,
+    "cute-dsl": FLASHINFER,
+    "b12x": FLASHINFER,
+    "group-gemm": FLASHINFER,
+    "cuda": FLASHINFER,
+    "triton": KERNELPROOF,
+    "flashinfer-triton": FLASHINFER,
+    "flashinfer-trace": FLASHINFER,
+    "torch-sdpa": TORCH,
+    "reference": KERNELPROOF,
+}
+"""The distribution whose version decides what a backend can do, by backend. A backend of another
+library is one line here.
+
+``cuda-core``: decode without tensor cores. ``group-gemm``: experts whose products are FlashInfer's
+(``SegmentGEMMWrapper``), with torch around them. ``cuda``: FlashInfer's kernels of an operation
+that has no choice of backends. ``triton``: Kernelproof's own. ``flashinfer-triton`` and
 ``flashinfer-trace``: the Triton kernels and the pure PyTorch references in FlashInfer's wheel."""
+BACKENDS = tuple(PROVIDERS)
+"""Names of all backends."""
+FLASHINFER_BACKENDS = frozenset(name for name, of in PROVIDERS.items() if of == FLASHINFER)
+"""Names of FlashInfer's backends."""

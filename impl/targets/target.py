@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -91,3 +92,12 @@ def installed_version(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
+
+
+@functools.cache
+def distribution_of(module: str) -> str:
+    """Return the distribution that installed a module, or "" for a module that none installed."""
+    package = module.partition(".")[0]
+    if package == __name__.partition(".")[0]:
+        return package  # also in a checkout that is not installed
+    return next(iter(metadata.packages_distributions().get(package, ())), "")

@@ -9,7 +9,7 @@ from typing import Any
 from packaging.version import Version
 
 from ...impl.gating import Feature, Rule, RuleBook, Target
-from ...impl.gating.book import FLASHINFER_BACKENDS
+from ...impl.targets.backends import FLASHINFER_BACKENDS
 
 
 def status(feature: Feature, target: Target, book: RuleBook) -> str:

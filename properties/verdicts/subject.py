@@ -82,10 +82,12 @@ class Subject:
             refusal = self.implementation.refusal(
                 problem, self.target, without_rules=self._without_rules
             )
-            module = self.implementation.module_of(problem) if self._modules else ""
+            if refusal is not None or not self._modules:
+                return refusal
+            module = self.implementation.module_of(problem)
         except Exception as error:
             raise Stop(_crash(error, "supports raised ")) from error
-        return refusal if module in self._modules or not module else refusal or NOT_BUILT
+        return None if module in self._modules or not module else NOT_BUILT
 
     def claims(self, problem: Problem) -> bool:
         """Tell whether the implementation claims this problem, its module built ahead or not.

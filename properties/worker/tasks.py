@@ -130,6 +130,8 @@ def describe(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
         "features": sorted(implementation.features),
         "arithmetic": asdict(implementation.arithmetic),
         "backend": implementation.backend,
+        "provider": implementation.provider,
+        "provider_version": implementation.provider_version,
         "compiles": implementation.compile_key is not None,
         "build_ahead": implementation.builds_ahead(payload["device"]),
         "build_minutes": implementation.build_minutes,

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import kernelproof
 from kernelproof.impl import (
     OPERATIONS,
     Arithmetic,
@@ -153,6 +154,43 @@ class TestRefusal:
 
         made(supports=supports).refusal(PAGED, HERE)
         assert asked == [(PAGED, HERE)]
+
+    def test_nothing_is_asked_about_a_problem_of_another_operation(self) -> None:
+        def attention_only(problem: AttentionProblem, *_: Target) -> Any:  # noqa: ANN401
+            return problem.head_dim_qk
+
+        mine = made(
+            supports=attention_only, compile_key=attention_only, kernels=lambda problem: [problem]
+        )
+        assert (
+            mine.refusal(MergeProblem(), HERE) == "mine implements paged_attention, not merge_state"
+        )
+        assert mine.module_of(MergeProblem()) == ""
+        assert mine.module_of(PAGED) == repr(PAGED.head_dim_qk)
+
+
+class TestProvider:
+    def test_is_the_distribution_that_installed_the_module(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def from_module(name: str) -> Implementation:
+            monkeypatch.setattr(nothing, "__module__", name)
+            return made()
+
+        assert from_module("torch.nn.functional").provider == "torch"
+        assert from_module("torch.nn.functional").provider_version == installed_version("torch")
+        assert from_module("kernelproof.anything").provider == "kernelproof"
+        assert from_module("kernelproof.anything").provider_version == kernelproof.__version__
+        assert from_module("my_kernels").provider == ""
+        assert from_module("my_kernels").provider_version is None
+
+    def test_may_be_named(self) -> None:
+        adapter = made(provider="torch")
+        assert adapter.provider == "torch"
+        assert adapter.provider_version == installed_version("torch")
+        assert replace(adapter, backend="fa2").provider == "torch"
+        absent = made(provider="surely-not-installed")
+        assert (absent.provider, absent.provider_version) == ("surely-not-installed", None)
 
 
 class TestTarget:
