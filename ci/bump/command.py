@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from ...impl import Target, UnsupportedError
-from ...impl.registry import BUILT_IN, registered
+from ...impl.registry import built_in_provider, registered
+from ...impl.targets.backends import FLASHINFER
 from ...impl.targets.capability import CHIPS
 from ...properties.findings.expectations import read_expectations
 from ...properties.findings.files import dumps
@@ -57,8 +58,6 @@ from .verdicts.findings import Chip
 from .verdicts.policy import Policy, PolicyError, load_policy
 
 JOURNALS = Path(".kernelproof", "gate")
-OURS = "kernelproof.impl.flashinfer."
-"""How modules of adapters to FlashInfer begin: the others are the same code with any release."""
 MOST_JOBS = 4
 
 
@@ -289,10 +288,11 @@ def _plan(request: Request, tensors: Path, *, own_environment: bool) -> Plan:
 
 def _concerned(*, all_of_them: bool) -> tuple[str, ...]:
     """Name what may behave otherwise with another release, or in another environment."""
+    # Built-in implementations of other providers are the same code with any release.
     return tuple(
         name
         for name in registered()
-        if all_of_them or name not in BUILT_IN or BUILT_IN[name].startswith(OURS)
+        if all_of_them or built_in_provider(name) in (None, FLASHINFER)
     )
 
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from ...impl.registry import built_in_provider
+from ...impl.targets.backends import FLASHINFER
 from ...properties.findings.cases import loading_name
 from ...properties.findings.corpus import load_case
 from ...properties.findings.expectations import read_expectations
@@ -243,7 +245,7 @@ def failures_in(report: Mapping[str, Any]) -> list[Failure]:
             min((problem for _, problem in members), key=lambda problem: problem.work),
             target["device"],
             target["sm"],
-            target["flashinfer"] if name.startswith("flashinfer-") else None,
+            target["flashinfer"] if built_in_provider(name) == FLASHINFER else None,
         )
         for (name, status, kind), members in found.items()
     ]

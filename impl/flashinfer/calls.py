@@ -7,66 +7,26 @@ meaning (docs/gating.md). LSE is base 2 in FlashInfer and natural here.
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable
-from dataclasses import replace
 from typing import Any
 
 import torch
 
-from ...reference import Arithmetic, AttentionProblem, Problem
+from ...reference import AttentionProblem
 from ...reference.problems.base import is_power_of_two
 from ...reference.tensors.inputs import (
     AttentionInputs,
     PagedAttentionInputs,
     RaggedAttentionInputs,
 )
-from ..targets.optional import missing, require
-from ..targets.refusal import Refusal
+from ..targets.backends import FLASHINFER
+from ..targets.optional import require
 from ..targets.target import Target, installed_version
+from .claims import first_reason, unavailable
 from .kv import flashinfer_arguments
 
-MERGED_ABOVE = 4 * 65
-"""Keys: a part has 65 of them or more (whole pages, about 128 keys), and the kernel that merges
-parts has at least 4 rows of threads, each of which stores what it merged in the output's dtype."""
-CUDA_CORES = Arithmetic(partial_outputs=True, merged_outputs=MERGED_ABOVE, tanh="approximate")
-"""Decode without tensor cores (``decode.cuh``)."""
-FA2 = Arithmetic(
-    probabilities="inputs",
-    row_sum="probabilities",
-    partial_outputs=True,
-    merged_outputs=MERGED_ABOVE,
-    tanh="approximate",
-)
-"""``prefill.cuh``: row sums by m16k16_rowsum_f16f16f32, ``tmp_v`` of the output's dtype."""
-FA2_WIDE = ((512, replace(FA2, row_sum="accumulate", exponent="fused")),)
-"""``vosplit_softmax_store_p`` of ``prefill.cuh``, where values have 512 channels: probabilities are
-summed before they are rounded, so that the exponent's rounding (s c - round(m c), fused) shows."""
-FA3 = Arithmetic(
-    probabilities="inputs", exponent="fused", tanh="approximate", fp8_products="fixed_point"
-)
-"""``hopper/attention_updater.cuh``: row sums before the rounding, no split."""
-AUTO = Arithmetic(
-    probabilities="inputs",
-    partial_outputs=True,
-    merged_outputs=MERGED_ABOVE,
-    exponent="fused",
-    tanh="approximate",
-    fp8_products="fixed_point",
-)
-"""Of wrappers that choose FA3 on SM90 by themselves."""
-BUILD_MINUTES = {"cuda-core": 1.5, "fa2": 5.5, "fa3": 15.0, "xqa": 6.0}
-"""Of one core, to build a module of 0.7.2.post1 for SM90; measured with nvcc 13.0 on 16 cores."""
 WORKSPACE_BYTES = 394 << 20
 """vLLM's float workspace. FlashInfer recommends 128 MiB; FA2 of 0.6.13 plans 234 MiB of parts for
 prefills of 300 and 17 tokens with 32 query heads, measured on an H200."""
-
-
-def unavailable(target: Target) -> Refusal | None:
-    """Return why FlashInfer's CUDA kernels cannot be called; None if they can."""
-    absent = missing("flashinfer", "flashinfer")
-    if absent is None and target.device != "cuda":
-        return Refusal("FlashInfer's CUDA kernels need a GPU", "device")
-    return absent
 
 
 def flashinfer(module: str = "flashinfer") -> Any:  # noqa: ANN401  untyped third-party code
@@ -77,7 +37,7 @@ def flashinfer(module: str = "flashinfer") -> Any:  # noqa: ANN401  untyped thir
 @functools.cache
 def version() -> str:
     """Give the release that is installed."""
-    return installed_version("flashinfer-python") or "0"
+    return installed_version(FLASHINFER) or "0"
 
 
 def new_wrapper(name: str, device: torch.device, **options: Any) -> Any:  # noqa: ANN401  untyped
@@ -112,17 +72,12 @@ def wrapper(name: str, device: torch.device, *, apart: str = "", **options: Any)
     return new_wrapper(name, device, **options)
 
 
-def attention_refusal(problem: Problem, target: Target) -> str | None:
-    """Say why no wrapper takes a problem, whatever its backend."""
-    reason = unavailable(target)
-    if reason is not None:
-        return reason
-    if not isinstance(problem, AttentionProblem):
-        return "an attention wrapper"
-    refusals = (
+def attention_refusal(problem: AttentionProblem, target: Target) -> str | None:
+    """Return the reason why no wrapper takes a problem, whatever its backend."""
+    return unavailable(problem, target) or first_reason(
         (problem.dtype == "float32", "FlashInfer's attention writes 16-bit outputs"),
         (
-            bool(problem.kv_storage),
+            problem.kv_storage,
             "FlashInfer is given a view of FP8 bytes that says what they are, never the bytes",
         ),
         (problem.empty_batch, "engines plan no batch without a token"),
@@ -135,7 +90,6 @@ def attention_refusal(problem: Problem, target: Target) -> str | None:
             f"FlashInfer rounds its output, then multiplies by v_scale {problem.v_scale}",
         ),
     )
-    return next((why for refused, why in refusals if refused), None)
 
 
 def paged_cache(inputs: PagedAttentionInputs, backend: str) -> dict[str, Any]:
@@ -185,19 +139,3 @@ def kv_heads_of(inputs: AttentionInputs) -> int:
     if isinstance(inputs, RaggedAttentionInputs):
         return inputs.k.shape[1]
     return inputs.k_cache.shape[2 if inputs.kv_layout == "NHD" else 1]
-
-
-def module_key(problem: Problem) -> Hashable:
-    """Give what FlashInfer builds an attention module for, of each backend."""
-    if not isinstance(problem, AttentionProblem):
-        return problem.operation
-    return (
-        problem.dtype,
-        problem.q_dtype,
-        problem.kv_element,
-        problem.head_dim_qk,
-        problem.head_dim_vo,
-        problem.window_left >= 0,
-        problem.logits_soft_cap > 0,
-        problem.custom_mask,  # packing its bits is a module of its own
-    )

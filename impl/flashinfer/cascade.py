@@ -2,45 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from ...reference import Arithmetic, AttentionProblem, MergeProblem, Problem, build_metadata
+from ...reference import Arithmetic, AttentionProblem, build_metadata
 from ...reference.tensors.inputs import AppendInputs, MergeInputs, PagedAttentionInputs
-from ..protocol import implementation
 from ..targets.target import Target
-from .calls import (
-    AUTO,
-    BUILD_MINUTES,
-    attention_refusal,
-    flashinfer,
-    kv_heads_of,
-    module_key,
-    unavailable,
-    wrapper,
-)
+from .backends import CUDA, FA2, FA3, MERGED_ABOVE, one_module
+from .calls import attention_refusal, flashinfer, kv_heads_of, wrapper
+from .claims import first_reason, one_head_dim, two_states, unavailable
 from .triton import to_base_2, to_natural
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
-def _two_states(problem: Problem, target: Target) -> bool | str:
-    if isinstance(problem, MergeProblem) and problem.num_states != 2:  # noqa: PLR2004
-        return f"merge_state merges 2 states, not {problem.num_states}"
-    return unavailable(target) or True
+MERGING = replace(CUDA, compile_key=one_module("cascade"))
 
 
-def _any_states(problem: Problem, target: Target) -> bool | str:
-    del problem
-    return unavailable(target) or True
-
-
-@implementation(
-    "merge_state",
-    name="flashinfer-merge-state",
-    backend="cuda",
-    supports=_two_states,
-    compile_key=lambda _: "cascade",
-)
+@MERGING.adapter("merge_state", "flashinfer-merge-state", two_states, unavailable)
 def merge_state(inputs: MergeInputs) -> Pair:
     """Call ``merge_state``."""
     s = to_base_2(inputs.lses)
@@ -48,13 +28,7 @@ def merge_state(inputs: MergeInputs) -> Pair:
     return out, to_natural(lse)
 
 
-@implementation(
-    "merge_state",
-    name="flashinfer-merge-state-in-place",
-    backend="cuda",
-    supports=_two_states,
-    compile_key=lambda _: "cascade",
-)
+@MERGING.adapter("merge_state", "flashinfer-merge-state-in-place", two_states, unavailable)
 def merge_state_in_place(inputs: MergeInputs) -> Pair:
     """Call ``merge_state_in_place`` on copies of the first state."""
     s = to_base_2(inputs.lses)
@@ -63,13 +37,11 @@ def merge_state_in_place(inputs: MergeInputs) -> Pair:
     return out, to_natural(lse)
 
 
-@implementation(
+@MERGING.adapter(
     "merge_state",
-    name="flashinfer-merge-states",
-    backend="cuda",
-    supports=_any_states,
+    "flashinfer-merge-states",
+    unavailable,
     arithmetic=Arithmetic(partial_outputs=True),
-    compile_key=lambda _: "cascade",
 )
 def merge_states(inputs: MergeInputs) -> Pair:
     """Call ``merge_states``, states on the second axis."""
@@ -78,18 +50,12 @@ def merge_states(inputs: MergeInputs) -> Pair:
     return out, to_natural(lse)
 
 
-def _appends(problem: Problem, target: Target) -> bool | str:
-    if isinstance(problem, AttentionProblem) and problem.head_dim_qk != problem.head_dim_vo:
-        return "append_paged_kv_cache has one head_dim"
-    return unavailable(target) or True
-
-
-@implementation(
+@CUDA.adapter(
     "append_paged_kv",
-    name="flashinfer-append",
-    backend="cuda",
-    supports=_appends,
-    compile_key=lambda _: "page",
+    "flashinfer-append",
+    one_head_dim("append_paged_kv_cache has one head_dim"),
+    unavailable,
+    compile_key=one_module("page"),
 )
 def append(inputs: AppendInputs) -> Pair:
     """Call ``append_paged_kv_cache`` with positions of ``get_batch_indices_positions``."""
@@ -114,28 +80,28 @@ def append(inputs: AppendInputs) -> Pair:
     return caches
 
 
-def _cascade(problem: Problem, target: Target) -> bool | str:
-    if isinstance(problem, AttentionProblem):
-        if problem.kv_cache or (problem.k_scale, problem.v_scale) != (1, 1) or problem.custom_mask:
-            return "a cascade takes no scales and no mask"
-        if problem.head_dim_qk != problem.head_dim_vo:
-            return "a cascade has one head_dim"
-        if problem.sinks:
-            return "a cascade has no sinks"
-        if problem.window_left >= 0:
-            return "a window over a cascade is of each level by itself"
-    return attention_refusal(problem, target) or True
+def _no_cascade(problem: AttentionProblem, _: Target) -> str | None:
+    scaled = (problem.k_scale, problem.v_scale) != (1, 1)
+    return first_reason(
+        (
+            problem.kv_cache or scaled or problem.custom_mask,
+            "a cascade takes no scales and no mask",
+        ),
+        (problem.head_dim_qk != problem.head_dim_vo, "a cascade has one head_dim"),
+        (problem.sinks, "a cascade has no sinks"),
+        (problem.window_left >= 0, "a window over a cascade is of each level by itself"),
+    )
 
 
-@implementation(
+@FA2.adapter(
     "paged_attention",
-    name="flashinfer-cascade",
-    backend="fa2",
-    supports=_cascade,
-    arithmetic=AUTO,
-    compile_key=module_key,
-    build_ahead=True,
-    build_minutes=BUILD_MINUTES["fa2"],
+    "flashinfer-cascade",
+    _no_cascade,
+    attention_refusal,
+    features=(),
+    # The wrapper chooses FA3 on SM90 by itself.
+    arithmetic=replace(FA3.arithmetic, partial_outputs=True, merged_outputs=MERGED_ABOVE),
+    wide_arithmetic=(),
 )
 def cascade(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
     """Attend to a shared prefix once for all by ``MultiLevelCascadeAttentionWrapper``; no LSE.

@@ -10,90 +10,32 @@ that are added.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 
 from ...reference import BatchMetadata
 from ...reference.tensors.inputs import PagedAttentionInputs
 from ..gpu.cuda_graphs import Recorded, Replays, options_of, padded, room_for, with_rows
-from ..protocol import implementation
-from .calls import (
-    BUILD_MINUTES,
-    CUDA_CORES,
-    FA2,
-    FA2_WIDE,
-    FA3,
-    module_key,
-    session_wrapper,
-    shared_workspace,
-)
-from .paged import cuda_core_decode, prefill_fa2, prefill_fa3
-from .plans import Pair, plan_decode, plan_prefill, run
-from .sessions import DECODE, PREFILL, Plan, owned
+from ..protocol import Implementation
+from .backends import FA3
+from .calls import session_wrapper, shared_workspace
+from .paged import cuda_core_decode, prefill_fa2, prefill_fa3, tensor_core_decode
+from .plans import DECODE, DECODE_FA2, PREFILL_FA2, PREFILL_FA3, Kind, Pair, run
+from .sessions import owned
 
 MOST_PAGES = 2**17
 """Entries of the persistent buffer of page indices: 512 KiB."""
 
 
-@dataclass(frozen=True)
-class Family:
-    """One of the wrappers.
-
-    Attributes:
-        name: of FlashInfer's class.
-        plan: calls its ``plan``.
-        backend: of the support rules.
-        options: arguments of the class.
-        buffers: what it calls its buffers of metadata, by their names in ``BatchMetadata``.
-    """
-
-    name: str
-    plan: Plan
-    backend: str
-    options: tuple[tuple[str, Any], ...]
-    buffers: tuple[tuple[str, str], ...]
-
-
-def _decode(backend: str, *, tensor_cores: bool) -> Family:
-    return Family(
-        DECODE,
-        plan_decode,
-        backend,
-        (("use_tensor_cores", tensor_cores), ("backend", "fa2" if tensor_cores else "auto")),
-        (
-            ("paged_kv_indptr", "paged_kv_indptr_buffer"),
-            ("paged_kv_indices", "paged_kv_indices_buffer"),
-            ("paged_kv_last_page_len", "paged_kv_last_page_len_buffer"),
-        ),
-    )
-
-
-def _prefill(backend: str) -> Family:
-    return Family(
-        PREFILL,
-        plan_prefill,
-        backend,
-        (("backend", backend),),
-        (
-            ("qo_indptr", "qo_indptr_buf"),
-            ("paged_kv_indptr", "paged_kv_indptr_buf"),
-            ("paged_kv_indices", "paged_kv_indices_buf"),
-            ("paged_kv_last_page_len", "paged_kv_last_page_len_buf"),
-        ),
-    )
-
-
 class _Fixed:
     """A wrapper of fixed sizes, and the options that it is planned with."""
 
-    def __init__(self, family: Family, inputs: PagedAttentionInputs) -> None:
-        self.family = family
+    def __init__(self, kind: Kind, inputs: PagedAttentionInputs) -> None:
+        self.kind = kind
         self.options = options_of(inputs)
         self.most = self.requests = self.tokens = room_for(inputs.metadata.num_requests)
-        if family.name == PREFILL:
+        if kind.takes_queries:
             self.requests, self.tokens = self.most + 1, room_for(len(inputs.q))
         self.device = inputs.q.device
         sizes = {
@@ -103,19 +45,18 @@ class _Fixed:
             "paged_kv_last_page_len": self.requests,
         }
         self.wrapper = session_wrapper(
-            family.name,
+            kind.name,
             self.device,
             kv_layout=inputs.kv_layout,
             use_cuda_graph=True,
-            **dict(family.options),
+            **kind.options,
             **{
                 argument: torch.zeros(sizes[name], dtype=torch.int32, device=self.device)
-                for name, argument in family.buffers
+                for name, argument in kind.buffers.items()
             },
         )
-        if family.name == PREFILL:
-            page_size = inputs.metadata.page_size
-            family.plan(self.wrapper, inputs, self._largest(page_size), family.backend)
+        if kind.takes_queries:
+            self._plan(inputs, self._largest(inputs.metadata.page_size))
 
     def _largest(self, page_size: int) -> BatchMetadata:
         """Give a batch of one request with all the tokens, and one key."""
@@ -138,13 +79,15 @@ class _Fixed:
 
     def plan(self, inputs: PagedAttentionInputs) -> None:
         """Plan a batch into the buffers."""
-        tokens = self.tokens if self.family.name == PREFILL else None
-        metadata = owned(padded(inputs.metadata, self.requests, tokens), self.device)
-        self.family.plan(self.wrapper, inputs, metadata, self.family.backend)
+        tokens = self.tokens if self.kind.takes_queries else None
+        self._plan(inputs, owned(padded(inputs.metadata, self.requests, tokens), self.device))
+
+    def _plan(self, inputs: PagedAttentionInputs, metadata: BatchMetadata) -> None:
+        self.kind.plan(self.wrapper, inputs, metadata, self.kind.backend)
 
     def run(self, inputs: PagedAttentionInputs) -> Pair:
         """Run on queries of as many tokens as there is room for."""
-        return run(self.wrapper, inputs, self.family.backend)
+        return run(self.wrapper, inputs, self.kind.backend)
 
 
 class FixedSession:
@@ -153,8 +96,8 @@ class FixedSession:
     A batch is planned where a run was captured, if it fits there.
     """
 
-    def __init__(self, family: Family) -> None:
-        self._family = family
+    def __init__(self, kind: Kind) -> None:
+        self._kind = kind
         self._wrappers: list[_Fixed] = []
         self._planned: _Fixed | None = None
         self._captured: tuple[_Fixed, Recorded] | None = None
@@ -166,7 +109,7 @@ class FixedSession:
         if fitting:
             self._planned = fitting[0]
         else:
-            self._planned = _Fixed(self._family, inputs)
+            self._planned = _Fixed(self._kind, inputs)
             self._wrappers.append(self._planned)
         self._planned.plan(inputs)
 
@@ -204,81 +147,32 @@ class FixedSession:
         return self._planned
 
 
-def _session(family: Family) -> Callable[[], FixedSession]:
-    return functools.partial(FixedSession, family)
-
-
-_DECODE = _session(_decode("cuda-core", tensor_cores=False))
-_DECODE_FA2 = _session(_decode("fa2", tensor_cores=True))
-_PREFILL_FA2 = _session(_prefill("fa2"))
-_PREFILL_FA3 = _session(_prefill("fa3"))
 _replays = functools.cache(Replays)
 
 
-@implementation(
-    "paged_attention",
-    name="flashinfer-decode-graph",
-    backend="cuda-core",
-    supports=cuda_core_decode.supports,
-    features=("fp8_kv",),
-    arithmetic=CUDA_CORES,
-    compile_key=module_key,
-    build_ahead=True,
-    build_minutes=BUILD_MINUTES["cuda-core"],
-    session=_DECODE,
-)
-def decode_graph(inputs: PagedAttentionInputs) -> Pair:
-    """Decode without tensor cores, replayed from a CUDA graph."""
-    return _replays(_DECODE)(inputs)
+def _replayed(eager: Implementation, kind: Kind, *without: str) -> Implementation:
+    """Make of an adapter one that replays its calls from CUDA graphs.
+
+    Args:
+        eager: the adapter.
+        kind: of its wrapper.
+        *without: features of the adapter that its graphs do not have.
+    """
+    session = functools.partial(FixedSession, kind)
+
+    def replayed(inputs: PagedAttentionInputs) -> Pair:
+        return _replays(session)(inputs)
+
+    return replace(
+        eager,
+        name=f"{eager.name}-graph",
+        function=replayed,
+        features=eager.features.difference(without),
+        session=session,
+    )
 
 
-@implementation(
-    "paged_attention",
-    name="flashinfer-decode-fa2-graph",
-    backend="fa2",
-    supports=cuda_core_decode.supports,
-    features=("fp8_kv", "nvfp4_kv"),
-    arithmetic=FA2,
-    wide_arithmetic=FA2_WIDE,
-    compile_key=module_key,
-    build_ahead=True,
-    build_minutes=BUILD_MINUTES["fa2"],
-    session=_DECODE_FA2,
-)
-def decode_fa2_graph(inputs: PagedAttentionInputs) -> Pair:
-    """Decode with tensor cores, replayed from a CUDA graph."""
-    return _replays(_DECODE_FA2)(inputs)
-
-
-@implementation(
-    "paged_attention",
-    name="flashinfer-prefill-fa2-graph",
-    backend="fa2",
-    supports=prefill_fa2.supports,
-    features=("fp8_kv", "nvfp4_kv"),
-    arithmetic=FA2,
-    wide_arithmetic=FA2_WIDE,
-    compile_key=module_key,
-    build_ahead=True,
-    build_minutes=BUILD_MINUTES["fa2"],
-    session=_PREFILL_FA2,
-)
-def prefill_fa2_graph(inputs: PagedAttentionInputs) -> Pair:
-    """Attend a whole batch in one prefill call of FA2, replayed from a CUDA graph."""
-    return _replays(_PREFILL_FA2)(inputs)
-
-
-@implementation(
-    "paged_attention",
-    name="flashinfer-prefill-fa3-graph",
-    backend="fa3",
-    supports=prefill_fa3.supports,
-    arithmetic=FA3,
-    compile_key=module_key,
-    build_ahead=True,
-    build_minutes=BUILD_MINUTES["fa3"],
-    session=_PREFILL_FA3,
-)
-def prefill_fa3_graph(inputs: PagedAttentionInputs) -> Pair:
-    """Attend a whole batch in one prefill call of FA3, replayed from a CUDA graph."""
-    return _replays(_PREFILL_FA3)(inputs)
+decode_graph = _replayed(cuda_core_decode, DECODE)
+decode_fa2_graph = _replayed(tensor_core_decode, DECODE_FA2)
+prefill_fa2_graph = _replayed(prefill_fa2, PREFILL_FA2, "custom_mask")
+prefill_fa3_graph = _replayed(prefill_fa3, PREFILL_FA3, *FA3.features)

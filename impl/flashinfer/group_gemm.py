@@ -9,17 +9,34 @@ from __future__ import annotations
 
 import torch
 
-from ...reference import Arithmetic, MoEProblem, Problem, QuantizedMatrix
+from ...reference import Arithmetic, MoEProblem, QuantizedMatrix
 from ...reference.tensors.moe_inputs import MoEInputs
-from ..protocol import implementation
 from ..targets.target import Target
 from ..torch.moe_layouts import codes_of
 from ..torch.moe_rows import Rows, activated, combined, of_rows, sorted_rows
-from .calls import unavailable, wrapper
-from .moe import no_tokens
+from .backends import Backend, one_module
+from .calls import wrapper
+from .claims import first_reason, no_tokens, unavailable
 
-GROUP_GEMM = Arithmetic(
-    projections="inputs", intermediate="inputs", partial_outputs=True, fp8_products="fixed_point"
+GROUP_GEMM = Backend(
+    "group-gemm",
+    Arithmetic(
+        projections="inputs",
+        intermediate="inputs",
+        partial_outputs=True,
+        fp8_products="fixed_point",
+    ),
+    features=(
+        "moe_biases",
+        "interleaved_w13",
+        "expert_parallel",
+        "duplicate_ids",
+        "fp8_weights",
+        "quantized_hidden",
+        "swiglu_parameters",
+    ),
+    compile_key=one_module("group-gemm"),
+    build_ahead=True,
 )
 """``group_gemm_sm90.cuh``: products are stored in 16 bits; FP8 accumulates fast, unpromoted."""
 BYTES_ALIGNED = 16
@@ -27,13 +44,10 @@ E4M3, LARGEST_E4M3 = torch.float8_e4m3fn, 448.0
 Given = torch.Tensor | QuantizedMatrix
 
 
-def _refused(problem: Problem, target: Target) -> str | None:
-    absent = unavailable(target)
-    if absent is not None or not isinstance(problem, MoEProblem):
-        return absent or "a mixture of experts"
+def _not_group_gemm(problem: MoEProblem, _: Target) -> str | None:
     codes = bool(problem.quantized)
     per_row = BYTES_ALIGNED // (1 if codes else 2)
-    refusals = (
+    return first_reason(
         (problem.dtype == "float32", "the group GEMM is for 16 bits and FP8"),
         (
             any(size % per_row for size in (problem.hidden, problem.inter)),
@@ -49,11 +63,6 @@ def _refused(problem: Problem, target: Target) -> str | None:
             "a product of codes is beyond float16, and is stored in the output's dtype",
         ),
     )
-    return next((why for refused, why in refusals if refused), None) or no_tokens(problem)
-
-
-def _supports(problem: Problem, target: Target) -> bool | str:
-    return _refused(problem, target) or True
 
 
 def _gemm(x: torch.Tensor, weights: Given, rows: Rows) -> torch.Tensor:
@@ -103,24 +112,7 @@ def _quantised(
     return codes, scale
 
 
-@implementation(
-    "moe",
-    name="flashinfer-group-gemm-moe",
-    backend="group-gemm",
-    supports=_supports,
-    features=(
-        "moe_biases",
-        "interleaved_w13",
-        "expert_parallel",
-        "duplicate_ids",
-        "fp8_weights",
-        "quantized_hidden",
-        "swiglu_parameters",
-    ),
-    arithmetic=GROUP_GEMM,
-    compile_key=lambda _: "group-gemm",
-    build_ahead=True,
-)
+@GROUP_GEMM.adapter("moe", "flashinfer-group-gemm-moe", unavailable, _not_group_gemm, no_tokens)
 def group_gemm_moe(inputs: MoEInputs) -> torch.Tensor:
     """Sort rows by expert, multiply, activate, multiply, and add up with torch."""
     rows = sorted_rows(inputs)

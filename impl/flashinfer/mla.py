@@ -13,29 +13,32 @@ from typing import Any
 
 import torch
 
-from ...reference import Arithmetic, AttentionProblem, Problem
+from ...reference import Arithmetic, AttentionProblem
 from ...reference.problems.base import is_power_of_two
 from ...reference.tensors.inputs import PagedAttentionInputs
 from ..gating.rules import version_matches
-from ..protocol import implementation
 from ..targets.target import Target
-from .calls import (
-    BUILD_MINUTES,
-    FA2,
-    WORKSPACE_BYTES,
-    attention_refusal,
-    flashinfer,
-    module_key,
-    version,
-)
-from .sessions import owned
+from .backends import FA2, FA3
+from .calls import WORKSPACE_BYTES, attention_refusal, flashinfer, version
+from .claims import first_reason
+from .sessions import PlannedSession
 from .triton import to_natural
 
 Pair = tuple[torch.Tensor, torch.Tensor]
-MLA_FA2 = replace(FA2, exponent="fused", merged_outputs=0)
+FEATURES = ("mla", "fp8_kv")
+MLA_FA2 = replace(
+    FA2,
+    arithmetic=replace(FA2.arithmetic, exponent="fused", merged_outputs=0),
+    wide_arithmetic=(),
+    features=FEATURES,
+)
 """``mla.cuh``: exp2(s c - (m c)), sums by m16k16_rowsum_f16f16f32, parts in the output's dtype that
 are merged in float32."""
-MLA_FA3 = Arithmetic(probabilities="inputs", partial_outputs=True, exponent="fused")
+MLA_FA3 = replace(
+    FA3,
+    arithmetic=Arithmetic(probabilities="inputs", partial_outputs=True, exponent="fused"),
+    features=FEATURES,
+)
 """``mla_hopper.cuh``: row sums before the rounding, parts in the output's dtype."""
 RECORDS = ">=0.7.0.dev0"
 """``plan`` takes ``MLAPlanMetadata``; flat tensors are deprecated."""
@@ -45,22 +48,19 @@ TILE = 64
 """Query rows of a tile in FA2 and FA3; two tiles where a request has more rows on average."""
 
 
-def latent_refusal(problem: Problem, target: Target) -> str | None:
-    """Say why no MLA kernel takes a problem."""
+def latent_refusal(problem: AttentionProblem, target: Target) -> str | None:
+    """Return the reason why no MLA kernel takes a problem."""
     said = attention_refusal(problem, target)
-    if said is None and isinstance(problem, AttentionProblem) and not problem.values_in_keys:
+    if said is None and not problem.values_in_keys:
         return "latent attention reads values from the keys (values_in_keys)"
     return said
 
 
-def _wrapped(problem: Problem, target: Target) -> bool | str:
-    said = latent_refusal(problem, target)
-    if said is not None or not isinstance(problem, AttentionProblem):
-        return said or "latent attention"
+def _unwrapped(problem: AttentionProblem, target: Target) -> str | None:
     one_scale = problem.k_scale == problem.v_scale and is_power_of_two(problem.k_scale)
-    refusals = (
+    return first_reason(
         (
-            bool(problem.kv_cache) and not one_scale,
+            problem.kv_cache and not one_scale,
             "an FP8 latent cache has one scale, which is rounded to the queries' dtype",
         ),
         (
@@ -72,7 +72,6 @@ def _wrapped(problem: Problem, target: Target) -> bool | str:
             "FlashInfer refuses causal tiles that end inside a query token, from 0.7.1 on",
         ),
     )
-    return next((why for refused, why in refusals if refused), True)
 
 
 def _tile_ends_in_a_query(problem: AttentionProblem) -> bool:
@@ -104,7 +103,7 @@ def _new_wrapper(device: torch.device, backend: str) -> Any:  # noqa: ANN401  un
 
 
 mla_wrapper = functools.cache(_new_wrapper)
-"""The same wrapper for the same backend, as ``flashinfer_calls.wrapper``."""
+"""The same wrapper for the same backend, as ``calls.wrapper``."""
 
 
 def plan_latent(
@@ -167,54 +166,31 @@ def _attend(inputs: PagedAttentionInputs, backend: str) -> Pair:
     return _run_split(planned, inputs)
 
 
-class LatentSession:
-    """A wrapper of its own, planned for a batch and run many times."""
-
-    def __init__(self, backend: str) -> None:
-        self._backend = backend
-        self._planned: Any = None
-
-    def plan(self, inputs: PagedAttentionInputs) -> None:
-        """Plan a batch from metadata on the host."""
-        if self._planned is None:
-            self._planned = _new_wrapper(inputs.q.device, self._backend)
-        # Copied from the host without waiting, as of the other wrappers.
-        metadata = owned(inputs.metadata, inputs.q.device)
-        _plan_split(self._planned, replace(inputs, metadata=metadata))
-
-    def run(self, inputs: PagedAttentionInputs) -> Pair:
-        """Attend to the planned batch."""
-        return _run_split(self._planned, inputs)
+def latent_session(backend: str) -> PlannedSession:
+    """Make a session of the wrapper."""
+    return PlannedSession(
+        lambda inputs: _new_wrapper(inputs.q.device, backend), _plan_split, _run_split
+    )
 
 
-@implementation(
+@MLA_FA2.adapter(
     "paged_attention",
-    name="flashinfer-mla-fa2",
-    backend="fa2",
-    supports=_wrapped,
-    features=("mla", "fp8_kv"),
-    arithmetic=MLA_FA2,
-    compile_key=module_key,
-    build_ahead=True,
-    build_minutes=BUILD_MINUTES["fa2"],
-    session=functools.partial(LatentSession, "fa2"),
+    "flashinfer-mla-fa2",
+    latent_refusal,
+    _unwrapped,
+    session=functools.partial(latent_session, "fa2"),
 )
 def mla_fa2(inputs: PagedAttentionInputs) -> Pair:
     """Attend to a latent cache by ``BatchMLAPagedAttentionWrapper`` with FA2."""
     return _attend(inputs, "fa2")
 
 
-@implementation(
+@MLA_FA3.adapter(
     "paged_attention",
-    name="flashinfer-mla-fa3",
-    backend="fa3",
-    supports=_wrapped,
-    features=("mla", "fp8_kv"),
-    arithmetic=MLA_FA3,
-    compile_key=module_key,
-    build_ahead=True,
-    build_minutes=BUILD_MINUTES["fa3"],
-    session=functools.partial(LatentSession, "fa3"),
+    "flashinfer-mla-fa3",
+    latent_refusal,
+    _unwrapped,
+    session=functools.partial(latent_session, "fa3"),
 )
 def mla_fa3(inputs: PagedAttentionInputs) -> Pair:
     """Attend to a latent cache by ``BatchMLAPagedAttentionWrapper`` with FA3."""

@@ -10,24 +10,20 @@ import math
 
 import torch
 
-from ...reference import Arithmetic, AttentionProblem, Problem
+from ...reference import AttentionProblem
 from ...reference.tensors.inputs import PagedAttentionInputs
 from ..gating.rules import version_matches
-from ..protocol import implementation
 from ..targets.target import Target
-from .calls import BUILD_MINUTES, flashinfer, unavailable, version
+from .backends import TRTLLM_GEN, XQA, Backend, one_module
+from .calls import flashinfer, version
+from .claims import Refuses, first_reason, one_query_token, unavailable
 from .mla import RECORDS, latent_pages, latent_refusal, mla_wrapper, plan_latent, typed_pages
-from .trtllm import (
-    WITH_LSE,
-    natural_or_none,
-    padded_block_table,
-    xqa_module_key,
-    zeroed_workspace,
-)
+from .trtllm import WITH_LSE, natural_or_none, padded_block_table, zeroed_workspace
 
 Result = tuple[torch.Tensor, "torch.Tensor | None"]
-BLACKWELL = Arithmetic(probabilities="inputs", partial_outputs=True, exponent="fused")
-"""CUTLASS, trtllm-gen and XQA: what is known of their sources, and at most that of the others."""
+# CUTLASS rounds what trtllm-gen and XQA do: what is known of their sources, and at most that.
+CUTLASS = Backend("cutlass", TRTLLM_GEN.arithmetic, (), ("mla",), one_module("mla"))
+QUANTISED = ("mla", "fp8_kv", "fp8_q")
 TABLE_OF_KEYS = 128
 """Block tables cover a multiple of so many keys."""
 NOPE_HEAD_DIM = 128
@@ -35,35 +31,24 @@ NOPE_HEAD_DIM = 128
 CUTLASS_SCALE = 1.0 / math.sqrt(128 + 64)
 
 
-def _decodes(problem: Problem, target: Target) -> bool | str:
-    if isinstance(problem, AttentionProblem) and any(t != 1 for t in problem.query_lens):
-        return "decoding takes one query token a request"
-    return latent_refusal(problem, target) or True
+DECODES: tuple[Refuses, ...] = (one_query_token("decoding takes"), latent_refusal)
 
 
-def _decodes_with_cutlass(problem: Problem, target: Target) -> bool | str:
-    reason = unavailable(target)
-    if reason is not None:
-        return reason
-    if isinstance(problem, AttentionProblem):
-        if not math.isclose(problem.scale * problem.k_scale, CUTLASS_SCALE, rel_tol=1e-6):
-            return "CUTLASS has the scale of 192 channels compiled in"
-        if problem.v_scale != 1:
-            return "BatchMLAPagedAttentionWrapper has no v_scale"
-        if problem.strided_q or problem.strided_kv:
-            return "CUTLASS takes contiguous queries and caches"
-    return _decodes(problem, target)
+def _not_cutlass(problem: AttentionProblem, _: Target) -> str | None:
+    return first_reason(
+        (
+            not math.isclose(problem.scale * problem.k_scale, CUTLASS_SCALE, rel_tol=1e-6),
+            "CUTLASS has the scale of 192 channels compiled in",
+        ),
+        (problem.v_scale != 1, "BatchMLAPagedAttentionWrapper has no v_scale"),
+        (
+            problem.strided_q or problem.strided_kv,
+            "CUTLASS takes contiguous queries and caches",
+        ),
+    )
 
 
-@implementation(
-    "paged_attention",
-    name="flashinfer-mla-cutlass",
-    backend="cutlass",
-    supports=_decodes_with_cutlass,
-    features=("mla",),
-    arithmetic=BLACKWELL,
-    compile_key=lambda _: "mla",
-)
+@CUTLASS.adapter("paged_attention", "flashinfer-mla-cutlass", unavailable, _not_cutlass, *DECODES)
 def mla_cutlass(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
     """Decode from a latent cache by ``BatchMLAPagedAttentionWrapper`` with CUTLASS; no LSE."""
     planned = mla_wrapper(inputs.q.device, "cutlass")
@@ -113,31 +98,13 @@ def _decode(inputs: PagedAttentionInputs, backend: str) -> Result:
     return out, natural_or_none(result[1].reshape(out.shape[:2]) if with_lse else None)
 
 
-@implementation(
-    "paged_attention",
-    name="flashinfer-mla-trtllm",
-    backend="trtllm-gen",
-    supports=_decodes,
-    features=("mla", "fp8_kv", "fp8_q"),
-    arithmetic=BLACKWELL,
-    compile_key=lambda _: "trtllm-gen",
-)
+@TRTLLM_GEN.adapter("paged_attention", "flashinfer-mla-trtllm", *DECODES, features=QUANTISED)
 def mla_trtllm(inputs: PagedAttentionInputs) -> Result:
     """Decode from a latent cache by trtllm-gen."""
     return _decode(inputs, "trtllm-gen")
 
 
-@implementation(
-    "paged_attention",
-    name="flashinfer-mla-xqa",
-    backend="xqa",
-    supports=_decodes,
-    features=("mla", "fp8_kv", "fp8_q"),
-    arithmetic=BLACKWELL,
-    compile_key=xqa_module_key,
-    build_ahead=True,
-    build_minutes=BUILD_MINUTES["xqa"],
-)
+@XQA.adapter("paged_attention", "flashinfer-mla-xqa", *DECODES, features=QUANTISED)
 def mla_xqa(inputs: PagedAttentionInputs) -> Result:
     """Decode from a latent cache by XQA; no LSE."""
     return _decode(inputs, "xqa")

@@ -17,9 +17,8 @@ from typing import Any
 
 import torch
 
-from ...reference import Arithmetic, MoEProblem, Problem
+from ...reference import Arithmetic, MoEProblem
 from ...reference.tensors.moe_inputs import MoEInputs
-from ..protocol import implementation
 from ..targets.target import Target
 from ..torch.moe_layouts import (
     both_biases,
@@ -29,44 +28,42 @@ from ..torch.moe_layouts import (
     scales_of,
     swiglu_numbers,
 )
-from .calls import flashinfer, unavailable
+from .backends import Backend, one_module
+from .calls import flashinfer
+from .claims import Refuses, first_reason, no_tokens, unavailable
 from .names import ACTIVATION_NAMES, activation_member
 
-CUTLASS = Arithmetic(
-    projections="inputs", intermediate="inputs", combine="inputs", fp8_products="fixed_point"
+TUNED_TOKENS = 8192
+BYTES_ALIGNED = 16
+BLOCK = 128
+CUTLASS = Backend(
+    "cutlass",
+    Arithmetic(
+        projections="inputs", intermediate="inputs", combine="inputs", fp8_products="fixed_point"
+    ),
+    features=(
+        "moe_biases",
+        "interleaved_w13",
+        "expert_parallel",
+        "fp8_weights",
+        "quantized_hidden",
+        "swiglu_parameters",
+        "nondeterministic",
+    ),
+    # One module of a chip, whatever the dtypes and activations.
+    compile_key=one_module("cutlass-moe"),
+    build_ahead=True,
+    writes_out=True,
 )
 """``cutlass_fused_moe_kernels.cuh``: the first product is stored in the output's dtype, the
 activation's results in that of the hidden states, and the fused finalize adds up in the output's
 dtype, by atomics."""
-MODULE = "cutlass-moe"
-"""The key of the one module of a chip, whatever the dtypes and activations."""
-TUNED_TOKENS = 8192
-BYTES_ALIGNED = 16
-BLOCK = 128
-FEATURES = (
-    "moe_biases",
-    "interleaved_w13",
-    "expert_parallel",
-    "fp8_weights",
-    "quantized_hidden",
-    "swiglu_parameters",
-    "nondeterministic",
-)
 
 
-def no_tokens(problem: Problem) -> str | None:
-    """Say why a call without a token is not made."""
-    empty = getattr(problem, "num_tokens", 1) == 0
-    return "engines make no call without a token" if empty else None
-
-
-def _refused(problem: Problem, target: Target) -> str | None:
-    """Say why ``cutlass_fused_moe`` does not take a problem, whatever its weights are."""
-    absent = unavailable(target)
-    if absent is not None or not isinstance(problem, MoEProblem):
-        return absent or "a mixture of experts"
+def _not_cutlass(problem: MoEProblem, _: Target) -> str | None:
+    """Return the reason why ``cutlass_fused_moe`` does not take a problem, whatever its weights."""
     per_row = BYTES_ALIGNED // (1 if problem.quantized else 2)
-    refusals = (
+    return first_reason(
         (problem.dtype == "float32", "FlashInfer's modules for float32 are not looked at"),
         (problem.activation not in ACTIVATION_NAMES, "FlashInfer has no such activation"),
         (
@@ -74,30 +71,26 @@ def _refused(problem: Problem, target: Target) -> str | None:
             f"TMA needs hidden and inter in multiples of {per_row}",
         ),
         (
-            bool(problem.num_experts % problem.here or problem.expert_offset % problem.here),
+            problem.num_experts % problem.here or problem.expert_offset % problem.here,
             "ep_size and ep_rank say that all ranks have as many experts",
         ),
         (
-            bool(problem.quantized) and not problem.quantized_hidden,
+            problem.quantized and not problem.quantized_hidden,
             "FP8 weights are multiplied by FP8 hidden states, which are to be given",
         ),
     )
-    return next((why for refused, why in refusals if refused), None) or no_tokens(problem)
 
 
-def _supports(problem: Problem, target: Target) -> bool | str:
-    reason = _refused(problem, target)
-    quantized = getattr(problem, "quantized", "")
-    if reason is None and quantized not in ("", "fp8_tensor"):
-        return f"not for weights in {quantized}"
-    return reason or True
+CALLS: tuple[Refuses, ...] = (unavailable, _not_cutlass, no_tokens)
 
 
-def _supports_blocks(problem: Problem, target: Target) -> bool | str:
-    reason = _refused(problem, target)
-    if reason is not None or not isinstance(problem, MoEProblem):
-        return reason or True
-    refusals = (
+def _other_weights(problem: MoEProblem, _: Target) -> str | None:
+    known = problem.quantized in ("", "fp8_tensor")
+    return None if known else f"not for weights in {problem.quantized}"
+
+
+def _other_blocks(problem: MoEProblem, _: Target) -> str | None:
+    return first_reason(
         (problem.quantized != "fp8_block", "for weights in FP8 with block scales"),
         (problem.dtype != "bfloat16", "the kernel's hidden states and outputs are bfloat16"),
         (
@@ -113,7 +106,6 @@ def _supports_blocks(problem: Problem, target: Target) -> bool | str:
             "a block's scale is not of gate or up rows alone where they are interleaved",
         ),
     )
-    return next((why for refused, why in refusals if refused), True)
 
 
 def _weights(inputs: MoEInputs) -> dict[str, Any]:
@@ -168,33 +160,13 @@ def _apply(inputs: MoEInputs) -> torch.Tensor:
     return out
 
 
-@implementation(
-    "moe",
-    name="flashinfer-cutlass-moe",
-    backend="cutlass",
-    supports=_supports,
-    features=FEATURES,
-    arithmetic=CUTLASS,
-    writes_out=True,
-    compile_key=lambda _: MODULE,
-    build_ahead=True,
-)
+@CUTLASS.adapter("moe", "flashinfer-cutlass-moe", *CALLS, _other_weights)
 def cutlass_moe(inputs: MoEInputs) -> torch.Tensor:
     """Apply experts of 16 bits, or of FP8 with one scale a tensor."""
     return _apply(inputs)
 
 
-@implementation(
-    "moe",
-    name="flashinfer-cutlass-moe-fp8-block",
-    backend="cutlass",
-    supports=_supports_blocks,
-    features=FEATURES,
-    arithmetic=CUTLASS,
-    writes_out=True,
-    compile_key=lambda _: MODULE,
-    build_ahead=True,
-)
+@CUTLASS.adapter("moe", "flashinfer-cutlass-moe-fp8-block", *CALLS, _other_blocks)
 def cutlass_moe_fp8_block(inputs: MoEInputs) -> torch.Tensor:
     """Apply experts of FP8 with block scales to hidden states that FP8 holds."""
     return _apply(inputs)

@@ -11,33 +11,36 @@ from typing import Any
 
 import torch
 
-from ...reference import Arithmetic, MoEProblem, Problem
+from ...reference import Arithmetic, MoEProblem
 from ...reference.moe.activations import ACTIVATIONS
 from ...reference.tensors.moe_inputs import MoEInputs
 from ..gating.rules import version_matches
-from ..protocol import implementation
 from ..targets.target import Target
 from ..torch.moe_layouts import codes_of, gate_first, rows_up_first, scales_of, swiglu_numbers
-from .calls import flashinfer, unavailable
-from .moe import BLOCK, TUNED_TOKENS, no_tokens
+from .backends import Backend, one_module
+from .calls import flashinfer
+from .claims import first_reason, no_tokens, unavailable
+from .moe import BLOCK, TUNED_TOKENS
 from .names import activation_member
 
-TRTLLM = Arithmetic(projections="inputs", intermediate="inputs", combine="inputs")
-"""Of binaries: at least what the CUTLASS sources round."""
-CUTE_DSL = Arithmetic(intermediate="inputs", combine="inputs")
-"""``sm90_contiguous_*.py``: the activation is in the first product's epilogue; the fused finalize
-adds up in the output's dtype."""
 PAIRS = ">=0.6.18.dev0"
 """Before, ids and weights are packed into one integer, and weights are rounded to bfloat16."""
 INTERLEAVED_ROWS = 32
 """Rows of up, then as many of gate, in turns."""
 
 
-def _supports_trtllm(problem: Problem, target: Target) -> bool | str:
-    absent = unavailable(target)
-    if absent is not None or not isinstance(problem, MoEProblem):
-        return absent or "a mixture of experts"
-    refusals = (
+TRTLLM = Backend(
+    "trtllm-gen",
+    Arithmetic(projections="inputs", intermediate="inputs", combine="inputs"),
+    features=("expert_parallel", "fp8_weights", "quantized_hidden", "nondeterministic"),
+    compile_key=one_module("trtllm-moe"),
+    build_ahead=True,
+)
+"""Binaries: at least what the CUTLASS sources round."""
+
+
+def _not_trtllm(problem: MoEProblem, target: Target) -> str | None:
+    return first_reason(
         (problem.dtype != "bfloat16", "its output is bfloat16"),
         (
             problem.quantized != "fp8_block" or not problem.quantized_hidden,
@@ -45,7 +48,7 @@ def _supports_trtllm(problem: Problem, target: Target) -> bool | str:
         ),
         (problem.activation != "swiglu", "with DeepSeek's scales its activation is SwiGLU"),
         (
-            bool(problem.hidden % BLOCK or problem.inter % BLOCK) or problem.interleaved,
+            problem.hidden % BLOCK or problem.inter % BLOCK or problem.interleaved,
             f"whole blocks of {BLOCK} gate rows and of up rows have a scale",
         ),
         (
@@ -53,19 +56,9 @@ def _supports_trtllm(problem: Problem, target: Target) -> bool | str:
             "before 0.6.18 routing weights are packed with their ids, in bfloat16",
         ),
     )
-    return next((why for refused, why in refusals if refused), None) or no_tokens(problem) or True
 
 
-@implementation(
-    "moe",
-    name="flashinfer-trtllm-fp8-block-moe",
-    backend="trtllm-gen",
-    supports=_supports_trtllm,
-    features=("expert_parallel", "fp8_weights", "quantized_hidden", "nondeterministic"),
-    arithmetic=TRTLLM,
-    compile_key=lambda _: "trtllm-moe",
-    build_ahead=True,
-)
+@TRTLLM.adapter("moe", "flashinfer-trtllm-fp8-block-moe", unavailable, _not_trtllm, no_tokens)
 def trtllm_fp8_block(inputs: MoEInputs) -> torch.Tensor:
     """Apply experts by ``trtllm_fp8_block_scale_routed_moe``, weights in their plain order."""
     first, second = codes_of(inputs.w13), codes_of(inputs.w2)
@@ -97,18 +90,14 @@ def trtllm_fp8_block(inputs: MoEInputs) -> torch.Tensor:
     return out
 
 
-def _supports_cute_dsl(problem: Problem, target: Target) -> bool | str:
-    absent = unavailable(target)
-    if absent is not None or not isinstance(problem, MoEProblem):
-        return absent or "a mixture of experts"
+def _not_cute_dsl(problem: MoEProblem, _: Target) -> str | None:
     rows = INTERLEAVED_ROWS if problem.gated else 8
-    refusals = (
-        (bool(problem.quantized), "its weights are of 16 bits"),
+    return first_reason(
+        (problem.quantized, "its weights are of 16 bits"),
         (problem.swiglu_parameters == "each", "it takes one alpha, beta and limit for all experts"),
-        (bool(problem.hidden % 8), "hidden is a multiple of 8"),
-        (bool(problem.inter % rows), f"inter is a multiple of {rows}"),
+        (problem.hidden % 8, "hidden is a multiple of 8"),
+        (problem.inter % rows, f"inter is a multiple of {rows}"),
     )
-    return next((why for refused, why in refusals if refused), True)
 
 
 def alternating(rows: torch.Tensor) -> torch.Tensor:
@@ -132,22 +121,29 @@ def _activation(inputs: MoEInputs) -> dict[str, Any]:
     }
 
 
-def _compiled(problem: Problem) -> Hashable:
-    """Give what the kernels are compiled for."""
-    names = ("dtype", "activation", "swiglu_parameters", "top_k")
-    return "cute-dsl-moe", *(getattr(problem, name, None) for name in names)
+def _compiled(problem: MoEProblem) -> Hashable:
+    """Return what the kernels are compiled for."""
+    return (
+        "cute-dsl-moe",
+        problem.dtype,
+        problem.activation,
+        problem.swiglu_parameters,
+        problem.top_k,
+    )
 
 
-@implementation(
-    "moe",
-    name="flashinfer-cute-dsl-moe-bf16",
-    backend="cute-dsl",
-    supports=_supports_cute_dsl,
+CUTE_DSL = Backend(
+    "cute-dsl",
+    Arithmetic(intermediate="inputs", combine="inputs"),
     features=("interleaved_w13", "expert_parallel", "swiglu_parameters", "nondeterministic"),
-    arithmetic=CUTE_DSL,
-    writes_out=True,
     compile_key=_compiled,
+    writes_out=True,
 )
+"""``sm90_contiguous_*.py``: the activation is in the first product's epilogue; the fused finalize
+adds up in the output's dtype."""
+
+
+@CUTE_DSL.adapter("moe", "flashinfer-cute-dsl-moe-bf16", unavailable, _not_cute_dsl)
 def cute_dsl_bf16(inputs: MoEInputs) -> torch.Tensor:
     """Apply experts by ``cute_dsl_fused_moe_bf16``, compiled for an activation and a top_k."""
     first = codes_of(inputs.w13)

@@ -10,44 +10,45 @@ from typing import Any
 
 import torch
 
-from ...reference import MoEProblem, Problem
+from ...reference import MoEProblem
 from ...reference.tensors.moe_inputs import MoEInputs
-from ..protocol import implementation
 from ..targets.target import Target
 from ..torch.moe_layouts import bias_up_first, codes_of, rows_up_first, scales_of, swiglu_numbers
+from .backends import TRACE
+from .claims import Refuses, first_reason
 from .names import activation_member
 from .routing_trace import FP8_EXPERTS, MOE_TEMPLATES
-from .trace import available, template
+from .trace import lacking, template
 
 BLOCK = 128
-NVFP4_ACTIVATIONS = ("swiglu", "geglu_tanh", "relu2")
 E4M3 = torch.float8_e4m3fn
 
 
-def _experts(problem: Problem, *activations: str) -> str | None:
-    """Say why a reference does not take a problem, whatever its weights are."""
-    absent = available(MOE_TEMPLATES)
-    if absent is not True:
-        return str(absent)
-    if not isinstance(problem, MoEProblem):
-        return "a mixture of experts"
-    if problem.dtype != "bfloat16":
-        return "the reference's output is bfloat16"
-    if problem.activation not in activations:
-        return f"the reference has no {problem.activation}"
-    return None
+def _experts(*activations: str) -> tuple[Refuses, ...]:
+    """Return what a reference does not take, whatever the weights are."""
+
+    def refuses(problem: MoEProblem, _: Target) -> str | None:
+        return first_reason(
+            (problem.dtype != "bfloat16", "the reference's output is bfloat16"),
+            (problem.activation not in activations, f"the reference has no {problem.activation}"),
+        )
+
+    return lacking(MOE_TEMPLATES), refuses
 
 
-def _supports_cutlass(problem: Problem, target: Target) -> bool | str:
-    del target
-    return _experts(problem, "swiglu") or True
+def _weights(quantized: str, name: str) -> Refuses:
+    """Refuse weights of any other format."""
+
+    def refuses(problem: MoEProblem, _: Target) -> str | None:
+        return None if problem.quantized == quantized else f"weights are {name}"
+
+    return refuses
 
 
-@implementation(
+@TRACE.adapter(
     "moe",
-    name="flashinfer-trace-cutlass-moe",
-    backend="flashinfer-trace",
-    supports=_supports_cutlass,
+    "flashinfer-trace-cutlass-moe",
+    *_experts("swiglu"),
     features=("interleaved_w13", "duplicate_ids"),
 )
 def trace_cutlass(inputs: MoEInputs) -> torch.Tensor:
@@ -79,17 +80,10 @@ def _routed(inputs: MoEInputs) -> tuple[Any, ...]:
     return inputs.topk_weights, inputs.topk_ids.long(), inputs.expert_offset, everywhere
 
 
-def _supports_bf16(problem: Problem, target: Target) -> bool | str:
-    del target
-    known = ("swiglu", "swiglu_oai", "geglu_tanh", "relu2")
-    return _experts(problem, *known) or True
-
-
-@implementation(
+@TRACE.adapter(
     "moe",
-    name="flashinfer-trace-bf16-moe",
-    backend="flashinfer-trace",
-    supports=_supports_bf16,
+    "flashinfer-trace-bf16-moe",
+    *_experts("swiglu", "swiglu_oai", "geglu_tanh", "relu2"),
     features=("interleaved_w13", "expert_parallel", "duplicate_ids", "swiglu_parameters"),
 )
 def trace_bf16(inputs: MoEInputs) -> torch.Tensor:
@@ -105,24 +99,28 @@ def trace_bf16(inputs: MoEInputs) -> torch.Tensor:
     return out
 
 
-def _supports_fp8(problem: Problem, target: Target) -> bool | str:
-    del target
-    reason = _experts(problem, "swiglu", "swiglu_oai")
-    if reason is None and isinstance(problem, MoEProblem):
-        if problem.quantized != "fp8_block" or not problem.quantized_hidden:
-            return "weights and hidden states are FP8 with block scales"
-        if problem.hidden % BLOCK or problem.inter % BLOCK:
-            return f"the reference takes whole blocks of {BLOCK}"
-        if problem.interleaved:
-            return "a block's scale is not of gate or up rows alone where they are interleaved"
-    return reason or True
+def _other_blocks(problem: MoEProblem, _: Target) -> str | None:
+    return first_reason(
+        (
+            problem.quantized != "fp8_block" or not problem.quantized_hidden,
+            "weights and hidden states are FP8 with block scales",
+        ),
+        (
+            problem.hidden % BLOCK or problem.inter % BLOCK,
+            f"the reference takes whole blocks of {BLOCK}",
+        ),
+        (
+            problem.interleaved,
+            "a block's scale is not of gate or up rows alone where they are interleaved",
+        ),
+    )
 
 
-@implementation(
+@TRACE.adapter(
     "moe",
-    name="flashinfer-trace-fp8-block-moe",
-    backend="flashinfer-trace",
-    supports=_supports_fp8,
+    "flashinfer-trace-fp8-block-moe",
+    *_experts("swiglu", "swiglu_oai"),
+    _other_blocks,
     features=(
         "interleaved_w13",
         "expert_parallel",
@@ -147,19 +145,11 @@ def trace_fp8_block(inputs: MoEInputs) -> torch.Tensor:
     return out
 
 
-def _supports_mxfp4(problem: Problem, target: Target) -> bool | str:
-    del target
-    reason = _experts(problem, "swiglu")
-    if reason is None and isinstance(problem, MoEProblem) and problem.quantized != "mxfp4":
-        reason = "weights are MXFP4"
-    return reason or True
-
-
-@implementation(
+@TRACE.adapter(
     "moe",
-    name="flashinfer-trace-mxfp4-moe",
-    backend="flashinfer-trace",
-    supports=_supports_mxfp4,
+    "flashinfer-trace-mxfp4-moe",
+    *_experts("swiglu"),
+    _weights("mxfp4", "MXFP4"),
     features=(
         "moe_biases",
         "interleaved_w13",
@@ -184,19 +174,11 @@ def trace_mxfp4(inputs: MoEInputs) -> torch.Tensor:
     return out
 
 
-def _supports_nvfp4(problem: Problem, target: Target) -> bool | str:
-    del target
-    reason = _experts(problem, *NVFP4_ACTIVATIONS)
-    if reason is None and isinstance(problem, MoEProblem) and problem.quantized != "nvfp4":
-        reason = "weights are NVFP4"
-    return reason or True
-
-
-@implementation(
+@TRACE.adapter(
     "moe",
-    name="flashinfer-trace-nvfp4-moe",
-    backend="flashinfer-trace",
-    supports=_supports_nvfp4,
+    "flashinfer-trace-nvfp4-moe",
+    *_experts("swiglu", "geglu_tanh", "relu2"),
+    _weights("nvfp4", "NVFP4"),
     features=("interleaved_w13", "duplicate_ids", "nvfp4_weights"),
 )
 def trace_nvfp4(inputs: MoEInputs) -> torch.Tensor:

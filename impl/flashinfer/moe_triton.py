@@ -11,28 +11,20 @@ from itertools import pairwise
 
 import torch
 
-from ...reference import Arithmetic, MoEProblem, Problem
+from ...reference import Arithmetic, MoEProblem
 from ...reference.tensors.moe_inputs import MoEInputs
-from ..protocol import implementation
 from ..targets.optional import require
 from ..targets.target import Target
 from ..torch.moe_layouts import codes_of, gate_first
 from ..torch.moe_rows import combined, of_rows, sorted_rows
+from .backends import TRITON
 from .triton import unavailable
 
 ACTIVATION = "flashinfer.triton.activation"
-TORCH_PRODUCTS = Arithmetic(projections="inputs", intermediate="inputs", partial_outputs=True)
 
 
-def _supports(problem: Problem, target: Target) -> bool | str:
-    absent = unavailable(target, ACTIVATION)
-    if absent is not None:
-        return absent
-    if not isinstance(problem, MoEProblem):
-        return "a mixture of experts"
-    if problem.activation != "swiglu":
-        return "silu_and_mul is SwiGLU alone"
-    return True
+def _not_swiglu(problem: MoEProblem, _: Target) -> str | None:
+    return None if problem.activation == "swiglu" else "silu_and_mul is SwiGLU alone"
 
 
 def _silu_and_mul(x: torch.Tensor) -> torch.Tensor:
@@ -41,13 +33,13 @@ def _silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     return found.to(x.dtype)
 
 
-@implementation(
+@TRITON.adapter(
     "moe",
-    name="flashinfer-triton-silu-and-mul",
-    backend="flashinfer-triton",
-    supports=_supports,
+    "flashinfer-triton-silu-and-mul",
+    unavailable(ACTIVATION),
+    _not_swiglu,
     features=("moe_biases", "interleaved_w13", "expert_parallel", "duplicate_ids"),
-    arithmetic=TORCH_PRODUCTS,
+    arithmetic=Arithmetic(projections="inputs", intermediate="inputs", partial_outputs=True),
 )
 def silu_and_mul_moe(inputs: MoEInputs) -> torch.Tensor:
     """Multiply by torch, activate by ``silu_and_mul``, multiply again and add up."""

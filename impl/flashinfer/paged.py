@@ -8,179 +8,107 @@ from typing import Any
 
 import torch
 
-from ...reference import AttentionProblem, BatchMetadata, Problem, build_metadata
+from ...reference import AttentionProblem, BatchMetadata, build_metadata
 from ...reference.tensors.inputs import PagedAttentionInputs
-from ..protocol import implementation
 from ..targets.target import Target
-from .calls import (
-    BUILD_MINUTES,
-    CUDA_CORES,
-    FA2,
-    FA2_WIDE,
-    FA3,
-    attention_refusal,
-    flashinfer,
-    module_key,
-    wrapper,
-)
+from .backends import CUDA_CORE, FA2, FA3
+from .calls import attention_refusal, flashinfer, wrapper
+from .claims import Refuses, first_reason, one_head_dim, one_query_token
 from .plans import (
+    DECODE,
+    DECODE_FA2,
+    PREFILL_FA2,
+    PREFILL_FA3,
+    Kind,
     Pair,
     head_dim_vo,
     plan_batch_attention,
-    plan_decode,
-    plan_prefill,
     run,
     run_batch_attention,
 )
-from .sessions import DECODE, PREFILL, BatchAttentionSession, decode_session, prefill_session
-
-FA2_FEATURES = ("custom_mask", "fp8_kv", "nvfp4_kv")
-FA3_FEATURES = ("fp8_kv", "fp8_q", "per_head_scales")
+from .sessions import batch_attention_session, paged_session
 
 
-def _decodes(problem: Problem, target: Target) -> bool | str:
-    if isinstance(problem, AttentionProblem) and any(t != 1 for t in problem.query_lens):
-        return "a decode wrapper takes one query token a request"
-    return _mixed(problem, target)
+def _masked(problem: AttentionProblem, _: Target) -> str | None:
+    return "a decode wrapper takes no mask" if problem.custom_mask else None
 
 
-def _prefills(problem: Problem, target: Target) -> bool | str:
-    return attention_refusal(problem, target) or True
+MIXED: tuple[Refuses, ...] = (
+    _masked,
+    one_head_dim("a decode wrapper has one head_dim"),
+    attention_refusal,
+)
+"""What neither decodes nor a mixed batch are called with."""
+DECODES: tuple[Refuses, ...] = (one_query_token("a decode wrapper takes"), *MIXED)
 
 
-def _prefills_on_fa3(problem: Problem, target: Target) -> bool | str:
-    if isinstance(problem, AttentionProblem) and not problem.q_dtype:
-        if problem.kv_cache:
-            return "FA3 takes queries and keys of one dtype"
-        if problem.per_head_scales:
-            return "FA3 takes scales of a head with FP8 queries alone"
-        if problem.head_dim_qk != problem.head_dim_vo and not problem.strided_kv:
-            return "FA3 takes pages of keys and values of one stride"
-    return attention_refusal(problem, target) or True
-
-
-def decode(
-    inputs: PagedAttentionInputs,
-    metadata: BatchMetadata,
-    backend: str,
-    *,
-    tensor_cores: bool,
-) -> Pair:
-    """Plan and run ``BatchDecodeWithPagedKVCacheWrapper``."""
-    planned = wrapper(
-        DECODE,
-        inputs.q.device,
-        kv_layout=inputs.kv_layout,
-        use_tensor_cores=tensor_cores,
-        backend="fa2" if tensor_cores else "auto",
+def _unlike_fa3(problem: AttentionProblem, _: Target) -> str | None:
+    if problem.q_dtype:
+        return None
+    return first_reason(
+        (problem.kv_cache, "FA3 takes queries and keys of one dtype"),
+        (problem.per_head_scales, "FA3 takes scales of a head with FP8 queries alone"),
+        (
+            problem.head_dim_qk != problem.head_dim_vo and not problem.strided_kv,
+            "FA3 takes pages of keys and values of one stride",
+        ),
     )
-    plan_decode(planned, inputs, metadata, backend)
-    return run(planned, inputs, backend)
 
 
-def prefill(inputs: PagedAttentionInputs, metadata: BatchMetadata, backend: str) -> Pair:
-    """Plan and run ``BatchPrefillWithPagedKVCacheWrapper``."""
-    planned = wrapper(
-        PREFILL,
-        inputs.q.device,
-        kv_layout=inputs.kv_layout,
-        backend=backend,
-    )
-    plan_prefill(planned, inputs, metadata, backend)
-    return run(planned, inputs, backend)
+def attend(kind: Kind, inputs: PagedAttentionInputs, metadata: BatchMetadata) -> Pair:
+    """Plan a wrapper, and run it."""
+    planned = wrapper(kind.name, inputs.q.device, kv_layout=inputs.kv_layout, **kind.options)
+    kind.plan(planned, inputs, metadata, kind.backend)
+    return run(planned, inputs, kind.backend)
 
 
-@implementation(
+@CUDA_CORE.adapter(
     "paged_attention",
-    name="flashinfer-decode",
-    backend="cuda-core",
-    supports=_decodes,
-    features=("fp8_kv",),
-    arithmetic=CUDA_CORES,
-    compile_key=module_key,
-    build_ahead=True,
-    build_minutes=BUILD_MINUTES["cuda-core"],
-    session=functools.partial(decode_session, tensor_cores=False),
+    "flashinfer-decode",
+    *DECODES,
+    session=functools.partial(paged_session, DECODE),
 )
 def cuda_core_decode(inputs: PagedAttentionInputs) -> Pair:
     """Decode without tensor cores."""
-    return decode(inputs, inputs.metadata, "cuda-core", tensor_cores=False)
+    return attend(DECODE, inputs, inputs.metadata)
 
 
-@implementation(
+@FA2.adapter(
     "paged_attention",
-    name="flashinfer-decode-fa2",
-    backend="fa2",
-    supports=_decodes,
-    features=("fp8_kv", "nvfp4_kv"),
-    arithmetic=FA2,
-    wide_arithmetic=FA2_WIDE,
-    compile_key=module_key,
-    build_ahead=True,
-    build_minutes=BUILD_MINUTES["fa2"],
-    session=functools.partial(decode_session, tensor_cores=True),
+    "flashinfer-decode-fa2",
+    *DECODES,
+    session=functools.partial(paged_session, DECODE_FA2),
 )
 def tensor_core_decode(inputs: PagedAttentionInputs) -> Pair:
     """Decode with tensor cores: FA2's prefill kernel."""
-    return decode(inputs, inputs.metadata, "fa2", tensor_cores=True)
+    return attend(DECODE_FA2, inputs, inputs.metadata)
 
 
-@implementation(
+@FA2.adapter(
     "paged_attention",
-    name="flashinfer-prefill-fa2",
-    backend="fa2",
-    supports=_prefills,
-    features=FA2_FEATURES,
-    arithmetic=FA2,
-    wide_arithmetic=FA2_WIDE,
-    compile_key=module_key,
-    build_ahead=True,
-    build_minutes=BUILD_MINUTES["fa2"],
-    session=functools.partial(prefill_session, "fa2"),
+    "flashinfer-prefill-fa2",
+    attention_refusal,
+    features=("custom_mask", *FA2.features),
+    session=functools.partial(paged_session, PREFILL_FA2),
 )
 def prefill_fa2(inputs: PagedAttentionInputs) -> Pair:
     """Attend a whole batch, decodes too, in one prefill call of FA2."""
-    return prefill(inputs, inputs.metadata, "fa2")
+    return attend(PREFILL_FA2, inputs, inputs.metadata)
 
 
-@implementation(
+@FA3.adapter(
     "paged_attention",
-    name="flashinfer-prefill-fa3",
-    backend="fa3",
-    supports=_prefills_on_fa3,
-    features=FA3_FEATURES,
-    arithmetic=FA3,
-    compile_key=module_key,
-    build_ahead=True,
-    build_minutes=BUILD_MINUTES["fa3"],
-    session=functools.partial(prefill_session, "fa3"),
+    "flashinfer-prefill-fa3",
+    _unlike_fa3,
+    attention_refusal,
+    session=functools.partial(paged_session, PREFILL_FA3),
 )
 def prefill_fa3(inputs: PagedAttentionInputs) -> Pair:
     """Attend a whole batch in one prefill call of FA3."""
-    return prefill(inputs, inputs.metadata, "fa3")
+    return attend(PREFILL_FA3, inputs, inputs.metadata)
 
 
-def _mixed(problem: Problem, target: Target) -> bool | str:
-    if isinstance(problem, AttentionProblem):
-        if problem.custom_mask:
-            return "a decode wrapper takes no mask"
-        if problem.head_dim_qk != problem.head_dim_vo:
-            return "a decode wrapper has one head_dim"
-    return attention_refusal(problem, target) or True
-
-
-@implementation(
-    "paged_attention",
-    name="flashinfer-mixed-fa2",
-    backend="fa2",
-    supports=_mixed,
-    features=("fp8_kv", "nvfp4_kv"),
-    arithmetic=FA2,
-    wide_arithmetic=FA2_WIDE,
-    compile_key=module_key,
-    build_ahead=True,
-    build_minutes=BUILD_MINUTES["fa2"],
-)
+@FA2.adapter("paged_attention", "flashinfer-mixed-fa2", *MIXED)
 def mixed(inputs: PagedAttentionInputs) -> Pair:
     """Split a batch as vLLM does: decodes to one wrapper, the rest to the other."""
     is_decode = inputs.metadata.qo_indptr.diff() == 1
@@ -191,10 +119,8 @@ def mixed(inputs: PagedAttentionInputs) -> Pair:
         if not tokens.numel():
             continue
         some = replace(inputs, q=inputs.q[tokens])
-        if chosen is is_decode:
-            out[tokens], lse[tokens] = decode(some, part, "fa2", tensor_cores=True)
-        else:
-            out[tokens], lse[tokens] = prefill(some, part, "fa2")
+        kind = DECODE_FA2 if chosen is is_decode else PREFILL_FA2
+        out[tokens], lse[tokens] = attend(kind, some, part)
     return out, lse
 
 
@@ -212,31 +138,30 @@ def _requests(
     return part.to(inputs.q.device), chosen[request].nonzero().squeeze(-1)
 
 
-PERSISTENT = replace(FA2, merged_outputs=2 * 64)
-"""``persistent.cuh``: parts of 64 keys or more, merged by two rows of threads with 128 channels."""
+def _not_persistent(problem: AttentionProblem, _: Target) -> str | None:
+    return first_reason(
+        (
+            problem.window_left >= 0 or problem.custom_mask or problem.sinks,
+            "BatchAttention has no window, no mask and no sinks",
+        ),
+        (
+            problem.kv_cache or problem.k_scale != 1 or problem.v_scale != 1,
+            "BatchAttention's scales are tensors of the kernel's own; they are not given",
+        ),
+    )
 
 
-def _persistent(problem: Problem, target: Target) -> bool | str:
-    if isinstance(problem, AttentionProblem):
-        if problem.window_left >= 0 or problem.custom_mask or problem.sinks:
-            return "BatchAttention has no window, no mask and no sinks"
-        if problem.kv_cache or problem.k_scale != 1 or problem.v_scale != 1:
-            return "BatchAttention's scales are tensors of the kernel's own; they are not given"
-        if problem.head_dim_qk != problem.head_dim_vo:
-            return "BatchAttention has one head_dim"
-    return attention_refusal(problem, target) or True
-
-
-@implementation(
+@FA2.adapter(
     "paged_attention",
-    name="flashinfer-batch-attention",
-    backend="fa2",
-    supports=_persistent,
-    arithmetic=PERSISTENT,
-    compile_key=module_key,
-    build_ahead=True,
-    build_minutes=BUILD_MINUTES["fa2"],
-    session=BatchAttentionSession,
+    "flashinfer-batch-attention",
+    _not_persistent,
+    one_head_dim("BatchAttention has one head_dim"),
+    attention_refusal,
+    features=(),
+    # ``persistent.cuh``: parts of 64 keys or more, merged by two rows of threads with 128 channels.
+    arithmetic=replace(FA2.arithmetic, merged_outputs=2 * 64),
+    wide_arithmetic=(),
+    session=batch_attention_session,
 )
 def batch_attention(inputs: PagedAttentionInputs) -> Pair:
     """Attend a mixed batch in one persistent kernel, ``BatchAttention``."""

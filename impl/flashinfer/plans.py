@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,10 +33,8 @@ def plan_decode(
         indptr=metadata.paged_kv_indptr,
         indices=metadata.paged_kv_indices,
         last_page_len=metadata.paged_kv_last_page_len,
-        **heads_of(inputs),
         head_dim=inputs.q.shape[-1],
-        page_size=metadata.page_size,
-        **plan_options(inputs, paged_cache(inputs, backend)["paged_kv_cache"][0].dtype),
+        **_shared(inputs, metadata, backend),
     )
 
 
@@ -50,14 +50,63 @@ def plan_prefill(
         paged_kv_indptr=metadata.paged_kv_indptr,
         paged_kv_indices=metadata.paged_kv_indices,
         paged_kv_last_page_len=metadata.paged_kv_last_page_len,
-        **heads_of(inputs),
         head_dim_qk=inputs.q.shape[-1],
         head_dim_vo=head_dim_vo(inputs),
-        page_size=metadata.page_size,
         causal=inputs.causal,
         custom_mask=inputs.custom_mask,
-        **plan_options(inputs, paged_cache(inputs, backend)["paged_kv_cache"][0].dtype),
+        **_shared(inputs, metadata, backend),
     )
+
+
+def _shared(inputs: PagedAttentionInputs, metadata: BatchMetadata, backend: str) -> dict[str, Any]:
+    cache, _ = paged_cache(inputs, backend)["paged_kv_cache"]
+    return {
+        **heads_of(inputs),
+        "page_size": metadata.page_size,
+        **plan_options(inputs, cache.dtype),
+    }
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One of FlashInfer's wrappers of attention to a paged cache, with one of its backends.
+
+    Attributes:
+        name: of FlashInfer's class.
+        plan: calls its ``plan`` with inputs, their metadata and the backend.
+        backend: as the support rules call it.
+        options: arguments of the class.
+        buffers: arguments that hold the metadata of CUDA graphs, by field of ``BatchMetadata``.
+    """
+
+    name: str
+    plan: Callable[[Any, PagedAttentionInputs, BatchMetadata, str], None]
+    backend: str
+    options: Mapping[str, Any]
+    buffers: Mapping[str, str]
+
+    @property
+    def takes_queries(self) -> bool:
+        """Whether its plan says how many query tokens each request has."""
+        return "qo_indptr" in self.buffers
+
+
+def _decode(backend: str, /, **options: Any) -> Kind:  # noqa: ANN401  of FlashInfer's class
+    buffers = {name: f"{name}_buffer" for name in PAGES}
+    return Kind("BatchDecodeWithPagedKVCacheWrapper", plan_decode, backend, options, buffers)
+
+
+def _prefill(backend: str) -> Kind:
+    buffers = {name: f"{name}_buf" for name in ("qo_indptr", *PAGES)}
+    name = "BatchPrefillWithPagedKVCacheWrapper"
+    return Kind(name, plan_prefill, backend, {"backend": backend}, buffers)
+
+
+PAGES = ("paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len")
+"""Fields of ``BatchMetadata`` that every wrapper keeps."""
+DECODE = _decode("cuda-core", use_tensor_cores=False, backend="auto")
+DECODE_FA2 = _decode("fa2", use_tensor_cores=True, backend="fa2")
+PREFILL_FA2, PREFILL_FA3 = _prefill("fa2"), _prefill("fa3")
 
 
 def run(planned: Any, inputs: PagedAttentionInputs, backend: str) -> Pair:  # noqa: ANN401  untyped

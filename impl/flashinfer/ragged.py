@@ -7,34 +7,26 @@ from typing import Any
 
 import torch
 
-from ...reference import AttentionProblem, Problem
+from ...reference import AttentionProblem
 from ...reference.tensors.inputs import RaggedAttentionInputs
-from ..protocol import implementation
 from ..targets.target import Target
-from .calls import (
-    BUILD_MINUTES,
-    CUDA_CORES,
-    FA2,
-    FA2_WIDE,
-    FA3,
-    attention_refusal,
-    flashinfer,
-    module_key,
-    plan_options,
-    wrapper,
-)
-from .sessions import RaggedSession
+from .backends import CUDA_CORE, FA2, FA3
+from .calls import attention_refusal, flashinfer, plan_options, wrapper
+from .claims import first_reason
+from .sessions import RAGGED, ragged_session
 from .triton import to_natural
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
-def _unscaled(problem: Problem, target: Target) -> bool | str:
-    if isinstance(problem, AttentionProblem) and (problem.k_scale, problem.v_scale) != (1, 1):
-        return "ragged wrappers apply k_scale and v_scale to quantised keys alone"
-    if isinstance(problem, AttentionProblem) and problem.sinks:
-        return "ragged wrappers take no sinks"
-    return attention_refusal(problem, target) or True
+def _scaled(problem: AttentionProblem, _: Target) -> str | None:
+    return first_reason(
+        (
+            (problem.k_scale, problem.v_scale) != (1, 1),
+            "ragged wrappers apply k_scale and v_scale to quantised keys alone",
+        ),
+        (problem.sinks, "ragged wrappers take no sinks"),
+    )
 
 
 def _plan(planned: Any, inputs: RaggedAttentionInputs) -> None:  # noqa: ANN401  untyped
@@ -58,7 +50,7 @@ def _run(planned: Any, inputs: RaggedAttentionInputs) -> Pair:  # noqa: ANN401  
 
 def _prefill(inputs: RaggedAttentionInputs, backend: str) -> Pair:
     planned = wrapper(
-        "BatchPrefillWithRaggedKVCacheWrapper",
+        RAGGED,
         inputs.q.device,
         # A plan without a mask keeps the mask of the plan before (0.6.13 to 0.7.2.post1): the law
         # life_cycle plans both in one session, and would not be the only one to fail.
@@ -70,56 +62,45 @@ def _prefill(inputs: RaggedAttentionInputs, backend: str) -> Pair:
     return _run(planned, inputs)
 
 
-@implementation(
+@FA2.adapter(
     "ragged_attention",
-    name="flashinfer-ragged-fa2",
-    backend="fa2",
-    supports=_unscaled,
+    "flashinfer-ragged-fa2",
+    _scaled,
+    attention_refusal,
     features=("custom_mask",),
-    arithmetic=FA2,
-    wide_arithmetic=FA2_WIDE,
-    compile_key=module_key,
-    build_ahead=True,
-    build_minutes=BUILD_MINUTES["fa2"],
-    session=functools.partial(RaggedSession, "fa2", _plan, _run),
+    session=functools.partial(ragged_session, "fa2", _plan, _run),
 )
 def ragged_fa2(inputs: RaggedAttentionInputs) -> Pair:
     """Attend by ``BatchPrefillWithRaggedKVCacheWrapper`` with FA2."""
     return _prefill(inputs, "fa2")
 
 
-@implementation(
+@FA3.adapter(
     "ragged_attention",
-    name="flashinfer-ragged-fa3",
-    backend="fa3",
-    supports=_unscaled,
-    arithmetic=FA3,
-    compile_key=module_key,
-    build_ahead=True,
-    build_minutes=BUILD_MINUTES["fa3"],
-    session=functools.partial(RaggedSession, "fa3", _plan, _run),
+    "flashinfer-ragged-fa3",
+    _scaled,
+    attention_refusal,
+    features=(),
+    session=functools.partial(ragged_session, "fa3", _plan, _run),
 )
 def ragged_fa3(inputs: RaggedAttentionInputs) -> Pair:
     """Attend by ``BatchPrefillWithRaggedKVCacheWrapper`` with FA3."""
     return _prefill(inputs, "fa3")
 
 
-def _one_request(problem: Problem, target: Target) -> bool | str:
-    if isinstance(problem, AttentionProblem) and len(problem.query_lens) != 1:
-        return "single_prefill_with_kv_cache takes one request"
-    return _unscaled(problem, target)
+def _several_requests(problem: AttentionProblem, _: Target) -> str | None:
+    several = len(problem.query_lens) != 1
+    return "single_prefill_with_kv_cache takes one request" if several else None
 
 
-@implementation(
+@FA2.adapter(
     "ragged_attention",
-    name="flashinfer-single-prefill-fa2",
-    backend="fa2",
-    supports=_one_request,
+    "flashinfer-single-prefill-fa2",
+    _several_requests,
+    _scaled,
+    attention_refusal,
     features=("custom_mask",),
-    arithmetic=FA2,
-    compile_key=module_key,
-    build_ahead=True,
-    build_minutes=BUILD_MINUTES["fa2"],
+    wide_arithmetic=(),
 )
 def single_prefill(inputs: RaggedAttentionInputs) -> Pair:
     """Attend one request by ``single_prefill_with_kv_cache`` with FA2."""
@@ -139,25 +120,24 @@ def single_prefill(inputs: RaggedAttentionInputs) -> Pair:
     return out, to_natural(lse)
 
 
-def _one_decode(problem: Problem, target: Target) -> bool | str:
-    if isinstance(problem, AttentionProblem) and problem.query_lens != (1,):
-        return "single_decode_with_kv_cache takes one token of one request"
-    if isinstance(problem, AttentionProblem) and problem.custom_mask:
-        return "single_decode_with_kv_cache takes no mask"
-    if isinstance(problem, AttentionProblem) and problem.strided_kv:
-        return "single_decode_with_kv_cache takes contiguous keys and values"
-    return _unscaled(problem, target)
+def _no_single_decode(problem: AttentionProblem, _: Target) -> str | None:
+    return first_reason(
+        (
+            problem.query_lens != (1,),
+            "single_decode_with_kv_cache takes one token of one request",
+        ),
+        (problem.custom_mask, "single_decode_with_kv_cache takes no mask"),
+        (problem.strided_kv, "single_decode_with_kv_cache takes contiguous keys and values"),
+    )
 
 
-@implementation(
+@CUDA_CORE.adapter(
     "ragged_attention",
-    name="flashinfer-single-decode",
-    backend="cuda-core",
-    supports=_one_decode,
-    arithmetic=CUDA_CORES,
-    compile_key=module_key,
-    build_ahead=True,
-    build_minutes=BUILD_MINUTES["cuda-core"],
+    "flashinfer-single-decode",
+    _no_single_decode,
+    _scaled,
+    attention_refusal,
+    features=(),
 )
 def single_decode(inputs: RaggedAttentionInputs) -> Pair:
     """Attend one token by ``single_decode_with_kv_cache`` without tensor cores."""

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import torch
 
-from ...reference import Arithmetic, Problem, RouteProblem
+from ...reference import Arithmetic, RouteProblem
 from ...reference.tensors.moe_inputs import RouteInputs
 from ..gating.rules import version_matches
-from ..protocol import implementation
 from ..targets.target import Target
 from ..torch.moe import scores_of, weigh
-from .calls import flashinfer, unavailable
-from .moe import no_tokens
+from .backends import CUDA, Backend, one_module
+from .calls import flashinfer
+from .claims import Refuses, first_reason, no_tokens, unavailable
 from .names import ROUTING_MEMBERS, routing_member
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -27,21 +27,19 @@ MOST_OF_GROUP, MOST_IN_GROUPS = 32, 128
 WITH_BIAS = ("deepseek_v3", "minimax2")
 
 
-def _common(problem: Problem, target: Target) -> str | None:
-    absent = unavailable(target)
-    if absent is not None or not isinstance(problem, RouteProblem):
-        return absent or "routing"
+def masked_by_zero(problem: RouteProblem, _: Target) -> str | None:
+    """Refuse a mask that FlashInfer has not."""
     if problem.grouped and problem.masked_groups != "-inf":
         return "experts of groups that were not chosen get minus infinity"
-    return no_tokens(problem)
+    return None
 
 
-def _supports_deepseek(problem: Problem, target: Target) -> bool | str:
-    reason = _common(problem, target)
-    if reason is not None or not isinstance(problem, RouteProblem):
-        return reason or True
+CALLS: tuple[Refuses, ...] = (unavailable, masked_by_zero, no_tokens)
+
+
+def _not_deepseek(problem: RouteProblem, _: Target) -> str | None:
     of_group = problem.num_experts // problem.num_groups
-    refusals = (
+    return first_reason(
         (problem.method != "deepseek_v3", "for DeepSeek-V3's routing alone"),
         (problem.top_k > MOST_CHOSEN, f"top_k is at most {MOST_CHOSEN}"),
         (
@@ -66,16 +64,15 @@ def _supports_deepseek(problem: Problem, target: Target) -> bool | str:
             f"there are at most {MOST_EXPERTS} experts",
         ),
     )
-    return next((why for refused, why in refusals if refused), True)
 
 
-@implementation(
+@CUDA.adapter(
     "route",
-    name="flashinfer-fused-topk-deepseek",
-    backend="cuda",
-    supports=_supports_deepseek,
+    "flashinfer-fused-topk-deepseek",
+    *CALLS,
+    _not_deepseek,
     arithmetic=BY_TANH,
-    compile_key=lambda _: "dsv3-fused-routing",
+    compile_key=one_module("dsv3-fused-routing"),
     build_ahead=True,
 )
 def fused_topk_deepseek(inputs: RouteInputs) -> Pair:
@@ -99,11 +96,8 @@ def fused_topk_deepseek(inputs: RouteInputs) -> Pair:
     return ids, weights
 
 
-def _supports_trtllm(problem: Problem, target: Target) -> bool | str:
-    reason = _common(problem, target)
-    if reason is not None or not isinstance(problem, RouteProblem):
-        return reason or True
-    refusals = (
+def _not_trtllm_gen(problem: RouteProblem, _: Target) -> str | None:
+    return first_reason(
         (problem.method not in ROUTING_MEMBERS, "FlashInfer has no such method"),
         (problem.grouped and problem.method != "deepseek_v3", "groups are DeepSeek-V3's alone"),
         (problem.bias and problem.method not in WITH_BIAS, "the kernels ignore the bias there"),
@@ -113,18 +107,17 @@ def _supports_trtllm(problem: Problem, target: Target) -> bool | str:
         ),
         (problem.method == "llama4" and problem.top_k != 1, "Llama 4 takes one expert a token"),
     )
-    return next((why for refused, why in refusals if refused), True)
 
 
-@implementation(
-    "route",
-    name="flashinfer-trtllm-gen-routing",
-    backend="trtllm-gen",
-    supports=_supports_trtllm,
-    arithmetic=BY_TANH,
-    compile_key=lambda _: "trtllm-gen-routing",
+TRTLLM_GEN = Backend(
+    "trtllm-gen",
+    BY_TANH,
+    compile_key=one_module("trtllm-gen-routing"),
     build_ahead=True,
 )
+
+
+@TRTLLM_GEN.adapter("route", "flashinfer-trtllm-gen-routing", *CALLS, _not_trtllm_gen)
 def trtllm_gen_routing(inputs: RouteInputs) -> Pair:
     """Route by ``trtllm_gen_routing``, the first stage of the trtllm-gen MoE; bfloat16 weights."""
     result = flashinfer("flashinfer.fused_moe").trtllm_gen_routing(
@@ -139,23 +132,23 @@ def trtllm_gen_routing(inputs: RouteInputs) -> Pair:
     return result.topk_ids, result.topk_weights
 
 
-def _supports_top_k(problem: Problem, target: Target) -> bool | str:
-    reason = _common(problem, target)
-    if reason is not None or not isinstance(problem, RouteProblem):
-        return reason or True
-    if not version_matches(target.flashinfer, DETERMINISTIC):
-        return "top_k has deterministic=True from flashinfer-python 0.6.8 on"
-    if problem.method == "deepseek_v3":
-        return "DeepSeek-V3's routing has a kernel of its own"
-    return "there is one group" if problem.grouped else True
+def _not_top_k(problem: RouteProblem, target: Target) -> str | None:
+    return first_reason(
+        (
+            not version_matches(target.flashinfer, DETERMINISTIC),
+            "top_k has deterministic=True from flashinfer-python 0.6.8 on",
+        ),
+        (problem.method == "deepseek_v3", "DeepSeek-V3's routing has a kernel of its own"),
+        (problem.grouped, "there is one group"),
+    )
 
 
-@implementation(
+@CUDA.adapter(
     "route",
-    name="flashinfer-top-k-route",
-    backend="cuda",
-    supports=_supports_top_k,
-    compile_key=lambda _: "topk",
+    "flashinfer-top-k-route",
+    *CALLS,
+    _not_top_k,
+    compile_key=one_module("topk"),
     build_ahead=True,
 )
 def top_k_route(inputs: RouteInputs) -> Pair:

@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 
-from ...reference import Problem, RouteProblem
+from ...reference import RouteProblem
 from ...reference.tensors.moe_inputs import RouteInputs
-from ..protocol import implementation
 from ..targets.target import Target
-from .trace import available, template
+from .backends import TRACE
+from .claims import first_reason
+from .routing import masked_by_zero
+from .trace import lacking, template
 
 MOE_TEMPLATES = "flashinfer.trace.templates.moe"
 SAMPLING = "flashinfer.trace.templates.sampling"
@@ -51,19 +53,9 @@ def without_experts(reference: Any) -> Any:  # noqa: ANN401  untyped third-party
     return made
 
 
-def _masked_by_zero(problem: RouteProblem) -> str | None:
-    if problem.grouped and problem.masked_groups != "-inf":
-        return "experts of groups that were not chosen get minus infinity"
-    return None
-
-
-def _supports(problem: Problem, target: Target) -> bool | str:
-    del target
-    absent = available(MOE_TEMPLATES)
-    if absent is not True or not isinstance(problem, RouteProblem):
-        return "routing" if absent is True else absent
+def _no_reference(problem: RouteProblem, _: Target) -> str | None:
     deepseek = problem.method == "deepseek_v3"
-    refusals = (
+    return first_reason(
         (problem.method not in REFERENCES, f"no reference is of {problem.method} as kernels are"),
         (problem.bias and not deepseek, "the reference adds the bias to the logits"),
         (problem.grouped and not deepseek, "the reference has no groups"),
@@ -73,15 +65,10 @@ def _supports(problem: Problem, target: Target) -> bool | str:
             "groups are ranked by two experts, and there is one in each",
         ),
     )
-    reason = next((why for refused, why in refusals if refused), None)
-    return reason or _masked_by_zero(problem) or True
 
 
-@implementation(
-    "route",
-    name="flashinfer-trace-route",
-    backend="flashinfer-trace",
-    supports=_supports,
+@TRACE.adapter(
+    "route", "flashinfer-trace-route", lacking(MOE_TEMPLATES), _no_reference, masked_by_zero
 )
 def trace_route(inputs: RouteInputs) -> Pair:
     """Route as ``_trtllm_fp8_block_scale_moe_*_routing_reference`` does."""
@@ -96,21 +83,17 @@ def trace_route(inputs: RouteInputs) -> Pair:
     return ids.to(torch.int32), weights
 
 
-def _supports_fused(problem: Problem, target: Target) -> bool | str:
-    del target
-    absent = available(SAMPLING)
-    if absent is not True:
-        return absent
-    if not isinstance(problem, RouteProblem) or problem.method != "deepseek_v3":
-        return "a reference of DeepSeek-V3's routing"
-    return _masked_by_zero(problem) or True
+def _not_deepseek(problem: RouteProblem, _: Target) -> str | None:
+    other = problem.method != "deepseek_v3"
+    return "a reference of DeepSeek-V3's routing" if other else None
 
 
-@implementation(
+@TRACE.adapter(
     "route",
-    name="flashinfer-trace-fused-topk-deepseek",
-    backend="flashinfer-trace",
-    supports=_supports_fused,
+    "flashinfer-trace-fused-topk-deepseek",
+    lacking(SAMPLING),
+    _not_deepseek,
+    masked_by_zero,
 )
 def trace_fused_topk_deepseek(inputs: RouteInputs) -> Pair:
     """Route by ``_fused_topk_deepseek_reference``, into float32 weights."""

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 
 from ...reference import BatchMetadata
-from ...reference.tensors.inputs import PagedAttentionInputs, RaggedAttentionInputs
+from ...reference.tensors.inputs import AttentionInputs, PagedAttentionInputs
 from .calls import flashinfer, session_wrapper, shared_workspace
-from .plans import Pair, plan_batch_attention, plan_decode, plan_prefill, run, run_batch_attention
+from .plans import Kind, Pair, plan_batch_attention, run, run_batch_attention
 
-Plan = Callable[[Any, PagedAttentionInputs, BatchMetadata, str], None]
-DECODE, PREFILL = "BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper"
+RAGGED = "BatchPrefillWithRaggedKVCacheWrapper"
 
 
 def owned(metadata: BatchMetadata, device: torch.device) -> BatchMetadata:
@@ -34,99 +33,75 @@ def on_host(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return torch.empty_like(tensor, pin_memory=device.type == "cuda").copy_(tensor)
 
 
-class PagedSession:
+def _kept(inputs: AttentionInputs) -> AttentionInputs:
+    """Return inputs whose description of the batch is the session's own."""
+    if isinstance(inputs, PagedAttentionInputs):
+        return replace(inputs, metadata=owned(inputs.metadata, inputs.q.device))
+    return replace(inputs, qo_indptr=inputs.qo_indptr.clone(), kv_indptr=inputs.kv_indptr.clone())
+
+
+class PlannedSession:
     """A wrapper of its own, planned for a batch and run many times."""
-
-    def __init__(self, name: str, plan: Plan, backend: str, options: dict[str, Any]) -> None:
-        self._name, self._plan, self._backend = name, plan, backend
-        self._options = options
-        self._planned: Any = None
-        self._device = torch.device("cpu")
-
-    def plan(self, inputs: PagedAttentionInputs) -> None:
-        """Plan a batch."""
-        if self._planned is None:
-            self._device = inputs.q.device
-            self._planned = session_wrapper(
-                self._name, self._device, kv_layout=inputs.kv_layout, **self._options
-            )
-        self._plan(self._planned, inputs, owned(inputs.metadata, self._device), self._backend)
-
-    def run(self, inputs: PagedAttentionInputs) -> Pair:
-        """Attend to the planned batch."""
-        return run(self._planned, inputs, self._backend)
-
-    def scratch(self) -> list[torch.Tensor]:
-        """Give the float workspace: partial results of one run, which the same run merges."""
-        return [shared_workspace(self._device)] if self._planned else []
-
-
-def decode_session(*, tensor_cores: bool) -> PagedSession:
-    """Make a session of the decode wrapper."""
-    return PagedSession(
-        DECODE,
-        plan_decode,
-        "fa2" if tensor_cores else "cuda-core",
-        {"use_tensor_cores": tensor_cores, "backend": "fa2" if tensor_cores else "auto"},
-    )
-
-
-def prefill_session(backend: str) -> PagedSession:
-    """Make a session of the prefill wrapper."""
-    return PagedSession(PREFILL, plan_prefill, backend, {"backend": backend})
-
-
-class BatchAttentionSession:
-    """``BatchAttention``, which brings its workspaces along."""
-
-    def __init__(self) -> None:
-        self._planned: Any = None
-
-    def plan(self, inputs: PagedAttentionInputs) -> None:
-        """Plan a batch."""
-        if self._planned is None:
-            self._planned = flashinfer().BatchAttention(
-                kv_layout=inputs.kv_layout, device=str(inputs.q.device)
-            )
-        plan_batch_attention(self._planned, inputs, owned(inputs.metadata, inputs.q.device))
-
-    def run(self, inputs: PagedAttentionInputs) -> Pair:
-        """Attend to the planned batch."""
-        return run_batch_attention(self._planned, inputs)
-
-
-class RaggedSession:
-    """A ragged prefill wrapper of its own, planned for a batch and run many times."""
 
     def __init__(
         self,
-        backend: str,
-        plan: Callable[[Any, RaggedAttentionInputs], None],
-        run: Callable[[Any, RaggedAttentionInputs], Pair],
+        make: Callable[[Any], Any],
+        plan: Callable[[Any, Any], None],
+        run: Callable[[Any, Any], Pair],
     ) -> None:
-        self._backend, self._plan, self._run = backend, plan, run
+        """Take what makes a wrapper for the inputs of its first batch, plans it and runs it."""
+        self._make, self._plan, self._run = make, plan, run
         self._planned: Any = None
         self._device = torch.device("cpu")
 
-    def plan(self, inputs: RaggedAttentionInputs) -> None:
-        """Plan a batch from offsets on the host."""
+    def plan(self, inputs: AttentionInputs) -> None:
+        """Plan a batch."""
         if self._planned is None:
             self._device = inputs.q.device
-            self._planned = session_wrapper(
-                "BatchPrefillWithRaggedKVCacheWrapper",
-                self._device,
-                kv_layout="NHD",
-                backend=self._backend,
-            )
-        self._plan(
-            self._planned,
-            replace(inputs, qo_indptr=inputs.qo_indptr.clone(), kv_indptr=inputs.kv_indptr.clone()),
-        )
+            self._planned = self._make(inputs)
+        self._plan(self._planned, _kept(inputs))
 
-    def run(self, inputs: RaggedAttentionInputs) -> Pair:
+    def run(self, inputs: AttentionInputs) -> Pair:
         """Attend to the planned batch."""
         return self._run(self._planned, inputs)
 
+
+class WorkspaceSession(PlannedSession):
+    """A session whose wrapper works in the workspace that all sessions share."""
+
     def scratch(self) -> list[torch.Tensor]:
-        """Give the float workspace."""
+        """Return the float workspace: partial results of one run, which the same run merges."""
         return [shared_workspace(self._device)] if self._planned else []
+
+
+def paged_session(kind: Kind) -> WorkspaceSession:
+    """Make a session of a wrapper of attention to a paged cache."""
+    return WorkspaceSession(
+        lambda inputs: session_wrapper(
+            kind.name, inputs.q.device, kv_layout=inputs.kv_layout, **kind.options
+        ),
+        lambda planned, inputs: kind.plan(planned, inputs, inputs.metadata, kind.backend),
+        lambda planned, inputs: run(planned, inputs, kind.backend),
+    )
+
+
+def ragged_session(
+    backend: str, plan: Callable[[Any, Any], None], run: Callable[[Any, Any], Pair]
+) -> WorkspaceSession:
+    """Make a session of the prefill wrapper of ragged keys."""
+    return WorkspaceSession(
+        lambda inputs: session_wrapper(RAGGED, inputs.q.device, kv_layout="NHD", backend=backend),
+        plan,
+        run,
+    )
+
+
+def batch_attention_session() -> PlannedSession:
+    """Make a session of ``BatchAttention``, which brings its workspaces along."""
+    return PlannedSession(
+        lambda inputs: flashinfer().BatchAttention(
+            kv_layout=inputs.kv_layout, device=str(inputs.q.device)
+        ),
+        lambda planned, inputs: plan_batch_attention(planned, inputs, inputs.metadata),
+        run_batch_attention,
+    )

@@ -12,17 +12,18 @@ from typing import Any
 
 import torch
 
-from ...reference import AttentionProblem, MergeProblem, Problem
+from ...reference import AttentionProblem
 from ...reference.tensors.inputs import (
     AppendInputs,
     MergeInputs,
     PagedAttentionInputs,
     RaggedAttentionInputs,
 )
-from ..protocol import Supports, implementation
 from ..targets.optional import missing, require
 from ..targets.refusal import Refusal
 from ..targets.target import Target
+from .backends import TRACE
+from .claims import Refuses, first_reason, one_head_dim, one_query_token, two_states
 from .triton import to_base_2, to_natural
 
 ATTENTION = "flashinfer.trace.templates.attention"
@@ -30,13 +31,17 @@ CASCADE = "flashinfer.trace.templates.cascade"
 PAGE = "flashinfer.trace.templates.page"
 
 
-def available(module: str) -> bool | str:
-    """Return True, or why a module of references cannot be used."""
-    absent = missing("flashinfer", "flashinfer")
-    if absent is None and missing(module, "flashinfer") is not None:
-        reason = f"{module} came with flashinfer-python 0.7.0; the installed version lacks it"
-        absent = Refusal(reason, "package", module)
-    return absent or True
+def lacking(module: str) -> Refuses:
+    """Refuse machines where a module of references cannot be used."""
+
+    def refuses(*_: object) -> Refusal | None:
+        absent = missing("flashinfer", "flashinfer")
+        if absent is None and missing(module, "flashinfer") is not None:
+            reason = f"{module} came with flashinfer-python 0.7.0; the installed version lacks it"
+            return Refusal(reason, "package", module)
+        return absent
+
+    return refuses
 
 
 def template(module: str, name: str) -> Any:  # noqa: ANN401  untyped third-party code
@@ -44,46 +49,50 @@ def template(module: str, name: str) -> Any:  # noqa: ANN401  untyped third-part
     return getattr(require(module, "flashinfer"), name)
 
 
-def _no_options(problem: AttentionProblem, *, causal: bool) -> str | None:
-    """Say which option the templates of paged and ragged attention have no parameter for."""
-    if problem.causal != causal and any(length > 1 for length in problem.query_lens):
-        return f"the template is for causal={causal} only"
-    for name, default in (
-        ("window_left", -1),
-        ("logits_soft_cap", 0.0),
-        ("sinks", False),
-        ("k_scale", 1.0),
-        ("v_scale", 1.0),
-    ):
-        if getattr(problem, name) != default:
-            return f"the template has no {name}"
-    if problem.head_dim_qk != problem.head_dim_vo:
-        return "the template has one head_dim for q, k and v"
-    return None
+def _options(problem: AttentionProblem, _: Target) -> str | None:
+    """Refuse options that the templates of paged and ragged attention have no parameter for."""
+    return first_reason(
+        *(
+            (getattr(problem, name) != default, f"the template has no {name}")
+            for name, default in (
+                ("window_left", -1),
+                ("logits_soft_cap", 0.0),
+                ("sinks", False),
+                ("k_scale", 1.0),
+                ("v_scale", 1.0),
+            )
+        )
+    )
 
 
-def _gqa_supports(*, decode: bool, paged: bool) -> Supports:
-    def supports(problem: Problem, target: Target) -> bool | str:
-        del target
-        if not isinstance(problem, AttentionProblem):
-            return "an attention template"
-        if problem.dtype != "bfloat16":
-            return "the template's q and output are bfloat16"
-        if paged and problem.kv_layout != "NHD":
-            return "the template's cache layout is NHD"
-        if decode and any(length != 1 for length in problem.query_lens):
-            return "a decode template takes one query token a request"
-        return _no_options(problem, causal=True) or available(ATTENTION)
-
-    return supports
+def _not_causal(problem: AttentionProblem, _: Target) -> str | None:
+    """Refuse what a causal mask would make a difference to."""
+    differs = not problem.causal and any(length > 1 for length in problem.query_lens)
+    return "the template is for causal=True only" if differs else None
 
 
-@implementation(
+ONE_HEAD_DIM = one_head_dim("the template has one head_dim for q, k and v")
+RAGGED: tuple[Refuses, ...] = (_not_causal, _options, ONE_HEAD_DIM, lacking(ATTENTION))
+
+
+def _not_bfloat16(problem: AttentionProblem, _: Target) -> str | None:
+    return "the template's q and output are bfloat16" if problem.dtype != "bfloat16" else None
+
+
+def _not_nhd(problem: AttentionProblem, _: Target) -> str | None:
+    return "the template's cache layout is NHD" if problem.kv_layout != "NHD" else None
+
+
+PAGED = replace(TRACE, features=("fp8_kv",))
+
+
+@PAGED.adapter(
     "paged_attention",
-    name="flashinfer-trace-paged-decode",
-    backend="flashinfer-trace",
-    features=("fp8_kv",),
-    supports=_gqa_supports(decode=True, paged=True),
+    "flashinfer-trace-paged-decode",
+    _not_bfloat16,
+    _not_nhd,
+    one_query_token("a decode template takes"),
+    *RAGGED,
 )
 def paged_decode(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Call ``_gqa_paged_decode_reference``, which is given no last_page_len."""
@@ -97,12 +106,8 @@ def paged_decode(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, torch.Tens
     return out, to_natural(lse)
 
 
-@implementation(
-    "paged_attention",
-    name="flashinfer-trace-paged-prefill",
-    backend="flashinfer-trace",
-    features=("fp8_kv",),
-    supports=_gqa_supports(decode=False, paged=True),
+@PAGED.adapter(
+    "paged_attention", "flashinfer-trace-paged-prefill", _not_bfloat16, _not_nhd, *RAGGED
 )
 def paged_prefill(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Call ``_gqa_paged_prefill_reference``, which is given no last_page_len."""
@@ -117,12 +122,7 @@ def paged_prefill(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, torch.Ten
     return out, to_natural(lse)
 
 
-@implementation(
-    "ragged_attention",
-    name="flashinfer-trace-ragged-prefill",
-    backend="flashinfer-trace",
-    supports=_gqa_supports(decode=False, paged=False),
-)
+@TRACE.adapter("ragged_attention", "flashinfer-trace-ragged-prefill", _not_bfloat16, *RAGGED)
 def ragged_prefill(inputs: RaggedAttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Call ``_gqa_ragged_prefill_reference``."""
     out, lse = template(ATTENTION, "_gqa_ragged_prefill_reference")(
@@ -131,19 +131,22 @@ def ragged_prefill(inputs: RaggedAttentionInputs) -> tuple[torch.Tensor, torch.T
     return out, to_natural(lse)
 
 
-def _supports_trtllm(*, decode: bool) -> Supports:
-    def supports(problem: Problem, target: Target) -> bool | str:
-        del target
-        if not isinstance(problem, AttentionProblem):
-            return "an attention template"
-        if decode and any(length != 1 for length in problem.query_lens):
-            return "the decode reference is taken with one query token a request"
-        if not decode and problem.kv_layout != "HND":
-            return "the context reference reads HND whatever the call said"
-        unscaled = replace(problem, k_scale=1.0, v_scale=1.0)
-        return _no_options(unscaled, causal=not decode) or available(ATTENTION)
+def _scaled_options(problem: AttentionProblem, target: Target) -> str | None:
+    """Refuse what ``_options`` does, but for scales, which these references have."""
+    return _options(replace(problem, k_scale=1.0, v_scale=1.0), target)
 
-    return supports
+
+TRTLLM_DECODE: tuple[Refuses, ...] = (
+    one_query_token("the decode reference is taken with"),
+    _scaled_options,
+    ONE_HEAD_DIM,
+    lacking(ATTENTION),
+)
+
+
+def _not_hnd(problem: AttentionProblem, _: Target) -> str | None:
+    wrong = problem.kv_layout != "HND"
+    return "the context reference reads HND whatever the call said" if wrong else None
 
 
 def _caches(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
@@ -157,12 +160,14 @@ def _trtllm_cache(inputs: PagedAttentionInputs) -> torch.Tensor:
     return torch.stack(_caches(inputs), dim=1)
 
 
-@implementation(
+@PAGED.adapter(
     "paged_attention",
-    name="flashinfer-trace-trtllm-context",
-    backend="flashinfer-trace",
-    features=("fp8_kv",),
-    supports=_supports_trtllm(decode=False),
+    "flashinfer-trace-trtllm-context",
+    _not_hnd,
+    _not_causal,
+    _scaled_options,
+    ONE_HEAD_DIM,
+    lacking(ATTENTION),
 )
 def trtllm_context(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
     """Call ``_trtllm_batch_context_reference``; it gives no LSE."""
@@ -184,13 +189,7 @@ def trtllm_context(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
     return out, None
 
 
-@implementation(
-    "paged_attention",
-    name="flashinfer-trace-trtllm-decode",
-    backend="flashinfer-trace",
-    features=("fp8_kv",),
-    supports=_supports_trtllm(decode=True),
-)
+@PAGED.adapter("paged_attention", "flashinfer-trace-trtllm-decode", *TRTLLM_DECODE)
 def trtllm_decode(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
     """Call ``_trtllm_batch_decode_reference``; it gives no LSE."""
     out = template(ATTENTION, "_trtllm_batch_decode_reference")(
@@ -207,23 +206,14 @@ def trtllm_decode(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
     return out, None
 
 
-def _supports_xqa(problem: Problem, target: Target) -> bool | str:
-    if not isinstance(problem, AttentionProblem):
-        return "an attention template"
-    if problem.kv_layout != "NHD":
-        return "the reference reads NHD"
-    if problem.v_scale != 1 and not problem.kv_cache:
-        return "XQA scales FP8 caches alone"
-    return _supports_trtllm(decode=True)(problem, target)
+def _no_xqa(problem: AttentionProblem, _: Target) -> str | None:
+    return first_reason(
+        (problem.kv_layout != "NHD", "the reference reads NHD"),
+        (problem.v_scale != 1 and not problem.kv_cache, "XQA scales FP8 caches alone"),
+    )
 
 
-@implementation(
-    "paged_attention",
-    name="flashinfer-trace-xqa",
-    backend="flashinfer-trace",
-    features=("fp8_kv",),
-    supports=_supports_xqa,
-)
+@PAGED.adapter("paged_attention", "flashinfer-trace-xqa", _no_xqa, *TRTLLM_DECODE)
 def xqa(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
     """Call ``_xqa_reference`` as ``trtllm_batch_decode_with_kv_cache`` calls XQA; no LSE.
 
@@ -245,24 +235,7 @@ def xqa(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
     return out, None
 
 
-def _supports_two(problem: Problem, target: Target) -> bool | str:
-    del target
-    if isinstance(problem, MergeProblem) and problem.num_states != 2:  # noqa: PLR2004
-        return f"merge_state merges 2 states, not {problem.num_states}"
-    return available(CASCADE)
-
-
-def _supports_any(problem: Problem, target: Target) -> bool | str:
-    del problem, target
-    return available(CASCADE)
-
-
-@implementation(
-    "merge_state",
-    name="flashinfer-trace-merge-state",
-    backend="flashinfer-trace",
-    supports=_supports_two,
-)
+@TRACE.adapter("merge_state", "flashinfer-trace-merge-state", two_states, lacking(CASCADE))
 def merge_state(inputs: MergeInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Call ``_merge_state_reference``."""
     s = to_base_2(inputs.lses)
@@ -272,12 +245,7 @@ def merge_state(inputs: MergeInputs) -> tuple[torch.Tensor, torch.Tensor]:
     return out, to_natural(lse)
 
 
-@implementation(
-    "merge_state",
-    name="flashinfer-trace-merge-states",
-    backend="flashinfer-trace",
-    supports=_supports_any,
-)
+@TRACE.adapter("merge_state", "flashinfer-trace-merge-states", lacking(CASCADE))
 def merge_states(inputs: MergeInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Call ``_merge_states_reference``, states on the second axis."""
     out, lse = template(CASCADE, "_merge_states_reference")(
@@ -286,17 +254,7 @@ def merge_states(inputs: MergeInputs) -> tuple[torch.Tensor, torch.Tensor]:
     return out, to_natural(lse)
 
 
-def _supports_append(problem: Problem, target: Target) -> bool | str:
-    del problem, target
-    return available(PAGE)
-
-
-@implementation(
-    "append_paged_kv",
-    name="flashinfer-trace-append",
-    backend="flashinfer-trace",
-    supports=_supports_append,
-)
+@TRACE.adapter("append_paged_kv", "flashinfer-trace-append", lacking(PAGE))
 def append(inputs: AppendInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Call ``_append_paged_kv_cache_reference`` with positions at the end of each request."""
     metadata = inputs.metadata

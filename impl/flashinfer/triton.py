@@ -11,31 +11,24 @@ from typing import Any
 
 import torch
 
-from ...reference import MergeProblem, Problem
 from ...reference.tensors.inputs import MergeInputs
 from ..gpu.triton_interpreter import castable_loop_variables, scalars_as_bounds, uninterpreted
-from ..protocol import implementation
 from ..targets.optional import missing, require
 from ..targets.refusal import Refusal
 from ..targets.target import Target
+from .backends import TRITON
+from .claims import Refuses, two_states
 
 KERNELS = "flashinfer.triton.kernels.cascade"
 
 
-def unavailable(target: Target, module: str = KERNELS) -> Refusal | None:
-    """Return why FlashInfer's Triton kernels cannot run there; None if they can."""
-    return uninterpreted(target) or missing("triton", "triton") or missing(module, "flashinfer")
+def unavailable(module: str = KERNELS) -> Refuses:
+    """Refuse machines where FlashInfer's Triton kernels of a module cannot run."""
 
+    def refuses(_: object, target: Target) -> Refusal | None:
+        return uninterpreted(target) or missing("triton", "triton") or missing(module, "flashinfer")
 
-def _supports_two(problem: Problem, target: Target) -> bool | str:
-    if isinstance(problem, MergeProblem) and problem.num_states != 2:  # noqa: PLR2004
-        return f"merge_state merges 2 states, not {problem.num_states}"
-    return unavailable(target) or True
-
-
-def _supports_any(problem: Problem, target: Target) -> bool | str:
-    del problem
-    return unavailable(target) or True
+    return refuses
 
 
 def _kernel(name: str) -> Any:  # noqa: ANN401  a Triton JIT function
@@ -52,12 +45,7 @@ def to_natural(lse: torch.Tensor) -> torch.Tensor:
     return lse * math.log(2.0)
 
 
-@implementation(
-    "merge_state",
-    name="flashinfer-triton-merge-state",
-    backend="flashinfer-triton",
-    supports=_supports_two,
-)
+@TRITON.adapter("merge_state", "flashinfer-triton-merge-state", two_states, unavailable())
 def merge_state(inputs: MergeInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Merge two states with ``merge_state_kernel``."""
     v_a, v_b = inputs.outs[0].contiguous(), inputs.outs[1].contiguous()
@@ -72,12 +60,7 @@ def merge_state(inputs: MergeInputs) -> tuple[torch.Tensor, torch.Tensor]:
     return merged, to_natural(lse)
 
 
-@implementation(
-    "merge_state",
-    name="flashinfer-triton-merge-states",
-    backend="flashinfer-triton",
-    supports=_supports_any,
-)
+@TRITON.adapter("merge_state", "flashinfer-triton-merge-states", unavailable())
 def merge_states(inputs: MergeInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Merge any number of states with ``merge_states_kernel``, states next to each other."""
     v = inputs.outs.transpose(0, 1).contiguous()
@@ -92,12 +75,7 @@ def merge_states(inputs: MergeInputs) -> tuple[torch.Tensor, torch.Tensor]:
     return merged, to_natural(lse)
 
 
-@implementation(
-    "merge_state",
-    name="flashinfer-triton-variable-length-merge-states",
-    backend="flashinfer-triton",
-    supports=_supports_any,
-)
+@TRITON.adapter("merge_state", "flashinfer-triton-variable-length-merge-states", unavailable())
 def variable_length_merge_states(inputs: MergeInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Merge with ``variable_length_merge_states_kernel``, every row of the same length."""
     states, tokens, heads, dim = inputs.outs.shape

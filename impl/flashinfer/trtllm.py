@@ -14,38 +14,21 @@ from typing import Any
 
 import torch
 
-from ...reference import Arithmetic, AttentionProblem, Problem
+from ...reference import AttentionProblem
 from ...reference.formats.cache_elements import FP8, NVFP4
 from ...reference.formats.kv_format import stored_head_dim
 from ...reference.tensors.inputs import PagedAttentionInputs
 from ..gating import decide
 from ..gating.of_problem import feature_of
 from ..gating.rules import version_matches
-from ..protocol import implementation
 from ..targets.target import Target
-from .calls import (
-    BUILD_MINUTES,
-    WORKSPACE_BYTES,
-    attention_refusal,
-    flashinfer,
-    module_key,
-    paged_cache,
-    unavailable,
-    version,
-)
+from .backends import TRTLLM_GEN, XQA
+from .calls import WORKSPACE_BYTES, attention_refusal, flashinfer, paged_cache, version
+from .claims import Refuses, either, one_head_dim, one_query_token, unavailable
 from .triton import to_natural
 
 Result = tuple[torch.Tensor, "torch.Tensor | None"]
-TRTLLM_GEN = Arithmetic(probabilities="inputs", partial_outputs=True, exponent="fused")
-"""Of binaries: at least what its CUTLASS-like sources elsewhere round."""
-XQA = Arithmetic(probabilities="inputs", partial_outputs=True, exponent="fused")
-"""``xqa/mha.cu``: exp2(s c - m c); probabilities rounded as they are stored, and once more where a
-later tile has a larger maximum, after the row sum; outputs of warps and blocks in the output's
-dtype."""
-XQA_IN_FP8 = Arithmetic(probabilities="inputs", partial_outputs=True, exponent="fused")
-"""``xqa/mha_sm90.cu``: probabilities times 448 in FP8, row sums before that rounding."""
 WITH_LSE = ">=0.6.12.dev0"
-TRTLLM_FEATURES = ("fp8_kv", "fp8_q", "nvfp4_kv", "interleaved_v_scales")
 FP8_ON_HOPPER = (
     "XQA on SM90 rounds 16-bit queries to FP8 for an FP8 cache: flashinfer-xqa-decode-fp8 gives it "
     "queries that FP8 holds"
@@ -76,58 +59,50 @@ def natural_or_none(lse: torch.Tensor | None) -> torch.Tensor | None:
     return None if lse is None else to_natural(lse)
 
 
-def _served(problem: Problem, target: Target, backend: str = "trtllm-gen") -> str | None:
-    """Say why a backend does not take a problem."""
-    if isinstance(problem, AttentionProblem):
-        if problem.head_dim_qk != problem.head_dim_vo:
-            return "keys and values have one head_dim"
-        if problem.kv_cache == NVFP4 and backend == "trtllm-gen":
-            return "trtllm-gen reads V's block scales interleaved"
-    return attention_refusal(problem, target)
+def _linear_scales(problem: AttentionProblem, _: Target) -> str | None:
+    if problem.kv_cache != NVFP4:
+        return None
+    return "trtllm-gen reads V's block scales interleaved"
 
 
-def _decodes(problem: Problem, target: Target, backend: str = "trtllm-gen") -> bool | str:
-    if isinstance(problem, AttentionProblem) and any(t != 1 for t in problem.query_lens):
-        return "trtllm_batch_decode_with_kv_cache takes one query token a request"
-    return _served(problem, target, backend) or True
+DECODES = one_query_token("trtllm_batch_decode_with_kv_cache takes")
+ONE_HEAD_DIM = one_head_dim("keys and values have one head_dim")
+TRTLLM: tuple[Refuses, ...] = (ONE_HEAD_DIM, _linear_scales, attention_refusal)
+"""What trtllm-gen is not called with."""
 
 
 def _on_hopper(target: Target) -> bool:
     return target.sm == 90  # noqa: PLR2004
 
 
-def _decodes_with_xqa(problem: Problem, target: Target) -> bool | str:
-    if isinstance(problem, AttentionProblem) and problem.kv_element in FP8 and _on_hopper(target):
-        return FP8_ON_HOPPER
-    return _decodes(problem, target, "xqa")
+def _fp8_on_hopper(problem: AttentionProblem, target: Target) -> str | None:
+    return FP8_ON_HOPPER if problem.kv_element in FP8 and _on_hopper(target) else None
 
 
-def _decodes_in_fp8(problem: Problem, target: Target) -> bool | str:
-    absent = unavailable(target)
-    if absent is not None or not isinstance(problem, AttentionProblem):
-        return absent or "attention"
-    if not problem.q_dtype:
-        return "queries that FP8 does not hold are rounded"
-    said = _decodes(problem, target, "xqa")
-    if said is not True:
-        return said
+ANY_XQA: tuple[Refuses, ...] = (DECODES, ONE_HEAD_DIM, attention_refusal)
+WITH_XQA: tuple[Refuses, ...] = (_fp8_on_hopper, *ANY_XQA)
+"""What XQA is not called with."""
+
+
+def _wide_queries(problem: AttentionProblem, _: Target) -> str | None:
+    return None if problem.q_dtype else "queries that FP8 does not hold are rounded"
+
+
+def _gated_in_fp8(problem: AttentionProblem, target: Target) -> str | None:
     if not _on_hopper(target):
         return "XQA multiplies in FP8 on SM90 alone"
     # What XQA is given, and the rules speak of, are 16-bit queries.
-    return _allowed(replace(problem, q_dtype="", q_scale=1.0), "xqa", target)
+    return _gated(replace(problem, q_dtype="", q_scale=1.0), "xqa", target)
 
 
-def _allowed(problem: AttentionProblem, backend: str, target: Target) -> bool | str:
+def _gated(problem: AttentionProblem, backend: str, target: Target) -> str | None:
     """Ask the support rules, as for an implementation that names its backend."""
-    return decide(feature_of(problem, backend), target).refusal or True
+    return decide(feature_of(problem, backend), target).refusal
 
 
-def _prefills(problem: Problem, target: Target) -> bool | str:
-    if isinstance(problem, AttentionProblem) and any(
-        t > s for t, s in zip(problem.query_lens, problem.seq_lens, strict=True)
-    ):
-        return "trtllm_batch_context_with_kv_cache takes no more queries than keys"
-    return _served(problem, target) or True
+def _more_queries(problem: AttentionProblem, _: Target) -> str | None:
+    more = any(t > s for t, s in zip(problem.query_lens, problem.seq_lens, strict=True))
+    return "trtllm_batch_context_with_kv_cache takes no more queries than keys" if more else None
 
 
 def chosen_backend(target: Target) -> str:
@@ -135,12 +110,10 @@ def chosen_backend(target: Target) -> str:
     return "trtllm-gen" if (target.sm or 0) // 10 == 10 else "xqa"  # noqa: PLR2004  its major
 
 
-def _decodes_as_chosen(problem: Problem, target: Target) -> bool | str:
+def _refused_as_chosen(problem: AttentionProblem, target: Target) -> str | None:
     backend = chosen_backend(target)
-    said = (_decodes_with_xqa if backend == "xqa" else _decodes)(problem, target)
-    if said is not True:
-        return said
-    return _allowed(problem, backend, target) if isinstance(problem, AttentionProblem) else True
+    refusals = WITH_XQA if backend == "xqa" else (DECODES, *TRTLLM)
+    return either(*refusals)(problem, target) or _gated(problem, backend, target)
 
 
 def _scales(inputs: PagedAttentionInputs) -> dict[str, float]:
@@ -193,29 +166,13 @@ def _decode(inputs: PagedAttentionInputs, backend: str) -> Result:
     return _finished(result, with_lse=with_lse)
 
 
-@implementation(
-    "paged_attention",
-    name="flashinfer-trtllm-decode",
-    backend="trtllm-gen",
-    supports=_decodes,
-    features=TRTLLM_FEATURES,
-    arithmetic=TRTLLM_GEN,
-    compile_key=lambda _: "trtllm-gen",
-)
+@TRTLLM_GEN.adapter("paged_attention", "flashinfer-trtllm-decode", DECODES, *TRTLLM)
 def trtllm_decode(inputs: PagedAttentionInputs) -> Result:
     """Decode by trtllm-gen."""
     return _decode(inputs, "trtllm-gen")
 
 
-@implementation(
-    "paged_attention",
-    name="flashinfer-trtllm-context",
-    backend="trtllm-gen",
-    supports=_prefills,
-    features=TRTLLM_FEATURES,
-    arithmetic=TRTLLM_GEN,
-    compile_key=lambda _: "trtllm-gen",
-)
+@TRTLLM_GEN.adapter("paged_attention", "flashinfer-trtllm-context", _more_queries, *TRTLLM)
 def trtllm_context(inputs: PagedAttentionInputs) -> Result:
     """Attend a whole batch, decodes too, in one call of trtllm-gen's context kernels."""
     metadata = inputs.metadata
@@ -233,38 +190,21 @@ def trtllm_context(inputs: PagedAttentionInputs) -> Result:
     return _finished(result, with_lse=with_lse)
 
 
-def xqa_module_key(problem: Problem) -> Any:  # noqa: ANN401  hashable
-    """Give what XQA builds a module for: pages and group sizes are compiled in, too."""
-    if not isinstance(problem, AttentionProblem):
-        return problem.operation
-    return module_key(problem), problem.page_size, problem.group_size
-
-
-@implementation(
-    "paged_attention",
-    name="flashinfer-xqa-decode",
-    backend="xqa",
-    supports=_decodes_with_xqa,
-    features=("fp8_kv", "nvfp4_kv"),
-    arithmetic=XQA,
-    compile_key=xqa_module_key,
-    build_ahead=True,
-    build_minutes=BUILD_MINUTES["xqa"],
-)
+@XQA.adapter("paged_attention", "flashinfer-xqa-decode", *WITH_XQA)
 def xqa_decode(inputs: PagedAttentionInputs) -> Result:
     """Decode by XQA; no LSE."""
     return _decode(inputs, "xqa")
 
 
-@implementation(
+@XQA.adapter(
     "paged_attention",
-    name="flashinfer-xqa-decode-fp8",
-    supports=_decodes_in_fp8,
+    "flashinfer-xqa-decode-fp8",
+    unavailable,
+    _wide_queries,
+    *ANY_XQA,
+    _gated_in_fp8,
+    backend="",
     features=("fp8_kv", "fp8_q"),
-    arithmetic=XQA_IN_FP8,
-    compile_key=xqa_module_key,
-    build_ahead=True,
-    build_minutes=BUILD_MINUTES["xqa"],
 )
 def xqa_decode_fp8(inputs: PagedAttentionInputs) -> Result:
     """Decode by XQA's FP8 kernel of SM90, with 16-bit queries that FP8 holds; no LSE."""
@@ -272,15 +212,12 @@ def xqa_decode_fp8(inputs: PagedAttentionInputs) -> Result:
     return _decode(replace(inputs, q=inputs.q.to(inputs.out_dtype)), "xqa")
 
 
-@implementation(
+@XQA.adapter(
     "paged_attention",
-    name="flashinfer-trtllm-decode-auto",
-    supports=_decodes_as_chosen,
+    "flashinfer-trtllm-decode-auto",
+    _refused_as_chosen,
+    backend="",
     features=("fp8_kv",),
-    arithmetic=XQA,
-    compile_key=xqa_module_key,
-    build_ahead=True,
-    build_minutes=BUILD_MINUTES["xqa"],
 )
 def auto_decode(inputs: PagedAttentionInputs) -> Result:
     """Decode by the backend that FlashInfer chooses; no LSE, which not every choice gives."""

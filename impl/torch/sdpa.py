@@ -6,19 +6,21 @@ alignment of queries to the end of the keys are expressed exactly.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from ...reference import Arithmetic, AttentionProblem, Problem
+from ...reference import Arithmetic, AttentionProblem
 from ...reference.tensors.inputs import (
     AttentionInputs,
     PagedAttentionInputs,
     RaggedAttentionInputs,
 )
 from ..protocol import implementation
+from ..targets.backends import TORCH
 from ..targets.target import Target
 
 ARITHMETIC = Arithmetic(accumulate="float32", probabilities="inputs")
@@ -27,26 +29,26 @@ POWER_OF_TWO = 0.5
 """The mantissa that math.frexp gives a power of two."""
 
 
-def _supports(problem: Problem, target: Target) -> bool | str:
-    del target
-    if isinstance(problem, AttentionProblem):
-        if problem.logits_soft_cap:
-            return "scaled_dot_product_attention has no logits soft cap"
-        if problem.sinks:
-            return "scaled_dot_product_attention has no attention sinks"
-        if problem.dtype != "float32" and math.frexp(problem.v_scale)[0] != POWER_OF_TWO:
-            return f"v_scale {problem.v_scale} on a {problem.dtype} output would round it twice"
+def _supports(problem: AttentionProblem, _: Target) -> bool | str:
+    if problem.logits_soft_cap:
+        return "scaled_dot_product_attention has no logits soft cap"
+    if problem.sinks:
+        return "scaled_dot_product_attention has no attention sinks"
+    if problem.dtype != "float32" and math.frexp(problem.v_scale)[0] != POWER_OF_TWO:
+        return f"v_scale {problem.v_scale} on a {problem.dtype} output would round it twice"
     return True
 
 
-@implementation(
-    "paged_attention",
-    name="torch-sdpa-paged",
+sdpa = functools.partial(
+    implementation,
     backend="torch-sdpa",
+    provider=TORCH,
     supports=_supports,
-    features=("custom_mask", "mla"),
     arithmetic=ARITHMETIC,
 )
+
+
+@sdpa("paged_attention", name="torch-sdpa-paged", features=("custom_mask", "mla"))
 def paged(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
     """Gather each request's pages and attend."""
     metadata = inputs.metadata
@@ -65,14 +67,7 @@ def paged(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
     return _attend(inputs, metadata.qo_indptr.tolist(), keys, values)
 
 
-@implementation(
-    "ragged_attention",
-    name="torch-sdpa-ragged",
-    backend="torch-sdpa",
-    supports=_supports,
-    features=("custom_mask",),
-    arithmetic=ARITHMETIC,
-)
+@sdpa("ragged_attention", name="torch-sdpa-ragged", features=("custom_mask",))
 def ragged(inputs: RaggedAttentionInputs) -> tuple[torch.Tensor, None]:
     """Attend each request's rows."""
     bounds = inputs.kv_indptr.tolist()

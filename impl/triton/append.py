@@ -8,14 +8,12 @@ from typing import Any
 
 import torch
 
-from ...reference import AttentionProblem, Problem
+from ...reference import AttentionProblem
 from ...reference.tensors.inputs import AppendInputs
 from ..gpu.triton_interpreter import scalars_as_bounds
-from ..protocol import implementation
 from ..targets.optional import require
-from ..targets.target import Target
 from .alignment import alignment_of, in_every_alignment
-from .support import ceil_div, next_power_of_two, require_triton, unavailable
+from .support import ceil_div, kernel, next_power_of_two, require_triton
 from .units import in_units, strides, unit_of
 
 KERNEL = "kernelproof.impl.triton.kernels.append"
@@ -27,24 +25,14 @@ BLOCK_TOKENS, INTERPRETED_BLOCK_TOKENS = 4, 64
 """Tokens a program: few keep a GPU busy, many spare the interpreter programs."""
 
 
-def _supports(problem: Problem, target: Target) -> bool | str:
-    del problem
-    return unavailable(target) or True
-
-
-def _compile_key(problem: Problem) -> Hashable:
-    if not isinstance(problem, AttentionProblem):
-        return None
+def _compile_key(problem: AttentionProblem) -> Hashable:
     aligned = all(alignment_of(problem))
     # Where a cache is copied first, by the seed, its copy is aligned.
     which = (problem.kv_element, aligned, None if aligned else problem.seed)
     return problem.dtype, problem.head_dim_qk, problem.head_dim_vo, *which
 
 
-def _kernels(problem: Problem) -> Iterator[Problem]:
-    if not isinstance(problem, AttentionProblem):
-        yield problem
-        return
+def _kernels(problem: AttentionProblem) -> Iterator[AttentionProblem]:
     names = ("operation", "dtype", "head_dim_qk", "head_dim_vo", "kv_cache")
     least = AttentionProblem(**{name: getattr(problem, name) for name in names})
     for each in in_every_alignment(least):
@@ -53,17 +41,13 @@ def _kernels(problem: Problem) -> Iterator[Problem]:
         yield from (replace(each, seed=seed) for seed in seeds)
 
 
-@implementation(
+@kernel(
     "append_paged_kv",
     name="triton-append",
-    backend="triton",
-    supports=_supports,
     features=("fp8_kv",),
     compile_key=_compile_key,
     kernels=_kernels,
-    build_ahead="cuda",
     build_minutes=BUILD_MINUTES,
-    build_compilers=1,
 )
 def append(inputs: AppendInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Write new keys and values, both in one launch, into the last slots of their requests' pages.

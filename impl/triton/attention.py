@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
-from ...reference import Arithmetic, AttentionOutput, AttentionProblem, BatchMetadata, Problem
+from ...reference import Arithmetic, AttentionOutput, AttentionProblem, BatchMetadata
 from ...reference.tensors.inputs import PagedAttentionInputs, RaggedAttentionInputs
 from ..protocol import implementation
 from ..targets.target import Target
 from .attention_call import Call
 from .attention_keys import compile_key, kernels, split_kernels, split_key
-from .support import unavailable
+from .support import kernel, unavailable
 
 ARITHMETIC = Arithmetic(accumulate="float32", probabilities="inputs")
 """Probabilities are rounded to V's dtype for the second product (not in the interpreter); to q's,
@@ -22,19 +23,30 @@ BUILD_MINUTES = 0.2
 """Of a core: 60 modules took 46 s of 16 on an H200 (h200-triton-attention.json)."""
 
 
-def _supports(problem: Problem, target: Target) -> bool | str:
-    if isinstance(problem, AttentionProblem):
-        for name in ("head_dim_qk", "head_dim_vo"):
-            dim = getattr(problem, name)
-            if dim % 8 or dim > LARGEST_HEAD_DIM:
-                return f"{name} must be a multiple of 8 up to {LARGEST_HEAD_DIM}, not {dim}"
+def _supports(problem: AttentionProblem, target: Target) -> bool | str:
+    for name in ("head_dim_qk", "head_dim_vo"):
+        dim = getattr(problem, name)
+        if dim % 8 or dim > LARGEST_HEAD_DIM:
+            return f"{name} must be a multiple of 8 up to {LARGEST_HEAD_DIM}, not {dim}"
     return unavailable(target) or True
 
 
-def _supports_native_dot(problem: Problem, target: Target) -> bool | str:
+attention_kernel = functools.partial(
+    kernel,
+    supports=_supports,
+    features=PAGED_FEATURES,
+    arithmetic=ARITHMETIC,
+    compile_key=compile_key,
+    kernels=kernels,
+    build_minutes=BUILD_MINUTES,
+)
+"""``kernel``, with what the forms of attention declare alike."""
+
+
+def _supports_native_dot(problem: AttentionProblem, target: Target) -> bool | str:
     if target.device != "cpu":
         return "this variant is about Triton's interpreter: on a GPU it would be triton-attention"
-    if isinstance(problem, AttentionProblem) and problem.dtype != "bfloat16":
+    if problem.dtype != "bfloat16":
         return f"the interpreter's tl.dot is at fault with bfloat16 alone, not {problem.dtype}"
     return _supports(problem, target)
 
@@ -61,20 +73,8 @@ class TritonSession:
         return Call(replace(inputs, metadata=self._metadata)).attend()
 
 
-@implementation(
-    "paged_attention",
-    name="triton-attention",
-    backend="triton",
-    supports=_supports,
-    features=PAGED_FEATURES,
-    arithmetic=ARITHMETIC,
-    writes_out=True,
-    compile_key=compile_key,
-    kernels=kernels,
-    build_ahead="cuda",
-    build_minutes=BUILD_MINUTES,
-    build_compilers=1,
-    session=TritonSession,
+@attention_kernel(
+    "paged_attention", name="triton-attention", writes_out=True, session=TritonSession
 )
 def paged(inputs: PagedAttentionInputs) -> AttentionOutput:
     """Attend a mixed batch of prefills and decodes in one launch.
@@ -106,19 +106,13 @@ def native_dot(inputs: PagedAttentionInputs) -> AttentionOutput:
     return Call(inputs, upcast=False).attend()
 
 
-@implementation(
+@attention_kernel(
     "paged_attention",
     name="triton-attention-split-kv",
-    backend="triton",
-    supports=_supports,
-    features=PAGED_FEATURES,
-    arithmetic=ARITHMETIC,
     writes_out=True,
     compile_key=split_key,
     kernels=split_kernels,
-    build_ahead="cuda",
     build_minutes=2 * BUILD_MINUTES,
-    build_compilers=1,
 )
 def split_kv(inputs: PagedAttentionInputs) -> AttentionOutput:
     """Attend in two launches: to ranges of each request's keys, then merge the partial states.
@@ -129,19 +123,8 @@ def split_kv(inputs: PagedAttentionInputs) -> AttentionOutput:
     return call.attend_split(call.num_splits())
 
 
-@implementation(
-    "ragged_attention",
-    name="triton-ragged-attention",
-    backend="triton",
-    supports=_supports,
-    features=FEATURES,
-    arithmetic=ARITHMETIC,
-    writes_out=True,
-    compile_key=compile_key,
-    kernels=kernels,
-    build_ahead="cuda",
-    build_minutes=BUILD_MINUTES,
-    build_compilers=1,
+@attention_kernel(
+    "ragged_attention", name="triton-ragged-attention", features=FEATURES, writes_out=True
 )
 def ragged(inputs: RaggedAttentionInputs) -> AttentionOutput:
     """Attend requests whose keys lie one after another: the same kernel, without pages.

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ...reference import AttentionProblem, Problem
+from ...reference import AttentionProblem
 from ..gpu.cuda_graphs import room_for
 from .alignment import alignment_of, in_every_alignment
 from .attention_call import rows_a_request
@@ -27,10 +27,8 @@ PAGE_SIZE = 16
 """Of problems that stand for a module; pages of another power of two take the same kernels."""
 
 
-def compile_key(problem: Problem) -> Hashable:
+def compile_key(problem: AttentionProblem) -> Hashable:
     """Name the compiled kernel of a problem: its constants, and the alignment of its tensors."""
-    if not isinstance(problem, AttentionProblem):
-        return None
     rows = rows_a_request(problem.num_tokens, len(problem.seq_lens), problem.group_size)
     return (
         problem.operation, problem.dtype, problem.head_dim_qk, problem.head_dim_vo,
@@ -39,10 +37,8 @@ def compile_key(problem: Problem) -> Hashable:
     )  # fmt: skip
 
 
-def split_key(problem: Problem) -> Hashable:
+def split_key(problem: AttentionProblem) -> Hashable:
     """Name the kernels of a call that may split its keys, by all that decides how often it does."""
-    if not isinstance(problem, AttentionProblem):
-        return None
     pages = sum(ceil_div(length, problem.page_size) for length in problem.seq_lens)
     requests = max(len(problem.seq_lens), 1)
     rows = ceil_div(problem.num_tokens * problem.group_size, requests)
@@ -51,15 +47,13 @@ def split_key(problem: Problem) -> Hashable:
     return compile_key(problem), programs, most_splits(pages * problem.page_size // requests)
 
 
-def kernels(problem: Problem, seq_lens: tuple[int, ...] = (1,)) -> list[Problem]:
-    """Give a problem for each kernel of a problem's module: by rows a block, and by alignment.
+def kernels(problem: AttentionProblem, seq_lens: tuple[int, ...] = (1,)) -> list[AttentionProblem]:
+    """Return a problem for each kernel of a problem's module: by rows a block, and by alignment.
 
     Args:
         problem: of the module.
         seq_lens: lengths of a single request; there is a problem for each, with each of the rows.
     """
-    if not isinstance(problem, AttentionProblem):
-        return [problem]
     options: dict[str, Any] = {
         name: getattr(problem, name)
         for name in ("operation", "dtype", "head_dim_qk", "head_dim_vo", "logits_soft_cap",
@@ -68,7 +62,7 @@ def kernels(problem: Problem, seq_lens: tuple[int, ...] = (1,)) -> list[Problem]
     page_size = PAGE_SIZE if _shifts(problem) else problem.page_size
     least = AttentionProblem(page_size=page_size, **options)
     rows = LEAST_BLOCK
-    found: list[Problem] = []
+    found: list[AttentionProblem] = []
     while rows <= block_rows(problem, rows):
         found += [
             replace(each, query_lens=(rows,), seq_lens=(length,))
@@ -79,17 +73,15 @@ def kernels(problem: Problem, seq_lens: tuple[int, ...] = (1,)) -> list[Problem]
     return found
 
 
-def graph_kernels(problem: Problem) -> list[Problem]:
-    """Give a problem for each kernel of a call that is captured with room for a batch."""
+def graph_kernels(problem: AttentionProblem) -> list[AttentionProblem]:
+    """Return a problem for each kernel of a call that is captured with room for a batch."""
     return [
-        replace(each, query_lens=(room_for(1) * each.query_lens[0],))
-        for each in kernels(problem)
-        if isinstance(each, AttentionProblem)
+        replace(each, query_lens=(room_for(1) * each.query_lens[0],)) for each in kernels(problem)
     ]
 
 
-def split_kernels(problem: Problem) -> list[Problem]:
-    """Give a problem for each kernel of a call that may split its keys, those of merging too."""
+def split_kernels(problem: AttentionProblem) -> list[AttentionProblem]:
+    """Return a problem for each kernel of a call that may split its keys, those of merging too."""
     return kernels(problem, (ONE_SPLIT, TWO_SPLITS, MANY_SPLITS))
 
 

@@ -8,13 +8,12 @@ from dataclasses import replace
 
 import torch
 
-from ...reference import AttentionProblem, BatchMetadata, Problem
+from ...reference import AttentionProblem, BatchMetadata
 from ...reference.tensors.inputs import PagedAttentionInputs
 from ..gpu.cuda_graphs import Pair, Recorded, Replays, padded, room_for
-from ..protocol import implementation
 from ..targets.refusal import Refusal
 from ..targets.target import Target
-from .attention import ARITHMETIC, BUILD_MINUTES, PAGED_FEATURES, TritonSession, paged
+from .attention import PAGED_FEATURES, TritonSession, attention_kernel, paged
 from .attention_call import Call, rows_a_request
 from .attention_keys import block_rows, compile_key, graph_kernels
 
@@ -100,16 +99,14 @@ class TritonGraphSession(TritonSession):
         return self._recorded.replay(inputs)
 
 
-def _on_a_gpu(problem: Problem, target: Target) -> bool | str:
+def _on_a_gpu(problem: AttentionProblem, target: Target) -> bool | str:
     if target.device != "cuda":
         return Refusal("CUDA graphs need a GPU: elsewhere it would be triton-attention", "device")
     return paged.refusal(problem, target) or True
 
 
-def _compile_key(problem: Problem) -> Hashable:
+def _compile_key(problem: AttentionProblem) -> Hashable:
     """Name the compiled kernels: that of a batch, and that of the room which is captured for it."""
-    if not isinstance(problem, AttentionProblem):
-        return None
     room = room_for(problem.num_tokens), room_for(len(problem.seq_lens))
     return compile_key(problem), block_rows(problem, rows_a_request(*room, problem.group_size))
 
@@ -117,18 +114,13 @@ def _compile_key(problem: Problem) -> Hashable:
 _replays = functools.cache(Replays)
 
 
-@implementation(
+@attention_kernel(
     "paged_attention",
     name="triton-attention-graph",
-    backend="triton",
     supports=_on_a_gpu,
     features=tuple(name for name in PAGED_FEATURES if name != "custom_mask"),
-    arithmetic=ARITHMETIC,
     compile_key=_compile_key,
     kernels=graph_kernels,
-    build_ahead="cuda",
-    build_minutes=BUILD_MINUTES,
-    build_compilers=1,
     session=TritonGraphSession,
 )
 def paged_graph(inputs: PagedAttentionInputs) -> Pair:

@@ -8,13 +8,11 @@ from typing import Any
 
 import torch
 
-from ...reference import AttentionOutput, MergeProblem, Problem
+from ...reference import AttentionOutput, MergeProblem
 from ...reference.tensors.inputs import MergeInputs
 from ..gpu.triton_interpreter import scalars_as_bounds
-from ..protocol import implementation
 from ..targets.optional import require
-from ..targets.target import Target
-from .support import ceil_div, finish, next_power_of_two, require_triton, stored, unavailable
+from .support import ceil_div, finish, kernel, next_power_of_two, require_triton, stored
 from .units import in_units, strides, unit_of
 
 KERNEL = "kernelproof.impl.triton.kernels.merge"
@@ -25,37 +23,24 @@ FEW_STATES, MANY_STATES = 2, 8
 """States whose loads are under way together: merging 16 one by one takes longer than attention."""
 
 
-def _supports(problem: Problem, target: Target) -> bool | str:
-    del problem
-    return unavailable(target) or True
-
-
-def _kernels(problem: Problem) -> list[Problem]:
-    if not isinstance(problem, MergeProblem):
-        return [problem]
+def _kernels(problem: MergeProblem) -> list[MergeProblem]:
     return [
         MergeProblem(num_states=states, dtype=problem.dtype, head_dim=problem.head_dim)
         for states in (FEW_STATES, MANY_STATES)
     ]
 
 
-def _compile_key(problem: Problem) -> Hashable:
-    if not isinstance(problem, MergeProblem):
-        return None
+def _compile_key(problem: MergeProblem) -> Hashable:
     return problem.dtype, problem.head_dim, problem.num_states > FEW_STATES
 
 
-@implementation(
+@kernel(
     "merge_state",
     name="triton-merge-state",
-    backend="triton",
-    supports=_supports,
     writes_out=True,
     compile_key=_compile_key,
     kernels=_kernels,
-    build_ahead="cuda",
     build_minutes=BUILD_MINUTES,
-    build_compilers=1,
 )
 def merge_state(inputs: MergeInputs) -> AttentionOutput:
     """Merge states in one launch.

@@ -6,13 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from ...reference import Problem
 from ...reference.tensors.inputs import MetadataInputs
 from ..gpu.triton_interpreter import scalars_as_bounds
-from ..protocol import implementation
 from ..targets.optional import require
-from ..targets.target import Target
-from .support import ceil_div, next_power_of_two, require_triton, unavailable
+from .support import ceil_div, kernel, next_power_of_two, require_triton
 
 KERNEL = "kernelproof.impl.triton.kernels.metadata"
 BUILD_MINUTES = 0.03
@@ -37,26 +34,12 @@ class DeviceMetadata:
     page_size: int
 
 
-def _supports(problem: Problem, target: Target) -> bool | str:
-    del problem
-    return unavailable(target) or True
-
-
-def _compile_key(problem: Problem) -> str:
-    del problem
-    return "build"
-
-
-@implementation(
+@kernel(
     "build_metadata",
     name="triton-metadata",
-    backend="triton",
-    supports=_supports,
     features=("no_host_sync",),
-    compile_key=_compile_key,
-    build_ahead="cuda",
+    compile_key=lambda _: "build",
     build_minutes=BUILD_MINUTES,
-    build_compilers=1,
 )
 def build(inputs: MetadataInputs) -> DeviceMetadata:
     """Compute the indptrs, the page ids and the last page lengths without waiting for the GPU.

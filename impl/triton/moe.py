@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from ...reference import Arithmetic, Problem
+from ...reference import Arithmetic, MoEProblem
 from ...reference.tensors.moe_inputs import MoEInputs
 from ..gating.rules import version_matches
-from ..protocol import implementation
 from ..targets.target import Target
 from .moe_call import run_experts
 from .moe_keys import compile_key, kernels
-from .support import unavailable
+from .support import kernel, unavailable
 
 ARITHMETIC = Arithmetic(
     accumulate="float32",
@@ -40,27 +39,23 @@ FEATURES = (
 )
 
 
-def _supports(problem: Problem, target: Target) -> bool | str:
-    del problem
+def _supports(_: MoEProblem, target: Target) -> bool | str:
     absent = unavailable(target)
     if absent is None and target.triton and not version_matches(target.triton, WITH_GATHER):
         return f"sorting needs tl.gather, which Triton has from 3.3 on; this is {target.triton}"
     return absent or True
 
 
-@implementation(
+@kernel(
     "moe",
     name="triton-moe",
-    backend="triton",
     supports=_supports,
     features=FEATURES,
     arithmetic=ARITHMETIC,
     writes_out=True,
     compile_key=compile_key,
     kernels=kernels,
-    build_ahead="cuda",
     build_minutes=BUILD_MINUTES,
-    build_compilers=1,
 )
 def experts(inputs: MoEInputs) -> torch.Tensor:
     """Apply experts to tokens in four or five launches, twice as many where some are shared.

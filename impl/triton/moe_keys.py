@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from ...reference import MoEProblem, Problem
+from ...reference import MoEProblem
 from .moe_blocks import SINGLE, block_rows
 from .moe_call import CHANNELS
 from .moe_sort import CHUNK, LEAST_CHUNK, LEAST_EXPERTS
@@ -38,19 +38,14 @@ NO_BATCH: dict[str, Any] = {
 """Fields that no module depends on."""
 
 
-def compile_key(problem: Problem) -> Hashable:
+def compile_key(problem: MoEProblem) -> Hashable:
     """Name the compiled kernels of a problem: their constants, and the sizes' divisors."""
-    if not isinstance(problem, MoEProblem):
-        return None
     far = problem.here * problem.hidden * problem.inter >= FAR
     return (*module_fields(problem), far, problem.top_k, *_batch(problem))
 
 
-def kernels(problem: Problem) -> Iterator[Problem]:
-    """Give problems that between them call every kernel of a problem's module."""
-    if not isinstance(problem, MoEProblem):
-        yield problem
-        return
+def kernels(problem: MoEProblem) -> Iterator[MoEProblem]:
+    """Return problems that between them call every kernel of a problem's module."""
     module = replace(problem, **NO_BATCH)
     most = max(MOST_WEIGHTS // ((2 + module.gated) * module.hidden * module.inter), 1)
     seen: set[Hashable] = set()

@@ -7,12 +7,11 @@ from typing import NamedTuple
 
 import torch
 
-from ...reference import Problem, RouteProblem, Routing
+from ...reference import RouteProblem, Routing
 from ...reference.tensors.moe_inputs import RouteInputs
-from ..protocol import implementation
 from ..targets.optional import require
 from ..targets.target import Target
-from .support import ceil_div, next_power_of_two, require_triton, unavailable
+from .support import ceil_div, kernel, next_power_of_two, require_triton, unavailable
 
 KERNEL = "kernelproof.impl.triton.kernels.route"
 BUILD_MINUTES = 0.04
@@ -51,30 +50,25 @@ METHODS = {
 }
 
 
-def _supports(problem: Problem, target: Target) -> bool | str:
-    if isinstance(problem, RouteProblem) and problem.num_experts > MOST_EXPERTS:
+def _supports(problem: RouteProblem, target: Target) -> bool | str:
+    if problem.num_experts > MOST_EXPERTS:
         return f"at most {MOST_EXPERTS} experts, not {problem.num_experts}"
     return unavailable(target) or True
 
 
-def _compile_key(problem: Problem) -> Hashable:
-    if not isinstance(problem, RouteProblem):
-        return None
+def _compile_key(problem: RouteProblem) -> Hashable:
     return (
         problem.dtype, problem.method, problem.bias, problem.top_k, problem.num_groups,
         problem.topk_groups, next_power_of_two(problem.num_experts), problem.group_experts > 1,
     )  # fmt: skip
 
 
-@implementation(
+@kernel(
     "route",
     name="triton-route",
-    backend="triton",
     supports=_supports,
     compile_key=_compile_key,
-    build_ahead="cuda",
     build_minutes=BUILD_MINUTES,
-    build_compilers=1,
 )
 def route(inputs: RouteInputs) -> Routing:
     """Route tokens to experts in one launch; of equal scores the lowest index comes first.

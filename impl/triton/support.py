@@ -6,9 +6,13 @@ float32 to bfloat16 by dropping bits, and multiplies bfloat16 by its bit pattern
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import torch
 
 from ..gpu.triton_interpreter import uninterpreted
+from ..protocol import implementation
 from ..targets.optional import missing, require
 from ..targets.refusal import Refusal
 from ..targets.target import Target
@@ -23,6 +27,21 @@ def unavailable(target: Target) -> Refusal | None:
         reason = f"these Triton kernels need sm_{LEAST_SM} or newer, not sm_{target.sm}"
         return Refusal(reason, "device")
     return uninterpreted(target) or missing("triton", "triton")
+
+
+def supports(_: Any, target: Target) -> bool | str:  # noqa: ANN401  a problem of any operation
+    """Whether Triton can run here, or why not: of kernels that take every problem."""
+    return unavailable(target) or True
+
+
+kernel = functools.partial(
+    implementation,
+    supports=supports,
+    backend="triton",
+    build_ahead="cuda",
+    build_compilers=1,
+)
+"""``implementation``, with what Kernelproof's Triton kernels declare alike."""
 
 
 def require_triton() -> None:

@@ -359,7 +359,7 @@ def test_a_latent_session_keeps_nothing_of_the_hosts(monkeypatch: pytest.MonkeyP
             dtype="bfloat16", values_in_keys=True,
         )
     )  # fmt: skip
-    flashinfer_mla.LatentSession("fa2").plan(inputs)
+    flashinfer_mla.latent_session("fa2").plan(inputs)
     before = {name: tensor.clone() for name, tensor in inputs.metadata.tensors().items()}
     for tensor in inputs.metadata.tensors().values():
         tensor.fill_(7)

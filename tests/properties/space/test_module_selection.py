@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, Phase
 
 from kernelproof.impl import Implementation, Target, find_implementation, implementation
-from kernelproof.impl.flashinfer.calls import BUILD_MINUTES, module_key
+from kernelproof.impl.flashinfer.backends import CUDA_CORE, FA2, FA3, XQA, module_key
 from kernelproof.impl.targets.refusal import Refusal
 from kernelproof.properties.findings.corpus import load_case, read_corpus
 from kernelproof.properties.findings.ledger import load_ledger
@@ -253,20 +253,21 @@ def test_modules_of_stored_cases_are_built_before_they_are_replayed(
 
 
 def test_fewer_modules_are_built_where_one_takes_minutes() -> None:
+    minutes = {each.backend: each.build_minutes for each in (CUDA_CORE, FA2, FA3, XQA)}
     counts = {
-        name: {backend: PROFILES[name].modules_of(each) for backend, each in BUILD_MINUTES.items()}
+        name: {backend: PROFILES[name].modules_of(each) for backend, each in minutes.items()}
         for name in PROFILES
     }
     assert counts == {
         "quick": {"cuda-core": 3, "fa2": 3, "fa3": 1, "xqa": 3},
         "gate": {"cuda-core": 8, "fa2": 8, "fa3": 3, "xqa": 7},
-        "nightly": dict.fromkeys(BUILD_MINUTES, 64),
+        "nightly": dict.fromkeys(minutes, 64),
     }
     # Of Triton's, which take seconds, there are many more.
     assert [PROFILES[name].modules_of(0.2) for name in PROFILES] == [10, 60, 300]
     asked = asked_for(PROFILES["gate"], modules=5, soak=None)
     assert asked.modules_of(0.2) == 5
-    assert asked.modules_of(BUILD_MINUTES["fa3"]) == 5
+    assert asked.modules_of(FA3.build_minutes) == 5
 
 
 def test_module_keys_tell_what_flashinfer_builds_apart() -> None:
