@@ -169,7 +169,7 @@ def _add_caches_of_other_dims(
 
 def _spread(bases: Sequence[dict[str, Any]], free: Sequence[str]) -> list[dict[str, Any]]:
     """Give a few bases among which every supported value of every free axis occurs."""
-    chosen: list[dict[str, Any]] = []
+    chosen = list(bases[:1])  # the simplest, also where no axis is free
     for name in free:
         for value in dict.fromkeys(base[name] for base in bases):
             # A window may be supported with causal alone: a base of each kind is asked about it.

@@ -249,6 +249,16 @@ class TestNarrow:
             assert axes.values == all_axes(operation)
             assert axes.refused == {}
 
+    def test_axes_of_which_none_is_free(self) -> None:
+        small = narrow(
+            "merge_state",
+            accept(lambda problem: problem.head_dim < 64),
+            100,
+            axes={"head_dim": (4, 16, 64)},
+        )
+        assert small is not None
+        assert small.values == {"head_dim": (4, 16)}
+
     def test_nothing(self) -> None:
         for operation in OPERATIONS:
             assert narrow(operation, accept(lambda _: False), 100) is None
