@@ -79,6 +79,9 @@ BUILT_IN: dict[str, str] = {
     "flashinfer-top-k-route": "kernelproof.impl.flashinfer.routing:top_k_route",
     "torch-route": "kernelproof.impl.torch.moe:route",
     "torch-moe": "kernelproof.impl.torch.moe:experts",
+    "torch-slice-context-parallel": (
+        "kernelproof.impl.torch.context_parallel:slice_context_parallel"
+    ),
     "reference-metadata": "kernelproof.impl.torch.reference_metadata:build",
     "triton-attention": "kernelproof.impl.triton.attention:paged",
     "triton-attention-split-kv": "kernelproof.impl.triton.attention:split_kv",

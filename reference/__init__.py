@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from .attention.append import append_paged_kv, append_paged_nvfp4
 from .attention.bounds import attention_error_bound, ragged_attention_error_bound
+from .attention.context_parallel import slice_context_parallel
 from .attention.definition import AttentionOutput, paged_attention, ragged_attention
 from .attention.merge import merge_error_bound, merge_states
 from .attention.metadata import BatchMetadata, build_metadata
@@ -44,6 +45,7 @@ from .moe.weights import MatrixFormat, QuantizedMatrix
 from .operations import materialise, problem_from_json
 from .problems import (
     AttentionProblem,
+    ContextParallelProblem,
     MergeProblem,
     MetadataProblem,
     MoEProblem,
@@ -60,6 +62,7 @@ __all__ = [
     "AttentionOutput",
     "AttentionProblem",
     "BatchMetadata",
+    "ContextParallelProblem",
     "KVCacheFormat",
     "MXTensor",
     "MatrixFormat",
@@ -101,6 +104,7 @@ __all__ = [
     "ragged_attention",
     "ragged_attention_error_bound",
     "route",
+    "slice_context_parallel",
     "slice_phases",
     "split_decodes_and_prefills",
     "swizzle_scales_128x4",

@@ -17,6 +17,7 @@ from .attention.bounds import Judged
 from .formats.arithmetic import BLOCK_FORMATS, Arithmetic
 from .problems import (
     AttentionProblem,
+    ContextParallelProblem,
     MergeProblem,
     MetadataProblem,
     MoEProblem,
@@ -25,6 +26,11 @@ from .problems import (
 )
 from .problems.from_json import read_problem
 from .tensors.allocation import CANARY, Allocator
+from .tensors.context_parallel import (
+    ContextParallelInputs,
+    context_parallel_inputs,
+    slice_of_rank,
+)
 from .tensors.inputs import (
     AppendInputs,
     Inputs,
@@ -113,6 +119,8 @@ OPERATIONS = Table("kernelproof.reference.operations.OPERATIONS", {
                              oracle.merged, oracle.judge_merge, _differences),
     "append_paged_kv": Operation(AttentionProblem, AppendInputs, append_inputs, oracle.append),
     "build_metadata": Operation(MetadataProblem, MetadataInputs, metadata_inputs, oracle.metadata),
+    "slice_context_parallel": Operation(ContextParallelProblem, ContextParallelInputs,
+                                        context_parallel_inputs, slice_of_rank),
     "route": Operation(RouteProblem, RouteInputs, route_inputs,
                        oracle.routing, oracle.shapes_of_routing),
     "moe": Operation(MoEProblem, MoEInputs, expert_inputs,

@@ -6,6 +6,7 @@ from ...impl.targets.suggestions import did_you_mean
 from . import (
     append,
     attention,
+    context_parallel,
     general,
     host_ahead,
     life_cycle,
@@ -32,6 +33,7 @@ LAWS: tuple[Law, ...] = (
     *host_ahead.LAWS,
     *merge.LAWS,
     *metadata.LAWS,
+    *context_parallel.LAWS,
     *append.LAWS,
     *routing.LAWS,
     *moe_order.LAWS,

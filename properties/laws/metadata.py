@@ -22,23 +22,35 @@ from ..verdicts.subject import Stop, Subject
 from ..verdicts.verdict import PASS, VACUOUS, Verdict
 from .law import APPEND, METADATA, Law
 
+CONTEXT_PARALLEL = ("slice_context_parallel",)
+"""Operation whose results are metadata too; its own laws stand in ``context_parallel``."""
+
 FIELDS = ("qo_indptr", "paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len", "seq_lens")
 
 
 def _build(subject: Subject, problem: MetadataProblem, inputs: MetadataInputs) -> dict[str, Any]:
-    """Run a builder and copy what it gave: a persistent buffer changes with the next call."""
-    result = subject.call(problem, inputs)
-    built: dict[str, Any] = {}
+    """Run a builder and copy its result."""
+    built = fields_of(subject.call(problem, inputs))
+    if "no_host_sync" in subject.implementation.features:
+        # The host did not know the count, so the buffer behind it is longer.
+        count = int(built["paged_kv_indptr"][-1])
+        built["paged_kv_indices"] = built["paged_kv_indices"][:count]
+    return built
+
+
+def fields_of(result: object) -> dict[str, torch.Tensor]:
+    """Copy the tensors of batch metadata: a persistent buffer changes with the next call.
+
+    Raises:
+        Stop: one is missing.
+    """
+    built: dict[str, torch.Tensor] = {}
     for name in FIELDS:
         value = getattr(result, name, None)
         if not isinstance(value, torch.Tensor):
             message = f"the result has no tensor {name}: it is a {type(result).__name__}"
             raise Stop(fail("shape", message))
         built[name] = value.clone()
-    if "no_host_sync" in subject.implementation.features:
-        # The host did not know the count, so the buffer behind it is longer.
-        count = int(built["paged_kv_indptr"][-1])
-        built["paged_kv_indices"] = built["paged_kv_indices"][:count]
     return built
 
 
@@ -213,7 +225,7 @@ LAWS = (
     ),
     Law(
         "integer_inputs_unchanged",
-        METADATA + APPEND,
+        METADATA + CONTEXT_PARALLEL + APPEND,
         inputs_unchanged,
         "inputs, and the canaries around them, keep every bit",
         weight=0.5,

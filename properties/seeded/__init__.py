@@ -7,7 +7,14 @@ on public reports of serving stacks and kernel libraries.
 
 from __future__ import annotations
 
-from . import append_bugs, honest, merge_bugs, metadata_bugs, phase_bugs
+from . import (
+    append_bugs,
+    context_parallel_bugs,
+    honest,
+    merge_bugs,
+    metadata_bugs,
+    phase_bugs,
+)
 from .attention import (
     graph_bugs,
     memory_bugs,
@@ -40,6 +47,7 @@ BUGS: tuple[SeededBug, ...] = (
     *merge_bugs.BUGS,
     *metadata_bugs.BUGS,
     *phase_bugs.BUGS,
+    *context_parallel_bugs.BUGS,
     *append_bugs.BUGS,
     *session_bugs.BUGS,
     *mla_bugs.BUGS,
@@ -60,6 +68,7 @@ PROCESS_CONTROLS: tuple[SeededBug, ...] = (
 """Hangs and crashes: each must become a verdict, and end nothing but its own worker."""
 HONEST: tuple[SeededBug, ...] = (
     *honest.CONTROLS,
+    *context_parallel_bugs.CONTROLS,
     *session_bugs.CONTROLS,
     *mla_bugs.CONTROLS,
     *soak_bugs.CONTROLS,

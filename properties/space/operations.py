@@ -30,6 +30,11 @@ from .attention_strategies import (
     metadata_problems,
 )
 from .axis_values import Axes
+from .context_parallel import (
+    CONTEXT_PARALLEL_AXES,
+    context_parallel_example,
+    context_parallel_problems,
+)
 from .moe_axes import MOE_AXES, ROUTE_AXES, moe_example, route_example
 from .moe_strategies import moe_problems, route_problems
 from .simplifying import (
@@ -116,6 +121,10 @@ OPERATIONS = Table("kernelproof.properties.space.operations.OPERATIONS", {
         "append_paged_kv", APPEND_AXES, larger=sizes.more_requests, fixed=("k_scale", "v_scale"),
     ),
     "build_metadata": Space({}, lambda _: MetadataProblem(), metadata_problems, sizes.of_steps),
+    "slice_context_parallel": Space(
+        CONTEXT_PARALLEL_AXES, context_parallel_example, context_parallel_problems,
+        lambda problem: sizes.of_batch(problem.whole),
+    ),
     "route": Space(
         ROUTE_AXES, route_example, route_problems, sizes.of_experts,
         simpler_values, timed=sizes.some_tokens, larger=sizes.more_tokens,

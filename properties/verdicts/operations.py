@@ -144,6 +144,7 @@ OPERATIONS = Table("kernelproof.properties.verdicts.operations.OPERATIONS", {
     "merge_state": Answers("parity", _out_and_lse, _merged, _more_states),
     "append_paged_kv": Answers("append_parity"),
     "build_metadata": Answers("metadata_parity"),
+    "slice_context_parallel": Answers("context_parallel_parity"),
     "route": Answers("routing_parity", _weights_and_ids, other_batch=_more_tokens,
                      judge_apart=judge_route),
     "moe": Answers("parity", _out, _of_experts, _more_tokens),

@@ -17,11 +17,19 @@ from .attention import (
     AttentionProblem,
 )
 from .base import DTYPES, MAX_SEQ_LEN, BaseProblem
+from .context_parallel import ContextParallelProblem
 from .merge import EMPTY_STATES, MERGE_REGIMES, MergeProblem
 from .metadata import MetadataProblem
 from .moe import MoEProblem, RouteProblem
 
-Problem = AttentionProblem | MergeProblem | MetadataProblem | RouteProblem | MoEProblem
+Problem = (
+    AttentionProblem
+    | MergeProblem
+    | MetadataProblem
+    | ContextParallelProblem
+    | RouteProblem
+    | MoEProblem
+)
 
 __all__ = [
     "ATTENTION_OPERATIONS",
@@ -37,6 +45,7 @@ __all__ = [
     "MERGE_REGIMES",
     "AttentionProblem",
     "BaseProblem",
+    "ContextParallelProblem",
     "MergeProblem",
     "MetadataProblem",
     "MoEProblem",

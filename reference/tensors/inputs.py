@@ -18,6 +18,7 @@ from ..attention.metadata import BatchMetadata
 from ..attention.options import Options
 from ..attention.requests import paged_call, ragged_call
 from ..formats.kv_format import KVCacheFormat, stored_head_dim
+from .context_parallel import ContextParallelInputs
 from .moe_inputs import MoEInputs, RouteInputs
 
 
@@ -169,6 +170,7 @@ Inputs = (
     | MergeInputs
     | AppendInputs
     | MetadataInputs
+    | ContextParallelInputs
     | RouteInputs
     | MoEInputs
 )
