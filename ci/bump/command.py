@@ -22,6 +22,7 @@ from ...impl.targets.capability import CHIPS
 from ...properties.findings.expectations import read_expectations
 from ...properties.findings.files import dumps
 from ...properties.findings.ledger import LedgerError
+from ...properties.findings.report import SUITE_FAILED
 from ...properties.isolation.gpus import processes_for, visible_devices
 from ...properties.isolation.machine import cores
 from ...properties.space.profiles import PROFILES
@@ -29,7 +30,6 @@ from ..console.errors import INTERRUPTED, MachineError, UsageRefusedError
 from ..console.outputs import Outputs
 from ..console.selection import check_implementations, check_laws, corpus_of, only_of
 from ..console.terminal import console
-from ..reports.summary import SUITE_FAILED
 from ..support.command import chips_of
 from .behaviour.comparison_state import Learned
 from .behaviour.compiled import Compilation

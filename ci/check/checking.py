@@ -19,7 +19,7 @@ from ...impl.protocol import EVERY_RULE
 from ...properties.findings.cases import CaseWriter
 from ...properties.findings.expectations import read_expectations
 from ...properties.findings.ledger import Ledger, LedgerError
-from ...properties.findings.report import RunReport
+from ...properties.findings.report import SUITE_FAILED, RunReport
 from ...properties.isolation.sanitizer import SanitizerMissingError
 from ...properties.isolation.sanitizer import command as sanitizer_command
 from ...properties.laws import laws_of
@@ -37,7 +37,7 @@ from ..reports.html_report import to_html
 from ..reports.json_report import to_json
 from ..reports.junit import to_junit
 from ..reports.progress import watch
-from ..reports.summary import SUITE_FAILED, Summary, summarise
+from ..reports.summary import Summary, summarise
 
 
 @dataclass(frozen=True)

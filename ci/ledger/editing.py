@@ -257,10 +257,8 @@ def passes_in(report: Mapping[str, Any], entries: Sequence[Entry]) -> list[tuple
     version = _target(report, bump=bump)["flashinfer"] or ""
     by_id = {entry.id: entry for entry in entries}
     names = [
-        each["entry"] if bump else re.sub(r"^the ledger entry (\S+) .*$", r"\1", each["message"])
+        each.get("entry") if each.get("change") == "fixed" else each.get("contradicts")
         for each in report["findings"]
-        if (each.get("change") == "fixed" and each.get("entry"))
-        or each.get("kind") == "unexpected_pass"
     ]
     return [
         (entry, version)

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from xml.etree import ElementTree as ET
 
-from ...properties.findings.cases import MUST_FAIL
 from ...properties.findings.report import Finding, ImplementationReport, LawReport
 from ...properties.laws import laws_of
 from ...properties.verdicts.text import compact, count_of
@@ -56,7 +55,7 @@ def _suite(report: ImplementationReport, summary: Summary) -> ET.Element:
     for law in report.laws:
         suite.append(_law(report, law, summary))
     for finding in report.replayed:
-        whose = "ledger" if finding.verdict.kind == MUST_FAIL else "corpus"
+        whose = "ledger" if finding.contradicts else "corpus"
         case = _case(report, f"{finding.law} ({whose} case {finding.problem.id})", 0.0)
         _failure(case, finding)
         suite.append(case)

@@ -12,8 +12,6 @@ from ...properties.verdicts.text import count_of
 from ..console.errors import CONFORMING, INTERRUPTED, MACHINE, NONCONFORMING, USAGE
 
 VERDICTS = {CONFORMING: "conforming", NONCONFORMING: "nonconforming"}
-SUITE_FAILED = "the suite failed"
-"""How the engine begins the error of an implementation that is not at fault itself."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +84,8 @@ def _judge(report: RunReport, *, gate: bool, failure: str) -> tuple[int, str]:
     if failure or report.lost:
         return MACHINE, failure or f"the device was lost: {report.lost}"
     if broken:
-        named = next((each for each in unfound if not _harness(each)), broken[0])
-        usage = not gate and named in unfound and not _harness(named)
+        named = next((each for each in unfound if not each.suite_failed), broken[0])
+        usage = not gate and named in unfound and not named.suite_failed
         others = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
         first = named.error.splitlines()[0]
         who = "" if first.startswith(named.name) else f"{named.name}: "
@@ -98,10 +96,6 @@ def _judge(report: RunReport, *, gate: bool, failure: str) -> tuple[int, str]:
         names = ", ".join(each.name for each in idle) or "no implementation"
         return MACHINE, f"no problem at all was judged of {names}"
     return CONFORMING, f"no new finding, {known} known"
-
-
-def _harness(report: ImplementationReport) -> bool:
-    return report.error.startswith(SUITE_FAILED)
 
 
 def reason_idle(report: ImplementationReport, summary: Summary) -> str:

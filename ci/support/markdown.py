@@ -71,8 +71,7 @@ def _numbers(rows: Iterable[tuple[Row, tuple[Decision, ...]]]) -> dict[str, int]
 def _footnotes(rows: list[tuple[Row, tuple[Decision, ...]]]) -> list[str]:
     said = {d.rule: d for _, decisions in rows for d in decisions if d.status == "refused"}
     return [
-        f"{number}. {said[rule].reason.removeprefix('the decode part of a mixed batch: ')} "
-        f"({said[rule].source})"
+        f"{number}. {said[rule].why} ({said[rule].source})"
         for rule, number in _numbers(rows).items()
     ]
 

@@ -67,16 +67,19 @@ class Decision:
     target: Target
     ruling: Ruling = field(repr=False, compare=False)
 
-    @cached_property
+    @property
     def reason(self) -> str:
-        """Why, in a sentence or two."""
+        """Why, in a sentence or two, and of which part of the call or which backend that is."""
+        return self.ruling.note + self.why
+
+    @cached_property
+    def why(self) -> str:
+        """Why, in a sentence or two, whatever it is said of."""
         ruling = self.ruling
         if ruling.rule is None:
-            said = why_unknown(ruling.feature, self.target, ruling.book)
-        else:
-            advice = ruling.rule.advice
-            said = f"{ruling.rule.reason}; {advice}" if advice else ruling.rule.reason
-        return ruling.note + said
+            return why_unknown(ruling.feature, self.target, ruling.book)
+        advice = ruling.rule.advice
+        return f"{ruling.rule.reason}; {advice}" if advice else ruling.rule.reason
 
     @cached_property
     def alternatives(self) -> tuple[Feature, ...]:

@@ -244,13 +244,14 @@ class Suite:
             why = verdict.message or "nothing to look at"
             return Judged("skipped", f"{report.name}: {law}: {why}")
         entry = candidate.explanation(law, verdict, problem)
-        if known is not None and not verdict.bad:
-            verdict = known.retired(law, verdict)
+        passes = known if known is not None and not verdict.bad else None
+        verdict = passes.retired(law, verdict) if passes else verdict
         found = LawReport(law, judged=1)
         if verdict.status == "PASS":
             return Judged("passed", properties=_counts(found))
         found.known.update([entry.id] if entry else [])
         finding = Finding(report.name, law, verdict, problem, entry.id if entry else None)
+        finding.contradicts = passes.id if passes else None
         finding.replay = replay_command(case.path)
         return self._tell(found, finding, report)
 

@@ -79,9 +79,11 @@ def _target(worker: Worker, choices: Choices) -> Target:
     """Describe the device as a worker sees it: here, nothing may touch it."""
     outcome = worker.run({"task": "target", "device": choices.device}, Deadlines(run=60.0))
     result = outcome.result or {}
-    if outcome.status != "done" or "error" in result:
-        why = str(result.get("error") or outcome.detail or outcome.kind).strip().splitlines()[-1]
-        message = why if why.startswith("--device") else f"--device {choices.device}: {why}"
+    if "error" in result:
+        raise SuiteRefusedError(str(result["error"]))
+    if outcome.status != "done":
+        why = (outcome.detail or outcome.kind).strip().splitlines()[-1]
+        message = f"--device {choices.device}: {why}"
         raise SuiteRefusedError(message)
     return Target(**result)  # type: ignore[arg-type]  # what Target.to_json gave
 

@@ -10,6 +10,9 @@ from ...impl.targets.refusal import Refusal
 from ...reference import Problem
 from ..verdicts.verdict import Verdict
 
+SUITE_FAILED = "the suite failed"
+"""How the error of an implementation begins that is not at fault itself."""
+
 
 @dataclass
 class Finding:
@@ -20,6 +23,7 @@ class Finding:
         verdict: on ``problem``.
         problem: the smallest that was found.
         entry: id of the ledger entry that explains it, if one does.
+        contradicts: id of the ledger entry that says that this case fails, where it passes.
         seconds: that laws took of this implementation until the first confirmed failure.
         attempts: problems judged while it was shrunk.
         deaths: how many of them cost a process, which is dear: there is a limit to them.
@@ -31,6 +35,7 @@ class Finding:
     verdict: Verdict
     problem: Problem
     entry: str | None = None
+    contradicts: str | None = None
     seconds: float = 0.0
     attempts: int = 0
     deaths: int = 0
@@ -46,6 +51,7 @@ class Finding:
             "message": self.verdict.message,
             "problem": self.problem.to_json(),
             "entry": self.entry,
+            "contradicts": self.contradicts,
             "seconds": round(self.seconds, 3),
             "attempts": self.attempts,
             "deaths": self.deaths,
@@ -148,12 +154,19 @@ class ImplementationReport:
     refusal: Refusal | None = None
     """Why nothing of it can be judged here, where it refuses everything."""
     error: str = ""
+    suite_failed: bool = False
+    """Whether ``error`` is a failure of the suite itself, not of the implementation."""
     refused: dict[str, str] = field(default_factory=dict)
     declared: dict[str, Any] = field(default_factory=dict)
     """What the worker's ``describe`` says of it."""
     modules: int = 0
     build_seconds: float = 0.0
     seconds: float = 0.0
+
+    def fail(self, error: object) -> None:
+        """Note that the suite itself failed; the first error stays."""
+        if not self.error:
+            self.error, self.suite_failed = f"{SUITE_FAILED}: {error}", True
 
     @property
     def judged(self) -> int:

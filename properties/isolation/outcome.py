@@ -9,6 +9,10 @@ from typing import Literal
 Status = Literal["done", "hang", "crash", "error"]
 
 
+KILLED = "killed (out of memory?)"
+"""The kind of a crash by a SIGKILL that the suite did not send."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What became of one request."""
@@ -39,7 +43,7 @@ def describe_exit(status: int | None) -> str:
     if status >= 0:
         return f"exit {status}"
     if status == -signal.SIGKILL:  # not by us: we had not sent it yet
-        return "killed (out of memory?)"
+        return KILLED
     try:
         return signal.Signals(-status).name
     except ValueError:  # a real-time signal has no name

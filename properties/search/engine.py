@@ -166,7 +166,7 @@ class Run:
             except DeviceLostError as error:
                 self._lose_device(str(error), pending)
             except Exception as error:  # noqa: BLE001  one failure must not cost the others' results
-                report.error = report.error or f"the suite failed: {error}"
+                report.fail(error)
 
     def _lose_device(self, why: str, pending: Pending) -> None:
         """Schedule nothing more on a device that is gone."""
@@ -276,7 +276,7 @@ class Run:
                 if found.lost:
                     raise DeviceLostError(found.lost)
                 if found.error:
-                    report.error = report.error or f"the suite failed: {found.error}"
+                    report.fail(found.error)
                 report.laws.sort(key=lambda each: [law.name for law in laws].index(each.law))
                 report.seconds = time.monotonic() - (candidate.started or 0.0)
                 self.progress.law_done(report, found)
@@ -315,5 +315,5 @@ class Run:
         try:
             return replay(one, worker, candidate)
         except HarnessError as error:
-            report.error = report.error or f"the suite failed: {error}"
+            report.fail(error)
             return CorpusReport(), None

@@ -62,9 +62,9 @@ def replay(
         counts = CorpusReport(replayed=1, of_ledger=1)
         if one.explains(case.law, verdict, case.problem):
             return counts, None
-        return counts, Finding(
-            candidate.name, case.law, one.retired(case.law, verdict), case.problem
-        )
+        retired = one.retired(case.law, verdict)
+        name = candidate.name
+        return counts, Finding(name, case.law, retired, case.problem, contradicts=one.id)
     verdict = judge_stored(case, worker, candidate)
     if not verdict.bad:
         unjudged = verdict.status != "PASS" or verdict.vacuous

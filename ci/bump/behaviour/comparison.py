@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ....properties.findings.corpus import Case, cases_of, load_case
 from ....properties.findings.ledger import Entry
-from ....properties.isolation.outcome import Outcome
+from ....properties.isolation.outcome import KILLED, Outcome
 from ....properties.isolation.workers import Deadlines
 from ....properties.laws import Law, laws_of
 from ....properties.space.axes import Axes
@@ -271,7 +271,7 @@ def as_severe_before(ordered: Sequence[Tried], found: Compared, sides: Sides) ->
         for number, tried in zip(range(LOOKS), itertools.cycle(ordered), strict=False)
     )
     # That a machine was too full says nothing of the release.
-    return any(seen.status in SEVERE and OUT_OF_MEMORY not in seen.kind for seen in looks)
+    return any(seen.status in SEVERE and seen.kind not in (OUT_OF_MEMORY, KILLED) for seen in looks)
 
 
 def _look(tried: Tried, found: Compared, sides: Sides, side: str, note: str) -> Verdict:

@@ -17,7 +17,7 @@ from ....impl.registry import resolve_name
 from ....impl.targets.target import Target
 from ....properties.isolation.workers import Deadlines
 from ....properties.worker.requests import DeviceLostError, HarnessError
-from ...console.errors import MACHINE, USAGE
+from ...console.errors import MACHINE, USAGE, UsageRefusedError
 from ...releases.sandboxes import Tell
 from ..sides.journal import Journal
 from ..sides.plan import Plan
@@ -131,7 +131,8 @@ def compare_compiled(learned: Learned, asked: Compilation, journal: Journal, tel
             learned.compiled = compile_both(asked, learned.releases, journal, tell)
         learned.findings += compile_findings(learned.compiled)
     except click.ClickException as error:
-        learned.fail(f"--compile: {error.message.removeprefix('--compile: ')}", error.exit_code)
+        flag = "" if isinstance(error, UsageRefusedError) else "--compile: "  # which names its own
+        learned.fail(f"{flag}{error.message}", error.exit_code)
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,9 @@ UNSUPPORTED = ImplementationReport(
 )
 NOT_FOUND = ImplementationReport("a:b", "a:b", error="a:b: there is no module 'a'")
 NO_ANSWER = ImplementationReport("a:b", "a:b", "merge_state", error="a:b.supports failed: boom")
-HARNESS = ImplementationReport("a:b", "a:b", error="the suite failed: overrun")
+HARNESS = ImplementationReport("a:b", "a:b")
+HARNESS.fail("overrun")
+OF_A_USER = ImplementationReport("a:b", "a:b", error="the suite failed: a module's own words")
 KNOWN = ImplementationReport("mine", "kernels:mine", "merge_state", laws=failing().laws[1:])
 
 
@@ -111,6 +113,7 @@ KNOWN = ImplementationReport("mine", "kernels:mine", "merge_state", laws=failing
         (run(passing(), NOT_FOUND), 2, 3),
         (run(failing(), NO_ANSWER), 3, 3),
         (run(passing(), HARNESS), 3, 3),
+        (run(passing(), OF_A_USER), 2, 3),
         (run(failing(), lost="cuda did not come back"), 3, 3),
         (run(passing(), interrupted=True), 130, 130),
     ],

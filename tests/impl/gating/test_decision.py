@@ -158,7 +158,7 @@ def test_a_mixed_batch_needs_both_phases() -> None:
     book = RuleBook((ALLOW, rule("xqa", backend=("xqa",), when={"phase": "decode"})), HASHES)
     mixed = Feature(backend="xqa", phase="mixed")
     decision = decide(mixed, HERE, book=book)
-    assert decision.reason.startswith("the prefill part of a mixed batch: ")
+    assert decision.reason == f"the prefill part of a mixed batch: {decision.why}"
     assert [each.backend for each in decision.alternatives] == ["fa2"]
     assert decision.alternatives[0].phase == "mixed"
     assert decide(replace(mixed, backend="fa2"), HERE, book=book).feature.phase == "mixed"

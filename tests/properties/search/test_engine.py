@@ -290,6 +290,7 @@ class TestLedger:
             finding.verdict.message
         )
         assert finding.problem == MergeProblem()
+        assert (finding.entry, finding.contradicts) == (None, "merges-known")
         assert report.unknown == [finding]
 
 
