@@ -42,6 +42,9 @@ TOP_LEVEL = {
     "tests",
 }
 
+MOST_MODULES = 25
+"""Most modules of one folder of the package, besides its __init__.py."""
+
 # What a worker process loads, and what no such process may pay for or be changed by.
 IN_THE_WORKER = ["isolation.workers", "isolation.worker_main", "laws", "worker.tasks"]
 NOT_IN_THE_WORKER = {"click", "hypothesis", "pytest", "rich"}
@@ -82,6 +85,15 @@ def test_every_folder_of_the_package_is_listed(repository: Path, project: dict[s
         for file in (repository / top).rglob("__init__.py"):
             folders.add(".".join(("kernelproof", *file.parent.relative_to(repository).parts)))
     assert set(project["tool"]["setuptools"]["packages"]) == folders
+
+
+def test_no_folder_holds_more_modules_than_one_can_know(
+    repository: Path, project: dict[str, Any]
+) -> None:
+    for name in project["tool"]["setuptools"]["packages"]:
+        folder = repository.joinpath(*name.split(".")[1:])
+        modules = [file for file in folder.glob("*.py") if file.name != "__init__.py"]
+        assert len(modules) <= MOST_MODULES, folder.relative_to(repository)
 
 
 def test_tests_are_not_packages(repository: Path) -> None:
