@@ -78,7 +78,7 @@ class ScratchSession(Session, Typing):
     """
 
     def scratch(self) -> Sequence[torch.Tensor]:
-        """Give tensors that may hold anything before a run."""
+        """Return tensors that may hold anything before a run."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +118,7 @@ class Implementation:
         return installed_version(self.provider) if self.provider else None
 
     def arithmetic_of(self, head_dim_vo: int) -> Arithmetic:
-        """Give what it rounds where, for values of so many channels."""
+        """Return what it rounds where, for values of so many channels."""
         found = self.arithmetic
         for channels, wide in self.wide_arithmetic:
             if head_dim_vo >= channels:
@@ -126,11 +126,11 @@ class Implementation:
         return found
 
     def builds_ahead(self, device: str) -> bool:
-        """Tell whether modules are built before the first problem on a device, "cpu" or "cuda"."""
+        """Whether modules are built before the first problem on a device, "cpu" or "cuda"."""
         return self.build_ahead in (True, device)
 
     def problems_of_module(self, problem: Problem) -> Iterable[Problem]:
-        """Give problems that between them call every kernel of this problem's module."""
+        """Return problems that between them call every kernel of this problem's module."""
         return self.kernels(problem) if self.kernels else (problem,)
 
     def module_of(self, problem: Problem) -> str:

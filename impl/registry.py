@@ -102,13 +102,13 @@ class ImplementationNotFoundError(LookupError):
 
 
 def installed_implementations() -> dict[str, str]:
-    """Give the entry points of group ``kernelproof.implementations``: name to MODULE:NAME."""
+    """Return the entry points of group ``kernelproof.implementations``: name to MODULE:NAME."""
     found = importlib.metadata.entry_points(group=ENTRY_POINTS)
     return {point.name: point.value for point in found}
 
 
 def registered() -> list[str]:
-    """Give the names of all implementations that are built in or installed."""
+    """Return the names of all implementations that are built in or installed."""
     return list(dict.fromkeys([*BUILT_IN, *installed_implementations()]))
 
 

@@ -36,7 +36,7 @@ def flashinfer(module: str = "flashinfer") -> Any:  # noqa: ANN401  untyped thir
 
 @functools.cache
 def version() -> str:
-    """Give the release that is installed."""
+    """Return the release that is installed."""
     return installed_version(FLASHINFER) or "0"
 
 
@@ -48,7 +48,7 @@ def new_wrapper(name: str, device: torch.device, **options: Any) -> Any:  # noqa
 
 @functools.cache
 def shared_workspace(device: torch.device) -> torch.Tensor:
-    """Give the workspace that all sessions share, as vLLM's wrappers do."""
+    """Return the workspace that all sessions share, as vLLM's wrappers do."""
     return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
 
 
@@ -60,7 +60,7 @@ def session_wrapper(name: str, device: torch.device, **options: Any) -> Any:  # 
 
 @functools.cache
 def wrapper(name: str, device: torch.device, *, apart: str = "", **options: Any) -> Any:  # noqa: ANN401  untyped
-    """Give the same wrapper for the same options: planned anew and run again, as engines do.
+    """Return the same wrapper for the same options: planned anew and run again, as engines do.
 
     Args:
         name: of the wrapper.
@@ -93,7 +93,7 @@ def attention_refusal(problem: AttentionProblem, target: Target) -> str | None:
 
 
 def paged_cache(inputs: PagedAttentionInputs, backend: str) -> dict[str, Any]:
-    """Give the keyword arguments that name a paged cache, in the view that the release reads."""
+    """Return the keyword arguments that name a paged cache, in the view that the release reads."""
     if inputs.kv_format is None:
         return {"paged_kv_cache": (inputs.k_cache, inputs.v_cache)}
     return flashinfer_arguments(
@@ -107,7 +107,7 @@ def paged_cache(inputs: PagedAttentionInputs, backend: str) -> dict[str, Any]:
 
 
 def plan_options(inputs: AttentionInputs, kv_dtype: torch.dtype) -> dict[str, Any]:
-    """Give the options that every plan takes."""
+    """Return the options that every plan takes."""
     return {
         "sm_scale": inputs.sm_scale,
         "window_left": inputs.window_left,
@@ -119,7 +119,7 @@ def plan_options(inputs: AttentionInputs, kv_dtype: torch.dtype) -> dict[str, An
 
 
 def scales(inputs: AttentionInputs) -> tuple[tuple[torch.Tensor, ...], dict[str, float]]:
-    """Give the scales of a run: tensors in its order for FP8 queries, else keywords.
+    """Return the scales of a run: tensors in its order for FP8 queries, else keywords.
 
     FA3 takes the scales of FP8 queries, keys and values as float32, one a head, and only so.
     """

@@ -59,7 +59,7 @@ class _Fixed:
             self._plan(inputs, self._largest(inputs.metadata.page_size))
 
     def _largest(self, page_size: int) -> BatchMetadata:
-        """Give a batch of one request with all the tokens, and one key."""
+        """Return a batch of one request with all the tokens, and one key."""
 
         def int32(*values: int) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.int32)
@@ -70,7 +70,7 @@ class _Fixed:
         return padded(one, self.requests)
 
     def fits(self, inputs: PagedAttentionInputs) -> bool:
-        """Tell whether a batch may be planned here."""
+        """Whether a batch may be planned here."""
         return (
             options_of(inputs) == self.options
             and inputs.metadata.num_requests <= self.most
@@ -137,7 +137,7 @@ class FixedSession:
         return self._captured[1].replay(inputs)
 
     def scratch(self) -> list[torch.Tensor]:
-        """Give the float workspace: partial results of one run, which the same run merges."""
+        """Return the float workspace: partial results of one run, which the same run merges."""
         return [shared_workspace(self._planned.device)] if self._planned else []
 
     def _ready(self) -> _Fixed:

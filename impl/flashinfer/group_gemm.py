@@ -81,7 +81,7 @@ def _gemm(x: torch.Tensor, weights: Given, rows: Rows) -> torch.Tensor:
 
 
 def _scales(weights: Given, rows: Rows) -> torch.Tensor | float:
-    """Give the scales of weights for each row: [rows, 1], or [rows, n] for one a channel."""
+    """Return the scales of weights for each row: [rows, 1], or [rows, n] for one a channel."""
     if isinstance(weights, torch.Tensor):
         return 1.0
     scales = weights.scales[rows.experts]
@@ -89,7 +89,7 @@ def _scales(weights: Given, rows: Rows) -> torch.Tensor | float:
 
 
 def _hidden(inputs: MoEInputs, rows: Rows) -> tuple[torch.Tensor, torch.Tensor | float]:
-    """Give the rows' hidden states, or their codes, and their scales."""
+    """Return the rows' hidden states, or their codes, and their scales."""
     if isinstance(inputs.hidden, torch.Tensor):
         return inputs.hidden[rows.tokens], 1.0
     # Not every index knows FP8: bytes do.
@@ -101,7 +101,7 @@ def _hidden(inputs: MoEInputs, rows: Rows) -> tuple[torch.Tensor, torch.Tensor |
 def _quantised(
     inputs: MoEInputs, middle: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | float]:
-    """Give the second product's operand, and its scales."""
+    """Return the second product's operand, and its scales."""
     if isinstance(inputs.hidden, torch.Tensor):
         return middle.to(inputs.hidden.dtype), 1.0
     scale = inputs.intermediate_scale

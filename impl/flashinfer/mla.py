@@ -75,7 +75,7 @@ def _unwrapped(problem: AttentionProblem, target: Target) -> str | None:
 
 
 def _tile_ends_in_a_query(problem: AttentionProblem) -> bool:
-    """Tell whether a causal tile of query rows may end between two heads of one query token.
+    """Whether a causal tile of query rows may end between two heads of one query token.
 
     FlashInfer loses a key there, if that key is the first of a tile of keys (``_fa_common.py`` of
     0.7.1, ``_validate_fa_causal_tile_bound``).
@@ -86,12 +86,12 @@ def _tile_ends_in_a_query(problem: AttentionProblem) -> bool:
 
 
 def latent_pages(inputs: PagedAttentionInputs) -> torch.Tensor:
-    """Give the cache without its axis of one head: [pages, page_size, head_dim_qk], a view."""
+    """Return the cache without its axis of one head: [pages, page_size, head_dim_qk], a view."""
     return inputs.k_cache.squeeze(2 if inputs.kv_layout == "NHD" else 1)
 
 
 def typed_pages(inputs: PagedAttentionInputs) -> torch.Tensor:
-    """Give the pages in the dtype of what they hold."""
+    """Return the pages in the dtype of what they hold."""
     pages = latent_pages(inputs)
     return pages if inputs.kv_format is None else inputs.kv_format.view(pages)
 

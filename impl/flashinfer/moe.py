@@ -109,7 +109,7 @@ def _other_blocks(problem: MoEProblem, _: Target) -> str | None:
 
 
 def _weights(inputs: MoEInputs) -> dict[str, Any]:
-    """Give weights, hidden states and scales, in the form of their quantisation."""
+    """Return weights, hidden states and scales, in the form of their quantisation."""
     found: dict[str, Any] = {
         "input": codes_of(inputs.hidden),
         "fc1_expert_weights": rows_up_first(inputs, codes_of(inputs.w13)),

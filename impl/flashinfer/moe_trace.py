@@ -75,7 +75,7 @@ def _clamps(inputs: MoEInputs) -> dict[str, Any]:
 
 
 def _routed(inputs: MoEInputs) -> tuple[Any, ...]:
-    """Give weights, ids, this rank's first expert and the number of all experts."""
+    """Return weights, ids, this rank's first expert and the number of all experts."""
     everywhere = inputs.num_experts or codes_of(inputs.w13).shape[0]
     return inputs.topk_weights, inputs.topk_ids.long(), inputs.expert_offset, everywhere
 

@@ -34,7 +34,7 @@ ROUTING_MEMBERS: Mapping[str, str] = {
 
 
 def activation_member(activation: str) -> Any:  # noqa: ANN401  a member of an enum of theirs
-    """Give the release's ``ActivationType`` member of an activation.
+    """Return the release's ``ActivationType`` member of an activation.
 
     Raises:
         UnsupportedError: the release has none by that name, or FlashInfer is not installed.
@@ -43,7 +43,7 @@ def activation_member(activation: str) -> Any:  # noqa: ANN401  a member of an e
 
 
 def routing_member(method: str) -> Any:  # noqa: ANN401  a member of an enum of theirs
-    """Give the release's ``RoutingMethodType`` member of a routing method.
+    """Return the release's ``RoutingMethodType`` member of a routing method.
 
     Raises:
         UnsupportedError: the release has none by that name, or FlashInfer is not installed.

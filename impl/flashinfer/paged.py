@@ -127,7 +127,7 @@ def mixed(inputs: PagedAttentionInputs) -> Pair:
 def _requests(
     inputs: PagedAttentionInputs, chosen: torch.Tensor
 ) -> tuple[BatchMetadata, torch.Tensor]:
-    """Give the metadata of some requests, and which query tokens are theirs."""
+    """Return the metadata of some requests, and which query tokens are theirs."""
     metadata = inputs.metadata
     query_lens = metadata.qo_indptr.diff()
     request = torch.repeat_interleave(torch.arange(len(chosen), device=chosen.device), query_lens)

@@ -18,7 +18,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def heads_of(inputs: PagedAttentionInputs) -> dict[str, int]:
-    """Give the numbers of heads as every plan takes them."""
+    """Return the numbers of heads as every plan takes them."""
     return {"num_qo_heads": inputs.q.shape[1], "num_kv_heads": kv_heads_of(inputs)}
 
 
@@ -121,7 +121,7 @@ def run(planned: Any, inputs: PagedAttentionInputs, backend: str) -> Pair:  # no
 
 
 def head_dim_vo(inputs: PagedAttentionInputs) -> int:
-    """Give the channels of the values."""
+    """Return the channels of the values."""
     return stored_head_dim(inputs.v_cache, inputs.kv_format)
 
 

@@ -5,6 +5,8 @@ Routing methods go by the name of their ``RoutingMethodType``, everything by key
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ...reference import Arithmetic, RouteProblem
@@ -77,13 +79,19 @@ def _not_deepseek(problem: RouteProblem, _: Target) -> str | None:
 )
 def fused_topk_deepseek(inputs: RouteInputs) -> Pair:
     """Route as DeepSeek-V3 by ``fused_topk_deepseek``; weights are of the logits' dtype."""
+    function = flashinfer("flashinfer.fused_moe").fused_topk_deepseek
+    return routed_by(function, inputs, inputs.logits.dtype)
+
+
+def routed_by(function: Any, inputs: RouteInputs, dtype: torch.dtype) -> Pair:  # noqa: ANN401  untyped
+    """Route by a function with the parameters of ``fused_topk_deepseek``, weights of a dtype."""
     tokens, experts = inputs.logits.shape
-    weights = inputs.logits.new_empty((tokens, inputs.top_k))
-    ids = torch.empty(weights.shape, dtype=torch.int32, device=weights.device)
+    weights = inputs.logits.new_empty((tokens, inputs.top_k), dtype=dtype)
+    ids = weights.new_empty(weights.shape, dtype=torch.int32)
     bias = inputs.bias
     if bias is None:
-        bias = torch.zeros(experts, dtype=torch.float32, device=weights.device)
-    flashinfer("flashinfer.fused_moe").fused_topk_deepseek(
+        bias = weights.new_zeros(experts, dtype=torch.float32)
+    function(
         scores=inputs.logits,
         bias=bias,
         n_group=inputs.num_groups or 1,

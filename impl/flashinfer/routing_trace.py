@@ -17,7 +17,7 @@ from ...reference.tensors.moe_inputs import RouteInputs
 from ..targets.target import Target
 from .backends import TRACE
 from .claims import first_reason
-from .routing import masked_by_zero
+from .routing import masked_by_zero, routed_by
 from .trace import lacking, template
 
 MOE_TEMPLATES = "flashinfer.trace.templates.moe"
@@ -37,7 +37,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def without_experts(reference: Any) -> Any:  # noqa: ANN401  untyped third-party code
-    """Give a reference of the whole MoE that returns (weights, ids) in the place of its output.
+    """Return a reference of the whole MoE that returns (weights, ids) in the place of its output.
 
     Nothing of theirs is changed: this is another function with the same code, among whose globals
     the function that runs the experts is another.
@@ -97,17 +97,5 @@ def _not_deepseek(problem: RouteProblem, _: Target) -> str | None:
 )
 def trace_fused_topk_deepseek(inputs: RouteInputs) -> Pair:
     """Route by ``_fused_topk_deepseek_reference``, into float32 weights."""
-    tokens, experts = inputs.logits.shape
-    weights = torch.empty((tokens, inputs.top_k), device=inputs.logits.device)
-    ids = torch.empty(weights.shape, dtype=torch.int32, device=weights.device)
-    template(SAMPLING, "_fused_topk_deepseek_reference")(
-        scores=inputs.logits,
-        bias=weights.new_zeros(experts) if inputs.bias is None else inputs.bias,
-        n_group=inputs.num_groups or 1,
-        topk_group=inputs.topk_groups or 1,
-        topk=inputs.top_k,
-        routed_scaling_factor=inputs.scaling_factor,
-        topk_values=weights,
-        topk_indices=ids,
-    )
-    return ids, weights
+    function = template(SAMPLING, "_fused_topk_deepseek_reference")
+    return routed_by(function, inputs, torch.float32)

@@ -45,7 +45,7 @@ def lacking(module: str) -> Refuses:
 
 
 def template(module: str, name: str) -> Any:  # noqa: ANN401  untyped third-party code
-    """Give a published reference by name."""
+    """Return a published reference by name."""
     return getattr(require(module, "flashinfer"), name)
 
 
@@ -150,7 +150,7 @@ def _not_hnd(problem: AttentionProblem, _: Target) -> str | None:
 
 
 def _caches(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give the caches as FlashInfer is to read them: FP8 that is stored as bytes as FP8."""
+    """Return the caches as FlashInfer is to read them: FP8 that is stored as bytes as FP8."""
     if inputs.kv_format is None:
         return inputs.k_cache, inputs.v_cache
     return inputs.kv_format.view(inputs.k_cache), inputs.kv_format.view(inputs.v_cache)

@@ -37,13 +37,13 @@ FP8_ON_HOPPER = (
 
 @functools.cache
 def zeroed_workspace(use: str, device: torch.device) -> torch.Tensor:
-    """Give the workspace of one backend and function: zero at first, and never another's."""
+    """Return the workspace of one backend and function: zero at first, and never another's."""
     del use  # it tells apart what is cached
     return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
 
 
 def padded_block_table(inputs: PagedAttentionInputs, keys: int = 1) -> torch.Tensor:
-    """Give the block table with stale ids behind each request's pages, as engines leave them.
+    """Return the block table with stale ids behind each request's pages, as engines leave them.
 
     Args:
         inputs: of a call; its table has garbage there, which need not be a page's id.
@@ -55,7 +55,7 @@ def padded_block_table(inputs: PagedAttentionInputs, keys: int = 1) -> torch.Ten
 
 
 def natural_or_none(lse: torch.Tensor | None) -> torch.Tensor | None:
-    """Give an LSE of base 2 as a natural one."""
+    """Return an LSE of base 2 as a natural one."""
     return None if lse is None else to_natural(lse)
 
 
@@ -131,7 +131,7 @@ def _cache(inputs: PagedAttentionInputs, backend: str) -> dict[str, Any]:
 
 
 def _shared(inputs: PagedAttentionInputs, backend: str) -> dict[str, Any]:
-    """Give the keyword arguments that decode and context share."""
+    """Return the keyword arguments that decode and context share."""
     width = stored_head_dim(inputs.v_cache, inputs.kv_format)
     shape = (*inputs.q.shape[:2], width)
     return {

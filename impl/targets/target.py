@@ -82,12 +82,12 @@ class Target:
         )
 
     def to_json(self) -> dict[str, object]:
-        """Give a JSON-able dictionary."""
+        """Return a JSON-able dictionary."""
         return asdict(self)
 
 
 def installed_version(distribution: str) -> str | None:
-    """Give the version of an installed distribution, None where there is none."""
+    """Return the version of an installed distribution, None where there is none."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:

@@ -187,7 +187,7 @@ class Call:
 
 
 def rows_a_request(tokens: int, requests: int, group_size: int) -> int:
-    """Give the mean number of rows a request, rounded up to a power of two."""
+    """Return the mean number of rows a request, rounded up to a power of two."""
     return 1 << (ceil_div(tokens, max(requests, 1)) * group_size - 1).bit_length()
 
 
@@ -231,7 +231,7 @@ def _slots(cache: torch.Tensor, kv_layout: str) -> torch.Tensor:
 
 
 def _buffers(inputs: AttentionInputs, head_dim_vo: int) -> AttentionOutput:
-    """Give the buffers for the result: those of the call, or new ones."""
+    """Return the buffers for the result: those of the call, or new ones."""
     shape = (*inputs.q.shape[:2], head_dim_vo)
     out, lse = inputs.out, inputs.lse
     if out is None:
@@ -251,7 +251,7 @@ def _paged_indices(inputs: PagedAttentionInputs) -> dict[str, torch.Tensor]:
 
 
 def _scale(scale: float | torch.Tensor, kv_heads: int) -> tuple[float, torch.Tensor | None]:
-    """Give a scale as one number and as one of each key-value head, of which one is neutral."""
+    """Return a scale as one number and as one of each key-value head, of which one is neutral."""
     if isinstance(scale, torch.Tensor):
         return 1.0, scale.to(torch.float32).reshape(-1).expand(kv_heads).contiguous()
     return scale, None

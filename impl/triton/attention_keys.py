@@ -86,7 +86,7 @@ def split_kernels(problem: AttentionProblem) -> list[AttentionProblem]:
 
 
 def block_rows(problem: AttentionProblem, rows: int) -> int:
-    """Give the rows of a block, or more where shared memory has no room for as many."""
+    """Return the rows of a block, or more where shared memory has no room for as many."""
     channels = next_power_of_two(max(problem.head_dim_qk, problem.head_dim_vo))
     size: int = getattr(torch, problem.dtype).itemsize
     return min(max(rows, LEAST_BLOCK), most_rows(channels, size))

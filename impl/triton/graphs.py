@@ -38,7 +38,7 @@ class Buffers:
             self._tensors[name][: len(tensor)].copy_(tensor)
 
     def metadata(self) -> BatchMetadata:
-        """Give the batch that is here; on a GPU, with all the room that there is for page ids.
+        """Return the batch that is here; on a GPU, with all the room that there is for page ids.
 
         A graph keeps addresses, and a tensor without elements has none: captured on a batch without
         pages, it would read those of later batches from nowhere.

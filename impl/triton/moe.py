@@ -6,6 +6,7 @@ import torch
 
 from ...reference import Arithmetic, MoEProblem
 from ...reference.tensors.moe_inputs import MoEInputs
+from ..features import MOE_FEATURES
 from ..gating.rules import version_matches
 from ..targets.target import Target
 from .moe_call import run_experts
@@ -24,19 +25,9 @@ Where both operands are FP8, Hopper's tensor cores sum in fixed point."""
 BUILD_MINUTES = 0.4
 """Of a core: 30 modules took 43 s of 16 on an H200 (h200-triton-moe.json)."""
 WITH_GATHER = ">=3.3.dev0"
-FEATURES = (
-    "moe_biases",
-    "interleaved_w13",
-    "expert_parallel",
-    "weights_on_input",
-    "shared_experts",
-    "duplicate_ids",
-    "fp8_weights",
-    "quantized_hidden",
-    "swiglu_parameters",
-    "strided_hidden",
-    "large_weights",
-)
+NOT_READ = ("nvfp4_weights", "mxfp4_weights")
+"""Features of ``moe`` that these kernels do not have."""
+FEATURES = (*(name for name in MOE_FEATURES if name not in NOT_READ), "large_weights")
 
 
 def _supports(_: MoEProblem, target: Target) -> bool | str:

@@ -59,7 +59,7 @@ def kernels(problem: MoEProblem) -> Iterator[MoEProblem]:
 
 
 def module_fields(problem: MoEProblem) -> tuple[Hashable, ...]:
-    """Give what a module is told by."""
+    """Return what a module is told by."""
     divides = [size % each == 0 for size in (problem.hidden, problem.inter) for each in DIVISORS]
     return (
         problem.dtype, problem.activation, problem.quantized, problem.quantized_hidden,
@@ -70,7 +70,7 @@ def module_fields(problem: MoEProblem) -> tuple[Hashable, ...]:
 
 
 def _batch(problem: MoEProblem) -> tuple[Hashable, ...]:
-    """Give how pairs of tokens and experts are sorted; where some are shared, those of them too."""
+    """Return how pairs of tokens and experts are sorted; those of shared experts, too."""
     pairs = problem.num_tokens * problem.top_k
     single = problem.dtype == "float32" and not problem.quantized_hidden
     found = (*_sorting(pairs, pairs / problem.num_experts, problem.here, single=single),)

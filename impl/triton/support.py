@@ -54,7 +54,7 @@ def require_triton() -> None:
 
 
 def stored(out: torch.Tensor) -> torch.Tensor:
-    """Give the tensor that a kernel stores ``out`` to: a float32 one where its cast is wrong.
+    """Return the tensor that a kernel stores ``out`` to: a float32 one where its cast is wrong.
 
     The interpreter drops the low bits of a float32 that it stores as bfloat16, which is twice the
     error of rounding, and biased. ``finish`` lets torch round instead.
@@ -75,5 +75,5 @@ def ceil_div(number: int, divisor: int) -> int:
 
 
 def next_power_of_two(number: int) -> int:
-    """Give the smallest power of two that is at least this."""
+    """Return the smallest power of two that is at least this."""
     return 1 << max(number - 1, 0).bit_length()

@@ -19,7 +19,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from kernelproof.ci.cli import main
-from kernelproof.impl import BUILT_IN
+from kernelproof.impl import BUILT_IN, Target
 from kernelproof.properties.findings.ledger import read_case
 from kernelproof.properties.space.profiles import PROFILES
 
@@ -422,6 +422,8 @@ def test_the_list(kernelproof: Command) -> None:
     known = {each["name"]: each for each in listed["implementations"]}
     assert known["torch-sdpa-paged"]["available"] is True
     assert known["torch-sdpa-paged"]["operation"] == "paged_attention"
+    assert known["torch-sdpa-paged"]["provider"] == "torch"
+    assert known["torch-sdpa-paged"]["provider_version"] == Target.here().torch
     assert all(each["available"] or each["reason"] for each in known.values())
     assert all(each["statement"] for each in listed["laws"])
     assert [each["name"] for each in listed["profiles"]] == list(PROFILES)

@@ -25,10 +25,8 @@ from kernelproof.reference import MetadataProblem, Problem, materialise
 
 ON_GPU = Target(sm=90, device="cuda", triton="3.6.0", torch="2.11.0", cuda="13.0")
 PROBLEMS, WORK = 200, 200_000
-LAUNCHING = (
-    "triton_attention_call", "triton_append", "triton_merge", "triton_metadata",
-    "triton_moe_call", "triton_moe_sort", "triton_route",
-)  # fmt: skip
+LAUNCHING = ("attention_call", "append", "merge", "metadata", "moe_call", "moe_sort", "route")
+"""Modules of ``kernelproof.impl.triton`` that launch kernels."""
 EXPERTS_KERNELS = ("project", "contract", "combine", "sort_pairs")
 BY_DEVICE = ("BLOCK", "CHUNK", "EVEN", "DTYPE")
 """Constants of the experts' kernels that a CPU has others of, whatever tensors say they are on."""
@@ -87,11 +85,13 @@ def recorded() -> Iterator[list[tuple[str, Signature]]]:
 
     def found(name: str, extra: str) -> Any:  # noqa: ANN401  a module
         module = require(name, extra)
-        return _Kernels(module, seen) if name.endswith("_kernel") else module
+        return _Kernels(module, seen) if ".triton.kernels." in name else module
 
     with mock.patch.object(torch.Tensor, "is_cuda", property(lambda _: True)):
         patches: list[Any] = [
-            mock.patch.object(importlib.import_module(f"kernelproof.impl.{name}"), "require", found)
+            mock.patch.object(
+                importlib.import_module(f"kernelproof.impl.triton.{name}"), "require", found
+            )
             for name in LAUNCHING
         ]
         call = importlib.import_module("kernelproof.impl.triton.attention_call")
