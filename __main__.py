@@ -9,7 +9,9 @@ from __future__ import annotations
 import sys
 
 # What the extra `suite` installs, by import name.
-SUITE_MODULES = frozenset({"click", "hypothesis", "packaging", "pytest", "rich", "tomli", "xdist"})
+SUITE_MODULES = frozenset(
+    {"click", "hypothesis", "msgspec", "packaging", "pytest", "rich", "tomli", "xdist"}
+)
 
 
 def main() -> None:

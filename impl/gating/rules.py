@@ -8,7 +8,7 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
-from packaging.specifiers import SpecifierSet
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from ..targets.target import Target
@@ -154,6 +154,19 @@ def version_matches(version: str | None, specifier: str) -> bool:
     if version is None:
         return False
     return SpecifierSet(specifier).contains(parse_version(version), prereleases=True)
+
+
+def check_specifier(name: str, specifier: str) -> None:
+    """Refuse what is no specifier of versions.
+
+    Raises:
+        ValueError: the message begins with the name.
+    """
+    try:
+        SpecifierSet(specifier)
+    except InvalidSpecifier as error:
+        message = f"{name} is {specifier!r}, no PEP 440 specifier"
+        raise ValueError(message) from error
 
 
 @lru_cache(maxsize=4096)

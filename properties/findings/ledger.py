@@ -7,18 +7,21 @@ in every run, and an entry whose case passes is a finding itself.
 
 from __future__ import annotations
 
-import json
-import sys
+import math
 from collections import Counter
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+import msgspec
+from msgspec.structs import replace
 
 from ...fixtures import LEDGER
 from ...impl import Target
+from ...impl.gating.rules import check_specifier, version_matches
+from ...impl.targets.data_files import read_json, read_toml
+from ...impl.targets.schemas import Table, converted, one_of
+from ...impl.targets.suggestions import did_you_mean
 from ...reference import (
     AttentionProblem,
     MergeProblem,
@@ -31,27 +34,6 @@ from ...reference import (
 from ..laws import LAWS
 from ..verdicts.verdict import BAD, FAIL_KINDS, Verdict
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-TYPES: dict[str, type] = {
-    "id": str,
-    "implementation": str,
-    "laws": list,
-    "status": str,
-    "kinds": list,
-    "where": dict,
-    "versions": dict,
-    "device": str,
-    "sm": list,
-    "reason": str,
-    "issue": str,
-    "case": str,
-    "quarantine": bool,
-}
-"""Fields of an entry."""
 CASE_SCHEMA = "kernelproof/case/1"
 PACKAGES = ("flashinfer", "triton", "torch")
 PREDICATES = {
@@ -61,15 +43,23 @@ PREDICATES = {
     if name in cls.__dataclass_fields__ or isinstance(kind, property)
 }
 """What a predicate may speak of: fields and properties of problems."""
-REQUIRED = {"id", "implementation", "laws", "status", "where", "reason", "case"}
 
 
 class LedgerError(ValueError):
     """A ledger that cannot be read; the message names the file, the entry and the field."""
 
 
-@dataclass(frozen=True)
-class Entry:
+class Limits(Table, frozen=True):
+    """Limits of a number, as a predicate gives them."""
+
+    min: float = -math.inf
+    max: float = math.inf
+
+
+LawName = Annotated[str, one_of(law.name for law in LAWS)]
+
+
+class Entry(Table, frozen=True):
     """One known failure.
 
     Attributes:
@@ -91,17 +81,30 @@ class Entry:
 
     id: str
     implementation: str
-    laws: tuple[str, ...]
-    status: str
-    where: Mapping[str, Any]
+    laws: tuple[LawName, ...]
+    status: Annotated[str, one_of(BAD)]
+    where: dict[Annotated[str, one_of(sorted(PREDICATES))], Any]
     reason: str
     case: Path
     kinds: tuple[str, ...] = ()
-    versions: Mapping[str, str] = field(default_factory=dict)
-    device: str = ""
+    versions: dict[Annotated[str, one_of(PACKAGES)], str] = msgspec.field(default_factory=dict)
+    device: Annotated[str, one_of(("", "cpu", "cuda"))] = ""
     sm: tuple[int, ...] = ()
     issue: str = ""
     quarantine: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what types cannot say: kinds of failures, versions, limits of numbers."""
+        for number, kind in enumerate(self.kinds if self.status == "FAIL" else ()):
+            if kind not in FAIL_KINDS:
+                hint = did_you_mean(kind, FAIL_KINDS)
+                message = f"kinds[{number}] is {kind!r}; {hint}known: {', '.join(FAIL_KINDS)}"
+                raise ValueError(message)
+        for package, specifier in self.versions.items():
+            check_specifier(f"versions.{package}", specifier)
+        for name, wanted in self.where.items():
+            if isinstance(wanted, dict):
+                converted(wanted, Limits, f"where.{name}", ValueError)
 
     def applies_to(self, implementation: str, target: Target) -> bool:
         """Tell whether the entry speaks of this implementation on this machine."""
@@ -110,7 +113,7 @@ class Entry:
             and (not self.device or target.device == self.device)
             and (not self.sm or target.sm in self.sm)
             and all(
-                _version_matches(getattr(target, package), specifier)
+                version_matches(getattr(target, package), specifier)
                 for package, specifier in self.versions.items()
             )
         )
@@ -142,6 +145,21 @@ class Entry:
         return read_case(self.case)[:2]
 
 
+class LedgerFile(Table, frozen=True):
+    """A ledger as it is written: ``[[finding]]`` tables."""
+
+    finding: tuple[Entry, ...] = ()
+
+
+class Case(msgspec.Struct):
+    """What a case file must hold; a run adds what it found."""
+
+    law: str
+    implementation: str
+    problem: dict[str, Any]
+    without_rules: list[str] = []
+
+
 @dataclass(frozen=True)
 class Ledger:
     """All entries of a file."""
@@ -164,40 +182,17 @@ def read_case(path: Path) -> tuple[str, Problem, dict[str, Any]]:
     Raises:
         LedgerError: no such file, no JSON, a missing or wrong field; the file is named.
     """
+    data = read_json(path, LedgerError)
+    schema = data.get("schema", CASE_SCHEMA) if isinstance(data, dict) else CASE_SCHEMA
+    if schema != CASE_SCHEMA:
+        message = f"{path}: its schema is {schema!r}; this Kernelproof reads {CASE_SCHEMA!r}"
+        raise LedgerError(message)
+    case = converted(data, Case, path, LedgerError)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        message = f"{path}: cannot be read ({error.strerror})"
-        raise LedgerError(message) from error
-    except (ValueError, UnicodeDecodeError) as error:
-        message = f"{path}: not JSON ({error})"
-        raise LedgerError(message) from error
-    if not isinstance(data, dict):
-        message = f"{path}: a case is a JSON object, not a {type(data).__name__}"
-        raise LedgerError(message)
-    if data.get("schema", CASE_SCHEMA) != CASE_SCHEMA:
-        message = (
-            f"{path}: its schema is {data['schema']!r}; this Kernelproof reads {CASE_SCHEMA!r}"
-        )
-        raise LedgerError(message)
-    for name in ("law", "implementation", "problem"):
-        if name not in data:
-            message = f"{path}: the field {name!r} is missing"
-            raise LedgerError(message)
-        wanted = dict if name == "problem" else str
-        if not isinstance(data[name], wanted):
-            message = f"{path}: the field {name!r} is not a {wanted.__name__}"
-            raise LedgerError(message)
-    rules = data.get("without_rules", [])
-    if not (isinstance(rules, list) and all(isinstance(rule, str) for rule in rules)):
-        message = f"{path}: the field 'without_rules' is not a list of names of support rules"
-        raise LedgerError(message)
-    try:
-        problem = problem_from_json(data["problem"])
+        return case.law, problem_from_json(case.problem), data
     except ValueError as error:
         message = f"{path}: {error}"
         raise LedgerError(message) from error
-    return data["law"], problem, data
 
 
 def load_ledger(choice: str | None = None) -> Ledger:
@@ -209,89 +204,12 @@ def load_ledger(choice: str | None = None) -> Ledger:
     if choice == "none":
         return Ledger()
     path = Path(choice) if choice else LEDGER
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        message = f"{path}: cannot be read ({error.strerror})"
-        raise LedgerError(message) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        message = f"{path}: not TOML ({error})"
-        raise LedgerError(message) from error
-    tables = data.pop("finding", [])
-    if data or not isinstance(tables, list) or not all(isinstance(t, dict) for t in tables):
-        message = f"{path}: a ledger holds [[finding]] tables only"
-        raise LedgerError(message)
-    entries = tuple(_entry(path, position, table) for position, table in enumerate(tables))
+    entries = converted(read_toml(path, LedgerError), LedgerFile, path, LedgerError).finding
     for entry_id, count in Counter(entry.id for entry in entries).items():
         if count > 1:
             message = f"{path}: the id {entry_id!r} is given {count} times"
             raise LedgerError(message)
-    return Ledger(entries)
-
-
-def _entry(path: Path, position: int, table: dict[str, Any]) -> Entry:
-    name = table.get("id", f"number {position + 1}")
-    problem = _defect(table)
-    if problem:
-        message = f"{path}: finding {name!r}: {problem}"
-        raise LedgerError(message)
-    fields = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in table.items()
-    }
-    return Entry(**{**fields, "case": path.parent / table["case"]})
-
-
-def _defect(table: dict[str, Any]) -> str | None:
-    """Say what is wrong with an entry; None if nothing is."""
-    for key in sorted(set(table) - set(TYPES)):
-        return f"unknown field {key!r}"
-    for key in sorted(REQUIRED - set(table)):
-        return f"the field {key!r} is missing"
-    for key, value in table.items():
-        if not isinstance(value, TYPES[key]):
-            return f"{key} must be a {TYPES[key].__name__}, not {value!r}"
-    allowed: dict[str, Collection[object]] = {
-        "laws": {law.name for law in LAWS},
-        "kinds": FAIL_KINDS if table["status"] == "FAIL" else table.get("kinds", ()),
-        "device": ("", "cpu", "cuda"),
-        "versions": PACKAGES,
-        "where": PREDICATES,
-        "status": BAD,
-    }
-    for key, known in allowed.items():
-        value = table.get(key, ())
-        for item in [value] if isinstance(value, str) else value:
-            if item not in list(known):  # the file's items need not be hashable
-                return f"{key} names {item!r}; known: {', '.join(sorted(map(str, known)))}"
-    return _bad_condition(table)
-
-
-def _bad_condition(table: dict[str, Any]) -> str | None:
-    for package, specifier in table.get("versions", {}).items():
-        if not _is_specifier(specifier):
-            return f"versions.{package} is {specifier!r}, no PEP 440 specifier"
-    for chip in table.get("sm", []):
-        if not isinstance(chip, int):
-            return f"sm names {chip!r}; chips are integers, ten times the compute capability"
-    for field_name, wanted in table["where"].items():
-        if isinstance(wanted, dict) and not (
-            set(wanted) <= {"min", "max"}
-            and all(isinstance(limit, (int, float)) for limit in wanted.values())
-        ):
-            return f"where.{field_name} must be a value, a list, or numbers min and max"
-    return None
-
-
-def _is_specifier(specifier: object) -> bool:
-    try:
-        SpecifierSet(specifier if isinstance(specifier, str) else "?")
-    except InvalidSpecifier:
-        return False
-    return True
-
-
-def _version_matches(version: str | None, specifier: str) -> bool:
-    return version is not None and SpecifierSet(specifier).contains(version, prereleases=True)
+    return Ledger(tuple(replace(entry, case=path.parent / entry.case) for entry in entries))
 
 
 def _holds(problem: Problem, name: str, wanted: object) -> bool:

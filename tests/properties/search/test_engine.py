@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from kernelproof.properties.findings.ledger import Ledger, load_ledger
 from kernelproof.properties.findings.report import (
@@ -242,7 +243,7 @@ class TestLedger:
         case = AttentionProblem(query_lens=(2,), seq_lens=(2,))
         ledger = load_ledger(ledger_file(tmp_path, "always-causal", "{ causal = false }", case))
         (entry,) = ledger.entries
-        both = Ledger((replace(entry, laws=("parity", "sensitivity")),))
+        both = Ledger((structs.replace(entry, laws=("parity", "sensitivity")),))
         masked: dict[str, Any] = {"only": {"causal": (True,)}, "laws": ["sensitivity"]}
         found = only_finding(execute("always_causal", **masked).implementations[0])
         assert "with False it is wrong, see parity" in found.verdict.message

@@ -1,0 +1,82 @@
+"""The shape of the files of support rules."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from ..targets.backends import BACKENDS
+from ..targets.schemas import Table, Text, one_of, parse_chips
+from .feature import CHOICES, INTEGERS, OPERATIONS, SWITCHES
+from .rules import CALLED, EVIDENCE, PACKAGES, check_specifier
+
+SOME = msgspec.Meta(min_length=1, extra={"wanted": "a list that is not empty"})
+
+
+def _condition(kind: Any) -> Any:  # noqa: ANN401  a type
+    """Return the type of a condition on a field: a value, some values, or a table of limits."""
+    several = Annotated[tuple[kind, ...], SOME]
+    limits = [(name, kind, None) for name in ("min", "max", "multiple_of")]
+    limits += [("not", kind | several, None)]
+    return kind | several | msgspec.defstruct("Limits", limits, bases=(Table,), frozen=True)
+
+
+When = msgspec.defstruct(
+    "When",
+    [
+        *(
+            (name, _condition(Literal[choices]), None)
+            for name, choices in CHOICES.items()
+            if name not in ("operation", "backend")
+        ),
+        *((name, _condition(bool), None) for name in SWITCHES),
+        *((name, _condition(int), None) for name in (*INTEGERS, "query_rows")),
+    ],
+    bases=(Table,),
+    frozen=True,
+)
+"""Conditions on the fields of a feature."""
+
+
+class RuleTable(Table, frozen=True, kw_only=True):
+    """A rule as it is written, see ``Rule``."""
+
+    id: Text
+    effect: Annotated[str, one_of(("allow", "refuse"))]
+    operation: Annotated[tuple[Annotated[str, one_of(OPERATIONS)], ...], SOME]
+    backend: Annotated[tuple[Annotated[str, one_of(BACKENDS)], ...], SOME]
+    chips: tuple[Any, ...] = ()
+    when: When = When()  # type: ignore[valid-type]
+    flashinfer: str = ""
+    cuda: str = ""
+    triton: str = ""
+    artifacts: dict[str, Text] = msgspec.field(default_factory=dict)
+    reason: Text
+    source: Text
+    evidence: Annotated[str, one_of(EVIDENCE)] = EVIDENCE[0]
+    advice: str = ""
+    issues: tuple[str, ...] = ()
+    called: Annotated[tuple[Annotated[str, one_of(CALLED)], ...], SOME] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what types cannot say: chips, versions, and what goes with which effect."""
+        parse_chips("chips", self.chips)
+        for package in PACKAGES:
+            check_specifier(package, getattr(self, package))
+        if self.effect == "allow" and not self.chips:
+            message = "chips is missing: a permission lists its exact chips"
+            raise ValueError(message)
+        if self.effect == "allow" and self.called is not None:
+            message = "called speaks of a call that is refused: it does not go with a permission"
+            raise ValueError(message)
+
+
+class RulesFile(Table, frozen=True):
+    """A file of rules: ``[[rule]]`` tables."""
+
+    rule: tuple[RuleTable, ...] = ()
+
+
+Versions = dict[str, dict[str, str]]
+"""The file of releases: hashes of artifacts, by release and name."""

@@ -1,0 +1,116 @@
+"""What is wrong with a file is named: the place, by key and position, and what may stand there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import pytest
+
+from kernelproof.fixtures import LEDGER
+from kernelproof.impl.targets.data_files import read_json, read_toml
+from kernelproof.impl.targets.schemas import Table, Text, converted, one_of
+
+Colour = Annotated[str, one_of(("red", "green"))]
+
+
+class Inner(Table, frozen=True):
+    """A part of the table."""
+
+    id: Text
+    numbers: tuple[int, ...] = ()
+    by_name: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if 13 in self.numbers:
+            message = "numbers holds 13"
+            raise ValueError(message)
+
+
+class Outer(Table, frozen=True):
+    """A table."""
+
+    inner: tuple[Inner, ...] = ()
+    one: Inner | None = None
+    colours: dict[Colour, Colour] = msgspec.field(default_factory=dict)
+    mixed: bool | tuple[Literal["a", "b"], ...] | Inner = True
+    place: Path = Path()
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ([], "it is []: expected table, got list"),
+        ({"inner": [{"id": "x"}, {"id": "y", "numbers": [1, "2"]}]},
+         "'y': inner[1].numbers[1] is '2': expected int, got str"),
+        ({"inner": [{"id": " "}]}, "' ': inner[0].id is ' ': expected some text"),
+        ({"inner": [{"id": "x", "by_name": {"p": {}, "q.r": {"s": 1, "t": True}}}]},
+         "'x': inner[0].by_name.q.r.t is True: expected int, got bool"),
+        ({"inner": [{"id": "x", "numbers": [13]}]}, "'x': inner[0].numbers holds 13"),
+        ({"one": {"number": 1}},
+         "one.number: no such field; did you mean numbers? known: id, numbers, by_name"),
+        ({"one": {}}, "one.id is missing"),
+        ({"colours": {"red": "green", "gren": "red"}},
+         "colours names 'gren'; did you mean green? known: red, green"),
+        ({"colours": {"green": "blue"}}, "colours.green is 'blue'; known: red, green"),
+        ({"mixed": ["a", "c"]}, "mixed[1] is 'c'; known: a, b"),
+        ({"mixed": {"id": 1}}, "mixed.id is 1: expected some text"),
+        ({"mixed": 1}, "mixed is 1: expected bool | table | list, got int"),
+        ({"place": 1}, "place is 1: expected str, got int"),
+    ],
+)  # fmt: skip
+def test_the_place_and_what_may_stand_there_are_named(data: Any, said: str) -> None:  # noqa: ANN401  any
+    with pytest.raises(ValueError, match=r"^file: ") as caught:
+        converted(data, Outer, "file", ValueError)
+    assert str(caught.value) == f"file: {said}"
+
+
+def test_what_is_right_is_read() -> None:
+    data = {"inner": [{"id": "x"}], "mixed": ["a"], "place": "here"}
+    assert converted(data, Outer, "file", ValueError) == Outer(
+        (Inner("x"),), mixed=("a",), place=Path("here")
+    )
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for read in (read_toml, read_json):
+        with pytest.raises(LookupError, match=r"file: cannot be read \(No such file"):
+            read(path, LookupError)
+    path.write_bytes(b"\xff")
+    for read, language in ((read_toml, "TOML"), (read_json, "JSON")):
+        with pytest.raises(LookupError, match=f"file: not {language} "):
+            read(path, LookupError)
+
+
+def run(code: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False,
+        env={**os.environ, **environment},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.strip()
+
+
+def test_every_shape_is_read_inside_of_its_memory() -> None:
+    """msgspec 0.22.0 writes before a block for a pattern beside a list; this allocator sees it."""
+    run(
+        "from kernelproof.impl.gating import load_rules\n"
+        "from kernelproof.properties.findings.ledger import load_ledger\n"
+        "assert load_rules().rules\n"
+        f"assert load_ledger({str(LEDGER)!r}).entries\n",
+        PYTHONMALLOC="debug",
+    )
+
+
+def test_an_interpreter_without_msgspec_reads_the_same_rules() -> None:
+    """One that Kernelproof is lent to has what FlashInfer brings, and no more."""
+    code = (
+        "from kernelproof.impl.gating import load_rules\n"
+        "print([*map(repr, load_rules().rules)], load_rules().versions)"
+    )
+    assert run(f"import sys; sys.modules['msgspec'] = None\n{code}") == run(code)
