@@ -163,49 +163,49 @@ def test_the_extreme_codes_are_zeros_the_smallest_and_the_largest(name: str) -> 
 
 def test_an_unknown_element_is_an_error_that_names_the_table() -> None:
     table = r"\(CACHE_ELEMENTS in kernelproof/reference/formats/cache_elements.py\)"
-    with pytest.raises(ValueError, match=f"element is 'int4'; it must be one of .*nvfp4 {table}"):
+    with pytest.raises(ValueError, match=f"element is 'int4'; it must be one of .*nvfp4.* {table}"):
         cache_element("int4")
     with pytest.raises(ValueError, match=f"element is 'int4'.*{table}"):
         KVCacheFormat("int4")
-    cache = torch.zeros(1, 1, 1, 16, dtype=torch.int8)
-    with pytest.raises(ValueError, match=f"element is 'int8'.*{table}"):
+    cache = torch.zeros(1, 1, 1, 16, dtype=torch.bool)
+    with pytest.raises(ValueError, match=f"element is 'bool'.*{table}"):
         checked_cache(cache, cache, "NHD", None, None)
 
 
 @pytest.fixture
-def int8_inputs(monkeypatch: pytest.MonkeyPatch) -> PagedAttentionInputs:
+def made_up_inputs(monkeypatch: pytest.MonkeyPatch) -> PagedAttentionInputs:
     """A call on a cache of an element that only the table has."""
     fp8 = CACHE_ELEMENTS[FP8[0]]
-    made_up = CacheElement("int8", torch.int8, fp8.encoder, "int8_kv")
-    monkeypatch.setitem(CACHE_ELEMENTS, "int8", made_up)
+    made_up = CacheElement("int5", torch.int8, fp8.encoder, "int8_kv")
+    monkeypatch.setitem(CACHE_ELEMENTS, "int5", made_up)
     inputs = materialise(AttentionProblem(**PROBLEM, kv_cache=FP8[0]))  # type: ignore[arg-type]
     assert isinstance(inputs, PagedAttentionInputs)
     k, v = (cache.view(torch.int8) // 32 for cache in (inputs.k_cache, inputs.v_cache))
-    return replace(inputs, k_cache=k, v_cache=v, kv_format=KVCacheFormat("int8"))
+    return replace(inputs, k_cache=k, v_cache=v, kv_format=KVCacheFormat("int5"))
 
 
-def test_the_oracle_reads_what_the_table_has(int8_inputs: PagedAttentionInputs) -> None:
+def test_the_oracle_reads_what_the_table_has(made_up_inputs: PagedAttentionInputs) -> None:
     plain = replace(
-        int8_inputs,
-        k_cache=int8_inputs.k_cache.double(),
-        v_cache=int8_inputs.v_cache.double(),
+        made_up_inputs,
+        k_cache=made_up_inputs.k_cache.double(),
+        v_cache=made_up_inputs.v_cache.double(),
         kv_format=None,
     )
-    found, expected = oracle.attention(int8_inputs), oracle.attention(plain)
+    found, expected = oracle.attention(made_up_inputs), oracle.attention(plain)
     assert torch.equal(found.out, expected.out)
     as_bytes = replace(
-        int8_inputs,
-        k_cache=int8_inputs.k_cache.view(torch.uint8),
-        v_cache=int8_inputs.v_cache.view(torch.uint8),
-        kv_format=KVCacheFormat("int8", "uint8"),
+        made_up_inputs,
+        k_cache=made_up_inputs.k_cache.view(torch.uint8),
+        v_cache=made_up_inputs.v_cache.view(torch.uint8),
+        kv_format=KVCacheFormat("int5", "uint8"),
     )
     assert torch.equal(oracle.attention(as_bytes).out, expected.out)
 
 
 def test_no_implementation_guesses_how_an_element_is_read(
-    int8_inputs: PagedAttentionInputs,
+    made_up_inputs: PagedAttentionInputs,
 ) -> None:
-    with pytest.raises(ValueError, match="'int8', of CACHE_ELEMENTS in"):
-        widened(int8_inputs)
-    with pytest.raises(UnsupportedError, match="not int8"):
-        Call(int8_inputs)
+    with pytest.raises(ValueError, match="'int5', of CACHE_ELEMENTS in"):
+        widened(made_up_inputs)
+    with pytest.raises(UnsupportedError, match="not int5"):
+        Call(made_up_inputs)

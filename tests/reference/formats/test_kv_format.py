@@ -18,7 +18,6 @@ from kernelproof.reference import (
     oracle,
     paged_attention,
 )
-from kernelproof.reference.formats.cache_elements import FP8
 from kernelproof.reference.problems import ATTENTION_REGIMES
 from kernelproof.reference.problems.cache_names import KV_CACHES
 from kernelproof.reference.tensors.inputs import PagedAttentionInputs
@@ -42,10 +41,9 @@ def by_hand(inputs: PagedAttentionInputs) -> PagedAttentionInputs:
     assert inputs.kv_format is not None
     caches = []
     for which, cache in enumerate((inputs.k_cache, inputs.v_cache)):
-        if inputs.kv_format.element in FP8:
-            caches.append(cache.view(getattr(torch, inputs.kv_format.element)).to(torch.float64))
+        if inputs.kv_cache_sf is None:
+            caches.append(cache.view(inputs.kv_format.entry.dtype).to(torch.float64))
             continue
-        assert inputs.kv_cache_sf is not None
         table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
         table = torch.cat([table, -table])
         codes = torch.stack([cache & 15, cache >> 4], dim=-1).flatten(-2).long()
