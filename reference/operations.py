@@ -12,42 +12,18 @@ from typing import Any, TypeVar
 
 import torch
 
-from . import oracle
+from . import oracle, problems
 from .attention.bounds import Judged
 from .formats.arithmetic import BLOCK_FORMATS, Arithmetic
-from .problems import (
-    AttentionProblem,
-    ContextParallelProblem,
-    MergeProblem,
-    MetadataProblem,
-    MoEProblem,
-    Problem,
-    RouteProblem,
-)
+from .problems import Problem
 from .problems.from_json import read_problem
+from .tensors import context_parallel
+from .tensors import inputs as records
+from .tensors import materialise as tensors
+from .tensors import moe_inputs as moe_records
+from .tensors import moe_materialise as moe_tensors
 from .tensors.allocation import CANARY, Allocator
-from .tensors.context_parallel import (
-    ContextParallelInputs,
-    context_parallel_inputs,
-    slice_of_rank,
-)
-from .tensors.inputs import (
-    AppendInputs,
-    Inputs,
-    MergeInputs,
-    MetadataInputs,
-    PagedAttentionInputs,
-    RaggedAttentionInputs,
-)
-from .tensors.materialise import (
-    append_inputs,
-    merge_inputs,
-    metadata_inputs,
-    paged_inputs,
-    ragged_inputs,
-)
-from .tensors.moe_inputs import MoEInputs, RouteInputs
-from .tensors.moe_materialise import expert_inputs, route_inputs
+from .tensors.inputs import Inputs
 
 Entry = TypeVar("Entry")
 
@@ -111,20 +87,28 @@ class Operation:
 
 
 OPERATIONS = Table("kernelproof.reference.operations.OPERATIONS", {
-    "paged_attention": Operation(AttentionProblem, PagedAttentionInputs, paged_inputs,
-                                 oracle.attention, oracle.judge_attention, _differences),
-    "ragged_attention": Operation(AttentionProblem, RaggedAttentionInputs, ragged_inputs,
-                                  oracle.attention, oracle.judge_attention, _differences),
-    "merge_state": Operation(MergeProblem, MergeInputs, merge_inputs,
-                             oracle.merged, oracle.judge_merge, _differences),
-    "append_paged_kv": Operation(AttentionProblem, AppendInputs, append_inputs, oracle.append),
-    "build_metadata": Operation(MetadataProblem, MetadataInputs, metadata_inputs, oracle.metadata),
-    "slice_context_parallel": Operation(ContextParallelProblem, ContextParallelInputs,
-                                        context_parallel_inputs, slice_of_rank),
-    "route": Operation(RouteProblem, RouteInputs, route_inputs,
-                       oracle.routing, oracle.shapes_of_routing),
-    "moe": Operation(MoEProblem, MoEInputs, expert_inputs,
-                     oracle.experts, oracle.bounded_experts, _wide_intermediates),
+    "paged_attention": Operation(
+        problems.AttentionProblem, records.PagedAttentionInputs, tensors.paged_inputs,
+        oracle.attention, oracle.judge_attention, _differences),
+    "ragged_attention": Operation(
+        problems.AttentionProblem, records.RaggedAttentionInputs, tensors.ragged_inputs,
+        oracle.attention, oracle.judge_attention, _differences),
+    "merge_state": Operation(
+        problems.MergeProblem, records.MergeInputs, tensors.merge_inputs,
+        oracle.merged, oracle.judge_merge, _differences),
+    "append_paged_kv": Operation(
+        problems.AttentionProblem, records.AppendInputs, tensors.append_inputs, oracle.append),
+    "build_metadata": Operation(
+        problems.MetadataProblem, records.MetadataInputs, tensors.metadata_inputs, oracle.metadata),
+    "slice_context_parallel": Operation(
+        problems.ContextParallelProblem, context_parallel.ContextParallelInputs,
+        context_parallel.context_parallel_inputs, context_parallel.slice_of_rank),
+    "route": Operation(
+        problems.RouteProblem, moe_records.RouteInputs, moe_tensors.route_inputs,
+        oracle.routing, oracle.shapes_of_routing),
+    "moe": Operation(
+        problems.MoEProblem, moe_records.MoEInputs, moe_tensors.expert_inputs,
+        oracle.experts, oracle.bounded_experts, _wide_intermediates),
 })  # fmt: skip
 """Every operation, in the order in which commands name them."""
 PROBLEM_TYPES: dict[str, type[Problem]] = {

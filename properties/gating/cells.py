@@ -7,60 +7,19 @@ FP8 queries *and* a window. Which side it is on, the rules say; nothing here run
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ...impl import Target
 from ...impl.gating import Feature, Rule, RuleBook, decide
 from ...impl.gating.of_problem import feature_of
 from ...impl.gating.refusals import refusing
-from ...reference import AttentionProblem, MergeProblem, MetadataProblem, Problem
-from ..space.attention_axes import CACHES, HEAD_DIMS, MERGE_AXES
+from ...reference import Problem
 from ..space.axes import Probe
-from . import moe_cells
+from .moe_cells import Change
+from .operations import LENGTHS, ON_CPU, OPERATIONS
 
 SUPPORTED, REFUSED = "supported", "refused"
-Change = tuple[str, str, Mapping[str, Any]]
-"""What a change is about, what it is called, and the fields that it sets."""
-
-Pair = tuple[tuple[int, ...], tuple[int, ...]]
-"""Query and sequence lengths of a batch."""
-Lengths = Mapping[str, tuple[Pair, ...]]
-
-LENGTHS: Lengths = {
-    "decode": (((1, 1, 1), (300, 64, 5)), ((1,), (300,))),
-    "prefill": (((300, 17), (300, 97)), ((300,), (300,))),
-    "mixed": (((1, 300), (97, 300)),),
-}
-"""Of small calls, by phase: longer than a window, than a tile of 256, and not."""
-ON_CPU: Lengths = {
-    **LENGTHS,
-    "prefill": (((140, 17), (140, 97)), ((140,), (140,))),
-    "mixed": (((1, 140), (97, 140)),),
-}
-"""Shorter ones, where a call costs more."""
-DTYPES = ("bfloat16", "float16", "float32")
-GROUP_SIZES = (1, 3, 4, 5, 6, 7, 8, 12, 16, 32)
-PAGE_SIZES = (1, 8, 32, 64, 128, 256)
-BASES: Mapping[str, tuple[Any, ...]] = {
-    "dtype": DTYPES,
-    "head_dims": ((128, 128), (64, 64), (16, 16)),
-    "page_size": (16, 64, 1),
-    "kv_layout": ("NHD", "HND"),
-    "group_size": (2, 8, 1),
-    "causal": (True, False),
-}
-"""Simple calls, the most usual first."""
-LATENT: Mapping[str, tuple[Any, ...]] = {
-    **BASES,
-    "head_dims": ((576, 512),),
-    "page_size": (64, 32),
-    "group_size": (16, 128),
-    "values_in_keys": (True,),
-}
-"""Of multi-head latent attention."""
-WITHOUT_PAGES = ("page_size", "kv_layout")
 
 
 @dataclass(frozen=True)
@@ -102,10 +61,10 @@ def cells_of(
     def judged(title: str, problem: Problem) -> Cell | None:
         return _cell(title, problem, backend, target, book)
 
+    calls = OPERATIONS[operation]
     lengths = LENGTHS if target.device == "cuda" else ON_CPU
-    for base_title, base in _bases(_simple_calls(operation, lengths), judged, probe):
-        one_scale = isinstance(base, AttentionProblem) and base.values_in_keys
-        changes = _changes(operation, v_scale=0.5 if one_scale else 2.0)
+    for base_title, base in _bases(calls.simple(lengths).items(), judged, probe):
+        changes = calls.changes(base)
         singles = list(_changed(base_title, base, [(each,) for each in changes]))
         cells = [cell for cell in itertools.starmap(judged, [(base_title, base), *singles]) if cell]
         cells = _expressible(cells, probe)
@@ -175,95 +134,6 @@ def _bases(
         )
         if chosen is not None:
             yield title, chosen.problem
-
-
-def _simple_calls(operation: str, lengths: Lengths) -> Iterator[tuple[str, list[Problem]]]:
-    if operation in ("route", "moe"):
-        yield from moe_cells.simple_calls(operation)
-    elif operation == "merge_state":
-        dims = MERGE_AXES["head_dim"]
-        yield (
-            "merge",
-            [
-                MergeProblem(num_tokens=9, num_heads=4, head_dim=dim, dtype=dtype)
-                for dtype in DTYPES
-                for dim in (128, *dims)
-            ],
-        )
-    elif operation == "build_metadata":
-        yield "metadata", [MetadataProblem(steps=(((1, 17), (97, 300)),), page_size=16)]
-    else:
-        phases = lengths if operation != "append_paged_kv" else {"append": lengths["mixed"]}
-        for phase, pairs in phases.items():
-            yield phase, list(_simple_attention(operation, pairs))
-
-
-def _simple_attention(operation: str, lengths: Sequence[Pair]) -> Iterator[Problem]:
-    fixed = WITHOUT_PAGES if operation == "ragged_attention" else ()
-    values = {name: each[:1] if name in fixed else each for name, each in BASES.items()}
-    if operation == "append_paged_kv":
-        values["causal"] = (False,)
-    spaces = [values, LATENT] if operation == "paged_attention" else [values]
-    for space, (query_lens, seq_lens) in itertools.product(spaces, lengths):
-        for chosen in itertools.product(*space.values()):
-            given = dict(zip(space, chosen, strict=True))
-            given["head_dim_qk"], given["head_dim_vo"] = given.pop("head_dims")
-            yield AttentionProblem(
-                operation=operation,
-                query_lens=query_lens,
-                seq_lens=seq_lens,
-                num_kv_heads=2 - ("values_in_keys" in space),
-                **given,
-            )
-
-
-def _changes(operation: str, *, v_scale: float) -> list[Change]:
-    """Give everything that may be changed about a simple call, as far as rules may speak of it."""
-    if operation in ("route", "moe"):
-        return moe_cells.changes(operation)
-    dtypes: list[Change] = [("dtype", each, {"dtype": each}) for each in DTYPES]
-    if operation == "merge_state":
-        dims = MERGE_AXES["head_dim"]
-        return [*dtypes, *(("dims", f"head dim {d}", {"head_dim": d}) for d in dims)]
-    if operation == "build_metadata":
-        return []
-    plain = [dims for dims in HEAD_DIMS if len(dims) == 2]  # noqa: PLR2004  not latent attention's
-    found = [
-        *dtypes,
-        *(
-            ("dims", f"head dims {qk}x{vo}", _head_dims(operation, qk, vo))
-            for qk, vo in (*plain, (192, 192), (128, 64))
-        ),
-    ]
-    if operation != "ragged_attention":
-        found += [("page", f"page size {size}", {"page_size": size}) for size in PAGE_SIZES]
-        found += [("layout", each, {"kv_layout": each}) for each in ("NHD", "HND")]
-        found += [("cache", *_cache(*pair, v_scale)) for pair in CACHES if pair[0]]
-    if operation == "append_paged_kv":
-        return found
-    return [
-        *found,
-        *(("group", f"group size {size}", {"group_size": size}) for size in GROUP_SIZES),
-        ("window", "window", {"window_left": 127}),
-        # A cap of 30, as models have it, is within the bound of FP8 where logits are small.
-        ("cap", "soft cap", {"logits_soft_cap": 1.0}),
-        ("sinks", "sinks", {"sinks": True}),
-        ("mask", "no mask", {"causal": False}),
-        ("mask", "custom mask", {"causal": False, "custom_mask": True}),
-    ]
-
-
-def _head_dims(operation: str, qk: int, vo: int) -> dict[str, Any]:
-    """Give the fields of head dims; caches of two widths can have one stride in one allocation."""
-    dims: dict[str, Any] = {"head_dim_qk": qk, "head_dim_vo": vo}
-    return {**dims, "strided_kv": True} if qk != vo and operation == "paged_attention" else dims
-
-
-def _cache(kv_cache: str, q_dtype: str, v_scale: float) -> tuple[str, dict[str, Any]]:
-    """Give the title and the fields of a quantised cache; a scale that is lost shows."""
-    fields = {"kv_cache": kv_cache, "q_dtype": q_dtype, "k_scale": 0.5, "v_scale": v_scale}
-    title = f"KV {kv_cache}"
-    return (f"Q {q_dtype}, {title}" if q_dtype else title), fields
 
 
 def _changed(

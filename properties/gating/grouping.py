@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...impl import Target
 from ...impl.gating import RuleBook
 from ...impl.targets.refusal import Refusal, most_telling
-from ...reference import AttentionProblem, Problem
+from ...reference import Problem
 from ..isolation.workers import Deadlines, Worker
 from ..space.restrictions import Only, meets, told
 from ..worker.requests import Address, HarnessError, refusals_of, verdict_of
 from .cells import SUPPORTED, Cell, cells_of
+from .operations import OPERATIONS
 from .trials import RAISES, RIGHT, Tried
 
 ASKING = Deadlines(run=60.0)
-SMALLEST: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
-    "decode": ((1,), (1,)),
-    "prefill": ((3,), (3,)),
-    "mixed": ((1, 3), (1, 3)),
-}
-"""Lengths of the call that builds a module: nothing hangs on so few."""
 
 
 @dataclass(frozen=True)
@@ -145,10 +140,7 @@ def _first(cells: Sequence[Cell], *, ahead: bool) -> Problem | None:
     if not ahead:
         return None
     cell = max(cells, key=lambda each: each.feature.phase == "mixed")
-    if not isinstance(cell.problem, AttentionProblem):
-        return cell.problem
-    query_lens, seq_lens = SMALLEST[cell.feature.phase]
-    return replace(cell.problem, query_lens=query_lens, seq_lens=seq_lens)
+    return OPERATIONS[cell.problem.operation].smallest(cell.problem, cell.feature.phase)
 
 
 def _ask(worker: Worker, address: Address, task: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401  JSON

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ...impl.features import QUANTISED_WEIGHTS
@@ -13,56 +13,56 @@ from ..space.moe_axes import QUANTISATION
 
 DTYPES = ("bfloat16", "float16", "float32")
 GROUPED = "deepseek_v3"
+Change = tuple[str, str, Mapping[str, Any]]
+"""What a change is about, what it is called, and the fields that it sets."""
 
 
-def simple_calls(operation: str) -> Iterator[tuple[str, list[Problem]]]:
-    """Give simple calls by title, the most usual first."""
-    if operation == "route":
-        yield (
-            "routing",
-            [
-                RouteProblem(num_tokens=9, num_experts=16, top_k=top_k, method=method, dtype=dtype)
-                for method, top_k, dtype in itertools.product(
-                    METHODS, (4, 1), ("float32", "bfloat16", "float16")
-                )
-            ],
-        )
-        return
-    yield (
-        "experts",
-        [
-            MoEProblem(
-                num_tokens=9,
-                hidden=256,
-                inter=128,
-                num_experts=4,
-                top_k=2,
-                activation=activation,
-                dtype=dtype,
-                **fields,
+def routing_calls(_: object) -> dict[str, list[Problem]]:
+    """Return simple calls of routing by title, the most usual first."""
+    return {
+        "routing": [
+            RouteProblem(num_tokens=9, num_experts=16, top_k=top_k, method=method, dtype=dtype)
+            for method, top_k, dtype in itertools.product(
+                METHODS, (4, 1), ("float32", "bfloat16", "float16")
             )
+        ]
+    }
+
+
+def expert_calls(_: object) -> dict[str, list[Problem]]:
+    """Return simple calls of experts by title, the most usual first."""
+    sizes: dict[str, Any] = {
+        "num_tokens": 9,
+        "hidden": 256,
+        "inter": 128,
+        "num_experts": 4,
+        "top_k": 2,
+    }
+    return {
+        "experts": [
+            MoEProblem(**sizes, activation=activation, dtype=dtype, **fields)
             for activation in ACTIVATIONS
             for fields in map(_fields, QUANTISATION)
             for dtype in DTYPES
-        ],
-    )
-
-
-def changes(operation: str) -> list[tuple[str, str, Mapping[str, Any]]]:
-    """Give what rules speak of: dtypes, activations and quantisation, or methods of routing."""
-    found: list[tuple[str, str, Mapping[str, Any]]] = [
-        ("dtype", each, {"dtype": each}) for each in DTYPES
-    ]
-    if operation == "route":
-        groups = {"num_groups": 4, "topk_groups": 2, "bias": True, "method": GROUPED}
-        return [
-            *found,
-            *(("method", each, {"method": each}) for each in METHODS),
-            *(("method", f"{each}, one expert", {"method": each, "top_k": 1}) for each in METHODS),
-            ("method", f"{GROUPED}, groups and bias", groups),
         ]
+    }
+
+
+def routing_changes(_: object) -> list[Change]:
+    """Return what rules of routing speak of: dtypes and methods."""
+    groups = {"num_groups": 4, "topk_groups": 2, "bias": True, "method": GROUPED}
     return [
-        *found,
+        *(("dtype", each, {"dtype": each}) for each in DTYPES),
+        *(("method", each, {"method": each}) for each in METHODS),
+        *(("method", f"{each}, one expert", {"method": each, "top_k": 1}) for each in METHODS),
+        ("method", f"{GROUPED}, groups and bias", groups),
+    ]
+
+
+def expert_changes(_: object) -> list[Change]:
+    """Return what rules of experts speak of: dtypes, activations and quantisation."""
+    return [
+        *(("dtype", each, {"dtype": each}) for each in DTYPES),
         *(("activation", each, {"activation": each}) for each in ACTIVATIONS),
         ("activation", "swiglu with numbers", {"swiglu_parameters": "one"}),
         *(("weights", _title(pair), _fields(pair)) for pair in QUANTISATION),

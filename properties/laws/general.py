@@ -125,8 +125,7 @@ def _again(subject: Subject, problem: Running, before: tuple[Result, Judged]) ->
     if "nondeterministic" not in subject.implementation.features:
         verdict = _same_bits(first, second)
     elif judge_apart is not None:
-        arithmetic = subject.arithmetic_of(problem)
-        verdict = judge_apart(arithmetic, subject.materialise(problem), second)
+        verdict = judge_apart(subject.implementation, subject.materialise(problem), second)
     else:
         bounds = (expectation.bound, expectation.bound)
         verdict = agree(first, second, bounds, exact=subject.exact(problem))

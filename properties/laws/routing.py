@@ -35,7 +35,7 @@ def parity(subject: Subject, problem: RouteProblem) -> Verdict:
     """Check that no better expert was left out, and the weights of those that were taken."""
     inputs = subject.materialise(problem)
     before = guarded(inputs)
-    return judge_route(subject.implementation.arithmetic, before, subject.attend(problem, inputs))
+    return judge_route(subject.implementation, before, subject.attend(problem, inputs))
 
 
 def invariants(subject: Subject, problem: RouteProblem) -> Verdict:
@@ -97,9 +97,7 @@ def token_order(subject: Subject, problem: RouteProblem) -> Verdict:
     order = order.to(ids.device)
     other = replace(inputs, logits=inputs.logits[order])
     second = _routed(subject, problem, other)
-    return agree_routes(
-        subject.implementation.arithmetic, other, (weights[order], ids[order]), second
-    )
+    return agree_routes(subject.implementation, other, (weights[order], ids[order]), second)
 
 
 def expert_order(subject: Subject, problem: RouteProblem) -> Verdict:
@@ -123,7 +121,7 @@ def expert_order(subject: Subject, problem: RouteProblem) -> Verdict:
     )
     second = _routed(subject, problem, other)
     moved = places[ids.long().clamp(0, problem.num_experts - 1)].to(ids.dtype)
-    return agree_routes(subject.implementation.arithmetic, other, (weights, moved), second)
+    return agree_routes(subject.implementation, other, (weights, moved), second)
 
 
 def logit_shift(subject: Subject, problem: RouteProblem) -> Verdict:
@@ -137,11 +135,7 @@ def logit_shift(subject: Subject, problem: RouteProblem) -> Verdict:
     shifted = replace(inputs, logits=(logits + shift).to(inputs.logits.dtype))
     first = _routed(subject, problem, base)
     return agree_routes(
-        subject.implementation.arithmetic,
-        base,
-        first,
-        _routed(subject, problem, shifted),
-        other=shifted,
+        subject.implementation, base, first, _routed(subject, problem, shifted), other=shifted
     )
 
 
@@ -159,7 +153,7 @@ def monotone(subject: Subject, problem: RouteProblem) -> Verdict:
     gone = ~(second.long() == last).any(dim=1)
     # Where both scores saturate, or a bias outweighs them, raising moves nothing.
     if bool(gone.any()):
-        compared = compare(subject.implementation.arithmetic, other, again)
+        compared = compare(subject.implementation, other, again)
         if isinstance(compared, Verdict):
             return compared
         gone &= ~compared.ids_right
@@ -182,11 +176,7 @@ def bias_shift(subject: Subject, problem: RouteProblem) -> Verdict:
     shifted = replace(inputs, bias=base.bias + BIAS_SHIFT)
     first = _routed(subject, problem, base)
     return agree_routes(
-        subject.implementation.arithmetic,
-        base,
-        first,
-        _routed(subject, problem, shifted),
-        other=shifted,
+        subject.implementation, base, first, _routed(subject, problem, shifted), other=shifted
     )
 
 
@@ -199,7 +189,7 @@ def scaling(subject: Subject, problem: RouteProblem) -> Verdict:
     weights, ids = _routed(subject, problem, inputs)
     other = replace(inputs, scaling_factor=doubled.scaling_factor)
     second = _routed(subject, doubled, other)
-    return agree_routes(subject.implementation.arithmetic, other, (2 * weights, ids), second)
+    return agree_routes(subject.implementation, other, (2 * weights, ids), second)
 
 
 def _routed(

@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 import torch
 
+from ...impl import Implementation
 from ...reference import (
-    Arithmetic,
     AttentionProblem,
     MergeProblem,
     MoEProblem,
@@ -50,7 +50,7 @@ class Answers:
             (topk_weights, topk_ids) of ``route``.
         outputs: the buffers that a call on a record may be given for its results, by field.
         other_batch: another problem of the same kind, as different as can be.
-        judge_apart: judges an answer to a record in an arithmetic, where right answers may differ
+        judge_apart: judges an implementation's answer to a record, where right answers may differ
             by more than bounds; None where two answers are right if they agree within theirs.
     """
 
@@ -58,7 +58,7 @@ class Answers:
     pair: Callable[[object], Result | str] = _undefined
     outputs: Callable[[Any], dict[str, Buffer]] = _undefined
     other_batch: Callable[[Any], Any] = _undefined
-    judge_apart: Callable[[Arithmetic, Any, Result], Verdict] | None = None
+    judge_apart: Callable[[Implementation, Any, Result], Verdict] | None = None
 
 
 def _pair(result: object, what: str, *, both: bool = False) -> Any:  # noqa: ANN401  a pair or a text

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import torch
 
-from ...reference import Arithmetic, Routing, oracle
+from ...impl import Implementation
+from ...reference import Routing, oracle
 from ...reference.moe.routing_bounds import RoutingComparison
 from ...reference.tensors.moe_inputs import RouteInputs
 from .comparison import Result, fail
@@ -22,7 +23,7 @@ def guarded(inputs: RouteInputs) -> RouteInputs:
 
 
 def compare(
-    arithmetic: Arithmetic, inputs: RouteInputs, result: Result
+    implementation: Implementation, inputs: RouteInputs, result: Result
 ) -> RoutingComparison | Verdict:
     """Compare (topk_weights, topk_ids) with what may be right; a FAIL if the shapes are not."""
     wrong = misshapen(inputs, result)
@@ -30,7 +31,7 @@ def compare(
         return wrong
     weights, ids = result
     assert ids is not None  # noqa: S101  of route there are always both
-    return oracle.judge_routing(inputs, Routing(ids, weights), arithmetic)
+    return oracle.judge_routing(inputs, Routing(ids, weights), implementation.arithmetic)
 
 
 def misshapen(inputs: RouteInputs, result: Result) -> Verdict | None:
@@ -48,9 +49,9 @@ def misshapen(inputs: RouteInputs, result: Result) -> Verdict | None:
     return None
 
 
-def judge_route(arithmetic: Arithmetic, inputs: RouteInputs, result: Result) -> Verdict:
+def judge_route(implementation: Implementation, inputs: RouteInputs, result: Result) -> Verdict:
     """Judge (topk_weights, topk_ids) of a call."""
-    compared = compare(arithmetic, inputs, result)
+    compared = compare(implementation, inputs, result)
     if isinstance(compared, Verdict):
         return compared
     weights, ids = result
@@ -80,7 +81,7 @@ def judge_route(arithmetic: Arithmetic, inputs: RouteInputs, result: Result) -> 
 
 
 def agree_routes(
-    arithmetic: Arithmetic,
+    implementation: Implementation,
     inputs: RouteInputs,
     first: Result,
     second: Result,
@@ -93,12 +94,12 @@ def agree_routes(
     weights of the same experts must lie within the sum of both bounds.
 
     Args:
-        arithmetic: of the implementation that gave both.
+        implementation: that gave both.
         inputs, other: of the first, and of the second if they are not the same.
         first, second: (topk_weights, topk_ids).
     """
-    compared = compare(arithmetic, inputs, first)
-    second_compared = compare(arithmetic, other or inputs, second)
+    compared = compare(implementation, inputs, first)
+    second_compared = compare(implementation, other or inputs, second)
     for each in (compared, second_compared):
         if isinstance(each, Verdict):
             return each

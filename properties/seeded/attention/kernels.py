@@ -169,9 +169,8 @@ def assemble(
     stages: Stages = HONEST,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run ``one`` on each request, which gives [H, t, E] and [H, t, 1], and put rows together."""
-    values = inputs.v_cache if isinstance(inputs, PagedAttentionInputs) else inputs.v
     tokens, heads, _ = inputs.q.shape
-    out = inputs.q.new_zeros((tokens, heads, values.shape[-1]), dtype=inputs.out_dtype)
+    out = inputs.q.new_zeros((tokens, heads, inputs.values.shape[-1]), dtype=inputs.out_dtype)
     lse = inputs.q.new_full((tokens, heads), -math.inf, dtype=torch.float32)
     for request in requests(inputs, stages):
         if request.num_queries:
