@@ -139,7 +139,7 @@ def gate(
         return examine(request)
     from .check.gate import gate_both
 
-    return gate_both(request, _gating_request(request.implementations))
+    return gate_both(request, _gating_request(request.implementations, only=()))
 
 
 @cli.command()
@@ -231,9 +231,7 @@ def _say_it_in_any_encoding() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-GATING_OPTIONS = (
-    "device", "jobs", "modules", "outputs", "expectations", "cases"
-)  # fmt: skip
+GATING_OPTIONS = ("device", "jobs", "modules", "only", "outputs", "expectations", "cases")
 """What means the same to a run over the laws and to one over the support table."""
 
 
@@ -243,18 +241,19 @@ def _try_gating(implementations: Sequence[str], rules: Path | None) -> int:
     from .check.gating_command import try_gating
 
     context = click.get_current_context()
-    allowed = {"implementations", "gating", "rules", "only", "json", "evidence", *GATING_OPTIONS}
+    allowed = {"implementations", "gating", "rules", "json", "evidence", *GATING_OPTIONS}
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
         if source is ParameterSource.COMMANDLINE and parameter.name not in allowed:
             message = f"{parameter.opts[0]} does not go with --gating"
             raise click.UsageError(message)
-    only = context.params["only"]
-    return try_gating(_gating_request(implementations or registered(), rules, only))
+    return try_gating(_gating_request(implementations or registered(), rules))
 
 
 def _gating_request(
-    implementations: Sequence[str], rules: Path | None = None, only: tuple[str, ...] = ()
+    implementations: Sequence[str],
+    rules: Path | None = None,
+    **more: Any,  # noqa: ANN401  a field
 ) -> GatingRequest:
     from .check.gating_command import GatingRequest
 
@@ -262,9 +261,8 @@ def _gating_request(
     return GatingRequest(
         implementations,
         rules=rules,
-        only=only,
         command=_command(),
-        **{name: given[name] for name in GATING_OPTIONS},
+        **{name: given[name] for name in GATING_OPTIONS} | more,
     )
 
 

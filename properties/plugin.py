@@ -49,6 +49,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "FILE|none",
         "help": "Ledger of known findings instead of the shipped one.",
     },
+    "only": {
+        "action": "append",
+        "default": [],
+        "metavar": "FIELD=VALUE,...",
+        "help": "Draw only problems with one of these values of a field (may be repeated).",
+    },
+    "costs": {
+        "metavar": "FILE",
+        "help": "Cost classes instead of measured ones: the seed draws the same problems anywhere.",
+    },
 }
 """By the contract's names: `--impl` where that is free, `--kernelproof-impl` always."""
 
@@ -161,8 +171,14 @@ def suite_of(config: pytest.Config) -> Suite:
         from kernelproof.properties.collection.surveying import Choices
         from kernelproof.properties.search.examples import shared_examples
         from kernelproof.properties.space.hypothesis_settings import register_profiles
+        from kernelproof.properties.space.restrictions import Only, OnlyError
 
         register_profiles()
+        try:
+            only = Only.read(config.getoption("kernelproof_only"))
+        except OnlyError as error:
+            raise SuiteRefusedError(str(error)) from error
+        here, costs = config.invocation_params.dir, config.getoption("kernelproof_costs")
         device = config.getoption("kernelproof_device")
         cases = config.getoption("kernelproof_cases")
         choices = Choices(
@@ -172,8 +188,10 @@ def suite_of(config: pytest.Config) -> Suite:
             device,
             config.getoption("kernelproof_seed"),
             config.getoption("kernelproof_expectations"),
-            config.invocation_params.dir / cases if cases else config.rootpath / CASES,
+            here / cases if cases else config.rootpath / CASES,
             shared_examples(config.getoption("kernelproof_examples")),
+            only,
+            here / costs if costs else None,
         )
         process = _process(config)
         number = int(process.get("workerid", "gw0").removeprefix("gw"))

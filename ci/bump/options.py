@@ -74,7 +74,7 @@ BUMP_ONLY = (
     "sm", "policy", "resume", "journal", "parts", "implementations", "compiled", "units",
     "markdown",
 )  # fmt: skip
-NOT_OF_BUMP = ("gating", "sanitizer", "examples")
+NOT_OF_BUMP = ("gating", "sanitizer", "examples", "costs")
 
 
 def bump_options(command: Callable[..., int]) -> Callable[..., int]:

@@ -23,10 +23,11 @@ from ...properties.findings.report import SUITE_FAILED, RunReport
 from ...properties.isolation.sanitizer import SanitizerMissingError
 from ...properties.isolation.sanitizer import command as sanitizer_command
 from ...properties.laws import laws_of
+from ...properties.search.costs import CostsError, keep_costs, read_costs
 from ...properties.search.engine import Run
 from ...properties.search.examples import VARIABLE, ExamplesError, open_examples, shared_examples
 from ...properties.search.plan import Plan
-from ...properties.space.profiles import GATE_SHARE, PROFILES, asked_for
+from ...properties.space.profiles import GATE_SHARE, PROFILES, Cost, asked_for
 from ..console.errors import MachineError, UsageRefusedError
 from ..console.evidence_file import as_evidence
 from ..console.outputs import Outputs
@@ -63,6 +64,7 @@ class Request:
     sanitizer: str | None = None
     examples: str | None = None
     corpus: Path | None = None
+    costs: Path | None = None
 
 
 def examine(request: Request) -> int:
@@ -98,6 +100,7 @@ def examine(request: Request) -> int:
             run.report.seconds = time.monotonic() - started
     with _uninterrupted():
         writer.write_all(run.report)
+        keep_costs(request.cases, run.plan.profile, request.device, run.costs)
         summary = _summarise(request, run.report, ledger, failure=failure)
         try:
             _write_outputs(request, summary, writer.failed)
@@ -142,8 +145,19 @@ def _plan(request: Request, ledger: Ledger) -> Plan:
         examples=_examples(request),
         without_rules=_rules(request.without_rules),
         only=only,
+        costs=_costs(request),
         sanitizer=_sanitizer(request),
     )
+
+
+def _costs(request: Request) -> dict[str, Cost]:
+    if request.costs is None:
+        return {}
+    try:
+        return read_costs(request.costs, PROFILES[request.profile], request.device)
+    except CostsError as error:
+        message = f"--costs {error}"
+        raise UsageRefusedError(message) from error
 
 
 def _examples(request: Request) -> ExampleDatabase | None:

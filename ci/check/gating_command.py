@@ -100,7 +100,7 @@ def tried(request: GatingRequest) -> Ended:
 
 def _order(request: GatingRequest) -> Order:
     only = only_of(request.only)
-    if "phase" in only:
+    if "phase" in only.values:
         message = "--only phase does not go with --gating, whose cells are of every phase"
         raise UsageRefusedError(message)
     try:

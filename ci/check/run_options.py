@@ -48,6 +48,12 @@ RUN_OPTIONS = (
         "window_left=127,511; may be repeated. With check --gating: try only such cells.",
     ),
     click.option(
+        "--costs",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="Take cost classes from this file instead of measuring them: the same seed draws the "
+        "same problems on any machine. Each run writes one, costs.json beside the cases.",
+    ),
+    click.option(
         "--soak",
         type=click.IntRange(min=1),
         metavar="N",

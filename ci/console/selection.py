@@ -11,7 +11,7 @@ from ...properties.findings.corpus import Case, open_corpus
 from ...properties.findings.ledger import Ledger, LedgerError
 from ...properties.laws import find_law
 from ...properties.space.profiles import Profile
-from ...properties.space.restrictions import Only, OnlyError, read_only
+from ...properties.space.restrictions import Only, OnlyError
 from .errors import UsageRefusedError
 
 
@@ -48,16 +48,15 @@ def check_implementations(names: Sequence[str], option: str = "") -> None:
 
 
 def only_of(texts: Sequence[str]) -> Only:
-    """Read the restrictions of ``--only``.
+    """Read ``--only``.
 
     Raises:
         UsageRefusedError: one cannot be read.
     """
     try:
-        return read_only(texts)
+        return Only.read(texts)
     except OnlyError as error:
-        message = f"--only: {error}"
-        raise UsageRefusedError(message) from error
+        raise UsageRefusedError(str(error)) from error
 
 
 def corpus_of(

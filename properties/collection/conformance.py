@@ -23,6 +23,7 @@ from ..isolation.workers import Worker
 from ..laws import Law, find_law, laws_of
 from ..search.building import Builder
 from ..search.candidate import Candidate, warm_up
+from ..search.costs import CostsError
 from ..search.drawing import SearchOptions
 from ..search.examples import ExamplesError, examples_on, open_examples
 from ..search.law_search import LawSearch
@@ -30,7 +31,7 @@ from ..search.plan import Plan, problems_of, seconds_of
 from ..search.preparation import prepare
 from ..search.replays import judge_known, judge_stored
 from ..space.axes import example
-from ..space.profiles import GATE_SHARE, Cost
+from ..space.profiles import GATE_SHARE
 from ..verdicts.text import compact
 from ..worker.pools import open_pool
 from ..worker.requests import DeviceLostError, HarnessError
@@ -84,7 +85,8 @@ class Suite:
         try:
             self._ledger = read_expectations(choices.expectations)
             database = _examples_of(choices)
-        except (LedgerError, ExamplesError) as error:
+            costs = choices.read_costs()
+        except (LedgerError, ExamplesError, CostsError) as error:
             raise SuiteRefusedError(str(error)) from error
         self._choices, self._jobs, self._lost = choices, jobs, ""
         self._common = common
@@ -107,13 +109,15 @@ class Suite:
             ledger=self._ledger,
             share=1.0 if choices.implementations else GATE_SHARE,
             examples=database,
+            only=choices.only,
+            costs=costs,
             environment=environment or {},
         )
         self._examples = examples_on(self._plan.examples, self._target)
         self._writer = CaseWriter(
             choices.cases, choices.operation, self._ledger, flag="--kernelproof-cases"
         )
-        self._prepared: dict[str, tuple[ImplementationReport, tuple[Candidate, Cost] | None]] = {}
+        self._prepared: dict[str, tuple[ImplementationReport, Candidate | None]] = {}
         self._parts: dict[tuple[str, str], Candidate] = {}
 
     def close(self) -> None:
@@ -179,28 +183,28 @@ class Suite:
                     ],
                 ),
             )
-        report, made = self._prepared[surveyed.name]
-        if made is None:
+            if (prepared := self._prepared[surveyed.name][1]) is not None:
+                self._choices.keep_cost(prepared)
+        report, candidate = self._prepared[surveyed.name]
+        if candidate is None:
             why = report.error or report.refusal
             return Judged("failed" if report.error else "skipped", f"{surveyed.label}: {why}")
-        candidate, cost = made
         if item.case:
             return self._replay(worker, item, candidate, report)
-        return self._search(worker, item, self._part(item, candidate), cost, report)
+        return self._search(worker, item, self._part(item, candidate), report)
 
     def _search(
         self,
         worker: Worker,
         item: Item,
         candidate: Candidate,
-        cost: Cost,
         report: ImplementationReport,
     ) -> Judged:
         law, plan = find_law(item.law), self._plan
         options = SearchOptions(
             plan.profile,
             self._seed(item),
-            problems_of(plan, law, cost, len(item.implementation.configurations)),
+            problems_of(plan, law, candidate.cost, len(item.implementation.configurations)),
             self._seconds(item, law),
             examples=self._examples and replace(self._examples, part=item.configuration.id),
         )

@@ -16,10 +16,13 @@ from ..findings.corpus import open_corpus, read_corpus
 from ..findings.ledger import Ledger, LedgerError
 from ..findings.report import ImplementationReport
 from ..isolation.workers import Deadlines, Worker
+from ..search.candidate import Candidate
+from ..search.costs import CostsError, keep_costs, read_costs
 from ..search.plan import LEAST_PROBLEMS
 from ..search.preparation import survey
 from ..space.axes import Axes
-from ..space.profiles import Profile
+from ..space.profiles import Cost, Profile
+from ..space.restrictions import WHOLE_SPACE, Only
 from ..worker.requests import Address, HarnessError
 from .items import EVERYTHING, Configuration, Survey, Surveyed
 from .xdist_lock import SuiteRefusedError
@@ -41,6 +44,8 @@ class Choices:
         expectations: the ledger, see ``load_ledger``.
         cases: folder of cases that are replayed, and to which findings are written.
         examples: where failing examples are shared, see ``open_examples``.
+        only: the part of the space of problems that is searched.
+        costs: file of cost classes; they are measured if None.
     """
 
     implementations: tuple[str, ...]
@@ -51,6 +56,25 @@ class Choices:
     expectations: str | None
     cases: Path
     examples: str = ""
+    only: Only = WHOLE_SPACE
+    costs: Path | None = None
+
+    def read_costs(self) -> dict[str, Cost]:
+        """Read the cost classes that were given.
+
+        Raises:
+            CostsError: see ``costs.read_costs``; the option is named.
+        """
+        try:
+            return read_costs(self.costs, self.profile, self.device) if self.costs else {}
+        except CostsError as error:
+            message = f"--costs {error}"
+            raise CostsError(message) from error
+
+    def keep_cost(self, candidate: Candidate) -> None:
+        """Write the cost class of an implementation beside the cases."""
+        costs = {candidate.name: candidate.cost}
+        keep_costs(self.cases, self.profile, self.device, costs)
 
 
 def take_survey(worker: Worker, choices: Choices, ledger: Ledger) -> Survey:
@@ -96,7 +120,7 @@ def _ask(worker: Worker, name: str, choices: Choices, ledger: Ledger, target: Ta
     address = Address(reference, choices.operation, choices.device)
     report = ImplementationReport(name, reference)
     try:
-        axes = survey(worker, address, choices.profile.max_work, report)
+        axes = survey(worker, address, choices.profile.max_work, report, choices.only)
     except HarnessError as error:
         return Surveyed(name, reference, error=str(error))
     parts: tuple[Configuration, ...] = (EVERYTHING,)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ...impl import Target
@@ -11,7 +11,7 @@ from ...impl.gating import RuleBook
 from ...impl.targets.refusal import Refusal, most_telling
 from ...reference import Problem
 from ..isolation.workers import Deadlines, Worker
-from ..space.restrictions import Only, meets, told
+from ..space.restrictions import WHOLE_SPACE, Only
 from ..worker.requests import Address, HarnessError, refusals_of, verdict_of
 from .cells import SUPPORTED, Cell, cells_of
 from .operations import OPERATIONS
@@ -43,7 +43,7 @@ class Choice:
 
     book: RuleBook
     modules: int = 0
-    only: Only = field(default_factory=dict)
+    only: Only = WHOLE_SPACE
 
 
 def groups_of(
@@ -82,9 +82,9 @@ def groups_of(
         tried.reason = most_telling(refused) or "no rule speaks of any of its simple calls"
         return [], []
     count = len(cells)
-    cells = [each for each in cells if meets(each.problem, choice.only)]
+    cells = [each for each in cells if choice.only.meets(each.problem)]
     if not cells:
-        tried.reason = f"none of its {count} cells has {told(choice.only)}"
+        tried.reason = f"none of its {count} cells has {choice.only}"
         return [], []
     problems = [cell.problem.to_json() for cell in cells]
     keys = _ask(worker, address, "modules", problems=problems)["keys"]

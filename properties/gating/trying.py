@@ -22,7 +22,7 @@ from ..findings.ledger import Ledger
 from ..isolation.machine import cores
 from ..isolation.workers import Deadlines, Worker
 from ..search.building import BUILD_DEADLINES, compilers, limited_to
-from ..space.restrictions import Only
+from ..space.restrictions import WHOLE_SPACE, Only
 from ..verdicts.operations import OPERATIONS
 from ..verdicts.verdict import Verdict
 from ..worker.pools import open_pool
@@ -72,7 +72,7 @@ class Order:
     ledger: Ledger = field(default_factory=Ledger)
     modules: int = 0
     jobs: int = 0
-    only: Only = field(default_factory=dict)
+    only: Only = WHOLE_SPACE
 
 
 @dataclass

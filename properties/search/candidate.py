@@ -9,9 +9,12 @@ from ...reference import Problem
 from ..findings.ledger import Entry, Ledger
 from ..isolation.workers import Worker
 from ..space.axes import Axes
+from ..space.profiles import Cost
 from ..verdicts.verdict import Verdict
 from ..worker.requests import Address, probe_device
 from .deadlines import DeadlineModel
+
+UNKNOWN = Cost("unknown", 1.0, 1)
 
 
 @dataclass
@@ -24,6 +27,7 @@ class Candidate:
     ledger: Ledger = field(default_factory=Ledger)
     target: Target = field(default_factory=Target)
     """The machine that the worker runs on."""
+    cost: Cost = UNKNOWN
     deadlines: DeadlineModel = field(default_factory=DeadlineModel)
     started: float | None = None
     """When the first law began: before that, other implementations may hold the workers."""

@@ -69,6 +69,7 @@ class Run:
             soak=plan.profile.soak,
             sanitizer=plan.sanitizer,
         )
+        self.costs: dict[str, Cost] = {}
         self._stop = threading.Event()
         self._jobs = plan.jobs or _usual_jobs(plan.device)
         self._pool = open_pool(plan.device, size=self._jobs, tool=plan.sanitizer)
@@ -127,16 +128,17 @@ class Run:
             self.report.implementations.append(report)
 
             def prepared(
-                made: tuple[Candidate, Cost] | None, report: ImplementationReport = report
+                candidate: Candidate | None, report: ImplementationReport = report
             ) -> None:
-                if made is None:
+                if candidate is None:
                     self.progress.skipped(report)
                 else:
-                    self._submit_stored(submit, report, *made)
+                    self.costs[candidate.name] = candidate.cost
+                    self._submit_stored(submit, report, candidate)
 
             pending[others.submit(self._prepare, report)] = (report, prepared)
 
-    def _prepare(self, report: ImplementationReport) -> tuple[Candidate, Cost] | None:
+    def _prepare(self, report: ImplementationReport) -> Candidate | None:
         def built(done: int, modules: int) -> None:
             self.progress.building(report.name, done, modules)
 
@@ -191,12 +193,12 @@ class Run:
             return work(worker)
 
     def _submit_stored(
-        self, submit: Submit, report: ImplementationReport, candidate: Candidate, cost: Cost
+        self, submit: Submit, report: ImplementationReport, candidate: Candidate
     ) -> None:
         """Queue the replay of an implementation's stored cases; its laws come after it."""
         plan = self.plan
         laws = [law for law in laws_of(report.operation) if not plan.laws or law.name in plan.laws]
-        counts = {law.name: problems_of(plan, law, cost) for law in laws}
+        counts = {law.name: problems_of(plan, law, candidate.cost) for law in laws}
         self.progress.prepared(report, sum(counts.values()))
 
         def draw() -> None:

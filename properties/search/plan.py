@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from hypothesis.database import ExampleDatabase
 
@@ -12,6 +11,7 @@ from ..findings.corpus import Case
 from ..findings.ledger import Ledger
 from ..laws import Law
 from ..space.profiles import Cost, Profile
+from ..space.restrictions import WHOLE_SPACE, Only
 
 LEAST_PROBLEMS, LEAST_SECONDS = 3, 3.0
 """What every law gets, however little its weight."""
@@ -39,7 +39,8 @@ class Plan:
         share: of the profile's problems: a gate over many implementations takes fewer of each.
         examples: what runs keep for one another, where the profile explores.
         without_rules: ids of support rules that are not asked: what they refuse is called.
-        only: by field, the values of problems that are drawn; all if empty. See ``only``.
+        only: the part of the space of problems that is searched.
+        costs: cost classes by implementation; those of others are measured.
         environment: further variables for workers beside the run's own.
         sanitizer: tool of compute-sanitizer that the workers run under; none if empty.
     """
@@ -59,7 +60,8 @@ class Plan:
     share: float = 1.0
     examples: ExampleDatabase | None = None
     without_rules: Sequence[str] = ()
-    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    only: Only = WHOLE_SPACE
+    costs: Mapping[str, Cost] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     sanitizer: str = ""
 

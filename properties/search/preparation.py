@@ -13,11 +13,11 @@ from ...reference import Problem
 from ..findings.report import ImplementationReport
 from ..isolation.sanitizer import LESS_WORK
 from ..isolation.workers import Worker
-from ..space.axes import Axes, all_axes, example, narrow
+from ..space.axes import Axes, example, narrow
 from ..space.module_selection import Keys, Module, choose, further
 from ..space.operations import OPERATIONS
 from ..space.profiles import CHEAP_MINUTES, NO_COST, Cost, Profile, Timing, cost_of, on_device
-from ..space.restrictions import Only, OnlyError, restricted
+from ..space.restrictions import WHOLE_SPACE, Only, OnlyError
 from ..worker.requests import Address, HarnessError, probe_device, refusals_of, verdict_of
 from .building import Builder
 from .candidate import Candidate
@@ -36,7 +36,7 @@ def survey(
     address: Address,
     max_work: int,
     report: ImplementationReport,
-    only: Only | None = None,
+    only: Only = WHOLE_SPACE,
 ) -> Axes | None:
     """Import an implementation and learn what it supports.
 
@@ -45,7 +45,7 @@ def survey(
         address: of the implementation.
         max_work: see ``Axes``.
         report: to be filled.
-        only: values that may be drawn, by field; all if None.
+        only: the part of the space that is asked for.
 
     Returns:
         None where it cannot be judged; the report says why.
@@ -69,12 +69,10 @@ def survey(
         told = most_telling([told, *refusals])
         return refusals
 
-    space = all_axes(report.operation)
     try:
-        space = restricted(report.operation, space, only or {})
-        axes = narrow(report.operation, probe, max_work, axes=space)
+        axes = narrow(report.operation, probe, max_work, axes=only.axes(report.operation))
     except OnlyError as error:
-        report.refusal = Refusal(f"--only: {error}", "only")
+        report.refusal = Refusal(str(error), "only")
         return None
     except HarnessError as error:
         report.error = str(error)
@@ -101,7 +99,7 @@ def prepare(
     built: Callable[[int, int], None] | None = None,
     once: Once = _here,
     stored: Callable[[ImplementationReport], Sequence[Problem]] = lambda _: (),
-) -> tuple[Candidate, Cost] | None:
+) -> Candidate | None:
     """Import an implementation, learn what it supports and what it costs; build its modules.
 
     Args:
@@ -148,28 +146,35 @@ def prepare(
         axes = replace(axes, restrictions=tuple(module.values for module in modules))
     with lease() as worker:
         candidate = Candidate(report.name, address, axes, plan.ledger, target)
-        return _timed(worker, candidate, report, profile)
+        _time(worker, candidate, report, profile, plan.costs.get(report.name))
+    return candidate
 
 
-def _timed(
-    worker: Worker, candidate: Candidate, report: ImplementationReport, profile: Profile
-) -> tuple[Candidate, Cost]:
-    """Learn what an implementation costs, and so how large its problems may be."""
+def _time(
+    worker: Worker,
+    candidate: Candidate,
+    report: ImplementationReport,
+    profile: Profile,
+    cost: Cost | None,
+) -> None:
+    """Measure what an implementation costs, and so how large its problems may be.
+
+    Where the cost class is given, calls are timed for their deadlines only.
+    """
     address = candidate.address
     timing = example(candidate.axes.operation, candidate.axes.simplest)
     timing = OPERATIONS[timing.operation].timed(timing)
     timed = _ask(worker, address, "cost", problem=timing.to_json())
     report.call_seconds = float(timed.get("seconds", 0.0))
     small = Timing(float(timed.get("undisturbed", 0.0)), timing.work)
-    cost = cost_of(small, _time_larger(worker, address, timing, small), profile)
-    report.cost = cost.name
+    cost = cost or cost_of(small, _time_larger(worker, address, timing, small), profile)
+    candidate.cost, report.cost = cost, cost.name
     candidate.axes = replace(candidate.axes, max_work=cost.max_work)
     candidate.deadlines.slowness = address.slowness
     candidate.deadlines.record(timing.work, report.call_seconds)
     if report.modules:
         candidate.deadlines.compile_seconds = LOAD_SECONDS
     candidate.warm_up = None if "stopped" in timed else timing
-    return candidate, cost
 
 
 def module_keys(worker: Worker, address: Address) -> Keys:

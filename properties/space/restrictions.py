@@ -7,7 +7,7 @@ number need not be one that is usually drawn: any that a problem may have will d
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ...reference import AttentionProblem, Problem
@@ -16,8 +16,6 @@ from .attention_axes import head_fields
 from .axes import all_axes, has
 from .operations import OPERATIONS
 
-Only = Mapping[str, tuple[Any, ...]]
-"""Allowed values by field, in the order in which they were given."""
 PARTS = {
     "head_dim_qk": ("head_dims", 0),
     "head_dim_vo": ("head_dims", 1),
@@ -36,75 +34,93 @@ UNSPOKEN = ("caches", "quantisation", "groups")
 
 
 class OnlyError(ValueError):
-    """A part of the space that does not exist; the message names field and value."""
+    """A part of the space that does not exist; the message names option, field and value."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"--only: {message}")
 
 
-def read_only(texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
-    """Read FIELD=VALUE[,VALUE...]; a field that is given twice has the values of both.
+@dataclass(frozen=True)
+class Only:
+    """The part of the space that ``--only`` asks for; all of it by default.
 
-    Raises:
-        OnlyError: an unknown field or value, or fields whose values never meet.
+    Attributes:
+        values: allowed values by field, in the order in which they were given.
     """
-    found: dict[str, tuple[Any, ...]] = {}
-    for text in texts:
-        name, equals, rest = text.partition("=")
-        if not equals:
-            message = f"{text!r} is no FIELD=VALUE[,VALUE...]"
-            raise OnlyError(message)
-        if name not in _known():
-            message = f"{name!r} is no field of a problem; there are {', '.join(sorted(_known()))}"
-            raise OnlyError(message)
-        values = [_value(name, word.strip()) for word in rest.split(",")]
-        found[name] = tuple(dict.fromkeys([*found.get(name, ()), *values]))
-    refused = [why for operation in OPERATIONS if (why := _refusal(operation, found))]
-    if len(refused) == len(OPERATIONS):
-        raise refused[0]
-    return found
+
+    values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, texts: Sequence[str]) -> Only:
+        """Read FIELD=VALUE[,VALUE...]; a field that is given twice has the values of both.
+
+        Raises:
+            OnlyError: an unknown field or value, or fields whose values never meet.
+        """
+        found: dict[str, tuple[Any, ...]] = {}
+        for text in texts:
+            name, equals, rest = text.partition("=")
+            if not equals:
+                message = f"{text!r} is no FIELD=VALUE[,VALUE...]"
+                raise OnlyError(message)
+            if name not in (known := _known()):
+                message = f"{name!r} is no field of a problem; there are {', '.join(sorted(known))}"
+                raise OnlyError(message)
+            values = [_value(name, word.strip()) for word in rest.split(",")]
+            found[name] = tuple(dict.fromkeys([*found.get(name, ()), *values]))
+        only = cls(found)
+        refused = [error for operation in OPERATIONS if (error := only.refusal(operation))]
+        if len(refused) == len(OPERATIONS):
+            raise refused[0]
+        return only
+
+    def refusal(self, operation: str) -> OnlyError | None:
+        """Return why no problem of an operation is asked for; None if some are."""
+        try:
+            self.axes(operation)
+        except OnlyError as error:
+            return error
+        return None
+
+    def axes(self, operation: str) -> dict[str, tuple[Any, ...]]:
+        """Return the axes of an operation, with no other values than these.
+
+        Raises:
+            OnlyError: the operation's problems have no such field, or none of its values.
+        """
+        kept = all_axes(operation)
+        for name, wanted in self.values.items():
+            axis, place = PARTS.get(name, (name, None))
+            if axis not in kept:
+                message = f"problems of {operation} have no {name}"
+                raise OnlyError(message)
+            if place is not None:
+                kept[axis] = tuple(pair for pair in kept[axis] if pair[place] in wanted)
+            else:
+                kept[axis] = _among(operation, name, kept[axis], wanted)
+            if not kept[axis]:
+                words = ", ".join(map(_word, wanted))
+                others = "" if place is None else ", with the other values that were asked for"
+                message = f"no problem of {operation} has {name}={words}{others}"
+                raise OnlyError(message)
+        _drop_what_no_cache_fits(operation, kept)
+        return kept
+
+    def meets(self, problem: Problem) -> bool:
+        """Whether a problem has one of the wanted values in each field; none has a phase."""
+        return all(
+            any(has(problem, name, value) for value in values)
+            for name, values in self.values.items()
+        )
+
+    def __str__(self) -> str:
+        """Return what is asked for as it is written on the command line."""
+        return " ".join(
+            f"{name}={','.join(map(_word, each))}" for name, each in self.values.items()
+        )
 
 
-def _refusal(operation: str, only: Only) -> OnlyError | None:
-    try:
-        restricted(operation, all_axes(operation), only)
-    except OnlyError as error:
-        return error
-    return None
-
-
-def restricted(
-    operation: str, axes: Mapping[str, tuple[Any, ...]], only: Only
-) -> dict[str, tuple[Any, ...]]:
-    """Give the axes with the values that are asked for alone.
-
-    Raises:
-        OnlyError: the operation's problems have no such field, or none of its values.
-    """
-    kept = dict(axes)
-    for name, wanted in only.items():
-        axis, place = PARTS.get(name, (name, None))
-        if axis not in axes:
-            message = f"problems of {operation} have no {name}"
-            raise OnlyError(message)
-        if place is not None:
-            kept[axis] = tuple(pair for pair in kept[axis] if pair[place] in wanted)
-        else:
-            kept[axis] = _among(operation, name, kept[axis], wanted)
-        if not kept[axis]:
-            told = ", ".join(map(_word, wanted))
-            others = "" if place is None else ", with the other values that were asked for"
-            message = f"no problem of {operation} has {name}={told}{others}"
-            raise OnlyError(message)
-    _drop_what_no_cache_fits(operation, kept)
-    return kept
-
-
-def meets(problem: Problem, only: Only) -> bool:
-    """Tell whether a problem has one of the wanted values in each field; none has a phase."""
-    return all(any(has(problem, name, value) for value in only[name]) for name in only)
-
-
-def told(only: Only) -> str:
-    """Give what is asked for as it is written on the command line."""
-    return " ".join(f"{name}={','.join(map(_word, values))}" for name, values in only.items())
+WHOLE_SPACE = Only()
 
 
 def _among(
@@ -131,8 +147,8 @@ def _drop_what_no_cache_fits(operation: str, kept: dict[str, tuple[Any, ...]]) -
             if any(cache_fits(name, {**free, **_fields_of(axis, value)}) for name in names)
         )
         if not fitting:
-            told = ", ".join(map(_word, kept[axis]))
-            message = f"no cache of {', '.join(names)} has {axis}={told} ({operation})"
+            words = ", ".join(map(_word, kept[axis]))
+            message = f"no cache of {', '.join(names)} has {axis}={words} ({operation})"
             raise OnlyError(message)
         kept[axis] = fitting
 
@@ -193,7 +209,7 @@ def _number(name: str, word: str, usual: list[Any]) -> Any:  # noqa: ANN401  a v
             return None
         whole = all(isinstance(value, int) for value in usual)
         number = int(word) if whole else float(word)
-        if name in {field.name for field in fields(AttentionProblem)}:
+        if name in {each.name for each in fields(AttentionProblem)}:
             quantised = {"kv_cache": "float8_e4m3fn", "q_dtype": "float8_e4m3fn"}
             AttentionProblem(**{**quantised, name: number})  # type: ignore[arg-type]  # by name
         elif number < 1:

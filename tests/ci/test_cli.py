@@ -237,6 +237,8 @@ def test_what_cannot_be_loaded(kernelproof: Command) -> None:
         (["zoo:honest", "--without-rule", "nine"], "--without-rule nine: there is no such rule"),
         (["zoo:honest", "--only", "colour=red"], "--only: 'colour' is no field of a problem"),
         (["zoo:honest", "--only", "dtype=red"], "--only: dtype=red is no value of it; there are"),
+        (["zoo:honest", "--costs", "absent.json"], "--costs absent.json: cannot be read"),
+        (["zoo:honest", "--costs", "zoo.py"], "--costs zoo.py: not JSON"),
         (["zoo:honest", "--modules", "0"], "Invalid value for '--modules'"),
         (["zoo:honest", "--operation", "origami"], "--operation 'origami'"),
         (["zoo:honest", "--profile", "lazy"], "'--profile'"),
@@ -389,6 +391,24 @@ def test_a_part_of_the_space(kernelproof: Command) -> None:
     ended = kernelproof("check", "zoo:honest", *QUICK, "--only", "window_left=3")
     assert ended.code == 3
     assert "problems of merge_state have no window_left" in ended.out
+
+
+def test_cost_classes_are_written_and_read(kernelproof: Command) -> None:
+    """A class that is given decides: the word in the file shows which it was."""
+    path = Path(".kernelproof", "costs.json")
+    assert kernelproof("check", "zoo:honest", *QUICK).code == 0
+    data = json.loads(path.read_text())
+    assert set(data["costs"]) == {"honest"}
+    data["costs"]["honest"] = {"class": "given", "problems": 0.5, "max_work": 5000}
+    path.write_text(json.dumps(data))
+    ended = kernelproof("check", "zoo:honest", *QUICK, "--costs", str(path), "--json", "a.json")
+    assert ended.code == 0
+    assert json.loads(path.read_text()) == data
+    (found,) = json.loads(Path("a.json").read_text())["implementations"]
+    assert found["cost"] == "given"
+    ended = kernelproof("check", "zoo:honest", "--profile", "gate", "--costs", str(path))
+    assert ended.code == 2
+    assert "profile is 'quick', and should be 'gate'" in ended.err
 
 
 def test_the_gate_tries_the_support_table_too(

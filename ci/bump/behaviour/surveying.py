@@ -18,7 +18,7 @@ def surveyed(side: Side, address: Address, name: str, max_work: int, plan: Plan)
     question = {
         "survey": address.request("survey"),
         "max_work": max_work,
-        "only": {field: list(map(str, values)) for field, values in plan.only.items()},
+        "only": {field: list(map(str, values)) for field, values in plan.only.values.items()},
     }
     known: dict[str, Any] = side.remember(
         question, lambda: _survey(side, address, name, max_work, plan)
@@ -33,7 +33,7 @@ def _survey(side: Side, address: Address, name: str, max_work: int, plan: Plan) 
     reason = _refused_altogether(asker, address, report)
     axes = None
     if not reason and not report.error:
-        axes = survey(asker, address, max_work, report, plan.only or None)
+        axes = survey(asker, address, max_work, report, plan.only)
     if axes is not None:
         told["axes"] = axes_to_json(axes)
     declared = report.declared

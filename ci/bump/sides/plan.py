@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ....properties.findings.corpus import Case
 from ....properties.findings.ledger import Ledger
 from ....properties.isolation.workers import Deadlines
 from ....properties.laws import Law
 from ....properties.space.profiles import GATE_SHARE, Profile
+from ....properties.space.restrictions import WHOLE_SPACE, Only
 
 DEADLINES = Deadlines(run=20.0)
 """The same for every call: what was measured of one run must not decide about another."""
@@ -38,7 +38,7 @@ class Plan:
         profile: how hard to look.
         seed: of what is drawn.
         laws: names; all if empty.
-        only: by field, the values of problems that are drawn.
+        only: the part of the space of problems that is searched.
         ledger: known failures.
         cases: folder for the smallest problem of each finding.
         tensors: folder for results that wait to be compared.
@@ -57,7 +57,7 @@ class Plan:
     cases: Path
     tensors: Path
     laws: Sequence[str] = ()
-    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    only: Only = WHOLE_SPACE
     modules: int = MODULES
     soak: int = 0
     jobs: int = 1

@@ -306,6 +306,8 @@ def test_an_absent_implementation_is_wrong_usage(tmp_path: Path, processes: list
     [
         (["--profile", "lazy"], "invalid choice: 'lazy'"),
         (["--impl", "zoo:x", "--expectations", "none.toml"], "--expectations: none.toml: cannot"),
+        (["--impl", "zoo:x", "--only", "dtype=red"], "--only: dtype=red is no value of it"),
+        (["--impl", "zoo:x", "--costs", "none.json"], "none.json: cannot be read"),
     ],
 )
 def test_wrong_usage(tmp_path: Path, arguments: list[str], message: str) -> None:
@@ -313,6 +315,23 @@ def test_wrong_usage(tmp_path: Path, arguments: list[str], message: str) -> None
     assert ended.code == pytest.ExitCode.USAGE_ERROR
     assert message in ended.err
     assert "Traceback" not in ended.err
+
+
+def test_a_part_of_the_space_and_given_costs(tmp_path: Path) -> None:
+    """The seeded fault needs three states: it is no part of problems of two."""
+    command = [*SUITE, "--impl", "zoo:wrong", "-k", "zoo:wrong-parity"]
+    folder = project(tmp_path)
+    ended = run_pytest(folder, *command, "--only", "num_states=2")
+    assert "1 passed" in ended.out, ended.out + ended.err
+    costs = json.loads((folder / ".kernelproof" / "costs.json").read_text())
+    assert set(costs["costs"]) == {"wrong"}
+    costs["costs"]["wrong"]["problems"] = 0.5
+    (folder / "half.json").write_text(json.dumps(costs))
+    more = ["--only", "num_states=2,4", "--costs", "half.json", "--junit-xml", "junit.xml"]
+    ended = run_pytest(folder, *command, *more)
+    assert "num_states=4" in ended.out, ended.out + ended.err
+    kept = json.loads((folder / ".kernelproof" / "costs.json").read_text())
+    assert kept["costs"]["wrong"]["problems"] == 0.5
 
 
 def test_other_runs_are_left_alone(tmp_path: Path) -> None:

@@ -8,14 +8,8 @@ from typing import Any
 import pytest
 
 from kernelproof.impl import Target, find_implementation
-from kernelproof.properties.space.axes import Axes, all_axes, narrow
-from kernelproof.properties.space.restrictions import (
-    OnlyError,
-    meets,
-    read_only,
-    restricted,
-    told,
-)
+from kernelproof.properties.space.axes import Axes, narrow
+from kernelproof.properties.space.restrictions import Only, OnlyError
 from kernelproof.reference import AttentionProblem, MergeProblem, MoEProblem
 
 Draw = Callable[[Axes, int], list[Any]]
@@ -25,7 +19,7 @@ WINDOWS = ("q_dtype=float8_e4m3fn", "window_left=127,511", "head_dims=128x128")
 
 def axes_of(name: str, *texts: str, without: tuple[str, ...] = ()) -> Axes | None:
     found = find_implementation(name)
-    axes = restricted(found.operation, all_axes(found.operation), read_only(texts))
+    axes = Only.read(texts).axes(found.operation)
     return narrow(
         found.operation,
         lambda given: [found.refusal(each, H200, without_rules=without) for each in given],
@@ -54,8 +48,7 @@ def test_a_part_that_is_refused_is_no_part_of_the_space(drawn: Draw) -> None:
 
 
 def test_other_caches_leave_only_the_shapes_that_they_can_have() -> None:
-    only = read_only(["kv_cache=nvfp4 interleaved"])
-    axes = restricted("paged_attention", all_axes("paged_attention"), only)
+    axes = Only.read(["kv_cache=nvfp4 interleaved"]).axes("paged_attention")
     assert axes["page_size"] == (4, 8, 16, 32, 64, 128, 256)
     assert axes["head_dims"] == ((64, 64), (128, 128), (192, 128), (256, 256), (512, 512))
 
@@ -76,7 +69,7 @@ def test_other_caches_leave_only_the_shapes_that_they_can_have() -> None:
     ],
 )
 def test_what_may_be_asked_for(texts: list[str], found: dict[str, tuple[Any, ...]]) -> None:
-    assert read_only(texts) == found
+    assert Only.read(texts).values == found
 
 
 @pytest.mark.parametrize(
@@ -96,13 +89,13 @@ def test_what_may_be_asked_for(texts: list[str], found: dict[str, tuple[Any, ...
 )
 def test_what_does_not_exist(texts: list[str], told: str) -> None:
     with pytest.raises(OnlyError) as error:
-        read_only(texts)
+        Only.read(texts)
     assert told in str(error.value)
 
 
 def test_an_operation_without_the_field_says_so() -> None:
     with pytest.raises(OnlyError, match="problems of merge_state have no window_left"):
-        restricted("merge_state", all_axes("merge_state"), read_only(["window_left=3"]))
+        Only.read(["window_left=3"]).axes("merge_state")
 
 
 @pytest.mark.parametrize(
@@ -119,14 +112,14 @@ def test_an_operation_without_the_field_says_so() -> None:
 )
 def test_a_problem_that_meets_what_is_asked_for(text: str, met: bool) -> None:
     problem = AttentionProblem(head_dim_qk=192, head_dim_vo=128, window_left=127)
-    only = read_only([text])
-    assert meets(problem, only) == met
-    assert not meets(problem, {**only, "page_size": (problem.page_size + 1,)})
+    only = Only.read([text])
+    assert only.meets(problem) == met
+    assert not Only({**only.values, "page_size": (problem.page_size + 1,)}).meets(problem)
 
 
 def test_sizes_are_met_together_and_merges_have_none() -> None:
-    only = read_only(["sizes=64x32", "dtype=float32"])
-    assert meets(MoEProblem(hidden=64, inter=32), only)
-    assert not meets(MoEProblem(hidden=64, inter=64), only)
-    assert not meets(MergeProblem(), only)
-    assert told(only) == "sizes=64x32 dtype=float32"
+    only = Only.read(["sizes=64x32", "dtype=float32"])
+    assert only.meets(MoEProblem(hidden=64, inter=32))
+    assert not only.meets(MoEProblem(hidden=64, inter=64))
+    assert not only.meets(MergeProblem())
+    assert str(only) == "sizes=64x32 dtype=float32"

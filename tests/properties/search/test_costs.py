@@ -1,0 +1,98 @@
+"""A file of cost classes: with it, the same seed draws the same problems on any machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelproof.properties.isolation.workers import Outcome, Worker
+from kernelproof.properties.search.costs import SCHEMA, CostsError, keep_costs, read_costs
+from kernelproof.properties.search.engine import Run
+from kernelproof.properties.search.plan import Plan
+from kernelproof.properties.space.profiles import Cost, Profile
+
+TINY = Profile("tiny", problems=20, max_work=20_000, shrink_seconds=30.0, seconds=60.0)
+HONEST = f"{Path(__file__).parents[1] / 'engine_subjects.py'}:honest_attention"
+FAST, SLOW = Cost("fast", 1.0, 20_000), Cost("slow", 0.2, 1_250)
+
+
+def test_what_was_measured_is_read_back_and_others_stay(tmp_path: Path) -> None:
+    cases, path = tmp_path / "cases", tmp_path / "costs.json"
+    keep_costs(cases, TINY, "cpu", {"one": FAST})
+    keep_costs(cases, TINY, "cpu", {"two": SLOW})
+    assert read_costs(path, TINY, "cpu") == {"one": FAST, "two": SLOW}
+    keep_costs(cases, TINY, "cuda", {"two": FAST})  # of another device: nothing stays
+    assert read_costs(path, TINY, "cuda") == {"two": FAST}
+
+
+def test_a_folder_that_cannot_be_written_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    keep_costs(tmp_path / "file" / "cases", TINY, "cpu", {"one": FAST})
+    assert "no costs are kept in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema": "other-2"}, "schema is 'other-2', and should be 'kernelproof-costs-1'"),
+        ({"profile": "gate"}, "profile is 'gate', and should be 'tiny'"),
+        ({"device": None}, "device is None, and should be 'cpu'"),
+        ({"costs": [1]}, "costs should be an object"),
+        ({"costs": {"one": 3}}, "costs.one.class is None, and should be a word"),
+        ({"costs": {"one": {"class": "fast", "problems": 0}}}, "costs.one.problems is 0, and"),
+        (
+            {"costs": {"one": {"class": "fast", "problems": 1, "max_work": True}}},
+            "costs.one.max_work is True, and should be a positive integer",
+        ),
+    ],
+)
+def test_a_wrong_field_is_named(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    data = {"schema": SCHEMA, "profile": "tiny", "device": "cpu", "costs": {}}
+    path.write_text(json.dumps({**data, **change}))
+    with pytest.raises(CostsError) as error:
+        read_costs(path, TINY, "cpu")
+    assert str(error.value).startswith(f"{path}: {message}")
+
+
+def test_no_file_and_no_json(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    with pytest.raises(CostsError, match=r"costs\.json: cannot be read"):
+        read_costs(path, TINY, "cpu")
+    path.write_text("[1")
+    with pytest.raises(CostsError, match=r"costs\.json: not JSON"):
+        read_costs(path, TINY, "cpu")
+
+
+def test_the_same_costs_draw_the_same_problems(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the clock says: here every run measures another cost."""
+    judged: list[Any] = []
+    answer = Worker.answer
+
+    def noted(self: Worker) -> Outcome:
+        judged.append(self._asked[0][0]["problem"])
+        return answer(self)
+
+    def drawn(cost: Cost, measured: Cost) -> list[Any]:
+        judged.clear()
+        monkeypatch.setattr(
+            "kernelproof.properties.search.preparation.cost_of", lambda *_: measured
+        )
+        run = Run(Plan([HONEST], TINY, laws=["parity"], jobs=1, costs={"honest": cost}))
+        (report,) = run.execute().implementations
+        assert not report.error
+        assert (report.cost, run.costs) == (cost.name, {"honest": cost})
+        return [*judged]
+
+    monkeypatch.setattr(Worker, "answer", noted)
+    first = drawn(FAST, SLOW)
+    assert len(first) >= TINY.problems
+    assert drawn(FAST, FAST) == first
+    fewer = drawn(SLOW, FAST)
+    assert 0 < len(fewer) < len(first)
+    assert fewer != first[: len(fewer)]
