@@ -212,3 +212,23 @@ def test_no_import_touches_cuda(project: dict[str, Any]) -> None:
         "print(torch.cuda.is_initialized())\n"
     )
     assert python(code).splitlines()[-1] == "False"
+
+
+def test_what_differs_by_operation_stands_in_a_table(repository: Path) -> None:
+    """One type is a guard where the code is of one operation; several are a ladder."""
+    several: list[str] = []
+    for layer in ("reference", "properties", "ci"):
+        for file in (repository / layer).rglob("*.py"):
+            for function in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(function, ast.FunctionDef):
+                    types = {
+                        name.id
+                        for node in ast.walk(function)
+                        if isinstance(node, ast.Call)
+                        and isinstance(node.func, ast.Name)
+                        and node.func.id == "isinstance"
+                        for name in ast.walk(node.args[1])
+                        if isinstance(name, ast.Name) and name.id.endswith(("Problem", "Inputs"))
+                    }
+                    several += [f"{file}:{function.lineno}: {types}"] * (len(types) > 1)
+    assert not several, "see reference/operations.py, verdicts/operations.py, space/operations.py"

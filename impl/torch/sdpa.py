@@ -82,7 +82,7 @@ def _attend(
     keys: list[torch.Tensor],
     values: list[torch.Tensor],
 ) -> tuple[torch.Tensor, None]:
-    source = inputs.v_cache if isinstance(inputs, PagedAttentionInputs) else inputs.v
+    source = inputs.values
     out = inputs.q.new_zeros((*inputs.q.shape[:2], source.shape[-1]))
     mask_start = 0
     for request, (k, v) in enumerate(zip(keys, values, strict=True)):

@@ -9,7 +9,6 @@ import torch
 
 from ...reference import AttentionOutput, AttentionProblem
 from ...reference.problems.cache_names import multiples_of
-from ...reference.tensors.inputs import PagedAttentionInputs
 from ..verdicts.comparison import Result, agree, fail
 from ..verdicts.subject import Subject
 from ..verdicts.verdict import VACUOUS, Verdict
@@ -61,7 +60,7 @@ def logit_shift(subject: Subject, problem: AttentionProblem) -> Verdict:
     if not subject.supports(problem):
         return VACUOUS
     inputs = subject.materialise(problem)
-    keys = inputs.k_cache if isinstance(inputs, PagedAttentionInputs) else inputs.k
+    keys = inputs.keys
     channel = problem.head_dim_qk - 1 if problem.values_in_keys else 0
     inputs.q[..., channel], keys[..., channel] = 1.0, 0.0
     (out, lse), judged = run_on(subject, problem, inputs)

@@ -66,14 +66,8 @@ def select(inputs: AttentionInputs, parts: Sequence[Part]) -> AttentionInputs:
 
 def rows_of(inputs: AttentionInputs, parts: Sequence[Part]) -> torch.Tensor:
     """Give the rows of q, and so of out, that the parts' queries are in the whole batch."""
-    starts = _query_indptr(inputs).tolist()
+    starts = inputs.qo_indptr.tolist()
     return _rows(starts, [(part.request, (part.queries,)) for part in parts], inputs.q.device)
-
-
-def _query_indptr(inputs: AttentionInputs) -> torch.Tensor:
-    if isinstance(inputs, PagedAttentionInputs):
-        return inputs.metadata.qo_indptr
-    return inputs.qo_indptr
 
 
 def _rows(

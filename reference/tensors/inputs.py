@@ -75,6 +75,16 @@ class PagedAttentionInputs(_Quantised, _WithOutput, AttentionOptions, _PagedTens
         return {**super().keywords(), **quantised}
 
     @property
+    def qo_indptr(self) -> torch.Tensor:
+        """Where each request's query tokens begin and end."""
+        return self.metadata.qo_indptr
+
+    @property
+    def keys(self) -> torch.Tensor:
+        """The tensor that K is read from."""
+        return self.k_cache
+
+    @property
     def values(self) -> torch.Tensor:
         """The tensor that V is read from."""
         return self.v_cache
@@ -103,6 +113,11 @@ class _RaggedTensors:
 @dataclass(frozen=True, eq=False)
 class RaggedAttentionInputs(_WithOutput, AttentionOptions, _RaggedTensors):
     """Arguments of ``ragged_attention``."""
+
+    @property
+    def keys(self) -> torch.Tensor:
+        """The tensor that K is read from."""
+        return self.k
 
     @property
     def values(self) -> torch.Tensor:
