@@ -49,6 +49,7 @@ class Finding:
             "status": "KNOWN" if self.entry else self.verdict.status,
             "kind": self.verdict.kind,
             "message": self.verdict.message,
+            "element": self.verdict.element,
             "problem": self.problem.to_json(),
             "entry": self.entry,
             "contradicts": self.contradicts,

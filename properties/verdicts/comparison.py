@@ -9,7 +9,7 @@ import torch
 
 from ...reference import AttentionOutput
 from ...reference.attention.bounds import Judged
-from .verdict import Verdict
+from .verdict import EXACTLY, Verdict
 
 Result = tuple[torch.Tensor, "torch.Tensor | None"]
 """What an attention or merge implementation gave: out, and lse or None."""
@@ -18,6 +18,17 @@ Result = tuple[torch.Tensor, "torch.Tensor | None"]
 def fail(kind: str, message: str, ratio: float | None = None) -> Verdict:
     """Give a FAIL."""
     return Verdict("FAIL", kind, message, ratio)
+
+
+def off(
+    kind: str, where: str, got: str, expected: str, *, bound: str = "", more: str = "",
+    ratio: float | None = None,
+) -> Verdict:  # fmt: skip
+    """Return a FAIL that names an element that is wrong, see ``Verdict.element``."""
+    element = {"where": where, "got": got, "expected": expected}
+    exactly = "exactly " if bound == EXACTLY else ""
+    message = f"{where} is {got}, expected {exactly}{expected}{more}"
+    return Verdict("FAIL", kind, message, ratio, element={**element, "bound": bound})
 
 
 class Check(NamedTuple):
@@ -76,12 +87,9 @@ def _closely(check: Check) -> Verdict:
         where = _position(misplaced_nan)
         wanted = expected[where].item()
         if expected[where].isnan():
-            return fail("nan", f"{name}{list(where)} is {got[where].item():.6g}, expected NaN")
-        count = int(misplaced_nan.sum())
-        return fail(
-            "nan",
-            f"{name}{list(where)} is NaN, expected {wanted:.6g} ({count} of {got.numel()} are)",
-        )
+            return off("nan", f"{name}{list(where)}", f"{got[where].item():.6g}", "NaN")
+        more = f" ({int(misplaced_nan.sum())} of {got.numel()} are)"
+        return off("nan", f"{name}{list(where)}", "NaN", f"{wanted:.6g}", more=more)
     difference = (got - expected).abs().masked_fill_((got == expected) | got.isnan(), 0.0)
     excess = ~(difference <= bound)
     if not excess.any():
@@ -92,12 +100,17 @@ def _closely(check: Check) -> Verdict:
     ratio = torch.where(excess, ratio, 0.0).nan_to_num(nan=torch.inf, posinf=torch.inf)
     # torch.unravel_index would import sympy: seconds in each process that finds something.
     where = _position(ratio == ratio.max())
-    message = (
-        f"{name}{list(where)} is {got[where].item():.9g}, expected "
-        f"{expected[where].item():.9g}, off by {difference[where].item():.3g}, bound "
-        f"{bound[where].item():.3g} ({int(excess.sum())} of {got.numel()} elements outside)"
+    allowed = f"{bound[where].item():.3g}"
+    return off(
+        "numeric",
+        f"{name}{list(where)}",
+        f"{got[where].item():.9g}",
+        f"{expected[where].item():.9g}",
+        bound=allowed,
+        more=f", off by {difference[where].item():.3g}, bound {allowed} "
+        f"({int(excess.sum())} of {got.numel()} elements outside)",
+        ratio=float(ratio[where]),
     )
-    return fail("numeric", message, float(ratio[where]))
 
 
 def bitwise(name: str, actual: torch.Tensor, expected: torch.Tensor) -> Verdict:
@@ -109,10 +122,13 @@ def bitwise(name: str, actual: torch.Tensor, expected: torch.Tensor) -> Verdict:
         return Verdict("PASS", ratio=0.0)
     where = _position(different)
     kind = "nan" if bool(actual[where].isnan() | expected[where].isnan()) else "numeric"
-    return fail(
+    return off(
         kind,
-        f"{name}{list(where)} is {actual[where].item():.9g}, expected exactly "
-        f"{expected[where].item():.9g} ({int(different.sum())} of {actual.numel()} differ)",
+        f"{name}{list(where)}",
+        f"{actual[where].item():.9g}",
+        f"{expected[where].item():.9g}",
+        bound=EXACTLY,
+        more=f" ({int(different.sum())} of {actual.numel()} differ)",
     )
 
 

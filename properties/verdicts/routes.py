@@ -10,7 +10,7 @@ from ...impl import Implementation
 from ...reference import Routing, oracle
 from ...reference.moe.routing_bounds import RoutingComparison
 from ...reference.tensors.moe_inputs import RouteInputs
-from .comparison import Result, fail
+from .comparison import Result, fail, off
 from .verdict import PASS, Verdict
 
 
@@ -69,14 +69,16 @@ def judge_route(implementation: Implementation, inputs: RouteInputs, result: Res
         misplaced = ~(difference <= compared.bound)
         token, slot = misplaced.nonzero()[0].tolist()
         nan = bool(weights[token, slot].isnan())
-        said = (
-            f"topk_weights[{token}, {slot}] of expert {int(ids[token, slot])} is "
-            f"{float(weights[token, slot]):.9g}, expected "
-            f"{float(compared.expected[token, slot]):.9g}, bound "
-            f"{float(compared.bound[token, slot]):.3g}"
+        bound = f"{float(compared.bound[token, slot]):.3g}"
+        return off(
+            "nan" if nan else "numeric",
+            f"topk_weights[{token}, {slot}] of expert {int(ids[token, slot])}",
+            f"{float(weights[token, slot]):.9g}",
+            f"{float(compared.expected[token, slot]):.9g}",
+            bound=bound,
+            more=f", bound {bound}",
+            ratio=None if nan else float(ratio.nan_to_num(posinf=torch.inf).max()),
         )
-        worst = None if nan else float(ratio.nan_to_num(posinf=torch.inf).max())
-        return fail("nan" if nan else "numeric", said, worst)
     return Verdict("PASS", ratio=float(ratio.max()) if ratio.numel() else 0.0)
 
 

@@ -23,6 +23,9 @@ FAIL_KINDS = (
     "host_sync",
 )
 
+EXACTLY = "exactly"
+"""The bound of an element of which every bit counts."""
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -40,6 +43,8 @@ class Verdict:
         trace: stack or stderr, where a process died or an exception came.
         about: as JSON, the problem that the law made of the given one, where that is the one on
             which the implementation is wrong.
+        element: of a FAIL, one element that is wrong, as text: ``where`` it stands, what was
+            ``got`` and what ``expected``, and its ``bound``, ``EXACTLY`` where every bit counts.
     """
 
     status: Status
@@ -51,6 +56,7 @@ class Verdict:
     calls: int = 0
     trace: str = ""
     about: Mapping[str, Any] | None = None
+    element: Mapping[str, str] | None = None
 
     @property
     def bad(self) -> bool:
@@ -59,7 +65,8 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """Give a JSON-able dictionary."""
-        return {name: value for name, value in vars(self).items() if name != "about" or value}
+        optional = ("about", "element")
+        return {name: value for name, value in vars(self).items() if value or name not in optional}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Verdict:

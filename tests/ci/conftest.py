@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 NAN = "out[0, 3] is NaN, expected 0 (4 of 4 are)"
 OFF = "out[0, 3] is 0.5, expected 0.25, off by 0.25, bound 0.001 (1 of 4 elements outside)"
-FAIL = {"status": "FAIL", "kind": "numeric", "message": OFF, "ratio": 250.0}
+OUT = {"where": "out[0, 3]", "got": "0.5", "expected": "0.25", "bound": "0.001"}
+FAIL = {"status": "FAIL", "kind": "numeric", "message": OFF, "ratio": 250.0, "element": OUT}
 PASS = {"status": "PASS", "kind": "", "message": "", "ratio": 0.5}
 PROBLEM = {"operation": "merge_state", "num_tokens": 3, "id": "0a1b", "told": "MergeProblem(3)"}
 REPLAY = {side: f"kernelproof replay case.json --release {side}" for side in ("0.6", "0.7")}

@@ -208,7 +208,8 @@ def _side(verdict: Verdict | None) -> dict[str, Any]:
     if verdict is None:
         return {"status": "not there"}
     told = {"status": verdict.status, "kind": verdict.kind, "message": verdict.message}
-    return {**told, "ratio": verdict.ratio}
+    element = {"element": dict(verdict.element)} if verdict.element else {}
+    return {**told, "ratio": verdict.ratio, **element}
 
 
 def _case(tried: Tried, found: Compared, context: Context) -> Path | None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import Any
 
+from ....properties.verdicts.verdict import EXACTLY
 from ...console.rendering import number, seconds
 
 SAME, GONE, NEW = "", "del", "ins"
@@ -16,12 +16,6 @@ Pieces = tuple[tuple[str, str], ...]
 """A text in pieces, each with ``SAME``, or with whether it is gone or new."""
 LEAST_SAME = 4
 """From so many fields that are the same on both sides, they are told in one line."""
-_MEASURED = re.compile(
-    r"^(?P<where>\w+\[[\d, ]*\]) is (?P<got>[^\s,]+), "
-    r"expected (?P<exactly>exactly )?(?P<expected>[^\s,]+)"
-    r"(?:, off by [^\s,]+, bound (?P<bound>[^\s,]+))?"
-)
-"""How ``properties.comparison`` tells an element that is wrong."""
 
 
 @dataclass(frozen=True)
@@ -113,10 +107,9 @@ def _judged_rows(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Row
     plain = [{name: _text(name, side.get(name)) for name in (*old, *new)} for side in (old, new)]
     states = [f"{side.get('status', '')} {side.get('kind', '')}".strip() for side in plain]
     yield Row("verdict", ((states[0], SAME),), ((states[1], SAME),))
-    places: dict[str, list[re.Match[str] | None]] = {}
-    for index, side in enumerate(plain):
-        found = _MEASURED.match(side.get("message", ""))
-        if found:
+    places: dict[str, list[Mapping[str, str] | None]] = {}
+    for index, side in enumerate((old, new)):
+        if found := side.get("element"):
             places.setdefault(found["where"], [None, None])[index] = found
     for where, both in places.items():
         values = [
@@ -124,14 +117,14 @@ def _judged_rows(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Row
             for found, side in zip(both, plain, strict=True)
         ]
         # A NaN is told without the bound, which the other side's message may have.
-        told = max(filter(None, both), key=lambda found: found["bound"] is not None)
-        bound = f" ± {told['bound']}" if told["bound"] else ", exactly" if told["exactly"] else ""
-        oracle = told["expected"] + bound
+        told = max(filter(None, both), key=lambda found: bool(found["bound"]))
+        bound = ", exactly" if told["bound"] == EXACTLY else f" ± {told['bound']}"
+        oracle = told["expected"] + (bound if told["bound"] else "")
         yield Row(where, ((values[0], SAME),), ((values[1], SAME),), oracle)
     if any(side.get("ratio") for side in plain):
         ratios = [side.get("ratio", "") for side in plain]
         yield Row("error over bound", ((ratios[0], SAME),), ((ratios[1], SAME),), "at most 1")
-    done = {"status", "kind", "ratio"}
+    done = {"status", "kind", "ratio", "element"}
     if places and len({side["message"] for side in plain if side.get("message")}) == 1:
         done.add("message")  # it is the finding's own
     for name in dict.fromkeys((*old, *new)):

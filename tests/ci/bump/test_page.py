@@ -201,7 +201,8 @@ def test_numbers_stand_beside_those_of_the_oracle() -> None:
 
 
 def test_a_side_that_has_no_such_code_has_no_number() -> None:
-    wrong = {"status": "FAIL", "kind": "nan", "message": "out[0] is NaN, expected 0 (1 of 1 are)"}
+    element = {"where": "out[0]", "got": "NaN", "expected": "0", "bound": ""}
+    wrong = {"status": "FAIL", "kind": "nan", "message": "in any words", "element": element}
     row = row_of({"status": "not there"}, wrong, "out[0]")
     assert (row.baseline[0][0], row.candidate[0][0], row.oracle) == ("", "NaN", "0")
 
