@@ -172,7 +172,7 @@ def run(step: Step, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as patched:
             if "of" in step.notes:
                 only = step.notes["of"].split()
-                for where in ("impl.registry", "ci.listing"):
+                for where in ("impl.registry", "ci.check.listing"):
                     patched.setattr(f"kernelproof.{where}.registered", lambda: only)
             code, printed = in_this_process(words[1:])
     else:

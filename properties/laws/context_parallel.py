@@ -113,7 +113,7 @@ def merge(subject: Subject, problem: ContextParallelProblem) -> Verdict:
     new = select(ragged, [Part(i, range(t), (range(c, s),)) for i, (t, c, s) in enumerate(lengths)])
     states = [_attended(new)]
     asked = replace(subject.materialise(problem), metadata=context.metadata)
-    contexts = torch.tensor(problem.contexts).repeat_interleave(torch.tensor(problem.query_lens))
+    requests = torch.repeat_interleave(torch.tensor(problem.query_lens))
     for rank in range(problem.world):
         fields, page_size = _slice(subject, problem, replace(asked, rank=rank))
         caches = {name: _share(problem, rank, getattr(context, name))
@@ -123,9 +123,11 @@ def merge(subject: Subject, problem: ContextParallelProblem) -> Verdict:
             state = _attended(replace(context, **caches, metadata=held, causal=False))
         except ValueError as error:
             return fail("shape", f"rank {rank}: {error}")
-        empty = state.expected.lse[(contexts <= rank * problem.interleave).to(group.q.device)]
-        if not empty.isneginf().all():
-            return fail("numeric", f"rank {rank} holds no key of a request: its lse is not -inf")
+        holds_none = torch.tensor(problem.contexts)[requests] <= rank * problem.interleave
+        wrong = holds_none & ~state.expected.lse.isneginf().all(dim=1).cpu()
+        if wrong.any():
+            where = f"rank {rank} holds no key of request {int(requests[wrong][0])}"
+            return fail("numeric", f"{where}: its lse must be -inf")
         states.append(state)
     outs, lses = (torch.stack([getattr(each.expected, name) for each in states])
                   for name in ("out", "lse"))  # fmt: skip

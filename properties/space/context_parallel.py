@@ -44,14 +44,15 @@ def context_parallel_problems(draw: st.DrawFn, axes: Axes) -> ContextParallelPro
     per_request = axes.max_work // max(count, 1)
     cap = min(max(per_request // WORK_OF_A_DECODED_KEY, 2), MAX_SEQ_LEN)
     seq_len = st.integers(0, 1) | lengths(cap, interleave * world) | lengths(cap, page_size * world)
-    seq_lens = [draw(seq_len) for _ in range(max(count, 1))][:count]
-    affordable = [max(1, per_request // (WORK_OF_A_DECODED_KEY * max(s, 1))) for s in seq_lens]
+    requests: list[tuple[int, int]] = []
+    # An empty batch draws a request all the same: it is not to be simpler than a batch of one.
+    for _ in range(max(count, 1)):
+        keys, queries = draw(seq_len), draw(sampled(QUERIES))
+        affordable = max(1, per_request // (WORK_OF_A_DECODED_KEY * max(keys, 1)))
+        requests.append((min(keys, queries, affordable), keys))
     return ContextParallelProblem(
-        query_lens=tuple(
-            min(s, most, draw(sampled(QUERIES)))
-            for s, most in zip(seq_lens, affordable, strict=True)
-        ),
-        seq_lens=tuple(seq_lens),
+        query_lens=tuple(t for t, _ in requests[:count]),
+        seq_lens=tuple(s for _, s in requests[:count]),
         page_size=page_size,
         world=world,
         rank=draw(st.integers(0, world - 1)),

@@ -66,8 +66,8 @@ def test_nothing_is_merged_without_queries() -> None:
         ("parity", bugs.page_size_of_group, "page_size is 12, not the 4 keys of a rank's page"),
         ("partition", bugs.slice_of_first_rank, "request 0 of 37 keys: key 38 is held 1 times"),
         ("partition", bugs.page_ids_in_local_pages, "rank 0, request 0: 13 keys in pages"),
-        ("merge", bugs.empty_rank_gets_a_key, "rank 1 holds no key of a request"),
-        ("merge", bugs.first_chunk_gets_a_key, "rank 0 holds no key of a request"),
+        ("merge", bugs.empty_rank_gets_a_key, "rank 1 holds no key of request 4"),
+        ("merge", bugs.first_chunk_gets_a_key, "rank 0 holds no key of request 3"),
         ("merge", bugs.queries_divided_too, "rank 0: qo_indptr ends at 4 (position 5)"),
     ],
 )
