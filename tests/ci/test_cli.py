@@ -399,7 +399,7 @@ def test_cost_classes_are_written_and_read(kernelproof: Command) -> None:
     assert kernelproof("check", "zoo:honest", *QUICK).code == 0
     data = json.loads(path.read_text())
     assert set(data["costs"]) == {"honest"}
-    data["costs"]["honest"] = {"class": "given", "problems": 0.5, "max_work": 5000}
+    data["costs"]["honest"] = {"name": "given", "problems": 0.5, "max_work": 5000}
     path.write_text(json.dumps(data))
     ended = kernelproof("check", "zoo:honest", *QUICK, "--costs", str(path), "--json", "a.json")
     assert ended.code == 0
@@ -408,7 +408,7 @@ def test_cost_classes_are_written_and_read(kernelproof: Command) -> None:
     assert found["cost"] == "given"
     ended = kernelproof("check", "zoo:honest", "--profile", "gate", "--costs", str(path))
     assert ended.code == 2
-    assert "profile is 'quick', and should be 'gate'" in ended.err
+    assert "profile is 'quick', and this run's is 'gate'" in ended.err
 
 
 def test_the_gate_tries_the_support_table_too(

@@ -17,6 +17,7 @@ from kernelproof.properties.space.profiles import Cost, Profile
 TINY = Profile("tiny", problems=20, max_work=20_000, shrink_seconds=30.0, seconds=60.0)
 HONEST = f"{Path(__file__).parents[1] / 'engine_subjects.py'}:honest_attention"
 FAST, SLOW = Cost("fast", 1.0, 20_000), Cost("slow", 0.2, 1_250)
+GIVEN = {"name": "fast", "problems": 1, "max_work": 9}
 
 
 def test_what_was_measured_is_read_back_and_others_stay(tmp_path: Path) -> None:
@@ -39,16 +40,16 @@ def test_a_folder_that_cannot_be_written_is_said(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema": "other-2"}, "schema is 'other-2', and should be 'kernelproof-costs-1'"),
-        ({"profile": "gate"}, "profile is 'gate', and should be 'tiny'"),
-        ({"device": None}, "device is None, and should be 'cpu'"),
-        ({"costs": [1]}, "costs should be an object"),
-        ({"costs": {"one": 3}}, "costs.one.class is None, and should be a word"),
-        ({"costs": {"one": {"class": "fast", "problems": 0}}}, "costs.one.problems is 0, and"),
-        (
-            {"costs": {"one": {"class": "fast", "problems": 1, "max_work": True}}},
-            "costs.one.max_work is True, and should be a positive integer",
-        ),
+        ({"schema": "other-2"}, "schema is 'other-2'; known: kernelproof-costs-1"),
+        ({"profile": "gate"}, "profile is 'gate', and this run's is 'tiny'"),
+        ({"device": None}, "device is None: expected str"),
+        ({"costs": [1]}, "costs is [1]: expected table"),
+        ({"costs": {"one": 3}}, "costs.one is 3: expected table"),
+        ({"costs": {"one": {"problems": 1}}}, "costs.one.name is missing"),
+        ({"costs": {"one": {**GIVEN, "problems": 0}}}, "costs.one.problems is 0: expected float"),
+        ({"costs": {"one": {**GIVEN, "problems": 1.5}}}, "costs.one.problems is 1.5: expected"),
+        ({"costs": {"one": {**GIVEN, "max_work": True}}}, "costs.one.max_work is True: expected"),
+        ({"costs": {"one": {**GIVEN, "work": 1}}}, "costs.one.work: no such field"),
     ],
 )
 def test_a_wrong_field_is_named(change: dict[str, Any], message: str, tmp_path: Path) -> None:
