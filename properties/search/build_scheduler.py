@@ -17,7 +17,7 @@ class _Waiting:
     number: int
 
 
-class Turns:
+class BuildScheduler:
     """Lets a few builds run at a time, each of which takes a share of what there is.
 
     An owner whose builds have begun goes on first, so that its modules are complete early. Of the

@@ -22,7 +22,7 @@ from ..isolation.workers import Deadlines, Worker, WorkerPool
 from ..space.module_selection import Module
 from ..worker.pools import open_pool
 from ..worker.requests import Address, probe_device
-from .build_scheduler import Turns
+from .build_scheduler import BuildScheduler
 
 MAX_JOBS = "MAX_JOBS"
 """FlashInfer's (and torch's) variable for the compilers that one build may start."""
@@ -77,7 +77,7 @@ class Builder:
 
     def __init__(self, implementations: int | None = None) -> None:
         self._alone = implementations == 1
-        self._turns = Turns(compilers())
+        self._scheduler = BuildScheduler(compilers())
         self._pools: set[WorkerPool] = set()
         self._lock = threading.Lock()
         self._closed = False
@@ -118,7 +118,7 @@ class Builder:
                         module = left.popleft()
                     except IndexError:  # another process was faster
                         return
-                    with self._turns.turn(report.name, report.declared["build_minutes"], share):
+                    with self._scheduler.turn(report.name, report.declared["build_minutes"], share):
                         try:
                             if worker is None:
                                 pool = stack.enter_context(self._pool(address, share))

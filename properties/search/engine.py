@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
@@ -31,7 +31,7 @@ from .examples import examples_on
 from .law_search import LawSearch
 from .plan import Plan, problems_of, seconds_of
 from .preparation import prepare
-from .priority_executor import FairExecutor
+from .priority_executor import PriorityExecutor
 from .progress import Progress
 from .replays import Stored, replay
 
@@ -82,7 +82,7 @@ class Run:
         pending: Pending = {}
         # Preparing is waiting for compilers: that must not keep laws from running meanwhile.
         each = max(1, len(self.plan.implementations))
-        with self._pool, FairExecutor(self._jobs) as laws, ThreadPoolExecutor(each) as others:
+        with self._pool, PriorityExecutor(self._jobs) as laws, ThreadPoolExecutor(each) as others:
             try:
                 self._submit_all(laws, others, pending)
                 while pending:
@@ -111,7 +111,9 @@ class Run:
         while pending and time.monotonic() < deadline:
             self._collect(pending, deadline - time.monotonic())
 
-    def _submit_all(self, laws: FairExecutor, others: ThreadPoolExecutor, pending: Pending) -> None:
+    def _submit_all(
+        self, laws: PriorityExecutor, others: ThreadPoolExecutor, pending: Pending
+    ) -> None:
         """Queue the preparation of each implementation, which queues its laws in their order."""
 
         def submit(
@@ -198,13 +200,10 @@ class Run:
         """Queue the replay of an implementation's stored cases; its laws come after it."""
         plan = self.plan
         laws = [law for law in laws_of(report.operation) if not plan.laws or law.name in plan.laws]
-        counts = {law.name: problems_of(plan, law, candidate.cost) for law in laws}
-        self.progress.prepared(report, sum(counts.values()))
-
-        def draw() -> None:
-            self._submit_laws(submit, report, candidate, laws, counts)
-
-        self._submit_replays(submit, report, candidate, draw)
+        planned = sum(problems_of(plan, law, candidate.cost) for law in laws)
+        self.progress.prepared(report, planned)
+        search = partial(self._submit_laws, submit, report, candidate, laws)
+        self._submit_replays(submit, report, candidate, search)
 
     def _submit_replays(
         self,
@@ -260,14 +259,13 @@ class Run:
         report: ImplementationReport,
         candidate: Candidate,
         laws: Sequence[Law],
-        counts: Mapping[str, int],
     ) -> None:
         plan = self.plan
         for rank, law in enumerate(laws, STORED + 1):
             options = SearchOptions(
                 plan.profile,
                 self.report.seed,
-                counts[law.name],
+                problems_of(plan, law, candidate.cost),
                 seconds_of(plan, law, laws, self._jobs),
                 confirm=plan.confirm,
                 examples=self._examples,

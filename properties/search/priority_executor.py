@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class FairExecutor:
+class PriorityExecutor:
     """Threads that take the queued work of the lowest rank first; of one rank, the earliest.
 
     An implementation whose modules take minutes to build queues its laws after all others: with

@@ -32,7 +32,7 @@ from kernelproof.properties.search import replays
 from kernelproof.properties.search.candidate import Candidate
 from kernelproof.properties.search.engine import Run
 from kernelproof.properties.search.plan import Plan
-from kernelproof.properties.search.priority_executor import FairExecutor
+from kernelproof.properties.search.priority_executor import PriorityExecutor
 from kernelproof.properties.search.progress import Progress
 from kernelproof.properties.search.replays import judge_stored
 from kernelproof.properties.space.profiles import Profile
@@ -243,13 +243,13 @@ class TestReplaying:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         ranks: list[int] = []
-        submit = FairExecutor.submit
+        submit = PriorityExecutor.submit
 
-        def noted(self: FairExecutor, rank: int, work: Callable[[], Any]) -> Future[Any]:
+        def noted(self: PriorityExecutor, rank: int, work: Callable[[], Any]) -> Future[Any]:
             ranks.append(rank)
             return submit(self, rank, work)
 
-        monkeypatch.setattr(FairExecutor, "submit", noted)
+        monkeypatch.setattr(PriorityExecutor, "submit", noted)
         for number in range(3):
             store(tmp_path, f"{number}", AttentionProblem(seq_lens=(1 + number,)))
         self.run(tmp_path, Ledger(), laws=["parity", "well_formed"])

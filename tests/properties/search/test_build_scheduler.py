@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from kernelproof.properties.search.build_scheduler import Turns
+from kernelproof.properties.search.build_scheduler import BuildScheduler
 
 
 def order_of(builds: list[tuple[str, float]], at_a_time: int) -> list[str]:
     """Queue builds behind one that holds every turn, and give the order in which they begin."""
-    turns, begun = Turns(at_a_time), list[str]()
+    turns, begun = BuildScheduler(at_a_time), list[str]()
     hold = threading.Event()
 
     def one(owner: str, minutes: float) -> None:
@@ -42,7 +42,7 @@ def test_the_dearest_begin_and_whoever_has_begun_goes_on() -> None:
 
 
 def test_a_build_that_fails_gives_its_turn_back() -> None:
-    turns = Turns(1)
+    turns = BuildScheduler(1)
     with pytest.raises(ZeroDivisionError), turns.turn("a", 1.0):
         _ = 1 / 0
     with turns.turn("b", 1.0):
@@ -50,7 +50,7 @@ def test_a_build_that_fails_gives_its_turn_back() -> None:
 
 
 def test_no_more_than_may_run_at_a_time() -> None:
-    turns, running, most = Turns(3), [0], [0]
+    turns, running, most = BuildScheduler(3), [0], [0]
     lock, three = threading.Lock(), threading.Barrier(3)
 
     def one(number: int) -> None:
@@ -71,7 +71,7 @@ def test_no_more_than_may_run_at_a_time() -> None:
 
 
 def test_builds_take_the_shares_that_they_ask_for() -> None:
-    turns, running, most = Turns(4), [0], [0]
+    turns, running, most = BuildScheduler(4), [0], [0]
     lock = threading.Lock()
 
     def one(share: int) -> None:

@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
-from kernelproof.properties.search.priority_executor import FairExecutor
+from kernelproof.properties.search.priority_executor import PriorityExecutor
 
 
 def test_the_lowest_rank_comes_first_whenever_it_came() -> None:
     started, order = threading.Event(), []
-    with FairExecutor(1) as executor:
+    with PriorityExecutor(1) as executor:
         executor.submit(0, started.wait)
         for rank, name in ((1, "early second"), (2, "early third"), (0, "late first")):
             executor.submit(rank, lambda name=name: order.append(name))  # type: ignore[misc]
@@ -22,7 +22,7 @@ def test_the_lowest_rank_comes_first_whenever_it_came() -> None:
 
 def test_results_errors_and_cancelled_work() -> None:
     started = threading.Event()
-    with FairExecutor(1) as executor:
+    with PriorityExecutor(1) as executor:
         executor.submit(0, started.wait)
         right = executor.submit(1, lambda: 7)
         wrong = executor.submit(1, lambda: 1 // 0)
