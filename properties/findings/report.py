@@ -190,6 +190,8 @@ class ImplementationReport:
             "name": self.name,
             "reference": self.reference,
             "operation": self.operation,
+            "provider": self.declared.get("provider", ""),
+            "provider_version": self.declared.get("provider_version"),
             "cost": self.cost,
             "call_seconds": round(self.call_seconds, 6),
             "judged": self.judged,

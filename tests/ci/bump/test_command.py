@@ -21,10 +21,12 @@ from kernelproof.ci.bump.behaviour.comparison import Compared
 from kernelproof.ci.bump.behaviour.comparison_state import Learned
 from kernelproof.ci.bump.behaviour.compiled import compile_findings, compiled_chips
 from kernelproof.ci.bump.behaviour.running import _tell_errors
+from kernelproof.ci.bump.command import _concerned
 from kernelproof.ci.bump.sides import releases
 from kernelproof.ci.bump.sides.plan import SOAK_ON_CPU, Plan
 from kernelproof.ci.bump.sides.releases import SIDES
 from kernelproof.ci.cli import main
+from kernelproof.impl.registry import BUILT_IN
 from kernelproof.properties.findings.ledger import Ledger
 from kernelproof.properties.isolation.workers import Deadlines, WorkerPool
 from kernelproof.properties.space.profiles import PROFILES
@@ -124,6 +126,14 @@ def gate(here: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
          "--jobs", "1", *arguments]
     )  # fmt: skip
     return code, json.loads(path.read_text())
+
+
+def test_another_release_concerns_what_comes_from_flashinfer() -> None:
+    concerned = set(_concerned(all_of_them=False))
+    assert {name for name in BUILT_IN if name in concerned} == {
+        name for name, place in BUILT_IN.items() if ".flashinfer." in place
+    }
+    assert set(BUILT_IN) <= set(_concerned(all_of_them=True))
 
 
 def by_change(report: dict[str, Any], change: str) -> list[dict[str, Any]]:

@@ -147,6 +147,14 @@ def test_the_json_holds_every_finding() -> None:
         assert data[name] not in (None, "")
 
 
+def test_the_json_names_the_provider_and_its_version() -> None:
+    told = replace(passing(), declared={"provider": "torch", "provider_version": "2.9.1"})
+    refused = replace(passing(), error="cannot be imported")
+    (one, other) = json.loads(dumps(to_json(summary(run(told, refused)))))["implementations"]
+    assert (one["provider"], one["provider_version"]) == ("torch", "2.9.1")
+    assert (other["provider"], other["provider_version"]) == ("", None)
+
+
 def test_json_has_no_infinities() -> None:
     assert json.loads(dumps({"a": [float("inf"), (1.0, float("nan"))]})) == {
         "a": ["inf", [1.0, "nan"]]
