@@ -7,20 +7,17 @@ the oracle gives. Of a refusal, the record says what FlashInfer did when it was 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..targets.target import Target
-from .book import RuleBook
 from .feature import Feature
-from .reading import load_rules
-from .refusals import refusing
 from .rules import CALLED
 
 SCHEMA = "kernelproof/gating/1"
-RIGHT, RAISES, NOT_RUN = "right", "raises", "not run"
+RIGHT, NOT_RUN = "right", "not run"
 
 
 class GatingEvidenceError(ValueError):
@@ -108,33 +105,3 @@ def _record(target: Target, trial: Mapping[str, Any], date: str) -> Record:
         explained=bool(trial["entry"]),
         date=date,
     )
-
-
-def contradictions(records: Iterable[Record], book: RuleBook | None = None) -> Iterator[str]:
-    """Say where the rules, as they are now, are not what was seen.
-
-    Args:
-        records: of any runs.
-        book: of rules; the shipped ones if None.
-    """
-    from .decision import decide  # which asks what was tried
-
-    book = book or load_rules()
-    for record in records:
-        if record.outcome == NOT_RUN or record.explained:
-            continue
-        where = f"{record.implementation}, {record.cell} with {record.target.flashinfer}"
-        refusals = refusing(record.feature, record.target, book=book)
-        if refusals:
-            documented = {RAISES, *(word for rule in refusals for word in rule.called)}
-            if record.outcome not in documented:
-                names = ", ".join(rule.id for rule in refusals)
-                yield f"{where}: {names} refuses it, and it {_came_to(record)}"
-        elif record.outcome != RIGHT:
-            decision = decide(record.feature, record.target, book=book)
-            if decision.supported:
-                yield f"{where}: {decision.rule} allows it, and it {_came_to(record)}"
-
-
-def _came_to(record: Record) -> str:
-    return {RIGHT: "is right", "wrong": "is wrong"}.get(record.outcome, record.outcome)

@@ -19,8 +19,9 @@ from ...reference.tensors.inputs import (
     RaggedAttentionInputs,
 )
 from .appending import addresses, rounded, write
-from .attention.decoding import widened
-from .attention.kernels import (
+from .catalogue import SeededBug, seeded
+from .decoding import widened
+from .kernels import (
     HONEST,
     Request,
     Stages,
@@ -31,7 +32,6 @@ from .attention.kernels import (
     finite,
     scan,
 )
-from .catalogue import SeededBug, seeded
 
 CONTROLS: list[SeededBug] = []
 Pair = tuple[torch.Tensor, torch.Tensor]

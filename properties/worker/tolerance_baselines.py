@@ -17,9 +17,9 @@ from ...reference.operations import Table
 from ...reference.tensors.inputs import AttentionInputs, MergeInputs, PagedAttentionInputs
 from ...reference.tensors.moe_inputs import MoEInputs
 from ..laws.general import parity
-from ..seeded.attention.decoding import widened
-from ..seeded.attention.kernels import HONEST, attend
+from ..seeded.decoding import widened
 from ..seeded.honest import merge_states
+from ..seeded.kernels import HONEST, attend
 from ..seeded.moe.kernels import apply, changed
 from ..verdicts.operations import OPERATIONS
 from ..verdicts.subject import Stop, Subject

@@ -1,1 +1,1 @@
-"""Faulty attention kernels, and the honest code that they are made from."""
+"""Faulty attention kernels, made from the honest ones in ``seeded/kernels.py``."""

@@ -15,7 +15,7 @@ import torch
 from ....reference import BatchMetadata
 from ....reference.tensors.inputs import PagedAttentionInputs
 from ..catalogue import SeededBug, seeded
-from .kernels import attend
+from ..kernels import attend
 from .session_bugs import PAGED, Pair, Session, copied, once, with_lengths
 
 BUGS: list[SeededBug] = []

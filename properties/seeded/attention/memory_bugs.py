@@ -9,7 +9,7 @@ import torch
 
 from ....reference.tensors.inputs import PagedAttentionInputs, RaggedAttentionInputs
 from ..catalogue import SeededBug, seeded
-from .kernels import HONEST, attend
+from ..kernels import HONEST, attend
 
 BUGS: list[SeededBug] = []
 Pair = tuple[torch.Tensor, torch.Tensor]

@@ -9,8 +9,8 @@ import torch
 
 from ....reference.tensors.inputs import PagedAttentionInputs
 from ..catalogue import SeededBug, seeded
-from .decoding import widened
-from .kernels import attend
+from ..decoding import widened
+from ..kernels import attend
 
 BUGS: list[SeededBug] = []
 CONTROLS: list[SeededBug] = []

@@ -13,7 +13,7 @@ from ....reference.tensors.inputs import (
     RaggedAttentionInputs,
 )
 from ..catalogue import SeededBug, seeded
-from .kernels import (
+from ..kernels import (
     HONEST,
     TILE,
     Request,

@@ -8,7 +8,7 @@ import torch
 
 from ....reference.tensors.inputs import PagedAttentionInputs
 from ..catalogue import SeededBug, seeded
-from .kernels import HONEST, attend, gather_pages, key_counts, page_ids
+from ..kernels import HONEST, attend, gather_pages, key_counts, page_ids
 
 BUGS: list[SeededBug] = []
 Pair = tuple[torch.Tensor, torch.Tensor]

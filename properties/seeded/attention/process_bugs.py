@@ -18,7 +18,7 @@ from ....reference.tensors.inputs import (
 )
 from ..catalogue import SeededBug, seeded
 from ..honest import Built, append, build, merge_states
-from .kernels import attend, key_counts
+from ..kernels import attend, key_counts
 
 BUGS: list[SeededBug] = []
 Pair = tuple[torch.Tensor, torch.Tensor]

@@ -10,7 +10,7 @@ import torch
 from ....reference.formats.cache_elements import NVFP4
 from ....reference.tensors.inputs import PagedAttentionInputs
 from ..catalogue import SeededBug, seeded
-from .decoding import (
+from ..decoding import (
     BLOCK,
     HONEST_READING,
     block_scales,
@@ -21,7 +21,7 @@ from .decoding import (
     query_scales,
     widened,
 )
-from .kernels import attend
+from ..kernels import attend
 from .stateful_bugs import batch_of, planned
 
 BUGS: list[SeededBug] = []

@@ -17,7 +17,7 @@ from ....reference.tensors.inputs import (
     RaggedAttentionInputs,
 )
 from ..catalogue import SeededBug, seeded
-from .kernels import (
+from ..kernels import (
     HONEST,
     Request,
     State,

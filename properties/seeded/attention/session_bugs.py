@@ -11,7 +11,7 @@ import torch
 from ....reference import BatchMetadata, build_metadata
 from ....reference.tensors.inputs import PagedAttentionInputs, RaggedAttentionInputs
 from ..catalogue import SeededBug, seeded
-from .kernels import attend
+from ..kernels import attend
 
 BUGS: list[SeededBug] = []
 CONTROLS: list[SeededBug] = []

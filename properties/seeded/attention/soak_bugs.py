@@ -12,7 +12,7 @@ import torch
 from ....reference.tensors.inputs import MergeInputs, PagedAttentionInputs
 from ..catalogue import SeededBug, seeded
 from ..honest import merge_states
-from .kernels import HONEST, attend, key_counts
+from ..kernels import HONEST, attend, key_counts
 from .stateful_bugs import batch_of, checksum
 
 BUGS: list[SeededBug] = []

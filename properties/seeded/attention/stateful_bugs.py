@@ -20,7 +20,7 @@ from ....reference.tensors.inputs import (
 )
 from ..catalogue import SeededBug, seeded
 from ..honest import merge_states
-from .kernels import HONEST, attend, finite, gather_pages, key_counts, page_ids
+from ..kernels import HONEST, attend, finite, gather_pages, key_counts, page_ids
 
 BUGS: list[SeededBug] = []
 Pair = tuple[torch.Tensor, torch.Tensor]

@@ -9,8 +9,8 @@ import torch
 from ....reference import Arithmetic
 from ....reference.tensors.inputs import PagedAttentionInputs
 from ..catalogue import SeededBug, seeded
-from .decoding import widened
-from .kernels import HONEST, attend
+from ..decoding import widened
+from ..kernels import HONEST, attend
 
 CONTROLS: list[SeededBug] = []
 Pair = tuple[torch.Tensor, torch.Tensor]

@@ -12,7 +12,7 @@ import torch
 
 from kernelproof.impl import Target, implementation
 from kernelproof.properties.laws import find_law, host_ahead
-from kernelproof.properties.seeded.attention.kernels import attend
+from kernelproof.properties.seeded.kernels import attend
 from kernelproof.properties.verdicts.subject import Subject
 from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.reference import AttentionProblem, BatchMetadata, materialise

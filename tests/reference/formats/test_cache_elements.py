@@ -12,7 +12,7 @@ from kernelproof.impl.features import FEATURES, drawn_features
 from kernelproof.impl.gating import Feature
 from kernelproof.impl.gating.of_problem import feature_of
 from kernelproof.impl.triton.attention_call import Call
-from kernelproof.properties.seeded.attention.decoding import widened
+from kernelproof.properties.seeded.decoding import widened
 from kernelproof.reference import AttentionProblem, KVCacheFormat, materialise, oracle
 from kernelproof.reference.formats.cache_elements import (
     CACHE_ELEMENTS,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from ....reference.tensors.inputs import (
+from ...reference.tensors.inputs import (
     AttentionInputs,
     PagedAttentionInputs,
     RaggedAttentionInputs,

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ....reference.formats.cache_elements import FP8, NVFP4, TABLE
-from ....reference.tensors.inputs import PagedAttentionInputs
+from ...reference.formats.cache_elements import FP8, NVFP4, TABLE
+from ...reference.tensors.inputs import PagedAttentionInputs
 
 BLOCK = 16
 
