@@ -89,7 +89,7 @@ def _describe(worker: Worker, name: str, device: str) -> dict[str, Any]:
         survey(worker, address, PROFILES["quick"].max_work, report)
     except (DeviceLostError, HarnessError) as error:
         report.error = str(error)
-    reason = report.error or report.refusal
+    reason = report.error.strip().rpartition("\n")[2] or report.refusal  # of a traceback, its error
     return {
         "name": name,
         "operation": report.operation or None,
