@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -85,14 +84,9 @@ def add(case: Path, folder: Path | None) -> int:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        message = f"{path}: cannot be read ({error.strerror})"
-        raise UsageRefusedError(message) from error
-    except ValueError as error:
-        message = f"{path}: not JSON ({error})"
-        raise UsageRefusedError(message) from error
+    from ...impl.targets.data_files import read_json
+
+    data = read_json(path, UsageRefusedError)
     schema = data.get("schema") if isinstance(data, dict) else None
     if schema not in SCHEMAS:
         message = f"{path}: its schema is {schema!r}, none of {', '.join(SCHEMAS)}"

@@ -53,8 +53,10 @@ class Output:
             raise self._refusal(error) from error
 
     def _refusal(self, error: OSError) -> OutputError:
-        name = f"{self.flag} {self.path}".lstrip()
-        return OutputError(f"{name}: cannot be written ({error.strerror})")
+        name, reason = f"{self.flag} {self.path}".lstrip(), error.strerror
+        if error.filename and Path(error.filename) in self.path.parents:  # a folder is to blame
+            reason = f"{error.filename}: {reason}"
+        return OutputError(f"{name}: cannot be written ({reason})")
 
 
 def dumps(data: object) -> str:

@@ -244,12 +244,18 @@ def test_what_cannot_be_loaded(kernelproof: Command) -> None:
         (["zoo:honest", "--profile", "lazy"], "'--profile'"),
         (["zoo:honest", "--expectations", "absent.toml"], "--expectations: absent.toml"),
         (["zoo:honest", "--expectations", "torn.toml"], "torn.toml: not TOML"),
-        (["zoo:honest", "--expectations", "bare.toml"], "'number 1': the field 'case' is missing"),
+        (["zoo:honest", "--expectations", "bare.toml"], "bare.toml: finding[0].id is missing"),
         (["zoo:honest", "--expectations", "lost.toml"], "absent.json: cannot be read"),
-        (["zoo:honest", "--expectations", "odd.toml"], "'i': where names 'num_sates'"),
+        (
+            ["zoo:honest", "--expectations", "odd.toml"],
+            "'i': finding[0].where names 'num_sates'; did you mean",
+        ),
         (["zoo:honest", "--expectations", "zoo.py"], "zoo.py: not TOML"),
-        (["zoo:honest", "--expectations", "one.toml"], "one.toml: a ledger holds"),
-        (["zoo:honest", "--json", "zoo.py/a.json"], "--json zoo.py/a.json: its folder"),
+        (["zoo:honest", "--expectations", "one.toml"], "one.toml: finding[0] is 1: expected table"),
+        (
+            ["zoo:honest", "--json", "zoo.py/a.json"],
+            "--json zoo.py/a.json: cannot be written (zoo.py: File exists)",
+        ),
         ([], "MODULE:NAME"),
     ],
 )
@@ -287,7 +293,7 @@ def test_wrong_usage(kernelproof: Command, words: list[str], told: str) -> None:
     ("change", "told"),
     [
         (None, "not JSON"),
-        ({"law": None}, "the field 'law'"),
+        ({"law": None}, "law is None: expected str, got null"),
         ({"law": "murphy"}, "there is no law 'murphy'"),
         ({"law": "metadata_parity"}, "does not speak of merge_state"),
         ({"problem": {"dtype": "float7"}}, "dtype is 'float7'"),

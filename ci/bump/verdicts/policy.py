@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from ....impl.targets.capability import parse_capability
+import msgspec
+
+from ....impl.targets.data_files import read_toml
+from ....impl.targets.schemas import Table, Text, converted, one_of, parse_chips
 from .findings import ACTIONS, CHANGES, CONDITION, REPORT, Chip, Finding
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-TABLES = ("actions", "limits", "chips", "accept")
-ACCEPT_FIELDS = ("finding", "reason", "chips")
 
 
 class PolicyError(ValueError):
@@ -115,6 +109,47 @@ RULES = (
 """The verdict in words; ``verdict.py`` is the same in code."""
 
 
+class Limits(Table, frozen=True):
+    """The table ``limits``."""
+
+    slower: Annotated[float, msgspec.Meta(gt=1, extra={"wanted": "a number above 1"})] = (
+        DEFAULT.slower
+    )
+
+
+class Chips(Table, frozen=True):
+    """The table ``chips``."""
+
+    required: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what is no chip."""
+        parse_chips("required", self.required)
+
+
+class Accept(Table, frozen=True):
+    """A table ``accept``."""
+
+    finding: Text
+    reason: Text
+    chips: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what is no chip."""
+        parse_chips("chips", self.chips)
+
+
+class PolicyFile(Table, frozen=True):
+    """A policy as it is written."""
+
+    actions: dict[Annotated[str, one_of(CHANGES)], Annotated[str, one_of(ACTIONS)]] = msgspec.field(
+        default_factory=dict
+    )
+    limits: Limits = Limits()
+    chips: Chips = Chips()
+    accept: tuple[Accept, ...] = ()
+
+
 def load_policy(path: Path | None) -> Policy:
     """Read a policy; the default one if None.
 
@@ -123,85 +158,20 @@ def load_policy(path: Path | None) -> Policy:
     """
     if path is None:
         return DEFAULT
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        message = f"{path}: cannot be read ({error.strerror})"
-        raise PolicyError(message) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        message = f"{path}: not TOML ({error})"
-        raise PolicyError(message) from error
-    try:
-        return _policy(data, str(path))
-    except ValueError as error:
-        message = f"{path}: {error}"
-        raise PolicyError(message) from error
-
-
-def _policy(data: Mapping[str, Any], source: str) -> Policy:
-    _only(data, TABLES, "")
-    actions = _table(data, "actions")
-    _only(actions, tuple(CHANGES), "actions.")
-    for name, action in actions.items():
-        if action not in ACTIONS:
-            message = f"actions.{name} is {action!r}, none of {', '.join(ACTIONS)}"
-            raise ValueError(message)
-    limits = _table(data, "limits")
-    _only(limits, ("slower",), "limits.")
-    slower = limits.get("slower", DEFAULT.slower)
-    if isinstance(slower, bool) or not isinstance(slower, int | float) or slower <= 1:
-        message = f"limits.slower is {slower!r}, no number above 1"
-        raise ValueError(message)
-    chips = _table(data, "chips")
-    _only(chips, ("required",), "chips.")
-    accepted = data.get("accept", [])
-    if not isinstance(accepted, list) or not all(isinstance(each, dict) for each in accepted):
-        message = "accept is no list of tables ([[accept]])"
-        raise ValueError(message)
+    read = converted(read_toml(path, PolicyError), PolicyFile, path, PolicyError)
     return Policy(
-        actions,
-        float(slower),
-        _chips(chips.get("required", []), "chips.required"),
-        tuple(_accepted(each, number) for number, each in enumerate(accepted, 1)),
-        source,
+        read.actions,
+        read.limits.slower,
+        _chips(read.chips.required),
+        tuple(
+            Accepted(each.finding, each.reason.strip(), _chips(each.chips)) for each in read.accept
+        ),
+        str(path),
     )
 
 
-def _accepted(table: Mapping[str, Any], number: int) -> Accepted:
-    where = f"accept number {number}"
-    _only(table, ACCEPT_FIELDS, f"{where}: ")
-    for name in ("finding", "reason"):
-        if not isinstance(table.get(name), str) or not table[name].strip():
-            message = f"{where}: the field {name!r} is missing or no text"
-            raise ValueError(message)
-    chips = _chips(table.get("chips", []), f"{where}: chips")
-    return Accepted(table["finding"], table["reason"].strip(), chips)
-
-
-def _table(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    table = data.get(name, {})
-    if not isinstance(table, dict):
-        message = f"{name} is no table ([{name}])"
-        raise ValueError(message)
-    return table
-
-
-def _chips(given: object, where: str) -> tuple[Chip, ...]:
-    if not isinstance(given, list):
-        message = f"{where} is {given!r}, no list of chips"
-        raise ValueError(message)
-    try:
-        return tuple("cpu" if each == "cpu" else parse_capability(each) for each in given)
-    except ValueError as error:
-        message = f"{where}: {error}"
-        raise ValueError(message) from error
-
-
-def _only(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
-    for name in table:
-        if name not in known:
-            message = f"unknown key {where}{name}; known: {', '.join(known)}"
-            raise ValueError(message)
+def _chips(given: Iterable[object]) -> tuple[Chip, ...]:
+    return tuple("cpu" if chip is None else chip for chip in parse_chips("chips", given))
 
 
 __all__ = ["CONDITION", "DEFAULT", "RULES", "Accepted", "Policy", "PolicyError", "load_policy"]

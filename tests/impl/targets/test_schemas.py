@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import pytest
 
-from kernelproof.fixtures import LEDGER
+from kernelproof.fixtures import EVIDENCE, LEDGER
 from kernelproof.impl.targets.data_files import read_json, read_toml
 from kernelproof.impl.targets.schemas import Table, Text, converted, one_of
 
@@ -96,11 +96,21 @@ def run(code: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
-def test_every_shape_is_read_inside_of_its_memory() -> None:
+def test_every_shape_is_read_inside_of_its_memory(tmp_path: Path) -> None:
     """msgspec 0.22.0 writes before a block for a pattern beside a list; this allocator sees it."""
+    policy = tmp_path / "policy.toml"
+    policy.write_text(
+        '[actions]\nslower = "block"\n[limits]\nslower = 2\n[chips]\nrequired = [90]\n'
+        '[[accept]]\nfinding = "*"\nreason = "seen"\nchips = ["cpu"]\n'
+    )
     run(
+        "from pathlib import Path\n"
+        "from kernelproof.ci.bump.report.reading import read_report\n"
+        "from kernelproof.ci.bump.verdicts.policy import load_policy\n"
         "from kernelproof.impl.gating import load_rules\n"
         "from kernelproof.properties.findings.ledger import load_ledger\n"
+        f"assert read_report(Path({str(EVIDENCE / 'bump-cpu.json')!r}))\n"
+        f"assert load_policy(Path({str(policy)!r})).slower == 2\n"
         "assert load_rules().rules\n"
         f"assert load_ledger({str(LEDGER)!r}).entries\n",
         PYTHONMALLOC="debug",
