@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..reference import AttentionProblem, MoEProblem, Problem
 from ..reference.formats.cache_elements import CACHE_FEATURES, SCALE_LAYOUTS
+from ..reference.moe.weights import WEIGHT_FORMATS
 from ..reference.problems.cache_names import layout_of
 
 MOE_FEATURES = (
@@ -13,9 +14,7 @@ MOE_FEATURES = (
     "weights_on_input",
     "shared_experts",
     "duplicate_ids",
-    "fp8_weights",
-    "nvfp4_weights",
-    "mxfp4_weights",
+    *dict.fromkeys(form.feature for form in WEIGHT_FORMATS.values()),
     "quantized_hidden",
     "swiglu_parameters",
     "strided_hidden",
@@ -49,8 +48,6 @@ call never waits for the GPU: as the host cannot know how many pages there are, 
 ``paged_kv_indices`` may then be longer than ``paged_kv_indptr[-1]``. ``large_weights`` is of moe: a
 call reads nothing of experts that no token goes to, so that weights may be larger than memory."""
 
-QUANTISED_WEIGHTS = {"nvfp4": "nvfp4_weights", "mxfp4": "mxfp4_weights"}
-
 
 def drawn_features(problem: Problem) -> list[str]:
     """Name the features that a problem needs."""
@@ -72,7 +69,6 @@ def _of_attention(problem: AttentionProblem) -> list[str]:
 
 
 def _of_experts(problem: MoEProblem) -> list[str]:
-    weights = QUANTISED_WEIGHTS.get(problem.quantized, "fp8_weights")
     needs = {
         "moe_biases": problem.biases,
         "interleaved_w13": problem.interleaved,
@@ -80,7 +76,7 @@ def _of_experts(problem: MoEProblem) -> list[str]:
         "weights_on_input": problem.weights_on_input,
         "shared_experts": problem.shared_experts > 0,
         "duplicate_ids": problem.assignment == "duplicates",
-        weights: bool(problem.quantized),
+        **({WEIGHT_FORMATS[problem.quantized].feature: True} if problem.quantized else {}),
         "quantized_hidden": problem.quantized_hidden,
         "swiglu_parameters": bool(problem.swiglu_parameters),
         "strided_hidden": problem.strided_hidden,

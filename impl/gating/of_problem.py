@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...reference import AttentionProblem, MergeProblem, MoEProblem, Problem, RouteProblem
+from ...reference.moe.weights import WEIGHT_FORMATS
 from .feature import Feature
 
 QUANTISATIONS = {
@@ -14,8 +15,6 @@ QUANTISATIONS = {
     "mxfp4": "mxfp4",
 }
 """Of weights, by a problem's ``quantized``."""
-HIDDEN_DTYPES = {"nvfp4": "nvfp4", "mxfp4": "mxfp8"}
-"""Of hidden states that are quantised too, by the same; the others are FP8."""
 QUANTISED_BY_THE_KERNEL = (("cutlass", "fp8_block"),)
 """Backends that take 16-bit hidden states and quantise them as the weights are."""
 
@@ -59,7 +58,7 @@ def _of_experts(problem: MoEProblem, backend: str) -> Feature:
     """Give the feature of experts; SwiGLU with numbers of its own is a kernel of its own."""
     quantisation, q_dtype = QUANTISATIONS[problem.quantized], problem.dtype
     if problem.quantized_hidden and (backend, problem.quantized) not in QUANTISED_BY_THE_KERNEL:
-        q_dtype = HIDDEN_DTYPES.get(problem.quantized, "float8_e4m3fn")
+        q_dtype = WEIGHT_FORMATS[problem.quantized].hidden.element
     if problem.quantized == "mxfp4":
         if problem.quantized_hidden:
             quantisation = "mxfp8_mxfp4"

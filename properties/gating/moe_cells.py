@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from ...impl.features import QUANTISED_WEIGHTS
 from ...reference import METHODS, MoEProblem, Problem, RouteProblem
 from ...reference.moe.activations import ACTIVATIONS
+from ...reference.moe.weights import WEIGHT_FORMATS
 from ..space.moe_axes import QUANTISATION
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -79,7 +79,7 @@ def _title(pair: tuple[str, bool]) -> str:
 def _fields(pair: tuple[str, bool]) -> dict[str, Any]:
     """Give the fields of a format; the grid is what a kernel's own quantising leaves alone."""
     quantized, hidden = pair
-    grid = bool(quantized) and quantized not in QUANTISED_WEIGHTS
+    grid = bool(quantized) and not WEIGHT_FORMATS[quantized].weights.entry.block
     return {
         "quantized": quantized,
         "quantized_hidden": hidden,

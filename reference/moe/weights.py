@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,6 +15,10 @@ from ..formats.quantization import (
     dequantize_mxfp4,
     dequantize_mxfp8,
     dequantize_nvfp4,
+    quantize_fp8,
+    quantize_mxfp4,
+    quantize_mxfp8,
+    quantize_nvfp4,
 )
 from ..scratch import Scratch
 from ..validation import check_values, checked_number
@@ -25,10 +29,64 @@ NUMBERS = 3 * 2**18
 """Of an expert's weights widened at once: few calls, and what a cache holds is multiplied there."""
 CODES = NUMBERS // 2
 """The same of codes, whose decoding has more tensors of that size."""
-FP8 = ("float8_e4m3fn", "float8_e5m2")
-BLOCKS = {"nvfp4": NVFP4_BLOCK, "mxfp4": MX_BLOCK, "mxfp8": MX_BLOCK}
-PACKED = ("nvfp4", "mxfp4")
 SCALES = ("tensor", "channel", "block")
+Scale = float | torch.Tensor
+
+
+class MatrixElement(NamedTuple):
+    """What the codes of a matrix are, and how they are made and read.
+
+    Attributes:
+        dtype: of the tensor of codes.
+        encode: from numbers and scales that broadcast to them (of block formats: a global scale)
+            to codes and, of block formats, block scales.
+        decode: from codes, scales and a global scale to float64 numbers.
+        scales: what ``MatrixFormat.scales`` may be.
+        packed: columns in one code's byte.
+        block: columns that share a block scale; 0: ``scales`` says which numbers share one.
+        has_global_scale: whether a global scale multiplies the block scales.
+    """
+
+    dtype: torch.dtype
+    encode: Callable[[torch.Tensor, Scale], tuple[torch.Tensor, ...]]
+    decode: Callable[[torch.Tensor, torch.Tensor, Scale], torch.Tensor]
+    scales: tuple[str, ...] = ("",)
+    packed: int = 1
+    block: int = 0
+    has_global_scale: bool = False
+
+
+def _fp8(dtype: torch.dtype) -> MatrixElement:
+    return MatrixElement(
+        dtype,
+        lambda values, scales: (quantize_fp8(values, dtype, scales),),
+        lambda codes, scales, _: dequantize_fp8(codes, scales),
+        SCALES,
+    )
+
+
+MATRIX_ELEMENTS = {
+    "float8_e4m3fn": _fp8(torch.float8_e4m3fn),
+    "float8_e5m2": _fp8(torch.float8_e5m2),
+    "nvfp4": MatrixElement(
+        torch.uint8, quantize_nvfp4, dequantize_nvfp4, packed=2, block=NVFP4_BLOCK,
+        has_global_scale=True,
+    ),
+    "mxfp4": MatrixElement(
+        torch.uint8,
+        lambda values, _: quantize_mxfp4(values),
+        lambda codes, scales, _: dequantize_mxfp4(codes, scales),
+        packed=2, block=MX_BLOCK,
+    ),
+    "mxfp8": MatrixElement(
+        torch.float8_e4m3fn,
+        lambda values, _: quantize_mxfp8(values),
+        lambda codes, scales, _: dequantize_mxfp8(codes, scales),
+        block=MX_BLOCK,
+    ),
+}  # fmt: skip
+"""Every element that the codes of a matrix may have, by name."""
+TABLE = "MATRIX_ELEMENTS in kernelproof/reference/moe/weights.py"
 
 
 @dataclass(frozen=True)
@@ -51,26 +109,52 @@ class MatrixFormat:
 
     def __post_init__(self) -> None:
         """Refuse what no matrix is."""
-        if self.element not in (*FP8, *BLOCKS):
-            message = f"element is {self.element!r}; it must be one of {', '.join((*FP8, *BLOCKS))}"
+        if self.element not in MATRIX_ELEMENTS:
+            known = ", ".join(MATRIX_ELEMENTS)
+            message = f"element is {self.element!r}; it must be one of {known} ({TABLE})"
             raise ValueError(message)
-        allowed = SCALES if self.element in FP8 else ("",)
+        allowed = self.entry.scales
         if self.scales not in allowed:
             message = f"scales is {self.scales!r}; {self.element} may have {allowed!r}"
             raise ValueError(message)
 
     @property
+    def entry(self) -> MatrixElement:
+        """The element's entry in the table of matrix elements."""
+        return MATRIX_ELEMENTS[self.element]
+
+    @property
     def dtype(self) -> torch.dtype:
         """Of the codes."""
-        if self.element in PACKED:
-            return torch.uint8
-        found: torch.dtype = getattr(torch, FP8[0] if self.element == "mxfp8" else self.element)
-        return found
+        return self.entry.dtype
 
     @property
     def packed(self) -> int:
         """Columns in one code's byte."""
-        return 2 if self.element in PACKED else 1
+        return self.entry.packed
+
+
+class WeightFormat(NamedTuple):
+    """What a problem's ``quantized`` stands for.
+
+    Attributes:
+        weights, hidden: formats of weights, and of hidden states that are quantised too.
+        feature: optional feature that an implementation names to be given such weights.
+    """
+
+    weights: MatrixFormat
+    hidden: MatrixFormat
+    feature: str
+
+
+_FP8 = {f"fp8_{scales}": MatrixFormat("float8_e4m3fn", scales) for scales in SCALES}
+_NVFP4, _MXFP4, _MXFP8 = (MatrixFormat(element) for element in ("nvfp4", "mxfp4", "mxfp8"))
+WEIGHT_FORMATS = {
+    **{name: WeightFormat(form, form, "fp8_weights") for name, form in _FP8.items()},
+    "nvfp4": WeightFormat(_NVFP4, _NVFP4, "nvfp4_weights"),
+    "mxfp4": WeightFormat(_MXFP4, _MXFP8, "mxfp4_weights"),
+}
+"""Quantised weights of problems by name: FP8 with scales of a tensor, ..., and block formats."""
 
 
 class QuantizedMatrix(NamedTuple):
@@ -149,9 +233,9 @@ class Matrix(NamedTuple):
         elif form.scales == "block":
             scales = _spread(scales[start // SCALE_BLOCK : -(-stop // SCALE_BLOCK)], 0, len(codes))
             scales = _spread(scales, 1, self.columns)
-        elif form.element in BLOCKS:
+        elif form.entry.block:
             scales = scales[start:stop]
-        return _numbers(form, codes, scales, _of_expert(given, expert))
+        return form.entry.decode(codes, scales, _of_expert(given, expert))
 
     def tokens(self, index: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Give the numbers [rows, columns] of these tokens' hidden states."""
@@ -165,22 +249,7 @@ class Matrix(NamedTuple):
             scales = scales.unsqueeze(-1)
         elif form.scales == "block":
             scales = _spread(scales, 1, self.columns)
-        return _numbers(form, codes, scales, self.quantized.global_scale).to(dtype)
-
-
-def _numbers(
-    form: MatrixFormat,
-    codes: torch.Tensor,
-    scales: torch.Tensor,
-    global_scale: float | torch.Tensor,
-) -> torch.Tensor:
-    if form.element == "nvfp4":
-        return dequantize_nvfp4(codes, scales, global_scale)
-    if form.element == "mxfp4":
-        return dequantize_mxfp4(codes, scales)
-    if form.element == "mxfp8":
-        return dequantize_mxfp8(codes, scales)
-    return dequantize_fp8(codes, scales)
+        return form.entry.decode(codes, scales, self.quantized.global_scale).to(dtype)
 
 
 def _spread(scales: torch.Tensor, dim: int, size: int) -> torch.Tensor:
@@ -245,14 +314,12 @@ def checked_matrix(name: str, given: torch.Tensor | QuantizedMatrix, axes: str) 
 def _check_scales(name: str, given: QuantizedMatrix, columns: int) -> None:
     shape, form = list(given.codes.shape), given.format
     weights = len(shape) > len(("tokens", "columns"))
-    if form.element in BLOCKS:
-        if columns % BLOCKS[form.element]:
-            message = (
-                f"{name} has {columns} columns; {form.element} needs a multiple of "
-                f"{BLOCKS[form.element]}"
-            )
+    block = form.entry.block
+    if block:
+        if columns % block:
+            message = f"{name} has {columns} columns; {form.element} needs a multiple of {block}"
             raise ValueError(message)
-        wanted = [*shape[:-1], columns // BLOCKS[form.element]]
+        wanted = [*shape[:-1], columns // block]
     elif form.scales == "tensor":
         wanted = shape[:-2]
     elif form.scales == "channel":

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from ..moe.activations import ACTIVATIONS
 from ..moe.routing_methods import MASKED_GROUPS, METHODS
+from ..moe.weights import WEIGHT_FORMATS
 from .base import DTYPES, BaseProblem, check_at_least, check_one_of, refuse
 
 ROUTE_REGIMES = (
@@ -29,8 +30,8 @@ MOE_REGIMES = (
 )
 ASSIGNMENTS = ("iid", "balanced", "one_expert", "sparse", "duplicates", "masked")
 SWIGLU_PARAMETERS = ("", "one", "each")
-QUANTISED = ("", "fp8_tensor", "fp8_channel", "fp8_block", "nvfp4", "mxfp4")
-MULTIPLES = {"nvfp4": 16, "mxfp4": 32}
+QUANTISED = ("", *WEIGHT_FORMATS)
+MULTIPLES = {name: max(form.weights.entry.block, 1) for name, form in WEIGHT_FORMATS.items()}
 """Of hidden and inter, for formats in which so many columns share a scale."""
 MAX_TOKENS = 2**20
 INEXACT = ("swiglu_oai",)

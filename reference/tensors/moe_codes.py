@@ -6,29 +6,19 @@ for fit into bfloat16: a matrix of these numbers can be given in its place.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
 
-from ..formats.quantization import quantize_fp8, quantize_mxfp4, quantize_mxfp8, quantize_nvfp4
 from ..moe.weights import SCALE_BLOCK, MatrixFormat
 from .values import bits
 
-E4M3 = "float8_e4m3fn"
 LARGEST_E4M3, LARGEST_E2M1 = 448.0, 6.0
-FORMATS = {
-    "fp8_tensor": MatrixFormat(E4M3, "tensor"),
-    "fp8_channel": MatrixFormat(E4M3, "channel"),
-    "fp8_block": MatrixFormat(E4M3, "block"),
-    "nvfp4": MatrixFormat("nvfp4"),
-    "mxfp4": MatrixFormat("mxfp4"),
-}
-HIDDEN_FORMATS = {**FORMATS, "mxfp4": MatrixFormat("mxfp8")}
-"""Of hidden states, by the format of the weights."""
 
 
 class Codes(NamedTuple):
-    """A quantised matrix before it is placed; the global scale is of nvfp4 alone."""
+    """A quantised matrix before it is placed; only some formats have a global scale."""
 
     codes: torch.Tensor
     scales: torch.Tensor
@@ -36,78 +26,52 @@ class Codes(NamedTuple):
     global_scale: torch.Tensor | None = None
 
 
-def quantised_weights(values: torch.Tensor, quantized: str, key: int, first: int) -> Codes:
-    """Quantise weights.
-
-    Args:
-        values: [experts, rows, columns], float32.
-        quantized: one of ``FORMATS``.
-        key: of the hash that chooses the scales' significant bits.
-        first: global id of the first expert.
-    """
-    form = FORMATS[quantized]
-    experts = torch.arange(first, first + len(values), device=values.device)
-    largest = values.abs()
-    if quantized == "fp8_tensor":
-        scales = _scale(largest.amax(dim=(1, 2)), bits(key, experts, 1)[:, 0], LARGEST_E4M3)
-        codes = _fp8(values, scales[:, None, None])
-    elif quantized == "fp8_channel":
-        hashes = bits(key, experts, values.shape[1])
-        scales = _scale(largest.amax(dim=2), hashes, LARGEST_E4M3)
-        codes = _fp8(values, scales.unsqueeze(2))
-    elif quantized == "fp8_block":
-        amax = _block_amax(_block_amax(largest, 1), 2)
-        hashes = bits(key, experts, amax[0].numel()).view(amax.shape)
-        scales = _scale(amax, hashes, LARGEST_E4M3)
-        spread = _spread(_spread(scales, 1, values.shape[1]), 2, values.shape[2])
-        codes = _fp8(values, spread)
-    elif quantized == "nvfp4":
-        room = LARGEST_E2M1 * LARGEST_E4M3
-        hashes = 2 * bits(key, experts, 1)[:, 0]  # e2m1, e4m3 and two bits make eight
-        scale = _scale(largest.amax(dim=(1, 2)), hashes, room)
-        made = quantize_nvfp4(values, scale[:, None, None])
-        return Codes(made.codes, made.block_scales, form, scale)
-    else:
-        codes, scales = quantize_mxfp4(values)
-    return Codes(codes, scales, form)
-
-
-def quantised_hidden(
-    values: torch.Tensor, quantized: str, key: int, tokens: torch.Tensor, largest: float
+def quantised(
+    values: torch.Tensor,
+    form: MatrixFormat,
+    key: int,
+    ids: torch.Tensor,
+    largest: float | None = None,
 ) -> Codes:
-    """Quantise hidden states.
+    """Quantise weights, or hidden states.
 
     Args:
-        values: [tokens, hidden], float32.
-        quantized: format of the weights.
+        values: [experts, rows, columns] or [tokens, columns], float32.
+        form: format of the codes.
         key: of the hash that chooses the scales' significant bits.
-        tokens: int64 identities.
-        largest: bounds |values|: one scale for all must not depend on which tokens there are.
+        ids: int64, global ids of the experts, or identities of the tokens.
+        largest: of hidden states, a bound on |values|: one scale for all must not depend on which
+            tokens there are. Weights have one scale an expert instead.
     """
-    form = HIDDEN_FORMATS[quantized]
-    bound = torch.tensor(largest, device=values.device)
-    one = bits(key, torch.zeros(1, dtype=torch.int64, device=values.device), 1)[0, 0]
-    if quantized == "fp8_tensor":
-        scales = _scale(bound, one, LARGEST_E4M3)
-        codes = _fp8(values, scales)
-    elif quantized == "fp8_channel":
-        scales = _scale(values.abs().amax(dim=1), bits(key, tokens, 1)[:, 0], LARGEST_E4M3)
-        codes = _fp8(values, scales.unsqueeze(1))
-    elif quantized == "fp8_block":
-        amax = _block_amax(values.abs(), 1)
-        scales = _scale(amax, bits(key, tokens, amax.shape[1]), LARGEST_E4M3)
-        codes = _fp8(values, _spread(scales, 1, values.shape[1]))
-    elif quantized == "nvfp4":
-        scale = _scale(bound, 2 * one, LARGEST_E2M1 * LARGEST_E4M3)
-        made = quantize_nvfp4(values, scale)
-        return Codes(made.codes, made.block_scales, form, scale)
+    entry, amax = form.entry, values.abs()
+    if form.scales == "channel":
+        amax = amax.amax(dim=-1)
+    elif form.scales == "block":
+        amax = functools.reduce(_block_amax, range(1, values.dim()), amax)
+    elif entry.block and not entry.has_global_scale:
+        codes, scales = entry.encode(values, 1.0)
+        return Codes(codes, scales, form)
+    elif largest is None:
+        amax = amax.amax(dim=(1, 2))
     else:
-        codes, scales = quantize_mxfp8(values)
+        amax, ids = torch.tensor(largest, device=values.device), ids.new_zeros(1)
+    hashes = bits(key, ids, amax.shape[1:].numel()).view(amax.shape)
+    if entry.has_global_scale:
+        # e2m1, e4m3 and two bits make eight.
+        scale = _scale(amax, 2 * hashes, LARGEST_E2M1 * LARGEST_E4M3)
+        codes, scales, _ = entry.encode(values, _fitted(scale, values))
+        return Codes(codes, scales, form, scale)
+    scales = spread = _scale(amax, hashes, LARGEST_E4M3)
+    if form.scales == "block":
+        for dim in range(1, values.dim()):
+            spread = _spread(spread, dim, values.shape[dim])
+    codes = entry.encode(values, _fitted(spread, values).expand_as(values))[0]
     return Codes(codes, scales, form)
 
 
-def _fp8(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    return quantize_fp8(values, torch.float8_e4m3fn, scales.expand_as(values))
+def _fitted(scales: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Return scales of the first axes with an axis of one for each other of the values."""
+    return scales.view(*scales.shape, *[1] * (values.dim() - scales.dim()))
 
 
 def _scale(largest: torch.Tensor, hashes: torch.Tensor, room: float) -> torch.Tensor:

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from ..moe.weights import QuantizedMatrix
+from ..moe.weights import WEIGHT_FORMATS, QuantizedMatrix
 from ..problems.moe import MoEProblem, RouteProblem
 from .allocation import Allocator
-from .moe_codes import Codes, quantised_hidden, quantised_weights
+from .moe_codes import Codes, quantised
 from .moe_inputs import MoEInputs, RouteInputs
 from .moe_regimes import (
     SHARED,
@@ -84,9 +84,9 @@ def _hidden(problem: MoEProblem, home: Allocator) -> torch.Tensor | QuantizedMat
     if not problem.quantized_hidden:
         values = values.to(getattr(torch, problem.dtype))
         return _place_rows("hidden", values, home, strided=problem.strided_hidden)
-    made = quantised_hidden(
+    made = quantised(
         values,
-        problem.quantized,
+        WEIGHT_FORMATS[problem.quantized].hidden,
         stream(problem.seed, "hidden scales"),
         torch.tensor(problem.ids, dtype=torch.int64, device=home.device),
         largest_hidden(problem),
@@ -109,7 +109,8 @@ def _weights(
     for name, matrix in ((f"{prefix}w13", values.w13), (f"{prefix}w2", values.w2)):
         if problem.quantized:
             key = stream(problem.seed, f"{name} scales")
-            made = quantised_weights(matrix, problem.quantized, key, first)
+            ids = torch.arange(first, first + len(matrix), device=matrix.device)
+            made = quantised(matrix, WEIGHT_FORMATS[problem.quantized].weights, key, ids)
             placed.append(_place_codes(name, made, home))
         else:
             placed.append(home.place(name, matrix.to(getattr(torch, problem.dtype))))
