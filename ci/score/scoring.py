@@ -200,15 +200,14 @@ class Score:
 
     @property
     def idle_laws(self) -> list[str]:
-        """Name the laws that kill nothing alone, of which nobody has said why they are kept."""
-        if {each.bug.name for each in self.of("bug")} != {bug.name for bug in BUGS}:
-            return []  # a part of the catalogue says nothing about laws
-        kept = {law.name for law in LAWS if law.overlap}
-        return [
-            name
-            for name, kills in self.kills_by_law.items()
-            if name not in kept and not only_killer(kills)
-        ]
+        """Return the laws that kill nothing alone, and of which nothing says why they are kept.
+
+        Of a law of which not all bugs were scored, nothing is known.
+        """
+        names, kills = {each.bug.name for each in self.of("bug")}, self.kills_by_law
+        unseen = {bug.operation for bug in BUGS if bug.name not in names}
+        judged = [law for law in LAWS if not (law.overlap or unseen.intersection(law.operations))]
+        return [law.name for law in judged if not only_killer(kills.get(law.name, ()))]
 
     @property
     def shortfalls(self) -> list[str]:

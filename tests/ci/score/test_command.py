@@ -15,7 +15,8 @@ from kernelproof.ci.score.command import score as command
 from kernelproof.ci.score.display import print_score
 from kernelproof.ci.score.scoring import Score, Scored, only_killer, size_of, stages
 from kernelproof.properties.findings.report import Finding, ImplementationReport, LawReport
-from kernelproof.properties.seeded import CATALOGUE, SeededBug
+from kernelproof.properties.laws import LAWS
+from kernelproof.properties.seeded import BUGS, CATALOGUE, SeededBug
 from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.reference import AttentionProblem, MergeProblem, MetadataProblem
 
@@ -85,6 +86,17 @@ def test_an_honest_control_that_was_not_judged_is_a_shortfall() -> None:
 
 def test_a_slow_median_is_a_shortfall() -> None:
     assert "a median of 11.0 s" in score(scored(BUG, "parity", seconds=11.0)).shortfalls[0]
+
+
+def test_a_law_that_kills_nothing_alone_is_a_shortfall_of_its_operation() -> None:
+    """Of a law that speaks of other operations too, this score knows nothing."""
+    bugs = [bug for bug in BUGS if bug.operation == "merge_state"]
+    found = [scored(bug, "parity") for bug in bugs]
+    told = score(*found).shortfalls
+    assert [each.split()[2] for each in told] == [
+        law.name for law in LAWS if law.operations == ("merge_state",) and not law.overlap
+    ]
+    assert score(*found[1:]).shortfalls == []
 
 
 def test_stages_hold_the_whole_catalogue_or_what_was_asked_for() -> None:
