@@ -206,7 +206,7 @@ def test_no_law_accuses_an_honest_control(control: SeededBug) -> None:
 )
 def test_the_fewest_actions_that_show_a_fault_are_told(bug: str, actions: str) -> None:
     home = "graph_bugs" if bug.startswith("graph") else "session_bugs"
-    implementation = find_implementation(f"kernelproof.properties.seeded.{home}:{bug}")
+    implementation = find_implementation(f"kernelproof.properties.seeded.attention.{home}:{bug}")
     problem = AttentionProblem(
         query_lens=(2, 1), seq_lens=(5, 3), page_size=2, causal=True, dtype="bfloat16"
     )
