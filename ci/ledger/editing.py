@@ -236,6 +236,7 @@ def failures_in(report: Mapping[str, Any]) -> list[Failure]:
         key = (name, verdict["status"], verdict.get("kind", ""))
         found.setdefault(key, []).append((laws, problem_from_json(told)))
     target = _target(report, bump=bump)
+    providers = {each["name"]: each.get("provider") for each in report.get("implementations", ())}
     return [
         Failure(
             name,
@@ -245,7 +246,9 @@ def failures_in(report: Mapping[str, Any]) -> list[Failure]:
             min((problem for _, problem in members), key=lambda problem: problem.work),
             target["device"],
             target["sm"],
-            target["flashinfer"] if built_in_provider(name) == FLASHINFER else None,
+            target["flashinfer"]
+            if FLASHINFER in (providers.get(name), built_in_provider(name))
+            else None,
         )
         for (name, status, kind), members in found.items()
     ]
