@@ -284,7 +284,7 @@ def test_a_case_of_the_shipped_corpus_goes_by_its_name(
     assert main(["replay", name, "--implementation", "mine.py:merge"]) == 1
     Path(name).write_text("{}")  # a file that is here comes first
     assert main(["replay", name]) == 2
-    assert f"{name}: the field 'law' is missing" in capsys.readouterr().err
+    assert f"{name}: law is missing" in capsys.readouterr().err
 
 
 def test_the_shipped_ledger_is_made_of_blocks() -> None:
