@@ -206,7 +206,8 @@ def test_a_case_keeps_the_rules_that_were_left_out(kernelproof: Command) -> None
     case.write_text(json.dumps({**data, "without_rules": "*"}))
     ended = kernelproof("replay", str(case))
     assert ended.code == 2
-    assert "the field 'without_rules' is not a list" in ended.err
+    assert "without_rules is " in ended.err
+    assert ": expected list, got str" in ended.err
 
 
 def test_nothing_judged_is_not_conforming(kernelproof: Command) -> None:

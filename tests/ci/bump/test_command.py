@@ -27,6 +27,7 @@ from kernelproof.ci.bump.sides.plan import SOAK_ON_CPU, Plan
 from kernelproof.ci.bump.sides.releases import SIDES
 from kernelproof.ci.cli import main
 from kernelproof.impl.registry import BUILT_IN
+from kernelproof.properties.findings.files import write_text
 from kernelproof.properties.findings.ledger import Ledger
 from kernelproof.properties.isolation.workers import Deadlines, WorkerPool
 from kernelproof.properties.space.profiles import PROFILES
@@ -368,10 +369,12 @@ def test_a_case_that_cannot_be_written_is_told_with_the_report(
 ) -> None:
     """The disk was filled while the comparison ran."""
 
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+    def full(path: Path, text: str) -> None:
+        if path.name.startswith("bump-"):
+            raise OSError(28, "No space left on device")
+        write_text(path, text)
 
-    monkeypatch.setattr("kernelproof.ci.bump.behaviour.outcomes.write_text", full)
+    monkeypatch.setattr("kernelproof.properties.findings.files.write_text", full)
     release(here / "old", OLD)
     release(here / "new", NEW, broken=True)
     code, report = gate(here, "--sm", "cpu", "--part", "behaviour")
@@ -742,9 +745,9 @@ OTHER = {
     ("change", "said"),
     [
         ({"schema": "kernelproof/bump/2"}, "its schema is 'kernelproof/bump/2'"),
-        ({"findings": None}, "the field 'findings' is missing"),
-        ({"findings": [{"id": "x"}]}, "a finding's field 'change'"),
-        ({"candidate": {"given": "other"}}, "the field 'candidate.flashinfer' is missing"),
+        ({"findings": None}, "findings is None: expected list, got null"),
+        ({"findings": [{"id": "x"}]}, "'x': findings[0].area is missing"),
+        ({"candidate": {"given": "other"}}, "candidate.flashinfer is missing"),
         ({"candidate": OTHER}, "its candidate is 9.9.3"),
     ],
 )

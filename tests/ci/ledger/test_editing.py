@@ -17,18 +17,18 @@ from kernelproof.reference import AttentionProblem, MergeProblem
 EMPTY = MergeProblem(empty="all")
 HEAD = "# The head of the file.\n\n"
 ENTRY = """[[finding]]
-id = "flashinfer-mine-empty"
-implementation = "flashinfer-mine"
+id = "flashinfer-cascade-empty"
+implementation = "flashinfer-cascade"
 laws = ["parity"]
 status = "FAIL"
 where = { empty = "all" }
 versions = { flashinfer = ">=0.6" }
-case = "corpus/flashinfer-mine-empty.json"
+case = "corpus/flashinfer-cascade-empty.json"
 reason = \"\"\"
 It divides by zero.
 \"\"\"
 """
-OTHER = ENTRY.replace("flashinfer-mine", "other").replace(
+OTHER = ENTRY.replace("flashinfer-cascade", "other").replace(
     'versions = { flashinfer = ">=0.6" }\n', ""
 )
 
@@ -61,7 +61,7 @@ def ledger(tmp_path: Path) -> Path:
     path = tmp_path / "ledger.toml"
     path.write_text(f"{HEAD}{ENTRY}\n{OTHER}")
     (tmp_path / "corpus").mkdir()
-    for name in ("flashinfer-mine", "other"):
+    for name in ("flashinfer-cascade", "other"):
         (tmp_path / "corpus" / f"{name}-empty.json").write_text(json.dumps(case(name)))
     return path
 
@@ -77,7 +77,7 @@ def report(folder: Path, *findings: dict[str, Any]) -> Path:
 
 def finding(problem: Any, **more: Any) -> dict[str, Any]:  # noqa: ANN401  any problem
     return {
-        "implementation": "flashinfer-mine",
+        "implementation": "flashinfer-cascade",
         "law": "parity",
         "status": "FAIL",
         "kind": "nan",
@@ -101,7 +101,7 @@ def test_a_failure_becomes_known(ledger: Path) -> None:
         ledger.parent,
         finding(MergeProblem(regime="shifted", num_tokens=9)),
         finding(small, law="well_formed"),
-        finding(EMPTY, status="KNOWN", entry="flashinfer-mine-empty"),
+        finding(EMPTY, status="KNOWN", entry="flashinfer-cascade-empty"),
     )
     issue = "https://github.com/flashinfer-ai/flashinfer/issues/1"
     assert update(ledger, "--reason", 'It says "no".', "--issue", issue) == 0
@@ -109,8 +109,11 @@ def test_a_failure_becomes_known(ledger: Path) -> None:
     assert text.startswith(HEAD + ENTRY)
     assert text.endswith(OTHER)
     mine, new, _ = load_ledger(str(ledger)).entries
-    assert mine.id == "flashinfer-mine-empty"
-    assert (new.id, new.implementation) == ("flashinfer-mine-parity-nan", "flashinfer-mine")
+    assert mine.id == "flashinfer-cascade-empty"
+    assert (new.id, new.implementation) == (
+        "flashinfer-cascade-parity-nan",
+        "flashinfer-cascade",
+    )
     assert new.laws == ("parity", "well_formed")
     assert new.where == {"regime": "shifted"}
     assert (new.versions, new.device, new.sm) == ({"flashinfer": "==0.7.2"}, "cuda", (90,))
@@ -126,7 +129,7 @@ def test_an_entry_that_passes_is_narrowed_or_retired(
         ledger.parent,
         *(
             finding(EMPTY, kind="unexpected_pass", message="in any words", contradicts=name)
-            for name in ("flashinfer-mine-empty", "other-empty")
+            for name in ("flashinfer-cascade-empty", "other-empty")
         ),
     )
     assert update(ledger, "--dry-run") == 0
@@ -141,7 +144,12 @@ def test_an_entry_that_passes_is_narrowed_or_retired(
 def test_what_a_comparison_says_is_taken_too(ledger: Path) -> None:
     problem = AttentionProblem(causal=True)
     findings = [
-        {"change": "fixed", "entry": "flashinfer-mine-empty", "problem": None, "subject": "x"},
+        {
+            "change": "fixed",
+            "entry": "flashinfer-cascade-empty",
+            "problem": None,
+            "subject": "x",
+        },
         {
             "change": "new-failure",
             "entry": "",
@@ -160,7 +168,7 @@ def test_what_a_comparison_says_is_taken_too(ledger: Path) -> None:
     (ledger.parent / "report.json").write_text(json.dumps(content))
     assert update(ledger, "--reason", "It waits for ever.") == 0
     entries = {entry.id: entry for entry in load_ledger(str(ledger)).entries}
-    assert entries["flashinfer-mine-empty"].versions == {"flashinfer": ">=0.6,!=0.8"}
+    assert entries["flashinfer-cascade-empty"].versions == {"flashinfer": ">=0.6,!=0.8"}
     assert entries["mine-parity-run"].quarantine
     assert entries["mine-parity-run"].where == {"causal": True}
     assert not entries["mine-parity-run"].versions

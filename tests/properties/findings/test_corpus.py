@@ -108,7 +108,7 @@ class TestReading:
             ({"law": "parities"}, "the field 'law': there is no law 'parities'"),
             ({"law": "merge_union"}, "the law merge_union does not speak of paged_attention"),
             ({"operation": "attend"}, "the field 'operation' is 'attend', none of"),
-            ({"problem": 3}, "problem is 3: expected "),
+            ({"problem": 3}, "problem is 3: expected table, got int"),
         ],
     )
     def test_what_is_wrong_is_named(
