@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 
 import torch
@@ -104,8 +104,10 @@ def check_indptr(name: str, indptr: list[int], total: int | None, what: str) -> 
         raise ValueError(message)
 
 
-def check_tensor(name: str, tensor: torch.Tensor, axes: str, *, codes: bool = False) -> None:
-    """Check the number of axes (``"tokens heads dim"``) and the dtype: floating, or codes."""
+def check_tensor(
+    name: str, tensor: torch.Tensor, axes: str, *, codes: Collection[torch.dtype] = ()
+) -> None:
+    """Check the number of axes (``"tokens heads dim"``) and the dtype: floating, or of codes."""
     expected = axes.split()
     if not isinstance(tensor, torch.Tensor):
         message = f"{name} must be a torch.Tensor [{', '.join(expected)}], not {type(tensor)}"
@@ -117,7 +119,7 @@ def check_tensor(name: str, tensor: torch.Tensor, axes: str, *, codes: bool = Fa
     if expected[-1] not in ("heads", "top_k") and not tensor.shape[-1]:
         message = f"{name} has no channels: its shape is {tuple(tensor.shape)}"
         raise ValueError(message)
-    if not (tensor.dtype.is_floating_point or (codes and tensor.dtype.itemsize == 1)):
+    if not (tensor.dtype.is_floating_point or tensor.dtype in codes):
         message = f"{name} must have a floating dtype, not {tensor.dtype}"
         raise ValueError(message)
 

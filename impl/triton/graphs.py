@@ -100,9 +100,10 @@ class TritonGraphSession(TritonSession):
 
 
 def _on_a_gpu(problem: AttentionProblem, target: Target) -> bool | str:
-    if target.device != "cuda":
+    refusal = paged.refusal(problem, target)
+    if refusal is None and target.device != "cuda":
         return Refusal("CUDA graphs need a GPU: elsewhere it would be triton-attention", "device")
-    return paged.refusal(problem, target) or True
+    return refusal or True
 
 
 def _compile_key(problem: AttentionProblem) -> Hashable:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..formats.cache_elements import SCALE_LAYOUTS, CacheElement
+from ..formats.cache_elements import SCALE_LAYOUTS, CacheElement, stored_dtypes
 from ..formats.kv_format import KVCacheFormat, Scales, checked_cache
 from ..validation import check_kv_layout, check_same, check_tensor
 from .metadata import BatchMetadata
@@ -56,8 +56,8 @@ def append_paged_kv(
     check_tensor("k", k, "tokens kv_heads head_dim_qk")
     check_tensor("v", v, "tokens kv_heads head_dim_vo")
     axes = "pages page_size kv_heads" if kv_layout == "NHD" else "pages kv_heads page_size"
-    check_tensor("k_cache", k_cache, f"{axes} head_dim_qk", codes=True)
-    check_tensor("v_cache", v_cache, f"{axes} head_dim_vo", codes=True)
+    check_tensor("k_cache", k_cache, f"{axes} head_dim_qk", codes=stored_dtypes())
+    check_tensor("v_cache", v_cache, f"{axes} head_dim_vo", codes=stored_dtypes())
     if kv_format is not None and kv_format.entry.block:
         what = f"kv_format is {kv_format.element}, whose block scales are written too"
         message = f"{what}: append_paged_nvfp4"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ..formats.cache_elements import stored_dtypes
 from ..formats.kv_format import checked_cache
 from ..validation import check_indptr, check_kv_layout, check_same, check_tensor, host_integers_of
 from .batches import Call, Request
@@ -26,8 +27,8 @@ def paged_call(
     check_tensor("q", q, "tokens qo_heads head_dim_qk")
     check_kv_layout(kv_layout)
     axes = "pages page_size kv_heads" if kv_layout == "NHD" else "pages kv_heads page_size"
-    check_tensor("k_cache", k_cache, f"{axes} head_dim_qk", codes=True)
-    check_tensor("v_cache", v_cache, f"{axes} head_dim_vo", codes=True)
+    check_tensor("k_cache", k_cache, f"{axes} head_dim_qk", codes=stored_dtypes())
+    check_tensor("v_cache", v_cache, f"{axes} head_dim_vo", codes=stored_dtypes())
     for axis, name in enumerate(axes.split()):
         check_same("v_cache", name, v_cache.shape[axis], "k_cache", k_cache.shape[axis])
     cache = checked_cache(k_cache, v_cache, kv_layout, options.kv_format, options.kv_cache_sf)

@@ -178,6 +178,11 @@ CACHE_FEATURES = (*QUANTISED_KV, *(each.feature for each in SCALE_LAYOUTS.values
 """The same, and those of the layouts of block scales."""
 
 
+def stored_dtypes() -> set[torch.dtype]:
+    """Return the dtypes that the tensor of a cache may have: its element's, or bytes."""
+    return {torch.uint8, *(each.dtype for each in CACHE_ELEMENTS.values())}
+
+
 def cache_element(name: str) -> CacheElement:
     """Return the entry of an element.
 
