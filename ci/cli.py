@@ -292,5 +292,5 @@ def _refuse(names: Sequence[str], why: str) -> None:
 
 
 def _command() -> str:
-    """Give the command as it is kept in reports."""
+    """Return the command as it is kept in reports."""
     return masked(shlex.join(["kernelproof", *click.get_current_context().find_root().obj]))

@@ -161,7 +161,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def suite_of(config: pytest.Config) -> Suite:
-    """Give the suite of this process; it starts when it is first asked for.
+    """Return the suite of this process; it starts when it is first asked for.
 
     Raises:
         SuiteRefusedError: it cannot run as it was asked to.
@@ -205,7 +205,7 @@ def suite_of(config: pytest.Config) -> Suite:
 
 
 def _process(config: pytest.Config) -> dict[str, Any]:
-    """Give what xdist tells a process that it has started; nothing in any other."""
+    """Return what xdist tells a process that it has started; nothing in any other."""
     return getattr(config, "workerinput", {})
 
 
@@ -218,7 +218,7 @@ def _is_controller(config: pytest.Config) -> bool:
 
 
 def _is_meant(config: pytest.Config) -> bool:
-    """Tell whether the command line leads to the suite's test module."""
+    """Whether the command line leads to the suite's test module."""
     for argument in config.args:
         name = argument.partition("::")[0]
         path = (config.invocation_params.dir / name).resolve()
@@ -228,7 +228,7 @@ def _is_meant(config: pytest.Config) -> bool:
 
 
 def _common_folder(config: pytest.Config) -> Path | None:
-    """Give the folder that the processes of an xdist run share; None if there is one process."""
+    """Return the folder that the processes of an xdist run share; None if there is one process."""
     if _is_worker(config):
         folder = _process(config).get("kernelproof")
         return Path(folder) if folder else None

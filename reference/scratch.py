@@ -20,7 +20,7 @@ class Scratch:
     def take(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """Give an uninitialised tensor of this shape."""
+        """Return an uninitialised tensor of this shape."""
         count = math.prod(shape)
         buffer = self._buffers.get(name)
         if buffer is None or buffer.numel() < count:

@@ -143,7 +143,7 @@ def check_index_tensor(name: str, tensor: torch.Tensor) -> None:
 
 
 def checked_number(name: str, value: float) -> float:
-    """Give an option as a float; a string is no number."""
+    """Return an option as a float; a string is no number."""
     try:
         if not isinstance(value, (str, bytes)):
             return float(value)
@@ -154,7 +154,7 @@ def checked_number(name: str, value: float) -> float:
 
 
 def checked_integer(name: str, value: int) -> int:
-    """Give an option as an integer; a float is none."""
+    """Return an option as an integer; a float is none."""
     try:
         return operator.index(value)
     except TypeError as error:

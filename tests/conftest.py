@@ -106,13 +106,13 @@ def new_environment(folder: Path) -> Environment:
 
 @pytest.fixture(scope="session")
 def repository(pytestconfig: pytest.Config) -> Path:
-    """Give the repository's root."""
+    """Return the repository's root."""
     return pytestconfig.rootpath
 
 
 @pytest.fixture(scope="session")
 def copy_repository(repository: Path) -> Callable[[Path], Path]:
-    """Give a function that copies the source tree, so that no test writes into the checkout."""
+    """Return a function that copies the source tree, so that no test writes into the checkout."""
 
     def copy(target: Path) -> Path:
         shutil.copytree(repository, target, ignore=NOT_SOURCE)
@@ -123,13 +123,13 @@ def copy_repository(repository: Path) -> Callable[[Path], Path]:
 
 @pytest.fixture(scope="session")
 def make_environment() -> Callable[[Path], Environment]:
-    """Give `new_environment`: test modules cannot import from a conftest."""
+    """Return `new_environment`: test modules cannot import from a conftest."""
     return new_environment
 
 
 @pytest.fixture(scope="session")
 def extras(repository: Path) -> set[str]:
-    """Give the names of the package's extras."""
+    """Return the names of the package's extras."""
     project = tomllib.loads((repository / "pyproject.toml").read_text(encoding="utf-8"))
     return set(project["project"]["optional-dependencies"])
 

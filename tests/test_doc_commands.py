@@ -72,7 +72,7 @@ class Step:
 
 
 def blocks_of(page: Path, language: str) -> list[tuple[str, str, dict[str, str]]]:
-    """Give the place, text and notes of each block of a language."""
+    """Return the place, text and notes of each block of a language."""
     text = page.read_text(encoding="utf-8")
     return [
         (
@@ -86,7 +86,7 @@ def blocks_of(page: Path, language: str) -> list[tuple[str, str, dict[str, str]]
 
 
 def files_of(page: Path) -> dict[str, str]:
-    """Give the files that a page shows."""
+    """Return the files that a page shows."""
     found = {}
     for language in ("python", "toml", "text"):
         for _, text, _ in blocks_of(page, language):
@@ -97,7 +97,7 @@ def files_of(page: Path) -> dict[str, str]:
 
 
 def steps_of(page: Path) -> list[Step]:
-    """Give the commands of a page, in order."""
+    """Return the commands of a page, in order."""
     steps: list[Step] = []
     for where, text, notes in blocks_of(page, "console"):
         mine: list[Step] = []

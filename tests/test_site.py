@@ -52,7 +52,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Page]:
 
 
 def targets(page: Path, links: list[str]) -> Iterator[tuple[str, Path, str]]:
-    """Give each link within the site, the file that it leads to, and the anchor in that."""
+    """Return each link within the site, the file that it leads to, and the anchor in that."""
     for link in links:
         parts = urlsplit(link)
         if not parts.scheme and not parts.netloc:

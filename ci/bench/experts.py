@@ -136,7 +136,7 @@ def float32_loop(weights: Weights, batch: Batch) -> torch.Tensor:
 
 
 def contenders_of(weights: Weights, batch: Batch) -> dict[str, Callable[[], torch.Tensor]]:
-    """Give the loop and the oracle on the same call."""
+    """Return the loop and the oracle on the same call."""
     hidden, ids, routing = batch
     return {
         LOOP: lambda: float32_loop(weights, batch),
@@ -167,7 +167,7 @@ def batch_of(case: Case) -> Batch:
 
 
 def peaks(cases: Sequence[Case]) -> list[int]:
-    """Give the most bytes that the oracle's tensors take beyond its inputs on each case."""
+    """Return the most bytes that the oracle's tensors take beyond its inputs on each case."""
     return [allocated(contenders_of(weights_of(c), batch_of(c))[ORACLE]) for c in cases]
 
 

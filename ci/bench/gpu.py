@@ -30,7 +30,7 @@ def require_gpu() -> None:
 
 
 def turns(bytes_read: int, most: int = 32) -> int:
-    """Give how many sets of buffers must take turns so that none is in the L2 cache."""
+    """Return how many sets of buffers must take turns so that none is in the L2 cache."""
     return min(max(-(-COLD_BYTES // max(bytes_read, 1)), 1), most)
 
 

@@ -38,12 +38,12 @@ class Measured:
     times: dict[str, float]
 
     def best_of_flashinfer(self) -> float | None:
-        """Give the time of FlashInfer's better backend; None without FlashInfer."""
+        """Return the time of FlashInfer's better backend; None without FlashInfer."""
         others = [time for name, time in self.times.items() if name != TRITON]
         return min(others) if others else None
 
     def ratio(self, other: str = "") -> float | None:
-        """Give Triton's speed over another's, or over FlashInfer's better backend's."""
+        """Return Triton's speed over another's, or over FlashInfer's better backend's."""
         time = self.times.get(other) if other else self.best_of_flashinfer()
         return None if time is None else time / self.times[TRITON]
 
@@ -108,7 +108,7 @@ def measure(*, quick: bool, only: Collection[str] = PARTS) -> Results:
 def contenders(
     case: Case, batches: list[PagedAttentionInputs], *, with_flashinfer: bool
 ) -> dict[str, list[Call]]:
-    """Give the calls of each contender, one a batch; the first is Kernelproof's own."""
+    """Return the calls of each contender, one a batch; the first is Kernelproof's own."""
     from ...impl.triton.attention import paged, split_kv
 
     ours = split_kv if case.queries == 1 else paged

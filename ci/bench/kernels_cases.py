@@ -98,7 +98,7 @@ class Pool:
         return cls(k, v)
 
     def batches(self, case: Case) -> list[PagedAttentionInputs]:
-        """Give the same batch on other pages each time, so that no call finds its keys in L2."""
+        """Return the same batch on other pages each time, so that no call finds its keys in L2."""
         device = self.k.device
         generator = torch.Generator(device).manual_seed(SEED)
         tokens = case.requests * case.queries

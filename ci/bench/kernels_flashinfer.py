@@ -27,7 +27,7 @@ def absent() -> str | None:
 
 
 def fa3_here() -> bool:
-    """Tell whether this GPU has FA3's instructions, which is Hopper alone."""
+    """Whether this GPU has FA3's instructions, which is Hopper alone."""
     return torch.cuda.get_device_capability()[0] == 9  # noqa: PLR2004  compute capability
 
 
@@ -43,7 +43,7 @@ def build() -> None:
 
 
 def backends() -> dict[str, str]:
-    """Give the backends of the prefill wrapper that this GPU runs, by contender."""
+    """Return the backends of the prefill wrapper that this GPU runs, by contender."""
     return {name: backend for name, backend in PREFILLERS.items() if backend != "fa3" or fa3_here()}
 
 
@@ -80,7 +80,7 @@ def prefiller(batch: PagedAttentionInputs, backend: str) -> Callable[..., Any]:
 
 
 def contenders(case: Case, batches: list[PagedAttentionInputs]) -> dict[str, list[Call]]:
-    """Give each backend's calls, one a batch, without LSE: the least that it can be asked."""
+    """Return each backend's calls, one a batch, without LSE: the least that it can be asked."""
     if case.queries == 1:
         runs = {name: decoder(batches[0], cores) for name, cores in DECODERS.items()}
     else:

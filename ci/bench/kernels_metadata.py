@@ -65,7 +65,7 @@ def torch_sequence(inputs: MetadataInputs) -> DeviceMetadata:
 
 
 def example(requests: int, columns: int, device: str, seed: int = 0) -> MetadataInputs:
-    """Give decodes and short prefills of random lengths, and a block table of random pages."""
+    """Return decodes and short prefills of random lengths, and a block table of random pages."""
     generator = torch.Generator().manual_seed(seed)
 
     def integers(low: int, high: int, *shape: int) -> torch.Tensor:

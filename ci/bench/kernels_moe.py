@@ -76,7 +76,7 @@ class Measured:
     times: dict[str, float]
 
     def ratio(self, other: str) -> float | None:
-        """Give Triton's speed over another's; None where that was not measured."""
+        """Return Triton's speed over another's; None where that was not measured."""
         time = self.times.get(other)
         return None if time is None else time / self.times[TRITON]
 
@@ -112,7 +112,7 @@ class Weights:
 
 
 def batches(case: Case, weights: Weights) -> list[Batch]:
-    """Give sets of tokens with experts of their own, so that no call finds its weights in L2."""
+    """Return sets of tokens with experts of their own, so that no call finds its weights in L2."""
     device = weights.w13.device
     made = []
     for seed in range(turns(case.bytes_read, MOST_SETS)):

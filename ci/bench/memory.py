@@ -86,7 +86,7 @@ def _reset() -> int:
 
 
 def _high_water() -> int:
-    """Give the most bytes that were resident.
+    """Return the most bytes that were resident.
 
     Not ``ru_maxrss``: a process inherits that from its parent and cannot reset it.
     """

@@ -50,7 +50,7 @@ class Case:
     keys: int
 
     def problem(self) -> AttentionProblem:
-        """Give the batch as a problem, its pages scattered."""
+        """Return the batch as a problem, its pages scattered."""
         return AttentionProblem(
             query_lens=(self.queries,) * self.requests,
             seq_lens=(self.keys,) * self.requests,

@@ -92,7 +92,7 @@ class Results:
         return "\n\n".join(parts)
 
     def to_json(self) -> dict[str, Any]:
-        """Give a JSON-able dictionary."""
+        """Return a JSON-able dictionary."""
         return {
             "benchmark": self.name,
             "met": self.met,

@@ -276,7 +276,7 @@ def _judge(
 
 
 def _of_four(problem: Problem) -> AttentionProblem:
-    """Give a problem of four requests with the lengths that were drawn, cut to the most keys."""
+    """Return a problem of four requests with the lengths that were drawn, cut to the most keys."""
     assert isinstance(problem, AttentionProblem)  # noqa: S101  `_axes` refuses other operations
     drawn = list(zip(problem.query_lens, problem.seq_lens, strict=True)) or [(1, 1)]
     lengths = [drawn[i % len(drawn)] for i in range(REQUESTS)]
@@ -288,7 +288,7 @@ def _of_four(problem: Problem) -> AttentionProblem:
 
 
 def _result(outcome: Outcome, problem: Problem) -> dict[str, Any]:
-    """Give the verdict as JSON; there is none of a process that hung or died."""
+    """Return the verdict as JSON; there is none of a process that hung or died."""
     if outcome.status == "done" and outcome.result is not None:
         return outcome.result
     message = f"problem {problem.id} gave {outcome.status} {outcome.kind}: {outcome.detail}"

@@ -63,7 +63,7 @@ def measure(problems: int) -> Results:
 
 
 def make_problem(index: int, dtype: str, regime: str) -> AttentionProblem:
-    """Give problem ``index``: every row of it sees at least ``FEWEST_KEYS`` keys."""
+    """Return problem ``index``: every row of it sees at least ``FEWEST_KEYS`` keys."""
 
     def pick(tag: str, low: int, high: int) -> int:
         return low + choose(index, tag, 0, high - low + 1)

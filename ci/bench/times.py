@@ -42,12 +42,12 @@ def interleaved(
 
 
 def ratio(times: Times, name: str, other: str) -> float:
-    """Give the median over repetitions: both were timed close to each other in each of them."""
+    """Return the median over repetitions: both were timed close to each other in each of them."""
     return statistics.median(a / b for a, b in zip(times[name], times[other], strict=True))
 
 
 def milliseconds(times: Times, name: str) -> tuple[float, float]:
-    """Give the least and the median."""
+    """Return the least and the median."""
     return 1e3 * min(times[name]), 1e3 * statistics.median(times[name])
 
 

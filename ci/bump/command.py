@@ -303,7 +303,7 @@ def _usual_jobs(device: str) -> int:
 
 
 def _identity(request: Request, plan: Plan) -> dict[str, Any]:
-    """Give what the answers of a journal depend on."""
+    """Return what the answers of a journal depend on."""
     return {
         "baseline": request.baseline,
         "candidate": request.candidate,
@@ -321,7 +321,7 @@ def _identity(request: Request, plan: Plan) -> dict[str, Any]:
 
 @contextmanager
 def _tensors(journal: Path) -> Iterator[Path]:
-    """Give a folder for results, beside the journal: a resumed run compares with those in it."""
+    """Return a folder for results, beside the journal: a resumed run compares with those in it."""
     folder = journal.with_suffix(".tensors")
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -176,7 +176,7 @@ def _examples(request: Request) -> ExampleDatabase | None:
 
 
 def _sanitizer(request: Request) -> str:
-    """Give the tool of compute-sanitizer that was asked for, if it can run here."""
+    """Return the tool of compute-sanitizer that was asked for, if it can run here."""
     tool = request.sanitizer or ""
     if tool and request.device != "cuda":
         message = f"--sanitizer {tool} looks at what runs on a GPU: it needs --device cuda"
@@ -191,7 +191,7 @@ def _sanitizer(request: Request) -> str:
 
 
 def _rules(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Give the rules that are not to be asked."""
+    """Return the rules that are not to be asked."""
     from ...impl.gating import load_rules
 
     known = load_rules().find

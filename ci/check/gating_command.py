@@ -125,7 +125,7 @@ def _order(request: GatingRequest) -> Order:
 
 
 def judge(report: Report) -> tuple[int, str]:
-    """Give the exit code of a run, and its result in a sentence."""
+    """Return the exit code of a run, and its result in a sentence."""
     code, why = _judge(report)
     word = {CONFORMING: "CONFORMING", NONCONFORMING: "NOT CONFORMING"}.get(code, "ERROR")
     number = counts(report.trials)
@@ -182,7 +182,7 @@ def _case(request: GatingRequest, report: Report, name: str, trial: Trial) -> st
 
 
 def to_json(ended: Ended) -> dict[str, Any]:
-    """Give everything that a run learned."""
+    """Return everything that a run learned."""
     report = ended.report
     return {
         "schema": SCHEMA,

@@ -39,7 +39,7 @@ def print_trials(out: Console, report: Report) -> None:
 
 
 def _table(trials: list[Trial]) -> Table:
-    """Give a row for each rule and implementation, and for what became of their cells."""
+    """Return a row for each rule and implementation, and for what became of their cells."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, safe_box=True)
     for heading in ("rule", "implementation", "cells", "", "what happened"):
         table.add_column(heading, overflow="fold")

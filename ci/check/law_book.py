@@ -21,7 +21,7 @@ docs/law-book.md` from the laws, the ledger (`fixtures/ledger.toml`) and the see
 
 
 def law_book() -> str:
-    """Give the page as Markdown."""
+    """Return the page as Markdown."""
     entries = load_ledger().entries
     return "\n".join([HEAD, *("\n".join(_section(law, entries)) for law in LAWS)])
 

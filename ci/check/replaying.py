@@ -122,7 +122,7 @@ def _load(worker: Worker, name: str, address: Address) -> None:
 
 
 def _stored(path: Path) -> Path:
-    """Give the case of the shipped corpus that goes by this name, where no such file is here."""
+    """Return the case of the shipped corpus that goes by this name, where no such file is here."""
     shipped = CORPUS / path.name
     return shipped if path.name == str(path) and not path.exists() and shipped.is_file() else path
 
@@ -135,7 +135,7 @@ def _read(path: Path) -> tuple[Law, Problem, dict[str, Any]]:
 
 
 def _recorded(data: dict[str, Any]) -> str:
-    """Give the kind of the verdict that the case was written for."""
+    """Return the kind of the verdict that the case was written for."""
     verdict = data.get("verdict")
     return str(verdict.get("kind", "")) if isinstance(verdict, dict) else ""
 

@@ -12,7 +12,7 @@ from .nvcc import UNJUDGED, Compiled
 
 
 def recall(key: str) -> Compiled | None:
-    """Give what is remembered; None where there is nothing, or nothing that can be read."""
+    """Return what is remembered; None where there is nothing, or nothing that can be read."""
     try:
         return Compiled(**json.loads(_file(key).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):

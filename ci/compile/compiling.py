@@ -194,7 +194,7 @@ def _compile(
 
 
 def _as_they_end(futures: Sequence[Future[T]], tick: Callable[[], None]) -> Iterator[T]:
-    """Give results as they come, with a tick every few seconds."""
+    """Return results as they come, with a tick every few seconds."""
     pending, told = set(futures), time.monotonic()
     while pending:
         left = max(0.0, told + TICK_SECONDS - time.monotonic())

@@ -170,7 +170,7 @@ def _plan(
 
 
 def runs_on(number: int, suffix: str, sm: int) -> bool:
-    """Tell whether code for an architecture runs on a chip, by CUDA's rules for suffixes."""
+    """Whether code for an architecture runs on a chip, by CUDA's rules for suffixes."""
     if suffix == "a":  # that chip alone
         return number == sm
     # With "f" as without it: that chip, and those of its major version that came after.

@@ -155,7 +155,7 @@ def count_kernels(data: bytes, pattern: str) -> int:
 
 
 def first_error(told: str) -> str:
-    """Give the first error of a compiler's output, without the machine's paths."""
+    """Return the first error of a compiler's output, without the machine's paths."""
     lines = [line.strip() for line in told.splitlines() if line.strip()]
     for number, line in enumerate(lines):
         if _ERROR.search(line):
@@ -165,7 +165,7 @@ def first_error(told: str) -> str:
 
 
 def shortened(text: str) -> str:
-    """Give one line of bounded length, without the machine's paths."""
+    """Return one line of bounded length, without the machine's paths."""
     clean = without_paths(" ".join(text.split()))
     return clean if len(clean) <= LONGEST_MESSAGE else f"{clean[: LONGEST_MESSAGE - 3]}..."
 

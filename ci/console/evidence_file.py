@@ -13,7 +13,7 @@ _PATH = re.compile(r"(?<![\w.:/])/(?:[\w.+@~-]+/)+([\w.+@~-]*)")
 
 
 def as_evidence(data: Any) -> Any:  # noqa: ANN401  JSON
-    """Give results without traces, replay commands and paths of the machine."""
+    """Return results without traces, replay commands and paths of the machine."""
     if isinstance(data, dict):
         left_out = OF_ONE_MACHINE
         if "cell" in data and (data["outcome"], data["status"]) == ("right", "ok"):

@@ -25,7 +25,7 @@ def render(template: str, /, **values: Any) -> str:  # noqa: ANN401  whatever a 
 
 @cache
 def environment() -> Environment:
-    """Give the templates' environment.
+    """Return the templates' environment.
 
     A name that a template misspells is an error, and control characters are made visible.
     """
@@ -44,7 +44,7 @@ def environment() -> Environment:
 
 
 def number(value: object, digits: int = 3) -> str:
-    """Give a number in a few digits; JSON's ``"inf"`` and other text as it is."""
+    """Return a number in a few digits; JSON's ``"inf"`` and other text as it is."""
     if isinstance(value, bool) or value is None:
         return "" if value is None else str(value)
     if isinstance(value, int):
@@ -53,7 +53,7 @@ def number(value: object, digits: int = 3) -> str:
 
 
 def seconds(value: object) -> str:
-    """Give a time in the unit that suits it."""
+    """Return a time in the unit that suits it."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return number(value)
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
@@ -70,18 +70,18 @@ def cut(text: str, longest: int = LONGEST) -> str:
 
 
 def _shown(value: object) -> object:
-    """Give what a template prints: text without control characters, of a bearable length."""
+    """Return what a template prints: text without control characters, of a bearable length."""
     return value if isinstance(value, Markup) else cut(printable(str(value)))
 
 
 def _source(name: str) -> str:
-    """Give the hash by which a page's policy allows a style sheet or script, and no other."""
+    """Return the hash by which a page's policy allows a style sheet or script, and no other."""
     digest = hashlib.sha256(_text(name).encode()).digest()
     return f"sha256-{base64.b64encode(digest).decode()}"
 
 
 def _inline(name: str) -> Markup:
-    """Give a style sheet or a script of ours, to stand in a page."""
+    """Return a style sheet or a script of ours, to stand in a page."""
     return Markup(_text(name))  # noqa: S704  a file of this package
 
 

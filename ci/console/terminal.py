@@ -12,7 +12,7 @@ PLAIN_WIDTH = 120
 
 
 def console(stream: TextIO) -> Console:
-    """Give a console; NO_COLOR and COLUMNS are respected."""
+    """Return a console; NO_COLOR and COLUMNS are respected."""
     made = Console(file=stream, highlight=False, markup=False, emoji=False)
     if not made.is_terminal and "COLUMNS" not in os.environ:
         made.width = PLAIN_WIDTH

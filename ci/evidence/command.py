@@ -32,7 +32,7 @@ def evidence(files: tuple[Path, ...], outputs: Outputs) -> int:
 
 
 def kept() -> list[Path]:
-    """Give the files of runs that are shipped: on GPUs, and of two releases."""
+    """Return the files of runs that are shipped: on GPUs, and of two releases."""
     from ...fixtures import EVIDENCE
 
     return sorted(path for kind in KINDS for path in EVIDENCE.glob(f"{kind}-*.json"))

@@ -43,7 +43,7 @@ class EvidenceFileError(ValueError):
 
 
 def page(paths: Sequence[Path]) -> list[str]:
-    """Give the lines of the page in docs.
+    """Return the lines of the page in docs.
 
     Args:
         paths: files that ``--evidence`` or ``--json`` wrote: of the laws, of the table, of two
@@ -95,7 +95,7 @@ def _results(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _about(name: str, data: Mapping[str, Any]) -> list[str]:
-    """Give the heading of a run: release, device, versions, command, date, verdict."""
+    """Return the heading of a run: release, device, versions, command, date, verdict."""
     target = data["target"]
     release = target.get("flashinfer")
     title = f"flashinfer-python {release}" if release else "Without FlashInfer"
@@ -153,7 +153,7 @@ _SIDE_COLUMNS = ("side", "rule", "implementations", "cells", "what they came to"
 
 
 def _side_rows(data: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Give a row for each rule: of several that refuse a call together, one for all of them."""
+    """Return a row for each rule: of several that refuse a call together, one for all of them."""
     by_rule: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for trial in data["trials"]:
         by_rule.setdefault((trial["side"], ", ".join(trial["rules"])), []).append(trial)

@@ -68,7 +68,7 @@ class Failure:
 
 
 def predicate(problem: Problem) -> dict[str, Any]:
-    """Give what is special about a problem: its fields that are not the simplest ones'."""
+    """Return what is special about a problem: its fields that are not the simplest ones'."""
     return {
         each.name: getattr(problem, each.name)
         for each in fields(problem)
@@ -80,7 +80,7 @@ def predicate(problem: Problem) -> dict[str, Any]:
 
 
 def add_entry(path: Path, text: str, failure: Failure, reason: str, issue: str = "") -> str:
-    """Give a ledger's text with an entry for a failure, and write its case beside it.
+    """Return a ledger's text with an entry for a failure, and write its case beside it.
 
     Raises:
         LedgerError: the problem has nothing that a predicate could name, or the name is taken.
@@ -138,7 +138,7 @@ def add_entry(path: Path, text: str, failure: Failure, reason: str, issue: str =
 
 
 def narrow_entry(text: str, entry: Entry, flashinfer: str | None) -> str:
-    """Give a ledger's text where an entry no longer speaks of a release, or is gone."""
+    """Return a ledger's text where an entry no longer speaks of a release, or is gone."""
     found = next(each for each in BLOCK.finditer(text) if f'id = "{entry.id}"\n' in each[0])
     known = entry.versions.get("flashinfer")
     if flashinfer is None or known is None:
@@ -190,7 +190,7 @@ def add_to_corpus(case: Path, folder: Path) -> Path:
 
 
 def shared_name(name: str, source: str) -> str:
-    """Give a name that leads to an implementation on other machines too.
+    """Return a name that leads to an implementation on other machines too.
 
     The registered one where there is one; a file in the current folder by its path from there.
 
@@ -216,7 +216,7 @@ def shared_name(name: str, source: str) -> str:
 
 
 def failures_in(report: Mapping[str, Any]) -> list[Failure]:
-    """Give the failures of a check's, a gate's or a comparison's report that nothing explains.
+    """Return the failures of a check's, a gate's or a comparison's report that nothing explains.
 
     Those of one implementation that fail alike are one, with all of their laws.
     """
@@ -255,7 +255,7 @@ def failures_in(report: Mapping[str, Any]) -> list[Failure]:
 
 
 def passes_in(report: Mapping[str, Any], entries: Sequence[Entry]) -> list[tuple[Entry, str]]:
-    """Give the entries whose case passes though they say that it fails, and with what release."""
+    """Return the entries whose case passes though they say that it fails, and with what release."""
     bump = str(report.get("schema", "")).startswith("kernelproof/bump/")
     version = _target(report, bump=bump)["flashinfer"] or ""
     by_id = {entry.id: entry for entry in entries}

@@ -32,7 +32,7 @@ INCLUDED = re.compile(r"(?:-r|--requirement)[=\s]*(?P<path>\S+)$")
 
 
 def pinned_release(path: Path, *, option: str = "--candidate-from") -> str:
-    """Give the release of flashinfer-python that a requirements file or a pyproject.toml pins.
+    """Return the release of flashinfer-python that a requirements file or a pyproject.toml pins.
 
     Files that a requirements file includes (``-r``) are read too, each once. A line whose
     environment marker does not hold here is left out, as pip would.
@@ -81,7 +81,7 @@ def pinned_release(path: Path, *, option: str = "--candidate-from") -> str:
 
 
 def side(name: str, given: str | None, path: Path | None) -> str | None:
-    """Give one side of a comparison, which is named or pinned by a file.
+    """Return one side of a comparison, which is named or pinned by a file.
 
     Args:
         name: ``"baseline"`` or ``"candidate"``.
@@ -101,7 +101,7 @@ def side(name: str, given: str | None, path: Path | None) -> str | None:
 
 
 def _lines(path: Path, option: str, read: set[Path]) -> Iterator[tuple[str, str]]:
-    """Give each logical line of a file, and of those that it includes, with its place."""
+    """Return each logical line of a file, and of those that it includes, with its place."""
     if path.resolve() in read:
         return
     read.add(path.resolve())
@@ -133,7 +133,7 @@ def _lines(path: Path, option: str, read: set[Path]) -> Iterator[tuple[str, str]
 
 
 def _of_project(path: Path, option: str) -> Iterator[tuple[str, str]]:
-    """Give the requirements of a project, and of its extras, with their places."""
+    """Return the requirements of a project, and of its extras, with their places."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
@@ -164,7 +164,7 @@ def _of_project(path: Path, option: str) -> Iterator[tuple[str, str]]:
 def _field(
     table: dict[str, Any], name: str, empty: _Kind, path: Path, option: str, *, within: str = ""
 ) -> _Kind:
-    """Give a field of a project, which must be of the kind of ``empty``."""
+    """Return a field of a project, which must be of the kind of ``empty``."""
     value = table.get(name, empty)
     if not isinstance(value, type(empty)):
         kind = "table" if isinstance(empty, dict) else "list"

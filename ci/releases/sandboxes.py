@@ -62,7 +62,7 @@ def quietly(line: str) -> None:
 
 
 def sandbox(given: str | Path, *, tell: Tell = quietly) -> Path:
-    """Give a folder that holds the package ``flashinfer`` of one release, installed if need be.
+    """Return a folder that holds the package ``flashinfer`` of one release, installed if need be.
 
     Args:
         given: a version, a wheel, or a folder with the package in it, such as ``site-packages``.
@@ -87,7 +87,7 @@ def sandbox(given: str | Path, *, tell: Tell = quietly) -> Path:
 
 
 def cache_folder() -> Path:
-    """Give the folder in which downloads are kept: see `CACHE_VARIABLE`."""
+    """Return the folder in which downloads are kept: see `CACHE_VARIABLE`."""
     chosen = os.environ.get(CACHE_VARIABLE)
     if chosen:
         return Path(chosen).expanduser()
@@ -96,7 +96,7 @@ def cache_folder() -> Path:
 
 
 def installed_version() -> str | None:
-    """Give the release in this environment; None if there is none."""
+    """Return the release in this environment; None if there is none."""
     try:
         return str(Version(metadata.version(DISTRIBUTION)))
     except metadata.PackageNotFoundError:
@@ -104,7 +104,7 @@ def installed_version() -> str | None:
 
 
 def installed_folder() -> Path:
-    """Give the folder of the release in this environment.
+    """Return the folder of the release in this environment.
 
     Raises:
         SandboxError: there is none.
@@ -170,7 +170,7 @@ def _installed(requirement: str, place: Path, tell: Tell) -> Path:
 
 @contextmanager
 def _temporary(place: Path) -> Iterator[Path]:
-    """Give a folder beside a place, gone afterwards with what is left in it."""
+    """Return a folder beside a place, gone afterwards with what is left in it."""
     scratch = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
     try:
         yield scratch

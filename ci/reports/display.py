@@ -63,7 +63,7 @@ def print_summary(out: Console, summary: Summary) -> None:
 
 
 def implementation_table(reports: Iterable[ImplementationReport]) -> Table:
-    """Give one row an implementation."""
+    """Return one row an implementation."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, safe_box=True)
     table.add_column("implementation", overflow="fold")
     for heading in ("judged", "unsupported", "rejected", "new", "known", "seconds"):
@@ -154,5 +154,5 @@ def command(out: Console, label: str, text: str) -> None:
 
 
 def style_of(status: str) -> str:
-    """Give the colour of a status."""
+    """Return the colour of a status."""
     return STYLES.get(status, "bold red")

@@ -21,7 +21,7 @@ TONES = {"conforming": "good", "nonconforming": "bad", "error": "bad"}
 
 
 def to_html(summary: Summary) -> str:
-    """Give a self-contained page with the verdict, the tables and every finding."""
+    """Return a self-contained page with the verdict, the tables and every finding."""
     report = summary.report
     facts = [
         ("command", summary.command),

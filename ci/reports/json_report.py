@@ -12,7 +12,7 @@ SCHEMA = "kernelproof/report/1"
 
 
 def to_json(summary: Summary) -> dict[str, Any]:
-    """Give everything that a run learned."""
+    """Return everything that a run learned."""
     report = summary.report
     known = [
         each

@@ -16,7 +16,7 @@ ILLEGAL = re.compile(r"[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010f
 
 
 def to_junit(summary: Summary) -> str:
-    """Give a JUnit document with a suite for each implementation."""
+    """Return a JUnit document with a suite for each implementation."""
     root = ET.Element("testsuites", name="kernelproof", time=f"{summary.report.seconds:.3f}")
     for report in summary.report.implementations:
         root.append(_suite(report, summary))

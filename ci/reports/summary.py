@@ -74,7 +74,7 @@ def summarise(
 
 
 def _judge(report: RunReport, *, gate: bool, failure: str) -> tuple[int, str]:
-    """Give the exit code and the reason for it."""
+    """Return the exit code and the reason for it."""
     broken = [each for each in report.implementations if each.error]
     unfound = [each for each in broken if not each.operation]
     idle = [each for each in report.implementations if not each.judged]
@@ -112,7 +112,7 @@ def reason_idle(report: ImplementationReport, summary: Summary) -> str:
 
 
 def state(report: ImplementationReport) -> str:
-    """Give one word on an implementation."""
+    """Return one word on an implementation."""
     if report.error:
         return "ERROR"
     if any(not finding.entry for finding in report.findings):
@@ -148,12 +148,12 @@ def replayed(report: RunReport) -> str:
 
 
 def new_findings(report: ImplementationReport) -> list[Finding]:
-    """Give the findings that the ledger does not explain."""
+    """Return the findings that the ledger does not explain."""
     return [finding for finding in report.findings if not finding.entry]
 
 
 def known_findings(report: ImplementationReport, ledger: Ledger) -> Iterator[Known]:
-    """Give the ledger entries that explained something, over all laws."""
+    """Return the ledger entries that explained something, over all laws."""
     entries = {entry.id: entry for entry in ledger.entries}
     for name in dict.fromkeys(name for law in report.laws for name in law.known):
         entry = entries.get(name)

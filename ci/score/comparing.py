@@ -46,7 +46,7 @@ class Comparison:
     compared: tuple[Compared, ...]
 
     def of(self, control: str) -> list[Compared]:
-        """Give the bugs, or the honest controls."""
+        """Return the bugs, or the honest controls."""
         return [each for each in self.compared if each.bug.control == control]
 
     def caught(self, yardstick: str, operation: str = "") -> list[str]:
@@ -62,7 +62,7 @@ class Comparison:
         return [each.bug.name for each in self.of("honest") if each.rejected[yardstick]]
 
     def to_json(self) -> dict[str, Any]:
-        """Give a JSON-able dictionary."""
+        """Return a JSON-able dictionary."""
         return {
             "bugs": len(self.of("bug")),
             "moe_bugs": sum(each.bug.operation == "moe" for each in self.of("bug")),
@@ -80,7 +80,7 @@ class Comparison:
 
 
 def comparable(names: Sequence[str] = ()) -> list[SeededBug]:
-    """Give the bugs and honest controls, or those of these names, that there is a measure for."""
+    """Return the bugs and honest controls, or those of these names, that there is a measure for."""
     return [
         bug
         for bug in (*BUGS, *HONEST)

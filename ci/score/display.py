@@ -112,7 +112,7 @@ def print_score(out: Console, score: Score) -> None:
 
 
 def bug_table(bugs: list[Scored]) -> Table:
-    """Give one row a bug."""
+    """Return one row a bug."""
     table = _table("bug", "killed", "s", "killing laws", "smallest problem")
     for each in bugs:
         control = CONTROLS[each.bug.control]
@@ -129,7 +129,7 @@ def bug_table(bugs: list[Scored]) -> Table:
 
 
 def law_table(score: Score) -> Table:
-    """Give one row a law."""
+    """Return one row a law."""
     table = _table("law", "kills", "alone", "bugs that only it kills, or why it is kept")
     for name, kills in score.kills_by_law.items():
         alone = [each.bug.name for each in only_killer(kills)]
@@ -139,7 +139,7 @@ def law_table(score: Score) -> Table:
 
 
 def comparison_table(score: Score, comparison: Comparison) -> Table:
-    """Give one row a yardstick: the bugs with floating-point answers that it catches."""
+    """Return one row a yardstick: the bugs with floating-point answers that it catches."""
     bugs, honest = comparison.of("bug"), comparison.of("honest")
     of_moe = sum(each.bug.operation == "moe" for each in bugs)
     table = _table(
@@ -162,7 +162,7 @@ def comparison_table(score: Score, comparison: Comparison) -> Table:
 
 
 def honest_table(honest: list[Scored]) -> Table:
-    """Give one row an honest control."""
+    """Return one row an honest control."""
     table = _table("honest control", "judged", "accusations", "worst error / bound", "s")
     for each in honest:
         accused = len(each.report.findings)

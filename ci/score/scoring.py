@@ -58,7 +58,7 @@ class Stage:
     problem_share: float = 1.0
 
     def profile(self, profile: Profile) -> Profile:
-        """Give the profile of this stage."""
+        """Return the profile of this stage."""
         return replace(
             profile,
             problems=round(self.problem_share * profile.problems),
@@ -67,7 +67,7 @@ class Stage:
 
 
 def stages(names: Sequence[str] = ()) -> list[Stage]:
-    """Give the runs of a score, over the whole catalogue or over these names."""
+    """Return the runs of a score, over the whole catalogue or over these names."""
     at_once = tuple(bug for bug in PROCESS_CONTROLS if bug.law != "soak")
     at_length = tuple(bug for bug in PROCESS_CONTROLS if bug.law == "soak")
     every = (
@@ -118,7 +118,7 @@ class Scored:
         return self.findings[0].problem if self.findings else None
 
     def to_json(self) -> dict[str, Any]:
-        """Give a JSON-able dictionary."""
+        """Return a JSON-able dictionary."""
         return {
             "name": self.bug.name,
             "reference": self.bug.reference,
@@ -151,7 +151,7 @@ class Score:
     target: Mapping[str, Any] = field(default_factory=dict)
 
     def of(self, *controls: str) -> list[Scored]:
-        """Give the bugs of these kinds of control."""
+        """Return the bugs of these kinds of control."""
         return [each for each in self.scored if each.bug.control in controls]
 
     @property
@@ -242,7 +242,7 @@ class Score:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """Give a JSON-able dictionary."""
+        """Return a JSON-able dictionary."""
         return {
             "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "versions": versions(dict(self.target)),
@@ -269,7 +269,7 @@ class Score:
 
 
 def only_killer(kills: Iterable[Scored]) -> list[Scored]:
-    """Give those of a law's kills that no other law killed."""
+    """Return those of a law's kills that no other law killed."""
     return [each for each in kills if len(each.laws) == 1]
 
 

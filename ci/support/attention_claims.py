@@ -43,7 +43,7 @@ MLA_ON = {
 
 
 def attention(declared: Declarations) -> Iterator[Row]:
-    """Give the rows about attention and its caches."""
+    """Return the rows about attention and its caches."""
     for part in (
         _trtllm_gen,
         _xqa,

@@ -38,7 +38,7 @@ class Claim:
 
 
 def claims(declared: Declarations) -> Iterator[Claim]:
-    """Give everything that a release declares and the rules can be asked about."""
+    """Return everything that a release declares and the rules can be asked about."""
     named_somewhere = named_chips(declared)
     for feature, row in _by_feature(declared).items():
         named = frozenset().union(*(fact.named for fact in row.facts)) or named_somewhere

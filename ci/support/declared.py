@@ -63,7 +63,7 @@ class Disagreement:
     feature: Feature | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Give a JSON-able dictionary."""
+        """Return a JSON-able dictionary."""
         return asdict(self)
 
 
@@ -91,7 +91,7 @@ def disagreements(declared: Declarations, book: RuleBook | None = None) -> list[
 
 
 def _kind(claim: Claim, decision: Decision) -> str:
-    """Give the kind of a disagreement; empty where there is none."""
+    """Return the kind of a disagreement; empty where there is none."""
     if not claim.admits:
         return ALLOWED if decision.supported else ""
     if decision.supported or not claim.firm:

@@ -52,7 +52,7 @@ class Comparison:
         return [each for each in self.disagreements if not each.explained]
 
     def to_json(self) -> dict[str, Any]:
-        """Give a JSON-able dictionary."""
+        """Return a JSON-able dictionary."""
         return {
             "release": self.release,
             "flashinfer": self.version,

@@ -71,7 +71,7 @@ def everywhere(declared: Declarations, says: str, source: str, *, holds: bool) -
 
 
 def named_chips(declared: Declarations) -> frozenset[int]:
-    """Give the chips that the release names by number somewhere, and can compile for.
+    """Return the chips that the release names by number somewhere, and can compile for.
 
     SM107 is built as the 100 family or not at all: no released CUDA knows compute_107.
     """
@@ -92,7 +92,7 @@ def named_chips(declared: Declarations) -> frozenset[int]:
 
 
 def capability(declared: Declarations, api: str) -> Fact | None:
-    """Give the common check of a decorated callable; it admits nothing where there is none.
+    """Return the common check of a decorated callable; it admits nothing where there is none.
 
     None where its chips could not be read.
     """
@@ -106,7 +106,7 @@ def capability(declared: Declarations, api: str) -> Fact | None:
 
 
 def jit_filter(declared: Declarations, generator: str, *, narrow: bool = False) -> Fact | None:
-    """Give what the compiler's filter admits for a generator; None where it has none.
+    """Return what the compiler's filter admits for a generator; None where it has none.
 
     Args:
         declared: by the release.
@@ -128,7 +128,7 @@ def jit_filter(declared: Declarations, generator: str, *, narrow: bool = False) 
 
 
 def family_heads(chips: Iterable[int]) -> set[int]:
-    """Give the chips that a test for their major version speaks of.
+    """Return the chips that a test for their major version speaks of.
 
     It admits chips that nobody thought of too: tests for major 10 admitted SM107 long before a
     release knew of it, and SM103 before anybody had run it. That is no declaration of support.
@@ -175,7 +175,7 @@ def majors_fact(declared: Declarations, name: str, check: Mapping[str, Any]) -> 
 
 
 def launcher(declared: Declarations, name: str) -> Fact | None:
-    """Give the majors that a C++ launcher checks for; None where it checks for none."""
+    """Return the majors that a C++ launcher checks for; None where it checks for none."""
     for each in declared["launcher_majors"]:
         if each["launcher"] == name:
             return majors_fact(declared, name, each)
@@ -183,7 +183,7 @@ def launcher(declared: Declarations, name: str) -> Fact | None:
 
 
 def attention_runner(declared: Declarations) -> Fact | None:
-    """Give the chips that trtllm-gen's attention runner checks for."""
+    """Return the chips that trtllm-gen's attention runner checks for."""
     entry = declared["fmha_runner"].get("chips")
     if entry is None:
         return None
@@ -192,7 +192,7 @@ def attention_runner(declared: Declarations) -> Fact | None:
 
 
 def runner_dtypes(declared: Declarations, *members: str) -> tuple[frozenset[str], str]:
-    """Give the data types that trtllm-gen's attention runner accepts, and the place of its check.
+    """Return the data types that trtllm-gen's attention runner accepts, and the place of its check.
 
     Args:
         declared: by the release.
@@ -206,7 +206,7 @@ def runner_dtypes(declared: Declarations, *members: str) -> tuple[frozenset[str]
 
 
 def moe_module(declared: Declarations) -> Fact | None:
-    """Give the chips that a CUTLASS MoE module is built for, by name and by the filter."""
+    """Return the chips that a CUTLASS MoE module is built for, by name and by the filter."""
     entry = declared["fused_moe_modules"]
     if not entry["modules"]:
         return None
@@ -220,7 +220,7 @@ def moe_module(declared: Declarations) -> Fact | None:
 
 
 def moe_runner(declared: Declarations, name: str) -> Fact | None:
-    """Give the architectures of a MoE runner class; None where there is none of that name."""
+    """Return the architectures of a MoE runner class; None where there is none of that name."""
     for each in declared["runners"]:
         if each["runner"] == name:
             says = f"{name} declares {listed(each['chips'])}"
@@ -229,7 +229,7 @@ def moe_runner(declared: Declarations, name: str) -> Fact | None:
 
 
 def moe_config(declared: Declarations, name: str) -> Fact | None:
-    """Give what a MoE configuration class answers; None where there is none of that name."""
+    """Return what a MoE configuration class answers; None where there is none of that name."""
     for each in declared["configs"]:
         if each["config"] == name:
             says = f"{name}.supported admits {listed(each['chips'])}"
@@ -239,7 +239,7 @@ def moe_config(declared: Declarations, name: str) -> Fact | None:
 
 
 def activation_kernel(declared: Declarations, backend: str, member: str) -> Fact | None:
-    """Tell whether a backend's switch has a kernel for an activation; None without a switch."""
+    """Whether a backend's switch has a kernel for an activation; None without a switch."""
     entry = declared["activations"].get(backend)
     if entry is None:
         return None
@@ -249,7 +249,7 @@ def activation_kernel(declared: Declarations, backend: str, member: str) -> Fact
 
 
 def enum_member(declared: Declarations, enum: str, member: str) -> Fact | None:
-    """Tell whether an enum has a member; None without such an enum."""
+    """Whether an enum has a member; None without such an enum."""
     entry = declared["enums"].get(enum)
     if entry is None:
         return None
@@ -259,7 +259,7 @@ def enum_member(declared: Declarations, enum: str, member: str) -> Fact | None:
 
 
 def parameter(declared: Declarations, function: str, *names: str) -> Fact:
-    """Tell whether a public callable takes a parameter, by any of its names."""
+    """Whether a public callable takes a parameter, by any of its names."""
     entry = declared["signatures"].get(function)
     if entry is None:
         return everywhere(declared, f"the release has no {function}", "", holds=False)
@@ -270,7 +270,7 @@ def parameter(declared: Declarations, function: str, *names: str) -> Fact:
 
 
 def callable_there(declared: Declarations, function: str) -> Fact:
-    """Tell whether a public callable exists."""
+    """Whether a public callable exists."""
     entry = declared["signatures"].get(function)
     holds = entry is not None
     says = f"the release has {'a function' if holds else 'no'} {function}"

@@ -17,7 +17,7 @@ LEGEND = (
 
 
 def heading(version: str, book: RuleBook) -> list[str]:
-    """Give the top of the page."""
+    """Return the top of the page."""
     return [
         "# Support matrix",
         "",
@@ -31,7 +31,7 @@ def heading(version: str, book: RuleBook) -> list[str]:
 
 
 def to_markdown(made: Matrix) -> list[str]:
-    """Give a table for each operation and backend, with the reasons of its refusals below."""
+    """Return a table for each operation and backend, with the reasons of its refusals below."""
     lines = []
     keyed = groupby(made.rows, key=lambda row: (row[0].feature.operation, row[0].feature.backend))
     for (operation, backend), group in keyed:
@@ -84,7 +84,7 @@ def _permissions(rows: list[tuple[Row, tuple[Decision, ...]]]) -> list[str]:
 
 
 def differences_to_markdown(old: str, new: str, found: Sequence[Difference]) -> list[str]:
-    """Give a page that says what another version supports more or less."""
+    """Return a page that says what another version supports more or less."""
     lines = [f"# Support: flashinfer-python {old} and {new}", ""]
     if found:
         titles = ("operation: backend", "call", "chips", old, new, "why")
@@ -108,5 +108,5 @@ def differences_to_markdown(old: str, new: str, found: Sequence[Difference]) -> 
 
 
 def chips_in_words() -> list[str]:
-    """Give the key to the columns."""
+    """Return the key to the columns."""
     return ["## Chips", "", *(f"- SM{sm}: {name}" for sm, name in CHIPS.items()), ""]

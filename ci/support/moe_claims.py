@@ -31,7 +31,7 @@ TRTLLM_MOE_MODULE = "gen_trtllm_gen_fused_moe_sm100_module"
 
 
 def experts(declared: Declarations) -> Iterator[Row]:
-    """Give the rows about fused experts and their routing."""
+    """Return the rows about fused experts and their routing."""
     for part in (_cutlass, _trtllm_gen, _others, _routing):
         yield from part(declared)
 

@@ -87,7 +87,7 @@ class Matrix:
     rows: tuple[tuple[Row, tuple[Decision, ...]], ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Give a JSON-able dictionary."""
+        """Return a JSON-able dictionary."""
         return {
             "flashinfer": self.version,
             "chips": [chip if chip is not None else "cpu" for chip in self.chips],
@@ -111,7 +111,7 @@ def _cell_json(decision: Decision) -> dict[str, Any]:
 
 
 def all_rows(operation: str | None = None, backend: str | None = None) -> Iterator[Row]:
-    """Give the rows of the whole matrix, or of one operation or backend."""
+    """Return the rows of the whole matrix, or of one operation or backend."""
     for name, backends in PREFERENCE.items():
         if operation not in (None, name):
             continue
@@ -134,7 +134,7 @@ def _with_dims(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rows_like(asked: Mapping[str, Any]) -> Iterator[Row]:
-    """Give one row for each backend and phase that could serve a call with these fields."""
+    """Return one row for each backend and phase that could serve a call with these fields."""
     operation = asked.get("operation", "paged_attention")
     backends = [asked["backend"]] if "backend" in asked else PREFERENCE[operation]
     attention = operation in ("paged_attention", "ragged_attention")
@@ -171,7 +171,7 @@ def matrix_of(
 
 
 def target_of(chip: int | None, version: str) -> Target:
-    """Give the machine of a column: recent CUDA and Triton, so that chip and release decide."""
+    """Return the machine of a column: recent CUDA and Triton, so that chip and release decide."""
     return Target(sm=chip, flashinfer=version, cuda=CUDA if chip else None, triton=TRITON)
 
 
@@ -197,11 +197,11 @@ class Difference:
 
     @property
     def telling(self) -> Decision:
-        """Give the decision that has the reason: the one that refuses."""
+        """Return the decision that has the reason: the one that refuses."""
         return self.before if self.before.status == "refused" else self.after
 
     def to_json(self) -> dict[str, Any]:
-        """Give a JSON-able dictionary."""
+        """Return a JSON-able dictionary."""
         decided = {"before": self.before, "after": self.after}
         return {
             "title": self.row.title,
@@ -215,7 +215,7 @@ class Difference:
 
 
 def differences(old: Matrix, new: Matrix) -> list[Difference]:
-    """Give what one version supports and the other does not."""
+    """Return what one version supports and the other does not."""
     found = []
     for (row, before), (_, after) in zip(old.rows, new.rows, strict=True):
         pairs = zip(before, after, strict=True)

@@ -45,7 +45,7 @@ def flashinfer_arguments(
     backend: str,
     flashinfer: str,
 ) -> dict[str, Any]:
-    """Give the keyword arguments with which a FlashInfer release reads a cache as what it is.
+    """Return the keyword arguments with which a FlashInfer release reads a cache as what it is.
 
     Args:
         k_cache, v_cache: as they are stored.
@@ -79,7 +79,7 @@ def flashinfer_arguments(
 
 
 def format_of_name(kv_cache_dtype: str, *, kv_layout: str = "NHD") -> KVCacheFormat:
-    """Give the format that vLLM's ``--kv-cache-dtype`` names: FP8 is stored as bytes there.
+    """Return the format that vLLM's ``--kv-cache-dtype`` names: FP8 is stored as bytes there.
 
     Raises:
         ValueError: an unknown name.

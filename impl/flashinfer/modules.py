@@ -54,7 +54,7 @@ class Unit:
 
 
 def architecture(sm: int) -> str:
-    """Give a chip as FlashInfer's list of architectures has it, without the suffix.
+    """Return a chip as FlashInfer's list of architectures has it, without the suffix.
 
     FlashInfer then picks the suffix as it does for a GPU that is there: 0.6.7 builds sm_120f for
     SM121, 0.7.2.post1 sm_121a.

@@ -105,7 +105,7 @@ def _run(command: list[str], folder: Path, log: Path, deadline: float) -> int | 
 
 
 def _environment(folder: Path, scratch: Path) -> dict[str, str]:
-    """Give the variables of a process that imports the folder's flashinfer, and sees no GPU."""
+    """Return the variables of a process that imports the folder's flashinfer, and sees no GPU."""
     paths = [str(folder), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {
         **{name: value for name, value in os.environ.items() if name not in UNSET},

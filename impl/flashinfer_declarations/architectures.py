@@ -38,7 +38,7 @@ OPERATORS = {ast.In: "in", ast.NotIn: "not in", ast.Eq: "in", ast.NotEq: "not in
 
 
 def targets(chips: Sequence[int], modules: Modules) -> dict[str, dict[str, object]]:
-    """Give for each chip what nvcc is told without a filter, or why nothing is."""
+    """Return for each chip what nvcc is told without a filter, or why nothing is."""
     context = _assume_cuda(modules)
     return {str(chip): _flags(context, chip, None) for chip in chips} if context else {}
 
@@ -84,7 +84,7 @@ def fixed_flags(root: Path) -> list[dict[str, str]]:
 
 
 def fused_moe_modules(root: Path) -> dict[str, Any]:
-    """Give the module that ``get_cutlass_fused_moe_module`` builds for each chip."""
+    """Return the module that ``get_cutlass_fused_moe_module`` builds for each chip."""
     for path in python_files(root)["fused moe"]:
         for node in parse(path).body:
             if isinstance(node, ast.FunctionDef) and node.name == "get_cutlass_fused_moe_module":
@@ -115,7 +115,7 @@ def python_checks(root: Path) -> list[dict[str, Any]]:
 
 
 def _messages(tree: ast.Module) -> dict[ast.AST, str]:
-    """Give for each part of a condition the text that is raised or asserted under it."""
+    """Return for each part of a condition the text that is raised or asserted under it."""
     messages: dict[ast.AST, str] = {}
     for node in ast.walk(tree):
         said: list[ast.AST] = []

@@ -116,7 +116,7 @@ def configs(root: Path, chips: Sequence[int], modules: Modules) -> list[dict[str
 
 
 def _classes(root: Path, needle: str, modules: Modules) -> Iterator[tuple[str, type[object], str]]:
-    """Give the classes of the modules that hold a needle, with their places."""
+    """Return the classes of the modules that hold a needle, with their places."""
     for path in python_files(root)[needle]:
         module = modules.load(module_name(root, path))
         for node in parse(path).body:
@@ -167,7 +167,7 @@ def _ask(module: ModuleType | None, each: _Decorated, chips: Sequence[int]) -> A
 
 
 def _closure(function: object) -> Mapping[str, Any]:
-    """Give what a function has closed over; FlashInfer keeps no other list of backends."""
+    """Return what a function has closed over; FlashInfer keeps no other list of backends."""
     plain = inspect.unwrap(function) if callable(function) else function
     code, cells = getattr(plain, "__code__", None), getattr(plain, "__closure__", None)
     if code is None or cells is None:
@@ -182,7 +182,7 @@ def _backends(asked: Any) -> list[str]:  # noqa: ANN401  whatever a release deco
 
 
 def _common(asked: Any) -> Callable[[int], bool] | None:  # noqa: ANN401
-    """Give the test of the check that all backends share."""
+    """Return the test of the check that all backends share."""
     if not hasattr(asked, "has_backend_choices"):
         plain: Callable[[int], bool] = asked.is_compute_capability_supported
         return plain

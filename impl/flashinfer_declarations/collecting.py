@@ -69,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _version(folder: Path, names: dict[str, Any]) -> str:
-    """Give the release of the package in a folder: another one may be installed beside it."""
+    """Return the release of the package in a folder: another one may be installed beside it."""
     for each in metadata.distributions(name="flashinfer-python", path=[str(folder)]):
         return each.version
     try:

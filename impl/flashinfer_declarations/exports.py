@@ -53,7 +53,7 @@ def exports(root: Path, modules: Modules) -> dict[str, dict[str, str]]:
 
 
 def refusals(root: Path, modules: Modules) -> dict[str, list[dict[str, str]]]:
-    """Give what the public callables raise and assert: message, condition, place.
+    """Return what the public callables raise and assert: message, condition, place.
 
     FlashInfer has no list of what a call may not ask for: most of it is said by these.
     """
@@ -73,7 +73,7 @@ def refusals(root: Path, modules: Modules) -> dict[str, list[dict[str, str]]]:
 
 
 def _public(root: Path, module: ModuleType) -> Iterator[str]:
-    """Give the names that a module offers: its ``__all__``, or what it has of its own package."""
+    """Return the names that a module offers: its ``__all__``, or what it has of its own package."""
     listed = getattr(module, "__all__", None)
     for name, value in sorted(vars(module).items()):
         if name.startswith("_") or inspect.ismodule(value):
@@ -115,7 +115,7 @@ def _refused(root: Path, path: Path, owner: str) -> Iterator[dict[str, str]]:
 
 
 def _raised(node: ast.AST) -> Iterator[tuple[list[str], ast.Raise | ast.Assert]]:
-    """Give what a function's own body raises or asserts, with the conditions around each."""
+    """Return what a function's own body raises or asserts, with the conditions around each."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         for statement in node.body:
             yield from _under(statement, [])

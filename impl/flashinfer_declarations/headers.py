@@ -39,7 +39,7 @@ INFINITY = re.compile(r"constexpr float inf = ([^;]+);")
 
 
 def dispatch(root: Path) -> dict[str, dict[str, Any]]:
-    """Give the values that each dispatch macro of the public headers has a branch for."""
+    """Return the values that each dispatch macro of the public headers has a branch for."""
     found: dict[str, dict[str, Any]] = {}
     for path in sorted((root / INCLUDE).rglob("*.cuh")):
         text = read(path)
@@ -52,7 +52,7 @@ def dispatch(root: Path) -> dict[str, dict[str, Any]]:
 
 
 def runner_checks(root: Path) -> dict[str, dict[str, Any]]:
-    """Give what trtllm-gen's attention runner accepts: chips, and data types by member."""
+    """Return what trtllm-gen's attention runner accepts: chips, and data types by member."""
     path = root / FMHA_RUNNER
     text = read(path)
     found: dict[str, dict[str, Any]] = {}
@@ -70,7 +70,7 @@ def runner_checks(root: Path) -> dict[str, dict[str, Any]]:
 
 
 def compatible_cubins(root: Path) -> dict[str, Any]:
-    """Give the architectures of precompiled kernels that each chip may run."""
+    """Return the architectures of precompiled kernels that each chip may run."""
     path = root / FMHA_KERNELS
     text = read(path)
     match = COMPATIBLE.search(text)
@@ -96,7 +96,7 @@ def launcher_majors(root: Path) -> list[dict[str, Any]]:
 
 
 def activations(root: Path) -> dict[str, dict[str, Any]]:
-    """Give the activations that each backend's fused MoE has a kernel for."""
+    """Return the activations that each backend's fused MoE has a kernel for."""
     found = {}
     for backend, name in ACTIVATION_SWITCHES.items():
         path = root / name
@@ -110,7 +110,7 @@ def activations(root: Path) -> dict[str, dict[str, Any]]:
 
 
 def header_constants(root: Path) -> dict[str, dict[str, Any]]:
-    """Give the constants whose value is a decision: the number that stands for infinity."""
+    """Return the constants whose value is a decision: the number that stands for infinity."""
     path = root / MATH
     text = read(path)
     match = INFINITY.search(text)

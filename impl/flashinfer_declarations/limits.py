@@ -33,7 +33,7 @@ XQA_CALL: dict[str, Any] = {
 
 
 def xqa(modules: Modules) -> dict[str, Any]:
-    """Give the head dimensions and page sizes for which XQA has a kernel; empty if unknown."""
+    """Return the head dimensions and page sizes for which XQA has a kernel; empty if unknown."""
     module = modules.load("flashinfer.jit.xqa")
     generate = getattr(module, "gen_xqa_module", None)
     if generate is None:
@@ -90,7 +90,7 @@ def fa3(modules: Modules) -> dict[str, Any]:
 
 
 def _head_dims(ask: Callable[[int, int], bool] | None) -> list[list[int]] | None:
-    """Give the pairs of head dimensions of FA3's prefill; None where they are not restricted."""
+    """Return the pairs of head dimensions of FA3's prefill; None where they are not restricted."""
     if ask is None:
         return None
     pairs: Iterable[tuple[int, int]] = [*((each, each) for each in HEAD_DIMS), (192, 128)]

@@ -26,7 +26,7 @@ OWN_DATA = "data"
 
 @functools.cache
 def python_files(root: Path) -> Mapping[str, tuple[Path, ...]]:
-    """Give the Python files of a package that hold each of ``NEEDLES``."""
+    """Return the Python files of a package that hold each of ``NEEDLES``."""
     found: dict[str, list[Path]] = {needle: [] for needle in NEEDLES}
     patterns = {needle: re.compile(pattern.encode()) for needle, pattern in NEEDLES.items()}
     for path in sorted(root.rglob("*.py")):
@@ -68,7 +68,7 @@ def line_of(text: str, offset: int) -> int:
 
 
 def module_name(root: Path, path: Path) -> str:
-    """Give the name by which a file is imported."""
+    """Return the name by which a file is imported."""
     parts = [root.name, *path.relative_to(root).with_suffix("").parts]
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -87,7 +87,7 @@ def scoped(node: ast.AST, scope: str = "") -> Iterator[tuple[str, ast.AST]]:
 
 
 def constants(tree: ast.Module) -> dict[str, ast.expr]:
-    """Give the values that a module's top level assigns to plain names."""
+    """Return the values that a module's top level assigns to plain names."""
     found: dict[str, ast.expr] = {}
     for node in tree.body:
         if isinstance(node, ast.AnnAssign) and node.value is not None:
@@ -134,7 +134,7 @@ def numbers(node: ast.expr | None, known: Mapping[str, ast.expr]) -> list[int] |
 
 
 def name_of(node: ast.expr) -> str:
-    """Give the last part of a dotted name, or of the name that is called."""
+    """Return the last part of a dotted name, or of the name that is called."""
     if isinstance(node, ast.Call):
         return name_of(node.func)
     if isinstance(node, ast.Attribute):

@@ -105,7 +105,7 @@ PUBLIC = {
 
 
 def artifacts(root: Path) -> dict[str, Any]:
-    """Give where the precompiled kernels are downloaded from, and their checksums."""
+    """Return where the precompiled kernels are downloaded from, and their checksums."""
     path = root / ARTIFACTS
     found: dict[str, Any] = {"paths": {}, "checksums": {}, "archs": {}, "source": ""}
     for node in parse(path).body:
@@ -119,7 +119,7 @@ def artifacts(root: Path) -> dict[str, Any]:
 
 
 def enums(root: Path, modules: Modules) -> dict[str, dict[str, Any]]:
-    """Give the members of the enums that calls take, by name and number."""
+    """Return the members of the enums that calls take, by name and number."""
     found: dict[str, dict[str, Any]] = {}
     for name in ENUM_MODULES:
         module = modules.load(f"{root.name}.{name}")
@@ -132,7 +132,7 @@ def enums(root: Path, modules: Modules) -> dict[str, dict[str, Any]]:
 
 
 def signatures(root: Path, modules: Modules) -> dict[str, dict[str, Any]]:
-    """Give the parameters of the public callables, as callers see them."""
+    """Return the parameters of the public callables, as callers see them."""
     found: dict[str, dict[str, Any]] = {}
     for name, qualified in _public():
         value = attribute(modules.load(f"{root.name}.{name}"), qualified)
@@ -153,7 +153,7 @@ def signatures(root: Path, modules: Modules) -> dict[str, dict[str, Any]]:
 
 
 def backend_choices(root: Path, modules: Modules) -> dict[str, dict[str, Any]]:
-    """Give the names that each public callable or class compares its backend with.
+    """Return the names that each public callable or class compares its backend with.
 
     FlashInfer has no other list of them. A name that is only compared may still be refused later.
     """
@@ -184,7 +184,7 @@ def _public() -> Iterator[tuple[str, str]]:
 
 
 def _fields(node: ast.ClassDef) -> Iterator[tuple[str, object]]:
-    """Give the fields of a class that literals are assigned to, in its source."""
+    """Return the fields of a class that literals are assigned to, in its source."""
     for each in node.body:
         target: ast.expr | None = each.target if isinstance(each, ast.AnnAssign) else None
         if isinstance(each, ast.Assign) and len(each.targets) == 1:
@@ -210,7 +210,7 @@ def _compared_backends(tree: ast.AST) -> Iterator[str]:
 
 
 def attribute(module: ModuleType | None, qualified: str) -> Any:  # noqa: ANN401  anything
-    """Give what a dotted name stands for in a module; None where there is no such thing."""
+    """Return what a dotted name stands for in a module; None where there is no such thing."""
     value: Any = module
     for part in qualified.split("."):
         if value is None:  # which has methods of its own
@@ -246,7 +246,7 @@ def _place(root: Path, value: object) -> str:
 
 
 def source_file(value: object) -> Path | None:
-    """Give the file that something was written in, behind its decorators; None for no Python."""
+    """Return the file that something was written in, behind its decorators; None for no Python."""
     try:
         name = inspect.getsourcefile(_undecorated(value))
     except TypeError:  # no Python

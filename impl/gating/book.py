@@ -50,18 +50,18 @@ class RuleBook:
         return max(self.versions, key=parse_version)
 
     def knows(self, version: str | None) -> bool:
-        """Tell whether permissions hold for a FlashInfer version."""
+        """Whether permissions hold for a FlashInfer version."""
         if version is None or not self.versions:
             return version is not None
         return version_matches(version, f">={self.oldest},<={self.newest}")
 
     def artifacts_of(self, version: str | None) -> Mapping[str, str]:
-        """Give names and hashes of the artifacts of a release, nothing of an unknown one."""
+        """Return names and hashes of the artifacts of a release, nothing of an unknown one."""
         return self.versions.get(version or "", {})
 
     @lru_cache(maxsize=8)  # noqa: B019  the shipped book lives as long as the process
     def without(self, rule_ids: frozenset[str]) -> RuleBook:
-        """Give a book that lacks some rules: what they refuse can then be seen."""
+        """Return a book that lacks some rules: what they refuse can then be seen."""
         return RuleBook(
             tuple(rule for rule in self.rules if rule.id not in rule_ids), self.versions
         )
@@ -73,7 +73,7 @@ class RuleBook:
 
 @lru_cache(maxsize=1024)
 def index_of(book: RuleBook, target: Target) -> Index:
-    """Give the rules of a book that speak of a machine.
+    """Return the rules of a book that speak of a machine.
 
     Raises:
         ValueError: a version of the target is none by PEP 440.

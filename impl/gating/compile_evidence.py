@@ -87,7 +87,7 @@ class Evidence:
     interrupted: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Give a JSON-able dictionary, sorted, so that two runs compare line by line."""
+        """Return a JSON-able dictionary, sorted, so that two runs compare line by line."""
         records = sorted(self.records, key=lambda record: record.order)
         return {
             "format": FORMAT,

@@ -102,7 +102,7 @@ class Decision:
         return Refusal(f"the gate: {self.reason}{rule}", "rules", self.rule)
 
     def __str__(self) -> str:
-        """Give the text that ``require`` raises with."""
+        """Return the text that ``require`` raises with."""
         where = describe(self.target)
         if self.supported:
             return f"{self.feature} is supported on {where} ({self.evidence}: {self.source})"
@@ -122,7 +122,7 @@ class Decision:
         return "Use " + ", ".join(f"{name}={value!r}" for name, value in best.items())
 
     def to_json(self) -> dict[str, Any]:
-        """Give a JSON-able dictionary."""
+        """Return a JSON-able dictionary."""
         return {
             "status": self.status,
             "reason": self.reason,
@@ -136,7 +136,7 @@ class Decision:
 
 
 def describe(target: Target) -> str:
-    """Give a machine in words: SM103 with flashinfer-python 0.6.7."""
+    """Return a machine in words: SM103 with flashinfer-python 0.6.7."""
     version = target.flashinfer
     has = f"flashinfer-python {version}" if version else "no flashinfer-python"
     return f"{capability_name(target.sm)} with {has}"
@@ -170,7 +170,7 @@ def decide(feature: Feature, target: Target, *, book: RuleBook | None = None) ->
 
 
 def _evidence(feature: Feature, ruling: Ruling, target: Target) -> str:
-    """Give the level that all of a call has: of a mixed batch, each of its phases."""
+    """Return the level that all of a call has: of a mixed batch, each of its phases."""
     if ruling.rule is None:
         return ""
     if ruling.status != SUPPORTED:
@@ -246,7 +246,7 @@ def _both_phases(feature: Feature, index: Index) -> Ruling:
 
 
 def _alternatives(feature: Feature, index: Index) -> tuple[Feature, ...]:
-    """Give what is supported instead; another cache format only where nothing else helps."""
+    """Return what is supported instead; another cache format only where nothing else helps."""
     for candidates in (_other_kernels(feature), _other_formats(feature)):
         found: dict[Feature, None] = {}
         for other in candidates:
@@ -260,7 +260,7 @@ def _alternatives(feature: Feature, index: Index) -> tuple[Feature, ...]:
 
 
 def _other_kernels(feature: Feature) -> Iterator[Feature]:
-    """Give other kernels for the same numbers, then other shapes of the same cache."""
+    """Return other kernels for the same numbers, then other shapes of the same cache."""
     for backend in PREFERENCE[feature.operation]:
         yield with_fields(feature, backend=backend)
     if feature.operation not in PAGED:
@@ -274,7 +274,7 @@ def _other_kernels(feature: Feature) -> Iterator[Feature]:
 
 
 def _other_formats(feature: Feature) -> Iterator[Feature]:
-    """Give wider formats of queries and cache, with the same backend and then with others."""
+    """Return wider formats of queries and cache, with the same backend and then with others."""
     if feature.operation not in PAGED:
         return
     q_dtype = feature.q_dtype if feature.q_dtype in FLOAT_DTYPES else "bfloat16"

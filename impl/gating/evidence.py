@@ -19,7 +19,7 @@ MADE_AT_RUN_TIME = ("group_size", "page_size", "kv_layout")
 
 
 def cell(feature: Feature, sm: int | None, flashinfer: str | None) -> Cell:
-    """Give what compiling is about: the fields that make another module of it."""
+    """Return what compiling is about: the fields that make another module of it."""
     return (
         feature.operation,
         feature.backend,
@@ -51,7 +51,7 @@ class Seen:
     machines: set[Cell] = field(default_factory=set)
 
     def holds(self, feature: Feature, target: Target) -> bool:
-        """Tell whether a call's kernel was right there, and each of its run-time values."""
+        """Whether a call's kernel was right there, and each of its run-time values."""
         if (target.sm, target.flashinfer) not in self.machines:
             return False
         values = _values(feature, target)

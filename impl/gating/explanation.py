@@ -58,7 +58,7 @@ def _came_later(feature: Feature, target: Target, book: RuleBook) -> tuple[Rule,
 
 
 def _first_release(rule: Rule) -> str | None:
-    """Give the release from which on a rule holds; None if it has no such bound."""
+    """Return the release from which on a rule holds; None if it has no such bound."""
     bounds = [each.version for each in SpecifierSet(rule.versions["flashinfer"])
               if each.operator == ">="]  # fmt: skip
     return parse_version(max(bounds, key=parse_version)).base_version if bounds else None
@@ -67,7 +67,7 @@ def _first_release(rule: Rule) -> str | None:
 def _permissions(
     feature: Feature, target: Target, book: RuleBook
 ) -> list[tuple[Rule, list[str], list[str]]]:
-    """Give the permissions of this operation and backend, each with what it finds unmet."""
+    """Return the permissions of this operation and backend, each with what it finds unmet."""
     artifacts = book.artifacts_of(target.flashinfer)
     return [
         (rule, rule.unmet_by(target, artifacts), rule.unmet(feature))

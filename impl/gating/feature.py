@@ -185,7 +185,7 @@ class Feature:
         return self.query_len * self.group_size
 
     def differences(self, other: Feature) -> dict[str, Any]:
-        """Give the fields, and their values here, in which this differs from another."""
+        """Return the fields, and their values here, in which this differs from another."""
         return {
             each.name: getattr(self, each.name)
             for each in fields(self)
@@ -193,11 +193,11 @@ class Feature:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Give a JSON-able dictionary."""
+        """Return a JSON-able dictionary."""
         return asdict(self)
 
     def __str__(self) -> str:
-        """Give the operation and whatever is not the default."""
+        """Return the operation and whatever is not the default."""
         plain = {each.name: each.default for each in fields(self)}
         plain["kv_dtype"], plain["head_dim_vo"] = self.q_dtype, self.head_dim_qk
         moe = self.operation in ("moe", "route")
@@ -214,7 +214,7 @@ class Feature:
 
 
 def with_fields(feature: Feature, **changes: Any) -> Feature:  # noqa: ANN401  values of fields
-    """Give a feature with other fields, which are valid: ``replace`` checks all of them again."""
+    """Return a feature with other fields, which are valid: ``replace`` checks all of them again."""
     made = object.__new__(Feature)
     made.__dict__.update(feature.__dict__, **changes)
     return made

@@ -20,7 +20,7 @@ QUANTISED_BY_THE_KERNEL = (("cutlass", "fp8_block"),)
 
 
 def feature_of(problem: Problem, backend: str) -> Feature:
-    """Give the feature that one call of a backend on a problem needs.
+    """Return the feature that one call of a backend on a problem needs.
 
     A batch with both decodes (one query a request) and longer requests is mixed.
     """
@@ -55,7 +55,7 @@ def feature_of(problem: Problem, backend: str) -> Feature:
 
 
 def _of_experts(problem: MoEProblem, backend: str) -> Feature:
-    """Give the feature of experts; SwiGLU with numbers of its own is a kernel of its own."""
+    """Return the feature of experts; SwiGLU with numbers of its own is a kernel of its own."""
     quantisation, q_dtype = QUANTISATIONS[problem.quantized], problem.dtype
     if problem.quantized_hidden and (backend, problem.quantized) not in QUANTISED_BY_THE_KERNEL:
         q_dtype = WEIGHT_FORMATS[problem.quantized].hidden.element

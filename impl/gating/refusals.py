@@ -10,7 +10,7 @@ from .rules import Rule
 
 
 def refusing(feature: Feature, target: Target, *, book: RuleBook | None = None) -> tuple[Rule, ...]:
-    """Give every rule that refuses a call, of a mixed batch in either of its phases.
+    """Return every rule that refuses a call, of a mixed batch in either of its phases.
 
     Args:
         feature: what is asked, of a backend.

@@ -72,7 +72,7 @@ class Rule:
         return len(self.when) + len(self.versions) + len(self.artifacts) + bool(self.chips)
 
     def applies_to(self, target: Target, known: Mapping[str, str]) -> bool:
-        """Tell whether the rule speaks of this machine; ``known`` are its version's artifacts."""
+        """Whether the rule speaks of this machine; ``known`` are its version's artifacts."""
         return not self.unmet_by(target, known)
 
     def unmet_by(self, target: Target, known: Mapping[str, str]) -> list[str]:
@@ -106,7 +106,7 @@ class Rule:
 
 
 def compiled(rule: Rule) -> Callable[[Feature], bool]:
-    """Give the rule's conditions on a feature as one quick test."""
+    """Return the rule's conditions on a feature as one quick test."""
     tests = [(attrgetter(name), condition(wanted)) for name, wanted in rule.when.items()]
     return lambda feature: all(test(get(feature)) for get, test in tests)
 
@@ -146,7 +146,7 @@ def _listed(value: Any) -> str:  # noqa: ANN401  a value of a TOML file
 
 @lru_cache(maxsize=4096)
 def version_matches(version: str | None, specifier: str) -> bool:
-    """Tell whether a version meets a specifier; none meets any, and development releases count.
+    """Whether a version meets a specifier; none meets any, and development releases count.
 
     Raises:
         ValueError: the version is none by PEP 440.

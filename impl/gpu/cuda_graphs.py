@@ -178,7 +178,7 @@ def room_for(count: int, least: int = LEAST_ROOM) -> int:
 
 
 def options_of(inputs: PagedAttentionInputs) -> Hashable:
-    """Give what is part of a recorded run besides sizes: dtypes, strides, layout and options."""
+    """Return what is part of a recorded run besides sizes: dtypes, strides, layout and options."""
     numbers = (inputs.q_scale, inputs.k_scale, inputs.v_scale)
     tensors = (inputs.q, inputs.k_cache, inputs.v_cache, *(inputs.kv_cache_sf or ()))
     return (

@@ -56,7 +56,7 @@ def parse_capability(value: object) -> int:
 
 
 def capability_name(sm: int | None) -> str:
-    """Give the name of a chip as reports print it: SM103, or CPU where there is none."""
+    """Return the name of a chip as reports print it: SM103, or CPU where there is none."""
     return "CPU" if sm is None else f"SM{sm}"
 
 

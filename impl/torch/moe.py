@@ -35,7 +35,7 @@ PLAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def scores_of(method: str, logits: torch.Tensor) -> torch.Tensor:
-    """Give the scores [tokens, experts] that a method ranks by, of float32 logits."""
+    """Return the scores [tokens, experts] that a method ranks by, of float32 logits."""
     if method in ("default", "renormalize_naive"):
         return torch.softmax(logits, dim=-1)
     if method in ("deepseek_v3", "minimax2", "sigmoid", "sigmoid_renorm"):
@@ -60,7 +60,7 @@ def choose(inputs: RouteInputs, scores: torch.Tensor) -> torch.Tensor:
 
 
 def weigh(inputs: RouteInputs, scores: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Give the weights [tokens, top_k] of chosen experts."""
+    """Return the weights [tokens, top_k] of chosen experts."""
     weights = scores.gather(1, ids)
     if inputs.method in RENORMALISED:
         weights = weights / (weights.sum(dim=1, keepdim=True) + 1e-20)
@@ -97,7 +97,7 @@ def experts(inputs: MoEInputs) -> torch.Tensor:
 
 
 def _expert(inputs: MoEInputs, x: torch.Tensor, weights: torch.Tensor, expert: int) -> torch.Tensor:
-    """Give what an expert adds to its tokens."""
+    """Return what an expert adds to its tokens."""
     if inputs.weights_on_input:
         x = x * weights
     projected = x @ expert_weights(inputs.w13, expert).T
@@ -137,7 +137,7 @@ def activated(inputs: MoEInputs, projected: torch.Tensor, expert: int) -> torch.
 
 
 def halves(inputs: MoEInputs, projected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give the gates and the ups of [rows, 2 inter]."""
+    """Return the gates and the ups of [rows, 2 inter]."""
     if inputs.interleaved:
         return projected[:, 0::2], projected[:, 1::2]
     gate, up = projected.chunk(2, dim=1)
@@ -145,7 +145,7 @@ def halves(inputs: MoEInputs, projected: torch.Tensor) -> tuple[torch.Tensor, to
 
 
 def swiglu_numbers(inputs: MoEInputs, expert: int) -> tuple[float, float, float]:
-    """Give an expert's alpha, beta and limit."""
+    """Return an expert's alpha, beta and limit."""
     alpha, beta, limit = (
         usual if given is None else of_expert(given, expert)
         for given, usual in zip(
@@ -156,7 +156,7 @@ def swiglu_numbers(inputs: MoEInputs, expert: int) -> tuple[float, float, float]
 
 
 def of_expert(given: float | torch.Tensor, expert: int) -> float:
-    """Give an expert's number, of one for all or of a tensor [experts]."""
+    """Return an expert's number, of one for all or of a tensor [experts]."""
     if isinstance(given, torch.Tensor):
         return float(given[expert] if given.numel() > 1 else given)
     return given

@@ -17,12 +17,12 @@ SWIGLU_NAMES = ("alpha", "beta", "limit")
 
 
 def codes_of(matrix: torch.Tensor | QuantizedMatrix) -> torch.Tensor:
-    """Give the codes of a matrix, or its numbers."""
+    """Return the codes of a matrix, or its numbers."""
     return matrix if isinstance(matrix, torch.Tensor) else matrix.codes
 
 
 def scales_of(matrix: torch.Tensor | QuantizedMatrix) -> torch.Tensor:
-    """Give the scales of a quantised matrix.
+    """Return the scales of a quantised matrix.
 
     Raises:
         TypeError: it holds numbers.
@@ -68,7 +68,7 @@ def rows_up_first(inputs: MoEInputs, rows: torch.Tensor) -> torch.Tensor:
 
 
 def bias_up_first(inputs: MoEInputs) -> torch.Tensor | None:
-    """Give w13's bias in FlashInfer's order, if there is one."""
+    """Return w13's bias in FlashInfer's order, if there is one."""
     return None if inputs.w13_bias is None else rows_up_first(inputs, inputs.w13_bias)
 
 
@@ -86,7 +86,7 @@ def both_biases(inputs: MoEInputs) -> tuple[torch.Tensor | None, torch.Tensor | 
 
 
 def swiglu_numbers(inputs: MoEInputs) -> dict[str, torch.Tensor]:
-    """Give alpha, beta and limit of each expert, float32 [experts], where a call needs them.
+    """Return alpha, beta and limit of each expert, float32 [experts], where a call needs them.
 
     Nothing for plain SwiGLU and for what has no such numbers, so that the kernel's own fast path
     is called; so is the limit of swiglu where none is set.
@@ -108,7 +108,7 @@ def swiglu_numbers(inputs: MoEInputs) -> dict[str, torch.Tensor]:
 
 
 def numbers_of(matrix: torch.Tensor | QuantizedMatrix, dtype: torch.dtype) -> torch.Tensor:
-    """Give what the codes of hidden states [tokens, hidden] stand for, in a dtype that holds it.
+    """Return what the codes of hidden states [tokens, hidden] stand for, in a dtype that holds it.
 
     FP8 only, with one scale, one a token, or one for 128 columns.
     """

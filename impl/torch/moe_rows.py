@@ -47,7 +47,7 @@ def sorted_rows(inputs: MoEInputs) -> Rows:
 
 
 def of_rows(given: torch.Tensor | None, rows: Rows) -> torch.Tensor | float:
-    """Give a bias of each row [rows, n], float32, or 0."""
+    """Return a bias of each row [rows, n], float32, or 0."""
     return 0.0 if given is None else given[rows.experts].float()
 
 
@@ -72,7 +72,7 @@ def activated(inputs: MoEInputs, projected: torch.Tensor, rows: Rows) -> torch.T
 
 
 def _number(given: float | torch.Tensor, like: torch.Tensor, rows: Rows) -> torch.Tensor:
-    """Give a number of each row's expert, [rows, 1] or one for all."""
+    """Return a number of each row's expert, [rows, 1] or one for all."""
     if isinstance(given, torch.Tensor) and given.numel() > 1:
         return given[rows.experts].to(like.dtype).unsqueeze(1)
     return torch.as_tensor(given, dtype=like.dtype, device=like.device)

@@ -16,7 +16,7 @@ COLUMNS_A_SCALE = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}
 
 
 def expert_weights(matrix: torch.Tensor | QuantizedMatrix, expert: int) -> torch.Tensor:
-    """Give an expert's weights [rows, columns] in float32."""
+    """Return an expert's weights [rows, columns] in float32."""
     if isinstance(matrix, torch.Tensor):
         return matrix[expert].float()
     scale = matrix.global_scale
@@ -30,7 +30,7 @@ def expert_weights(matrix: torch.Tensor | QuantizedMatrix, expert: int) -> torch
 
 
 def hidden_states(matrix: torch.Tensor | QuantizedMatrix) -> torch.Tensor:
-    """Give hidden states [tokens, hidden] in float32."""
+    """Return hidden states [tokens, hidden] in float32."""
     if isinstance(matrix, torch.Tensor):
         return matrix.float()
     return widened(matrix.codes, matrix.scales, matrix, matrix.global_scale, blocks_of_rows=False)
@@ -44,7 +44,7 @@ def widened(
     *,
     blocks_of_rows: bool,
 ) -> torch.Tensor:
-    """Give the numbers [rows, columns] of codes.
+    """Return the numbers [rows, columns] of codes.
 
     Args:
         codes: [rows, columns], or half as many bytes.
@@ -68,7 +68,7 @@ def widened(
 
 
 def _e2m1(packed: torch.Tensor) -> torch.Tensor:
-    """Give the numbers of two codes a byte, the even column in the low nibble."""
+    """Return the numbers of two codes a byte, the even column in the low nibble."""
     codes = torch.stack([packed & 0xF, packed >> 4], dim=-1).flatten(-2).long()
     table = torch.tensor([*E2M1, *(-value for value in E2M1)], device=packed.device)
     return table[codes]

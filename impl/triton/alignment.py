@@ -32,7 +32,7 @@ def alignment_of(problem: AttentionProblem) -> tuple[bool, ...]:
 
 
 def in_every_alignment(problem: AttentionProblem) -> Iterator[AttentionProblem]:
-    """Give an aligned problem, and others like it whose values begin elsewhere."""
+    """Return an aligned problem, and others like it whose values begin elsewhere."""
     yield problem
     seen = {alignment_of(problem)}
     smallest = 1 if problem.page_size & (problem.page_size - 1) == 0 else problem.page_size

@@ -95,7 +95,7 @@ def attention_blocks(
 
 
 def most_rows(channels: int, element_size: int) -> int:
-    """Give the most rows of a block on a GPU.
+    """Return the most rows of a block on a GPU.
 
     float32 products run on the plain cores, and unroll: large blocks would take minutes to build.
     """
@@ -105,7 +105,7 @@ def most_rows(channels: int, element_size: int) -> int:
 
 
 def least_block(element_size: int, *, packed: bool) -> int:
-    """Give the fewest channels and keys that products are made over; see ``attention_blocks``."""
+    """Return the fewest channels and keys that products are made over; see ``attention_blocks``."""
     return LEAST_PACKED_BLOCK if packed and element_size == 2 else LEAST_BLOCK  # noqa: PLR2004
 
 

@@ -11,13 +11,13 @@ from .blocks import MARGIN, SHARED_MEMORY
 
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
-    """Give how many the GPU has."""
+    """Return how many the GPU has."""
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 @functools.cache
 def shared_memory(device: torch.device) -> int:
-    """Give the bytes of shared memory that a program may take, with a margin."""
+    """Return the bytes of shared memory that a program may take, with a margin."""
     if device.type != "cuda":
         return SHARED_MEMORY
     found = torch.cuda.get_device_properties(device)
@@ -26,5 +26,5 @@ def shared_memory(device: torch.device) -> int:
 
 @functools.cache
 def converts_e4m3(device: torch.device) -> bool:
-    """Tell whether the chip converts and multiplies e4m3 itself, which begins with Ada."""
+    """Whether the chip converts and multiplies e4m3 itself, which begins with Ada."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)

@@ -108,7 +108,7 @@ def moe_tiles(shape: Shape) -> tuple[Tile, Tile]:
 
 
 def block_rows(rows: float) -> int:
-    """Give the rows of a block for so many pairs of an expert.
+    """Return the rows of a block for so many pairs of an expert.
 
     Rows vary from expert to expert: twice the mean takes nearly all of them in one block.
     """
@@ -116,7 +116,7 @@ def block_rows(rows: float) -> int:
 
 
 def columns_of(tile: Tile, *, gated: bool) -> int:
-    """Give how many columns of the intermediate a tile of the first product makes.
+    """Return how many columns of the intermediate a tile of the first product makes.
 
     Where the intermediate is FP8, they share a scale in each row.
     """

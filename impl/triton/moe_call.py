@@ -115,7 +115,7 @@ def run_experts(inputs: MoEInputs) -> torch.Tensor:
 
 
 def _shared(inputs: MoEInputs) -> MoEInputs:
-    """Give a call of the experts that every token goes to, whose result is float32."""
+    """Return a call of the experts that every token goes to, whose result is float32."""
     w13, w2 = inputs.shared_w13, inputs.shared_w2
     assert w13 is not None  # noqa: S101  asked before
     assert w2 is not None  # noqa: S101  there are both or none
@@ -154,7 +154,7 @@ def _plan(inputs: MoEInputs, hidden: Operand, w13: Operand, w2: Operand) -> Plan
 
 
 def _project(plan: Plan) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Give the intermediate [blocks of rows, inter] and, of codes, the scales [.., tiles]."""
+    """Return the intermediate [blocks of rows, inter] and, of codes, the scales [.., tiles]."""
     inputs, tile, hidden, w13 = plan.inputs, plan.first, plan.hidden, plan.w13
     rows, experts = plan.sorted.blocks * tile.m, w13.values.shape[0]
     tiles = ceil_div(plan.inter, columns_of(tile, gated=plan.gated))
@@ -261,7 +261,7 @@ def _run(
 
 
 def _middle_dtype(plan: Plan) -> torch.dtype:
-    """Give what the intermediate is stored in."""
+    """Return what the intermediate is stored in."""
     dtype = plan.hidden.values.dtype
     if plan.interpreted:
         # The interpreter drops bits where it stores bfloat16, and has no FP8.
@@ -273,7 +273,7 @@ def _middle_dtype(plan: Plan) -> torch.dtype:
 def _one_or_each(
     given: float | torch.Tensor | None, usual: float, experts: int
 ) -> tuple[float, torch.Tensor | None]:
-    """Give a number as one, and as one of each expert where there are such."""
+    """Return a number as one, and as one of each expert where there are such."""
     if isinstance(given, torch.Tensor):
         return usual, given.to(torch.float32).expand(experts).contiguous()
     return usual if given is None else float(given), None

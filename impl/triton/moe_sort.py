@@ -34,7 +34,7 @@ class Sorted(NamedTuple):
     blocks: int
 
     def arguments(self) -> dict[str, torch.Tensor]:
-        """Give the tensors by name, for a launch."""
+        """Return the tensors by name, for a launch."""
         return {
             "pairs": self.pairs,
             "block_experts": self.block_experts,
@@ -43,7 +43,7 @@ class Sorted(NamedTuple):
 
 
 def most_blocks(pairs: int, experts: int, m: int) -> int:
-    """Give how many blocks of m rows there can be, whatever the experts of the pairs."""
+    """Return how many blocks of m rows there can be, whatever the experts of the pairs."""
     return min(pairs, (pairs + min(experts, pairs) * (m - 1)) // m)
 
 

@@ -18,7 +18,7 @@ BEYOND_INT32 = 2**31
 
 
 def unit_of(*strides: int | None) -> int:
-    """Give the largest power of two up to 16 that divides these strides; None is none.
+    """Return the largest power of two up to 16 that divides these strides; None is none.
 
     Of strides beyond int32 the unit is 1: in units they would be passed as int32, and in elements
     wrap around.
@@ -30,7 +30,7 @@ def unit_of(*strides: int | None) -> int:
 
 
 def in_units(strides: dict[str, int | None], unit: int) -> dict[str, int | None]:
-    """Give named strides in units."""
+    """Return named strides in units."""
     return {name: None if each is None else each // unit for name, each in strides.items()}
 
 

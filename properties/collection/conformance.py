@@ -130,7 +130,7 @@ class Suite:
             return take_survey(worker, self._choices, self._ledger).to_json()
 
     def seconds(self, item: Item) -> float:
-        """Give the seconds after which an item has surely gone wrong."""
+        """Return the seconds after which an item has surely gone wrong."""
         most = MARGIN_SECONDS + 10 * self._plan.profile.shrink_seconds
         if item.configuration.fixed:
             most += COMPILE_SECONDS
@@ -260,7 +260,7 @@ class Suite:
         return self._tell(found, finding, report)
 
     def _known(self, path: Path, law: str, label: str) -> Entry | None:
-        """Give the entry that says that a case fails here, if one does."""
+        """Return the entry that says that a case fails here, if one does."""
         for entry in self._ledger.entries:
             mine = entry.applies_to(label, self._target) and law in entry.laws
             if mine and entry.case.resolve() == path.resolve():
@@ -310,7 +310,7 @@ class Suite:
         return seconds_of(self._plan, law, laws, self._jobs, parts)
 
     def _seed(self, item: Item) -> int:
-        """Give the search's seed: that of `kernelproof check`, but for a configuration's own."""
+        """Return the search's seed: that of `kernelproof check`, but for a configuration's own."""
         if not item.configuration.fixed:
             return self._plan.seed
         text = f"{self._plan.seed}|{item.configuration.id}"

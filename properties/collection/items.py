@@ -26,7 +26,7 @@ class Configuration:
 
     @property
     def id(self) -> str:
-        """Give the end of an item's id, such as ``bfloat16-192x128``."""
+        """Return the end of an item's id, such as ``bfloat16-192x128``."""
         return "-".join(_word(value) for value in self.fixed.values())
 
 
@@ -73,7 +73,7 @@ class Survey:
     implementations: tuple[Surveyed, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Give a JSON-able dictionary."""
+        """Return a JSON-able dictionary."""
         return asdict(self)
 
     @classmethod
@@ -113,7 +113,7 @@ class Item:
 
     @property
     def id(self) -> str:
-        """Give what selects this item on pytest's command line."""
+        """Return what selects this item on pytest's command line."""
         words = [self.law, self.configuration.id]
         if self.case:
             stem = Path(self.case).stem
@@ -122,7 +122,7 @@ class Item:
 
 
 def items_of(survey: Survey) -> list[Item]:
-    """Give all items of a run: stored cases first, for they once failed."""
+    """Return all items of a run: stored cases first, for they once failed."""
     found = [Item(each, case=case) for each in survey.implementations for case in each.stored]
     for each in survey.implementations:
         found += _searches(each)

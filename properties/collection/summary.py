@@ -59,7 +59,7 @@ class Tally:
         terminalreporter.line(line)
 
     def idle(self) -> dict[str, str]:
-        """Give the named implementations of which no item judged anything, and the reason.
+        """Return the named implementations of which no item judged anything, and the reason.
 
         Only where all their items ran: a selection (`-k`, `--lf`, `-x`) says nothing of the rest.
         """

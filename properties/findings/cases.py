@@ -47,7 +47,7 @@ class CaseWriter:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def write_all(self, report: RunReport) -> None:
-        """Give every finding of a run its replay command."""
+        """Write the cases of all findings of a run, and their replay commands into them."""
         for implementation in report.implementations:
             for finding in implementation.findings:
                 self.write(finding, implementation, report)
@@ -108,7 +108,7 @@ def case_of(
     soak: int = 0,
     sanitizer: str = "",
 ) -> dict[str, Any]:
-    """Give the content of a finding's case file.
+    """Return the content of a finding's case file.
 
     Args:
         finding: with its smallest problem.
@@ -137,13 +137,13 @@ def case_of(
 
 
 def launches_of(data: Mapping[str, Any]) -> int:
-    """Give the launches of a case under the law soak; 0 if it does not say."""
+    """Return the launches of a case under the law soak; 0 if it does not say."""
     launches = data.get("soak")
     return launches if isinstance(launches, int) and launches > 0 else 0
 
 
 def loading_name(reference: str) -> str:
-    """Give the registered name of MODULE:NAME, or itself where there is none."""
+    """Return the registered name of MODULE:NAME, or itself where there is none."""
     for names in (BUILT_IN, installed_implementations()):
         for name, known in names.items():
             if known == reference:
@@ -152,7 +152,7 @@ def loading_name(reference: str) -> str:
 
 
 def replay_command(path: Path) -> str:
-    """Give the command that judges a case again, to be copied into a shell.
+    """Return the command that judges a case again, to be copied into a shell.
 
     A case of the shipped corpus goes by its name, wherever Kernelproof is installed.
     """
@@ -164,7 +164,7 @@ def replay_command(path: Path) -> str:
 
 
 def versions(target: dict[str, Any]) -> dict[str, Any]:
-    """Give what ran, by name; None where it is absent."""
+    """Return what ran, by name; None where it is absent."""
     return {
         "kernelproof": __version__,
         "python": platform.python_version(),

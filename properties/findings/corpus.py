@@ -47,11 +47,11 @@ class Case:
     soak: int = 0
 
     def is_of(self, reference: str) -> bool:
-        """Tell whether it is a case of an implementation, given as MODULE:NAME."""
+        """Whether it is a case of an implementation, given as MODULE:NAME."""
         return bool(self.reference) and _place(self.reference) == _place(reference)
 
     def request(self, address: Address) -> dict[str, Any]:
-        """Give what a worker needs to judge it: by itself, whatever modules a run has chosen."""
+        """Return what a worker needs to judge it: by itself, whatever modules a run has chosen."""
         alone = replace(
             address,
             operation=self.operation or address.operation,
@@ -151,12 +151,12 @@ def open_corpus(
 
 
 def cases_of(reference: str, corpus: Sequence[Case], entries: Iterable[Entry]) -> list[Case]:
-    """Give the cases of an implementation that none of these entries of the ledger speaks of."""
+    """Return the cases of an implementation that none of these entries of the ledger speaks of."""
     known = {entry.case.resolve() for entry in entries}
     return [case for case in corpus if case.is_of(reference) and case.path.resolve() not in known]
 
 
 def _place(reference: str) -> str:
-    """Give a reference whose file, if it names one, is the same however it was written."""
+    """Return a reference whose file, if it names one, is the same however it was written."""
     module, _, name = reference.rpartition(":")
     return f"{Path(module).resolve()}:{name}" if module.endswith(".py") else reference

@@ -107,7 +107,7 @@ class Entry(Table, frozen=True):
                 converted(wanted, Limits, f"where.{name}", ValueError)
 
     def applies_to(self, implementation: str, target: Target) -> bool:
-        """Tell whether the entry speaks of this implementation on this machine."""
+        """Whether the entry speaks of this implementation on this machine."""
         return (
             implementation == self.implementation
             and (not self.device or target.device == self.device)
@@ -119,7 +119,7 @@ class Entry(Table, frozen=True):
         )
 
     def explains(self, law: str, verdict: Verdict, problem: Problem) -> bool:
-        """Tell whether this verdict is the known failure, on this problem or the one made of it."""
+        """Whether this verdict is the known failure, on this problem or the one made of it."""
         wrong = [problem, *([problem_from_json(verdict.about)] if verdict.about else [])]
         return (
             law in self.laws
@@ -132,7 +132,7 @@ class Entry(Table, frozen=True):
         )
 
     def retired(self, law: str, verdict: Verdict) -> Verdict:
-        """Give the verdict on this entry where its case no longer fails as it says."""
+        """Return the verdict on this entry where its case no longer fails as it says."""
         given = f"{verdict.status} {verdict.kind}".strip()
         message = (
             f"the ledger entry {self.id} expects {self.status} under {law}, but its case "
@@ -169,7 +169,7 @@ class Ledger:
     def explanation(
         self, implementation: str, law: str, verdict: Verdict, problem: Problem, target: Target
     ) -> Entry | None:
-        """Give the entry that explains a verdict, if one does."""
+        """Return the entry that explains a verdict, if one does."""
         for entry in self.entries:
             if entry.applies_to(implementation, target) and entry.explains(law, verdict, problem):
                 return entry

@@ -10,5 +10,5 @@ IN_QUERY = re.compile(r"([?&]password=)[^&#\s]*")
 
 
 def masked(text: str) -> str:
-    """Give a text with ``***`` in the place of each password in a URL."""
+    """Return a text with ``***`` in the place of each password in a URL."""
     return IN_QUERY.sub(r"\1***", IN_URL.sub(r"\1:***@", text))

@@ -42,7 +42,7 @@ class Finding:
     replay: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Give a JSON-able dictionary."""
+        """Return a JSON-able dictionary."""
         return {
             "implementation": self.implementation,
             "law": self.law,
@@ -81,7 +81,7 @@ class LawReport:
     lost: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Give a JSON-able dictionary."""
+        """Return a JSON-able dictionary."""
         return {
             "law": self.law,
             "judged": self.judged,
@@ -126,7 +126,7 @@ class CorpusReport:
     seconds: float = 0.0
 
     def __add__(self, other: CorpusReport) -> CorpusReport:
-        """Give the sum."""
+        """Return the sum."""
         return CorpusReport(
             self.replayed + other.replayed,
             self.of_ledger + other.of_ledger,
@@ -136,7 +136,7 @@ class CorpusReport:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Give a JSON-able dictionary."""
+        """Return a JSON-able dictionary."""
         return {**vars(self), "seconds": round(self.seconds, 3)}
 
 
@@ -185,7 +185,7 @@ class ImplementationReport:
         return [*self.replayed, *(law.finding for law in self.laws if law.finding)]
 
     def to_json(self) -> dict[str, Any]:
-        """Give a JSON-able dictionary."""
+        """Return a JSON-able dictionary."""
         return {
             "name": self.name,
             "reference": self.reference,

@@ -15,7 +15,7 @@ SUITE = (str(PACKAGE / "properties"), str(PACKAGE / "impl" / "protocol.py"))
 
 
 def told(finding: Finding) -> list[str]:
-    """Give the lines that tell a finding: what broke, on which problem, how to see it again."""
+    """Return the lines that tell a finding: what broke, on which problem, how to see it again."""
     verdict = finding.verdict
     title = f"{verdict.status} {verdict.kind}".strip()
     lines = [f"{title}  {finding.implementation}  {finding.law}"]
@@ -31,7 +31,7 @@ def told(finding: Finding) -> list[str]:
 
 
 def trace_lines(verdict: Verdict) -> list[str]:
-    """Give what a person needs of a trace: its innermost frames, without those of the suite."""
+    """Return what a person needs of a trace: its innermost frames, without those of the suite."""
     if verdict.status not in ("HANG", "CRASH"):
         return []
     lines, skipping = [], False

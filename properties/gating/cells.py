@@ -48,7 +48,7 @@ class Cell:
 def cells_of(
     operation: str, backend: str, target: Target, book: RuleBook, probe: Probe
 ) -> list[Cell]:
-    """Give the cells that an implementation can express.
+    """Return the cells that an implementation can express.
 
     Args:
         operation, backend: of the implementation.
@@ -112,7 +112,7 @@ def _expressible(cells: Sequence[Cell], probe: Probe) -> list[Cell]:
 
 
 def _one_a_rule(cells: Sequence[Cell], shown: set[str]) -> Iterator[Cell]:
-    """Give one cell for each rule that is not shown yet, one of which fewest others speak."""
+    """Return one cell for each rule that is not shown yet, one of which fewest others speak."""
     left = {rule for cell in cells for rule in cell.rules} - shown
     for cell in sorted(cells, key=lambda each: len(each.rules)):
         if left & set(cell.rules):
@@ -125,7 +125,7 @@ def _bases(
     judged: Callable[[str, Problem], Cell | None],
     probe: Probe,
 ) -> Iterator[tuple[str, Problem]]:
-    """Give a simple call of each phase: one that is supported if there is any, else refused."""
+    """Return a simple call of each phase: one that is supported if there is any, else refused."""
     for title, candidates in simple:
         cells = [cell for each in candidates if (cell := judged(title, each))]
         cells = _expressible(cells, probe)
@@ -139,7 +139,7 @@ def _bases(
 def _changed(
     title: str, base: Problem, changes: Sequence[tuple[Change, ...]]
 ) -> Iterator[tuple[str, Problem]]:
-    """Give the calls that differ from a base by each of some sets of changes, where there are."""
+    """Return the calls that differ from a base by each of some sets of changes, where there are."""
     for some in changes:
         fields = {name: value for _, _, given in some for name, value in given.items()}
         try:

@@ -13,7 +13,7 @@ from ...impl.targets.backends import FLASHINFER_BACKENDS
 
 
 def status(feature: Feature, target: Target, book: RuleBook) -> str:
-    """Give the status of a feature with one backend and one phase."""
+    """Return the status of a feature with one backend and one phase."""
     holding = [rule for rule in book.rules if holds(rule, feature, target, book)]
     if any(rule.effect == "refuse" for rule in holding):
         return "refused"
@@ -22,7 +22,7 @@ def status(feature: Feature, target: Target, book: RuleBook) -> str:
 
 
 def within_book(target: Target, book: RuleBook) -> bool:
-    """Tell whether FlashInfer is there, in a version between the first and the last known."""
+    """Whether FlashInfer is there, in a version between the first and the last known."""
     if target.flashinfer is None:
         return False
     versions = [_read(each) for each in book.versions]
@@ -30,7 +30,7 @@ def within_book(target: Target, book: RuleBook) -> bool:
 
 
 def holds(rule: Rule, feature: Feature, target: Target, book: RuleBook) -> bool:
-    """Tell whether every condition of a rule holds."""
+    """Whether every condition of a rule holds."""
     if feature.operation not in rule.operation or feature.backend not in rule.backend:
         return False
     if rule.chips and target.sm not in rule.chips:

@@ -136,7 +136,7 @@ def _dirty_last(cells: Sequence[Cell]) -> tuple[Cell, ...]:
 
 
 def _first(cells: Sequence[Cell], *, ahead: bool) -> Problem | None:
-    """Give the smallest call that builds the module of some cells, where that takes long."""
+    """Return the smallest call that builds the module of some cells, where that takes long."""
     if not ahead:
         return None
     cell = max(cells, key=lambda each: each.feature.phase == "mixed")

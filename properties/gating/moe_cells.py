@@ -77,7 +77,7 @@ def _title(pair: tuple[str, bool]) -> str:
 
 
 def _fields(pair: tuple[str, bool]) -> dict[str, Any]:
-    """Give the fields of a format; the grid is what a kernel's own quantising leaves alone."""
+    """Return the fields of a format; the grid is what a kernel's own quantising leaves alone."""
     quantized, hidden = pair
     grid = bool(quantized) and not WEIGHT_FORMATS[quantized].weights.entry.block
     return {

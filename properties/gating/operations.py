@@ -137,7 +137,7 @@ def _pages(base: AttentionProblem) -> list[Change]:
 
 
 def _cache(kv_cache: str, q_dtype: str, v_scale: float) -> tuple[str, dict[str, Any]]:
-    """Give the title and the fields of a quantised cache; a scale that is lost shows."""
+    """Return the title and the fields of a quantised cache; a scale that is lost shows."""
     fields = {"kv_cache": kv_cache, "q_dtype": q_dtype, "k_scale": 0.5, "v_scale": v_scale}
     title = f"KV {kv_cache}"
     return (f"Q {q_dtype}, {title}" if q_dtype else title), fields

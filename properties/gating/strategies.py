@@ -93,7 +93,7 @@ def near_rule(draw: st.DrawFn, rule: Rule) -> Feature:
 
 
 def values_of(name: str, wanted: Any, *, meeting: bool) -> list[dict[str, Any]]:  # noqa: ANN401
-    """Give settings of a field, or of those it follows from, that meet a condition or do not."""
+    """Return settings of a field, or of those it follows from, that meet a condition or do not."""
     meets = condition(wanted)
     if name == "query_rows":
         return [
@@ -133,14 +133,14 @@ def near_target(draw: st.DrawFn, rule: Rule, book: RuleBook) -> Target:
 
 
 def edges_of(specifier: str) -> Sequence[str]:
-    """Give the versions that a specifier names, and releases just after them."""
+    """Return the versions that a specifier names, and releases just after them."""
     named = re.findall(r"[\d][\w.]*", specifier)
     plain = [each for each in named if "post" not in each and "dev" not in each]
     return [*named, *(f"{each}.post9" for each in plain)]
 
 
 def _choices(name: str) -> tuple[Any, ...]:
-    """Give values of a field, one backend and one phase at a time."""
+    """Return values of a field, one backend and one phase at a time."""
     if name in NUMBERS:
         return NUMBERS[name]
     if name in SWITCHES:

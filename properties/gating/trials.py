@@ -76,7 +76,7 @@ class Trial:
         return f"{rules} does not say that the call {self.outcome} (its `called`)"
 
     def to_json(self) -> dict[str, Any]:
-        """Give a JSON-able dictionary."""
+        """Return a JSON-able dictionary."""
         cell = self.cell
         return {
             "implementation": self.implementation,
@@ -139,7 +139,7 @@ class Tried:
     builds: list[Build] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """Give a JSON-able dictionary."""
+        """Return a JSON-able dictionary."""
         return {
             "name": self.name,
             "operation": self.operation,
@@ -158,7 +158,7 @@ class Tried:
 
 
 def _short(feature: Feature) -> dict[str, Any]:
-    """Give what makes the feature, without what is the default."""
+    """Return what makes the feature, without what is the default."""
     kept = {name: getattr(feature, name) for name in ("operation", "backend", "phase",
                                                       "head_dim_qk", "q_dtype")}  # fmt: skip
     return {**kept, **feature.differences(Feature(**kept))}

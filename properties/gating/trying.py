@@ -246,7 +246,7 @@ class Trying:
             self._say(f"{done} of {self._cell_count} cells tried")
 
     def _collect(self, groups: Sequence[Group]) -> None:
-        """Give each implementation its trials in order, those that were not reached too."""
+        """Return the trials of each implementation in order, those that were not reached too."""
         unreached = Verdict("UNSUPPORTED", message=self.report.lost or "the run ended before")
         for group in groups:
             for cell in group.cells:

@@ -55,7 +55,7 @@ def free_memory(devices: Sequence[str]) -> list[int]:
 
 
 def free_host_memory() -> int | None:
-    """Give the memory in MiB that new processes can have; None where nothing tells."""
+    """Return the memory in MiB that new processes can have; None where nothing tells."""
     if not _MEMORY.exists():
         return None
     for line in _MEMORY.read_text(encoding="ascii").splitlines():
@@ -79,7 +79,7 @@ def processes_for(devices: Sequence[str], cores: int) -> int:
 
 
 def share_of(worker: int) -> dict[str, str]:
-    """Give the environment that shows one device, in turn, to the isolated workers of a process.
+    """Return the environment that shows one device, in turn, to the isolated workers of a process.
 
     Args:
         worker: number of the pytest process.

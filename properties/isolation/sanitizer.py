@@ -31,7 +31,7 @@ class SanitizerMissingError(Exception):
 
 
 def command(tool: str) -> tuple[str, ...]:
-    """Give what a worker's command is to begin with, up to the name of the log file.
+    """Return what a worker's command is to begin with, up to the name of the log file.
 
     Raises:
         SanitizerMissingError: the program is not installed.
@@ -54,7 +54,7 @@ def command(tool: str) -> tuple[str, ...]:
 
 
 def errors(log: str) -> list[str]:
-    """Give the errors that a log tells of, each with its first lines."""
+    """Return the errors that a log tells of, each with its first lines."""
     found: list[list[str]] = []
     reading = False
     for line in log.splitlines():

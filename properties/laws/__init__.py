@@ -45,12 +45,12 @@ LAWS: tuple[Law, ...] = (
 
 
 def laws_of(operation: str) -> tuple[Law, ...]:
-    """Give the laws that speak of an operation."""
+    """Return the laws that speak of an operation."""
     return tuple(law for law in LAWS if operation in law.operations)
 
 
 def find_law(name: str) -> Law:
-    """Give the law of this name.
+    """Return the law of this name.
 
     Raises:
         LookupError: there is none.

@@ -85,7 +85,7 @@ def logit_shift(subject: Subject, problem: AttentionProblem) -> Verdict:
 def _per_query_head(
     scale: float | torch.Tensor, problem: AttentionProblem, device: torch.device
 ) -> torch.Tensor:
-    """Give a scale of all or of each key-value head as one float64 of each query head."""
+    """Return a scale of all or of each key-value head as one float64 of each query head."""
     if isinstance(scale, torch.Tensor):
         return scale.double().repeat_interleave(problem.group_size)
     return torch.full((problem.num_qo_heads,), scale, dtype=torch.float64, device=device)
@@ -204,7 +204,7 @@ def sensitivity(subject: Subject, problem: AttentionProblem) -> Verdict:
 
 
 def _finite_difference(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Give |first - second|, and 0 where both are -inf or either is NaN."""
+    """Return |first - second|, and 0 where both are -inf or either is NaN."""
     difference = (first - second).abs()
     return torch.where(difference.isfinite(), difference, 0.0)
 

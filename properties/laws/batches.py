@@ -42,7 +42,7 @@ class Batch:
     pages: int = 0
 
     def fits(self, other: Batch) -> bool:
-        """Tell whether what was captured for this batch may be replayed on another."""
+        """Whether what was captured for this batch may be replayed on another."""
         mine, theirs = self.problem, other.problem
         return (
             mine.dtype == theirs.dtype
@@ -57,12 +57,12 @@ class Batch:
         return self.problem == self.room
 
     def grown(self) -> Batch:
-        """Give the same batch with a key more a request, which it has room for."""
+        """Return the same batch with a key more a request, which it has room for."""
         return replace(self, problem=self.room)
 
 
 def batches_of(subject: Subject, problem: AttentionProblem) -> dict[str, Batch]:
-    """Give the batches that plans are made of, by action; those alone that the subject claims.
+    """Return the batches that plans are made of, by action; those alone that the subject claims.
 
     Their caches have equally many pages, as an engine has one cache; empty where not even the
     problem itself can be planned.
@@ -123,7 +123,7 @@ def tensors(subject: Subject, batch: Batch, step: int) -> Any:  # noqa: ANN401  
 
 
 def described(inputs: PagedAttentionInputs, problem: AttentionProblem) -> PagedAttentionInputs:
-    """Give the same tensors with the lengths of a problem, which has these pages or fewer."""
+    """Return the same tensors with the lengths of a problem, which has these pages or fewer."""
     metadata = build_metadata(
         problem.query_lens, problem.seq_lens, inputs.block_table.cpu(), problem.page_size
     )
@@ -165,7 +165,7 @@ def rewrite(inputs: Any, values: Any) -> None:  # noqa: ANN401  Inputs of the sa
 
 
 def on_host(inputs: Inputs) -> tuple[Inputs, list[torch.Tensor]]:
-    """Give inputs whose description of the batch is on the host, as engines keep it, and it."""
+    """Return inputs whose description of the batch is on the host, as engines keep it, and it."""
     given: list[torch.Tensor] = []
 
     def host(tensor: torch.Tensor) -> torch.Tensor:
@@ -183,7 +183,7 @@ def on_host(inputs: Inputs) -> tuple[Inputs, list[torch.Tensor]]:
 
 
 def blind(inputs: Inputs, problem: AttentionProblem) -> Inputs:
-    """Give inputs that describe another batch, of one key a request: what was planned counts."""
+    """Return inputs that describe another batch, of one key a request: what was planned counts."""
     if isinstance(inputs, RaggedAttentionInputs):
         return replace(
             inputs,

@@ -45,7 +45,7 @@ def result(subject: Subject, problem: MoEProblem, inputs: MoEInputs) -> torch.Te
 
 
 def guarded(inputs: MoEInputs) -> MoEInputs:
-    """Give a record of which ids and weights may be changed: other calls are made of them yet."""
+    """Return a record of which ids and weights may be changed: other calls are made of them yet."""
     return replace(
         inputs, topk_ids=inputs.topk_ids.clone(), topk_weights=inputs.topk_weights.clone()
     )
@@ -63,7 +63,7 @@ def same(
 
 
 def shuffled(seed: int, tag: str, count: int) -> torch.Tensor:
-    """Give a permutation of ``count`` by hash: int64, on the host."""
+    """Return a permutation of ``count`` by hash: int64, on the host."""
     rows = torch.arange(count)
     return bits(stream(seed, tag), rows, 1).flatten().argsort(stable=True)
 
@@ -77,12 +77,12 @@ def take(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 
 def of_tokens(inputs: MoEInputs, index: torch.Tensor) -> MoEInputs:
-    """Give the call on some tokens, in this order."""
+    """Return the call on some tokens, in this order."""
     return replace(inputs, **{name: _taken(getattr(inputs, name), index) for name in OF_TOKENS})
 
 
 def of_experts(inputs: MoEInputs, index: torch.Tensor) -> dict[str, Any]:
-    """Give the fields of some experts, by their place on this rank, in this order."""
+    """Return the fields of some experts, by their place on this rank, in this order."""
     found = {name: getattr(inputs, name) for name in OF_EXPERTS}
     return {
         name: _taken(value, index)
@@ -97,7 +97,7 @@ def _taken(value: Any, index: torch.Tensor) -> Any:  # noqa: ANN401  a tensor or
 
 
 def unshared(problem: MoEProblem, inputs: MoEInputs) -> tuple[MoEProblem, MoEInputs]:
-    """Give the call without its shared experts."""
+    """Return the call without its shared experts."""
     return (
         replace(problem, shared_experts=0),
         replace(inputs, shared_w13=None, shared_w2=None, shared_weight=1.0),
@@ -105,14 +105,14 @@ def unshared(problem: MoEProblem, inputs: MoEInputs) -> tuple[MoEProblem, MoEInp
 
 
 def inter_steps(problem: MoEProblem) -> int:
-    """Give the multiples of inter at which a call may be cut: no block of scales is."""
+    """Return the multiples of inter at which a call may be cut: no block of scales is."""
     if problem.quantized == "fp8_block":
         return SCALE_BLOCK
     return MULTIPLES.get(problem.quantized, 1)
 
 
 def of_inter(problem: MoEProblem, inputs: MoEInputs, start: int, stop: int) -> MoEInputs:
-    """Give the call on a range of inter, as a tensor-parallel rank has it.
+    """Return the call on a range of inter, as a tensor-parallel rank has it.
 
     Only the first range has the second product's bias: ranks add theirs up.
     """

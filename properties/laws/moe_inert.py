@@ -126,7 +126,7 @@ def far_experts(subject: Subject, problem: MoEProblem) -> Verdict:
 
 
 def _too_large(subject: Subject, problem: MoEProblem) -> bool:
-    """Tell whether a GPU has no room for the weights beside what an implementation may need."""
+    """Whether a GPU has no room for the weights beside what an implementation may need."""
     if subject.target.device != "cuda":
         return False
     itemsize: int = getattr(torch, problem.dtype).itemsize

@@ -33,7 +33,7 @@ def moe_sensitivity(subject: Subject, problem: MoEProblem) -> Verdict:
 
 
 def _switched(subject: Subject, problem: MoEProblem, inputs: MoEInputs) -> Iterator[Call]:
-    """Give the call without each option that it has, where the subject claims it."""
+    """Return the call without each option that it has, where the subject claims it."""
     changes: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
     if problem.biases:
         # Both at once: kernels take both or none.
@@ -110,7 +110,7 @@ def _must_move(
 
 
 def dequantised_experts(subject: Subject, problem: MoEProblem) -> Verdict:
-    """Give the numbers that codes stand for in their place: nothing changes."""
+    """Return the numbers that codes stand for in their place: nothing changes."""
     plain = replace(problem, quantized="", quantized_hidden=False)
     if not (problem.quantized and problem.num_tokens and subject.supports(plain)):
         return VACUOUS
@@ -128,7 +128,7 @@ def dequantised_experts(subject: Subject, problem: MoEProblem) -> Verdict:
 def _numbers(
     name: str, matrix: torch.Tensor | QuantizedMatrix | None, dtype: torch.dtype
 ) -> torch.Tensor | None:
-    """Give the numbers of a matrix in a dtype that holds them exactly; None if it does not."""
+    """Return the numbers of a matrix in a dtype that holds them exactly; None if it does not."""
     if not isinstance(matrix, QuantizedMatrix):
         return matrix
     hidden = name == "hidden"
@@ -143,7 +143,7 @@ def _numbers(
 
 
 def hidden_strides(subject: Subject, problem: MoEProblem) -> Verdict:
-    """Give the hidden states as a slice of wider rows: nothing changes."""
+    """Return the hidden states as a slice of wider rows: nothing changes."""
     strided, contiguous = (replace(problem, strided_hidden=each) for each in (True, False))
     if not (problem.num_tokens and subject.supports(strided) and subject.supports(contiguous)):
         return VACUOUS

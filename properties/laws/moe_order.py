@@ -17,7 +17,7 @@ from .law import MOE, ROUTE, Law
 
 
 def token_order(subject: Subject, problem: MoEProblem) -> Verdict:
-    """Give the tokens in another order: their rows must come in that order."""
+    """Reorder the tokens: their rows must come in that order."""
     order = shuffled(problem.seed, "token order", problem.num_tokens)
     if torch.equal(order, torch.arange(problem.num_tokens)):
         return VACUOUS
@@ -46,7 +46,7 @@ def token_batches(subject: Subject, problem: MoEProblem) -> Verdict:
 
 
 def slot_order(subject: Subject, problem: MoEProblem) -> Verdict:
-    """Give each token's experts in another order: nothing changes."""
+    """Return each token's experts in another order: nothing changes."""
     if problem.top_k == 1 or not problem.num_tokens:
         return VACUOUS
     inputs = subject.materialise(problem)

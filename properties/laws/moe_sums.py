@@ -52,7 +52,7 @@ def routing_weight_linearity(subject: Subject, problem: MoEProblem) -> Verdict:
 
 
 def expert_shards(subject: Subject, problem: MoEProblem) -> Verdict:
-    """Give two ranks some of the experts each: their outputs add up to the whole."""
+    """Split the experts over two ranks: their outputs add up to the whole."""
     here = problem.here
     if here < 2:  # noqa: PLR2004  nothing to share out
         return VACUOUS
@@ -78,7 +78,7 @@ def expert_shards(subject: Subject, problem: MoEProblem) -> Verdict:
 
 
 def inter_shards(subject: Subject, problem: MoEProblem) -> Verdict:
-    """Give two ranks a part of inter each: their outputs add up to the whole."""
+    """Split inter over two ranks: their outputs add up to the whole."""
     step = inter_steps(problem)
     cut = problem.inter // 2 // step * step
     if not cut or (problem.quantized == "fp8_block" and problem.inter % step):

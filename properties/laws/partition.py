@@ -40,7 +40,7 @@ class _Batch:
         return run_on(self.subject, self.problem, self.inputs)
 
     def supports(self, parts: Sequence[Part]) -> bool:
-        """Tell whether the subject claims the batch of these parts."""
+        """Whether the subject claims the batch of these parts."""
         other = described(self.problem, parts)
         return other is not None and self.subject.supports(other)
 
@@ -51,12 +51,12 @@ class _Batch:
         return run_on(self.subject, other, select(self.inputs, parts))
 
     def rows(self, parts: Sequence[Part]) -> torch.Tensor:
-        """Give the rows of the whole batch that the parts' queries are."""
+        """Return the rows of the whole batch that the parts' queries are."""
         return rows_of(self.inputs, parts)
 
 
 def _pick(result: Result, judged: Judged, rows: torch.Tensor) -> tuple[Result, AttentionOutput]:
-    """Give some rows of a result and of its bound."""
+    """Return some rows of a result and of its bound."""
     out, lse = result
     bound = AttentionOutput(judged.bound.out[rows], judged.bound.lse[rows])
     return (out[rows], None if lse is None else lse[rows]), bound
@@ -180,7 +180,7 @@ def _behind(part: Part, problem: AttentionProblem) -> Part:
 
 
 def doubled_keys(subject: Subject, problem: AttentionProblem) -> Verdict:
-    """Give every key twice: each takes half its weight, and lse grows by log 2."""
+    """Attend to every key twice: each takes half its weight, and lse grows by log 2."""
     one_query_each = max(problem.query_lens, default=0) <= 1
     problem = replace(problem, custom_mask=False, sinks=False, window_left=-1,
                       causal=problem.causal and one_query_each)  # fmt: skip

@@ -40,7 +40,7 @@ def dequantised(subject: Subject, problem: AttentionProblem) -> Verdict:
 
 
 def _widened(inputs: PagedAttentionInputs, dtype: torch.dtype) -> PagedAttentionInputs:
-    """Give the same queries, keys and values without codes; powers of two change no digit."""
+    """Return the same queries, keys and values without codes; powers of two change no digit."""
     cache = checked_cache(
         inputs.k_cache, inputs.v_cache, inputs.kv_layout, inputs.kv_format, inputs.kv_cache_sf
     )
@@ -57,7 +57,7 @@ def _widened(inputs: PagedAttentionInputs, dtype: torch.dtype) -> PagedAttention
 
 
 def _per_head(scale: float | torch.Tensor) -> float | torch.Tensor:
-    """Give q_scale so that it multiplies [tokens, qo_heads, head_dim]."""
+    """Return q_scale so that it multiplies [tokens, qo_heads, head_dim]."""
     return scale.view(-1, 1) if isinstance(scale, torch.Tensor) else scale
 
 
@@ -89,7 +89,7 @@ def scale_homogeneity(subject: Subject, problem: AttentionProblem) -> Verdict:
 
 
 def _rescalings(problem: AttentionProblem) -> list[tuple[dict[str, Any], float]]:
-    """Give other scales, none of them of zero, and what each makes of the output."""
+    """Return other scales, none of them of zero, and what each makes of the output."""
     if 0 in (problem.k_scale, problem.v_scale, problem.scale):
         return []
     found = [
@@ -104,7 +104,7 @@ def _rescalings(problem: AttentionProblem) -> list[tuple[dict[str, Any], float]]
 def _rescaled(
     inputs: PagedAttentionInputs, problem: AttentionProblem, change: dict[str, Any]
 ) -> PagedAttentionInputs | None:
-    """Give the same keys and values with other scales; None if a block scale would overflow."""
+    """Return the same keys and values with other scales; None if a block scale would overflow."""
     changes: dict[str, Any] = {
         name: getattr(inputs, name) * (value / getattr(problem, FACTORS.get(name, name)))
         for name, value in change.items()

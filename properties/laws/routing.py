@@ -88,7 +88,7 @@ def _sums(problem: RouteProblem, weights: torch.Tensor, something: torch.Tensor)
 
 
 def token_order(subject: Subject, problem: RouteProblem) -> Verdict:
-    """Give the tokens in another order: their rows must come in that order."""
+    """Reorder the tokens: their rows must come in that order."""
     order = shuffled(problem.seed, "token order", problem.num_tokens)
     if torch.equal(order, torch.arange(problem.num_tokens)):
         return VACUOUS
@@ -195,7 +195,7 @@ def scaling(subject: Subject, problem: RouteProblem) -> Verdict:
 def _routed(
     subject: Subject, problem: RouteProblem, inputs: RouteInputs
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give a copy of (topk_weights, topk_ids).
+    """Return a copy of (topk_weights, topk_ids).
 
     Raises:
         Stop: it raised, or the shapes or dtypes are not those of a routing.

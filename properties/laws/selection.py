@@ -39,13 +39,13 @@ class Part(NamedTuple):
 
 
 def whole(problem: AttentionProblem) -> list[Part]:
-    """Give every request as a part of its own."""
+    """Make every request a part of its own."""
     pairs = zip(problem.query_lens, problem.seq_lens, strict=True)
     return [Part(request, range(t), (range(s),)) for request, (t, s) in enumerate(pairs)]
 
 
 def described(problem: AttentionProblem, parts: Sequence[Part]) -> AttentionProblem | None:
-    """Give a problem of the selection's lengths, to ask for support; None if one is too long."""
+    """Return a problem of the selection's lengths, to ask for support; None if one is too long."""
     if any(part.num_keys > MAX_SEQ_LEN for part in parts):
         return None
     return replace(
@@ -58,14 +58,14 @@ def described(problem: AttentionProblem, parts: Sequence[Part]) -> AttentionProb
 
 
 def select(inputs: AttentionInputs, parts: Sequence[Part]) -> AttentionInputs:
-    """Give the inputs of a batch of these parts; it must have no custom mask."""
+    """Return the inputs of a batch of these parts; it must have no custom mask."""
     if isinstance(inputs, PagedAttentionInputs):
         return _select_paged(inputs, parts)
     return _select_ragged(inputs, parts)
 
 
 def rows_of(inputs: AttentionInputs, parts: Sequence[Part]) -> torch.Tensor:
-    """Give the rows of q, and so of out, that the parts' queries are in the whole batch."""
+    """Return the rows of q, and so of out, that the parts' queries are in the whole batch."""
     starts = inputs.qo_indptr.tolist()
     return _rows(starts, [(part.request, (part.queries,)) for part in parts], inputs.q.device)
 

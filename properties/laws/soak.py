@@ -140,7 +140,7 @@ def _launch(subject: Subject, problem: Computing, lane: _Lane, *, wait: bool = T
 
 
 def _unwatched(seconds: float, result: Result) -> int:
-    """Give the launches between two looks, from what one takes and gives."""
+    """Return the launches between two looks, from what one takes and gives."""
     size = sum(each.nbytes for each in result if each is not None)
     most = min(SECONDS_UNWATCHED / max(seconds, 1e-6), BYTES_UNWATCHED / max(size, 1))
     return max(1, min(MOST_UNWATCHED, int(most)))
@@ -148,7 +148,7 @@ def _unwatched(seconds: float, result: Result) -> int:
 
 @contextmanager
 def _lanes(subject: Subject, problem: Computing, inputs: Any) -> Iterator[list[_Lane]]:  # noqa: ANN401
-    """Give the lanes of a device: one on a CPU, a stream each on a GPU, empty when this ends.
+    """Return the lanes of a device: one on a CPU, a stream each on a GPU, empty when this ends.
 
     An implementation that has sessions is run in one a stream for every other problem: plans of
     their own may overtake another, unless their sessions say that they share scratch memory.
@@ -187,7 +187,7 @@ def _in_sessions(problem: AttentionProblem) -> bool:
 
 
 def share_scratch(sessions: Sequence[Session]) -> bool:
-    """Tell whether sessions say that some of their scratch memory is the same."""
+    """Whether sessions say that some of their scratch memory is the same."""
     held = [
         tensor.untyped_storage().data_ptr()
         for each in sessions

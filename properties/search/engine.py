@@ -238,7 +238,7 @@ class Run:
             then()
 
     def _stored(self, report: ImplementationReport) -> Stored:
-        """Give an implementation's cases: of the ledger's entries that hold here, and all others.
+        """Return an implementation's cases: of the ledger's entries that hold here, and all others.
 
         An entry's case is replayed under any law, for the entry may be retired by it.
         """

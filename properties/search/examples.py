@@ -44,7 +44,7 @@ class ExamplesError(Exception):
 
 
 def shared_examples(places: str | None) -> str:
-    """Give the places of an option, or else those of the environment."""
+    """Return the places of an option, or else those of the environment."""
     return os.environ.get(VARIABLE, "") if places is None else places
 
 
@@ -129,7 +129,7 @@ class Enduring(ExampleDatabase):
         self._database, self._place, self._lost = database, place, False
 
     def fetch(self, key: bytes) -> Iterator[bytes]:
-        """Give what is kept under a key, as long as there is a database to ask."""
+        """Return what is kept under a key, as long as there is a database to ask."""
         if self._lost:
             return
         try:
@@ -177,12 +177,12 @@ class Examples:
     part: str = ""
 
     def of(self, law: str, implementation: str) -> ExampleDatabase:
-        """Give the database of one law on one implementation."""
+        """Return the database of one law on one implementation."""
         return _Shelf(self, f"{law}|{implementation}|{self.part}")
 
 
 def examples_on(database: ExampleDatabase | None, target: Target) -> Examples | None:
-    """Give the examples of a run on a machine; None where the run keeps none."""
+    """Return the examples of a run on a machine; None where the run keeps none."""
     return None if database is None else Examples(database, str(target.sm or "cpu"))
 
 
@@ -194,7 +194,7 @@ class _Shelf(ExampleDatabase):
         self._examples, self._name = examples, name
 
     def fetch(self, key: bytes) -> Iterator[bytes]:
-        """Give what was kept for any chip, this one's first."""
+        """Return what was kept for any chip, this one's first."""
         here = self._examples.chip
         seen: set[bytes] = set()
         for chip in dict.fromkeys((here, *EVERY_CHIP)):
@@ -211,7 +211,7 @@ class _Shelf(ExampleDatabase):
         self._examples.database.delete(self._key(key, self._examples.chip), value)
 
     def _key(self, key: bytes, chip: str) -> bytes:
-        """Give the key under which something is kept, whatever Hypothesis calls the test."""
+        """Return the key under which something is kept, whatever Hypothesis calls the test."""
         name = hashlib.sha256(f"1|{self._name}|{chip}".encode()).digest()[:16]
         corpus = next((each for each in CORPORA if key.endswith(each)), b"")
         return name + corpus

@@ -77,7 +77,7 @@ def stuck_in_launch(candidate: Candidate, law: Law, problem: Problem) -> str:
 
 
 def _threads(trace: str) -> list[list[tuple[str, str, str]]]:
-    """Give the frames of each thread, the one that got the signal first."""
+    """Return the frames of each thread, the one that got the signal first."""
     found: list[tuple[bool, list[tuple[str, str, str]]]] = []
     for text in trace.splitlines():
         if started := THREAD.match(text):

@@ -67,13 +67,13 @@ class Plan:
 
 
 def problems_of(plan: Plan, law: Law, cost: Cost, parts: int = 1) -> int:
-    """Give the problems that a law judges, in each of so many equal parts of its search."""
+    """Return the problems that a law judges, in each of so many equal parts of its search."""
     problems = plan.profile.problems * law.weight * cost.problems * plan.share
     return max(LEAST_PROBLEMS // parts, round(problems / parts), 1)
 
 
 def seconds_of(plan: Plan, law: Law, laws: Sequence[Law], jobs: int, parts: int = 1) -> float:
-    """Give the seconds after which a law ends early: its share of what all workers have."""
+    """Return the seconds after which a law ends early: its share of what all workers have."""
     total = sum(each.weight for each in laws) or 1.0
     least = LEAST_SECONDS if parts == 1 else LEAST_SECONDS_OF_A_PART
     return max(least, plan.share * plan.profile.seconds * jobs * law.weight / total / parts)

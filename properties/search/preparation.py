@@ -178,7 +178,7 @@ def _time(
 
 
 def module_keys(worker: Worker, address: Address) -> Keys:
-    """Give a function that asks for the key of the module of each of some problems."""
+    """Return a function that asks for the key of the module of each of some problems."""
 
     def keys(problems: Sequence[Problem]) -> list[str | None]:
         asked = [problem.to_json() for problem in problems]

@@ -29,7 +29,7 @@ class PriorityExecutor:
         self._arrivals = itertools.count()
 
     def __enter__(self) -> Self:
-        """Give the executor itself."""
+        """Return the executor itself."""
         return self
 
     def __exit__(

@@ -30,11 +30,11 @@ class Stored:
     entries: Sequence[Entry]
 
     def each(self) -> list[Entry | Case]:
-        """Give all of them, one by one."""
+        """Return all of them, one by one."""
         return [*self.entries, *self.cases]
 
     def problems(self) -> list[Problem]:
-        """Give the problem of each, for the modules that they need.
+        """Return the problem of each, for the modules that they need.
 
         What a case leaves out of the support rules is not among what a run builds ahead.
         """

@@ -128,7 +128,7 @@ def attention_example(operation: str, chosen: Mapping[str, Any]) -> AttentionPro
 
 
 def head_fields(dims: Sequence[int]) -> dict[str, Any]:
-    """Give the fields of a problem that one of ``HEAD_DIMS`` stands for."""
+    """Return the fields of a problem that one of ``HEAD_DIMS`` stands for."""
     found: dict[str, Any] = {"head_dim_qk": dims[0], "head_dim_vo": dims[1]}
     if len(dims) > PAIR:
         found |= {"values_in_keys": True, "num_kv_heads": 1}

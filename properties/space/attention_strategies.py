@@ -158,7 +158,7 @@ def _cache(draw: st.DrawFn, axes: Axes, fields: Mapping[str, Any]) -> dict[str, 
 
 
 def exact_grid_allowed(fields: dict[str, Any]) -> bool:
-    """Tell whether the exact grid stays exact with these options."""
+    """Whether the exact grid stays exact with these options."""
     return not fields.get("logits_soft_cap") and is_power_of_two(fields.get("v_scale", 1.0))
 
 

@@ -42,7 +42,7 @@ def example(operation: str, chosen: Mapping[str, Any]) -> Problem:
 
 
 def has(problem: Problem, axis: str, value: Any) -> bool:  # noqa: ANN401  a value of any axis
-    """Tell whether a problem has a value of an axis or of a field; it has no phase."""
+    """Whether a problem has a value of an axis or of a field; it has no phase."""
     if axis == "head_dims":
         fields = head_fields(value)
     else:
@@ -110,7 +110,7 @@ def narrow(
 def _bases(
     operation: str, axes: Mapping[str, tuple[Any, ...]], probe: Probe
 ) -> list[dict[str, Any]]:
-    """Give the simplest supported combinations of values, with the least of all limits."""
+    """Return the simplest supported combinations of values, with the least of all limits."""
     simplest = {name: values[0] for name, values in axes.items()}
     free = [name for name in FREE if name in axes]
     said: set[Refusal | None] = set()
@@ -137,7 +137,7 @@ def _bases(
 
 
 def _starts(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
-    """Give the limits in every combination, then for the few kernels that need quantised ones."""
+    """Return the limits in every combination, then for the few kernels that need quantised ones."""
     limits = [name for name in LIMITS if name in axes]
     found = [dict(zip(limits, limit, strict=True))
              for limit in itertools.product(*(axes[name] for name in limits))]  # fmt: skip
@@ -168,7 +168,7 @@ def _add_caches_of_other_dims(
 
 
 def _spread(bases: Sequence[dict[str, Any]], free: Sequence[str]) -> list[dict[str, Any]]:
-    """Give a few bases among which every supported value of every free axis occurs."""
+    """Return a few bases among which every supported value of every free axis occurs."""
     chosen = list(bases[:1])  # the simplest, also where no axis is free
     for name in free:
         for value in dict.fromkeys(base[name] for base in bases):
@@ -180,5 +180,5 @@ def _spread(bases: Sequence[dict[str, Any]], free: Sequence[str]) -> list[dict[s
 
 
 def resized(axes: Axes, max_work: int) -> Axes:
-    """Give the same axes with another limit of work."""
+    """Return the same axes with another limit of work."""
     return replace(axes, max_work=max_work)

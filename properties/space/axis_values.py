@@ -38,7 +38,7 @@ class Axes:
     restrictions: tuple[Mapping[str, tuple[Any, ...]], ...] = ()
 
     def restricted(self) -> list[Axes]:
-        """Give the axes of each restriction, or these where there is none."""
+        """Return the axes of each restriction, or these where there is none."""
         parts = [
             replace(self, values={**self.values, **part}, restrictions=())
             for part in self.restrictions
@@ -46,5 +46,5 @@ class Axes:
         return parts or [self]
 
     def allows(self, name: str) -> tuple[Any, ...]:
-        """Give the values of an axis."""
+        """Return the values of an axis."""
         return self.values[name]

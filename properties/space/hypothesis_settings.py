@@ -9,7 +9,7 @@ from .profiles import PROFILES, Profile
 
 
 def settings_of(profile: Profile) -> hypothesis.settings:
-    """Give what a profile means to Hypothesis.
+    """Return what a profile means to Hypothesis.
 
     No deadline: an example may start a process or compile a kernel, and the isolated worker has
     deadlines of its own. No health checks: they measure exactly that.

@@ -63,7 +63,7 @@ def choose(
 
 
 def further(modules: Sequence[Module], keys: Keys, stored: Sequence[Problem]) -> list[Problem]:
-    """Give a problem for each module beside these that stored ones need, of those not refused."""
+    """Return a problem for each module beside these that stored ones need, of those not refused."""
     if not stored:
         return []
     known: dict[str | None, Problem | None] = {module.key: None for module in modules}
@@ -96,7 +96,7 @@ def _groups(axes: Axes, keys: Keys) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def _supported(axes: Axes, keys: Keys, groups: Mapping[str, list[tuple[Any, ...]]]) -> list[Module]:
-    """Give the module of every combination of groups that is supported and can be drawn."""
+    """Return the module of every combination of groups that is supported and can be drawn."""
     found = [
         (combination, example(axes.operation, {**axes.simplest, **_first(combination)}))
         for combination in combinations(groups)
@@ -117,7 +117,7 @@ def _first(combination: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
 def combinations(
     groups: Mapping[str, list[tuple[Any, ...]]],
 ) -> Iterator[dict[str, tuple[Any, ...]]]:
-    """Give every combination of groups, or some spread over all of them; the simplest first."""
+    """Return every combination of groups, or some spread over all of them; the simplest first."""
     total = math.prod(len(each) for each in groups.values())
     step = 1
     if total > MOST_COMBINATIONS:
@@ -178,7 +178,7 @@ class _PlainOnes:
 
 
 def _can_be_drawn(problem: Problem, values: Mapping[str, tuple[Any, ...]], axes: Axes) -> bool:
-    """Tell whether a problem has these values; where some do not go together, it has others."""
+    """Whether a problem has these values; where some do not go together, it has others."""
     return problem.work <= axes.max_work and all(
         any(has(problem, name, value) for value in each)
         for name, each in values.items()

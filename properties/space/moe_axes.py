@@ -86,7 +86,7 @@ MOE_AXES: dict[str, tuple[Any, ...]] = {
 
 
 def route_example(chosen: Mapping[str, Any]) -> RouteProblem:
-    """Give the simplest routing problem with these values."""
+    """Return the simplest routing problem with these values."""
     fields = dict(chosen)
     groups, of_groups = fields.pop("groups")
     if groups > 1 and METHODS[fields["method"]].score == "logit":
@@ -99,7 +99,7 @@ def route_example(chosen: Mapping[str, Any]) -> RouteProblem:
 
 
 def moe_example(chosen: Mapping[str, Any]) -> MoEProblem:
-    """Give the simplest problem of experts with these values."""
+    """Return the simplest problem of experts with these values."""
     fields = dict(chosen)
     hidden, inter = fields.pop("sizes")
     quantized, quantized_hidden = fields.pop("quantisation")

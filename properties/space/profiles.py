@@ -68,13 +68,13 @@ GATE_SHARE = 0.25
 
 
 def on_device(profile: Profile, device: str) -> Profile:
-    """Give a profile with problems of the size that a device is made for."""
+    """Return a profile with problems of the size that a device is made for."""
     factor = GPU_WORK if device == "cuda" else 1
     return replace(profile, max_work=factor * profile.max_work)
 
 
 def asked_for(profile: Profile, *, modules: int | None, soak: int | None) -> Profile:
-    """Give a profile with other numbers; modules that are asked for may take what they take."""
+    """Return a profile with other numbers; modules that are asked for may take what they take."""
     if modules is not None:
         profile = replace(profile, modules=modules, build_minutes=math.inf, little_minutes=0.0)
     return profile if soak is None else replace(profile, soak=soak)
@@ -116,7 +116,7 @@ FAST, MEDIUM = 1.0, 0.06
 
 
 def cost_of(small: Timing, large: Timing, profile: Profile) -> Cost:
-    """Give the class of an implementation of which two calls were timed.
+    """Return the class of an implementation of which two calls were timed.
 
     What a call costs however little it does (the interpreter takes 0.1 s for one key) limits the
     number of problems, what each key costs on top limits their work. The work is cut to a power of

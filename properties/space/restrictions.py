@@ -126,7 +126,7 @@ WHOLE_SPACE = Only()
 def _among(
     operation: str, name: str, axis: tuple[Any, ...], wanted: Collection[Any]
 ) -> tuple[Any, ...]:
-    """Give the wanted values of an axis, the usual ones first, then other numbers."""
+    """Return the wanted values of an axis, the usual ones first, then other numbers."""
     usual = tuple(value for value in axis if value in wanted)
     # An axis of one value is not free; appending takes powers of two for scales alone.
     fixed = len(axis) == 1 or name in OPERATIONS[operation].fixed
@@ -158,7 +158,7 @@ def _fields_of(axis: str, value: Any) -> dict[str, Any]:  # noqa: ANN401  a valu
 
 
 def _known() -> dict[str, list[Any]]:
-    """Give the usual values of every field and axis that may be named, over all operations."""
+    """Return the usual values of every field and axis that may be named, over all operations."""
     found: dict[str, list[Any]] = {}
     for operation in OPERATIONS:
         for axis, values in all_axes(operation).items():
@@ -220,7 +220,7 @@ def _number(name: str, word: str, usual: list[Any]) -> Any:  # noqa: ANN401  a v
 
 
 def _word(value: object) -> str:
-    """Give a value as it is written on the command line."""
+    """Return a value as it is written on the command line."""
     if isinstance(value, tuple):
         return "x".join(map(str, value))
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)

@@ -38,7 +38,7 @@ class Enough(BaseException):
 
 
 def seed_of_round(number: int, *names: object) -> int:
-    """Give the seed of a round of the search that these names tell from others."""
+    """Return the seed of a round of the search that these names tell from others."""
     text = "|".join(map(str, (*names, number)))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 

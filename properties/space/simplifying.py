@@ -109,7 +109,7 @@ def simpler_values(problem: Attending, axes: Axes, fails: Fails, cheap: Cheap) -
 
 
 def _parts(problem: Attending, axes: Axes) -> list[Axes]:
-    """Give the axes of each module up to the problem's own, which comes last."""
+    """Return the axes of each module up to the problem's own, which comes last."""
     parts = axes.restricted()
     for position, part in enumerate(parts):
         if _within(problem, part):
@@ -138,7 +138,7 @@ def _without(
 
 
 def _lower_values(problem: Attending, kept: Sequence[str], axes: Axes, fails: Fails) -> Attending:
-    """Give each value that is kept the simplest one with which the problem still fails."""
+    """Return each value that is kept the simplest one with which the problem still fails."""
     for name in kept:
         allowed = axes.values.get(name, ())
         value = _values(problem, axes)[name]
@@ -152,7 +152,7 @@ def _lower_values(problem: Attending, kept: Sequence[str], axes: Axes, fails: Fa
 
 
 def _values(problem: Attending, axes: Axes) -> dict[str, Any]:
-    """Give the problem's value of each axis, and of the fields without one."""
+    """Return the problem's value of each axis, and of the fields without one."""
     found: dict[str, Any] = {}
     for name in [name for name in axes.values if name != "phase"] + [*ALWAYS_FREE]:
         if name in FIELDS:
@@ -163,7 +163,7 @@ def _values(problem: Attending, axes: Axes) -> dict[str, Any]:
 
 
 def _simplest(problem: Attending, axes: Axes) -> dict[str, Any]:
-    """Give the simplest value of each axis, and of the fields without one."""
+    """Return the simplest value of each axis, and of the fields without one."""
     found: dict[str, Any] = {}
     for name in _values(problem, axes):
         if name in ALWAYS_FREE:
@@ -180,7 +180,7 @@ def _within(problem: Attending, axes: Axes) -> bool:
 
 
 def _with(problem: Attending, values: Mapping[str, Any]) -> Attending | None:
-    """Give the problem with these values; None if it stays the same, or there is no such call."""
+    """Return the problem with these values; None if it stays the same, or there is no such call."""
     changes: dict[str, Any] = {}
     for name, value in values.items():
         changes |= dict(zip(FIELDS[name], value, strict=True)) if name in FIELDS else {name: value}
@@ -228,7 +228,7 @@ def _shorter_request(problem: AttentionProblem, position: int, fails: Fails) -> 
 
 
 def least(most: int, fails: Callable[[int], bool]) -> int:
-    """Give the smallest number from 1 to ``most``, which fails, that is found to fail.
+    """Return the smallest number from 1 to ``most``, which fails, that is found to fail.
 
     From below, edges of tiles first: each round of numbers costs one failure at most.
     """

@@ -16,7 +16,7 @@ Result = tuple[torch.Tensor, "torch.Tensor | None"]
 
 
 def fail(kind: str, message: str, ratio: float | None = None) -> Verdict:
-    """Give a FAIL."""
+    """Return a FAIL."""
     return Verdict("FAIL", kind, message, ratio)
 
 
@@ -70,7 +70,7 @@ def _comparable(check: Check) -> bool:
 
 
 def _glance(check: Check) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tell whether all elements are within their bounds, and the worst ratio; no NaN is."""
+    """Whether all elements are within their bounds, and the worst ratio; no NaN is."""
     got = check.actual.to(check.expected.dtype)
     same = got == check.expected
     difference = (got - check.expected).abs_().masked_fill_(same, 0.0)
@@ -164,14 +164,14 @@ def agree(
 
 
 def worse(first: Verdict, second: Verdict) -> Verdict:
-    """Give the worse of two verdicts: a finding, or else the larger ratio."""
+    """Return the worse of two verdicts: a finding, or else the larger ratio."""
     if first.bad or second.bad:
         return first if first.bad else second
     return first if (first.ratio or 0.0) >= (second.ratio or 0.0) else second
 
 
 def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Tell whether two tensors of one dtype and shape hold the same bytes."""
+    """Whether two tensors of one dtype and shape hold the same bytes."""
     widths = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     as_integers = widths[first.element_size()]
     if first.dtype == torch.bool:

@@ -11,7 +11,7 @@ from ...reference.tensors.inputs import Inputs
 
 
 def tensors_of(inputs: Inputs) -> dict[str, torch.Tensor]:
-    """Give all tensors of a record by name."""
+    """Return all tensors of a record by name."""
     found: dict[str, torch.Tensor] = {}
     for field in dataclasses.fields(inputs):
         value = getattr(inputs, field.name)

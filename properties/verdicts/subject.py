@@ -90,7 +90,7 @@ class Subject:
         return None if module in self._modules or not module else NOT_BUILT
 
     def claims(self, problem: Problem) -> bool:
-        """Tell whether the implementation claims this problem, its module built ahead or not.
+        """Whether the implementation claims this problem, its module built ahead or not.
 
         For what no module is built for: a law that asks this waits for compilers.
         """
@@ -98,7 +98,7 @@ class Subject:
         return refusal is None or refusal.code == "module"
 
     def supports(self, problem: Problem) -> bool:
-        """Tell whether the implementation claims this problem."""
+        """Whether the implementation claims this problem."""
         return self.refusal(problem) is None
 
     def exact(self, problem: Problem) -> bool:
@@ -206,7 +206,7 @@ class Subject:
         return pair
 
     def _with_buffers(self, inputs: Any, fill: float) -> Any:  # noqa: ANN401  any record with out
-        """Give outputs as buffers full of ``fill`` between canaries."""
+        """Return outputs as buffers full of ``fill`` between canaries."""
         self.buffers = {}
         views = {}
         for name, (size, dtype, device) in OPERATIONS[operation_of(inputs)].outputs(inputs).items():
@@ -224,7 +224,7 @@ class Subject:
         return None
 
     def device_works(self) -> bool:
-        """Tell whether the device can still be used by this process."""
+        """Whether the device can still be used by this process."""
         if self.target.device != "cuda":
             return True
         try:

@@ -64,7 +64,7 @@ class Verdict:
         return self.status in BAD
 
     def to_json(self) -> dict[str, Any]:
-        """Give a JSON-able dictionary."""
+        """Return a JSON-able dictionary."""
         optional = ("about", "element")
         return {name: value for name, value in vars(self).items() if value or name not in optional}
 

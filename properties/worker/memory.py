@@ -16,7 +16,7 @@ CHUNK_BYTES = 4 << 20
 
 
 def allocated(call: Callable[[], object], device: str = "cpu") -> int:
-    """Give the most bytes that torch has allocated on a device at a time during a call.
+    """Return the most bytes that torch has allocated on a device at a time during a call.
 
     Allocations are counted, not what the operating system lends: what an allocator keeps, and how
     it lies scattered, moves that by a megabyte from process to process. What a BLAS sets aside for
@@ -44,7 +44,7 @@ def allocated(call: Callable[[], object], device: str = "cpu") -> int:
 
 
 def written(workspaces: Sequence[torch.Tensor], call: Callable[[], object]) -> int:
-    """Give how many bytes of workspaces a call needs: up to the last that it writes, of all.
+    """Return how many bytes of workspaces a call needs: up to the last that it writes, of all.
 
     Args:
         workspaces: that may hold anything before the call.

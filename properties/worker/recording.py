@@ -184,7 +184,7 @@ def tensors_in(value: object, name: str = "") -> Iterator[tuple[str, torch.Tenso
 
 
 def digest(named: Named) -> str:
-    """Give a digest of tensors' names, dtypes, shapes and bits."""
+    """Return a digest of tensors' names, dtypes, shapes and bits."""
     found = hashlib.sha256()
     for name in sorted(named):
         tensor = named[name].detach().cpu().contiguous()

@@ -59,7 +59,7 @@ class Address:
         return replace(WARM_UP_DEADLINES, run=self.slowness * WARM_UP_DEADLINES.run)
 
     def request(self, task: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401  JSON
-        """Give what the worker needs for one of ``judge.TASKS``."""
+        """Return what the worker needs for one of ``tasks.TASKS``."""
         return {
             "task": task,
             "implementation": self.reference,
@@ -72,7 +72,7 @@ class Address:
         }
 
     def case(self, law: str, problem: Problem) -> dict[str, Any]:
-        """Give what the worker needs to judge one case."""
+        """Return what the worker needs to judge one case."""
         return self.request("judge", law=law, problem=problem.to_json())
 
 

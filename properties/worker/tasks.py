@@ -64,7 +64,7 @@ def handle(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
 
 
 def _failed_later(error: Exception | None) -> Verdict:
-    """Give the verdict on a call after which the GPU does not work in this process any more."""
+    """Return the verdict on a call after which the GPU does not work in this process any more."""
     try:
         torch.ones(1, device="cuda").item()
     except RuntimeError as found:
@@ -100,7 +100,7 @@ def _target(device: str) -> Target:
 
 
 def subject_of(payload: Mapping[str, Any], phases: Phases) -> Subject:
-    """Give the implementation that a payload names, to be run on its device."""
+    """Return the implementation that a payload names, to be run on its device."""
     return subject_of_kind(Subject, payload, phases)
 
 
@@ -158,7 +158,7 @@ def probe(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
 
 
 def modules(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
-    """Give the key of the module of each of ``problems``; None for those that are refused."""
+    """Return the key of the module of each of ``problems``; None for those that are refused."""
     subject = subject_of(payload, phases)
     module_of = subject.implementation.module_of
     found = [problem_from_json(problem) for problem in payload["problems"]]
@@ -220,7 +220,7 @@ def cost(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
 
 
 def judge(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
-    """Give the verdict of ``law`` on an implementation and a ``problem``.
+    """Return the verdict of ``law`` on an implementation and a ``problem``.
 
     Returns:
         The verdict as JSON.

@@ -180,7 +180,7 @@ def _written(
 
 
 def _addresses(metadata: BatchMetadata) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give the physical page and the slot in it of every new token."""
+    """Return the physical page and the slot in it of every new token."""
     qo_indptr, seq_lens = metadata.qo_indptr.tolist(), metadata.seq_lens.tolist()
     page_indptr, indices = metadata.paged_kv_indptr.tolist(), metadata.paged_kv_indices.tolist()
     pages: list[int] = []

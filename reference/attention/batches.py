@@ -47,7 +47,7 @@ class Request(NamedTuple):
         return self.num_keys - self.num_queries
 
     def key_range(self, options: Options, rows: slice) -> slice:
-        """Give the keys that any of these rows may see; the others have no part in the answer."""
+        """Return the keys that any of these rows may see; the others have no part in the answer."""
         start, stop = 0, self.num_keys if rows.stop > rows.start else 0
         if options.causal:
             stop = min(max(rows.stop + self.offset, 0), stop)

@@ -37,7 +37,7 @@ class Values(NamedTuple):
 
 
 def value_dtype(q: torch.Tensor, v_cache: torch.Tensor) -> torch.dtype:
-    """Give the dtype in which P multiplies V: q's, where a quantised cache is widened first.
+    """Return the dtype in which P multiplies V: q's, where a quantised cache is widened first.
 
     With FP8 queries that is FP8: FA3 and trtllm-gen round P to it for their second product.
     """

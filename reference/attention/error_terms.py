@@ -134,12 +134,12 @@ class Roundings(NamedTuple):
         )
 
     def parts(self, keys: int) -> float:
-        """Give what outputs of parts of so many keys lose before the last of them is merged."""
+        """Return what outputs of parts of so many keys lose before the last of them is merged."""
         return self.partial * (2 if 0 < self.merged_above < keys else 1)
 
 
 def growth(terms: int) -> float:
-    """Give n(k): how many units of roundoff a sum of k terms may gather."""
+    """Return n(k): how many units of roundoff a sum of k terms may gather."""
     return min(float(terms), LAMBDA * math.sqrt(terms))
 
 
@@ -169,7 +169,7 @@ def block_bounds(
     options: Options,
     roundings: Roundings,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give the bounds on out [N, K, R, E] and lse [N, K, R, 1] of a block of rows.
+    """Return the bounds on out [N, K, R, E] and lse [N, K, R, 1] of a block of rows.
 
     Args:
         weights: the block's softmax.
@@ -237,7 +237,7 @@ def block_bounds(
 
 
 def _of_requests(like: torch.Tensor, *numbers: Sequence[float]) -> tuple[torch.Tensor, ...]:
-    """Give numbers of N requests as [N, 1, 1, 1] each, all brought over at once."""
+    """Return numbers of N requests as [N, 1, 1, 1] each, all brought over at once."""
     table = torch.tensor(numbers, dtype=like.dtype).to(like.device, non_blocking=True)
     return table.view(*table.shape, 1, 1, 1).unbind()
 

@@ -45,7 +45,7 @@ class BatchMetadata:
             self.validate()
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Give the five tensors by field name."""
+        """Return the five tensors by field name."""
         return {
             "qo_indptr": self.qo_indptr,
             "paged_kv_indptr": self.paged_kv_indptr,

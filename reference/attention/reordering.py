@@ -36,14 +36,14 @@ class LogitErrors(NamedTuple):
 
 
 def may_reorder(errors: LogitErrors) -> bool:
-    """Tell whether any row's keys may change places; True on a GPU, which is not waited for."""
+    """Whether any row's keys may change places; True on a GPU, which is not waited for."""
     if not errors.absolute.shape[-1]:
         return False
     return errors.largest.is_cuda or bool(errors.reorder.any())
 
 
 def largest_sum(log_weights: torch.Tensor, v: torch.Tensor, errors: LogitErrors) -> torch.Tensor:
-    """Give the most that sum P'_j |V_j| may be, P' being any weights within the errors.
+    """Return the most that sum P'_j |V_j| may be, P' being any weights within the errors.
 
     Args:
         log_weights: [N, K, R, S'], log P, -inf where masked.

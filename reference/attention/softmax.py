@@ -35,7 +35,7 @@ class Weights(NamedTuple):
 
 
 def softmax_weights(batch: Batch, options: Options) -> Iterator[Weights]:
-    """Give the softmax of the requests' query rows, a block of rows at a time."""
+    """Return the softmax of the requests' query rows, a block of rows at a time."""
     requests, num_queries, num_heads, _ = batch.q.shape
     row_bytes = requests * num_heads * batch.k.shape[1] * options.compute_dtype.itemsize
     size = max(1, MAX_LOGIT_BYTES // max(1, row_bytes))
@@ -66,7 +66,7 @@ def _block_weights(batch: Batch, options: Options, block: Block) -> Weights:
 
 
 def _scaled_queries(q: torch.Tensor, options: Options) -> torch.Tensor:
-    """Give [N, rows, H, D] in the compute dtype, q_scale applied."""
+    """Return [N, rows, H, D] in the compute dtype, q_scale applied."""
     wide, scale = q.to(options.compute_dtype), options.q_scale
     if isinstance(scale, torch.Tensor):
         return wide * scale.to(device=wide.device, dtype=wide.dtype).reshape(-1, 1)
@@ -92,7 +92,7 @@ def _normalise(weights: Weights) -> Weights:
 
 
 def value_heads(batch: Batch, block: Block, options: Options) -> torch.Tensor:
-    """Give V of a block as [N, K, S', E] in the compute dtype, v_scale applied, until the next.
+    """Return V of a block as [N, K, S', E] in the compute dtype, v_scale applied, until the next.
 
     Entries that are no request's are zero: what lies there may be NaN, and NaN * 0 is NaN.
     """

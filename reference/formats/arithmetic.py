@@ -123,12 +123,12 @@ class Arithmetic:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Give the plain name of a torch dtype: ``torch.bfloat16`` is ``"bfloat16"``."""
+    """Return the plain name of a torch dtype: ``torch.bfloat16`` is ``"bfloat16"``."""
     return str(dtype).removeprefix("torch.")
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
-    """Give the unit roundoff of a floating dtype.
+    """Return the unit roundoff of a floating dtype.
 
     Raises:
         ValueError: a dtype without an entry in ``UNIT_ROUNDOFF``.
@@ -141,7 +141,7 @@ def unit_roundoff(dtype: torch.dtype) -> float:
 
 
 def checked_arithmetic(arithmetic: Arithmetic | None) -> Arithmetic:
-    """Give the arithmetic of a bound: float32 throughout if None.
+    """Return the arithmetic of a bound: float32 throughout if None.
 
     Raises:
         ValueError: what is no Arithmetic, such as the name of a format.

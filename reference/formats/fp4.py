@@ -40,7 +40,7 @@ def quantize_e2m1(x: torch.Tensor) -> torch.Tensor:
 
 
 def dequantize_e2m1(codes: torch.Tensor, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """Give the values of e2m1 codes, one a byte, exactly.
+    """Return the values of e2m1 codes, one a byte, exactly.
 
     Args:
         codes: uint8, 0 to 15, any shape.
@@ -96,7 +96,7 @@ def unpack_e2m1(packed: torch.Tensor) -> torch.Tensor:
 
 
 def packed_values(packed: torch.Tensor) -> torch.Tensor:
-    """Give the values of packed codes in float64: uint8 [..., n / 2] to [..., n]."""
+    """Return the values of packed codes in float64: uint8 [..., n / 2] to [..., n]."""
     values = _PAIRS.to(packed.device).index_select(0, packed.flatten().int())
     return values.view(*packed.shape[:-1], 2 * packed.shape[-1])
 

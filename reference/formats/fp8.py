@@ -57,7 +57,7 @@ def dequantize_fp8(
     scale: float | torch.Tensor = 1.0,
     dtype: torch.dtype = torch.float64,
 ) -> torch.Tensor:
-    """Give the numbers that FP8 codes stand for: value * scale.
+    """Return the numbers that FP8 codes stand for: value * scale.
 
     In float64 the product is exact where the scale has at most 49 significant bits, as every
     float32 has. Another ``dtype`` is rounded to from there, once.

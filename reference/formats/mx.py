@@ -71,7 +71,7 @@ def quantize_mxfp8(x: torch.Tensor, dtype: torch.dtype = torch.float8_e4m3fn) ->
 def dequantize_mxfp8(
     codes: torch.Tensor, block_scales: torch.Tensor, dtype: torch.dtype = torch.float64
 ) -> torch.Tensor:
-    """Give the numbers of an MXFP8 tensor: FP8 value * 2^(scale code - 127), exact in float64.
+    """Return the numbers of an MXFP8 tensor: FP8 value * 2^(scale code - 127), exact in float64.
 
     Args:
         codes: float8_e4m3fn or float8_e5m2, [..., n].
@@ -118,7 +118,7 @@ def quantize_mxfp4(x: torch.Tensor) -> MXTensor:
 def dequantize_mxfp4(
     codes: torch.Tensor, block_scales: torch.Tensor, dtype: torch.dtype = torch.float64
 ) -> torch.Tensor:
-    """Give the numbers of an MXFP4 tensor: e2m1 value * 2^(scale code - 127), exact in float64.
+    """Return the numbers of an MXFP4 tensor: e2m1 value * 2^(scale code - 127), exact in float64.
 
     Args:
         codes: uint8 [..., n / 2], the element of even index in the low nibble.
@@ -138,7 +138,7 @@ def dequantize_mxfp4(
 
 
 def dequantize_e8m0(codes: torch.Tensor) -> torch.Tensor:
-    """Give the value of e8m0 scale codes: 2^(code - 127); code 255 is NaN.
+    """Return the value of e8m0 scale codes: 2^(code - 127); code 255 is NaN.
 
     OCP Microscaling Formats v1.0, section 5.4.1.
 

@@ -128,7 +128,7 @@ def dequantize_nvfp4(
     global_scale: float | torch.Tensor = 1.0,
     dtype: torch.dtype = torch.float64,
 ) -> torch.Tensor:
-    """Give the numbers of an NVFP4 tensor: e2m1 value * block scale * global scale.
+    """Return the numbers of an NVFP4 tensor: e2m1 value * block scale * global scale.
 
     In float64 the product is exact where the global scale has at most 47 significant bits, as
     every float32 has. Another ``dtype`` is rounded to from there, once (FlashInfer's kernels round

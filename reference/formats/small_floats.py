@@ -53,7 +53,7 @@ _TWO_BYTES: dict[torch.dtype, SmallFloat] = {
 
 
 def decode_table(form: SmallFloat, codes: int) -> torch.Tensor:
-    """Give the value of every code of a format: [codes], float64, on the CPU.
+    """Return the value of every code of a format: [codes], float64, on the CPU.
 
     The top bit is the sign, the lowest ``mantissa_bits`` the fraction f, those between the
     exponent e: (1 + f / 2^mantissa_bits) * 2^(e - 1 + min_exponent), without the 1 and with e = 1

@@ -52,7 +52,7 @@ def smooth(value: Unary, slope: Unary, curvature: float) -> Phi:
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
-    """Give x times the normal distribution's probability of less than x."""
+    """Return x times the normal distribution's probability of less than x."""
     below: torch.Tensor = torch.special.erfc(-SQRT_HALF * x)
     return 0.5 * x * below
 
@@ -64,7 +64,7 @@ def _gelu_slope(x: torch.Tensor) -> torch.Tensor:
 
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    """Give the tanh approximation of gelu."""
+    """Return the tanh approximation of gelu."""
     inner = SQRT_2_OVER_PI * (x + GELU_CUBE * x**3)
     # (1 + tanh(y)) / 2 is sigmoid(2 y), which does not cancel where x is negative.
     return x * torch.sigmoid(2.0 * inner)
@@ -78,7 +78,7 @@ def _gelu_tanh_slope(x: torch.Tensor) -> torch.Tensor:
 
 
 def swish(alpha: float) -> Phi:
-    """Give x sigmoid(alpha x), which is silu where alpha is 1."""
+    """Return x sigmoid(alpha x), which is silu where alpha is 1."""
 
     def value(x: torch.Tensor) -> torch.Tensor:
         return x * torch.sigmoid(alpha * x)
@@ -91,7 +91,7 @@ def swish(alpha: float) -> Phi:
 
 
 def clamp(low: float, high: float) -> Phi:
-    """Give x within [low, high]: an error beyond an end by less than itself is cut."""
+    """Return x within [low, high]: an error beyond an end by less than itself is cut."""
 
     def change(x: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
         beyond = torch.relu(x - high) + torch.relu(low - x)
@@ -227,12 +227,12 @@ def carried_error(
 
 
 def phi_of(activation: Activation, numbers: Swiglu) -> Phi:
-    """Give the function of the gate, or of the only projection."""
+    """Return the function of the gate, or of the only projection."""
     return activation.phi or swish(numbers.alpha)
 
 
 def halves(x: torch.Tensor, *, interleaved: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give the gates and the ups of [rows, 2 * inter], views of it."""
+    """Return the gates and the ups of [rows, 2 * inter], views of it."""
     if interleaved:
         return x[:, 0::2], x[:, 1::2]
     inter = x.shape[1] // 2

@@ -168,7 +168,7 @@ def judge_moe(
 def _expert(
     x: torch.Tensor, part: Experts, expert: int, roundings: MoERoundings, scratch: Scratch
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give an expert's outputs [n, hidden], without routing weights, and their bounds."""
+    """Return an expert's outputs [n, hidden], without routing weights, and their bounds."""
     u, r = roundings.accumulate, roundings
     first = _product(x, part.w13, expert, scratch)
     projected, columns = first.value, part.w13.columns
@@ -216,7 +216,7 @@ def _expert(
 def _systematic(
     part: Experts, projected: torch.Tensor, size: torch.Tensor, roundings: MoERoundings
 ) -> torch.Tensor:
-    """Give the norm [n, 1] of what the activation function itself may lose."""
+    """Return the norm [n, 1] of what the activation function itself may lose."""
     lost = ACTIVATION * roundings.accumulate * size
     absolute = roundings.sigmoid + 0.5 * roundings.tanh
     if part.activation.cancels:

@@ -81,7 +81,7 @@ class Experts(NamedTuple):
         return middle.clamp(-largest, largest)
 
     def rows(self) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-        """Give (expert, tokens, weights) by expert, at most ``TOKENS`` rows at a time.
+        """Return (expert, tokens, weights) by expert, at most ``TOKENS`` rows at a time.
 
         An expert that nobody selected, and a slot of weight 0, are not computed: whatever NaN is
         there stays there. On the input a weight of 0 makes a row of zeros, which biases may move.
@@ -228,7 +228,7 @@ def _checked_bias(
 
 
 def _numbers(activation: Activation, options: MoEOptions, experts: int) -> list[Swiglu]:
-    """Give alpha, beta and limit of each expert."""
+    """Return alpha, beta and limit of each expert."""
     columns = []
     for name, neutral in Swiglu()._asdict().items():
         given, usual = getattr(options, name), getattr(activation, name)
@@ -270,7 +270,7 @@ def _checked_scales(given: float | torch.Tensor | None, experts: int) -> list[fl
 def _shared(
     hidden: Matrix, second: Matrix, activation: Activation, options: MoEOptions
 ) -> Experts | None:
-    """Give the experts that every token goes to."""
+    """Return the experts that every token goes to."""
     if options.shared_w13 is None and options.shared_w2 is None:
         return None
     if options.shared_w13 is None or options.shared_w2 is None:

@@ -138,14 +138,14 @@ def best(scores: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def group_scores(router: Router) -> torch.Tensor:
-    """Give the scores [tokens, groups] of the groups."""
+    """Return the scores [tokens, groups] of the groups."""
     members = router.ranking.unflatten(1, (router.num_groups, -1))
     two: torch.Tensor = members.topk(router.best_of_group, dim=-1).values
     return two.sum(dim=-1)
 
 
 def masked(router: Router, groups: torch.Tensor) -> torch.Tensor:
-    """Give the ranking [tokens, experts] with scores left to the groups [tokens, n] alone."""
+    """Return the ranking [tokens, experts] with scores left to the groups [tokens, n] alone."""
     chosen = torch.zeros(
         (len(groups), router.num_groups), dtype=torch.bool, device=groups.device
     ).scatter_(1, groups, value=True)
@@ -154,7 +154,7 @@ def masked(router: Router, groups: torch.Tensor) -> torch.Tensor:
 
 
 def weights_of(router: Router, ids: torch.Tensor) -> torch.Tensor:
-    """Give the weights [tokens, top_k] that belong to these experts (int64 [tokens, top_k])."""
+    """Return the weights [tokens, top_k] that belong to these experts (int64 [tokens, top_k])."""
     weights = router_weights(router.how, router.logits, router.scores, ids)
     return weights * router.scaling_factor
 

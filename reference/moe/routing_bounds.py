@@ -144,7 +144,7 @@ def compare_routing(
 
 
 def score_errors(router: Router, arithmetic: Arithmetic) -> torch.Tensor:
-    """Give the errors [tokens, experts] of the scores, without bias."""
+    """Return the errors [tokens, experts] of the scores, without bias."""
     u, x, scores = UNIT_ROUNDOFF[arithmetic.accumulate], router.logits, router.scores
     size = x.abs().masked_fill(x.isneginf(), 0.0)
     if router.how.score == "softmax":
@@ -159,7 +159,7 @@ def score_errors(router: Router, arithmetic: Arithmetic) -> torch.Tensor:
 
 
 def _exponential(u: float, x: torch.Tensor) -> torch.Tensor:
-    """Give the relative errors of exp(x - max): 0 where x is minus infinity."""
+    """Return the relative errors of exp(x - max): 0 where x is minus infinity."""
     size = x.abs().masked_fill(x.isneginf(), 0.0)
     largest = x.amax(dim=1, keepdim=True).abs()
     return torch.expm1((u * (LOGIT * (size + largest) + EXP)).clamp(max=LARGEST_LOGIT_ERROR))

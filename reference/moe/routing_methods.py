@@ -111,7 +111,7 @@ def routing_method(method: str) -> RoutingMethod:
 
 
 def router_scores(how: RoutingMethod, logits: torch.Tensor) -> torch.Tensor:
-    """Give the scores [tokens, experts] of logits, in their dtype, before any bias."""
+    """Return the scores [tokens, experts] of logits, in their dtype, before any bias."""
     if how.score == "softmax":
         return torch.softmax(logits, dim=-1)
     if how.score == "sigmoid":
@@ -125,7 +125,7 @@ def router_scores(how: RoutingMethod, logits: torch.Tensor) -> torch.Tensor:
 def router_weights(
     how: RoutingMethod, logits: torch.Tensor, scores: torch.Tensor, ids: torch.Tensor
 ) -> torch.Tensor:
-    """Give the weights [tokens, top_k] that belong to selected experts, unscaled.
+    """Return the weights [tokens, top_k] that belong to selected experts, unscaled.
 
     Args:
         how: the method.

@@ -205,7 +205,7 @@ class Matrix(NamedTuple):
         return max(1, min(NUMBERS // self.columns, self.values.shape[1]))
 
     def blocks(self, expert: int, dtype: torch.dtype, scratch: Scratch) -> Iterator[torch.Tensor]:
-        """Give the numbers of an expert's weights, ``step`` rows at a time.
+        """Return the numbers of an expert's weights, ``step`` rows at a time.
 
         They may lie in the scratch memory, until the next are read.
         """
@@ -219,7 +219,7 @@ class Matrix(NamedTuple):
                 yield self._decoded(self.quantized, expert, start, start + step).to(dtype)
 
     def weights(self, expert: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-        """Give the numbers [rows, columns] of an expert's weights."""
+        """Return the numbers [rows, columns] of an expert's weights."""
         if self.quantized is None:
             return self.values[expert].to(dtype)
         return self._decoded(self.quantized, expert, 0, self.values.shape[1]).to(dtype)
@@ -238,7 +238,7 @@ class Matrix(NamedTuple):
         return form.entry.decode(codes, scales, _of_expert(given, expert))
 
     def tokens(self, index: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Give the numbers [rows, columns] of these tokens' hidden states."""
+        """Return the numbers [rows, columns] of these tokens' hidden states."""
         codes = self.values[index]
         if self.quantized is None:
             return codes.to(dtype)

@@ -24,7 +24,7 @@ class BaseProblem:
     """Fields that came after the schema: left out at their default, so that ids stay the same."""
 
     def to_json(self) -> dict[str, Any]:
-        """Give a JSON-able dictionary that ``problem_from_json`` reads back."""
+        """Return a JSON-able dictionary that ``problem_from_json`` reads back."""
         found = {"schema": SCHEMA, "type": self.kind}
         for field in fields(self):  # type: ignore[arg-type]  # a dataclass
             value = getattr(self, field.name)
@@ -40,12 +40,12 @@ class BaseProblem:
 
 
 def _listed(value: Any) -> Any:  # noqa: ANN401  JSON
-    """Give tuples as lists, all the way down."""
+    """Return tuples as lists, all the way down."""
     return [_listed(each) for each in value] if isinstance(value, tuple) else value
 
 
 def is_power_of_two(number: float) -> bool:
-    """Tell whether multiplying by it only changes an exponent."""
+    """Whether multiplying by it only changes an exponent."""
     return math.frexp(number)[0] == 0.5  # noqa: PLR2004
 
 

@@ -21,7 +21,7 @@ class Allocator:
         self.storages: dict[str, torch.Tensor] = {}
 
     def empty(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Give a contiguous tensor full of ``unused`` inside a fenced storage."""
+        """Return a contiguous tensor full of ``unused`` inside a fenced storage."""
         count = 1
         for size in shape:
             count *= size
@@ -32,7 +32,7 @@ class Allocator:
         return storage[FENCE : FENCE + count].view(shape)
 
     def fill(self, dtype: torch.dtype) -> float:
-        """Give what fills a storage of this dtype: integers and packed codes have no NaN."""
+        """Return what fills a storage of this dtype: integers and packed codes have no NaN."""
         return self.unused if dtype.is_floating_point else int(CANARY)
 
     def place(self, name: str, values: torch.Tensor) -> torch.Tensor:

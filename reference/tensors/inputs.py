@@ -37,7 +37,7 @@ class AttentionOptions:
     q_scale: float | torch.Tensor = field(default=1.0, kw_only=True)
 
     def keywords(self) -> dict[str, Any]:
-        """Give the options as keyword arguments of the oracle."""
+        """Return the options as keyword arguments of the oracle."""
         return {name: getattr(self, name) for name in AttentionOptions.__dataclass_fields__}
 
 
@@ -70,7 +70,7 @@ class PagedAttentionInputs(_Quantised, _WithOutput, AttentionOptions, _PagedTens
     """Arguments of ``paged_attention``, besides ``block_table`` [R, pages] int32."""
 
     def keywords(self) -> dict[str, Any]:
-        """Give the options, and what the cache holds, as keyword arguments of the oracle."""
+        """Return the options, and what the cache holds, as keyword arguments of the oracle."""
         quantised = {"kv_format": self.kv_format, "kv_cache_sf": self.kv_cache_sf}
         return {**super().keywords(), **quantised}
 

@@ -59,7 +59,7 @@ def _options(problem: AttentionProblem, home: Allocator) -> AttentionOptions:
 def _scale(
     problem: AttentionProblem, name: str, heads: int, home: Allocator
 ) -> float | torch.Tensor:
-    """Give a scale of the problem: one number, or one a head."""
+    """Return a scale of the problem: one number, or one a head."""
     scale: float = getattr(problem, name)
     if not (problem.per_head_scales and heads):
         return scale
@@ -105,7 +105,7 @@ def _empty_kv(
 def _empty_latent(
     problem: AttentionProblem, shape: tuple[int, ...], dtype: torch.dtype, home: Allocator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give room for [a, b, c, D]; values are its first channels. If strided, pages lie apart."""
+    """Return room for [a, b, c, D]; values are its first channels. If strided, pages lie apart."""
     if problem.strided_kv:
         room = home.empty("k", (shape[0], 2, *shape[1:]), dtype)[:, 0]
     else:

@@ -75,13 +75,13 @@ def _fitted(scales: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 
 def _scale(largest: torch.Tensor, hashes: torch.Tensor, room: float) -> torch.Tensor:
-    """Give 1, 1.25, 1.5 or 1.75 times the least power of two that keeps all within room."""
+    """Return 1, 1.25, 1.5 or 1.75 times the least power of two that keeps all within room."""
     exponent = torch.frexp(largest / room).exponent
     return torch.ldexp(1.0 + (hashes % 4).to(torch.float32) / 4, exponent)
 
 
 def _block_amax(values: torch.Tensor, dim: int) -> torch.Tensor:
-    """Give the largest of each 128 along an axis, the last of what is left."""
+    """Return the largest of each 128 along an axis, the last of what is left."""
     parts = [part.amax(dim=dim, keepdim=True) for part in values.split(SCALE_BLOCK, dim=dim)]
     return torch.cat(parts, dim=dim)
 

@@ -33,7 +33,7 @@ class RouteInputs:
     storages: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def keywords(self) -> dict[str, Any]:
-        """Give the options as keyword arguments of the oracle."""
+        """Return the options as keyword arguments of the oracle."""
         names = ("method", "bias", "num_groups", "topk_groups", "scaling_factor", "masked_groups")
         return {name: getattr(self, name) for name in names}
 
@@ -69,11 +69,11 @@ class MoEInputs:
     storages: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def tensors(self) -> tuple[Any, Any, Any, Any, Any]:
-        """Give the positional arguments of the oracle."""
+        """Return the positional arguments of the oracle."""
         return self.hidden, self.w13, self.w2, self.topk_ids, self.topk_weights
 
     def keywords(self) -> dict[str, Any]:
-        """Give the options as keyword arguments of the oracle."""
+        """Return the options as keyword arguments of the oracle."""
         return {name: getattr(self, name) for name in OPTIONS}
 
 

@@ -145,7 +145,7 @@ def _numbers(problem: MoEProblem, home: Allocator) -> dict[str, Any]:
 
 
 def _intermediate_scale(problem: MoEProblem) -> float | None:
-    """Give the scale of kernels whose scales are all static: one a tensor, hidden states too."""
+    """Return the scale of kernels whose scales are all static: one a tensor, hidden states too."""
     static = problem.quantized == "fp8_tensor" and problem.quantized_hidden
     return INTERMEDIATE_SCALE if static and not problem.shared_experts else None
 

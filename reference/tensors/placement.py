@@ -81,7 +81,7 @@ def _placement(
 
 
 def _slots(metadata: BatchMetadata, seq_lens: tuple[int, ...]) -> torch.Tensor:
-    """Give the [2, keys] page and offset in it of every logical key of the batch."""
+    """Return the [2, keys] page and offset in it of every logical key of the batch."""
     size = metadata.page_size
     pages = metadata.paged_kv_indices.long().unsqueeze(1)
     slots = (pages * size + torch.arange(size)).flatten()
@@ -92,7 +92,7 @@ def _slots(metadata: BatchMetadata, seq_lens: tuple[int, ...]) -> torch.Tensor:
 
 
 def block_table(problem: AttentionProblem) -> tuple[torch.Tensor, int]:
-    """Give the [R, pages] int32 block table and the number of pages in the cache.
+    """Return the [R, pages] int32 block table and the number of pages in the cache.
 
     At least two pages belong to nobody. Entries past a request's pages are garbage.
     """

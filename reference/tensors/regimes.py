@@ -101,7 +101,7 @@ def _rows(problem: AttentionProblem) -> tuple[torch.Tensor, torch.Tensor]:
 def _numbered(
     ids: tuple[int, ...], lengths: tuple[int, ...], shared: tuple[int, ...] = ()
 ) -> torch.Tensor:
-    """Give the row number of every token of requests of these lengths, some of them shared.
+    """Return the row number of every token of requests of these lengths, some of them shared.
 
     Problems in a row have it in common: it is not to be changed.
     """
@@ -115,7 +115,7 @@ def _numbered(
 
 
 def _positions(rows: torch.Tensor) -> torch.Tensor:
-    """Give the position in its request of each row number."""
+    """Return the position in its request of each row number."""
     return rows % ROWS_A_REQUEST
 
 
@@ -150,7 +150,7 @@ def _marked_channel(problem: AttentionProblem) -> int:
 def _dominant_key(
     problem: AttentionProblem, values: AttentionValues, rows: torch.Tensor
 ) -> AttentionValues:
-    """Give one key a request, at an edge of a page or tile, almost all the weight."""
+    """Return one key a request, at an edge of a page or tile, almost all the weight."""
     edge = EDGES[choose(problem.seed, "dominant", 0, len(EDGES))]
     factor = abs(problem.scale) * problem.k_scale or 1.0
     channel = _marked_channel(problem)
@@ -294,7 +294,7 @@ def merge_values(problem: MergeProblem, device: torch.device) -> tuple[torch.Ten
 
 
 def empty_states(problem: MergeProblem, device: torch.device) -> torch.Tensor:
-    """Give the [states, tokens, heads] mask of states that are (0, -inf)."""
+    """Return the [states, tokens, heads] mask of states that are (0, -inf)."""
     shape = (problem.num_states, problem.num_tokens, problem.num_heads)
     if problem.empty != "some":
         return torch.full(shape, problem.empty == "all", device=device)

@@ -28,7 +28,7 @@ def mix_int(x: int) -> int:
 
 
 def stream(seed: int, tag: str) -> int:
-    """Give the 32-bit key of one tensor's values."""
+    """Return the 32-bit key of one tensor's values."""
     high = mix_int((seed >> 32) * _GOLDEN)  # not symmetric: 2**32 is another seed than 1
     return mix_int(mix_int(seed & _MASK) ^ high ^ zlib.crc32(tag.encode()))
 
@@ -39,7 +39,7 @@ def choose(seed: int, tag: str, index: int, options: int) -> int:
 
 
 def bits(key: int, rows: torch.Tensor, columns: int) -> torch.Tensor:
-    """Give [rows, columns] int64 hashes below 2**32 for these row numbers, where they are."""
+    """Return [rows, columns] int64 hashes below 2**32 for these row numbers, where they are."""
     hashes = _hashes([Part(key, rows, columns)], rows.device)
     return hashes.view(len(rows), columns).to(torch.int64) & _MASK
 
@@ -53,7 +53,7 @@ class Part(NamedTuple):
 
 
 def bells(parts: Sequence[Part], device: torch.device | None = None) -> list[torch.Tensor]:
-    """Give [rows, columns] float32 values that look normal: mean 0, deviation 1.15, below 4.
+    """Return [rows, columns] float32 values that look normal: mean 0, deviation 1.15, below 4.
 
     The sum of a hash's four bytes (Irwin-Hall) with the hash's low bits behind it, so that all 24
     bits of a float32 are in use and a kernel that rounds its inputs is seen to do so.
@@ -71,12 +71,12 @@ def bells(parts: Sequence[Part], device: torch.device | None = None) -> list[tor
 
 
 def bell(key: int, rows: torch.Tensor, columns: int) -> torch.Tensor:
-    """Give the [rows, columns] ``bells`` of one tensor."""
+    """Return the [rows, columns] ``bells`` of one tensor."""
     return bells([Part(key, rows, columns)])[0]
 
 
 def _hashes(parts: Sequence[Part], device: torch.device) -> torch.Tensor:
-    """Give the hashes of all parts, one after another, as int32.
+    """Return the hashes of all parts, one after another, as int32.
 
     Rows and columns are hashed where the rows are, and brought to the device at once.
     """
@@ -92,7 +92,7 @@ def _hashes(parts: Sequence[Part], device: torch.device) -> torch.Tensor:
 
 
 def _split(parts: Sequence[Part], values: torch.Tensor) -> list[torch.Tensor]:
-    """Give the [rows, columns] of each part out of all of them one after another."""
+    """Return the [rows, columns] of each part out of all of them one after another."""
     return [
         tensor.view(part.rows.shape[0], part.columns)
         for part, tensor in zip(parts, values.split(_sizes(parts)), strict=True)
@@ -111,7 +111,7 @@ def mix(x: torch.Tensor) -> torch.Tensor:
 
 
 def integers(key: int, rows: torch.Tensor, columns: int, low: int, high: int) -> torch.Tensor:
-    """Give [rows, columns] float32 integers from low to high inclusive."""
+    """Return [rows, columns] float32 integers from low to high inclusive."""
     return (bits(key, rows, columns) % (high - low + 1) + low).to(torch.float32)
 
 

@@ -32,7 +32,7 @@ REPLAY = {side: f"kernelproof replay case.json --release {side}" for side in ("0
 
 
 def some_findings() -> list[Finding]:
-    """Give one finding of each look that a page has."""
+    """Return one finding of each look that a page has."""
     return [
         finding(
             "positional-meaning",
@@ -79,7 +79,7 @@ def some_findings() -> list[Finding]:
 
 
 def make_report(**changes: Any) -> dict[str, Any]:  # noqa: ANN401  any field
-    """Give a report as a comparison writes it; ``changes`` are to its fields."""
+    """Return a report as a comparison writes it; ``changes`` are to its fields."""
     policy = Policy(
         accepted=(Accepted("surface/callable-removed/*", "nobody calls it"), Accepted("x/*", "y")),
         source="policy.toml",
@@ -104,7 +104,7 @@ def make_report(**changes: Any) -> dict[str, Any]:  # noqa: ANN401  any field
 
 
 def features() -> dict[str, Any]:
-    """Give a matrix with a cell that was gained, one that was lost, and evidence of each kind."""
+    """Return a matrix with a cell that was gained, one that was lost, and evidence of each kind."""
     told = {
         "y": {"status": "supported", "evidence": "declared", "rule": "allow"},
         "c": {"status": "supported", "evidence": "compiled", "rule": "allow"},
@@ -134,7 +134,7 @@ def features() -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """Give what one machine adds to a report."""
+    """Return what one machine adds to a report."""
     versions = {"flashinfer": "0.6", "torch": "2.13.0", "triton": None, "cuda": "13.0"}
     measured = {"problem": "0a1b", "work": 10, "seconds": {"baseline": 1e-5, "candidate": 2e-5},
                 "rounds": {"baseline": [1e-5], "candidate": [2e-5]}, "peak_bytes": {},
@@ -170,7 +170,7 @@ def machine() -> dict[str, Any]:
 
 @pytest.fixture
 def report() -> Callable[..., dict[str, Any]]:
-    """Give ``make_report``: test modules cannot import from a conftest."""
+    """Return ``make_report``: test modules cannot import from a conftest."""
     return make_report
 
 
@@ -198,7 +198,7 @@ def chromium() -> Iterator[Chrome]:
 
 @pytest.fixture
 def browser(chromium: Chrome) -> Chrome:
-    """Give the browser as a new user has it: a light page of 1,200 pixels, nothing logged."""
+    """Return the browser as a new user has it: a light page of 1,200 pixels, nothing logged."""
     size = {"width": 1200, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     chromium.get("about:blank")
     chromium.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
@@ -210,7 +210,7 @@ def browser(chromium: Chrome) -> Chrome:
 
 @pytest.fixture
 def show(browser: Chrome, tmp_path: Path) -> Callable[..., None]:
-    """Give a function that opens a page as somebody does who was sent the file."""
+    """Return a function that opens a page as somebody does who was sent the file."""
 
     def opened(page: str, fragment: str = "") -> None:
         path = tmp_path / "report.html"

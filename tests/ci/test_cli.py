@@ -474,7 +474,7 @@ def test_help_is_fast_for_it_loads_nothing_heavy() -> None:
 
 
 def children(pid: int) -> list[int]:
-    """Give the processes below one, as far as /proc tells."""
+    """Return the processes below one, as far as /proc tells."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -519,7 +519,7 @@ def test_an_interrupted_run_tells_what_it_knows(zoo: Path) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Tell whether a process runs; a dead one that nobody has reaped does not."""
+    """Whether a process runs; a dead one that nobody has reaped does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

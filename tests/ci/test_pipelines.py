@@ -27,7 +27,7 @@ def read(path: Path) -> Any:  # noqa: ANN401  what YAML holds
 
 
 def scripts() -> list[Any]:
-    """Give the shell of each step, as an agent would run it."""
+    """Return the shell of each step, as an agent would run it."""
     found = []
     for name, job in read(GITHUB)["jobs"].items():
         for number, step in enumerate(job["steps"]):

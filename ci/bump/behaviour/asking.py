@@ -62,7 +62,7 @@ class Side:
         """Have a worker answer a request.
 
         Args:
-            payload: of the request, see ``judge.TASKS``.
+            payload: of the request, see ``tasks.TASKS``.
             deadlines: of its phases.
             note: tells requests apart that are otherwise the same, such as rounds of timing.
             before: is called first where the journal has no answer yet.
@@ -91,7 +91,7 @@ class Side:
         return dataclasses.asdict(outcome)
 
     def remember(self, question: Mapping[str, Any], answer: Callable[[], Any]) -> Any:  # noqa: ANN401
-        """Give the answer to a question that takes many requests."""
+        """Return the answer to a question that takes many requests."""
         return self._journal.ask({"side": self.name, **question}, answer)
 
     def run(self, payload: Mapping[str, Any], deadlines: Deadlines) -> Outcome:

@@ -66,18 +66,18 @@ class Tried:
     severe_before: bool = False
 
     def request(self, address: Address) -> dict[str, Any]:
-        """Give what a worker needs to judge it as it was judged."""
+        """Return what a worker needs to judge it as it was judged."""
         if self.case is not None:
             return self.case.request(address)
         return address.case(self.law, self.problem)
 
     def bad(self, side: str) -> bool:
-        """Tell whether a side failed."""
+        """Whether a side failed."""
         verdict = self.verdicts.get(side)
         return verdict is not None and verdict.bad
 
     def judged(self, side: str) -> bool:
-        """Tell whether a side was judged at all."""
+        """Whether a side was judged at all."""
         verdict = self.verdicts.get(side)
         unjudged = ("UNSUPPORTED", LOST)
         return verdict is not None and verdict.status not in unjudged and not verdict.vacuous
@@ -185,7 +185,7 @@ def compare(
 
 
 def entries_of(found: Compared, plan: Plan) -> list[Entry]:
-    """Give the ledger's entries of an implementation, whatever versions they speak of."""
+    """Return the ledger's entries of an implementation, whatever versions they speak of."""
     return [
         entry
         for entry in plan.ledger.entries
@@ -196,7 +196,7 @@ def entries_of(found: Compared, plan: Plan) -> list[Entry]:
 
 
 def further_cases(found: Compared, plan: Plan) -> list[Case]:
-    """Give the stored cases of an implementation that no entry of the ledger speaks of."""
+    """Return the stored cases of an implementation that no entry of the ledger speaks of."""
     cases = cases_of(found.reference, plan.corpus, entries_of(found, plan))
     return [case for case in cases if not plan.laws or case.law in plan.laws]
 
@@ -261,7 +261,7 @@ def confirmed(tried: Tried, found: Compared, sides: Sides) -> bool:
 
 
 def as_severe_before(ordered: Sequence[Tried], found: Compared, sides: Sides) -> bool:
-    """Tell whether the baseline hangs or dies too, where it was wrong and the candidate did so.
+    """Whether the baseline hangs or dies too, where it was wrong and the candidate did so.
 
     A race shows itself as a wrong answer here and as a hang there: once each tells no release from
     the other. Each of ``LOOKS`` looks is in a fresh process, at the next of the failures.
@@ -332,6 +332,6 @@ def _word(name: str) -> str:
 
 
 def problems_of(compared: Sequence[Compared]) -> Iterator[Tried]:
-    """Give everything that was tried of several implementations."""
+    """Return everything that was tried of several implementations."""
     for each in compared:
         yield from each.tried

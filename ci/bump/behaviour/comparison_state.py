@@ -64,7 +64,7 @@ class Learned:
             self.seconds[part] = round(time.monotonic() - start, 3)
 
     def name(self, side: str) -> str:
-        """Give the version of a side, or what it was asked for as."""
+        """Return the version of a side, or what it was asked for as."""
         version = self.declared.get(side, {}).get("flashinfer")
         target = self.targets.get(side)
         return str(version or (target and target.flashinfer) or self.given[side])

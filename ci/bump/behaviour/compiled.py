@@ -60,7 +60,7 @@ def compile_both(
 
 
 def compile_findings(records: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Give modules that compiled with one release and do not with the other."""
+    """Return modules that compiled with one release and do not with the other."""
     by_cell: dict[tuple[str, int], dict[str, Mapping[str, Any]]] = {}
     for each in records:
         by_cell.setdefault((each["unit"], each["sm"]), {})[each["side"]] = each
@@ -86,7 +86,7 @@ def compile_findings(records: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
 
 
 def compiled_chips(records: Sequence[Mapping[str, Any]]) -> set[int]:
-    """Give the chips of which some module was judged for both releases: it must be there."""
+    """Return the chips of which some module was judged for both releases: it must be there."""
     judged = {
         side: {each["sm"] for each in records
                if each["side"] == side and each["status"] not in (ABSENT, UNJUDGED)}

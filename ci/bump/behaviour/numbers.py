@@ -13,7 +13,7 @@ from .outcomes import both_pass, change_of
 
 
 def implementation_json(found: Compared) -> dict[str, Any]:
-    """Give the numbers of one implementation; nothing in it depends on a clock."""
+    """Return the numbers of one implementation; nothing in it depends on a clock."""
     by_law: dict[str, list[Tried]] = {}
     for each in found.tried:
         by_law.setdefault(each.law, []).append(each)
@@ -58,7 +58,7 @@ def _law_json(law: str, members: Sequence[Tried], found: Compared) -> dict[str, 
 
 
 def _ratios(found: Compared, side: str) -> list[float]:
-    """Give error over bound of each drawn problem that passed, sorted, for a distribution."""
+    """Return error over bound of each drawn problem that passed, sorted, for a distribution."""
     return sorted(
         round(verdict.ratio, 5)
         for each in found.tried

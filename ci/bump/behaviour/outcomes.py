@@ -71,7 +71,7 @@ class Context:
 
 
 def behaviour_findings(compared: Sequence[Compared], context: Context) -> Iterator[Finding]:
-    """Give the findings of all implementations, each with its smallest problem."""
+    """Return the findings of all implementations, each with its smallest problem."""
     for each in compared:
         for (change, _), members in _groups(each, context).items():
             if change == WORSE:
@@ -111,7 +111,7 @@ def _look_before(worse: Sequence[Tried], found: Compared, context: Context) -> N
 
 
 def change_of(tried: Tried, found: Compared) -> str:
-    """Give the change that one problem shows; empty where it shows none."""
+    """Return the change that one problem shows; empty where it shows none."""
     before, after = tried.verdicts.get(BASELINE), tried.verdicts.get(CANDIDATE)
     old, new = tried.bad(BASELINE), tried.bad(CANDIDATE)
     if new and after is not None and after.status == "HANG" and not old:
@@ -127,7 +127,7 @@ def change_of(tried: Tried, found: Compared) -> str:
 
 
 def _telling(tried: Tried, change: str) -> Verdict:
-    """Give the verdict that a finding is about."""
+    """Return the verdict that a finding is about."""
     failing = [side for side in reversed(SIDES) if tried.bad(side)]
     return tried.verdicts[BASELINE if change == FIXED else failing[0]]
 
@@ -194,7 +194,7 @@ def _one_of_each_law_first(members: Sequence[Tried]) -> list[Tried]:
 def _shown_again(
     ordered: Sequence[Tried], found: Compared, sides: Sides
 ) -> tuple[Tried | None, int]:
-    """Give the first failure that shows again, and how many before it did not.
+    """Return the first failure that shows again, and how many before it did not.
 
     One failure that comes and goes must not speak for others that stay.
     """
@@ -236,7 +236,7 @@ def _case(tried: Tried, found: Compared, context: Context) -> Path | None:
 
 
 def replay_with(case: Path, given: str) -> str:
-    """Give the command that judges a case with one of the releases."""
+    """Return the command that judges a case with one of the releases."""
     return f"{replay_command(case)} --release {shlex.quote(given)}"
 
 
@@ -290,5 +290,5 @@ def _bits(found: Compared, chips: tuple[Chip, ...]) -> Iterator[Finding]:
 
 
 def both_pass(tried: Tried) -> bool:
-    """Tell whether both sides were judged, and are right."""
+    """Whether both sides were judged, and are right."""
     return all(tried.judged(side) and not tried.verdicts[side].bad for side in SIDES)

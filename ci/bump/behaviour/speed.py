@@ -57,7 +57,7 @@ def _ask(
 
 
 def _memory(found: Compared, sides: Sides, tried: Tried) -> dict[str, dict[str, int | None]]:
-    """Give what calls on a problem need with each side; None of what is not known."""
+    """Return what calls on a problem need with each side; None of what is not known."""
     needs = {side: _ask(found, sides, side, tried, "weigh") or {} for side in SIDES}
     return {field: {side: needs[side].get(field) for side in SIDES} for field in MEMORY}
 
@@ -103,7 +103,7 @@ def _numbers(
 def speed_findings(
     compared: Sequence[Compared], limit: float, chips: tuple[Chip, ...]
 ) -> Iterator[Finding]:
-    """Give implementations that take longer, or less, by more than a limit, in every round."""
+    """Return implementations that take longer, or less, by more than a limit, in every round."""
     for each in compared:
         slow = [speed for speed in each.speeds if speed["low"] > limit]
         fast = [speed for speed in each.speeds if speed["high"] < 1 / limit]
@@ -162,5 +162,5 @@ def memory_told(measured: Mapping[str, Any]) -> list[str]:
 
 
 def build_seconds(compared: Sequence[Compared]) -> list[dict[str, Any]]:
-    """Give what compiling modules took, by implementation and side."""
+    """Return what compiling modules took, by implementation and side."""
     return [{"name": each.name, "seconds": each.builds} for each in compared if each.builds]

@@ -79,7 +79,7 @@ def _refused_altogether(asker: Asker, address: Address, report: ImplementationRe
 
 
 def axes_to_json(axes: Axes) -> dict[str, Any]:
-    """Give axes as JSON."""
+    """Return axes as JSON."""
     return {
         "operation": axes.operation,
         "values": {name: list(values) for name, values in axes.values.items()},

@@ -42,7 +42,7 @@ def nothing_judged(compared: Sequence[Compared]) -> str:
 
 
 def _of_problems(found: Compared) -> str:
-    """Give what the candidate said instead, of the first problem that was tried."""
+    """Return what the candidate said instead, of the first problem that was tried."""
     for tried in found.tried:
         verdict = tried.verdicts.get(CANDIDATE)
         if verdict is not None:

@@ -33,7 +33,7 @@ def to_json(
     command: str,
     timings: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Give the report of a comparison that has ended.
+    """Return the report of a comparison that has ended.
 
     Args:
         learned: by it.
@@ -73,7 +73,7 @@ def refused(
     error: UsageRefusedError | MachineError,
     command: str,
 ) -> dict[str, Any]:
-    """Give the report of a comparison that was not begun, or ended because of what was asked.
+    """Return the report of a comparison that was not begun, or ended because of what was asked.
 
     Args:
         given: by side, as it was asked for.
@@ -135,7 +135,7 @@ def assemble(
 
 
 def judged(findings: Sequence[Finding], policy: Policy) -> list[Finding]:
-    """Give findings with their actions: what blocks first, and then in the order of the parts."""
+    """Return findings with their actions: what blocks first, and then in the order of the parts."""
     order = {"block": 0, "condition": 1, "report": 2}
     found = [policy.judge(each) for each in findings]
     return sorted(found, key=lambda each: order[each.action])

@@ -23,20 +23,20 @@ COLUMNS = ("implementation", "judged", "what changed", "worst ratio", "time")
 
 
 def kept(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Give a report without replay commands, traces and paths of the machine."""
+    """Return a report without replay commands, traces and paths of the machine."""
     found: dict[str, Any] = as_evidence(report)
     found["findings"] = [{**each, "replay": {}} for each in found["findings"]]
     return found
 
 
 def about(name: str, report: Mapping[str, Any]) -> Iterator[str]:
-    """Give the heading of a report that was kept in the file of this name."""
+    """Return the heading of a report that was kept in the file of this name."""
     sides = " to ".join(side_name(report, side) for side in SIDES)
     yield from (f"### {sides}, {report['date'][:10]}", "", f"`{name}`: {report['message']}.", "")
 
 
 def about_machine(machine: Mapping[str, Any]) -> Iterator[str]:
-    """Give the lines before the table of a machine that ran."""
+    """Return the lines before the table of a machine that ran."""
     versions = machine["versions"].get(SIDES[1], {})
     told = ", ".join(
         f"{package} {versions[package]}"
@@ -49,7 +49,7 @@ def about_machine(machine: Mapping[str, Any]) -> Iterator[str]:
 
 
 def rows(machine: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Give a row for each implementation that ran on a machine."""
+    """Return a row for each implementation that ran on a machine."""
     times = {each["name"]: each["measurements"] for each in machine["timings"]["speed"]}
     for each in machine["implementations"]:
         changes: Counter[str] = Counter()

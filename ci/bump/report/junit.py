@@ -12,7 +12,7 @@ SUITES = ("block", "condition", "report")
 
 
 def to_junit(report: Mapping[str, Any]) -> str:
-    """Give a JUnit document: chips are one suite, findings of each area another.
+    """Return a JUnit document: chips are one suite, findings of each area another.
 
     What blocks, and a condition that is open, is a failure; what is only reported passes, and says
     so in its output; a chip that is undecided is an error.

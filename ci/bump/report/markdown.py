@@ -22,7 +22,7 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|@~$])")
 
 
 def to_markdown(report: Mapping[str, Any]) -> str:
-    """Give the report; what is long is folded, and cut where a comment would be too long."""
+    """Return the report; what is long is folded, and cut where a comment would be too long."""
     lines = [*_lines(report)]
     text = "\n".join(lines) + "\n"
     if len(text) <= LONGEST:
@@ -133,13 +133,13 @@ def _details(summary: str) -> Iterator[str]:
 
 
 def escaped(text: object) -> str:
-    """Give text that Markdown and HTML show as it is, on one line; ``@`` calls nobody."""
+    """Return text that Markdown and HTML show as it is, on one line; ``@`` calls nobody."""
     plain = " ".join(printable(str(text)).split())
     return _SPECIAL.sub(lambda found: "&#64;" if found[1] == "@" else f"\\{found[1]}", plain)
 
 
 def code(text: str) -> str:
-    """Give text as code on one line, however many backticks it has."""
+    """Return text as code on one line, however many backticks it has."""
     plain = " ".join(printable(text).split())
     longest = max((len(run) for run in re.findall(r"`+", plain)), default=0)
     fence = "`" * (longest + 1)

@@ -67,7 +67,7 @@ def merge(paths: Sequence[Path], policy: Policy | None, command: str) -> dict[st
 
 
 def policy_of(report: Report) -> Policy:
-    """Give the policy that a report was judged by."""
+    """Return the policy that a report was judged by."""
     told = report["policy"]
     return Policy(
         told["actions"],
@@ -86,7 +86,7 @@ def _name(report: Report, side: str) -> str:
 
 
 def _is_same(one: Report, other: Report, side: str) -> bool:
-    """Tell whether two reports are of one release; one may not have come to know its version."""
+    """Whether two reports are of one release; one may not have come to know its version."""
     if _name(one, side) == _name(other, side):
         return True
     unknown = not (one[side].get("flashinfer") and other[side].get("flashinfer"))
@@ -94,7 +94,7 @@ def _is_same(one: Report, other: Report, side: str) -> bool:
 
 
 def _findings(reports: Sequence[Report]) -> list[Finding]:
-    """Give the findings of all: one that several have is one, on all of their chips."""
+    """Return the findings of all: one that several have is one, on all of their chips."""
     found: dict[str, Finding] = {}
     for report in reports:
         for data in report["findings"]:
@@ -131,7 +131,7 @@ def _shown(found: Finding) -> tuple[object, ...]:
 
 
 def _told_of_another(one: Finding, other: Finding) -> dict[str, Any]:
-    """Give the fields of a finding that tell what another machine found too, by its chips."""
+    """Return the fields of a finding that tell what another machine found too, by its chips."""
     where = f"on {', '.join(map(chip_name, other.chips)) or 'another machine'}"
     fields: dict[str, Any] = {"message": f"{one.message} ({where}: {other.message})"}
     if other.problem is not None:
@@ -150,7 +150,7 @@ def _verdict(side: Mapping[str, Any]) -> str:
 
 
 def _evidence(reports: Sequence[Report]) -> dict[Chip, str]:
-    """Give for each chip the best evidence that a report has."""
+    """Return for each chip the best evidence that a report has."""
     found: dict[Chip, str] = {}
     for report in reports:
         for each in report["chips"]:
@@ -184,13 +184,13 @@ def _features(reports: Sequence[Report]) -> dict[str, Any] | None:
 
 
 def _unknown(chip: Chip) -> dict[str, Any]:
-    """Give the cell of a chip of which a report does not say what the others do."""
+    """Return the cell of a chip of which a report does not say what the others do."""
     nothing = {"status": "unknown", "evidence": "", "rule": ""}
     return {"chip": chip, "change": "same", **dict.fromkeys(SIDES, nothing)}
 
 
 def _side(reports: Sequence[Report], side: str) -> dict[str, Any]:
-    """Give what is known of a side: torch and the like stand with each machine."""
+    """Return what is known of a side: torch and the like stand with each machine."""
     known = [report[side] for report in reports if report[side].get("flashinfer")]
     first = dict(known[0] if known else reports[0][side])
     for name in ("torch", "triton", "cuda"):
@@ -200,7 +200,7 @@ def _side(reports: Sequence[Report], side: str) -> dict[str, Any]:
 
 
 def _not_tested(reports: Sequence[Report], evidence: Mapping[Chip, str]) -> list[dict[str, Any]]:
-    """Give what nobody tested: calls on chips that some report did run are left out."""
+    """Return what nobody tested: calls on chips that some report did run are left out."""
     found: list[dict[str, Any]] = []
     for report in reports:
         for each in report["not_tested"]:

@@ -78,7 +78,7 @@ class Group:
 
 
 def anchors(findings: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Give each finding's id in the page: the same in every run."""
+    """Return each finding's id in the page: the same in every run."""
     given: dict[str, str] = {}
     for each in findings:
         plain = wanted = "f-" + re.sub(r"[^A-Za-z0-9_.-]+", "-", str(each["id"]))[:120]
@@ -164,12 +164,12 @@ def _card(found: Mapping[str, Any], anchor: str) -> Card:
 
 
 def link(text: object) -> str:
-    """Give an address that a page may link to; empty for any other text."""
+    """Return an address that a page may link to; empty for any other text."""
     address = str(text)
     return address if re.fullmatch(r"https?://[^\s\"'<>]+", address) else ""
 
 
 def problem_json(problem: Mapping[str, Any] | None) -> str:
-    """Give a problem as JSON on one line, without what tells it in words."""
+    """Return a problem as JSON on one line, without what tells it in words."""
     kept = {name: value for name, value in (problem or {}).items() if name != "told"}
     return json.dumps(kept, default=str) if kept else ""

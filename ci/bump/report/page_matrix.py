@@ -50,7 +50,7 @@ class Backend:
 
 
 def backends(features: Mapping[str, Any] | None) -> Iterator[Backend]:
-    """Give the matrix by operation and backend, in the report's order."""
+    """Return the matrix by operation and backend, in the report's order."""
     made: dict[str, list[Mapping[str, Any]]] = {}
     for row in (features or {}).get("rows", ()):
         made.setdefault(f"{row['operation']} {row['backend']}", []).append(row)

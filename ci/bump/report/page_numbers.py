@@ -39,7 +39,7 @@ class Spread:
 
 
 def spreads(machine: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Spread]]]:
-    """Give the distributions of one machine: name of the implementation, and a spread by side."""
+    """Return the distributions of one machine: name of the implementation, and a spread by side."""
     for each in machine.get("implementations", ()):
         values = {side: finite(each.get("ratios", {}).get(side, ())) for side in SIDES}
         if any(values.values()):
@@ -51,7 +51,7 @@ def spreads(machine: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Spread]
 
 
 def finite(values: object) -> list[float]:
-    """Give the numbers among values; JSON has no others, but for text that says ``inf``."""
+    """Return the numbers among values; JSON has no others, but for text that says ``inf``."""
     if not isinstance(values, list | tuple):
         return []
     return sorted(
@@ -107,7 +107,7 @@ class Speed:
 
 
 def speeds(machine: Mapping[str, Any], limit: float) -> list[Speed]:
-    """Give the ratios of time of one machine, all on one axis.
+    """Return the ratios of time of one machine, all on one axis.
 
     Args:
         machine: of a report.
@@ -151,7 +151,7 @@ def _word(one: Mapping[str, Any], limit: float) -> tuple[str, str]:
 
 
 def compiled(machine: Mapping[str, Any]) -> list[tuple[str, str, dict[str, str]]]:
-    """Give the modules that were compiled: name, chip, and what came of it by side."""
+    """Return the modules that were compiled: name, chip, and what came of it by side."""
     cells: dict[tuple[str, str], dict[str, str]] = {}
     for each in machine.get("compiled", ()):
         cell = cells.setdefault((str(each["unit"]), chip_label(each["sm"])), {})

@@ -42,7 +42,7 @@ def chip_label(chip: object) -> str:
 
 
 def side_by_side(found: Mapping[str, Any], *, judged: bool) -> tuple[list[Row], str]:
-    """Give the lines of a finding, and in a sentence what is the same on both sides.
+    """Return the lines of a finding, and in a sentence what is the same on both sides.
 
     Args:
         found: a report's finding.
@@ -103,7 +103,7 @@ def _listed(values: Sequence[str]) -> list[str]:
 
 
 def _judged_rows(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Row]:
-    """Give what two verdicts on one problem have, and the oracle's own numbers."""
+    """Return what two verdicts on one problem have, and the oracle's own numbers."""
     plain = [{name: _text(name, side.get(name)) for name in (*old, *new)} for side in (old, new)]
     states = [f"{side.get('status', '')} {side.get('kind', '')}".strip() for side in plain]
     yield Row("verdict", ((states[0], SAME),), ((states[1], SAME),))

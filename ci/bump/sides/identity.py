@@ -23,7 +23,7 @@ COMPILED = "__pycache__"
 
 
 def identity_of(releases: Mapping[str, Release], implementations: Iterable[str]) -> dict[str, str]:
-    """Give words that are others where code is another.
+    """Return words that are others where code is another.
 
     Args:
         releases: by side.
@@ -38,7 +38,7 @@ def identity_of(releases: Mapping[str, Release], implementations: Iterable[str])
 
 
 def release_identity(release: Release) -> str:
-    """Give the version of a release, and what tells it from another build of it.
+    """Return the version of a release, and what tells it from another build of it.
 
     That is the list of its files with their hashes, as it was installed, or, where somebody may
     have changed them since, each file's size and time.

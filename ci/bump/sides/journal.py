@@ -69,7 +69,7 @@ class Journal:
             raise
 
     def __enter__(self) -> Self:
-        """Give itself."""
+        """Return itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -109,7 +109,7 @@ class Journal:
             self._write(head)
 
     def ask(self, question: Mapping[str, Any], answer: Callable[[], Any]) -> Any:  # noqa: ANN401
-        """Give the answer to a question: the one that is known, or else a new one, which is kept.
+        """Return the answer to a question: the one that is known, or else a new one, which is kept.
 
         Args:
             question: in JSON.

@@ -65,7 +65,7 @@ class Plan:
     named: bool = False
 
     def count(self, law: Law, *, first: bool, sides: int) -> int:
-        """Give the number of problems that a law judges of an implementation.
+        """Return the number of problems that a law judges of an implementation.
 
         Args:
             law: that judges.
@@ -78,7 +78,7 @@ class Plan:
         return max(LEAST_PROBLEMS, round(wanted * sides / 2))
 
     def max_work(self, reference: str, max_work: int) -> int:
-        """Give the most work of a problem, from the profile's on the device."""
+        """Return the most work of a problem, from the profile's on the device."""
         if self.device != "cpu":
             return max_work
         return max_work // (INTERPRETED_WORK if INTERPRETED in reference else SLOW_WORK)

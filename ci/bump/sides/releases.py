@@ -127,7 +127,7 @@ def find_release(given: str, *, tell: Tell = quietly) -> Release:
 
 
 def _is_version(text: str) -> bool:
-    """Tell whether a text is a version that an index may have."""
+    """Whether a text is a version that an index may have."""
     try:
         return Version(text).local is None
     except InvalidVersion:
@@ -174,7 +174,7 @@ def _of_interpreter(given: str, path: Path) -> Release:
 
 
 def _link_to_kernelproof() -> Path:
-    """Give a folder that holds this Kernelproof and nothing else of this environment."""
+    """Return a folder that holds this Kernelproof and nothing else of this environment."""
     folder = Path(tempfile.mkdtemp(prefix="kernelproof-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     (folder / "kernelproof").symlink_to(Path(__file__).resolve().parents[3])

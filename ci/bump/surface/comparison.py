@@ -42,7 +42,7 @@ def _callables(baseline: Declarations, candidate: Declarations) -> Iterator[Find
 def _removed(
     old: Mapping[str, Any], new: Mapping[str, Any], candidate: Declarations
 ) -> Iterator[Finding]:
-    """Give callables that are gone: a class once, not each of its methods."""
+    """Return callables that are gone: a class once, not each of its methods."""
     gone = [name for name in sorted(old) if name not in new and _imports(candidate, name)]
     whole: dict[str, list[str]] = {}
     for name in gone:
@@ -61,7 +61,7 @@ def _removed(
 
 
 def _imports(declared: Declarations, name: str) -> bool:
-    """Tell whether the module of a callable did import, so that its absence means something."""
+    """Whether the module of a callable did import, so that its absence means something."""
     module = f"flashinfer.{name.partition('.')[0]}"
     return module not in declared["not_imported"]
 
@@ -180,7 +180,7 @@ def _by_name(
 
 
 def _unnamed(old: Parameter, new: Parameter, *, hidden: bool) -> bool:
-    """Tell whether a call that names a parameter raises now, as it is taken by position alone.
+    """Whether a call that names a parameter raises now, as it is taken by position alone.
 
     Where ``**kwargs`` takes the name, the value is still wanting.
     """
@@ -191,7 +191,7 @@ def _unnamed(old: Parameter, new: Parameter, *, hidden: bool) -> bool:
 def _open_ended(
     name: str, before: Sequence[Parameter], after: Sequence[Parameter], sides: dict[str, Any]
 ) -> Iterator[Finding]:
-    """Give ``*args`` and ``**kwargs`` that are gone: they took what no parameter stands for."""
+    """Return ``*args`` and ``**kwargs`` that are gone: they took what no parameter stands for."""
     for one in _of_kind(before, "var_positional"):
         if not _of_kind(after, "var_positional"):
             most = count_of(len(_positional(after)), "value")
@@ -270,13 +270,13 @@ def _renamed(before: Sequence[Parameter], after: Sequence[Parameter]) -> Iterato
 
 
 def _previous(names: Sequence[str], name: str) -> str:
-    """Give the name before another; empty for the first."""
+    """Return the name before another; empty for the first."""
     at = names.index(name)
     return names[at - 1] if at else ""
 
 
 def _kindred(one: str, other: str) -> bool:
-    """Tell whether two names share a word: a name that is quite another is another parameter."""
+    """Whether two names share a word: a name that is quite another is another parameter."""
     return bool(set(one.split("_")) & set(other.split("_")))
 
 
@@ -298,7 +298,7 @@ def _required(parameter: Parameter) -> bool:
 
 
 def _told(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Give a signature as Python writes it, and its place."""
+    """Return a signature as Python writes it, and its place."""
     parts, keyword_only = list[str](), False
     kinds = [each["kind"] for each in entry["parameters"]]
     for each, following in zip(entry["parameters"], [*kinds[1:], ""], strict=True):

@@ -23,7 +23,7 @@ INTERNALS = ("compiler filter", "backends of", "templates")
 
 
 def target_of(declared: Declarations, chip: Chip) -> Target:
-    """Give a machine with a release: its own binaries' hashes decide, whatever its version is."""
+    """Return a machine with a release: its own binaries' hashes decide, whatever its version is."""
     return Target(
         sm=chip if isinstance(chip, int) else None,
         flashinfer=declared["flashinfer"],
@@ -34,7 +34,7 @@ def target_of(declared: Declarations, chip: Chip) -> Target:
 
 
 def hashes(declared: Declarations) -> dict[str, str]:
-    """Give the hash of each artifact that a release downloads."""
+    """Return the hash of each artifact that a release downloads."""
     return {name: path.partition("/")[0] for name, path in declared["artifacts"]["paths"].items()}
 
 
@@ -144,7 +144,7 @@ def _short(value: str) -> str:
 
 
 def support_findings(made: tuple[Matrix, Matrix], book: RuleBook | None = None) -> list[Finding]:
-    """Give what the support rules say otherwise of the candidate.
+    """Return what the support rules say otherwise of the candidate.
 
     Of a release that they do not know they say nothing: that is one finding.
     """

@@ -37,7 +37,7 @@ def compared(
     baseline: Declarations,
     candidate: Declarations,
 ) -> Iterator[tuple[str, frozenset[Any], frozenset[Any]]]:
-    """Give the names of what the baseline declares, with both sides' values.
+    """Return the names of what the baseline declares, with both sides' values.
 
     What the candidate has no more has no values. What it does not say, or could not be asked, is
     left out.
@@ -60,13 +60,13 @@ def _by_name(items: Iterable[Item]) -> dict[str, Item]:
 
 
 def _unread(item: Item, declared: Declarations) -> bool:
-    """Tell whether a release could not be asked for an item, so that its absence means nothing."""
+    """Whether a release could not be asked for an item, so that its absence means nothing."""
     empty = item.section in EMPTY_IF_UNREAD and not declared[item.section]
     return empty or item.section in CHECKS or item.module in declared["not_imported"]
 
 
 def _gone(item: Item, baseline: Declarations, candidate: Declarations) -> bool:
-    """Tell whether a decorated callable is gone, or the backend of one that is still decorated.
+    """Whether a decorated callable is gone, or the backend of one that is still decorated.
 
     One that is there without its decorator is restricted no more, or in another way.
     """
@@ -85,7 +85,7 @@ def _offered(declared: Declarations) -> set[str]:
 
 
 def chip_items(declared: Declarations) -> Iterator[Item]:
-    """Give the chips of each thing that declares chips."""
+    """Return the chips of each thing that declares chips."""
     for each in declared["capabilities"]:
         api, section = each["api"], "capabilities"
         yield Item(api, _set(each["common"]), section, api=api)
@@ -108,7 +108,7 @@ def chip_items(declared: Declarations) -> Iterator[Item]:
 
 
 def value_items(declared: Declarations) -> Iterator[Item]:
-    """Give what is declared of head dims, dtypes, backends and activations, on no chip alone."""
+    """Return what is declared of head dims, dtypes, backends and activations, on no chip alone."""
     for part in ("xqa", "fa3"):
         for name, values in declared[part].items():
             if isinstance(values, list | None):
@@ -135,6 +135,6 @@ def _texts(values: Iterable[object] | None) -> frozenset[str] | None:
 
 
 def _module(source: str) -> str:
-    """Give the module of a place such as ``flashinfer/fused_moe/core.py:316``."""
+    """Return the module of a place such as ``flashinfer/fused_moe/core.py:316``."""
     path = source.partition(":")[0].removesuffix(".py").removesuffix("/__init__")
     return path.replace("/", ".")

@@ -139,11 +139,11 @@ class Finding:
         return CHANGES[self.change].area
 
     def concerns(self, chip: Chip) -> bool:
-        """Tell whether it holds on a chip."""
+        """Whether it holds on a chip."""
         return not self.chips or chip in self.chips
 
     def to_json(self) -> dict[str, Any]:
-        """Give a JSON-able dictionary."""
+        """Return a JSON-able dictionary."""
         return {"area": self.area, **{each.name: getattr(self, each.name) for each in fields(self)}}
 
     @classmethod

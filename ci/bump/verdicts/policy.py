@@ -34,13 +34,13 @@ class Accepted:
     chips: tuple[Chip, ...] = ()
 
     def covers(self, found: Finding) -> bool:
-        """Tell whether a finding is among them, on every chip that it holds on."""
+        """Whether a finding is among them, on every chip that it holds on."""
         if not fnmatchcase(found.id, self.finding):
             return False
         return not self.chips or bool(found.chips and set(found.chips) <= set(self.chips))
 
     def covers_on(self, found: Finding, chip: Chip) -> bool:
-        """Tell whether a finding is among them on one chip, whatever others it holds on."""
+        """Whether a finding is among them on one chip, whatever others it holds on."""
         return fnmatchcase(found.id, self.finding) and (not self.chips or chip in self.chips)
 
 
@@ -63,13 +63,13 @@ class Policy:
     source: str = ""
 
     def judge(self, found: Finding) -> Finding:
-        """Give a finding with its action, and the reason where it is accepted."""
+        """Return a finding with its action, and the reason where it is accepted."""
         action = self.actions.get(found.change, CHANGES[found.change].action)
         reason = next((each.reason for each in self.accepted if each.covers(found)), "")
         return replace(found, action=REPORT if reason else action, accepted=reason)
 
     def accepts_on(self, found: Finding, chip: Chip) -> bool:
-        """Tell whether a finding does not count on a chip."""
+        """Whether a finding does not count on a chip."""
         return any(each.covers_on(found, chip) for each in self.accepted)
 
     def unused(self, findings: Sequence[Finding]) -> list[str]:
@@ -81,7 +81,7 @@ class Policy:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """Give all of it, defaults included."""
+        """Return all of it, defaults included."""
         return {
             "source": self.source,
             "actions": {

@@ -36,7 +36,7 @@ class Condition:
     findings: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Give a JSON-able dictionary."""
+        """Return a JSON-able dictionary."""
         return {"rule": self.rule, "findings": list(self.findings)}
 
 
@@ -59,7 +59,7 @@ class ChipVerdict:
     conditions: tuple[Condition, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Give a JSON-able dictionary."""
+        """Return a JSON-able dictionary."""
         return {
             "chip": self.chip,
             "name": chip_name(self.chip),
@@ -188,5 +188,5 @@ def _why(
 
 
 def chip_name(chip: Chip) -> str:
-    """Give the name of a chip as reports print it."""
+    """Return the name of a chip as reports print it."""
     return capability_name(chip if isinstance(chip, int) else None)

@@ -25,7 +25,7 @@ def device_function(function: Callable[..., Any]) -> Any:  # noqa: ANN401  what 
 
 
 def _soft_capped(logits: tl.tensor, soft_cap: tl.tensor) -> tl.tensor:
-    """Give soft_cap * tanh(logits)."""
+    """Return soft_cap * tanh(logits)."""
     # tanh as one quotient: Lambert's fraction keeps its relative error (1e-10) near 0,
     # where 1 - exp(-2x) would cancel.
     square = logits * logits
@@ -52,7 +52,7 @@ quotient = device_function(_quotient)
 
 
 def _in_elements(stride: tl.tensor, UNIT: tl.constexpr) -> tl.tensor:
-    """Give a stride that comes in units of UNIT elements; the compiler sees what divides it."""
+    """Return a stride that comes in units of UNIT elements; the compiler sees what divides it."""
     return stride * UNIT
 
 
@@ -62,7 +62,7 @@ in_elements = device_function(_in_elements)
 def _place_of(
     key: tl.tensor, page_shift: tl.tensor, page_inverse: tl.tensor, SHIFTS: tl.constexpr
 ) -> tl.tensor:
-    """Give the place of a key's page among those of its request; -1 for key -1."""
+    """Return the place of a key's page among those of its request; -1 for key -1."""
     return key >> page_shift if SHIFTS else quotient(key, page_inverse)
 
 

@@ -26,7 +26,7 @@ E4M3_NAN = tl.constexpr(0x7F)
 def _widen_fp8(
     codes: tl.tensor, FORMAT: tl.constexpr, DTYPE: tl.constexpr, CONVERTS: tl.constexpr
 ) -> tl.tensor:
-    """Give the values of FP8 codes of any shape.
+    """Return the values of FP8 codes of any shape.
 
     Args:
         codes: uint8.
@@ -53,7 +53,7 @@ def _widen_fp8(
 
 
 def _widen_e2m1(magnitude: tl.tensor, sign: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:
-    """Give the values of e2m1 codes of any shape.
+    """Return the values of e2m1 codes of any shape.
 
     Args:
         magnitude: uint16, the three low bits of a code.

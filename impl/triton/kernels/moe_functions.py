@@ -27,7 +27,7 @@ ROUNDING = tl.constexpr(1.5 * 2.0**20)
 def _tile_of(
     number: tl.tensor, rows: tl.tensor, columns: tl.tensor, GROUP: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Give the row and the column of a tile: GROUP rows take each column before the next."""
+    """Return the row and the column of a tile: GROUP rows take each column before the next."""
     in_group = GROUP * columns
     first = number // in_group * GROUP
     height = tl.minimum(rows - first, GROUP)
@@ -149,7 +149,7 @@ phi = device_function(_phi)
 def _swiglu(
     gate: tl.tensor, up: tl.tensor, alpha: tl.tensor, beta: tl.tensor, limit: tl.tensor
 ) -> tl.tensor:
-    """Give gate' sigmoid(alpha gate') (up' + beta), cut off at the limit; NaN stays NaN."""
+    """Return gate' sigmoid(alpha gate') (up' + beta), cut off at the limit; NaN stays NaN."""
     gate = tl.where(gate > limit, limit, gate)
     up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
     return gate / (1.0 + tl.exp(-alpha * gate)) * (up + beta)

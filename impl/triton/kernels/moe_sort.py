@@ -38,7 +38,7 @@ def _experts_of(
     num_experts: tl.tensor,
     ON_INPUT: tl.constexpr,
 ) -> tl.tensor:
-    """Give the expert of each pair, an index into the weights; -1 where nothing is computed."""
+    """Return the expert of each pair, an index into the weights; -1 where nothing is computed."""
     is_pair = pair < num_pairs
     token, slot = (pair // top_k).to(tl.int64), pair % top_k
     expert = tl.load(ids + token * ids_token + slot * ids_slot, mask=is_pair, other=-1)

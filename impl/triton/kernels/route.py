@@ -20,7 +20,7 @@ RENORMALISE_FLOOR = tl.constexpr(1e-20)
 
 
 def _softplus(x: tl.tensor) -> tl.tensor:
-    """Give log(1 + exp(x)) to a few last bits, however small it is."""
+    """Return log(1 + exp(x)) to a few last bits, however small it is."""
     # log(1 + e) = 2 artanh(e / (2 + e)), as a series: hardware's logarithm has an absolute error.
     e = tl.exp(-tl.abs(x))
     z = e / (2.0 + e)
@@ -41,7 +41,7 @@ sigmoid = device_function(_sigmoid)
 
 
 def _best(scores: tl.tensor, left: tl.tensor, number: tl.tensor) -> tl.tensor:
-    """Give the number [rows] of the largest score among those left; of equals, the lowest.
+    """Return the number [rows] of the largest score among those left; of equals, the lowest.
 
     Args:
         scores: [rows, columns].
@@ -57,7 +57,7 @@ best = device_function(_best)
 
 
 def _scores(x: tl.tensor, is_expert: tl.tensor, SCORE: tl.constexpr) -> tl.tensor:
-    """Give the scores [tokens, experts] of logits."""
+    """Return the scores [tokens, experts] of logits."""
     if SCORE == "softmax":
         largest = tl.max(tl.where(is_expert, x, float("-inf")), axis=1)
         exponential = tl.where(is_expert, tl.exp(x - largest[:, None]), 0.0)
@@ -115,7 +115,7 @@ of_best_groups = device_function(_of_best_groups)
 
 
 def _weighed_slots(found: tl.tensor, is_slot: tl.tensor, WEIGHT: tl.constexpr) -> tl.tensor:
-    """Give the weights [tokens, slots] of what was found: scores, or logits."""
+    """Return the weights [tokens, slots] of what was found: scores, or logits."""
     if WEIGHT == "renormalize":
         total = tl.sum(tl.where(is_slot, found, 0.0), axis=1) + RENORMALISE_FLOOR
         weight = found / total[:, None]

@@ -48,7 +48,7 @@ def release(**sections: Any) -> dict[str, Any]:  # noqa: ANN401  sections of the
 
 
 def changes(candidate: dict[str, Any], baseline: dict[str, Any] | None = None) -> dict[str, str]:
-    """Give the messages of what changed, by kind and subject; artifacts aside."""
+    """Return the messages of what changed, by kind and subject; artifacts aside."""
     found = declared_findings(baseline or release(), candidate, CHIPS)
     return {
         f"{each.change} {each.subject}": each.message

@@ -64,7 +64,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def with_torch(engine: Path, init: str = "") -> None:
-    """Give an interpreter the packages of this one, and a release of its own in front of them."""
+    """Return an interpreter with the packages of this one and a release of its own before them."""
     packages = site_packages(engine)
     (packages / "base.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
     install(packages, "9.9.2", init or THEIRS.format(version="9.9.2", broken=True))

@@ -120,7 +120,7 @@ class Gates:
         return self.journal.read_bytes().count(b"\n") if self.journal.exists() else 0
 
     def left(self) -> dict[int, str]:
-        """Give what a run has started and is still there, once it has had time to go."""
+        """Return what a run has started and is still there, once it has had time to go."""
         until = time.monotonic() + LEFTOVER_SECONDS
         while (found := self._running()) and time.monotonic() < until:
             time.sleep(0.02)
@@ -237,5 +237,5 @@ def test_a_gate_killed_at_any_moment_comes_to_the_same_report(
 
 
 def resumed(in_a_row: int) -> list[str]:
-    """Give the option of a run that goes on from one that was killed."""
+    """Return the option of a run that goes on from one that was killed."""
     return ["--resume"] if in_a_row else []

@@ -48,7 +48,7 @@ def failure(tokens: int, law: str = "parity", verdict: Verdict = WRONG) -> Tried
 
 @pytest.fixture
 def find(tmp_path: Path) -> Any:  # noqa: ANN401  a function
-    """Give what makes findings of failures."""
+    """Return what makes findings of failures."""
 
     def found(
         candidate: Candidate,

@@ -96,7 +96,7 @@ def press(browser: Chrome, *keys: str) -> None:
 
 
 def requests(browser: Chrome) -> set[str]:
-    """Give what the page asked for, itself apart."""
+    """Return what the page asked for, itself apart."""
     found = set()
     for entry in log(browser, "performance"):
         message = json.loads(entry["message"])["message"]
@@ -115,7 +115,7 @@ def every_text(value: Any, text: str) -> Any:  # noqa: ANN401  any JSON
 
 
 def check_page() -> str:
-    """Give the page of `kernelproof check`, with a finding."""
+    """Return the page of `kernelproof check`, with a finding."""
     verdict = Verdict("FAIL", "nan", NASTY, trace=NASTY)
     found = Finding("mine", "parity", verdict, MergeProblem(num_tokens=3, empty="all"))
     law = LawReport("parity", judged=3, finding=found)

@@ -26,7 +26,7 @@ VALUES: tuple[Any, ...] = (None, 1, -1.5, True, "text", [], [1], {}, {"a": None}
 
 @pytest.fixture(scope="module")
 def small() -> dict[str, Any]:
-    """Give a report with a little of everything."""
+    """Return a report with a little of everything."""
     report: dict[str, Any] = json.loads(KEPT.read_text())
     by_change = {each["change"]: each for each in report["findings"]}
     report["findings"] = list(by_change.values())
@@ -128,7 +128,7 @@ def test_damage_anywhere_is_refused_or_does_nothing(small: dict[str, Any], tmp_p
 
 
 def _places(value: object, *path: str | int) -> Iterator[tuple[str | int, ...]]:
-    """Give the way to each part of a report, the upper ones as often as the lower ones."""
+    """Return the way to each part of a report, the upper ones as often as the lower ones."""
     inner: Any = value
     keys = (
         inner if isinstance(value, dict) else range(len(inner)) if isinstance(value, list) else ()

@@ -36,7 +36,7 @@ def release(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def found(old: Callable[..., Any], new: Callable[..., Any]) -> dict[str, str]:
-    """Give the messages of what changed, by change and detail."""
+    """Return the messages of what changed, by change and detail."""
     findings = list(surface_findings(release(old), release(new)))
     ids = [each.id for each in findings]
     assert len(ids) == len(set(ids))

@@ -28,7 +28,7 @@ def run(*words: str) -> tuple[int, str]:
 
 
 def returned(*words: str) -> int:
-    """Give what the command returns, which click leaves out of a group."""
+    """Return what the command returns, which click leaves out of a group."""
     code = support.main(list(words), standalone_mode=False)
     assert isinstance(code, int)
     return code

@@ -27,7 +27,7 @@ FP8 = "float8_e4m3fn"
 
 
 def on(sm: int, flashinfer: str = NEWEST, cuda: str | None = None) -> Target:
-    """Give a machine."""
+    """Return a machine."""
     return Target(sm=sm, flashinfer=flashinfer, cuda=cuda)
 
 

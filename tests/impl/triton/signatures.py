@@ -106,7 +106,7 @@ def recorded() -> Iterator[list[tuple[str, Signature]]]:
 
 
 def launches(found: Implementation, problem: Problem) -> list[tuple[str, Signature]]:
-    """Give the kernels that a call of a problem launches, with what Triton sees of them."""
+    """Return the kernels that a call of a problem launches, with what Triton sees of them."""
     steps = range(len(problem.steps)) if isinstance(problem, MetadataProblem) else (0,)
     made = [
         materialise(problem, "cpu", **({"step": step} if len(steps) > 1 or step else {}))
@@ -119,7 +119,7 @@ def launches(found: Implementation, problem: Problem) -> list[tuple[str, Signatu
 
 
 def frozen(seen: list[tuple[str, Signature]]) -> set[str]:
-    """Give launches as a set."""
+    """Return launches as a set."""
     return {json.dumps([kernel, each], sort_keys=True, default=str) for kernel, each in seen}
 
 

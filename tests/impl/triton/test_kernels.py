@@ -121,7 +121,7 @@ def ask(worker: Worker, device: str, name: str, law: str, problem: Problem) -> V
 
 
 def batch(**changes: Any) -> AttentionProblem:  # noqa: ANN401  fields of any type
-    """Give a mixed batch: a decode, a prefill, no query, a chunk, and more queries than keys."""
+    """Return a mixed batch: a decode, a prefill, no query, a chunk, and more queries than keys."""
     fields: dict[str, Any] = {
         "query_lens": (1, 5, 0, 3, 4), "seq_lens": (37, 5, 3, 9, 2), "num_kv_heads": 2,
         "group_size": 3, "page_size": 4, "page_order": 1, "dtype": "float16", **changes,
@@ -130,7 +130,7 @@ def batch(**changes: Any) -> AttentionProblem:  # noqa: ANN401  fields of any ty
 
 
 def long(**changes: Any) -> AttentionProblem:  # noqa: ANN401  fields of any type
-    """Give requests of several blocks of keys and of rows."""
+    """Return requests of several blocks of keys and of rows."""
     fields: dict[str, Any] = {
         "query_lens": (70, 1), "seq_lens": (130, 100), "group_size": 2, "page_size": 16,
         "dtype": "float16", "causal": True, **changes,

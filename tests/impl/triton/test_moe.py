@@ -72,7 +72,7 @@ def ask(worker: Worker, device: str, problem: Problem, law: str = "") -> Verdict
 
 
 def experts(**changes: Any) -> MoEProblem:  # noqa: ANN401  fields of any type
-    """Give a call of more tokens, rows and columns than a tile has in the interpreter."""
+    """Return a call of more tokens, rows and columns than a tile has in the interpreter."""
     fields: dict[str, Any] = {
         "num_tokens": 37, "hidden": 136, "inter": 72, "num_experts": 5, "top_k": 2,
         "dtype": "bfloat16", **changes,

@@ -147,7 +147,7 @@ def test_every_code_and_scale_is_exact(device: str) -> None:
 
 
 def batch(**changes: Any) -> AttentionProblem:  # noqa: ANN401  fields of any type
-    """Give a mixed batch: a decode, a prefill, no query, and more queries than keys."""
+    """Return a mixed batch: a decode, a prefill, no query, and more queries than keys."""
     fields: dict[str, Any] = {
         "query_lens": (1, 5, 0, 4), "seq_lens": (37, 5, 3, 2), "num_kv_heads": 2,
         "group_size": 3, "page_size": 4, "page_order": 1, "dtype": "bfloat16", "causal": True,

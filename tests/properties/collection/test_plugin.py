@@ -124,11 +124,11 @@ class Ran(Ended):
     cases: dict[str, ET.Element] = field(default_factory=dict)
 
     def properties(self, name: str) -> dict[str | None, str | None]:
-        """Give the properties of an item."""
+        """Return the properties of an item."""
         return {each.get("name"): each.get("value") for each in self.cases[name].iter("property")}
 
     def section(self, name: str) -> list[str]:
-        """Give what was printed of a failed item."""
+        """Return what was printed of a failed item."""
         _, _, rest = self.out.partition(f" test_law[{name}] ")
         lines = rest.splitlines()[1:]
         ends = (i for i, line in enumerate(lines) if line.startswith(("_", "=", "-")))

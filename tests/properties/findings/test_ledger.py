@@ -61,7 +61,7 @@ def write(folder: Path, *entries: str) -> str:
 
 
 def changed(line: str, key: str) -> str:
-    """Give the good entry with the line of this key replaced, or removed."""
+    """Return the good entry with the line of this key replaced, or removed."""
     lines = [each for each in GOOD.splitlines() if not each.startswith(f"{key} =")]
     return "\n".join([*lines, line, ""])
 

@@ -68,7 +68,7 @@ def test_a_wrong_gate_is_found(wrong: GateBug) -> None:
 
 
 def _reaches(rule: Rule) -> Iterator[tuple[Feature, Target]]:
-    """Give questions that meet every condition of a rule."""
+    """Return questions that meet every condition of a rule."""
     machines = [
         Target(sm=chip, flashinfer=version, cuda=cuda, triton=triton)
         for cuda in ("13.0", *VERSIONS["cuda"])

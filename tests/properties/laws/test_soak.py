@@ -240,7 +240,7 @@ class _Declared(_Scratch):
     """Says which memory it uses."""
 
     def scratch(self) -> list[torch.Tensor]:
-        """Give everybody's workspace."""
+        """Return everybody's workspace."""
         return list(self.workspace.values())
 
 

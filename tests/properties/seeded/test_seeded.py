@@ -159,7 +159,7 @@ ON_A_GPU = ("host_runs_ahead", "metadata_no_host_sync")
 
 
 def declares(implementation: Implementation, law: Law) -> bool:
-    """Tell whether an implementation declares what a law needs."""
+    """Whether an implementation declares what a law needs."""
     declared = {
         *implementation.features,
         *(["writes_out"] if implementation.writes_out else []),

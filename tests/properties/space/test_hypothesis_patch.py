@@ -23,7 +23,7 @@ NUMBERS = {*range(10_007, 10_507)}
 def imported(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], None]:
-    """Give a function that imports a local module with numbers of its own."""
+    """Return a function that imports a local module with numbers of its own."""
     # Not in a folder that is called after a test: Hypothesis takes no numbers of these.
     folder = Path(tmp_path_factory.mktemp("kernels"))
     (folder / "somebodys_kernels.py").write_text(f"NUMBERS = {sorted(NUMBERS)}\n")

@@ -29,7 +29,7 @@ def axes_of(operation: str) -> Axes:
 
 
 def hides_a_key(problem: AttentionProblem) -> bool:
-    """Tell whether the sliding window hides a key from a query that there is."""
+    """Whether the sliding window hides a key from a query that there is."""
     return problem.window_left >= 0 and any(
         t and s > problem.window_left + 1
         for t, s in zip(problem.query_lens, problem.seq_lens, strict=True)
@@ -37,7 +37,7 @@ def hides_a_key(problem: AttentionProblem) -> bool:
 
 
 def switched_on(operation: str, names: tuple[str, ...], off: object) -> Kinds:
-    """Give a kind of each feature that an operation has."""
+    """Return a kind of each feature that an operation has."""
     axes = all_axes(operation)
 
     def on(name: str) -> Callable[[Any], bool]:

@@ -333,7 +333,7 @@ class _FailureError(Exception):
 
 
 def smallest(operation: str, rule: Callable[[Any], bool], seed: int = 0) -> Any:  # noqa: ANN401
-    """Give the problem that a run would report if the law failed where the rule holds."""
+    """Return the problem that a run would report if the law failed where the rule holds."""
     axes = Axes(operation, all_axes(operation), GATE_WORK)
     failing: list[Problem] = []
 

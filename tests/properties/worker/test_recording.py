@@ -87,7 +87,7 @@ class OnScratch:
         return AttentionOutput(partial.to(inputs.out_dtype), result.lse.float())
 
     def scratch(self) -> list[torch.Tensor]:
-        """Give the workspace."""
+        """Return the workspace."""
         return [self.workspace]
 
 

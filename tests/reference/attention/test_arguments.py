@@ -154,7 +154,7 @@ def test_phases_and_splits() -> None:
 
 
 def tensors(kv_layout: str = "NHD") -> dict[str, Any]:
-    """Give good arguments: 4 tokens, 4 over 2 heads, dims 6 and 5, 5 pages of 4."""
+    """Return good arguments: 4 tokens, 4 over 2 heads, dims 6 and 5, 5 pages of 4."""
     shape = (5, 4, 2) if kv_layout == "NHD" else (5, 2, 4)
     return {
         "q": torch.ones(4, 4, 6),

@@ -50,7 +50,7 @@ class Rows:
         )
 
     def visible(self) -> torch.Tensor:
-        """Give the [T, S] mask of what each row sees."""
+        """Return the [T, S] mask of what each row sees."""
         num_queries, num_keys = self.q.shape[0], self.k.shape[0]
         position = torch.arange(num_keys - num_queries, num_keys).unsqueeze(1)
         key = torch.arange(num_keys).unsqueeze(0)
@@ -322,7 +322,7 @@ def make_rows(
 
 
 def worst(found: AttentionOutput, exact: AttentionOutput, bound: AttentionOutput) -> float:
-    """Give the largest error over bound of out and lse; an error where 0 is allowed is inf."""
+    """Return the largest error over bound of out and lse; an error where 0 is allowed is inf."""
     ratios = []
     for actual, wanted, allowed in zip(found, exact, bound, strict=True):
         same = actual == wanted  # also where both are -inf

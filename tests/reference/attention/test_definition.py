@@ -351,7 +351,7 @@ def dense_mask(query_len: int, seq_len: int, options: dict[str, Any]) -> torch.T
 def dense_requests(
     case: Case,
 ) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Give each request's token slice and q, k, v as [1, heads, length, dim] in float64."""
+    """Return each request's token slice and q, k, v as [1, heads, length, dim] in float64."""
     tensors = case.ragged()
     ends = tensors["kv_indptr"].tolist()
     token = 0

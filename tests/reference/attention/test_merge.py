@@ -264,7 +264,7 @@ merges = pytest.mark.parametrize("merge", [flat, base_two, online])
 
 
 def worst(found: AttentionOutput, exact: AttentionOutput, bound: AttentionOutput) -> float:
-    """Give the largest error over bound; an error where 0 is allowed is inf."""
+    """Return the largest error over bound; an error where 0 is allowed is inf."""
     ratios = []
     for actual, wanted, allowed in zip(found, exact, bound, strict=True):
         same = actual.double() == wanted  # also where both are -inf

@@ -48,18 +48,18 @@ class Perturbed:
         self.v = torch.randn(values, generator=generator, dtype=torch.float64)
 
     def found(self) -> torch.Tensor:
-        """Give the bound [N, K, R, E]."""
+        """Return the bound [N, K, R, E]."""
         nothing = torch.zeros((*ROWS, 1), dtype=torch.float64)
         most = self.off.amax(dim=-1, keepdim=True)
         errors = LogitErrors(self.off[..., :KEYS], most, nothing, nothing)
         return largest_sum(self.logits.log_softmax(dim=-1)[..., :KEYS], self.v, errors)
 
     def of(self, logits: torch.Tensor) -> torch.Tensor:
-        """Give sum P_j |V_j| of these logits, [N, K, R, E]."""
+        """Return sum P_j |V_j| of these logits, [N, K, R, E]."""
         return logits.softmax(dim=-1)[..., :KEYS] @ self.v.abs()
 
     def attained(self) -> torch.Tensor:
-        """Give the most that it may be.
+        """Return the most that it may be.
 
         Where one logit alone moves, the sum is a quotient of two linear functions of its
         exponential, and so largest at an end: the corners are all that counts.
@@ -145,13 +145,13 @@ def fixed_point_bound(
 
 
 def moved(logits: torch.Tensor, off: torch.Tensor) -> float:
-    """Give how far the output is moved where the first logit goes down and the second up."""
+    """Return how far the output is moved where the first logit goes down and the second up."""
     off = torch.stack([-off[0], off[1]])
     return 2 * ((logits + off).softmax(dim=0)[1] - logits.softmax(dim=0)[1]).item()
 
 
 def expansion(logits: torch.Tensor, off: torch.Tensor) -> tuple[float, float]:
-    """Give w = sqrt(sum P e^2) and 2 w D, which part 2 of the derivation allows a small w."""
+    """Return w = sqrt(sum P e^2) and 2 w D, which part 2 of the derivation allows a small w."""
     weights, relative = logits.softmax(dim=0), off.clamp(max=LARGEST_LOGIT_ERROR).expm1()
     deviation = (weights * relative.square()).sum().sqrt().item()
     return deviation, 4 * deviation * weights.prod().sqrt().item()

@@ -106,7 +106,7 @@ class Kernel:
         )
 
     def run(self, function: Callable[..., torch.Tensor] | None = None) -> torch.Tensor:
-        """Give what the kernel makes, with another activation function if one is given."""
+        """Return what the kernel makes, with another activation function if one is given."""
         dtype, act = self.hidden.dtype, function or FUNCTIONS[self.activation]
         out = torch.zeros(len(self.hidden), self.w2.shape[1])
         if self.arithmetic.combine:
@@ -135,7 +135,7 @@ class Kernel:
         return out.to(dtype)
 
     def ratio(self, found: torch.Tensor) -> float:
-        """Give the largest error of what was found, as a share of its bound."""
+        """Return the largest error of what was found, as a share of its bound."""
         return float(((found.double() - self.expected()).abs() / self.bound()).max())
 
 

@@ -85,7 +85,7 @@ def by_loops(
     w13_bias: torch.Tensor | None = None,
     w2_bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Give the sum over slots, in Python's numbers, without a matrix product."""
+    """Return the sum over slots, in Python's numbers, without a matrix product."""
     inter = w2.shape[2]
     out = torch.zeros(hidden.shape[0], w2.shape[1], dtype=FLOAT64)
     for token, x in enumerate(hidden.tolist()):

@@ -38,7 +38,7 @@ SPREAD = 1e-5
 
 
 def published(name: str, module: str = MODULE) -> Callable[..., torch.Tensor]:
-    """Give a reference by name."""
+    """Return a reference by name."""
     found = getattr(importlib.import_module(module), name, None)
     if found is None:
         pytest.skip(f"this release of flashinfer has no {module}.{name}")

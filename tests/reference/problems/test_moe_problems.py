@@ -44,7 +44,7 @@ def routes_of(problem: RouteProblem) -> RouteInputs:
 
 
 def numbers(matrix: torch.Tensor | QuantizedMatrix) -> torch.Tensor:
-    """Give the numbers of weights, in float64."""
+    """Return the numbers of weights, in float64."""
     checked = checked_matrix("w13", matrix, "experts rows columns")
     return torch.stack([checked.weights(expert) for expert in range(len(checked.values))])
 

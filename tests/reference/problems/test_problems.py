@@ -35,7 +35,7 @@ any_problem: st.SearchStrategy[Problem] = st.sampled_from(OPERATIONS).flatmap(
 
 
 def refusal(data: Any) -> str:  # noqa: ANN401  whatever a file may hold
-    """Give the message of the one error that reading this raises."""
+    """Return the message of the one error that reading this raises."""
     with pytest.raises(ValueError, match=r".") as caught:
         problem_from_json(data)
     assert type(caught.value) is ValueError

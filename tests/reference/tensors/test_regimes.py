@@ -46,7 +46,7 @@ def ragged(problem: AttentionProblem) -> RaggedAttentionInputs:
 
 
 def raw_logits(problem: AttentionProblem) -> torch.Tensor:
-    """Give q k^T of the only request, [tokens, heads, keys]."""
+    """Return q k^T of the only request, [tokens, heads, keys]."""
     inputs = ragged(problem)
     k = inputs.k.double().repeat_interleave(problem.group_size, dim=1)
     return torch.einsum("thd,shd->ths", inputs.q.double(), k)
