@@ -113,7 +113,7 @@ def _staged(payload: Mapping[str, Any], phases: Phases, stages: dict[str, float]
     now = note("materialise", now)
     expectation = judged(subject, inputs)
     now = note("oracle and bound", now)
-    result = subject.attend(problem, inputs)
+    result = subject.run_operation(problem, inputs)
     now = note("call", now)
     verdict = against_oracle(result, expectation, exact=subject.exact(problem))
     note("compare", now)

@@ -41,7 +41,7 @@ def answer(subject: Subject, problem: MoEProblem, inputs: MoEInputs) -> Answer:
 
 def result(subject: Subject, problem: MoEProblem, inputs: MoEInputs) -> torch.Tensor:
     """Run the subject alone; what it gives is a copy."""
-    return subject.attend(problem, guarded(inputs))[0].clone()
+    return subject.run_operation(problem, guarded(inputs))[0].clone()
 
 
 def guarded(inputs: MoEInputs) -> MoEInputs:

@@ -38,7 +38,7 @@ def run_on(subject: Subject, problem: Running, inputs: Any) -> tuple[Result, Jud
     """Run the subject on these inputs and ask the oracle; the problem is what they look like."""
     # The oracle looks first: a subject that changes its inputs must not change the answer too.
     expectation = judged(subject, inputs)
-    result = kept(subject.attend(problem, inputs))
+    result = kept(subject.run_operation(problem, inputs))
     # Two answers of the same wrong shape agree with each other, and with no bound.
     for name, tensor, bound in zip(("out", "lse"), result, expectation.bound, strict=True):
         if tensor is not None and tensor.shape != bound.shape:
@@ -70,7 +70,7 @@ def parity(subject: Subject, problem: Computing) -> Verdict:
 def well_formed(subject: Subject, problem: Computing) -> Verdict:
     """Check shapes, dtypes and finiteness, whatever the values are."""
     inputs = subject.materialise(problem)
-    out, lse = subject.attend(problem, inputs)
+    out, lse = subject.run_operation(problem, inputs)
     wanted = OPERATIONS[problem.operation].outputs(inputs)
     shape, dtype, _ = wanted["out"]
     verdict = _well_formed("out", out, shape, (dtype,))
@@ -98,7 +98,7 @@ def inputs_unchanged(subject: Subject, problem: Running) -> Verdict:
     """Check that inputs keep their bits, and so does everything around them and around out."""
     inputs = subject.materialise(problem)
     before = Snapshot(inputs)
-    subject.attend(problem, inputs)
+    subject.run_operation(problem, inputs)
     changed = before.changed_views()
     if changed:
         return fail("mutated_input", f"the call changed its input {', '.join(changed)}")
@@ -120,7 +120,7 @@ def repeated_calls(subject: Subject, problem: Running) -> Verdict:
 def _again(subject: Subject, problem: Running, before: tuple[Result, Judged]) -> Verdict:
     """Repeat a call: the same bits, or the same within the bounds where that was declared."""
     first, expectation = before
-    second = subject.attend(problem, subject.materialise(problem))
+    second = subject.run_operation(problem, subject.materialise(problem))
     judge_apart = OPERATIONS[problem.operation].judge_apart
     if "nondeterministic" not in subject.implementation.features:
         verdict = _same_bits(first, second)
@@ -140,7 +140,7 @@ def call_order(subject: Subject, problem: Running) -> Verdict:
     if other is None:
         return VACUOUS
     first = run(subject, problem)
-    subject.attend(other, subject.materialise(other))
+    subject.run_operation(other, subject.materialise(other))
     verdict = _again(subject, problem, first)
     if verdict.bad:
         message = f"repeated after a call on another batch: {verdict.message}"
@@ -159,8 +159,8 @@ def output_buffers(subject: Subject, problem: Computing) -> Verdict:
     """Fill the given output buffers with something else: whatever they held, it is overwritten."""
     if not subject.implementation.writes_out:
         return VACUOUS
-    poisoned = kept(subject.attend(problem, subject.materialise(problem)))
-    filled = subject.attend(problem, subject.materialise(problem), fill=OTHER_FILL)
+    poisoned = kept(subject.run_operation(problem, subject.materialise(problem)))
+    filled = subject.run_operation(problem, subject.materialise(problem), fill=OTHER_FILL)
     verdict = _same_bits(poisoned, filled)
     if verdict.bad:
         message = f"output buffers that held {OTHER_FILL} and not NaN before: {verdict.message}"

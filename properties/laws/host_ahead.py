@@ -110,7 +110,7 @@ def _run_all(
         if overwrite:
             for tensor in step.given:
                 tensor.fill_(1)
-        results.append(subject.attend(problem, step.inputs, function=function))
+        results.append(subject.run_operation(problem, step.inputs, function=function))
     return results
 
 

@@ -199,7 +199,9 @@ class _Engine:
     def _attend(self, function: Callable[[Any], Any], batch: Batch, inputs: Any) -> Verdict:  # noqa: ANN401
         subject = self._subject
         expectation = judged(subject, inputs)
-        result = subject.attend(batch.problem, blind(inputs, batch.problem), function=function)
+        result = subject.run_operation(
+            batch.problem, blind(inputs, batch.problem), function=function
+        )
         # Values and pages are those of the room: what holds of all its keys holds of fewer.
         return against_oracle(result, expectation, exact=subject.exact(batch.room))
 

@@ -43,7 +43,7 @@ class _Pair:
     ) -> tuple[Result, AttentionOutput]:
         """Merge states that are off by at most ``errors``; give the result and its bound."""
         record = self.states(outs, lses)
-        merged = self.subject.attend(self.problem, record)
+        merged = self.subject.run_operation(self.problem, record)
         if merged[0].isnan().any():
             count, total = int(merged[0].isnan().sum()), merged[0].numel()
             message = f"merging {len(outs)} states gives NaN ({count} of {total} elements of out)"
@@ -197,7 +197,7 @@ def union(subject: Subject, problem: MergeProblem) -> Verdict:
         arithmetic=subject.implementation.arithmetic,
         out_dtype=record.out_dtype,
     )
-    result = subject.attend(problem, record)
+    result = subject.run_operation(problem, record)
     return against_oracle(result, Judged(whole, bound), exact=False)
 
 

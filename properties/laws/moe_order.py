@@ -87,9 +87,9 @@ def no_tokens(subject: Subject, problem: MoEProblem | RouteProblem) -> Verdict:
     nobody = replace(problem, num_tokens=0, token_ids=())
     if not subject.supports(nobody):
         return VACUOUS
-    before = kept(subject.attend(problem, subject.materialise(problem)))
+    before = kept(subject.run_operation(problem, subject.materialise(problem)))
     run(subject, nobody)  # which compares the shapes with the oracle's
-    after = subject.attend(problem, subject.materialise(problem))
+    after = subject.run_operation(problem, subject.materialise(problem))
     if "nondeterministic" in subject.implementation.features:
         return PASS
     for first, second in zip(before, after, strict=True):

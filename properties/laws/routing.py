@@ -35,7 +35,7 @@ def parity(subject: Subject, problem: RouteProblem) -> Verdict:
     """Check that no better expert was left out, and the weights of those that were taken."""
     inputs = subject.materialise(problem)
     before = guarded(inputs)
-    return judge_route(subject.implementation, before, subject.attend(problem, inputs))
+    return judge_route(subject.implementation, before, subject.run_operation(problem, inputs))
 
 
 def invariants(subject: Subject, problem: RouteProblem) -> Verdict:
@@ -200,7 +200,7 @@ def _routed(
     Raises:
         Stop: it raised, or the shapes or dtypes are not those of a routing.
     """
-    result: Result = kept(subject.attend(problem, guarded(inputs)))
+    result: Result = kept(subject.run_operation(problem, guarded(inputs)))
     wrong = misshapen(inputs, result)
     if wrong is not None:
         raise Stop(wrong)

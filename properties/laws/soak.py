@@ -133,7 +133,9 @@ def _repeat(
 def _launch(subject: Subject, problem: Computing, lane: _Lane, *, wait: bool = True) -> Result:
     """Launch once in a lane; the result is a copy, made there too."""
     with nullcontext() if lane.stream is None else torch.cuda.stream(lane.stream):
-        result = kept(subject.attend(problem, lane.inputs, function=lane.function, wait=wait))
+        result = kept(
+            subject.run_operation(problem, lane.inputs, function=lane.function, wait=wait)
+        )
     if wait:  # for the copy, too: it is read on another stream
         subject.wait([lane.stream])
     return result

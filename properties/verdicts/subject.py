@@ -179,7 +179,7 @@ class Subject:
             except Exception as error:
                 raise Stop(_crash(error)) from error
 
-    def attend(
+    def run_operation(
         self,
         problem: Problem,
         inputs: Any,  # noqa: ANN401  any record with out

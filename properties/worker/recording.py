@@ -150,7 +150,7 @@ def weighed(subject: Subject, payload: Mapping[str, Any]) -> dict[str, Any]:
 
 def _call(subject: Subject, problem: Problem, inputs: Any) -> None:  # noqa: ANN401  any record
     if problem.operation in ATTENDING:
-        subject.attend(problem, inputs)
+        subject.run_operation(problem, inputs)
     else:
         subject.call(problem, inputs)
 

@@ -115,7 +115,7 @@ def measure(subject: Subject, problem: Problem) -> dict[str, bool]:
     expected = OPERATIONS[problem.operation].pair(ORACLES[problem.operation].answer(inputs))[0]
     assert isinstance(expected, torch.Tensor)  # noqa: S101  what the oracle answers is a pair
     low = LOW_PRECISION[problem.operation](inputs).double()
-    out = subject.attend(problem, inputs)[0].double()
+    out = subject.run_operation(problem, inputs)[0].double()
     same_shape = out.shape == expected.shape
     for name, accepts in YARDSTICKS.items():
         accepted[name] = same_shape and accepts(out, expected, low)

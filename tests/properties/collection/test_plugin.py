@@ -225,7 +225,7 @@ def test_a_death_is_told_with_the_frames_of_the_kernel(ran: Ran) -> None:
     lines = ran.section("zoo:dying-corpus-parity-here")
     assert lines[0] == "CRASH SIGABRT  dying  parity"
     assert any("zoo.py" in line and line.endswith("in dying") for line in lines)
-    assert not any("judge.py" in line for line in lines)
+    assert not any("tasks.py" in line for line in lines)
     assert len(lines) < 15
 
 
