@@ -100,12 +100,13 @@ def examine(request: Request) -> int:
             run.report.seconds = time.monotonic() - started
     with _uninterrupted():
         writer.write_all(run.report)
-        keep_costs(request.cases, run.plan.profile, request.device, run.costs)
         summary = _summarise(request, run.report, ledger, failure=failure)
         try:
             _write_outputs(request, summary, writer.failed)
         finally:
             print_summary(console(sys.stdout), summary)
+        if not run.plan.sanitizer:  # under which calls take many times longer
+            keep_costs(request.cases, run.plan.profile, request.device, run.costs)
     return summary.code
 
 
@@ -153,6 +154,9 @@ def _plan(request: Request, ledger: Ledger) -> Plan:
 def _costs(request: Request) -> dict[str, Cost]:
     if request.costs is None:
         return {}
+    if request.sanitizer:
+        message = "--costs holds what calls cost without compute-sanitizer: leave --sanitizer out"
+        raise UsageRefusedError(message)
     try:
         return read_costs(request.costs, PROFILES[request.profile], request.device)
     except CostsError as error:

@@ -51,7 +51,7 @@ RUN_OPTIONS = (
         "--costs",
         type=click.Path(dir_okay=False, path_type=Path),
         help="Take cost classes from this file instead of measuring them: the same seed draws the "
-        "same problems on any machine. Each run writes one, costs.json beside the cases.",
+        "same problems on any machine. Each run writes one, in the folder costs of its cases.",
     ),
     click.option(
         "--soak",

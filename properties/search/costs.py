@@ -19,8 +19,6 @@ from ...impl.targets.schemas import Table, converted
 from ..findings.files import Output
 from ..space.profiles import Cost, Profile
 
-NAME = "costs.json"
-"""Name of the file that every run writes beside its folder of cases."""
 SCHEMA = "kernelproof-costs-1"
 
 
@@ -61,12 +59,19 @@ def read_costs(path: Path, profile: Profile, device: str) -> dict[str, Cost]:
     }
 
 
+def costs_file(cases: Path, profile: Profile, device: str) -> Path:
+    """Return the file that runs of a profile on a device write, below their folder of cases."""
+    return cases / "costs" / f"{profile.name}-{device}.json"
+
+
 def keep_costs(cases: Path, profile: Profile, device: str, costs: Mapping[str, Cost]) -> None:
-    """Write what was measured beside a folder of cases; what is there of others stays.
+    """Write measured classes below a folder of cases; those of other implementations stay.
 
     A file that cannot be written costs no run its result: a line on stderr says so.
     """
-    path = cases.parent / NAME
+    if not costs:
+        return
+    path = costs_file(cases, profile, device)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = os.open(path.parent, os.O_RDONLY)
@@ -82,7 +87,7 @@ def keep_costs(cases: Path, profile: Profile, device: str, costs: Mapping[str, C
 def _write(path: Path, profile: Profile, device: str, costs: Mapping[str, Cost]) -> None:
     try:
         before = read_costs(path, profile, device)
-    except CostsError:  # there is none, or it is of another profile
+    except CostsError:  # there is none
         before = {}
     rows = {name: vars(cost) for name, cost in sorted({**before, **costs}.items())}
     head = {"schema": SCHEMA, "profile": profile.name, "device": device}

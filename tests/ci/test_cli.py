@@ -239,6 +239,10 @@ def test_what_cannot_be_loaded(kernelproof: Command) -> None:
         (["zoo:honest", "--only", "colour=red"], "--only: 'colour' is no field of a problem"),
         (["zoo:honest", "--only", "dtype=red"], "--only: dtype=red is no value of it; there are"),
         (["zoo:honest", "--costs", "absent.json"], "--costs absent.json: cannot be read"),
+        (
+            ["zoo:honest", "--costs", "a.json", "--device", "cuda", "--sanitizer", "memcheck"],
+            "leave --sanitizer out",
+        ),
         (["zoo:honest", "--costs", "zoo.py"], "--costs zoo.py: not JSON"),
         (["zoo:honest", "--modules", "0"], "Invalid value for '--modules'"),
         (["zoo:honest", "--operation", "origami"], "--operation 'origami'"),
@@ -402,7 +406,7 @@ def test_a_part_of_the_space(kernelproof: Command) -> None:
 
 def test_cost_classes_are_written_and_read(kernelproof: Command) -> None:
     """A class that is given decides: the word in the file shows which it was."""
-    path = Path(".kernelproof", "costs.json")
+    path = Path(".kernelproof", "cases", "costs", "quick-cpu.json")
     assert kernelproof("check", "zoo:honest", *QUICK).code == 0
     data = json.loads(path.read_text())
     assert set(data["costs"]) == {"honest"}

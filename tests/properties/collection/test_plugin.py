@@ -323,14 +323,15 @@ def test_a_part_of_the_space_and_given_costs(tmp_path: Path) -> None:
     folder = project(tmp_path)
     ended = run_pytest(folder, *command, "--only", "num_states=2")
     assert "1 passed" in ended.out, ended.out + ended.err
-    costs = json.loads((folder / ".kernelproof" / "costs.json").read_text())
+    written = folder / ".kernelproof" / "cases" / "costs" / "quick-cpu.json"
+    costs = json.loads(written.read_text())
     assert set(costs["costs"]) == {"wrong"}
     costs["costs"]["wrong"]["problems"] = 0.5
     (folder / "half.json").write_text(json.dumps(costs))
     more = ["--only", "num_states=2,4", "--costs", "half.json", "--junit-xml", "junit.xml"]
     ended = run_pytest(folder, *command, *more)
     assert "num_states=4" in ended.out, ended.out + ended.err
-    kept = json.loads((folder / ".kernelproof" / "costs.json").read_text())
+    kept = json.loads(written.read_text())
     assert kept["costs"]["wrong"]["problems"] == 0.5
 
 

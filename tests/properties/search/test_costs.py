@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from kernelproof.properties.isolation.workers import Outcome, Worker
-from kernelproof.properties.search.costs import SCHEMA, CostsError, keep_costs, read_costs
+from kernelproof.properties.search.costs import (
+    SCHEMA,
+    CostsError,
+    costs_file,
+    keep_costs,
+    read_costs,
+)
 from kernelproof.properties.search.engine import Run
 from kernelproof.properties.search.plan import Plan
 from kernelproof.properties.space.profiles import Cost, Profile
@@ -21,12 +27,14 @@ GIVEN = {"name": "fast", "problems": 1, "max_work": 9}
 
 
 def test_what_was_measured_is_read_back_and_others_stay(tmp_path: Path) -> None:
-    cases, path = tmp_path / "cases", tmp_path / "costs.json"
-    keep_costs(cases, TINY, "cpu", {"one": FAST})
-    keep_costs(cases, TINY, "cpu", {"two": SLOW})
-    assert read_costs(path, TINY, "cpu") == {"one": FAST, "two": SLOW}
-    keep_costs(cases, TINY, "cuda", {"two": FAST})  # of another device: nothing stays
-    assert read_costs(path, TINY, "cuda") == {"two": FAST}
+    cpu, cuda = (costs_file(tmp_path, TINY, device) for device in ("cpu", "cuda"))
+    keep_costs(tmp_path, TINY, "cpu", {"one": FAST})
+    keep_costs(tmp_path, TINY, "cpu", {"two": SLOW})
+    keep_costs(tmp_path, TINY, "cuda", {"two": FAST})
+    keep_costs(tmp_path, TINY, "cuda", {})  # of a run that ended before it measured
+    assert read_costs(cpu, TINY, "cpu") == {"one": FAST, "two": SLOW}
+    assert read_costs(cuda, TINY, "cuda") == {"two": FAST}
+    assert not list(tmp_path.glob("*.json"))  # a folder of cases is read by that pattern
 
 
 def test_a_folder_that_cannot_be_written_is_said(
