@@ -10,7 +10,7 @@ import sys
 
 # What the extra `suite` installs, by import name.
 SUITE_MODULES = frozenset(
-    {"click", "hypothesis", "msgspec", "packaging", "pytest", "rich", "tomli", "xdist"}
+    {"click", "hypothesis", "jinja2", "msgspec", "packaging", "pytest", "rich", "tomli", "xdist"}
 )
 
 

@@ -162,7 +162,7 @@ class Implementation:
                 return Refusal(reason, "feature", feature)
         answer = True if self.supports is None else self.supports(problem, target)
         if answer is not True:
-            if isinstance(answer, Refusal):
+            if isinstance(answer, Refusal) and answer:
                 return answer
             return Refusal(answer or f"{self.name}.supports said no", "supports")
         if not self.backend or EVERY_RULE in without_rules:

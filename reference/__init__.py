@@ -5,6 +5,9 @@ It imports torch and the standard library, nothing else. The default arithmetic 
 
 from __future__ import annotations
 
+import sys
+
+from . import operations
 from .attention.append import append_paged_kv, append_paged_nvfp4
 from .attention.bounds import attention_error_bound, ragged_attention_error_bound
 from .attention.context_parallel import slice_context_parallel
@@ -52,6 +55,10 @@ from .problems import (
     Problem,
     RouteProblem,
 )
+
+# The function has the name of a module that was here before. Importing that module under its old
+# name would put it into the function's place, unless it is there already.
+sys.modules[f"{__name__}.materialise"] = operations
 
 __all__ = [
     "ACTIVATIONS",

@@ -35,13 +35,29 @@ def test_an_old_name_is_the_same_module_and_says_its_new_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "name"), [("properties.isolation", "WorkerPool"), ("ci.support", "support")]
+    ("old", "name"),
+    [
+        ("properties.isolation", "WorkerPool"),
+        ("ci.support", "support"),
+        ("reference.attention", "BatchMetadata"),
+        ("reference.moe", "product"),
+    ],
 )
 def test_a_room_with_the_name_of_a_module_has_its_names(old: str, name: str) -> None:
     room = importlib.import_module(f"kernelproof.{old}")
     moved = importlib.import_module(f"kernelproof.{moved_modules()[old]}")
     with pytest.warns(DeprecationWarning, match=f"kernelproof.{old} is now {moved.__name__}"):
         assert getattr(room, name) is getattr(moved, name)
+
+
+def test_an_old_name_leaves_the_function_of_that_name_in_place() -> None:
+    import kernelproof.reference
+    from kernelproof.reference.materialise import (  # type: ignore[import-not-found]
+        materialise as function,
+    )
+
+    assert kernelproof.reference.materialise is function
+    assert callable(function)
 
 
 def test_no_room_invents_a_name() -> None:

@@ -119,7 +119,9 @@ def _defect(data: Any, kind: Any, place: str, entry: str) -> _Defect | None:  # 
         name, number = step.groups()
         kind = _branch(kind, data)
         if name:
-            kind, data = get_type_hints(kind, include_extras=True)[name], data[name]
+            # A field may have another name in the file: `pass` is no name in Python.
+            field = kind.__struct_fields__[kind.__struct_encode_fields__.index(name)]
+            kind, data = get_type_hints(kind, include_extras=True)[field], data[name]
             place = f"{place}.{name}".lstrip(".")
         elif number:
             kind, data = _arguments(kind)[0], data[int(number)]

@@ -22,15 +22,8 @@ from ...impl.gating.rules import check_specifier, version_matches
 from ...impl.targets.data_files import read_json, read_toml
 from ...impl.targets.schemas import Table, converted, one_of
 from ...impl.targets.suggestions import did_you_mean
-from ...reference import (
-    AttentionProblem,
-    MergeProblem,
-    MetadataProblem,
-    MoEProblem,
-    Problem,
-    RouteProblem,
-    problem_from_json,
-)
+from ...reference import Problem, problem_from_json
+from ...reference.operations import PROBLEM_TYPES
 from ..laws import LAWS
 from ..verdicts.verdict import BAD, FAIL_KINDS, Verdict
 
@@ -38,7 +31,7 @@ CASE_SCHEMA = "kernelproof/case/1"
 PACKAGES = ("flashinfer", "triton", "torch")
 PREDICATES = {
     name
-    for cls in (AttentionProblem, MergeProblem, MetadataProblem, MoEProblem, RouteProblem)
+    for cls in PROBLEM_TYPES.values()
     for name, kind in [*cls.__dataclass_fields__.items(), *vars(cls).items()]
     if name in cls.__dataclass_fields__ or isinstance(kind, property)
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..formats.cache_elements import SCALE_LAYOUTS, CacheElement, stored_dtypes
+from ..formats.cache_elements import SCALE_LAYOUTS, CacheElement, element_of, stored_dtypes
 from ..formats.kv_format import KVCacheFormat, Scales, checked_cache
 from ..validation import check_kv_layout, check_same, check_tensor
 from .metadata import BatchMetadata
@@ -65,8 +65,11 @@ def append_paged_kv(
     cache = checked_cache(k_cache, v_cache, kv_layout, kv_format, None)
     _check_rows(k, v, (k_cache, v_cache), metadata, kv_layout, cache.kv_format.packed)
     rows = [
-        _encoded(new, name, scale, cache.kv_format.entry)
-        for name, new, scale in (("k_scale", k, k_scale), ("v_scale", v, v_scale))
+        _encoded(new, name, scale, kv_format.entry if kv_format else element_of(stored))
+        for name, new, scale, stored in (
+            ("k_scale", k, k_scale, cache.k),
+            ("v_scale", v, v_scale, cache.v),
+        )
     ]
     return _written((k_cache, v_cache), rows, metadata, kv_layout, in_place=in_place)
 

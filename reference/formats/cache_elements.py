@@ -178,6 +178,15 @@ CACHE_FEATURES = (*QUANTISED_KV, *(each.feature for each in SCALE_LAYOUTS.values
 """The same, and those of the layouts of block scales."""
 
 
+def element_of(cache: torch.Tensor) -> CacheElement:
+    """Return the entry of the element that the dtype of a cache names.
+
+    Raises:
+        ValueError: it names none; the message names the table.
+    """
+    return cache_element(str(cache.dtype).removeprefix("torch."))
+
+
 def stored_dtypes() -> set[torch.dtype]:
     """Return the dtypes that the tensor of a cache may have: its element's, or bytes."""
     return {torch.uint8, *(each.dtype for each in CACHE_ELEMENTS.values())}

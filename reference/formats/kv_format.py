@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ..validation import check_kv_layout
-from .cache_elements import SCALE_LAYOUTS, CacheElement, Codes, cache_element
+from .cache_elements import SCALE_LAYOUTS, CacheElement, Codes, cache_element, element_of
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def _format_of(
     if kv_format is None:
         if torch.uint8 in {k_cache.dtype, v_cache.dtype}:
             raise ValueError(AMBIGUOUS.format(name="the dtype of k_cache"))
-        return KVCacheFormat(str(k_cache.dtype).removeprefix("torch."), kv_layout=kv_layout)
+        return KVCacheFormat(element_of(k_cache).name, kv_layout=kv_layout)
     if kv_format.kv_layout != kv_layout:
         message = f"kv_format is in layout {kv_format.kv_layout}, but kv_layout is {kv_layout}"
         raise ValueError(message)

@@ -178,3 +178,19 @@ def test_cuda_agrees(kv_layout: str) -> None:
     found = append_paged_kv(k, v, k_cache, v_cache, metadata().to("cuda"), kv_layout=kv_layout)
     for result, wanted in zip(found, expected, strict=True):
         assert torch.equal(bits(result.cpu()), bits(wanted))
+
+
+@pytest.mark.parametrize(
+    ("k_dtype", "v_dtype"),
+    [
+        (torch.float16, torch.bfloat16),
+        (torch.float32, torch.float16),
+        (torch.float8_e4m3fn, torch.float8_e5m2),
+    ],
+)
+def test_each_cache_is_written_in_its_own_dtype(k_dtype: torch.dtype, v_dtype: torch.dtype) -> None:
+    k, v = (new.nan_to_num(0.0) for new in make_new())
+    k_cache, v_cache = make_caches("NHD", k_dtype)[0], make_caches("NHD", v_dtype)[1]
+    got = append_paged_kv(k, v, k_cache, v_cache, metadata())
+    for cache, new, stored in zip(got, (k, v), (k_cache, v_cache), strict=True):
+        assert torch.equal(bits(cache), bits(define(new, stored, "NHD")))
