@@ -406,13 +406,14 @@ def test_a_part_of_the_space(kernelproof: Command) -> None:
 
 def test_cost_classes_are_written_and_read(kernelproof: Command) -> None:
     """A class that is given decides: the word in the file shows which it was."""
-    path = Path(".kernelproof", "cases", "costs", "quick-cpu.json")
-    assert kernelproof("check", "zoo:honest", *QUICK).code == 0
+    options = (*QUICK, "--cases", "of-costs")
+    path = Path("of-costs", "costs", "quick-cpu.json")
+    assert kernelproof("check", "zoo:honest", *options).code == 0
     data = json.loads(path.read_text())
     assert set(data["costs"]) == {"honest"}
     data["costs"]["honest"] = {"name": "given", "problems": 0.5, "max_work": 5000}
     path.write_text(json.dumps(data))
-    ended = kernelproof("check", "zoo:honest", *QUICK, "--costs", str(path), "--json", "a.json")
+    ended = kernelproof("check", "zoo:honest", *options, "--costs", str(path), "--json", "a.json")
     assert ended.code == 0
     assert json.loads(path.read_text()) == data
     (found,) = json.loads(Path("a.json").read_text())["implementations"]

@@ -241,7 +241,7 @@ def test_a_law_that_runs_out_of_time_says_so() -> None:
     (report,) = execute("sleeps", profile=profile, jobs=1)
     (law,) = report.laws
     assert law.truncated
-    assert 0 < law.judged < 1000
+    assert law.judged < 1000
     assert law.finding is None
     assert report.cost in ("medium", "slow")
 
