@@ -118,7 +118,7 @@ class Implementation:
         return installed_version(self.provider) if self.provider else None
 
     def arithmetic_of(self, head_dim_vo: int) -> Arithmetic:
-        """Return what it rounds where, for values of so many channels."""
+        """Return the arithmetic for values with this number of channels."""
         found = self.arithmetic
         for channels, wide in self.wide_arithmetic:
             if head_dim_vo >= channels:

@@ -16,7 +16,7 @@ from typing import Any
 
 from ...impl.registry import built_in_provider
 from ...impl.targets.backends import FLASHINFER
-from ...properties.findings.cases import loading_name
+from ...properties.findings.cases import MUST_FAIL, loading_name
 from ...properties.findings.corpus import load_case
 from ...properties.findings.expectations import read_expectations
 from ...properties.findings.files import Output
@@ -230,7 +230,7 @@ def failures_in(report: Mapping[str, Any]) -> list[Failure]:
             laws, name = tuple(each["laws"]), each["subject"]
         else:
             verdict, laws, name = each, (each["law"],), each["implementation"]
-        if verdict.get("status") not in BAD or verdict.get("kind") == "unexpected_pass":
+        if verdict.get("status") not in BAD or verdict.get("kind") == MUST_FAIL:
             continue
         told = {k: v for k, v in each["problem"].items() if k not in ("id", "told")}
         key = (name, verdict["status"], verdict.get("kind", ""))
@@ -255,7 +255,15 @@ def failures_in(report: Mapping[str, Any]) -> list[Failure]:
 
 
 def passes_in(report: Mapping[str, Any], entries: Sequence[Entry]) -> list[tuple[Entry, str]]:
-    """Return the entries whose case passes though they say that it fails, and with what release."""
+    """Return the entries whose case passes though they say that it fails, and with what release.
+
+    Raises:
+        UsageRefusedError: a version made the report that did not yet name those entries.
+    """
+    for index, each in enumerate(report["findings"]):
+        if each.get("kind") == MUST_FAIL and "contradicts" not in each:
+            message = f"findings[{index}] names no entry of the ledger: make this report again"
+            raise UsageRefusedError(message)
     bump = str(report.get("schema", "")).startswith("kernelproof/bump/")
     version = _target(report, bump=bump)["flashinfer"] or ""
     by_id = {entry.id: entry for entry in entries}

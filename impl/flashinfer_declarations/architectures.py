@@ -38,7 +38,7 @@ OPERATORS = {ast.In: "in", ast.NotIn: "not in", ast.Eq: "in", ast.NotEq: "not in
 
 
 def targets(chips: Sequence[int], modules: Modules) -> dict[str, dict[str, object]]:
-    """Return for each chip what nvcc is told without a filter, or why nothing is."""
+    """Return nvcc's flags for each chip without a filter, or why there are none."""
     context = _assume_cuda(modules)
     return {str(chip): _flags(context, chip, None) for chip in chips} if context else {}
 

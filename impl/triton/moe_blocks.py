@@ -108,7 +108,7 @@ def moe_tiles(shape: Shape) -> tuple[Tile, Tile]:
 
 
 def block_rows(rows: float) -> int:
-    """Return the rows of a block for so many pairs of an expert.
+    """Return the rows of a block for this number of pairs of an expert.
 
     Rows vary from expert to expert: twice the mean takes nearly all of them in one block.
     """

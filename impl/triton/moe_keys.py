@@ -59,7 +59,7 @@ def kernels(problem: MoEProblem) -> Iterator[MoEProblem]:
 
 
 def module_fields(problem: MoEProblem) -> tuple[Hashable, ...]:
-    """Return what a module is told by."""
+    """Return what distinguishes one module from another."""
     divides = [size % each == 0 for size in (problem.hidden, problem.inter) for each in DIVISORS]
     return (
         problem.dtype, problem.activation, problem.quantized, problem.quantized_hidden,

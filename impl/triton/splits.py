@@ -14,7 +14,7 @@ NEARLY = 1.1
 
 
 def most_splits(keys: int) -> int:
-    """Return the most splits that a request of so many keys is worth; at least 1."""
+    """Return the most splits that pay for a request with this number of keys; at least 1."""
     worth = max(ALWAYS_WORTH, keys // KEYS_WORTH_ONE_MORE)
     return max(1, min(ceil_div(keys, FEWEST_KEYS), worth))
 

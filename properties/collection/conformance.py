@@ -310,7 +310,7 @@ class Suite:
         return seconds_of(self._plan, law, laws, self._jobs, parts)
 
     def _seed(self, item: Item) -> int:
-        """Return the search's seed: that of `kernelproof check`, but for a configuration's own."""
+        """Return the seed of the search; a configuration without one has `kernelproof check`'s."""
         if not item.configuration.fixed:
             return self._plan.seed
         text = f"{self._plan.seed}|{item.configuration.id}"

@@ -40,7 +40,8 @@ def run_on(subject: Subject, problem: Running, inputs: Any) -> tuple[Result, Jud
     expectation = judged(subject, inputs)
     result = kept(subject.run_operation(problem, inputs))
     # Two answers of the same wrong shape agree with each other, and with no bound.
-    for name, tensor, bound in zip(("out", "lse"), result, expectation.bound, strict=True):
+    names = OPERATIONS[problem.operation].names
+    for name, tensor, bound in zip(names, result, expectation.bound, strict=True):
         if tensor is not None and tensor.shape != bound.shape:
             shapes = f"{list(tensor.shape)}, not {list(bound.shape)}"
             raise Stop(fail("shape", f"{name} has shape {shapes}"))

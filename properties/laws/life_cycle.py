@@ -78,7 +78,7 @@ def _fewest(
 
 
 def _outcome(subject: Subject, batches: Mapping[str, Batch], walk: Sequence[str]) -> Verdict:
-    """Return the verdict on a walk; an exception is one, so that its actions are told too."""
+    """Return the verdict on a walk; an exception becomes one, so that it names its actions."""
     try:
         engine = _Engine(subject, batches)
         for step, action in enumerate(walk):

@@ -40,7 +40,7 @@ def compilers() -> int:
 
 
 def limited_to(share: int) -> dict[str, str]:
-    """Return the environment of a worker whose builds start so many compilers each.
+    """Return the environment of a worker whose builds start this many compilers each.
 
     A number that the user has set stays.
     """

@@ -67,7 +67,7 @@ class Plan:
 
 
 def problems_of(plan: Plan, law: Law, cost: Cost, parts: int = 1) -> int:
-    """Return the problems that a law judges, in each of so many equal parts of its search."""
+    """Return the number of problems that a law judges in each equal part of its search."""
     problems = plan.profile.problems * law.weight * cost.problems * plan.share
     return max(LEAST_PROBLEMS // parts, round(problems / parts), 1)
 

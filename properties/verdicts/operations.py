@@ -52,6 +52,7 @@ class Answers:
         other_batch: another problem of the same kind, as different as can be.
         judge_apart: judges an implementation's answer to a record, where right answers may differ
             by more than bounds; None where two answers are right if they agree within theirs.
+        names: the names of the two tensors of ``pair``, for messages.
     """
 
     law: str = "parity"
@@ -59,6 +60,7 @@ class Answers:
     outputs: Callable[[Any], dict[str, Buffer]] = _undefined
     other_batch: Callable[[Any], Any] = _undefined
     judge_apart: Callable[[Implementation, Any, Result], Verdict] | None = None
+    names: tuple[str, str] = ("out", "lse")
 
 
 def _pair(result: object, what: str, *, both: bool = False) -> Any:  # noqa: ANN401  a pair or a text
@@ -146,6 +148,6 @@ OPERATIONS = Table("kernelproof.properties.verdicts.operations.OPERATIONS", {
     "build_metadata": Answers("metadata_parity"),
     "slice_context_parallel": Answers("context_parallel_parity"),
     "route": Answers("routing_parity", _weights_and_ids, other_batch=_more_tokens,
-                     judge_apart=judge_route),
+                     judge_apart=judge_route, names=("topk_weights", "topk_ids")),
     "moe": Answers("parity", _out, _of_experts, _more_tokens),
 })  # fmt: skip

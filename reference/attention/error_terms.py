@@ -134,7 +134,7 @@ class Roundings(NamedTuple):
         )
 
     def parts(self, keys: int) -> float:
-        """Return what outputs of parts of so many keys lose before the last of them is merged."""
+        """Return the rounding error of partial outputs of a request with this number of keys."""
         return self.partial * (2 if 0 < self.merged_above < keys else 1)
 
 

@@ -44,7 +44,7 @@ class ChipsAlike:
 
 
 def to_page(report: Mapping[str, Any]) -> str:
-    """Return a self-contained page: it loads nothing, and shows whatever it is told as text."""
+    """Return a self-contained page: it loads nothing, and shows all values as text."""
     findings = report["findings"]
     names = anchors(findings)
     policy = report["policy"]

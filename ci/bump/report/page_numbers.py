@@ -51,7 +51,7 @@ def spreads(machine: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Spread]
 
 
 def finite(values: object) -> list[float]:
-    """Return the numbers among values; JSON has no others, but for text that says ``inf``."""
+    """Return the numbers among values; JSON writes infinity as the text ``inf``."""
     if not isinstance(values, list | tuple):
         return []
     return sorted(

@@ -141,6 +141,15 @@ def test_an_entry_that_passes_is_narrowed_or_retired(
     )
 
 
+def test_a_report_that_names_no_entries_is_refused(
+    ledger: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report(ledger.parent, finding(EMPTY, kind="unexpected_pass"))
+    assert update(ledger) == 2
+    assert "findings[0] names no entry of the ledger" in capsys.readouterr().err
+    assert ledger.read_text() == f"{HEAD}{ENTRY}\n{OTHER}"
+
+
 def test_what_a_comparison_says_is_taken_too(ledger: Path) -> None:
     problem = AttentionProblem(causal=True)
     findings = [

@@ -9,7 +9,7 @@ import torch
 
 from kernelproof.impl import Implementation, Target, implementation
 from kernelproof.properties.laws import find_law
-from kernelproof.properties.verdicts.subject import Subject
+from kernelproof.properties.verdicts.subject import Stop, Subject
 from kernelproof.reference import Arithmetic, RouteProblem
 from kernelproof.reference.tensors.moe_inputs import RouteInputs
 
@@ -53,3 +53,14 @@ def test_weights_of_scores_that_tanh_tells_apart_add_up() -> None:
     subject = Subject(half, Target.here("cpu"), Phases())
     problem = RouteProblem(num_tokens=9, method="deepseek_v3")
     assert find_law("routing_invariants").check(subject, problem).status == "FAIL"
+
+
+def test_an_answer_of_the_wrong_shape_is_named_as_routing_does() -> None:
+    def one_row_more(inputs: RouteInputs) -> tuple[torch.Tensor, torch.Tensor]:
+        weights = torch.zeros(inputs.logits.shape[0] + 1, inputs.top_k)
+        return weights.to(torch.int32), weights
+
+    kernel = implementation("route", name="one-row-more")(one_row_more)
+    subject = Subject(kernel, Target.here("cpu"), Phases())
+    with pytest.raises(Stop, match="topk_weights has shape"):
+        find_law("no_tokens").check(subject, RouteProblem(num_tokens=3))
