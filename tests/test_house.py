@@ -47,9 +47,11 @@ TOP_LEVEL = {
 MOST_MODULES = 25
 """Most modules of one folder of the package, besides its __init__.py."""
 LAYERS = ("reference", "impl", "properties", "ci")
-MOST_LINES = 39_547 + 468
+REARRANGED = 39_547
 """Lines of code at commit 127192c (5,366 of reference, 9,154 of impl, 13,542 of properties, 11,462
-of ci, 23 of the root), and those of ``slice_context_parallel``, an operation added since."""
+of ci, 23 of the root), before the rooms were made: making them has added none."""
+ADDED = {"slice_context_parallel": 468, "one run, one verdict": 3_000}
+"""Lines of code that what was added since may take."""
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.DEDENT,
@@ -140,7 +142,7 @@ def test_the_code_does_not_grow(repository: Path) -> None:
         for layer in LAYERS
     }
     counts["root"] = sum(lines_of_code(file.read_text()) for file in repository.glob("*.py"))
-    assert sum(counts.values()) <= MOST_LINES, counts
+    assert sum(counts.values()) <= REARRANGED + sum(ADDED.values()), counts
 
 
 def test_tests_are_not_packages(repository: Path) -> None:
