@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...impl.targets.refusal import Refusal
 from ...reference import Problem
@@ -61,9 +61,28 @@ class Finding:
         }
 
 
+class ProblemVerdict(NamedTuple):
+    """The latest verdict of a law on one problem.
+
+    Attributes:
+        problem: that was judged.
+        status, kind: of the verdict; KNOWN where a ledger entry explains it.
+        vacuous: whether the problem held nothing that the law compares.
+    """
+
+    problem: Problem
+    status: str
+    kind: str
+    vacuous: bool
+
+
 @dataclass
 class LawReport:
-    """One law on one implementation."""
+    """One law on one implementation.
+
+    Attributes:
+        problems: the latest verdict on each problem, by problem id, tries of shrinking included.
+    """
 
     law: str
     judged: int = 0
@@ -79,6 +98,7 @@ class LawReport:
     truncated: bool = False
     error: str = ""
     lost: str = ""
+    problems: dict[str, ProblemVerdict] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dictionary."""

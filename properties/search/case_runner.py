@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ...reference import Problem
 from ..findings.ledger import Entry
-from ..findings.report import LawReport
+from ..findings.report import LawReport, ProblemVerdict
 from ..isolation.workers import Outcome, Worker
 from ..laws import Law
 from ..verdicts.verdict import Verdict
@@ -152,6 +152,12 @@ class CaseRunner:
         return verdict
 
     def _count(self, problem: Problem, verdict: Verdict) -> Verdict:
+        verdict = self._counted(problem, verdict)
+        seen = ProblemVerdict(problem, verdict.status, verdict.kind, verdict.vacuous)
+        self.report.problems[problem.id] = seen
+        return verdict
+
+    def _counted(self, problem: Problem, verdict: Verdict) -> Verdict:
         report = self.report
         if verdict.bad:
             entry = self.candidate.explanation(self.law.name, verdict, problem)
