@@ -98,6 +98,8 @@ class Implementation:
     build_ahead: bool | str = False
     build_minutes: float = 1.0
     build_compilers: int = COMPILERS_A_BUILD
+    tile: int = 0
+    split: int = 0
     session: Callable[[], Session] | None = None
     wide_arithmetic: Sequence[tuple[int, Arithmetic]] = ()
     declared_provider: str | None = None
@@ -197,6 +199,8 @@ def implementation(
     build_ahead: bool | str = False,
     build_minutes: float = 1.0,
     build_compilers: int = COMPILERS_A_BUILD,
+    tile: int = 0,
+    split: int = 0,
     session: Callable[[], Session] | None = None,
     provider: str | None = None,
 ) -> Callable[[Callable[[Any], Any]], Implementation]:
@@ -234,6 +238,11 @@ def implementation(
         build_minutes: of one processor core for one such module, roughly: of those that take many,
             a profile builds fewer.
         build_compilers: that building one module keeps busy, if it may.
+        tile: most keys that one iteration of its loop over keys handles; 0 if unknown. Problems
+            with more keys cross a tile's edge.
+        split: keys of the shortest part of a request that it reduces by itself and merges with
+            other parts; 0 if it does not split, or unknown. Problems with twice as many keys are
+            split.
         session: makes a ``Session``, where planning and running are calls of their own; it may be
             a ``GraphSession`` and a ``ScratchSession`` besides.
         provider: the distribution that it comes from, whose version decides what it does, such as
@@ -241,7 +250,8 @@ def implementation(
             function's module, or "" where there is none.
 
     Raises:
-        ValueError: an unknown operation, feature or backend, or no number of compilers or minutes.
+        ValueError: an unknown operation, feature or backend, or no number of compilers, minutes or
+            keys.
     """
     if operation not in OPERATIONS:
         message = f"operation is {operation!r}; it must be one of {', '.join(OPERATIONS)}"
@@ -257,6 +267,9 @@ def implementation(
             f"build_compilers is {build_compilers} and build_minutes {build_minutes}; they must be "
             "at least 1, and above 0"
         )
+        raise ValueError(message)
+    if tile < 0 or split < 0:
+        message = f"tile is {tile} and split {split}; they must be numbers of keys, or 0"
         raise ValueError(message)
     unknown = sorted(set(features) - set(FEATURES))
     if unknown:
@@ -278,6 +291,8 @@ def implementation(
             build_ahead=build_ahead,
             build_minutes=build_minutes,
             build_compilers=build_compilers,
+            tile=tile,
+            split=split,
             session=session,
             wide_arithmetic=wide_arithmetic,
             declared_provider=provider,

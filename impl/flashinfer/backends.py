@@ -31,6 +31,8 @@ class Backend:
     compile_key: CompileKey | None = None
     build_ahead: bool = False
     build_minutes: float = 1.0
+    tile: int = 0
+    split: int = 0
     writes_out: bool = False
 
     def adapter(
@@ -84,6 +86,8 @@ def xqa_module_key(problem: AttentionProblem) -> Hashable:
 MERGED_ABOVE = 4 * 65
 """Keys: a part has 65 of them or more (whole pages, about 128 keys), and the kernel that merges
 parts has at least 4 rows of threads, each of which stores what it merged in the output's dtype."""
+SPLIT = 128
+"""Keys of the shortest part of a request that ``scheduler.cuh`` plans, in whole pages."""
 _PREFILL = Arithmetic(
     probabilities="inputs",
     row_sum="probabilities",
@@ -100,6 +104,7 @@ CUDA_CORE = Backend(
     compile_key=module_key,
     build_ahead=True,
     build_minutes=1.5,
+    split=SPLIT,
 )
 """Decode without tensor cores (``decode.cuh``)."""
 FA2 = Backend(
@@ -110,6 +115,7 @@ FA2 = Backend(
     module_key,
     build_ahead=True,
     build_minutes=5.5,
+    split=SPLIT,
 )
 """``prefill.cuh``: row sums by m16k16_rowsum_f16f16f32, ``tmp_v`` of the output's dtype. Where
 values have 512 channels, ``vosplit_softmax_store_p`` sums probabilities before they are rounded, so
@@ -123,6 +129,7 @@ FA3 = Backend(
     compile_key=module_key,
     build_ahead=True,
     build_minutes=15.0,
+    tile=192,  # with 128 channels and no causal mask; 128 or 64 elsewhere
 )
 """``hopper/attention_updater.cuh``: row sums before the rounding, no split."""
 TRTLLM_GEN = Backend(

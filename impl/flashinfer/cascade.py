@@ -102,6 +102,7 @@ def _no_cascade(problem: AttentionProblem, _: Target) -> str | None:
     # The wrapper chooses FA3 on SM90 by itself.
     arithmetic=replace(FA3.arithmetic, partial_outputs=True, merged_outputs=MERGED_ABOVE),
     wide_arithmetic=(),
+    split=0,
 )
 def cascade(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
     """Attend to a shared prefix once for all by ``MultiLevelCascadeAttentionWrapper``; no LSE.

@@ -160,6 +160,7 @@ def _not_persistent(problem: AttentionProblem, _: Target) -> str | None:
     features=(),
     # ``persistent.cuh``: parts of 64 keys or more, merged by two rows of threads with 128 channels.
     arithmetic=replace(FA2.arithmetic, merged_outputs=2 * 64),
+    split=64,
     wide_arithmetic=(),
     session=batch_attention_session,
 )

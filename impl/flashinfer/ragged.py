@@ -62,6 +62,10 @@ def _prefill(inputs: RaggedAttentionInputs, backend: str) -> Pair:
     return _run(planned, inputs)
 
 
+SINGLE_SPLIT = 256
+"""Keys of the shortest part in which kernels of a single request read its keys."""
+
+
 @FA2.adapter(
     "ragged_attention",
     "flashinfer-ragged-fa2",
@@ -101,6 +105,7 @@ def _several_requests(problem: AttentionProblem, _: Target) -> str | None:
     attention_refusal,
     features=("custom_mask",),
     wide_arithmetic=(),
+    split=SINGLE_SPLIT,
 )
 def single_prefill(inputs: RaggedAttentionInputs) -> Pair:
     """Attend one request by ``single_prefill_with_kv_cache`` with FA2."""
@@ -138,6 +143,7 @@ def _no_single_decode(problem: AttentionProblem, _: Target) -> str | None:
     _scaled,
     attention_refusal,
     features=(),
+    split=SINGLE_SPLIT,
 )
 def single_decode(inputs: RaggedAttentionInputs) -> Pair:
     """Attend one token by ``single_decode_with_kv_cache`` without tensor cores."""

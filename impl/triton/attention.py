@@ -11,6 +11,8 @@ from ..protocol import implementation
 from ..targets.target import Target
 from .attention_call import Call
 from .attention_keys import compile_key, kernels, split_kernels, split_key
+from .blocks import LARGEST_TILE
+from .splits import FEWEST_KEYS
 from .support import kernel, unavailable
 
 ARITHMETIC = Arithmetic(accumulate="float32", probabilities="inputs")
@@ -39,6 +41,7 @@ attention_kernel = functools.partial(
     compile_key=compile_key,
     kernels=kernels,
     build_minutes=BUILD_MINUTES,
+    tile=LARGEST_TILE,
 )
 """``kernel``, with what the forms of attention declare alike."""
 
@@ -100,6 +103,7 @@ def paged(inputs: PagedAttentionInputs) -> AttentionOutput:
     features=FEATURES,
     arithmetic=ARITHMETIC,
     writes_out=True,
+    tile=LARGEST_TILE,
 )
 def native_dot(inputs: PagedAttentionInputs) -> AttentionOutput:
     """Attend as ``paged`` does on a GPU, with ``tl.dot`` of bfloat16: wrong in the interpreter."""
@@ -113,6 +117,7 @@ def native_dot(inputs: PagedAttentionInputs) -> AttentionOutput:
     compile_key=split_key,
     kernels=split_kernels,
     build_minutes=2 * BUILD_MINUTES,
+    split=FEWEST_KEYS,
 )
 def split_kv(inputs: PagedAttentionInputs) -> AttentionOutput:
     """Attend in two launches: to ranges of each request's keys, then merge the partial states.

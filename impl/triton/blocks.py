@@ -23,6 +23,8 @@ MOST_SINGLE_ROWS = 32
 MEASURED = {16: (64, 4, 3), 32: (64, 4, 3), 64: (64, 4, 3), 128: (64, 8, 4)}
 """Keys a block, warps and stages by rows a block: the fastest on an H200 in bfloat16 with 128
 channels. Where they do not fit, stages go first."""
+LARGEST_TILE = max(keys for keys, _, _ in MEASURED.values())
+"""Most keys of a block, on a GPU; blocks are smaller in the interpreter."""
 WARP_GROUP_ROWS = 64
 EXCHANGE = 4 * 1024
 INTERPRETED_ROWS, INTERPRETED_BLOCK_N = 64, 32

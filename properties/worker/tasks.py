@@ -136,6 +136,8 @@ def describe(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
         "build_ahead": implementation.builds_ahead(payload["device"]),
         "build_minutes": implementation.build_minutes,
         "build_compilers": implementation.build_compilers,
+        "tile": implementation.tile,
+        "split": implementation.split,
     }
 
 

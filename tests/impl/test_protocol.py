@@ -65,6 +65,7 @@ class TestDecorator:
         assert plain.features == frozenset()
         assert plain.arithmetic == Arithmetic()
         assert (plain.writes_out, plain.supports, plain.compile_key) == (False, None, None)
+        assert (plain.tile, plain.split) == (0, 0)
 
     @pytest.mark.parametrize("operation", ["", "attention", "paged_attention ", "PAGED_ATTENTION"])
     def test_an_unknown_operation_is_refused(self, operation: str) -> None:
@@ -77,6 +78,11 @@ class TestDecorator:
         with pytest.raises(ValueError, match=r"features names \['") as caught:
             made(features=features)
         assert "per_head_scales" in str(caught.value)
+
+    @pytest.mark.parametrize("given", [{"tile": -1}, {"split": -64}])
+    def test_fewer_keys_than_none_are_refused(self, given: dict[str, Any]) -> None:
+        with pytest.raises(ValueError, match="they must be numbers of keys, or 0"):
+            made("paged_attention", **given)
 
     @pytest.mark.parametrize(
         ("given", "said"),

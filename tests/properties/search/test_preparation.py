@@ -33,6 +33,22 @@ class Here(Worker):
         return nullcontext()
 
 
+@pytest.mark.parametrize(
+    ("name", "tile", "split"),
+    [
+        ("triton-attention", 64, 0),
+        ("triton-attention-split-kv", 64, 64),
+        ("flashinfer-decode", 0, 128),
+        ("flashinfer-prefill-fa3", 192, 0),
+        ("torch-sdpa-paged", 0, 0),
+    ],
+)
+def test_the_parent_learns_tile_and_split(name: str, tile: int, split: int) -> None:
+    report = ImplementationReport(name, resolve_name(name))
+    survey(Here(), Address(report.reference, None, "cpu"), PROFILES["quick"].max_work, report)
+    assert (report.declared["tile"], report.declared["split"]) == (tile, split)
+
+
 @pytest.mark.parametrize("name", ["flashinfer-prefill-fa2", "flashinfer-xqa-decode"])
 def test_what_needs_a_gpu_is_not_said_to_lack_a_feature(name: str) -> None:
     """The last problems that are asked about are of latent attention, which they do not name."""
