@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from itertools import starmap
 from typing import Any
 
 from ...reference import Arithmetic, AttentionProblem
 from ..protocol import CompileKey, Implementation, implementation
 from ..targets.backends import FLASHINFER
+from ..targets.optional import absent
 from ..targets.target import Target
 from .claims import Refuses, either
 
@@ -18,10 +20,14 @@ FLOAT32 = Arithmetic()
 
 @dataclass(frozen=True)
 class Backend:
-    """What the adapters to a backend declare; the fields are options of ``implementation``.
+    """What the adapters to a backend declare.
 
-    A backend for other calls is ``dataclasses.replace`` of this one, an adapter that differs in an
-    option names it.
+    All fields but ``needs`` are options of ``implementation``. A backend for other calls is
+    ``dataclasses.replace`` of this one, an adapter that differs in an option names it.
+
+    Attributes:
+        needs: modules that FlashInfer imports for these calls where they are installed, each with
+            the distribution that brings it. FlashInfer itself imports without them.
     """
 
     backend: str
@@ -34,6 +40,7 @@ class Backend:
     tile: int = 0
     split: int = 0
     writes_out: bool = False
+    needs: tuple[tuple[str, str], ...] = ()
 
     def adapter(
         self,
@@ -50,12 +57,13 @@ class Backend:
             *refusals: asked in turn; the first reason counts.
             **differences: options of ``implementation`` in which it differs from its backend.
         """
-        refuses = either(*refusals)
+        options = {**vars(self), "provider": FLASHINFER, **differences}
+        needs = options.pop("needs")
+        refuses = either(*refusals, lambda *_: next(filter(None, starmap(absent, needs)), None))
 
         def supports(problem: Any, target: Target) -> bool | str:  # noqa: ANN401  its operation's
             return refuses(problem, target) or True
 
-        options = {**vars(self), "provider": FLASHINFER, **differences}
         return implementation(operation, name=name, supports=supports, **options)
 
 

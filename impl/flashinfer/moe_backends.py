@@ -138,6 +138,7 @@ CUTE_DSL = Backend(
     features=("interleaved_w13", "expert_parallel", "swiglu_parameters", "nondeterministic"),
     compile_key=_compiled,
     writes_out=True,
+    needs=(("cutlass.cute", "nvidia-cutlass-dsl"),),
 )
 """``sm90_contiguous_*.py``: the activation is in the first product's epilogue; the fused finalize
 adds up in the output's dtype."""

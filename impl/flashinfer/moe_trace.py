@@ -20,12 +20,14 @@ from .names import activation_member
 from .routing_trace import FP8_EXPERTS, MOE_TEMPLATES
 from .trace import lacking, template
 
+CUTLASS, BF16 = "_cutlass_fused_moe_reference", "_moe_bf16_run_experts"
+FP4, CUTE_DSL = "_fp4_moe_run_experts", "_cute_dsl_fused_moe_reference"
 BLOCK = 128
 E4M3 = torch.float8_e4m3fn
 
 
-def _experts(*activations: str) -> tuple[Refuses, ...]:
-    """Return what a reference does not take, whatever the weights are."""
+def _experts(reference: str, *activations: str) -> tuple[Refuses, ...]:
+    """Return what a reference, given by name, does not take, whatever the weights are."""
 
     def refuses(problem: MoEProblem, _: Target) -> str | None:
         return first_reason(
@@ -33,7 +35,7 @@ def _experts(*activations: str) -> tuple[Refuses, ...]:
             (problem.activation not in activations, f"the reference has no {problem.activation}"),
         )
 
-    return lacking(MOE_TEMPLATES), refuses
+    return lacking(MOE_TEMPLATES, reference), refuses
 
 
 def _weights(quantized: str, name: str) -> Refuses:
@@ -48,12 +50,12 @@ def _weights(quantized: str, name: str) -> Refuses:
 @TRACE.adapter(
     "moe",
     "flashinfer-trace-cutlass-moe",
-    *_experts("swiglu"),
+    *_experts(CUTLASS, "swiglu"),
     features=("interleaved_w13", "duplicate_ids"),
 )
 def trace_cutlass(inputs: MoEInputs) -> torch.Tensor:
     """Call ``_cutlass_fused_moe_reference``: SwiGLU, no options at all."""
-    out: torch.Tensor = template(MOE_TEMPLATES, "_cutlass_fused_moe_reference")(
+    out: torch.Tensor = template(MOE_TEMPLATES, CUTLASS)(
         inputs.hidden,
         inputs.topk_ids,
         inputs.topk_weights,
@@ -83,12 +85,12 @@ def _routed(inputs: MoEInputs) -> tuple[Any, ...]:
 @TRACE.adapter(
     "moe",
     "flashinfer-trace-bf16-moe",
-    *_experts("swiglu", "swiglu_oai", "geglu_tanh", "relu2"),
+    *_experts(BF16, "swiglu", "swiglu_oai", "geglu_tanh", "relu2"),
     features=("interleaved_w13", "expert_parallel", "duplicate_ids", "swiglu_parameters"),
 )
 def trace_bf16(inputs: MoEInputs) -> torch.Tensor:
     """Call ``_moe_bf16_run_experts``, the experts of ``_trtllm_bf16_moe_reference``."""
-    out: torch.Tensor = template(MOE_TEMPLATES, "_moe_bf16_run_experts")(
+    out: torch.Tensor = template(MOE_TEMPLATES, BF16)(
         inputs.hidden,
         rows_up_first(inputs, codes_of(inputs.w13)),
         inputs.w2,
@@ -119,7 +121,7 @@ def _other_blocks(problem: MoEProblem, _: Target) -> str | None:
 @TRACE.adapter(
     "moe",
     "flashinfer-trace-fp8-block-moe",
-    *_experts("swiglu", "swiglu_oai"),
+    *_experts(FP8_EXPERTS, "swiglu", "swiglu_oai"),
     _other_blocks,
     features=(
         "interleaved_w13",
@@ -148,7 +150,7 @@ def trace_fp8_block(inputs: MoEInputs) -> torch.Tensor:
 @TRACE.adapter(
     "moe",
     "flashinfer-trace-mxfp4-moe",
-    *_experts("swiglu"),
+    *_experts(FP4, "swiglu"),
     _weights("mxfp4", "MXFP4"),
     features=(
         "moe_biases",
@@ -160,7 +162,7 @@ def trace_fp8_block(inputs: MoEInputs) -> torch.Tensor:
 )
 def trace_mxfp4(inputs: MoEInputs) -> torch.Tensor:
     """Call ``_fp4_moe_run_experts`` on MXFP4 weights, whose scales it takes as bytes."""
-    out: torch.Tensor = template(MOE_TEMPLATES, "_fp4_moe_run_experts")(
+    out: torch.Tensor = template(MOE_TEMPLATES, FP4)(
         inputs.hidden,
         None,
         rows_up_first(inputs, codes_of(inputs.w13)),
@@ -177,14 +179,14 @@ def trace_mxfp4(inputs: MoEInputs) -> torch.Tensor:
 @TRACE.adapter(
     "moe",
     "flashinfer-trace-nvfp4-moe",
-    *_experts("swiglu", "geglu_tanh", "relu2"),
+    *_experts(CUTE_DSL, "swiglu", "geglu_tanh", "relu2"),
     _weights("nvfp4", "NVFP4"),
     features=("interleaved_w13", "duplicate_ids", "nvfp4_weights"),
 )
 def trace_nvfp4(inputs: MoEInputs) -> torch.Tensor:
     """Call ``_cute_dsl_fused_moe_reference`` with 16-bit hidden states and NVFP4 weights."""
     experts = codes_of(inputs.w13).shape[0]
-    out: torch.Tensor = template(MOE_TEMPLATES, "_cute_dsl_fused_moe_reference")(
+    out: torch.Tensor = template(MOE_TEMPLATES, CUTE_DSL)(
         x=inputs.hidden,
         x_sf=None,
         token_selected_experts=inputs.topk_ids,
@@ -205,5 +207,6 @@ def trace_nvfp4(inputs: MoEInputs) -> torch.Tensor:
 
 
 def _global_scale(matrix: Any) -> torch.Tensor:  # noqa: ANN401  a QuantizedMatrix
-    experts = matrix.codes.shape[0]
-    return torch.as_tensor(matrix.global_scale, dtype=torch.float32).expand(experts)
+    codes = matrix.codes
+    scale = torch.as_tensor(matrix.global_scale, dtype=torch.float32, device=codes.device)
+    return scale.expand(codes.shape[0])

@@ -31,15 +31,21 @@ CASCADE = "flashinfer.trace.templates.cascade"
 PAGE = "flashinfer.trace.templates.page"
 
 
-def lacking(module: str) -> Refuses:
-    """Refuse machines where a module of references cannot be used."""
+def lacking(module: str, *names: str) -> Refuses:
+    """Refuse machines where a module of references cannot be used, or lacks one of these names."""
 
     def refuses(*_: object) -> Refusal | None:
-        absent = missing("flashinfer", "flashinfer")
-        if absent is None and missing(module, "flashinfer") is not None:
+        unusable = missing("flashinfer", "flashinfer")
+        if unusable is not None:
+            return unusable
+        if missing(module, "flashinfer") is not None:
             reason = f"{module} came with flashinfer-python 0.7.0; the installed version lacks it"
             return Refusal(reason, "package", module)
-        return absent
+        for name in names:
+            if not hasattr(require(module, "flashinfer"), name):
+                reason = f"{module} of the installed flashinfer-python has no {name}"
+                return Refusal(reason, "package", module)
+        return None
 
     return refuses
 
@@ -262,8 +268,9 @@ def append(inputs: AppendInputs) -> tuple[torch.Tensor, torch.Tensor]:
     if not inputs.in_place:
         k_cache, v_cache = k_cache.clone(), v_cache.clone()
     counts = metadata.qo_indptr.diff().long()
-    requests = torch.repeat_interleave(torch.arange(metadata.num_requests), counts)
-    tokens = torch.arange(int(counts.sum()))
+    device = counts.device
+    requests = torch.repeat_interleave(torch.arange(metadata.num_requests, device=device), counts)
+    tokens = torch.arange(int(counts.sum()), device=device)
     ends = metadata.qo_indptr[1:].long()[requests]
     positions = metadata.seq_lens.long()[requests] - ends + tokens
     template(PAGE, "_append_paged_kv_cache_reference")(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
+from importlib.machinery import PathFinder
 from types import ModuleType
 
 from .refusal import Refusal
@@ -23,6 +25,23 @@ def missing(module: str, extra: str) -> Refusal | None:
     else:
         return None
     return Refusal(reason, "package", module)
+
+
+@functools.cache
+def absent(module: str, distribution: str) -> Refusal | None:
+    """Return in one sentence that a module is not installed; None if it is. Nothing is imported."""
+    top, *inner = module.split(".")
+    spec = importlib.util.find_spec(top)
+    path = top
+    for part in inner:  # find_spec of a dotted name would import its packages
+        if spec is None or spec.submodule_search_locations is None:
+            break
+        path = f"{path}.{part}"
+        spec = PathFinder.find_spec(path, spec.submodule_search_locations)
+    if spec is not None and path == module:
+        return None
+    reason = f"{module} is not installed: it comes with the optional package {distribution}"
+    return Refusal(reason, "package", distribution)
 
 
 def require(module: str, extra: str) -> ModuleType:

@@ -22,7 +22,14 @@ from kernelproof.properties.isolation.workers import Deadlines, Worker, WorkerPo
 from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.properties.worker.requests import verdict_of
 from kernelproof.properties.worker.tasks import HANDLER
-from kernelproof.reference import AttentionProblem, MergeProblem, Problem
+from kernelproof.reference import (
+    AttentionProblem,
+    MergeProblem,
+    MoEProblem,
+    Problem,
+    RouteProblem,
+    materialise,
+)
 
 FLASHINFER = sorted(name for name in BUILT_IN if name.startswith("flashinfer-"))
 ABSENT = missing("flashinfer", "flashinfer") or missing("triton", "triton")
@@ -189,6 +196,48 @@ def test_adapters_agree_with_the_oracle_where_no_fault_is_known(
         assert not known, entry.id
     verdict = ask(worker, name, law, problem)
     assert verdict.status == "PASS", verdict
+
+
+ROUTES = ("default", "renormalize", "renormalize_naive", "llama4", "deepseek_v3")
+WEIGHTS: dict[str, dict[str, Any]] = {
+    "cutlass": {}, "bf16": {}, "mxfp4": {"quantized": "mxfp4"}, "nvfp4": {"quantized": "nvfp4"},
+    "fp8-block": {"quantized": "fp8_block", "quantized_hidden": True, "hidden": 128, "inter": 128},
+}  # fmt: skip
+ON_ANY_DEVICE: list[tuple[str, Problem]] = [
+    *((name, problem) for name, problem in RIGHT if name.startswith("trace-")),
+    ("trace-xqa", gqa(v_scale=1.0)),
+    *(("trace-route", RouteProblem(4, 16, 1 if method == "llama4" else 2, method=method))
+      for method in ROUTES),
+    ("trace-fused-topk-deepseek", RouteProblem(4, 16, 2, method="deepseek_v3")),
+    *((f"trace-{name}-moe", MoEProblem(dtype="bfloat16", hidden=changes.pop("hidden", 64),
+                                       inter=changes.pop("inter", 64), **changes))
+      for name, changes in WEIGHTS.items()),
+]  # fmt: skip
+
+
+@needs_flashinfer
+@pytest.mark.parametrize(("name", "problem"), ON_ANY_DEVICE)
+def test_no_tensor_of_a_reference_s_call_is_made_on_another_device(
+    name: str, problem: Problem
+) -> None:
+    """What is made without naming a device lies on the meta device here: mixing is an error."""
+    found, inputs = find_implementation(f"flashinfer-{name}"), materialise(problem, "cpu")
+    assert found.refusal(problem, Target.here()) is None
+    with torch.device("meta"):
+        answer = found(inputs)
+    devices = {each.device.type for each in answer if isinstance(each, torch.Tensor)}
+    assert devices == {"cpu"}
+
+
+@needs_flashinfer
+def test_a_reference_that_the_release_lacks_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(
+        "flashinfer.trace.templates.moe._cute_dsl_fused_moe_reference", raising=True
+    )
+    problem = MoEProblem(dtype="bfloat16", hidden=64, inter=64, quantized="nvfp4")
+    found = find_implementation("flashinfer-trace-nvfp4-moe").refusal(problem, Target.here())
+    assert found is not None
+    assert (found.code, "has no _cute_dsl_fused_moe_reference" in found) == ("package", True)
 
 
 def test_bases_of_the_logarithm() -> None:
