@@ -74,7 +74,7 @@ BUMP_ONLY = (
     "sm", "policy", "resume", "journal", "parts", "implementations", "compiled", "units",
     "markdown",
 )  # fmt: skip
-NOT_OF_BUMP = ("gating", "sanitizer", "examples", "costs")
+NOT_OF_BUMP = ("gating", "sanitizer", "examples", "costs", "minutes")
 
 
 def bump_options(command: Callable[..., int]) -> Callable[..., int]:

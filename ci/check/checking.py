@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import threading
@@ -19,7 +20,7 @@ from ...impl.protocol import EVERY_RULE
 from ...properties.findings.cases import CaseWriter
 from ...properties.findings.expectations import read_expectations
 from ...properties.findings.ledger import Ledger, LedgerError
-from ...properties.findings.report import SUITE_FAILED, RunReport
+from ...properties.findings.report import INTERRUPTED, SUITE_FAILED, TERMINATED, RunReport
 from ...properties.isolation.sanitizer import SanitizerMissingError
 from ...properties.isolation.sanitizer import command as sanitizer_command
 from ...properties.laws import laws_of
@@ -27,7 +28,7 @@ from ...properties.search.costs import CostsError, keep_costs, read_costs
 from ...properties.search.engine import Run
 from ...properties.search.examples import VARIABLE, ExamplesError, open_examples, shared_examples
 from ...properties.search.plan import Plan
-from ...properties.space.profiles import GATE_SHARE, PROFILES, Cost, asked_for
+from ...properties.space.profiles import GATE_SHARE, MINUTES, PROFILES, Cost, asked_for
 from ..console.errors import MachineError, UsageRefusedError
 from ..console.evidence_file import as_evidence
 from ..console.outputs import Outputs
@@ -65,6 +66,7 @@ class Request:
     examples: str | None = None
     corpus: Path | None = None
     costs: Path | None = None
+    minutes: float | None = None
 
 
 def examine(request: Request) -> int:
@@ -91,14 +93,14 @@ def examine(request: Request) -> int:
             _write_outputs(request, replace(ended, code=error.exit_code))
         raise
     started, failure = time.monotonic(), ""
-    with watch(console(sys.stderr), run, writer, _laws_by_operation(request)):
-        try:
-            run.execute()
-        except Exception as error:  # noqa: BLE001  what was learned until then is worth printing
-            traceback.print_exc()
-            failure = f"{SUITE_FAILED}: {type(error).__name__}: {error}".splitlines()[0]
-            run.report.seconds = time.monotonic() - started
-    with _uninterrupted():
+    with _ended_by_signals(run):
+        with watch(console(sys.stderr), run, writer, _laws_by_operation(request)):
+            try:
+                run.execute()
+            except Exception as error:  # noqa: BLE001  what was learned until then is worth printing
+                traceback.print_exc()
+                failure = f"{SUITE_FAILED}: {type(error).__name__}: {error}".splitlines()[0]
+                run.report.seconds = time.monotonic() - started
         writer.write_all(run.report)
         summary = _summarise(request, run.report, ledger, failure=failure)
         try:
@@ -111,16 +113,22 @@ def examine(request: Request) -> int:
 
 
 @contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Ignore Ctrl-C for the moment that it takes to tell what a run has learned."""
+def _ended_by_signals(run: Run) -> Iterator[None]:
+    """Have SIGINT and SIGTERM end a run, which then reports; they do not end the report."""
     if threading.current_thread() is not threading.main_thread():  # signals are not for it
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    endings: dict[int, str] = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
+
+    def end(number: int, _: object) -> None:
+        run.end(endings[number])
+
+    before = {number: signal.signal(number, end) for number in endings}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _plan(request: Request, ledger: Ledger) -> Plan:
@@ -148,6 +156,7 @@ def _plan(request: Request, ledger: Ledger) -> Plan:
         only=only,
         costs=_costs(request),
         sanitizer=_sanitizer(request),
+        seconds=60 * (request.minutes or MINUTES.get((profile.name, request.device), math.inf)),
     )
 
 

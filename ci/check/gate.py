@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..console.errors import CONFORMING, INTERRUPTED, MACHINE, NONCONFORMING, USAGE
+from ..console.errors import CONFORMING, INTERRUPTED, MACHINE, NONCONFORMING, TERMINATED, USAGE
 from ..console.evidence_file import as_evidence
 from ..reports.summary import VERDICTS
 from .checking import Request, examine
@@ -28,7 +28,7 @@ def gate_both(request: Request, gating: GatingRequest) -> int:
         UsageRefusedError, MachineError: see ``examine``.
     """
     code = examine(request)
-    if code == INTERRUPTED:
+    if code in (INTERRUPTED, TERMINATED):
         return code
     ended = tried(gating)
     print_ended(ended)

@@ -30,6 +30,12 @@ RUN_OPTIONS = (
         help="Of the search: the same seed draws the same problems (nightly: 0 draws a new one).",
     ),
     click.option(
+        "--minutes",
+        type=click.FloatRange(min=0, min_open=True),
+        help="Most minutes of the run, building included; it then reports what it has learned. "
+        "By default 15 (gate) or 5 (quick) on a GPU, elsewhere no limit.",
+    ),
+    click.option(
         "--jobs",
         type=click.IntRange(min=1),
         help="Worker processes at a time; by default by the cores, on a GPU by its memory too.",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-CONFORMING, NONCONFORMING, USAGE, MACHINE, INTERRUPTED = 0, 1, 2, 3, 130
-"""Exit codes of all commands."""
+CONFORMING, NONCONFORMING, USAGE, MACHINE, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 130, 143
+"""Exit codes of all commands; the last two after SIGINT and SIGTERM."""
 
 
 class UsageRefusedError(click.ClickException):

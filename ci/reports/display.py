@@ -27,6 +27,13 @@ from .summary import (
 
 TABLE_WIDTH = 72
 """Below this many columns there is no room for the table."""
+EARLY = {
+    "": "out of time",
+    "time": "out of the run's time",
+    "interrupted": "interrupted",
+    "terminated": "terminated",
+}
+"""What a law that ended early was, by what ended the run."""
 STYLES = {
     "PASS": "green",
     "KNOWN": "yellow",
@@ -47,7 +54,7 @@ def print_summary(out: Console, summary: Summary) -> None:
         reason = reason_idle(report, summary)
         if reason:
             say(out, f"{state(report)}  {report.name}", reason, style=state(report))
-        for note in notes(report):
+        for note in notes(report, summary.report.ended):
             out.print(Text(printable(f"note: {report.name}: {note}"), "yellow"), soft_wrap=True)
     for report in reports:
         for finding in new_findings(report):
@@ -83,11 +90,16 @@ def implementation_table(reports: Iterable[ImplementationReport]) -> Table:
     return table
 
 
-def notes(report: ImplementationReport) -> Iterator[str]:
-    """Say what makes an implementation's result weaker than its counts look."""
+def notes(report: ImplementationReport, ended: str = "") -> Iterator[str]:
+    """Say what makes an implementation's result weaker than its counts look.
+
+    Args:
+        report: of the implementation.
+        ended: what ended the run early, see ``RunReport``.
+    """
     early = [law.law for law in report.laws if law.truncated]
     if early:
-        yield f"out of time before all problems were judged: {', '.join(early)}"
+        yield f"{EARLY[ended]} before all problems were judged: {', '.join(early)}"
     flaky = sum(law.flaky for law in report.laws)
     if flaky:
         yield f"{count_of(flaky, 'failure')} not confirmed when the same problem was run again"

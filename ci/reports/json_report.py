@@ -56,6 +56,7 @@ def to_json(summary: Summary) -> dict[str, Any]:
         "target": {**report.target, **versions(report.target)},
         "respawns": report.respawns,
         "interrupted": report.interrupted,
+        "ended": report.ended,
         "lost": report.lost,
         "error": summary.failure,
         "kernelproof": __version__,

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from ...properties.findings.ledger import Ledger
 from ...properties.findings.report import Finding, ImplementationReport, RunReport
 from ...properties.verdicts.text import count_of
-from ..console.errors import CONFORMING, INTERRUPTED, MACHINE, NONCONFORMING, USAGE
+from ..console.errors import CONFORMING, INTERRUPTED, MACHINE, NONCONFORMING, TERMINATED, USAGE
 
 VERDICTS = {CONFORMING: "conforming", NONCONFORMING: "nonconforming"}
 
@@ -80,7 +80,8 @@ def _judge(report: RunReport, *, gate: bool, failure: str) -> tuple[int, str]:
     idle = [each for each in report.implementations if not each.judged]
     new, known = len(report.unknown), len(report.findings) - len(report.unknown)
     if report.interrupted:
-        return INTERRUPTED, "interrupted, this is what was learned until then"
+        code = TERMINATED if report.ended == "terminated" else INTERRUPTED
+        return code, f"{report.ended}, this is what was learned until then"
     if failure or report.lost:
         return MACHINE, failure or f"the device was lost: {report.lost}"
     if broken:
@@ -102,7 +103,7 @@ def reason_idle(report: ImplementationReport, summary: Summary) -> str:
     """Say why no problem was judged of an implementation; nothing if some was."""
     if report.error or report.judged:
         return report.error
-    if summary.failure or summary.report.lost or summary.report.interrupted:
+    if summary.failure or summary.report.lost or summary.report.ended:
         return "the run ended before its first law did"
     if report.refusal:
         return report.refusal

@@ -10,6 +10,8 @@ from ...impl.targets.refusal import Refusal
 from ...reference import Problem
 from ..verdicts.verdict import Verdict
 
+TIME, INTERRUPTED, TERMINATED = ENDINGS = ("time", "interrupted", "terminated")
+"""What may end a run early: its own deadline, SIGINT, SIGTERM."""
 SUITE_FAILED = "the suite failed"
 """How the error of an implementation begins that is not at fault itself."""
 
@@ -241,7 +243,13 @@ class RunReport:
     soak: int = 0
     sanitizer: str = ""
     lost: str = ""
-    interrupted: bool = False
+    ended: str = ""
+    """What ended it early, one of ``ENDINGS``; empty if nothing did."""
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal ended it."""
+        return self.ended in (INTERRUPTED, TERMINATED)
 
     @property
     def judged(self) -> int:

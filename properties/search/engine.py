@@ -16,7 +16,15 @@ from ...impl import Target
 from ...impl.registry import resolve_name
 from ..findings.corpus import Case, cases_of
 from ..findings.ledger import Entry
-from ..findings.report import CorpusReport, Finding, ImplementationReport, LawReport, RunReport
+from ..findings.report import (
+    INTERRUPTED,
+    TIME,
+    CorpusReport,
+    Finding,
+    ImplementationReport,
+    LawReport,
+    RunReport,
+)
 from ..isolation.gpus import processes_for, visible_devices
 from ..isolation.machine import cores
 from ..isolation.workers import Worker
@@ -41,8 +49,11 @@ Pending = dict["Future[Any]", tuple[ImplementationReport, Callable[[Any], None]]
 """Work under way, whose it is, and what to do with its result."""
 STORED = 0
 """The rank of stored cases; each law of an implementation has the next one."""
-GRACE_SECONDS = 5.0
-"""How long an interrupted run waits for the laws in progress."""
+GRACE_SECONDS, LAST_SECONDS = 4.0, 2.0
+"""Seconds that a run which ends early waits for the laws in progress, and then for laws whose
+workers were ended."""
+TICK_SECONDS = 0.2
+"""Most seconds between two looks at whether the run is to end early."""
 LATER_PROBLEMS = 20
 
 
@@ -71,10 +82,21 @@ class Run:
         )
         self.costs: dict[str, Cost] = {}
         self._stop = threading.Event()
+        self._asked_to_end = ""
+        self._cut_off = False
         self._jobs = plan.jobs or _usual_jobs(plan.device)
         self._pool = open_pool(plan.device, size=self._jobs, tool=plan.sanitizer)
         self._builder = Builder(len(plan.implementations))
         self._examples = examples_on(plan.examples, self.target)
+
+    def end(self, why: str) -> None:
+        """End the run early, from any thread or a handler of signals: ``execute`` returns soon.
+
+        Args:
+            why: one of ``ENDINGS``.
+        """
+        # A handler may interrupt any line of the main thread: it takes no lock.
+        self._asked_to_end = why
 
     def execute(self) -> RunReport:
         """Run everything, and report what was learned even if the run ends early."""
@@ -85,10 +107,14 @@ class Run:
         with self._pool, PriorityExecutor(self._jobs) as laws, ThreadPoolExecutor(each) as others:
             try:
                 self._submit_all(laws, others, pending)
-                while pending:
-                    self._collect(pending, None)
+                while pending and not self._asked_to_end:
+                    self._collect(pending, TICK_SECONDS)
+                    if time.monotonic() - start > self.plan.seconds:
+                        self.end(TIME)
+                if pending:
+                    self._end_early(pending)
             except KeyboardInterrupt:
-                self.report.interrupted = True
+                self.end(INTERRUPTED)
                 self._end_early(pending)
             except BaseException:
                 self._stop.set()
@@ -103,13 +129,36 @@ class Run:
 
     def _end_early(self, pending: Pending) -> None:
         """Let laws in progress end after their case, and take what they have learned."""
+        self.report.ended = self._asked_to_end
         self._stop.set()
         self._builder.close()
         for future in [future for future in pending if future.cancel()]:
             del pending[future]
-        deadline = time.monotonic() + GRACE_SECONDS
-        while pending and time.monotonic() < deadline:
-            self._collect(pending, deadline - time.monotonic())
+        self._collect_for(GRACE_SECONDS, pending)
+        self._cut_off = True
+        self._pool.close()
+        self._collect_for(LAST_SECONDS, pending)
+        for report in self.report.implementations:
+            self._add_laws_not_begun(report)
+
+    def _collect_for(self, seconds: float, pending: Pending) -> None:
+        deadline = time.monotonic() + seconds
+        while pending and (left := deadline - time.monotonic()) > 0:
+            self._collect(pending, left)
+
+    def _add_laws_not_begun(self, report: ImplementationReport) -> None:
+        """Name the laws that would have run: what they would have found is not known."""
+        if report.error or report.refusal:
+            return
+        ended = {law.law: law for law in report.laws}
+        report.laws = [
+            ended.get(law.name, LawReport(law.name, truncated=True))
+            for law in self._laws_of(report)
+        ]
+
+    def _laws_of(self, report: ImplementationReport) -> list[Law]:
+        named = self.plan.laws
+        return [law for law in laws_of(report.operation) if not named or law.name in named]
 
     def _submit_all(
         self, laws: PriorityExecutor, others: ThreadPoolExecutor, pending: Pending
@@ -170,7 +219,8 @@ class Run:
             except DeviceLostError as error:
                 self._lose_device(str(error), pending)
             except Exception as error:  # noqa: BLE001  one failure must not cost the others' results
-                report.fail(error)
+                if not self._cut_off:  # else its worker was ended
+                    report.fail(error)
 
     def _lose_device(self, why: str, pending: Pending) -> None:
         """Schedule nothing more on a device that is gone."""
@@ -199,7 +249,7 @@ class Run:
     ) -> None:
         """Queue the replay of an implementation's stored cases; its laws come after it."""
         plan = self.plan
-        laws = [law for law in laws_of(report.operation) if not plan.laws or law.name in plan.laws]
+        laws = self._laws_of(report)
         planned = sum(problems_of(plan, law, candidate.cost) for law in laws)
         self.progress.prepared(report, planned)
         search = partial(self._submit_laws, submit, report, candidate, laws)
@@ -275,6 +325,8 @@ class Run:
                 report.laws.append(found)
                 if found.lost:
                     raise DeviceLostError(found.lost)
+                if found.error and self._cut_off:  # its worker was ended
+                    found.error, found.truncated = "", True
                 if found.error:
                     report.fail(found.error)
                 report.laws.sort(key=lambda each: [law.name for law in laws].index(each.law))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -43,6 +44,7 @@ class Plan:
         costs: cost classes by implementation; those of others are measured.
         environment: further variables for workers beside the run's own.
         sanitizer: tool of compute-sanitizer that the workers run under; none if empty.
+        seconds: of the whole run, after which no law begins and those under way end.
     """
 
     implementations: Sequence[str]
@@ -64,6 +66,7 @@ class Plan:
     costs: Mapping[str, Cost] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     sanitizer: str = ""
+    seconds: float = math.inf
 
 
 def problems_of(plan: Plan, law: Law, cost: Cost, parts: int = 1) -> int:

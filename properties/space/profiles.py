@@ -61,6 +61,8 @@ PROFILES = {
         explore=True,
     ),
 }
+MINUTES = {("quick", "cuda"): 5.0, ("gate", "cuda"): 15.0}
+"""Minutes of a whole run by profile and device; without a limit where none stands here."""
 GPU_WORK = 1024
 """How many times more work a problem may be on a GPU, where it takes no longer."""
 GATE_SHARE = 0.25

@@ -25,6 +25,7 @@ from kernelproof.properties.space.profiles import PROFILES
 
 ZOO = dedent(
     """
+    import subprocess
     import time
     from kernelproof.impl import implementation
     from kernelproof.reference import merge_states
@@ -63,6 +64,12 @@ ZOO = dedent(
     def sleeper(inputs):
         time.sleep(0.5)
         return oracle(inputs)
+
+    @implementation(
+        "merge_state", name="building", build_ahead=True, compile_key=lambda problem: "one"
+    )
+    def building(inputs):
+        subprocess.run(["sleep", "600"])  # the compiler
     """
 )
 
@@ -493,34 +500,73 @@ def children(pid: int) -> list[int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
-def test_an_interrupted_run_tells_what_it_knows(zoo: Path) -> None:
-    words = ["check", "zoo:raising", "zoo:sleeper", "--profile", "gate", "--law", "parity"]
+@pytest.mark.parametrize(
+    ("number", "code", "ended"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
+)
+def test_a_run_that_a_signal_ends_tells_what_it_knows(
+    number: signal.Signals, code: int, ended: str, zoo: Path
+) -> None:
+    words = ["check", "zoo:building", "zoo:raising", "zoo:sleeper", "--profile", "gate"]
+    words += ["--law", "parity", "--law", "well_formed"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "kernelproof", *words, "--json", "stopped.json"],
+        [sys.executable, "-m", "kernelproof", *words, "--jobs", "1", "--json", "stopped.json",
+         "--junit", "stopped.xml", "--html", "stopped.html"],
         cwd=zoo,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )
+    )  # fmt: skip
     assert process.stderr is not None
     for line in process.stderr:
         if "kernelproof replay" in line:
             break
+    assert wait_for(lambda: any(program(pid) == b"sleep" for pid in children(process.pid)))
     workers = children(process.pid)
-    assert workers
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, err = process.communicate(timeout=120)
-    assert process.returncode == 130, err
+    assert process.returncode == code, err
     assert "Traceback" not in err
-    assert "ERROR: interrupted" in out
+    assert f"{ended}, this is what was learned until then" in out
+    assert "out of time" not in out
     data = json.loads((zoo / "stopped.json").read_text())
-    assert data["interrupted"] is True
+    assert (data["interrupted"], data["ended"]) == (True, ended)
     assert data["findings"][0]["implementation"] == "raising"
-    until = time.monotonic() + 60.0
-    while (left := [pid for pid in workers if alive(pid)]) and time.monotonic() < until:
+    laws = {each["name"]: each["laws"] for each in data["implementations"]}
+    # Laws that have not begun are named: nothing is known of them.
+    assert [law["law"] for law in laws["building"]] == ["parity", "well_formed"]
+    assert all(law["truncated"] and not law["judged"] for law in laws["building"])
+    assert "<failure" in (zoo / "stopped.xml").read_text()
+    assert "raising" in (zoo / "stopped.html").read_text()
+    assert wait_for(lambda: not any(alive(pid) for pid in workers))
+
+
+def test_a_run_ends_with_its_time(zoo: Path, kernelproof: Command) -> None:
+    words = ("zoo:sleeper", "--profile", "gate", "--minutes", "0.01", "--jobs", "1")
+    ended = kernelproof("check", *words, "--json", "late.json")
+    data = json.loads((zoo / "late.json").read_text())
+    assert data["ended"] == "time"
+    assert data["interrupted"] is False
+    assert all(law["truncated"] for each in data["implementations"] for law in each["laws"])
+    assert "the run ended before its first law did" in ended.out
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
+    until = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > until:
+            return False
         time.sleep(0.05)
-    assert not left
+    return True
+
+
+def program(pid: int) -> bytes:
+    """Return the first word of a process's command."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0]
+    except OSError:
+        return b""
 
 
 def alive(pid: int) -> bool:

@@ -115,7 +115,8 @@ KNOWN = ImplementationReport("mine", "kernels:mine", "merge_state", laws=failing
         (run(passing(), HARNESS), 3, 3),
         (run(passing(), OF_A_USER), 2, 3),
         (run(failing(), lost="cuda did not come back"), 3, 3),
-        (run(passing(), interrupted=True), 130, 130),
+        (run(passing(), ended="interrupted"), 130, 130),
+        (run(passing(), ended="terminated"), 143, 143),
     ],
 )
 def test_exit_codes(report: RunReport, check: int, gate: int) -> None:

@@ -281,6 +281,31 @@ def test_what_was_learned_before_an_interrupt_is_reported() -> None:
     assert wait_until(lambda: not _children())
 
 
+class _Ending(Progress):
+    """Has the time of a run end with its first verdict."""
+
+    run: Run
+
+    def judged(self, name: str, count: int) -> None:
+        del name, count
+        self.run.end("time")
+
+
+def test_laws_that_have_not_begun_when_the_run_ends_are_named() -> None:
+    laws = ["parity", "well_formed", "merge_identity", "merge_union"]
+    progress = _Ending()
+    progress.run = Run(Plan([f"{SUBJECTS}:merges"], TINY, laws=laws, jobs=1), progress)
+    ended = progress.run.execute()
+    assert ended.ended == "time"
+    (report,) = ended.implementations
+    assert [law.law for law in report.laws] == laws
+    assert report.laws[0].judged
+    assert report.laws[-1].truncated
+    assert not report.laws[-1].judged
+    assert not report.error
+    assert wait_until(lambda: not _children())
+
+
 def _children() -> list[int]:
     me = os.getpid()
     found = []
