@@ -21,7 +21,7 @@ OPERATIONS = tuple(ORACLES)
 """Names of all operations."""
 
 EVERY_RULE = "*"
-"""Stands for all support rules among those that are not asked: nothing is gated."""
+"""Stands for all support rules among those that are not asked: nothing is refused."""
 
 COMPILERS_A_BUILD = 4
 """A module of FlashInfer has two to eight sources: with more, the last of them work alone."""
@@ -169,10 +169,10 @@ class Implementation:
             return Refusal(answer or f"{self.name}.supports said no", "supports")
         if not self.backend or EVERY_RULE in without_rules:
             return None
-        return _gate(problem, self.backend, target, without_rules)
+        return _ask_rules(problem, self.backend, target, without_rules)
 
 
-def _gate(
+def _ask_rules(
     problem: Problem, backend: str, target: Target, without_rules: Collection[str]
 ) -> Refusal | None:
     """Return why the support rules refuse a problem; None if they do not."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...properties.isolation.workers import Worker, WorkerPool
 from ...properties.laws import find_law
-from ...properties.verdicts.subject import Phases
+from ...properties.verdicts.subject import Stages
 from ...properties.worker import tasks as judge
 from ...reference import AttentionProblem
 from .results import Requirement, Results, Table
@@ -22,10 +22,10 @@ IMPLEMENTATION = "torch-sdpa-paged"
 LAW = "parity"
 
 
-def handle(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+def handle(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
     """Do a task of the worker's, or nothing, and say how many seconds it took."""
     start = time.perf_counter()
-    result = {} if payload["task"] == "nothing" else judge.handle(payload, phases)
+    result = {} if payload["task"] == "nothing" else judge.handle(payload, stages)
     return {"result": result, "inside": time.perf_counter() - start}
 
 

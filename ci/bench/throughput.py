@@ -31,7 +31,7 @@ from ...properties.space.axes import Axes
 from ...properties.space.profiles import PROFILES
 from ...properties.space.rounds import Enough, draw_round
 from ...properties.verdicts.comparison import against_oracle
-from ...properties.verdicts.subject import Phases
+from ...properties.verdicts.subject import Stages
 from ...properties.worker import tasks as judge
 from ...properties.worker.pools import open_pool
 from ...properties.worker.requests import Address
@@ -83,20 +83,22 @@ class Tally:
         return self.problems / self.seconds if self.seconds else 0.0
 
 
-def handle(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+def handle(payload: Mapping[str, Any], monitor: Stages) -> dict[str, Any]:
     """Do a task of the worker's, parity in timed stages if it is ``staged``; and time it."""
     start = time.perf_counter()
     stages: dict[str, float] = {}
     if payload.get("staged"):
-        result = _staged(payload, phases, stages)
+        result = _staged(payload, monitor, stages)
     else:
-        result = judge.handle(payload, phases)
+        result = judge.handle(payload, monitor)
     return {**result, "inside": time.perf_counter() - start, "stages": stages}
 
 
-def _staged(payload: Mapping[str, Any], phases: Phases, stages: dict[str, float]) -> dict[str, Any]:
+def _staged(
+    payload: Mapping[str, Any], monitor: Stages, stages: dict[str, float]
+) -> dict[str, Any]:
     """Judge parity as the law does, and wait for the device after each stage."""
-    subject = judge.subject_of(payload, phases)
+    subject = judge.subject_of(payload, monitor)
     problem = problem_from_json(payload["problem"])
     if not isinstance(problem, AttentionProblem) or not subject.supports(problem):
         return {"status": "UNSUPPORTED"}

@@ -92,10 +92,10 @@ def _gated_in_fp8(problem: AttentionProblem, target: Target) -> str | None:
     if not _on_hopper(target):
         return "XQA multiplies in FP8 on SM90 alone"
     # What XQA is given, and the rules speak of, are 16-bit queries.
-    return _gated(replace(problem, q_dtype="", q_scale=1.0), "xqa", target)
+    return _ask_rules(replace(problem, q_dtype="", q_scale=1.0), "xqa", target)
 
 
-def _gated(problem: AttentionProblem, backend: str, target: Target) -> str | None:
+def _ask_rules(problem: AttentionProblem, backend: str, target: Target) -> str | None:
     """Ask the support rules, as for an implementation that names its backend."""
     return decide(feature_of(problem, backend), target).refusal
 
@@ -113,7 +113,7 @@ def chosen_backend(target: Target) -> str:
 def _refused_as_chosen(problem: AttentionProblem, target: Target) -> str | None:
     backend = chosen_backend(target)
     refusals = WITH_XQA if backend == "xqa" else (DECODES, *TRTLLM)
-    return either(*refusals)(problem, target) or _gated(problem, backend, target)
+    return either(*refusals)(problem, target) or _ask_rules(problem, backend, target)
 
 
 def _scales(inputs: PagedAttentionInputs) -> dict[str, float]:

@@ -99,7 +99,7 @@ class Decision:
         if self.supported:
             return None
         rule = f" ({self.rule})" if self.rule else ""
-        return Refusal(f"the gate: {self.reason}{rule}", "rules", self.rule)
+        return Refusal(f"the support rules: {self.reason}{rule}", "rules", self.rule)
 
     def __str__(self) -> str:
         """Return the text that ``require`` raises with."""

@@ -43,7 +43,7 @@ class Surveyed:
         label: its own name.
         operation: what it implements; empty if that could not be found out.
         error: why it cannot be imported or asked.
-        unsupported: the reason of its gate where it supports nothing here.
+        unsupported: why the rules refuse it where it supports nothing here.
         configurations: that its items are restricted to, one by one.
         stored: case files that are replayed first.
     """

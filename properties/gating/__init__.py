@@ -1,1 +1,1 @@
-"""The support table under test: questions, laws of decisions, and wrong gates to find."""
+"""The support table under test: questions, laws of decisions, and wrong decisions to find."""

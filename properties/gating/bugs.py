@@ -12,13 +12,13 @@ from ...impl.gating import Feature, Rule, RuleBook, Target, book, decision, rule
 from ...impl.targets import capability, target
 
 Patch = Callable[[Any, str, Any], None]
-"""Sets an attribute until the wrong gate is taken away."""
+"""Sets an attribute until the wrong decision is taken away."""
 Apply = Callable[[Patch, RuleBook], RuleBook]
 
 
 @dataclass(frozen=True)
-class GateBug:
-    """A wrong gate.
+class GatingBug:
+    """A wrong decision.
 
     Attributes:
         name: of it.
@@ -31,22 +31,22 @@ class GateBug:
     model: str = ""
 
 
-BUGS: list[GateBug] = []
+BUGS: list[GatingBug] = []
 
 
 def bug(model: str = "") -> Callable[[Apply], Apply]:
-    """Register a wrong gate under its function's name."""
+    """Register a wrong decision under its function's name."""
 
     def register(apply: Apply) -> Apply:
-        BUGS.append(GateBug(apply.__name__.replace("_", "-"), apply, model))
+        BUGS.append(GatingBug(apply.__name__.replace("_", "-"), apply, model))
         return apply
 
     return register
 
 
 @contextmanager
-def seeded(wrong: GateBug, shipped: RuleBook) -> Iterator[RuleBook]:
-    """Put a wrong gate in the place of the right one."""
+def seeded(wrong: GatingBug, shipped: RuleBook) -> Iterator[RuleBook]:
+    """Put wrong decisions in the place of the right ones."""
     with ExitStack() as stack:
         _forget()
         stack.callback(_forget)
@@ -225,7 +225,7 @@ def permissions_beat_refusals(patch: Patch, shipped: RuleBook) -> RuleBook:
 @bug("sglang#36558")
 def unknown_is_supported(patch: Patch, shipped: RuleBook) -> RuleBook:
     """Let pass what no rule speaks of."""
-    honest = decision._rule_on  # noqa: SLF001  the gate that is made wrong
+    honest = decision._rule_on  # noqa: SLF001  the decision that is made wrong
 
     def rule_on(feature: Feature, index: book.Index) -> decision.Ruling:
         said = honest(feature, index)

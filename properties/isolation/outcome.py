@@ -17,13 +17,13 @@ KILLED = "killed (out of memory?)"
 class Outcome:
     """What became of one request."""
 
-    # "error" is a fault of the harness: the handler raised, the process cannot start, or a phase
+    # "error" is a fault of the harness: the handler raised, the process cannot start, or a stage
     # other than "compile" and "run" overran its deadline.
     status: Status
     result: dict[str, object] | None = None  # the handler's, if "done"
-    # crash: "SIGSEGV", "exit 3", ...; hang: the phase; error: the exception, "overrun" or "start"
+    # crash: "SIGSEGV", "exit 3", ...; hang: the stage; error: the exception, "overrun" or "start"
     kind: str = ""
-    phase: str = "load"  # where it stood
+    stage: str = "load"  # where it stood
     seconds: float = 0.0  # from sending the request to the reply, or to giving up
     stderr: str = ""  # the end of what was printed in this case, to standard output too
     stack: str = ""  # hang: the stacks of all threads; crash: faulthandler's report

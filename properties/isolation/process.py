@@ -23,14 +23,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from .outcome import Outcome, Status, describe_exit
-from .phases import BOARD_BYTES, Board, Deadlines, FrameReader, GarbledError, WorkerOptions, frame
 from .spawning import start_group
+from .stages import BOARD_BYTES, Board, Deadlines, FrameReader, GarbledError, WorkerOptions, frame
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 # The code under test runs in these: overrunning one is its fault, any other the harness's.
-_HANG_PHASES: Final = ("compile", "run")
+_HANG_STAGES: Final = ("compile", "run")
 _TICK_SECONDS: Final = 0.1  # how often a silent process is looked at
 _DUMP_SECONDS: Final = 0.3  # what a stack dump may take before the process is killed without
 _EXIT_SECONDS: Final = 1.0  # from the end of the connection to the end of the process
@@ -204,17 +204,17 @@ class WorkerProcess:
         What has been sent counts, even if this process was too busy, or stopped, to look in time.
         """
         while (message := self._frames.complete()) is None:
-            phase, started = self._board.read()
-            limit: float = getattr(deadlines, phase)
+            stage, started = self._board.read()
+            limit: float = getattr(deadlines, stage)
             left = started / 1e9 + limit - time.monotonic()
             if left > limit + _TICK_SECONDS:  # else such a deadline would never come
-                msg = f"{phase} begins {left - limit:.3g} s from now: a stray write hit the board"
+                msg = f"{stage} begins {left - limit:.3g} s from now: a stray write hit the board"
                 raise GarbledError(msg)
             if self._poll.poll(math.ceil(1000 * min(max(left, 0.0), _TICK_SECONDS))):
                 if not self._frames.receive():
                     raise _GoneError
             elif left <= 0:
-                raise _OverrunError(phase, limit)
+                raise _OverrunError(stage, limit)
             # Not only the end of the connection tells: a child of the process may hold it open.
             elif self._group.exited() and not self._poll.poll(0):
                 raise _GoneError
@@ -223,15 +223,15 @@ class WorkerProcess:
         return message
 
     def _overran(self, overrun: _OverrunError, began: float) -> Outcome:
-        hang = overrun.phase in _HANG_PHASES
+        hang = overrun.stage in _HANG_STAGES
         seconds = time.monotonic() - began
-        detail = f"{overrun.phase} took longer than {overrun.limit:g} s"
+        detail = f"{overrun.stage} took longer than {overrun.limit:g} s"
         self._dump_stacks()
         if self._group.end() is None:
             detail += "; SIGKILL does not end it: its device may be lost"
-        kind = overrun.phase if hang else "overrun"
+        kind = overrun.stage if hang else "overrun"
         outcome = self._outcome("hang" if hang else "error", began, kind=kind, detail=detail)
-        return dataclasses.replace(outcome, phase=overrun.phase, seconds=seconds)
+        return dataclasses.replace(outcome, stage=overrun.stage, seconds=seconds)
 
     def _died(self, error: Exception, began: float) -> Outcome:
         if isinstance(error, GarbledError):
@@ -269,7 +269,7 @@ class WorkerProcess:
             status=status,
             result=result,
             kind=kind,
-            phase=self._board.read()[0],
+            stage=self._board.read()[0],
             seconds=time.monotonic() - began,
             stderr=self._errors.tail(_STDERR_BYTES),
             stack=self._dumps.tail(_STACK_BYTES),
@@ -279,11 +279,11 @@ class WorkerProcess:
 
 
 class _OverrunError(Exception):
-    """A phase took longer than its deadline."""
+    """A stage took longer than its deadline."""
 
-    def __init__(self, phase: str, limit: float) -> None:
-        super().__init__(phase, limit)
-        self.phase, self.limit = phase, limit
+    def __init__(self, stage: str, limit: float) -> None:
+        super().__init__(stage, limit)
+        self.stage, self.limit = stage, limit
 
 
 class _GoneError(Exception):

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .phases import Board, FrameReader, WorkerOptions, frame
+from .stages import Board, FrameReader, WorkerOptions, frame
 
 try:
     import resource
@@ -43,36 +43,36 @@ _KEPT_MEMORY = 256 << 20
 
 
 class Monitor:
-    """Tells the parent which phase a case is in; each phase has a deadline of its own."""
+    """Tells the parent which stage a case is in; each stage has a deadline of its own."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
         self.enter("load")
 
-    def enter(self, phase: str) -> None:
-        """Begin `phase` ("load", "materialise", "compile", "run" or "judge") now."""
-        self._note(phase, time.monotonic_ns())
+    def enter(self, stage: str) -> None:
+        """Begin `stage` ("load", "materialise", "compile", "run" or "judge") now."""
+        self._note(stage, time.monotonic_ns())
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Enter a phase and, on leaving, return to the one before.
+    def stage(self, name: str) -> Iterator[None]:
+        """Enter a stage and, on leaving, return to the one before.
 
         The clock of the one before stood still meanwhile: a "compile" inside a "run" is not counted
         as running, and a "run" does not start afresh after each of many of them.
         """
-        outer, spent = self._phase, time.monotonic_ns() - self._started
+        outer, spent = self._stage, time.monotonic_ns() - self._started
         self.enter(name)
         try:
             yield
         except SystemExit:  # the process ends here, and this is where it stood
-            outer, spent = self._phase, time.monotonic_ns() - self._started
+            outer, spent = self._stage, time.monotonic_ns() - self._started
             raise
         finally:
             self._note(outer, time.monotonic_ns() - spent)
 
-    def _note(self, phase: str, started: int) -> None:
-        self._board.note(phase, started)
-        self._phase, self._started = phase, started
+    def _note(self, stage: str, started: int) -> None:
+        self._board.note(stage, started)
+        self._stage, self._started = stage, started
 
 
 def main(options: str) -> NoReturn:

@@ -1,9 +1,9 @@
 """The isolated worker: what the code under test does wrong in there is an `Outcome` here.
 
 A `WorkerPool` keeps persistent, spawned processes, each in a session and process group of its own,
-that call one handler (see `worker.py`) for each request. Each phase of a request has its deadline.
-A process that overruns one is killed with its whole group, and one that died is replaced, from a
-standby that has done its imports already: the next request runs as if nothing had happened.
+that call one handler (see `worker_main.py`) for each request. Each stage of a request has its
+deadline. A process that overruns one is killed with its whole group, and one that died is replaced,
+from a standby that has done its imports already: the next request runs as if nothing had happened.
 
     with WorkerPool("package.module:handler") as pool, pool.lease() as worker:
         outcome = worker.run({"case": 1}, Deadlines(run=2.0))
@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from .outcome import Outcome
-from .phases import Deadlines
 from .process import Recipe, WorkerProcess
+from .stages import Deadlines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

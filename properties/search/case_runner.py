@@ -17,7 +17,7 @@ from .candidate import Candidate, warm_up
 from .shrink_budget import ShrinkBudget
 
 BEFORE_A_CASE = ("load", "judge")
-"""Phases in which a process that was asked ahead may not have taken up the next case yet: its death
+"""Stages in which a process that was asked ahead may not have taken up the next case yet: its death
 may be the doing of the one before."""
 
 
@@ -95,7 +95,7 @@ class CaseRunner:
         """
         problem, outcome = self._answer()
         verdict = self._learn(problem, outcome)
-        if self.died and outcome.phase in BEFORE_A_CASE:
+        if self.died and outcome.stage in BEFORE_A_CASE:
             verdict = self.judge(problem)
         else:
             verdict = self._count(problem, verdict)

@@ -7,7 +7,7 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field, replace
 
 from ...reference import Problem
-from ..isolation.phases import Deadlines
+from ..isolation.stages import Deadlines
 
 DEADLINE_FLOOR = 3.0
 DEADLINE_FACTOR = 30.0
@@ -41,7 +41,7 @@ def size_of(work: int) -> int:
 class DeadlineModel:
     """How long an implementation's calls take, over all laws: deadlines follow from it.
 
-    Compiling is no part of it: that is a phase of its own.
+    Compiling is no part of it: that is a stage of its own.
 
     Attributes:
         compile_seconds: that a first call of a module may take in a process.

@@ -24,11 +24,11 @@ from .text import compact
 from .verdict import Verdict
 
 
-class Phases(Protocol):
+class Stages(Protocol):
     """Where the worker stands is told to the parent, which watches the clock."""
 
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        """Be in this phase for the length of a with block."""
+    def stage(self, name: str) -> AbstractContextManager[None]:
+        """Be in this stage for the length of a with block."""
 
 
 class Stop(Exception):  # noqa: N818  not an error of ours: it carries a verdict out of a law
@@ -54,7 +54,7 @@ class Subject:
         self,
         implementation: Implementation,
         target: Target,
-        phases: Phases,
+        stages: Stages,
         compiled: set[Hashable] | None = None,
         *,
         modules: Collection[str] = (),
@@ -67,7 +67,7 @@ class Subject:
         self.seconds = 0.0
         self.calls = 0
         self.buffers: dict[str, torch.Tensor] = {}
-        self._phases = phases
+        self._stages = stages
         self._compiled = set() if compiled is None else compiled
         self._modules, self._without_rules = frozenset(modules), tuple(without_rules)
         self._waits = True
@@ -116,7 +116,7 @@ class Subject:
         Raises:
             MemoryError: there is no room for them.
         """
-        with self._phases.phase("materialise"):
+        with self._stages.stage("materialise"):
             try:
                 return materialise(problem, self.target.device, **options)
             except RuntimeError as error:
@@ -141,10 +141,10 @@ class Subject:
         key = self.implementation.compile_key
         # A session's plan need not compile what its run launches, nor that what is captured.
         module = (getattr(function, "__name__", ""), key(problem)) if key else None
-        phase = "run" if module is None or module in self._compiled else "compile"
+        stage = "run" if module is None or module in self._compiled else "compile"
         start = time.perf_counter()
         try:
-            with self._phases.phase(phase):
+            with self._stages.stage(stage):
                 result = (function or self.implementation)(inputs)
             # A kernel that was launched runs by now, whatever came before: a hang of a first call
             # does not last as long as a compiler may.
@@ -154,7 +154,7 @@ class Subject:
             raise Stop(Verdict("REJECTED", "UnsupportedError", str(error))) from error
         except Exception as error:
             raise Stop(_crash(error)) from error
-        if phase == "run" and wait:
+        if stage == "run" and wait:
             self.seconds += time.perf_counter() - start
             self.calls += 1
         if module is not None:
@@ -173,7 +173,7 @@ class Subject:
             yield
         finally:
             self._waits = True
-        with self._phases.phase("run"):
+        with self._stages.stage("run"):
             try:
                 self.wait()
             except Exception as error:
@@ -234,10 +234,10 @@ class Subject:
         return True
 
     def wait(self, streams: Sequence[torch.cuda.Stream | None] = (None,)) -> None:
-        """Wait for what was launched, on the current stream or on these, in the phase "run"."""
+        """Wait for what was launched, on the current stream or on these, in the stage "run"."""
         if self.target.device != "cuda" or not self._waits:
             return
-        with self._phases.phase("run"):
+        with self._stages.stage("run"):
             events = [torch.cuda.Event() for _ in streams]
             for event, stream in zip(events, streams, strict=True):
                 event.record(stream or torch.cuda.current_stream())

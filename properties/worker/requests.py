@@ -102,17 +102,17 @@ def verdict_of(outcome: Outcome, tool: str = "") -> Verdict:
     if outcome.status == "done":
         return Verdict.from_json(outcome.result or {})
     if outcome.status == "hang":
-        message = f"did not end within its deadline (in phase {outcome.phase})"
-        return Verdict("HANG", outcome.phase, message, trace=outcome.stack or outcome.stderr)
+        message = f"did not end within its deadline (in stage {outcome.stage})"
+        return Verdict("HANG", outcome.stage, message, trace=outcome.stack or outcome.stderr)
     if outcome.status == "crash":
         trace = f"{outcome.stack}\n{outcome.stderr}".strip()
         return Verdict(
-            "CRASH", outcome.kind, f"the process died: {outcome.kind} in phase {outcome.phase}",
+            "CRASH", outcome.kind, f"the process died: {outcome.kind} in stage {outcome.stage}",
             trace=trace,
         )  # fmt: skip
     if outcome.kind == MemoryError.__name__:
         raise HarnessError(outcome.detail.strip().rpartition("\n")[2])
-    message = f"{outcome.kind} in phase {outcome.phase}: {outcome.detail}\n{outcome.stderr}".strip()
+    message = f"{outcome.kind} in stage {outcome.stage}: {outcome.detail}\n{outcome.stderr}".strip()
     raise HarnessError(message)
 
 

@@ -26,7 +26,7 @@ from ...reference import Problem, problem_from_json
 from ..isolation.machine import waited
 from ..isolation.workers import LAST_REPLY
 from ..laws import find_law
-from ..verdicts.subject import LAUNCHES, Phases, Stop, Subject
+from ..verdicts.subject import LAUNCHES, Stages, Stop, Subject
 from ..verdicts.verdict import Verdict
 
 HANDLER = "kernelproof.properties.worker.tasks:handle"
@@ -41,17 +41,17 @@ Kind = TypeVar("Kind", bound=Subject)
 _compiled: dict[str, set[Hashable]] = {}
 
 
-def handle(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+def handle(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
     """Do the payload's ``task``; see the function of that name.
 
     An error of the GPU that comes up after a call has ended is that call's too.
     """
-    task: Callable[[Mapping[str, Any], Phases], dict[str, Any]] = TASKS[payload["task"]]
+    task: Callable[[Mapping[str, Any], Stages], dict[str, Any]] = TASKS[payload["task"]]
     on_gpu = payload["device"] == "cuda"
     late: Exception | None = None
     result: dict[str, Any] = {}
     try:
-        result = task(payload, phases)
+        result = task(payload, stages)
     except RuntimeError as error:
         if not on_gpu or task is not judge or _settled():
             raise
@@ -99,18 +99,18 @@ def _target(device: str) -> Target:
     return Target.here(device)
 
 
-def subject_of(payload: Mapping[str, Any], phases: Phases) -> Subject:
+def subject_of(payload: Mapping[str, Any], stages: Stages) -> Subject:
     """Return the implementation that a payload names, to be run on its device."""
-    return subject_of_kind(Subject, payload, phases)
+    return subject_of_kind(Subject, payload, stages)
 
 
-def subject_of_kind(kind: type[Kind], payload: Mapping[str, Any], phases: Phases) -> Kind:
+def subject_of_kind(kind: type[Kind], payload: Mapping[str, Any], stages: Stages) -> Kind:
     """Give it as a subject of some kind."""
-    with phases.phase("load"):
+    with stages.stage("load"):
         return kind(
             _implementation(payload["implementation"], payload.get("operation")),
             _target(payload["device"]),
-            phases,
+            stages,
             _compiled.setdefault(payload["implementation"], set()),
             modules=payload.get("modules", ()),
             without_rules=payload.get("without_rules", ()),
@@ -118,10 +118,10 @@ def subject_of_kind(kind: type[Kind], payload: Mapping[str, Any], phases: Phases
         )
 
 
-def describe(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+def describe(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
     """Import an implementation and say what it declares, or why it cannot be imported."""
     try:
-        implementation = subject_of(payload, phases).implementation
+        implementation = subject_of(payload, stages).implementation
     except ImplementationNotFoundError as error:
         return {"error": str(error)}
     return {
@@ -141,9 +141,9 @@ def describe(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
     }
 
 
-def probe(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+def probe(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
     """Ask for the refusal of each of ``problems``; None for those supported."""
-    subject = subject_of(payload, phases)
+    subject = subject_of(payload, stages)
     problems = [problem_from_json(problem) for problem in payload["problems"]]
     try:
         refusals = [
@@ -159,9 +159,9 @@ def probe(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
     return {"refusals": [refusal and refusal.to_json() for refusal in refusals]}
 
 
-def modules(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+def modules(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
     """Return the key of the module of each of ``problems``; None for those that are refused."""
-    subject = subject_of(payload, phases)
+    subject = subject_of(payload, stages)
     module_of = subject.implementation.module_of
     found = [problem_from_json(problem) for problem in payload["problems"]]
     try:
@@ -171,14 +171,14 @@ def modules(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
         return {"error": stop.verdict.message}
 
 
-def build(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+def build(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
     """Call every kernel of the module of a ``problem``, so that all of them are compiled.
 
     Returns:
         ``kernels``, how many calls there were, and ``stopped``, the first verdict on one that
         failed.
     """
-    subject = subject_of(payload, phases)
+    subject = subject_of(payload, stages)
     problem = problem_from_json(payload["problem"])
     kernels = list(subject.implementation.problems_of_module(problem))
     stopped = [verdict for each in kernels if (verdict := _called(subject, each)) is not None]
@@ -196,14 +196,14 @@ def _called(subject: Subject, problem: Problem) -> Verdict | None:
     return None
 
 
-def cost(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+def cost(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
     """Time an implementation's call on a problem: the fastest of several after a first.
 
     Returns:
         ``seconds``, by the clock on the wall, and ``undisturbed``, those without what the process
         waited for a processor: a machine with other work gives the same.
     """
-    subject = subject_of(payload, phases)
+    subject = subject_of(payload, stages)
     problem = problem_from_json(payload["problem"])
     timings: list[tuple[float, float]] = []
     started = time.perf_counter()
@@ -221,13 +221,13 @@ def cost(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
     return {"seconds": seconds, "undisturbed": undisturbed}
 
 
-def judge(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+def judge(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
     """Return the verdict of ``law`` on an implementation and a ``problem``.
 
     Returns:
         The verdict as JSON.
     """
-    subject = subject_of(payload, phases)
+    subject = subject_of(payload, stages)
     law = find_law(payload["law"])
     problem = problem_from_json(payload["problem"])
     try:
@@ -240,48 +240,48 @@ def judge(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
     return replace(verdict, seconds=subject.seconds, calls=subject.calls).to_json()
 
 
-def measured(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+def measured(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
     """Say which usual comparisons accept an answer; nothing where the problem is refused."""
     from .tolerance_baselines import measure
 
-    subject = subject_of(payload, phases)
+    subject = subject_of(payload, stages)
     problem = problem_from_json(payload["problem"])
     return dict(measure(subject, problem)) if subject.supports(problem) else {}
 
 
-def answered(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+def answered(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
     """Judge a problem and keep or compare the result's bits; see ``recording.answer``."""
     from .recording import Recorder, answer
 
-    return answer(subject_of_kind(Recorder, payload, phases), payload)
+    return answer(subject_of_kind(Recorder, payload, stages), payload)
 
 
-def timed(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+def timed(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
     """Time calls on one problem; see ``recording.timed``."""
     from .recording import timed as measured_times
 
-    return measured_times(subject_of(payload, phases), payload)
+    return measured_times(subject_of(payload, stages), payload)
 
 
-def weighed(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+def weighed(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
     """Measure what a call needs of memory; see ``recording.weighed``."""
     from .recording import weighed as measured_bytes
 
-    return measured_bytes(subject_of(payload, phases), payload)
+    return measured_bytes(subject_of(payload, stages), payload)
 
 
-def target(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+def target(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
     """Describe the device, or say why there is none."""
-    del phases
+    del stages
     try:
         return _target(payload["device"]).to_json()
     except UnsupportedError as error:
         return {"error": str(error)}
 
 
-def device(payload: Mapping[str, Any], phases: Phases) -> dict[str, Any]:
+def device(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
     """Use the device once, to see that it is still there."""
-    with phases.phase("run"):
+    with stages.stage("run"):
         ones = torch.ones(64, device=payload["device"])
         return {"sum": float(ones.sum())}
 

@@ -36,10 +36,10 @@ def nothing(inputs: Any) -> None:  # noqa: ANN401  any record
 
 
 class Anywhere:
-    """Phases that nobody watches."""
+    """Stages that nobody watches."""
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def stage(self, name: str) -> Iterator[None]:
         del name
         yield
 

@@ -23,10 +23,10 @@ _seen: list[object] = []
 
 
 def misbehave(payload: dict[str, Any], monitor: Monitor) -> dict[str, object]:
-    """Do what the payload's "do" says, in phase "run"."""
+    """Do what the payload's "do" says, in stage "run"."""
     arguments = dict(payload)
     behave = globals()[f"do_{arguments.pop('do')}"]
-    with monitor.phase("run"):
+    with monitor.stage("run"):
         result: dict[str, object] = behave(monitor=monitor, **arguments)
     return result
 
@@ -131,7 +131,7 @@ def do_close_everything(*, monitor: Monitor) -> dict[str, object]:  # noqa: ARG0
 
 
 def do_write_garbage(*, monitor: Monitor, to: str) -> dict[str, object]:  # noqa: ARG001
-    for fd in range(3, 256):  # those of the connection and of the phase board are among them
+    for fd in range(3, 256):  # those of the connection and of the stage board are among them
         with contextlib.suppress(OSError):
             is_socket = stat.S_ISSOCK(os.fstat(fd).st_mode)
             if is_socket == (to == "socket"):
@@ -197,14 +197,14 @@ def do_die_later(*, monitor: Monitor) -> dict[str, object]:  # noqa: ARG001
 
 def do_compile_within_run(*, monitor: Monitor, before: float, within: float) -> dict[str, object]:
     time.sleep(before)
-    with monitor.phase("compile"):
+    with monitor.stage("compile"):
         time.sleep(within)
     time.sleep(before)
     return {}
 
 
-def do_overrun(*, monitor: Monitor, phase: str) -> dict[str, object]:
-    monitor.enter(phase)
+def do_overrun(*, monitor: Monitor, stage: str) -> dict[str, object]:
+    monitor.enter(stage)
     time.sleep(600)
     return {}
 
@@ -216,12 +216,12 @@ def do_disable_dumps(*, monitor: Monitor) -> dict[str, object]:  # noqa: ARG001
     return {}
 
 
-def do_unknown_phase(*, monitor: Monitor) -> dict[str, object]:
+def do_unknown_stage(*, monitor: Monitor) -> dict[str, object]:
     monitor.enter("lunch")
     return {}
 
 
-def do_time_phases(*, monitor: Monitor) -> dict[str, object]:
+def do_time_stages(*, monitor: Monitor) -> dict[str, object]:
     """Time 100 notes, 300 times over; other processes come between some of the 300, not all."""
     taken = []
     for _ in range(300):

@@ -63,7 +63,7 @@ class Side:
 
         Args:
             payload: of the request, see ``tasks.TASKS``.
-            deadlines: of its phases.
+            deadlines: of its stages.
             note: tells requests apart that are otherwise the same, such as rounds of timing.
             before: is called first where the journal has no answer yet.
         """

@@ -186,7 +186,7 @@ def test_importing_that_does_not_end_is_told_in_one_sentence() -> None:
 
         def run(self, *_: object) -> Outcome:
             detail = "load took longer than 120 s"
-            return Outcome("error", kind="overrun", phase="load", detail=detail)
+            return Outcome("error", kind="overrun", stage="load", detail=detail)
 
     report = ImplementationReport("mine", "m:f")
     surveying._refused_altogether(Stuck(), Address("m:f", None, "cpu"), report)

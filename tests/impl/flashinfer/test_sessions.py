@@ -199,9 +199,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Made:
 
 
 class Anywhere:
-    """Phases that nobody watches."""
+    """Stages that nobody watches."""
 
-    def phase(self, name: str) -> AbstractContextManager[None]:
+    def stage(self, name: str) -> AbstractContextManager[None]:
         del name
         return nullcontext()
 

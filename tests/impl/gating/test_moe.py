@@ -1,4 +1,4 @@
-"""MoE and routing problems ask the gate before anything is launched."""
+"""MoE and routing problems ask the support rules before anything is launched."""
 
 from __future__ import annotations
 
@@ -80,7 +80,9 @@ class TestRelu2:
     def test_the_adapter_is_refused_before_launch(self, sm: int) -> None:
         found = find_implementation("flashinfer-cutlass-moe")
         said = str(found.refusal(self.problem, on(sm, "0.6.7.post3")))
-        assert said.startswith("the gate: The 16-bit CUTLASS MoE has no Relu2 case before 0.6.8")
+        assert said.startswith(
+            "the support rules: The 16-bit CUTLASS MoE has no Relu2 case before 0.6.8"
+        )
         assert said.endswith("(cutlass-moe-relu2)")
         assert (
             found.refusal(replace(self.problem, activation="silu"), on(sm, "0.6.7.post3")) is None
@@ -127,4 +129,4 @@ def test_chips_and_releases(
 ) -> None:
     found = find_implementation(f"flashinfer-{name}")
     assert found.refusal(problem, on(*allowed)) is None
-    assert str(found.refusal(problem, on(*refused))).startswith("the gate: ")
+    assert str(found.refusal(problem, on(*refused))).startswith("the support rules: ")

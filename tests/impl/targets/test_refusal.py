@@ -21,7 +21,7 @@ def test_a_code_survives_json_and_copies(code: str) -> None:
 def test_the_words_do_not_matter() -> None:
     """A user's sentence may read like any of ours."""
     given = [Refusal("no GPU", "device"), Refusal("x does not name the feature mla", "supports"),
-             Refusal("the gate: shut", "feature"), None]  # fmt: skip
+             Refusal("the support rules: shut", "feature"), None]  # fmt: skip
     for order in permutations(given):
         assert most_telling(order) == "no GPU"
 

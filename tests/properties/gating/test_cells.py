@@ -65,11 +65,11 @@ def test_cells_are_on_the_side_that_the_gate_says(name: str, flashinfer: str) ->
     assert [cell.number for cell in mine] == list(range(len(mine)))
     assert len({cell.problem for cell in mine}) == len(mine)
     for cell in mine:
-        gated = found.refusal(cell.problem, target)
-        assert (gated is None) == (cell.side == SUPPORTED), cell.title
+        refusal = found.refusal(cell.problem, target)
+        assert (refusal is None) == (cell.side == SUPPORTED), cell.title
         assert found.refusal(cell.problem, target, without_rules=[EVERY_RULE]) is None
         if cell.side == REFUSED:
-            assert any(rule in str(gated) for rule in cell.rules), cell.title
+            assert any(rule in str(refusal) for rule in cell.rules), cell.title
 
 
 def test_a_rule_about_two_things_at_once_has_its_cell() -> None:

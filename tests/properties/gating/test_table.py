@@ -1,4 +1,4 @@
-"""The support table under test: laws of its decisions, and the wrong gates that they find."""
+"""The support table under test: laws of its decisions, and the wrong ones that they find."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kernelproof.fixtures import SUPPORT
 from kernelproof.impl.gating import CHIPS, Feature, Rule, RuleBook, Target, decide, load_rules
 from kernelproof.impl.gating.reading import read_rules, read_versions
 from kernelproof.impl.targets.backends import FLASHINFER_BACKENDS
-from kernelproof.properties.gating.bugs import BUGS, GateBug, seeded
+from kernelproof.properties.gating.bugs import BUGS, GatingBug, seeded
 from kernelproof.properties.gating.definition import in_clause
 from kernelproof.properties.gating.laws import LAWS, Law
 from kernelproof.properties.gating.strategies import VERSIONS, Question, near_rule, questions
@@ -60,7 +60,7 @@ def test_the_shipped_rules_obey(law: Law) -> None:
 
 
 @pytest.mark.parametrize("wrong", BUGS, ids=lambda wrong: wrong.name)
-def test_a_wrong_gate_is_found(wrong: GateBug) -> None:
+def test_a_wrong_decision_is_found(wrong: GatingBug) -> None:
     with seeded(wrong, BOOK) as book:
         asked = [(law, examples) for examples in (FEW, MANY) for law in LAWS]
         found = any(hunt(law, book, examples) for law, examples in asked)
@@ -198,7 +198,7 @@ OPERATORS = (">=", "<=", "==", "!=", "<", ">")
 
 
 def test_the_definition_compares_versions_as_packaging_does() -> None:
-    """The definition has its own comparison, so that it shares no fault with the gate."""
+    """The definition has its own comparison, so that it shares no fault with the one under test."""
     versions = [base + suffix for base in ("0.6.6", "0.6.7", "0.7.0") for suffix in SUFFIXES]
     for clause in (operator + limit for operator in OPERATORS for limit in RELEASES):
         for version in versions:

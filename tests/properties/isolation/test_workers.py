@@ -146,7 +146,7 @@ class TestHang:
     )
     def test_hang(self, worker: Worker, behaviour: str, frame: str) -> None:
         outcome = worker.run({"do": behaviour}, SHORT)
-        assert (outcome.status, outcome.kind, outcome.phase) == ("hang", "run", "run")
+        assert (outcome.status, outcome.kind, outcome.stage) == ("hang", "run", "run")
         assert frame in outcome.stack
         assert outcome.detail == "run took longer than 0.4 s"
         assert outcome.seconds >= 0.4
@@ -165,11 +165,11 @@ class TestHang:
         handler = "isolation_handlers:torch_loop"
         with make_pool(handler, standby=False) as pool, pool.lease() as worker:
             outcome = worker.run({}, SHORT)
-        assert (outcome.status, outcome.phase) == ("hang", "run")
+        assert (outcome.status, outcome.stage) == ("hang", "run")
         assert "in torch_loop" in outcome.stack
 
 
-class TestPhases:
+class TestStages:
     def test_compile_does_not_count_as_run(self, worker: Worker) -> None:
         payload = {"do": "compile_within_run", "before": 0.1, "within": 3.0}
         assert worker.run(payload, Deadlines(run=2.5)).status == "done"
@@ -177,10 +177,10 @@ class TestPhases:
     def test_run_goes_on_after_compile(self, worker: Worker) -> None:
         payload = {"do": "compile_within_run", "before": 0.3, "within": 0.1}
         outcome = worker.run(payload, SHORT)
-        assert (outcome.status, outcome.phase) == ("hang", "run")
+        assert (outcome.status, outcome.stage) == ("hang", "run")
 
     @pytest.mark.parametrize(
-        ("phase", "status", "kind"),
+        ("stage", "status", "kind"),
         [
             ("load", "error", "overrun"),
             ("materialise", "error", "overrun"),
@@ -189,20 +189,20 @@ class TestPhases:
             ("judge", "error", "overrun"),
         ],
     )
-    def test_each_phase_has_its_deadline(
-        self, worker: Worker, phase: str, status: str, kind: str
+    def test_each_stage_has_its_deadline(
+        self, worker: Worker, stage: str, status: str, kind: str
     ) -> None:
-        outcome = worker.run({"do": "overrun", "phase": phase}, Deadlines(**{phase: 0.2}))
-        assert (outcome.status, outcome.kind, outcome.phase) == (status, kind, phase)
+        outcome = worker.run({"do": "overrun", "stage": stage}, Deadlines(**{stage: 0.2}))
+        assert (outcome.status, outcome.kind, outcome.stage) == (status, kind, stage)
         assert "in do_overrun" in outcome.stack
 
-    def test_unknown_phase(self, worker: Worker) -> None:
-        outcome = worker.run({"do": "unknown_phase"})
+    def test_unknown_stage(self, worker: Worker) -> None:
+        outcome = worker.run({"do": "unknown_stage"})
         assert (outcome.status, outcome.kind) == ("error", "ValueError")
-        assert "phase must be one of load, materialise, compile, run, judge" in outcome.detail
+        assert "stage must be one of load, materialise, compile, run, judge" in outcome.detail
 
-    def test_noting_a_phase_costs_little(self, worker: Worker) -> None:
-        result = worker.run({"do": "time_phases"}).result
+    def test_noting_a_stage_costs_little(self, worker: Worker) -> None:
+        result = worker.run({"do": "time_stages"}).result
         assert result is not None
         assert float(str(result["seconds"])) < 10e-6
 
@@ -223,7 +223,7 @@ class TestCrash:
     )
     def test_crash(self, worker: Worker, payload: dict[str, object], kind: str) -> None:
         outcome = worker.run(payload)
-        assert (outcome.status, outcome.kind, outcome.phase) == ("crash", kind, "run")
+        assert (outcome.status, outcome.kind, outcome.stage) == ("crash", kind, "run")
         assert echo(worker, 2) == 2
 
     def test_fatal_error_shows_where(self, worker: Worker) -> None:

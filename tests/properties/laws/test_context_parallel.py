@@ -25,17 +25,17 @@ MIXED = ContextParallelProblem(
 """Decodes, a chunk, no query, a prefill without context, and a key that one rank alone holds."""
 
 
-class Phases:
-    """Phases that nobody watches."""
+class Stages:
+    """Stages that nobody watches."""
 
-    def phase(self, _name: str) -> nullcontext[None]:
+    def stage(self, _name: str) -> nullcontext[None]:
         """Go through one."""
         return nullcontext()
 
 
 def verdict(law: str, implementation: Implementation, problem: ContextParallelProblem) -> Verdict:
     try:
-        return find_law(law).check(Subject(implementation, Target.here("cpu"), Phases()), problem)
+        return find_law(law).check(Subject(implementation, Target.here("cpu"), Stages()), problem)
     except Stop as stop:
         return stop.verdict
 

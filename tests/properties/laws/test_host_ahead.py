@@ -35,7 +35,7 @@ class QueuedSubject(Subject):
 
 
 class Anywhere:
-    def phase(self, name: str) -> AbstractContextManager[None]:
+    def stage(self, name: str) -> AbstractContextManager[None]:
         del name
         return nullcontext()
 

@@ -17,10 +17,10 @@ SATURATED = RouteProblem(num_tokens=9, method="deepseek_v3", regime="saturated",
 """Both logits of token 8 are so low that a sigmoid by tanh is 0 in float32."""
 
 
-class Phases:
-    """Phases that nobody watches."""
+class Stages:
+    """Stages that nobody watches."""
 
-    def phase(self, _name: str) -> nullcontext[None]:
+    def stage(self, _name: str) -> nullcontext[None]:
         """Go through one."""
         return nullcontext()
 
@@ -39,7 +39,7 @@ def kernel(sigmoid: str) -> Implementation:
 
 @pytest.mark.parametrize(("sigmoid", "status"), [("tanh", "PASS"), ("exponential", "FAIL")])
 def test_weights_need_not_add_up_where_the_scores_are_lost(sigmoid: str, status: str) -> None:
-    subject = Subject(kernel(sigmoid), Target.here("cpu"), Phases())
+    subject = Subject(kernel(sigmoid), Target.here("cpu"), Stages())
     said = find_law("routing_invariants").check(subject, SATURATED)
     assert said.status == status, said
 
@@ -50,7 +50,7 @@ def test_weights_of_scores_that_tanh_tells_apart_add_up() -> None:
         return ids, weights / 2
 
     half = implementation("route", name="halved", arithmetic=Arithmetic(sigmoid="tanh"))(halved)
-    subject = Subject(half, Target.here("cpu"), Phases())
+    subject = Subject(half, Target.here("cpu"), Stages())
     problem = RouteProblem(num_tokens=9, method="deepseek_v3")
     assert find_law("routing_invariants").check(subject, problem).status == "FAIL"
 
@@ -61,6 +61,6 @@ def test_an_answer_of_the_wrong_shape_is_named_as_routing_does() -> None:
         return weights.to(torch.int32), weights
 
     kernel = implementation("route", name="one-row-more")(one_row_more)
-    subject = Subject(kernel, Target.here("cpu"), Phases())
+    subject = Subject(kernel, Target.here("cpu"), Stages())
     with pytest.raises(Stop, match="topk_weights has shape"):
         find_law("no_tokens").check(subject, RouteProblem(num_tokens=3))

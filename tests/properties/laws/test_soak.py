@@ -34,7 +34,7 @@ SUBJECTS = Path(__file__).parents[1] / "engine_subjects.py"
 
 
 class _Anywhere:
-    def phase(self, name: str) -> AbstractContextManager[None]:
+    def stage(self, name: str) -> AbstractContextManager[None]:
         del name
         return nullcontext()
 

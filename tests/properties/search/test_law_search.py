@@ -230,7 +230,7 @@ def wrong(problem: AttentionProblem) -> Outcome:
 
 def deadly(problem: AttentionProblem) -> Outcome:
     bad = max(problem.seq_lens, default=0) >= 5 and problem.causal
-    return Outcome("crash", kind="SIGABRT", phase="run") if bad else honest(problem)
+    return Outcome("crash", kind="SIGABRT", stage="run") if bad else honest(problem)
 
 
 class TestLawSearch:
@@ -317,7 +317,7 @@ class TestLawSearch:
             if (outcome.result or {})["status"] != "FAIL":
                 return outcome
             seen.append(problem.id)
-            return Outcome("hang", kind="run", phase="run") if len(seen) == 1 else outcome
+            return Outcome("hang", kind="run", stage="run") if len(seen) == 1 else outcome
 
         race = Entry("race", "it", ("parity",), "FAIL", {}, "It is a race.", Path("race.json"))
         report, _ = searched(by_turns, 0, known=(race,))
@@ -333,7 +333,7 @@ class TestLawSearch:
         def late(problem: AttentionProblem) -> Outcome:
             if len(died) < 3 and problem.causal and problem.id not in died:
                 died.append(problem.id)
-                return Outcome("crash", kind="SIGABRT", phase="load")
+                return Outcome("crash", kind="SIGABRT", stage="load")
             return honest(problem)
 
         report, _ = searched(late, 4)

@@ -28,7 +28,7 @@ class Here(Worker):
         del deadlines
         return Outcome("done", json.loads(json.dumps(handle(payload, self))))
 
-    def phase(self, name: str) -> nullcontext[None]:
+    def stage(self, name: str) -> nullcontext[None]:
         del name
         return nullcontext()
 

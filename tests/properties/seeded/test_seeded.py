@@ -89,9 +89,9 @@ CRASH_KINDS = {
 
 
 class _Anywhere:
-    """Phases that nobody watches: the laws run in this process here."""
+    """Stages that nobody watches: the laws run in this process here."""
 
-    def phase(self, name: str) -> AbstractContextManager[None]:
+    def stage(self, name: str) -> AbstractContextManager[None]:
         del name
         return nullcontext()
 

@@ -1,4 +1,4 @@
-"""What a law's calls of an implementation are: in which phase, and what is timed."""
+"""What a law's calls of an implementation are: in which stage, and what is timed."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ ENTERED: list[str] = []
 
 
 class Watched:
-    """Phases, of which the latest is known."""
+    """Stages, of which the latest is known."""
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def stage(self, name: str) -> Iterator[None]:
         """Go through one."""
         ENTERED.append(name)
         yield
@@ -30,11 +30,11 @@ class Watched:
 
 FIRST: dict[str, str] = {}
 LATER: dict[str, set[str]] = {}
-"""The phase of the first call of each function, which compiles, and those of the later ones."""
+"""The stage of the first call of each function, which compiles, and those of the later ones."""
 
 
 def note(name: str) -> None:
-    """Note the phase that a function is called in."""
+    """Note the stage that a function is called in."""
     if name in FIRST:
         LATER.setdefault(name, set()).add(ENTERED[-1])
     FIRST.setdefault(name, ENTERED[-1])
@@ -87,5 +87,5 @@ def test_the_first_call_of_each_function_may_compile(law: str, functions: set[st
         )
         said = find_law(law).check(subject, problem)
         assert said.status == "PASS", said
-    phases = {name: (FIRST[name], LATER[name]) for name in FIRST}
-    assert phases == {name: ("compile", {"run"}) for name in functions}
+    stages = {name: (FIRST[name], LATER[name]) for name in FIRST}
+    assert stages == {name: ("compile", {"run"}) for name in functions}

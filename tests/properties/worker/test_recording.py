@@ -58,10 +58,10 @@ def test_a_difference_says_how_many_and_how_far() -> None:
 
 
 class Anywhere:
-    """Phases that nobody watches."""
+    """Stages that nobody watches."""
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def stage(self, name: str) -> Iterator[None]:
         """Go through one."""
         del name
         yield

@@ -15,11 +15,11 @@ from kernelproof.properties.worker import tasks as judge
 FAULT = "CUDA error: an illegal memory access was encountered\nSearch for it"
 
 
-class Phases:
+class Stages:
     """Nobody watches."""
 
-    def phase(self, _name: str) -> nullcontext[None]:
-        """Be in a phase."""
+    def stage(self, _name: str) -> nullcontext[None]:
+        """Be in a stage."""
         return nullcontext()
 
 
@@ -50,7 +50,7 @@ def asked(
     monkeypatch.setattr(judge, "subject_of", lambda *_: Subject())
     monkeypatch.setattr(judge, "find_law", lambda _: Law)
     monkeypatch.setattr(judge, "problem_from_json", lambda _: None)
-    return judge.handle({"task": "judge", "device": "cuda", "law": "", "problem": {}}, Phases())
+    return judge.handle({"task": "judge", "device": "cuda", "law": "", "problem": {}}, Stages())
 
 
 def test_a_verdict_on_a_gpu_that_works_stands(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +109,7 @@ def built(
     monkeypatch.setattr(torch, "ones", ones)
     monkeypatch.setattr(judge, "subject_of", lambda *_: Subject())
     monkeypatch.setattr(judge, "problem_from_json", lambda _: None)
-    return judge.handle({"task": "build", "device": "cuda", "problem": {}}, Phases()), made
+    return judge.handle({"task": "build", "device": "cuda", "problem": {}}, Stages()), made
 
 
 @pytest.mark.parametrize("error", [RuntimeError(FAULT), MemoryError("no room")], ids=str)

@@ -1,6 +1,6 @@
-"""What the two sides of an isolated worker share: phases and their board, options, and frames.
+"""What both sides of an isolated worker share: its stages and their board, options, frames.
 
-The child notes its phase on a `Board`, a word of memory that the parent maps too: a note costs less
+The child notes its stage on a `Board`, a word of memory that the parent maps too: a note costs less
 than a microsecond and no message, so a worker stuck inside a C call has already said where it is.
 Requests and replies are JSON in `frame`s over a stream socket.
 """
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Mapping
 
-PHASES: Final = ("load", "materialise", "compile", "run", "judge")
+STAGES: Final = ("load", "materialise", "compile", "run", "judge")
 BOARD_BYTES: Final = mmap.PAGESIZE
 
-_NUMBERS: Final = {name: number for number, name in enumerate(PHASES)}
-_PHASE_BITS: Final = 3
+_NUMBERS: Final = {name: number for number, name in enumerate(STAGES)}
+_STAGE_BITS: Final = 3
 _HEADER: Final = struct.Struct("!4sI")
 _MAGIC: Final = b"kpf1"
 # Far above any verdict: a longer "length" is garbage that an implementation wrote into the socket.
@@ -34,7 +34,7 @@ class GarbledError(Exception):
 
 @dataclass(frozen=True)
 class Deadlines:
-    """Seconds that each phase may take, from its own start; a process's own start is "load" too.
+    """Seconds that each stage may take, from its own start; a process's own start is "load" too.
 
     "run" is short because it holds nothing but the code under test; compiling is apart.
     """
@@ -60,9 +60,9 @@ class WorkerOptions:
 
 
 class Board:
-    """The phase that a worker is in and since when, in a file that parent and child both map.
+    """The stage that a worker is in and since when, in a file that parent and child both map.
 
-    Both stand in one aligned 8-byte word, stored at once: a reader can never take a new phase for
+    Both stand in one aligned 8-byte word, stored at once: a reader can never take a new stage for
     as old as the one before it, which would look like a deadline overrun. Times are nanoseconds of
     `time.monotonic_ns`, a clock that the processes of one machine share.
     """
@@ -71,20 +71,20 @@ class Board:
         self._memory = mmap.mmap(fd, BOARD_BYTES)
         self._word = memoryview(self._memory).cast("Q")
 
-    def note(self, phase: str, started: int) -> None:
-        """Write down that `phase` began at `started` (ns); ValueError for an unknown phase."""
-        number = _NUMBERS.get(phase)
+    def note(self, stage: str, started: int) -> None:
+        """Write down that `stage` began at `started` (ns); ValueError for an unknown stage."""
+        number = _NUMBERS.get(stage)
         if number is None:
-            msg = f"phase must be one of {', '.join(PHASES)}, not {phase!r}"
+            msg = f"stage must be one of {', '.join(STAGES)}, not {stage!r}"
             raise ValueError(msg)
-        self._word[0] = started << _PHASE_BITS | number
+        self._word[0] = started << _STAGE_BITS | number
 
     def read(self) -> tuple[str, int]:
-        """Return the phase and when it began, in ns."""
+        """Return the stage and when it began, in ns."""
         word = self._word[0]
-        # A stray write by a broken kernel may leave a number that names no phase.
-        number = min(word & (1 << _PHASE_BITS) - 1, len(PHASES) - 1)
-        return PHASES[number], word >> _PHASE_BITS
+        # A stray write by a broken kernel may leave a number that names no stage.
+        number = min(word & (1 << _STAGE_BITS) - 1, len(STAGES) - 1)
+        return STAGES[number], word >> _STAGE_BITS
 
     def close(self) -> None:
         """Unmap the memory (the file stays open)."""
