@@ -83,6 +83,7 @@ class LawReport:
     """One law on one implementation.
 
     Attributes:
+        passing_ratio: the worst error over its bound of the problems that passed.
         problems: the latest verdict on each problem, by problem id, tries of shrinking included.
     """
 
@@ -95,7 +96,7 @@ class LawReport:
     known: Counter[str] = field(default_factory=Counter)
     finding: Finding | None = None
     flaky: int = 0
-    worst_ratio: float = 0.0
+    passing_ratio: float = 0.0
     seconds: float = 0.0
     truncated: bool = False
     error: str = ""
@@ -113,11 +114,19 @@ class LawReport:
             "known": dict(self.known),
             "flaky": self.flaky,
             "worst_ratio": round(self.worst_ratio, 4),
+            "passing_ratio": round(self.passing_ratio, 4),
             "seconds": round(self.seconds, 3),
             "truncated": self.truncated,
             "error": self.error or self.lost,
             "verdict": self.verdict,
         }
+
+    @property
+    def worst_ratio(self) -> float:
+        """The worst error over its bound, that of a finding included where it has one."""
+        new = self.finding and not self.finding.entry
+        found = self.finding.verdict.ratio if self.finding and new else None
+        return max(self.passing_ratio, found or 0.0)
 
     @property
     def verdict(self) -> str:

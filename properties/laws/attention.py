@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ...reference import AttentionOutput, AttentionProblem
+from ...reference.attention.bounds import Judged
 from ...reference.problems.cache_names import multiples_of
 from ..verdicts.comparison import Result, agree, fail
-from ..verdicts.subject import Subject
+from ..verdicts.subject import Stop, Subject
 from ..verdicts.verdict import VACUOUS, Verdict
 from .general import run, run_on, same_result
 from .law import ATTENTION, PAGED, Law
 
+SWITCHES: dict[str, tuple[Any, Any]] = {
+    "causal": (False, True),
+    "window_left": (-1, None),
+    "logits_soft_cap": (0.0, 1.0),
+    "sm_scale": (None, 0.05),
+    "q_scale": (1.0, 2.0),
+    "k_scale": (1.0, 2.0),
+    "v_scale": (1.0, 2.0),
+    "sinks": (False, True),
+    "custom_mask": (False, True),
+    "per_head_scales": (False, True),
+}
+"""Options that must matter: the value of each that switches it off, and one that switches it on."""
 OTHER_PAGE_SIZES = (1, 2, 3, 5, 8, 16, 32, 64)
 WITHOUT_CODES: dict[str, Any] = {"kv_cache": "", "q_dtype": "", "q_scale": 1.0}
 SHIFTS = (512.0, -512.0, 8192.0, -8192.0)
@@ -134,7 +150,7 @@ def batch_independence(subject: Subject, problem: AttentionProblem) -> Verdict:
 
 
 def switched(problem: AttentionProblem) -> dict[str, AttentionProblem]:
-    """Give, for each feature that the problem uses, the problem without it.
+    """Return, for each feature that the problem uses, the problem without it.
 
     A window is switched on, too, where there is none: few problems have one, and it is most often
     lost (flashinfer#3864, sglang#31501).
@@ -143,22 +159,20 @@ def switched(problem: AttentionProblem) -> dict[str, AttentionProblem]:
     longest = max(problem.seq_lens, default=0)
     if problem.window_left < 0 and longest > 1:
         without["window_left"] = replace(problem, window_left=longest // 2)
-    for name, off in (
-        ("causal", False),
-        ("window_left", -1),
-        ("logits_soft_cap", 0.0),
-        ("sm_scale", None),
-        ("q_scale", 1.0),
-        ("k_scale", 1.0),
-        ("v_scale", 1.0),
-        ("sinks", False),
-        ("custom_mask", False),
-        ("per_head_scales", False),
-    ):
+    for name, (off, _) in SWITCHES.items():
         if getattr(problem, name) != off:
             switched_off: dict[str, Any] = {name: off}
             without[name] = replace(problem, **switched_off)
     return without
+
+
+def _unused(problem: AttentionProblem) -> Iterator[tuple[str, AttentionProblem]]:
+    """Yield each feature that the problem does not use, and the problem with it."""
+    for name, (off, on) in SWITCHES.items():
+        if on is not None and getattr(problem, name) == off:
+            switched_on: dict[str, Any] = {name: on}
+            with suppress(ValueError):  # there is no such call
+                yield name, replace(problem, **switched_on)
 
 
 def sensitivity(subject: Subject, problem: AttentionProblem) -> Verdict:
@@ -166,41 +180,86 @@ def sensitivity(subject: Subject, problem: AttentionProblem) -> Verdict:
     others = {name: other for name, other in switched(problem).items() if subject.supports(other)}
     if not others:
         return VACUOUS
-    (out, lse), judged = run(subject, problem)
-    out = out.clone()
-    lse = None if lse is None else lse.clone()
-    looked = False
-    for name, other in others.items():
-        (other_out, other_lse), other_judged = run(subject, other)
-        for field, with_it, without_it in (("out", out, other_out), ("lse", lse, other_lse)):
-            if with_it is None or without_it is None or with_it.shape != without_it.shape:
-                continue
-            bound = getattr(judged.bound, field) + getattr(other_judged.bound, field)
-            moved = _finite_difference(
-                getattr(judged.expected, field), getattr(other_judged.expected, field)
+    first = run(subject, problem)
+    moves = {name: _moves(subject, name, problem, first, other) for name, other in others.items()}
+    stuck = {name: move for name, move in moves.items() if move.verdict.kind == "insensitive"}
+    if not stuck:
+        lost = (move.verdict for move in moves.values() if move.verdict.bad)
+        looked = any(not move.verdict.vacuous for move in moves.values())
+        return next(lost, Verdict("PASS", ratio=0.0) if looked else VACUOUS)
+    # Where each of them is stuck for an answer that is wrong without the option, that is why.
+    about = [move.verdict.about for move in stuck.values()]
+    # Shrinking leaves one option: only a kernel that ignores it is asked about all others.
+    for name, other in _unused(problem):
+        if name not in others and subject.supports(other):
+            with suppress(Stop):
+                move = _moves(subject, name, problem, first, other)
+                stuck |= {name: move} if move.still else {}
+    # An option that is ignored makes the answer wrong, so that it moves too little with others.
+    ignored = {name: move for name, move in stuck.items() if move.still}
+    message = "; ".join(move.verdict.message for move in (ignored or stuck).values())
+    if len(ignored) > 1:
+        message = f"{', '.join(ignored)} are ignored: {message}"
+    return replace(fail("insensitive", message), about=about[0] if all(about) else None)
+
+
+class Move(NamedTuple):
+    """What another value of one option does: the verdict, and whether the answer stays the same."""
+
+    verdict: Verdict
+    still: bool = False
+
+
+def _moves(
+    subject: Subject,
+    name: str,
+    problem: AttentionProblem,
+    first: tuple[Result, Judged],
+    other: AttentionProblem,
+) -> Move:
+    """Check that another value of one option moves the answer wherever it moves the oracle's."""
+    (out, lse), judged = first
+    (other_out, other_lse), other_judged = run(subject, other)
+    verdict = VACUOUS
+    for field, with_it, without_it in (("out", out, other_out), ("lse", lse, other_lse)):
+        if with_it is None or without_it is None or with_it.shape != without_it.shape:
+            continue
+        bound = getattr(judged.bound, field) + getattr(other_judged.bound, field)
+        expected = getattr(other_judged.expected, field)
+        moved = _finite_difference(getattr(judged.expected, field), expected)
+        must_move = moved > 4 * bound
+        if not must_move.any():
+            continue
+        verdict = verdict if verdict.bad else Verdict("PASS", ratio=0.0)
+        before, after = with_it.double(), without_it.double()
+        actual = _finite_difference(before, after)
+        stuck = must_move & (actual < moved - 2 * bound)
+        lost = stuck & (before.isnan() | after.isnan())
+        if lost.any() and not verdict.bad:
+            where = tuple(int(i) for i in lost.nonzero()[0])
+            wrong = problem if before[where].isnan() else other
+            message = (
+                f"with {name} = {getattr(wrong, name)}, {field}{list(where)} is NaN, which "
+                f"the oracle's is not ({int(lost.sum())} of {lost.numel()} are)"
             )
-            must_move = moved > 4 * bound
-            if not must_move.any():
-                continue
-            looked = True
-            double = torch.float64
-            actual = _finite_difference(with_it.to(double), without_it.to(double))
-            stuck = must_move & (actual < moved - 2 * bound)
-            if stuck.any():
-                where = tuple(int(i) for i in stuck.nonzero()[0])
-                expected = getattr(other_judged.expected, field)
-                off = (without_it.to(double) - expected).abs() > getattr(other_judged.bound, field)
-                too = f"; with {getattr(other, name)} it is wrong, see parity" if off.any() else ""
-                found = fail(
-                    "insensitive",
-                    f"{name} = {getattr(problem, name)} in place of {getattr(other, name)} moves "
-                    f"the oracle's {field}{list(where)} by {moved[where].item():.3g}, the "
-                    f"implementation's by "
-                    f"{actual[where].item():.3g} ({int(stuck.sum())} of "
-                    f"{int(must_move.sum())} elements that must move do not){too}",
-                )
-                return replace(found, about=other.to_json()) if off.any() else found
-    return Verdict("PASS", ratio=0.0) if looked else VACUOUS
+            about = None if wrong is problem else wrong.to_json()
+            verdict = replace(fail("nan", message), about=about)
+        stuck &= ~lost
+        if stuck.any():
+            where = tuple(int(i) for i in stuck.nonzero()[0])
+            off = (after - expected).abs() > getattr(other_judged.bound, field)
+            too = f"; with {getattr(other, name)} it is wrong, see parity" if off.any() else ""
+            found = fail(
+                "insensitive",
+                f"{name} = {getattr(problem, name)} in place of {getattr(other, name)} moves "
+                f"the oracle's {field}{list(where)} by {moved[where].item():.3g}, the "
+                f"implementation's by "
+                f"{actual[where].item():.3g} ({int(stuck.sum())} of "
+                f"{int(must_move.sum())} elements that must move do not){too}",
+            )
+            found = replace(found, about=other.to_json() if off.any() else None)
+            return Move(found, bool((actual <= 2 * bound)[must_move].all()))
+    return Move(verdict)
 
 
 def _finite_difference(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:

@@ -88,6 +88,7 @@ def _must_move(
         return VACUOUS
     (out, _), judged = run_on(subject, problem, guarded(inputs))
     out, looked = out.double(), False
+    ignored: dict[str, str] = {}
     for name, other, given in others:
         (other_out, _), other_judged = run_on(subject, other, guarded(given))
         bound = judged.bound.out + other_judged.bound.out
@@ -100,12 +101,14 @@ def _must_move(
         stuck = must_move & (actual < moved - 2 * bound)
         if stuck.any():
             where = tuple(int(i) for i in stuck.nonzero()[0])
-            return fail(
-                "insensitive",
+            ignored[name] = (
                 f"another {name} moves the oracle's out{list(where)} by {moved[where].item():.3g}, "
                 f"the implementation's by {actual[where].item():.3g} ({int(stuck.sum())} of "
-                f"{int(must_move.sum())} elements that must move do not)",
+                f"{int(must_move.sum())} elements that must move do not)"
             )
+    if ignored:
+        several = f"{', '.join(ignored)} are ignored: " if len(ignored) > 1 else ""
+        return fail("insensitive", several + "; ".join(ignored.values()))
     return Verdict("PASS", ratio=0.0) if looked else VACUOUS
 
 

@@ -178,6 +178,6 @@ class CaseRunner:
             report.judged += 1
             report.rejected += verdict.status == "REJECTED"
             if not verdict.bad and verdict.ratio is not None:
-                report.worst_ratio = max(report.worst_ratio, verdict.ratio)
+                report.passing_ratio = max(report.passing_ratio, verdict.ratio)
             self._judged(1)
         return verdict

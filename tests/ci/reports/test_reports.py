@@ -148,6 +148,18 @@ def test_the_json_holds_every_finding() -> None:
         assert data[name] not in (None, "")
 
 
+def test_the_worst_ratio_is_the_findings_where_it_has_one() -> None:
+    wrong = finding(verdict=Verdict("FAIL", "numeric", "out[0] is off", ratio=4.1e5))
+    law = LawReport("parity", judged=3, finding=wrong, passing_ratio=0.8254)
+    report = run(ImplementationReport("mine", "kernels:mine", "merge_state", laws=[law]))
+    (told,) = to_json(summary(report))["implementations"][0]["laws"]
+    assert (told["worst_ratio"], told["passing_ratio"]) == (4.1e5, 0.8254)
+    assert ">4.1e+05<" in to_html(summary(report))
+    assert 'name="worst_ratio" value="4.1e+05"' in to_junit(summary(report))
+    wrong.entry = "merge-empty"
+    assert law.worst_ratio == 0.8254
+
+
 def test_the_json_names_the_provider_and_its_version() -> None:
     told = replace(passing(), declared={"provider": "torch", "provider_version": "2.9.1"})
     refused = replace(passing(), error="cannot be imported")

@@ -1,0 +1,66 @@
+"""The law of sensitivity: every option that is ignored is named, and NaN is no ignored option."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from kernelproof.impl import Target, implementation
+from kernelproof.properties.laws import find_law
+from kernelproof.properties.seeded.kernels import attend
+from kernelproof.properties.verdicts.subject import Subject
+from kernelproof.properties.verdicts.verdict import Verdict
+from kernelproof.reference import AttentionProblem
+from kernelproof.reference.tensors.inputs import PagedAttentionInputs
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+SINKS = AttentionProblem(seq_lens=(6,), sinks=True)
+
+
+class Anywhere:
+    def stage(self, name: str) -> AbstractContextManager[None]:
+        del name
+        return nullcontext()
+
+
+def judged(kernel: Callable[[PagedAttentionInputs], Pair], problem: AttentionProblem) -> Verdict:
+    made = implementation("paged_attention", name="mine")(kernel)
+    return find_law("sensitivity").check(Subject(made, Target(), Anywhere()), problem)
+
+
+def without(**options: Any) -> Callable[[PagedAttentionInputs], Pair]:  # noqa: ANN401  any option
+    return lambda inputs: attend(replace(inputs, **options))
+
+
+def test_every_ignored_option_is_named_also_those_that_the_problem_does_not_use() -> None:
+    ignoring = without(window_left=-1, logits_soft_cap=0.0, sinks=None)
+    for problem in (SINKS, AttentionProblem(seq_lens=(6,)), replace(SINKS, logits_soft_cap=1.0)):
+        verdict = judged(ignoring, problem)
+        assert (verdict.status, verdict.kind) == ("FAIL", "insensitive")
+        named = verdict.message.partition(" are ignored: ")[0].split(", ")
+        assert sorted(named) == ["logits_soft_cap", "sinks", "window_left"]
+
+
+def test_one_ignored_option_is_named_alone() -> None:
+    verdict = judged(without(sinks=None), SINKS)
+    assert verdict.message.startswith("sinks = True in place of False moves the oracle's ")
+    assert "ignored" not in verdict.message
+    assert judged(attend, SINKS).status == "PASS"
+
+
+@pytest.mark.parametrize("with_sinks", [True, False])
+def test_nan_is_called_nan(with_sinks: bool) -> None:
+    def breaks(inputs: PagedAttentionInputs) -> Pair:
+        out, lse = attend(inputs)
+        wrong = (inputs.sinks is not None) == with_sinks
+        return (out * torch.nan, lse * torch.nan) if wrong else (out, lse)
+
+    verdict = judged(breaks, SINKS)
+    assert (verdict.status, verdict.kind) == ("FAIL", "nan")
+    # Where the answer to the given problem is right, the verdict names the one that is wrong.
+    assert (verdict.about is None) == with_sinks
