@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from . import oracle, problems
-from .attention.bounds import Judged
+from .attention.bounds import Bounded
 from .formats.arithmetic import BLOCK_FORMATS, Arithmetic
 from .problems import Problem
 from .problems.from_json import read_problem
@@ -73,7 +73,7 @@ class Operation:
         inputs: type of the record that implementations get; no two operations share one.
         materialise: makes that record of a problem, in the memory of an allocator.
         answer: the oracle's answer to a record.
-        judge: the answer as out and lse with bounds, for an arithmetic; None where answers are
+        bounded: the answer as out and lse with bounds, for an arithmetic; None where answers are
             integers or copies, which laws compare bit by bit.
         exact: whether the answer to an exact problem must be met bit by bit in an arithmetic.
     """
@@ -82,20 +82,20 @@ class Operation:
     inputs: type[Inputs]
     materialise: Callable[..., Inputs]
     answer: Callable[[Any], Any]
-    judge: Callable[[Any, Arithmetic], Judged] | None = None
+    bounded: Callable[[Any, Arithmetic], Bounded] | None = None
     exact: Callable[[Arithmetic], bool] = _always
 
 
 OPERATIONS = Table("kernelproof.reference.operations.OPERATIONS", {
     "paged_attention": Operation(
         problems.AttentionProblem, records.PagedAttentionInputs, tensors.paged_inputs,
-        oracle.attention, oracle.judge_attention, _differences),
+        oracle.attention, oracle.bounded_attention, _differences),
     "ragged_attention": Operation(
         problems.AttentionProblem, records.RaggedAttentionInputs, tensors.ragged_inputs,
-        oracle.attention, oracle.judge_attention, _differences),
+        oracle.attention, oracle.bounded_attention, _differences),
     "merge_state": Operation(
         problems.MergeProblem, records.MergeInputs, tensors.merge_inputs,
-        oracle.merged, oracle.judge_merge, _differences),
+        oracle.merged, oracle.bounded_merge, _differences),
     "append_paged_kv": Operation(
         problems.AttentionProblem, records.AppendInputs, tensors.append_inputs, oracle.append),
     "build_metadata": Operation(
@@ -108,7 +108,7 @@ OPERATIONS = Table("kernelproof.reference.operations.OPERATIONS", {
         oracle.routing, oracle.shapes_of_routing),
     "moe": Operation(
         problems.MoEProblem, moe_records.MoEInputs, moe_tensors.expert_inputs,
-        oracle.experts, oracle.bounded_experts, _wide_intermediates),
+        oracle.experts, oracle.paired_experts, _wide_intermediates),
 })  # fmt: skip
 """Every operation, in the order in which commands name them."""
 PROBLEM_TYPES: dict[str, type[Problem]] = {
@@ -130,14 +130,14 @@ def operation_of(inputs: Inputs) -> str:
     raise LookupError(message)
 
 
-def judge(inputs: Inputs, arithmetic: Arithmetic) -> Judged:
+def bounded_answer(inputs: Inputs, arithmetic: Arithmetic) -> Bounded:
     """Return the oracle's answer to a record with the bounds for an arithmetic.
 
     Raises:
         LookupError: the record is no operation's, or its answers are compared bit by bit.
     """
     name = operation_of(inputs)
-    bounded = OPERATIONS[name].judge
+    bounded = OPERATIONS[name].bounded
     if bounded is None:
         message = f"{OPERATIONS.name} has no bound for {name!r}: its answers are compared bitwise"
         raise LookupError(message)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 from .attention.append import append_paged_kv
-from .attention.bounds import Judged, Values, judge, value_dtype
+from .attention.bounds import Bounded, Values, bounded, value_dtype
 from .attention.definition import AttentionOutput, attend
 from .attention.merge import merge_error_bound, merge_states
 from .attention.metadata import BatchMetadata, build_metadata
 from .attention.options import Options
 from .formats.arithmetic import Arithmetic
-from .moe.bounds import JudgedMoE, judge_moe
+from .moe.bounds import BoundedMoE, bounded_moe
 from .moe.calls import MoEOptions, checked_call
 from .moe.definition import moe
 from .moe.routing import Routing, route
@@ -26,11 +26,11 @@ def attention(inputs: AttentionInputs) -> AttentionOutput:
     return attend(inputs.call(options), inputs.head_dim_vo, options)
 
 
-def judge_attention(inputs: AttentionInputs, arithmetic: Arithmetic) -> Judged:
+def bounded_attention(inputs: AttentionInputs, arithmetic: Arithmetic) -> Bounded:
     """Attend as the record says, and bound what an honest kernel may differ."""
     options = Options(**inputs.keywords())
     values = Values(inputs.head_dim_vo, value_dtype(inputs.q, inputs.values))
-    return judge(inputs.call(options), values, options, arithmetic, inputs.out_dtype)
+    return bounded(inputs.call(options), values, options, arithmetic, inputs.out_dtype)
 
 
 def merged(inputs: MergeInputs) -> AttentionOutput:
@@ -38,9 +38,9 @@ def merged(inputs: MergeInputs) -> AttentionOutput:
     return merge_states(inputs.outs, inputs.lses)
 
 
-def judge_merge(inputs: MergeInputs, arithmetic: Arithmetic) -> Judged:
+def bounded_merge(inputs: MergeInputs, arithmetic: Arithmetic) -> Bounded:
     """Merge the record's states, and bound what an honest kernel may differ."""
-    return Judged(
+    return Bounded(
         merged(inputs),
         merge_error_bound(
             inputs.outs, inputs.lses, arithmetic=arithmetic, out_dtype=inputs.out_dtype
@@ -73,14 +73,14 @@ def routing(inputs: RouteInputs) -> Routing:
     return route(inputs.logits, inputs.top_k, **inputs.keywords())
 
 
-def shapes_of_routing(inputs: RouteInputs, arithmetic: Arithmetic) -> Judged:
+def shapes_of_routing(inputs: RouteInputs, arithmetic: Arithmetic) -> Bounded:
     """Return weights and ids with bounds of 0: of routings only shapes are compared one by one.
 
     Ties may go either way: ``judge_routing`` knows which choices are right.
     """
     del arithmetic
     wanted = AttentionOutput(*(each.double() for each in reversed(routing(inputs))))
-    return Judged(wanted, AttentionOutput(*(torch.zeros_like(each) for each in wanted)))
+    return Bounded(wanted, AttentionOutput(*(torch.zeros_like(each) for each in wanted)))
 
 
 def judge_routing(inputs: RouteInputs, found: Routing, arithmetic: Arithmetic) -> RoutingComparison:
@@ -95,14 +95,14 @@ def experts(inputs: MoEInputs) -> torch.Tensor:
     return moe(*inputs.tensors(), **inputs.keywords())
 
 
-def bounded_experts(inputs: MoEInputs, arithmetic: Arithmetic) -> Judged:
-    """Return the answer of ``judge_experts``, with nothing in the place of an lse."""
-    judged = judge_experts(inputs, arithmetic)
-    nothing = judged.expected.new_empty(0)
-    return Judged(*(AttentionOutput(each, nothing) for each in judged))
+def paired_experts(inputs: MoEInputs, arithmetic: Arithmetic) -> Bounded:
+    """Return the answer of ``bounded_experts``, with nothing in the place of an lse."""
+    answer = bounded_experts(inputs, arithmetic)
+    nothing = answer.expected.new_empty(0)
+    return Bounded(*(AttentionOutput(each, nothing) for each in answer))
 
 
-def judge_experts(inputs: MoEInputs, arithmetic: Arithmetic) -> JudgedMoE:
+def bounded_experts(inputs: MoEInputs, arithmetic: Arithmetic) -> BoundedMoE:
     """Apply experts as the record says, and bound what an honest kernel may differ."""
     call = checked_call(*inputs.tensors(), MoEOptions(**inputs.keywords()))
-    return judge_moe(call, torch.float64, arithmetic, inputs.out_dtype)
+    return bounded_moe(call, torch.float64, arithmetic, inputs.out_dtype)

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from ...reference import Arithmetic, AttentionProblem, materialise
-from ...reference.oracle import attention, judge_attention
+from ...reference.oracle import attention, bounded_attention
 from ...reference.tensors.inputs import PagedAttentionInputs
 
 STATUS = Path("/proc/self/status")
@@ -73,7 +73,7 @@ def _call(problem: AttentionProblem, arithmetic: Arithmetic | None) -> Callable[
         raise ValueError(message)
     if arithmetic is None:
         return lambda: attention(inputs)
-    return lambda: judge_attention(inputs, arithmetic)
+    return lambda: bounded_attention(inputs, arithmetic)
 
 
 def _reset() -> int:

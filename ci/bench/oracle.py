@@ -17,7 +17,7 @@ from ...reference import (
     materialise,
     paged_attention,
 )
-from ...reference.oracle import judge_attention
+from ...reference.oracle import bounded_attention
 from ...reference.tensors.inputs import PagedAttentionInputs
 from .memory import Footprint, footprints, unmeasurable
 from .results import Requirement, Results, Table
@@ -136,7 +136,7 @@ def _contenders(inputs: PagedAttentionInputs) -> Contenders:
     return {
         LOOP: lambda: float32_loop(inputs),
         ORACLE: lambda: paged_attention(*arguments, sm_scale=scale).out,
-        PASS: lambda: judge_attention(inputs, ARITHMETIC).expected.out,
+        PASS: lambda: bounded_attention(inputs, ARITHMETIC).expected.out,
         PAIR: pair,
     }
 
@@ -146,7 +146,7 @@ def _trace(case: Case, inputs: PagedAttentionInputs) -> tuple[Contenders, str]:
     if refusal is not None:
         return {}, f"Not compared with FlashInfer's trace reference: {refusal}."
     found: Contenders = {TRACE: lambda: paged_decode(inputs)[0]}
-    answer = {ORACLE: lambda: judge_attention(inputs, ARITHMETIC).expected.out}
+    answer = {ORACLE: lambda: bounded_attention(inputs, ARITHMETIC).expected.out}
     check_agreement(answer | found, ORACLE, TOLERANCE)
     return found, ""
 

@@ -10,7 +10,7 @@ from typing import Any
 from ...properties.isolation.workers import Worker, WorkerPool
 from ...properties.laws import find_law
 from ...properties.verdicts.subject import Stages
-from ...properties.worker import tasks as judge
+from ...properties.worker import tasks
 from ...reference import AttentionProblem
 from .results import Requirement, Results, Table
 
@@ -25,7 +25,7 @@ LAW = "parity"
 def handle(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
     """Do a task of the worker's, or nothing, and say how many seconds it took."""
     start = time.perf_counter()
-    result = {} if payload["task"] == "nothing" else judge.handle(payload, stages)
+    result = {} if payload["task"] == "nothing" else tasks.handle(payload, stages)
     return {"result": result, "inside": time.perf_counter() - start}
 
 

@@ -24,7 +24,7 @@ from ...impl.registry import resolve_name
 from ...properties.findings.report import ImplementationReport
 from ...properties.isolation.outcome import Outcome
 from ...properties.isolation.workers import Worker
-from ...properties.laws.general import judged
+from ...properties.laws.general import expectation_of
 from ...properties.search.deadlines import DeadlineModel
 from ...properties.search.preparation import survey
 from ...properties.space.axes import Axes
@@ -32,7 +32,7 @@ from ...properties.space.profiles import PROFILES
 from ...properties.space.rounds import Enough, draw_round
 from ...properties.verdicts.comparison import against_oracle
 from ...properties.verdicts.subject import Stages
-from ...properties.worker import tasks as judge
+from ...properties.worker import tasks
 from ...properties.worker.pools import open_pool
 from ...properties.worker.requests import Address
 from ...reference import AttentionProblem, Problem, problem_from_json
@@ -90,7 +90,7 @@ def handle(payload: Mapping[str, Any], monitor: Stages) -> dict[str, Any]:
     if payload.get("staged"):
         result = _staged(payload, monitor, stages)
     else:
-        result = judge.handle(payload, monitor)
+        result = tasks.handle(payload, monitor)
     return {**result, "inside": time.perf_counter() - start, "stages": stages}
 
 
@@ -98,7 +98,7 @@ def _staged(
     payload: Mapping[str, Any], monitor: Stages, stages: dict[str, float]
 ) -> dict[str, Any]:
     """Judge parity as the law does, and wait for the device after each stage."""
-    subject = judge.subject_of(payload, monitor)
+    subject = tasks.subject_of(payload, monitor)
     problem = problem_from_json(payload["problem"])
     if not isinstance(problem, AttentionProblem) or not subject.supports(problem):
         return {"status": "UNSUPPORTED"}
@@ -113,7 +113,7 @@ def _staged(
     now = time.perf_counter()
     inputs = subject.materialise(problem)
     now = note("materialise", now)
-    expectation = judged(subject, inputs)
+    expectation = expectation_of(subject, inputs)
     now = note("oracle and bound", now)
     result = subject.run_operation(problem, inputs)
     now = note("call", now)

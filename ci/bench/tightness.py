@@ -15,7 +15,7 @@ from ...impl.protocol import Implementation
 from ...properties.seeded.honest import bf16_probabilities, float32
 from ...properties.verdicts.comparison import within
 from ...reference import AttentionProblem, materialise
-from ...reference.oracle import judge_attention
+from ...reference.oracle import bounded_attention
 from ...reference.problems import ATTENTION_REGIMES
 from ...reference.tensors.inputs import PagedAttentionInputs
 from ...reference.tensors.values import choose
@@ -96,9 +96,9 @@ def _compare(dtype: str, regime: str, problems: int) -> list[Row]:
         if not isinstance(inputs, PagedAttentionInputs):  # pragma: no cover  for the type checker
             raise TypeError
         for row, kernel in zip(rows, kernels, strict=True):
-            judged = judge_attention(inputs, kernel.arithmetic)
+            bounded = bounded_attention(inputs, kernel.arithmetic)
             for name, actual in zip(("out", "lse"), kernel(inputs), strict=True):
-                expected, bound = getattr(judged.expected, name), getattr(judged.bound, name)
+                expected, bound = getattr(bounded.expected, name), getattr(bounded.bound, name)
                 verdict = within(name, actual, expected, bound)
                 if verdict.ratio is None:
                     row.broken = row.broken or f"problem {index}: {verdict.message}"

@@ -93,7 +93,7 @@ def tried(request: GatingRequest) -> Ended:
         raise MachineError(str(error)) from error
     report = trying.execute()
     _write_cases(request, report)
-    code, sentence = judge(report)
+    code, sentence = conclude(report)
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return Ended(report, code, sentence, request.command, date)
 
@@ -124,9 +124,9 @@ def _order(request: GatingRequest) -> Order:
     )
 
 
-def judge(report: Report) -> tuple[int, str]:
+def conclude(report: Report) -> tuple[int, str]:
     """Return the exit code of a run, and its result in a sentence."""
-    code, why = _judge(report)
+    code, why = _exit_of(report)
     word = {CONFORMING: "CONFORMING", NONCONFORMING: "NOT CONFORMING"}.get(code, "ERROR")
     number = counts(report.trials)
     tried = f"{number['tried']:,} of {count_of(number['cells'], 'cell')} tried"
@@ -135,7 +135,7 @@ def judge(report: Report) -> tuple[int, str]:
     return code, f"{word}: {why}; {tried}{building}, {report.seconds:.1f} s in all"
 
 
-def _judge(report: Report) -> tuple[int, str]:
+def _exit_of(report: Report) -> tuple[int, str]:
     broken = [each for each in report.implementations if each.error]
     number = counts(report.trials)
     if report.interrupted:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...properties.findings.files import dumps, write_text
 from ..releases.sandboxes import cache_folder
-from .nvcc import UNJUDGED, Compiled
+from .nvcc import UNDECIDED, Compiled
 
 
 def recall(key: str) -> Compiled | None:
@@ -21,7 +21,7 @@ def recall(key: str) -> Compiled | None:
 
 def remember(key: str, compiled: Compiled) -> str:
     """Keep a result, unless it is the machine's fault; say why it could not be kept."""
-    if compiled.state == UNJUDGED:
+    if compiled.state == UNDECIDED:
         return ""
     try:
         write_text(_file(key), dumps(asdict(compiled)))

@@ -38,7 +38,7 @@ def compile_support(
     Raises:
         UsageRefusedError: what is asked for does not exist, or the file cannot be written.
         SandboxError: a release cannot be had.
-        MachineError: there is no nvcc, or nothing at all could be judged.
+        MachineError: there is no nvcc, or nothing at all could be compiled.
     """
     chosen = choose_units(units)
     targets = list(dict.fromkeys(_chip(text) for text in chips))

@@ -30,8 +30,7 @@ from ...properties.isolation.machine import cores
 from ..releases.subprocess_runner import STOPPED
 from .cache import recall, remember
 from .generating import Job, Plan, Release, plan_units
-from .nvcc import COMPILES, FAILS, Compiled, Nvcc, compile_object
-from .nvcc import UNJUDGED as NOT_JUDGED
+from .nvcc import COMPILES, FAILS, UNDECIDED, Compiled, Nvcc, compile_object
 
 DEADLINE_SECONDS = 600.0
 """That one object may take."""
@@ -221,7 +220,7 @@ def record_of(plan: Plan, ended: Mapping[str, Compiled]) -> Record | None:
         return record
     found = [(job, ended[job.key]) for job in plan.jobs if job.key in ended]
     fails = [f"{job.source}: {each.message}" for job, each in found if each.state == FAILS]
-    open_ = [f"{job.source}: {each.message}" for job, each in found if each.state == NOT_JUDGED]
+    open_ = [f"{job.source}: {each.message}" for job, each in found if each.state == UNDECIDED]
     if len(found) < len(plan.jobs) and not fails:
         return None
     kernels = sum(each.kernels for _, each in found)

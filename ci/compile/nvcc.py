@@ -14,7 +14,7 @@ from pathlib import Path
 from ..console.errors import MachineError
 from ..releases.subprocess_runner import run_to_end
 
-COMPILES, FAILS, UNJUDGED = "compiles", "fails", "unjudged"
+COMPILES, FAILS, UNDECIDED = "compiles", "fails", "undecided"
 LONGEST_MESSAGE = 300
 ANSWER_SECONDS = 60.0
 """In which nvcc must say its version."""
@@ -54,7 +54,7 @@ class Compiled:
     """What compiling one object came to.
 
     Attributes:
-        state: ``COMPILES``, ``FAILS``, or ``UNJUDGED`` where the machine is at fault.
+        state: ``COMPILES``, ``FAILS``, or ``UNDECIDED`` where the machine is at fault.
         seconds: of nvcc.
         message: its first error.
         kernels: how many kernels of the one asked for it holds.
@@ -126,14 +126,14 @@ def compile_object(
         words = [str(nvcc.path), *_without_output(command[1:]), "-o", str(target)]
         ended = run_to_end(words, folder=Path(scratch), deadline=deadline, stop=stop)
         if ended.cut_short:
-            return Compiled(UNJUDGED, ended.seconds, ended.cut_short)
+            return Compiled(UNDECIDED, ended.seconds, ended.cut_short)
         if ended.status != 0:
             message = first_error(ended.told) or f"nvcc ends with status {ended.status}, silently"
             killed = ended.status is None or ended.status < 0
-            state = UNJUDGED if killed or _MACHINE.search(ended.told) else FAILS
+            state = UNDECIDED if killed or _MACHINE.search(ended.told) else FAILS
             return Compiled(state, ended.seconds, message)
         if not target.is_file():
-            return Compiled(UNJUDGED, ended.seconds, "nvcc ends with status 0 and writes nothing")
+            return Compiled(UNDECIDED, ended.seconds, "nvcc ends with status 0 and writes nothing")
         kernels = count_kernels(target.read_bytes(), kernel)
         return Compiled(COMPILES, ended.seconds, kernels=kernels)
 

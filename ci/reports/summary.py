@@ -64,8 +64,8 @@ def summarise(
     laws: tuple[str, ...] = (),
     failure: str = "",
 ) -> Summary:
-    """Judge a run as a whole."""
-    code, why = _judge(report, gate=gate, failure=failure)
+    """Sum up a run: its exit code, and its verdict in one line."""
+    code, why = _exit_of(report, gate=gate, failure=failure)
     word = {CONFORMING: "CONFORMING", NONCONFORMING: "NOT CONFORMING"}.get(code, "ERROR")
     count = count_of(report.judged, "problem")
     sentence = f"{word}: {why}; {count} judged in {report.seconds:.1f} s"
@@ -73,7 +73,7 @@ def summarise(
     return Summary(report, ledger, code, sentence, command, laws, failure, date)
 
 
-def _judge(report: RunReport, *, gate: bool, failure: str) -> tuple[int, str]:
+def _exit_of(report: RunReport, *, gate: bool, failure: str) -> tuple[int, str]:
     """Return the exit code and the reason for it."""
     broken = [each for each in report.implementations if each.error]
     unfound = [each for each in broken if not each.operation]

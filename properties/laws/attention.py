@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...reference import AttentionOutput, AttentionProblem
-from ...reference.attention.bounds import Judged
+from ...reference.attention.bounds import Bounded
 from ...reference.problems.cache_names import multiples_of
 from ..verdicts.comparison import Result, agree, fail
 from ..verdicts.subject import Stop, Subject
@@ -79,23 +79,23 @@ def logit_shift(subject: Subject, problem: AttentionProblem) -> Verdict:
     keys = inputs.keys
     channel = problem.head_dim_qk - 1 if problem.values_in_keys else 0
     inputs.q[..., channel], keys[..., channel] = 1.0, 0.0
-    (out, lse), judged = run_on(subject, problem, inputs)
+    (out, lse), bounded = run_on(subject, problem, inputs)
     constant = SHIFTS[problem.seed % len(SHIFTS)]
     keys[..., channel] = constant
     shift = constant * problem.scale * _per_query_head(inputs.k_scale, problem, keys.device)
     if inputs.sinks is not None:
         inputs = replace(inputs, sinks=(inputs.sinks + shift).to(inputs.sinks.dtype))
-    shifted, shifted_judged = run_on(subject, problem, inputs)
+    shifted, shifted_bounded = run_on(subject, problem, inputs)
     expected: Result = (out, None if lse is None else lse.double() + shift)
-    bound = judged.bound
+    bound = bounded.bound
     if inputs.sinks is not None:
         # The shifted sinks were rounded: the oracle says how much that moves.
-        before, after = judged.expected, shifted_judged.expected
+        before, after = bounded.expected, shifted_bounded.expected
         bound = AttentionOutput(
             bound.out + _finite_difference(before.out, after.out),
             bound.lse + _finite_difference(before.lse + shift, after.lse),
         )
-    return agree(expected, shifted, (bound, shifted_judged.bound), exact=False)
+    return agree(expected, shifted, (bound, shifted_bounded.bound), exact=False)
 
 
 def _per_query_head(
@@ -122,7 +122,7 @@ def page_size_invariance(subject: Subject, problem: AttentionProblem) -> Verdict
 
 def batch_independence(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Run each of at most three requests alone: it must not notice the others."""
-    whole, whole_judged = run(subject, problem)
+    whole, whole_bounded = run(subject, problem)
     starts = [sum(problem.query_lens[:i]) for i in range(len(problem.query_lens))]
     checked = [i for i, t in enumerate(problem.query_lens) if t][:3]
     if len(problem.query_lens) < 2 or not checked:  # noqa: PLR2004  alone already
@@ -137,11 +137,11 @@ def batch_independence(subject: Subject, problem: AttentionProblem) -> Verdict:
         )
         if not subject.supports(alone):
             continue
-        result, judged = run(subject, alone)
+        result, bounded = run(subject, alone)
         rows = slice(starts[request], starts[request] + problem.query_lens[request])
         part: Result = (whole[0][rows], None if whole[1] is None else whole[1][rows])
-        bound = type(judged.bound)(whole_judged.bound.out[rows], whole_judged.bound.lse[rows])
-        found = agree(result, part, (judged.bound, bound), exact=subject.exact(problem))
+        bound = type(bounded.bound)(whole_bounded.bound.out[rows], whole_bounded.bound.lse[rows])
+        found = agree(result, part, (bounded.bound, bound), exact=subject.exact(problem))
         if found.bad:
             message = f"request {request} of the batch against itself alone: {found.message}"
             return replace(found, message=message)
@@ -214,19 +214,19 @@ def _moves(
     subject: Subject,
     name: str,
     problem: AttentionProblem,
-    first: tuple[Result, Judged],
+    first: tuple[Result, Bounded],
     other: AttentionProblem,
 ) -> Move:
     """Check that another value of one option moves the answer wherever it moves the oracle's."""
-    (out, lse), judged = first
-    (other_out, other_lse), other_judged = run(subject, other)
+    (out, lse), bounded = first
+    (other_out, other_lse), other_bounded = run(subject, other)
     verdict = VACUOUS
     for field, with_it, without_it in (("out", out, other_out), ("lse", lse, other_lse)):
         if with_it is None or without_it is None or with_it.shape != without_it.shape:
             continue
-        bound = getattr(judged.bound, field) + getattr(other_judged.bound, field)
-        expected = getattr(other_judged.expected, field)
-        moved = _finite_difference(getattr(judged.expected, field), expected)
+        bound = getattr(bounded.bound, field) + getattr(other_bounded.bound, field)
+        expected = getattr(other_bounded.expected, field)
+        moved = _finite_difference(getattr(bounded.expected, field), expected)
         must_move = moved > 4 * bound
         if not must_move.any():
             continue
@@ -247,7 +247,7 @@ def _moves(
         stuck &= ~lost
         if stuck.any():
             where = tuple(int(i) for i in stuck.nonzero()[0])
-            off = (after - expected).abs() > getattr(other_judged.bound, field)
+            off = (after - expected).abs() > getattr(other_bounded.bound, field)
             too = f"; with {getattr(other, name)} it is wrong, see parity" if off.any() else ""
             found = fail(
                 "insensitive",

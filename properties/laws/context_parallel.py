@@ -17,7 +17,7 @@ from ...reference import (
     merge_states,
     oracle,
 )
-from ...reference.attention.bounds import Judged
+from ...reference.attention.bounds import Bounded
 from ...reference.tensors.context_parallel import ContextParallelInputs, slice_of_rank
 from ...reference.tensors.inputs import AttentionInputs
 from ..verdicts.comparison import agree, bitwise, fail
@@ -144,9 +144,9 @@ def merge(subject: Subject, problem: ContextParallelProblem) -> Verdict:
     return agree(whole.expected, merged, (whole.bound, bound), exact=False)
 
 
-def _attended(inputs: AttentionInputs) -> Judged:
+def _attended(inputs: AttentionInputs) -> Bounded:
     """Ask the oracle, whose own rounding is the only error here."""
-    return oracle.judge_attention(replace(inputs, out_dtype=torch.float64), EXACT_MERGE)
+    return oracle.bounded_attention(replace(inputs, out_dtype=torch.float64), EXACT_MERGE)
 
 
 def _share(problem: ContextParallelProblem, rank: int, cache: torch.Tensor) -> torch.Tensor:

@@ -35,8 +35,8 @@ def answer(subject: Subject, problem: MoEProblem, inputs: MoEInputs) -> Answer:
     Raises:
         Stop: it raised, or gave something of another shape.
     """
-    (out, _), judged = run_on(subject, problem, guarded(inputs))
-    return Answer(out, judged.bound.out)
+    (out, _), bounded = run_on(subject, problem, guarded(inputs))
+    return Answer(out, bounded.bound.out)
 
 
 def result(subject: Subject, problem: MoEProblem, inputs: MoEInputs) -> torch.Tensor:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from ...reference import AttentionProblem, MergeProblem, MoEProblem, RouteProblem
-from ...reference.attention.bounds import Judged
-from ...reference.operations import judge
+from ...reference.attention.bounds import Bounded
+from ...reference.operations import bounded_answer
 from ..verdicts.comparison import Result, against_oracle, agree, fail, same_bits, worse
 from ..verdicts.operations import OPERATIONS
 from ..verdicts.snapshot import Snapshot
@@ -24,20 +24,20 @@ OTHER_FILL = -977.0
 """Finite, so that it also shows where a kernel clears NaN first; in the range of every dtype."""
 
 
-def judged(subject: Subject, inputs: Any) -> Judged:  # noqa: ANN401  any record with out
+def expectation_of(subject: Subject, inputs: Any) -> Bounded:  # noqa: ANN401  any record with out
     """Ask the oracle, with the subject's own arithmetic."""
-    return judge(inputs, subject.arithmetic_of(inputs))
+    return bounded_answer(inputs, subject.arithmetic_of(inputs))
 
 
-def run(subject: Subject, problem: Running, **options: Any) -> tuple[Result, Judged]:  # noqa: ANN401
+def run(subject: Subject, problem: Running, **options: Any) -> tuple[Result, Bounded]:  # noqa: ANN401
     """Materialise a problem, run the subject on it and ask the oracle."""
     return run_on(subject, problem, subject.materialise(problem, **options))
 
 
-def run_on(subject: Subject, problem: Running, inputs: Any) -> tuple[Result, Judged]:  # noqa: ANN401
+def run_on(subject: Subject, problem: Running, inputs: Any) -> tuple[Result, Bounded]:  # noqa: ANN401
     """Run the subject on these inputs and ask the oracle; the problem is what they look like."""
     # The oracle looks first: a subject that changes its inputs must not change the answer too.
-    expectation = judged(subject, inputs)
+    expectation = expectation_of(subject, inputs)
     result = kept(subject.run_operation(problem, inputs))
     # Two answers of the same wrong shape agree with each other, and with no bound.
     names = OPERATIONS[problem.operation].names
@@ -55,10 +55,10 @@ def same_result(
     **options: Any,  # noqa: ANN401
 ) -> Verdict:
     """Check that two problems with equal answers are given equal answers."""
-    first, first_judged = run(subject, problem)
-    second, second_judged = run(subject, other, **options)
+    first, first_bounded = run(subject, problem)
+    second, second_bounded = run(subject, other, **options)
     return agree(
-        first, second, (first_judged.bound, second_judged.bound), exact=subject.exact(problem)
+        first, second, (first_bounded.bound, second_bounded.bound), exact=subject.exact(problem)
     )
 
 
@@ -118,7 +118,7 @@ def repeated_calls(subject: Subject, problem: Running) -> Verdict:
     return worse(_again(subject, problem, first), _again(subject, problem, first))
 
 
-def _again(subject: Subject, problem: Running, before: tuple[Result, Judged]) -> Verdict:
+def _again(subject: Subject, problem: Running, before: tuple[Result, Bounded]) -> Verdict:
     """Repeat a call: the same bits, or the same within the bounds where that was declared."""
     first, expectation = before
     second = subject.run_operation(problem, subject.materialise(problem))

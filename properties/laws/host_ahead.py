@@ -10,12 +10,12 @@ import torch
 
 from ...impl.protocol import GraphSession, Session
 from ...reference import AttentionProblem
-from ...reference.attention.bounds import Judged
+from ...reference.attention.bounds import Bounded
 from ..verdicts.comparison import Result, against_oracle
 from ..verdicts.subject import Stop, Subject
 from ..verdicts.verdict import PASS, VACUOUS, Verdict
 from .batches import LONGER, OTHER, PLANNED, Batch, batches_of, blind, on_host, tensors
-from .general import judged
+from .general import expectation_of
 from .law import ATTENTION, Law
 
 BUSY_CYCLES = 20_000_000
@@ -32,7 +32,7 @@ class _Step:
     hosted: Any
     given: Sequence[torch.Tensor]
     inputs: Any
-    expectation: Judged
+    expectation: Bounded
 
 
 def host_runs_ahead(subject: Subject, problem: AttentionProblem) -> Verdict:
@@ -90,7 +90,7 @@ def _outcome(
 def _step(subject: Subject, name: str, batch: Batch, step: int) -> _Step:
     inputs = tensors(subject, batch, step)
     hosted, given = on_host(inputs)
-    expectation = judged(subject, inputs)
+    expectation = expectation_of(subject, inputs)
     return _Step(name, batch, hosted, given, blind(inputs, batch.problem), expectation)
 
 

@@ -17,7 +17,7 @@ from ..verdicts.subject import Stop, Subject
 from ..verdicts.verdict import PASS, VACUOUS, Verdict
 from .batches import OTHER, PLANNED, PLANS, Batch, batches_of, blind, described, on_host, tensors
 from .batches import rewrite as rewrite_in_place
-from .general import judged
+from .general import expectation_of
 from .law import ATTENTION, Law
 
 RUN, CAPTURE, REPLAY = "run", "capture", "replay"
@@ -198,7 +198,7 @@ class _Engine:
 
     def _attend(self, function: Callable[[Any], Any], batch: Batch, inputs: Any) -> Verdict:  # noqa: ANN401
         subject = self._subject
-        expectation = judged(subject, inputs)
+        expectation = expectation_of(subject, inputs)
         result = subject.run_operation(
             batch.problem, blind(inputs, batch.problem), function=function
         )

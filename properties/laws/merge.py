@@ -14,7 +14,7 @@ from ...reference import (
     ragged_attention,
     unit_roundoff,
 )
-from ...reference.attention.bounds import Judged
+from ...reference.attention.bounds import Bounded
 from ...reference.tensors.inputs import MergeInputs
 from ..verdicts.comparison import Result, against_oracle, agree, fail, within, worse
 from ..verdicts.subject import Stop, Subject
@@ -198,7 +198,7 @@ def union(subject: Subject, problem: MergeProblem) -> Verdict:
         out_dtype=record.out_dtype,
     )
     result = subject.run_operation(problem, record)
-    return against_oracle(result, Judged(whole, bound), exact=False)
+    return against_oracle(result, Bounded(whole, bound), exact=False)
 
 
 LAWS = (

@@ -86,13 +86,13 @@ def _must_move(
     """Check that each other call moves the subject's answer where it moves the oracle's."""
     if not others:
         return VACUOUS
-    (out, _), judged = run_on(subject, problem, guarded(inputs))
+    (out, _), bounded = run_on(subject, problem, guarded(inputs))
     out, looked = out.double(), False
     ignored: dict[str, str] = {}
     for name, other, given in others:
-        (other_out, _), other_judged = run_on(subject, other, guarded(given))
-        bound = judged.bound.out + other_judged.bound.out
-        moved = (judged.expected.out - other_judged.expected.out).abs()
+        (other_out, _), other_bounded = run_on(subject, other, guarded(given))
+        bound = bounded.bound.out + other_bounded.bound.out
+        moved = (bounded.expected.out - other_bounded.expected.out).abs()
         must_move = moved > MOVED * bound
         if not must_move.any():
             continue

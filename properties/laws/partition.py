@@ -15,7 +15,7 @@ from ...reference import (
     merge_error_bound,
     merge_states,
 )
-from ...reference.attention.bounds import Judged
+from ...reference.attention.bounds import Bounded
 from ...reference.tensors.inputs import AttentionInputs
 from ..verdicts.comparison import Result, agree, worse
 from ..verdicts.subject import Subject
@@ -35,7 +35,7 @@ class _Batch:
         self.subject, self.problem = subject, problem
         self.inputs: AttentionInputs = subject.materialise(problem)
 
-    def whole(self) -> tuple[Result, Judged]:
+    def whole(self) -> tuple[Result, Bounded]:
         """Run on all of it."""
         return run_on(self.subject, self.problem, self.inputs)
 
@@ -44,7 +44,7 @@ class _Batch:
         other = described(self.problem, parts)
         return other is not None and self.subject.supports(other)
 
-    def part(self, parts: Sequence[Part]) -> tuple[Result, Judged]:
+    def part(self, parts: Sequence[Part]) -> tuple[Result, Bounded]:
         """Run on a batch of parts."""
         other = described(self.problem, parts)
         assert other is not None  # noqa: S101  `supports` has been asked
@@ -55,19 +55,19 @@ class _Batch:
         return rows_of(self.inputs, parts)
 
 
-def _pick(result: Result, judged: Judged, rows: torch.Tensor) -> tuple[Result, AttentionOutput]:
+def _pick(result: Result, bounded: Bounded, rows: torch.Tensor) -> tuple[Result, AttentionOutput]:
     """Return some rows of a result and of its bound."""
     out, lse = result
-    bound = AttentionOutput(judged.bound.out[rows], judged.bound.lse[rows])
+    bound = AttentionOutput(bounded.bound.out[rows], bounded.bound.lse[rows])
     return (out[rows], None if lse is None else lse[rows]), bound
 
 
-def _same_rows(batch: _Batch, ran: tuple[Result, Judged], parts: Sequence[Part],
-               other: tuple[Result, Judged]) -> Verdict:  # fmt: skip
+def _same_rows(batch: _Batch, ran: tuple[Result, Bounded], parts: Sequence[Part],
+               other: tuple[Result, Bounded]) -> Verdict:  # fmt: skip
     """Compare a run of parts with their rows of the whole batch."""
     expected, bound = _pick(*ran, batch.rows(parts))
-    result, judged = other
-    return agree(expected, result, (bound, judged.bound), exact=batch.subject.exact(batch.problem))
+    result, bounded = other
+    return agree(expected, result, (bound, bounded.bound), exact=batch.subject.exact(batch.problem))
 
 
 def chunked_prefill(subject: Subject, problem: AttentionProblem) -> Verdict:
@@ -126,14 +126,14 @@ def split_kv(subject: Subject, problem: AttentionProblem) -> Verdict:
     batch = _Batch(subject, problem)
     if not all(batch.supports(parts) for parts in halves):
         return VACUOUS
-    states, judgements, lses = [], [], []
+    states, answers, lses = [], [], []
     for parts in halves:
-        (out, lse), judged = batch.part(parts)
+        (out, lse), bounded = batch.part(parts)
         if lse is None:
             return VACUOUS
         states.append(out.double())
         lses.append(lse.double())
-        judgements.append(judged)
+        answers.append(bounded)
     outs, all_lses = torch.stack(states), torch.stack(lses)
     if outs.isnan().any() or all_lses.isnan().any():
         return VACUOUS  # what parity says of each range
@@ -141,13 +141,13 @@ def split_kv(subject: Subject, problem: AttentionProblem) -> Verdict:
     bound = merge_error_bound(
         outs,
         all_lses,
-        out_errors=torch.stack([judged.bound.out for judged in judgements]),
-        lse_errors=torch.stack([judged.bound.lse for judged in judgements]),
+        out_errors=torch.stack([bounded.bound.out for bounded in answers]),
+        lse_errors=torch.stack([bounded.bound.lse for bounded in answers]),
         arithmetic=EXACT_MERGE,
         out_dtype=torch.float64,
     )
-    result, judged = batch.whole()
-    return agree((merged.out, merged.lse), result, (bound, judged.bound), exact=False)
+    result, bounded = batch.whole()
+    return agree((merged.out, merged.lse), result, (bound, bounded.bound), exact=False)
 
 
 def keys_behind_window(subject: Subject, problem: AttentionProblem) -> Verdict:
@@ -194,10 +194,10 @@ def doubled_keys(subject: Subject, problem: AttentionProblem) -> Verdict:
     batch = _Batch(subject, problem)
     if not (batch.supports(once) and batch.supports(twice)):
         return VACUOUS
-    (out, lse), judged = batch.part(once)
+    (out, lse), bounded = batch.part(once)
     expected: Result = (out, None if lse is None else lse.double() + math.log(2.0))
     result, other = batch.part(twice)
-    return agree(expected, result, (judged.bound, other.bound), exact=False)
+    return agree(expected, result, (bounded.bound, other.bound), exact=False)
 
 
 def request_order(subject: Subject, problem: AttentionProblem) -> Verdict:

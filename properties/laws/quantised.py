@@ -32,10 +32,10 @@ def dequantised(subject: Subject, problem: AttentionProblem) -> Verdict:
     widened = _widened(inputs, getattr(torch, problem.dtype))
     if not torch.equal(widened.q.double(), inputs.q.double() * _per_head(inputs.q_scale)):
         return VACUOUS  # scaled queries beyond float16
-    first, first_judged = run_on(subject, problem, inputs)
-    second, second_judged = run_on(subject, plain, widened)
+    first, first_bounded = run_on(subject, problem, inputs)
+    second, second_bounded = run_on(subject, plain, widened)
     return agree(
-        first, second, (first_judged.bound, second_judged.bound), exact=subject.exact(problem)
+        first, second, (first_bounded.bound, second_bounded.bound), exact=subject.exact(problem)
     )
 
 
@@ -74,7 +74,7 @@ def scale_homogeneity(subject: Subject, problem: AttentionProblem) -> Verdict:
     if not claimed or not subject.supports(problem):
         return VACUOUS
     inputs: PagedAttentionInputs = subject.materialise(problem)
-    before, judged = run_on(subject, problem, inputs)
+    before, bounded = run_on(subject, problem, inputs)
     verdict = VACUOUS
     for change, factor in claimed:
         rescaled = _rescaled(inputs, problem, change)
@@ -82,7 +82,7 @@ def scale_homogeneity(subject: Subject, problem: AttentionProblem) -> Verdict:
             continue
         after, other = run_on(subject, problem, rescaled)
         expected: Result = (before[0].double() * factor, before[1])
-        bound = type(judged.bound)(judged.bound.out * factor, judged.bound.lse)
+        bound = type(bounded.bound)(bounded.bound.out * factor, bounded.bound.lse)
         found = agree(expected, after, (bound, other.bound), exact=False)
         verdict = found if verdict.vacuous else worse(verdict, found)
     return verdict
@@ -176,9 +176,9 @@ def formats_in_turn(subject: Subject, problem: AttentionProblem) -> Verdict:
     for other in claimed[problem.seed % len(claimed) :][:2]:
         result, expectation = run(subject, other)
         verdict = worse(verdict, against_oracle(result, expectation, exact=subject.exact(other)))
-    (again, lse_again), judged = run(subject, problem)
+    (again, lse_again), bounded = run(subject, problem)
     if "nondeterministic" in subject.implementation.features:
-        same = agree((out, lse), (again, lse_again), (judged.bound, judged.bound), exact=False)
+        same = agree((out, lse), (again, lse_again), (bounded.bound, bounded.bound), exact=False)
         return worse(verdict, same)
     verdict = worse(verdict, same_bits_of("out", out, again))
     if lse is not None and lse_again is not None:

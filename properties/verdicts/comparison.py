@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from ...reference import AttentionOutput
-from ...reference.attention.bounds import Judged
+from ...reference.attention.bounds import Bounded
 from .verdict import EXACTLY, Verdict
 
 Result = tuple[torch.Tensor, "torch.Tensor | None"]
@@ -132,10 +132,10 @@ def bitwise(name: str, actual: torch.Tensor, expected: torch.Tensor) -> Verdict:
     )
 
 
-def against_oracle(result: Result, judged: Judged, *, exact: bool) -> Verdict:
+def against_oracle(result: Result, bounded: Bounded, *, exact: bool) -> Verdict:
     """Check out and lse against the oracle; out bitwise where the problem is exact."""
     out, lse = result
-    expected, bound = judged
+    expected, bound = bounded
     looks = [] if lse is None else [Check("lse", lse, expected.lse, bound.lse)]
     if not exact:
         return all_within([Check("out", out, expected.out, bound.out), *looks])

@@ -17,7 +17,7 @@ from .requests import paged_call, ragged_call
 from .softmax import softmax_weights, value_heads
 
 
-class Judged(NamedTuple):
+class Bounded(NamedTuple):
     """The oracle's answer and the bounds on the difference of an honest kernel."""
 
     expected: AttentionOutput
@@ -98,7 +98,7 @@ def attention_error_bound(
     )
     call = paged_call(q, k_cache, v_cache, metadata, kv_layout, options)
     values = Values(stored_head_dim(v_cache, kv_format), value_dtype(q, v_cache))
-    bound = judge(call, values, options, arithmetic, out_dtype).bound
+    bound = bounded(call, values, options, arithmetic, out_dtype).bound
     return AttentionOutput(bound.out.contiguous(), bound.lse.contiguous())
 
 
@@ -149,17 +149,17 @@ def ragged_attention_error_bound(
     )
     call = ragged_call(q, k, v, qo_indptr, kv_indptr, options)
     values = Values(v.shape[-1], v.dtype)
-    bound = judge(call, values, options, arithmetic, out_dtype).bound
+    bound = bounded(call, values, options, arithmetic, out_dtype).bound
     return AttentionOutput(bound.out.contiguous(), bound.lse.contiguous())
 
 
-def judge(
+def bounded(
     call: Call,
     values: Values,
     options: Options,
     arithmetic: Arithmetic | None,
     out_dtype: torch.dtype | None,
-) -> Judged:
+) -> Bounded:
     """Compute attention and its bounds in one pass over the requests."""
     q, sizes = call.q, (values.head_dim, 1, values.head_dim, 1)
     # Every token is some request's: nothing of it is left as it is.
@@ -173,6 +173,6 @@ def judge(
                 bounds = block_bounds(weights, v, attended, options, roundings)
                 weights.block.put(torch.cat([attended, weights.lse, *bounds], dim=-1), found)
     out, lse, out_bound, lse_bound = found.split(sizes, dim=-1)
-    return Judged(
+    return Bounded(
         AttentionOutput(out, lse.squeeze(-1)), AttentionOutput(out_bound, lse_bound.squeeze(-1))
     )

@@ -64,7 +64,7 @@ CANCELLED = 4.0
 """Absolute error, in units of u, of (1 + erf) / 2 and (1 + tanh) / 2."""
 
 
-class JudgedMoE(NamedTuple):
+class BoundedMoE(NamedTuple):
     """The oracle's answer and the bound on the difference of an honest kernel."""
 
     expected: torch.Tensor
@@ -129,16 +129,16 @@ def moe_error_bound(
         compute_dtype,
     )
     call = checked_call(hidden, w13, w2, topk_ids, topk_weights, options)
-    return judge_moe(call, options.compute_dtype, arithmetic, out_dtype).bound
+    return bounded_moe(call, options.compute_dtype, arithmetic, out_dtype).bound
 
 
 @torch.no_grad()
-def judge_moe(
+def bounded_moe(
     call: MoECall,
     dtype: torch.dtype,
     arithmetic: Arithmetic | None,
     out_dtype: torch.dtype | None,
-) -> JudgedMoE:
+) -> BoundedMoE:
     """Compute the experts and their bounds in one pass over the weights."""
     stored = call.hidden.values.dtype
     out_dtype = out_dtype or (stored if stored.itemsize > 1 else torch.bfloat16)
@@ -162,7 +162,7 @@ def judge_moe(
             bound.index_add_(0, tokens, lost)
     bound = (1 + r.out) * bound + r.out * out.abs() + r.out_floor
     # Nothing is added up for a token without an expert: a kernel writes zero there.
-    return JudgedMoE(out, bound)
+    return BoundedMoE(out, bound)
 
 
 def _expert(

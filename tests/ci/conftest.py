@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kernelproof.ci.bump.report.contents import assemble, judged
+from kernelproof.ci.bump.report.contents import assemble, with_actions
 from kernelproof.ci.bump.verdicts.findings import finding
 from kernelproof.ci.bump.verdicts.policy import Accepted, Policy
 from kernelproof.ci.bump.verdicts.verdict import decide
@@ -84,7 +84,7 @@ def make_report(**changes: Any) -> dict[str, Any]:  # noqa: ANN401  any field
         accepted=(Accepted("surface/callable-removed/*", "nobody calls it"), Accepted("x/*", "y")),
         source="policy.toml",
     )
-    found = judged(some_findings(), policy)
+    found = with_actions(some_findings(), policy)
     verdict = decide(found, {80: "declared", 90: "run", 120: "compiled"}, policy, baseline="0.6")
     side = {"given": "0.6", "flashinfer": "0.6", "own_environment": False, "torch": "2.13.0",
             "triton": None, "cuda": "13.0", "artifacts": {"TRTLLM_GEN_FMHA": "158f6fa1/fmha/"},

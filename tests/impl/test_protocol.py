@@ -23,7 +23,7 @@ from kernelproof.impl import (
 )
 from kernelproof.impl.targets.optional import missing, require
 from kernelproof.impl.targets.target import installed_version
-from kernelproof.properties.laws.general import judged
+from kernelproof.properties.laws.general import expectation_of
 from kernelproof.properties.verdicts.subject import Subject
 from kernelproof.reference import AttentionProblem, MergeProblem, Problem, materialise, oracle
 
@@ -275,5 +275,5 @@ def test_wide_values_may_be_rounded_otherwise() -> None:
             inputs: Any = materialise(
                 replace(grid, operation=operation, head_dim_vo=channels, dtype="bfloat16")
             )
-            expected = oracle.judge_attention(inputs, rounds)
-            assert torch.equal(judged(subject, inputs).bound.out, expected.bound.out)
+            expected = oracle.bounded_attention(inputs, rounds)
+            assert torch.equal(expectation_of(subject, inputs).bound.out, expected.bound.out)

@@ -151,8 +151,8 @@ rejects = switched("rejects", _reject)
 
 
 def merged(inputs: MergeInputs) -> Attention:
-    judged = oracle.judge_merge(inputs, merges.arithmetic)
-    return judged.expected.out.to(inputs.out_dtype), judged.expected.lse.to(torch.float32)
+    bounded = oracle.bounded_merge(inputs, merges.arithmetic)
+    return bounded.expected.out.to(inputs.out_dtype), bounded.expected.lse.to(torch.float32)
 
 
 def narrow_merges(problem: Problem, target: Target) -> bool | str:

@@ -14,7 +14,7 @@ from kernelproof.reference import (
     materialise,
     problem_from_json,
 )
-from kernelproof.reference.operations import OPERATIONS, PROBLEM_TYPES, judge, operation_of
+from kernelproof.reference.operations import OPERATIONS, PROBLEM_TYPES, bounded_answer, operation_of
 from kernelproof.reference.problems import BaseProblem
 
 
@@ -61,4 +61,4 @@ class TestAnUnknownOperationIsAnErrorThatNamesTheTable:
 
 def test_answers_that_are_compared_bitwise_have_no_bound() -> None:
     with pytest.raises(LookupError, match="no bound for 'build_metadata'"):
-        judge(materialise(problem_of("build_metadata")), Arithmetic())
+        bounded_answer(materialise(problem_of("build_metadata")), Arithmetic())

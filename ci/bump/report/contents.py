@@ -38,12 +38,12 @@ def to_json(
     Args:
         learned: by it.
         plan: of its behaviour.
-        policy: that judges its findings.
+        policy: that decides on its findings.
         machine: the chip that it ran on.
         command: that was given.
         timings: what depends on the clock, beside what ``learned`` has.
     """
-    findings = judged(learned.findings, policy)
+    findings = with_actions(learned.findings, policy)
     evidence = dict.fromkeys(learned.chips, DECLARED)
     evidence |= {chip: COMPILED for chip in compiled_chips(learned.compiled) if chip in evidence}
     ran = any(tried.judged(SIDES[1]) for each in learned.compared for tried in each.tried)
@@ -77,7 +77,7 @@ def refused(
 
     Args:
         given: by side, as it was asked for.
-        policy: that would have judged it.
+        policy: that would have decided on it.
         error: why.
         command: that was given.
     """
@@ -134,10 +134,10 @@ def assemble(
     }
 
 
-def judged(findings: Sequence[Finding], policy: Policy) -> list[Finding]:
+def with_actions(findings: Sequence[Finding], policy: Policy) -> list[Finding]:
     """Return findings with their actions: what blocks first, and then in the order of the parts."""
     order = {"block": 0, "condition": 1, "report": 2}
-    found = [policy.judge(each) for each in findings]
+    found = [policy.apply(each) for each in findings]
     return sorted(found, key=lambda each: order[each.action])
 
 

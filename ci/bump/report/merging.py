@@ -12,7 +12,7 @@ from ..sides.releases import BASELINE, SIDES
 from ..verdicts.findings import Chip, Finding, chip_order
 from ..verdicts.policy import Accepted, Policy
 from ..verdicts.verdict import DECLARED, EVIDENCE, chip_name, decide
-from .contents import assemble, judged
+from .contents import assemble, with_actions
 from .reading import read_report
 
 Report = Mapping[str, Any]
@@ -27,7 +27,7 @@ def merge(paths: Sequence[Path], policy: Policy | None, command: str) -> dict[st
 
     Args:
         paths: of reports of the same two releases.
-        policy: that judges the findings; that of the first report if None.
+        policy: that decides on the findings; that of the first report if None.
         command: for the record.
 
     Raises:
@@ -48,7 +48,7 @@ def merge(paths: Sequence[Path], policy: Policy | None, command: str) -> dict[st
                 )
                 raise MergeError(message)
     policy = policy or policy_of(first)
-    findings = judged(_findings(reports), policy)
+    findings = with_actions(_findings(reports), policy)
     evidence = _evidence(reports)
     failures = list(dict.fromkeys(each for report in reports for each in report["failures"]))
     verdict = decide(findings, evidence, policy, baseline=_name(first, BASELINE), failures=failures)
@@ -67,7 +67,7 @@ def merge(paths: Sequence[Path], policy: Policy | None, command: str) -> dict[st
 
 
 def policy_of(report: Report) -> Policy:
-    """Return the policy that a report was judged by."""
+    """Return the policy that decided on a report."""
     told = report["policy"]
     return Policy(
         told["actions"],

@@ -62,7 +62,7 @@ class Policy:
     accepted: tuple[Accepted, ...] = ()
     source: str = ""
 
-    def judge(self, found: Finding) -> Finding:
+    def apply(self, found: Finding) -> Finding:
         """Return a finding with its action, and the reason where it is accepted."""
         action = self.actions.get(found.change, CHANGES[found.change].action)
         reason = next((each.reason for each in self.accepted if each.covers(found)), "")

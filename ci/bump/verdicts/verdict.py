@@ -100,10 +100,10 @@ def decide(
     baseline: str,
     failures: Sequence[str] = (),
 ) -> Verdict:
-    """Judge a bump.
+    """Decide on a bump.
 
     Args:
-        findings: with their actions, see ``Policy.judge``.
+        findings: with their actions, see ``Policy.apply``.
         evidence: the chips that are asked about, and what is known of each, of ``EVIDENCE``.
         policy: whose chips count.
         baseline: what it is called, for those that stay with it.

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kernelproof.ci.bump.report.contents import assemble, judged
+from kernelproof.ci.bump.report.contents import assemble, with_actions
 from kernelproof.ci.bump.report.merging import merge
 from kernelproof.ci.bump.verdicts.findings import Chip, Finding, finding
 from kernelproof.ci.bump.verdicts.policy import DEFAULT, Accepted, Policy
@@ -48,7 +48,7 @@ def lost(chip: Chip) -> Finding:
 
 def write(path: Path, chip: Chip, *findings: Finding, policy: Policy = DEFAULT) -> Path:
     """Write the report of one machine."""
-    found = judged(findings, policy)
+    found = with_actions(findings, policy)
     verdict = decide(found, {chip: RAN}, policy, baseline="9.9.1")
     side: dict[str, Any] = {**SIDE, "artifacts": {}, "not_imported": {}}
     report = assemble(

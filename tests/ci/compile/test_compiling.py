@@ -141,7 +141,7 @@ class TestObjects:
 
     def test_a_hang_is_ended_and_judges_nothing(self, compiler: Nvcc, tmp_path: Path) -> None:
         compiled = self.object_of(compiler, tmp_path, HANGS, deadline=0.3)
-        assert (compiled.state, compiled.message) == ("unjudged", "it takes longer than 0.3 s")
+        assert (compiled.state, compiled.message) == ("undecided", "it takes longer than 0.3 s")
 
     @pytest.mark.parametrize(
         "text",
@@ -157,7 +157,7 @@ class TestObjects:
     def test_the_machines_faults_are_no_verdict(
         self, compiler: Nvcc, tmp_path: Path, text: str
     ) -> None:
-        assert self.object_of(compiler, tmp_path, text).state == "unjudged"
+        assert self.object_of(compiler, tmp_path, text).state == "undecided"
 
     def test_a_header_that_the_release_lacks_is_its_own_fault(
         self, compiler: Nvcc, tmp_path: Path

@@ -22,7 +22,7 @@ from kernelproof.properties.verdicts.comparison import (
 )
 from kernelproof.properties.verdicts.verdict import BAD, PASS, VACUOUS, Verdict
 from kernelproof.reference import AttentionOutput
-from kernelproof.reference.attention.bounds import Judged
+from kernelproof.reference.attention.bounds import Bounded
 
 INF, NAN = math.inf, math.nan
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -172,9 +172,9 @@ class TestBitwise:
         assert not bitwise("out", torch.zeros(0, 2), torch.zeros(0, 2)).bad
 
 
-def judged(out: torch.Tensor, lse: torch.Tensor, bound: float) -> Judged:
+def judged(out: torch.Tensor, lse: torch.Tensor, bound: float) -> Bounded:
     bounds = AttentionOutput(torch.full_like(out, bound), torch.full_like(lse, bound))
-    return Judged(AttentionOutput(out, lse), bounds)
+    return Bounded(AttentionOutput(out, lse), bounds)
 
 
 class TestAgainstOracle:

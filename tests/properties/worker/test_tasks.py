@@ -10,7 +10,7 @@ import torch
 
 from kernelproof.properties.isolation.workers import LAST_REPLY
 from kernelproof.properties.verdicts.verdict import Verdict
-from kernelproof.properties.worker import tasks as judge
+from kernelproof.properties.worker import tasks
 
 FAULT = "CUDA error: an illegal memory access was encountered\nSearch for it"
 
@@ -47,10 +47,10 @@ def asked(
             """Claim every problem."""
 
     monkeypatch.setattr(torch, "ones", ones)
-    monkeypatch.setattr(judge, "subject_of", lambda *_: Subject())
-    monkeypatch.setattr(judge, "find_law", lambda _: Law)
-    monkeypatch.setattr(judge, "problem_from_json", lambda _: None)
-    return judge.handle({"task": "judge", "device": "cuda", "law": "", "problem": {}}, Stages())
+    monkeypatch.setattr(tasks, "subject_of", lambda *_: Subject())
+    monkeypatch.setattr(tasks, "find_law", lambda _: Law)
+    monkeypatch.setattr(tasks, "problem_from_json", lambda _: None)
+    return tasks.handle({"task": "judge", "device": "cuda", "law": "", "problem": {}}, Stages())
 
 
 def test_a_verdict_on_a_gpu_that_works_stands(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,9 +107,9 @@ def built(
             """End at once."""
 
     monkeypatch.setattr(torch, "ones", ones)
-    monkeypatch.setattr(judge, "subject_of", lambda *_: Subject())
-    monkeypatch.setattr(judge, "problem_from_json", lambda _: None)
-    return judge.handle({"task": "build", "device": "cuda", "problem": {}}, Stages()), made
+    monkeypatch.setattr(tasks, "subject_of", lambda *_: Subject())
+    monkeypatch.setattr(tasks, "problem_from_json", lambda _: None)
+    return tasks.handle({"task": "build", "device": "cuda", "problem": {}}, Stages()), made
 
 
 @pytest.mark.parametrize("error", [RuntimeError(FAULT), MemoryError("no room")], ids=str)

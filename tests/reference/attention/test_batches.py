@@ -13,11 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kernelproof.reference import Arithmetic, AttentionProblem, materialise
 from kernelproof.reference.attention import error_terms
 from kernelproof.reference.attention.batches import Batch, batches
-from kernelproof.reference.attention.bounds import Judged
+from kernelproof.reference.attention.bounds import Bounded
 from kernelproof.reference.attention.error_terms import most_equal_keys
 from kernelproof.reference.attention.options import Options
 from kernelproof.reference.attention.requests import paged_call
-from kernelproof.reference.oracle import judge_attention
+from kernelproof.reference.oracle import bounded_attention
 from kernelproof.reference.tensors.inputs import PagedAttentionInputs
 
 MIXED = AttentionProblem(
@@ -51,9 +51,9 @@ ARITHMETIC = Arithmetic(probabilities="bfloat16", row_sum="probabilities", parti
 variants = pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
 
 
-def judged(problem: AttentionProblem, unused: float = 11.0) -> Judged:
+def oracle_of(problem: AttentionProblem, unused: float = 11.0) -> Bounded:
     inputs: Any = materialise(problem, unused=unused)
-    return judge_attention(inputs, ARITHMETIC)
+    return bounded_attention(inputs, ARITHMETIC)
 
 
 def alone(problem: AttentionProblem, request: int) -> AttentionProblem:
@@ -81,12 +81,12 @@ def test_a_batch_gives_what_its_requests_give_alone(options: dict[str, Any], reg
     if regime == "exact_grid" and options.get("logits_soft_cap"):
         pytest.skip("the exact grid has no soft cap")
     problem = replace(MIXED, regime=regime, **options)
-    together = judged(problem)
+    together = oracle_of(problem)
     for request, queries in enumerate(problem.query_lens):
         start = sum(problem.query_lens[:request])
         rows = slice(start, start + queries)
         single = alone(problem, request)
-        apart = judged(single)
+        apart = oracle_of(single)
         for whole, part in zip(
             (*together.expected, *together.bound), (*apart.expected, *apart.bound), strict=True
         ):
@@ -102,7 +102,7 @@ def test_what_fills_up_a_batch_is_never_seen(options: dict[str, Any], poison: fl
     if poison == float("inf") and options.get("kv_cache"):
         pytest.skip("its codes have no infinity")
     problem = replace(MIXED, **options)
-    clean, poisoned = judged(problem), judged(problem, unused=poison)
+    clean, poisoned = oracle_of(problem), oracle_of(problem, unused=poison)
     for before, after in zip(
         (*clean.expected, *clean.bound), (*poisoned.expected, *poisoned.bound), strict=True
     ):
@@ -139,10 +139,10 @@ class TestEqualKeys:
     def test_repeated_keys_of_one_request_do_not_loosen_another(self) -> None:
         """One request reads a page twice; the bound of the other does not know."""
         inputs: Any = materialise(replace(MIXED, query_lens=(1, 1), seq_lens=(16, 12)))
-        before = judge_attention(inputs, Arithmetic(probabilities="bfloat16")).bound.out
+        before = bounded_attention(inputs, Arithmetic(probabilities="bfloat16")).bound.out
         indices = inputs.metadata.paged_kv_indices
         indices[1:4] = indices[0].clone()
-        after = judge_attention(inputs, Arithmetic(probabilities="bfloat16")).bound.out
+        after = bounded_attention(inputs, Arithmetic(probabilities="bfloat16")).bound.out
         assert torch.equal(before[1], after[1])
         assert not torch.equal(before[0], after[0])
 
@@ -166,7 +166,7 @@ class TestCost:
         inputs: Any = materialise(problem)
         mode = _Operations()
         with mode:
-            judge_attention(inputs, ARITHMETIC)
+            bounded_attention(inputs, ARITHMETIC)
         return mode.found
 
     def test_it_does_not_grow_with_the_requests(self) -> None:
@@ -191,7 +191,7 @@ class TestCost:
         monkeypatch.setattr(torch.Tensor, "tolist", read)
         monkeypatch.setattr(error_terms, "may_reorder", lambda errors: errors.absolute.numel() > 0)
         with _Operations() as mode:
-            judge_attention(inputs, ARITHMETIC)
+            bounded_attention(inputs, ARITHMETIC)
         monkeypatch.undo()
         assert len(reads) == 1  # the metadata
         waiting = ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::is_nonzero")

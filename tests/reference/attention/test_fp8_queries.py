@@ -70,17 +70,17 @@ def test_the_scale_acts_on_the_logits() -> None:
 def test_probabilities_are_rounded_to_the_dtype_of_both_products() -> None:
     """FA3 rounds P to FP8 before P V; the bound grows by that, and by nothing else."""
     inputs = inputs_of(PROBLEM)
-    rounded = oracle.judge_attention(inputs, Arithmetic(probabilities="inputs")).bound.out
-    named = oracle.judge_attention(inputs, Arithmetic(probabilities=FP8[0])).bound.out
+    rounded = oracle.bounded_attention(inputs, Arithmetic(probabilities="inputs")).bound.out
+    named = oracle.bounded_attention(inputs, Arithmetic(probabilities=FP8[0])).bound.out
     assert torch.equal(rounded, named)
-    kept = oracle.judge_attention(inputs, Arithmetic()).bound.out
+    kept = oracle.bounded_attention(inputs, Arithmetic()).bound.out
     assert (rounded >= kept).all()
     assert (rounded > 4 * kept).any()
     # A kernel that widens its queries first rounds P to their wider dtype.
     wide = replace(inputs, q=inputs.q.bfloat16())
-    narrower = oracle.judge_attention(wide, Arithmetic(probabilities="inputs")).bound.out
+    narrower = oracle.bounded_attention(wide, Arithmetic(probabilities="inputs")).bound.out
     assert torch.equal(
-        narrower, oracle.judge_attention(wide, Arithmetic(probabilities="bfloat16")).bound.out
+        narrower, oracle.bounded_attention(wide, Arithmetic(probabilities="bfloat16")).bound.out
     )
 
 

@@ -29,8 +29,8 @@ PLAIN = Arithmetic(probabilities="inputs")
 
 def bounds(arithmetic: Arithmetic, **fields: object) -> tuple[torch.Tensor, torch.Tensor]:
     inputs: Any = materialise(replace(PROBLEM, **fields))  # type: ignore[arg-type]
-    judged = oracle.judge_attention(inputs, arithmetic)
-    return judged.bound.out, judged.bound.lse
+    bounded = oracle.bounded_attention(inputs, arithmetic)
+    return bounded.bound.out, bounded.bound.lse
 
 
 def test_a_row_sum_of_rounded_probabilities_costs_the_lse_their_roundoff() -> None:
@@ -93,8 +93,8 @@ def test_split_kv_as_a_gpu_did_it_is_outside_of_the_bound_of_one_rounding() -> N
     once = Arithmetic(partial_outputs=True, tanh="approximate")
     ratios = []
     for arithmetic in (once, replace(once, merged_outputs=260)):
-        judged = oracle.judge_attention(inputs, arithmetic)
-        ratios.append(float(((out - judged.expected.out).abs() / judged.bound.out).max()))
+        bounded = oracle.bounded_attention(inputs, arithmetic)
+        ratios.append(float(((out - bounded.expected.out).abs() / bounded.bound.out).max()))
     assert ratios[0] == pytest.approx(1.00729, abs=1e-4)
     assert ratios[1] < 0.75
 
@@ -112,12 +112,12 @@ def test_a_fused_exponent_shows_on_the_exact_grid_where_sums_are_not_of_rounded_
     rounded = logit * scale
     exponent = logit.double() * scale.double() - rounded.double()  # a fused multiply-add
     share = torch.exp2(exponent.float())
-    judged = oracle.judge_attention(inputs, Arithmetic(probabilities="inputs", exponent="fused"))
-    expected = judged.expected.out
+    bounded = oracle.bounded_attention(inputs, Arithmetic(probabilities="inputs", exponent="fused"))
+    expected = bounded.expected.out
     out = (expected.float() * share.half().float() / share).half().double()
     assert int((out != expected).sum()) == 422
     assert out[0, 0, 0] == 9.0078125
-    assert ((out - expected).abs() <= judged.bound.out).all()
+    assert ((out - expected).abs() <= bounded.bound.out).all()
     # FA2 divides by the rounded number itself elsewhere.
     assert torch.equal(expected.float() * share.half().float() / share.half().float(),
                        expected.float())  # fmt: skip
@@ -172,7 +172,7 @@ def test_what_is_no_arithmetic_is_refused() -> None:
     message = "arithmetic is 'float32'; it must be an Arithmetic, or None"
     problem = AttentionProblem(seq_lens=(3,))
     with pytest.raises(ValueError, match=message):
-        oracle.judge_attention(materialise(problem), "float32")  # type: ignore[arg-type]
+        oracle.bounded_attention(materialise(problem), "float32")  # type: ignore[arg-type]
     routing = route(torch.zeros(1, 4), 2)
     with pytest.raises(ValueError, match=message):
         compare_routing(routing, torch.zeros(1, 4), 2, arithmetic="float32")  # type: ignore[arg-type]

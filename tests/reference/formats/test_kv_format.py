@@ -78,10 +78,10 @@ def test_what_is_unused_is_never_read(name: str, regime: str) -> None:
 def test_the_bound_is_as_tight_as_that_of_the_widened_cache(name: str) -> None:
     inputs = inputs_of(replace(PROBLEM, kv_cache=name))
     arithmetic = Arithmetic(probabilities="inputs")
-    bound = oracle.judge_attention(inputs, arithmetic).bound.out
+    bound = oracle.bounded_attention(inputs, arithmetic).bound.out
     hand = by_hand(inputs)
     plain = replace(hand, k_cache=hand.k_cache.bfloat16(), v_cache=hand.v_cache.bfloat16())
-    expected = oracle.judge_attention(plain, arithmetic).bound.out
+    expected = oracle.bounded_attention(plain, arithmetic).bound.out
     assert torch.equal(bound, expected)
 
 

@@ -182,13 +182,13 @@ def test_the_exact_grid_attends_to_one_key(dtype: str, per_head: bool) -> None:
         num_kv_heads=3, per_head_scales=per_head, v_scale=0.5,
     )  # fmt: skip
     inputs = materialise(problem)
-    judged = oracle.judge_attention(inputs, Arithmetic())  # type: ignore[arg-type]
+    bounded = oracle.bounded_attention(inputs, Arithmetic())  # type: ignore[arg-type]
     values = attention_values(problem, CPU)
     rank = values.k[:, 0, :2].double().sum(dim=-1)
     assert len(set(rank.tolist())) == 700  # all different, and so are their logits
     factors = 2.0 ** (torch.arange(3) % 3 - 1.0) if per_head else torch.ones(3)
     best = values.v[int(rank.argmax())].double() * 0.5 * factors[:, None]
-    assert torch.equal(judged.expected.out, best.expand_as(judged.expected.out))
+    assert torch.equal(bounded.expected.out, best.expand_as(bounded.expected.out))
     spacing = float(rank.sort().values.diff().min())
     q = float(values.q[0, 0, 0])
     assert spacing * q * problem.scale * (0.5 if per_head else 1.0) >= 128
@@ -212,7 +212,7 @@ def merge(problem: MergeProblem) -> MergeInputs:
 def test_the_exact_merge_gives_one_of_the_states(problem: Problem) -> None:
     assert isinstance(problem, MergeProblem)
     inputs = merge(problem)
-    merged = oracle.judge_merge(inputs, Arithmetic()).expected.out
+    merged = oracle.bounded_merge(inputs, Arithmetic()).expected.out
     assert torch.equal(merged.to(inputs.out_dtype).double(), merged.float().double())
     best = inputs.lses.argmax(dim=0)
     chosen = inputs.outs.double().gather(
