@@ -30,6 +30,7 @@ Supports = Callable[[Any, Target], "bool | str"]
 """Takes a problem of the implementation's own operation: the protocol refuses any other before."""
 CompileKey = Callable[[Any], Hashable]
 Kernels = Callable[[Any], Iterable[Problem]]
+Library = Callable[[Any], tuple[str, bool]]
 
 
 class Session(Typing):
@@ -98,6 +99,7 @@ class Implementation:
     build_ahead: bool | str = False
     build_minutes: float = 1.0
     build_compilers: int = COMPILERS_A_BUILD
+    library: Library | None = None
     tile: int = 0
     split: int = 0
     session: Callable[[], Session] | None = None
@@ -140,6 +142,12 @@ class Implementation:
         if self.compile_key is None or problem.operation != self.operation:
             return ""
         return repr(self.compile_key(next(iter(self.problems_of_module(problem)))))
+
+    def library_of(self, problem: Problem) -> tuple[str, bool]:
+        """Name what is compiled for this problem's module, and say whether it exists."""
+        if self.library is not None:
+            return self.library(next(iter(self.problems_of_module(problem))))
+        return f"{self.backend or self.name} {self.module_of(problem)}", False
 
     def __call__(self, inputs: Any) -> Any:  # noqa: ANN401  each operation has its own record
         """Run on the inputs of one problem."""
@@ -199,6 +207,7 @@ def implementation(
     build_ahead: bool | str = False,
     build_minutes: float = 1.0,
     build_compilers: int = COMPILERS_A_BUILD,
+    library: Library | None = None,
     tile: int = 0,
     split: int = 0,
     session: Callable[[], Session] | None = None,
@@ -238,6 +247,9 @@ def implementation(
         build_minutes: of one processor core for one such module, roughly: of those that take many,
             a profile builds fewer.
         build_compilers: that building one module keeps busy, if it may.
+        library: gives for a problem the name of what is compiled for its module, and whether that
+            exists on this machine. Implementations with the same name share it; without it, those
+            whose backend and key are the same do.
         tile: most keys that one iteration of its loop over keys handles; 0 if unknown. Problems
             with more keys cross a tile's edge.
         split: keys of the shortest part of a request that it reduces by itself and merges with
@@ -291,6 +303,7 @@ def implementation(
             build_ahead=build_ahead,
             build_minutes=build_minutes,
             build_compilers=build_compilers,
+            library=library,
             tile=tile,
             split=split,
             session=session,

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, final, get_args
 
-Code = Literal["rules", "package", "device", "supports", "module", "only", "feature", "operation"]
+Code = Literal[
+    "rules", "package", "device", "supports", "time", "module", "only", "feature", "operation"
+]
 CODES: tuple[Code, ...] = get_args(Code)
 """Codes of refusals, the most telling first: what the support rules refuse was right in all else,
 and a feature that an implementation does not name says less than whatever else is wanting."""
@@ -19,8 +21,9 @@ class Refusal(str):
 
     Attributes:
         code: who refuses, one of ``CODES``: the support rules (``rules``), a package that is
-            missing, the device, ``supports`` itself, a module that was not built for this run, the
-            option ``--only``, a feature that is not named, or another operation.
+            missing, the device, ``supports`` itself, the time of the run, which is too short to
+            build a module (``time``), a module that was not built for this run, the option
+            ``--only``, a feature that is not named, or another operation.
         about: id of the rule, name of the package, the feature or the operation; else empty.
     """
 

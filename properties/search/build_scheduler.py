@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,15 +21,16 @@ class _Waiting:
 class BuildScheduler:
     """Lets a few builds run at a time, each of which takes a share of what there is.
 
-    An owner whose builds have begun goes on first, so that its modules are complete early. Of the
-    others the one whose builds take longest: begun last, they would keep everybody waiting.
+    What only has to be loaded goes first. Then owners take turns, so that each has its first
+    module before any has its second. In a round the one whose builds take longest begins: begun
+    last, they would keep everybody waiting.
     """
 
     def __init__(self, shares: int) -> None:
         self._free = shares
         self._numbers = itertools.count()
         self._waiting: list[_Waiting] = []
-        self._begun: set[str] = set()
+        self._begun: Counter[str] = Counter()
         self._changed = threading.Condition()
 
     @contextmanager
@@ -37,7 +39,7 @@ class BuildScheduler:
 
         Args:
             owner: whose build it is.
-            minutes: that it takes, roughly.
+            minutes: that it takes, roughly; 0 if it only has to be loaded.
             share: that it takes of all, of which there must be as many.
         """
         mine = _Waiting(owner, minutes, share, next(self._numbers))
@@ -45,7 +47,7 @@ class BuildScheduler:
             self._waiting.append(mine)
             self._changed.wait_for(lambda: self._free >= share and mine is self._next())
             self._waiting.remove(mine)
-            self._begun.add(owner)
+            self._begun[owner] += minutes > 0
             self._free -= share
             self._changed.notify_all()
         try:
@@ -58,5 +60,10 @@ class BuildScheduler:
     def _next(self) -> _Waiting:
         return min(
             self._waiting,
-            key=lambda each: (each.owner not in self._begun, -each.minutes, each.number),
+            key=lambda each: (
+                each.minutes > 0,
+                self._begun[each.owner],
+                -each.minutes,
+                each.number,
+            ),
         )

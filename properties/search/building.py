@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 
 from ..findings.report import ImplementationReport
 from ..isolation.gpus import free_memory, visible_devices
@@ -73,6 +73,9 @@ class Builder:
 
     Args:
         implementations: how many may build beside each other; as many as can if None.
+
+    Attributes:
+        minutes: of a core that each library took which did not exist before.
     """
 
     def __init__(self, implementations: int | None = None) -> None:
@@ -81,6 +84,9 @@ class Builder:
         self._pools: set[WorkerPool] = set()
         self._lock = threading.Lock()
         self._closed = False
+        self._libraries: dict[str, threading.Lock] = {}
+        self._built: set[str] = set()
+        self.minutes: dict[str, float] = {}
 
     def build(
         self,
@@ -118,7 +124,7 @@ class Builder:
                         module = left.popleft()
                     except IndexError:  # another process was faster
                         return
-                    with self._scheduler.turn(report.name, report.declared["build_minutes"], share):
+                    with self._turn(module, report, share):
                         try:
                             if worker is None:
                                 pool = stack.enter_context(self._pool(address, share))
@@ -133,7 +139,25 @@ class Builder:
         with ThreadPoolExecutor(processes) as threads:
             for ended in [threads.submit(one_after_another) for _ in range(processes)]:
                 ended.result()
-        report.modules, report.build_seconds = len(modules), time.monotonic() - start
+        report.modules += len(modules)
+        report.build_seconds += time.monotonic() - start
+
+    @contextmanager
+    def _turn(self, module: Module, report: ImplementationReport, share: int) -> Iterator[None]:
+        """Wait for a turn to build a module, and until nobody else builds its library."""
+        library = module.library
+        with self._lock:
+            building = self._libraries.setdefault(library, threading.Lock())
+        # Who waits for another's build holds no compilers meanwhile.
+        with building if library else nullcontext():
+            there = module.exists or library in self._built
+            minutes, share = (0.0, 1) if there else (report.declared["build_minutes"], share)
+            with self._scheduler.turn(report.name, minutes, share):
+                start = time.monotonic()
+                yield
+                if library and not there:
+                    self._built.add(library)
+                    self.minutes[library] = share * (time.monotonic() - start) / 60
 
     def _build(self, worker: Worker, address: Address, module: Module) -> None:
         request = address.request("build", problem=module.first.to_json())

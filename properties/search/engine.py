@@ -32,11 +32,12 @@ from ..laws import Law, laws_of
 from ..space.profiles import Cost
 from ..worker.pools import open_pool
 from ..worker.requests import DeviceLostError, HarnessError
-from .building import Builder
+from .building import Builder, compilers
 from .candidate import Candidate
 from .drawing import SearchOptions
 from .examples import examples_on
 from .law_search import LawSearch
+from .module_plan import BUILD_SHARE, ModulePlan
 from .plan import Plan, problems_of, seconds_of
 from .preparation import prepare
 from .priority_executor import PriorityExecutor
@@ -87,6 +88,9 @@ class Run:
         self._jobs = plan.jobs or _usual_jobs(plan.device)
         self._pool = open_pool(plan.device, size=self._jobs, tool=plan.sanitizer)
         self._builder = Builder(len(plan.implementations))
+        self._modules = ModulePlan(
+            len(plan.implementations), minutes=BUILD_SHARE * compilers() * plan.seconds / 60
+        )
         self._examples = examples_on(plan.examples, self.target)
 
     def end(self, why: str) -> None:
@@ -201,11 +205,14 @@ class Run:
                 self._builder,
                 self.target,
                 built=built,
+                together=self._modules,
                 stored=lambda report: self._stored(report).problems(),
             )
         except DeviceLostError:
             self._stop.set()
             raise
+        finally:
+            self._modules.leave(report)
 
     def _collect(self, pending: Pending, timeout: float | None) -> None:
         """Wait for work to end, and take its results."""

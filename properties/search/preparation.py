@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -14,13 +15,14 @@ from ..findings.report import ImplementationReport
 from ..isolation.sanitizer import LESS_WORK
 from ..isolation.workers import Worker
 from ..space.axes import Axes, example, narrow
-from ..space.module_selection import Keys, Module, choose, further
+from ..space.module_selection import Keys, Libraries, Module, Selection
 from ..space.operations import OPERATIONS
 from ..space.profiles import CHEAP_MINUTES, NO_COST, Cost, Profile, Timing, cost_of, on_device
 from ..space.restrictions import WHOLE_SPACE, Only, OnlyError
 from ..worker.requests import Address, HarnessError, probe_device, refusals_of, verdict_of
 from .building import Builder
 from .candidate import Candidate
+from .module_plan import ModulePlan
 from .plan import Plan
 
 Lease = Callable[[], AbstractContextManager[Worker]]
@@ -98,6 +100,7 @@ def prepare(
     *,
     built: Callable[[int, int], None] | None = None,
     once: Once = _here,
+    together: ModulePlan | None = None,
     stored: Callable[[ImplementationReport], Sequence[Problem]] = lambda _: (),
 ) -> Candidate | None:
     """Import an implementation, learn what it supports and what it costs; build its modules.
@@ -110,6 +113,7 @@ def prepare(
         target: the machine that workers run on.
         built: is told how many modules are built, of how many.
         once: does the building, or waits for the process that does.
+        together: chooses modules with those of other implementations.
         stored: gives the problems of its stored cases, whose modules are built too.
     """
     address = Address(
@@ -124,22 +128,42 @@ def prepare(
     profile = on_device(plan.profile, plan.device)
     if plan.sanitizer and plan.device == "cuda":
         profile = replace(profile, max_work=profile.max_work // LESS_WORK)
-    modules: list[Module] = []
-    others: list[Module] = []
+    together = together or ModulePlan(1)
+    selection: Selection | None = None
     with lease() as worker:
         axes = survey(worker, address, profile.max_work, report, plan.only)
         if axes is None:
             return None
         if report.declared["build_ahead"]:
             most = plan.profile.modules_of(report.declared["build_minutes"])
-            keys, problems = module_keys(worker, address), stored(report)
-            cheap = report.declared["build_minutes"] < CHEAP_MINUTES
-            modules = choose(axes, keys, most, stored=problems, companions=cheap)
-            others = [Module("", {}, each) for each in further(modules, keys, problems)]
-    if modules:
+            if plan.seconds < math.inf:  # which all builds share
+                most = max(most, plan.profile.modules)
+            selection = Selection(
+                axes,
+                module_keys(worker, address),
+                most,
+                stored=stored(report),
+                companions=report.declared["build_minutes"] < CHEAP_MINUTES,
+                libraries=module_libraries(worker, address),
+            )
+    modules: list[Module] = []
+    if selection is None:
+        together.leave(report)
+    else:
+        chosen = together.choose(report, selection, report.declared["build_minutes"])
+        modules = chosen.modules
+        if chosen.missing and not modules:
+            report.refusal = Refusal(
+                f"building one of its modules takes about {chosen.missing:.0f} minutes of a core, "
+                f"and all builds of this run have {together.minutes:.0f}",
+                "time",
+            )
+            return None
+    if modules and selection is not None:
         # The keys too: another search, say with another profile, needs other modules.
         named = f"{report.reference} {[module.key for module in modules]}"
-        once(named, lambda: builder.build(address, [*modules, *others], report, built))
+        every = [*modules, *selection.others()]
+        once(named, lambda: builder.build(address, every, report, built))
         report.modules = len(modules)
         # Laws change problems, and may come to another module: those alone are called.
         address = replace(address, modules=tuple(module.key for module in modules))
@@ -188,6 +212,19 @@ def module_keys(worker: Worker, address: Address) -> Keys:
         return list(reply["keys"])
 
     return keys
+
+
+def module_libraries(worker: Worker, address: Address) -> Libraries:
+    """Return a function that asks what is compiled for the module of each of some problems."""
+
+    def libraries(problems: Sequence[Problem]) -> list[tuple[str, bool]]:
+        asked = [problem.to_json() for problem in problems]
+        reply = _ask(worker, address, "libraries", problems=asked)
+        if "error" in reply:
+            raise HarnessError(str(reply["error"]))
+        return [(name, exists) for name, exists in reply["libraries"]]
+
+    return libraries
 
 
 def _time_larger(worker: Worker, address: Address, problem: Problem, small: Timing) -> Timing:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...reference import Problem
@@ -18,6 +18,10 @@ from .axes import Axes, example, has
 
 Keys = Callable[[Sequence[Problem]], "list[str | None]"]
 """Gives the key of each problem's module, None where the problem is refused."""
+Libraries = Callable[[Sequence[Problem]], "list[tuple[str, bool]]"]
+"""Gives for each problem ``Module.library`` and ``Module.exists``."""
+Free = Callable[["Module"], bool]
+"""Whether a module costs nothing: it exists, or is built for another implementation."""
 OF_CODES = ("caches", "quantisation")
 """Axes whose first value is that of plain numbers."""
 WITH_ANOTHER = ("q_scale", "k_scale", "v_scale")
@@ -36,11 +40,15 @@ class Module:
         key: what ``Implementation.module_of`` gives for its problems.
         values: by axis, the values that lead to it; the other axes are free.
         first: its simplest problem.
+        library: what is compiled for it, by a name that all implementations have in common.
+        exists: whether that was compiled before, on this machine or by whoever packaged it.
     """
 
     key: str
     values: Mapping[str, tuple[Any, ...]]
     first: Problem
+    library: str = ""
+    exists: bool = False
 
 
 def choose(
@@ -56,10 +64,95 @@ def choose(
             for they are built anyway.
         companions: a module of codes comes with that of plain numbers, with which laws compare it.
     """
-    groups = _groups(axes, keys)
-    found = _supported(axes, keys, groups)
-    plain = _PlainOnes(axes, keys, groups) if companions else None
-    return _covering(found, list(groups), most, set(keys(stored)) if stored else set(), plain)
+    selection = Selection(axes, keys, most, stored=stored, companions=companions)
+    while found := selection.next():
+        selection.take(found)
+    return selection.chosen
+
+
+class Selection:
+    """The modules of one implementation, chosen one after another; see ``choose``.
+
+    The implementation is asked at the start, and not again.
+
+    Args:
+        axes, keys, most, stored, companions: as of ``choose``.
+        libraries: asks what is compiled for a module, where others may share it.
+
+    Attributes:
+        chosen: modules taken so far.
+        simplest: key of the module of the simplest problem.
+    """
+
+    def __init__(
+        self,
+        axes: Axes,
+        keys: Keys,
+        most: int,
+        *,
+        stored: Sequence[Problem] = (),
+        companions: bool = False,
+        libraries: Libraries | None = None,
+    ) -> None:
+        groups = _groups(axes, keys)
+        found = _supported(axes, keys, groups)
+        plain = _plain_ones(axes, keys, groups, found) if companions else [None] * len(found)
+        both = [*found, *(each for each in plain if each is not None)]
+        if libraries is not None and both:
+            named = iter(_named(both, libraries))
+            found = [next(named) for _ in found]
+            plain = [each and next(named) for each in plain]
+        self._left = found
+        self._plain = {id(module): each for module, each in zip(found, plain, strict=True)}
+        self._names, self._most = list(groups), most
+        self._stored = dict(zip(stored, keys(stored), strict=True)) if stored else {}
+        self._covered: set[object] = set()
+        self.chosen: list[Module] = []
+        self.simplest = keys([example(axes.operation, axes.simplest)])[0]
+
+    def next(self, free: Free = lambda _: False, *, only_free: bool = False) -> list[Module]:
+        """Return the module that covers most new pairs of values, and its companion.
+
+        Modules of stored problems come before others, and free ones before others that cover
+        something new.
+
+        Returns:
+            Nothing where all pairs are covered, or there are enough modules.
+        """
+        if len(self.chosen) >= self._most:
+            return []
+        wanted = set(self._stored.values())
+        best, merit = None, (False, False, 0)
+        for each in self._left:
+            new = len(self._pairs(each) - self._covered)
+            if only_free and not free(each):
+                continue
+            if (of := (each.key in wanted, bool(new) and free(each), new)) > merit or best is None:
+                best, merit = each, of
+        if best is None or (self.chosen and best.key not in wanted and not merit[-1]):
+            return []
+        beside = self._plain[id(best)] if len(self.chosen) + 1 < self._most else None
+        both = [best, *([beside] if beside is not None and not only_free else [])]
+        return [each for each in both if each not in self.chosen]
+
+    def take(self, modules: Sequence[Module]) -> None:
+        """Choose what ``next`` has returned."""
+        for each in modules:
+            self.chosen.append(each)
+            self._covered |= self._pairs(each)
+            if each in self._left:
+                self._left.remove(each)
+
+    def others(self) -> list[Module]:
+        """Return modules beside the chosen ones that stored problems need."""
+        known: dict[str | None, Problem | None] = {module.key: None for module in self.chosen}
+        for problem, key in self._stored.items():
+            if key is not None:
+                known.setdefault(key, problem)
+        return [Module("", {}, each) for each in known.values() if each is not None]
+
+    def _pairs(self, module: Module) -> set[object]:
+        return _pairs(module, self._names)
 
 
 def further(modules: Sequence[Module], keys: Keys, stored: Sequence[Problem]) -> list[Problem]:
@@ -133,48 +226,31 @@ def combinations(
         yield {name: chosen[name] for name in groups}
 
 
-def _covering(
-    found: Sequence[Module],
-    names: Sequence[str],
-    most: int,
-    wanted: Container[str | None],
-    plain: _PlainOnes | None,
-) -> list[Module]:
-    """Take the module that covers most new pairs of values, time and again; wanted ones first."""
-    left = list(found)
-    chosen: list[Module] = []
-    covered: set[object] = set()
-    while left and len(chosen) < most:
-        best = max(left, key=lambda each: (each.key in wanted, len(_pairs(each, names) - covered)))
-        if chosen and best.key not in wanted and not _pairs(best, names) - covered:
-            break
-        beside = plain.of(best) if plain and len(chosen) + 1 < most else None
-        for each in (best, beside):
-            if each is not None and each not in chosen:
-                chosen.append(each)
-                covered |= _pairs(each, names)
-                if each in left:
-                    left.remove(each)
-    return chosen
-
-
-@dataclass(frozen=True)
-class _PlainOnes:
-    """Gives the module of plain numbers that is the same in all else as one of codes."""
-
-    axes: Axes
-    keys: Keys
-    groups: Mapping[str, list[tuple[Any, ...]]]
-
-    def of(self, module: Module) -> Module | None:
-        """Give it where there is one."""
+def _plain_ones(
+    axes: Axes, keys: Keys, groups: Mapping[str, list[tuple[Any, ...]]], modules: Sequence[Module]
+) -> list[Module | None]:
+    """Return for each module of codes that of plain numbers which is the same in all else."""
+    found: list[tuple[Mapping[str, tuple[Any, ...]], Problem] | None] = []
+    for module in modules:
         names = [name for name in OF_CODES if name in module.values]
-        values = {**module.values, **{name: self.groups[name][0] for name in names}}
-        if values == module.values:
-            return None
-        problem = example(self.axes.operation, {**self.axes.simplest, **_first(values)})
-        key = self.keys([problem])[0] if _can_be_drawn(problem, values, self.axes) else None
-        return None if key is None else Module(key, values, problem)
+        values = {**module.values, **{name: groups[name][0] for name in names}}
+        problem = example(axes.operation, {**axes.simplest, **_first(values)})
+        differs = values != module.values and _can_be_drawn(problem, values, axes)
+        found.append((values, problem) if differs else None)
+    answers = iter(keys([each[1] for each in found if each is not None]))
+    return [_keyed(each, next(answers)) if each is not None else None for each in found]
+
+
+def _keyed(found: tuple[Mapping[str, tuple[Any, ...]], Problem], key: str | None) -> Module | None:
+    return None if key is None else Module(key, *found)
+
+
+def _named(modules: Sequence[Module], libraries: Libraries) -> list[Module]:
+    found = libraries([each.first for each in modules])
+    return [
+        replace(each, library=library, exists=exists)
+        for each, (library, exists) in zip(modules, found, strict=True)
+    ]
 
 
 def _can_be_drawn(problem: Problem, values: Mapping[str, tuple[Any, ...]], axes: Axes) -> bool:

@@ -171,6 +171,13 @@ def modules(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
         return {"error": stop.verdict.message}
 
 
+def libraries(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
+    """Return what is compiled for the module of each of ``problems``, and whether it exists."""
+    implementation = subject_of(payload, stages).implementation
+    found = [problem_from_json(problem) for problem in payload["problems"]]
+    return {"libraries": [implementation.library_of(each) for each in found]}
+
+
 def build(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
     """Call every kernel of the module of a ``problem``, so that all of them are compiled.
 
@@ -290,6 +297,7 @@ TASKS = {
     "describe": describe,
     "probe": probe,
     "modules": modules,
+    "libraries": libraries,
     "build": build,
     "cost": cost,
     "judge": judge,

@@ -36,9 +36,11 @@ def order_of(builds: list[tuple[str, float]], at_a_time: int) -> list[str]:
     return begun
 
 
-def test_the_dearest_begin_and_whoever_has_begun_goes_on() -> None:
+def test_each_has_its_first_module_before_any_has_its_second() -> None:
     builds = [("decode", 1.5), ("fa2", 5.5), ("fa3", 15.0), ("decode", 1.5), ("fa3", 15.0)]
-    assert order_of(builds, 1) == ["fa3", "fa3", "fa2", "decode", "decode"]
+    builds += [("fa3", 15.0), ("old", 0.0), ("old", 0.0)]
+    order = ["old", "old", "fa3", "fa2", "decode", "fa3", "decode", "fa3"]
+    assert order_of(builds, 1) == order
 
 
 def test_a_build_that_fails_gives_its_turn_back() -> None:

@@ -13,6 +13,7 @@ import pytest
 from kernelproof.properties.findings.report import ImplementationReport
 from kernelproof.properties.isolation.workers import Deadlines, Outcome
 from kernelproof.properties.search import building
+from kernelproof.properties.search.build_scheduler import BuildScheduler
 from kernelproof.properties.search.building import MAX_JOBS, Builder
 from kernelproof.properties.space.module_selection import Module
 from kernelproof.properties.worker.requests import Address, DeviceLostError
@@ -156,6 +157,40 @@ def test_every_module_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(asked) == list(range(40))
     assert sorted(told) == [(done, 40) for done in range(1, 41)]
     assert report.modules == 40
+
+
+def test_what_implementations_share_is_compiled_once_and_its_cost_is_learned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever needs what another one builds waits without compilers, and only loads it."""
+    shares: list[int] = []
+    original = BuildScheduler.turn
+
+    def turn(
+        self: BuildScheduler, owner: str, minutes: float, share: int = 1
+    ) -> AbstractContextManager[None]:
+        shares.append(share if minutes else 0)
+        return original(self, owner, minutes, share)
+
+    monkeypatch.setattr(BuildScheduler, "turn", turn)
+    monkeypatch.setattr(building, "open_pool", lambda *_, **__: Pool())
+    monkeypatch.setattr(building, "compilers", lambda: 16)
+    builder = Builder(3)
+
+    def build(number: int) -> None:
+        report = ImplementationReport(f"slow-{number}", "t", declared=declared(4))
+        first = AttentionProblem()
+        chosen = [
+            Module("a", {}, first, "fa2 a"),
+            Module("b", {}, first, "fa2 b"),
+            Module("c", {}, first, "fa2 c", exists=True),
+        ]
+        builder.build(Address(f"tests:slow{number}", None, "cpu"), chosen, report)
+
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(build, range(3)))
+    assert sorted(shares) == [0] * 7 + [4] * 2
+    assert sorted(builder.minutes) == ["fa2 a", "fa2 b"]
 
 
 def test_processes_that_build_have_room_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,153 @@
+"""Which modules a run builds: chosen for all its implementations together, within its time."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..findings.report import ImplementationReport
+from ..space.module_selection import Module, Selection
+
+BUILD_SHARE = 0.6
+"""Share of a run's time in which compilers may run: what is built last is judged in the rest."""
+PATIENCE_SECONDS = 60.0
+"""Seconds that modules are not chosen before each implementation was surveyed; those that are
+surveyed later choose after the others."""
+
+
+@dataclass
+class Chosen:
+    """The modules of one implementation.
+
+    Attributes:
+        modules: to be built, or built before.
+        minutes: of one core that they take.
+        missing: minutes of one core that the first module would have taken for which there was no
+            time; 0 if there was.
+    """
+
+    modules: list[Module] = field(default_factory=list)
+    minutes: float = 0.0
+    missing: float = 0.0
+
+
+@dataclass
+class _Wish:
+    report: ImplementationReport
+    selection: Selection
+    minutes: float
+    chosen: Chosen = field(default_factory=Chosen)
+    open: bool = True
+
+
+class ModulePlan:
+    """Chooses modules for the implementations of a run, one each before any has its second.
+
+    A module that exists, or that another implementation has chosen, costs nothing: it comes before
+    others that cover as much.
+
+    Args:
+        implementations: how many there are; each of them calls ``choose`` or ``leave``.
+        minutes: of one core that there are for building.
+        learned: minutes of one core that libraries took in earlier runs.
+        complete: called once each implementation has come, or after ``PATIENCE_SECONDS``.
+
+    Attributes:
+        minutes: of one core that there are for building.
+        chosen: by implementation, those whose modules take long.
+    """
+
+    def __init__(
+        self,
+        implementations: int,
+        *,
+        minutes: float = math.inf,
+        learned: Mapping[str, float] | None = None,
+        complete: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.minutes = self._left = minutes
+        self.chosen: dict[str, Chosen] = {}
+        self._learned, self._complete = learned or {}, complete
+        self._expected, self._taken = implementations, set[str]()
+        self._wishes: list[_Wish] = []
+        self._gone: set[int] = set()
+        self._changed = threading.Condition()
+        self._completed = False
+        self._until = time.monotonic() + PATIENCE_SECONDS
+
+    def choose(self, report: ImplementationReport, selection: Selection, minutes: float) -> Chosen:
+        """Choose modules once all implementations are known; waits until then.
+
+        Args:
+            report: of the implementation.
+            selection: its modules.
+            minutes: of one core that it says that one of them takes.
+        """
+        wish = _Wish(report, selection, minutes)
+        with self._changed:
+            self._wishes.append(wish)
+            self._come(report)
+            self._changed.wait_for(
+                lambda: not self._expected or not wish.open, self._until - time.monotonic()
+            )
+            if wish.open:
+                self._allocate([each for each in self._wishes if each.open])
+            self._end()
+        return wish.chosen
+
+    def leave(self, report: ImplementationReport) -> None:
+        """Take note that an implementation has no modules to choose, or has chosen."""
+        with self._changed:
+            self._come(report)
+            if not self._expected and not any(each.open for each in self._wishes):
+                self._end()
+
+    def _come(self, report: ImplementationReport) -> None:
+        if id(report) not in self._gone:
+            self._gone.add(id(report))
+            self._expected -= 1
+            self._changed.notify_all()
+
+    def _end(self) -> None:
+        if not self._completed:
+            self._completed = True
+            self._complete()
+
+    def _allocate(self, wishes: Sequence[_Wish]) -> None:
+        # By name: the order in which surveys end is the machine's.
+        wishes = sorted(wishes, key=lambda each: (each.minutes, each.report.name))
+        while left := [each for each in wishes if each.open]:
+            for each in left:
+                self._give(each)
+        for each in wishes:
+            self.chosen[each.report.name] = each.chosen
+        self._changed.notify_all()
+
+    def _give(self, wish: _Wish) -> None:
+        """Give an implementation its next module, or end its wishes."""
+        found = wish.selection.next(self._free)
+        cost = self._cost(wish, found)
+        if found and cost > self._left:
+            if not wish.chosen.modules:
+                wish.chosen.missing = wish.chosen.missing or cost
+            found = wish.selection.next(self._free, only_free=True)
+            cost = self._cost(wish, found)
+        wish.open = bool(found)
+        wish.selection.take(found)
+        self._left -= cost
+        self._taken |= {each.library for each in found} - {""}
+        wish.chosen.modules += found
+        wish.chosen.minutes += cost
+
+    def _cost(self, wish: _Wish, modules: Sequence[Module]) -> float:
+        return sum(
+            self._learned.get(each.library, wish.minutes)
+            for each in modules
+            if not self._free(each)
+        )
+
+    def _free(self, module: Module) -> bool:
+        return module.exists or module.library in self._taken

@@ -1,0 +1,106 @@
+"""Which modules are built, for several implementations together and within the time of a run."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from kernelproof.properties.findings.report import ImplementationReport
+from kernelproof.properties.search import module_plan
+from kernelproof.properties.search.module_plan import Chosen, ModulePlan
+from kernelproof.properties.space.axes import Axes, narrow
+from kernelproof.properties.space.module_selection import Selection
+from kernelproof.reference import AttentionProblem, Problem
+
+
+def axes() -> Axes:
+    found = narrow("paged_attention", lambda problems: [None] * len(problems), 10**9)
+    assert found is not None
+    return replace(found, values={name: found.values[name] for name in ("dtype", "head_dims")})
+
+
+AXES = axes()
+
+
+def key(problem: Problem) -> str:
+    assert isinstance(problem, AttentionProblem)
+    return f"{problem.dtype} {problem.head_dim_qk}"
+
+
+def selection(backend: str, most: int = 8, exist: Sequence[str] = ()) -> Selection:
+    """Stand for an implementation whose modules differ in dtype and head dim."""
+    return Selection(
+        AXES,
+        lambda problems: [key(each) for each in problems],
+        most,
+        libraries=lambda problems: [
+            (f"{backend} {key(each)}", f"{backend} {key(each)}" in exist) for each in problems
+        ],
+    )
+
+
+def chosen_together(
+    plan: ModulePlan, wishes: dict[str, tuple[Selection, float]]
+) -> dict[str, Chosen]:
+    def choose(name: str) -> Chosen:
+        return plan.choose(ImplementationReport(name, name), *wishes[name])
+
+    with ThreadPoolExecutor(len(wishes)) as threads:
+        return dict(zip(wishes, threads.map(choose, wishes), strict=True))
+
+
+def libraries(chosen: Chosen) -> set[str]:
+    return {module.library for module in chosen.modules}
+
+
+def test_implementations_share_what_is_built() -> None:
+    wishes = {name: (selection("fa2"), 5.5) for name in ("decode", "prefill", "mixed")}
+    found = chosen_together(ModulePlan(3), wishes)
+    every = set.union(*map(libraries, found.values()))
+    assert every == libraries(found["decode"]) == libraries(found["mixed"])
+    assert len(every) == 8
+    assert sum(each.minutes for each in found.values()) == len(every) * 5.5
+
+
+def test_each_has_one_module_before_any_has_its_second() -> None:
+    wishes = {name: (selection(name), 10.0) for name in ("fa2", "fa3", "xqa")}
+    found = chosen_together(ModulePlan(3, minutes=40.0), wishes)
+    assert sorted(len(each.modules) for each in found.values()) == [1, 1, 2]
+
+
+def test_what_exists_is_preferred_and_costs_nothing() -> None:
+    exist = [f"fa2 {dtype} 256" for dtype in ("float16", "bfloat16")]
+    plan = ModulePlan(1, minutes=5.0)
+    found = chosen_together(plan, {"fa2": (selection("fa2", exist=exist), 5.5)})["fa2"]
+    assert libraries(found) == set(exist)
+    assert found.minutes == 0.0
+
+
+def test_a_module_that_is_dearer_than_all_there_is_is_named() -> None:
+    plan = ModulePlan(2, minutes=144.0)
+    wishes = {"moe": (selection("cutlass"), 432.0), "fa2": (selection("fa2"), 5.5)}
+    found = chosen_together(plan, wishes)
+    assert (found["moe"].modules, found["moe"].missing) == ([], 432.0)
+    assert len(found["fa2"].modules) == 8
+
+
+def test_what_earlier_runs_learned_counts_and_not_what_is_declared() -> None:
+    first = chosen_together(ModulePlan(1), {"fa2": (selection("fa2", 1), 5.5)})["fa2"]
+    (library,) = libraries(first)
+    plan = ModulePlan(1, minutes=6.0, learned={library: 7.0})
+    found = chosen_together(plan, {"fa2": (selection("fa2", 1), 5.5)})["fa2"]
+    assert (found.modules, found.missing) == ([], 7.0)
+
+
+def test_who_comes_late_is_not_waited_for_without_end() -> None:
+    completed = threading.Event()
+    plan = ModulePlan(2, minutes=math.inf, complete=completed.set)
+    plan._until -= module_plan.PATIENCE_SECONDS
+    found = plan.choose(ImplementationReport("fa2", "fa2"), selection("fa2", 2), 5.5)
+    assert len(found.modules) == 2
+    assert completed.is_set()
+    late = plan.choose(ImplementationReport("late", "late"), selection("fa2", 2), 5.5)
+    assert late.minutes == 0.0
