@@ -31,7 +31,7 @@ def _section(law: Law, entries: Sequence[Entry]) -> list[str]:
     of = ", ".join(f"`{each}`" for each in law.operations)
     needs = " or ".join(f"`{each}`" for each in law.needs)
     lines += [f"- Speaks of {of}" + (f", of implementations with {needs}." if needs else ".")]
-    caught = [entry for entry in entries if law.name in entry.laws]
+    caught = [entry for entry in entries if law.name in (entry.laws or (entry.load_case()[0],))]
     if caught:
         lines += [f"- Has caught {count_of(len(caught), 'known finding')}:", *_by_issue(caught)]
     mine = [bug for bug in BUGS if bug.law == law.name and bug.control != "honest"]

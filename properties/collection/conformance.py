@@ -262,7 +262,7 @@ class Suite:
     def _known(self, path: Path, law: str, label: str) -> Entry | None:
         """Return the entry that says that a case fails here, if one does."""
         for entry in self._ledger.entries:
-            mine = entry.applies_to(label, self._target) and law in entry.laws
+            mine = entry.applies_to(label, self._target) and entry.of_law(law)
             if mine and entry.case.resolve() == path.resolve():
                 return entry
         return None

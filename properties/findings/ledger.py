@@ -1,8 +1,9 @@
 """The ledger: known failures, each with the problems that it explains and why.
 
-An entry explains a verdict only where the implementation, one of its laws, the status, the
-conditions on versions and chip, and the predicate on the problem all hold. Its case is replayed
-in every run, and an entry whose case passes is a finding itself.
+An entry explains a verdict only where the implementation, the law, the status, the conditions on
+versions and chip, and the predicate on the problem all hold. It speaks of a cause: most entries
+name no law, since every law that compares answers shows a wrong one. Its case is replayed in every
+run, and an entry whose case passes is a finding itself.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,8 +59,11 @@ class Entry(Table, frozen=True):
 
     Attributes:
         id: unique, names the case file too.
-        implementation: its name.
-        laws: laws that fail.
+        implementation: its name; its case is replayed with this one.
+        siblings: further implementations that fail for the same code's sake; ``*`` stands for any
+            characters.
+        laws: laws under which it fails, where the predicate says less than they do: those that make
+            other problems of the given one. Any law if empty.
         status: of the verdict.
         kinds: of the verdict; any if empty.
         where: predicate on the problem: field or property, and the value it has, a list of values,
@@ -74,11 +79,12 @@ class Entry(Table, frozen=True):
 
     id: str
     implementation: str
-    laws: tuple[LawName, ...]
     status: Annotated[str, one_of(BAD)]
     where: dict[Annotated[str, one_of(sorted(PREDICATES))], Any]
     reason: str
     case: Path
+    laws: tuple[LawName, ...] = ()
+    siblings: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
     versions: dict[Annotated[str, one_of(PACKAGES)], str] = msgspec.field(default_factory=dict)
     device: Annotated[str, one_of(("", "cpu", "cuda"))] = ""
@@ -100,10 +106,21 @@ class Entry(Table, frozen=True):
                 converted(wanted, Limits, f"where.{name}", ValueError)
 
     def applies_to(self, implementation: str, target: Target) -> bool:
-        """Whether the entry speaks of this implementation on this machine."""
+        """Whether the entry is this implementation's, and holds on this machine."""
+        return implementation == self.implementation and self._holds_on(target)
+
+    def covers(self, implementation: str, target: Target) -> bool:
+        """Whether the entry speaks of this implementation, or a sibling of its, on this machine."""
+        names = (self.implementation, *self.siblings)
+        return any(fnmatchcase(implementation, name) for name in names) and self._holds_on(target)
+
+    def of_law(self, law: str) -> bool:
+        """Whether the entry may explain what this law says."""
+        return not self.laws or law in self.laws
+
+    def _holds_on(self, target: Target) -> bool:
         return (
-            implementation == self.implementation
-            and (not self.device or target.device == self.device)
+            (not self.device or target.device == self.device)
             and (not self.sm or target.sm in self.sm)
             and all(
                 version_matches(getattr(target, package), specifier)
@@ -115,7 +132,7 @@ class Entry(Table, frozen=True):
         """Whether this verdict is the known failure, on this problem or the one made of it."""
         wrong = [problem, *([problem_from_json(verdict.about)] if verdict.about else [])]
         return (
-            law in self.laws
+            self.of_law(law)
             and verdict.status == self.status
             and (not self.kinds or verdict.kind in self.kinds)
             and any(
@@ -164,7 +181,7 @@ class Ledger:
     ) -> Entry | None:
         """Return the entry that explains a verdict, if one does."""
         for entry in self.entries:
-            if entry.applies_to(implementation, target) and entry.explains(law, verdict, problem):
+            if entry.covers(implementation, target) and entry.explains(law, verdict, problem):
                 return entry
         return None
 

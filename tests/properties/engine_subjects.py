@@ -282,3 +282,29 @@ stumbling_supports = implementation("merge_state", name="stumbling", supports=_s
 def plain(inputs: MergeInputs) -> AttentionOutput:
     """Be a function without a decorator."""
     return AttentionOutput(*merged(inputs))
+
+
+def faulty(kind: str, good: Attention) -> Attention:
+    """Return a right answer with a fault of a kind, or raise."""
+    out, lse = good
+    if kind == "RuntimeError":
+        raise RuntimeError(kind)
+    wrong = {"numeric": out + 1.0, "nan": out * torch.nan, "dtype": out.double()}
+    return wrong[kind], lse
+
+
+def two_faults(kind: str) -> object:
+    """Have a fault of a kind where a state is empty, and the same one with three states."""
+
+    @implementation("merge_state", name=f"two-faults-{kind}", supports=narrow_merges)
+    def merge(inputs: MergeInputs) -> Attention:
+        good = merged(inputs)
+        known = bool(inputs.lses.isneginf().any())
+        return faulty(kind, good) if known or len(inputs.outs) >= 3 else good
+
+    return merge
+
+
+TWO_FAULTS = ("numeric", "nan", "dtype", "RuntimeError")
+for each_kind in TWO_FAULTS:
+    globals()[f"two_faults_{each_kind}"] = two_faults(each_kind)

@@ -191,7 +191,7 @@ def entries_of(found: Compared, plan: Plan) -> list[Entry]:
         for entry in plan.ledger.entries
         if entry.implementation == found.name
         and entry.device in ("", plan.device)
-        and (not plan.laws or bool(set(entry.laws) & set(plan.laws)))
+        and (not plan.laws or any(map(entry.of_law, plan.laws)))
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from kernelproof.properties.findings.ledger import (
 )
 from kernelproof.properties.isolation.workers import Deadlines, Worker, WorkerPool
 from kernelproof.properties.laws import LAWS, laws_of
-from kernelproof.properties.verdicts.verdict import Verdict
+from kernelproof.properties.verdicts.verdict import BAD, FAIL_KINDS, Verdict
 from kernelproof.properties.worker.requests import verdict_of
 from kernelproof.properties.worker.tasks import HANDLER
 from kernelproof.reference import AttentionProblem, MergeProblem, Problem, RouteProblem
@@ -122,7 +123,7 @@ class TestReading:
         said = refusal(write(folder, GOOD, changed("", "id")))
         assert said.endswith("ledger.toml: finding[1].id is missing")
 
-    @pytest.mark.parametrize("key", ["implementation", "laws", "status", "where", "reason", "case"])
+    @pytest.mark.parametrize("key", ["implementation", "status", "where", "reason", "case"])
     def test_a_missing_field(self, folder: Path, key: str) -> None:
         said = refusal(write(folder, changed("", key)))
         assert said.endswith(f"ledger.toml: 'mine-empty': finding[0].{key} is missing")
@@ -262,8 +263,28 @@ class TestApplies:
         assert not entry(sm=(103,)).applies_to("mine", h200)
         assert not entry(sm=(90,)).applies_to("mine", HERE)
 
+    def test_siblings_have_the_same_code(self) -> None:
+        given = entry(siblings=("yours", "ours-*-graph"))
+        for name, covered in (
+            ("mine", True), ("yours", True), ("ours-decode-graph", True), ("ours-decode", False),
+            ("yours-too", False), ("theirs", False),
+        ):  # fmt: skip
+            assert given.covers(name, HERE) is covered, name
+            found = Ledger((given,)).explanation(name, "parity", NAN, EMPTY, HERE)
+            assert (found is not None) is covered, name
+        # Its case is of one implementation.
+        assert not given.applies_to("yours", HERE)
+        assert not entry(sm=(90,), siblings=("yours",)).covers("yours", HERE)
+
 
 class TestExplains:
+    def test_without_laws_any_law_shows_the_cause(self) -> None:
+        given = entry(laws=(), kinds=("nan",), where={"empty": "all"})
+        assert given.explains("parity", NAN, EMPTY)
+        assert given.explains("soak", NAN, EMPTY)
+        assert not given.explains("soak", Verdict("FAIL", "numeric"), EMPTY)
+        assert not given.explains("soak", NAN, MergeProblem())
+
     def test_law_status_and_kind(self) -> None:
         given = entry(kinds=("nan",))
         assert given.explains("parity", NAN, EMPTY)
@@ -330,6 +351,21 @@ class TestExplains:
 
 
 SHIPPED = load_ledger().entries
+OTHERWISE: tuple[dict[str, Any], ...] = (
+    {"empty": "none"}, {"regime": "iid"}, {"dtype": "float32"}, {"num_tokens": 1},
+    {"query_lens": (1,), "seq_lens": (16,)}, {"query_lens": (), "seq_lens": ()},
+    {"page_size": 1}, {"kv_cache": ""}, {"kv_cache": "float8_e4m3fn"}, {"v_scale": 1.0},
+    {"custom_mask": False}, {"num_groups": 1, "topk_groups": 1}, {"q_dtype": ""}, {"bias": False},
+)  # fmt: skip
+"""What a problem may be besides, so that it is none that an entry is about."""
+
+
+def changed_problem(problem: Problem, changes: dict[str, Any]) -> Problem | None:
+    """Return a problem with other fields; None where there is no such problem."""
+    try:
+        return replace(problem, **changes)
+    except (TypeError, ValueError):
+        return None
 
 
 class TestShipped:
@@ -349,7 +385,9 @@ class TestShipped:
         assert data["schema"] == "kernelproof/case/1"
         assert data["implementation"] == shipped.implementation
         assert shipped.implementation in BUILT_IN
-        assert law in shipped.laws
+        assert shipped.of_law(law)
+        for sibling in shipped.siblings:
+            assert any(fnmatchcase(name, sibling) for name in BUILT_IN), sibling
         assert set(shipped.laws) <= {each.name for each in laws_of(problem.operation)}
         assert {each.name for each in LAWS} >= set(shipped.laws)
         kind = shipped.kinds[0] if shipped.kinds else ""
@@ -358,6 +396,31 @@ class TestShipped:
         assert shipped.versions
         assert len(shipped.reason.split()) > 10
         assert not shipped.issue or shipped.issue.startswith("https://github.com/")
+
+    @pytest.mark.parametrize("shipped", SHIPPED, ids=lambda each: each.id)
+    def test_an_entry_does_not_explain_another_bug(self, shipped: Entry) -> None:
+        """Of another kind or status, or on a problem that its predicate is not about."""
+        law, problem = shipped.load_case()
+        kinds = shipped.kinds or ("run",)
+        for status in BAD:
+            for kind in (*FAIL_KINDS, "ValueError", *kinds):
+                said = Verdict(status, kind)
+                mine = status == shipped.status and (not shipped.kinds or kind in kinds)
+                assert shipped.explains(law, said, problem) is mine, said
+        others = list(filter(None, (changed_problem(problem, each) for each in OTHERWISE)))
+        known = Verdict(shipped.status, kinds[0])
+        assert not all(shipped.explains(law, known, each) for each in others), shipped.where
+
+    @pytest.mark.parametrize(
+        "laws", [each.laws for each in SHIPPED if each.laws], ids=lambda laws: laws[0]
+    )
+    def test_a_law_is_named_where_the_predicate_says_less_than_it(
+        self, laws: tuple[str, ...]
+    ) -> None:
+        assert set(laws) <= {
+            "page_size_invariance", "chunked_prefill", "appended_pairs", "scale_homogeneity",
+            "host_runs_ahead", "contiguity", "life_cycle",
+        }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -428,4 +491,3 @@ def test_entries_of_routing_cover_what_their_reasons_say(
     wrong = Verdict("FAIL", "numeric")
     assert found.explains(law, wrong, inside)
     assert not any(found.explains(law, wrong, each) for each in outside)
-    assert not found.explains("routing_invariants", wrong, inside)

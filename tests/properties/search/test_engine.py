@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from kernelproof.properties.findings.ledger import Ledger, load_ledger
+from kernelproof.properties.findings.ledger import Entry, Ledger, load_ledger
 from kernelproof.properties.findings.report import (
     Finding,
     ImplementationReport,
@@ -26,6 +26,8 @@ from kernelproof.properties.space.restrictions import Only
 from kernelproof.properties.space.simplifying import FEW_PAGES
 from kernelproof.reference import AttentionProblem, MergeProblem, Problem
 
+TWO_FAULTS = ("numeric", "nan", "dtype", "RuntimeError")
+"""Kinds of two faults of one implementation, see ``engine_subjects``."""
 SUBJECTS = Path(__file__).parents[1] / "engine_subjects.py"
 TINY = Profile("tiny", problems=30, max_work=20_000, shrink_seconds=30.0, seconds=30.0)
 
@@ -282,6 +284,38 @@ class TestLedger:
         assert law.finding.to_json()["status"] == "KNOWN"
         assert report.unknown == []
         assert law.judged >= TINY.problems / 2  # a known failure does not end the search
+
+    def test_a_second_bug_beside_a_known_one_of_any_kind_is_found(self, tmp_path: Path) -> None:
+        """Its kind is that of the known one, and the entry names no law."""
+        case = tmp_path / "case.json"
+        about = {"law": "parity", "implementation": "x", "problem": MergeProblem().to_json()}
+        case.write_text(json.dumps(about), encoding="utf-8")
+        entries = tuple(
+            Entry(
+                id=kind, implementation=f"two-faults-{kind}", where={"empty": ["some", "all"]},
+                status="CRASH" if kind == "RuntimeError" else "FAIL", kinds=(kind,), reason="r",
+                case=case, quarantine=True,
+            )
+            for kind in TWO_FAULTS
+        )  # fmt: skip
+        report = execute(
+            *(f"two_faults_{kind}" for kind in TWO_FAULTS),
+            laws=("parity", "well_formed"),
+            profile=replace(TINY, problems=60),
+            ledger=Ledger(entries),
+            jobs=2,
+        )
+        for one, entry in zip(report.implementations, entries, strict=True):
+            assert sum(law.known[entry.id] for law in one.laws) > 0, entry.id
+            new = [
+                each.problem
+                for each in one.findings
+                if each.entry is None and each.verdict.kind == entry.kinds[0]
+            ]
+            assert new, entry.id
+            for problem in new:
+                assert isinstance(problem, MergeProblem)
+                assert (problem.empty, problem.num_states) == ("none", 3)
 
     def test_an_entry_whose_case_passes_is_a_finding(self, tmp_path: Path) -> None:
         ledger = load_ledger(ledger_file(tmp_path, "merges", "{}", MergeProblem()))
