@@ -319,7 +319,7 @@ class TestLawSearch:
             seen.append(problem.id)
             return Outcome("hang", kind="run", stage="run") if len(seen) == 1 else outcome
 
-        race = Entry("race", "it", ("parity",), "FAIL", {}, "It is a race.", Path("race.json"))
+        race = Entry("race", "it", "FAIL", {}, "It is a race.", Path("race.json"), ("parity",))
         report, _ = searched(by_turns, 0, known=(race,))
         assert len(seen) > 1
         assert report.flaky == 0
