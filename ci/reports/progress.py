@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
@@ -16,9 +18,11 @@ from rich.text import Text
 from ...properties.findings.cases import CaseWriter
 from ...properties.findings.report import Finding, ImplementationReport, LawReport
 from ...properties.search.engine import Run
+from ...properties.search.module_plan import Chosen
 from ...properties.search.progress import Progress
-from ...properties.verdicts.text import printable
+from ...properties.verdicts.text import count_of, printable
 from .display import style_of
+from .statement import opening, statement, to_be_judged
 from .summary import state
 
 TICK_SECONDS = 5.0
@@ -41,8 +45,19 @@ class Watch(Progress):
     def __init__(self, err: Console, run: Run, writer: CaseWriter, laws: Mapping[str, int]) -> None:
         self.err, self.run = err, run
         self.tallies: dict[str, Tally] = {}
+        self.laws = self.laws_ended = 0
         self.lock = threading.RLock()
         self._writer, self._laws = writer, laws
+
+    def planned(
+        self, reports: Sequence[ImplementationReport], modules: Mapping[str, Chosen]
+    ) -> None:
+        """Say what will be judged and built, and what will not."""
+        judged = to_be_judged(reports, modules)
+        with self.lock:
+            self.laws = sum(self._laws.get(each.operation, 0) for each in judged)
+        for line in statement(reports, modules, self.laws):
+            self.say(Text(printable(line), "dim"))
 
     def building(self, name: str, done: int, modules: int) -> None:
         """Say how far the building of modules is."""
@@ -66,6 +81,7 @@ class Watch(Progress):
         """Count, and say so when it was the implementation's last law."""
         del law
         with self.lock:
+            self.laws_ended += 1
             tally = self.tallies[report.name]
             self.tallies[report.name] = replace(tally, laws_left=tally.laws_left - 1)
             self.changed(report.name)
@@ -147,12 +163,20 @@ class LineWatch(Watch):
             with self.lock:
                 tallies = dict(self.tallies)
             judged = sum(tally.judged for tally in tallies.values())
-            planned = sum(tally.planned for tally in tallies.values())
             busy = [name for name, tally in tallies.items() if tally.laws_left]
-            told = f"judged {judged} of about {planned} problems" if tallies else "starting"
+            told = f"{self._share()}{count_of(judged, 'problem')} judged"
+            told += f", {self.laws_ended} of {self.laws} laws ended" if self.laws else ", starting"
             others = f" and {len(busy) - 2} more" if len(busy) > 2 else ""  # noqa: PLR2004
             at_work = f"; at work: {', '.join(busy[:2])}{others}" if busy else ""
             self.say(Text(f"{self._clock()} {told}{at_work}"))
+
+    def _share(self) -> str:
+        """Return the share of the planned time that has passed, where one is planned."""
+        whole = self.run.plan.seconds
+        if whole == math.inf:
+            return ""
+        share = min(1.0, (time.monotonic() - self._started) / whole)
+        return f"{share:.0%} of {whole / 60:g} minutes, "
 
     def _clock(self) -> str:
         return f"[{time.monotonic() - self._started:5.1f} s]"
@@ -169,11 +193,7 @@ def watch(err: Console, run: Run, writer: CaseWriter, laws: Mapping[str, int]) -
         laws: how many run for each operation.
     """
     plan, seed = run.plan, run.report.seed
-    opening = (
-        f"{len(plan.implementations)} implementation(s) on {plan.device}, profile "
-        f"{plan.profile.name}, seed {seed}"
-    )
-    err.print(Text(opening, "dim"), soft_wrap=True)
+    err.print(Text(opening(plan, seed, datetime.now().astimezone()), "dim"), soft_wrap=True)
     if err.is_terminal:
         columns = (
             TextColumn("{task.description}", markup=False),

@@ -89,7 +89,9 @@ class Run:
         self._pool = open_pool(plan.device, size=self._jobs, tool=plan.sanitizer)
         self._builder = Builder(len(plan.implementations))
         self._modules = ModulePlan(
-            len(plan.implementations), minutes=BUILD_SHARE * compilers() * plan.seconds / 60
+            len(plan.implementations),
+            minutes=BUILD_SHARE * compilers() * plan.seconds / 60,
+            complete=self._planned,
         )
         self._examples = examples_on(plan.examples, self.target)
 
@@ -144,6 +146,9 @@ class Run:
         self._collect_for(LAST_SECONDS, pending)
         for report in self.report.implementations:
             self._add_laws_not_begun(report)
+
+    def _planned(self) -> None:
+        self.progress.planned(self.report.implementations, self._modules.chosen)
 
     def _collect_for(self, seconds: float, pending: Pending) -> None:
         deadline = time.monotonic() + seconds

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from ..findings.report import Finding, ImplementationReport, LawReport
+from .module_plan import Chosen
 
 
 class Progress:
     """Receives what a run does, for display. The methods are called from several threads."""
+
+    def planned(
+        self, reports: Sequence[ImplementationReport], modules: Mapping[str, Chosen]
+    ) -> None:
+        """Take note that all implementations were surveyed, and of the modules that were chosen.
+
+        The reports of those that cannot be judged say why. Where one takes long to survey, the
+        call does not wait for it.
+        """
 
     def building(self, name: str, done: int, modules: int) -> None:
         """Take note of how many modules of an implementation are built, of how many."""

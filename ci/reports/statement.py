@@ -1,0 +1,90 @@
+"""What a run says at its start: what it will judge and build, what it will not, and until when."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+
+from ...properties.findings.report import ImplementationReport
+from ...properties.search.module_plan import Chosen
+from ...properties.search.plan import Plan
+from ...properties.verdicts.text import count_of
+
+REASONS = {
+    "rules": "refused by the support rules",
+    "package": "without an optional package",
+    "device": "for another device",
+    "supports": "refused by their own supports",
+    "time": "with modules that take longer to build than the run may",
+    "only": "without what --only asks for",
+}
+"""Words on implementations that are not judged, by the code of their refusal."""
+
+
+def opening(plan: Plan, seed: int, now: datetime) -> str:
+    """Say what was asked for, and until when."""
+    until = ""
+    if plan.seconds < math.inf:
+        end = now + timedelta(seconds=plan.seconds)
+        until = f", until {end:%H:%M:%S} ({plan.seconds / 60:g} minutes)"
+    return (
+        f"{count_of(len(plan.implementations), 'implementation')} on {plan.device}, profile "
+        f"{plan.profile.name}, seed {seed}{until}"
+    )
+
+
+def to_be_judged(
+    reports: Sequence[ImplementationReport], modules: Mapping[str, Chosen]
+) -> list[ImplementationReport]:
+    """Return the implementations that were surveyed, refuse nothing, and have a module."""
+    return [
+        each
+        for each in reports
+        if each.operation and not each.error and not each.refusal and not _too_dear(each, modules)
+    ]
+
+
+def statement(
+    reports: Sequence[ImplementationReport], modules: Mapping[str, Chosen], laws: int
+) -> Iterator[str]:
+    """Say in a line each what will be judged and built, and what will not.
+
+    Args:
+        reports: of all implementations.
+        modules: that were chosen, by implementation.
+        laws: that will run, each counted once an implementation.
+    """
+    judged = to_be_judged(reports, modules)
+    yield f"to be judged: {count_of(len(judged), 'implementation')} under {count_of(laws, 'law')}"
+    libraries = {
+        module.library: module.exists for each in modules.values() for module in each.modules
+    }
+    if libraries:
+        minutes = sum(each.minutes for each in modules.values())
+        yield (
+            f"modules: {sum(libraries.values())} exist, {len(libraries) - sum(libraries.values())} "
+            f"to be built, in about {minutes:.0f} minutes of one core"
+        )
+    dear = [
+        f"{each.name} ({modules[each.name].missing:.0f} minutes of one core)"
+        for each in reports
+        if _too_dear(each, modules)
+    ]
+    if dear:
+        yield f"not built, for they take longer than the run may: {', '.join(dear)}"
+    refused = [each for each in reports if each.refusal]
+    codes = [each.refusal.code for each in refused if each.refusal]
+    counts = {REASONS.get(code, code): codes.count(code) for code in dict.fromkeys(codes)}
+    packages = {
+        each.refusal.about for each in refused if each.refusal and each.refusal.code == "package"
+    }
+    named = ", ".join(sorted(packages - {""}))
+    if refused:
+        told = ", ".join(f"{count} {reason}" for reason, count in counts.items())
+        yield f"not judged: {told}" + (f"; missing: {named}" if named else "")
+
+
+def _too_dear(report: ImplementationReport, modules: Mapping[str, Chosen]) -> bool:
+    chosen = modules.get(report.name)
+    return chosen is not None and bool(chosen.missing) and not chosen.modules
