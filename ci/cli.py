@@ -19,7 +19,7 @@ from ..properties.findings.redaction import masked
 from ..properties.isolation.sanitizer import TOOLS
 from .bench.command import bench
 from .bump.merge_command import merge
-from .bump.options import BUMP_ONLY, NOT_OF_BUMP, bump_options
+from .bump.options import BUMP_ONLY, NOT_OF_BUMP, bump_options, side_options
 from .check.run_options import CASES, DEVICES, run_options
 from .console.errors import CONFORMING, INTERRUPTED, MACHINE, USAGE
 from .console.outputs import Outputs, output_option, refuse_shared_files
@@ -102,6 +102,7 @@ def check(
     is_flag=True,
     help="Then try both sides of the support rules too, as `check --gating` does.",
 )
+@side_options
 @bump_options
 @run_options
 def gate(
@@ -115,8 +116,7 @@ def gate(
 ) -> int:
     """Check every registered implementation that this machine can run.
 
-    With --baseline and --candidate, compares two FlashInfer releases instead and answers whether
-    to bump, chip by chip: exit 0 to bump, 1 not to, or not before conditions are met.
+    With --baseline and --candidate, does what `bump` does: compares two FlashInfer releases.
     """
     refuse_shared_files()
     from ..impl.registry import registered
@@ -140,6 +140,28 @@ def gate(
     from .check.gate import gate_both
 
     return gate_both(request, _gating_request(request.implementations, only=()))
+
+
+@cli.command("bump")
+@click.argument("baseline", metavar="BASELINE")
+@click.argument("candidate", metavar="CANDIDATE")
+@bump_options
+@run_options
+def bump_command(
+    baseline: str,
+    candidate: str,
+    **options: Any,  # noqa: ANN401  click's options
+) -> int:
+    """Compare two FlashInfer releases and answer whether to bump, chip by chip.
+
+    Each is a version, a wheel, a folder with the package in it, or a Python interpreter with an
+    environment of its own. Exit 0 to bump, 1 not to, or not before conditions are met.
+    """
+    refuse_shared_files()
+    return _bump(baseline, candidate, options)
+
+
+bump_command.params = [each for each in bump_command.params if each.name not in NOT_OF_BUMP]
 
 
 @cli.command()

@@ -26,7 +26,7 @@ from ...properties.findings.report import SUITE_FAILED
 from ...properties.isolation.gpus import processes_for, visible_devices
 from ...properties.isolation.machine import cores
 from ...properties.space.profiles import PROFILES
-from ..console.errors import INTERRUPTED, MachineError, UsageRefusedError
+from ..console.errors import INCOMPLETE, INTERRUPTED, MachineError, UsageRefusedError
 from ..console.outputs import Outputs
 from ..console.selection import check_implementations, check_laws, corpus_of, only_of
 from ..console.terminal import console
@@ -50,6 +50,7 @@ from .report.evidence import kept
 from .report.junit import to_junit
 from .report.markdown import to_markdown
 from .report.page import to_page
+from .sides.ending import EndedError, Ending, kill_children
 from .sides.identity import identity_of
 from .sides.journal import Journal, JournalError
 from .sides.plan import MODULES, SOAK_ON_CPU, Plan
@@ -59,6 +60,8 @@ from .verdicts.policy import Policy, PolicyError, load_policy
 
 JOURNALS = Path(".kernelproof", "gate")
 MOST_JOBS = 4
+GPU_MINUTES = 20.0
+"""Minutes that a comparison on a GPU may take, unless others are asked for."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ class Request:
     policy: Path | None = None
     resume: bool = False
     journal: Path | None = None
+    minutes: float | None = None
     parts: Sequence[str] = ()
     implementations: Sequence[str] = ()
     profile: str = "gate"
@@ -129,7 +133,9 @@ def bump(request: Request) -> int:
         policy = _policy(request.policy)
         machine = _machine(request.device)
         learned = Learned(request.sides, _chips(request, machine))
-        plan, journal = _learn(request, learned, policy, machine)
+        ending = Ending(_minutes(request))
+        with ending.watched():
+            plan, journal = _learn(request, learned, policy, machine, ending)
     except JournalError:  # of another comparison, whose outputs these may be
         raise
     except (UsageRefusedError, MachineError) as error:
@@ -143,15 +149,19 @@ def bump(request: Request) -> int:
         "remembered": journal.remembered,
     }
     report = to_json(
-        learned, plan, policy, machine=machine, command=request.command, timings=timings
+        learned,
+        plan,
+        policy,
+        machine=machine,
+        command=request.command,
+        timings=timings,
+        ending=ending,
     )
-    if learned.code == INTERRUPTED:
-        report["exit_code"] = INTERRUPTED
     return tell(report, request.outputs, learned.unwritten)
 
 
 def _learn(
-    request: Request, learned: Learned, policy: Policy, machine: Chip
+    request: Request, learned: Learned, policy: Policy, machine: Chip, ending: Ending
 ) -> tuple[Plan, Journal]:
     """Learn what was asked for; give what of behaviour was planned, and the answers' journal."""
     parts = request.parts or PARTS
@@ -159,25 +169,24 @@ def _learn(
     if BEHAVIOUR in parts:
         Outputs({"--cases": request.cases / "case.json"}).check()
     with (
-        Journal(request.journal_path) as journal,
+        Journal(request.journal_path, ending) as journal,
         _tensors(request.journal_path) as tensors,
         progress() as watched,
     ):
         plan = _plan(request, tensors, own_environment=False)
-        find_both(learned, watched.tell)
-        if any(each.own_environment for each in learned.releases.values()):
-            plan = _plan(request, tensors, own_environment=True)
-        if set(learned.releases) == set(SIDES):  # else there is little to keep
-            journal.start(
-                {**_identity(request, plan), **identity_of(learned.releases, plan.implementations)},
-                resume=request.resume,
-                tell=watched.tell,
-            )
-        try:
-            read_declarations(learned, journal, parts, watched.tell)
-            compare_declarations(learned, parts)
-            learned.skipped |= {part: "not asked for" for part in PARTS if part not in parts}
-            _compile(request, learned, journal, watched.tell)
+        with _learning(learned, ending):
+            with ending.closing(kill_children):
+                find_both(learned, ending, watched.tell)
+                if any(each.own_environment for each in learned.releases.values()):
+                    plan = _plan(request, tensors, own_environment=True)
+                if set(learned.releases) == set(SIDES):  # else there is little to keep
+                    of = identity_of(learned.releases, plan.implementations)
+                    identity = {**_identity(request, plan), **of}
+                    journal.start(identity, resume=request.resume, tell=watched.tell)
+                read_declarations(learned, journal, parts, watched.tell)
+                compare_declarations(learned, parts)
+                learned.skipped |= {part: "not asked for" for part in PARTS if part not in parts}
+                _compile(request, learned, journal, watched.tell)
             if BEHAVIOUR in parts:
                 here: tuple[Chip, ...] = () if machine == "cpu" else (machine,)
                 compare_behaviour(
@@ -187,20 +196,33 @@ def _learn(
                     here,
                     policy.slower,
                     watched,
+                    ending,
                     speed=SPEED in parts,
                 )
             else:
                 learned.skipped.setdefault(SPEED, "goes with behaviour")
-        except KeyboardInterrupt:
-            learned.fail("interrupted: --resume goes on from here", INTERRUPTED)
-        except MachineError as error:  # such as a journal whose disk is full
-            learned.fail(error.message, error.exit_code)
-        except UsageRefusedError:
-            raise
-        except Exception as error:  # noqa: BLE001  what was learned until then is worth telling
-            traceback.print_exc()
-            learned.fail(f"{SUITE_FAILED}: {type(error).__name__}: {error}".splitlines()[0])
     return plan, journal
+
+
+@contextmanager
+def _learning(learned: Learned, ending: Ending) -> Iterator[None]:
+    """Turn whatever ends a comparison early into a failure: what was learned is worth telling."""
+    try:
+        yield
+    except EndedError as error:  # before there was a problem to judge
+        if not ending.code:
+            learned.fail(f"nothing was judged: {error}", INCOMPLETE)
+    except KeyboardInterrupt:
+        ending.end("interrupted: --resume goes on from here", INTERRUPTED)
+    except MachineError as error:  # such as a journal whose disk is full
+        learned.fail(error.message, error.exit_code)
+    except UsageRefusedError:
+        raise
+    except Exception as error:  # noqa: BLE001  see above
+        traceback.print_exc()
+        learned.fail(f"{SUITE_FAILED}: {type(error).__name__}: {error}".splitlines()[0])
+    if ending.code:
+        learned.fail(ending.why, ending.code)
 
 
 def tell(report: dict[str, Any], outputs: Outputs, unwritten: Sequence[str] = ()) -> int:
@@ -243,6 +265,13 @@ def _policy(path: Path | None) -> Policy:
     except PolicyError as error:
         message = f"--policy {error}"
         raise UsageRefusedError(message) from error
+
+
+def _minutes(request: Request) -> float | None:
+    """Return the minutes that were asked for, or the usual ones: a GPU is not had for ever."""
+    if request.minutes is None and request.device == "cuda" and request.profile != "nightly":
+        return GPU_MINUTES
+    return request.minutes
 
 
 def _machine(device: str) -> Chip:

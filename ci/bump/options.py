@@ -1,4 +1,4 @@
-"""The options of a comparison, for the command gate."""
+"""The options of a comparison, for the commands bump and gate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 from ..console.outputs import FILE, output_option
 
-BUMP_OPTIONS = (
+SIDE_OPTIONS = (
     click.option(
         "--baseline",
         metavar="VERSION|WHEEL|FOLDER|PYTHON",
@@ -28,6 +28,9 @@ BUMP_OPTIONS = (
         metavar="FILE",
         help="Take the candidate from the pin in such a file.",
     ),
+)
+"""Options that make a comparison of the command gate."""
+BUMP_OPTIONS = (
     click.option("--sm", metavar="SM[,SM]", help="Chips of the comparison; all if left out."),
     click.option(
         "--policy",
@@ -74,7 +77,14 @@ BUMP_ONLY = (
     "sm", "policy", "resume", "journal", "parts", "implementations", "compiled", "units",
     "markdown",
 )  # fmt: skip
-NOT_OF_BUMP = ("gating", "sanitizer", "examples", "costs", "minutes")
+NOT_OF_BUMP = ("gating", "sanitizer", "examples", "costs")
+
+
+def side_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Add the options that name the two releases."""
+    for option in reversed(SIDE_OPTIONS):
+        command = option(command)
+    return command
 
 
 def bump_options(command: Callable[..., int]) -> Callable[..., int]:

@@ -33,7 +33,8 @@ RUN_OPTIONS = (
         "--minutes",
         type=click.FloatRange(min=0, min_open=True),
         help="Most minutes of the run, building included; it then reports what it has learned. "
-        "By default 15 (gate) or 5 (quick) on a GPU, elsewhere no limit.",
+        "By default 15 (gate) or 5 (quick) on a GPU, 20 where two releases are compared, and "
+        "elsewhere no limit.",
     ),
     click.option(
         "--jobs",

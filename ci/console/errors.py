@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-CONFORMING, NONCONFORMING, USAGE, MACHINE, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 130, 143
+CONFORMING, NONCONFORMING, USAGE, MACHINE, INCOMPLETE = range(5)
+INTERRUPTED, TERMINATED = 130, 143
 """Exit codes of all commands; the last two after SIGINT and SIGTERM."""
 
 

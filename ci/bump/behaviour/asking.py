@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from ....properties.isolation.outcome import Outcome
 from ....properties.isolation.workers import Deadlines, Worker, WorkerPool
 from ....properties.worker.requests import probe_device
+from ..sides.ending import EndedError
 from ..sides.journal import Journal
 
 Open = Callable[[], AbstractContextManager[WorkerPool]]
 USUAL = Deadlines()
+CLOSED = "the workers were ended"
 FILES = ("keep", "compare")
 """Fields of a request that name files of this run alone: they are not part of the question."""
 
@@ -41,11 +43,14 @@ class Side:
         self._lock = threading.Lock()
 
     def start(self) -> WorkerPool:
-        """Start the workers, unless they are; they import in the background."""
+        """Start the workers, unless they are; they import in the background.
+
+        Raises:
+            EndedError: the side is closed.
+        """
         with self._lock:
             if self._closed:
-                message = "the comparison has ended"
-                raise RuntimeError(message)
+                raise EndedError(CLOSED)
             if self._pool is None:
                 self._opened = self._open()
                 self._pool = self._opened.__enter__()
@@ -76,10 +81,21 @@ class Side:
         def answer() -> dict[str, Any]:
             if before is not None:
                 before()
-            with self.start().lease() as worker:
+            with self._worker() as worker:
                 return self._asked(worker, payload, deadlines)
 
         return Outcome(**self._journal.ask(question, answer))
+
+    @contextmanager
+    def _worker(self) -> Iterator[Worker]:
+        """Lend a worker; whoever has one when the side is closed is told so by EndedError."""
+        try:
+            with self.start().lease() as worker:
+                yield worker
+        except RuntimeError as error:
+            if self._closed:
+                raise EndedError(CLOSED) from error
+            raise
 
     def _asked(
         self, worker: Worker, payload: Mapping[str, Any], deadlines: Deadlines
@@ -96,7 +112,7 @@ class Side:
 
     def run(self, payload: Mapping[str, Any], deadlines: Deadlines) -> Outcome:
         """Have a worker answer a request, and keep nothing."""
-        with self.start().lease() as worker:
+        with self._worker() as worker:
             return worker.run(payload, deadlines)
 
     def renewed(self, payload: Mapping[str, Any], deadlines: Deadlines, *, note: str) -> Outcome:
@@ -104,7 +120,7 @@ class Side:
         question = {"side": self.name, "note": note, "payload": dict(payload)}
 
         def answer() -> dict[str, Any]:
-            with self.start().lease() as worker:
+            with self._worker() as worker:
                 worker.renew()
                 return self._asked(worker, payload, deadlines)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from ....properties.verdicts.subject import OUT_OF_MEMORY
 from ....properties.verdicts.verdict import Verdict
 from ....properties.worker.requests import Address, HarnessError, verdict_of
 from ....reference import Problem
+from ..sides.ending import EndedError
 from ..sides.plan import DEADLINES, Plan
 from ..sides.releases import BASELINE, CANDIDATE, SIDES
 from .asking import Side
@@ -99,7 +101,11 @@ class Compared:
         addresses: by side.
         tried: every problem.
         build_minutes: that compiling one of its modules takes; 0 where it takes none.
-        builds: by side, seconds of each module that was built before.
+        modules: how many are to be built for each side.
+        builds: by side, seconds of each module that was built.
+        keys: of the modules that the problems of its stored cases need, by the problem's id.
+        planned: problems that each law is to judge, and stored cases under no name.
+        left_out: the code of why all of it was left out, see ``unjudged``; empty otherwise.
         speeds: rounds of timing, see ``speed``.
     """
 
@@ -115,7 +121,11 @@ class Compared:
     addresses: dict[str, Address] = field(default_factory=dict)
     tried: list[Tried] = field(default_factory=list)
     build_minutes: float = 0.0
+    modules: int = 0
     builds: dict[str, list[float]] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
+    planned: dict[str, int] = field(default_factory=dict)
+    left_out: str = ""
     speeds: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -152,36 +162,39 @@ def survey_both(name: str, reference: str, sides: Sides, plan: Plan) -> Compared
     return found
 
 
-def compare(
-    found: Compared, sides: Sides, plan: Plan, judged: Callable[[int], None] = lambda _: None
-) -> None:
-    """Judge stored cases and drawn problems with both releases; fills ``found.tried``."""
-    entries = entries_of(found, plan)
-    for entry in [each for each in entries if not each.quarantine]:
-        found.tried.append(_stored(load_case(entry.case), found, sides, entry))
-        judged(1)
-    for case in further_cases(found, plan):
-        found.tried.append(_stored(case, found, sides))
-        judged(1)
-    if found.axes is None or not found.addresses:
-        return
+def cases_to_judge(found: Compared, plan: Plan) -> list[tuple[Case, Entry | None]]:
+    """Return the stored cases of an implementation, each with the entry of the ledger it is of."""
+    entries = [(entry, load_case(entry.case)) for entry in entries_of(found, plan)]
+    return [
+        *((case, entry) for entry, case in entries if not entry.quarantine),
+        *((case, None) for case in further_cases(found, plan)),
+        # Whether a hang or a death was fixed is what a bump is about; they come last all the same.
+        *((case, entry) for entry, case in entries if entry.quarantine),
+    ]
+
+
+def laws_to_judge(found: Compared, plan: Plan) -> dict[Law, int]:
+    """Return the laws that judge an implementation, and the number of problems that each draws."""
     every = laws_of(found.operation)
-    for law in every:
-        if plan.laws and law.name not in plan.laws:
-            continue
-        first = law is every[0]
-        count = plan.count(law, first=first, sides=len(found.runs))
-        for problem in draw_problems(found.axes, plan.profile, _seed(law, found, plan), count):
-            found.tried.append(
-                _answered(law, problem, found, sides, plan)
-                if first
-                else _judged(law, problem, found, sides)
-            )
-            judged(1)
-    # Whether a hang or a death was fixed is what a bump is about; they come last all the same.
-    for entry in [each for each in entries if each.quarantine]:
-        found.tried.append(_stored(load_case(entry.case), found, sides, entry))
-        judged(1)
+    return {
+        law: plan.count(law, first=law is every[0], sides=len(found.runs))
+        for law in every
+        if not plan.laws or law.name in plan.laws
+    }
+
+
+def draw(law: Law, count: int, found: Compared, plan: Plan) -> list[Problem]:
+    """Draw the problems of a law."""
+    if found.axes is None:
+        return []
+    return draw_problems(found.axes, plan.profile, _seed(law, found, plan), count)
+
+
+def judge(law: Law, problem: Problem, found: Compared, sides: Sides, plan: Plan) -> Tried:
+    """Judge a drawn problem with both releases; under the first law, compare the results too."""
+    if law is laws_of(found.operation)[0]:
+        return _answered(law, problem, found, sides, plan)
+    return _judged(law, problem, found, sides)
 
 
 def entries_of(found: Compared, plan: Plan) -> list[Entry]:
@@ -201,7 +214,7 @@ def further_cases(found: Compared, plan: Plan) -> list[Case]:
     return [case for case in cases if not plan.laws or case.law in plan.laws]
 
 
-def _stored(case: Case, found: Compared, sides: Sides, entry: Entry | None = None) -> Tried:
+def judge_case(case: Case, entry: Entry | None, found: Compared, sides: Sides) -> Tried:
     """Judge a stored case with both releases."""
     verdicts = {
         side: _verdict(sides[side], case.request(found.addresses[side])) for side in found.runs
@@ -312,7 +325,8 @@ def shrink(tried: Tried, found: Compared, sides: Sides) -> Tried:
         best.append(replace(tried, problem=problem, verdicts=verdicts, found_by=DRAWN, case=None))
         return True
 
-    simplify(tried.problem, found.axes, fails, lambda: True)
+    with suppress(EndedError):  # the smallest so far fails too
+        simplify(tried.problem, found.axes, fails, lambda: True)
     return best[-1]
 
 

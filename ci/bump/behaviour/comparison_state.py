@@ -13,6 +13,7 @@ from ...console.errors import MACHINE
 from ..sides.releases import Release
 from ..verdicts.findings import Chip, Finding
 from .comparison import Compared
+from .unjudged import Cut
 
 
 @dataclass
@@ -32,6 +33,7 @@ class Learned:
         seconds: by part.
         compiled: records of modules that were compiled, see ``compiled``.
         unwritten: sentences about cases that could not be written.
+        cuts: what the end of the comparison left out, by implementation.
     """
 
     given: Mapping[str, str]
@@ -48,6 +50,7 @@ class Learned:
     seconds: dict[str, float] = field(default_factory=dict)
     compiled: list[dict[str, Any]] = field(default_factory=list)
     unwritten: list[str] = field(default_factory=list)
+    cuts: list[Cut] = field(default_factory=list)
 
     def fail(self, sentence: str, code: int = MACHINE) -> None:
         """Take note of something that could not be learned."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ....properties.verdicts.text import count_of
@@ -79,7 +79,7 @@ def _any_judged(tried: Tried) -> bool:
     return any(tried.judged(side) for side in SIDES)
 
 
-def not_run(compared: Sequence[Compared]) -> list[dict[str, Any]]:
+def not_run(compared: Iterable[Compared]) -> list[dict[str, Any]]:
     """Say which implementations were not tried, and why: the same reasons together."""
     reasons: dict[str, list[str]] = {}
     for each in compared:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,12 @@ from ....properties.findings.ledger import CASE_SCHEMA as CASE
 from ....properties.findings.ledger import Entry
 from ....properties.verdicts.text import compact, count_of
 from ....properties.verdicts.verdict import Verdict
+from ..sides.ending import EndedError
 from ..sides.plan import Plan
 from ..sides.releases import BASELINE, CANDIDATE, SIDES, Release
 from ..verdicts.findings import Chip, Finding, finding
 from .comparison import SEVERE, Compared, Sides, Tried, as_severe_before, confirmed, shrink
+from .watching import Count
 
 NEW, WORSE, ALONE = "new-failure", "worse-failure", "candidate-only-failure"
 STILL, FIXED, HANG = "still-failing", "fixed", "hang"
@@ -55,6 +59,9 @@ class Context:
         targets: by side, for the ledger.
         chips: on which the findings hold; everywhere if empty.
         unwritten: is given a sentence for each case that cannot be written.
+        examined: counts implementations whose failures were seen again and made small.
+        unsettled: is given the name of an implementation for each failure that nobody had the time
+            to see again.
     """
 
     sides: Sides
@@ -63,6 +70,8 @@ class Context:
     targets: Mapping[str, Target]
     chips: tuple[Chip, ...]
     unwritten: list[str] = field(default_factory=list)
+    examined: Count = field(default_factory=lambda: Count(""))
+    unsettled: list[str] = field(default_factory=list)
 
     @property
     def names(self) -> dict[str, str]:
@@ -72,16 +81,24 @@ class Context:
 
 def behaviour_findings(compared: Sequence[Compared], context: Context) -> Iterator[Finding]:
     """Return the findings of all implementations, each with its smallest problem."""
-    for each in compared:
-        for (change, _), members in _groups(each, context).items():
-            if change == WORSE:
-                for law in dict.fromkeys(tried.law for tried, _ in members):
-                    worse = [tried for tried, _ in members if tried.law == law]
-                    _look_before(worse, each, context)
-        for (change, where), members in _groups(each, context).items():
-            yield _finding(change, where, members, each, context)
-        yield from _lost(each, context)
-        yield from _bits(each, context.chips)
+    context.examined.expect(len(compared))
+    with ThreadPoolExecutor(context.plan.jobs) as threads:
+        for found in threads.map(lambda each: list(_findings_of(each, context)), compared):
+            yield from found
+
+
+def _findings_of(found: Compared, context: Context) -> Iterator[Finding]:
+    for (change, _), members in _groups(found, context).items():
+        if change == WORSE:
+            for law in dict.fromkeys(tried.law for tried, _ in members):
+                worse = [tried for tried, _ in members if tried.law == law]
+                with suppress(EndedError):
+                    _look_before(worse, found, context)
+    for (change, where), members in _groups(found, context).items():
+        yield _finding(change, where, members, found, context)
+    yield from _lost(found, context)
+    yield from _bits(found, context.chips)
+    context.examined.add()
 
 
 def _groups(
@@ -148,18 +165,24 @@ def _finding(
     context: Context,
 ) -> Finding:
     ordered = _one_of_each_law_first([each for each, _ in members])
-    tried, entry, once = ordered[0], members[0][1], 0
+    tried, entry, once, seen = ordered[0], members[0][1], 0, True
     if entry is None:
-        shown, once = _shown_again(ordered, found, context.sides)
+        try:
+            shown, once = _shown_again(ordered, found, context.sides)
+        except EndedError:
+            shown, seen = tried, False
+            context.unsettled.append(found.name)
         if shown is None:
             change = FLAKY if tried.bad(CANDIDATE) else FLAKY_BEFORE
         else:  # a stored case is small already
-            tried = shown if shown.case else shrink(shown, found, context.sides)
+            tried = shown if shown.case or not seen else shrink(shown, found, context.sides)
     verdict = _telling(tried, change)
     words = WORDS[change].format(**context.names)
     message = f"{found.name}: {words}: {verdict.message or verdict.status}"
     if once and change not in (FLAKY, FLAKY_BEFORE):
         message += f" ({count_of(once, 'other problem')} failed so once and not again)"
+    if not seen:
+        message += " (seen once: the comparison ended before it was tried again)"
     by_law = list(dict.fromkeys(each.law for each, _ in members))
     case = tried.case.path if tried.case else _case(tried, found, context)
     return finding(

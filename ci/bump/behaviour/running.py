@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,9 +14,11 @@ from ....impl.flashinfer_declarations import DeclarationsError, declarations
 from ....impl.registry import resolve_name
 from ....impl.targets.target import Target
 from ....properties.isolation.workers import Deadlines
+from ....properties.verdicts.text import count_of
 from ....properties.worker.requests import DeviceLostError, HarnessError
-from ...console.errors import MACHINE, USAGE, UsageRefusedError
+from ...console.errors import INCOMPLETE, MACHINE, USAGE, UsageRefusedError
 from ...releases.sandboxes import Tell
+from ..sides.ending import EXAMINED, JUDGED, EndedError, Ending
 from ..sides.journal import Journal
 from ..sides.plan import Plan
 from ..sides.releases import BASELINE, CANDIDATE, SIDES, Release, find_release
@@ -32,27 +32,31 @@ from ..surface.declared import (
 )
 from ..verdicts.findings import Chip, finding
 from .asking import Side
-from .building import build_all
-from .comparison import Compared, compare, survey_both
+from .building import Wanted, choose_modules
+from .comparison import Compared, survey_both
 from .comparison_state import Learned
 from .compiled import Compilation, compile_both, compile_findings
+from .judging import Judging, is_dear, plan_told, planned
 from .outcomes import Context, behaviour_findings
 from .speed import measure, memory_findings, speed_findings
-from .unjudged import nothing_judged, refuse_laws
+from .unjudged import DEAR, UNREACHED, cuts_of, gap, nothing_judged, refuse_laws
+from .watching import Progress
 
 DECLARATION_SECONDS = 180.0
 """What a release may take to be imported and read: 5 to 13 s, but on a busy machine."""
 SURFACE, DECLARED, BEHAVIOUR, SPEED = "surface", "declarations", "behaviour", "speed"
 PARTS = (SURFACE, DECLARED, BEHAVIOUR, SPEED)
+OVER = "the time for it was over"
 
 
-def find_both(learned: Learned, tell: Tell) -> None:
+def find_both(learned: Learned, ending: Ending, tell: Tell) -> None:
     """Find both releases; one that cannot be had is a failure, and the other is looked at."""
 
     def find(side: str) -> Release | click.ClickException:
         try:
             return find_release(learned.given[side], tell=tell)
         except click.ClickException as error:
+            ending.check()
             return error
 
     with learned.timed("releases"), ThreadPoolExecutor(len(SIDES)) as threads:
@@ -86,7 +90,9 @@ def read_declarations(learned: Learned, journal: Journal, parts: Sequence[str], 
     if not {SURFACE, DECLARED} & set(parts):
         return
     with learned.timed(DECLARED), ThreadPoolExecutor(len(SIDES)) as threads:
-        for side, found in zip(found_sides, threads.map(ask, found_sides), strict=True):
+        answers = list(threads.map(ask, found_sides))
+        tell("read what they declare")
+        for side, found in zip(found_sides, answers, strict=True):
             if "error" not in found:
                 learned.declared[side] = found
             elif side == CANDIDATE:
@@ -135,14 +141,6 @@ def compare_compiled(learned: Learned, asked: Compilation, journal: Journal, tel
         learned.fail(f"{flag}{error.message}", error.exit_code)
 
 
-@dataclass(frozen=True)
-class Progress:
-    """Is told of what goes on; the default tells nobody."""
-
-    tell: Callable[[str], None] = lambda _: None
-    judged: Callable[[str, int], None] = lambda _name, _count: None
-
-
 def compare_behaviour(
     learned: Learned,
     journal: Journal,
@@ -150,6 +148,7 @@ def compare_behaviour(
     chips: tuple[Chip, ...],
     limit: float,
     progress: Progress,
+    ending: Ending,
     *,
     speed: bool = True,
 ) -> None:
@@ -162,6 +161,7 @@ def compare_behaviour(
         chips: on which what is found holds.
         limit: ratio of seconds that counts as slower.
         progress: is told.
+        ending: of the comparison, which may come at any moment.
         speed: whether calls are timed too.
     """
     had = learned.declared if learned.declared or learned.failures else learned.releases
@@ -182,23 +182,30 @@ def compare_behaviour(
         }
         for side in sides.values():
             stack.callback(side.close)
+            stack.enter_context(ending.closing(side.close))
         try:
             with learned.timed(BEHAVIOUR):
+                ending.allot(JUDGED)
                 _targets(learned, sides, plan.device)
-                _judge(learned, sides, journal, plan, progress)
+                _judge(learned, sides, journal, plan, progress, ending)
+                ending.allot(EXAMINED)
                 context = Context(
-                    sides, plan, learned.releases, learned.targets, chips, learned.unwritten
+                    sides,
+                    plan,
+                    learned.releases,
+                    learned.targets,
+                    chips,
+                    learned.unwritten,
+                    progress.examined,
                 )
                 learned.findings += behaviour_findings(learned.compared, context)
                 _other_inputs(learned)
                 _lost(learned)
-                unjudged = nothing_judged(learned.compared)
-                if unjudged and not learned.failures:  # which say why
-                    learned.fail(unjudged)
+                _left_out(learned, ending, context)
             if speed:
+                ending.allot(1.0)
                 with learned.timed(SPEED):
-                    for each in learned.compared:
-                        measure(each, sides)
+                    _measure(learned, sides, progress)
                 learned.findings += speed_findings(learned.compared, limit, chips)
                 learned.findings += memory_findings(learned.compared, chips)
         except (HarnessError, DeviceLostError) as error:
@@ -229,41 +236,77 @@ def _judge(
     journal: Journal,
     plan: Plan,
     progress: Progress,
+    ending: Ending,
 ) -> None:
     def known(name: str) -> Compared:
-        return survey_both(name, resolve_name(name), sides, plan)
+        try:
+            return survey_both(name, resolve_name(name), sides, plan)
+        except EndedError:
+            return Compared(name, resolve_name(name), left_out=UNREACHED)
+        finally:
+            progress.surveyed.add()
 
-    lock = threading.Lock()
+    def chosen(found: Compared) -> list[Wanted]:
+        try:
+            return choose_modules(found, sides, plan)
+        except EndedError:
+            found.left_out = UNREACHED
+            return []
 
-    def judge(each: Compared) -> None:
-        def judged(count: int) -> None:
-            with lock:
-                progress.judged(each.name, count)
-
-        compare(each, sides, plan, judged)
-
+    progress.tell("asking what each implementation supports")
+    progress.surveyed.expect(len(plan.implementations))
     with ThreadPoolExecutor(plan.jobs) as threads:
         try:
             learned.compared = list(threads.map(known, plan.implementations))
             _tell_errors(learned, plan)
             refuse_laws(learned.compared, plan.laws)
-            build_all(
-                learned.compared,
-                sides,
-                learned.releases,
-                journal,
-                plan,
-                built=lambda done, of: progress.tell(f"{done} of {of} modules built"),
-            )
             runnable = [each for each in learned.compared if each.runs]
-            progress.tell(
-                f"{len(runnable)} of {len(learned.compared)} implementations run here; judging"
-            )
-            list(threads.map(judge, runnable))
+            for each in runnable:
+                each.planned = planned(each, plan)
+                each.left_out = DEAR if is_dear(each, ending) else ""
+            built = [each for each in runnable if not each.left_out]
+            wanted = [each for some in threads.map(chosen, built) for each in some]
         except BaseException:
             for side in sides.values():  # what other threads still ask for is not waited for
                 side.close()
             raise
+    judged = [each for each in runnable if not each.left_out]
+    for line in plan_told(learned.compared, judged, wanted, ending):
+        progress.tell(line)
+    progress.compiled.expect(sum(len(each.found.addresses) for each in wanted))
+    progress.judged.expect(sum(sum(each.planned.values()) for each in judged))
+    judging = Judging(sides, learned.releases, journal, plan, ending, progress)
+    judging.run(judged, wanted)
+
+
+def _measure(learned: Learned, sides: dict[str, Side], progress: Progress) -> None:
+    """Time what there is time for; the rest is named."""
+    progress.timed.expect(len(learned.compared))
+    untimed: list[str] = []
+    for each in learned.compared:
+        try:
+            measure(each, sides)
+        except EndedError:
+            untimed.append(each.name)
+        progress.timed.add()
+    if untimed:
+        why = f"{OVER}: {', '.join(untimed)}"
+        learned.skipped[f"speed of {count_of(len(untimed), 'implementation')}"] = why
+
+
+def _left_out(learned: Learned, ending: Ending, context: Context) -> None:
+    """Note what was not judged, or not looked at again, and whether a verdict needs it."""
+    learned.cuts = cuts_of(learned.compared, ending)
+    lacking = "" if ending.code else gap(learned.cuts, ending)
+    if lacking:
+        learned.fail(lacking, INCOMPLETE)
+    unsettled = sorted(context.unsettled)
+    if unsettled and not ending.code:
+        names = ", ".join(dict.fromkeys(unsettled))
+        learned.fail(f"{OVER} before every failure was seen again: {names}", INCOMPLETE)
+    unjudged = nothing_judged(learned.compared)
+    if unjudged and not learned.failures and not ending.code:  # which say why
+        learned.fail(unjudged)
 
 
 def _tell_errors(learned: Learned, plan: Plan) -> None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from ....properties.laws import find_law
+from ....properties.verdicts.text import count_of
 from ...console.errors import UsageRefusedError
+from ..sides.ending import Ending
 from ..sides.releases import CANDIDATE
 from .comparison import Compared
+
+TIME, SIGNAL, DEAR, UNREACHED = "time", "signal", "dear", "unreached"
+"""Why something was left out of a comparison: its end, the price of a module, or both before it
+was known what there is to judge."""
 
 
 def refuse_laws(compared: Sequence[Compared], laws: Sequence[str]) -> None:
@@ -48,3 +55,88 @@ def _of_problems(found: Compared) -> str:
         if verdict is not None:
             return verdict.message or "no law had anything to look at"
     return ""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What the end of a comparison left out of an implementation.
+
+    Attributes:
+        name: of the implementation.
+        code: ``TIME``, ``SIGNAL``, ``DEAR``, or ``UNREACHED`` where it was not even asked what it
+            supports.
+        problems: that were to be judged, about.
+        judged: of them.
+        modules: that were to be built for each side.
+        built: of them, for all sides.
+        laws: that judged none of their problems.
+    """
+
+    name: str
+    code: str
+    problems: int
+    judged: int
+    modules: int
+    built: int
+    laws: tuple[str, ...]
+
+    @property
+    def matters(self) -> bool:
+        """Whether a verdict needs what was left out: something of which nothing is known."""
+        return self.code != DEAR and (self.code == UNREACHED or bool(self.laws))
+
+
+def cuts_of(compared: Sequence[Compared], ending: Ending) -> list[Cut]:
+    """Return what was left out, by implementation."""
+    found = []
+    for each in compared:
+        code = each.left_out or (SIGNAL if ending.code else TIME)
+        seen = {tried.law for tried in each.tried if tried.case is None}
+        built = min((len(each.builds.get(side, ())) for side in each.runs), default=0)
+        problems = sum(each.planned.values())
+        if problems > len(each.tried) or each.left_out:
+            laws = [law for law, count in each.planned.items() if law and count and law not in seen]
+            found.append(
+                Cut(each.name, code, problems, len(each.tried), each.modules, built, tuple(laws))
+            )
+    return found
+
+
+def cuts_told(cuts: Sequence[Cut], ending: Ending) -> Iterator[dict[str, str]]:
+    """Say what was left out, with names and counts, and why."""
+    dear = [each for each in cuts if each.code == DEAR]
+    for each in dear:
+        why = f"compiling one takes longer than all of --minutes {ending.minutes:g}"
+        yield {"what": f"{each.name}: its modules", "why": why}
+    others = [each for each in cuts if each.code != DEAR]
+    unasked = [each.name for each in others if each.code == UNREACHED]
+    short = [each for each in others if each.code != UNREACHED and each.problems > each.judged]
+    unbuilt = [each for each in others if each.modules > each.built]
+    why = ending.why or f"the time for it was over (--minutes {ending.minutes or 0:g})"
+    if unasked:
+        yield {
+            "what": f"{count_of(len(unasked), 'implementation')}: {', '.join(unasked)}",
+            "why": why,
+        }
+    for what, found in (
+        ("problem", [(each.name, each.problems - each.judged, each.problems) for each in short]),
+        ("module", [(each.name, each.modules - each.built, each.modules) for each in unbuilt]),
+    ):
+        if found:
+            parts = ", ".join(f"{name} ({cut} of {of})" for name, cut, of in found)
+            total = sum(cut for _, cut, _ in found)
+            of_all = sum(of for _, _, of in found)
+            yield {"what": f"{total:,} of about {of_all:,} {what}s: {parts}", "why": why}
+
+
+def gap(cuts: Sequence[Cut], ending: Ending) -> str:
+    """Say what a verdict lacks because the time was over; empty where it lacks nothing."""
+    lacking = [each.name for each in cuts if each.matters]
+    if not lacking:
+        return ""
+    minutes = f"--minutes {ending.minutes or 0:g}"
+    return (
+        f"the time was over ({minutes}) before every law had judged a problem of "
+        f"{count_of(len(lacking), 'implementation')}: {', '.join(lacking)}; --resume goes on "
+        "from here"
+    )

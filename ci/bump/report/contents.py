@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import Any
 
@@ -15,6 +16,8 @@ from ..behaviour.numbers import implementation_json, not_run, replayed
 from ..behaviour.running import DECLARED as DECLARED_PART
 from ..behaviour.running import PARTS
 from ..behaviour.speed import build_seconds
+from ..behaviour.unjudged import cuts_told
+from ..sides.ending import Ending
 from ..sides.plan import Plan
 from ..sides.releases import SIDES
 from ..verdicts.findings import Chip, Finding
@@ -32,6 +35,7 @@ def to_json(
     machine: Chip,
     command: str,
     timings: Mapping[str, Any],
+    ending: Ending,
 ) -> dict[str, Any]:
     """Return the report of a comparison that has ended.
 
@@ -42,6 +46,7 @@ def to_json(
         machine: the chip that it ran on.
         command: that was given.
         timings: what depends on the clock, beside what ``learned`` has.
+        ending: of it.
     """
     findings = with_actions(learned.findings, policy)
     evidence = dict.fromkeys(learned.chips, DECLARED)
@@ -50,9 +55,14 @@ def to_json(
     if ran and machine in evidence:
         evidence[machine] = RAN
     verdict = decide(
-        findings, evidence, policy, baseline=learned.name(SIDES[0]), failures=learned.failures
+        findings,
+        evidence,
+        policy,
+        baseline=learned.name(SIDES[0]),
+        failures=learned.failures,
+        ended=bool(ending.code),
     )
-    machines = [_machine(learned, plan, machine, command, timings)]
+    machines = [_machine(learned, plan, machine, command, timings, ending)]
     return assemble(
         verdict,
         findings,
@@ -157,7 +167,12 @@ def _side(learned: Learned, side: str) -> dict[str, Any]:
 
 
 def _machine(
-    learned: Learned, plan: Plan, machine: Chip, command: str, timings: Mapping[str, Any]
+    learned: Learned,
+    plan: Plan,
+    machine: Chip,
+    command: str,
+    timings: Mapping[str, Any],
+    ending: Ending,
 ) -> dict[str, Any]:
     target = next(iter(learned.targets.values()), None)
     implementations = [implementation_json(each) for each in learned.compared if each.runs]
@@ -183,7 +198,12 @@ def _machine(
             {name: value for name, value in each.items() if name != "seconds"}
             for each in learned.compiled
         ],
-        "not_tested": [*_skipped(learned), *not_run(learned.compared)],
+        "cut": [asdict(each) for each in learned.cuts],
+        "not_tested": [
+            *_skipped(learned),
+            *cuts_told(learned.cuts, ending),
+            *not_run(each for each in learned.compared if not each.left_out),
+        ],
         "timings": {
             **timings,
             "parts": learned.seconds,

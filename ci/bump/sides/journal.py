@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ....properties.findings.files import dumps
 from ...console.errors import MachineError, UsageRefusedError
 from ...releases.sandboxes import Tell, quietly
+from .ending import Ending
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -43,12 +44,14 @@ class Journal:
 
     Args:
         path: of the file; nothing is kept if None.
+        ending: after which no question is asked that is not answered here.
 
     Raises:
         JournalError: the file cannot be opened, is none of a comparison, or is in use.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, ending: Ending | None = None) -> None:
+        self._ending = ending or Ending()
         self.answered = self.remembered = 0
         self._answers: dict[str, Any] = {}
         self._lock = threading.Lock()
@@ -114,13 +117,20 @@ class Journal:
         Args:
             question: in JSON.
             answer: finds it; what it gives is turned into JSON and back.
+
+        Raises:
+            EndedError: there is no answer, and the comparison has ended.
         """
         key = hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()[:32]
         with self._lock:
             if key in self._answers:
                 self.remembered += 1
                 return self._answers[key]
-        found = json.loads(json.dumps(answer()))
+        self._ending.refuse()
+        try:
+            found = json.loads(json.dumps(answer()))
+        finally:
+            self._ending.check()
         with self._lock:
             self.answered += 1
             self._answers[key] = found

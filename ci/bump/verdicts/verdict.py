@@ -99,6 +99,7 @@ def decide(
     *,
     baseline: str,
     failures: Sequence[str] = (),
+    ended: bool = False,
 ) -> Verdict:
     """Decide on a bump.
 
@@ -108,6 +109,7 @@ def decide(
         policy: whose chips count.
         baseline: what it is called, for those that stay with it.
         failures: why something could not be learned that a verdict needs; sentences.
+        ended: whether somebody ended the comparison, who then decides nothing by it.
     """
     chips = tuple(
         _chip(
@@ -125,9 +127,9 @@ def decide(
     counted = [each for each in chips if not policy.required or each.chip in policy.required]
     verdicts = {each.verdict for each in counted}
     missing = [chip for chip in policy.required if chip not in evidence]
-    if NO in verdicts and verdicts == {NO}:
+    if verdicts == {NO} and not ended:
         verdict = NO
-    elif UNDECIDED in verdicts or not counted or missing:
+    elif UNDECIDED in verdicts or not counted or missing or ended:
         verdict = UNDECIDED
     else:
         verdict = verdicts.pop() if len(verdicts) == 1 else CONDITIONS

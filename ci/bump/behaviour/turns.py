@@ -1,0 +1,121 @@
+"""Whose turn it is: problems are judged as soon as they can be, implementations beside each other.
+
+What is asked first depends on which module was built first. What is learned does not: each problem
+has its place in the report, and its answer is that of the journal.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from ..sides.ending import Ending
+from .comparison import Compared, Tried
+
+POLL_SECONDS = 0.5
+"""Longest time that a thread waits for a problem before it asks for the time."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A problem of an implementation that waits to be judged.
+
+    Attributes:
+        found: the implementation.
+        place: of the problem in the report.
+        rank: of the problem among those of its implementation, in the asking.
+        ask: judges it with both releases.
+        module: key of the module that must be built before; None where none must.
+    """
+
+    found: Compared
+    place: tuple[int, ...]
+    rank: tuple[int, ...]
+    ask: Callable[[], Tried]
+    module: str | None = None
+
+
+class Turns:
+    """Hands out problems that can be judged: of the implementation that had the fewest so far.
+
+    Args:
+        order: of implementations that had equally many.
+        ending: of the comparison. From then on, problems whose module was never built are handed
+            out too: an earlier run may have learned about them.
+    """
+
+    def __init__(self, order: Iterable[Compared], ending: Ending) -> None:
+        self._ending = ending
+        self._ready: dict[str, list[tuple[tuple[int, ...], int, Task]]] = {
+            each.name: [] for each in order
+        }
+        self._waiting: dict[tuple[str, str], list[Task]] = {}
+        self._built: set[tuple[str, str]] = set()
+        self._taken: Counter[str] = Counter()
+        self._serial = itertools.count()
+        self._more = True
+        self._changed = threading.Condition()
+
+    def add(self, tasks: Iterable[Task]) -> None:
+        """Add problems."""
+        with self._changed:
+            for task in tasks:
+                place = (task.found.name, task.module or "")
+                if task.module is None or place in self._built:
+                    self._put(task)
+                else:
+                    self._waiting.setdefault(place, []).append(task)
+            self._changed.notify_all()
+
+    def built(self, found: Compared, module: str) -> None:
+        """Let the problems of a module be judged: all sides have it."""
+        with self._changed:
+            place = (found.name, module)
+            self._built.add(place)
+            for task in self._waiting.pop(place, ()):
+                self._put(task)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Say that nothing is added, and nothing built, any more."""
+        with self._changed:
+            self._more = False
+            self._release()
+            self._changed.notify_all()
+
+    def drop(self) -> None:
+        """Hand out nothing more."""
+        with self._changed:
+            self._more = False
+            self._waiting.clear()
+            for each in self._ready.values():
+                each.clear()
+            self._changed.notify_all()
+
+    def take(self) -> Task | None:
+        """Return the next problem, waiting until there is one; None where none will come."""
+        with self._changed:
+            while True:
+                if self._ending.over:
+                    self._release()
+                names = [name for name, tasks in self._ready.items() if tasks]
+                if names:
+                    name = min(names, key=self._taken.__getitem__)
+                    self._taken[name] += 1
+                    return heapq.heappop(self._ready[name])[2]
+                if not self._more or self._ending.over:
+                    return None
+                self._changed.wait(POLL_SECONDS)
+
+    def _put(self, task: Task) -> None:
+        heapq.heappush(self._ready[task.found.name], (task.rank, next(self._serial), task))
+
+    def _release(self) -> None:
+        for tasks in self._waiting.values():
+            for task in tasks:
+                self._put(task)
+        self._waiting.clear()

@@ -1,0 +1,166 @@
+"""When a comparison stops asking: its time is over, or somebody ends it. Its answers stay."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+JUDGED, EXAMINED = 0.8, 0.9
+"""Shares of the time after which nothing more is built or judged, and no failure is examined any
+more; the rest is for speed."""
+WATCH_SECONDS = 0.1
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALLED = 128
+"""Exit code of a command that a signal ended, less the signal's number."""
+
+
+class EndedError(Exception):
+    """A question that is not asked any more; the message says why."""
+
+
+class Ending:
+    """The end of a comparison: of its time, or by a signal.
+
+    What a comparison learns stands in its journal. So the end only refuses new questions: whatever
+    makes findings and reports of answers runs on, with those that are there.
+
+    Args:
+        minutes: that the comparison may take; as many as it needs if None.
+
+    Attributes:
+        minutes: as they were given.
+        code: exit code of an end that is not that of the time; 0 before.
+        why: a sentence; empty before the end.
+    """
+
+    def __init__(self, minutes: float | None = None) -> None:
+        self.minutes = minutes
+        self.code, self.why = 0, ""
+        self.started = time.monotonic()
+        self._mark = self._at(1.0)
+        self._ended = threading.Event()
+        self._signal = 0
+        self._closers: list[Callable[[], object]] = []
+        self._lock = threading.Lock()
+
+    @property
+    def over(self) -> bool:
+        """Whether no new question may be asked."""
+        return self._ended.is_set() or time.monotonic() > self._mark
+
+    @property
+    def left(self) -> float:
+        """Seconds in which new questions may be asked."""
+        return 0.0 if self._ended.is_set() else max(0.0, self._mark - time.monotonic())
+
+    def allot(self, share: float) -> None:
+        """Let new questions be asked until this share of the time is over."""
+        self._mark = self._at(share)
+
+    def _at(self, share: float) -> float:
+        return math.inf if self.minutes is None else self.started + 60 * share * self.minutes
+
+    def seconds_until(self, share: float) -> float:
+        """Return the seconds until this share of the time is over."""
+        return self._at(share) - time.monotonic()
+
+    def refuse(self) -> None:
+        """Raise EndedError where no new question may be asked."""
+        if self.over:
+            raise EndedError(self.why or "its share of the time is over")
+
+    def check(self) -> None:
+        """Raise EndedError where the comparison has ended: what it killed has not answered."""
+        if self._ended.is_set():
+            raise EndedError(self.why)
+
+    def end(self, why: str, code: int = 0) -> None:
+        """End the comparison: kill what still runs for it; only the first end counts."""
+        with self._lock:
+            if self._ended.is_set():
+                return
+            self.why, self.code = why, code
+            self._ended.set()
+            closers = [*self._closers]
+        for close in closers:
+            close()
+
+    @contextmanager
+    def closing(self, close: Callable[[], object]) -> Iterator[None]:
+        """Have something closed at the end, from another thread; at once where that was before."""
+        with self._lock:
+            self._closers.append(close)
+        if self._ended.is_set():
+            close()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._closers.remove(close)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """End the comparison when its time is over, and at the first signal that asks for it."""
+        done = threading.Event()
+
+        def watch() -> None:
+            until = self._at(1.0)
+            while not done.wait(WATCH_SECONDS):
+                if self._signal:
+                    name = signal.Signals(self._signal).name
+                    said = f"ended by {name}: --resume goes on from here"
+                    self.end(said, SIGNALLED + self._signal)
+                elif time.monotonic() > until:
+                    self.end(f"the time was over (--minutes {self.minutes:g})")
+
+        watcher = threading.Thread(target=watch, name="ending", daemon=True)
+        watcher.start()
+        try:
+            with self._handled():
+                yield
+        finally:
+            done.set()
+            watcher.join()
+
+    @contextmanager
+    def _handled(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():  # signals are not for it
+            yield
+            return
+        before = {each: signal.signal(each, self._note) for each in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        # Nothing that takes a lock: whoever holds it may be the thread that is interrupted.
+        if self._signal and number == signal.SIGINT:  # again: at once
+            raise KeyboardInterrupt
+        self._signal = number
+
+
+def kill_children() -> None:
+    """Kill what this process has started and its groups: whoever waits for one goes on."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ValueError):  # gone since, or somebody else's
+            process, parent = int(folder.name), _parent(folder)
+            if parent == os.getpid():
+                group = os.getpgid(process)
+                if group == os.getpgid(0):
+                    os.kill(process, signal.SIGKILL)
+                else:
+                    os.killpg(group, signal.SIGKILL)
+
+
+def _parent(folder: Path) -> int:
+    # The name of the program, which stands before in parentheses, may hold anything.
+    return int((folder / "stat").read_text().rpartition(")")[2].split()[1])

@@ -1,0 +1,265 @@
+"""A comparison judges while it builds, and whatever ends it, it tells what it has learned."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelproof.ci.bump.behaviour.comparison import Compared, Tried
+from kernelproof.ci.bump.behaviour.turns import Task, Turns
+from kernelproof.ci.bump.behaviour.unjudged import DEAR, UNREACHED, cuts_of, cuts_told, gap
+from kernelproof.ci.bump.behaviour.watching import Count
+from kernelproof.ci.bump.sides.ending import EndedError, Ending
+from kernelproof.ci.bump.sides.journal import Journal
+from kernelproof.ci.bump.sides.releases import SIDES
+from kernelproof.ci.bump.verdicts.policy import DEFAULT
+from kernelproof.ci.bump.verdicts.verdict import decide
+from kernelproof.ci.cli import main
+from kernelproof.properties.verdicts.verdict import PASS
+from kernelproof.properties.worker.requests import Address
+from kernelproof.reference import MergeProblem
+
+# Both are wrong of no keys with the candidate. What is compiled waits in its first call.
+SUBJECTS = """
+import time
+from pathlib import Path
+import torch
+import flashinfer
+from kernelproof.impl import implementation
+
+HERE, PATIENCE = Path(__file__).parent, 60.0
+waited = False
+
+
+def right(inputs):
+    lses = inputs.lses.double()
+    lse = torch.logsumexp(lses, dim=0)
+    empty = lse.isneginf() & (not flashinfer.BROKEN)
+    weights = torch.exp(lses - torch.where(empty, 0.0, lse)).unsqueeze(-1)
+    out = (weights * inputs.outs.double()).sum(dim=0)
+    return out.to(inputs.out_dtype), lse.float()
+
+
+@implementation("merge_state", name="plain")
+def plain(inputs):
+    (HERE / "judged").touch()
+    return right(inputs)
+
+
+@implementation("merge_state", name="compiled", build_ahead=True,
+                compile_key=lambda problem: problem.dtype)
+def compiled(inputs):
+    global waited
+    until = time.monotonic() + PATIENCE
+    while not waited and not (HERE / FILE).exists():
+        time.sleep(0.01)
+        if time.monotonic() > until:
+            (HERE / "in-vain").touch()
+            break
+    waited = True
+    return right(inputs)
+"""
+COMPARED = [
+    "--profile", "quick", "--law", "parity", "--implementation", "subjects.py:compiled",
+    "--implementation", "subjects.py:plain", "--part", "behaviour", "--modules", "2",
+    "--jobs", "1", "--sm", "cpu",
+]  # fmt: skip
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name, version, broken in (("old", "9.9.1", False), ("new", "9.9.2", True)):
+        package = tmp_path / name / "flashinfer"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text(f"__version__, BROKEN = {version!r}, {broken}\n")
+        metadata = tmp_path / name / f"flashinfer_python-{version}.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(f"Name: flashinfer-python\nVersion: {version}\n")
+    return tmp_path
+
+
+def compiled_after(here: Path, file: str) -> None:
+    """Write what is compared: the compiled one's modules are done once there is this file."""
+    (here / "subjects.py").write_text(SUBJECTS.replace("FILE", repr(file)))
+
+
+def read(path: Path) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads(path.read_text())
+    return report
+
+
+def settled(report: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what depends on the clock."""
+    machines = [
+        {k: v for k, v in each.items() if k not in ("timings", "command")}
+        for each in report["machines"]
+    ]
+    return {**report, "date": "", "command": "", "machines": machines}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into the journal of another process")
+def test_problems_are_judged_while_modules_are_compiled_and_a_signal_then_leaves_a_report(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compiled_after(here, "go")
+    words = [sys.executable, "-m", "kernelproof", "gate", "--baseline", "old", "--candidate", "new"]
+    journal = here / ".kernelproof" / "gate" / "old-new-cpu.jsonl"
+    with (here / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [*words, *COMPARED, "--json", "ended.json"], cwd=here, stdout=log, stderr=log
+        )
+        while process.poll() is None and not (
+            journal.exists() and b'"nan"' in journal.read_bytes()
+        ):
+            time.sleep(0.02)
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait() == 143, (here / "log").read_text()
+    assert not (here / "in-vain").exists()
+    ended = read(here / "ended.json")
+    assert (ended["verdict"], ended["exit_code"]) == ("undecided", 143)
+    assert "ended by SIGTERM: --resume goes on from here" in ended["message"]
+    assert [each["subject"] for each in ended["findings"]] == ["subjects.py:plain"]
+    (cut,) = [each for each in ended["machines"][0]["cut"] if each["name"].endswith("compiled")]
+    assert (cut["code"], cut["judged"], cut["modules"], cut["built"]) == ("signal", 0, 2, 0)
+    assert any(
+        each["what"] == "2 of about 2 modules: subjects.py:compiled (2 of 2)"
+        for each in ended["machines"][0]["not_tested"]
+    )
+
+    (here / "go").touch()
+    assert main(["bump", "old", "new", *COMPARED, "--json", "again.json", "--resume"]) == 1
+    again = read(here / "again.json")
+
+    compiled_after(here, "judged")
+    (here / "judged").unlink()
+    capsys.readouterr()
+    whole = ["--json", "whole.json", "--journal", "other.jsonl"]
+    assert main(["bump", "old", "new", *COMPARED, *whole]) == 1
+    assert not (here / "in-vain").exists()  # what needs no module was judged meanwhile
+    undisturbed = read(here / "whole.json")
+    order = [each["subject"] for each in undisturbed["findings"]]
+    assert order == ["subjects.py:compiled", "subjects.py:plain"]  # as they were named
+    assert undisturbed["machines"][0]["cut"] == []
+    said = capsys.readouterr().err
+    assert "1 need no module, 1 need 2 modules of each release" in said
+    assert "problems will be judged with both releases, however long it takes" in said
+    assert settled(again) == settled(undisturbed)
+
+
+def test_a_comparison_without_time_is_undecided_and_says_so(here: Path) -> None:
+    compiled_after(here, "judged")
+    assert main(["bump", "old", "new", *COMPARED, "--minutes", "0.0001", "--json", "r.json"]) == 4
+    report = read(here / "r.json")
+    assert (report["verdict"], report["exit_code"]) == ("undecided", 4)
+    assert "(--minutes 0.0001)" in report["message"]
+
+
+def test_after_the_end_only_what_is_known_is_answered(tmp_path: Path) -> None:
+    ending = Ending(minutes=1e-9)
+    ending.allot(1e12)
+    with Journal(tmp_path / "j.jsonl", ending) as journal:
+        assert journal.ask({"ask": 1}, lambda: "new") == "new"
+        ending.allot(1.0)
+        with pytest.raises(EndedError):
+            journal.ask({"ask": 2}, lambda: "new")
+        assert journal.ask({"ask": 1}, lambda: "other") == "new"
+
+
+def test_what_the_end_has_killed_is_no_answer(tmp_path: Path) -> None:
+    ending = Ending()
+
+    def answer() -> str:
+        ending.end("somebody ended it", 143)
+        return "killed"
+
+    with Journal(tmp_path / "j.jsonl", ending) as journal:
+        with pytest.raises(EndedError, match="somebody"):
+            journal.ask({"ask": 1}, answer)
+        assert journal.answered == 0
+
+
+def test_the_end_closes_what_is_open_and_what_is_opened_later() -> None:
+    ending, closed = Ending(), list[str]()
+    with ending.closing(lambda: closed.append("open")):
+        ending.end("it is over")
+        with ending.closing(lambda: closed.append("late")):
+            pass
+        ending.end("again")
+    assert closed == ["open", "late"]
+    assert ending.why == "it is over"
+
+
+def task(found: Compared, number: int, module: str | None = None) -> Task:
+    problem = MergeProblem(num_states=2, num_tokens=1 + number)
+    tried = Tried("parity", problem, dict.fromkeys(SIDES, PASS))
+    return Task(found, (number,), (number,), lambda: tried, module)
+
+
+def test_implementations_take_turns_and_wait_for_their_modules() -> None:
+    free, built = Compared("free", ""), Compared("built", "")
+    turns = Turns((free, built), Ending())
+    turns.add([task(free, number) for number in range(4)])
+    turns.add([task(built, number, f"module {number % 2}") for number in range(4)])
+
+    def taken() -> str:
+        got = turns.take()
+        return f"{got.found.name} {got.place[0]}" if got else ""
+
+    assert [taken(), taken()] == ["free 0", "free 1"]
+    turns.built(built, "module 1")
+    assert [taken() for _ in range(3)] == ["built 1", "built 3", "free 2"]
+    turns.close()  # what could not be built is left to the laws
+    assert [taken() for _ in range(4)] == ["built 0", "free 3", "built 2", ""]
+
+
+def cut_off(name: str, *laws: str, left_out: str = "") -> Compared:
+    """Make an implementation of which two laws were to judge a problem each, and these did."""
+    addresses = {side: Address("made.up:it", None, "cpu") for side in SIDES}
+    tried = [Tried(law, MergeProblem(2, 1), dict.fromkeys(SIDES, PASS)) for law in laws]
+    planned = {"": 0, "parity": 2, "soak": 1}
+    return Compared(name, "", addresses=addresses, tried=tried, planned=planned, left_out=left_out)
+
+
+def test_a_verdict_lacks_laws_that_judged_nothing_but_not_what_is_too_dear() -> None:
+    ending = Ending(minutes=2.0)
+    in_part, lacking = cut_off("in part", "parity", "soak"), cut_off("lacking", "parity")
+    dear, unasked = cut_off("dear", left_out=DEAR), cut_off("unasked", left_out=UNREACHED)
+    assert gap(cuts_of([in_part, dear], ending), ending) == ""
+    cuts = cuts_of([in_part, lacking, dear, unasked], ending)
+    assert [(each.name, each.code, each.laws) for each in cuts] == [
+        ("in part", "time", ()),
+        ("lacking", "time", ("soak",)),
+        ("dear", "dear", ("parity", "soak")),
+        ("unasked", "unreached", ("parity", "soak")),
+    ]
+    assert "2 implementations: lacking, unasked" in gap(cuts, ending)
+    told = {each["what"] for each in cuts_told(cuts, ending)}
+    assert "3 of about 6 problems: in part (1 of 3), lacking (2 of 3)" in told
+    assert "dear: its modules" in told
+
+
+def test_whoever_ends_a_comparison_decides_nothing_by_it() -> None:
+    def verdict(*, ended: bool) -> tuple[str, int]:
+        found = decide([], {90: "run"}, DEFAULT, baseline="9.9.1", ended=ended)
+        return found.verdict, found.exit_code
+
+    assert (verdict(ended=False), verdict(ended=True)) == (("bump", 0), ("undecided", 3))
+
+
+def test_a_count_says_what_is_at_work() -> None:
+    count = Count("{done} of {of}, {working} at work")
+    assert str(count) == ""
+    count.expect(1200)
+    count.begin()
+    count.begin()
+    count.add()
+    assert (str(count), count.unfinished) == ("1 of 1,200, 1 at work", True)
