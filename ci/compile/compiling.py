@@ -13,9 +13,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
+
+from msgspec import structs
 
 from ...impl.flashinfer.modules import BROKEN, GENERATED, Unit
 from ...impl.gating.compile_evidence import (
@@ -232,7 +234,7 @@ def record_of(plan: Plan, ended: Mapping[str, Compiled]) -> Record | None:
     elif kernels == 0:
         status = INCOMPLETE
         message = f"it compiles, but no kernel in it matches {plan.unit.kernel}"
-    return replace(
+    return structs.replace(
         record,
         status=status,
         objects=len(found),
