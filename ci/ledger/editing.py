@@ -229,7 +229,8 @@ def failures_in(report: Mapping[str, Any]) -> list[Failure]:
             verdict = each["candidate"]
             laws, name = tuple(each["laws"]), each["subject"]
         else:
-            verdict, laws, name = each, (each["law"],), each["implementation"]
+            verdict, name = each, each["implementation"]
+            laws = tuple(each.get("laws") or (each["law"],))
         if verdict.get("status") not in BAD or verdict.get("kind") == MUST_FAIL:
             continue
         told = {k: v for k, v in each["problem"].items() if k not in ("id", "told")}

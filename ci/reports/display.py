@@ -10,12 +10,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ...properties.findings.report import Finding, ImplementationReport
+from ...properties.findings.causes import Cause
+from ...properties.findings.report import ImplementationReport
 from ...properties.findings.text_format import trace_lines
 from ...properties.verdicts.text import compact, count_of, printable
 from .summary import (
     Known,
     Summary,
+    known_entries,
     known_findings,
     new_findings,
     reason_idle,
@@ -57,8 +59,8 @@ def print_summary(out: Console, summary: Summary) -> None:
         for note in notes(report, summary.report.ended):
             out.print(Text(printable(f"note: {report.name}: {note}"), "yellow"), soft_wrap=True)
     for report in reports:
-        for finding in new_findings(report):
-            print_finding(out, finding)
+        for cause in new_findings(report):
+            print_finding(out, cause)
     for report in reports:
         for known in known_findings(report, summary.ledger):
             replays = (f.replay for f in report.findings if f.entry == known.entry)
@@ -77,7 +79,7 @@ def implementation_table(reports: Iterable[ImplementationReport]) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for report in reports:
         new = len(new_findings(report))
-        known = len(report.findings) - new
+        known = len(known_entries(report))
         table.add_row(
             Text(report.name),
             f"{report.judged:,}",
@@ -112,24 +114,26 @@ def print_implementations(out: Console, reports: Iterable[ImplementationReport])
         out.print(Text(report.name, style_of(state(report))), soft_wrap=True)
         told = (
             f"{report.judged:,} judged, {report.unsupported:,} unsupported, "
-            f"{rejected(report):,} rejected, {new} new, {len(report.findings) - new} known, "
+            f"{rejected(report):,} rejected, {new} new, {len(known_entries(report))} known, "
             f"{seconds(report):.1f} seconds"
         )
         out.print(Padding(Text(told), (0, 0, 0, 2)))
 
 
-def print_finding(out: Console, finding: Finding) -> None:
-    """Print a finding that no ledger entry explains."""
-    verdict = finding.verdict
+def print_finding(out: Console, cause: Cause) -> None:
+    """Print findings with one cause that no ledger entry explains."""
+    finding, verdict = cause.finding, cause.finding.verdict
     title = f"{verdict.status} {verdict.kind}".strip()
     say(
         out,
-        f"{title}  {finding.implementation}  {finding.law}",
+        f"{title}  {finding.implementation}  {', '.join(cause.laws)}",
         verdict.message,
         style=verdict.status,
     )
     for line in trace_lines(verdict):
         out.print(Text(f"    {printable(line)}", "dim"), soft_wrap=True)
+    if cause.telling:
+        command(out, "cause", cause.sentence)
     command(out, "problem", compact(finding.problem))
     if finding.replay:
         command(out, "replay", finding.replay)

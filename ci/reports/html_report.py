@@ -8,6 +8,7 @@ from ...properties.verdicts.text import compact
 from ..console.rendering import render
 from .summary import (
     Summary,
+    known_entries,
     known_findings,
     new_findings,
     reason_idle,
@@ -41,14 +42,15 @@ def to_html(summary: Summary) -> str:
         implementations=[_row(each, summary) for each in report.implementations],
         findings=[
             {
-                "verdict": finding.verdict,
-                "title": f"{finding.verdict.status} {finding.verdict.kind}".strip(),
-                "who": f"{finding.implementation}, {finding.law}",
-                "problem": compact(finding.problem),
-                "replay": finding.replay,
+                "verdict": cause.finding.verdict,
+                "title": f"{cause.finding.verdict.status} {cause.finding.verdict.kind}".strip(),
+                "who": f"{each.name}, {', '.join(cause.laws)}",
+                "cause": cause.sentence if cause.telling else "",
+                "problem": compact(cause.finding.problem),
+                "replay": cause.finding.replay,
             }
             for each in report.implementations
-            for finding in new_findings(each)
+            for cause in new_findings(each)
         ],
         known=[
             (k.implementation, k.entry, ", ".join(k.laws), k.count, k.reason, k.issue)
@@ -72,7 +74,7 @@ def _row(report: ImplementationReport, summary: Summary) -> tuple[object, ...]:
         report.unsupported,
         rejected(report),
         new,
-        len(report.findings) - new,
+        len(known_entries(report)),
         round(seconds(report), 1),
         reason_idle(report, summary),
     )

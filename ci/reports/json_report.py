@@ -6,6 +6,7 @@ from typing import Any
 
 from ... import __version__
 from ...properties.findings.cases import versions
+from ...properties.findings.causes import causes_of
 from .summary import Summary, known_findings, rejected, seconds, state
 
 SCHEMA = "kernelproof/report/1"
@@ -34,11 +35,12 @@ def to_json(summary: Summary) -> dict[str, Any]:
         "run_seconds": round(sum(map(seconds, report.implementations)), 3),
         "findings": [
             {
-                **finding.to_json(),
-                "problem_id": finding.problem.id,
-                **reasons.get(finding.entry or "", {}),
+                **cause.to_json(),
+                "problem_id": cause.finding.problem.id,
+                **reasons.get(cause.finding.entry or "", {}),
             }
-            for finding in report.findings
+            for each in report.implementations
+            for cause in causes_of(each)
         ],
         "known": [vars(each) for each in known],
         "implementations": [

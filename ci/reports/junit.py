@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from xml.etree import ElementTree as ET
 
+from ...properties.findings.causes import Cause, cause_of
 from ...properties.findings.report import Finding, ImplementationReport, LawReport
 from ...properties.laws import laws_of
 from ...properties.verdicts.text import compact, count_of
@@ -57,7 +58,7 @@ def _suite(report: ImplementationReport, summary: Summary) -> ET.Element:
     for finding in report.replayed:
         whose = "ledger" if finding.contradicts else "corpus"
         case = _case(report, f"{finding.law} ({whose} case {finding.problem.id})", 0.0)
-        _failure(case, finding)
+        _failure(case, finding, cause_of(report, finding))
         suite.append(case)
     idle = reason_idle(report, summary)
     if report.error:
@@ -88,7 +89,7 @@ def _law(report: ImplementationReport, law: LawReport, summary: Summary) -> ET.E
         **{f"known.{entry}": count for entry, count in law.known.items()},
     )
     if law.finding and not law.finding.entry:
-        _failure(case, law.finding)
+        _failure(case, law.finding, cause_of(report, law.finding))
     elif law.known:
         told = [
             f"{each.entry}: {count_of(law.known[each.entry], 'problem')}: {each.reason}"
@@ -109,15 +110,22 @@ def _case(report: ImplementationReport, name: str, seconds: float) -> ET.Element
     )
 
 
-def _failure(case: ET.Element, finding: Finding) -> None:
+def _failure(case: ET.Element, finding: Finding, cause: Cause | None) -> None:
+    """Add a failure; one with the cause of another says so, and no more of it."""
     verdict = finding.verdict
+    title = f"{verdict.status} {verdict.kind}".strip()
+    if cause is not None and finding is not cause.finding:
+        told = f"{title}: the same cause as under {cause.finding.law}"
+        lines = [compact(finding.problem), finding.replay]
+        _result(case, "failure", told, "\n".join(filter(None, lines)), kind=title)
+        return
     lines = [
         verdict.message,
+        *([cause.sentence] if cause and cause.telling else []),
         f"problem: {compact(finding.problem)}",
         *([f"replay: {finding.replay}"] if finding.replay else []),
         *(["", verdict.trace] if verdict.trace else []),
     ]
-    title = f"{verdict.status} {verdict.kind}".strip()
     first = (verdict.message.splitlines() or [""])[0]
     _result(case, "failure", f"{title}: {first}", "\n".join(lines), kind=title)
 

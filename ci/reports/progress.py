@@ -16,6 +16,7 @@ from rich.progress import Progress as Bars
 from rich.text import Text
 
 from ...properties.findings.cases import CaseWriter
+from ...properties.findings.causes import cause_of
 from ...properties.findings.report import Finding, ImplementationReport, LawReport
 from ...properties.search.engine import Run
 from ...properties.search.module_plan import Chosen
@@ -48,6 +49,7 @@ class Watch(Progress):
         self.laws = self.laws_ended = 0
         self.lock = threading.RLock()
         self._writer, self._laws = writer, laws
+        self._shown: set[int] = set()
 
     def planned(
         self, reports: Sequence[ImplementationReport], modules: Mapping[str, Chosen]
@@ -93,11 +95,27 @@ class Watch(Progress):
         self._writer.write_found(finding, self.run.report)
         verdict = finding.verdict
         title = f"{verdict.status} {verdict.kind}".strip()
+        first = self._shown_before(finding)
+        if first is not None:
+            told = f"  {finding.implementation}  {finding.law}: the same cause as under {first.law}"
+            self.say(Text(printable(f"{title}{told}"), "dim"))
+            return
         about = f"  {finding.implementation}  {finding.law}: {verdict.message}".splitlines()[0]
         line = Text.assemble((title, style_of(verdict.status)), printable(about[:LONGEST_MESSAGE]))
         self.say(line)
         if finding.replay:
             self.say(Text(f"  {finding.replay}", "dim"))
+
+    def _shown_before(self, finding: Finding) -> Finding | None:
+        """Return another finding with the same cause that was shown before, if there is one."""
+        for report in list(self.run.report.implementations):
+            if any(each is finding for each in report.findings):
+                cause = cause_of(report, finding)
+                members = cause.members if cause else ()
+                shown = [each for each in members if id(each) in self._shown]
+                self._shown.add(id(finding))
+                return shown[0] if shown else None
+        return None
 
     def say(self, line: Text) -> None:
         """Print a line."""

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
+from ...properties.findings.causes import Cause, causes_of
 from ...properties.findings.ledger import Ledger
-from ...properties.findings.report import Finding, ImplementationReport, RunReport
+from ...properties.findings.report import ImplementationReport, RunReport
 from ...properties.verdicts.text import count_of
 from ..console.errors import CONFORMING, INTERRUPTED, MACHINE, NONCONFORMING, TERMINATED, USAGE
 
@@ -78,7 +79,8 @@ def _exit_of(report: RunReport, *, gate: bool, failure: str) -> tuple[int, str]:
     broken = [each for each in report.implementations if each.error]
     unfound = [each for each in broken if not each.operation]
     idle = [each for each in report.implementations if not each.judged]
-    new, known = len(report.unknown), len(report.findings) - len(report.unknown)
+    new = sum(len(new_findings(each)) for each in report.implementations)
+    known = sum(len(known_entries(each)) for each in report.implementations)
     if report.interrupted:
         code = TERMINATED if report.ended == "terminated" else INTERRUPTED
         return code, f"{report.ended}, this is what was learned until then"
@@ -148,15 +150,22 @@ def replayed(report: RunReport) -> str:
     return f"{stored} ({told})" if told else stored
 
 
-def new_findings(report: ImplementationReport) -> list[Finding]:
-    """Return the findings that the ledger does not explain."""
-    return [finding for finding in report.findings if not finding.entry]
+def new_findings(report: ImplementationReport) -> list[Cause]:
+    """Return the findings that the ledger does not explain, those with one cause as one."""
+    return [cause for cause in causes_of(report) if not cause.finding.entry]
+
+
+def known_entries(report: ImplementationReport) -> list[str]:
+    """Return the ids of the ledger entries that explained something, over all laws."""
+    counted = [name for law in report.laws for name in law.known]
+    found = [finding.entry for finding in report.findings if finding.entry]
+    return list(dict.fromkeys([*counted, *found]))
 
 
 def known_findings(report: ImplementationReport, ledger: Ledger) -> Iterator[Known]:
     """Return the ledger entries that explained something, over all laws."""
     entries = {entry.id: entry for entry in ledger.entries}
-    for name in dict.fromkeys(name for law in report.laws for name in law.known):
+    for name in known_entries(report):
         entry = entries.get(name)
         yield Known(
             implementation=report.name,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -45,10 +46,11 @@ class LedgerError(ValueError):
 
 
 class Limits(Table, frozen=True):
-    """Limits of a number, as a predicate gives them."""
+    """Limits of a number, or one of several lengths, as a predicate gives them."""
 
     min: float = -math.inf
     max: float = math.inf
+    has: int | None = None
 
 
 LawName = Annotated[str, one_of(law.name for law in LAWS)]
@@ -67,7 +69,8 @@ class Entry(Table, frozen=True):
         status: of the verdict.
         kinds: of the verdict; any if empty.
         where: predicate on the problem: field or property, and the value it has, a list of values,
-            or a table with ``min`` or ``max``. All must hold.
+            or a table with ``min`` or ``max``, or with a length that a list of them ``has``. All
+            must hold.
         versions: PEP 440 specifiers by package, such as ``flashinfer = ">=0.7,<=0.7.2.post1"``.
         device: ``"cpu"`` or ``"cuda"``; any if empty.
         sm: chips on which it holds; any if empty.
@@ -135,10 +138,7 @@ class Entry(Table, frozen=True):
             self.of_law(law)
             and verdict.status == self.status
             and (not self.kinds or verdict.kind in self.kinds)
-            and any(
-                all(_holds(each, name, wanted) for name, wanted in self.where.items())
-                for each in wrong
-            )
+            and any(holds(each, self.where) for each in wrong)
         )
 
     def retired(self, law: str, verdict: Verdict) -> Verdict:
@@ -222,11 +222,18 @@ def load_ledger(choice: str | None = None) -> Ledger:
     return Ledger(tuple(replace(entry, case=path.parent / entry.case) for entry in entries))
 
 
+def holds(problem: Problem, where: Mapping[str, Any]) -> bool:
+    """Whether a problem has all the values of a predicate, see ``Entry.where``."""
+    return all(_holds(problem, name, wanted) for name, wanted in where.items())
+
+
 def _holds(problem: Problem, name: str, wanted: object) -> bool:
     if not hasattr(problem, name):
         return False
     value = getattr(problem, name)
     if isinstance(wanted, dict):
+        if "has" in wanted:
+            return isinstance(value, tuple) and wanted["has"] in value
         if not isinstance(value, (int, float)):
             return False
         low, high = wanted.get("min", value), wanted.get("max", value)

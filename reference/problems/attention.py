@@ -229,6 +229,26 @@ class AttentionProblem(BaseProblem):
         return sum(self.query_lens)
 
     @property
+    def num_requests(self) -> int:
+        """Requests of the batch."""
+        return len(self.seq_lens)
+
+    @property
+    def most_keys(self) -> int:
+        """Keys of the longest request."""
+        return max(self.seq_lens, default=0)
+
+    @property
+    def most_queries(self) -> int:
+        """Query tokens of the request that has most."""
+        return max(self.query_lens, default=0)
+
+    @property
+    def more_queries_than_keys(self) -> bool:
+        """Whether some request has more queries than keys."""
+        return any(t > s for t, s in zip(self.query_lens, self.seq_lens, strict=True))
+
+    @property
     def num_pages(self) -> int:
         """Pages that the requests' keys take, shared ones counted for each."""
         return sum(-(-s // self.page_size) for s in self.seq_lens)

@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
@@ -20,6 +21,7 @@ from kernelproof.ci.reports.display import print_summary
 from kernelproof.ci.reports.html_report import to_html
 from kernelproof.ci.reports.json_report import to_json
 from kernelproof.ci.reports.junit import to_junit
+from kernelproof.ci.reports.progress import Watch
 from kernelproof.ci.reports.summary import Summary, summarise
 from kernelproof.impl.targets.refusal import Refusal
 from kernelproof.properties.findings.cases import CaseWriter, loading_name, replay_command
@@ -158,6 +160,47 @@ def test_the_worst_ratio_is_the_findings_where_it_has_one() -> None:
     assert 'name="worst_ratio" value="4.1e+05"' in to_junit(summary(report))
     wrong.entry = "merge-empty"
     assert law.worst_ratio == 0.8254
+
+
+def test_findings_with_one_cause_are_shown_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    hang = Verdict("HANG", "run")
+    found = (finding(), finding("well_formed"), finding("soak", verdict=hang))
+    laws = [LawReport(each.law, judged=3, finding=each) for each in found]
+    ended = summary(run(ImplementationReport("mine", "kernels:mine", "merge_state", laws=laws)))
+    assert ended.sentence.startswith("NOT CONFORMING: 2 new findings, 0 known")
+    one, other = to_json(ended)["findings"]
+    assert (one["law"], one["laws"], other["laws"]) == (
+        "parity", ["parity", "well_formed"], ["soak"]
+    )  # fmt: skip
+    assert one["cause"] == {"values": {}, "failing": 1, "passing": 0, "others": 0}
+    text = printed(ended, monkeypatch)
+    assert text.count("FAIL nan  mine  parity, well_formed") == 1
+    assert text.count("problem: ") == 2
+    page = to_html(ended)
+    assert page.count("mine, parity, well_formed") == 1
+    (suite,) = ET.fromstring(to_junit(ended)).findall("testsuite")  # noqa: S314
+    assert suite.get("failures") == "3"  # each law keeps its verdict
+    failure = suite.findall("testcase")[1].find("failure")
+    assert failure is not None
+    assert failure.get("message") == "FAIL nan: the same cause as under parity"
+
+
+def test_the_live_progress_shows_a_cause_once() -> None:
+    laws = [LawReport(name, judged=3, finding=finding(name)) for name in ("parity", "well_formed")]
+    report = run(ImplementationReport("mine", "kernels:mine", "merge_state", laws=laws))
+    stream = io.StringIO()
+    watch = Watch(console(stream), SimpleNamespace(report=report), NoCases(), {})  # type: ignore[arg-type]
+    for law in laws:
+        assert law.finding
+        watch.found(law.finding)
+    first, second = stream.getvalue().splitlines()
+    assert first.startswith("FAIL nan  mine  parity: out[0, 1]")
+    assert second == "FAIL nan  mine  well_formed: the same cause as under parity"
+
+
+class NoCases:
+    def write_found(self, finding: Finding, report: RunReport) -> None:
+        """Write nothing."""
 
 
 def test_the_json_names_the_provider_and_its_version() -> None:

@@ -1,0 +1,161 @@
+"""Findings with one cause are one, and two faults of one kernel stay two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from kernelproof.properties.findings.causes import Cause, causes_of, shared_values
+from kernelproof.properties.findings.ledger import holds
+from kernelproof.properties.findings.report import (
+    Finding,
+    ImplementationReport,
+    LawReport,
+    ProblemVerdict,
+)
+from kernelproof.properties.space.axes import Axes, all_axes
+from kernelproof.properties.space.profiles import Profile
+from kernelproof.properties.space.rounds import draw_problems
+from kernelproof.properties.verdicts.verdict import Verdict
+from kernelproof.reference import AttentionProblem
+
+Fault = Callable[[AttentionProblem], bool]
+PROFILE = Profile("tiny", problems=150, max_work=20_000, shrink_seconds=1.0, seconds=60.0)
+AXES = Axes("paged_attention", all_axes("paged_attention"), 20_000, {})
+
+
+@cache
+def drawn(seed: int) -> list[AttentionProblem]:
+    problems = draw_problems(AXES, PROFILE, seed, 150)
+    return [each for each in problems if isinstance(each, AttentionProblem)]
+
+
+def law(
+    name: str, fault: Fault, seed: int, *, status: str = "FAIL", kind: str = "numeric"
+) -> LawReport:
+    """Judge drawn problems under a law that finds a fault."""
+    report = LawReport(name)
+    for problem in drawn(seed):
+        bad = fault(problem)
+        verdict = (status, kind) if bad else ("PASS", "")
+        report.problems[problem.id] = ProblemVerdict(problem, *verdict, vacuous=False)
+    failing = [each.problem for each in report.problems.values() if each.status == status]
+    smallest = min(failing, key=lambda each: each.work)
+    report.finding = Finding("mine", name, Verdict(status, kind), smallest)  # type: ignore[arg-type]
+    return report
+
+
+def causes(*laws: LawReport) -> list[Cause]:
+    return causes_of(ImplementationReport("mine", "mine.py:mine", laws=[*laws]))
+
+
+@pytest.mark.parametrize(
+    ("fault", "values"),
+    [
+        (lambda p: p.sinks, {"sinks": True}),
+        (lambda p: p.window_left >= 0, {"window_left": {"min": 0}}),
+        (lambda p: p.logits_soft_cap > 0, {"logits_soft_cap": {"min": 1.0}}),
+        (lambda p: p.dtype == "bfloat16", {"dtype": "bfloat16"}),
+        (lambda p: not p.causal, {"causal": False}),
+        (lambda p: p.page_size >= 16, {"page_size": {"min": 16}}),
+        (lambda p: p.sinks and p.causal, {"causal": True, "sinks": True}),
+        (lambda p: p.more_queries_than_keys, {"more_queries_than_keys": True}),
+        (lambda p: p.empty_requests, {"empty_requests": True}),
+        (lambda p: 5 in p.seq_lens, {"seq_lens": {"has": 5}}),
+        (lambda p: p.seed >= 0, {}),
+    ],
+)
+def test_what_failing_problems_share(fault: Fault, values: dict[str, object]) -> None:
+    found = law("parity", fault, 1)
+    (cause,) = causes(found)
+    assert cause.values == values
+    count = sum(map(fault, drawn(1)))
+    assert (cause.failing, cause.passing, cause.others) == (count, 0, len(drawn(1)) - count)
+
+
+def test_two_laws_that_see_one_fault() -> None:
+    def windows(problem: AttentionProblem) -> bool:
+        return problem.window_left >= 0
+
+    numeric, stuck = law("parity", windows, 1), law("sensitivity", windows, 2, kind="insensitive")
+    (cause,) = causes(numeric, stuck)
+    assert cause.laws == ("parity", "sensitivity")
+    assert cause.kinds == ("insensitive", "numeric")
+    assert cause.values == {"window_left": {"min": 0}}
+    assert numeric.finding
+    assert stuck.finding
+    assert cause.finding.problem.work == min(
+        numeric.finding.problem.work, stuck.finding.problem.work
+    )
+    told = cause.to_json()
+    assert {"law", "status", "kind", "problem", "message", "replay"} <= set(told)
+    assert told["cause"]["failing"] == cause.failing
+    assert f"with window_left of 0 and more, in 0 of {cause.others} without" in cause.sentence
+
+
+def test_a_law_that_sees_the_fault_in_few_problems_belongs_to_it() -> None:
+    wide = law("parity", lambda p: p.window_left >= 0, 1)
+    narrow = law("chunked_prefill", lambda p: p.window_left >= 0 and p.most_keys >= 6, 2)
+    (cause,) = causes(wide, narrow)
+    assert cause.laws == ("parity", "chunked_prefill")
+    assert (cause.values, cause.passing) == ({"window_left": {"min": 0}}, 0)
+
+
+def test_two_faults_of_one_kernel_stay_two() -> None:
+    def of_sinks(problem: AttentionProblem) -> bool:
+        return problem.sinks
+
+    def of_pages(problem: AttentionProblem) -> bool:
+        return problem.page_size >= 16
+
+    sinks, pages = law("parity", of_sinks, 1), law("page_relabelling", of_pages, 2)
+    again = law("soak", of_sinks, 3)
+    first, second = causes(sinks, pages, again)
+    assert (first.laws, first.values) == (("parity", "soak"), {"sinks": True})
+    assert (second.laws, second.values) == (("page_relabelling",), {"page_size": {"min": 16}})
+
+
+def test_a_hang_and_a_wrong_answer_are_two() -> None:
+    def long(problem: AttentionProblem) -> bool:
+        return problem.most_keys >= 9
+
+    wrong = law("parity", long, 1)
+    hangs = law("well_formed", long, 2, status="HANG", kind="run")
+    changed = law("inputs_unchanged", long, 3, kind="mutated_input")
+    assert [each.laws for each in causes(wrong, hangs, changed)] == [
+        ("parity",),
+        ("well_formed",),
+        ("inputs_unchanged",),
+    ]
+
+
+def test_the_problem_that_a_law_made_counts() -> None:
+    """Sensitivity takes the mask away of a kernel that is wrong without one."""
+    wrong = law("parity", lambda p: not p.causal, 1)
+    made = AttentionProblem(query_lens=(2,), seq_lens=(2,))
+    masked = replace(made, causal=True)
+    verdict = Verdict("FAIL", "insensitive", about=made.to_json())
+    switched = LawReport("sensitivity", finding=Finding("mine", "sensitivity", verdict, masked))
+    (cause,) = causes(wrong, switched)
+    assert cause.laws == ("parity", "sensitivity")
+
+
+def test_a_stored_case_joins_what_a_law_finds() -> None:
+    found = law("parity", lambda p: p.sinks, 1)
+    assert found.finding
+    report = ImplementationReport("mine", "mine.py:mine", laws=[found])
+    report.replayed = [replace(found.finding, replay="kernelproof replay stored.json")]
+    (cause,) = causes_of(report)
+    assert cause.finding.replay == "kernelproof replay stored.json"
+    report.replayed = [replace(found.finding, contradicts="an-entry")]
+    assert len(causes_of(report)) == 2
+
+
+def test_simplest_values_are_not_named_where_they_tell_nothing() -> None:
+    few = [AttentionProblem(seq_lens=(3,), sinks=True)]
+    passing = [AttentionProblem(seq_lens=(3,)), AttentionProblem(seq_lens=(3,), causal=True)]
+    assert shared_values(few, passing) == {"sinks": True}
+    assert not holds(AttentionProblem(seq_lens=(3,)), {"seq_lens": {"has": 4}})
