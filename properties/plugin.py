@@ -89,6 +89,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="Share failing examples (nightly): a folder, github:OWNER/REPO, a Redis URL "
         "(default: $KERNELPROOF_EXAMPLES).",
     )
+    group.addoption(
+        "--kernelproof-allow-incomplete",
+        action="store_true",
+        help="Skip a law that had no time to judge enough problems, instead of failing it.",
+    )
     group.addoption("--kernelproof-operation", metavar="OP", help="What plain functions implement.")
 
 
@@ -192,6 +197,7 @@ def suite_of(config: pytest.Config) -> Suite:
             shared_examples(config.getoption("kernelproof_examples")),
             only,
             here / costs if costs else None,
+            config.getoption("kernelproof_allow_incomplete"),
         )
         process = _process(config)
         number = int(process.get("workerid", "gw0").removeprefix("gw"))

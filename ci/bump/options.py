@@ -77,7 +77,7 @@ BUMP_ONLY = (
     "sm", "policy", "resume", "journal", "parts", "implementations", "compiled", "units",
     "markdown",
 )  # fmt: skip
-NOT_OF_BUMP = ("gating", "sanitizer", "examples", "costs")
+NOT_OF_BUMP = ("gating", "sanitizer", "examples", "costs", "allow_incomplete")
 
 
 def side_options(command: Callable[..., int]) -> Callable[..., int]:

@@ -67,6 +67,7 @@ class Request:
     corpus: Path | None = None
     costs: Path | None = None
     minutes: float | None = None
+    allow_incomplete: bool = False
 
 
 def examine(request: Request) -> int:
@@ -237,6 +238,7 @@ def _summarise(request: Request, report: RunReport, ledger: Ledger, *, failure: 
         command=request.command,
         laws=request.laws,
         failure=failure,
+        allow_incomplete=request.allow_incomplete,
     )
 
 

@@ -6,13 +6,21 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..console.errors import CONFORMING, INTERRUPTED, MACHINE, NONCONFORMING, TERMINATED, USAGE
+from ..console.errors import (
+    CONFORMING,
+    INCOMPLETE,
+    INTERRUPTED,
+    MACHINE,
+    NONCONFORMING,
+    TERMINATED,
+    USAGE,
+)
 from ..console.evidence_file import as_evidence
 from ..reports.summary import VERDICTS
 from .checking import Request, examine
 from .gating_command import Ended, GatingRequest, print_ended, to_json, tried
 
-WORST_FIRST = (INTERRUPTED, USAGE, MACHINE, NONCONFORMING, CONFORMING)
+WORST_FIRST = (TERMINATED, INTERRUPTED, USAGE, MACHINE, NONCONFORMING, INCOMPLETE, CONFORMING)
 
 
 def gate_both(request: Request, gating: GatingRequest) -> int:
@@ -46,5 +54,7 @@ def gate_both(request: Request, gating: GatingRequest) -> int:
 def _joined(path: Path, second: Any, ended: Ended, code: int) -> dict[str, Any]:  # noqa: ANN401  JSON
     """Return the results of the first run, read back, with those of the second."""
     data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    data |= {"gating": second, "exit_code": code, "verdict": VERDICTS.get(code, "error")}
+    # An incomplete run that is allowed has the code of a conforming one.
+    verdict = VERDICTS.get(code, "error") if ended.code else data["verdict"]
+    data |= {"gating": second, "exit_code": code, "verdict": verdict}
     return {**data, "message": f"{data['message']}. Support table: {ended.sentence}"}

@@ -93,6 +93,11 @@ RUN_OPTIONS = (
         "URL; also $KERNELPROOF_EXAMPLES.",
     ),
     click.option(
+        "--allow-incomplete",
+        is_flag=True,
+        help="Exit 0, not 4, where too little was judged; the verdict stays incomplete.",
+    ),
+    click.option(
         "--cases",
         type=click.Path(file_okay=False, path_type=Path),
         default=CASES,

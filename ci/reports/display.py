@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich import box
 from rich.console import Console
@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...properties.findings.causes import Cause
+from ...properties.findings.coverage import gaps_text
 from ...properties.findings.report import ImplementationReport
 from ...properties.findings.text_format import trace_lines
 from ...properties.verdicts.text import compact, count_of, printable
@@ -27,6 +28,8 @@ from .summary import (
     state,
 )
 
+FEW = 3
+"""Implementations of which each has a line on what was reached."""
 TABLE_WIDTH = 72
 """Below this many columns there is no room for the table."""
 EARLY = {
@@ -39,6 +42,7 @@ EARLY = {
 STYLES = {
     "PASS": "green",
     "KNOWN": "yellow",
+    "INCOMPLETE": "yellow",
     "FLAKY": "yellow",
     "UNSUPPORTED": "dim",
     "UNJUDGED": "dim",
@@ -67,15 +71,30 @@ def print_summary(out: Console, summary: Summary) -> None:
             print_known(out, known, next(replays, ""))
     if replayed(summary.report):
         out.print(Text(f"corpus: {replayed(summary.report)}", "dim"), soft_wrap=True)
-    style = {0: "bold green", 1: "bold red"}.get(summary.code, "bold yellow")
-    out.print(Text(summary.sentence, style), soft_wrap=True)
+    out.print(Text("\n".join(coverage_lines(reports)), "dim"), soft_wrap=True)
+    style = {"conforming": "bold green", "nonconforming": "bold red"}
+    out.print(Text(summary.sentence, style.get(summary.verdict, "bold yellow")), soft_wrap=True)
+
+
+def coverage_lines(reports: Sequence[ImplementationReport]) -> list[str]:
+    """Return what was reached: a line for each of a few implementations, one for many."""
+    judged = [each for each in reports if each.judged]
+    if len(judged) <= FEW:
+        return [f"coverage: {each.name}: {each.coverage.text}" for each in judged]
+    laws = sum(sum(map(bool, each.coverage.judged.values())) for each in judged)
+    asked = sum(each.coverage.asked for each in judged)
+    early = sum(len(each.coverage.early) for each in judged)
+    short = sum(bool(each.coverage.gaps) for each in judged)
+    told = f"coverage: {laws} of {asked} laws judged problems, {early} ended early"
+    return [f"{told}; {short} of {len(judged)} implementations below a floor"]
 
 
 def implementation_table(reports: Iterable[ImplementationReport]) -> Table:
     """Return one row an implementation."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, safe_box=True)
     table.add_column("implementation", overflow="fold")
-    for heading in ("judged", "unsupported", "rejected", "new", "known", "seconds"):
+    headings = ("judged", "laws", "lengths", "unsupported", "rejected", "new", "known", "seconds")
+    for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for report in reports:
         new = len(new_findings(report))
@@ -83,6 +102,8 @@ def implementation_table(reports: Iterable[ImplementationReport]) -> Table:
         table.add_row(
             Text(report.name),
             f"{report.judged:,}",
+            report.coverage.laws if report.laws else "",
+            report.coverage.longest,
             f"{report.unsupported:,}",
             f"{rejected(report):,}",
             Text(f"{new}", "bold red" if new else ""),
@@ -99,9 +120,10 @@ def notes(report: ImplementationReport, ended: str = "") -> Iterator[str]:
         report: of the implementation.
         ended: what ended the run early, see ``RunReport``.
     """
-    early = [law.law for law in report.laws if law.truncated]
-    if early:
+    if early := report.coverage.early:
         yield f"{EARLY[ended]} before all problems were judged: {', '.join(early)}"
+    if report.coverage.gaps:
+        yield f"INCOMPLETE: {gaps_text(report.coverage.gaps)}"
     flaky = sum(law.flaky for law in report.laws)
     if flaky:
         yield f"{count_of(flaky, 'failure')} not confirmed when the same problem was run again"

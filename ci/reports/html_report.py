@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...properties.findings.cases import versions
+from ...properties.findings.coverage import gaps_text
 from ...properties.findings.report import ImplementationReport, LawReport
 from ...properties.verdicts.text import compact
 from ..console.rendering import render
@@ -18,7 +19,15 @@ from .summary import (
     state,
 )
 
-TONES = {"conforming": "good", "nonconforming": "bad", "error": "bad"}
+ENDED = {
+    "": "",
+    "time": "out of time",
+    "stopped": "the run ended",
+    "idle": "nothing to judge",
+    "rare": "too little to judge",
+}
+"""Why a law ended before it had its problems, in words."""
+TONES = {"conforming": "good", "nonconforming": "bad", "incomplete": "warn", "error": "bad"}
 
 
 def to_html(summary: Summary) -> str:
@@ -58,7 +67,7 @@ def to_html(summary: Summary) -> str:
             for k in known_findings(each, summary.ledger)
         ],
         laws=[
-            (each.name, [_law(law) for law in each.laws])
+            (each.name, each.coverage.text, [_law(law) for law in each.laws])
             for each in report.implementations
             if each.laws
         ],
@@ -71,12 +80,14 @@ def _row(report: ImplementationReport, summary: Summary) -> tuple[object, ...]:
         report.name,
         state(report),
         report.judged,
+        report.coverage.laws if report.laws else "",
+        report.coverage.longest,
         report.unsupported,
         rejected(report),
         new,
         len(known_entries(report)),
         round(seconds(report), 1),
-        reason_idle(report, summary),
+        reason_idle(report, summary) or gaps_text(report.coverage.gaps),
     )
 
 
@@ -90,5 +101,5 @@ def _law(law: LawReport) -> tuple[object, ...]:
         law.rejected,
         law.worst_ratio,
         law.seconds,
-        "ended early" if law.truncated else "",
+        ENDED[law.ended],
     )

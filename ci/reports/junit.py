@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from xml.etree import ElementTree as ET
 
 from ...properties.findings.causes import Cause, cause_of
+from ...properties.findings.coverage import gaps_text
 from ...properties.findings.report import Finding, ImplementationReport, LawReport
 from ...properties.laws import laws_of
 from ...properties.verdicts.text import compact, count_of
@@ -51,6 +52,8 @@ def _suite(report: ImplementationReport, summary: Summary) -> ET.Element:
         profile=summary.report.profile,
         seed=summary.report.seed,
         replayed=report.corpus.replayed,
+        coverage=report.coverage.text,
+        **({"incomplete": gaps_text(report.coverage.gaps)} if report.coverage.gaps else {}),
         **{f"target.{name}": value for name, value in summary.report.target.items() if value},
     )
     for law in report.laws:
@@ -85,7 +88,8 @@ def _law(report: ImplementationReport, law: LawReport, summary: Summary) -> ET.E
         rejected=law.rejected,
         flaky=law.flaky,
         worst_ratio=f"{law.worst_ratio:.4g}",
-        truncated=str(law.truncated).lower(),
+        floor=law.floor,
+        ended=law.ended,
         **{f"known.{entry}": count for entry, count in law.known.items()},
     )
     if law.finding and not law.finding.entry:
@@ -97,6 +101,9 @@ def _law(report: ImplementationReport, law: LawReport, summary: Summary) -> ET.E
             if law.known[each.entry]
         ]
         _result(case, "skipped", "KNOWN " + "; ".join(told), kind="known")
+    elif law.incomplete:
+        counts = f"{law.judged} of {law.floor} problems in {law.seconds:.0f} s"
+        _result(case, "skipped", f"INCOMPLETE: judged {counts}", kind="incomplete")
     elif not law.judged:
         reason = next(iter(report.refused.values()), "the law had nothing to look at")
         counts = f"{law.unsupported} unsupported, {law.vacuous} with nothing to look at"

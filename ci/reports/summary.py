@@ -7,12 +7,28 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from ...properties.findings.causes import Cause, causes_of
+from ...properties.findings.coverage import gaps_text
 from ...properties.findings.ledger import Ledger
 from ...properties.findings.report import ImplementationReport, RunReport
 from ...properties.verdicts.text import count_of
-from ..console.errors import CONFORMING, INTERRUPTED, MACHINE, NONCONFORMING, TERMINATED, USAGE
+from ..console.errors import (
+    CONFORMING,
+    INCOMPLETE,
+    INTERRUPTED,
+    MACHINE,
+    NONCONFORMING,
+    TERMINATED,
+    USAGE,
+)
 
-VERDICTS = {CONFORMING: "conforming", NONCONFORMING: "nonconforming"}
+VERDICTS = {CONFORMING: "conforming", NONCONFORMING: "nonconforming", INCOMPLETE: "incomplete"}
+WORDS = {
+    "conforming": "CONFORMING",
+    "nonconforming": "NOT CONFORMING",
+    "incomplete": "INCOMPLETE",
+    "error": "ERROR",
+}
+"""Verdicts as a person reads them."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +50,7 @@ class Summary:
     Attributes:
         report: what the engine learned.
         ledger: what it was allowed to know.
+        verdict: one of ``WORDS``.
         code: exit code.
         sentence: the verdict in one line.
         command: that was given.
@@ -43,17 +60,13 @@ class Summary:
 
     report: RunReport
     ledger: Ledger
+    verdict: str
     code: int
     sentence: str
     command: str
     laws: tuple[str, ...] = ()
     failure: str = ""
     date: str = ""
-
-    @property
-    def verdict(self) -> str:
-        """One of conforming, nonconforming, error."""
-        return VERDICTS.get(self.code, "error")
 
 
 def summarise(
@@ -64,26 +77,29 @@ def summarise(
     command: str,
     laws: tuple[str, ...] = (),
     failure: str = "",
+    allow_incomplete: bool = False,
 ) -> Summary:
-    """Sum up a run: its exit code, and its verdict in one line."""
+    """Return the summary of a run, with its verdict as a whole."""
     code, why = _exit_of(report, gate=gate, failure=failure)
-    word = {CONFORMING: "CONFORMING", NONCONFORMING: "NOT CONFORMING"}.get(code, "ERROR")
+    verdict = VERDICTS.get(code, "error")
+    if report.interrupted:
+        why = f"{report.ended}, this is what was learned until then: {why}"
+        code = TERMINATED if report.ended == "terminated" else INTERRUPTED
+    elif code == INCOMPLETE and allow_incomplete:
+        code = CONFORMING
     count = count_of(report.judged, "problem")
-    sentence = f"{word}: {why}; {count} judged in {report.seconds:.1f} s"
+    sentence = f"{WORDS[verdict]}: {why}; {count} judged in {report.seconds:.1f} s"
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    return Summary(report, ledger, code, sentence, command, laws, failure, date)
+    return Summary(report, ledger, verdict, code, sentence, command, laws, failure, date)
 
 
 def _exit_of(report: RunReport, *, gate: bool, failure: str) -> tuple[int, str]:
-    """Return the exit code and the reason for it."""
+    """Return the exit code of an undisturbed run with this verdict, and the reason for it."""
     broken = [each for each in report.implementations if each.error]
     unfound = [each for each in broken if not each.operation]
     idle = [each for each in report.implementations if not each.judged]
     new = sum(len(new_findings(each)) for each in report.implementations)
     known = sum(len(known_entries(each)) for each in report.implementations)
-    if report.interrupted:
-        code = TERMINATED if report.ended == "terminated" else INTERRUPTED
-        return code, f"{report.ended}, this is what was learned until then"
     if failure or report.lost:
         return MACHINE, failure or f"the device was lost: {report.lost}"
     if broken:
@@ -95,10 +111,21 @@ def _exit_of(report: RunReport, *, gate: bool, failure: str) -> tuple[int, str]:
         return USAGE if usage else MACHINE, f"{who}{first}{others}"
     if new:
         return NONCONFORMING, f"{count_of(new, 'new finding')}, {known} known"
-    if not report.judged or (idle and not gate):
+    if not report.interrupted and (not report.judged or (idle and not gate)):
         names = ", ".join(each.name for each in idle) or "no implementation"
         return MACHINE, f"no problem at all was judged of {names}"
-    return CONFORMING, f"no new finding, {known} known"
+    return _floors(report, f"no new finding, {known} known")
+
+
+def _floors(report: RunReport, found: str) -> tuple[int, str]:
+    """Return the exit code of a run without new findings, and the reason for it."""
+    if report.interrupted:
+        return INCOMPLETE, found
+    if short := [each for each in report.implementations if each.coverage.gaps]:
+        others = f", and {len(short) - 1} more fall short" if len(short) > 1 else ""
+        missing = f"{short[0].name}: {gaps_text(short[0].coverage.gaps)}{others}"
+        return INCOMPLETE, f"{missing}; {found}"
+    return CONFORMING, found
 
 
 def reason_idle(report: ImplementationReport, summary: Summary) -> str:
@@ -122,6 +149,8 @@ def state(report: ImplementationReport) -> str:
         return "FINDINGS"
     if not report.judged:
         return "UNSUPPORTED" if report.refusal or report.unsupported else "UNJUDGED"
+    if report.coverage.gaps:
+        return "INCOMPLETE"
     return "KNOWN" if report.findings else "PASS"
 
 

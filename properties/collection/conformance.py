@@ -17,7 +17,7 @@ from ..findings.cases import CaseWriter, replay_command
 from ..findings.corpus import load_case
 from ..findings.expectations import read_expectations
 from ..findings.ledger import Entry, LedgerError
-from ..findings.report import Finding, ImplementationReport, LawReport, RunReport
+from ..findings.report import EARLY, Finding, ImplementationReport, LawReport, RunReport
 from ..findings.text_format import told
 from ..isolation.workers import Worker
 from ..laws import Law, find_law, laws_of
@@ -27,7 +27,7 @@ from ..search.costs import CostsError
 from ..search.drawing import SearchOptions
 from ..search.examples import ExamplesError, examples_on, open_examples
 from ..search.law_search import LawSearch
-from ..search.plan import Plan, problems_of, seconds_of
+from ..search.plan import Plan, floor_of, problems_of, seconds_of
 from ..search.preparation import prepare
 from ..search.replays import judge_known, judge_stored
 from ..space.axes import example
@@ -201,11 +201,13 @@ class Suite:
         report: ImplementationReport,
     ) -> Judged:
         law, plan = find_law(item.law), self._plan
+        problems = problems_of(plan, law, candidate.cost, len(item.implementation.configurations))
         options = SearchOptions(
             plan.profile,
             self._seed(item),
-            problems_of(plan, law, candidate.cost, len(item.implementation.configurations)),
+            problems,
             self._seconds(item, law),
+            floor_of(law, problems),
             examples=self._examples and replace(self._examples, part=item.configuration.id),
         )
         if item.configuration.fixed:
@@ -217,6 +219,15 @@ class Suite:
             raise HarnessError(found.error)
         if found.finding:
             return self._tell(found, found.finding, report)
+        if found.incomplete:
+            text = (
+                f"INCOMPLETE  {report.name}: {law.name} judged {found.judged} of {found.floor} "
+                f"problems in {found.seconds:.0f} s"
+            )
+            outcome: Literal["skipped", "failed"] = (
+                "skipped" if self._choices.allow_incomplete else "failed"
+            )
+            return Judged(outcome, text, _counts(found))
         if found.judged:
             return Judged("passed", properties=_counts(found))
         counts = f"{found.unsupported} unsupported, {found.vacuous} with nothing to look at"
@@ -341,5 +352,5 @@ def _counts(found: LawReport) -> dict[str, str | int | float]:
         "known": sum(found.known.values()),
         "worst_ratio": round(found.worst_ratio, 4),
         "seconds": round(found.seconds, 3),
-        **({"truncated": "true"} if found.truncated else {}),
+        **({"ended": found.ended} if found.ended in EARLY else {}),
     }

@@ -42,7 +42,7 @@ class Tally:
         # By its command: a stored case and a search may come to the same one.
         found = {item["replay"]: item for item in items if item.get("replay") and item["failed"]}
         known = sum("entry" in item for item in items)
-        early = sum("truncated" in item for item in items)
+        early = sum("ended" in item for item in items)
         terminalreporter.section("kernelproof")
         for item in found.values():
             configuration = f"  {item['configuration']}" if item["configuration"] else ""

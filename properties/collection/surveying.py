@@ -46,6 +46,7 @@ class Choices:
         examples: where failing examples are shared, see ``open_examples``.
         only: the part of the space of problems that is searched.
         costs: file of cost classes; they are measured if None.
+        allow_incomplete: whether a law that ran out of time below its floor is skipped, not failed.
     """
 
     implementations: tuple[str, ...]
@@ -58,6 +59,7 @@ class Choices:
     examples: str = ""
     only: Only = WHOLE_SPACE
     costs: Path | None = None
+    allow_incomplete: bool = False
 
     def read_costs(self) -> dict[str, Cost]:
         """Read the cost classes that were given.

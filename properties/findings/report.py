@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ...impl.targets.refusal import Refusal
 from ...reference import Problem
 from ..verdicts.verdict import Verdict
+from .coverage import Coverage
 
 TIME, INTERRUPTED, TERMINATED = ENDINGS = ("time", "interrupted", "terminated")
 """What may end a run early: its own deadline, SIGINT, SIGTERM."""
+EARLY = ("time", "stopped")
+"""Reasons for which a law ends before it has judged its problems though there are more."""
 SUITE_FAILED = "the suite failed"
 """How the error of an implementation begins that is not at fault itself."""
 
@@ -85,6 +88,10 @@ class LawReport:
     Attributes:
         passing_ratio: the worst error over its bound of the problems that passed.
         problems: the latest verdict on each problem, by problem id, tries of shrinking included.
+        floor: fewest problems that it must judge to count.
+        ended: why it did not judge all the problems that it was to judge; empty where it did, or
+            found a failure. ``time``: its time was over; ``stopped``: the run's was; ``idle``: it
+            found nothing to judge; ``rare``: too little.
     """
 
     law: str
@@ -98,7 +105,8 @@ class LawReport:
     flaky: int = 0
     passing_ratio: float = 0.0
     seconds: float = 0.0
-    truncated: bool = False
+    floor: int = 0
+    ended: Literal["", "time", "stopped", "idle", "rare"] = ""
     error: str = ""
     lost: str = ""
     problems: dict[str, ProblemVerdict] = field(default_factory=dict)
@@ -116,7 +124,8 @@ class LawReport:
             "worst_ratio": round(self.worst_ratio, 4),
             "passing_ratio": round(self.passing_ratio, 4),
             "seconds": round(self.seconds, 3),
-            "truncated": self.truncated,
+            "floor": self.floor,
+            "ended": self.ended,
             "error": self.error or self.lost,
             "verdict": self.verdict,
         }
@@ -135,7 +144,14 @@ class LawReport:
             return "KNOWN" if self.finding.entry else self.finding.verdict.status
         if self.known:
             return "KNOWN"
+        if self.incomplete:
+            return "INCOMPLETE"
         return "PASS" if self.judged else "UNSUPPORTED"
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether it ended early below its floor, and found nothing until then."""
+        return self.ended in EARLY and self.judged < self.floor and self.finding is None
 
 
 @dataclass
@@ -188,6 +204,7 @@ class ImplementationReport:
     error: str = ""
     suite_failed: bool = False
     """Whether ``error`` is a failure of the suite itself, not of the implementation."""
+    coverage: Coverage = field(default_factory=Coverage)
     refused: dict[str, str] = field(default_factory=dict)
     declared: dict[str, Any] = field(default_factory=dict)
     """What the worker's ``describe`` says of it."""
@@ -235,6 +252,7 @@ class ImplementationReport:
             "build_seconds": round(self.build_seconds, 3),
             "seconds": round(self.seconds, 3),
             "corpus": self.corpus.to_json(),
+            "coverage": self.coverage.to_json(),
             "laws": [law.to_json() for law in self.laws],
         }
 

@@ -24,6 +24,7 @@ class Law:
             law to have anything to look at; nothing if empty.
         overlap: why the law is kept though others kill every seeded bug that it kills; empty where
             it kills one alone.
+        floor: fewest problems that it must judge of an implementation to count.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Law:
     weight: float = 1.0
     needs: tuple[str, ...] = ()
     overlap: str = ""
+    floor: int = 3
 
 
 ATTENTION = ("paged_attention", "ragged_attention")

@@ -34,7 +34,8 @@ class Candidate:
     searched_seconds: float = 0.0
     """Seconds that the searches which have ended took: laws take turns with those of others."""
     warm_up: Problem | None = None
-    """Run first in each process, with time for lazy imports and caches; None: it does not end."""
+    """The problem that each process runs first, with time for lazy imports and caches; None where
+    it does not end: processes import the implementation only."""
     smallest: list[Problem] = field(default_factory=list)
     """Counterexamples to other laws: tried first, for they often break this one too."""
     stuck: dict[str, str] = field(default_factory=dict)
@@ -53,8 +54,10 @@ def warm_up(worker: Worker, candidate: Candidate) -> None:
     Raises:
         DeviceLostError: it took the device with it.
     """
-    if candidate.warm_up is not None:
-        request = candidate.address.request("cost", problem=candidate.warm_up.to_json(), calls=1)
-        outcome = worker.run(request, candidate.address.first_deadlines)
-        if outcome.died:
-            probe_device(worker, candidate.address.device)
+    address, first = candidate.address, candidate.warm_up
+    if first is None:  # its import is no part of a law's time either
+        request = address.request("describe")
+    else:
+        request = address.request("cost", problem=first.to_json(), calls=1)
+    if worker.run(request, address.first_deadlines).died:
+        probe_device(worker, address.device)

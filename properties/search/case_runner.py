@@ -35,6 +35,7 @@ class CaseRunner:
         died: whether the last case cost the process.
         in_hand: what was judged when the device was lost.
         always_fresh: whether each case gets a fresh process.
+        starting_seconds: seconds in which processes were started and warmed up.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class CaseRunner:
         self.verdicts: dict[str, Verdict] = {}
         self.known: dict[str, tuple[Problem, Verdict, Entry]] = {}
         self.died = self.always_fresh = False
+        self.starting_seconds = 0.0
         self.in_hand: tuple[Problem, Verdict] | None = None
         self._worker, self._budget, self._judged = worker, budget, judged
         self._asked: dict[str, Problem] = {}
@@ -112,8 +114,16 @@ class CaseRunner:
 
     def renew(self) -> None:
         """Go on in a fresh process."""
+        start = time.monotonic()
         self._worker.renew()
+        self.starting_seconds += time.monotonic() - start
+        self.warm_up()
+
+    def warm_up(self) -> None:
+        """Let a process that is new to the implementation do what only its first call does."""
+        start = time.monotonic()
         warm_up(self._worker, self.candidate)
+        self.starting_seconds += time.monotonic() - start
 
     def probe_device(self) -> None:
         """See that the device still works.
@@ -146,7 +156,7 @@ class CaseRunner:
             self.in_hand = (problem, verdict)
             self.probe_device()
             self.in_hand = None
-            warm_up(self._worker, self.candidate)
+            self.warm_up()
         elif verdict.calls:
             self.candidate.deadlines.record(problem.work, verdict.seconds / verdict.calls)
         return verdict

@@ -22,6 +22,10 @@ from ..space.rounds import (
 from .case_runner import CaseRunner
 from .examples import Examples
 
+EXTENSION = 2.0
+"""Factor of a law's seconds where it is below its floor when they are over: the machine is slow."""
+MOST_IDLE = 60
+"""Problems that held nothing to judge, one after the other, before a law gives up; more by plan."""
 Look = Callable[[Problem], None]
 """Is shown each drawn problem; raises ``Counterexample`` or ``Enough``, see ``draw_round``."""
 
@@ -34,7 +38,9 @@ class SearchOptions:
         profile: of the run.
         seed: the same one draws the same problems.
         problems: problems that are judged.
-        seconds: seconds after which no more are drawn.
+        seconds: seconds after which no more are drawn, ``EXTENSION`` times as many where fewer than
+            ``floor`` were judged. Starting processes is no part of it.
+        floor: fewest problems that it must judge.
         shrink: make a failure smaller.
         confirm: judge a FAIL once more, in a fresh process.
         examples: what other runs have kept, tried first.
@@ -44,6 +50,7 @@ class SearchOptions:
     seed: int
     problems: int
     seconds: float
+    floor: int = 0
     shrink: bool = True
     confirm: bool = True
     examples: Examples | None = None
@@ -56,7 +63,7 @@ class Search:
         self, runner: CaseRunner, options: SearchOptions, stopped: Callable[[], bool]
     ) -> None:
         self._runner, self._options, self._stopped = runner, options, stopped
-        self._started = time.monotonic()
+        self._started: float | None = None
         self._round = 0
         self._suspect: Problem | None = None
         self._judged_before = self._idle_before = 0
@@ -80,6 +87,8 @@ class Search:
                 yield self._suspect
             if ended:
                 return
+        if not self._spent():
+            self._runner.report.ended = "rare"
 
     def show_again(self, look: Look) -> bool:
         """Draw the round of the last suspect again, for Hypothesis to shrink what ``look`` raises.
@@ -104,18 +113,26 @@ class Search:
             self._take_all()
         if self._spent():
             return True
-        if time.monotonic() - self._started > self._options.seconds or self._stopped():
-            self._runner.report.truncated = True
-            return True
-        return False
+        report, options = self._runner.report, self._options
+        patience = 1.0 if report.judged >= options.floor else EXTENSION
+        if self._stopped():
+            report.ended = "stopped"
+        elif self._seconds() > patience * options.seconds:
+            report.ended = "time"
+        return bool(report.ended)
+
+    def _seconds(self) -> float:
+        """Return the seconds since the first question, without those of starting processes."""
+        if self._started is None:
+            self._started = time.monotonic() - self._runner.starting_seconds
+        return time.monotonic() - self._started - self._runner.starting_seconds
 
     def _show(self, look: Look, phase: Phase, most: int) -> bool:
         phases = (phase, Phase.shrink) if self._options.shrink else (phase,)
         try:
             return self._draw(look, *phases, most=most, keep=True)
         except hypothesis.errors.Flaky:
-            # Verdicts are remembered, so only a truncated search can look flaky to Hypothesis.
-            self._runner.report.truncated = True
+            # Verdicts are remembered, so only a search that has ended looks flaky to Hypothesis.
             return True
 
     def _draw(
@@ -156,7 +173,10 @@ class Search:
         idle = self._idle - self._idle_before + more
         # Of several modules, a law may have something to say about one only.
         patience = 4 * max(1, len(self._runner.candidate.axes.restrictions))
-        return judged + more >= most or (idle > patience * most and not judged)
+        if idle > max(MOST_IDLE, patience * most) and not judged:
+            self._runner.report.ended = "idle"
+            return True
+        return judged + more >= most
 
     @property
     def _idle(self) -> int:

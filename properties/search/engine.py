@@ -15,6 +15,7 @@ from typing import Any
 from ...impl import Target
 from ...impl.registry import resolve_name
 from ..findings.corpus import Case, cases_of
+from ..findings.coverage import Coverage, Gap
 from ..findings.ledger import Entry
 from ..findings.report import (
     INTERRUPTED,
@@ -34,11 +35,12 @@ from ..worker.pools import open_pool
 from ..worker.requests import DeviceLostError, HarnessError
 from .building import Builder, compilers
 from .candidate import Candidate
+from .coverage import covered
 from .drawing import SearchOptions
 from .examples import examples_on
 from .law_search import LawSearch
 from .module_plan import BUILD_SHARE, ModulePlan
-from .plan import Plan, problems_of, seconds_of
+from .plan import Plan, floor_of, problems_of, seconds_of
 from .preparation import prepare
 from .priority_executor import PriorityExecutor
 from .progress import Progress
@@ -94,6 +96,7 @@ class Run:
             complete=self._planned,
         )
         self._examples = examples_on(plan.examples, self.target)
+        self._candidates: dict[str, Candidate] = {}
 
     def end(self, why: str) -> None:
         """End the run early, from any thread or a handler of signals: ``execute`` returns soon.
@@ -128,6 +131,7 @@ class Run:
             finally:
                 self.report.respawns = self._pool.respawns
                 self.report.seconds = time.monotonic() - start
+                self._measure_coverage()
                 # Ends whatever still runs: the executors wait for their threads.
                 self._builder.close()
                 self._pool.close()
@@ -161,9 +165,17 @@ class Run:
             return
         ended = {law.law: law for law in report.laws}
         report.laws = [
-            ended.get(law.name, LawReport(law.name, truncated=True))
+            ended.get(law.name, LawReport(law.name, floor=law.floor, ended="stopped"))
             for law in self._laws_of(report)
         ]
+
+    def _measure_coverage(self) -> None:
+        for report in self.report.implementations:
+            laws, candidate = self._laws_of(report), self._candidates.get(report.name)
+            if candidate is not None:
+                report.coverage = covered(candidate.axes, laws, report.laws, report.declared)
+            elif not (report.error or report.refusal):  # the run ended while it was prepared
+                report.coverage = Coverage(len(laws), gaps=(Gap("law", "any law"),))
 
     def _laws_of(self, report: ImplementationReport) -> list[Law]:
         named = self.plan.laws
@@ -264,6 +276,7 @@ class Run:
         laws = self._laws_of(report)
         planned = sum(problems_of(plan, law, candidate.cost) for law in laws)
         self.progress.prepared(report, planned)
+        self._candidates[report.name] = candidate
         search = partial(self._submit_laws, submit, report, candidate, laws)
         self._submit_replays(submit, report, candidate, search)
 
@@ -324,11 +337,13 @@ class Run:
     ) -> None:
         plan = self.plan
         for rank, law in enumerate(laws, STORED + 1):
+            problems = problems_of(plan, law, candidate.cost)
             options = SearchOptions(
                 plan.profile,
                 self.report.seed,
-                problems_of(plan, law, candidate.cost),
+                problems,
                 seconds_of(plan, law, laws, self._jobs),
+                floor_of(law, problems),
                 confirm=plan.confirm,
                 examples=self._examples,
             )
@@ -338,7 +353,7 @@ class Run:
                 if found.lost:
                     raise DeviceLostError(found.lost)
                 if found.error and self._cut_off:  # its worker was ended
-                    found.error, found.truncated = "", True
+                    found.error, found.ended = "", "stopped"
                 if found.error:
                     report.fail(found.error)
                 report.laws.sort(key=lambda each: [law.name for law in laws].index(each.law))

@@ -18,7 +18,7 @@ from ..laws import Law
 from ..space.rounds import Enough
 from ..verdicts.verdict import Verdict
 from ..worker.requests import DeviceLostError, HarnessError
-from .candidate import Candidate, warm_up
+from .candidate import Candidate
 from .case_runner import CaseRunner
 from .confirmation import Confirmation
 from .drawing import Search, SearchOptions
@@ -44,6 +44,7 @@ class LawSearch:
         self._stopped = stopped
         self._budget = ShrinkBudget(options.profile)
         self._runner = CaseRunner(worker, candidate, law, self._budget, judged)
+        self._runner.report.floor = options.floor
         self._search = Search(self._runner, options, stopped)
         self._confirmation = Confirmation(self._runner)
         self._shrink: Shrink | None = None
@@ -72,7 +73,7 @@ class LawSearch:
 
     def _find(self) -> None:
         """Find a failure and shrink it."""
-        warm_up(self._worker, self._candidate)
+        self._runner.warm_up()
         for problem in list(self._candidate.smallest):
             if (shrink := self._confirm(problem)) is not None:
                 if self._options.shrink and not shrink.first.costly:

@@ -75,6 +75,11 @@ def problems_of(plan: Plan, law: Law, cost: Cost, parts: int = 1) -> int:
     return max(LEAST_PROBLEMS // parts, round(problems / parts), 1)
 
 
+def floor_of(law: Law, problems: int) -> int:
+    """Return the fewest problems that a law must judge which is to judge this number of them."""
+    return min(law.floor, problems)
+
+
 def seconds_of(plan: Plan, law: Law, laws: Sequence[Law], jobs: int, parts: int = 1) -> float:
     """Return the seconds after which a law ends early: its share of what all workers have."""
     total = sum(each.weight for each in laws) or 1.0

@@ -19,7 +19,18 @@ from .attention_axes import head_fields
 from .axis_values import FIELDS, Axes
 from .operations import OPERATIONS
 
-__all__ = ["FIELDS", "FREE", "Axes", "Probe", "all_axes", "example", "has", "narrow", "resized"]
+__all__ = [
+    "FIELDS",
+    "FREE",
+    "Axes",
+    "Probe",
+    "all_axes",
+    "example",
+    "fields_of",
+    "has",
+    "narrow",
+    "resized",
+]
 
 IN_FP8 = (FP8[0], FP8[0])
 """Cache and queries of kernels that compute in FP8."""
@@ -41,13 +52,16 @@ def example(operation: str, chosen: Mapping[str, Any]) -> Problem:
     return OPERATIONS[operation].example(chosen)
 
 
+def fields_of(axis: str, value: Any) -> dict[str, Any]:  # noqa: ANN401  a value of any axis
+    """Return the fields of a problem that a value of an axis, or of a field, stands for."""
+    if axis == "head_dims":
+        return head_fields(value)
+    return dict(zip(FIELDS[axis], value, strict=True)) if axis in FIELDS else {axis: value}
+
+
 def has(problem: Problem, axis: str, value: Any) -> bool:  # noqa: ANN401  a value of any axis
     """Whether a problem has a value of an axis or of a field; it has no phase."""
-    if axis == "head_dims":
-        fields = head_fields(value)
-    else:
-        fields = dict(zip(FIELDS[axis], value, strict=True)) if axis in FIELDS else {axis: value}
-    return all(getattr(problem, name, None) == each for name, each in fields.items())
+    return all(getattr(problem, n, None) == each for n, each in fields_of(axis, value).items())
 
 
 Probe = Callable[[Sequence[Problem]], "list[Refusal | None]"]

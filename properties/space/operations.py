@@ -65,6 +65,10 @@ def _regimes(problem: Problem, axes: Axes) -> Sequence[str]:
     return axes.values.get("regime", ())
 
 
+def _no_edges(*_: object) -> dict[str, bool]:
+    return {}
+
+
 @dataclass(frozen=True)
 class Space:
     """What drawing, simplifying and measuring need to know of an operation's problems.
@@ -82,6 +86,8 @@ class Space:
         is_small: whether a counterexample is as small as the score counts; None where it is not
             counted.
         fixed: axes that ``--only`` adds no other values to.
+        lengths: lengths of a problem by name, the one that matters most first.
+        edges: which structural edges a problem crosses, given the keys of a tile and of a split.
     """
 
     axes: Mapping[str, tuple[Any, ...]]
@@ -95,6 +101,8 @@ class Space:
     larger: Callable[[Any], Problem | None] = _nothing
     is_small: Callable[[Any], bool] | None = None
     fixed: tuple[str, ...] = ()
+    lengths: Callable[[Any], dict[str, int]] = sizes.lengths_of_tokens
+    edges: Callable[[Any, int, int], dict[str, bool]] = _no_edges
 
 
 def _attention(operation: str, axes: Mapping[str, tuple[Any, ...]], **differing: Any) -> Space:  # noqa: ANN401
@@ -102,7 +110,8 @@ def _attention(operation: str, axes: Mapping[str, tuple[Any, ...]], **differing:
     return replace(
         Space(axes, partial(attention_example, operation), attention_problems, sizes.of_pages,
               simpler_paged_batch, on_few_pages, exact_where_allowed,
-              sizes.more_requests, sizes.more_keys, sizes.is_on_few_pages),
+              sizes.more_requests, sizes.more_keys, sizes.is_on_few_pages,
+              lengths=sizes.lengths_of_batch, edges=sizes.edges_of_batch),
         **differing,
     )  # fmt: skip
 
@@ -112,6 +121,7 @@ OPERATIONS = Table("kernelproof.properties.space.operations.OPERATIONS", {
     "ragged_attention": _attention(
         "ragged_attention", RAGGED_AXES, size=sizes.of_batch, simplify=simpler_batch,
         on_fewer_pages=_no_others, is_small=sizes.is_one_request,
+        lengths=sizes.lengths_of_ragged,
     ),
     "merge_state": Space(
         MERGE_AXES, lambda chosen: MergeProblem(**chosen), merge_problems, sizes.of_states,
@@ -120,10 +130,15 @@ OPERATIONS = Table("kernelproof.properties.space.operations.OPERATIONS", {
     "append_paged_kv": _attention(
         "append_paged_kv", APPEND_AXES, larger=sizes.more_requests, fixed=("k_scale", "v_scale"),
     ),
-    "build_metadata": Space({}, lambda _: MetadataProblem(), metadata_problems, sizes.of_steps),
+    "build_metadata": Space(
+        {}, lambda _: MetadataProblem(), metadata_problems, sizes.of_steps,
+        lengths=sizes.lengths_of_steps,
+    ),
     "slice_context_parallel": Space(
         CONTEXT_PARALLEL_AXES, context_parallel_example, context_parallel_problems,
         lambda problem: sizes.of_batch(problem.whole),
+        lengths=lambda problem: sizes.lengths_of_batch(problem.whole),
+        edges=lambda problem, *blocks: sizes.edges_of_batch(problem.whole, *blocks),
     ),
     "route": Space(
         ROUTE_AXES, route_example, route_problems, sizes.of_experts,

@@ -65,6 +65,56 @@ def of_experts(problem: MoEProblem | RouteProblem) -> str:
     return f"{problem.num_tokens} tokens, {problem.top_k} of {problem.num_experts} experts"
 
 
+def lengths_of_batch(problem: AttentionProblem) -> dict[str, int]:
+    """Return keys and queries of the longest request, requests, and pages of the longest."""
+    keys = max(problem.seq_lens, default=0)
+    queries, requests = max(problem.query_lens, default=0), len(problem.seq_lens)
+    return {"keys": keys, "queries": queries, "requests": requests,
+            "pages": -(-keys // problem.page_size)}  # fmt: skip
+
+
+def lengths_of_ragged(problem: AttentionProblem) -> dict[str, int]:
+    """Return keys and queries of the longest request, and requests."""
+    return {name: n for name, n in lengths_of_batch(problem).items() if name != "pages"}
+
+
+def lengths_of_tokens(problem: MergeProblem | MoEProblem | RouteProblem) -> dict[str, int]:
+    """Return tokens, and what each of them has several of: states or experts."""
+    many = "states" if isinstance(problem, MergeProblem) else "experts"
+    return {"tokens": problem.num_tokens, many: getattr(problem, f"num_{many}")}
+
+
+def lengths_of_steps(problem: MetadataProblem) -> dict[str, int]:
+    """Return keys of the longest request, requests of the largest batch, and batches."""
+    keys = max((key for _, seq_lens in problem.steps for key in seq_lens), default=0)
+    requests = max((len(seq_lens) for _, seq_lens in problem.steps), default=0)
+    return {"keys": keys, "requests": requests, "batches": len(problem.steps)}
+
+
+def edges_of_batch(problem: AttentionProblem, tile: int, split: int) -> dict[str, bool]:
+    """Return which structural edges a batch crosses.
+
+    Args:
+        problem: the batch.
+        tile, split: numbers of keys that a kernel takes at once, and that it reduces over apart; 0
+            where it names none.
+    """
+    reached = lengths_of_batch(problem)
+    chunks = zip(problem.query_lens, problem.seq_lens, strict=True)
+    edges = {
+        "several_requests": reached["requests"] > 1,
+        "request_without_keys": 0 in problem.seq_lens,
+        "several_chunks": any(1 < queries < keys for queries, keys in chunks),
+    }
+    if problem.operation != "ragged_attention":
+        edges["several_pages"] = reached["pages"] > 1
+    if tile:
+        edges["several_tiles"] = reached["keys"] > tile
+    if split:
+        edges["several_splits"] = reached["keys"] > split
+    return edges
+
+
 def is_one_request(problem: AttentionProblem) -> bool:
     """Whether a problem has at most one request."""
     return len(problem.seq_lens) <= 1

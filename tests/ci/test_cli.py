@@ -536,7 +536,7 @@ def test_a_run_that_a_signal_ends_tells_what_it_knows(
     laws = {each["name"]: each["laws"] for each in data["implementations"]}
     # Laws that have not begun are named: nothing is known of them.
     assert [law["law"] for law in laws["building"]] == ["parity", "well_formed"]
-    assert all(law["truncated"] and not law["judged"] for law in laws["building"])
+    assert all(law["ended"] == "stopped" and not law["judged"] for law in laws["building"])
     assert "<failure" in (zoo / "stopped.xml").read_text()
     assert "raising" in (zoo / "stopped.html").read_text()
     assert wait_for(lambda: not any(alive(pid) for pid in workers))
@@ -548,7 +548,7 @@ def test_a_run_ends_with_its_time(zoo: Path, kernelproof: Command) -> None:
     data = json.loads((zoo / "late.json").read_text())
     assert data["ended"] == "time"
     assert data["interrupted"] is False
-    assert all(law["truncated"] for each in data["implementations"] for law in each["laws"])
+    assert all(law["ended"] for each in data["implementations"] for law in each["laws"])
     assert "the run ended before its first law did" in ended.out
 
 

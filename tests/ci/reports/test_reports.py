@@ -25,6 +25,7 @@ from kernelproof.ci.reports.progress import Watch
 from kernelproof.ci.reports.summary import Summary, summarise
 from kernelproof.impl.targets.refusal import Refusal
 from kernelproof.properties.findings.cases import CaseWriter, loading_name, replay_command
+from kernelproof.properties.findings.coverage import Coverage, Gap
 from kernelproof.properties.findings.files import dumps, write_text
 from kernelproof.properties.findings.ledger import Entry, Ledger, read_case
 from kernelproof.properties.findings.report import (
@@ -124,7 +125,7 @@ KNOWN = ImplementationReport("mine", "kernels:mine", "merge_state", laws=failing
 def test_exit_codes(report: RunReport, check: int, gate: int) -> None:
     assert summary(report).code == check
     assert summary(report, gate=True).code == gate
-    named = {0: "conforming", 1: "nonconforming"}
+    named = {0: "conforming", 1: "nonconforming", 130: "incomplete", 143: "incomplete"}
     assert to_json(summary(report))["verdict"] == named.get(check, "error")
 
 
@@ -305,9 +306,28 @@ def test_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert text.splitlines()[-1].startswith("NOT CONFORMING: 1 new finding, 1 known; 7 problems")
 
 
+def test_too_little_makes_a_run_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
+    gaps = (Gap("law", "soak", judged=1, floor=3, seconds=4.0), Gap("edge", "several_tiles"))
+    short = replace(passing(), coverage=Coverage(1, {"parity": 7}, gaps=gaps))
+    said = summary(run(short, passing("other")))
+    assert (said.verdict, said.code) == ("incomplete", 4)
+    missing = "1 of 3 problems under soak, 0 of 1 problem with several tiles of keys"
+    assert said.sentence.startswith(
+        f"INCOMPLETE: mine: {missing}; the rest would take more than 4 s of a worker; no new"
+    )
+    assert f"note: mine: INCOMPLETE: {missing}" in printed(said, monkeypatch)
+    assert to_json(said)["implementations"][0]["coverage"]["gaps"][0]["name"] == "soak"
+    assert 'class="INCOMPLETE"' in to_html(said)
+    allowed = summarise(run(short), LEDGER, gate=False, command="", allow_incomplete=True)
+    assert (allowed.verdict, allowed.code) == ("incomplete", 0)
+    found = replace(failing(), coverage=short.coverage)
+    assert summary(run(found)).verdict == "nonconforming"  # a finding beats it
+
+
 def test_what_weakens_a_result_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     report = passing()
-    report.laws[0].truncated, report.laws[0].flaky = True, 1
+    report.laws[0].ended, report.laws[0].flaky = "time", 1
+    report.coverage = Coverage(asked=1, judged={"parity": 7}, early={"parity": "time"})
     text = printed(summary(run(report)), monkeypatch)
     assert "note: mine: out of time before all problems were judged: parity" in text
     assert "note: mine: 1 failure not confirmed" in text

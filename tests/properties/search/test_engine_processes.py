@@ -240,7 +240,7 @@ def test_a_law_that_runs_out_of_time_says_so() -> None:
     profile = replace(TINY, problems=5000, seconds=0.1)
     (report,) = execute("sleeps", profile=profile, jobs=1)
     (law,) = report.laws
-    assert law.truncated
+    assert law.ended == "time"
     assert law.judged < 1000
     assert law.finding is None
     assert report.cost in ("medium", "slow")
@@ -300,7 +300,7 @@ def test_laws_that_have_not_begun_when_the_run_ends_are_named() -> None:
     (report,) = ended.implementations
     assert [law.law for law in report.laws] == laws
     assert report.laws[0].judged
-    assert report.laws[-1].truncated
+    assert report.laws[-1].ended == "stopped"
     assert not report.laws[-1].judged
     assert not report.error
     assert wait_until(lambda: not _children())

@@ -139,6 +139,8 @@ class InProcess:
     """Stands for a worker: it judges in this process, as soon as an answer is wanted."""
 
     busy = False
+    start: Callable[[], None] = staticmethod(lambda: None)
+    """The import of the implementation."""
 
     def __init__(self, judge: Judge, depth: int) -> None:
         self.judge, self.depth = judge, depth
@@ -149,6 +151,9 @@ class InProcess:
     def run(self, payload: Mapping[str, Any], deadlines: Deadlines) -> Outcome:
         del deadlines
         assert not self.busy
+        if payload["task"] == "describe":
+            self.start()
+            return Outcome("done", {})
         return self._judged(payload)
 
     def ask(self, payload: Mapping[str, Any], deadlines: Deadlines) -> None:
@@ -195,7 +200,9 @@ def searched(
     candidate = Candidate(
         "it", Address("it", None, "cpu"), AXES, Ledger(known), smallest=[*smallest]
     )
-    options = SearchOptions(PROFILE, 5, PROFILE.problems, PROFILE.seconds, examples=examples)
+    options = SearchOptions(
+        PROFILE, 5, PROFILE.problems, PROFILE.seconds, floor=3, examples=examples
+    )
     report = LawSearch(worker, candidate, find_law("parity"), options).run()  # type: ignore[arg-type]
     assert not worker.asked
     return report, worker
@@ -204,7 +211,7 @@ def searched(
 def told(report: LawReport) -> tuple[object, ...]:
     finding = report.finding
     return (
-        report.judged, report.unsupported, report.vacuous, report.flaky, report.truncated,
+        report.judged, report.unsupported, report.vacuous, report.flaky, report.ended,
         report.error, finding and (finding.problem, finding.verdict),
     )  # fmt: skip
 
@@ -234,6 +241,32 @@ def deadly(problem: AttentionProblem) -> Outcome:
 
 
 class TestLawSearch:
+    def test_starting_is_no_part_of_its_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        clock = [0.0]
+        monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+
+        def start() -> None:
+            clock[0] += 10 * PROFILE.seconds
+
+        monkeypatch.setattr(InProcess, "start", staticmethod(start))
+        report, _ = searched(right, 0)
+        assert (report.judged, report.ended) == (PROFILE.problems, "")
+
+    def test_a_slow_machine_has_twice_the_time_below_the_floor(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        clock = iter(range(10_000))
+        monkeypatch.setattr(time, "monotonic", lambda: PROFILE.seconds * next(clock) / 8)
+        report, _ = searched(right, 0)
+        assert report.ended == "time"
+        assert 0 < report.judged < PROFILE.problems
+        assert report.incomplete == (report.judged < 3)
+
+    def test_a_law_without_anything_to_judge_gives_up(self) -> None:
+        report, worker = searched(never, 0)
+        assert (report.judged, report.ended) == (0, "idle")
+        assert len(worker.judged) >= 60
+
     @pytest.mark.parametrize("judge", [honest, never, wrong, deadly])
     def test_as_one_at_a_time(self, judge: Judge) -> None:
         """The same problems are judged, and the same one is found."""

@@ -1,0 +1,129 @@
+"""What a run has reached of an implementation, as data and in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from ..verdicts.text import count_of
+
+EDGES = {
+    "several_requests": "several requests",
+    "request_without_keys": "a request without keys",
+    "several_pages": "several pages",
+    "several_tiles": "several tiles of keys",
+    "several_splits": "several splits of the keys",
+    "several_chunks": "queries behind earlier keys",
+}
+"""Structural edges that a problem may cross, by the field that counts them, in words."""
+MOST_NAMED = 3
+"""Gaps that a sentence names; it counts the others."""
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A floor that was not reached: what too few problems were judged of.
+
+    Attributes:
+        code: ``law``: problems of a law; ``edge``: problems that cross a structural edge; ``axis``:
+            problems with a value of a run-time axis.
+        name: of the law, the edge or the axis.
+        value: of the axis.
+        judged, floor: problems that were judged, and that are wanted.
+        seconds: seconds of a worker that reaching the floor would take; None where nothing was
+            judged, which leaves it unknown.
+    """
+
+    code: Literal["law", "edge", "axis"]
+    name: str
+    value: str = ""
+    judged: int = 0
+    floor: int = 1
+    seconds: float | None = None
+
+    @property
+    def text(self) -> str:
+        """What is missing, in words."""
+        of = {"law": f"under {self.name}", "axis": f"with {self.name}={self.value}"}
+        about = of.get(self.code, f"with {EDGES.get(self.name, self.name)}")
+        return f"{self.judged} of {count_of(self.floor, 'problem')} {about}"
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What was reached of one implementation.
+
+    Attributes:
+        asked: laws that were to run.
+        judged: problems that each law judged.
+        early: laws that ended before they had their problems, and why: ``time`` or ``stopped``.
+        idle: laws that found nothing to judge.
+        lengths: least, median, 90 % quantile and most of keys and queries of a request, of requests
+            and pages of a problem, and so on; by name.
+        edges: problems that crossed each structural edge, see ``EDGES``; only those that a problem
+            of the operation can cross.
+        pairs: pairs of values of two axes that were seen together, and how many there are.
+        unseen: claimed values of which no problem was judged, by axis.
+        gaps: floors that were not reached.
+    """
+
+    asked: int = 0
+    judged: Mapping[str, int] = field(default_factory=dict)
+    early: Mapping[str, str] = field(default_factory=dict)
+    idle: tuple[str, ...] = ()
+    lengths: Mapping[str, tuple[int, int, int, int]] = field(default_factory=dict)
+    edges: Mapping[str, int] = field(default_factory=dict)
+    pairs: tuple[int, int] = (0, 0)
+    unseen: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    gaps: tuple[Gap, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-able dictionary."""
+        names = ("least", "median", "p90", "most")
+        return {
+            **asdict(self),
+            "lengths": {
+                name: dict(zip(names, numbers, strict=True))
+                for name, numbers in self.lengths.items()
+            },
+            "pairs": {"seen": self.pairs[0], "of": self.pairs[1]},
+            "gaps": [{**asdict(gap), "text": gap.text} for gap in self.gaps],
+        }
+
+    @property
+    def laws(self) -> str:
+        """Laws that judged something, of those that were to run."""
+        return f"{sum(map(bool, self.judged.values()))}/{self.asked}"
+
+    @property
+    def longest(self) -> str:
+        """The first of the lengths, its median and its most."""
+        for _, median, _, most in self.lengths.values():
+            return f"{median:,} to {most:,}"
+        return ""
+
+    @property
+    def text(self) -> str:
+        """What was reached, in one line."""
+        parts = [f"{self.laws} laws judged problems"]
+        if self.early:
+            parts.append(f"ended early: {', '.join(self.early)}")
+        parts += [
+            f"{name} {median:,} to {most:,}" for name, (_, median, _, most) in self.lengths.items()
+        ]
+        crossed = [f"{EDGES[name]} {count:,}" for name, count in self.edges.items()]
+        seen, of = self.pairs
+        pairs = [f"{seen:,} of {of:,} pairs of axis values"] if of else []
+        return "; ".join([*parts, *crossed, *pairs])
+
+
+def gaps_text(gaps: tuple[Gap, ...]) -> str:
+    """Return what is missing and the seconds that it would take, in one sentence's end."""
+    named = ", ".join(gap.text for gap in gaps[:MOST_NAMED])
+    others = f" and {len(gaps) - MOST_NAMED} more" if len(gaps) > MOST_NAMED else ""
+    known = [gap.seconds for gap in gaps if gap.seconds is not None]
+    if not known:
+        return f"{named}{others}"
+    more = "more than " if len(known) < len(gaps) else "about "
+    return f"{named}{others}; the rest would take {more}{max(1.0, sum(known)):.0f} s of a worker"

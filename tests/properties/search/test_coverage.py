@@ -1,0 +1,93 @@
+"""What a run has reached of an implementation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernelproof.properties.findings.report import LawReport, ProblemVerdict
+from kernelproof.properties.laws import find_law
+from kernelproof.properties.search.coverage import covered
+from kernelproof.properties.space.axes import Axes, all_axes
+from kernelproof.reference import AttentionProblem, MergeProblem, Problem
+
+LAWS = [find_law("parity"), find_law("soak")]
+
+
+def judged(*problems: Problem, law: str = "parity", status: str = "PASS") -> LawReport:
+    seen = {each.id: ProblemVerdict(each, status, "", vacuous=False) for each in problems}
+    count = 0 if status == "UNSUPPORTED" else len(problems)
+    return LawReport(law, judged=count, problems=seen, floor=find_law(law).floor)
+
+
+def attention(*seq_lens: int, **fields: Any) -> AttentionProblem:  # noqa: ANN401  any field
+    queries = (1,) * len(seq_lens)
+    return AttentionProblem(query_lens=queries, seq_lens=seq_lens, page_size=4, **fields)
+
+
+def axes(**values: tuple[object, ...]) -> Axes:
+    return Axes("paged_attention", values, 10_000)
+
+
+def test_lengths_and_edges_are_counted() -> None:
+    problems = [attention(n) for n in (1, 2, 4, 5, 100)] + [attention(0, 40)]
+    found = covered(axes(), LAWS[:1], [judged(*problems)], {"tile": 32, "split": 64})
+    assert found.lengths["keys"] == (1, 4, 40, 100)
+    assert found.lengths["pages"] == (1, 2, 10, 25)
+    assert found.edges == {
+        "several_requests": 1, "request_without_keys": 1, "several_chunks": 0, "several_pages": 3,
+        "several_tiles": 2, "several_splits": 1,
+    }  # fmt: skip
+    gaps = [(gap.code, gap.name, gap.judged, gap.floor) for gap in found.gaps]
+    assert gaps == [("edge", "several_tiles", 2, 3), ("edge", "several_splits", 1, 3)]
+
+
+def test_a_law_below_its_floor_is_a_gap_where_its_time_was_over() -> None:
+    early = judged(attention(1), attention(2))
+    early.ended, early.seconds = "time", 8.0
+    found = covered(axes(), LAWS, [early], {})
+    law, never = found.gaps
+    assert (law.name, law.judged, law.floor, law.seconds) == ("parity", 2, 3, 4.0)
+    assert (never.name, never.judged, never.seconds) == ("soak", 0, None)
+    assert found.early == {"parity": "time"}
+    for reason in ("idle", "rare", ""):
+        early.ended = reason
+        assert not covered(axes(), LAWS[:1], [early], {}).gaps
+
+
+def test_claimed_names_that_nobody_saw_are_gaps_and_numbers_are_reported() -> None:
+    claimed = axes(causal=(False, True), kv_layout=("NHD", "HND"), window_left=(-1, 7))
+    found = covered(claimed, LAWS[:1], [judged(attention(1), attention(2, kv_layout="HND"))], {})
+    assert found.unseen == {"causal": ("True",), "window_left": ("7",)}
+    assert [(gap.code, gap.name, gap.value) for gap in found.gaps] == [("axis", "causal", "True")]
+    assert found.pairs == (5, 12)
+
+
+def test_what_is_refused_whenever_it_is_drawn_is_not_claimed() -> None:
+    refused = judged(attention(1, causal=True), status="UNSUPPORTED")
+    found = covered(axes(causal=(False, True)), LAWS[:1], [judged(attention(1)), refused], {})
+    assert found.unseen == {"causal": ("True",)}
+    assert not found.gaps
+
+
+def test_axes_that_modules_fix_are_reported_only() -> None:
+    claimed = Axes(
+        "paged_attention", {"causal": (False, True), "kv_layout": ("NHD", "HND")}, 10_000,
+        restrictions=({"kv_layout": ("NHD",)}, {"kv_layout": ("HND",)}),
+    )  # fmt: skip
+    found = covered(claimed, LAWS[:1], [judged(attention(1), attention(1, causal=True))], {})
+    assert found.unseen == {"kv_layout": ("HND",)}
+    assert not found.gaps
+
+
+def test_head_dims_of_the_same_channels_are_told_apart() -> None:
+    claimed = axes(head_dims=((24, 16), (24, 16, 0)))
+    latent = attention(1, head_dim_qk=24, head_dim_vo=16, values_in_keys=True)
+    found = covered(claimed, LAWS[:1], [judged(latent)], {})
+    assert found.unseen == {"head_dims": ("(24, 16)",)}
+
+
+def test_every_operation_has_lengths() -> None:
+    merge = Axes("merge_state", all_axes("merge_state"), 10_000)
+    found = covered(merge, LAWS[:1], [judged(MergeProblem(num_tokens=3))], {})
+    assert found.lengths == {"tokens": (3, 3, 3, 3), "states": (2, 2, 2, 2)}
+    assert found.to_json()["lengths"]["tokens"]["most"] == 3
