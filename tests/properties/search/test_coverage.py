@@ -32,7 +32,7 @@ def test_lengths_and_edges_are_counted() -> None:
     problems = [attention(n) for n in (1, 2, 4, 5, 100)] + [attention(0, 40)]
     found = covered(axes(), LAWS[:1], [judged(*problems)], {"tile": 32, "split": 64})
     assert found.lengths["keys"] == (1, 4, 40, 100)
-    assert found.lengths["pages"] == (1, 2, 10, 25)
+    assert found.lengths["pages"] == (1, 1, 10, 25)
     assert found.edges == {
         "several_requests": 1, "request_without_keys": 1, "several_chunks": 0, "several_pages": 3,
         "several_tiles": 2, "several_splits": 1,
