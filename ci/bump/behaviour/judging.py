@@ -180,9 +180,9 @@ def planned(found: Compared, plan: Plan) -> dict[str, int]:
     return {"": len(cases_to_judge(found, plan)), **laws}
 
 
-def is_dear(found: Compared, ending: Ending) -> bool:
+def is_dear(found: Compared, wanted: Sequence[Wanted], ending: Ending) -> bool:
     """Whether compiling one module takes all compilers longer than the whole comparison may."""
-    if ending.minutes is None:
+    if ending.minutes is None or all(each.exists for each in wanted):
         return False
     return found.build_minutes / compilers() > ending.minutes
 
@@ -201,11 +201,17 @@ def plan_told(
         f"{count_of(len(wanted), 'module')} of each release"
     )
     if wanted:
-        minutes = sum(len(each.found.addresses) * each.found.build_minutes for each in wanted)
+        costs = {
+            (side, library or id(each)): each.found.build_minutes
+            for each in wanted
+            for side, (library, exists) in each.libraries.items()
+            if not exists
+        }
         yield (
-            f"compiling what is not in a cache takes {minutes / compilers():.0f} minutes at most, "
-            f"about, with {count_of(compilers(), 'compiler')}; each implementation's first module "
-            "comes first"
+            f"{count_of(len(costs), 'compilation')} of them, about "
+            f"{sum(costs.values()) / compilers():.0f} minutes of "
+            f"{count_of(compilers(), 'compiler')}, and less where a cache has them; the first "
+            "module of each implementation comes first"
         )
     dear = [each for each in compared if each.left_out == DEAR]
     for each in dear:

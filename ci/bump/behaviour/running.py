@@ -261,16 +261,17 @@ def _judge(
             _tell_errors(learned, plan)
             refuse_laws(learned.compared, plan.laws)
             runnable = [each for each in learned.compared if each.runs]
-            for each in runnable:
-                each.planned = planned(each, plan)
-                each.left_out = DEAR if is_dear(each, ending) else ""
-            built = [each for each in runnable if not each.left_out]
-            wanted = [each for some in threads.map(chosen, built) for each in some]
+            choices = list(threads.map(chosen, runnable))
         except BaseException:
             for side in sides.values():  # what other threads still ask for is not waited for
                 side.close()
             raise
+    for each, modules in zip(runnable, choices, strict=True):
+        each.planned = planned(each, plan)
+        if is_dear(each, modules, ending):
+            each.left_out = each.left_out or DEAR
     judged = [each for each in runnable if not each.left_out]
+    wanted = [each for some in choices for each in some if not each.found.left_out]
     for line in plan_told(learned.compared, judged, wanted, ending):
         progress.tell(line)
     progress.compiled.expect(sum(len(each.found.addresses) for each in wanted))

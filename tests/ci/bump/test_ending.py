@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kernelproof.ci.bump.behaviour.building import Queue, Wanted
 from kernelproof.ci.bump.behaviour.comparison import Compared, Tried
 from kernelproof.ci.bump.behaviour.turns import Task, Turns
 from kernelproof.ci.bump.behaviour.unjudged import DEAR, UNREACHED, cuts_of, cuts_told, gap
@@ -219,6 +220,27 @@ def test_implementations_take_turns_and_wait_for_their_modules() -> None:
     assert [taken() for _ in range(3)] == ["built 1", "built 3", "free 2"]
     turns.close()  # what could not be built is left to the laws
     assert [taken() for _ in range(4)] == ["built 0", "free 3", "built 2", ""]
+
+
+def test_a_library_is_compiled_once_and_what_exists_comes_first() -> None:
+    problem = MergeProblem(num_states=2, num_tokens=1)
+
+    def wanted(name: str, library: str, *, exists: bool = False) -> tuple[Wanted, str]:
+        libraries = {SIDES[0]: (library, exists)}
+        return Wanted(Compared(name, ""), "key", problem, 0, libraries), SIDES[0]
+
+    def name(job: tuple[Wanted, str] | None) -> str:
+        return job[0].found.name if job else ""
+
+    queue = Queue(
+        [wanted("a", "one"), wanted("b", "one"), wanted("c", "two"), wanted("d", "3", exists=True)]
+    )
+    with queue.take() as first, queue.take() as second:
+        assert (name(first), name(second)) == ("d", "a")
+        with queue.take() as third:  # not b, which a compiles
+            assert name(third) == "c"
+    with queue.take() as last, queue.take() as none:
+        assert (name(last), none) == ("b", None)
 
 
 def cut_off(name: str, *laws: str, left_out: str = "") -> Compared:
