@@ -174,6 +174,7 @@ def _learn(
         progress() as watched,
     ):
         plan = _plan(request, tensors, own_environment=False)
+        watched.tell(f"comparing {', '.join(parts)} of {request.baseline} and {request.candidate}")
         with _learning(learned, ending):
             with ending.closing(kill_children):
                 find_both(learned, ending, watched.tell)

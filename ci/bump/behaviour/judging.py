@@ -197,8 +197,8 @@ def plan_told(
     ahead = {each.found.name for each in wanted}
     yield (
         f"{len(judged)} of {len(compared)} implementations will be judged: "
-        f"{len(judged) - len(ahead)} need no module, {len(ahead)} need "
-        f"{count_of(len(wanted), 'module')} of each release"
+        f"{len(judged) - len(ahead)} need no module"
+        + (f", {len(ahead)} need {count_of(len(wanted), 'module')} of each release" * bool(ahead))
     )
     if wanted:
         costs = {

@@ -186,6 +186,7 @@ def compare_behaviour(
         try:
             with learned.timed(BEHAVIOUR):
                 ending.allot(JUDGED)
+                progress.tell("starting workers with both releases")
                 _targets(learned, sides, plan.device)
                 _judge(learned, sides, journal, plan, progress, ending)
                 ending.allot(EXAMINED)
