@@ -219,21 +219,7 @@ class Suite:
             raise HarnessError(found.error)
         if found.finding:
             return self._tell(found, found.finding, report)
-        if found.incomplete:
-            text = (
-                f"INCOMPLETE  {report.name}: {law.name} judged {found.judged} of {found.floor} "
-                f"problems in {found.seconds:.0f} s"
-            )
-            outcome: Literal["skipped", "failed"] = (
-                "skipped" if self._choices.allow_incomplete else "failed"
-            )
-            return Judged(outcome, text, _counts(found))
-        if found.judged:
-            return Judged("passed", properties=_counts(found))
-        counts = f"{found.unsupported} unsupported, {found.vacuous} with nothing to look at"
-        reason = f": {found.unsupported_reason}" if found.unsupported_reason else ""
-        text = f"{report.name}: {law.name} judged no problem ({counts}){reason}"
-        return Judged("skipped", text, _counts(found))
+        return without_finding(found, report.name, allow_incomplete=self._choices.allow_incomplete)
 
     def _lose(self, found: LawReport, report: ImplementationReport) -> Judged:
         """Report a device that is gone, and the finding that took it."""
@@ -326,6 +312,20 @@ class Suite:
             return self._plan.seed
         text = f"{self._plan.seed}|{item.configuration.id}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+
+
+def without_finding(found: LawReport, name: str, *, allow_incomplete: bool) -> Judged:
+    """Return what became of an item whose law has found nothing."""
+    if found.incomplete:
+        counts = f"{found.judged} of {found.floor} problems in {found.seconds:.0f} s"
+        text = f"INCOMPLETE  {name}: {found.law} judged {counts}"
+        return Judged("skipped" if allow_incomplete else "failed", text, _counts(found))
+    if found.judged:
+        return Judged("passed", properties=_counts(found))
+    counts = f"{found.unsupported} unsupported, {found.vacuous} with nothing to look at"
+    reason = f": {found.unsupported_reason}" if found.unsupported_reason else ""
+    text = f"{name}: {found.law} judged no problem ({counts}){reason}"
+    return Judged("skipped", text, _counts(found))
 
 
 def _examples_of(choices: Choices) -> ExampleDatabase | None:
