@@ -27,6 +27,8 @@ class Candidate:
     ledger: Ledger = field(default_factory=Ledger)
     target: Target = field(default_factory=Target)
     """The machine that the worker runs on."""
+    long: Axes | None = None
+    """Axes of the long problems that come before the others, of a slow implementation."""
     cost: Cost = UNKNOWN
     deadlines: DeadlineModel = field(default_factory=DeadlineModel)
     started: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ EXTENSION = 2.0
 """Factor of a law's seconds where it is below its floor when they are over: the machine is slow."""
 MOST_IDLE = 60
 """Problems that held nothing to judge, one after the other, before a law gives up; more by plan."""
+LONG_SHARE = 0.5
+"""Share of a law's problems and of its seconds that a slow implementation's long problems take."""
 Look = Callable[[Problem], None]
 """Is shown each drawn problem; raises ``Counterexample`` or ``Enough``, see ``draw_round``."""
 
@@ -65,17 +68,27 @@ class Search:
         self._runner, self._options, self._stopped = runner, options, stopped
         self._started: float | None = None
         self._round = 0
+        self._long = False
         self._suspect: Problem | None = None
         self._judged_before = self._idle_before = 0
 
     def suspects(self) -> Iterator[Problem]:
         """Yield each problem that fails when it is first judged, until there were enough.
 
+        Long problems come first: what small ones show is found by the last of them, too.
+
         If the caller goes on, the suspect was none: its round is drawn again for the problems
         behind it. To Hypothesis none fails here, for it draws on before the verdict is known.
         """
         # Smallest problems of other laws, and what other runs kept, are judged on top.
         self._judged_before, self._idle_before = self._runner.report.judged, self._idle
+        if self._runner.candidate.long is not None:
+            self._long = True
+            yield from self._rounds()
+            self._long, self._idle_before = False, self._idle
+        yield from self._rounds()
+
+    def _rounds(self) -> Iterator[Problem]:
         for number in range(most_rounds(self._options.problems)):
             self._round = number
             while True:
@@ -87,7 +100,7 @@ class Search:
                 yield self._suspect
             if ended:
                 return
-        if not self._spent():
+        if not (self._long or self._spent()):
             self._runner.report.ended = "rare"
 
     def show_again(self, look: Look) -> bool:
@@ -96,9 +109,10 @@ class Search:
         Hypothesis shrinks only what fails while it is drawn, and then from its own random state.
 
         Returns:
-            Whether ``look`` has ended the round.
+            Whether ``look`` has ended the round. A long problem is not drawn again: it is shrunk to
+            what is no long one, and by few tries.
         """
-        return self._show(look, Phase.generate, EXAMPLES_A_ROUND)
+        return not self._long and self._show(look, Phase.generate, EXAMPLES_A_ROUND)
 
     def show_kept(self, look: Look) -> bool:
         """Show what other runs have kept, as ``show_again`` does.
@@ -114,10 +128,13 @@ class Search:
         if self._spent():
             return True
         report, options = self._runner.report, self._options
-        patience = 1.0 if report.judged >= options.floor else EXTENSION
+        enough_judged = self._long or report.judged >= options.floor
+        seconds = self._share * options.seconds * (1.0 if enough_judged else EXTENSION)
         if self._stopped():
             report.ended = "stopped"
-        elif self._seconds() > patience * options.seconds:
+        elif self._seconds() > seconds:
+            if self._long:
+                return True  # the others come now
             report.ended = "time"
         return bool(report.ended)
 
@@ -140,10 +157,14 @@ class Search:
     ) -> bool:
         options, law, name = self._options, self._runner.law.name, self._runner.candidate.name
         database = options.examples.of(law, name) if keep and options.examples else None
+        axes = self._runner.candidate.axes
+        seeds: tuple[object, ...] = (law, name, options.seed)
+        if self._long and self._runner.candidate.long is not None:
+            axes, seeds, look = self._runner.candidate.long, ("long", *seeds), _after_first(look)
         return draw_round(
-            self._runner.candidate.axes,
+            axes,
             options.profile,
-            seed_of_round(self._round, law, name, options.seed),
+            seed_of_round(self._round, *seeds),
             look,
             phases=phases,
             database=database,
@@ -168,16 +189,32 @@ class Search:
 
     def _spent(self, more: int = 0) -> bool:
         """Whether the law has had its problems, if ``more`` were judged or had nothing to judge."""
-        judged, most = self._runner.report.judged - self._judged_before, self._options.problems
+        judged = self._runner.report.judged - self._judged_before
+        most = max(1.0, self._share * self._options.problems)
         # Nothing to look at, time and again: the law says nothing about this implementation.
         idle = self._idle - self._idle_before + more
         # Of several modules, a law may have something to say about one only.
         patience = 4 * max(1, len(self._runner.candidate.axes.restrictions))
         if idle > max(MOST_IDLE, patience * most) and not judged:
-            self._runner.report.ended = "idle"
+            self._runner.report.ended = "" if self._long else "idle"
             return True
         return judged + more >= most
 
     @property
+    def _share(self) -> float:
+        return LONG_SHARE if self._long else 1.0
+
+    @property
     def _idle(self) -> int:
         return self._runner.report.vacuous + self._runner.report.unsupported
+
+
+def _after_first(look: Look) -> Look:
+    """Leave out the first problem: of each round it is the simplest, and long ones cost much."""
+    shown = itertools.count()
+
+    def look_later(problem: Problem) -> None:
+        if next(shown):
+            look(problem)
+
+    return look_later

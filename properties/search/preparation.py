@@ -17,7 +17,7 @@ from ..isolation.workers import Worker
 from ..space.axes import Axes, example, narrow
 from ..space.module_selection import Keys, Libraries, Module, Selection
 from ..space.operations import OPERATIONS
-from ..space.profiles import CHEAP_MINUTES, NO_COST, Cost, Profile, Timing, cost_of, on_device
+from ..space.profiles import CHEAP_MINUTES, NO_COST, SLOW, Cost, Profile, Timing, cost_of, on_device
 from ..space.restrictions import WHOLE_SPACE, Only, OnlyError
 from ..worker.requests import Address, HarnessError, probe_device, refusals_of, verdict_of
 from .building import Builder
@@ -194,6 +194,10 @@ def _time(
     cost = cost or cost_of(small, _time_larger(worker, address, timing, small), profile)
     candidate.cost, report.cost = cost, cost.name
     candidate.axes = replace(candidate.axes, max_work=cost.max_work)
+    if cost.name == SLOW:
+        long = OPERATIONS[timing.operation].long
+        declared = report.declared
+        candidate.long = long(candidate.axes, declared["tile"], declared["split"])
     candidate.deadlines.slowness = address.slowness
     candidate.deadlines.record(timing.work, report.call_seconds)
     if report.modules:

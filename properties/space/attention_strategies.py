@@ -35,6 +35,13 @@ MOST_SURPLUS = 5
 SHORT, LONG = 32, 256
 """Of a larger cap than the first, its upper half is drawn besides, of a large one all beyond the
 second."""
+LONGER = 16
+"""Times the work of a slow implementation's problems that its long ones may have: their calls take
+about a second."""
+USUAL_TILE, MOST_TILES = 64, 4
+"""Keys of a tile where an implementation names none, and most multiples of one to end around."""
+FEW_KV_HEADS, FEW_IN_GROUP = 2, 3
+"""Values of the axes of heads, the simplest first, that long requests are drawn with."""
 FEATURES = (
     "window_left",
     "logits_soft_cap",
@@ -63,9 +70,9 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
         for name in ("dtype", "causal", "kv_layout", "page_order", "page_size")
     }
     to_afford = MORE_KEYS_TO_AFFORD if axes.max_work >= MUCH_WORK else KEYS_TO_AFFORD
-    keys = draw(sampled(to_afford))
+    keys = draw(sampled(axes.edges[-1:] or to_afford))
     heads = draw(_heads(axes, keys))
-    requests = REQUESTS if keys == KEYS_TO_AFFORD[0] else REQUESTS[:3]
+    requests = REQUESTS if keys == KEYS_TO_AFFORD[0] else REQUESTS[: 1 if axes.edges else 3]
     most = max(1, axes.max_work // (KEYS_TO_AFFORD[0] * _work_of_a_key(heads)))
     count = draw(one_of([number for number in requests if number <= most]))
     per_request = axes.max_work / max(count, 1)
@@ -86,6 +93,21 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
         seed=draw(st.integers(0, LARGEST_SEED)),
         **fields,
     )
+
+
+def long_axes(axes: Axes, tile: int, split: int) -> Axes:
+    """Return the axes of one long request on few heads, for a slow implementation.
+
+    Args:
+        axes: of its other problems.
+        tile: keys of one iteration, 0 if unknown.
+        split: keys of the shortest part of a request, 0 if there are none.
+    """
+    few = {"num_kv_heads": FEW_KV_HEADS, "group_size": FEW_IN_GROUP}
+    values = {name: each[: few.get(name)] for name, each in axes.values.items()}
+    steps = (tile or USUAL_TILE, split)
+    edges = {number * step for step in steps for number in range(1, MOST_TILES + 1) if step}
+    return replace(axes, values=values, max_work=LONGER * axes.max_work, edges=tuple(sorted(edges)))
 
 
 @st.composite
@@ -171,16 +193,22 @@ def _request(draw: st.DrawFn, axes: Axes, fields: dict[str, Any], work: float) -
     channels = fields["head_dim_qk"] + fields["head_dim_vo"]
     kv_heads, group = fields["num_kv_heads"], fields["group_size"]
     phases = axes.allows("phase")
-    phase = draw(sampled((*phases, *(each for each in phases if all(PHASES[each])))))
+    whole = [each for each in phases if all(PHASES[each])]
+    phase = draw(sampled((*phases, *whole) if not (axes.edges and whole) else whole))
     decode_cap = int(work / _work_of_a_key(fields))
     square_cap = int(math.sqrt(work / (kv_heads * group * channels)))
+    if axes.edges and square_cap <= axes.edges[0] and "chunk" in whole and phase != "decode":
+        phase = "chunk"  # a prefill within the work would have no second tile
     cap = decode_cap if phase in ("decode", "no_query", "chunk") else square_cap
     most = MAX_SEQ_LEN - MOST_SURPLUS if phase == "surplus" else MAX_SEQ_LEN
     cap = min(max(cap, 2), most)
     if phase == "no_keys":
         several = {"prefill", "chunk"} & set(axes.allows("phase"))
         return draw(lengths(4, 1)) if several else 1, 0
-    seq_len = draw(lengths(cap, fields["page_size"], fields.get("window_left", -1)))
+    if axes.edges:
+        seq_len = draw(_long_lengths(cap, axes.edges))
+    else:
+        seq_len = draw(lengths(cap, fields["page_size"], fields.get("window_left", -1)))
     if phase == "decode":
         return 1, seq_len
     if phase == "no_query":
@@ -212,6 +240,16 @@ def lengths(cap: int, page_size: int, window_left: int = -1) -> st.SearchStrateg
         if cap > window:
             chosen |= st.integers(window + 1, cap)  # the first of these keys is hidden
     return chosen
+
+
+@functools.lru_cache(maxsize=256)
+def _long_lengths(cap: int, edges: tuple[int, ...]) -> st.SearchStrategy[int]:
+    """Draw a length around one of some edges, or any beyond the first of them, up to cap."""
+    tile = edges[0]
+    cap = min(cap, edges[-1] + tile)
+    around = _within(cap, {edge + more for edge in edges for more in (-1, 0, 1)})
+    chosen = one_of(around or [cap])
+    return chosen | st.integers(tile + 1, cap) if cap > tile + 1 else chosen
 
 
 def _within(cap: int, edges: set[int]) -> list[int]:

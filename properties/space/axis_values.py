@@ -28,6 +28,8 @@ class Axes:
         simplest: one value each, together the simplest problem that is supported.
         restrictions: axes and the values that they are drawn from, one of these at a time; nothing
             where all of ``values`` may be combined. See ``modules``.
+        edges: numbers of keys, ascending, that a kernel's tiles and parts end at. Where there are
+            any, a problem is one request around or beyond one of them, if its operation has such.
     """
 
     operation: str
@@ -36,6 +38,7 @@ class Axes:
     refused: Mapping[str, str] = field(default_factory=dict)
     simplest: Mapping[str, Any] = field(default_factory=dict)
     restrictions: tuple[Mapping[str, tuple[Any, ...]], ...] = ()
+    edges: tuple[int, ...] = ()
 
     def restricted(self) -> list[Axes]:
         """Return the axes of each restriction, or these where there is none."""

@@ -26,6 +26,7 @@ from .attention_axes import (
 from .attention_strategies import (
     attention_problems,
     exact_where_allowed,
+    long_axes,
     merge_problems,
     metadata_problems,
 )
@@ -88,6 +89,8 @@ class Space:
         fixed: axes that ``--only`` adds no other values to.
         lengths: lengths of a problem by name, the one that matters most first.
         edges: which structural edges a problem crosses, given the keys of a tile and of a split.
+        long: axes of long requests for a slow implementation, from those of its other problems, its
+            tile and its split; None where problems have no requests of keys.
     """
 
     axes: Mapping[str, tuple[Any, ...]]
@@ -103,6 +106,7 @@ class Space:
     fixed: tuple[str, ...] = ()
     lengths: Callable[[Any], dict[str, int]] = sizes.lengths_of_tokens
     edges: Callable[[Any, int, int], dict[str, bool]] = _no_edges
+    long: Callable[[Axes, int, int], Axes | None] = _nothing
 
 
 def _attention(operation: str, axes: Mapping[str, tuple[Any, ...]], **differing: Any) -> Space:  # noqa: ANN401
@@ -111,7 +115,7 @@ def _attention(operation: str, axes: Mapping[str, tuple[Any, ...]], **differing:
         Space(axes, partial(attention_example, operation), attention_problems, sizes.of_pages,
               simpler_paged_batch, on_few_pages, exact_where_allowed,
               sizes.more_requests, sizes.more_keys, sizes.is_on_few_pages,
-              lengths=sizes.lengths_of_batch, edges=sizes.edges_of_batch),
+              lengths=sizes.lengths_of_batch, edges=sizes.edges_of_batch, long=long_axes),
         **differing,
     )  # fmt: skip
 

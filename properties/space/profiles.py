@@ -113,6 +113,8 @@ FAST_CALL = 0.01
 NO_COST = 0.002
 """A call that ends within this is fast, however little it had to do."""
 LEAST_WORK = 256
+SLOW = "slow"
+"""Name of the class of implementations that get few problems, some of them long."""
 FAST, MEDIUM = 1.0, 0.06
 """Share of the profile's work from which an implementation counts as fast, as medium."""
 
@@ -136,4 +138,4 @@ def cost_of(small: Timing, large: Timing, profile: Profile) -> Cost:
         return Cost("fast", 1.0, max_work)
     if share >= MEDIUM and seconds <= 2 * TARGET_SECONDS:
         return Cost("medium", 0.5, max_work)
-    return Cost("slow", 0.2, max_work)
+    return Cost(SLOW, 0.2, max_work)

@@ -23,6 +23,7 @@ from kernelproof.properties.search.drawing import SearchOptions
 from kernelproof.properties.search.examples import Examples
 from kernelproof.properties.search.law_search import LawSearch
 from kernelproof.properties.space import rounds
+from kernelproof.properties.space.attention_strategies import long_axes
 from kernelproof.properties.space.axes import Axes, all_axes
 from kernelproof.properties.space.profiles import Profile
 from kernelproof.properties.worker.requests import Address
@@ -128,6 +129,7 @@ class TestWorker:
 
 PROFILE = Profile("tiny", problems=60, max_work=20_000, shrink_seconds=30.0, seconds=60.0)
 AXES = Axes("paged_attention", all_axes("paged_attention"), 20_000, {})
+LONG = long_axes(AXES, 64, 0)
 Judge = Callable[[AttentionProblem], Outcome]
 
 
@@ -195,10 +197,11 @@ def searched(
     smallest: tuple[Problem, ...] = (),
     known: tuple[Entry, ...] = (),
     examples: Examples | None = None,
+    long: Axes | None = None,
 ) -> tuple[LawReport, InProcess]:
     worker = InProcess(judge, depth)
     candidate = Candidate(
-        "it", Address("it", None, "cpu"), AXES, Ledger(known), smallest=[*smallest]
+        "it", Address("it", None, "cpu"), AXES, Ledger(known), smallest=[*smallest], long=long
     )
     options = SearchOptions(
         PROFILE, 5, PROFILE.problems, PROFILE.seconds, floor=3, examples=examples
@@ -206,6 +209,11 @@ def searched(
     report = LawSearch(worker, candidate, find_law("parity"), options).run()  # type: ignore[arg-type]
     assert not worker.asked
     return report, worker
+
+
+def at_edge(problem: AttentionProblem) -> Outcome:
+    bad = max(problem.seq_lens, default=0) > 64
+    return done("FAIL", kind="numeric") if bad else right(problem)
 
 
 def told(report: LawReport) -> tuple[object, ...]:
@@ -282,6 +290,25 @@ class TestLawSearch:
             assert isinstance(report.finding.problem, AttentionProblem)
             assert report.finding.problem.seq_lens == (5,)
             assert ahead.renewed == at_a_time.renewed
+
+    def test_long_problems_of_a_slow_implementation_come_first(self) -> None:
+        """They take half of what there is; the others are the first of those without them."""
+        report, worker = searched(right, 0, long=LONG)
+        half = PROFILE.problems // 2
+        longest = [max(problem.seq_lens, default=0) for problem in worker.problems]
+        assert sum(length > 64 for length in longest[:half]) > half // 2
+        assert len(longest) == report.judged == PROFILE.problems
+        later = worker.judged[half:]
+        assert later == searched(right, 0)[1].judged[: len(later)]
+
+    @pytest.mark.parametrize("judge", [at_edge, wrong])
+    def test_what_a_long_problem_shows_is_made_small(self, judge: Judge) -> None:
+        report, _ = searched(judge, 0, long=LONG)
+        assert report.finding is not None
+        found = report.finding.problem
+        assert isinstance(found, AttentionProblem)
+        assert found.seq_lens == ((65,) if judge is at_edge else (5,))
+        assert found.num_pages <= 2
 
     def test_what_another_law_found_loses_what_this_one_does_not_need(self) -> None:
         found = AttentionProblem(query_lens=(1,), seq_lens=(9,), logits_soft_cap=30.0)

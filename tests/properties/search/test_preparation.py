@@ -8,12 +8,14 @@ from contextlib import nullcontext
 
 import pytest
 
-from kernelproof.impl import find_implementation
+from kernelproof.impl import Target, find_implementation
 from kernelproof.impl.registry import resolve_name
 from kernelproof.properties.findings.report import ImplementationReport
 from kernelproof.properties.isolation.workers import Deadlines, Outcome, Worker
-from kernelproof.properties.search.preparation import survey
-from kernelproof.properties.space.profiles import PROFILES
+from kernelproof.properties.search.building import Builder
+from kernelproof.properties.search.plan import Plan
+from kernelproof.properties.search.preparation import prepare, survey
+from kernelproof.properties.space.profiles import PROFILES, Cost
 from kernelproof.properties.worker.requests import Address
 from kernelproof.properties.worker.tasks import handle
 
@@ -47,6 +49,26 @@ def test_the_parent_learns_tile_and_split(name: str, tile: int, split: int) -> N
     report = ImplementationReport(name, resolve_name(name))
     survey(Here(), Address(report.reference, None, "cpu"), PROFILES["quick"].max_work, report)
     assert (report.declared["tile"], report.declared["split"]) == (tile, split)
+
+
+@pytest.mark.parametrize(
+    ("cost", "edges"),
+    [(Cost("slow", 0.2, 25_000), (64, 128, 192, 256)), (Cost("medium", 0.5, 25_000), None)],
+)
+def test_a_slow_implementation_alone_gets_long_problems(
+    cost: Cost, edges: tuple[int, ...] | None
+) -> None:
+    name = "torch-sdpa-paged"
+    candidate = prepare(
+        lambda: nullcontext(Here()),
+        Plan([name], PROFILES["quick"], costs={name: cost}),
+        ImplementationReport(name, resolve_name(name)),
+        Builder(1),
+        Target.here("cpu"),
+    )
+    assert candidate is not None
+    assert candidate.axes.edges == ()
+    assert (candidate.long and candidate.long.edges) == edges
 
 
 @pytest.mark.parametrize("name", ["flashinfer-prefill-fa2", "flashinfer-xqa-decode"])

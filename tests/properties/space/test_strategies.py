@@ -15,7 +15,12 @@ from hypothesis import strategies as st
 from kernelproof.impl import OPERATIONS
 from kernelproof.impl.targets.refusal import Refusal
 from kernelproof.properties.space.attention_axes import HEAD_DIMS, PHASES, head_fields
-from kernelproof.properties.space.attention_strategies import FEATURES, MOST_FEATURES, lengths
+from kernelproof.properties.space.attention_strategies import (
+    FEATURES,
+    MOST_FEATURES,
+    lengths,
+    long_axes,
+)
 from kernelproof.properties.space.axes import FREE, Axes, all_axes, example, narrow, resized
 from kernelproof.properties.space.moe_axes import TOGETHER
 from kernelproof.properties.space.profiles import PROFILES, on_device
@@ -100,6 +105,22 @@ def test_a_slow_implementation_gets_smaller_problems(operation: str) -> None:
 
     if operation != "build_metadata":
         assert 10 * typical(2_000) < typical(400_000)
+
+
+@pytest.mark.parametrize("operation", ATTENTION)
+def test_a_slow_implementation_gets_long_requests_on_few_heads(operation: str) -> None:
+    axes = long_axes(Axes(operation, all_axes(operation), GATE_WORK // 16), 64, 0)
+    drawn = drawn_from(problems(axes), 200)
+    assert all(len(each.seq_lens) == 1 and each.num_qo_heads <= 6 for each in drawn)
+    keys = [max(each.seq_lens) for each in drawn]
+    assert {63, 64, 65, 127, 128, 129, 191, 192, 193} <= set(keys)
+    assert sum(length > 3 * 64 for length in keys) > len(keys) // 5
+    assert max(each.work for each in drawn) <= 2 * GATE_WORK
+    assert {each.page_size for each in drawn if each.num_pages > 2} >= (
+        {1, 2, 3, 4, 8, 16, 32, 64} if operation != "ragged_attention" else set()
+    )
+    assert sum(t < s for each in drawn for t, s in zip(each.query_lens, each.seq_lens, strict=True)
+               if t > 1) > len(drawn) // 5  # fmt: skip
 
 
 @pytest.mark.parametrize("operation", ATTENTION)
