@@ -1,0 +1,90 @@
+"""Each fault of a Triton kernel is killed by its law, and the kernel without it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kernelproof.impl import find_implementation
+from kernelproof.impl.targets.optional import missing
+from kernelproof.properties.isolation.workers import Deadlines, Worker, WorkerPool
+from kernelproof.properties.seeded import triton_bugs
+from kernelproof.properties.seeded.catalogue import SeededBug
+from kernelproof.properties.seeded.triton_bugs import BUGS
+from kernelproof.properties.verdicts.verdict import Verdict
+from kernelproof.properties.worker.requests import verdict_of
+from kernelproof.properties.worker.tasks import HANDLER
+from kernelproof.reference import AttentionProblem
+
+RAGGED = "ragged_attention"
+SPLIT = "triton-attention-split-kv"
+SHOWN: dict[str, tuple[AttentionProblem, str]] = {
+    "window-of-first-row": (
+        AttentionProblem(query_lens=(4,), seq_lens=(80,), window_left=63, causal=True),
+        "triton-attention",
+    ),
+    "causal-tile-unmasked": (
+        AttentionProblem(query_lens=(40,), seq_lens=(60,), causal=True),
+        "triton-attention",
+    ),
+    "edge-not-rescaled": (
+        AttentionProblem(RAGGED, query_lens=(3,), seq_lens=(40,), seed=2),
+        "triton-ragged-attention",
+    ),
+    "tail-of-one-key": (AttentionProblem(seq_lens=(65,)), "triton-attention"),
+    "page-of-key-before": (AttentionProblem(seq_lens=(64,)), "triton-attention"),
+    "mask-of-first-tile": (
+        AttentionProblem(RAGGED, seq_lens=(64,), custom_mask=True),
+        "triton-ragged-attention",
+    ),
+    "splits-share-a-key": (AttentionProblem(seq_lens=(64,)), SPLIT),
+    "empty-split-weighs": (AttentionProblem(seq_lens=(4,)), SPLIT),
+    "sink-in-every-split": (AttentionProblem(seq_lens=(64,), sinks=True), SPLIT),
+    "lse-of-largest-split": (AttentionProblem(seq_lens=(64,)), SPLIT),
+}
+"""A problem that shows each, and the implementation that is right there."""
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    if (reason := missing("triton", "triton")) is not None:
+        pytest.skip(reason)
+    preload, interpret = ("torch", "kernelproof.properties.worker.tasks"), {"TRITON_INTERPRET": "1"}
+    with (
+        WorkerPool(HANDLER, preload=preload, environment=interpret) as pool,
+        pool.lease() as lent,
+    ):
+        yield lent
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_a_fault_is_killed_where_the_kernel_is_right(bug: SeededBug, worker: Worker) -> None:
+    problem, honest = SHOWN[bug.name]
+
+    def ask(implementation: str) -> Verdict:
+        payload = {
+            "task": "judge", "law": bug.law, "implementation": implementation,
+            "problem": problem.to_json(), "device": "cpu",
+        }  # fmt: skip
+        return verdict_of(worker.run(payload, Deadlines(run=60.0)))
+
+    # Last, in the same process: nothing of the fault is left behind.
+    assert [ask(each).status for each in (bug.reference, honest)] == ["FAIL", "PASS"]
+
+
+def test_there_are_ten_and_each_names_itself() -> None:
+    assert len({bug.name for bug in BUGS}) == 10
+    for bug in BUGS:
+        found = find_implementation(bug.reference)
+        assert (found.name, found.operation) == (bug.name, bug.operation)
+        assert found.session is None
+
+
+def test_a_substitution_of_what_is_not_there_fails() -> None:
+    if (reason := missing("triton", "triton")) is not None:
+        pytest.skip(reason)
+    kernel = "kernelproof.impl.triton.kernels.attention"
+    for text, times in (("no such text", 0), ("BLOCK_N", 2)):
+        with pytest.raises(ValueError, match="not once: mend the bug"):
+            triton_bugs._substitute(kernel, f"{kernel}__{times}", text, "")
