@@ -68,6 +68,8 @@ class Watch(Progress):
     def prepared(self, report: ImplementationReport, planned: int) -> None:
         """Begin a tally."""
         with self.lock:
+            if report.name in self.tallies:  # its first problems were judged
+                return
             left = self._laws.get(report.operation, 0)
             self.tallies[report.name] = Tally(planned, laws_left=left)
             self.changed(report.name)

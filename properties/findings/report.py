@@ -130,6 +130,20 @@ class LawReport:
             "verdict": self.verdict,
         }
 
+    def include(self, first: LawReport) -> None:
+        """Add what an earlier search under the same law judged and found."""
+        self.judged += first.judged
+        self.vacuous += first.vacuous
+        self.unsupported += first.unsupported
+        self.rejected += first.rejected
+        self.flaky += first.flaky
+        self.seconds += first.seconds
+        self.known = first.known + self.known
+        self.passing_ratio = max(self.passing_ratio, first.passing_ratio)
+        self.problems = {**first.problems, **self.problems}
+        if self.finding is None or (self.finding.entry and first.finding):
+            self.finding = first.finding
+
     @property
     def worst_ratio(self) -> float:
         """The worst error over its bound, that of a finding included where it has one."""

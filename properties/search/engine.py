@@ -10,6 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPo
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 from ...impl import Target
@@ -58,6 +59,9 @@ workers were ended."""
 TICK_SECONDS = 0.2
 """Most seconds between two looks at whether the run is to end early."""
 LATER_PROBLEMS = 20
+FIRST_PROBLEMS = 3
+"""Problems that each law judges of an implementation's first module while its others are built;
+they are drawn besides those of all modules."""
 
 
 def _usual_jobs(device: str) -> int:
@@ -86,6 +90,8 @@ class Run:
         self.costs: dict[str, Cost] = {}
         self._stop = threading.Event()
         self._asked_to_end = ""
+        self._begun: SimpleQueue[tuple[ImplementationReport, Candidate]] = SimpleQueue()
+        self._first: list[tuple[ImplementationReport, LawReport]] = []
         self._cut_off = False
         self._jobs = plan.jobs or _usual_jobs(plan.device)
         self._pool = open_pool(plan.device, size=self._jobs, tool=plan.sanitizer)
@@ -118,6 +124,7 @@ class Run:
                 self._submit_all(laws, others, pending)
                 while pending and not self._asked_to_end:
                     self._collect(pending, TICK_SECONDS)
+                    self._submit_begun(laws, pending)
                     if time.monotonic() - start > self.plan.seconds:
                         self.end(TIME)
                 if pending:
@@ -131,6 +138,7 @@ class Run:
             finally:
                 self.report.respawns = self._pool.respawns
                 self.report.seconds = time.monotonic() - start
+                self._include_first()
                 self._measure_coverage()
                 # Ends whatever still runs: the executors wait for their threads.
                 self._builder.close()
@@ -185,16 +193,7 @@ class Run:
         self, laws: PriorityExecutor, others: ThreadPoolExecutor, pending: Pending
     ) -> None:
         """Queue the preparation of each implementation, which queues its laws in their order."""
-
-        def submit(
-            rank: int,
-            report: ImplementationReport,
-            work: Callable[[Worker], Any],
-            done: Callable[[Any], None],
-        ) -> None:
-            if not self._stop.is_set():
-                pending[laws.submit(rank, partial(self._leased, work))] = (report, done)
-
+        submit = self._submit_to(laws, pending)
         for name in self.plan.implementations:
             report = ImplementationReport(name, resolve_name(name))
             self.report.implementations.append(report)
@@ -210,6 +209,45 @@ class Run:
 
             pending[others.submit(self._prepare, report)] = (report, prepared)
 
+    def _submit_to(self, laws: PriorityExecutor, pending: Pending) -> Submit:
+        def submit(
+            rank: int,
+            report: ImplementationReport,
+            work: Callable[[Worker], Any],
+            done: Callable[[Any], None],
+        ) -> None:
+            if not self._stop.is_set():
+                pending[laws.submit(rank, partial(self._leased, work))] = (report, done)
+
+        return submit
+
+    def _submit_begun(self, laws: PriorityExecutor, pending: Pending) -> None:
+        """Queue the first problems of implementations whose other modules are being built."""
+        while not self._begun.empty():
+            report, candidate = self._begun.get()
+            every = self._laws_of(report)
+            planned = sum(problems_of(self.plan, law, candidate.cost) for law in every)
+            self.progress.prepared(report, planned)
+            self._candidates[report.name] = candidate
+            submit = self._submit_to(laws, pending)
+            self._submit_laws(submit, report, candidate, every, first=True)
+
+    def _include_first(self) -> None:
+        """Add the verdicts on first problems to those of the laws' searches in all modules."""
+        for report, first in self._first:
+            for law in report.laws:
+                if law.law == first.law:
+                    law.include(first)
+                    break
+            else:
+                report.laws.append(first)
+
+    def _shown(self, report: ImplementationReport, found: LawReport) -> bool:
+        """Whether a law's first problems have shown a failure already."""
+        return any(
+            of is report and first.law == found.law and first.finding for of, first in self._first
+        )
+
     def _prepare(self, report: ImplementationReport) -> Candidate | None:
         def built(done: int, modules: int) -> None:
             self.progress.building(report.name, done, modules)
@@ -222,6 +260,7 @@ class Run:
                 self._builder,
                 self.target,
                 built=built,
+                begun=lambda candidate: self._begun.put((report, candidate)),
                 together=self._modules,
                 stored=lambda report: self._stored(report).problems(),
             )
@@ -334,8 +373,11 @@ class Run:
         report: ImplementationReport,
         candidate: Candidate,
         laws: Sequence[Law],
+        *,
+        first: bool = False,
     ) -> None:
         plan = self.plan
+        done = partial(self._take, report, candidate, first=first)
         for rank, law in enumerate(laws, STORED + 1):
             problems = problems_of(plan, law, candidate.cost)
             options = SearchOptions(
@@ -347,20 +389,9 @@ class Run:
                 confirm=plan.confirm,
                 examples=self._examples,
             )
-
-            def done(found: LawReport) -> None:
-                report.laws.append(found)
-                if found.lost:
-                    raise DeviceLostError(found.lost)
-                if found.error and self._cut_off:  # its worker was ended
-                    found.error, found.ended = "", "stopped"
-                if found.error:
-                    report.fail(found.error)
-                report.laws.sort(key=lambda each: [law.name for law in laws].index(each.law))
-                report.seconds = time.monotonic() - (candidate.started or 0.0)
-                self.progress.law_done(report, found)
-                if found.finding and not found.finding.entry:
-                    self.progress.found(found.finding)
+            if first:
+                fewer = min(options.problems, FIRST_PROBLEMS)
+                options = replace(options, problems=fewer, floor=0, examples=None)
 
             def work(worker: Worker, law: Law = law, options: SearchOptions = options) -> LawReport:
                 if plan.first_only and candidate.smallest:
@@ -370,7 +401,34 @@ class Run:
                     options = replace(options, shrink=False, problems=fewer)
                 return self._search(worker, candidate, law, options)
 
-            submit(rank, report, work, done)
+            submit(STORED if first else rank, report, work, done)
+
+    def _take(
+        self,
+        report: ImplementationReport,
+        candidate: Candidate,
+        found: LawReport,
+        *,
+        first: bool,
+    ) -> None:
+        """Take what a law has found, in all modules or in the first one."""
+        if found.finding and not found.finding.entry and not self._shown(report, found):
+            self.progress.found(found.finding)
+        if first:
+            self._first.append((report, found))
+        else:
+            report.laws.append(found)
+        if found.lost:
+            raise DeviceLostError(found.lost)
+        if found.error and self._cut_off:  # its worker was ended
+            found.error, found.ended = "", "stopped"
+        if found.error:
+            report.fail(found.error)
+        if not first:
+            names = [law.name for law in self._laws_of(report)]
+            report.laws.sort(key=lambda each: names.index(each.law))
+            report.seconds = time.monotonic() - (candidate.started or 0.0)
+            self.progress.law_done(report, found)
 
     def _search(
         self, worker: Worker, candidate: Candidate, law: Law, options: SearchOptions

@@ -99,6 +99,7 @@ def prepare(
     target: Target,
     *,
     built: Callable[[int, int], None] | None = None,
+    begun: Callable[[Candidate], None] | None = None,
     once: Once = _here,
     together: ModulePlan | None = None,
     stored: Callable[[ImplementationReport], Sequence[Problem]] = lambda _: (),
@@ -112,6 +113,7 @@ def prepare(
         builder: of modules, where they take long.
         target: the machine that workers run on.
         built: is told how many modules are built, of how many.
+        begun: is given the implementation with its first module, while others are built.
         once: does the building, or waits for the process that does.
         together: chooses modules with those of other implementations.
         stored: gives the problems of its stored cases, whose modules are built too.
@@ -135,18 +137,18 @@ def prepare(
         if axes is None:
             return None
         if report.declared["build_ahead"]:
-            most = plan.profile.modules_of(report.declared["build_minutes"])
-            if plan.seconds < math.inf:  # which all builds share
-                most = max(most, plan.profile.modules)
-            selection = Selection(
-                axes,
-                module_keys(worker, address),
-                most,
-                stored=stored(report),
-                companions=report.declared["build_minutes"] < CHEAP_MINUTES,
-                libraries=module_libraries(worker, address),
-            )
+            selection = _selection(worker, address, axes, plan, report, stored(report))
+    surveyed = axes
+
+    def candidate_of(modules: Sequence[Module]) -> Candidate:
+        restricted = _restricted(address, surveyed, modules)
+        candidate = Candidate(report.name, *restricted, plan.ledger, target)
+        with lease() as worker:
+            _time(worker, candidate, report, profile, plan.costs.get(report.name))
+        return candidate
+
     modules: list[Module] = []
+    early: Candidate | None = None
     if selection is None:
         together.leave(report)
     else:
@@ -163,15 +165,60 @@ def prepare(
         # The keys too: another search, say with another profile, needs other modules.
         named = f"{report.reference} {[module.key for module in modules]}"
         every = [*modules, *selection.others()]
+        first = _first_to_judge(modules, selection) if begun is not None else None
+        if begun is not None and first is not None:
+            builder.build(address, [first], report, built)
+            early = candidate_of([first])
+            begun(early)
+            every.remove(first)
         once(named, lambda: builder.build(address, every, report, built))
         report.modules = len(modules)
-        # Laws change problems, and may come to another module: those alone are called.
-        address = replace(address, modules=tuple(module.key for module in modules))
-        axes = replace(axes, restrictions=tuple(module.values for module in modules))
-    with lease() as worker:
-        candidate = Candidate(report.name, address, axes, plan.ledger, target)
-        _time(worker, candidate, report, profile, plan.costs.get(report.name))
-    return candidate
+    if early is None:
+        return candidate_of(modules)
+    address, axes = _restricted(address, early.axes, modules)
+    return replace(early, address=address, axes=axes)
+
+
+def _selection(
+    worker: Worker,
+    address: Address,
+    axes: Axes,
+    plan: Plan,
+    report: ImplementationReport,
+    stored: Sequence[Problem],
+) -> Selection:
+    minutes = report.declared["build_minutes"]
+    most = plan.profile.modules_of(minutes)
+    if plan.seconds < math.inf:  # which all builds share
+        most = max(most, plan.profile.modules)
+    return Selection(
+        axes,
+        module_keys(worker, address),
+        most,
+        stored=stored,
+        companions=minutes < CHEAP_MINUTES,
+        libraries=module_libraries(worker, address),
+    )
+
+
+def _restricted(address: Address, axes: Axes, modules: Sequence[Module]) -> tuple[Address, Axes]:
+    """Return an address and axes of these modules only; of all problems if there are none."""
+    if not modules:
+        return address, axes
+    # Laws change problems, and may come to another module: those alone are called.
+    return (
+        replace(address, modules=tuple(module.key for module in modules)),
+        replace(axes, restrictions=tuple(module.values for module in modules)),
+    )
+
+
+def _first_to_judge(modules: Sequence[Module], selection: Selection) -> Module | None:
+    """Return the module to judge while the others are built; None where that saves no time.
+
+    It is that of the simplest problem, whose calls are timed.
+    """
+    first = next((each for each in modules if each.key == selection.simplest), None)
+    return first if any(each is not first and not each.exists for each in modules) else None
 
 
 def _time(

@@ -1,0 +1,111 @@
+"""An implementation is judged with its first module while its others are built."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Hashable
+from pathlib import Path
+
+import pytest
+
+from kernelproof.impl import Target, implementation
+from kernelproof.properties.findings.report import Finding
+from kernelproof.properties.search.engine import FIRST_PROBLEMS, Run
+from kernelproof.properties.search.plan import Plan
+from kernelproof.properties.search.progress import Progress
+from kernelproof.properties.space.profiles import Profile
+from kernelproof.reference import AttentionProblem, Problem
+from kernelproof.reference.tensors.inputs import PagedAttentionInputs
+
+TINY = Profile("tiny", problems=8, max_work=20_000, shrink_seconds=1.0, seconds=60.0, modules=3)
+FOLDER = "KERNELPROOF_TEST_FOLDER"
+WAIT_SECONDS = 60.0
+
+
+def head_dim(problem: Problem) -> Hashable:
+    assert isinstance(problem, AttentionProblem)
+    return problem.head_dim_qk
+
+
+def three_head_dims(problem: Problem, target: Target) -> bool | str:
+    del target
+    assert isinstance(problem, AttentionProblem)
+    return problem.head_dim_qk in (16, 32, 64) or "only three head dims"
+
+
+def compiled(inputs: PagedAttentionInputs) -> None:
+    """Compile: all modules but the first one called take until somebody has judged a problem."""
+    folder, dim = Path(os.environ[FOLDER]), inputs.q.shape[-1]
+    first = folder / "first"
+    if not first.exists():
+        first.write_text(f"{dim}", encoding="ascii")
+    until = time.monotonic() + WAIT_SECONDS
+    while first.read_text(encoding="ascii") != f"{dim}" and not (folder / "judged").exists():
+        if time.monotonic() > until:
+            (folder / "late").touch()
+            return
+        time.sleep(0.01)
+
+
+@implementation(
+    "paged_attention",
+    name="builds",
+    supports=three_head_dims,
+    compile_key=head_dim,
+    build_ahead=True,
+)
+def builds(inputs: PagedAttentionInputs) -> object:
+    from kernelproof.properties.seeded.honest import float32
+
+    compiled(inputs)
+    return float32(inputs)
+
+
+@implementation(
+    "paged_attention",
+    name="builds-wrong",
+    supports=three_head_dims,
+    compile_key=head_dim,
+    build_ahead=True,
+)
+def builds_wrong(inputs: PagedAttentionInputs) -> object:
+    from kernelproof.properties.seeded.honest import float32
+
+    compiled(inputs)
+    out, lse = float32(inputs)
+    return out + 1.0, lse
+
+
+class Judging(Progress):
+    """Takes note of the first verdict, and counts findings."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.findings = folder, list[Finding]()
+
+    def judged(self, name: str, count: int) -> None:
+        del name, count
+        (self.folder / "judged").touch()
+
+    def found(self, finding: Finding) -> None:
+        self.findings.append(finding)
+        (self.folder / "judged").touch()
+
+
+@pytest.mark.parametrize(("name", "findings"), [("builds", 0), ("builds_wrong", 1)])
+def test_the_first_module_is_judged_while_others_are_built(
+    name: str, findings: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    progress = Judging(tmp_path)
+    plan = Plan([f"{__file__}:{name}"], TINY, laws=("parity",), jobs=1)
+    (report,) = Run(plan, progress).execute().implementations
+    assert not report.error
+    assert not (tmp_path / "late").exists()
+    assert report.modules == 3
+    (law,) = report.laws
+    assert len(progress.findings) == len(report.findings) == findings
+    if not findings:
+        assert law.judged >= TINY.problems + FIRST_PROBLEMS
+        dims = {each.problem.head_dim_qk for each in law.problems.values()}  # type: ignore[union-attr]
+        assert dims == {16, 32, 64}
