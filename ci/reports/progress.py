@@ -22,6 +22,7 @@ from ...properties.search.engine import Run
 from ...properties.search.module_plan import Chosen
 from ...properties.search.progress import Progress
 from ...properties.verdicts.text import count_of, printable
+from ...properties.verdicts.verdict import Verdict
 from .display import style_of
 from .statement import opening, statement, to_be_judged
 from .summary import state
@@ -91,6 +92,11 @@ class Watch(Progress):
             self.changed(report.name)
             if tally.laws_left == 1:
                 self.ended(report)
+
+    def failing(self, name: str, law: str, verdict: Verdict) -> None:
+        """Show a failure at once: making it smaller takes long."""
+        title = f"{verdict.status} {verdict.kind}".strip()
+        self.say(Text(printable(f"{title}  {name}  {law}: now it is made smaller"), "bold red"))
 
     def found(self, finding: Finding) -> None:
         """Write a finding's case and show it in short."""

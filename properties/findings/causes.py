@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from ...reference import Problem, problem_from_json
+from ..verdicts.verdict import Verdict
 from .ledger import holds
 from .report import Finding, ImplementationReport, LawReport
 
@@ -25,7 +26,8 @@ LENGTHS = ("query_lens", "seq_lens")
 MOST_VALUES = 3
 """Most values of one field that failing problems may have for the field to be named."""
 FEW = 3
-"""Failing problems, with none that passes, from which on a law is taken to fail on every one."""
+"""Failing problems from which on a law is believed: that it fails on every problem where none
+passes, or for a reason of its own."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,18 @@ def cause_of(report: ImplementationReport, finding: Finding) -> Cause | None:
         if any(each is finding for each in cause.members):
             return cause
     return None
+
+
+def telling_values(law: LawReport, verdict: Verdict) -> dict[str, Any]:
+    """Return the values of all problems of a law that fail alike; none where others pass too."""
+    one = _Evidence(Finding("", law.law, verdict, _latest(law, verdict)), law)
+    return one.values if one.exact else {}
+
+
+def _latest(law: LawReport, verdict: Verdict) -> Problem:
+    return next(
+        each.problem for each in reversed(law.problems.values()) if each.status == verdict.status
+    )
 
 
 def _cause(group: Sequence[_Evidence]) -> Cause:
@@ -195,6 +209,7 @@ class _Evidence:
         """Whether other values than these tell what fails here, and problems with these pass."""
         return (
             self.exact
+            and len(self.failing) >= FEW
             and not self.values.keys() >= values.keys()
             and any(holds(each, values) for each in self.passing)
         )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from ...impl import Target
 from ...reference import Problem
-from ..findings.ledger import Entry, Ledger
+from ..findings.ledger import Entry, Ledger, holds
 from ..isolation.workers import Worker
 from ..space.axes import Axes
 from ..space.profiles import Cost
@@ -15,6 +16,31 @@ from ..worker.requests import Address, probe_device
 from .deadlines import DeadlineModel
 
 UNKNOWN = Cost("unknown", 1.0, 1)
+
+
+@dataclass
+class Deadly:
+    """A HANG or a CRASH that some law has found; each time that it is seen costs a process.
+
+    Attributes:
+        problem: the smallest so far.
+        verdict: on it.
+        values: what its problems share and no passing one has, as a predicate of the ledger; empty
+            where that is not known.
+        shrunk: whether the law that found it is done with it.
+    """
+
+    problem: Problem
+    verdict: Verdict
+    values: dict[str, Any] = field(default_factory=dict)
+    shrunk: bool = False
+
+    def is_seen_in(self, problem: Problem, verdict: Verdict) -> bool:
+        """Whether a failure is taken for this one: it is alike, and nothing tells them apart."""
+        alike = verdict.status == self.verdict.status and (
+            verdict.kind == self.verdict.kind or verdict.status == "HANG"
+        )
+        return alike and (not self.values or holds(problem, self.values))
 
 
 @dataclass
@@ -40,6 +66,8 @@ class Candidate:
     it does not end: processes import the implementation only."""
     smallest: list[Problem] = field(default_factory=list)
     """Counterexamples to other laws: tried first, for they often break this one too."""
+    deadly: list[Deadly] = field(default_factory=list)
+    """What costs a process: laws try it once, and neither confirm nor shrink it anew."""
     stuck: dict[str, str] = field(default_factory=dict)
     """Where a problem's HANG was found to be stuck, by problem id: finding out takes seconds."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from ...reference import Problem
-from ..findings.ledger import Entry
+from ..findings.ledger import Entry, holds
 from ..findings.report import LawReport, ProblemVerdict
 from ..isolation.workers import Outcome, Worker
 from ..laws import Law
@@ -36,6 +37,7 @@ class CaseRunner:
         in_hand: what was judged when the device was lost.
         always_fresh: whether each case gets a fresh process.
         starting_seconds: seconds in which processes were started and warmed up.
+        avoided: predicates on problems that are not asked about, for they cost a process each.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class CaseRunner:
         self.known: dict[str, tuple[Problem, Verdict, Entry]] = {}
         self.died = self.always_fresh = False
         self.starting_seconds = 0.0
+        self.avoided: list[Mapping[str, Any]] = []
         self.in_hand: tuple[Problem, Verdict] | None = None
         self._worker, self._budget, self._judged = worker, budget, judged
         self._asked: dict[str, Problem] = {}
@@ -85,6 +88,8 @@ class CaseRunner:
 
     def ask(self, problem: Problem) -> None:
         """Ask about a problem, unless that was done before, and do not wait."""
+        if any(holds(problem, values) for values in self.avoided):
+            return
         if problem.id not in self.verdicts and problem.id not in self._asked:
             self._asked[problem.id] = problem
             self._worker.ask(self._request(problem), self.candidate.deadlines.of(problem))

@@ -440,6 +440,7 @@ class Run:
             options,
             judged=lambda count: self.progress.judged(candidate.name, count),
             stopped=self._stop.is_set,
+            failing=partial(self.progress.failing, candidate.name, law.name),
         ).run()
         if found.lost:
             self._stop.set()  # here: the thread that takes results may be too late for the next law

@@ -12,19 +12,23 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ...reference import Problem
+from ..findings.causes import telling_values
 from ..findings.report import Finding, LawReport
 from ..isolation.workers import Worker
 from ..laws import Law
 from ..space.rounds import Enough
 from ..verdicts.verdict import Verdict
 from ..worker.requests import DeviceLostError, HarnessError
-from .candidate import Candidate
+from .candidate import Candidate, Deadly
 from .case_runner import CaseRunner
-from .confirmation import Confirmation
+from .confirmation import Confirmation, Failure
 from .drawing import Search, SearchOptions
 from .hang_location import where_stuck
 from .shrink_budget import ShrinkBudget
 from .shrinking import Shrink
+
+MOST_NOTED = 2
+"""Failures of a fault that a law has found after which another law ends; each costs a process."""
 
 
 class LawSearch:
@@ -39,15 +43,18 @@ class LawSearch:
         *,
         judged: Callable[[int], None] = lambda _: None,
         stopped: Callable[[], bool] = lambda: False,
+        failing: Callable[[Verdict], None] = lambda _: None,
     ) -> None:
         self._worker, self._candidate, self._options = worker, candidate, options
-        self._stopped = stopped
+        self._stopped, self._failing = stopped, failing
         self._budget = ShrinkBudget(options.profile)
         self._runner = CaseRunner(worker, candidate, law, self._budget, judged)
         self._runner.report.floor = options.floor
         self._search = Search(self._runner, options, stopped)
         self._confirmation = Confirmation(self._runner)
         self._shrink: Shrink | None = None
+        self._deadly: Deadly | None = None
+        self._noted: list[Failure] = []
         self._seconds = 0.0
 
     def run(self) -> LawReport:
@@ -74,27 +81,60 @@ class LawSearch:
     def _find(self) -> None:
         """Find a failure and shrink it."""
         self._runner.warm_up()
+        if self._fails_as_others():
+            return
+        if self._options.examples is not None:
+            self._search.show_kept(self._look_at_kept)
+        shown = self._shrink is not None or self._draw()
+        if self._shrink is not None and self._options.shrink:
+            self._end_shrinking(self._shrink, shown=shown)
+
+    def _fails_as_others(self) -> bool:
+        """Try the smallest problems of other laws; whether one of them is this law's finding."""
+        for deadly in [each for each in self._candidate.deadly if each.shrunk]:
+            verdict = self._runner.verdict(deadly.problem, hurried=True)
+            if deadly.is_seen_in(deadly.problem, verdict):
+                self._note(deadly, deadly.problem, verdict)
         for problem in list(self._candidate.smallest):
             if (shrink := self._confirm(problem)) is not None:
                 if self._options.shrink and not shrink.first.costly:
                     shrink.simplify()  # this law may not need what another one did
-                return
-        if self._options.examples is not None:
-            self._search.show_kept(self._look_at_kept)
-        shown = self._shrink is not None
-        if not shown:
-            for problem in self._search.suspects():
-                if (shrink := self._confirm(problem)) is not None:
-                    shown = self._search.show_again(shrink.show)
+                return True
+        return False
+
+    def _draw(self) -> bool:
+        """Draw until a problem fails; whether it was shown to Hypothesis again."""
+        for problem in self._search.suspects():
+            if self._noted_already(problem):
+                if len(self._noted) >= MOST_NOTED:
                     break
-        if self._shrink is not None and self._options.shrink:
-            self._end_shrinking(self._shrink, shown=shown)
+            elif (shrink := self._confirm(problem)) is not None:
+                return self._search.show_again(shrink.show)
+        return False
 
     def _confirm(self, problem: Problem) -> Shrink | None:
         failure = self._confirmation.confirm(problem)
         if failure is not None:
             self._shrink = Shrink(self._runner, failure, self._budget, self._stopped)
+            if failure.costly and failure.verdict.status in ("HANG", "CRASH"):
+                self._deadly = Deadly(problem, failure.verdict)
+                self._candidate.deadly.append(self._deadly)
+                self._failing(failure.verdict)
         return self._shrink
+
+    def _noted_already(self, problem: Problem) -> bool:
+        """Note a failure that costs a process and that a law has found; False if it is no such."""
+        verdict = self._runner.verdicts[problem.id]
+        for deadly in self._candidate.deadly:
+            if deadly.is_seen_in(problem, verdict):
+                self._note(deadly, problem, verdict)
+                return True
+        return False
+
+    def _note(self, deadly: Deadly, problem: Problem, verdict: Verdict) -> None:
+        self._noted.append(Failure(problem, verdict, costly=True))
+        if deadly.values and deadly.values not in self._runner.avoided:
+            self._runner.avoided.append(deadly.values)
 
     def _look_at_kept(self, problem: Problem) -> None:
         """Judge what was kept: Hypothesis keeps what fails at once, and forgets the rest."""
@@ -117,6 +157,9 @@ class LawSearch:
     def _finding(self) -> Finding | None:
         if self._shrink is not None:
             return self._of_smallest(self._shrink)
+        if self._noted:
+            first = self._noted[0]
+            return self._found(first.problem, self._with_place(first.problem, first.verdict))
         if (flaky := self._confirmation.flaky) is not None:
             return self._found(flaky.problem, flaky.verdict)
         if self._runner.known:
@@ -129,11 +172,19 @@ class LawSearch:
         problem, verdict = shrink.smallest.problem, shrink.smallest.verdict
         if self._runner.always_fresh or (self._options.confirm and verdict.status == "FAIL"):
             verdict = self._confirmation.in_fresh_process(shrink.smallest)
-        if verdict.status == "HANG":
-            where = where_stuck(self._runner, problem, verdict.trace)
-            verdict = replace(verdict, message="; ".join(filter(None, (verdict.message, where))))
-        self._candidate.smallest.append(problem)
-        return self._found(problem, verdict)
+        if (deadly := self._deadly) is None:
+            self._candidate.smallest.append(problem)
+        else:
+            deadly.values = telling_values(self._runner.report, verdict)
+            deadly.problem, deadly.verdict, deadly.shrunk = problem, verdict, True
+        return self._found(problem, self._with_place(problem, verdict))
+
+    def _with_place(self, problem: Problem, verdict: Verdict) -> Verdict:
+        """Return the verdict on a HANG with the place where it is stuck."""
+        if verdict.status != "HANG":
+            return verdict
+        where = where_stuck(self._runner, problem, verdict.trace)
+        return replace(verdict, message="; ".join(filter(None, (verdict.message, where))))
 
     def _found(self, problem: Problem, verdict: Verdict) -> Finding:
         budget = self._budget

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..findings.report import Finding, ImplementationReport, LawReport
+from ..verdicts.verdict import Verdict
 from .module_plan import Chosen
 
 
@@ -34,6 +35,9 @@ class Progress:
 
     def law_done(self, report: ImplementationReport, law: LawReport) -> None:
         """Take note of a law that has ended."""
+
+    def failing(self, name: str, law: str, verdict: Verdict) -> None:
+        """Take note of a failure that is confirmed, and will take long to be made smaller."""
 
     def found(self, finding: Finding) -> None:
         """Take note of a finding."""

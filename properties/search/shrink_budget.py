@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ..space.profiles import Profile
 
 MAX_DEATHS = 20
-MAX_SECONDS_OF_DEATHS = 60.0
+MAX_SECONDS_OF_DEATHS = 30.0
 FACTOR_OF_DEATHS = 6.0
 """A HANG or a death costs its deadline and a process each time that it is tried again: shrinking
 takes at most this many times the profile's seconds, and the maximum."""

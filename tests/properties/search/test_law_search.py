@@ -18,7 +18,7 @@ from kernelproof.properties.findings.report import LawReport
 from kernelproof.properties.isolation import workers
 from kernelproof.properties.isolation.workers import Deadlines, Outcome, Worker, WorkerPool
 from kernelproof.properties.laws import find_law
-from kernelproof.properties.search.candidate import Candidate
+from kernelproof.properties.search.candidate import Candidate, Deadly
 from kernelproof.properties.search.drawing import SearchOptions
 from kernelproof.properties.search.examples import Examples
 from kernelproof.properties.search.law_search import LawSearch
@@ -26,6 +26,7 @@ from kernelproof.properties.space import rounds
 from kernelproof.properties.space.attention_strategies import long_axes
 from kernelproof.properties.space.axes import Axes, all_axes
 from kernelproof.properties.space.profiles import Profile
+from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.properties.worker.requests import Address
 from kernelproof.reference import AttentionProblem, Problem, problem_from_json
 
@@ -143,6 +144,7 @@ class InProcess:
     busy = False
     start: Callable[[], None] = staticmethod(lambda: None)
     """The import of the implementation."""
+    candidate: Candidate
 
     def __init__(self, judge: Judge, depth: int) -> None:
         self.judge, self.depth = judge, depth
@@ -197,11 +199,18 @@ def searched(
     smallest: tuple[Problem, ...] = (),
     known: tuple[Entry, ...] = (),
     examples: Examples | None = None,
+    deadly: tuple[Deadly, ...] = (),
     long: Axes | None = None,
 ) -> tuple[LawReport, InProcess]:
     worker = InProcess(judge, depth)
-    candidate = Candidate(
-        "it", Address("it", None, "cpu"), AXES, Ledger(known), smallest=[*smallest], long=long
+    candidate = worker.candidate = Candidate(
+        "it",
+        Address("it", None, "cpu"),
+        AXES,
+        Ledger(known),
+        smallest=[*smallest],
+        deadly=[*deadly],
+        long=long,
     )
     options = SearchOptions(
         PROFILE, 5, PROFILE.problems, PROFILE.seconds, floor=3, examples=examples
@@ -317,6 +326,40 @@ class TestLawSearch:
         assert isinstance(report.finding.problem, AttentionProblem)
         assert report.finding.problem.seq_lens == (5,)
         assert report.finding.problem.logits_soft_cap == 0
+
+    def test_what_costs_a_process_is_not_searched_anew(self) -> None:
+        """The next law tries the smallest problem once, and goes on with problems unlike it."""
+
+        def deadly_pages(problem: AttentionProblem) -> Outcome:
+            if problem.page_size >= 16:
+                return Outcome("hang", kind="run", stage="run")
+            return done("PASS")
+
+        first, worker = searched(deadly_pages, 0)
+        (deadly,) = worker.candidate.deadly
+        assert first.finding
+        assert (deadly.problem, deadly.values) == (
+            first.finding.problem,
+            {"page_size": {"min": 16}},
+        )
+        again, other = searched(deadly_pages, 0, deadly=(deadly,))
+        assert again.finding
+        assert again.finding.problem == deadly.problem
+        assert [each.page_size >= 16 for each in other.problems] == [
+            True, *[False] * (len(other.problems) - 1)
+        ]  # fmt: skip
+        assert again.judged > PROFILE.problems / 2
+
+    def test_another_failure_behind_a_hang_is_found(self) -> None:
+        def both(problem: AttentionProblem) -> Outcome:
+            hang = Outcome("hang", kind="run", stage="run")
+            return hang if problem.page_size >= 16 else wrong(problem)
+
+        smallest = AttentionProblem(page_size=16)
+        known = Deadly(smallest, Verdict("HANG", "run"), {"page_size": {"min": 16}}, shrunk=True)
+        report, _ = searched(both, 0, deadly=(known,))
+        assert report.finding
+        assert report.finding.verdict.status == "FAIL"
 
     def test_a_failure_that_does_not_repeat_is_flaky(self) -> None:
         seen: list[str] = []
