@@ -98,7 +98,16 @@ BUILT_IN: dict[str, str] = {
 
 
 class ImplementationNotFoundError(LookupError):
-    """No implementation goes by that name; the message says what was tried."""
+    """No implementation goes by that name.
+
+    Args:
+        name: as it was looked for.
+        why: what was tried.
+    """
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(f"{name}: {why}")
+        self.why = why
 
 
 def installed_implementations() -> dict[str, str]:
@@ -126,11 +135,9 @@ def resolve_name(name: str) -> str:
     if ":" in name:
         return name
     meant = did_you_mean(name, {**BUILT_IN, **installed})
-    message = (
-        f"{name!r} is no MODULE:NAME and no registered implementation; {meant}`kernelproof list` "
-        "names them all"
-    )
-    raise ImplementationNotFoundError(message)
+    known = f"{meant}`kernelproof list` names them all"
+    why = f"no MODULE:NAME and no registered implementation; {known}"
+    raise ImplementationNotFoundError(name, why)
 
 
 def find_implementation(name: str, operation: str | None = None) -> Implementation:
@@ -152,18 +159,18 @@ def find_implementation(name: str, operation: str | None = None) -> Implementati
         for part in attribute.split("."):
             found = getattr(found, part)
     except AttributeError as error:
-        message = f"{reference}: module {module_name!r} has no {attribute!r}"
-        raise ImplementationNotFoundError(message) from error
+        why = f"module {module_name!r} has no {attribute!r}"
+        raise ImplementationNotFoundError(reference, why) from error
     if isinstance(found, Implementation):
         if operation not in (None, found.operation):
-            message = f"{reference} implements {found.operation}, not {operation}"
-            raise ImplementationNotFoundError(message)
+            why = f"it implements {found.operation}, not {operation}"
+            raise ImplementationNotFoundError(reference, why)
         return found
     if callable(found) and operation is not None:
         return implementation(operation, name=reference)(found)
     hint = "decorate it with @implementation(...), or name its --operation"
-    message = f"{reference} is {type(found).__name__}, not an implementation: {hint}"
-    raise ImplementationNotFoundError(message)
+    why = f"it is {type(found).__name__}, not an implementation: {hint}"
+    raise ImplementationNotFoundError(reference, why)
 
 
 def built_in_provider(name: str) -> str | None:
@@ -175,8 +182,7 @@ def _import_module(module_name: str, reference: str) -> Any:  # noqa: ANN401  a 
     path = Path(module_name)
     if path.suffix == ".py":
         if not path.is_file():
-            message = f"{reference}: there is no file {module_name!r}"
-            raise ImplementationNotFoundError(message)
+            raise ImplementationNotFoundError(reference, f"there is no file {module_name!r}")
         folder, module_name = str(path.parent.resolve()), path.stem
     else:
         folder = str(Path.cwd())
@@ -186,10 +192,10 @@ def _import_module(module_name: str, reference: str) -> Any:  # noqa: ANN401  a 
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and module_name.startswith(error.name):
-            message = f"{reference}: there is no module {module_name!r} (searched sys.path)"
+            why = f"there is no module {module_name!r} (searched sys.path)"
         else:
-            message = f"{reference}: importing {module_name!r} needs {error.name!r}, not installed"
-        raise ImplementationNotFoundError(message) from error
+            why = f"importing {module_name!r} needs {error.name!r}, not installed"
+        raise ImplementationNotFoundError(reference, why) from error
     except Exception as error:
-        message = f"{reference}: importing {module_name!r} failed: {type(error).__name__}: {error}"
-        raise ImplementationNotFoundError(message) from error
+        why = f"importing {module_name!r} failed: {type(error).__name__}: {error}"
+        raise ImplementationNotFoundError(reference, why) from error

@@ -107,8 +107,7 @@ def _exit_of(report: RunReport, *, gate: bool, failure: str) -> tuple[int, str]:
         usage = not gate and named in unfound and not named.suite_failed
         others = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
         first = named.error.splitlines()[0]
-        who = "" if first.startswith(named.name) else f"{named.name}: "
-        return USAGE if usage else MACHINE, f"{who}{first}{others}"
+        return USAGE if usage else MACHINE, f"{named.name}: {first}{others}"
     if new:
         return NONCONFORMING, f"{count_of(new, 'new finding')}, {known} known"
     if not report.interrupted and (not report.judged or (idle and not gate)):

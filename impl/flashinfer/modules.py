@@ -252,7 +252,13 @@ def generate(unit: Unit, sm: int) -> dict[str, Any]:
     except REFUSALS as error:
         return {"state": REFUSED, "message": _told(error)}
     except (ModuleNotFoundError, AttributeError) as error:
-        absent = "flashinfer" in str(getattr(error, "name", "") or error)
+        # A module that is missing has a name; an attribute is missing in a module, which has one.
+        missing = (
+            error.name
+            if isinstance(error, ModuleNotFoundError)
+            else getattr(error.obj, "__name__", "")
+        )
+        absent = str(owner).partition(".")[0] == "flashinfer"
         return {"state": ABSENT if absent else BROKEN, "message": _told(error)}
     except Exception as error:  # noqa: BLE001  one unit must not cost the others
         return {"state": BROKEN, "message": _told(error)}

@@ -94,7 +94,7 @@ def take_survey(worker: Worker, choices: Choices, ledger: Ledger) -> Survey:
     for name in dict.fromkeys(choices.implementations or registered()):
         surveyed = _ask(worker, name, choices, ledger, target)
         if surveyed.error and choices.implementations:
-            why = surveyed.error.strip().splitlines()[0].removeprefix(f"{name}: ")
+            why = surveyed.error.strip().splitlines()[0]
             message = f"--impl {name}: {why}"
             raise SuiteRefusedError(message)
         found.append(surveyed)
@@ -118,7 +118,7 @@ def _ask(worker: Worker, name: str, choices: Choices, ledger: Ledger, target: Ta
     try:
         reference = resolve_name(name)
     except ImplementationNotFoundError as error:
-        return Surveyed(name, name, error=str(error))
+        return Surveyed(name, name, error=error.why)
     address = Address(reference, choices.operation, choices.device)
     report = ImplementationReport(name, reference)
     try:

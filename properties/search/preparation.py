@@ -65,7 +65,7 @@ def survey(
         asked = [problem.to_json() for problem in problems]
         reply = _ask(worker, address, "probe", problems=asked)
         if "error" in reply:
-            message = f"{report.name}.supports failed: {reply['error']}"
+            message = f"supports failed: {reply['error']}"
             raise HarnessError(message)
         refusals = refusals_of(reply)
         told = most_telling([told, *refusals])

@@ -123,7 +123,7 @@ def describe(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
     try:
         implementation = subject_of(payload, stages).implementation
     except ImplementationNotFoundError as error:
-        return {"error": str(error)}
+        return {"error": error.why}
     return {
         "name": implementation.name,
         "operation": implementation.operation,

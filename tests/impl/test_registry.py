@@ -84,20 +84,20 @@ def test_a_plain_function_with_its_operation(folder: Path) -> None:
 def test_a_plain_function_without_operation(folder: Path) -> None:
     del folder
     said = refusal("my_kernels:plain")
-    assert said.startswith("my_kernels:plain is function, not an implementation: decorate it")
+    assert said.startswith("my_kernels:plain: it is function, not an implementation: decorate it")
     assert "--operation" in said
-    assert "my_kernels:number is int" in refusal("my_kernels:number", "merge_state")
+    assert "my_kernels:number: it is int" in refusal("my_kernels:number", "merge_state")
 
 
 def test_another_operation_than_its_own(folder: Path) -> None:
     del folder
     said = refusal("my_kernels:mine", "paged_attention")
-    assert said == "my_kernels:mine implements merge_state, not paged_attention"
+    assert said == "my_kernels:mine: it implements merge_state, not paged_attention"
 
 
 def test_unknown_names(folder: Path) -> None:
     said = refusal("sdpa")
-    assert said.startswith("'sdpa' is no MODULE:NAME and no registered implementation")
+    assert said.startswith("sdpa: no MODULE:NAME and no registered implementation")
     assert "did you mean torch-sdpa-paged or torch-sdpa-ragged? " in said
     assert "did you mean triton-moe" in refusal("triton_moe")
     assert refusal("?").endswith("implementation; `kernelproof list` names them all")

@@ -94,8 +94,8 @@ def summary(report: RunReport, *, gate: bool = False, failure: str = "") -> Summ
 UNSUPPORTED = ImplementationReport(
     "other", "kernels:other", "merge_state", refusal=Refusal("needs a GPU", "device")
 )
-NOT_FOUND = ImplementationReport("a:b", "a:b", error="a:b: there is no module 'a'")
-NO_ANSWER = ImplementationReport("a:b", "a:b", "merge_state", error="a:b.supports failed: boom")
+NOT_FOUND = ImplementationReport("a:b", "a:b", error="there is no module 'a'")
+NO_ANSWER = ImplementationReport("a:b", "a:b", "merge_state", error="supports failed: boom")
 HARNESS = ImplementationReport("a:b", "a:b")
 HARNESS.fail("overrun")
 OF_A_USER = ImplementationReport("a:b", "a:b", error="the suite failed: a module's own words")
@@ -127,6 +127,11 @@ def test_exit_codes(report: RunReport, check: int, gate: int) -> None:
     assert summary(report, gate=True).code == gate
     named = {0: "conforming", 1: "nonconforming", 130: "incomplete", 143: "incomplete"}
     assert to_json(summary(report))["verdict"] == named.get(check, "error")
+
+
+@pytest.mark.parametrize("report", [NOT_FOUND, NO_ANSWER])
+def test_an_error_names_its_implementation_once(report: ImplementationReport) -> None:
+    assert summary(run(report)).sentence.startswith(f"ERROR: a:b: {report.error}; ")
 
 
 def test_a_failure_of_the_suite_is_no_verdict_on_a_kernel() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from kernelproof.ci.compile import generating
 from kernelproof.ci.compile.generating import Plan, Release, plan_units
 from kernelproof.ci.compile.nvcc import Nvcc
+from kernelproof.impl.flashinfer import modules
 from kernelproof.impl.flashinfer.modules import UNITS, Unit, architecture
 from kernelproof.impl.gating.feature import Feature
 
@@ -104,6 +106,16 @@ def test_a_release_is_asked_in_a_process_of_its_own(
     assert quantise.state == "other-chip"
     assert quantise.message == "it is built for sm_90a whatever the chip"
     assert plans["xqa-bf16-hd128"].state == "absent"
+
+
+@pytest.mark.parametrize(
+    ("module", "state"), [("flashinfer.jit.page", "absent"), ("torch.flashinfer", "broken")]
+)
+def test_a_function_is_absent_where_a_module_of_flashinfer_lacks_it(
+    module: str, state: str
+) -> None:
+    unit = dataclasses.replace(UNITS[0], generate=lambda _: ModuleType(module).generates)
+    assert modules.generate(unit, 90)["state"] == state
 
 
 def test_the_key_of_an_object_follows_what_is_compiled_and_not_where(
