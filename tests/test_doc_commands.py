@@ -119,7 +119,7 @@ NOT_RUN = [step for step in STEPS if step.untested]
 
 
 def kernelproof_words(step: Step) -> list[str] | None:
-    """Give what follows `kernelproof` in a command, also behind `timeout`; None if nothing does."""
+    """Return what follows `kernelproof` in a command, also behind `timeout`; else None."""
     words = step.words
     if words[0] == "podman" and words[1] != "run":
         return None

@@ -137,7 +137,7 @@ def family_heads(chips: Iterable[int]) -> set[int]:
 
 
 def fixed_flags(declared: Declarations, generator: str, flags: str, chip: int) -> Fact | None:
-    """Give the one architecture that a generator compiles for; None where that is not its flags."""
+    """Return the only architecture that a generator compiles for; None if its flags say more."""
     for each in declared["fixed_flags"]:
         if (each["generator"], each["flags"]) == (generator, flags):
             return fact(f"{generator} compiles with {flags}", each["source"], [chip])
@@ -147,7 +147,7 @@ def fixed_flags(declared: Declarations, generator: str, flags: str, chip: int) -
 def major_check(
     declared: Declarations, module: str, function: str, *, test: str = "not in", last: bool = False
 ) -> Fact | None:
-    """Give the majors that a function compares the device's with; None where it has no such check.
+    """Return the majors that a function compares the device's with; None if it has no such check.
 
     Args:
         declared: by the release.

@@ -253,11 +253,8 @@ def generate(unit: Unit, sm: int) -> dict[str, Any]:
         return {"state": REFUSED, "message": _told(error)}
     except (ModuleNotFoundError, AttributeError) as error:
         # A module that is missing has a name; an attribute is missing in a module, which has one.
-        missing = (
-            error.name
-            if isinstance(error, ModuleNotFoundError)
-            else getattr(error.obj, "__name__", "")
-        )
+        has_it_not = getattr(error, "obj", None)
+        owner = getattr(has_it_not, "__name__", "") if has_it_not else error.name
         absent = str(owner).partition(".")[0] == "flashinfer"
         return {"state": ABSENT if absent else BROKEN, "message": _told(error)}
     except Exception as error:  # noqa: BLE001  one unit must not cost the others

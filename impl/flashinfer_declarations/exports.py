@@ -43,7 +43,7 @@ UNKNOWN_PART = "..."
 
 
 def exports(root: Path, modules: Modules) -> dict[str, dict[str, str]]:
-    """Give the public names of each module, and what each is: class, function, enum or constant."""
+    """Return the public names of each module, each a class, function, enum or constant."""
     found = {}
     for name in EXPORTING:
         module = modules.load(f"{root.name}.{name}" if name else root.name)

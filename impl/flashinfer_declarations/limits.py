@@ -61,7 +61,7 @@ def xqa(modules: Modules) -> dict[str, Any]:
 
 
 def fa3(modules: Modules) -> dict[str, Any]:
-    """Give the data types, masks and head dimensions that FA3 is selected for; empty if unknown."""
+    """Return the dtypes, masks and head dimensions that FA3 is selected for; empty if unknown."""
     utils = modules.load("flashinfer.utils")
     ask = getattr(utils, "is_fa3_backend_supported", None)
     if utils is None or ask is None:

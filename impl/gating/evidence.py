@@ -85,7 +85,7 @@ def seen_in(records: Iterable[Record]) -> Seen:
 
 
 def level_of(feature: Feature, target: Target) -> str:
-    """Give the strongest evidence for a supported cell; empty where there is none but the rule."""
+    """Return the strongest evidence for a supported cell; empty if there is only the rule."""
     if seen().holds(feature, target):
         return RUN
     return known_cells().get(cell(feature, target.sm, target.flashinfer), "")

@@ -46,7 +46,7 @@ def scores_of(method: str, logits: torch.Tensor) -> torch.Tensor:
 
 
 def choose(inputs: RouteInputs, scores: torch.Tensor) -> torch.Tensor:
-    """Give the experts [tokens, top_k] of the best scores, of the best groups; ties go anywhere."""
+    """Return the experts [tokens, top_k] of the best scores and groups; ties in any order."""
     ranking = scores if inputs.bias is None else scores + inputs.bias
     if inputs.num_groups and inputs.topk_groups:
         groups = ranking.unflatten(1, (inputs.num_groups, -1))

@@ -73,7 +73,7 @@ def bias_up_first(inputs: MoEInputs) -> torch.Tensor | None:
 
 
 def both_biases(inputs: MoEInputs) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Give both biases in FlashInfer's order, or none: ``cutlass_fused_moe`` reads both or neither.
+    """Return both biases in FlashInfer's order, or none: ``cutlass_fused_moe`` reads both or none.
 
     A rank of tensor parallelism has w13's alone where another one adds w2's: zeros stand for it.
     """

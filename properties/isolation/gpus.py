@@ -34,7 +34,7 @@ def visible_devices() -> list[str]:
 
 
 def free_memory(devices: Sequence[str]) -> list[int]:
-    """Give the free memory of these devices in MiB, of those that ``nvidia-smi`` knows by name."""
+    """Return the free memory in MiB of those devices that ``nvidia-smi`` knows by name."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []

@@ -14,7 +14,7 @@ def cores() -> int:
 
 
 def waited() -> float:
-    """Give the seconds that this thread was ready to run and had no processor; 0 if nobody counts.
+    """Return the seconds that this thread waited for a processor; 0 if nobody counts.
 
     Linux does, in the second field of schedstat (Documentation/scheduler/sched-stats.rst).
     """

@@ -10,19 +10,19 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def writable_caches(inputs: AppendInputs) -> Pair:
-    """Give the caches to write into: the given ones, or copies."""
+    """Return the caches to write into: the given ones, or copies."""
     if inputs.in_place:
         return inputs.k_cache, inputs.v_cache
     return inputs.k_cache.clone(), inputs.v_cache.clone()
 
 
 def by_slot(cache: torch.Tensor, layout: str) -> torch.Tensor:
-    """Give a view of a cache as [pages, page_size, kv_heads, channels]."""
+    """Return a view of a cache as [pages, page_size, kv_heads, channels]."""
     return cache if layout == "NHD" else cache.transpose(1, 2)
 
 
 def addresses(inputs: AppendInputs) -> Pair:
-    """Give the physical page and the slot of every new token."""
+    """Return the physical page and the slot of every new token."""
     metadata, size = inputs.metadata, inputs.metadata.page_size
     new = metadata.qo_indptr.diff().long()
     request = torch.repeat_interleave(torch.arange(len(new)), new)
@@ -33,7 +33,7 @@ def addresses(inputs: AppendInputs) -> Pair:
 
 
 def rounded(inputs: AppendInputs) -> Pair:
-    """Give the new keys and values in what the caches hold: FP8 is scaled first, and saturates."""
+    """Return the new keys and values in the caches' dtype: FP8 is scaled first, and saturates."""
     if inputs.kv_format is None:
         return inputs.k, inputs.v
     dtype: torch.dtype = getattr(torch, inputs.kv_format.element)
@@ -43,7 +43,7 @@ def rounded(inputs: AppendInputs) -> Pair:
 
 
 def scaled(inputs: AppendInputs) -> Pair:
-    """Give the new keys and values as the caches' scales see them, float32."""
+    """Return the new keys and values as the caches' scales see them, float32."""
     return inputs.k.float() / inputs.k_scale, inputs.v.float() / inputs.v_scale
 
 

@@ -32,7 +32,7 @@ def fp8_values(codes: torch.Tensor, element: str) -> torch.Tensor:
 
 
 def nibbles(codes: torch.Tensor) -> torch.Tensor:
-    """Give two 4-bit codes of each byte, the low one first."""
+    """Return two 4-bit codes of each byte, the low one first."""
     return torch.stack([codes & 0xF, codes >> 4], dim=-1).flatten(-2)
 
 
@@ -47,19 +47,19 @@ def e2m1_values(codes: torch.Tensor) -> torch.Tensor:
 
 
 def block_scales(inputs: PagedAttentionInputs, which: int) -> torch.Tensor:
-    """Give the block scales of K (0) or V (1) as numbers."""
+    """Return the block scales of K (0) or V (1) as numbers."""
     assert inputs.kv_cache_sf is not None  # noqa: S101  an nvfp4 cache has them
     scales = fp8_values(inputs.kv_cache_sf[which].view(torch.uint8), "e4m3")
     return linear_v_scales(inputs, scales) if which else scales
 
 
 def spread(scales: torch.Tensor) -> torch.Tensor:
-    """Give each channel its block's scale."""
+    """Return the block scale of each channel."""
     return scales.repeat_interleave(BLOCK, dim=-1)
 
 
 def queries(inputs: PagedAttentionInputs) -> torch.Tensor:
-    """Give the queries as numbers, scaled: FP8 ones in float32, others as they are."""
+    """Return the queries as numbers, scaled: FP8 ones in float32, others as they are."""
     if inputs.q.dtype.itemsize > 1:
         return inputs.q
     return query_values(inputs) * query_scales(inputs)
@@ -111,7 +111,7 @@ HONEST_READING = Reading()
 def widened(
     inputs: PagedAttentionInputs, reading: Reading = HONEST_READING
 ) -> PagedAttentionInputs:
-    """Give the same call on a float32 cache, and with FP8 queries in float32, as they are read."""
+    """Return the same call on a float32 cache, and with FP8 queries read in float32."""
     element = reading.element(inputs)
     if not element:
         return inputs

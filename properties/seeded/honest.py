@@ -300,7 +300,7 @@ def _phase(built: Built, start: int, stop: int) -> Phase:
 
 
 def cumulative(counts: torch.Tensor) -> torch.Tensor:
-    """Give the indptr of counts: cumulative sums from 0."""
+    """Return the indptr of counts: cumulative sums from 0."""
     zero = counts.new_zeros(1, dtype=torch.int32)
     return torch.cat([zero, counts.cumsum(0, dtype=torch.int32)])
 
@@ -318,7 +318,7 @@ class Buffers:
         return buffer
 
     def view(self, name: str, count: int) -> torch.Tensor:
-        """Give the first elements of a buffer, with whatever an earlier batch left there."""
+        """Return the first elements of a buffer, with whatever an earlier batch left there."""
         buffer = self._buffers.get(name)
         if buffer is None or len(buffer) < count:
             buffer = torch.full((2 * count + 8,), -1, dtype=torch.int32)

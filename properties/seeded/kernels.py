@@ -49,7 +49,7 @@ class State(NamedTuple):
 
 
 def page_ids(inputs: PagedAttentionInputs) -> list[torch.Tensor]:
-    """Give each request's physical pages."""
+    """Return each request's physical pages."""
     indptr = inputs.metadata.paged_kv_indptr.tolist()
     indices = inputs.metadata.paged_kv_indices.long()
     return [indices[a:b] for a, b in pairwise(indptr)]
@@ -72,12 +72,12 @@ def gather_pages(
 
 
 def shared_heads(num_qo_heads: int, num_kv_heads: int) -> torch.Tensor:
-    """Give the key-value head of each query head."""
+    """Return the key-value head of each query head."""
     return torch.arange(num_qo_heads) // (num_qo_heads // num_kv_heads)
 
 
 def first_position(request: Request, inputs: AttentionInputs) -> int:
-    """Give the position of the first query row: queries are aligned to the end of the keys."""
+    """Return the position of the first query row: queries end where the keys end."""
     del inputs
     return request.num_keys - request.num_queries
 
@@ -93,7 +93,7 @@ def cap(logits: torch.Tensor, soft_cap: float) -> torch.Tensor:
 
 
 def in_window(position: torch.Tensor, key: torch.Tensor, window_left: int) -> torch.Tensor:
-    """Tell which keys the window keeps; positions [t, 1], keys [1, S], 0 or more to the left."""
+    """Return which keys the window keeps; positions [t, 1], keys [1, S], 0 or more to the left."""
     return key >= position - window_left
 
 
@@ -114,12 +114,12 @@ def rescale(state: State, factor: torch.Tensor) -> State:
 
 
 def natural_lse(total: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
-    """Give the natural logarithm of the sum of exponentials."""
+    """Return the natural logarithm of the sum of exponentials."""
     return largest + torch.log(total)
 
 
 def sinks_of(inputs: AttentionInputs, request: Request) -> torch.Tensor | None:
-    """Give the sinks [H] that join a request's rows, if there are any."""
+    """Return the sinks [H] that join a request's rows, if there are any."""
     del request
     return inputs.sinks
 
@@ -266,7 +266,7 @@ def visible(
     position: torch.Tensor,
     tile: slice,
 ) -> torch.Tensor:
-    """Tell which keys of a tile each query row sees."""
+    """Return which keys of a tile each query row sees."""
     key = torch.arange(tile.start, tile.stop, device=position.device).unsqueeze(0)
     keep = (key < request.num_keys).expand(position.shape[0], -1)
     if inputs.causal:
@@ -299,7 +299,7 @@ def finite(largest: torch.Tensor) -> torch.Tensor:
 
 
 def per_head(scale: float | torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
-    """Give a scale of all or of each key-value head as [H or 1, 1, 1]."""
+    """Return a scale of all or of each key-value head as [H or 1, 1, 1]."""
     if isinstance(scale, torch.Tensor):
         return scale[heads].view(-1, 1, 1)
     return torch.full((1, 1, 1), scale, device=heads.device)

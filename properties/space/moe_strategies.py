@@ -110,7 +110,7 @@ def _activation(axes: Axes, fields: dict[str, Any]) -> st.SearchStrategy[str]:
 
 @st.composite
 def _sizes(draw: st.DrawFn, axes: Axes, quantized: str) -> Sequence[tuple[int, int]]:
-    """Give the sizes that a format may have; of FP8 in blocks, half of the time several blocks."""
+    """Return the sizes that a format may have; FP8 in blocks has several half of the time."""
     multiple = MULTIPLES.get(quantized, 1)
     sizes = [size for size in axes.allows("sizes") if not any(n % multiple for n in size)]
     if quantized == "fp8_block" and draw(st.booleans()):

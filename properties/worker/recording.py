@@ -156,7 +156,7 @@ def _call(subject: Subject, problem: Problem, inputs: Any) -> None:  # noqa: ANN
 
 
 def _workspace_bytes(subject: Subject, problem: Problem, inputs: Any) -> int | None:  # noqa: ANN401
-    """Give what a run in a session needs of the workspace that it names; None if there is none."""
+    """Return the bytes that a session's run needs of the workspace it names; None without one."""
     session = subject.implementation.session and subject.implementation.session()
     if not isinstance(session, ScratchSession):
         return None

@@ -105,7 +105,7 @@ def subject_of(payload: Mapping[str, Any], stages: Stages) -> Subject:
 
 
 def subject_of_kind(kind: type[Kind], payload: Mapping[str, Any], stages: Stages) -> Kind:
-    """Give it as a subject of some kind."""
+    """Return a subject of this kind."""
     with stages.stage("load"):
         return kind(
             _implementation(payload["implementation"], payload.get("operation")),

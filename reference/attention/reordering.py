@@ -31,7 +31,7 @@ class LogitErrors(NamedTuple):
 
     @property
     def reorder(self) -> torch.Tensor:
-        """Tell the rows [N, K, R, 1] whose keys may change places."""
+        """Return the rows [N, K, R, 1] whose keys may change places."""
         return (self.deviation > 1) | (self.largest > LARGEST_LOGIT_ERROR)
 
 

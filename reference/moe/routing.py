@@ -132,7 +132,7 @@ def route(
 
 
 def best(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Give the indices [tokens, count] of the largest scores; of equals, the lowest index first."""
+    """Return the indices [tokens, count] of the largest scores; of equal ones, the lowest first."""
     ranked: torch.Tensor = scores.sort(dim=1, descending=True, stable=True).indices
     return ranked[:, :count]
 

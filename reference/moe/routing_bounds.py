@@ -173,7 +173,7 @@ def _sigmoid_error(u: float, x: torch.Tensor, arithmetic: Arithmetic) -> torch.T
 
 
 def _choice_is_right(router: Router, errors: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Tell of each token [tokens] whether these experts may have been selected."""
+    """Return, for each token [tokens], whether these experts may have been selected."""
     errors = errors + _bias_error(router)
     if router.topk_groups == router.num_groups:
         return _best_were_taken(router.ranking, errors, ids)
@@ -235,7 +235,7 @@ def _of_tokens(router: Router, index: torch.Tensor) -> Router:
 
 
 def _groups(router: Router, errors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tell which groups [tokens, groups] are surely among the best, and which may be."""
+    """Return which groups [tokens, groups] are surely among the best, and which may be."""
     scores, many = group_scores(router), router.topk_groups
     of_group = errors.unflatten(1, (router.num_groups, -1)).amax(dim=-1) * router.best_of_group
     of_group = of_group + UNIT_ROUNDOFF["float32"] * scores.abs()
@@ -248,7 +248,7 @@ def _groups(router: Router, errors: torch.Tensor) -> tuple[torch.Tensor, torch.T
 
 
 def _best_were_taken(scores: torch.Tensor, errors: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Tell of each token whether no expert left out is surely better than one taken."""
+    """Return, for each token, whether no expert left out is surely better than one taken."""
     taken = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, ids, value=True)
     least = (scores + errors).masked_fill(~taken, torch.inf).amin(dim=1)
     most = (scores - errors).masked_fill(taken, -torch.inf).amax(dim=1)

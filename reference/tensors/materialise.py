@@ -94,7 +94,7 @@ def _empty_kv(
     home: Allocator,
     of: str = "",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give room for [a, b, c, D] and [a, b, c, E] (or without b), in one allocation if strided."""
+    """Return memory for [a, b, c, D] and [a, b, c, E] (or without b), shared if strided."""
     if not problem.strided_kv:
         return home.empty(f"k{of}", k_shape, dtype), home.empty(f"v{of}", v_shape, dtype)
     width = max(k_shape[-1], v_shape[-1])

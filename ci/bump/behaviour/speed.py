@@ -126,7 +126,7 @@ def speed_findings(
 
 
 def memory_findings(compared: Sequence[Compared], chips: tuple[Chip, ...]) -> Iterator[Finding]:
-    """Give implementations that need more memory for a call, or more of the workspace they get."""
+    """Return implementations that need more memory for a call, or more of their workspace."""
     for each in compared:
         for field, verb in MEMORY.items():
             more = [speed[field] for speed in each.speeds if _needs_more(speed[field])]

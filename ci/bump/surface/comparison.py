@@ -248,7 +248,7 @@ def _defaults(
 
 
 def _renamed(before: Sequence[Parameter], after: Sequence[Parameter]) -> Iterator[tuple[str, str]]:
-    """Give parameters whose name alone changed: the one before them is the same, or renamed too."""
+    """Return parameters of which only the name changed: the one before is the same, or renamed."""
     old, new = [each["name"] for each in before], [each["name"] for each in after]
     gone = [each["name"] for each in before if each["name"] not in new and not _is_open(each)]
     come = [name for name in new if name not in old]

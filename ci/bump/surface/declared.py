@@ -184,7 +184,7 @@ def support_findings(made: tuple[Matrix, Matrix], book: RuleBook | None = None) 
 def known_hangs(
     baseline: Declarations, candidate: Declarations, chips: Sequence[Chip]
 ) -> Iterator[Finding]:
-    """Give the hangs that the support rules know of the candidate; by its binaries, where known."""
+    """Return the hangs of the candidate that the support rules know, by its binaries if known."""
     for rule in load_rules().rules:
         if rule.effect != "refuse" or HANGS not in rule.called:
             continue
@@ -219,7 +219,7 @@ def _chip(sm: int | None) -> Chip:
 
 
 def features(made: tuple[Matrix, Matrix], chips: Sequence[Chip]) -> dict[str, Any]:
-    """Give the chip by feature matrix of a report: each cell with both sides and their evidence."""
+    """Return the matrix of chips and features: each cell with both sides and their evidence."""
     return {
         "chips": list(chips),
         "rules": {

@@ -85,7 +85,7 @@ def _of_best_groups(
     TOKENS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tl.tensor:
-    """Tell which experts [TOKENS, experts] belong to the best groups.
+    """Return which experts [TOKENS, experts] belong to the best groups.
 
     Args:
         ranking, left: [TOKENS, experts], the scores with bias, and which experts there are.

@@ -20,7 +20,7 @@ FEATURES = ("mla", "fp8_kv")
 
 
 def _is_latent(inputs: PagedAttentionInputs) -> bool:
-    """Tell whether V is a view of K."""
+    """Whether V is a view of K."""
     return inputs.v_cache.data_ptr() == inputs.k_cache.data_ptr()
 
 

@@ -161,7 +161,7 @@ _done: dict[tuple[object, ...], list[list[tuple[int, ...]]]] = {}
 
 
 def _extends(rows: list[tuple[int, ...]], old: list[tuple[int, ...]]) -> bool:
-    """Tell whether each row starts with an old one, some go on, and no page is there twice."""
+    """Whether each row starts with an old one, some go on, and no page is there twice."""
     if len(rows) != len(old) or any(len(set(row)) != len(row) for row in rows):
         return False
     starts = all(row[: len(prefix)] == prefix for row, prefix in zip(rows, old, strict=True))

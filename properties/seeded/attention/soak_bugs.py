@@ -27,7 +27,7 @@ _calls = count()
 
 
 def _comes_round(name: str, key: Hashable) -> bool:
-    """Tell whether this is the 40th call of this kind in a row, or the 80th, and so on."""
+    """Whether this is the 40th call of this kind in a row, or the 80th, and so on."""
     before, calls = _in_a_row.get(name, (None, 0))
     calls = calls + 1 if before == key else 1
     _in_a_row[name] = (key, calls)

@@ -127,7 +127,7 @@ _larger: dict[str, tuple[torch.Tensor, list[int]]] = {}
 
 
 def _holds(queries: torch.Tensor, row: torch.Tensor) -> bool:
-    """Tell whether one of the rows [T, H, D] is this one [1, H, D]."""
+    """Whether one of the rows [T, H, D] is this one [1, H, D]."""
     if not len(row) or queries.shape[1:] != row.shape[1:]:
         return False
     return bool((queries == row).flatten(1).all(dim=1).any())

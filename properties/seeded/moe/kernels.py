@@ -17,7 +17,7 @@ PLAIN = ("moe_biases", "swiglu_parameters", "interleaved_w13")
 
 
 def local_ids(inputs: MoEInputs) -> torch.Tensor:
-    """Give the ids [tokens, top_k] by their place on this rank; -1 for those of others."""
+    """Return the ids [tokens, top_k] by their place on this rank; -1 for those of others."""
     ids = inputs.topk_ids.long() - inputs.expert_offset
     return ids.masked_fill((ids < 0) | (ids >= count_of(inputs)), -1)
 
@@ -50,7 +50,7 @@ def finished(
 
 
 def shared(inputs: MoEInputs, hidden: torch.Tensor) -> torch.Tensor | float:
-    """Give what the shared experts add to every token."""
+    """Return what the shared experts add to every token."""
     if inputs.shared_w13 is None or inputs.shared_w2 is None:
         return 0.0
     first = inputs.shared_w13
@@ -114,5 +114,5 @@ def _expert(
 
 
 def changed(**stages: Callable[..., object]) -> Stages:
-    """Give the honest stages with some of them replaced."""
+    """Return the honest stages with some of them replaced."""
     return replace(HONEST, **stages)  # type: ignore[arg-type]  # by name

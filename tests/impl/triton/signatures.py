@@ -34,7 +34,7 @@ Signature = dict[str, Any]
 
 
 def signature(kernel: Any, given: dict[str, Any]) -> Signature:  # noqa: ANN401  a Triton kernel
-    """Give what Triton tells launches apart by: constants, dtypes, alignment, ones and sixteens."""
+    """Return what Triton specialises on: constants, dtypes, alignment, ones and sixteens."""
     free = {each.name for each in kernel.params if each.do_not_specialize}
     return {
         name: value if name.isupper() else _of(value, specialised=name not in free)
