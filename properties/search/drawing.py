@@ -196,7 +196,8 @@ class Search:
         # Of several modules, a law may have something to say about one only.
         patience = 4 * max(1, len(self._runner.candidate.axes.restrictions))
         if idle > max(MOST_IDLE, patience * most) and not judged:
-            self._runner.report.ended = "" if self._long else "idle"
+            if not more:  # else what waits may still have something to judge
+                self._runner.report.ended = "" if self._long else "idle"
             return True
         return judged + more >= most
 

@@ -284,6 +284,16 @@ class TestLawSearch:
         assert (report.judged, report.ended) == (0, "idle")
         assert len(worker.judged) >= 60
 
+    def test_what_waits_may_have_something_to_judge(self) -> None:
+        number = iter(range(1, 10_000))
+        last = 4 * PROFILE.problems
+
+        def at_last(problem: AttentionProblem) -> Outcome:
+            return right(problem) if next(number) > last - 2 else never(problem)
+
+        report, _ = searched(at_last, 4)
+        assert (report.judged, report.ended) == (PROFILE.problems, "")
+
     @pytest.mark.parametrize("judge", [honest, never, wrong, deadly])
     def test_as_one_at_a_time(self, judge: Judge) -> None:
         """The same problems are judged, and the same one is found."""
