@@ -40,8 +40,12 @@ LONGER = 16
 about a second."""
 USUAL_TILE, MOST_TILES = 64, 4
 """Keys of a tile where an implementation names none, and most multiples of one to end around."""
-FEW_KV_HEADS, FEW_IN_GROUP = 2, 3
-"""Values of the axes of heads, the simplest first, that long requests are drawn with."""
+FEW = {
+    "num_kv_heads": 2, "group_size": 3, "logits_soft_cap": 1, "sm_scale": 1, "k_scale": 1,
+    "v_scale": 1, "per_head_scales": 1, "strided_q": 1, "strided_kv": 1,
+}  # fmt: skip
+"""Values of an axis, the simplest first, that long requests are drawn with: what hides keys matters
+at an edge, other features are judged on short requests."""
 FEATURES = (
     "window_left",
     "logits_soft_cap",
@@ -54,7 +58,7 @@ FEATURES = (
     "strided_q",
     "strided_kv",
 )
-MOST_FEATURES = 5
+MOST_FEATURES, MOST_FEATURES_LONG = 5, 2
 OFF = AttentionProblem()
 
 
@@ -78,7 +82,8 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
     per_request = axes.max_work / max(count, 1)
     fields |= heads
     windowed = _with_windows_that_hide(axes, heads, per_request)
-    fields |= draw(features(windowed, FEATURES, OFF, MOST_FEATURES))
+    most_features = MOST_FEATURES_LONG if axes.edges else MOST_FEATURES
+    fields |= draw(features(windowed, FEATURES, OFF, most_features))
     fields |= draw(_cache(axes, fields))
     fields["regime"] = draw(_regime(axes, fields))
     # An empty batch draws a request all the same: it is not to be simpler than a batch of one.
@@ -103,9 +108,12 @@ def long_axes(axes: Axes, tile: int, split: int) -> Axes:
         tile: keys of one iteration, 0 if unknown.
         split: keys of the shortest part of a request, 0 if there are none.
     """
-    few = {"num_kv_heads": FEW_KV_HEADS, "group_size": FEW_IN_GROUP}
-    values = {name: each[: few.get(name)] for name, each in axes.values.items()}
-    steps = (tile or USUAL_TILE, split)
+    values = {name: each[: FEW.get(name)] for name, each in axes.values.items()}
+    # A window that ends within a tile leaves none to be seen in full, a wide one hides no key.
+    keys = tile or USUAL_TILE
+    wide = tuple(each for each in values["window_left"] if each < 0 or keys <= 2 * each < 3 * keys)
+    values["window_left"] = wide or values["window_left"]
+    steps = (keys, split)
     edges = {number * step for step in steps for number in range(1, MOST_TILES + 1) if step}
     return replace(axes, values=values, max_work=LONGER * axes.max_work, edges=tuple(sorted(edges)))
 
@@ -248,7 +256,8 @@ def _long_lengths(cap: int, edges: tuple[int, ...]) -> st.SearchStrategy[int]:
     tile = edges[0]
     cap = min(cap, edges[-1] + tile)
     around = _within(cap, {edge + more for edge in edges for more in (-1, 0, 1)})
-    chosen = one_of(around or [cap])
+    behind = [each for each in around if each - 1 in edges]
+    chosen = one_of(around or [cap]) | one_of(behind or around or [cap])
     return chosen | st.integers(tile + 1, cap) if cap > tile + 1 else chosen
 
 

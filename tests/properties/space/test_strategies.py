@@ -112,6 +112,14 @@ def test_a_slow_implementation_gets_long_requests_on_few_heads(operation: str) -
     axes = long_axes(Axes(operation, all_axes(operation), GATE_WORK // 16), 64, 0)
     drawn = drawn_from(problems(axes), 200)
     assert all(len(each.seq_lens) == 1 and each.num_qo_heads <= 6 for each in drawn)
+    if operation != "append_paged_kv":
+        # What hides keys: wide windows, masks and sinks, each in a quarter of them.
+        assert {each.window_left for each in drawn} == {-1, 63}
+        for hides in ("custom_mask", "sinks"):
+            assert sum(getattr(each, hides) for each in drawn) > len(drawn) // 8
+        assert {(each.k_scale, each.strided_q, each.logits_soft_cap) for each in drawn} == {
+            (1.0, False, 0.0)
+        }
     keys = [max(each.seq_lens) for each in drawn]
     assert {63, 64, 65, 127, 128, 129, 191, 192, 193} <= set(keys)
     assert sum(length > 3 * 64 for length in keys) > len(keys) // 5
