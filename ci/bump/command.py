@@ -127,13 +127,18 @@ def bump(request: Request) -> int:
         UsageRefusedError: something that was asked for does not exist or cannot be read.
         MachineError: the device is not there.
     """
+    ending = Ending(_minutes(request))
+    with ending.handled():  # the report, too, is not for a signal to end
+        return _compare(request, ending)
+
+
+def _compare(request: Request, ending: Ending) -> int:
     started = time.monotonic()
     policy: Policy | None = None
     try:
         policy = _policy(request.policy)
         machine = _machine(request.device)
         learned = Learned(request.sides, _chips(request, machine))
-        ending = Ending(_minutes(request))
         with ending.watched():
             plan, journal = _learn(request, learned, policy, machine, ending)
     except JournalError:  # of another comparison, whose outputs these may be

@@ -239,6 +239,29 @@ def _judge(
     progress: Progress,
     ending: Ending,
 ) -> None:
+    choices = _survey(learned, sides, plan, progress)
+    for each, modules in choices:
+        each.planned = planned(each, plan)
+        if is_dear(each, modules, ending):
+            each.left_out = each.left_out or DEAR
+    judged = [each for each, _ in choices if not each.left_out]
+    wanted = [module for each, modules in choices if not each.left_out for module in modules]
+    for line in plan_told(learned.compared, judged, wanted, ending):
+        progress.tell(line)
+    progress.compiled.expect(sum(len(each.found.addresses) for each in wanted))
+    progress.judged.expect(sum(sum(each.planned.values()) for each in judged))
+    judging = Judging(sides, learned.releases, journal, plan, ending, progress)
+    try:
+        judging.run(judged, wanted)
+    except (HarnessError, DeviceLostError) as error:  # what was learned until then stays
+        ending.end(f"the comparison of behaviour ended early: {error}", MACHINE)
+
+
+def _survey(
+    learned: Learned, sides: dict[str, Side], plan: Plan, progress: Progress
+) -> list[tuple[Compared, list[Wanted]]]:
+    """Learn what each implementation supports; return those that run, with their modules."""
+
     def known(name: str) -> Compared:
         try:
             return survey_both(name, resolve_name(name), sides, plan)
@@ -247,12 +270,12 @@ def _judge(
         finally:
             progress.surveyed.add()
 
-    def chosen(found: Compared) -> list[Wanted]:
+    def chosen(found: Compared) -> tuple[Compared, list[Wanted]]:
         try:
-            return choose_modules(found, sides, plan)
+            return found, choose_modules(found, sides, plan)
         except EndedError:
             found.left_out = UNREACHED
-            return []
+            return found, []
 
     progress.tell("asking what each implementation supports")
     progress.surveyed.expect(len(plan.implementations))
@@ -261,24 +284,11 @@ def _judge(
             learned.compared = list(threads.map(known, plan.implementations))
             _tell_errors(learned, plan)
             refuse_laws(learned.compared, plan.laws)
-            runnable = [each for each in learned.compared if each.runs]
-            choices = list(threads.map(chosen, runnable))
+            return list(threads.map(chosen, [each for each in learned.compared if each.runs]))
         except BaseException:
             for side in sides.values():  # what other threads still ask for is not waited for
                 side.close()
             raise
-    for each, modules in zip(runnable, choices, strict=True):
-        each.planned = planned(each, plan)
-        if is_dear(each, modules, ending):
-            each.left_out = each.left_out or DEAR
-    judged = [each for each in runnable if not each.left_out]
-    wanted = [each for some in choices for each in some if not each.found.left_out]
-    for line in plan_told(learned.compared, judged, wanted, ending):
-        progress.tell(line)
-    progress.compiled.expect(sum(len(each.found.addresses) for each in wanted))
-    progress.judged.expect(sum(sum(each.planned.values()) for each in judged))
-    judging = Judging(sides, learned.releases, journal, plan, ending, progress)
-    judging.run(judged, wanted)
 
 
 def _measure(learned: Learned, sides: dict[str, Side], progress: Progress) -> None:

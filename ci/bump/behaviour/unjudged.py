@@ -7,14 +7,16 @@ from dataclasses import dataclass
 
 from ....properties.laws import find_law
 from ....properties.verdicts.text import count_of
-from ...console.errors import UsageRefusedError
+from ...console.errors import MACHINE, UsageRefusedError
 from ..sides.ending import Ending
 from ..sides.releases import CANDIDATE
 from .comparison import Compared
 
-TIME, SIGNAL, DEAR, UNREACHED = "time", "signal", "dear", "unreached"
-"""Why something was left out of a comparison: its end, the price of a module, or both before it
-was known what there is to judge."""
+TIME, SIGNAL, LOST = "time", "signal", "lost"
+"""Why a comparison ended: its time, a signal, or a device or a suite that failed."""
+DEAR, UNREACHED = "dear", "unreached"
+"""Why all of an implementation was left out: what its modules cost, or an end before it was asked
+what it supports."""
 
 
 def refuse_laws(compared: Sequence[Compared], laws: Sequence[str]) -> None:
@@ -63,8 +65,7 @@ class Cut:
 
     Attributes:
         name: of the implementation.
-        code: ``TIME``, ``SIGNAL``, ``DEAR``, or ``UNREACHED`` where it was not even asked what it
-            supports.
+        code: ``TIME``, ``SIGNAL``, ``LOST``, ``DEAR`` or ``UNREACHED``.
         problems: that were to be judged, about.
         judged: of them.
         modules: that were to be built for each side.
@@ -88,9 +89,10 @@ class Cut:
 
 def cuts_of(compared: Sequence[Compared], ending: Ending) -> list[Cut]:
     """Return what was left out, by implementation."""
+    ended = {0: TIME, MACHINE: LOST}.get(ending.code, SIGNAL)
     found = []
     for each in compared:
-        code = each.left_out or (SIGNAL if ending.code else TIME)
+        code = each.left_out or ended
         seen = {tried.law for tried in each.tried if tried.case is None}
         built = min((len(each.builds.get(side, ())) for side in each.runs), default=0)
         problems = sum(each.planned.values())

@@ -107,7 +107,7 @@ class Ending:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """End the comparison when its time is over, and at the first signal that asks for it."""
+        """End the comparison when its time is over, and at the first signal of ``handled``."""
         done = threading.Event()
 
         def watch() -> None:
@@ -123,14 +123,14 @@ class Ending:
         watcher = threading.Thread(target=watch, name="ending", daemon=True)
         watcher.start()
         try:
-            with self._handled():
-                yield
+            yield
         finally:
             done.set()
             watcher.join()
 
     @contextmanager
-    def _handled(self) -> Iterator[None]:
+    def handled(self) -> Iterator[None]:
+        """Note SIGTERM and SIGINT rather than die of them; a second SIGINT interrupts."""
         if threading.current_thread() is not threading.main_thread():  # signals are not for it
             yield
             return

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kernelproof.ci.bump.behaviour.building import Queue, Wanted
-from kernelproof.ci.bump.behaviour.comparison import Compared, Tried
+from kernelproof.ci.bump.behaviour.comparison import Compared, Tried, judge
 from kernelproof.ci.bump.behaviour.turns import Task, Turns
 from kernelproof.ci.bump.behaviour.unjudged import DEAR, UNREACHED, cuts_of, cuts_told, gap
 from kernelproof.ci.bump.behaviour.watching import Count
@@ -25,7 +25,7 @@ from kernelproof.ci.bump.verdicts.policy import DEFAULT
 from kernelproof.ci.bump.verdicts.verdict import decide
 from kernelproof.ci.cli import main
 from kernelproof.properties.verdicts.verdict import PASS
-from kernelproof.properties.worker.requests import Address
+from kernelproof.properties.worker.requests import Address, DeviceLostError
 from kernelproof.reference import MergeProblem
 
 # Both are wrong of no keys with the candidate. What is compiled waits in its first call.
@@ -156,6 +156,28 @@ def test_problems_are_judged_while_modules_are_compiled_and_a_signal_then_leaves
     assert settled(again) == settled(undisturbed)
 
 
+def test_a_device_that_is_lost_leaves_what_was_learned(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled_after(here, "judged")
+    left = iter(range(6))
+
+    def judge_some(*asked: Any) -> Tried:  # noqa: ANN401  handed on
+        if next(left, None) is None:
+            message = "cuda did not come back"
+            raise DeviceLostError(message)
+        return judge(*asked)
+
+    monkeypatch.setattr("kernelproof.ci.bump.behaviour.judging.judge", judge_some)
+    alone = ["--implementation", "subjects.py:plain", *COMPARED[:4], *COMPARED[8:]]
+    assert main(["bump", "old", "new", *alone, "--json", "r.json"]) == 3
+    report = read(here / "r.json")
+    assert (report["verdict"], report["machines"][0]["judged"]) == ("undecided", 6)
+    assert "ended early: cuda did not come back" in report["message"]
+    (cut,) = report["machines"][0]["cut"]
+    assert (cut["code"], cut["judged"]) == ("lost", 6)
+
+
 def test_a_comparison_without_time_is_undecided_and_says_so(here: Path) -> None:
     compiled_after(here, "judged")
     assert main(["bump", "old", "new", *COMPARED, "--minutes", "0.0001", "--json", "r.json"]) == 4
@@ -197,6 +219,24 @@ def test_the_end_closes_what_is_open_and_what_is_opened_later() -> None:
         ending.end("again")
     assert closed == ["open", "late"]
     assert ending.why == "it is over"
+
+
+READING = """
+import os, signal, subprocess, sys
+from kernelproof.ci.bump.sides.ending import Ending, kill_children
+
+ending = Ending()
+with ending.handled(), ending.watched(), ending.closing(kill_children):
+    child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+    child.wait()
+sys.exit(ending.code)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_signal_ends_what_a_comparison_waits_for_before_there_are_workers() -> None:
+    assert subprocess.run([sys.executable, "-c", READING], check=False).returncode == 143
 
 
 def task(found: Compared, number: int, module: str | None = None) -> Task:
