@@ -38,7 +38,7 @@ def cli() -> None:
     """Prove attention and MoE inference kernels against an oracle before they are shipped.
 
     Exit codes: 0 conforming, 1 not conforming, 2 wrong usage or unreadable input, 3 the machine
-    failed or nothing could run.
+    failed or nothing could run, 4 incomplete, 130 and 143 ended by SIGINT and SIGTERM.
     """
 
 
