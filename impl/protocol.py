@@ -147,7 +147,7 @@ class Implementation:
         """Name what is compiled for this problem's module, and say whether it exists."""
         if self.library is not None:
             return self.library(next(iter(self.problems_of_module(problem))))
-        return f"{self.backend or self.name} {self.module_of(problem)}", False
+        return f"{self.name} {self.module_of(problem)}", False
 
     def __call__(self, inputs: Any) -> Any:  # noqa: ANN401  each operation has its own record
         """Run on the inputs of one problem."""
@@ -248,8 +248,8 @@ def implementation(
             a profile builds fewer.
         build_compilers: that building one module keeps busy, if it may.
         library: gives for a problem the name of what is compiled for its module, and whether that
-            exists on this machine. Implementations with the same name share it; without it, those
-            whose backend and key are the same do.
+            exists on this machine. Implementations with the same name share it; without it, none
+            does.
         tile: most keys that one iteration of its loop over keys handles; 0 if unknown. Problems
             with more keys cross a tile's edge.
         split: keys of the shortest part of a request that it reduces by itself and merges with

@@ -8,11 +8,12 @@ from itertools import starmap
 from typing import Any
 
 from ...reference import Arithmetic, AttentionProblem
-from ..protocol import CompileKey, Implementation, implementation
+from ..protocol import CompileKey, Implementation, Library, implementation
 from ..targets.backends import FLASHINFER
 from ..targets.optional import absent
 from ..targets.target import Target
 from .claims import Refuses, either
+from .libraries import attention_library
 
 FLOAT32 = Arithmetic()
 """Rounds nothing below float32."""
@@ -37,6 +38,7 @@ class Backend:
     compile_key: CompileKey | None = None
     build_ahead: bool = False
     build_minutes: float = 1.0
+    library: Library | None = None
     tile: int = 0
     split: int = 0
     writes_out: bool = False
@@ -111,6 +113,7 @@ CUDA_CORE = Backend(
     features=("fp8_kv",),
     compile_key=module_key,
     build_ahead=True,
+    library=attention_library(""),
     build_minutes=1.5,
     split=SPLIT,
 )
@@ -122,6 +125,7 @@ FA2 = Backend(
     ("fp8_kv", "nvfp4_kv"),
     module_key,
     build_ahead=True,
+    library=attention_library("fa2"),
     build_minutes=5.5,
     split=SPLIT,
 )
@@ -136,6 +140,7 @@ FA3 = Backend(
     features=("fp8_kv", "fp8_q", "per_head_scales"),
     compile_key=module_key,
     build_ahead=True,
+    library=attention_library("fa3"),
     build_minutes=15.0,
     tile=192,  # with 128 channels and no causal mask; 128 or 64 elsewhere
 )

@@ -31,6 +31,7 @@ MLA_FA2 = replace(
     arithmetic=replace(FA2.arithmetic, exponent="fused", merged_outputs=0),
     wide_arithmetic=(),
     features=FEATURES,
+    library=None,
     split=0,
 )
 """``mla.cuh``: exp2(s c - (m c)), sums by m16k16_rowsum_f16f16f32, parts in the output's dtype that
@@ -39,6 +40,7 @@ MLA_FA3 = replace(
     FA3,
     arithmetic=Arithmetic(probabilities="inputs", partial_outputs=True, exponent="fused"),
     features=FEATURES,
+    library=None,
     tile=0,
 )
 """``mla_hopper.cuh``: row sums before the rounding, parts in the output's dtype."""

@@ -158,6 +158,7 @@ def _not_persistent(problem: AttentionProblem, _: Target) -> str | None:
     one_head_dim("BatchAttention has one head_dim"),
     attention_refusal,
     features=(),
+    library=None,
     # ``persistent.cuh``: parts of 64 keys or more, merged by two rows of threads with 128 channels.
     arithmetic=replace(FA2.arithmetic, merged_outputs=2 * 64),
     split=64,

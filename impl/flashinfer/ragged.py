@@ -104,6 +104,7 @@ def _several_requests(problem: AttentionProblem, _: Target) -> str | None:
     _scaled,
     attention_refusal,
     features=("custom_mask",),
+    library=None,
     wide_arithmetic=(),
     split=SINGLE_SPLIT,
 )
@@ -143,6 +144,7 @@ def _no_single_decode(problem: AttentionProblem, _: Target) -> str | None:
     _scaled,
     attention_refusal,
     features=(),
+    library=None,
     split=SINGLE_SPLIT,
 )
 def single_decode(inputs: RaggedAttentionInputs) -> Pair:
