@@ -31,7 +31,7 @@ def update(
     """Add what fails and is not explained; narrow or retire what passes and should fail.
 
     REPORT.json is of check, of gate, or of a comparison. Look at each predicate before you commit:
-    it is what is special about the smallest problem, and may be too narrow or too wide.
+    it is what the failing problems of that run share and no passing one has.
     """
     from ...fixtures import LEDGER as SHIPPED
     from ...properties.findings.ledger import LedgerError, load_ledger
@@ -39,8 +39,9 @@ def update(
 
     path, data = ledger or SHIPPED, _read(report)
     try:
-        entries = load_ledger(str(path)).entries
-        text = path.read_text(encoding="utf-8")
+        new = ledger is not None and not path.exists()
+        entries = () if new else load_ledger(str(path)).entries
+        text = "" if new else path.read_text(encoding="utf-8")
         failures, passes = failures_in(data), passes_in(data, entries)
         if failures and not (reason and reason.strip()):
             message = f"--reason is missing: {len(failures)} failures are to become known"
@@ -52,8 +53,10 @@ def update(
         for failure in failures:
             click.echo(f"KNOWN {failure.id}: {failure.status} {failure.kind} under "
                        f"{', '.join(failure.laws)}")  # fmt: skip
+            if not failure.where:
+                click.echo("  it explains every problem: nothing tells those that fail")
             if not dry_run:
-                text = add_entry(path, text, failure, str(reason).strip(), issue)
+                text = add_entry(path, text, failure, str(reason).strip(), issue, entries=entries)
         if not dry_run and (failures or passes):
             replace_ledger(path, text)
     except (LedgerError, KeyError, TypeError, AttributeError) as error:

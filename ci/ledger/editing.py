@@ -6,6 +6,7 @@ block. What is written is read back in full before the file is replaced.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -26,7 +27,8 @@ from ...reference import Problem, problem_from_json
 from ..console.errors import UsageRefusedError
 
 BLOCK = re.compile(r"^\[\[finding\]\]\n(?:(?!^\[\[finding\]\]|^#).*\n?)*", re.MULTILINE)
-FREE = ("seed", "request_ids", "token_ids", "query_lens", "seq_lens", "num_tokens", "num_heads")
+FREE = ("seed", "request_ids", "token_ids", "query_lens", "seq_lens", "num_tokens", "num_heads",
+        "head_dim")  # fmt: skip
 """Fields that say how large a problem is or what its values are, not what is special about it."""
 KEPT = (
     "schema",
@@ -46,24 +48,33 @@ class Failure:
     """A failure that no entry explains.
 
     Attributes:
-        implementation, laws, status, kind: who broke what, and how.
+        implementation, laws, status, kinds: who broke what, and how.
+        law: under which ``problem`` fails.
         problem: the smallest.
+        where: what tells the problems that fail from those that pass, as a predicate.
         device, sm, flashinfer: where; a chip and a release where there is one.
     """
 
     implementation: str
     laws: tuple[str, ...]
     status: str
-    kind: str
+    kinds: tuple[str, ...]
+    law: str
     problem: Problem
+    where: dict[str, Any]
     device: str
     sm: int | None
     flashinfer: str | None
 
     @property
+    def kind(self) -> str:
+        """The first of its kinds; empty if there is none."""
+        return next(iter(self.kinds), "")
+
+    @property
     def id(self) -> str:
         """A name for its entry."""
-        text = f"{self.implementation}-{self.laws[0]}-{self.kind or self.status}".lower()
+        text = f"{self.implementation}-{self.law}-{self.kind or self.status}".lower()
         return re.sub(r"[^a-z0-9.]+", "-", text).strip("-")
 
 
@@ -79,32 +90,37 @@ def predicate(problem: Problem) -> dict[str, Any]:
     }
 
 
-def add_entry(path: Path, text: str, failure: Failure, reason: str, issue: str = "") -> str:
-    """Return a ledger's text with an entry for a failure, and write its case beside it.
+def add_entry(
+    path: Path,
+    text: str,
+    failure: Failure,
+    reason: str,
+    issue: str = "",
+    *,
+    entries: Sequence[Entry] = (),
+) -> str:
+    """Return a ledger's text that explains a failure, and write its case beside it.
 
-    Raises:
-        LedgerError: the problem has nothing that a predicate could name, or the name is taken.
+    An entry of the failure's name is widened where it says the same of other values; else another
+    one gets that name with a number.
     """
-    where = predicate(failure.problem)
-    if not where:
-        message = (
-            f"{failure.id}: its problem {failure.problem.id} differs from the simplest in nothing "
-            "that a predicate can name: write the entry by hand"
-        )
-        raise LedgerError(message)
     failure = replace(failure, implementation=shared_name(failure.implementation, failure.id))
-    case = f"corpus/{failure.id}.json"
-    if f'id = "{failure.id}"' in text or (path.parent / case).exists():
-        message = f"{failure.id}: there is such an entry, or such a case"
-        raise LedgerError(message)
+    names = itertools.chain([failure.id], (f"{failure.id}-{n}" for n in itertools.count(2)))
+    for name in names:
+        known = next((entry for entry in entries if entry.id == name), None)
+        if known is not None and (widened := _widened(text, known, failure)) is not None:
+            return widened
+        case = f"corpus/{name}.json"
+        if f'id = "{name}"\n' not in text and not (path.parent / case).exists():
+            break
     lines = [
         "[[finding]]",
-        f"id = {_toml(failure.id)}",
+        f"id = {_toml(name)}",
         f"implementation = {_toml(failure.implementation)}",
         f"laws = {_toml(list(failure.laws))}",
         f"status = {_toml(failure.status)}",
-        *([f"kinds = {_toml([failure.kind])}"] if failure.kind else []),
-        f"where = {_toml(where)}",
+        *([f"kinds = {_toml(list(failure.kinds))}"] if failure.kinds else []),
+        f"where = {_toml(failure.where)}",
         *(
             [f"versions = {_toml({'flashinfer': f'=={failure.flashinfer}'})}"]
             if failure.flashinfer
@@ -120,7 +136,7 @@ def add_entry(path: Path, text: str, failure: Failure, reason: str, issue: str =
     ]
     content = {
         "schema": CASE_SCHEMA,
-        "law": failure.laws[0],
+        "law": failure.law,
         "implementation": failure.implementation,
         "problem": failure.problem.to_json(),
         "device": failure.device,
@@ -135,6 +151,52 @@ def add_entry(path: Path, text: str, failure: Failure, reason: str, issue: str =
     at = own[-1].end() if own else len(text)
     before, after = text[:at].rstrip("\n"), text[at:].lstrip("\n")
     return f"{before}\n\n{block}" + (f"\n{after}" if after else "")
+
+
+def _widened(text: str, entry: Entry, failure: Failure) -> str | None:
+    """Return a ledger's text where an entry speaks of a failure too; None if it cannot."""
+    versions = {"flashinfer": f"=={failure.flashinfer}"} if failure.flashinfer else {}
+    here = (failure.implementation, failure.status, failure.device, versions)
+    where = _union(entry.where, failure.where)
+    if where is None or here != (entry.implementation, entry.status, entry.device, entry.versions):
+        return None
+    if bool(entry.kinds) != bool(failure.kinds) or (entry.sm and failure.sm not in entry.sm):
+        return None
+    found = next(each for each in BLOCK.finditer(text) if f'id = "{entry.id}"\n' in each[0])
+    block = found[0]
+    for name, before, after in (
+        ("laws", list(entry.laws), [*entry.laws, *failure.laws]),
+        ("kinds", list(entry.kinds), [*entry.kinds, *failure.kinds]),
+        ("where", entry.where, where),
+    ):
+        line = f"{name} = {_toml(before)}\n"
+        if before and line not in block:
+            return None  # written by hand, in lines of its own
+        wide = list(dict.fromkeys(after)) if isinstance(after, list) else after
+        block = block.replace(line, f"{name} = {_toml(wide)}\n")
+    return text[: found.start()] + block + text[found.end() :]
+
+
+def _union(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return a predicate that holds where one of two of the same fields does; None if others."""
+    if first.keys() != second.keys():
+        return None
+    found: dict[str, Any] = {}
+    for name, one in first.items():
+        other = second[name]
+        if one == other:
+            found[name] = one
+        elif isinstance(one, Mapping) and isinstance(other, Mapping):
+            if one.keys() != {"min"} or other.keys() != {"min"}:
+                return None
+            found[name] = {"min": min(one["min"], other["min"])}
+        elif isinstance(one, Mapping) or isinstance(other, Mapping):
+            return None
+        else:
+            values = [*(one if isinstance(one, list) else [one])]
+            values += other if isinstance(other, list) else [other]
+            found[name] = list(dict.fromkeys(values))
+    return found
 
 
 def narrow_entry(text: str, entry: Entry, flashinfer: str | None) -> str:
@@ -218,10 +280,11 @@ def shared_name(name: str, source: str) -> str:
 def failures_in(report: Mapping[str, Any]) -> list[Failure]:
     """Return the failures of a check's, a gate's or a comparison's report that nothing explains.
 
-    Those of one implementation that fail alike are one, with all of their laws.
+    A check says the cause of each. Those of a comparison that fail alike are one, with all of their
+    laws.
     """
     bump = str(report.get("schema", "")).startswith("kernelproof/bump/")
-    found: dict[tuple[str, str, str], list[tuple[tuple[str, ...], Problem]]] = {}
+    found: dict[tuple[str, ...], list[tuple[tuple[str, ...], Problem, Mapping[str, Any]]]] = {}
     for each in report["findings"]:
         if each.get("entry") or not each.get("problem"):
             continue
@@ -234,25 +297,37 @@ def failures_in(report: Mapping[str, Any]) -> list[Failure]:
         if verdict.get("status") not in BAD or verdict.get("kind") == MUST_FAIL:
             continue
         told = {k: v for k, v in each["problem"].items() if k not in ("id", "told")}
-        key = (name, verdict["status"], verdict.get("kind", ""))
-        found.setdefault(key, []).append((laws, problem_from_json(told)))
+        problem = problem_from_json(told)
+        own = (each["law"], problem.id) if "cause" in each else ()
+        key = (name, verdict["status"], verdict.get("kind", ""), *own)
+        found.setdefault(key, []).append((laws, problem, each))
     target = _target(report, bump=bump)
     providers = {each["name"]: each.get("provider") for each in report.get("implementations", ())}
     return [
         Failure(
             name,
-            tuple(dict.fromkeys(law for laws, _ in members for law in laws)),
+            tuple(dict.fromkeys(law for laws, *_ in members for law in laws)),
             status,
-            kind,
-            min((problem for _, problem in members), key=lambda problem: problem.work),
+            tuple(members[0][2].get("kinds", [kind] if kind else [])),
+            members[0][2].get("law", members[0][0][0]),
+            smallest := min((each[1] for each in members), key=lambda problem: problem.work),
+            _where(members[0][2].get("cause"), smallest),
             target["device"],
             target["sm"],
             target["flashinfer"]
             if FLASHINFER in (providers.get(name), built_in_provider(name))
             else None,
         )
-        for (name, status, kind), members in found.items()
+        for (name, status, kind, *_), members in found.items()
     ]
+
+
+def _where(cause: Mapping[str, Any] | None, problem: Problem) -> dict[str, Any]:
+    """Return the predicate of a failure: what its run says of its cause, or of the smallest."""
+    # Where nothing tells the failing problems apart, or there was but one, that one is all.
+    if cause is None or (not cause["values"] and (cause["passing"] or cause["failing"] == 1)):
+        return predicate(problem)
+    return dict(cause["values"])
 
 
 def passes_in(report: Mapping[str, Any], entries: Sequence[Entry]) -> list[tuple[Entry, str]]:

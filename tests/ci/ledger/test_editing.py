@@ -11,7 +11,7 @@ import pytest
 from kernelproof.ci.cli import main
 from kernelproof.ci.ledger.editing import BLOCK
 from kernelproof.fixtures import CORPUS, LEDGER
-from kernelproof.properties.findings.ledger import load_ledger, read_case
+from kernelproof.properties.findings.ledger import Entry, load_ledger, read_case
 from kernelproof.reference import AttentionProblem, MergeProblem
 
 EMPTY = MergeProblem(empty="all")
@@ -119,7 +119,12 @@ def test_a_failure_becomes_known(ledger: Path) -> None:
     assert (new.versions, new.device, new.sm) == ({"flashinfer": "==0.7.2"}, "cuda", (90,))
     assert (new.reason, new.issue) == ('It says "no".', issue)
     assert new.load_case() == ("parity", small)
-    assert update(ledger, "--reason", "again") == 2  # there is such an entry
+    assert update(ledger, "--reason", "again") == 0  # it says so already
+    assert [each.id for each in load_ledger(str(ledger)).entries] == [
+        mine.id,
+        new.id,
+        "other-empty",
+    ]
 
 
 def test_an_entry_that_passes_is_narrowed_or_retired(
@@ -208,12 +213,55 @@ def test_a_wrong_report_changes_nothing(
     assert ledger.read_text() == f"{HEAD}{ENTRY}\n{OTHER}"
 
 
-def test_a_problem_with_nothing_special_is_refused(
+def test_a_problem_with_nothing_special_explains_every_problem(
     ledger: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report(ledger.parent, finding(MergeProblem()))
-    assert update(ledger, "--reason", "It is broken.") == 2
-    assert "write the entry by hand" in capsys.readouterr().err
+    report(ledger.parent, finding(MergeProblem(head_dim=4)))
+    assert update(ledger, "--reason", "It is broken.") == 0
+    assert "it explains every problem" in capsys.readouterr().out
+    assert load_ledger(str(ledger)).entries[1].where == {}
+
+
+def test_an_entry_of_the_name_is_widened_or_has_company(ledger: Path) -> None:
+    def learn(values: dict[str, Any], problem: MergeProblem, law: str = "parity") -> list[Entry]:
+        cause = {"values": values, "failing": 5, "passing": 0, "others": 9}
+        more = {"laws": ["parity", law], "kinds": ["nan"], "cause": cause}
+        report(ledger.parent, finding(problem, **more))
+        assert update(ledger, "--reason", "It divides by zero.") == 0
+        entries = load_ledger(str(ledger)).entries
+        return [each for each in entries if each.id.startswith("flashinfer-cascade-parity")]
+
+    (entry,) = learn({"num_tokens": {"min": 9}}, MergeProblem(num_tokens=9))
+    assert entry.where == {"num_tokens": {"min": 9}}
+    (entry,) = learn({"num_tokens": {"min": 5}}, MergeProblem(num_tokens=5), "soak")
+    assert (entry.where, entry.laws) == ({"num_tokens": {"min": 5}}, ("parity", "soak"))
+    entry, other = learn({"empty": "all"}, EMPTY)
+    assert (entry.where, other.where) == ({"num_tokens": {"min": 5}}, {"empty": "all"})
+    assert other.id == f"{entry.id}-2"
+    *_, other = learn({"empty": "some"}, MergeProblem(empty="some"))
+    assert other.where == {"empty": ["all", "some"]}
+
+
+def test_what_is_accepted_makes_the_next_run_conforming(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(WRONG)
+    laws = ["--law", "parity", "--law", "well_formed", "--law", "merge_commutativity"]
+    check = ["check", "mine.py:merge", "--profile", "quick", *laws, "--json", "r.json"]
+    assert main(check) == 1
+    (found,) = json.loads(Path("r.json").read_text())["findings"]
+    assert "empty" in found["cause"]["values"]
+    assert "head_dim" not in found["cause"]["values"]
+    words = ["expectations", "update", "r.json", "--ledger", "known.toml", "--reason", "Empty."]
+    assert main(words) == 0
+    capsys.readouterr()
+    assert main([*check, "--expectations", "known.toml", "--allow-incomplete"]) == 0
+    out = capsys.readouterr().out
+    assert "KNOWN mine-" in out
+    told = json.loads(Path("r.json").read_text())
+    assert [each["status"] for each in told["findings"]] == ["KNOWN"]
+    assert len(told["known"]) == 1
 
 
 def test_a_case_is_added_once_and_without_what_a_run_found(
