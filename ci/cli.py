@@ -21,7 +21,7 @@ from .bench.command import bench
 from .bump.merge_command import merge
 from .bump.options import BUMP_ONLY, NOT_OF_BUMP, bump_options, side_options
 from .check.run_options import CASES, DEVICES, run_options
-from .console.errors import CONFORMING, INTERRUPTED, MACHINE, USAGE
+from .console.errors import CONFORMING, INTERRUPTED, MACHINE, USAGE, UsageRefusedError
 from .console.outputs import Outputs, output_option, refuse_shared_files
 from .evidence.command import evidence
 from .ledger.command import corpus, expectations
@@ -91,9 +91,22 @@ def check(
     if rules is not None:
         message = "--rules goes with --gating"
         raise click.UsageError(message)
+    if not options["outputs"].paths:  # else the reports say it too
+        _refuse_unknown(implementations)
     from .check.checking import Request, examine
 
     return examine(Request(implementations, operation=operation, **options, command=_command()))
+
+
+def _refuse_unknown(implementations: Sequence[str]) -> None:
+    """Refuse a name that leads nowhere before torch is imported, which takes seconds."""
+    from ..impl.registry import ImplementationNotFoundError, check_name
+
+    try:
+        for name in implementations:
+            check_name(name)
+    except ImplementationNotFoundError as error:
+        raise UsageRefusedError(str(error)) from error
 
 
 @cli.command()

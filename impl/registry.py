@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 import sys
+import traceback
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .protocol import Implementation, implementation
 from .targets.suggestions import did_you_mean
+
+if TYPE_CHECKING:
+    from .protocol import Implementation
 
 ENTRY_POINTS = "kernelproof.implementations"
 
@@ -151,6 +155,9 @@ def find_implementation(name: str, operation: str | None = None) -> Implementati
     Raises:
         ImplementationNotFoundError: the module or the name is missing, or it is something else.
     """
+    # Only here: names are looked up without torch.
+    from .protocol import Implementation, implementation
+
     reference = resolve_name(name)
     module_name, _, attribute = reference.rpartition(":")
     module = _import_module(module_name, reference)
@@ -178,7 +185,26 @@ def built_in_provider(name: str) -> str | None:
     return find_implementation(name).provider if name in BUILT_IN else None
 
 
-def _import_module(module_name: str, reference: str) -> Any:  # noqa: ANN401  a module of anybody's
+def check_name(name: str) -> None:
+    """See that there is a file or a module of this name, without importing it.
+
+    Raises:
+        ImplementationNotFoundError: there is none.
+    """
+    reference = resolve_name(name)
+    module_name = _on_path(reference.rpartition(":")[0], reference)
+    top = module_name.partition(".")[0]
+    try:
+        there = top in sys.modules or importlib.util.find_spec(top) is not None
+    except (ImportError, ValueError):
+        there = False
+    if not there:
+        why = f"there is no module {module_name!r} (searched sys.path)"
+        raise ImplementationNotFoundError(reference, why)
+
+
+def _on_path(module_name: str, reference: str) -> str:
+    """Return the name to import a module or a file by, with its folder on ``sys.path``."""
     path = Path(module_name)
     if path.suffix == ".py":
         if not path.is_file():
@@ -188,14 +214,32 @@ def _import_module(module_name: str, reference: str) -> Any:  # noqa: ANN401  a 
         folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
+    return module_name
+
+
+def _import_module(module_name: str, reference: str) -> Any:  # noqa: ANN401  a module of anybody's
+    module_name = _on_path(module_name, reference)
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and module_name.startswith(error.name):
             why = f"there is no module {module_name!r} (searched sys.path)"
         else:
-            why = f"importing {module_name!r} needs {error.name!r}, not installed"
+            needs = f"importing {module_name!r} needs {error.name!r}, not installed"
+            why = f"{needs}{_place_of(error)}"
         raise ImplementationNotFoundError(reference, why) from error
-    except Exception as error:
-        why = f"importing {module_name!r} failed: {type(error).__name__}: {error}"
+    # SystemExit too: a file that ends its process when it is imported is no implementation.
+    except BaseException as error:
+        what = f"{type(error).__name__}: {error}".removesuffix(": ")
+        why = f"importing {module_name!r} failed: {what}{_place_of(error)}"
         raise ImplementationNotFoundError(reference, why) from error
+
+
+def _place_of(error: BaseException) -> str:
+    """Return where an import failed, in parentheses: the file and the line."""
+    if isinstance(error, SyntaxError):  # its text names both
+        return ""
+    frames = [each for each in traceback.extract_tb(error.__traceback__)
+              if "importlib" not in each.filename]  # fmt: skip
+    mine = [each for each in frames if each.filename != __file__]
+    return f" ({mine[-1].filename}:{mine[-1].lineno})" if mine else ""

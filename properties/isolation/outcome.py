@@ -24,6 +24,7 @@ class Outcome:
     # crash: "SIGSEGV", "exit 3", ...; hang: the stage; error: the exception, "overrun" or "start"
     kind: str = ""
     stage: str = "load"  # where it stood
+    limit: float = 0.0  # hang, and "overrun": the deadline of that stage in seconds
     seconds: float = 0.0  # from sending the request to the reply, or to giving up
     stderr: str = ""  # the end of what was printed in this case, to standard output too
     stack: str = ""  # hang: the stacks of all threads; crash: faulthandler's report

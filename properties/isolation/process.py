@@ -231,7 +231,9 @@ class WorkerProcess:
             detail += "; SIGKILL does not end it: its device may be lost"
         kind = overrun.stage if hang else "overrun"
         outcome = self._outcome("hang" if hang else "error", began, kind=kind, detail=detail)
-        return dataclasses.replace(outcome, stage=overrun.stage, seconds=seconds)
+        return dataclasses.replace(
+            outcome, stage=overrun.stage, limit=overrun.limit, seconds=seconds
+        )
 
     def _died(self, error: Exception, began: float) -> Outcome:
         if isinstance(error, GarbledError):

@@ -29,6 +29,9 @@ def _appended(subject: Subject, problem: AttentionProblem, inputs: AppendInputs)
     for name, cache, given in zip(
         ("k_cache", "v_cache"), result, (inputs.k_cache, inputs.v_cache), strict=True
     ):
+        if not isinstance(cache, torch.Tensor):
+            raise Stop(fail("shape", f"{name} is {type(cache).__name__}, not a tensor"))
+        subject.check_usable({name: cache})
         if cache.shape != given.shape or cache.dtype != given.dtype:
             message = f"{name} became {cache.dtype} {list(cache.shape)}"
             raise Stop(fail("shape", message))

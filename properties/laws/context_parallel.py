@@ -45,7 +45,7 @@ def _slice(
     if page_size != problem.page_size:
         message = f"page_size is {page_size!r}, not the {problem.page_size} keys of a rank's page"
         raise Stop(fail("numeric", message))
-    return _Slice(fields_of(result), problem.page_size)
+    return _Slice(fields_of(subject, result), problem.page_size)
 
 
 def parity(subject: Subject, problem: ContextParallelProblem) -> Verdict:

@@ -30,7 +30,7 @@ FIELDS = ("qo_indptr", "paged_kv_indptr", "paged_kv_indices", "paged_kv_last_pag
 
 def _build(subject: Subject, problem: MetadataProblem, inputs: MetadataInputs) -> dict[str, Any]:
     """Run a builder and copy its result."""
-    built = fields_of(subject.call(problem, inputs))
+    built = fields_of(subject, subject.call(problem, inputs))
     if "no_host_sync" in subject.implementation.features:
         # The host did not know the count, so the buffer behind it is longer.
         count = int(built["paged_kv_indptr"][-1])
@@ -38,11 +38,11 @@ def _build(subject: Subject, problem: MetadataProblem, inputs: MetadataInputs) -
     return built
 
 
-def fields_of(result: object) -> dict[str, torch.Tensor]:
+def fields_of(subject: Subject, result: object) -> dict[str, torch.Tensor]:
     """Copy the tensors of batch metadata: a persistent buffer changes with the next call.
 
     Raises:
-        Stop: one is missing.
+        Stop: one is missing, or cannot be compared.
     """
     built: dict[str, torch.Tensor] = {}
     for name in FIELDS:
@@ -50,6 +50,11 @@ def fields_of(result: object) -> dict[str, torch.Tensor]:
         if not isinstance(value, torch.Tensor):
             message = f"the result has no tensor {name}: it is a {type(result).__name__}"
             raise Stop(fail("shape", message))
+        subject.check_usable({name: value})
+        if value.dtype.is_floating_point:
+            raise Stop(fail("dtype", f"{name} is {value.dtype}, not int32"))
+        if value.dim() != 1:
+            raise Stop(fail("shape", f"{name} has {value.dim()} dimensions, not 1"))
         built[name] = value.clone()
     return built
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -13,7 +14,7 @@ from ...impl.targets.refusal import Refusal, most_telling
 from ...reference import Problem
 from ..findings.report import ImplementationReport
 from ..isolation.sanitizer import LESS_WORK
-from ..isolation.workers import Worker
+from ..isolation.workers import Deadlines, Worker
 from ..space.axes import Axes, example, narrow
 from ..space.module_selection import Keys, Libraries, Module, Selection
 from ..space.operations import OPERATIONS
@@ -31,6 +32,12 @@ Once = Callable[[str, Callable[[], None]], None]
 """Does what has a name, or waits until another process has done it."""
 LOAD_SECONDS = 120.0
 """What a process's first call of a module may take that was built before: it only loads it."""
+
+
+IMPORT_SECONDS = 60.0
+"""Deadline for importing an implementation's module."""
+_STACK_TOP = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in')
+"""A frame as faulthandler writes it: the first one is the innermost."""
 
 
 def survey(
@@ -52,7 +59,7 @@ def survey(
     Returns:
         None where it cannot be judged; the report says why.
     """
-    declared = _ask(worker, address, "describe")
+    declared = _described(worker, address)
     if "error" in declared:
         report.error = str(declared["error"])
         return None
@@ -288,6 +295,19 @@ def _time_larger(worker: Worker, address: Address, problem: Problem, small: Timi
     if not seconds:  # it was refused, or failed: as if all of the time went into the work
         return Timing(2 * small.seconds, 2 * small.work)
     return Timing(seconds, larger.work)
+
+
+def _described(worker: Worker, address: Address) -> dict[str, Any]:
+    """Have an implementation imported and described; ``error`` says why it cannot be."""
+    outcome = worker.run(address.request("describe"), Deadlines(load=IMPORT_SECONDS))
+    if outcome.status == "done":
+        return outcome.result or {}
+    where = _STACK_TOP.search(outcome.stack)
+    at = f" ({where['file']}:{where['line']})" if where else ""
+    if outcome.kind == "overrun":
+        return {"error": f"importing it took longer than {outcome.limit:g} s{at}"}
+    verdict = verdict_of(outcome)
+    return {"error": f"importing it ended the process: {verdict.kind}{at}"}
 
 
 def _ask(worker: Worker, address: Address, task: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401  JSON

@@ -31,6 +31,24 @@ def off(
     return Verdict("FAIL", kind, message, ratio, element={**element, "bound": bound})
 
 
+def unusable(name: str, tensor: torch.Tensor, device: str) -> Verdict | None:
+    """Return a FAIL for a tensor whose elements cannot be compared; None for any other.
+
+    Args:
+        name: of the tensor, for the message.
+        tensor: that an implementation gave.
+        device: type of the device that its inputs are on.
+    """
+    if tensor.device.type != device:
+        return fail("device", f"{name} is on {tensor.device}, its inputs are on {device}")
+    if tensor.is_nested or tensor.layout != torch.strided:
+        kind = "nested" if tensor.is_nested else str(tensor.layout)
+        return fail("shape", f"{name} is a {kind} tensor, a dense one was asked for")
+    if tensor.is_quantized or tensor.is_complex() or str(tensor.dtype).endswith("_x2"):
+        return fail("dtype", f"{name} is {tensor.dtype}, whose elements are no plain numbers")
+    return None
+
+
 class Check(NamedTuple):
     """A tensor, and where each of its elements must be."""
 

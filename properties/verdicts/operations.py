@@ -62,6 +62,11 @@ class Answers:
     judge_apart: Callable[[Implementation, Any, Result], Verdict] | None = None
     names: tuple[str, str] = ("out", "lse")
 
+    @property
+    def has_outputs(self) -> bool:
+        """Whether the shapes of the answer are known beforehand."""
+        return self.outputs is not _undefined
+
 
 def _pair(result: object, what: str, *, both: bool = False) -> Any:  # noqa: ANN401  a pair or a text
     """Return a result that is a pair of tensors; the second may be None unless both must be."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import traceback
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ from ...reference.operations import OPERATIONS as ORACLES
 from ...reference.operations import operation_of
 from ...reference.tensors.allocation import FENCE
 from ...reference.tensors.inputs import Inputs
-from .comparison import Result
+from .comparison import Result, fail, unusable
 from .operations import OPERATIONS
 from .text import compact
 from .verdict import Verdict
@@ -85,7 +85,7 @@ class Subject:
             if refusal is not None or not self._modules:
                 return refusal
             module = self.implementation.module_of(problem)
-        except Exception as error:
+        except BaseException as error:
             raise Stop(_crash(error, "supports raised ")) from error
         return None if module in self._modules or not module else NOT_BUILT
 
@@ -152,7 +152,8 @@ class Subject:
                 self.wait()
         except UnsupportedError as error:
             raise Stop(Verdict("REJECTED", "UnsupportedError", str(error))) from error
-        except Exception as error:
+        # Not only Exception: nobody else raises KeyboardInterrupt or SystemExit in a worker.
+        except BaseException as error:
             raise Stop(_crash(error)) from error
         if stage == "run" and wait:
             self.seconds += time.perf_counter() - start
@@ -200,10 +201,35 @@ class Subject:
         result = self.call(problem, inputs, function, wait=wait)
         if self.implementation.writes_out:
             return inputs.out, getattr(inputs, "lse", None)
-        pair = OPERATIONS[problem.operation].pair(result)
+        answers = OPERATIONS[problem.operation]
+        pair = answers.pair(result)
         if isinstance(pair, str):
             raise Stop(Verdict("FAIL", "shape", f"returned {pair}"))
+        named = dict(zip(answers.names, pair, strict=True))
+        self.check_usable(named)
+        for name, tensor in named.items():
+            if tensor is not None and tensor.is_floating_point() and tensor.element_size() == 1:
+                raise Stop(
+                    fail("dtype", f"{name} is {tensor.dtype}, 16 bits and more are asked for")
+                )
+        if answers.has_outputs:
+            for name, (size, _, _) in answers.outputs(inputs).items():
+                tensor = named[name]
+                if tensor is not None and tuple(tensor.shape) != tuple(size):
+                    shapes = f"{list(tensor.shape)}, not {list(size)}"
+                    raise Stop(fail("shape", f"{name} has shape {shapes}"))
         return pair
+
+    def check_usable(self, tensors: Mapping[str, torch.Tensor | None]) -> None:
+        """See that tensors of an answer, by name, can be compared at all.
+
+        Raises:
+            Stop: one cannot.
+        """
+        for name, tensor in tensors.items():
+            wrong = None if tensor is None else unusable(name, tensor, self.target.device)
+            if wrong is not None:
+                raise Stop(wrong)
 
     def _with_buffers(self, inputs: Any, fill: float) -> Any:  # noqa: ANN401  any record with out
         """Return outputs as buffers full of ``fill`` between canaries."""
@@ -253,7 +279,7 @@ class Subject:
 def _crash(error: BaseException, where: str = "") -> Verdict:
     kind = OUT_OF_MEMORY if _out_of_memory(error) else type(error).__name__
     trace = "".join(traceback.format_exception(error)[-6:])
-    message = f"{where}{type(error).__name__}: {_first_line(error)[:500]}"
+    message = f"{where}{type(error).__name__}: {_first_line(error)[:500]}".removesuffix(": ")
     return Verdict("CRASH", kind, message, trace=trace[-4000:])
 
 

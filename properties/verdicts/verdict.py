@@ -16,6 +16,7 @@ FAIL_KINDS = (
     "nan",
     "shape",
     "dtype",
+    "device",
     "mutated_input",
     "wrote_outside",
     "nondeterministic",

@@ -102,7 +102,8 @@ def verdict_of(outcome: Outcome, tool: str = "") -> Verdict:
     if outcome.status == "done":
         return Verdict.from_json(outcome.result or {})
     if outcome.status == "hang":
-        message = f"did not end within its deadline (in stage {outcome.stage})"
+        limit = f"{outcome.limit:.3g} s, " if outcome.limit else ""
+        message = f"did not end within its deadline ({limit}in stage {outcome.stage})"
         return Verdict("HANG", outcome.stage, message, trace=outcome.stack or outcome.stderr)
     if outcome.status == "crash":
         trace = f"{outcome.stack}\n{outcome.stderr}".strip()

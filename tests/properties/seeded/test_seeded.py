@@ -78,7 +78,7 @@ CRASH_KINDS = {
     "aborts-on-chunked-prefill": "SIGABRT",
     "segfaults-on-large-page": "SIGSEGV",
     "exits-with-sinks": "exit 7",
-    "leaves-on-second-layout": "exit 1",
+    "leaves-on-second-layout": "SystemExit",
     "raises-on-group-size": "ValueError",
     "workspace-of-terabytes": "out of memory",
     "killed-by-empty-batch": "killed (out of memory?)",
