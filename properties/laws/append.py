@@ -34,7 +34,7 @@ def _appended(subject: Subject, problem: AttentionProblem, inputs: AppendInputs)
         subject.check_usable({name: cache})
         if cache.shape != given.shape or cache.dtype != given.dtype:
             message = f"{name} became {cache.dtype} {list(cache.shape)}"
-            raise Stop(fail("shape", message))
+            raise Stop(fail("shape" if cache.shape != given.shape else "dtype", message))
     return result
 
 

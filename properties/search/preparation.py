@@ -299,6 +299,7 @@ def _time_larger(worker: Worker, address: Address, problem: Problem, small: Timi
 
 def _described(worker: Worker, address: Address) -> dict[str, Any]:
     """Have an implementation imported and described; ``error`` says why it cannot be."""
+    _ask(worker, address, "target")  # the process's own start is no part of the import
     outcome = worker.run(address.request("describe"), Deadlines(load=IMPORT_SECONDS))
     if outcome.status == "done":
         return outcome.result or {}

@@ -40,14 +40,14 @@ PROBLEMS: tuple[Problem, ...] = (
 WRONG: dict[str, tuple[Change, str, str]] = {
     "device": (lambda t: torch.empty_like(t, device="meta"), "device", "is on meta"),
     "sparse": (lambda t: t.to_sparse(), "shape", "a torch.sparse_coo tensor"),
-    "nested": (lambda t: torch.nested.as_nested_tensor([t, t], layout=torch.jagged), "shape",
+    "nested": (lambda t: torch.nested.as_nested_tensor([t, t]), "shape",
                "a nested tensor"),
     "complex": (lambda t: t.to(torch.complex64), "dtype", "torch.complex64"),
     "float8": (lambda t: t.float().to(torch.float8_e4m3fn), "dtype", "torch.float8_e4m3fn"),
     "flat": (lambda t: t.flatten()[:, None], "shape", ""),
     "scalar": (lambda t: t.float().sum(), "", ""),
     "none": (lambda _: None, "shape", ""),
-    "numpy": (lambda t: t.float().numpy(), "shape", "ndarray"),
+    "numpy": (lambda t: t.float().numpy(), "shape", ""),
 }  # fmt: skip
 
 

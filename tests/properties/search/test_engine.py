@@ -240,6 +240,35 @@ def test_a_module_that_does_not_import_is_an_error(tmp_path: Path) -> None:
     assert (report.judged, report.findings) == (0, [])
 
 
+def test_exits_and_hangs_at_import_are_one_sentence_with_the_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kernelproof.properties.search.preparation.IMPORT_SECONDS", 3.0)
+    texts = {
+        "leaves": "import sys\nsys.exit(4)\n",
+        "ends": "import os\nos._exit(4)\n",
+        "hangs": "import time\ntime.sleep(600)\n",
+        "names": "x = 1\ny = surely_nowhere\n",
+        "syntax": "def f(:\n",
+    }
+    names = []
+    for name, text in texts.items():
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+        names.append(f"{tmp_path / name}.py:mine")
+    report = Run(Plan(names, TINY)).execute()
+    said = {Path(each.reference).stem: each.error for each in report.implementations}
+    assert not any("\n" in each for each in said.values())
+    assert not any(each.suite_failed for each in report.implementations)
+    for (name, error), path in zip(said.items(), names, strict=True):
+        assert error.startswith(path), name
+    assert f"SystemExit: 4 ({tmp_path}/leaves.py:2)" in said["leaves"]
+    assert "importing it ended the process: exit 4" in said["ends"]
+    assert "importing it took longer than 3 s" in said["hangs"]
+    assert "hangs.py:2)" in said["hangs"]
+    assert f"({tmp_path}/names.py:2)" in said["names"]
+    assert "syntax.py, line 1" in said["syntax"]
+
+
 class TestLedger:
     def test_a_failure_on_the_problem_that_a_law_made_is_known(self, tmp_path: Path) -> None:
         """Under a causal mask it is right; sensitivity takes the mask away."""
