@@ -64,7 +64,9 @@ def page(paths: Sequence[Path]) -> list[str]:
                 sides += [(path.name, data["gating"])] if "gating" in data else []
     lines = [*HEADING, *(RUNS if runs else ())]
     for name, data in runs:
-        lines += [*_about(name, data), *_table(_RUN_COLUMNS, _run_rows(data)), ""]
+        standing = _standing(data, [each for _, each in runs])
+        table = _table(_RUN_COLUMNS, _run_rows(data))
+        lines += [*_about(name, data), standing, "", *table, ""]
     lines += SIDES if sides else ()
     for name, data in sides:
         lines += [*_about(name, data), *_table(_SIDE_COLUMNS, _side_rows(data)), ""]
@@ -113,6 +115,30 @@ def _about(name: str, data: Mapping[str, Any]) -> list[str]:
         "```",
         "",
     ]
+
+
+def _standing(data: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:
+    """Say of which implementations this is the newest kept run with its release and device.
+
+    A run speaks of the code of its date: what was mended since, here or there, it still shows.
+    """
+
+    def kind(run: Mapping[str, Any]) -> tuple[Any, ...]:
+        return run["target"].get("flashinfer"), run["target"].get("device_name")
+
+    others = [run for run in runs if run is not data and kind(run) == kind(data)]
+    later = {each["name"] for run in others if run["date"] > data["date"]
+             for each in run["implementations"]}  # fmt: skip
+    kept = {each["name"] for run in others for each in run["implementations"]}
+    mine = [each["name"] for each in data["implementations"]]
+    newest = [name for name in mine if name not in later]
+    if not newest:
+        return "**Older**: later runs below or above have all of its implementations."
+    only = [f"`{name}`" for name in newest if name not in kept]
+    told = f"The only kept run of its kind of {', '.join(only)}." if only else ""
+    old = [f"`{name}`" for name in mine if name in later]
+    more = f"**Older** than a later run of {', '.join(old)}." if old else ""
+    return " ".join(filter(None, (told, more))) or "The newest of several runs of its kind."
 
 
 _RUN_COLUMNS = (

@@ -23,6 +23,21 @@ def test_the_page_in_docs_is_what_the_command_makes() -> None:
         assert f"`{path.name}`" in PAGE.read_text(encoding="utf-8")
 
 
+def test_a_run_says_whether_a_later_one_took_its_place(tmp_path: Path) -> None:
+    (first,) = (path for path in kept() if path.name == "h200-gate-0.7.2.post1.json")
+    data = json.loads(first.read_text(encoding="utf-8"))
+    data["date"] = "2031-" + data["date"][5:]
+    data["implementations"] = data["implementations"][:1]
+    later = tmp_path / "h200-later.json"
+    later.write_text(json.dumps(data), encoding="utf-8")
+    name = data["implementations"][0]["name"]
+    text = "\n".join(page([first, later]))
+    assert f"**Older** than a later run of `{name}`." in text
+    assert text.count("The only kept run of its kind of ") == 1
+    assert "The newest of several runs of its kind." in text
+    assert "Older" not in "\n".join(page([later]))
+
+
 def test_what_is_kept_names_no_path_of_the_machine() -> None:
     data = {
         "command": "kernelproof check x --json /somewhere/out/a.json --cases .kernelproof/cases",
