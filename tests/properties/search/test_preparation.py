@@ -71,6 +71,27 @@ def test_a_slow_implementation_alone_gets_long_problems(
     assert (candidate.long and candidate.long.edges) == edges
 
 
+def test_a_first_call_that_takes_too_long_is_timed_again() -> None:
+    class Busy(Here):
+        calls = 0
+
+        def run(self, payload: Mapping[str, object], deadlines: Deadlines | None = None) -> Outcome:
+            self.calls += payload["task"] == "cost"
+            if payload["task"] == "cost" and self.calls == 1:
+                return Outcome("hang", stage="run")
+            return super().run(payload, deadlines)
+
+    name, busy = "torch-sdpa-paged", Busy()
+    report = ImplementationReport(name, resolve_name(name))
+    candidate = prepare(
+        lambda: nullcontext(busy), Plan([name], PROFILES["quick"]), report, Builder(1),
+        Target.here("cpu"),
+    )  # fmt: skip
+    assert report.call_seconds > 0
+    assert candidate is not None
+    assert candidate.warm_up is not None
+
+
 @pytest.mark.parametrize("name", ["flashinfer-prefill-fa2", "flashinfer-xqa-decode"])
 def test_what_needs_a_gpu_is_not_said_to_lack_a_feature(name: str) -> None:
     """The last problems that are asked about are of latent attention, which they do not name."""
