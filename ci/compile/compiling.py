@@ -13,11 +13,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
-
-from msgspec import structs
 
 from ...impl.flashinfer.modules import BROKEN, GENERATED, Unit
 from ...impl.gating.compile_evidence import (
@@ -234,7 +232,7 @@ def record_of(plan: Plan, ended: Mapping[str, Compiled]) -> Record | None:
     elif kernels == 0:
         status = INCOMPLETE
         message = f"it compiles, but no kernel in it matches {plan.unit.kernel}"
-    return structs.replace(
+    return replace(
         record,
         status=status,
         objects=len(found),

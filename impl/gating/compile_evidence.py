@@ -7,28 +7,24 @@ its result is right.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
-from packaging.version import Version
-
-from ..targets.data_files import read_json
-from ..targets.schemas import Table, converted, one_of
-from .rules import parse_version
+from packaging.version import InvalidVersion, Version
 
 FORMAT = "kernelproof/compile-evidence/1"
 COMPILED, FAILED, INCOMPLETE = "compiled", "failed", "incomplete"
 REFUSED, OTHER_CHIP, ABSENT, UNJUDGED = "refused", "other-chip", "absent", "unjudged"
-STATUSES = {
+STATUSES: Mapping[str, str] = {
     COMPILED: "every object compiled for this chip, and they hold the kernel",
     FAILED: "nvcc refused a source",
     INCOMPLETE: "it compiled without the kernel: calls that need it throw",
     REFUSED: "FlashInfer generates no such module for this chip",
     OTHER_CHIP: "FlashInfer generates it for other chips, whatever the chip",
     ABSENT: "this release has no such module",
-    # Kept files say "unjudged": nvcc could not be asked, or not to its end.
     UNJUDGED: "the machine could not tell: a deadline, memory, a missing header of CUDA",
 }
 """What can come of a unit on a chip. Only ``compiled`` speaks for support."""
@@ -38,10 +34,8 @@ class EvidenceError(ValueError):
     """A file of evidence that cannot be read; the message names the file and the field."""
 
 
-Count = Annotated[int, msgspec.Meta(ge=0, extra={"wanted": "a whole number, not below 0"})]
-
-
-class Record(Table, frozen=True):
+@dataclass(frozen=True)
+class Record:
     """What one unit of one release came to on one chip.
 
     Attributes:
@@ -58,23 +52,15 @@ class Record(Table, frozen=True):
     """
 
     flashinfer: str
-    sm: Count
+    sm: int
     unit: str
-    status: Annotated[str, one_of(STATUSES)]
+    status: str
     feature: Mapping[str, str | int]
     architectures: tuple[str, ...] = ()
-    objects: Count = 0
-    kernels: Count = 0
+    objects: int = 0
+    kernels: int = 0
     seconds: float = 0.0
     message: str = ""
-
-    def __post_init__(self) -> None:
-        """Check the release, which records are sorted by."""
-        try:
-            parse_version(self.flashinfer)
-        except ValueError as error:
-            message = f"flashinfer: {error}"
-            raise ValueError(message) from error
 
     @property
     def order(self) -> tuple[Version, int, str]:
@@ -82,7 +68,8 @@ class Record(Table, frozen=True):
         return Version(self.flashinfer), self.sm, self.unit
 
 
-class Evidence(Table, frozen=True):
+@dataclass(frozen=True)
+class Evidence:
     """All records of one run.
 
     Attributes:
@@ -91,7 +78,6 @@ class Evidence(Table, frozen=True):
         command: what the run was started with.
         records: in the order of releases, chips and units.
         interrupted: whether it ended early; what it did not reach is left out.
-        format: of the file.
     """
 
     nvcc: str
@@ -99,13 +85,21 @@ class Evidence(Table, frozen=True):
     command: str
     records: tuple[Record, ...]
     interrupted: bool = False
-    format: Annotated[str, one_of((FORMAT,))] = FORMAT
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dictionary, sorted, so that two runs compare line by line."""
-        by_order = tuple(sorted(self.records, key=lambda record: record.order))
-        found = msgspec.structs.replace(self, records=by_order)
-        return {"format": self.format, **msgspec.to_builtins(found, order="deterministic")}
+        records = sorted(self.records, key=lambda record: record.order)
+        return {
+            "format": FORMAT,
+            "nvcc": self.nvcc,
+            "date": self.date,
+            "command": self.command,
+            "interrupted": self.interrupted,
+            "records": [
+                {**asdict(record), "feature": dict(sorted(record.feature.items()))}
+                for record in records
+            ],
+        }
 
 
 def read_evidence(path: Path) -> Evidence:
@@ -114,10 +108,104 @@ def read_evidence(path: Path) -> Evidence:
     Raises:
         EvidenceError: the file cannot be read, or a field of it holds what it cannot.
     """
-    evidence = converted(read_json(path, EvidenceError), Evidence, path, EvidenceError)
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or f"no JSON: {error}"
+        message = f"{path}: it cannot be read ({reason})"
+        raise EvidenceError(message) from error
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        found = data.get("format") if isinstance(data, dict) else None
+        message = f"{path}: format is {found!r}; it must be {FORMAT!r}"
+        raise EvidenceError(message)
+    known = {"format", *(each.name for each in fields(Evidence))}
+    _check(str(path), data, {name: _EVIDENCE[name] for name in known - {"format"}}, known)
     seen: dict[tuple[Version, int, str], int] = {}
-    for number, record in enumerate(evidence.records):
-        if seen.setdefault(record.order, number) != number:
+    records = []
+    for number, entry in enumerate(data["records"]):
+        record = _record(f"{path}: records[{number}]", entry)
+        if record.order in seen:
             message = f"{path}: records[{number}] repeats records[{seen[record.order]}]"
             raise EvidenceError(message)
-    return evidence
+        seen[record.order] = number
+        records.append(record)
+    return Evidence(
+        nvcc=data["nvcc"],
+        date=data["date"],
+        command=data["command"],
+        records=tuple(records),
+        interrupted=data["interrupted"],
+    )
+
+
+def _record(place: str, entry: object) -> Record:
+    if not isinstance(entry, dict):
+        message = f"{place} is {entry!r}; it must be an object"
+        raise EvidenceError(message)
+    _check(place, entry, _RECORD, set(_RECORD))
+    return Record(**{**entry, "architectures": tuple(entry["architectures"])})
+
+
+def _check(
+    place: str,
+    entry: Mapping[str, Any],
+    checks: Mapping[str, tuple[Callable[[Any], bool], str]],
+    known: set[str],
+) -> None:
+    unknown = sorted(set(entry) - known)
+    if unknown:
+        message = f"{place}: {unknown[0]} is no field of it; there are {', '.join(sorted(known))}"
+        raise EvidenceError(message)
+    for name, (is_right, wanted) in sorted(checks.items()):
+        if name not in entry:
+            message = f"{place}: {name} is missing"
+            raise EvidenceError(message)
+        if not is_right(entry[name]):
+            message = f"{place}: {name} is {entry[name]!r}; it must be {wanted}"
+            raise EvidenceError(message)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_version(value: object) -> bool:
+    try:
+        return isinstance(value, str) and bool(Version(value))
+    except InvalidVersion:
+        return False
+
+
+def _is_feature(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(each, (str, int)) for each in value.values())
+
+
+def _is_names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+_TEXT = (lambda value: isinstance(value, str), "a string")
+_VERSION = (_is_version, "a version such as '0.7.2.post1'")
+_COUNT = (_is_count, "a whole number")
+_EVIDENCE: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "nvcc": _TEXT,
+    "date": _TEXT,
+    "command": _TEXT,
+    "interrupted": (lambda value: isinstance(value, bool), "true or false"),
+    "records": (lambda value: isinstance(value, list), "a list"),
+}
+_RECORD: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "flashinfer": _VERSION,
+    "sm": _COUNT,
+    "unit": _TEXT,
+    "status": (lambda value: value in STATUSES, f"one of {', '.join(STATUSES)}"),
+    "feature": (_is_feature, "an object of strings and numbers"),
+    "architectures": (_is_names, "a list of strings"),
+    "objects": _COUNT,
+    "kernels": _COUNT,
+    "seconds": (
+        lambda value: isinstance(value, (int, float)) and not isinstance(value, bool),
+        "a number",
+    ),
+    "message": _TEXT,
+}

@@ -6,15 +6,12 @@ the oracle gives. Of a refusal, the record says what FlashInfer did when it was 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-import msgspec
-
-from ..targets.data_files import read_json
-from ..targets.schemas import converted, one_of
 from ..targets.target import Target
 from .feature import Feature
 from .rules import CALLED
@@ -53,67 +50,30 @@ class Record:
     date: str = ""
 
 
-class _Machine(msgspec.Struct):
-    """Of the machine of a run, what rules speak of."""
-
-    sm: int | None
-    flashinfer: str | None
-    cuda: str | None
-    triton: str | None
-
-
-class _Trial(msgspec.Struct):
-    """A trial as it stands in the file, beside what only people read."""
-
-    implementation: str
-    cell: str
-    feature: dict[str, Any]
-    side: Literal["supported", "refused"]
-    rules: tuple[str, ...]
-    outcome: Annotated[str, one_of((*CALLED, NOT_RUN))]
-    entry: str | None
-
-    def __post_init__(self) -> None:
-        """Check the question, which holds only what rules know."""
-        try:
-            Feature(**self.feature)
-        except (TypeError, ValueError) as error:
-            message = f"feature: {error}"
-            raise ValueError(message) from error
-
-
-class _Run(msgspec.Struct):
-    schema: Annotated[str, one_of((SCHEMA,))]
-    target: _Machine
-    trials: tuple[_Trial, ...]
-    date: str = ""
-
-
 def read_gating(path: Path) -> list[Record]:
     """Read the records of one run.
 
     Raises:
         GatingEvidenceError: the file cannot be read, or is no result of ``check --gating``.
     """
-    data = read_json(path, GatingEvidenceError)
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        message = f"{path}: it cannot be read ({error})"
+        raise GatingEvidenceError(message) from error
     if isinstance(data, dict) and "gating" in data:  # of `kernelproof gate --gating`
         data = data["gating"]
-    run = converted(data, _Run, path, GatingEvidenceError)
-    target = Target(**msgspec.structs.asdict(run.target))
-    return [
-        Record(
-            target,
-            trial.implementation,
-            trial.cell,
-            Feature(**trial.feature),
-            trial.side,
-            trial.rules,
-            trial.outcome,
-            explained=bool(trial.entry),
-            date=run.date,
-        )
-        for trial in run.trials
-    ]
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        message = f"{path}: schema is not {SCHEMA!r}"
+        raise GatingEvidenceError(message)
+    try:
+        known = data["target"]
+        target = Target(sm=known["sm"], flashinfer=known["flashinfer"], cuda=known["cuda"],
+                        triton=known["triton"])  # fmt: skip
+        return [_record(target, trial, data.get("date", "")) for trial in data["trials"]]
+    except (KeyError, TypeError, ValueError) as error:
+        message = f"{path}: {type(error).__name__}: {error}"
+        raise GatingEvidenceError(message) from error
 
 
 def last_seen(records: Iterable[Record]) -> list[Record]:
@@ -128,3 +88,20 @@ def last_seen(records: Iterable[Record]) -> list[Record]:
 def _question(record: Record) -> tuple[object, ...]:
     target = record.target
     return target.sm, target.flashinfer, record.implementation, record.feature
+
+
+def _record(target: Target, trial: Mapping[str, Any], date: str) -> Record:
+    if trial["outcome"] not in (*CALLED, NOT_RUN):
+        message = f"outcome is {trial['outcome']!r}; it must be one of {', '.join(CALLED)}"
+        raise ValueError(message)
+    return Record(
+        target,
+        trial["implementation"],
+        trial["cell"],
+        Feature(**trial["feature"]),
+        trial["side"],
+        tuple(trial["rules"]),
+        trial["outcome"],
+        explained=bool(trial["entry"]),
+        date=date,
+    )

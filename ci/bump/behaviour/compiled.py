@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
-
-from msgspec import structs
 
 from ....impl.gating.compile_evidence import ABSENT, COMPILED, UNJUDGED
 from ...compile.command import compile_support
@@ -45,7 +43,7 @@ def compile_both(
 
     def records() -> list[dict[str, Any]]:
         return [
-            {"side": side, **structs.asdict(record)}
+            {"side": side, **asdict(record)}
             for side in SIDES
             for record in compile_support(
                 [str(releases[side].folder)],
