@@ -412,12 +412,14 @@ class Run:
         first: bool,
     ) -> None:
         """Take what a law has found, in all modules or in the first one."""
-        if found.finding and not found.finding.entry and not self._shown(report, found):
-            self.progress.found(found.finding)
+        shown = self._shown(report, found)
         if first:
             self._first.append((report, found))
         else:
             report.laws.append(found)
+        # Among those of the report, its case is written, and its cause is known.
+        if found.finding and not found.finding.entry and not shown:
+            self.progress.found(found.finding)
         if found.lost:
             raise DeviceLostError(found.lost)
         if found.error and self._cut_off:  # its worker was ended

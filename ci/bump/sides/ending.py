@@ -74,7 +74,8 @@ class Ending:
     def refuse(self) -> None:
         """Raise EndedError where no new question may be asked."""
         if self.over:
-            raise EndedError(self.why or "its share of the time is over")
+            given = "" if self.minutes is None else f" (--minutes {self.minutes:g})"
+            raise EndedError(self.why or f"its share of the time is over{given}")
 
     def check(self) -> None:
         """Raise EndedError where the comparison has ended: what it killed has not answered."""

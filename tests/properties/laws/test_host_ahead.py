@@ -28,6 +28,9 @@ class QueuedSubject(Subject):
     def materialise(self, problem: Any, **options: Any) -> Any:  # noqa: ANN401
         return materialise(problem, **options)
 
+    def check_usable(self, tensors: Any) -> None:  # noqa: ANN401
+        """Take tensors of the CPU: this target only says that it is a GPU."""
+
     def wait(self, streams: Sequence[torch.cuda.Stream | None] = (None,)) -> None:
         del streams
         while self._waits and QUEUE:
