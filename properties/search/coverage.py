@@ -18,6 +18,8 @@ from ..space.operations import OPERATIONS
 
 EDGE_FLOOR = 3
 """Problems beyond the largest tile, or split, that an implementation names."""
+DUE = 20
+"""Problems judged for each value of an axis from which on a value that none has is a gap."""
 QUANTILES = (0.0, 0.5, 0.9, 1.0)
 
 
@@ -60,7 +62,7 @@ def covered(
         *(
             Gap("axis", axis, value)
             for axis, missing in result.unseen.items()
-            if axis in values.named
+            if axis in values.named and len(judged) >= DUE * len(values.claimed[axis])
             # What was refused each time that it was drawn is not claimed.
             for value in missing
             if value in tried.get(axis, ())
@@ -111,13 +113,14 @@ class _Values:
     """The values of axes that problems have.
 
     Attributes:
+        claimed: values of each axis that can be told by a problem's fields.
         named: names of the axes that no module fixes, and whose values are switches or names: of
             numbers, such as lengths, an axis lists those that are likely to show a fault.
     """
 
     def __init__(self, axes: Axes, kind: type[Problem]) -> None:
         fixed = {name for part in axes.restrictions for name in part}
-        self._claimed: dict[str, tuple[Any, ...]] = {}
+        self.claimed: dict[str, tuple[Any, ...]] = {}
         self._names: dict[str, tuple[str, ...]] = {}
         self._known: dict[tuple[Hashable, ...], str | None] = {}
         for axis, values in axes.values.items():
@@ -127,9 +130,9 @@ class _Values:
             if names.keys() <= {each.name for each in fields(kind)}:
                 # A value of more fields first: it has all those of a value of fewer.
                 claimed = dict.fromkeys(sorted(part or values, key=partial(_fewest_fields, axis)))
-                self._claimed[axis], self._names[axis] = tuple(claimed), tuple(names)
+                self.claimed[axis], self._names[axis] = tuple(claimed), tuple(names)
         self.named = {
-            axis for axis, claimed in self._claimed.items()
+            axis for axis, claimed in self.claimed.items()
             if axis not in fixed and all(map(_is_name, claimed))
         }  # fmt: skip
 
@@ -139,7 +142,7 @@ class _Values:
         for axis, names in self._names.items():
             key = (axis, *(getattr(problem, name) for name in names))
             if key not in self._known:
-                claimed = (str(value) for value in self._claimed[axis] if has(problem, axis, value))
+                claimed = (str(value) for value in self.claimed[axis] if has(problem, axis, value))
                 self._known[key] = next(claimed, None)
             if (value := self._known[key]) is not None:
                 found[axis] = value
@@ -148,7 +151,7 @@ class _Values:
     def unseen(self, seen: Sequence[Mapping[str, str]]) -> dict[str, tuple[str, ...]]:
         """Return the claimed values of each axis that no problem has."""
         missing = {}
-        for axis, claimed in self._claimed.items():
+        for axis, claimed in self.claimed.items():
             had = {each.get(axis) for each in seen}
             if left := tuple(value for value in map(str, claimed) if value not in had):
                 missing[axis] = left
@@ -157,7 +160,7 @@ class _Values:
     def pairs(self, seen: Sequence[Mapping[str, str]]) -> tuple[int, int]:
         """Count the pairs of values of two axes that some problem has, and all pairs."""
         had = {pair for each in seen for pair in itertools.combinations(each.items(), 2)}
-        sizes = [len(claimed) for claimed in self._claimed.values()]
+        sizes = [len(claimed) for claimed in self.claimed.values()]
         return len(had), sum(a * b for a, b in itertools.combinations(sizes, 2))
 
 

@@ -56,7 +56,9 @@ def test_a_law_below_its_floor_is_a_gap_where_its_time_was_over() -> None:
 
 def test_claimed_names_that_nobody_saw_are_gaps_and_numbers_are_reported() -> None:
     claimed = axes(causal=(False, True), kv_layout=("NHD", "HND"), window_left=(-1, 7))
-    found = covered(claimed, LAWS[:1], [judged(attention(1), attention(2, kv_layout="HND"))], {})
+    seen = [*(attention(n) for n in range(1, 40)), attention(2, kv_layout="HND")]
+    assert not covered(claimed, LAWS[:1], [judged(*seen[1:])], {}).gaps  # none was due yet
+    found = covered(claimed, LAWS[:1], [judged(*seen)], {})
     assert found.unseen == {"causal": ("True",), "window_left": ("7",)}
     assert [(gap.code, gap.name, gap.value) for gap in found.gaps] == [("axis", "causal", "True")]
     assert found.pairs == (5, 12)
@@ -64,7 +66,9 @@ def test_claimed_names_that_nobody_saw_are_gaps_and_numbers_are_reported() -> No
 
 def test_what_is_refused_whenever_it_is_drawn_is_not_claimed() -> None:
     refused = judged(attention(1, causal=True), status="UNSUPPORTED")
-    found = covered(axes(causal=(False, True)), LAWS[:1], [judged(attention(1)), refused], {})
+    found = covered(
+        axes(causal=(False, True)), LAWS[:1], [judged(*map(attention, range(40))), refused], {}
+    )
     assert found.unseen == {"causal": ("True",)}
     assert not found.gaps
 
