@@ -10,6 +10,7 @@ GATE_FLAGS ?=
 SCORE_FLAGS ?=
 BENCH_FLAGS ?=
 TEST_FLAGS ?=
+FAULT_FLAGS ?=
 
 # Many images set it. Without bytecode each of a run's processes starts a second later, and the
 # tests start hundreds.
@@ -38,6 +39,15 @@ test: setup-test browser ## The tests of Kernelproof itself (TEST_FLAGS="tests/r
 score: setup ## Which seeded bugs the laws kill, and how fast (SCORE_FLAGS=...)
 	$(BIN)/kernelproof score $(SCORE_FLAGS)
 
+.PHONY: triton-faults
+triton-faults: setup ## Each fault of our Triton kernels by a whole check; exit code 1 is right (FAULT_FLAGS=...)
+	@$(BIN)/python -c 'from kernelproof.properties.seeded.triton_bugs import BUGS; print(*(bug.reference for bug in BUGS), sep="\n")' | \
+	while read -r fault; do \
+	  start=$$(date +%s); \
+	  $(BIN)/kernelproof check $$fault --profile gate $(FAULT_FLAGS) </dev/null >/dev/null 2>&1; \
+	  echo "$$fault: exit code $$?, $$(($$(date +%s) - start)) s"; \
+	done
+
 .PHONY: score-evidence
 # One file an operation: a new law or seeded bug of merging asks for that operation's alone.
 score-evidence: setup ## The kept scores, fixtures/evidence/score-*.json (OPERATION=merge_state; default: all)
@@ -45,6 +55,10 @@ score-evidence: setup ## The kept scores, fixtures/evidence/score-*.json (OPERAT
 	  $(BIN)/kernelproof score --profile gate --operation $$operation \
 	    --json fixtures/evidence/score-$$operation.json $(SCORE_FLAGS) || status=$$?; \
 	done; exit $$status
+
+.PHONY: faults
+faults: setup-test ## Misbehaving kernels beside honest ones (RUNS=1000 SEED=7: at random)
+	$(BIN)/python tests/faults/harness.py $(if $(RUNS),--runs $(RUNS) --seed $(or $(SEED),0)) $(FAULT_FLAGS)
 
 .PHONY: bench
 bench: setup ## Time, memory and tightness of the oracle (BENCH_FLAGS=...)

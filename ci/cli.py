@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shlex
 import sys
@@ -17,6 +18,7 @@ from .. import __version__
 from ..properties.findings.files import OutputError
 from ..properties.findings.redaction import masked
 from ..properties.isolation.sanitizer import TOOLS
+from ..properties.verdicts.text import indented, printable
 from .bench.command import bench
 from .bump.merge_command import merge
 from .bump.options import BUMP_ONLY, NOT_OF_BUMP, bump_options, side_options
@@ -38,7 +40,8 @@ def cli() -> None:
     """Prove attention and MoE inference kernels against an oracle before they are shipped.
 
     Exit codes: 0 conforming, 1 not conforming, 2 wrong usage or unreadable input, 3 the machine
-    failed or nothing could run, 4 incomplete, 130 and 143 ended by SIGINT and SIGTERM.
+    failed or nothing could run, 4 incomplete, 130 and 143 ended by SIGINT and SIGTERM: reports then
+    hold what was learned, and a second signal ends the process at once.
     """
 
 
@@ -244,16 +247,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words = sys.argv[1:] if arguments is None else list(arguments)
         code = cli.main(words, prog_name="kernelproof", standalone_mode=False, obj=words)
     except click.ClickException as error:
-        error.show()
+        said = io.StringIO()
+        error.show(said)
+        message = error.format_message()
+        sys.stderr.write(printable(said.getvalue().replace(message, indented(message))))
         return error.exit_code
     except OutputError as error:
-        sys.stderr.write(f"Error: {error}\n")
+        sys.stderr.write(f"Error: {indented(str(error))}\n")
         return USAGE
     except (click.Abort, KeyboardInterrupt):
         sys.stderr.write("kernelproof: interrupted\n")
         return INTERRUPTED
     except Exception:  # noqa: BLE001  exit code 1 means that a kernel is wrong; this is not that
-        traceback.print_exc()
+        sys.stderr.write(printable(traceback.format_exc()))
         sys.stderr.write("kernelproof: the suite itself failed, see above\n")
         return MACHINE
     return int(code or 0)
@@ -266,8 +272,11 @@ def _say_it_in_any_encoding() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-GATING_OPTIONS = ("device", "jobs", "modules", "only", "outputs", "expectations", "cases")
-"""What means the same to a run over the laws and to one over the support table."""
+GATING_OPTIONS = (
+    "device", "jobs", "modules", "only", "outputs", "expectations", "cases", "minutes",
+    "allow_incomplete",
+)  # fmt: skip
+"""Options with one meaning for a run over the laws and one over the support table."""
 
 
 def _try_gating(implementations: Sequence[str], rules: Path | None) -> int:

@@ -192,6 +192,26 @@ def _ask_rules(
     return decide(feature_of(problem, backend), target, book=book).refusal
 
 
+def _check_kinds(
+    name: str, provider: str | None, arithmetic: Arithmetic | None, tile: int, split: int
+) -> None:
+    """Refuse what reports would stumble over."""
+    kinds: dict[str, tuple[object, type]] = {
+        "name": (name, str),
+        "provider": (provider or "", str),
+        "arithmetic": (arithmetic or Arithmetic(), Arithmetic),
+        "tile": (tile, int),
+        "split": (split, int),
+    }
+    for field, (value, kind) in kinds.items():
+        if not isinstance(value, kind):
+            message = f"{field} is {type(value).__name__}; it must be {kind.__name__}"
+            raise TypeError(message)
+    if not name.isprintable():
+        message = f"name is {name!r}; it must hold no control characters"
+        raise ValueError(message)
+
+
 def implementation(
     operation: str,
     *,
@@ -262,9 +282,11 @@ def implementation(
             function's module, or "" where there is none.
 
     Raises:
+        TypeError: a name, provider, arithmetic, tile or split of another type.
         ValueError: an unknown operation, feature or backend, or no number of compilers, minutes or
             keys.
     """
+    _check_kinds(name, provider, arithmetic, tile, split)
     if operation not in OPERATIONS:
         message = f"operation is {operation!r}; it must be one of {', '.join(OPERATIONS)}"
         raise ValueError(message)

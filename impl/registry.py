@@ -10,6 +10,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .targets.exceptions import sentence_of
 from .targets.suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -168,6 +169,9 @@ def find_implementation(name: str, operation: str | None = None) -> Implementati
     except AttributeError as error:
         why = f"module {module_name!r} has no {attribute!r}"
         raise ImplementationNotFoundError(reference, why) from error
+    except BaseException as error:  # a module may look its names up by code of its own
+        why = f"looking up {attribute!r} raised {sentence_of(error)}"
+        raise ImplementationNotFoundError(reference, why) from error
     if isinstance(found, Implementation):
         if operation not in (None, found.operation):
             why = f"it implements {found.operation}, not {operation}"
@@ -186,7 +190,7 @@ def built_in_provider(name: str) -> str | None:
 
 
 def check_name(name: str) -> None:
-    """See that there is a file or a module of this name, without importing it.
+    """Raise where there is no file or module of this name, without importing it.
 
     Raises:
         ImplementationNotFoundError: there is none.
@@ -230,8 +234,7 @@ def _import_module(module_name: str, reference: str) -> Any:  # noqa: ANN401  a 
         raise ImplementationNotFoundError(reference, why) from error
     # SystemExit too: a file that ends its process when it is imported is no implementation.
     except BaseException as error:
-        what = f"{type(error).__name__}: {error}".removesuffix(": ")
-        why = f"importing {module_name!r} failed: {what}{_place_of(error)}"
+        why = f"importing {module_name!r} failed: {sentence_of(error)}{_place_of(error)}"
         raise ImplementationNotFoundError(reference, why) from error
 
 

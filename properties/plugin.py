@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kernelproof.properties.collection.summary import Tally
-from kernelproof.properties.collection.xdist_lock import REFUSAL, SuiteRefusedError
+from kernelproof.properties.collection.xdist_lock import (
+    LEFT,
+    REFUSAL,
+    SuiteRefusedError,
+    keep,
+    kept,
+    stop,
+)
 from kernelproof.properties.isolation.gpus import processes_for, share_of, visible_devices
 from kernelproof.properties.isolation.machine import cores
 from kernelproof.properties.space.profiles import PROFILES
@@ -64,6 +71,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 _suite = pytest.StashKey["Suite"]()
 _common = pytest.StashKey[str]()
+_interruptible: list[Path] = []
+"""Folders of runs under xdist: the hook at Ctrl-C does not get the run's configuration."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -135,7 +144,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """Say what the suite was asked to do."""
+    """Return what the suite was asked to do."""
     if not _is_meant(config):
         return None
     names = ", ".join(config.getoption("kernelproof_impl")) or "everything registered"
@@ -158,9 +167,36 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         raise pytest.UsageError(str(error)) from None
 
 
+def keep_judged(node: pytest.Item, *, failed: bool) -> None:
+    """Keep what became of an item where the process that prints finds it."""
+    properties = dict(node.user_properties)
+    keep(_common_folder(node.config), node.nodeid, {**properties, "failed": failed})
+
+
+def pytest_keyboard_interrupt(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+    """Wait until the processes of xdist have ended their searches, whose findings then count."""
+    del excinfo
+    for common in _interruptible:
+        stop(common)
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Exit as at wrong usage where the processes of xdist were refused."""
-    common = session.config.stash.get(_common, None)
+    """Exit as at wrong usage where the processes of xdist were refused; count what they kept."""
+    config = session.config
+    common = config.stash.get(_common, None)
+    tally: Any = config.pluginmanager.get_plugin("kernelproof-tally")
+    if _suite in config.stash:
+        config.stash[_suite].close()
+        left, shared = config.stash[_suite].left(), _common_folder(config)
+        if tally is not None:
+            tally.left += left
+        elif left and shared is not None:
+            with (shared / LEFT).open("a", encoding="utf-8") as file:
+                file.writelines(f"{each}\n" for each in left)
+    if common is not None:
+        tally.told = {**kept(Path(common)), **tally.told}
+        if Path(common, LEFT).exists():
+            tally.left += Path(common, LEFT).read_text(encoding="utf-8").splitlines()
     if common is not None and Path(common, REFUSAL).exists():
         session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
@@ -211,7 +247,7 @@ def suite_of(config: pytest.Config) -> Suite:
 
 
 def _process(config: pytest.Config) -> dict[str, Any]:
-    """Return what xdist tells a process that it has started; nothing in any other."""
+    """Return what xdist has passed to a process that it started; nothing in any other."""
     return getattr(config, "workerinput", {})
 
 
@@ -242,12 +278,13 @@ def _common_folder(config: pytest.Config) -> Path | None:
         return None
     if _common not in config.stash:
         config.stash[_common] = tempfile.mkdtemp(prefix="kernelproof-")
+        _interruptible.append(Path(config.stash[_common]))
     return Path(config.stash[_common])
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:  # noqa: ANN401  xdist's WorkerController
-    """Tell a process of xdist where the others are."""
+    """Pass the folder that all processes share to a process of xdist."""
     node.workerinput["kernelproof"] = str(_common_folder(node.config))
 
 
@@ -292,3 +329,4 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         config.stash[_suite].close()
     if _common in config.stash:
         shutil.rmtree(config.stash[_common], ignore_errors=True)
+        _interruptible.remove(Path(config.stash[_common]))

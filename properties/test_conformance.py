@@ -57,12 +57,19 @@ def _marks(item: Item, seconds: float | None) -> list[pytest.MarkDecorator]:
 
 def test_law(item: Item, request: pytest.FixtureRequest) -> None:
     """Look for a problem on which the law does not hold."""
-    judged = _suite(request.config).judge(item)
+    from kernelproof.properties.plugin import keep_judged
+
+    suite = _suite(request.config)
+    judged = suite.judge(item)
     # Not by record_property, which warns in every run that writes JUnit XML in pytest's own format.
     told: list[tuple[str, object]] = request.node.user_properties
     told += [("kernelproof", __version__), *judged.properties.items()]
     if judged.outcome != "passed":
         told.append(("reason", judged.text.splitlines()[0]))
+    keep_judged(request.node, failed=judged.outcome == "failed")
+    if suite.interruption.here:
+        request.session.shouldstop = "kernelproof: interrupted"
+    if judged.outcome != "passed":
         _end(judged.outcome, judged.text)
 
 

@@ -136,7 +136,7 @@ def extras(repository: Path) -> set[str]:
 
 @pytest.fixture(scope="session")
 def parse_command() -> Callable[[Sequence[str]], None]:
-    """Give a function that fails where `kernelproof WORDS...` is no command with these options."""
+    """Return a function that fails where `kernelproof WORDS...` is no valid command."""
 
     def parse(words: Sequence[str]) -> None:
         from kernelproof.ci.cli import cli

@@ -50,7 +50,11 @@ LAYERS = ("reference", "impl", "properties", "ci")
 REARRANGED = 39_547
 """Lines of code at commit 127192c (5,366 of reference, 9,154 of impl, 13,542 of properties, 11,462
 of ci, 23 of the root), before the rooms were made: making them has added none."""
-ADDED = {"slice_context_parallel": 468, "one run, one verdict": 3_000}
+ADDED = {
+    "slice_context_parallel": 468,
+    "one run, one verdict": 3_000,
+    "nothing gets through": 1_500,
+}
 """Lines of code that what was added since may take."""
 NO_CODE = {
     tokenize.COMMENT,

@@ -22,7 +22,7 @@ PREFILLERS = {FA2: "fa2", FA3: "fa3"}
 
 
 def absent() -> str | None:
-    """Say why FlashInfer is not among the contenders; None if it is."""
+    """Return why FlashInfer is not among the contenders; None if it is."""
     return missing("flashinfer", "flashinfer")
 
 

@@ -66,7 +66,7 @@ def _cutlass_module() -> Any:  # noqa: ANN401  flashinfer's JitSpec
 
 
 def cutlass_absent() -> str | None:
-    """Say why FlashInfer's MoE is no contender: its module is built beforehand, or not at all."""
+    """Return why FlashInfer's MoE is no contender; its module is built beforehand or not at all."""
     reason = missing("flashinfer.jit.fused_moe", "flashinfer")
     if reason is not None:
         return reason
@@ -104,7 +104,7 @@ def cutlass(w13: torch.Tensor, w2: torch.Tensor) -> Prepared:
 
 
 def grouped_absent() -> str | None:
-    """Say why torch's grouped products are no contender."""
+    """Return why torch's grouped products are no contender; None if they are."""
     if not hasattr(torch.nn.functional, "grouped_mm"):
         return f"torch {torch.__version__} has no torch.nn.functional.grouped_mm"
     return None

@@ -20,7 +20,7 @@ CLEAR = Path("/proc/self/clear_refs")
 
 
 def unmeasurable() -> str:
-    """Say why memory cannot be measured here; nothing if it can."""
+    """Return why memory cannot be measured here; empty if it can."""
     return "" if CLEAR.exists() else f"Memory is not measured: this system has no {CLEAR}."
 
 

@@ -62,7 +62,7 @@ class Requirement:
         return above and below
 
     def text(self) -> str:
-        """Say it in one line."""
+        """Return it as one line."""
         limits = [f"at least {self.low:g}"] if self.low is not None else []
         limits += [f"at most {self.high:g}"] if self.high is not None else []
         state = "met   " if self.met else "MISSED"
@@ -105,7 +105,7 @@ class Results:
 
 
 def machine() -> dict[str, Cell]:
-    """Say what the numbers were measured on."""
+    """Return what the numbers were measured on."""
     return {
         "system": platform.platform(),
         "processors": os.cpu_count() or 1,

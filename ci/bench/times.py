@@ -62,7 +62,7 @@ def check_agreement(contenders: Contenders, expected: str, tolerance: float) -> 
 
 
 def load(threads: Sequence[int]) -> str:
-    """Say how busy the machine is: shared processors and memory slow the contenders unequally."""
+    """Return how busy the machine is: shared processors and memory slow contenders unequally."""
     at_work, processors = os.getloadavg()[0], os.cpu_count() or 1
     busy = f"Before: {at_work:.1f} processes at work on {processors} processors."
     free = processors - at_work

@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ from ...properties.findings.ledger import LedgerError
 from ...properties.findings.report import SUITE_FAILED
 from ...properties.isolation.gpus import processes_for, visible_devices
 from ...properties.isolation.machine import cores
-from ...properties.space.profiles import PROFILES
+from ...properties.isolation.spawning import kill_children
+from ...properties.space.profiles import PROFILES, asked_for
 from ..console.errors import INCOMPLETE, INTERRUPTED, MachineError, UsageRefusedError
 from ..console.outputs import Outputs
 from ..console.selection import check_implementations, check_laws, corpus_of, only_of
@@ -43,17 +44,17 @@ from .behaviour.running import (
     find_both,
     read_declarations,
 )
-from .behaviour.watching import progress
+from .behaviour.watching import Progress, progress
 from .report.contents import refused, to_json
 from .report.display import print_report
 from .report.evidence import kept
 from .report.junit import to_junit
 from .report.markdown import to_markdown
 from .report.page import to_page
-from .sides.ending import EndedError, Ending, kill_children
+from .sides.ending import EndedError, Ending
 from .sides.identity import identity_of
 from .sides.journal import Journal, JournalError
-from .sides.plan import MODULES, SOAK_ON_CPU, Plan
+from .sides.plan import SOAK_ON_CPU, Plan
 from .sides.releases import BASELINE, CANDIDATE, SIDES
 from .verdicts.findings import Chip
 from .verdicts.policy import Policy, PolicyError, load_policy
@@ -137,10 +138,11 @@ def _compare(request: Request, ending: Ending) -> int:
     policy: Policy | None = None
     try:
         policy = _policy(request.policy)
-        machine = _machine(request.device)
-        learned = Learned(request.sides, _chips(request, machine))
-        with ending.watched():
-            plan, journal = _learn(request, learned, policy, machine, ending)
+        with progress() as watched, ending.watched():
+            watched.tell(f"comparing {request.baseline} and {request.candidate}")
+            machine = _machine(request.device)
+            learned = Learned(request.sides, _chips(request, machine))
+            plan, journal = _learn(request, learned, policy, machine, ending, watched)
     except JournalError:  # of another comparison, whose outputs these may be
         raise
     except (UsageRefusedError, MachineError) as error:
@@ -166,9 +168,14 @@ def _compare(request: Request, ending: Ending) -> int:
 
 
 def _learn(
-    request: Request, learned: Learned, policy: Policy, machine: Chip, ending: Ending
+    request: Request,
+    learned: Learned,
+    policy: Policy,
+    machine: Chip,
+    ending: Ending,
+    watched: Progress,
 ) -> tuple[Plan, Journal]:
-    """Learn what was asked for; give what of behaviour was planned, and the answers' journal."""
+    """Learn what was asked for; return the plan of its behaviour, and the journal of answers."""
     parts = request.parts or PARTS
     request.outputs.check()
     if BEHAVIOUR in parts:
@@ -176,10 +183,9 @@ def _learn(
     with (
         Journal(request.journal_path, ending) as journal,
         _tensors(request.journal_path) as tensors,
-        progress() as watched,
     ):
         plan = _plan(request, tensors, own_environment=False)
-        watched.tell(f"comparing {', '.join(parts)} of {request.baseline} and {request.candidate}")
+        watched.tell(f"finding both releases, of which {', '.join(parts)} are compared")
         with _learning(learned, ending):
             with ending.closing(kill_children):
                 find_both(learned, ending, watched.tell)
@@ -306,14 +312,13 @@ def _plan(request: Request, tensors: Path, *, own_environment: bool) -> Plan:
     return Plan(
         tuple(dict.fromkeys(request.implementations)) or _concerned(all_of_them=own_environment),
         request.device,
-        replace(profile, soak=soak),
+        asked_for(profile, modules=request.modules, soak=soak),
         request.seed,
         ledger,
         request.cases,
         tensors,
         laws=tuple(request.laws),
         only=only,
-        modules=request.modules or MODULES,
         soak=soak,
         jobs=request.jobs or _usual_jobs(request.device),
         corpus=corpus_of(request.corpus, ledger, request.expectations, profile),
@@ -348,7 +353,7 @@ def _identity(request: Request, plan: Plan) -> dict[str, Any]:
         "implementations": list(plan.implementations),
         "laws": list(plan.laws),
         "only": [*request.only],
-        "modules": plan.modules,
+        "modules": request.modules or 0,
         "soak": plan.soak,
         "expectations": request.expectations or "",
     }

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import signal
 import sys
-import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,11 +18,11 @@ from ...impl.protocol import EVERY_RULE
 from ...properties.findings.cases import CaseWriter
 from ...properties.findings.expectations import read_expectations
 from ...properties.findings.ledger import Ledger, LedgerError
-from ...properties.findings.report import INTERRUPTED, SUITE_FAILED, TERMINATED, RunReport
+from ...properties.findings.report import SUITE_FAILED, RunReport
 from ...properties.isolation.sanitizer import SanitizerMissingError
 from ...properties.isolation.sanitizer import command as sanitizer_command
 from ...properties.laws import laws_of
-from ...properties.search.costs import CostsError, keep_costs, read_costs
+from ...properties.search.costs import CostsError, keep_builds, keep_costs, read_builds, read_costs
 from ...properties.search.engine import Run
 from ...properties.search.examples import VARIABLE, ExamplesError, open_examples, shared_examples
 from ...properties.search.plan import Plan
@@ -33,6 +31,7 @@ from ..console.errors import MachineError, UsageRefusedError
 from ..console.evidence_file import as_evidence
 from ..console.outputs import Outputs
 from ..console.selection import check_implementations, check_laws, corpus_of, only_of
+from ..console.signals import ended_by_signals
 from ..console.terminal import console
 from ..reports.display import print_summary
 from ..reports.html_report import to_html
@@ -44,7 +43,7 @@ from ..reports.summary import Summary, summarise
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for on the command line, see ``cli.RUN_OPTIONS``."""
+    """What was asked for on the command line, see ``RUN_OPTIONS``."""
 
     implementations: Sequence[str]
     profile: str
@@ -94,7 +93,7 @@ def examine(request: Request) -> int:
             _write_outputs(request, replace(ended, code=error.exit_code))
         raise
     started, failure = time.monotonic(), ""
-    with _ended_by_signals(run):
+    with ended_by_signals(run.end):
         with watch(console(sys.stderr), run, writer, _laws_by_operation(request)):
             try:
                 run.execute()
@@ -110,26 +109,8 @@ def examine(request: Request) -> int:
             print_summary(console(sys.stdout), summary)
         if not run.plan.sanitizer:  # under which calls take many times longer
             keep_costs(request.cases, run.plan.profile, request.device, run.costs)
+        keep_builds(request.cases, run.builds)
     return summary.code
-
-
-@contextmanager
-def _ended_by_signals(run: Run) -> Iterator[None]:
-    """Have SIGINT and SIGTERM end a run, which then reports; they do not end the report."""
-    if threading.current_thread() is not threading.main_thread():  # signals are not for it
-        yield
-        return
-    endings: dict[int, str] = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
-
-    def end(number: int, _: object) -> None:
-        run.end(endings[number])
-
-    before = {number: signal.signal(number, end) for number in endings}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _plan(request: Request, ledger: Ledger) -> Plan:
@@ -158,6 +139,7 @@ def _plan(request: Request, ledger: Ledger) -> Plan:
         costs=_costs(request),
         sanitizer=_sanitizer(request),
         seconds=60 * (request.minutes or MINUTES.get((profile.name, request.device), math.inf)),
+        builds=read_builds(request.cases),
     )
 
 

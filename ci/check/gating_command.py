@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from ...impl.gating import RulesError, load_rules
 from ...impl.gating.tried import SCHEMA
 from ...impl.protocol import EVERY_RULE
 from ...impl.registry import resolve_name
+from ...properties.findings import report as endings
 from ...properties.findings.cases import case_of, loading_name, replay_command, versions
 from ...properties.findings.expectations import read_expectations
 from ...properties.findings.files import Output, OutputError
@@ -24,12 +26,14 @@ from ...properties.findings.ledger import LedgerError
 from ...properties.findings.report import Finding
 from ...properties.gating.trials import FINDING, Trial, counts
 from ...properties.gating.trying import Order, Report, Trying
-from ...properties.verdicts.text import count_of, printable
+from ...properties.verdicts.text import count_of, one_line
 from ..console.errors import (
     CONFORMING,
+    INCOMPLETE,
     INTERRUPTED,
     MACHINE,
     NONCONFORMING,
+    TERMINATED,
     USAGE,
     MachineError,
     UsageRefusedError,
@@ -37,6 +41,7 @@ from ..console.errors import (
 from ..console.evidence_file import as_evidence
 from ..console.outputs import Outputs
 from ..console.selection import only_of
+from ..console.signals import ended_by_signals
 from ..console.terminal import console
 from ..reports.summary import VERDICTS
 from .gating_display import print_trials
@@ -56,11 +61,13 @@ class GatingRequest:
     cases: Path
     rules: Path | None
     command: str
+    minutes: float | None = None
+    allow_incomplete: bool = False
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A run that has ended, and what it came to."""
+    """The result of a run that has ended."""
 
     report: Report
     code: int
@@ -88,12 +95,13 @@ def tried(request: GatingRequest) -> Ended:
     order = _order(request)
     err = console(sys.stderr)
     try:
-        trying = Trying(order, lambda line: err.print(Text(printable(line), "dim"), soft_wrap=True))
+        trying = Trying(order, lambda line: err.print(Text(one_line(line), "dim"), soft_wrap=True))
     except UnsupportedError as error:
         raise MachineError(str(error)) from error
-    report = trying.execute()
-    _write_cases(request, report)
-    code, sentence = conclude(report)
+    with ended_by_signals(trying.end):
+        report = trying.execute()
+        _write_cases(request, report)
+    code, sentence = conclude(report, allow_incomplete=request.allow_incomplete)
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return Ended(report, code, sentence, request.command, date)
 
@@ -121,27 +129,35 @@ def _order(request: GatingRequest) -> Order:
         modules=request.modules or 0,
         jobs=request.jobs or 0,
         only=only,
+        seconds=math.inf if request.minutes is None else 60 * request.minutes,
     )
 
 
-def conclude(report: Report) -> tuple[int, str]:
+WORDS = {
+    CONFORMING: "CONFORMING",
+    NONCONFORMING: "NOT CONFORMING",
+    INCOMPLETE: "INCOMPLETE",
+}
+"""The word of each exit code that is no error's."""
+
+
+def conclude(report: Report, *, allow_incomplete: bool = False) -> tuple[int, str]:
     """Return the exit code of a run, and its result in a sentence."""
     code, why = _exit_of(report)
-    word = {CONFORMING: "CONFORMING", NONCONFORMING: "NOT CONFORMING"}.get(code, "ERROR")
+    word = WORDS.get(code, "ERROR")
     number = counts(report.trials)
     tried = f"{number['tried']:,} of {count_of(number['cells'], 'cell')} tried"
     built = sum(len(each.builds) for each in report.implementations)
     building = f", {count_of(built, 'module')} built in {report.build_seconds:.0f} s" * bool(built)
+    code = CONFORMING if code == INCOMPLETE and allow_incomplete else code
     return code, f"{word}: {why}; {tried}{building}, {report.seconds:.1f} s in all"
 
 
 def _exit_of(report: Report) -> tuple[int, str]:
     broken = [each for each in report.implementations if each.error]
     number = counts(report.trials)
-    if report.interrupted:
-        return INTERRUPTED, "interrupted, this is what was learned until then"
-    if report.lost:
-        return MACHINE, f"the device was lost: {report.lost}"
+    if report.interrupted or report.lost:
+        return _exit_of_stopped(report)
     if broken:
         # One that cannot even be imported has no operation yet.
         code = MACHINE if any(each.operation for each in broken) else USAGE
@@ -149,11 +165,21 @@ def _exit_of(report: Report) -> tuple[int, str]:
     if number["findings"]:
         found = count_of(number["findings"], "cell")
         return NONCONFORMING, f"{found} not as the rules say, {number['known']} known"
+    if report.ended:
+        return INCOMPLETE, "the time was over (--minutes) before every cell was tried"
     if not number["tried"]:
         idle = report.implementations[0]
         why = idle.reason or "none of its cells was run"
         return MACHINE, f"nothing was tried: {idle.name}: {why}"
     return CONFORMING, f"every cell is as the rules say, {number['known']} known"
+
+
+def _exit_of_stopped(report: Report) -> tuple[int, str]:
+    """Return the exit code of a run that a signal or its device ended, and why."""
+    if not report.interrupted:
+        return MACHINE, f"the device was lost: {report.lost}"
+    code = TERMINATED if report.ended == endings.TERMINATED else INTERRUPTED
+    return code, f"{report.ended}, this is what was learned until then"
 
 
 def _write_cases(request: GatingRequest, report: Report) -> None:
@@ -197,6 +223,7 @@ def to_json(ended: Ended) -> dict[str, Any]:
         "seconds": round(report.seconds, 3),
         "build_seconds": round(report.build_seconds, 3),
         "interrupted": report.interrupted,
+        "ended": report.ended,
         "lost": report.lost,
         **counts(report.trials),
         "implementations": [each.to_json() for each in report.implementations],
@@ -209,4 +236,4 @@ def print_ended(ended: Ended) -> None:
     out = console(sys.stdout)
     print_trials(out, ended.report)
     style = {0: "bold green", 1: "bold red"}.get(ended.code, "bold yellow")
-    out.print(Text(printable(ended.sentence), style), soft_wrap=True)
+    out.print(Text(one_line(ended.sentence), style), soft_wrap=True)

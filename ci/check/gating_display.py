@@ -12,7 +12,7 @@ from rich.text import Text
 from ...properties.gating.cells import REFUSED, SUPPORTED
 from ...properties.gating.trials import FINDING, Trial
 from ...properties.gating.trying import Report
-from ...properties.verdicts.text import compact, printable
+from ...properties.verdicts.text import compact, one_line
 from ..reports.display import command, say
 
 STYLES = {"ok": "green", "known": "yellow", "finding": "bold red", "not run": "dim"}
@@ -49,7 +49,7 @@ def _table(trials: list[Trial]) -> Table:
         cells = first if len(alike) == 1 else f"{len(alike)} cells: {first}; ..."
         # Messages differ from cell to cell: all are in the JSON.
         entry = f"{alike[0].entry}: " if alike[0].entry else ""
-        what = printable(entry + alike[0].happened)
+        what = one_line(entry + alike[0].happened)
         shown = what if len(what) <= LONGEST else f"{what[:LONGEST]}..."
         table.add_row(rules, name, cells, Text(status, STYLES[status]), Text(shown))
     return table

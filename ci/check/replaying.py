@@ -8,24 +8,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import click
 from rich.text import Text
 
 from ...fixtures import CORPUS
 from ...impl import ImplementationNotFoundError, Target, UnsupportedError
 from ...impl.registry import resolve_name
-from ...properties.findings.cases import MUST_FAIL, launches_of
-from ...properties.findings.corpus import DEVICES, checked_case
-from ...properties.findings.ledger import LedgerError
+from ...properties.findings.cases import MUST_FAIL
+from ...properties.findings.corpus import checked_case
+from ...properties.findings.ledger import DEVICES, LedgerError
 from ...properties.isolation.sanitizer import SanitizerMissingError
 from ...properties.isolation.workers import Deadlines, Worker, WorkerPool
 from ...properties.laws import Law
-from ...properties.verdicts.text import compact, printable
+from ...properties.verdicts.text import compact, indented, one_line
 from ...properties.verdicts.verdict import Verdict
 from ...properties.worker.pools import open_pool
 from ...properties.worker.requests import Address, HarnessError, verdict_of
 from ...reference import Problem
 from ..console.errors import CONFORMING, MACHINE, NONCONFORMING, MachineError, UsageRefusedError
+from ..console.lines import tell
 from ..console.terminal import console
 from ..reports.display import command, say, style_of
 
@@ -69,7 +69,7 @@ def replay_case(
         data.get("operation"),
         device,
         without_rules=tuple(data.get("without_rules", ())),
-        soak=launches_of(data),
+        soak=data.get("soak", 0),
         tool=data.get("sanitizer") or "",
     )
     with _workers(address, release) as pool:
@@ -86,7 +86,7 @@ def _workers(address: Address, release: str | None) -> Iterator[WorkerPool]:
         if address.tool:
             message = f"--release does not go with a case of compute-sanitizer's {address.tool}"
             raise UsageRefusedError(message)
-        found = find_release(release, tell=lambda line: click.echo(line, err=True))
+        found = find_release(release, tell=lambda line: tell(line, err=True))
         with found.workers(address.device) as pool:
             yield pool
         return
@@ -112,7 +112,7 @@ def _judge(
 
 
 def _load(worker: Worker, name: str, address: Address) -> None:
-    """Import the implementation, so that its absence is told from its failures."""
+    """Import the implementation: its absence is no failure of a law."""
     outcome = worker.run(address.request("describe"), Deadlines())
     if outcome.status != "done":
         message = f"{name} cannot be imported: {verdict_of(outcome).message}"
@@ -143,7 +143,7 @@ def _recorded(data: dict[str, Any]) -> str:
 def _tell(
     path: Path, name: str, law: Law, problem: Problem, verdict: Verdict, recorded: str
 ) -> int:
-    """Print a verdict and give the exit code that follows from it."""
+    """Print a verdict and return the exit code that follows from it."""
     out = console(sys.stdout)
     title = f"{verdict.status} {verdict.kind}".strip()
     message = verdict.message
@@ -153,15 +153,15 @@ def _tell(
     elif verdict.status != "PASS":
         code, meaning = MACHINE, f"{path} was not judged: {verdict.status}"
     elif verdict.vacuous:
-        code, meaning = MACHINE, f"{path} was not judged: {law.name} has nothing to look at in it"
+        code, meaning = MACHINE, f"{path} was not judged: {law.name} has nothing to judge in it"
     elif recorded == MUST_FAIL:
         code, meaning = NONCONFORMING, f"{path} passes, but the ledger says that it fails"
     if verdict.ratio is not None and not verdict.bad:
         message = message or f"the worst error is {verdict.ratio:.3g} of its bound"
     say(out, f"{title}  {name}  {law.name}", message or law.statement, style=verdict.status)
     if verdict.bad and verdict.trace:
-        out.print(Text(printable(verdict.trace.rstrip()), "dim"), soft_wrap=True)
+        out.print(Text(f"  {indented(verdict.trace.rstrip())}", "dim"), soft_wrap=True)
     command(out, "law", law.statement)
     command(out, "problem", compact(problem))
-    out.print(Text(printable(meaning), style_of("PASS" if not code else "FAIL")), soft_wrap=True)
+    out.print(Text(one_line(meaning), style_of("PASS" if not code else "FAIL")), soft_wrap=True)
     return code

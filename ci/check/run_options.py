@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from ...properties.isolation.machine import MOST_LAUNCHES
 from ...properties.space.profiles import PROFILES
 from ..console.outputs import output_option
 
@@ -62,7 +63,7 @@ RUN_OPTIONS = (
     ),
     click.option(
         "--soak",
-        type=click.IntRange(min=1),
+        type=click.IntRange(1, MOST_LAUNCHES),
         metavar="N",
         help="Launches of each problem under the law soak: 50 (quick), 200 (gate), 5000 (nightly).",
     ),

@@ -1,11 +1,11 @@
-"""What compiling an object came to, remembered between runs under the user's cache folder."""
+"""Results of compiling objects, remembered between runs under the user's cache folder."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
+from ...impl.targets.data_files import read_json
 from ...properties.findings.files import dumps, write_text
 from ..releases.sandboxes import cache_folder
 from .nvcc import UNDECIDED, Compiled
@@ -14,8 +14,8 @@ from .nvcc import UNDECIDED, Compiled
 def recall(key: str) -> Compiled | None:
     """Return what is remembered; None where there is nothing, or nothing that can be read."""
     try:
-        return Compiled(**json.loads(_file(key).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        return Compiled(**read_json(_file(key), ValueError))
+    except (ValueError, TypeError):
         return None
 
 

@@ -33,7 +33,7 @@ def compile_support(
         outputs: file of the records, named by ``--json``.
         jobs: compilers at a time; one a core, if 0.
         deadline: seconds that one object may take.
-        tell: is given a line of progress every few seconds.
+        tell: called with a line of progress every few seconds.
 
     Raises:
         UsageRefusedError: what is asked for does not exist, or the file cannot be written.

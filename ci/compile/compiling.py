@@ -33,11 +33,11 @@ from .generating import Job, Plan, Release, plan_units
 from .nvcc import COMPILES, FAILS, UNDECIDED, Compiled, Nvcc, compile_object
 
 DEADLINE_SECONDS = 600.0
-"""That one object may take."""
+"""Most seconds of compiling one object."""
 TICK_SECONDS = 5.0
 """Between two lines of progress."""
 AT_WORK = 2
-"""How many of those at work a line names."""
+"""Most objects being compiled that a line names."""
 
 T = TypeVar("T")
 
@@ -98,7 +98,7 @@ def compile_modules(
         nvcc: the compiler.
         jobs: compilers at a time; one a core, if 0.
         deadline: seconds that one object may take.
-        tell: is given a line of progress every few seconds.
+        tell: called with a line of progress every few seconds.
         command: for the record.
     """
     work, plans, interrupted = Work(tell), list[Plan](), False

@@ -25,7 +25,7 @@ from ..releases.subprocess_runner import run_to_end
 from .nvcc import Nvcc, shortened, without_paths
 
 GENERATING_SECONDS = 180.0
-"""That one release may take to be imported and to generate its sources for one chip."""
+"""Most seconds of importing one release and generating its sources for one chip."""
 MODULE = "impl.flashinfer.modules"
 _CODE = re.compile(r"\bcode=(?:\[?)(?:sm|compute)_(\d+)([af]?)")
 
@@ -171,7 +171,7 @@ def _plan(
 
 def runs_on(number: int, suffix: str, sm: int) -> bool:
     """Whether code for an architecture runs on a chip, by CUDA's rules for suffixes."""
-    if suffix == "a":  # that chip alone
+    if suffix == "a":  # that chip only
         return number == sm
     # With "f" as without it: that chip, and those of its major version that came after.
     return number // 10 == sm // 10 and number <= sm

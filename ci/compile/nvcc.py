@@ -17,7 +17,7 @@ from ..releases.subprocess_runner import run_to_end
 COMPILES, FAILS, UNDECIDED = "compiles", "fails", "undecided"
 LONGEST_MESSAGE = 300
 ANSWER_SECONDS = 60.0
-"""In which nvcc must say its version."""
+"""Most seconds until nvcc has printed its version."""
 
 # Of gcc and cudafe++ (`file:1:2: error: `, `file(1): error: `), of ptxas (`error   : `), of nvcc.
 _ERROR = re.compile(r"\b(?:error|fatal)\s*:", re.IGNORECASE)
@@ -27,9 +27,9 @@ _MACHINE = re.compile(
     r"|died (?:due to signal|with status)|Unsupported gpu architecture|unsupported GNU version"
     r"|No space left on device|[Cc]annot allocate memory|out of memory|host compiler"
 )
-"""What a better machine, or a newer CUDA, would not say: it is no fault of what is compiled."""
+"""Messages that are no fault of what is compiled, but of the machine or of an old CUDA."""
 _BARE = "static assertion failed"
-"""Of an assertion without a text: the line of source that follows says which it was."""
+"""Message of an assertion without a text: the line of source that follows says which it was."""
 _PATH = re.compile(r"(?<![\w.:/])/(?:[\w.+@~-]+/)+([\w.+@~-]*)")
 _SCRATCH = re.compile(r"\btmpxft_\w+(?:-\d+)?(?:_[\w.]*)?")
 
@@ -51,7 +51,7 @@ class Nvcc:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What compiling one object came to.
+    """The result of compiling one object.
 
     Attributes:
         state: ``COMPILES``, ``FAILS``, or ``UNDECIDED`` where the machine is at fault.
@@ -111,7 +111,7 @@ def compile_object(
     deadline: float,
     stop: threading.Event | None = None,
 ) -> Compiled:
-    """Compile one source; the object is looked at and thrown away.
+    """Compile one source; the object is examined and thrown away.
 
     Args:
         nvcc: the compiler.

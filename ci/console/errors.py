@@ -7,6 +7,8 @@ import click
 CONFORMING, NONCONFORMING, USAGE, MACHINE, INCOMPLETE = range(5)
 INTERRUPTED, TERMINATED = 130, 143
 """Exit codes of all commands; the last two after SIGINT and SIGTERM."""
+WORST_FIRST = (TERMINATED, INTERRUPTED, USAGE, MACHINE, NONCONFORMING, INCOMPLETE, CONFORMING)
+"""Exit codes in the order in which one hides another, where a command runs two."""
 
 
 class UsageRefusedError(click.ClickException):

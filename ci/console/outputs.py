@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +28,7 @@ class Outputs:
     paths: Mapping[str, Path] = field(default_factory=dict)
 
     def check(self) -> None:
-        """See before a long run that its results can be written after it.
+        """Check before a long run that its results can be written after it.
 
         Raises:
             UsageRefusedError: a folder cannot be made, or no file can be written in it.
@@ -75,7 +76,7 @@ def refuse_shared_files() -> None:
                    key=lambda each: each[2])  # fmt: skip
     owners: dict[Path, str] = {}
     for option, path, is_output in named:  # files that are read may be the same
-        place = path.resolve()
+        place = Path(os.path.realpath(path))  # which takes a loop of links
         if is_special(place):
             continue
         if is_output and place in owners:

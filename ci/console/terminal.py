@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from typing import TextIO
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
+
+from ...properties.verdicts.text import printable
 
 PLAIN_WIDTH = 120
-"""Of a table that goes into a file or a pipe."""
+"""Width, in characters, of a table that goes into a file or a pipe."""
 
 
 def console(stream: TextIO) -> Console:
@@ -16,4 +18,21 @@ def console(stream: TextIO) -> Console:
     made = Console(file=stream, highlight=False, markup=False, emoji=False)
     if not made.is_terminal and "COLUMNS" not in os.environ:
         made.width = PLAIN_WIDTH
+    made.push_render_hook(_Printable())
     return made
+
+
+class _Printable(RenderHook):
+    """Makes whatever a console prints printable, whoever made it."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Shown(each) for each in renderables]
+
+
+class _Shown:
+    def __init__(self, renderable: ConsoleRenderable) -> None:
+        self._renderable = renderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for segment in console.render(self._renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))

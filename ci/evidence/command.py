@@ -1,4 +1,4 @@
-"""The command evidence: what kept results of real GPUs came to."""
+"""The command evidence: a page of kept results of real GPUs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..console.errors import CONFORMING, UsageRefusedError
 from ..console.outputs import Outputs, output_option
 
 KINDS = ("h200", "gating", "bump")
-"""How the files begin of runs that the page sums up."""
+"""Beginnings of the names of files with runs that the page sums up."""
 
 
 @click.command("evidence")

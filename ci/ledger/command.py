@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import click
 
 from ..console.errors import CONFORMING, UsageRefusedError
+from ..console.lines import tell
 
 FILE = click.Path(dir_okay=False, path_type=Path)
-SCHEMAS = ("kernelproof/report/1", "kernelproof/bump/1")
 LEDGER = click.option("--ledger", type=FILE, help="Instead of the shipped one.")
 
 
@@ -31,41 +32,59 @@ def update(
     """Add what fails and is not explained; narrow or retire what passes and should fail.
 
     REPORT.json is of check, of gate, or of a comparison. Look at each predicate before you commit:
-    it is what the failing problems of that run share and no passing one has.
+    it is what the failing problems of that run share and no passing one has. A law stops at its
+    first failure: where a kernel has several faults, run and update again until nothing is new.
     """
     from ...fixtures import LEDGER as SHIPPED
+    from ...impl.targets.data_files import read_text
     from ...properties.findings.ledger import LedgerError, load_ledger
-    from .editing import add_entry, failures_in, narrow_entry, passes_in, replace_ledger
+    from .editing import (
+        ReportError,
+        add_entry,
+        case_of_entry,
+        failures_in,
+        narrow_entry,
+        passes_in,
+        replace_ledger,
+    )
 
     path, data = ledger or SHIPPED, _read(report)
     try:
         new = ledger is not None and not path.exists()
         entries = () if new else load_ledger(str(path)).entries
-        text = "" if new else path.read_text(encoding="utf-8")
+        text = "" if new else read_text(path, LedgerError)
         failures, passes = failures_in(data), passes_in(data, entries)
         if failures and not (reason and reason.strip()):
             message = f"--reason is missing: {len(failures)} failures are to become known"
             raise UsageRefusedError(message)
         for entry, version in passes:
             what = "no longer speaks of" if entry.versions.get("flashinfer") else "is retired by"
-            click.echo(f"PASSES {entry.id}: its case is right; it {what} {version or 'this run'}")
+            tell(f"PASSES {entry.id}: its case is right; it {what} {version or 'this run'}")
             text = narrow_entry(text, entry, version or None)
-        for failure in failures:
-            click.echo(f"KNOWN {failure.id}: {failure.status} {failure.kind} under "
-                       f"{', '.join(failure.laws)}")  # fmt: skip
-            if not failure.where:
-                click.echo("  it explains every problem: nothing tells those that fail")
-            if not dry_run:
-                text = add_entry(path, text, failure, str(reason).strip(), issue, entries=entries)
-        if not dry_run and (failures or passes):
-            replace_ledger(path, text)
-    except (LedgerError, KeyError, TypeError, AttributeError) as error:
-        message = f"{report}: {error}" if isinstance(error, LedgerError) else (
-            f"{report}: is no whole report ({type(error).__name__}: {error})"
-        )  # fmt: skip
+        with ExitStack() as undo:  # an entry that is not kept leaves no case behind
+            for failure in failures:
+                name = failure.id
+                if not dry_run:
+                    text, name = add_entry(
+                        path, text, failure, str(reason).strip(), issue, entries=entries
+                    )
+                    if name not in (entry.id for entry in entries):
+                        case = path.parent / case_of_entry(name)
+                        undo.callback(case.unlink, missing_ok=True)
+                verdict = f"{failure.status} {failure.kind} under {', '.join(failure.laws)}"
+                tell(f"KNOWN {name}: {verdict}")
+                of = ", ".join(f"{name} = {wanted}" for name, wanted in failure.where.items())
+                tell(f"  it explains {f'problems with {of}' if of else 'every problem'}")
+            if not dry_run and (failures or passes):
+                replace_ledger(path, text)
+            undo.pop_all()
+    except ReportError as error:
+        message = f"{report}: {error}"
         raise UsageRefusedError(message) from error
+    except LedgerError as error:
+        raise UsageRefusedError(str(error)) from error
     if not failures and not passes:
-        click.echo("nothing to add, to narrow or to retire")
+        tell("nothing to add, to narrow or to retire")
     return CONFORMING
 
 
@@ -82,17 +101,21 @@ def add(case: Path, folder: Path | None) -> int:
     from ...fixtures import CORPUS
     from .editing import add_to_corpus
 
-    click.echo(add_to_corpus(case, folder or CORPUS))
+    tell(str(add_to_corpus(case, folder or CORPUS)))
     return CONFORMING
 
 
 def _read(path: Path) -> dict[str, Any]:
     from ...impl.targets.data_files import read_json
+    from ...impl.targets.schemas import converted
+    from .shape import SHAPES
 
     data = read_json(path, UsageRefusedError)
     schema = data.get("schema") if isinstance(data, dict) else None
-    if schema not in SCHEMAS:
-        message = f"{path}: its schema is {schema!r}, none of {', '.join(SCHEMAS)}"
+    shape = SHAPES.get(str(schema))
+    if shape is None:
+        message = f"{path}: its schema is {schema!r}, none of {', '.join(SHAPES)}"
         raise UsageRefusedError(message)
+    converted(data, shape, path, UsageRefusedError)
     found: dict[str, Any] = data
     return found

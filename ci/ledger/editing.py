@@ -18,6 +18,7 @@ from typing import Any
 from ...impl.registry import built_in_provider
 from ...impl.targets.backends import FLASHINFER
 from ...properties.findings.cases import MUST_FAIL, loading_name
+from ...properties.findings.causes import SIZES
 from ...properties.findings.corpus import load_case
 from ...properties.findings.expectations import read_expectations
 from ...properties.findings.files import Output
@@ -41,6 +42,10 @@ KEPT = (
     "soak",
 )
 """Fields of a case that are kept in the corpus: what a run found is not."""
+
+
+class ReportError(ValueError):
+    """A report that cannot be learned from; the message names the field."""
 
 
 @dataclass(frozen=True)
@@ -79,15 +84,29 @@ class Failure:
 
 
 def predicate(problem: Problem) -> dict[str, Any]:
-    """Return what is special about a problem: its fields that are not the simplest ones'."""
+    """Return what is special about a problem: its fields that are not the simplest ones'.
+
+    A number stands for all that are as far from the simplest one, or farther.
+    """
     return {
-        each.name: getattr(problem, each.name)
+        each.name: _beyond(each.default, getattr(problem, each.name))
         for each in fields(problem)
         if each.name in PREDICATES
         and each.name not in FREE
         and isinstance(getattr(problem, each.name), str | int | float | bool)
         and getattr(problem, each.name) != each.default
     }
+
+
+def _beyond(simplest: object, value: Any) -> Any:  # noqa: ANN401  as a ledger has it
+    if isinstance(value, bool | str) or not isinstance(simplest, int | float):
+        return value
+    return {"min": value} if value > simplest else {"max": value}
+
+
+def case_of_entry(name: str) -> str:
+    """Return the file of the case of an entry that is added, relative to the ledger."""
+    return f"corpus/{name}.json"
 
 
 def add_entry(
@@ -98,8 +117,8 @@ def add_entry(
     issue: str = "",
     *,
     entries: Sequence[Entry] = (),
-) -> str:
-    """Return a ledger's text that explains a failure, and write its case beside it.
+) -> tuple[str, str]:
+    """Return a ledger's text that explains a failure, and the entry; write its case beside it.
 
     An entry of the failure's name is widened where it says the same of other values; else another
     one gets that name with a number.
@@ -109,8 +128,8 @@ def add_entry(
     for name in names:
         known = next((entry for entry in entries if entry.id == name), None)
         if known is not None and (widened := _widened(text, known, failure)) is not None:
-            return widened
-        case = f"corpus/{name}.json"
+            return widened, name
+        case = case_of_entry(name)
         if f'id = "{name}"\n' not in text and not (path.parent / case).exists():
             break
     lines = [
@@ -150,7 +169,7 @@ def add_entry(
     ]
     at = own[-1].end() if own else len(text)
     before, after = text[:at].rstrip("\n"), text[at:].lstrip("\n")
-    return f"{before}\n\n{block}" + (f"\n{after}" if after else "")
+    return f"{before}\n\n{block}" + (f"\n{after}" if after else ""), name
 
 
 def _widened(text: str, entry: Entry, failure: Failure) -> str | None:
@@ -187,9 +206,10 @@ def _union(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any
         if one == other:
             found[name] = one
         elif isinstance(one, Mapping) and isinstance(other, Mapping):
-            if one.keys() != {"min"} or other.keys() != {"min"}:
+            widest = {"min": min, "max": max}
+            if one.keys() != other.keys() or len(one) != 1 or not one.keys() <= widest.keys():
                 return None
-            found[name] = {"min": min(one["min"], other["min"])}
+            found[name] = {end: widest[end](limit, other[end]) for end, limit in one.items()}
         elif isinstance(one, Mapping) or isinstance(other, Mapping):
             return None
         else:
@@ -285,7 +305,7 @@ def failures_in(report: Mapping[str, Any]) -> list[Failure]:
     """
     bump = str(report.get("schema", "")).startswith("kernelproof/bump/")
     found: dict[tuple[str, ...], list[tuple[tuple[str, ...], Problem, Mapping[str, Any]]]] = {}
-    for each in report["findings"]:
+    for number, each in enumerate(report["findings"]):
         if each.get("entry") or not each.get("problem"):
             continue
         if bump:
@@ -297,7 +317,11 @@ def failures_in(report: Mapping[str, Any]) -> list[Failure]:
         if verdict.get("status") not in BAD or verdict.get("kind") == MUST_FAIL:
             continue
         told = {k: v for k, v in each["problem"].items() if k not in ("id", "told")}
-        problem = problem_from_json(told)
+        try:
+            problem = problem_from_json(told)
+        except ValueError as error:
+            message = f"findings[{number}]: {error}"
+            raise ReportError(message) from error
         own = (each["law"], problem.id) if "cause" in each else ()
         key = (name, verdict["status"], verdict.get("kind", ""), *own)
         found.setdefault(key, []).append((laws, problem, each))
@@ -323,11 +347,11 @@ def failures_in(report: Mapping[str, Any]) -> list[Failure]:
 
 
 def _where(cause: Mapping[str, Any] | None, problem: Problem) -> dict[str, Any]:
-    """Return the predicate of a failure: what its run says of its cause, or of the smallest."""
-    # Where nothing tells the failing problems apart, or there was but one, that one is all.
-    if cause is None or (not cause["values"] and (cause["passing"] or cause["failing"] == 1)):
-        return predicate(problem)
-    return dict(cause["values"])
+    """Return the predicate of a failure: what its run says of its cause, and of the smallest."""
+    values = dict(cause["values"]) if cause else {}
+    # Sizes alone would explain nearly every failure, that of another fault too.
+    special = any(name not in (*FREE, *SIZES) for name in values)
+    return values if special else predicate(problem) | values
 
 
 def passes_in(report: Mapping[str, Any], entries: Sequence[Entry]) -> list[tuple[Entry, str]]:

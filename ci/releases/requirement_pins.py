@@ -6,29 +6,40 @@ with what a change would bring, without naming a version twice.
 
 from __future__ import annotations
 
+import os
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
 
-from packaging.requirements import InvalidRequirement, Requirement
+import msgspec
+from packaging.requirements import Requirement
 from packaging.version import Version
 
+from ...impl.targets.data_files import Refusal, read_text, read_toml
+from ...impl.targets.schemas import converted
 from ..console.errors import UsageRefusedError
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-_Kind = TypeVar("_Kind", list[Any], dict[str, Any])
+MOST_FILES = 100
+"""Most files that a requirements file includes, each other's among them."""
 DISTRIBUTION = "flashinfer-python"
 NAMED = re.compile(r"flashinfer[-_.]+python(?![\w.-]*[\w-])", re.IGNORECASE)
 COMMENT = re.compile(r"(^|\s)#.*$")
 OPTION = re.compile(r"\s--?[A-Za-z][\w-]*(?:[=\s]\S+)?")
 """What pip allows behind a requirement: --hash=sha256:..., --config-settings ..."""
 INCLUDED = re.compile(r"(?:-r|--requirement)[=\s]*(?P<path>\S+)$")
+
+
+class Project(msgspec.Struct):
+    """What a project needs, and its extras."""
+
+    dependencies: list[str] = []
+    extras: dict[str, list[str]] = msgspec.field(name="optional-dependencies", default_factory=dict)
+
+
+class ProjectFile(msgspec.Struct):
+    """A pyproject.toml."""
+
+    project: Project = msgspec.field(default_factory=Project)
 
 
 def pinned_release(path: Path, *, option: str = "--candidate-from") -> str:
@@ -56,11 +67,11 @@ def pinned_release(path: Path, *, option: str = "--candidate-from") -> str:
             continue
         try:
             need = Requirement(OPTION.sub("", line).strip())
-        except InvalidRequirement as error:
+            if need.marker is not None and not need.marker.evaluate({"extra": ""}):
+                continue
+        except ValueError as error:
             message = f"{option} {where}: {line!r} is no requirement"
             raise UsageRefusedError(message) from error
-        if need.marker is not None and not need.marker.evaluate({"extra": ""}):
-            continue
         (clause, *more) = [*need.specifier, None]
         if clause is None or more != [None] or clause.operator != "==":
             message = f"{option} {where}: {line!r} does not pin one version (==)"
@@ -102,17 +113,14 @@ def side(name: str, given: str | None, path: Path | None) -> str | None:
 
 def _lines(path: Path, option: str, read: set[Path]) -> Iterator[tuple[str, str]]:
     """Return each logical line of a file, and of those that it includes, with its place."""
-    if path.resolve() in read:
+    place = Path(os.path.realpath(path))  # which takes a loop of links
+    if place in read:
         return
-    read.add(path.resolve())
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        message = f"{option} {path}: cannot be read ({error.strerror})"
-        raise UsageRefusedError(message) from error
-    except UnicodeDecodeError as error:
-        message = f"{option} {path}: is not a text file in UTF-8"
-        raise UsageRefusedError(message) from error
+    read.add(place)
+    if len(read) > MOST_FILES:
+        message = f"{option} {path}: more than {MOST_FILES} files include one another"
+        raise UsageRefusedError(message)
+    text = read_text(path, _refusal(option))
     begun, whole = 0, ""
     for number, piece in enumerate(text.splitlines(), 1):
         begun = begun or number
@@ -134,40 +142,16 @@ def _lines(path: Path, option: str, read: set[Path]) -> Iterator[tuple[str, str]
 
 def _of_project(path: Path, option: str) -> Iterator[tuple[str, str]]:
     """Return the requirements of a project, and of its extras, with their places."""
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        message = f"{option} {path}: cannot be read ({error.strerror})"
-        raise UsageRefusedError(message) from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        message = f"{option} {path}: is no TOML ({error})"
-        raise UsageRefusedError(message) from error
-    project = content.get("project", {})
-    if not isinstance(project, dict):
-        message = f"{option} {path}: project is {project!r}, no table"
-        raise UsageRefusedError(message)
-    extras = _field(project, "optional-dependencies", {}, path, option)
+    content = read_toml(path, _refusal(option))
+    project = converted(content, ProjectFile, f"{option} {path}", UsageRefusedError).project
     tables = {
-        "dependencies": _field(project, "dependencies", [], path, option),
-        **{
-            f"optional-dependencies.{name}": _field(
-                extras, name, [], path, option, within="optional-dependencies."
-            )
-            for name in extras
-        },
+        "dependencies": project.dependencies,
+        **{f"optional-dependencies.{name}": needs for name, needs in project.extras.items()},
     }
     for table, needs in tables.items():
         for need in needs:
-            yield f"{path} [project] {table}", str(need)
+            yield f"{path} [project] {table}", need
 
 
-def _field(
-    table: dict[str, Any], name: str, empty: _Kind, path: Path, option: str, *, within: str = ""
-) -> _Kind:
-    """Return a field of a project, which must be of the kind of ``empty``."""
-    value = table.get(name, empty)
-    if not isinstance(value, type(empty)):
-        kind = "table" if isinstance(empty, dict) else "list"
-        message = f"{option} {path}: [project] {within}{name} is {value!r}, no {kind}"
-        raise UsageRefusedError(message)
-    return value
+def _refusal(option: str) -> Refusal:
+    return lambda sentence: UsageRefusedError(f"{option} {sentence}")

@@ -57,7 +57,7 @@ class SandboxMachineError(SandboxError):
 
 
 def quietly(line: str) -> None:
-    """Tell nobody."""
+    """Print nothing."""
     del line
 
 
@@ -227,7 +227,7 @@ def _pip(requirement: str, folder: Path, scratch: Path, tell: Tell) -> None:
 
 
 def _failure(name: str, lines: list[str]) -> SandboxError:
-    """Tell a version that does not exist from a network that cannot be reached."""
+    """Return the error of a version that does not exist, or of a network that cannot be reached."""
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
     if not errors or errors[-1].startswith("Exception:"):  # pip's own traceback follows
         errors = lines or ["pip ended without a word"]

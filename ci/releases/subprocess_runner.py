@@ -15,7 +15,7 @@ from ...properties.isolation.spawning import start_group
 
 POLL_SECONDS = 0.05
 OUTPUT_BYTES = 1 << 20
-"""Of a program's output, from its start."""
+"""Most bytes of a program's output that are kept, from its start."""
 STOPPED = "interrupted"
 
 
@@ -60,7 +60,6 @@ def run_to_end(
             list(words),
             cwd=folder,
             env={**base, "TMPDIR": str(folder), "LC_ALL": "C"},
-            stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
         )

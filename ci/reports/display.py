@@ -14,7 +14,7 @@ from ...properties.findings.causes import Cause
 from ...properties.findings.coverage import gaps_text
 from ...properties.findings.report import ImplementationReport
 from ...properties.findings.text_format import trace_lines
-from ...properties.verdicts.text import compact, count_of, printable
+from ...properties.verdicts.text import compact, count_of, one_line, printable
 from .summary import (
     Known,
     Summary,
@@ -30,6 +30,8 @@ from .summary import (
 
 FEW = 3
 """Implementations of which each has a line on what was reached."""
+FEW_LEFT = 5
+"""Most things that an implementation left behind which have a line each."""
 TABLE_WIDTH = 72
 """Below this many columns there is no room for the table."""
 EARLY = {
@@ -38,7 +40,7 @@ EARLY = {
     "interrupted": "interrupted",
     "terminated": "terminated",
 }
-"""What a law that ended early was, by what ended the run."""
+"""Words on a law that ended early, by the reason why the run ended."""
 STYLES = {
     "PASS": "green",
     "KNOWN": "yellow",
@@ -56,12 +58,7 @@ def print_summary(out: Console, summary: Summary) -> None:
         out.print(implementation_table(reports))
     else:
         print_implementations(out, reports)
-    for report in reports:
-        reason = reason_idle(report, summary)
-        if reason:
-            say(out, f"{state(report)}  {report.name}", reason, style=state(report))
-        for note in notes(report, summary.report.ended):
-            out.print(Text(printable(f"note: {report.name}: {note}"), "yellow"), soft_wrap=True)
+    print_notes(out, summary)
     for report in reports:
         for cause in new_findings(report):
             print_finding(out, cause)
@@ -71,9 +68,24 @@ def print_summary(out: Console, summary: Summary) -> None:
             print_known(out, known, next(replays, ""))
     if replayed(summary.report):
         out.print(Text(f"corpus: {replayed(summary.report)}", "dim"), soft_wrap=True)
-    out.print(Text("\n".join(coverage_lines(reports)), "dim"), soft_wrap=True)
+    out.print(Text("\n".join(map(one_line, coverage_lines(reports))), "dim"), soft_wrap=True)
     style = {"conforming": "bold green", "nonconforming": "bold red"}
-    out.print(Text(summary.sentence, style.get(summary.verdict, "bold yellow")), soft_wrap=True)
+    out.print(
+        Text(one_line(summary.sentence), style.get(summary.verdict, "bold yellow")), soft_wrap=True
+    )
+
+
+def print_notes(out: Console, summary: Summary) -> None:
+    """Print why implementations were not judged, what weakens results, and what was left behind."""
+    for report in summary.report.implementations:
+        reason = reason_idle(report, summary)
+        if reason:
+            say(out, f"{state(report)}  {report.name}", reason, style=state(report))
+        for note in notes(report, summary.report.ended):
+            out.print(Text(one_line(f"note: {report.name}: {note}"), "yellow"), soft_wrap=True)
+    for left in summary.report.left:
+        told = f"note: left behind, by which implementation is not known: {left.text}"
+        out.print(Text(printable(told), "yellow"), soft_wrap=True)
 
 
 def coverage_lines(reports: Sequence[ImplementationReport]) -> list[str]:
@@ -100,7 +112,7 @@ def implementation_table(reports: Iterable[ImplementationReport]) -> Table:
         new = len(new_findings(report))
         known = len(known_entries(report))
         table.add_row(
-            Text(report.name),
+            Text(one_line(report.name)),
             f"{report.judged:,}",
             report.coverage.laws if report.laws else "",
             report.coverage.longest,
@@ -114,7 +126,7 @@ def implementation_table(reports: Iterable[ImplementationReport]) -> Table:
 
 
 def notes(report: ImplementationReport, ended: str = "") -> Iterator[str]:
-    """Say what makes an implementation's result weaker than its counts look.
+    """Yield the reasons why an implementation's result is weaker than its counts suggest.
 
     Args:
         report: of the implementation.
@@ -127,13 +139,16 @@ def notes(report: ImplementationReport, ended: str = "") -> Iterator[str]:
     flaky = sum(law.flaky for law in report.laws)
     if flaky:
         yield f"{count_of(flaky, 'failure')} not confirmed when the same problem was run again"
+    yield from (f"it left {each.text}" for each in report.left[:FEW_LEFT])
+    if (more := len(report.left) - FEW_LEFT) > 0:
+        yield f"it left {more} more; the JSON report names them"
 
 
 def print_implementations(out: Console, reports: Iterable[ImplementationReport]) -> None:
     """Print what the table holds where there is no room for one."""
     for report in reports:
         new = len(new_findings(report))
-        out.print(Text(report.name, style_of(state(report))), soft_wrap=True)
+        out.print(Text(one_line(report.name), style_of(state(report))), soft_wrap=True)
         told = (
             f"{report.judged:,} judged, {report.unsupported:,} unsupported, "
             f"{rejected(report):,} rejected, {new} new, {len(known_entries(report))} known, "
@@ -153,7 +168,7 @@ def print_finding(out: Console, cause: Cause) -> None:
         style=verdict.status,
     )
     for line in trace_lines(verdict):
-        out.print(Text(f"    {printable(line)}", "dim"), soft_wrap=True)
+        out.print(Text(f"    {one_line(line)}", "dim"), soft_wrap=True)
     if cause.telling:
         command(out, "cause", cause.sentence)
     command(out, "problem", compact(finding.problem))
@@ -167,7 +182,7 @@ def print_known(out: Console, known: Known, replay: str) -> None:
     issue = f" ({known.issue})" if known.issue else ""
     title = f"KNOWN {known.entry}  {known.implementation}"
     told = f": {count_of(known.count, 'problem')}: {known.reason}{issue}"
-    line = Text.assemble((title, style_of("KNOWN")), " ".join(told.split()))
+    line = Text.assemble((one_line(title), style_of("KNOWN")), " ".join(told.split()))
     out.print(line, soft_wrap=True)
     if replay:
         command(out, "replay", replay)
@@ -175,7 +190,7 @@ def print_known(out: Console, known: Known, replay: str) -> None:
 
 def say(out: Console, title: str, message: str, *, style: str) -> None:
     """Print a title and, indented, what it is about."""
-    out.print(Text(printable(title), style_of(style)), soft_wrap=True)
+    out.print(Text(one_line(title), style_of(style)), soft_wrap=True)
     body = Text(printable(message.strip()))
     if out.is_terminal:
         out.print(Padding(body, (0, 0, 0, 2)))
@@ -186,7 +201,7 @@ def say(out: Console, title: str, message: str, *, style: str) -> None:
 def command(out: Console, label: str, text: str) -> None:
     """Print something to be copied: it is never wrapped."""
     out.print(
-        Text.assemble((f"  {label + ':':<9}", "dim"), printable(text)),
+        Text.assemble((f"  {label + ':':<9}", "dim"), one_line(text)),
         soft_wrap=True,
     )
 

@@ -87,7 +87,15 @@ def _row(report: ImplementationReport, summary: Summary) -> tuple[object, ...]:
         new,
         len(known_entries(report)),
         round(seconds(report), 1),
-        reason_idle(report, summary) or gaps_text(report.coverage.gaps),
+        "; ".join(
+            filter(
+                None,
+                (
+                    reason_idle(report, summary) or gaps_text(report.coverage.gaps),
+                    *(f"left {each.text}" for each in report.left),
+                ),
+            )
+        ),
     )
 
 

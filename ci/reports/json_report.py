@@ -57,6 +57,7 @@ def to_json(summary: Summary) -> dict[str, Any]:
         "device": report.target.get("device"),
         "target": {**report.target, **versions(report.target)},
         "respawns": report.respawns,
+        "left": [vars(each) for each in report.left],
         "interrupted": report.interrupted,
         "ended": report.ended,
         "lost": report.lost,

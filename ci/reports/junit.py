@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from xml.etree import ElementTree as ET
 
-from ...properties.findings.causes import Cause, cause_of
+from ...properties.findings.causes import Cause, cause_of, causes_of
 from ...properties.findings.coverage import gaps_text
 from ...properties.findings.report import Finding, ImplementationReport, LawReport
 from ...properties.laws import laws_of
@@ -54,14 +54,16 @@ def _suite(report: ImplementationReport, summary: Summary) -> ET.Element:
         replayed=report.corpus.replayed,
         coverage=report.coverage.text,
         **({"incomplete": gaps_text(report.coverage.gaps)} if report.coverage.gaps else {}),
+        **({"left": "; ".join(each.text for each in report.left)} if report.left else {}),
         **{f"target.{name}": value for name, value in summary.report.target.items() if value},
     )
+    causes = causes_of(report)
     for law in report.laws:
-        suite.append(_law(report, law, summary))
+        suite.append(_law(report, law, summary, causes))
     for finding in report.replayed:
         whose = "ledger" if finding.contradicts else "corpus"
         case = _case(report, f"{finding.law} ({whose} case {finding.problem.id})", 0.0)
-        _failure(case, finding, cause_of(report, finding))
+        _failure(case, finding, cause_of(causes, finding))
         suite.append(case)
     idle = reason_idle(report, summary)
     if report.error:
@@ -78,7 +80,9 @@ def _suite(report: ImplementationReport, summary: Summary) -> ET.Element:
     return suite
 
 
-def _law(report: ImplementationReport, law: LawReport, summary: Summary) -> ET.Element:
+def _law(
+    report: ImplementationReport, law: LawReport, summary: Summary, causes: Sequence[Cause]
+) -> ET.Element:
     case = _case(report, law.law, law.seconds)
     _properties(
         case,
@@ -93,7 +97,7 @@ def _law(report: ImplementationReport, law: LawReport, summary: Summary) -> ET.E
         **{f"known.{entry}": count for entry, count in law.known.items()},
     )
     if law.finding and not law.finding.entry:
-        _failure(case, law.finding, cause_of(report, law.finding))
+        _failure(case, law.finding, cause_of(causes, law.finding))
     elif law.known:
         told = [
             f"{each.entry}: {count_of(law.known[each.entry], 'problem')}: {each.reason}"
@@ -105,8 +109,8 @@ def _law(report: ImplementationReport, law: LawReport, summary: Summary) -> ET.E
         counts = f"{law.judged} of {law.floor} problems in {law.seconds:.0f} s"
         _result(case, "skipped", f"INCOMPLETE: judged {counts}", kind="incomplete")
     elif not law.judged:
-        reason = next(iter(report.refused.values()), "the law had nothing to look at")
-        counts = f"{law.unsupported} unsupported, {law.vacuous} with nothing to look at"
+        reason = next(iter(report.refused.values()), "the law had nothing to judge")
+        counts = f"{law.unsupported} unsupported, {law.vacuous} with nothing to judge"
         _result(case, "skipped", f"no problem was judged ({counts}): {reason}")
     return case
 

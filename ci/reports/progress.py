@@ -16,12 +16,12 @@ from rich.progress import Progress as Bars
 from rich.text import Text
 
 from ...properties.findings.cases import CaseWriter
-from ...properties.findings.causes import cause_of
+from ...properties.findings.causes import cause_of, causes_of
 from ...properties.findings.report import Finding, ImplementationReport, LawReport
 from ...properties.search.engine import Run
 from ...properties.search.module_plan import Chosen
 from ...properties.search.progress import Progress
-from ...properties.verdicts.text import count_of, printable
+from ...properties.verdicts.text import count_of, one_line
 from ...properties.verdicts.verdict import Verdict
 from .display import style_of
 from .statement import opening, statement, to_be_judged
@@ -55,16 +55,16 @@ class Watch(Progress):
     def planned(
         self, reports: Sequence[ImplementationReport], modules: Mapping[str, Chosen]
     ) -> None:
-        """Say what will be judged and built, and what will not."""
+        """Print what will be judged and built, and what will not."""
         judged = to_be_judged(reports, modules)
         with self.lock:
             self.laws = sum(self._laws.get(each.operation, 0) for each in judged)
         for line in statement(reports, modules, self.laws):
-            self.say(Text(printable(line), "dim"))
+            self.say(Text(one_line(line), "dim"))
 
     def building(self, name: str, done: int, modules: int) -> None:
-        """Say how far the building of modules is."""
-        self.say(Text(f"{name}: {done} of {modules} modules built", "dim"))
+        """Print how many modules are built."""
+        self.say(Text(f"{one_line(name)}: {done} of {modules} modules built", "dim"))
 
     def prepared(self, report: ImplementationReport, planned: int) -> None:
         """Begin a tally."""
@@ -83,7 +83,7 @@ class Watch(Progress):
             self.changed(name)
 
     def law_done(self, report: ImplementationReport, law: LawReport) -> None:
-        """Count, and say so when it was the implementation's last law."""
+        """Count, and print a line after the implementation's last law."""
         del law
         with self.lock:
             self.laws_ended += 1
@@ -96,7 +96,7 @@ class Watch(Progress):
     def failing(self, name: str, law: str, verdict: Verdict) -> None:
         """Show a failure at once: making it smaller takes long."""
         title = f"{verdict.status} {verdict.kind}".strip()
-        self.say(Text(printable(f"{title}  {name}  {law}: now it is made smaller"), "bold red"))
+        self.say(Text(one_line(f"{title}  {name}  {law}: now it is made smaller"), "bold red"))
 
     def found(self, finding: Finding) -> None:
         """Write a finding's case and show it in short."""
@@ -106,19 +106,19 @@ class Watch(Progress):
         first = self._shown_before(finding)
         if first is not None:
             told = f"  {finding.implementation}  {finding.law}: the same cause as under {first.law}"
-            self.say(Text(printable(f"{title}{told}"), "dim"))
+            self.say(Text(one_line(f"{title}{told}"), "dim"))
             return
         about = f"  {finding.implementation}  {finding.law}: {verdict.message}".splitlines()[0]
-        line = Text.assemble((title, style_of(verdict.status)), printable(about[:LONGEST_MESSAGE]))
+        line = Text.assemble((title, style_of(verdict.status)), one_line(about[:LONGEST_MESSAGE]))
         self.say(line)
         if finding.replay:
-            self.say(Text(f"  {finding.replay}", "dim"))
+            self.say(Text(f"  {one_line(finding.replay)}", "dim"))
 
     def _shown_before(self, finding: Finding) -> Finding | None:
         """Return another finding with the same cause that was shown before, if there is one."""
         for report in list(self.run.report.implementations):
             if any(each is finding for each in report.findings):
-                cause = cause_of(report, finding)
+                cause = cause_of(causes_of(report), finding)
                 members = cause.members if cause else ()
                 shown = [each for each in members if id(each) in self._shown]
                 self._shown.add(id(finding))
@@ -130,10 +130,10 @@ class Watch(Progress):
         self.err.print(line, soft_wrap=True)
 
     def changed(self, name: str) -> None:
-        """Take note that an implementation's tally changed."""
+        """Follow a tally that has changed."""
 
     def ended(self, report: ImplementationReport) -> None:
-        """Take note that an implementation's last law has ended."""
+        """Follow an implementation whose last law has ended."""
 
 
 class BarWatch(Watch):
@@ -152,7 +152,7 @@ class BarWatch(Watch):
         tally = self.tallies[name]
         self._bars.update(self._start, visible=False)
         if name not in self._tasks:
-            self._tasks[name] = self._bars.add_task(printable(name), total=tally.planned)
+            self._tasks[name] = self._bars.add_task(one_line(name), total=tally.planned)
         # Shrinking judges more than was planned; a law that fails early, less.
         self._bars.update(self._tasks[name], completed=min(tally.judged, tally.planned))
 
@@ -177,7 +177,7 @@ class LineWatch(Watch):
     def ended(self, report: ImplementationReport) -> None:
         """Print one line an implementation."""
         judged = self.tallies[report.name].judged
-        self.say(Text(f"{self._clock()} {report.name}: {state(report)}, {judged} judged"))
+        self.say(Text(f"{self._clock()} {one_line(report.name)}: {state(report)}, {judged} judged"))
 
     def close(self) -> None:
         """Stop the lines."""
@@ -194,7 +194,7 @@ class LineWatch(Watch):
             told += f", {self.laws_ended} of {self.laws} laws ended" if self.laws else ", starting"
             others = f" and {len(busy) - 2} more" if len(busy) > 2 else ""  # noqa: PLR2004
             at_work = f"; at work: {', '.join(busy[:2])}{others}" if busy else ""
-            self.say(Text(f"{self._clock()} {told}{at_work}"))
+            self.say(Text(f"{self._clock()} {one_line(told + at_work)}"))
 
     def _share(self) -> str:
         """Return the share of the planned time that has passed, where one is planned."""

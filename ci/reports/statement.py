@@ -1,4 +1,4 @@
-"""What a run says at its start: what it will judge and build, what it will not, and until when."""
+"""The lines at the start of a run: what is judged and built, what is not, and the deadline."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REASONS = {
 
 
 def opening(plan: Plan, seed: int, now: datetime) -> str:
-    """Say what was asked for, and until when."""
+    """Return the line on what was asked for, with the deadline of the run."""
     until = ""
     if plan.seconds < math.inf:
         end = now + timedelta(seconds=plan.seconds)
@@ -48,7 +48,7 @@ def to_be_judged(
 def statement(
     reports: Sequence[ImplementationReport], modules: Mapping[str, Chosen], laws: int
 ) -> Iterator[str]:
-    """Say in a line each what will be judged and built, and what will not.
+    """Yield the lines on what will be judged and built, and what will not.
 
     Args:
         reports: of all implementations.

@@ -1,4 +1,4 @@
-"""What a run came to: its exit code, its verdict in one line, and what all reports say of it."""
+"""The summary of a run: its exit code, its verdict in one line, and facts that reports share."""
 
 from __future__ import annotations
 
@@ -107,6 +107,9 @@ def _exit_of(report: RunReport, *, gate: bool, failure: str) -> tuple[int, str]:
         usage = not gate and named in unfound and not named.suite_failed
         others = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
         first = named.error.splitlines()[0]
+        if new and all(each.suite_failed for each in broken):  # which hides no other's finding
+            found = f"{count_of(new, 'new finding')}, {known} known"
+            return NONCONFORMING, f"{found}; {named.name}: {first}{others}"
         return USAGE if usage else MACHINE, f"{named.name}: {first}{others}"
     if new:
         return NONCONFORMING, f"{count_of(new, 'new finding')}, {known} known"
@@ -128,7 +131,7 @@ def _floors(report: RunReport, found: str) -> tuple[int, str]:
 
 
 def reason_idle(report: ImplementationReport, summary: Summary) -> str:
-    """Say why no problem was judged of an implementation; nothing if some was."""
+    """Return why no problem was judged of an implementation; empty if some was."""
     if report.error or report.judged:
         return report.error
     if summary.failure or summary.report.lost or summary.report.ended:
@@ -164,7 +167,7 @@ def seconds(report: ImplementationReport) -> float:
 
 
 def replayed(report: RunReport) -> str:
-    """Say how many stored cases were replayed; nothing if none was."""
+    """Return how many stored cases were replayed, in words; empty if none was."""
     corpus = report.corpus
     if not corpus.replayed:
         return ""

@@ -46,12 +46,12 @@ def score(
     bug that no other kills or says why it is kept; 1 otherwise. A last table says what usual
     comparisons, such as allclose, would have found of the same bugs.
     """
-    from ...properties.seeded import CATALOGUE
+    from ...properties.seeded import CATALOGUE, triton_bugs
     from ..console.terminal import console
     from .display import print_score, watch, watch_comparison
     from .scoring import run_score
 
-    known = {bug.name for bug in CATALOGUE}
+    known = {bug.name for bug in (*CATALOGUE, *triton_bugs.BUGS)}
     unknown = sorted(set(names) - known)
     if unknown:
         message = f"--only {unknown[0]!r} is no seeded bug; there are {', '.join(sorted(known))}"

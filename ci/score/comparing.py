@@ -21,7 +21,7 @@ from ...properties.worker.tolerance_baselines import LOW_PRECISION, NAMES
 
 DEADLINES = Deadlines(run=20.0)
 Tell = Callable[[SeededBug, int], None]
-"""Is told of each bug that is done, and of how many problems."""
+"""Called with each bug that is done, and the number of its problems."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Compared:
 
     Attributes:
         bug: which.
-        judged: problems that every yardstick looked at.
+        judged: problems that every yardstick judged.
         rejected: of these, by yardstick, how many it rejected.
     """
 

@@ -28,7 +28,7 @@ MANY = 20
 """Between two lines about comparisons, of which each takes part of a second."""
 MOST_LAWS = 4
 """Killing laws that are named in a bug's row; the others are counted."""
-CONTROLS = {"bug": "", "hang": "hang", "crash": "crash"}
+CONTROLS = {"bug": "", "tile": "Triton", "hang": "hang", "crash": "crash"}
 
 
 class StageProgress(Progress):
@@ -58,7 +58,7 @@ class StageProgress(Progress):
                 self._err.print(f"[{self._told - self._started:5.1f} s] {told}")
 
     def found(self, finding: Finding) -> None:
-        """Say which law was the first to find something."""
+        """Print the law that was the first to find something."""
         with self._lock:
             if finding.implementation in self._killed:
                 return
@@ -100,7 +100,7 @@ def watch_comparison(err: Console, total: int) -> Iterator[Tell]:
 
 def print_score(out: Console, score: Score) -> None:
     """Print a score that has ended."""
-    bugs, honest = score.of("bug", "hang", "crash"), score.of("honest")
+    bugs, honest = score.of("bug", "tile", "hang", "crash"), score.of("honest")
     if bugs:
         out.print(bug_table(bugs))
         out.print(law_table(score))
@@ -186,8 +186,8 @@ def _table(*headings: str) -> Table:
 
 
 def print_totals(out: Console, score: Score) -> None:
-    """Print what the table comes to, and what keeps it from passing."""
-    bugs, processes = score.of("bug"), score.of("hang", "crash")
+    """Print the sums of the table, and what keeps it from passing."""
+    bugs, tiles, processes = score.of("bug"), score.of("tile"), score.of("hang", "crash")
     for each in score.accused:
         out.print(
             Text(f"{each.implementation}, {each.law}: {each.verdict.message}", "red"),
@@ -195,11 +195,14 @@ def print_totals(out: Console, score: Score) -> None:
         )
         out.print(Text(f"  {each.problem}"), soft_wrap=True)
     killed = sum(each.killed for each in bugs)
+    share, small = f" ({score.share_killed:.1%})" if bugs else "", score.share_small
+    attention = "of the attention bugs shrunk to one request and two pages"
     told = [
-        f"{killed} of {len(bugs)} bugs killed ({score.share_killed:.1%})",
+        f"{killed} of {len(bugs)} bugs killed{share}",
+        f"{sum(each.killed for each in tiles)} of {len(tiles)} faults of Triton kernels",
         f"{sum(each.killed for each in processes)} of {len(processes)} hangs and crashes",
         f"median {score.median_seconds:.1f} s to kill",
-        f"{score.share_small:.0%} of the attention bugs shrunk to one request and two pages",
+        *([] if small is None else [f"{small:.0%} {attention}"]),
         f"{len(score.accused)} accusations in {score.honest_judged:,} problems of honest controls",
     ]
     seconds = ", ".join(f"{title} {spent:.0f} s" for title, spent in score.stage_seconds.items())

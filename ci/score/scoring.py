@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
+from ...impl.targets.optional import missing
 from ...properties.findings.cases import versions
 from ...properties.findings.report import Finding, ImplementationReport, RunReport
 from ...properties.laws import LAWS
 from ...properties.search.engine import Run
 from ...properties.search.plan import Plan
 from ...properties.search.progress import Progress
-from ...properties.seeded import BUGS, HONEST, PROCESS_CONTROLS, SeededBug
+from ...properties.seeded import BUGS, HONEST, PROCESS_CONTROLS, SeededBug, triton_bugs
 from ...properties.space.operations import OPERATIONS as SPACES
 from ...properties.space.profiles import Profile
 from ...properties.verdicts.operations import OPERATIONS
@@ -27,11 +28,11 @@ LEAST_KILLED = 0.95
 MOST_SECONDS = 10.0
 """Median seconds from the start of a bug's check to its first confirmed failure."""
 FIRST_LAWS = tuple(dict.fromkeys(each.law for each in OPERATIONS.values()))
-"""For hangs and crashes: every call of theirs costs a process, and any law sees them."""
+"""Laws that judge hangs and crashes, whose every call costs a process; any law sees them."""
 
 
 SHRINK_SHARE = 0.2
-"""Of the profile's seconds, for hangs and crashes: the engine gives them a few times as much."""
+"""Share of the profile's seconds of shrinking for hangs and crashes, which get several times it."""
 PROBLEMS_OF_HONEST = 1.5
 """Times the profile's problems, so that a gate judges honest controls on 10,000 on a busy machine
 too, where they count as slower ones and get fewer."""
@@ -49,6 +50,7 @@ class Stage:
         laws: that they are run under; all if empty.
         shrink_share: share of the profile's seconds of shrinking.
         problem_share: share of the profile's problems.
+        first_only: whether a bug is done with its first finding.
     """
 
     title: str
@@ -56,6 +58,7 @@ class Stage:
     laws: tuple[str, ...] = ()
     shrink_share: float = 1.0
     problem_share: float = 1.0
+    first_only: bool = False
 
     def profile(self, profile: Profile) -> Profile:
         """Return the profile of this stage."""
@@ -67,13 +70,18 @@ class Stage:
 
 
 def stages(names: Sequence[str] = ()) -> list[Stage]:
-    """Return the runs of a score, over the whole catalogue or over these names."""
+    """Return the runs of a score, over the whole catalogue or over these names.
+
+    Faults of Triton kernels are run where triton is, interpreted: under one law, not made smaller.
+    """
+    of_triton = () if missing("triton", "triton") else tuple(triton_bugs.BUGS)
     at_once = tuple(bug for bug in PROCESS_CONTROLS if bug.law != "soak")
     at_length = tuple(bug for bug in PROCESS_CONTROLS if bug.law == "soak")
     every = (
         Stage("seeded bugs", BUGS),
         Stage("hangs and crashes", at_once, FIRST_LAWS, SHRINK_SHARE, PROBLEMS_UNDER_ONE_LAW),
         Stage("hangs of long runs", at_length, ("soak",), SHRINK_SHARE, PROBLEMS_UNDER_ONE_LAW),
+        Stage("faults of Triton kernels", of_triton, (triton_bugs.LAW,), 0.0, first_only=True),
         Stage("honest controls", HONEST, problem_share=PROBLEMS_OF_HONEST),
     )
     chosen = [
@@ -188,15 +196,18 @@ class Score:
         return {name: [each for each in killed if name in each.laws] for name in laws}
 
     @property
-    def share_small(self) -> float:
-        """Of the killed attention bugs: whose smallest problem has one request and two pages."""
+    def share_small(self) -> float | None:
+        """Share of the killed attention bugs with a smallest problem of one request and two pages.
+
+        None where no such bug was killed.
+        """
         ends = [each.smallest for each in self.of("bug")]
         small = [
             is_small(problem)
             for problem in ends
             if problem is not None and (is_small := SPACES[problem.operation].is_small) is not None
         ]
-        return sum(small) / len(small) if small else 1.0
+        return sum(small) / len(small) if small else None
 
     @property
     def idle_laws(self) -> list[str]:
@@ -211,7 +222,7 @@ class Score:
 
     @property
     def shortfalls(self) -> list[str]:
-        """Say what keeps the score from passing; nothing if it passes."""
+        """Return what keeps the score from passing; nothing if it passes."""
         found = []
         if self.share_killed < LEAST_KILLED:
             found.append(f"{self.share_killed:.1%} of the seeded bugs killed, not 95 %")
@@ -233,6 +244,7 @@ class Score:
         if self.median_seconds > MOST_SECONDS:
             found.append(f"a median of {self.median_seconds:.1f} s to kill, not 10 s")
         if self.profile == "gate":  # others look too briefly to tell
+            found.extend(f"{each.bug.name} survived" for each in self.of("tile") if not each.killed)
             found.extend(
                 f"the law {name} kills no bug alone, and its `overlap` does not say why it is kept"
                 for name in self.idle_laws
@@ -304,7 +316,7 @@ def run_score(
             jobs=jobs,
             laws=stage.laws,
             shrink_all=False,
-            first_only=briefly,
+            first_only=briefly or stage.first_only,
             confirm=False,
         )
         with watch(stage) as progress:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..console.errors import CONFORMING, INTERRUPTED, NONCONFORMING, UsageRefusedError
+from ..console.lines import tell
 from ..console.outputs import Outputs, output_option
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def support(
 
 
 def _tell(line: str) -> None:
-    click.echo(line, err=True)
+    tell(line, err=True)
 
 
 def _compile(
@@ -161,7 +162,7 @@ def _compile(
         releases, chips.split(","), units=units, outputs=outputs, jobs=jobs or 0, tell=_tell
     )
     counts = Counter(record.status for record in evidence.records)
-    click.echo(", ".join(f"{count} {status}" for status, count in sorted(counts.items())))
+    tell(", ".join(f"{count} {status}" for status, count in sorted(counts.items())))
     return INTERRUPTED if evidence.interrupted else CONFORMING
 
 

@@ -34,7 +34,7 @@ def print_matrix(out: Console, made: Matrix) -> None:
 
 
 def print_reasons(out: Console, made: Matrix) -> None:
-    """Say of each row why, on the first chip, it is or is not supported, and what else there is."""
+    """Print why each row is supported on the first chip or not, and what to use instead."""
     for row, decisions in made.rows[:MOST_REASONS]:
         decision = decisions[0]
         text = Text(f"{decision.status}  ", STYLES[decision.status])

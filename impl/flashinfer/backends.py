@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from itertools import starmap
 from typing import Any
 
 from ...reference import Arithmetic, AttentionProblem
 from ..protocol import CompileKey, Implementation, Library, implementation
 from ..targets.backends import FLASHINFER
-from ..targets.optional import absent
 from ..targets.target import Target
 from .claims import Refuses, either
 from .libraries import attention_library
@@ -23,12 +21,8 @@ FLOAT32 = Arithmetic()
 class Backend:
     """What the adapters to a backend declare.
 
-    All fields but ``needs`` are options of ``implementation``. A backend for other calls is
+    The fields are options of ``implementation``. A backend for other calls is
     ``dataclasses.replace`` of this one, an adapter that differs in an option names it.
-
-    Attributes:
-        needs: modules that FlashInfer imports for these calls where they are installed, each with
-            the distribution that brings it. FlashInfer itself imports without them.
     """
 
     backend: str
@@ -42,7 +36,6 @@ class Backend:
     tile: int = 0
     split: int = 0
     writes_out: bool = False
-    needs: tuple[tuple[str, str], ...] = ()
 
     def adapter(
         self,
@@ -60,8 +53,7 @@ class Backend:
             **differences: options of ``implementation`` in which it differs from its backend.
         """
         options = {**vars(self), "provider": FLASHINFER, **differences}
-        needs = options.pop("needs")
-        refuses = either(*refusals, lambda *_: next(filter(None, starmap(absent, needs)), None))
+        refuses = either(*refusals)
 
         def supports(problem: Any, target: Target) -> bool | str:  # noqa: ANN401  its operation's
             return refuses(problem, target) or True

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...reference import AttentionProblem, MergeProblem
-from ..targets.optional import missing
+from ..targets.optional import absent, missing, require
 from ..targets.refusal import Refusal
 from ..targets.target import Target
 
@@ -34,6 +34,23 @@ def unavailable(_: object, target: Target) -> Refusal | None:
     if absent is None and target.device != "cuda":
         return Refusal("FlashInfer's CUDA kernels need a GPU", "device")
     return absent
+
+
+def needing(module: str, distribution: str) -> Refuses:
+    """Refuse machines without a module that FlashInfer needs for a call, and imports without."""
+    return lambda *_: absent(module, distribution)
+
+
+def offered(module: str, name: str) -> Refuses:
+    """Refuse where a module of FlashInfer lacks a name, as it does where an import of it failed."""
+
+    def refuses(*_: object) -> Refusal | None:
+        if missing(module, "flashinfer") or hasattr(require(module, "flashinfer"), name):
+            return missing(module, "flashinfer")
+        reason = f"{module} of the installed flashinfer-python has no {name}"
+        return Refusal(reason, "package", module)
+
+    return refuses
 
 
 def one_query_token(who: str) -> Refuses:

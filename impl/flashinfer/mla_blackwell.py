@@ -25,7 +25,7 @@ Result = tuple[torch.Tensor, "torch.Tensor | None"]
 CUTLASS = Backend("cutlass", TRTLLM_GEN.arithmetic, (), ("mla",), one_module("mla"))
 QUANTISED = ("mla", "fp8_kv", "fp8_q")
 TABLE_OF_KEYS = 128
-"""Block tables cover a multiple of so many keys."""
+"""Number of keys of which a block table covers a multiple."""
 NOPE_HEAD_DIM = 128
 """Channels without rotary positions of DeepSeek's heads before the projections were absorbed."""
 CUTLASS_SCALE = 1.0 / math.sqrt(128 + 64)

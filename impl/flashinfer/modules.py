@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 REFUSALS = (RuntimeError, ValueError, NotImplementedError, AssertionError)
-"""With which FlashInfer says that it has no such module for a chip."""
+"""Exceptions by which FlashInfer refuses to make a module for a chip."""
 ARCHITECTURES = "FLASHINFER_CUDA_ARCH_LIST"
 PAGED_PREFILL = r"_ZN10flashinfer\d+BatchPrefillWithPagedKVCacheKernel"
 XQA = r"_Z\d+kernel_mha"
@@ -245,7 +245,7 @@ UNITS: tuple[Unit, ...] = (
 
 
 def generate(unit: Unit, sm: int) -> dict[str, Any]:
-    """Say what FlashInfer would compile for a unit and a chip, or why it does not."""
+    """Return what FlashInfer would compile for a unit and a chip, or why it does not."""
     try:
         specification = unit.generate(sm)
         commands = specification.get_compile_commands()

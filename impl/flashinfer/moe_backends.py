@@ -19,12 +19,13 @@ from ..targets.target import Target
 from ..torch.moe_layouts import codes_of, gate_first, rows_up_first, scales_of, swiglu_numbers
 from .backends import Backend, one_module
 from .calls import flashinfer
-from .claims import first_reason, no_tokens, unavailable
+from .claims import first_reason, needing, no_tokens, offered, unavailable
 from .moe import BLOCK, TUNED_TOKENS
 from .names import activation_member
 
+FUSED_MOE = "flashinfer.fused_moe"
 PAIRS = ">=0.6.18.dev0"
-"""Before, ids and weights are packed into one integer, and weights are rounded to bfloat16."""
+"""Releases that take ids and weights apart; others pack them, and round weights to bfloat16."""
 INTERLEAVED_ROWS = 32
 """Rows of up, then as many of gate, in turns."""
 
@@ -67,7 +68,7 @@ def trtllm_fp8_block(inputs: MoEInputs) -> torch.Tensor:
         dtype=inputs.out_dtype,
         device=inputs.topk_ids.device,
     )
-    flashinfer("flashinfer.fused_moe").trtllm_fp8_block_scale_routed_moe(
+    flashinfer(FUSED_MOE).trtllm_fp8_block_scale_routed_moe(
         topk_ids=(inputs.topk_ids, inputs.topk_weights),
         routing_bias=None,
         hidden_states=codes_of(inputs.hidden),
@@ -138,13 +139,20 @@ CUTE_DSL = Backend(
     features=("interleaved_w13", "expert_parallel", "swiglu_parameters", "nondeterministic"),
     compile_key=_compiled,
     writes_out=True,
-    needs=(("cutlass.cute", "nvidia-cutlass-dsl"),),
 )
 """``sm90_contiguous_*.py``: the activation is in the first product's epilogue; the fused finalize
 adds up in the output's dtype."""
 
 
-@CUTE_DSL.adapter("moe", "flashinfer-cute-dsl-moe-bf16", unavailable, _not_cute_dsl)
+@CUTE_DSL.adapter(
+    "moe",
+    "flashinfer-cute-dsl-moe-bf16",
+    unavailable,
+    _not_cute_dsl,
+    needing("cutlass.cute", "nvidia-cutlass-dsl"),
+    # FlashInfer goes without it where anything that it imports for it is missing.
+    offered(FUSED_MOE, "cute_dsl_fused_moe_bf16"),
+)
 def cute_dsl_bf16(inputs: MoEInputs) -> torch.Tensor:
     """Apply experts by ``cute_dsl_fused_moe_bf16``, compiled for an activation and a top_k."""
     first = codes_of(inputs.w13)
@@ -153,7 +161,7 @@ def cute_dsl_bf16(inputs: MoEInputs) -> torch.Tensor:
     out = inputs.out
     if out is None:
         out = torch.empty_like(codes_of(inputs.hidden))
-    flashinfer("flashinfer.fused_moe").cute_dsl_fused_moe_bf16(
+    flashinfer(FUSED_MOE).cute_dsl_fused_moe_bf16(
         x=inputs.hidden,
         token_selected_experts=inputs.topk_ids,
         token_final_scales=inputs.topk_weights,

@@ -23,7 +23,15 @@ from ..targets.optional import missing, require
 from ..targets.refusal import Refusal
 from ..targets.target import Target
 from .backends import TRACE
-from .claims import Refuses, first_reason, one_head_dim, one_query_token, two_states
+from .claims import (
+    Refuses,
+    either,
+    first_reason,
+    offered,
+    one_head_dim,
+    one_query_token,
+    two_states,
+)
 from .triton import to_base_2, to_natural
 
 ATTENTION = "flashinfer.trace.templates.attention"
@@ -34,18 +42,14 @@ PAGE = "flashinfer.trace.templates.page"
 def lacking(module: str, *names: str) -> Refuses:
     """Refuse machines where a module of references cannot be used, or lacks one of these names."""
 
-    def refuses(*_: object) -> Refusal | None:
+    def refuses(*machine: Any) -> str | None:  # noqa: ANN401  a problem of any operation, and it
         unusable = missing("flashinfer", "flashinfer")
         if unusable is not None:
             return unusable
         if missing(module, "flashinfer") is not None:
             reason = f"{module} came with flashinfer-python 0.7.0; the installed version lacks it"
             return Refusal(reason, "package", module)
-        for name in names:
-            if not hasattr(require(module, "flashinfer"), name):
-                reason = f"{module} of the installed flashinfer-python has no {name}"
-                return Refusal(reason, "package", module)
-        return None
+        return either(*(offered(module, name) for name in names))(*machine)
 
     return refuses
 

@@ -47,7 +47,7 @@ def padded_block_table(inputs: PagedAttentionInputs, keys: int = 1) -> torch.Ten
 
     Args:
         inputs: of a call; its table has garbage there, which need not be a page's id.
-        keys: a row covers a multiple of so many.
+        keys: number of keys of which a row covers a multiple.
     """
     table = inputs.block_table.remainder(inputs.k_cache.shape[0])
     whole = max(keys // inputs.metadata.page_size, 1)
@@ -106,7 +106,7 @@ def _more_queries(problem: AttentionProblem, _: Target) -> str | None:
 
 
 def chosen_backend(target: Target) -> str:
-    """Say what ``backend="auto"`` chooses on a chip."""
+    """Return the backend that ``backend="auto"`` chooses on a chip."""
     return "trtllm-gen" if (target.sm or 0) // 10 == 10 else "xqa"  # noqa: PLR2004  its major
 
 

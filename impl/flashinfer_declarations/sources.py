@@ -44,7 +44,8 @@ def parse(path: Path) -> ast.Module:
     """Parse a Python file; an unreadable one is empty."""
     try:
         return ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):  # newer syntax than this interpreter's, say
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        # Newer syntax than this interpreter's, say, or nesting beyond its parser.
         return ast.Module(body=[], type_ignores=[])
 
 

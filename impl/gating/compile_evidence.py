@@ -7,13 +7,15 @@ its result is right.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
+
+from ..targets.data_files import read_json
+from ..targets.shape_checks import checked
 
 FORMAT = "kernelproof/compile-evidence/1"
 COMPILED, FAILED, INCOMPLETE = "compiled", "failed", "incomplete"
@@ -108,22 +110,20 @@ def read_evidence(path: Path) -> Evidence:
     Raises:
         EvidenceError: the file cannot be read, or a field of it holds what it cannot.
     """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or f"no JSON: {error}"
-        message = f"{path}: it cannot be read ({reason})"
-        raise EvidenceError(message) from error
+    data = read_json(path, EvidenceError)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         found = data.get("format") if isinstance(data, dict) else None
         message = f"{path}: format is {found!r}; it must be {FORMAT!r}"
         raise EvidenceError(message)
-    known = {"format", *(each.name for each in fields(Evidence))}
-    _check(str(path), data, {name: _EVIDENCE[name] for name in known - {"format"}}, known)
+    checked(data, _schema, path, EvidenceError)
     seen: dict[tuple[Version, int, str], int] = {}
     records = []
     for number, entry in enumerate(data["records"]):
-        record = _record(f"{path}: records[{number}]", entry)
+        if entry["status"] not in STATUSES:
+            known = ", ".join(STATUSES)
+            message = f"{path}: records[{number}].status is {entry['status']!r}; known: {known}"
+            raise EvidenceError(message)
+        record = Record(**{**entry, "architectures": tuple(entry["architectures"])})
         if record.order in seen:
             message = f"{path}: records[{number}] repeats records[{seen[record.order]}]"
             raise EvidenceError(message)
@@ -138,74 +138,7 @@ def read_evidence(path: Path) -> Evidence:
     )
 
 
-def _record(place: str, entry: object) -> Record:
-    if not isinstance(entry, dict):
-        message = f"{place} is {entry!r}; it must be an object"
-        raise EvidenceError(message)
-    _check(place, entry, _RECORD, set(_RECORD))
-    return Record(**{**entry, "architectures": tuple(entry["architectures"])})
+def _schema() -> Any:  # noqa: ANN401  a type
+    from .schema import CompileEvidence
 
-
-def _check(
-    place: str,
-    entry: Mapping[str, Any],
-    checks: Mapping[str, tuple[Callable[[Any], bool], str]],
-    known: set[str],
-) -> None:
-    unknown = sorted(set(entry) - known)
-    if unknown:
-        message = f"{place}: {unknown[0]} is no field of it; there are {', '.join(sorted(known))}"
-        raise EvidenceError(message)
-    for name, (is_right, wanted) in sorted(checks.items()):
-        if name not in entry:
-            message = f"{place}: {name} is missing"
-            raise EvidenceError(message)
-        if not is_right(entry[name]):
-            message = f"{place}: {name} is {entry[name]!r}; it must be {wanted}"
-            raise EvidenceError(message)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_version(value: object) -> bool:
-    try:
-        return isinstance(value, str) and bool(Version(value))
-    except InvalidVersion:
-        return False
-
-
-def _is_feature(value: object) -> bool:
-    return isinstance(value, dict) and all(isinstance(each, (str, int)) for each in value.values())
-
-
-def _is_names(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)
-
-
-_TEXT = (lambda value: isinstance(value, str), "a string")
-_VERSION = (_is_version, "a version such as '0.7.2.post1'")
-_COUNT = (_is_count, "a whole number")
-_EVIDENCE: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "nvcc": _TEXT,
-    "date": _TEXT,
-    "command": _TEXT,
-    "interrupted": (lambda value: isinstance(value, bool), "true or false"),
-    "records": (lambda value: isinstance(value, list), "a list"),
-}
-_RECORD: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "flashinfer": _VERSION,
-    "sm": _COUNT,
-    "unit": _TEXT,
-    "status": (lambda value: value in STATUSES, f"one of {', '.join(STATUSES)}"),
-    "feature": (_is_feature, "an object of strings and numbers"),
-    "architectures": (_is_names, "a list of strings"),
-    "objects": _COUNT,
-    "kernels": _COUNT,
-    "seconds": (
-        lambda value: isinstance(value, (int, float)) and not isinstance(value, bool),
-        "a number",
-    ),
-    "message": _TEXT,
-}
+    return CompileEvidence

@@ -113,7 +113,7 @@ class Decision:
 
     @property
     def instead(self) -> str:
-        """Say what to use instead, or that there is nothing."""
+        """What to use instead, or that there is nothing, in words."""
         if self.supported:
             return ""
         if not self.alternatives:
@@ -143,7 +143,7 @@ def describe(target: Target) -> str:
 
 
 def decide(feature: Feature, target: Target, *, book: RuleBook | None = None) -> Decision:
-    """Say whether a kind of call may run on a machine.
+    """Decide whether a kind of call may run on a machine.
 
     Args:
         feature: what is asked.

@@ -92,7 +92,7 @@ def level_of(feature: Feature, target: Target) -> str:
 
 
 def level_of_refusal(rule: str, target: Target) -> str:
-    """Give ``"run"`` where what a rule refuses was called there, and was not right; else empty."""
+    """Return ``"run"`` where what a rule refuses was called there and was not right; else empty."""
     return RUN if (rule, target.sm, target.flashinfer) in seen().refusals else ""
 
 

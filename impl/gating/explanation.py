@@ -21,7 +21,7 @@ MACHINE_CONDITIONS = {
 
 
 def why_unknown(feature: Feature, target: Target, book: RuleBook) -> str:
-    """Say what is missing for a permission: of the machine, or of the nearest rule."""
+    """Return what is missing for a permission: of the machine, or of the nearest rule."""
     needs_flashinfer = feature.backend in FLASHINFER_BACKENDS
     if target.sm is not None and target.sm not in CHIPS:
         known = ", ".join(map(str, CHIPS))

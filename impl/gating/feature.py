@@ -221,7 +221,7 @@ def with_fields(feature: Feature, **changes: Any) -> Feature:  # noqa: ANN401  v
 
 
 def wrong(name: str, value: object, choices: tuple[str, ...]) -> str:
-    """Say that a field holds none of its choices."""
+    """Return the sentence on a field that holds none of its choices."""
     listed = ", ".join(choice or "''" for choice in choices)
     return f"{name} is {value!r}; it must be one of {listed}"
 

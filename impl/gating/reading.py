@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ...fixtures import SUPPORT
 from ..targets.capability import parse_capability
 from ..targets.data_files import read_toml
+from ..targets.shape_checks import checked
 from .book import RuleBook
 from .rules import PACKAGES, Rule, parse_version
 
@@ -78,13 +78,13 @@ def read_versions(folder: Path) -> dict[str, dict[str, str]]:
 
 def _check(table: Mapping[str, Any], kind: str, path: Path) -> None:
     """Refuse what has not the shape of a file of this kind."""
-    # An interpreter that Kernelproof is lent to has what FlashInfer needs, and no msgspec; the
-    # process that lends has read the same rules. So a rule is made of the plain table below.
-    if find_spec("msgspec") is not None:
-        from ..targets.schemas import converted
+
+    def schema() -> Any:  # noqa: ANN401  a type
         from . import schema
 
-        converted(table, getattr(schema, kind), path, RulesError)
+        return getattr(schema, kind)
+
+    checked(table, schema, path, RulesError)
 
 
 def _rule(entry: Mapping[str, Any]) -> Rule:

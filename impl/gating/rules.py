@@ -130,7 +130,7 @@ def condition(wanted: Any) -> Callable[[Any], bool]:  # noqa: ANN401  a value of
 
 
 def in_words(name: str, wanted: Any) -> str:  # noqa: ANN401  a value of a TOML file
-    """Say what a condition asks of a field."""
+    """Return in words what a condition asks of a field."""
     if isinstance(wanted, Mapping):
         words = {"min": "at least", "max": "at most", "multiple_of": "a multiple of", "not": "not"}
         said = [f"{words[key]} {_listed(value)}" for key, value in wanted.items()]

@@ -1,4 +1,4 @@
-"""The shape of the files of support rules."""
+"""The shapes of the files of support rules and of evidence."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import msgspec
 
 from ..targets.backends import BACKENDS
 from ..targets.schemas import Table, Text, one_of, parse_chips
-from .feature import CHOICES, INTEGERS, OPERATIONS, SWITCHES
-from .rules import CALLED, EVIDENCE, PACKAGES, check_specifier
+from .feature import CHOICES, INTEGERS, OPERATIONS, SWITCHES, Feature
+from .rules import CALLED, EVIDENCE, PACKAGES, check_specifier, parse_version
 
 SOME = msgspec.Meta(min_length=1, extra={"wanted": "a list that is not empty"})
 
@@ -80,3 +80,79 @@ class RulesFile(Table, frozen=True):
 
 Versions = dict[str, dict[str, str]]
 """The file of releases: hashes of artifacts, by release and name."""
+
+
+Fields = dict[str, str | int | bool]
+"""Fields of a feature."""
+Count = Annotated[int, msgspec.Meta(ge=0, extra={"wanted": "a whole number"})]
+
+
+class CompiledUnit(Table, frozen=True):
+    """What one unit came to, see ``compile_evidence.Record``."""
+
+    flashinfer: str
+    sm: Count
+    unit: str
+    status: str
+    feature: Fields
+    architectures: tuple[str, ...]
+    objects: Count
+    kernels: Count
+    seconds: float
+    message: str
+
+    def __post_init__(self) -> None:
+        """Refuse a release that is none."""
+        try:
+            parse_version(self.flashinfer)
+        except ValueError as error:
+            message = f"flashinfer: {error}"
+            raise ValueError(message) from None
+
+
+class CompileEvidence(Table, frozen=True):
+    """What compiled, see ``compile_evidence.Evidence``."""
+
+    format: str
+    nvcc: str
+    date: str
+    command: str
+    interrupted: bool
+    records: tuple[CompiledUnit, ...]
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """The machine that cells were tried on."""
+
+    sm: int | None
+    flashinfer: str | None
+    cuda: str | None
+    triton: str | None
+
+
+class TrialTable(msgspec.Struct, frozen=True):
+    """One cell that was tried, see ``tried.Record``; a run says more of it."""
+
+    implementation: str
+    cell: str
+    feature: Fields
+    side: Annotated[str, one_of(("supported", "refused"))]
+    rules: tuple[str, ...]
+    outcome: str
+    entry: str | None
+
+    def __post_init__(self) -> None:
+        """Refuse what is no feature."""
+        try:
+            Feature(**self.feature)  # type: ignore[arg-type]  # fields by name
+        except (TypeError, ValueError) as error:
+            message = f"feature: {error}"
+            raise ValueError(message) from None
+
+
+class GatingEvidence(msgspec.Struct, frozen=True):
+    """Cells that were tried."""
+
+    target: Machine
+    trials: tuple[TrialTable, ...]
+    date: str = ""

@@ -6,17 +6,20 @@ the oracle gives. Of a refusal, the record says what FlashInfer did when it was 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..targets.data_files import read_json
+from ..targets.shape_checks import checked
 from ..targets.target import Target
 from .feature import Feature
 from .rules import CALLED
 
 SCHEMA = "kernelproof/gating/1"
+MACHINE = ("sm", "flashinfer", "cuda", "triton")
+"""What of a target decides which rules hold."""
 RIGHT, NOT_RUN = "right", "not run"
 
 
@@ -56,24 +59,26 @@ def read_gating(path: Path) -> list[Record]:
     Raises:
         GatingEvidenceError: the file cannot be read, or is no result of ``check --gating``.
     """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        message = f"{path}: it cannot be read ({error})"
-        raise GatingEvidenceError(message) from error
+    data = read_json(path, GatingEvidenceError)
     if isinstance(data, dict) and "gating" in data:  # of `kernelproof gate --gating`
         data = data["gating"]
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         message = f"{path}: schema is not {SCHEMA!r}"
         raise GatingEvidenceError(message)
-    try:
-        known = data["target"]
-        target = Target(sm=known["sm"], flashinfer=known["flashinfer"], cuda=known["cuda"],
-                        triton=known["triton"])  # fmt: skip
-        return [_record(target, trial, data.get("date", "")) for trial in data["trials"]]
-    except (KeyError, TypeError, ValueError) as error:
-        message = f"{path}: {type(error).__name__}: {error}"
-        raise GatingEvidenceError(message) from error
+    checked(data, _schema, path, GatingEvidenceError)
+    for number, trial in enumerate(data["trials"]):
+        if trial["outcome"] not in (*CALLED, NOT_RUN):
+            known = ", ".join((*CALLED, NOT_RUN))
+            message = f"{path}: trials[{number}].outcome is {trial['outcome']!r}; known: {known}"
+            raise GatingEvidenceError(message)
+    target = Target(**{name: data["target"][name] for name in MACHINE})
+    return [_record(target, trial, data.get("date", "")) for trial in data["trials"]]
+
+
+def _schema() -> Any:  # noqa: ANN401  a type
+    from .schema import GatingEvidence
+
+    return GatingEvidence
 
 
 def last_seen(records: Iterable[Record]) -> list[Record]:
@@ -91,9 +96,6 @@ def _question(record: Record) -> tuple[object, ...]:
 
 
 def _record(target: Target, trial: Mapping[str, Any], date: str) -> Record:
-    if trial["outcome"] not in (*CALLED, NOT_RUN):
-        message = f"outcome is {trial['outcome']!r}; it must be one of {', '.join(CALLED)}"
-        raise ValueError(message)
     return Record(
         target,
         trial["implementation"],

@@ -86,7 +86,7 @@ def _captured(
 
 
 def _own(inputs: PagedAttentionInputs, tokens: int) -> PagedAttentionInputs:
-    """Copy the tensors of a call, with room for so many query tokens."""
+    """Copy the tensors of a call, with room for ``tokens`` query tokens."""
 
     def copied(scale: float | torch.Tensor) -> float | torch.Tensor:
         return scale.clone() if isinstance(scale, torch.Tensor) else scale
@@ -117,7 +117,7 @@ def _values(inputs: PagedAttentionInputs) -> Iterator[torch.Tensor]:
 
 
 def with_rows(tensor: torch.Tensor, rows: int) -> torch.Tensor:
-    """Copy a tensor into one of so many rows, or as many as it has, with the same strides.
+    """Copy a tensor into one of ``rows`` rows, or as many as it has, with the same strides.
 
     The rows behind its own are zeros.
     """

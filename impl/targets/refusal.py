@@ -12,6 +12,11 @@ CODES: tuple[Code, ...] = get_args(Code)
 """Codes of refusals, the most telling first: what the support rules refuse was right in all else,
 and a feature that an implementation does not name says less than whatever else is wanting."""
 
+OF_THE_MACHINE: tuple[Code, ...] = ("package", "device")
+"""Codes of refusals that hold for every problem: who refuses one with them refuses all."""
+MOST_CHARACTERS = 1_000
+"""Length of a reason in characters beyond which it is cut: thousands of them travel at once."""
+
 
 @final
 class Refusal(str):
@@ -32,8 +37,15 @@ class Refusal(str):
     about: str
 
     def __new__(cls, reason: str, code: Code = "supports", about: str = "") -> Refusal:
-        """Make one; its fields by name are those of ``to_json``."""
-        made = super().__new__(cls, reason)
+        """Make one; its fields by name are those of ``to_json``.
+
+        Raises:
+            ValueError: there is no such code.
+        """
+        if code not in CODES:
+            message = f"code is {code!r}; it must be one of {', '.join(CODES)}"
+            raise ValueError(message)
+        made = super().__new__(cls, str(reason)[:MOST_CHARACTERS])
         made.code, made.about = code, about
         return made
 

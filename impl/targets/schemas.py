@@ -30,7 +30,7 @@ from .data_files import Refusal
 from .suggestions import did_you_mean
 
 T = TypeVar("T")
-STEP = re.compile(r"\.(\w+)|\[(\d+)\]|\[\.\.\.\]")
+STEP = re.compile(r"\.([\w-]+)|\[(\d+)\]|\[\.\.\.\]")
 """One step of a place in msgspec's errors: a field, a position, any key."""
 UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
 MISSING = re.compile(r"Object missing required field `(.*)`")

@@ -12,7 +12,7 @@ from ...reference import AttentionProblem
 from .units import LARGEST_UNIT
 
 HEADS = (1, 2, 4, 8)
-"""With so many key-value heads, on the smallest pages, values begin in every way that there is."""
+"""Numbers of key-value heads with which, on the smallest pages, values have every alignment."""
 
 
 def alignment_of(problem: AttentionProblem) -> tuple[bool, ...]:

@@ -19,7 +19,7 @@ from .units import in_units, strides, unit_of
 KERNEL = "kernelproof.impl.triton.kernels.append"
 BUILD_MINUTES = 0.03
 SEEDS = 8
-"""Among so many, some ask for writing in place, and some for a copy."""
+"""Number of seeds among which some ask for writing in place, and some for a copy."""
 BLOCK_CHANNELS = 1024
 BLOCK_TOKENS, INTERPRETED_BLOCK_TOKENS = 4, 64
 """Tokens a program: few keep a GPU busy, many spare the interpreter programs."""

@@ -18,7 +18,7 @@ from ..findings.corpus import load_case
 from ..findings.expectations import read_expectations
 from ..findings.ledger import Entry, LedgerError
 from ..findings.report import EARLY, Finding, ImplementationReport, LawReport, RunReport
-from ..findings.text_format import told
+from ..findings.text_format import finding_lines
 from ..isolation.workers import Worker
 from ..laws import Law, find_law, laws_of
 from ..search.building import Builder
@@ -37,13 +37,13 @@ from ..worker.pools import open_pool
 from ..worker.requests import DeviceLostError, HarnessError
 from .items import Item, Survey, items_of
 from .surveying import Choices, take_survey
-from .xdist_lock import SuiteRefusedError, once, shared
+from .xdist_lock import Interruption, SuiteRefusedError, once, shared
 
 MARGIN_SECONDS = 300.0
-"""For starting workers, timing, confirming a finding in a fresh process: more than they need."""
+"""Seconds for starting workers, timing, and confirming a finding in a fresh process, at most."""
 COMPILE_SECONDS = 900.0
 BUILD_SECONDS = 3600.0
-"""For building modules ahead on a GPU, or waiting for the processes that do, each in its turn."""
+"""Seconds for building modules ahead on a GPU, or waiting for the processes that do, at most."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,7 @@ class Suite:
             raise SuiteRefusedError(str(error)) from error
         self._choices, self._jobs, self._lost = choices, jobs, ""
         self._common = common
+        self.interruption = Interruption(common)
         # Where other processes keep the cores busy, a spare worker would only take time from them.
         self._pool = open_pool(choices.device, standby=jobs == 1, environment=environment)
         self._builder = Builder()
@@ -125,6 +126,14 @@ class Suite:
         self._builder.close()
         self._pool.close()
 
+    def left(self) -> list[str]:
+        """Return what implementations have left behind; all of it is known after ``close``."""
+        return [
+            f"{each.label or each.name}: it left {left.text}"
+            for each in self.survey.implementations
+            for left in self._pool.left(each.name)
+        ]
+
     def _take_survey(self) -> dict[str, Any]:
         with self._pool.lease() as worker:
             return take_survey(worker, self._choices, self._ledger).to_json()
@@ -148,7 +157,7 @@ class Suite:
             "configuration": item.configuration.id,
             "items": sum(each.implementation is surveyed for each in self.items),
         }
-        with self._pool.lease() as worker:
+        with self._pool.lease(surveyed.name) as worker:
             try:
                 judged = self._judge(worker, item)
             except DeviceLostError as error:
@@ -163,6 +172,7 @@ class Suite:
         if surveyed.error:
             return Judged("failed", f"{surveyed.name}: {surveyed.error}")
         reason = f"the device was lost: {self._lost}" if self._lost else surveyed.unsupported
+        reason = "the run was interrupted" if self.interruption() else reason
         if reason:
             return Judged("skipped", f"{surveyed.label}: {reason}")
         if surveyed.name not in self._prepared:
@@ -212,13 +222,18 @@ class Suite:
         )
         if item.configuration.fixed:
             warm_up(worker, candidate)  # a compile is no part of the search's time
-        found = LawSearch(worker, candidate, law, options).run()
+        stopped = self.interruption
+        with stopped.awaited():
+            found = LawSearch(worker, candidate, law, options, stopped=stopped).run()
         if found.lost:
             return self._lose(found, report)
         if found.error:
             raise HarnessError(found.error)
         if found.finding:
             return self._tell(found, found.finding, report)
+        if found.ended == "stopped":
+            text = f"{report.name}: {law.name} was interrupted, with no finding until then"
+            return Judged("skipped", text, _counts(found))
         return without_finding(found, report.name, allow_incomplete=self._choices.allow_incomplete)
 
     def _lose(self, found: LawReport, report: ImplementationReport) -> Judged:
@@ -242,7 +257,7 @@ class Suite:
         else:
             verdict = judge_known(known, case, worker, candidate)
         if verdict.status == "UNSUPPORTED" or verdict.vacuous:
-            why = verdict.message or "nothing to look at"
+            why = verdict.message or "nothing to judge"
             return Judged("skipped", f"{report.name}: {law}: {why}")
         entry = candidate.explanation(law, verdict, problem)
         passes = known if known is not None and not verdict.bad else None
@@ -280,7 +295,7 @@ class Suite:
             text = f"KNOWN {entry.id}: {' '.join(entry.reason.split())}{issue}"
             return Judged("xfailed", text, {**properties, "entry": entry.id})
         unwritten = [self._writer.failed] if self._writer.failed else []
-        return Judged("failed", "\n".join([*told(finding), *unwritten]), properties)
+        return Judged("failed", "\n".join([*finding_lines(finding), *unwritten]), properties)
 
     def _part(self, item: Item, candidate: Candidate) -> Candidate:
         """Restrict a search to the item's configuration; its laws share what they have found."""
@@ -322,7 +337,7 @@ def without_finding(found: LawReport, name: str, *, allow_incomplete: bool) -> J
         return Judged("skipped" if allow_incomplete else "failed", text, _counts(found))
     if found.judged:
         return Judged("passed", properties=_counts(found))
-    counts = f"{found.unsupported} unsupported, {found.vacuous} with nothing to look at"
+    counts = f"{found.unsupported} unsupported, {found.vacuous} with nothing to judge"
     reason = f": {found.unsupported_reason}" if found.unsupported_reason else ""
     text = f"{name}: {found.law} judged no problem ({counts}){reason}"
     return Judged("skipped", text, _counts(found))

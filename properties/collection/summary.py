@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from ..verdicts.text import one_line
+
 
 @dataclass(eq=False)  # pytest keeps plugins in sets
 class Tally:
@@ -17,13 +19,15 @@ class Tally:
     Attributes:
         named: implementations that were asked for by name.
         told: properties of each item that has ended, by its id.
+        left: sentences on what implementations have left behind.
     """
 
     named: tuple[str, ...]
     told: dict[str, dict[str, Any]] = field(default_factory=dict)
+    left: list[str] = field(default_factory=list)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take note of an item that has ended."""
+        """Record an item that has ended."""
         if report.when == "call":
             properties = dict(report.user_properties)
             if "kernelproof" in properties:
@@ -42,20 +46,25 @@ class Tally:
         # By its command: a stored case and a search may come to the same one.
         found = {item["replay"]: item for item in items if item.get("replay") and item["failed"]}
         known = sum("entry" in item for item in items)
-        early = sum("ended" in item for item in items)
+        ended = [item["ended"] for item in items if "ended" in item]
+        cut = ended.count("stopped")
         terminalreporter.section("kernelproof")
         for item in found.values():
             configuration = f"  {item['configuration']}" if item["configuration"] else ""
             title = f"{item['status']}  {item['implementation']}  {item['law']}{configuration}"
-            terminalreporter.line(title, red=True)
-            terminalreporter.line(f"  {item['replay']}")
+            terminalreporter.line(one_line(title), red=True)
+            terminalreporter.line(f"  {one_line(item['replay'])}")
         for name, reason in self.idle().items():
             line = f"NOT CONFORMING: no problem at all was judged of {name}"
-            terminalreporter.line(f"{line}: {reason}" if reason else line, red=True)
+            terminalreporter.line(one_line(f"{line}: {reason}" if reason else line), red=True)
+        for sentence in dict.fromkeys(self.left):
+            terminalreporter.line(f"note: {one_line(sentence)}", yellow=True)
         judged = sum(item.get("judged", 0) for item in items)
         line = f"{_count(judged, 'problem')} judged, {_count(len(found), 'finding')}, {known} known"
-        if early:
+        if early := len(ended) - cut:
             line += f"; {_count(early, 'item')} ended early, out of time"
+        if cut:
+            line += f"; {_count(cut, 'item')} interrupted"
         terminalreporter.line(line)
 
     def idle(self) -> dict[str, str]:

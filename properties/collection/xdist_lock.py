@@ -5,10 +5,20 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-from collections.abc import Callable
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+STOP, JUDGED, LEFT = "stop", "judged.jsonl", "left"
+"""Files there: the run was interrupted; what became of items, a line each; what was left behind."""
+BUSY = "busy"
+"""Beginning of the names of files there that exist as long as a process searches."""
+PATIENCE_SECONDS, TICK_SECONDS = 10.0, 0.05
 REFUSAL = "refusal"
 """File, in the folder that the processes share, with the reason why the suite cannot run."""
 
@@ -64,3 +74,79 @@ def shared(folder: Path | None, find: Callable[[], dict[str, Any]]) -> dict[str,
                 raise
         found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
         return found
+
+
+def keep(folder: Path | None, item: str, properties: dict[str, Any]) -> None:
+    """Keep what became of an item: an interrupted run does not wait for the report of it."""
+    if folder is not None and folder.is_dir():
+        with (folder / JUDGED).open("a", encoding="utf-8") as file:  # whole lines, at the end
+            file.write(json.dumps([item, properties]) + "\n")
+
+
+def kept(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return what became of items, by their ids."""
+    path = folder / JUDGED
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    found = {}
+    for line in lines:
+        with suppress(ValueError):  # a full disk, or the end of its process, may cut a line off
+            item, properties = json.loads(line)
+            found[item] = properties
+    return found
+
+
+def stop(folder: Path) -> None:
+    """Have all processes end their searches after the case under way, and wait for that."""
+    (folder / STOP).touch()
+    until = time.monotonic() + PATIENCE_SECONDS
+    while any(map(_is_alive, folder.glob(f"{BUSY}-*"))) and time.monotonic() < until:
+        time.sleep(TICK_SECONDS)
+
+
+def _is_alive(mark: Path) -> bool:
+    """Whether the process that has left a mark runs: one that was killed cannot remove it."""
+    try:
+        os.kill(int(mark.name.removeprefix(f"{BUSY}-")), 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+class Interruption:
+    """Whether the run was interrupted, in this process or, under xdist, in any.
+
+    Args:
+        folder: that the processes share; None if there is one process.
+
+    Attributes:
+        here: a SIGINT came while this process searched.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self.here = False
+        self._folder = folder
+
+    def __call__(self) -> bool:
+        """Whether no search is to go on."""
+        return self.here or (self._folder is not None and (self._folder / STOP).exists())
+
+    @contextmanager
+    def awaited(self) -> Iterator[None]:
+        """Have the first SIGINT end the search that runs meanwhile; a second one raises."""
+        mark = None if self._folder is None else self._folder / f"{BUSY}-{os.getpid()}"
+        if mark is not None and mark.parent.is_dir():
+            mark.touch()
+        mine = threading.current_thread() is threading.main_thread()
+        before = signal.signal(signal.SIGINT, self._note) if mine else None
+        try:
+            yield
+        finally:
+            if mine:
+                signal.signal(signal.SIGINT, before)
+            if mark is not None:
+                mark.unlink(missing_ok=True)
+
+    def _note(self, *_: object) -> None:
+        if self.here:
+            raise KeyboardInterrupt
+        self.here = True

@@ -136,12 +136,6 @@ def case_of(
     }
 
 
-def launches_of(data: Mapping[str, Any]) -> int:
-    """Return the launches of a case under the law soak; 0 if it does not say."""
-    launches = data.get("soak")
-    return launches if isinstance(launches, int) and launches > 0 else 0
-
-
 def loading_name(reference: str) -> str:
     """Return the registered name of MODULE:NAME, or itself where there is none."""
     for names in (BUILT_IN, installed_implementations()):

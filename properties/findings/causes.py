@@ -1,13 +1,13 @@
 """Findings of one implementation that have one cause, as one finding.
 
-Laws look at one kernel from many sides, and several fail for one fault. What tells a fault is the
-values that all failing problems share and no passing one has.
+Several laws fail for one fault of a kernel. A fault is recognised by the values that all failing
+problems share and no passing one has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,15 +19,15 @@ from .report import Finding, ImplementationReport, LawReport
 ANSWER_KINDS = ("numeric", "nan", "insensitive", "nondeterministic", "shape")
 """Kinds of a FAIL that are one fault seen by different laws: the answer is wrong."""
 IDENTITIES = ("seed", "request_ids", "token_ids")
-"""Fields that name a problem's values, and say nothing of what is special about it."""
+"""Fields that choose random numbers: no fault depends on them."""
 SIZES = {"most_keys": 0, "most_queries": 0, "num_requests": 1, "num_pages": 1}
 """Properties of a problem that count something, beside its fields, and the least of each."""
 LENGTHS = ("query_lens", "seq_lens")
 MOST_VALUES = 3
 """Most values of one field that failing problems may have for the field to be named."""
 FEW = 3
-"""Failing problems from which on a law is believed: that it fails on every problem where none
-passes, or for a reason of its own."""
+"""Failing problems required to conclude that a law fails on every problem, where none passes, or
+that it fails for a reason of its own."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,14 @@ def causes_of(report: ImplementationReport) -> list[Cause]:
         *(_Evidence(each, LawReport(each.law)) for each in report.replayed),
     ]
     groups: list[list[_Evidence]] = []
+    # A law that judges only problems with a window sees none pass: other laws see those without.
+    evidence = [
+        replace(
+            each,
+            elsewhere=tuple(p for e in evidence if e.fault == each.fault for p in e.passing),
+        )
+        for each in evidence
+    ]
     for each in evidence:
         own = next((group for group in groups if group[0].is_one_with(each)), None)
         if own is None:
@@ -104,9 +112,9 @@ def causes_of(report: ImplementationReport) -> list[Cause]:
     return sorted(found, key=lambda each: order.index(id(each.members[0])))
 
 
-def cause_of(report: ImplementationReport, finding: Finding) -> Cause | None:
-    """Return the cause of one finding of an implementation."""
-    for cause in causes_of(report):
+def cause_of(causes: Iterable[Cause], finding: Finding) -> Cause | None:
+    """Return the one of an implementation's causes that a finding belongs to."""
+    for cause in causes:
         if any(each is finding for each in cause.members):
             return cause
     return None
@@ -125,17 +133,21 @@ def _latest(law: LawReport, verdict: Verdict) -> Problem:
 
 
 def _cause(group: Sequence[_Evidence]) -> Cause:
+    first = max((one for one in group if one.exact), key=lambda one: len(one.failing), default=None)
     failing = {each.id: each for one in group for each in one.failing}
+    # What else is stuck there was made of a law's problem, whose values say nothing of it.
+    if first is not None and first.finding.place:
+        failing = {name: each for name, each in failing.items() if holds(each, first.values)}
     # A law that sees the fault in few problems says little of those on which it passes.
     wide = [
         one
         for one in group
         if one.exact and all(holds(each, one.values) for each in failing.values())
     ]
-    passed = {
-        each.id: each for one in wide or group for each in one.passing if each.id not in failing
-    }
-    values = shared_values(list(failing.values()), list(passed.values()))
+    passed, values = _told_apart(failing, wide or group)
+    if not passed:
+        passed, values = _told_apart(failing, group)
+        passed = passed if values else {}
     with_them = sum(holds(each, values) for each in passed.values())
     return Cause(
         tuple(one.finding for one in group),
@@ -147,12 +159,25 @@ def _cause(group: Sequence[_Evidence]) -> Cause:
     )
 
 
+def _told_apart(
+    failing: Mapping[str, Problem], group: Sequence[_Evidence]
+) -> tuple[dict[str, Problem], dict[str, Any]]:
+    """Return the problems that pass under some laws, and the values of those that fail."""
+    passed = {each.id: each for one in group for each in one.passing if each.id not in failing}
+    return passed, shared_values(list(failing.values()), list(passed.values()))
+
+
 @dataclass(frozen=True)
 class _Evidence:
-    """A finding, and the verdicts of its law on all its problems."""
+    """A finding, and the verdicts of its law on all its problems.
+
+    Attributes:
+        elsewhere: problems that pass under laws with findings of the same kind.
+    """
 
     finding: Finding
     law: LawReport
+    elsewhere: tuple[Problem, ...] = ()
 
     @cached_property
     def fault(self) -> tuple[str, str]:
@@ -177,21 +202,33 @@ class _Evidence:
 
     @cached_property
     def values(self) -> dict[str, Any]:
-        return shared_values(self.failing, self.passing)
+        return shared_values(self.failing, self.passing or self.elsewhere)
 
     @cached_property
     def exact(self) -> bool:
         """Whether no problem that passes has the values of those that fail."""
-        if not self.passing:
+        if not self.passing and (len(self.failing) < FEW or not self.values):
             return len(self.failing) >= FEW
-        return not any(holds(each, self.values) for each in self.passing)
+        return not any(holds(each, self.values) for each in self.passing or self.elsewhere)
 
     def is_one_with(self, other: _Evidence) -> bool:
         """Whether both have one cause: the problem of one fails for the reason of the other."""
         if self.fault != other.fault:
             return False
-        ledger = self.fault[0] == "ledger"
-        return ledger or self._accounts_for(other) or other._accounts_for(self)
+        # A law may call with another problem than its own, but it is stuck in the same place.
+        place = self.finding.place
+        if self.fault[0] == "ledger" or (place and place == other.finding.place):
+            return True
+        known = self._accounts_for(other) or other._accounts_for(self)
+        return known or self._is_like(other)
+
+    def _is_like(self, other: _Evidence) -> bool:
+        """Whether problems with the same features fail, though some with them pass."""
+        features = [each.values.keys() - SIZES.keys() for each in (self, other)]
+        fewer, more = sorted(features, key=len)
+        return set() != fewer <= more and (
+            holds(other.finding.problem, self.values) or holds(self.finding.problem, other.values)
+        )
 
     def _accounts_for(self, other: _Evidence) -> bool:
         about = other.finding.verdict.about
@@ -206,7 +243,7 @@ class _Evidence:
         )
 
     def tells_apart(self, values: Mapping[str, Any]) -> bool:
-        """Whether other values than these tell what fails here, and problems with these pass."""
+        """Whether what fails here has other values in common, and problems with these pass."""
         return (
             self.exact
             and len(self.failing) >= FEW
@@ -236,7 +273,7 @@ def _fault(status: str, kind: str) -> tuple[str, str]:
 
 
 def shared_values(failing: Sequence[Problem], passing: Sequence[Problem]) -> dict[str, Any]:
-    """Return what all failing problems share and, as far as there is such a thing, no passing one.
+    """Return what all failing problems share and no passing one has, or as few as possible have.
 
     Values of features in use come first, then sizes; the fewest that do. Simplest values are named
     only where nothing that passes is left with them, such as ``causal = false``.
@@ -311,7 +348,7 @@ def _names(problem: Problem) -> Iterator[tuple[str, Any]]:
         if field.name not in (*IDENTITIES, *LENGTHS, "operation"):
             yield field.name, field.default
     for name, kind in vars(type(problem)).items():
-        if isinstance(kind, property):
+        if isinstance(kind, property) and not name.startswith("_"):
             if name in SIZES:
                 yield name, SIZES[name]
             elif isinstance(getattr(problem, name), bool):
@@ -333,7 +370,7 @@ def _common(failing: Sequence[Problem], name: str) -> list[int]:
 
 
 def _words(name: str, wanted: object) -> str:
-    """Say in words what a problem must have."""
+    """Return a condition of a predicate in words."""
     if isinstance(wanted, Mapping):
         if "has" in wanted:
             return f"{wanted['has']} among {name}"

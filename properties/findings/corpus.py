@@ -12,16 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ...fixtures import CORPUS
-from ...impl.protocol import OPERATIONS
 from ...impl.registry import ImplementationNotFoundError, resolve_name
 from ...reference import Problem
-from ..isolation.sanitizer import TOOLS
 from ..laws import Law, find_law
 from ..worker.requests import Address
-from .cases import launches_of
 from .ledger import Entry, Ledger, LedgerError, load_ledger, read_case
-
-DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -49,6 +44,11 @@ class Case:
     def is_of(self, reference: str) -> bool:
         """Whether it is a case of an implementation, given as MODULE:NAME."""
         return bool(self.reference) and _place(self.reference) == _place(reference)
+
+    @property
+    def content(self) -> tuple[str, str, str | None, tuple[str, ...], int]:
+        """What is judged: a copy in another file has the same."""
+        return (self.law, self.problem.id, self.operation, self.without_rules, self.soak)
 
     def request(self, address: Address) -> dict[str, Any]:
         """Return what a worker needs to judge it: by itself, whatever modules a run has chosen."""
@@ -78,11 +78,6 @@ def checked_case(path: Path) -> tuple[Law, Problem, dict[str, Any]]:
     if problem.operation not in law.operations:
         message = f"{path}: the law {name} does not speak of {problem.operation}"
         raise LedgerError(message)
-    for field, allowed in (("device", DEVICES), ("operation", OPERATIONS), ("sanitizer", TOOLS)):
-        if data.get(field) not in (None, *allowed):
-            known = ", ".join(allowed)
-            message = f"{path}: the field {field!r} is {data[field]!r}, none of {known}"
-            raise LedgerError(message)
     return law, problem, data
 
 
@@ -104,7 +99,7 @@ def load_case(path: Path) -> Case:
         reference,
         data.get("operation"),
         tuple(data.get("without_rules", ())),
-        launches_of(data),
+        data.get("soak", 0),
     )
 
 
@@ -112,9 +107,16 @@ def read_corpus(folder: Path) -> tuple[Case, ...]:
     """Read all cases of a folder, in the order of their names; none of a folder that is not there.
 
     Raises:
-        LedgerError: one of them cannot be read.
+        LedgerError: the folder or one of them cannot be read.
     """
-    return tuple(map(load_case, sorted(folder.glob("*.json"))))
+    if not folder.exists():
+        return ()
+    try:
+        files = [path for path in folder.iterdir() if path.suffix == ".json"]
+    except OSError as error:
+        message = f"{folder}: cannot be read ({error.strerror})"
+        raise LedgerError(message) from error
+    return tuple(map(load_case, sorted(files)))
 
 
 def open_corpus(
@@ -151,9 +153,13 @@ def open_corpus(
 
 
 def cases_of(reference: str, corpus: Sequence[Case], entries: Iterable[Entry]) -> list[Case]:
-    """Return the cases of an implementation that none of these entries of the ledger speaks of."""
-    known = {entry.case.resolve() for entry in entries}
-    return [case for case in corpus if case.is_of(reference) and case.path.resolve() not in known]
+    """Return the cases of an implementation that are no case of these entries, each once.
+
+    A folder may hold copies, also of the cases of entries: a case is known by its content.
+    """
+    known = {load_case(entry.case).content for entry in entries}
+    own = {case.content: case for case in reversed(corpus) if case.is_of(reference)}
+    return [case for case in reversed(own.values()) if case.content not in known]
 
 
 def _place(reference: str) -> str:

@@ -1,4 +1,4 @@
-"""Reading a ledger before a run, in full: what is wrong with it is told before anything starts."""
+"""Reading a ledger before a run, in full: its errors are reported before anything starts."""
 
 from __future__ import annotations
 
@@ -33,11 +33,15 @@ def read_expectations(choice: str | None) -> Ledger:
 
 
 def _check(entry: Entry, choice: str | None) -> None:
-    """See that an entry covers its case: a misspelt law would explain nothing, in silence."""
-    law, problem = entry.load_case()
+    """Raise where an entry does not cover its case: a misspelt law would explain nothing."""
+    ledger = choice or "the shipped ledger"
+    try:
+        law, problem = entry.load_case()
+    except LedgerError as error:
+        message = f"{ledger}: finding {entry.id!r}: case: {error}"
+        raise LedgerError(message) from error
     find_law(law)
     kind = entry.kinds[0] if entry.kinds else ""
     if not entry.explains(law, Verdict(entry.status, kind), problem):  # type: ignore[arg-type]
-        ledger = choice or "the shipped ledger"
         message = f"{ledger}: finding {entry.id!r} does not cover its own case {entry.case}"
         raise LedgerError(message)

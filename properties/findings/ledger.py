@@ -22,15 +22,21 @@ from msgspec.structs import replace
 from ...fixtures import LEDGER
 from ...impl import Target
 from ...impl.gating.rules import check_specifier, version_matches
+from ...impl.protocol import OPERATIONS
 from ...impl.targets.data_files import read_json, read_toml
 from ...impl.targets.schemas import Table, converted, one_of
 from ...impl.targets.suggestions import did_you_mean
 from ...reference import Problem, problem_from_json
 from ...reference.operations import PROBLEM_TYPES
+from ..isolation.machine import MOST_LAUNCHES
+from ..isolation.sanitizer import TOOLS
 from ..laws import LAWS
 from ..verdicts.verdict import BAD, FAIL_KINDS, Verdict
 
 CASE_SCHEMA = "kernelproof/case/1"
+DEVICES = ("cpu", "cuda")
+MOST_WORK = 2**44
+"""Most multiply-adds of a stored problem, thousands of times more than of any that is drawn."""
 PACKAGES = ("flashinfer", "triton", "torch")
 PREDICATES = {
     name
@@ -53,6 +59,9 @@ class Limits(Table, frozen=True):
     has: int | None = None
 
 
+LAUNCHES = msgspec.Meta(
+    ge=0, le=MOST_LAUNCHES, extra={"wanted": f"a whole number up to {MOST_LAUNCHES:,}"}
+)
 LawName = Annotated[str, one_of(law.name for law in LAWS)]
 
 
@@ -90,7 +99,7 @@ class Entry(Table, frozen=True):
     siblings: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
     versions: dict[Annotated[str, one_of(PACKAGES)], str] = msgspec.field(default_factory=dict)
-    device: Annotated[str, one_of(("", "cpu", "cuda"))] = ""
+    device: Annotated[str, one_of(("", *DEVICES))] = ""
     sm: tuple[int, ...] = ()
     issue: str = ""
     quarantine: bool = False
@@ -162,11 +171,15 @@ class LedgerFile(Table, frozen=True):
 
 
 class Case(msgspec.Struct):
-    """What a case file must hold; a run adds what it found."""
+    """What a case file holds that is read again; a run adds what it found."""
 
     law: str
     implementation: str
     problem: dict[str, Any]
+    device: Annotated[str, one_of(DEVICES)] | None = None
+    operation: Annotated[str, one_of(OPERATIONS)] | None = None
+    sanitizer: Annotated[str, one_of(("", *TOOLS))] | None = None
+    soak: Annotated[int, LAUNCHES] = 0
     without_rules: list[str] = []
 
 
@@ -199,10 +212,14 @@ def read_case(path: Path) -> tuple[str, Problem, dict[str, Any]]:
         raise LedgerError(message)
     case = converted(data, Case, path, LedgerError)
     try:
-        return case.law, problem_from_json(case.problem), data
+        problem = problem_from_json(case.problem)
     except ValueError as error:
         message = f"{path}: {error}"
         raise LedgerError(message) from error
+    if problem.work > MOST_WORK:
+        message = f"{path}: problem has a work of {problem.work:.1e}; the most is {MOST_WORK:.1e}"
+        raise LedgerError(message)
+    return case.law, problem, data
 
 
 def load_ledger(choice: str | None = None) -> Ledger:

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from ...impl.targets.refusal import Refusal
 from ...reference import Problem
+from ..isolation.leftovers import Left
 from ..verdicts.verdict import Verdict
 from .coverage import Coverage
 
@@ -15,8 +16,10 @@ TIME, INTERRUPTED, TERMINATED = ENDINGS = ("time", "interrupted", "terminated")
 """What may end a run early: its own deadline, SIGINT, SIGTERM."""
 EARLY = ("time", "stopped")
 """Reasons for which a law ends before it has judged its problems though there are more."""
+MOST_REMEMBERED = 500
+"""Failing problems, and passing ones, that the report of a law keeps once the law has ended."""
 SUITE_FAILED = "the suite failed"
-"""How the error of an implementation begins that is not at fault itself."""
+"""Beginning of the error of an implementation that is not at fault itself."""
 
 
 @dataclass
@@ -33,6 +36,7 @@ class Finding:
         attempts: problems judged while it was shrunk.
         deaths: how many of them cost a process, which is dear: there is a limit to them.
         replay: the command that reproduces it.
+        place: the function of the code under test that a HANG is stuck in, where that is known.
     """
 
     implementation: str
@@ -45,6 +49,7 @@ class Finding:
     attempts: int = 0
     deaths: int = 0
     replay: str = ""
+    place: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dictionary."""
@@ -87,7 +92,8 @@ class LawReport:
 
     Attributes:
         passing_ratio: the worst error over its bound of the problems that passed.
-        problems: the latest verdict on each problem, by problem id, tries of shrinking included.
+        problems: the latest verdict on each problem, by problem id, tries of shrinking included;
+            once the law has ended, see ``forget``.
         floor: fewest problems that it must judge to count.
         ended: why it did not judge all the problems that it was to judge; empty where it did, or
             found a failure. ``time``: its time was over; ``stopped``: the run's was; ``idle``: it
@@ -144,6 +150,18 @@ class LawReport:
         if self.finding is None or (self.finding.entry and first.finding):
             self.finding = first.finding
 
+    def forget(self, *, all_of_them: bool) -> None:
+        """Drop verdicts on problems, so that memory does not grow with the length of a run.
+
+        Of those that fail and of those that pass, the last ones stay: shrinking has come closest
+        to what tells them apart.
+        """
+        seen = list(self.problems.items()) if not all_of_them else []
+        passing = [each for each in seen if each[1].status == "PASS" and not each[1].vacuous]
+        failing = [each for each in seen if each[1].status not in ("PASS", "UNSUPPORTED")]
+        kept = dict(passing[-MOST_REMEMBERED:] + failing[-MOST_REMEMBERED:])
+        self.problems = {name: each for name, each in seen if name in kept}
+
     @property
     def worst_ratio(self) -> float:
         """The worst error over its bound, that of a finding included where it has one."""
@@ -164,8 +182,13 @@ class LawReport:
 
     @property
     def incomplete(self) -> bool:
-        """Whether it ended early below its floor, and found nothing until then."""
-        return self.ended in EARLY and self.judged < self.floor and self.finding is None
+        """Whether it found nothing and is below its floor: it ended early, or judged nothing.
+
+        A law that had nothing to compare in any problem does not apply.
+        """
+        if self.finding is not None or self.judged >= self.floor:
+            return False
+        return self.ended in EARLY or not (self.judged or self.vacuous)
 
 
 @dataclass
@@ -176,7 +199,7 @@ class CorpusReport:
         replayed: how many.
         of_ledger: of them, cases of ledger entries, which must still fail.
         known: of the others, failures that the ledger explains.
-        unjudged: of them, refused here, or with nothing to look at.
+        unjudged: of them, refused here, or with nothing to judge.
         seconds: that they took.
     """
 
@@ -222,12 +245,14 @@ class ImplementationReport:
     refused: dict[str, str] = field(default_factory=dict)
     declared: dict[str, Any] = field(default_factory=dict)
     """What the worker's ``describe`` says of it."""
+    left: list[Left] = field(default_factory=list)
+    """Processes and shared memory that it left behind."""
     modules: int = 0
     build_seconds: float = 0.0
     seconds: float = 0.0
 
     def fail(self, error: object) -> None:
-        """Note that the suite itself failed; the first error stays."""
+        """Record a failure of the suite itself; the first error stays."""
         if not self.error:
             self.error, self.suite_failed = f"{SUITE_FAILED}: {error}", True
 
@@ -267,6 +292,7 @@ class ImplementationReport:
             "seconds": round(self.seconds, 3),
             "corpus": self.corpus.to_json(),
             "coverage": self.coverage.to_json(),
+            "left": [vars(each) for each in self.left],
             "laws": [law.to_json() for law in self.laws],
         }
 
@@ -284,6 +310,8 @@ class RunReport:
     soak: int = 0
     sanitizer: str = ""
     lost: str = ""
+    left: list[Left] = field(default_factory=list)
+    """What was left behind while several implementations ran."""
     ended: str = ""
     """What ended it early, one of ``ENDINGS``; empty if nothing did."""
 

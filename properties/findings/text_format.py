@@ -1,10 +1,10 @@
-"""How problems and findings are told in plain text."""
+"""Findings in plain text."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from ..verdicts.text import compact, count_of, printable
+from ..verdicts.text import compact, count_of, one_line
 from ..verdicts.verdict import Verdict
 from .report import Finding
 
@@ -14,8 +14,8 @@ SUITE = (str(PACKAGE / "properties"), str(PACKAGE / "impl" / "protocol.py"))
 """Frames of these files say nothing of the code under test."""
 
 
-def told(finding: Finding) -> list[str]:
-    """Return the lines that tell a finding: what broke, on which problem, how to see it again."""
+def finding_lines(finding: Finding) -> list[str]:
+    """Return the lines on a finding: what broke, on which problem, and how to reproduce it."""
     verdict = finding.verdict
     title = f"{verdict.status} {verdict.kind}".strip()
     lines = [f"{title}  {finding.implementation}  {finding.law}"]
@@ -27,7 +27,7 @@ def told(finding: Finding) -> list[str]:
         lines.append(f"  shrunk:  in {tries}, {finding.deaths} of which cost a process")
     if finding.replay:
         lines.append(f"  replay:  {finding.replay}")
-    return [printable(line) for line in lines]
+    return [one_line(line) for line in lines]
 
 
 def trace_lines(verdict: Verdict) -> list[str]:

@@ -90,7 +90,7 @@ def family_instead_of_chip(patch: Patch, shipped: RuleBook) -> RuleBook:
 
 @bug("vllm#39825")
 def major_only(patch: Patch, shipped: RuleBook) -> RuleBook:
-    """Compare major versions alone."""
+    """Compare major versions only."""
 
     def major(sm: int | None) -> int | None:
         return None if sm is None else sm // 10
@@ -137,7 +137,7 @@ def versions_as_texts(patch: Patch, shipped: RuleBook) -> RuleBook:
 
 @bug("flashinfer#2939")
 def post_releases_left_out(patch: Patch, shipped: RuleBook) -> RuleBook:
-    """Compare the base of a version alone: 0.6.7.post2 is 0.6.7 then."""
+    """Compare only the base of a version: 0.6.7.post2 is 0.6.7 then."""
     honest = rules.version_matches
 
     def matches(version: str | None, specifier: str) -> bool:
@@ -187,7 +187,7 @@ def multiples_not_checked(patch: Patch, shipped: RuleBook) -> RuleBook:
 
 @bug("flashinfer#2939")
 def hashes_not_looked_at(patch: Patch, shipped: RuleBook) -> RuleBook:
-    """Go by versions alone where a target names its artifacts."""
+    """Go by versions only where a target names its artifacts."""
     honest = Rule.unmet_by
 
     def unmet_by(rule: Rule, machine: Target, known: Mapping[str, str]) -> list[str]:
@@ -237,7 +237,7 @@ def unknown_is_supported(patch: Patch, shipped: RuleBook) -> RuleBook:
 
 @bug()
 def future_releases_let_in(patch: Patch, shipped: RuleBook) -> RuleBook:
-    """Believe that permissions hold for releases that nobody has looked at."""
+    """Believe that permissions hold for releases that nobody has tried."""
     patch(RuleBook, "knows", lambda _, version: version is not None)
     return shipped
 

@@ -90,7 +90,7 @@ def cells_of(
 def _cell(
     title: str, problem: Problem, backend: str, target: Target, book: RuleBook
 ) -> Cell | None:
-    """Say on which side a call is; None where no rule speaks of it."""
+    """Return the side that a call is on; None where no rule speaks of it."""
     feature = feature_of(problem, backend)
     refusals = refusing(feature, target, book=book)
     if refusals:

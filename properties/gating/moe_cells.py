@@ -14,7 +14,7 @@ from ..space.moe_axes import QUANTISATION
 DTYPES = ("bfloat16", "float16", "float32")
 GROUPED = "deepseek_v3"
 Change = tuple[str, str, Mapping[str, Any]]
-"""What a change is about, what it is called, and the fields that it sets."""
+"""What a change is about, its name, and the fields that it sets."""
 
 
 def routing_calls(_: object) -> dict[str, list[Problem]]:
@@ -77,7 +77,7 @@ def _title(pair: tuple[str, bool]) -> str:
 
 
 def _fields(pair: tuple[str, bool]) -> dict[str, Any]:
-    """Return the fields of a format; the grid is what a kernel's own quantising leaves alone."""
+    """Return the fields of a format; the grid is what a kernel's own quantising does not change."""
     quantized, hidden = pair
     grid = bool(quantized) and not WEIGHT_FORMATS[quantized].weights.entry.block
     return {

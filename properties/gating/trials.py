@@ -16,13 +16,13 @@ from .cells import SUPPORTED, Cell
 RAISES, WRONG, CRASHES, HANGS, RIGHT = CALLED
 OK, KNOWN, FINDING, NOT_RUN = "ok", "known", "finding", "not run"
 UNBUILT = re.compile("ninja build failed|error building extension", re.IGNORECASE)
-"""How an exception reads that comes of a module that does not compile."""
+"""Text of an exception whose cause is a module that does not compile."""
 CUDA_FAILED = re.compile(
     r"cuda ?(driver |runtime )?error|cudaError|CUDA_ERROR|illegal memory access|misaligned address"
     r"|device-side assert|unspecified launch failure|illegal instruction",
     re.IGNORECASE,
 )
-"""How an exception reads that is no refusal: something was launched, or was to be, and failed."""
+"""Text of an exception that is no refusal: something was launched, or was to be, and failed."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Trial:
 
     @property
     def happened(self) -> str:
-        """Say what became of the call."""
+        """Return what became of the call, in words."""
         verdict = self.verdict
         words = {
             RIGHT: "right answer",
@@ -65,7 +65,7 @@ class Trial:
 
     @property
     def meaning(self) -> str:
-        """Say what a finding says of the rules."""
+        """Return what a finding says of the rules."""
         rules = ", ".join(self.cell.rules)
         if self.status != FINDING:
             return ""
@@ -176,7 +176,7 @@ def counts(trials: list[Trial]) -> dict[str, int]:
 
 
 def outcome_of(outcome: Outcome, verdict: Verdict) -> str:
-    """Say in a word what became of a call; empty where there was none."""
+    """Return in a word what became of a call; empty where there was none."""
     if outcome.status == "hang":
         return HANGS
     if outcome.status == "crash":
@@ -190,7 +190,7 @@ def outcome_of(outcome: Outcome, verdict: Verdict) -> str:
 def status_of(cell: Cell, outcome: str) -> str:
     """Judge an outcome: is it what the rules say?
 
-    A supported call must be right. A refused one must be refused by FlashInfer itself, or come to
+    A supported call must be right. A refused one must be refused by FlashInfer itself, or do
     what one of the rules documents.
     """
     if not outcome:

@@ -7,10 +7,12 @@ module builds it, in parallel with others, and the rest then cost milliseconds.
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +21,7 @@ from ...impl.gating import RuleBook
 from ...impl.protocol import EVERY_RULE
 from ...reference import Problem
 from ..findings.ledger import Ledger
+from ..findings.report import INTERRUPTED, TERMINATED, TIME
 from ..isolation.machine import cores
 from ..isolation.workers import Deadlines, Worker
 from ..search.building import BUILD_DEADLINES, compilers, limited_to
@@ -48,6 +51,8 @@ CALLING_SLOWLY = Deadlines(run=120.0, compile=180.0)
 """On a CPU: Triton's interpreter takes its time."""
 MOST_WORKERS = 16
 LEFT_OUT = "its module is not among those that were to be built"
+WATCH_SECONDS = 0.1
+"""Seconds between two questions whether the run is to end early."""
 SLOWEST_FIRST = ("fa3", "fa2", "cuda-core")
 """Backends whose modules take longest to build."""
 
@@ -64,6 +69,7 @@ class Order:
         modules: most modules that are built of an implementation; all if 0.
         jobs: workers at a time; by cores if 0.
         only: values that a cell's problem must have.
+        seconds: that the run may take, building included.
     """
 
     implementations: Mapping[str, str]
@@ -73,19 +79,33 @@ class Order:
     modules: int = 0
     jobs: int = 0
     only: Only = WHOLE_SPACE
+    seconds: float = math.inf
 
 
 @dataclass
 class Report:
-    """A whole run: see ``Tried`` for its parts."""
+    """A whole run: see ``Tried`` for its parts.
+
+    Attributes:
+        target: the machine, as JSON.
+        implementations: that were tried.
+        seconds: of the run.
+        build_seconds: from its start until the last module was built.
+        lost: why the device was lost; empty if it was not.
+        ended: why the run ended early, one of ``ENDINGS``; empty if it did not.
+    """
 
     target: dict[str, Any]
     implementations: list[Tried] = field(default_factory=list)
     seconds: float = 0.0
     build_seconds: float = 0.0
-    """From the start until the last module was built."""
     lost: str = ""
-    interrupted: bool = False
+    ended: str = ""
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal ended the run."""
+        return self.ended in (INTERRUPTED, TERMINATED)
 
     @property
     def trials(self) -> list[Trial]:
@@ -102,6 +122,7 @@ class Trying:
         self.report = Report(self.target.to_json())
         self._tell = tell
         self._stop = threading.Event()
+        self._asked_to_end = ""
         self._lock = threading.Lock()
         self._trials: dict[tuple[str, Problem], Trial] = {}
         most = cores() // 2 if order.device == "cuda" else cores()
@@ -118,24 +139,53 @@ class Trying:
         """Try everything, and report what was learned even if the run ends early."""
         self._started = time.monotonic()
         groups: list[Group] = []
-        try:
-            with self._pool, ThreadPoolExecutor(self._jobs) as threads:
-                try:
-                    made = threads.map(self._prepare, *zip(*self._names(), strict=True))
-                    groups = [group for each in made for group in each]
-                    self._build_count = sum(group.first is not None for group in groups)
-                    self._cell_count = sum(len(group.cells) for group in groups)
-                    self._say(f"{self._cell_count} cells, {self._build_count} modules to build")
-                    list(threads.map(self._try_group, sorted(groups, key=_slowest_first)))
-                except BaseException:
-                    self._stop.set()
-                    self._pool.close()  # ends whatever still runs: the executor waits for it
-                    raise
-        except KeyboardInterrupt:
-            self.report.interrupted = True
+        with self._ended_early(), self._pool, ThreadPoolExecutor(self._jobs) as threads:
+            try:
+                made = threads.map(self._prepare, *zip(*self._names(), strict=True))
+                groups = [group for each in made for group in each]
+                self._build_count = sum(group.first is not None for group in groups)
+                self._cell_count = sum(len(group.cells) for group in groups)
+                self._say(f"{self._cell_count} cells, {self._build_count} modules to build")
+                list(threads.map(self._try_group, sorted(groups, key=_slowest_first)))
+            except BaseException:
+                self._stop.set()
+                self._pool.close()  # ends whatever still runs: the executor waits for it
+                raise
         self._collect(groups)
         self.report.seconds = time.monotonic() - self._started
         return self.report
+
+    def end(self, why: str) -> None:
+        """End the run early, from any thread or a handler of signals: ``execute`` returns soon.
+
+        Args:
+            why: one of ``ENDINGS``.
+        """
+        # A handler may interrupt any line of the main thread: it takes no lock.
+        self._asked_to_end = why
+
+    @contextmanager
+    def _ended_early(self) -> Iterator[None]:
+        """End the run, and what is built or called then, when its time is over or somebody asks."""
+        done = threading.Event()
+
+        def watch() -> None:
+            while not done.wait(WATCH_SECONDS):
+                if time.monotonic() - self._started > self.order.seconds:
+                    self.end(TIME)
+                if self._asked_to_end:
+                    self.report.ended = self._asked_to_end
+                    self._stop.set()
+                    self._pool.close()
+                    return
+
+        watcher = threading.Thread(target=watch, name="ending", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            done.set()
+            watcher.join()
 
     def _names(self) -> list[tuple[str, str]]:
         for name, reference in self.order.implementations.items():
@@ -184,7 +234,7 @@ class Trying:
                 raise
 
     def _build(self, worker: Worker, group: Group) -> Verdict | None:
-        """Build a group's module; gives what its calls will come to where it does not compile."""
+        """Build a group's module; return the verdict on all its calls where it does not compile."""
         if group.first is None:
             return None
         start = time.monotonic()

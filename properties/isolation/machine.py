@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+MOST_LAUNCHES = 1_000_000
+"""Most launches of one problem under the law soak: a GPU makes as many in minutes."""
+
 
 def cores() -> int:
     """Count the processor cores that this process may use, which a container may limit."""

@@ -9,8 +9,14 @@ from typing import Literal
 Status = Literal["done", "hang", "crash", "error"]
 
 
-KILLED = "killed (out of memory?)"
-"""The kind of a crash by a SIGKILL that the suite did not send."""
+KILLED, KILLED_FOR_MEMORY = "SIGKILL", "SIGKILL (out of memory)"
+"""Kinds of a crash by a SIGKILL that the suite did not send: nothing says who sent it, or the
+kernel counts one more process that it has ended for lack of memory."""
+SENTENCES = {
+    KILLED: "killed by SIGKILL, by whom is unknown",
+    KILLED_FOR_MEMORY: "killed by the kernel, for lack of memory",
+}
+"""Kinds of a crash that need words of their own."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,9 @@ class Outcome:
     stderr: str = ""  # the end of what was printed in this case, to standard output too
     stack: str = ""  # hang: the stacks of all threads; crash: faulthandler's report
     detail: str = ""  # one sentence, or the handler's traceback
+    # Whether code of others than this request's ran in the process before: what went wrong may be
+    # their doing.
+    shared: bool = False
     log: str = ""  # what the program that the process runs under has written in this case
 
     @property
@@ -37,14 +46,14 @@ class Outcome:
         return self.status in ("hang", "crash")
 
 
-def describe_exit(status: int | None) -> str:
+def describe_exit(status: int | None, *, for_memory: bool = False) -> str:
     """Name the end of a process that died by itself; `status` is negative for a signal."""
     if status is None:
         return "does not die"
     if status >= 0:
         return f"exit {status}"
     if status == -signal.SIGKILL:  # not by us: we had not sent it yet
-        return KILLED
+        return KILLED_FOR_MEMORY if for_memory else KILLED
     try:
         return signal.Signals(-status).name
     except ValueError:  # a real-time signal has no name

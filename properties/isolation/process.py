@@ -12,9 +12,7 @@ import json
 import math
 import os
 import select
-import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,21 +20,25 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from .kernel_kills import kills
+from .leftovers import is_helper
 from .outcome import Outcome, Status, describe_exit
 from .spawning import start_group
 from .stages import BOARD_BYTES, Board, Deadlines, FrameReader, GarbledError, WorkerOptions, frame
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 # The code under test runs in these: overrunning one is its fault, any other the harness's.
-_HANG_STAGES: Final = ("compile", "run")
-_TICK_SECONDS: Final = 0.1  # how often a silent process is looked at
+_HANG_STAGES: Final = ("compile", "run", "supports")
+_TICK_SECONDS: Final = 0.1  # between two checks of a silent process
 _DUMP_SECONDS: Final = 0.3  # what a stack dump may take before the process is killed without
 _EXIT_SECONDS: Final = 1.0  # from the end of the connection to the end of the process
 # A program that a process runs under writes of a case a little after it.
 _SETTLING_SECONDS: Final = 0.05
 _SETTLED_SECONDS: Final = 2.0
+# How long the kernel's count of processes ended for lack of memory stays the one before a case.
+_COUNT_SECONDS: Final = 1.0
 _LOG_READ_BYTES: Final = 64 << 10
 _STDERR_BYTES: Final = 4 << 10
 _STACK_BYTES: Final = 16 << 10
@@ -71,6 +73,11 @@ class WorkerProcess:
 
     def __init__(self, recipe: Recipe) -> None:
         self.ended = False
+        self.left: tuple[str, ...] = ()
+        """Command lines of processes that the code under test has left; known after ``end``."""
+        self.tenants: set[object] = set()
+        """Whose code has run in it, see ``workers.TENANT``."""
+        self._busy = self._cut_off = False
         self._ready = False
         self._requests = 0
         self._unanswered: deque[tuple[int, Deadlines]] = deque()
@@ -78,6 +85,7 @@ class WorkerProcess:
         self._errors, self._dumps = _Log(), _Log()
         self._log = _Log(named=True) if recipe.under else None
         self._process: int | None = None
+        self._kills, self._counted = kills(), time.monotonic()
         self._socket, theirs = socket.socketpair()
         with theirs, tempfile.TemporaryFile() as board:
             board.truncate(BOARD_BYTES)
@@ -87,8 +95,6 @@ class WorkerProcess:
                 handler=recipe.handler,
                 preload=recipe.preload,
                 memory_limit=recipe.memory_limit,
-                # A program in between is the parent that the process sees.
-                parent=0 if recipe.under else os.getpid(),
                 connection=theirs.fileno(),
                 board=board.fileno(),
                 dumps=self._dumps.fileno(),
@@ -99,9 +105,9 @@ class WorkerProcess:
                     *(recipe.executable, "-c", _BOOTSTRAP, json.dumps(recipe.sys_path)),
                     *(f"{__package__}.worker_main", json.dumps(dataclasses.asdict(options))),
                 ],
+                scratch=True,
                 env=dict(recipe.environment),
                 pass_fds=(options.connection, options.board, options.dumps),
-                stdin=subprocess.DEVNULL,
                 # Whatever the code under test prints, it cannot get into a reply.
                 stdout=self._errors.fileno(),
                 stderr=self._errors.fileno(),
@@ -150,7 +156,10 @@ class WorkerProcess:
             # end.
             self._board.note("load", time.monotonic_ns())
             self._began = time.monotonic()
+            if self._began - self._counted > _COUNT_SECONDS:
+                self._kills, self._counted = kills(), self._began
         self._unanswered.append((self._requests, deadlines))
+        self._busy = True
         self._socket.settimeout(deadlines.load)
         with contextlib.suppress(OSError):  # a process that does not take it is found out later
             self._socket.sendall(request)
@@ -169,6 +178,7 @@ class WorkerProcess:
             outcome = self._died(error, began)
         else:
             self._began = time.monotonic()
+            self._busy = bool(self._unanswered)
             result = reply.get("result")
             if isinstance(result, dict):
                 return self._outcome("done", began, result=result)
@@ -182,21 +192,36 @@ class WorkerProcess:
         return self._group.exited()
 
     def kill(self) -> None:
-        """Kill the process's group, from any thread; whoever is asking it finds it dead."""
+        """Kill the process and what it started, from any thread; who is asking it finds it dead."""
+        self._cut_off |= self._busy
         self._group.kill()
 
+    def has_children(self) -> bool:
+        """Whether something that the process has started runs."""
+        return self._requests > 0 and not self.ended and self._group.busy()
+
     def end(self) -> None:
-        """Kill and reap the process's group and give back what it took here."""
+        """Kill and reap the process and what it started, and give back what it took here."""
         if self.ended:
             return
         self.ended = True
         self._group.end()
+        self.left = tuple(self._left_behind())
         self._socket.close()
         self._board.close()
         self._errors.close()
         self._dumps.close()
         if self._log is not None:
             self._log.close()
+
+    def _left_behind(self) -> Iterator[str]:
+        if self._log is not None:  # a program in between has helpers of its own
+            return
+        # What runs in the middle of a case may be a part of it, a compiler for example.
+        amid = self._cut_off or self._unanswered or self._board.read()[0] == "compile"
+        for each in self._group.left:
+            if not is_helper(each.command) and (each.escaped or not amid):
+                yield each.command
 
     def _receive(self, deadlines: Deadlines) -> dict[str, object]:
         """Return the next message; _OverrunError past a deadline, _GoneError at the process's end.
@@ -225,6 +250,7 @@ class WorkerProcess:
     def _overran(self, overrun: _OverrunError, began: float) -> Outcome:
         hang = overrun.stage in _HANG_STAGES
         seconds = time.monotonic() - began
+        self._cut_off = True
         detail = f"{overrun.stage} took longer than {overrun.limit:g} s"
         self._dump_stacks()
         if self._group.end() is None:
@@ -244,12 +270,13 @@ class WorkerProcess:
             time.sleep(0.002)
         by_itself = self._group.exited()
         status = self._group.end()
-        kind = describe_exit(status) if by_itself else "closed its connection"
+        for_memory = self._kills != kills()
+        kind = describe_exit(status, for_memory=for_memory) if by_itself else _CLOSED
         return self._outcome("crash", began, kind=kind)
 
     def _dump_stacks(self) -> None:
         """Have faulthandler write all stacks; its signal handler runs even inside a C call."""
-        self._group.signal(signal.SIGUSR1, self._process)
+        self._group.dump(self._process)
         until, before = time.monotonic() + _DUMP_SECONDS, 0
         while time.monotonic() < until:
             time.sleep(0.01)
@@ -292,6 +319,7 @@ class _GoneError(Exception):
     """The process closed its connection, or is dead."""
 
 
+_CLOSED: Final = "closed its connection"
 _NO_OBJECT: Final = "the handler's result is no JSON object"
 
 

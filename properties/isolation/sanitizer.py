@@ -10,9 +10,9 @@ from typing import Final
 PROGRAM: Final = "compute-sanitizer"
 TOOLS: Final = ("memcheck", "racecheck", "synccheck", "initcheck")
 SLOWNESS: Final = 20.0
-"""How many times longer calls may take under it, before any was measured."""
+"""Factor of the deadlines of calls under compute-sanitizer, before any was measured."""
 LESS_WORK: Final = 64
-"""Of the work of a GPU's problems, what part they have under it."""
+"""Divisor of the work of a GPU's problems under compute-sanitizer."""
 ENVIRONMENT: Final = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 """What is just outside of a tensor is inside of what torch has allocated, unless it keeps none."""
 PLACES: Final = ("/usr/local/cuda/bin",)
@@ -45,8 +45,8 @@ def command(tool: str) -> tuple[str, ...]:
             f"cuda-sanitizer-13-0, or {PLACES[0]} on PATH)"
         )
         raise SanitizerMissingError(message)
-    # The compilers that a kernel's first call starts are not looked at, and neither are errors
-    # that torch asks CUDA for on purpose.
+    # The compilers that a kernel's first call starts are not checked, and neither are errors that
+    # torch asks CUDA for on purpose.
     return (
         str(Path(found)), "--tool", tool, "--target-processes", "application-only",
         "--report-api-errors", "no", "--log-file",
@@ -54,7 +54,7 @@ def command(tool: str) -> tuple[str, ...]:
 
 
 def errors(log: str) -> list[str]:
-    """Return the errors that a log tells of, each with its first lines."""
+    """Return the errors in a log, each with its first lines."""
     found: list[list[str]] = []
     reading = False
     for line in log.splitlines():

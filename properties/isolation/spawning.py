@@ -1,107 +1,193 @@
-"""Starts processes that cannot outlive this one, in groups that die as a whole.
+"""Starts programs that cannot outlive this process, and of which nothing outlives their end.
 
-Three things make sure of that. Who holds a `ProcessGroup` ends it. A guard, a tiny process of its
-own, is told of every group and kills what is left when this process is gone, even by SIGKILL. And
-a worker asks its kernel to be killed with its parent (`worker.py`). The last is fastest but knows
-nothing of grandchildren; the guard, unlike a thread in the worker, needs no interpreter lock that a
-stuck kernel may be holding.
+Each has a process of its own above it (`supervisor.py`), which adopts whatever the program leaves
+and ends it: when this process says so, or is gone, even by SIGKILL. Unlike a thread in the program,
+it needs no interpreter lock that a stuck kernel may be holding.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
+import errno
+import fcntl
+import json
 import os
 import queue
+import select
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import IO, TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from . import supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 # A process inside the kernel (a device driver waiting for its hardware) dies only when it returns.
 _REAP_SECONDS: Final = 10.0
+_COUNT_SECONDS: Final = 1.0
+# Younger folders may not be locked yet.
+_STALE_SECONDS: Final = 60.0
 
-_GUARD: Final = """\
-import os, signal, sys
-for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-    signal.signal(number, signal.SIG_IGN)
-groups = set()
-for line in sys.stdin:
-    (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
-for group in groups:
-    try:
-        os.killpg(group, signal.SIGKILL)
-    except OSError:
-        pass
-"""
+
+@dataclass(frozen=True)
+class LeftProcess:
+    """A process that a program has left behind, and that was ended.
+
+    Attributes:
+        pid: its number.
+        command: its command line.
+        escaped: whether it is in another session than the program.
+    """
+
+    pid: int
+    command: str
+    escaped: bool
 
 
 class ProcessGroup:
-    """A process that leads a group of its own, and whatever it has started in that group."""
+    """A program, and whatever it has started."""
 
-    def __init__(self, leader: subprocess.Popen[bytes], guard: IO[bytes]) -> None:
-        self._leader = leader
-        self._guard = guard
-        self._lock = threading.Lock()
-        self._reaped = False
-        self._tell_guard("+")
+    def __init__(self, above: subprocess.Popen[bytes], link: socket.socket) -> None:
+        self.left: tuple[LeftProcess, ...] = ()
+        """Processes that were there after the program's end; known after ``end``."""
+        self._supervisor, self._link = above, link
+        self._status: int | None = None
+        self._alive = 0
+        self._scratch, self._ended_well = "", False
+        self._heard = b""
+        self._deaf = self._over = False
+        self._lock = threading.RLock()
+        self._poll = select.poll()
+        self._poll.register(link, select.POLLIN)
+        _groups[above.pid] = self
 
     def exited(self) -> bool:
-        """Return whether the leader has ended. It is not reaped, so that its number stays taken."""
-        if self._reaped:
-            return True
-        if not hasattr(os, "waitid"):
-            return self._leader.poll() is not None
-        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        try:
-            return os.waitid(os.P_PID, self._leader.pid, options) is not None
-        except ChildProcessError:  # somebody else has reaped it
-            return True
+        """Return whether the program has ended."""
+        with self._lock:
+            self._hear(0.0)
+            return self._deaf or self._status is not None
 
-    def signal(self, number: int, process: int | None = None) -> None:
-        """Send a signal to the leader alone, or to this process that it has started."""
-        with self._lock, contextlib.suppress(ProcessLookupError):
-            if not self._reaped:
-                os.kill(process or self._leader.pid, number)
+    def busy(self) -> bool:
+        """Return whether something that the program has started is alive, as far as it says."""
+        with self._lock:
+            self._alive = -1
+            self._say(supervisor.COUNT)
+            until = time.monotonic() + _COUNT_SECONDS
+            while self._alive < 0 and not self._deaf and (left := until - time.monotonic()) > 0:
+                self._hear(left)
+            return self._alive > 0
+
+    def dump(self, process: int | None = None) -> None:
+        """Send SIGUSR1 to the program, or to this process that it has started."""
+        if process is None:
+            self._say(supervisor.DUMP)
+        elif not self._over:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGUSR1)
 
     def kill(self) -> None:
-        """Kill the whole group at once."""
-        with self._lock:
-            if not self._reaped:
-                self._kill()
+        """End the program and all that it has started, and do not wait, from any thread."""
+        self._say(supervisor.END)
+        if self._supervisor.returncode is None:
+            with contextlib.suppress(OSError):  # the program may have stopped it
+                os.kill(self._supervisor.pid, signal.SIGCONT)
 
     def end(self) -> int | None:
-        """Kill the whole group and return the leader's exit status, negative for a signal.
+        """End the program and all that it has started; return its status, negative for a signal.
 
         None: it has not died yet. That can only be helped by whoever holds its device.
         """
         with self._lock:
-            if not self._reaped:
-                self._kill()
-                self._tell_guard("-")
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._leader.wait(_REAP_SECONDS)
-                self._reaped = True
-        return self._leader.returncode
+            if not self._over:
+                self.kill()
+                until = time.monotonic() + _REAP_SECONDS
+                while not self._deaf and (left := until - time.monotonic()) > 0:
+                    self._hear(left)
+                self._over = True
+                if self._deaf:
+                    above = self._supervisor.wait()
+                    # The program has ended the process above it, and dies with it.
+                    self._status = above if self._status is None else self._status
+                if not self._ended_well:
+                    _end_by_folder(self._scratch)
+                self._link.close()
+                _groups.pop(self._supervisor.pid, None)
+        return self._status
 
-    def _kill(self) -> None:
-        # PermissionError: some systems say so of a group in which all are dead but not yet reaped.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._leader.pid, signal.SIGKILL)
+    def _say(self, word: bytes) -> None:
+        with contextlib.suppress(OSError):
+            self._link.send(word)
 
-    def _tell_guard(self, sign: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # the guard itself was killed, or closed
-            self._guard.write(f"{sign}{self._leader.pid}\n".encode())
+    def _hear(self, seconds: float) -> None:
+        """Take what the supervisor says within some seconds."""
+        if self._over or self._deaf or not self._poll.poll(1000 * seconds):
+            return
+        try:
+            said = self._link.recv(1 << 16)
+        except OSError:
+            said = b""
+        self._deaf = not said
+        *lines, self._heard = (self._heard + said).split(b"\n")
+        for line in lines:
+            message = json.loads(line)
+            self._status = message.get("status", self._status)
+            self._alive = message.get("alive", self._alive)
+            self._scratch = message.get("scratch", self._scratch)
+            self._ended_well |= "left" in message
+            self.left = tuple(LeftProcess(**each) for each in message.get("left", ()))
+
+
+def _end_by_folder(scratch: str) -> None:
+    """Kill the processes that have this folder for temporary files, and remove it (Linux).
+
+    Their supervisor is dead, and nobody knows any more whose they are.
+    """
+    if not scratch:
+        return
+    variable = f"\0TMPDIR={scratch}\0".encode()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # gone since, or somebody else's
+            if variable in b"\0" + path.read_bytes() + b"\0":
+                os.kill(int(path.parent.name), signal.SIGKILL)
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+_groups: Final[dict[int, ProcessGroup]] = {}
+"""Those that have not ended, by the process above them."""
+
+
+def kill_children() -> None:
+    """Kill all that this process has started: whoever waits for one goes on (Linux).
+
+    A handler of signals may ask for it.
+    """
+    groups = dict(_groups)
+    for each in groups.values():
+        each.kill()
+    own = os.getpgid(0)
+    for child in supervisor.children_of(os.getpid()):
+        if child not in groups:
+            with contextlib.suppress(OSError):  # gone since
+                group = os.getpgid(child)
+                if group == own:
+                    os.kill(child, signal.SIGKILL)
+                else:
+                    os.killpg(group, signal.SIGKILL)
 
 
 class _Spawner:
-    """The one thread that starts all processes, and their guard.
+    """The one thread that starts all processes.
 
     Linux kills a child with its parent when the *thread* that started it ends, not the process; so
     the threads of an engine, which come and go, must not start any.
@@ -110,17 +196,9 @@ class _Spawner:
     def __init__(self) -> None:
         self.process = os.getpid()
         self._requests: queue.SimpleQueue[_Request] = queue.SimpleQueue()
-        self._guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _GUARD],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            bufsize=0,
-            start_new_session=True,  # Ctrl-C and a kill of this process's group are not for it
-        )
-        atexit.register(self._close)
         threading.Thread(target=self._work, name="kernelproof-spawner", daemon=True).start()
 
-    def start(self, start: Callable[[], subprocess.Popen[bytes]]) -> ProcessGroup:
+    def start(self, start: Callable[[], ProcessGroup]) -> ProcessGroup:
         group: Future[ProcessGroup] = Future()
         self._requests.put((start, group))
         try:
@@ -130,31 +208,68 @@ class _Spawner:
             raise
 
     def _work(self) -> None:
-        lines = self._guard.stdin
-        assert lines is not None  # noqa: S101 - it is a pipe
         while True:
             start, group = self._requests.get()
             try:
-                group.set_result(ProcessGroup(start(), lines))
+                group.set_result(start())
             except BaseException as error:  # noqa: BLE001 - it is raised where the start was asked for
                 group.set_exception(error)
 
-    def _close(self) -> None:
-        if self.process == os.getpid() and self._guard.stdin is not None:
-            self._guard.stdin.close()
-            self._guard.wait()
 
-
-_Request = tuple[Callable[[], "subprocess.Popen[bytes]"], "Future[ProcessGroup]"]
+_Request = tuple[Callable[[], ProcessGroup], "Future[ProcessGroup]"]
 _spawner: _Spawner | None = None
 _spawner_lock = threading.Lock()
 
 
-def start_group(command: Sequence[str], **options: Any) -> ProcessGroup:  # noqa: ANN401
-    """Start `command` in a session of its own; `options` are those of `subprocess.Popen`."""
-    global _spawner  # noqa: PLW0603 - one for all pools: it is a thread and a process
+def start_group(
+    command: Sequence[str],
+    *,
+    scratch: bool = False,
+    **options: Any,  # noqa: ANN401
+) -> ProcessGroup:
+    """Start `command` in a session of its own, without input.
+
+    Args:
+        command: a program and its arguments.
+        scratch: whether it gets a folder for temporary files of its own, removed at its end.
+        options: those of `subprocess.Popen`.
+
+    Raises:
+        FileNotFoundError: there is no such program.
+    """
+    global _spawner  # noqa: PLW0603 - one for all pools: it is a thread
+    if shutil.which(command[0], path=(options.get("env") or os.environ).get("PATH")) is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
     with _spawner_lock:
-        # A fork of this process has a copy of the object, but neither its thread nor its children.
+        # A fork of this process has a copy of the object, but not its thread.
         if _spawner is None or _spawner.process != os.getpid():
+            _remove_stale()
             _spawner = _Spawner()
-    return _spawner.start(lambda: subprocess.Popen(command, start_new_session=True, **options))
+    folder = tempfile.gettempdir() if scratch else ""
+
+    def start() -> ProcessGroup:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            above: subprocess.Popen[bytes] = subprocess.Popen(
+                [sys.executable, "-I", "-S", supervisor.__file__, folder, *command],
+                stdin=theirs.fileno(),
+                start_new_session=True,  # Ctrl-C and a kill of this process's group are not for it
+                **options,
+            )
+        return ProcessGroup(above, ours)
+
+    return _spawner.start(start)
+
+
+def _remove_stale() -> None:
+    """Remove the folders of programs whose supervisor was killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{supervisor.SCRATCH}*"):
+        with contextlib.suppress(OSError):  # somebody else's, or locked
+            if time.time() - folder.stat().st_mtime < _STALE_SECONDS:
+                continue
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(fd)

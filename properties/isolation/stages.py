@@ -7,17 +7,17 @@ Requests and replies are JSON in `frame`s over a stream socket.
 
 from __future__ import annotations
 
-import json
 import mmap
 import struct
 from dataclasses import dataclass
+from json import dumps, loads
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Mapping
 
-STAGES: Final = ("load", "materialise", "compile", "run", "judge")
+STAGES: Final = ("load", "materialise", "compile", "run", "judge", "supports")
 BOARD_BYTES: Final = mmap.PAGESIZE
 
 _NUMBERS: Final = {name: number for number, name in enumerate(STAGES)}
@@ -36,7 +36,8 @@ class GarbledError(Exception):
 class Deadlines:
     """Seconds that each stage may take, from its own start; a process's own start is "load" too.
 
-    "run" is short because it holds nothing but the code under test; compiling is apart.
+    "run" is short because it holds nothing but the code under test; compiling is apart, and so is
+    "supports", which may import what a release consists of.
     """
 
     load: float = 120.0
@@ -44,6 +45,7 @@ class Deadlines:
     compile: float = 900.0
     run: float = 5.0
     judge: float = 120.0
+    supports: float = 60.0
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,6 @@ class WorkerOptions:
     handler: str  # "module:function"
     preload: tuple[str, ...]  # modules to import before the first request
     memory_limit: int | None  # bytes of private memory
-    parent: int  # the process to die with; 0: whichever started it, a program in between
     connection: int  # file descriptors: the socket,
     board: int  # the Board,
     dumps: int  # and where stack dumps go
@@ -94,7 +95,7 @@ class Board:
 
 def frame(message: Mapping[str, object]) -> bytes:
     """Return `message` as bytes with its length in front; TypeError where JSON cannot hold it."""
-    body = json.dumps(message).encode()
+    body = dumps(message).encode()
     return _HEADER.pack(_MAGIC, len(body)) + body
 
 
@@ -135,7 +136,7 @@ class FrameReader:
         if len(self._buffer) < end:
             return None
         try:
-            message = json.loads(self._buffer[_HEADER.size : end])
+            message = loads(self._buffer[_HEADER.size : end])
         except ValueError as error:
             msg = f"a message that is not JSON: {error}"
             raise GarbledError(msg) from error

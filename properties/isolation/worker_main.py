@@ -17,11 +17,12 @@ import os
 import signal
 import socket
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from contextlib import contextmanager
+from os import _exit, getpid  # what the code under test puts there is not called
 from pathlib import Path
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .stages import Board, FrameReader, WorkerOptions, frame
@@ -36,14 +37,13 @@ if TYPE_CHECKING:
 
 Handler = Callable[[dict[str, object], "Monitor"], dict[str, object]]
 
-_PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _KEPT_ALLOCATION = 32 << 20  # the most that mallopt allows
 _KEPT_MEMORY = 256 << 20
 
 
 class Monitor:
-    """Tells the parent which stage a case is in; each stage has a deadline of its own."""
+    """Shows the parent the stage of a case; each stage has a deadline of its own."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
@@ -51,7 +51,7 @@ class Monitor:
 
     def enter(self, stage: str) -> None:
         """Begin `stage` ("load", "materialise", "compile", "run" or "judge") now."""
-        self._note(stage, time.monotonic_ns())
+        self._note(stage, monotonic_ns())
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -60,15 +60,15 @@ class Monitor:
         The clock of the one before stood still meanwhile: a "compile" inside a "run" is not counted
         as running, and a "run" does not start afresh after each of many of them.
         """
-        outer, spent = self._stage, time.monotonic_ns() - self._started
+        outer, spent = self._stage, monotonic_ns() - self._started
         self.enter(name)
         try:
             yield
         except SystemExit:  # the process ends here, and this is where it stood
-            outer, spent = self._stage, time.monotonic_ns() - self._started
+            outer, spent = self._stage, monotonic_ns() - self._started
             raise
         finally:
-            self._note(outer, time.monotonic_ns() - spent)
+            self._note(outer, monotonic_ns() - spent)
 
     def _note(self, stage: str, started: int) -> None:
         self._board.note(stage, started)
@@ -91,11 +91,11 @@ def main(options: str) -> NoReturn:
         traceback.print_exc()
     finally:
         _flush()
-        os._exit(status)
+        _exit(status)
 
 
 def _serve(options: WorkerOptions) -> None:
-    process = os.getpid()
+    process = getpid()
     _prepare_process(options)
     connection = socket.socket(fileno=options.connection)
     monitor = Monitor(Board(options.board))
@@ -108,7 +108,7 @@ def _serve(options: WorkerOptions) -> None:
     requests = FrameReader(connection)
     while (request := requests.read()) is not None:
         reply = _answer(handler, request, monitor)
-        if os.getpid() != process:
+        if getpid() != process:
             # The code under test forked and its child came back here: it must not answer as well.
             return
         _flush()
@@ -131,8 +131,7 @@ def _answer(handler: Handler, request: dict[str, Any], monitor: Monitor) -> byte
 
 
 def _prepare_process(options: WorkerOptions) -> None:
-    """Tie this process to its parent, and make its end informative and contained."""
-    _die_with(options.parent)
+    """Make the end of this process informative and contained."""
     # Ctrl-C is the parent's: it decides what becomes of a running case.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for fd in (options.connection, options.board, options.dumps):
@@ -145,17 +144,6 @@ def _prepare_process(options: WorkerOptions) -> None:
         sys.stdout.reconfigure(line_buffering=True)
     _keep_freed_memory()
     _limit_memory(options.memory_limit)
-
-
-def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent is gone, however that ends (Linux)."""
-    if sys.platform != "linux" or not parent:
-        # A program in between: the thread that started this process may be gone, and no harm done.
-        return
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it went before the request above took hold
-        os._exit(1)
 
 
 def _keep_freed_memory() -> None:

@@ -15,14 +15,17 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import getpass
 import os
 import sys
+import tempfile
 import threading
 from collections import deque
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from .leftovers import Left, Leftovers
 from .outcome import Outcome
 from .process import Recipe, WorkerProcess
 from .stages import Deadlines
@@ -41,10 +44,19 @@ DEFAULT_MEMORY_LIMIT: Final = min(
 
 # A handler that sets this in its result asks for a fresh process, as this one is of no more use.
 LAST_REPLY: Final = "last_reply"
+# The field of a request that names whose code it runs; some run nobody's.
+TENANT: Final = "implementation"
 _DEFAULT_DEADLINES: Final = Deadlines()
 # Several workers share the cores; and one thread always adds in the same order. Set before torch
 # or numpy is imported, which is when they read it.
 _ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+# Workers have folders for temporary files of their own: what these keep there for later processes
+# stays where it was.
+_CACHES: Final = {
+    "TORCHINDUCTOR_CACHE_DIR": "torchinductor_{user}",
+    "CUTE_DSL_CACHE_DIR": "{user}/cutlass_python_cache",
+    "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": "{user}/flash_attention_cute_dsl_cache",
+}
 # Requests that wait for a busy process at most: one drawn example has two or three problems, and
 # the next takes as long to draw as these take to judge.
 DEPTH: Final = 4
@@ -65,6 +77,8 @@ class Worker:
         self._sent = 0  # of the process's requests, those without an answer
         self._quick = False  # the last answer came soon
         self._note = ""
+        self.owner = ""
+        """Whose code ran in the process last."""
 
     @property
     def busy(self) -> bool:
@@ -93,7 +107,7 @@ class Worker:
             if self.busy:
                 msg = "the worker has requests whose answers were not taken"
                 raise RuntimeError(msg)
-            return self._send(payload, deadlines) or self._receive()
+            return self._send(payload, deadlines) or self._received(payload, deadlines)
 
     def ask(self, payload: Mapping[str, object], deadlines: Deadlines = _DEFAULT_DEADLINES) -> None:
         """Have the handler answer `payload` after what it was asked before; see `answer`.
@@ -113,8 +127,8 @@ class Worker:
         """
         with self._ended_by_errors():
             failure = self._send_asked()
-            self._asked.popleft()
-            outcome = failure or self._receive()
+            asked = self._asked.popleft()
+            outcome = failure or self._received(*asked)
             self._quick = outcome.seconds < QUICK_SECONDS
             return outcome
 
@@ -124,6 +138,16 @@ class Worker:
         self._quick = False
         if self.busy:
             self._end()
+
+    def begin(self, owner: str) -> None:
+        """Run the code of another, in a fresh process if the last one's has started something."""
+        if owner != self.owner and self._process is not None and self._process.has_children():
+            self.renew()
+        self.owner = owner
+
+    def shared_with_others(self, tenant: object) -> bool:
+        """Whether code of others than a tenant has run in the process."""
+        return self._process is not None and bool(self._process.tenants - {tenant})
 
     def renew(self) -> None:
         """Give up the process for a fresh one, in which no earlier case has left anything."""
@@ -146,7 +170,7 @@ class Worker:
     def _end(self) -> None:
         self._sent = 0
         if self._process is not None:
-            self._supply.end(self._process)
+            self._supply.end(self._process, self.owner)
             self._process = None
 
     def _send_asked(self) -> Outcome | None:
@@ -161,6 +185,8 @@ class Worker:
         failure = None if self.busy else self._get_ready(deadlines)
         if failure is None and self._process is not None:
             self._process.send(payload, deadlines)
+            if payload.get(TENANT):
+                self._process.tenants.add(payload[TENANT])
             self._sent += 1
         return failure
 
@@ -182,10 +208,20 @@ class Worker:
             self._end()
         return Outcome("error", kind="start", detail="the workers die before any request")
 
-    def _receive(self) -> Outcome:
+    def _received(self, payload: Mapping[str, object], deadlines: Deadlines) -> Outcome:
+        """Wait for the answer to a request that was sent; an error is no other tenant's doing."""
+        outcome = self._receive(payload.get(TENANT))
+        if outcome.status == "error" and outcome.shared:
+            self.renew()
+            outcome = self._send(payload, deadlines) or self._receive(payload.get(TENANT))
+        return outcome
+
+    def _receive(self, tenant: object) -> Outcome:
         """Wait for the answer to the oldest request that was sent."""
         assert self._process is not None  # noqa: S101  it was sent to one
         outcome = self._process.answer()
+        if self.shared_with_others(tenant):
+            outcome = dataclasses.replace(outcome, shared=True)
         self._sent -= 1
         if self._process.ended or (outcome.result or {}).pop(LAST_REPLY, False):
             self.renew()  # raises once the pool is closed: then close() was what killed it
@@ -241,7 +277,7 @@ class WorkerPool:
             memory_limit=memory_limit,
             under=tuple(under),
             executable=executable,
-            environment={**os.environ, **_ONE_THREAD, **(environment or {})},
+            environment={**_caches(), **os.environ, **_ONE_THREAD, **(environment or {})},
             # '' stands for the current folder, which the code under test may change.
             sys_path=tuple(
                 entry or str(Path.cwd()) for entry in (sys.path if sys_path is None else sys_path)
@@ -266,17 +302,33 @@ class WorkerPool:
         """Close the pool."""
         self.close()
 
+    def left(self, owner: str | None) -> list[Left]:
+        """Return what the code of an owner has left behind; all of it is known after `close`.
+
+        Args:
+            owner: None for what is left of which it is not known whose it is.
+        """
+        return self._supply.leftovers.of(owner)
+
     @contextmanager
-    def lease(self) -> Iterator[Worker]:
-        """Lend a worker to the calling thread, waiting until one is free."""
+    def lease(self, owner: str = "") -> Iterator[Worker]:
+        """Yield a worker for the calling thread only, waiting until one is free.
+
+        Args:
+            owner: whose code is to run in it, for `left`.
+        """
         with self._freed:
             self._freed.wait_for(lambda: self._idle or self._supply.closed)
             self._supply.check_open()
-            worker = self._idle.pop()
+            worker = next((each for each in self._idle if each.owner == owner), self._idle[-1])
+            self._idle.remove(worker)
+        self._supply.leftovers.begin(owner)
         try:
+            worker.begin(owner)
             yield worker
         finally:
             worker.forget()
+            self._supply.leftovers.end(owner)
             with self._freed:
                 if self._supply.closed:
                     worker.drop()
@@ -295,6 +347,15 @@ class WorkerPool:
                 worker.drop()
 
 
+def _caches() -> dict[str, str]:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # it has a number only
+        user = f"uid_{os.getuid()}"
+    folder = Path(tempfile.gettempdir())
+    return {name: str(folder / path.format(user=user)) for name, path in _CACHES.items()}
+
+
 class _Supply:
     """The processes of one pool: the ones at work, and the standby that replaces them."""
 
@@ -302,6 +363,7 @@ class _Supply:
         self.closed = False
         self.replaced = 0
         self.recipe = recipe
+        self.leftovers = Leftovers()
         self._wants_standby = standby
         self._standby: WorkerProcess | None = None
         self._processes: set[WorkerProcess] = set()
@@ -335,9 +397,10 @@ class _Supply:
             if self._wants_standby and self._standby is None and not self.closed:
                 self._standby = self.start()
 
-    def end(self, process: WorkerProcess) -> None:
-        """End a process for good."""
+    def end(self, process: WorkerProcess, owner: str) -> None:
+        """End a process for good, in which the code of this owner ran last."""
         process.end()
+        self.leftovers.note(owner, process.left)
         with self._lock:
             self._processes.discard(process)
 

@@ -9,7 +9,9 @@ import torch
 from ...reference import AttentionProblem, oracle
 from ...reference.tensors.inputs import AppendInputs
 from ..verdicts.comparison import bitwise, fail, same_bits, worse
-from ..verdicts.subject import Stop, Subject
+from ..verdicts.contained import Stop
+from ..verdicts.operations import pair_of_caches
+from ..verdicts.subject import Subject
 from ..verdicts.verdict import VACUOUS, Verdict
 from .law import APPEND, Law
 
@@ -23,19 +25,17 @@ def _appended(subject: Subject, problem: AttentionProblem, inputs: AppendInputs)
         Stop: it gave something else.
     """
     result = subject.call(problem, inputs)
-    if not (isinstance(result, tuple) and len(result) == 2):  # noqa: PLR2004
-        message = f"returned {type(result).__name__}, not (k_cache, v_cache)"
-        raise Stop(fail("shape", message))
-    for name, cache, given in zip(
-        ("k_cache", "v_cache"), result, (inputs.k_cache, inputs.v_cache), strict=True
-    ):
-        if not isinstance(cache, torch.Tensor):
-            raise Stop(fail("shape", f"{name} is {type(cache).__name__}, not a tensor"))
-        subject.check_usable({name: cache})
+    pair = subject.read(pair_of_caches, result)
+    if isinstance(pair, str):
+        raise Stop(fail("shape", f"returned {pair}"))
+    k_cache, v_cache = subject.usable("k_cache", pair[0]), subject.usable("v_cache", pair[1])
+    for name, cache, given in (
+        ("k_cache", k_cache, inputs.k_cache), ("v_cache", v_cache, inputs.v_cache),
+    ):  # fmt: skip
         if cache.shape != given.shape or cache.dtype != given.dtype:
             message = f"{name} became {cache.dtype} {list(cache.shape)}"
             raise Stop(fail("shape" if cache.shape != given.shape else "dtype", message))
-    return result
+    return k_cache, v_cache
 
 
 def append_parity(subject: Subject, problem: AttentionProblem) -> Verdict:

@@ -13,7 +13,8 @@ from ...reference import AttentionOutput, AttentionProblem
 from ...reference.attention.bounds import Bounded
 from ...reference.problems.cache_names import multiples_of
 from ..verdicts.comparison import Result, agree, fail
-from ..verdicts.subject import Stop, Subject
+from ..verdicts.contained import Stop
+from ..verdicts.subject import Subject
 from ..verdicts.verdict import VACUOUS, Verdict
 from .general import run, run_on, same_result
 from .law import ATTENTION, PAGED, Law

@@ -21,10 +21,11 @@ from ...reference.attention.bounds import Bounded
 from ...reference.tensors.context_parallel import ContextParallelInputs, slice_of_rank
 from ...reference.tensors.inputs import AttentionInputs
 from ..verdicts.comparison import agree, bitwise, fail
-from ..verdicts.subject import Stop, Subject
+from ..verdicts.contained import Stop
+from ..verdicts.subject import Subject
 from ..verdicts.verdict import PASS, VACUOUS, Verdict
-from .law import Law
-from .metadata import CONTEXT_PARALLEL, fields_of
+from .law import CONTEXT_PARALLEL, Law
+from .metadata import fields_of
 from .partition import EXACT_MERGE
 from .selection import Part, select
 
@@ -36,14 +37,19 @@ class _Slice(NamedTuple):
     page_size: int
 
 
+def _page_size(result: object) -> int | None:
+    value = getattr(result, "page_size", None)
+    return None if value is None else int(value)
+
+
 def _slice(
     subject: Subject, problem: ContextParallelProblem, inputs: ContextParallelInputs
 ) -> _Slice:
     """Run the subject for the record's rank."""
     result = subject.call(problem, inputs)
-    page_size = getattr(result, "page_size", None)
+    page_size = subject.read(_page_size, result)
     if page_size != problem.page_size:
-        message = f"page_size is {page_size!r}, not the {problem.page_size} keys of a rank's page"
+        message = f"page_size is {page_size}, not the {problem.page_size} keys of a rank's page"
         raise Stop(fail("numeric", message))
     return _Slice(fields_of(subject, result), problem.page_size)
 

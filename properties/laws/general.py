@@ -12,9 +12,10 @@ from ...reference import AttentionProblem, MergeProblem, MoEProblem, RouteProble
 from ...reference.attention.bounds import Bounded
 from ...reference.operations import bounded_answer
 from ..verdicts.comparison import Result, against_oracle, agree, fail, same_bits, worse
+from ..verdicts.contained import Stop
 from ..verdicts.operations import OPERATIONS
 from ..verdicts.snapshot import Snapshot
-from ..verdicts.subject import Stop, Subject
+from ..verdicts.subject import Subject
 from ..verdicts.verdict import PASS, VACUOUS, Verdict
 from .law import ATTENTION, MERGE, MOE, ROUTE, Law
 

@@ -12,14 +12,15 @@ from ...impl.protocol import GraphSession, Session
 from ...reference import AttentionProblem
 from ...reference.attention.bounds import Bounded
 from ..verdicts.comparison import Result, against_oracle
-from ..verdicts.subject import Stop, Subject
+from ..verdicts.contained import Stop
+from ..verdicts.subject import Subject
 from ..verdicts.verdict import PASS, VACUOUS, Verdict
 from .batches import LONGER, OTHER, PLANNED, Batch, batches_of, blind, on_host, tensors
 from .general import expectation_of
 from .law import ATTENTION, Law
 
 BUSY_CYCLES = 20_000_000
-"""For which the GPU is kept from starting: about 10 ms, in which the host makes many plans."""
+"""Cycles for which the GPU is kept busy: about 10 ms, in which the host makes many plans."""
 OVERWRITING = "overwriting what was planned from at once"
 
 
@@ -45,7 +46,7 @@ def host_runs_ahead(subject: Subject, problem: AttentionProblem) -> Verdict:
     if not (batches and others):
         return VACUOUS
     names = (PLANNED, others[problem.seed % len(others)])
-    session: Session = subject.implementation.session()
+    session = subject.open_session()
     # What is built or allocated at first waits for the GPU.
     for name in names[::-1]:
         first = _step(subject, name, batches[name], 0)

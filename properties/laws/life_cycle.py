@@ -13,7 +13,8 @@ from ...impl.protocol import GraphSession, ScratchSession, Session
 from ...reference import AttentionProblem
 from ...reference.tensors.values import choose
 from ..verdicts.comparison import against_oracle
-from ..verdicts.subject import Stop, Subject
+from ..verdicts.contained import Stop, contained
+from ..verdicts.subject import Subject
 from ..verdicts.verdict import PASS, VACUOUS, Verdict
 from .batches import OTHER, PLANNED, PLANS, Batch, batches_of, blind, described, on_host, tensors
 from .batches import rewrite as rewrite_in_place
@@ -42,7 +43,7 @@ def life_cycle(subject: Subject, problem: AttentionProblem) -> Verdict:
     batches = batches_of(subject, problem)
     if not batches:
         return VACUOUS
-    walk = _walk(problem.seed, graphs=isinstance(subject.implementation.session(), GraphSession))
+    walk = _walk(problem.seed, graphs=isinstance(subject.open_session(), GraphSession))
     verdict = _outcome(subject, batches, walk)
     if not verdict.bad:
         return verdict
@@ -106,10 +107,8 @@ class _Engine:
     """
 
     def __init__(self, subject: Subject, batches: Mapping[str, Batch]) -> None:
-        session = subject.implementation.session
-        assert session is not None  # noqa: S101  the law has looked
         self._subject, self._batches = subject, batches
-        self._mine, self._theirs = session(), session()
+        self._mine, self._theirs = subject.open_session(), subject.open_session()
         self._planned: Batch | None = None
         self._their_plan: Batch | None = None
         self._captured: Batch | None = None
@@ -166,7 +165,9 @@ class _Engine:
             tensor.fill_(1)
 
     def _overwrite_scratch(self, _: int) -> None:
-        if isinstance(self._mine, ScratchSession):
+        if not isinstance(self._mine, ScratchSession):
+            return
+        with contained("its scratch raised "):
             for tensor in self._mine.scratch():
                 tensor.view(torch.uint8).fill_(255)  # NaN of every floating type, -1 of integers
 

@@ -17,7 +17,8 @@ from ...reference import (
 from ...reference.attention.bounds import Bounded
 from ...reference.tensors.inputs import MergeInputs
 from ..verdicts.comparison import Result, against_oracle, agree, fail, within, worse
-from ..verdicts.subject import Stop, Subject
+from ..verdicts.contained import Stop
+from ..verdicts.subject import Subject
 from ..verdicts.verdict import VACUOUS, Verdict
 from .law import MERGE, Law
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -17,13 +18,14 @@ from ...reference import (
 )
 from ...reference.tensors.inputs import MetadataInputs
 from ..verdicts.comparison import bitwise, fail
+from ..verdicts.contained import Stop
 from ..verdicts.snapshot import Snapshot
-from ..verdicts.subject import Stop, Subject
+from ..verdicts.subject import Subject
 from ..verdicts.verdict import PASS, VACUOUS, Verdict
-from .law import APPEND, METADATA, Law
+from .law import APPEND, CONTEXT_PARALLEL, METADATA, Law
 
-CONTEXT_PARALLEL = ("slice_context_parallel",)
-"""Operation whose results are metadata too; its own laws stand in ``context_parallel``."""
+COMPARED = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+"""Dtypes that torch compares with int32; what another integer holds is not read."""
 
 FIELDS = ("qo_indptr", "paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len", "seq_lens")
 
@@ -38,6 +40,15 @@ def _build(subject: Subject, problem: MetadataProblem, inputs: MetadataInputs) -
     return built
 
 
+def _tensor(name: str, result: object) -> torch.Tensor | None:
+    value = getattr(result, name, None)
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def _part(name: str, result: object) -> object:
+    return getattr(result, name, None)
+
+
 def fields_of(subject: Subject, result: object) -> dict[str, torch.Tensor]:
     """Copy the tensors of batch metadata: a persistent buffer changes with the next call.
 
@@ -46,12 +57,12 @@ def fields_of(subject: Subject, result: object) -> dict[str, torch.Tensor]:
     """
     built: dict[str, torch.Tensor] = {}
     for name in FIELDS:
-        value = getattr(result, name, None)
-        if not isinstance(value, torch.Tensor):
+        value = subject.read(partial(_tensor, name), result)
+        if value is None:
             message = f"the result has no tensor {name}: it is a {type(result).__name__}"
             raise Stop(fail("shape", message))
-        subject.check_usable({name: value})
-        if value.dtype.is_floating_point:
+        value = subject.usable(name, value)
+        if value.dtype not in COMPARED:
             raise Stop(fail("dtype", f"{name} is {value.dtype}, not int32"))
         if value.dim() != 1:
             raise Stop(fail("shape", f"{name} has {value.dim()} dimensions, not 1"))
@@ -85,7 +96,7 @@ def invariants(subject: Subject, problem: MetadataProblem) -> Verdict:
 
 
 def _broken_invariant(built: dict[str, list[int]], inputs: MetadataInputs) -> str | None:
-    """Say which invariant is broken; None if all hold."""
+    """Return the invariant that is broken, in words; None if all hold."""
     totals = {
         "qo_indptr": int(inputs.query_lens.sum()),
         "paged_kv_indptr": len(built["paged_kv_indices"]),
@@ -156,9 +167,11 @@ def phases(subject: Subject, problem: MetadataProblem) -> Verdict:
         expected = slice_phases(oracle.metadata(inputs), num_decodes)
         for phase, wanted in zip(("decodes", "prefills"), expected, strict=True):
             for name in (*FIELDS, "cum_seq_lens_q", "cum_pages_kv"):
-                value = getattr(getattr(result, phase, None), name, None)
-                if not isinstance(value, torch.Tensor):
+                part = subject.read(partial(_part, phase), result)
+                value = subject.read(partial(_tensor, name), part)
+                if value is None:
                     return fail("shape", f"step {step}: {phase} has no tensor {name}")
+                value = subject.usable(name, value)
                 found = bitwise(f"step {step}: {phase}.{name}", value, getattr(wanted, name))
                 if found.bad:
                     return found

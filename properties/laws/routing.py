@@ -10,8 +10,9 @@ from ...reference import METHODS, RouteProblem
 from ...reference.tensors.moe_inputs import RouteInputs
 from ...reference.tensors.values import choose
 from ..verdicts.comparison import Result, fail
+from ..verdicts.contained import Stop
 from ..verdicts.routes import agree_routes, compare, guarded, judge_route, misshapen
-from ..verdicts.subject import Stop, Subject
+from ..verdicts.subject import Subject
 from ..verdicts.verdict import PASS, VACUOUS, Verdict
 from .expert_calls import shuffled
 from .general import kept
@@ -25,10 +26,10 @@ RAISED = 8.0
 """By so much the last expert of a token is raised: no rounding is as large."""
 BIAS_SHIFT = -4.0
 WEIGHTS_SLACK = 2.0**-6
-"""Of the sum of renormalised weights that may be stored in bfloat16."""
+"""Tolerance of the sum of renormalised weights that may be stored in bfloat16."""
 LEAST_LOGIT = {"exponential": -30.0, "tanh": -11.0}
-"""Of which the sigmoid is far above the 1e-20 that is added to sums, and above what its arithmetic
-loses: 0.5 tanh(x / 2) + 0.5 is a multiple of 2**-25 there, so that below -18 it is 0."""
+"""Least logits whose sigmoid is far above the 1e-20 that is added to sums, and above what its
+arithmetic loses: 0.5 tanh(x / 2) + 0.5 is a multiple of 2**-25 there, so that below -18 it is 0."""
 
 
 def parity(subject: Subject, problem: RouteProblem) -> Verdict:

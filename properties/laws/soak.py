@@ -54,7 +54,7 @@ class _Comparison:
     where: str = field(default="")
 
     def take(self, results: Sequence[Result]) -> None:
-        """Take note of the results of the next launches."""
+        """Count the results of the next launches."""
         for result in results:
             self.launches += 1
             said = self._difference(result)
@@ -76,7 +76,7 @@ class _Comparison:
         return ""
 
     def verdict(self) -> Verdict:
-        """Say how many launches differed, and where the first of them did."""
+        """Return how many launches differed, and where the first of them did."""
         if not self.different:
             return PASS
         counts = f"{self.different} of {self.launches} launches differ from the first"
@@ -165,9 +165,12 @@ def _lanes(subject: Subject, problem: Computing, inputs: Any) -> Iterator[list[_
     ]
     for stream in streams:  # until their inputs are made
         stream.wait_stream(torch.cuda.current_stream())
-    session = subject.implementation.session
-    if session is not None and isinstance(problem, AttentionProblem) and _in_sessions(problem):
-        sessions = [session() for _ in lanes]
+    if (
+        subject.implementation.session is not None
+        and isinstance(problem, AttentionProblem)
+        and _in_sessions(problem)
+    ):
+        sessions = [subject.open_session() for _ in lanes]
         for lane, planned in zip(lanes, sessions, strict=True):
             with torch.cuda.stream(lane.stream):
                 subject.call(problem, on_host(lane.inputs)[0], planned.plan)

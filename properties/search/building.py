@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from ..findings.report import ImplementationReport
 from ..isolation.gpus import free_memory, visible_devices
 from ..isolation.machine import cores
-from ..isolation.workers import Deadlines, Worker, WorkerPool
+from ..isolation.workers import Deadlines, Outcome, Worker, WorkerPool
 from ..space.module_selection import Module
 from ..worker.pools import open_pool
 from ..worker.requests import Address, probe_device
@@ -27,9 +27,9 @@ from .build_scheduler import BuildScheduler
 MAX_JOBS = "MAX_JOBS"
 """FlashInfer's (and torch's) variable for the compilers that one build may start."""
 COMPILER_BYTES = 3 << 30
-"""What nvcc may need for a source of FA3; cutlass_fused_moe took 3.9 GiB each, measured."""
+"""Bytes that nvcc may need for a source of FA3; cutlass_fused_moe took 3.9 GiB each, measured."""
 CONTEXT_MEBIBYTES = 2 << 10
-"""What a process that builds may need of the GPU: a context, a workspace, small tensors."""
+"""MiB of the GPU that a process which builds may need: a context, a workspace, small tensors."""
 BUILD_DEADLINES = Deadlines(run=120.0, compile=1800.0)
 
 
@@ -48,9 +48,9 @@ def limited_to(share: int) -> dict[str, str]:
 
 
 def compilers_of_a_build(wanted: int) -> int:
-    """Count the compilers that a build starts which keeps so many busy: no more than there are.
+    """Count the compilers that a build starts which could keep ``wanted`` busy.
 
-    What starts several has heard of ``MAX_JOBS``.
+    A build that starts several follows ``MAX_JOBS``.
     """
     asked = os.environ.get(MAX_JOBS, "")
     if wanted > 1 and asked.isdigit() and int(asked):
@@ -59,13 +59,18 @@ def compilers_of_a_build(wanted: int) -> int:
 
 
 def builds_at_a_time(each: int, device: str) -> int:
-    """Count the modules that are built at a time, each by so many compilers.
+    """Count the modules that are built at a time, by ``each`` compilers a module.
 
     Each takes a process with a context of the GPU, on which there may be little room.
     """
     most = max(1, compilers() // each)
     free = free_memory(visible_devices()[:1]) if device == "cuda" else []
     return min([most, *(max(1, mebibytes // CONTEXT_MEBIBYTES) for mebibytes in free)])
+
+
+def was_built(outcome: Outcome) -> bool:
+    """Whether a module was built: the seconds of a build that failed say nothing of its cost."""
+    return outcome.status == "done" and "stopped" not in (outcome.result or {})
 
 
 class Builder:
@@ -102,13 +107,15 @@ class Builder:
         Args:
             address: of the implementation.
             modules: of it.
-            report: is told how many there are and how long they took.
-            built: is told how many are built, of how many.
+            report: in which their number and the seconds are counted.
+            built: is called with the modules that are built, and how many there are.
 
         Raises:
             CancelledError: the builder was closed meanwhile.
             DeviceLostError: a build's first call took the device with it.
         """
+        if not modules:
+            return
         start = time.monotonic()
         done, left = itertools.count(1), deque(modules)
         wanted = compilers_of_a_build(report.declared["build_compilers"])
@@ -124,12 +131,14 @@ class Builder:
                         module = left.popleft()
                     except IndexError:  # another process was faster
                         return
-                    with self._turn(module, report, share):
+                    with self._turn(module, report, share) as there:
                         try:
                             if worker is None:
                                 pool = stack.enter_context(self._pool(address, share))
                                 worker = stack.enter_context(pool.lease())
-                            self._build(worker, address, module)
+                            outcome = self._build(worker, address, module)
+                            if module.library and not there and was_built(outcome):
+                                self.minutes[module.library] = share * outcome.seconds / 60
                         except BaseException:
                             left.clear()  # for the other processes, too
                             raise
@@ -143,8 +152,12 @@ class Builder:
         report.build_seconds += time.monotonic() - start
 
     @contextmanager
-    def _turn(self, module: Module, report: ImplementationReport, share: int) -> Iterator[None]:
-        """Wait for a turn to build a module, and until nobody else builds its library."""
+    def _turn(self, module: Module, report: ImplementationReport, share: int) -> Iterator[bool]:
+        """Wait for a turn to build a module, and until nobody else builds its library.
+
+        Yields:
+            Whether the library was built already.
+        """
         library = module.library
         with self._lock:
             building = self._libraries.setdefault(library, threading.Lock())
@@ -153,13 +166,11 @@ class Builder:
             there = module.exists or library in self._built
             minutes, share = (0.0, 1) if there else (report.declared["build_minutes"], share)
             with self._scheduler.turn(report.name, minutes, share):
-                start = time.monotonic()
-                yield
-                if library and not there:
+                yield there
+                if library:
                     self._built.add(library)
-                    self.minutes[library] = share * (time.monotonic() - start) / 60
 
-    def _build(self, worker: Worker, address: Address, module: Module) -> None:
+    def _build(self, worker: Worker, address: Address, module: Module) -> Outcome:
         request = address.request("build", problem=module.first.to_json())
         try:
             outcome = worker.run(request, BUILD_DEADLINES)
@@ -171,6 +182,7 @@ class Builder:
             if self._closed:  # which has ended the worker
                 raise CancelledError from None
             raise
+        return outcome
 
     def close(self) -> None:
         """End what is being built; ``build`` in another thread raises CancelledError."""

@@ -27,20 +27,30 @@ class Deadly:
         verdict: on it.
         values: what its problems share and no passing one has, as a predicate of the ledger; empty
             where that is not known.
+        place: the innermost function of the code under test that a HANG was stuck in; empty where
+            that is not known, and on a GPU, where all wait in the same place.
         shrunk: whether the law that found it is done with it.
     """
 
     problem: Problem
     verdict: Verdict
     values: dict[str, Any] = field(default_factory=dict)
+    place: str = ""
     shrunk: bool = False
 
-    def is_seen_in(self, problem: Problem, verdict: Verdict) -> bool:
-        """Whether a failure is taken for this one: it is alike, and nothing tells them apart."""
+    def is_seen_in(self, problem: Problem, verdict: Verdict, place: str = "") -> bool:
+        """Whether a failure is taken for this one: it is alike, and nothing tells them apart.
+
+        Args:
+            problem: of the law; it may call the implementation with another one.
+            verdict: of the law.
+            place: as of the attribute.
+        """
         alike = verdict.status == self.verdict.status and (
             verdict.kind == self.verdict.kind or verdict.status == "HANG"
         )
-        return alike and (not self.values or holds(problem, self.values))
+        same = bool(place) and place == self.place
+        return alike and (same or not self.values or holds(problem, self.values))
 
 
 @dataclass
@@ -68,6 +78,8 @@ class Candidate:
     """Counterexamples to other laws: tried first, for they often break this one too."""
     deadly: list[Deadly] = field(default_factory=list)
     """What costs a process: laws try it once, and neither confirm nor shrink it anew."""
+    alone: bool = False
+    """Whether its processes run no other's code: in a shared one it failed, but not by itself."""
     stuck: dict[str, str] = field(default_factory=dict)
     """Where a problem's HANG was found to be stuck, by problem id: finding out takes seconds."""
 

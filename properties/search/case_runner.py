@@ -36,6 +36,8 @@ class CaseRunner:
         died: whether the last case cost the process.
         in_hand: what was judged when the device was lost.
         always_fresh: whether each case gets a fresh process.
+        confirms: whether a failure in a process in which others' code ran is judged again in a
+            fresh one.
         starting_seconds: seconds in which processes were started and warmed up.
         avoided: predicates on problems that are not asked about, for they cost a process each.
     """
@@ -52,6 +54,7 @@ class CaseRunner:
         self.verdicts: dict[str, Verdict] = {}
         self.known: dict[str, tuple[Problem, Verdict, Entry]] = {}
         self.died = self.always_fresh = False
+        self.confirms = True
         self.starting_seconds = 0.0
         self.avoided: list[Mapping[str, Any]] = []
         self.in_hand: tuple[Problem, Verdict] | None = None
@@ -59,12 +62,23 @@ class CaseRunner:
         self._asked: dict[str, Problem] = {}
 
     def judge(self, problem: Problem, *, hurried: bool = False) -> Verdict:
-        """Ask about a problem, wait, and count; see ``DeadlineModel.of`` for ``hurried``."""
+        """Ask about a problem, wait, and count.
+
+        Args:
+            problem: that is judged.
+            hurried: a HANG or a CRASH is expected: see ``DeadlineModel.of``, and on a CPU the
+                worker judges in a fork, for which no other process must be started.
+        """
         if self.always_fresh:
             self.renew()
         deadlines = self.candidate.deadlines.of(problem, hurried=hurried)
+        request, address = self._request(problem), self.candidate.address
+        if hurried and address.device == "cpu":
+            request = address.attempt(self.law.name, problem, deadlines)
+            # The worker itself stands still while its fork goes through all stages.
+            deadlines = replace(deadlines, load=sum(vars(deadlines).values()))
         start = time.monotonic()
-        outcome = self._worker.run(self._request(problem), deadlines)
+        outcome = self._worker.run(request, deadlines)
         seconds = time.monotonic() - start
         verdict = self._learn(problem, outcome)
         self._budget.note(seconds, died=self.died, passed=not verdict.bad)
@@ -127,11 +141,14 @@ class CaseRunner:
     def warm_up(self) -> None:
         """Let a process that is new to the implementation do what only its first call does."""
         start = time.monotonic()
+        candidate = self.candidate
+        if candidate.alone and self._worker.shared_with_others(candidate.address.reference):
+            self._worker.renew()
         warm_up(self._worker, self.candidate)
         self.starting_seconds += time.monotonic() - start
 
     def probe_device(self) -> None:
-        """See that the device still works.
+        """Probe the device.
 
         Raises:
             DeviceLostError: it does not.
@@ -164,6 +181,24 @@ class CaseRunner:
             self.warm_up()
         elif verdict.calls:
             self.candidate.deadlines.record(problem.work, verdict.seconds / verdict.calls)
+        if outcome.shared and self.confirms and self._accused(problem, verdict):
+            return self._judged_alone(problem)
+        return verdict
+
+    def _accused(self, problem: Problem, verdict: Verdict) -> bool:
+        return verdict.bad and self.candidate.explanation(self.law.name, verdict, problem) is None
+
+    def _judged_alone(self, problem: Problem) -> Verdict:
+        """Judge again what failed in a process in which code of others ran: it may be their doing.
+
+        Where it is, the implementation has processes of its own from now on, so that what it does
+        itself after many calls is seen.
+        """
+        if not self.died:  # else it has a fresh process already
+            self.renew()
+        deadlines = self.candidate.deadlines.of(problem)
+        verdict = self._learn(problem, self._worker.run(self._request(problem), deadlines))
+        self.candidate.alone = self.candidate.alone or not verdict.bad
         return verdict
 
     def _count(self, problem: Problem, verdict: Verdict) -> Verdict:

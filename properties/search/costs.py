@@ -1,6 +1,8 @@
-"""A file of cost classes: with it, the same seed draws the same problems on any machine.
+"""Files of what runs have measured: cost classes of calls, and minutes of builds.
 
-What a call costs is measured, and decides how many problems are drawn and how large they are.
+What a call costs decides how many problems are drawn and how large they are: with a file of cost
+classes, the same seed draws the same problems on any machine. What a library took to build decides
+which modules a later run has time for.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,6 +22,7 @@ from ..findings.files import Output
 from ..space.profiles import Cost, Profile
 
 SCHEMA = "kernelproof-costs-1"
+BUILDS_SCHEMA = "kernelproof-builds-1"
 
 
 class CostsError(ValueError):
@@ -43,6 +46,13 @@ class CostFile(Table, frozen=True):
     costs: dict[str, CostClass]
 
 
+class BuildFile(Table, frozen=True):
+    """Minutes of one core that each library took to build, by its name."""
+
+    schema: Literal["kernelproof-builds-1"]
+    minutes: dict[str, Annotated[float, msgspec.Meta(gt=0)]]
+
+
 def read_costs(path: Path, profile: Profile, device: str) -> dict[str, Cost]:
     """Read the cost class of each implementation, by its name.
 
@@ -64,20 +74,62 @@ def costs_file(cases: Path, profile: Profile, device: str) -> Path:
     return cases / "costs" / f"{profile.name}-{device}.json"
 
 
-def keep_costs(cases: Path, profile: Profile, device: str, costs: Mapping[str, Cost]) -> None:
-    """Write measured classes below a folder of cases; those of other implementations stay.
+def builds_file(cases: Path) -> Path:
+    """Return the file that runs write after they have built modules, below their folder of cases.
 
-    A file that cannot be written costs no run its result: a line on stderr says so.
+    What a build costs depends on the machine, not on the profile.
     """
+    return cases / "costs" / "builds.json"
+
+
+def read_builds(cases: Path) -> dict[str, float]:
+    """Return the minutes of one core that each library took in earlier runs; none without a file.
+
+    A file that cannot be read costs no run its result: a line on stderr says so.
+    """
+    path = builds_file(cases)
+    if not path.exists():
+        return {}
+    try:
+        return dict(converted(read_json(path, CostsError), BuildFile, path, CostsError).minutes)
+    except CostsError as error:
+        sys.stderr.write(f"kernelproof: builds are planned as declared ({error})\n")
+        return {}
+
+
+def keep_builds(cases: Path, minutes: Mapping[str, float]) -> None:
+    """Write what builds took below a folder of cases; other libraries' minutes stay."""
+    if not minutes:
+        return
+    path = builds_file(cases)
+
+    def write() -> None:
+        known = {**read_builds(cases), **minutes}
+        rows = {name: round(known[name], 3) or 0.001 for name in sorted(known)}
+        Output("", path).write({"schema": BUILDS_SCHEMA, "minutes": rows})
+
+    _write_alone(path, write)
+
+
+def keep_costs(cases: Path, profile: Profile, device: str, costs: Mapping[str, Cost]) -> None:
+    """Write measured classes below a folder of cases; those of other implementations stay."""
     if not costs:
         return
     path = costs_file(cases, profile, device)
+    _write_alone(path, lambda: _write(path, profile, device, costs))
+
+
+def _write_alone(path: Path, write: Callable[[], None]) -> None:
+    """Write a file while no other process does.
+
+    A file that cannot be written costs no run its result: a line on stderr says so.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             fcntl.flock(folder, fcntl.LOCK_EX)  # processes of xdist write the same file
-            _write(path, profile, device, costs)
+            write()
         finally:
             os.close(folder)
     except (OSError, ValueError) as error:
@@ -85,10 +137,8 @@ def keep_costs(cases: Path, profile: Profile, device: str, costs: Mapping[str, C
 
 
 def _write(path: Path, profile: Profile, device: str, costs: Mapping[str, Cost]) -> None:
-    try:
-        before = read_costs(path, profile, device)
-    except CostsError:  # there is none
-        before = {}
+    # A file that cannot be read stays as it is: the CostsError says so.
+    before = read_costs(path, profile, device) if path.exists() else {}
     rows = {name: vars(cost) for name, cost in sorted({**before, **costs}.items())}
     head = {"schema": SCHEMA, "profile": profile.name, "device": device}
     Output("", path).write({**head, "costs": rows})

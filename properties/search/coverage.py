@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
@@ -18,69 +19,112 @@ from ..space.operations import OPERATIONS
 
 EDGE_FLOOR = 3
 """Problems beyond the largest tile, or split, that an implementation names."""
+MOST_KNOWN = 10_000
+"""Problems of an implementation that are counted once each, whatever laws judge them; later ones
+count for each law, for memory must not grow with the length of a run."""
 DUE = 20
 """Problems judged for each value of an axis from which on a value that none has is a gap."""
 QUANTILES = (0.0, 0.5, 0.9, 1.0)
 
 
-def covered(
-    axes: Axes, laws: Sequence[Law], reports: Sequence[LawReport], declared: Mapping[str, Any]
-) -> Coverage:
-    """Return what was reached of an implementation.
+class Reached:
+    """What the problems of an implementation have reached so far: counts, not the problems.
 
     Args:
         axes: what was drawn from.
-        laws: that were to run.
-        reports: of those that have run.
         declared: by the implementation; ``tile`` and ``split`` are numbers of keys.
     """
-    judged, refused = _problems(reports)
-    space = OPERATIONS[axes.operation]
-    tile, split = int(declared.get("tile") or 0), int(declared.get("split") or 0)
-    edges = [space.edges(problem, tile, split) for problem in judged]
-    counts = {name: sum(each[name] for each in edges) for name in (edges[0] if edges else ())}
-    values = _Values(axes, REFERENCE[axes.operation].problem)
-    seen = [values.of(problem) for problem in judged]
-    result = Coverage(
-        asked=len(laws),
-        judged={each.law: each.judged for each in reports},
-        early={each.law: each.ended for each in reports if each.ended in EARLY},
-        idle=tuple(each.law for each in reports if each.ended == "idle"),
-        lengths=_lengths([space.lengths(problem) for problem in judged]),
-        edges=counts,
-        pairs=values.pairs(seen),
-        unseen=values.unseen(seen),
-    )
-    tried = values.unseen([values.of(problem) for problem in refused])
-    gaps = [
-        *_of_laws(laws, reports),
-        *(
-            Gap("edge", name, judged=counts.get(name, 0), floor=EDGE_FLOOR)
-            for name, wanted in (("several_tiles", tile), ("several_splits", split))
-            if wanted and counts.get(name, 0) < EDGE_FLOOR
-        ),
-        *(
-            Gap("axis", axis, value)
-            for axis, missing in result.unseen.items()
-            if axis in values.named and len(judged) >= DUE * len(values.claimed[axis])
-            # What was refused each time that it was drawn is not claimed.
-            for value in missing
-            if value in tried.get(axis, ())
-        ),
-    ]
-    return replace(result, gaps=tuple(gaps))
+
+    def __init__(self, axes: Axes, declared: Mapping[str, Any]) -> None:
+        self._space = OPERATIONS[axes.operation]
+        self._tile, self._split = int(declared.get("tile") or 0), int(declared.get("split") or 0)
+        self._values = _Values(axes, REFERENCE[axes.operation].problem)
+        self._known: set[str] = set()
+        self._judged = 0
+        self._edges: Counter[str] = Counter()
+        self._lengths: dict[str, Counter[int]] = {}
+        self._seen = _Seen()
+        self._refused = _Seen()
+
+    def include(self, report: LawReport) -> None:
+        """Count the problems of a law that has ended."""
+        for name, each in report.problems.items():
+            if each.status == "UNSUPPORTED":
+                self._refused.add(self._values.of(each.problem))
+            elif not each.vacuous and name not in self._known:
+                if len(self._known) < MOST_KNOWN:
+                    self._known.add(name)
+                self._add(each.problem)
+
+    def _add(self, problem: Problem) -> None:
+        self._judged += 1
+        for name, crossed in self._space.edges(problem, self._tile, self._split).items():
+            self._edges[name] += crossed
+        for name, length in self._space.lengths(problem).items():
+            self._lengths.setdefault(name, Counter())[length] += 1
+        self._seen.add(self._values.of(problem))
+
+    def coverage(self, laws: Sequence[Law], reports: Sequence[LawReport]) -> Coverage:
+        """Return what was reached.
+
+        Args:
+            laws: that were to run.
+            reports: of those that have run.
+        """
+        values = self._values
+        unseen = values.unseen(self._seen)
+        edges = (("several_tiles", self._tile), ("several_splits", self._split))
+        gaps = [
+            *_of_laws(laws, reports),
+            *(
+                Gap("edge", name, judged=self._edges[name], floor=EDGE_FLOOR)
+                for name, wanted in edges
+                if wanted and self._edges[name] < EDGE_FLOOR
+            ),
+            *(
+                Gap("axis", axis, value)
+                for axis, missing in unseen.items()
+                if axis in values.named and self._judged >= DUE * len(values.claimed[axis])
+                # What was refused each time that it was drawn is not claimed.
+                for value in missing
+                if (axis, value) not in self._refused.values
+            ),
+        ]
+        return Coverage(
+            asked=len(laws),
+            judged={each.law: each.judged for each in reports},
+            early={each.law: each.ended for each in reports if each.ended in EARLY},
+            idle=tuple(each.law for each in reports if each.ended == "idle"),
+            lengths={name: _quantiles(counts) for name, counts in self._lengths.items()},
+            edges=dict(self._edges),
+            pairs=(len(self._seen.pairs), values.all_pairs),
+            unseen=unseen,
+            gaps=tuple(gaps),
+        )
 
 
-def _problems(reports: Sequence[LawReport]) -> tuple[list[Problem], list[Problem]]:
-    """Return the problems that a law judged, and those that were refused only; none twice."""
-    judged, refused = {}, {}
+def covered(
+    axes: Axes, laws: Sequence[Law], reports: Sequence[LawReport], declared: Mapping[str, Any]
+) -> Coverage:
+    """Return what laws that have all their problems reached of an implementation; see `Reached`."""
+    reached = Reached(axes, declared)
     for report in reports:
-        for name, seen in report.problems.items():
-            if seen.status == "UNSUPPORTED":
-                refused[name] = seen.problem
-            elif not seen.vacuous:
-                judged[name] = seen.problem
-    return list(judged.values()), [each for name, each in refused.items() if name not in judged]
+        reached.include(report)
+    return reached.coverage(laws, reports)
+
+
+@dataclass
+class _Seen:
+    """Values of axes, by their names, that problems had, and pairs of them."""
+
+    values: set[tuple[str, str]] = field(default_factory=set)
+    pairs: set[frozenset[tuple[str, str]]] = field(default_factory=set)
+
+    def add(self, values: Mapping[str, str]) -> None:
+        """Add the values of a problem."""
+        these = tuple(values.items())
+        self.values.update(these)
+        self.pairs.update(map(frozenset, itertools.combinations(these, 2)))
 
 
 def _of_laws(laws: Sequence[Law], reports: Sequence[LawReport]) -> list[Gap]:
@@ -98,22 +142,17 @@ def _of_laws(laws: Sequence[Law], reports: Sequence[LawReport]) -> list[Gap]:
     return gaps
 
 
-def _lengths(found: Sequence[Mapping[str, int]]) -> dict[str, tuple[int, int, int, int]]:
-    if not found:
-        return {}
-    result = {}
-    for name in found[0]:
-        numbers = sorted(each[name] for each in found)
-        least, median, p90, most = (numbers[round(q * (len(numbers) - 1))] for q in QUANTILES)
-        result[name] = (least, median, p90, most)
-    return result
+def _quantiles(counts: Counter[int]) -> tuple[int, int, int, int]:
+    numbers = sorted(counts.elements())
+    least, median, p90, most = (numbers[round(q * (len(numbers) - 1))] for q in QUANTILES)
+    return least, median, p90, most
 
 
 class _Values:
     """The values of axes that problems have.
 
     Attributes:
-        claimed: values of each axis that can be told by a problem's fields.
+        claimed: values of each axis that follow from a problem's fields.
         named: names of the axes that no module fixes, and whose values are switches or names: of
             numbers, such as lengths, an axis lists those that are likely to show a fault.
     """
@@ -148,20 +187,20 @@ class _Values:
                 found[axis] = value
         return found
 
-    def unseen(self, seen: Sequence[Mapping[str, str]]) -> dict[str, tuple[str, ...]]:
+    def unseen(self, seen: _Seen) -> dict[str, tuple[str, ...]]:
         """Return the claimed values of each axis that no problem has."""
         missing = {}
         for axis, claimed in self.claimed.items():
-            had = {each.get(axis) for each in seen}
-            if left := tuple(value for value in map(str, claimed) if value not in had):
+            left = tuple(value for value in map(str, claimed) if (axis, value) not in seen.values)
+            if left:
                 missing[axis] = left
         return missing
 
-    def pairs(self, seen: Sequence[Mapping[str, str]]) -> tuple[int, int]:
-        """Count the pairs of values of two axes that some problem has, and all pairs."""
-        had = {pair for each in seen for pair in itertools.combinations(each.items(), 2)}
+    @property
+    def all_pairs(self) -> int:
+        """How many pairs of values of two axes there are."""
         sizes = [len(claimed) for claimed in self.claimed.values()]
-        return len(had), sum(a * b for a, b in itertools.combinations(sizes, 2))
+        return sum(a * b for a, b in itertools.combinations(sizes, 2))
 
 
 def _fewest_fields(axis: str, value: Any) -> int:  # noqa: ANN401  a value of any axis

@@ -13,19 +13,20 @@ DEADLINE_FLOOR = 3.0
 DEADLINE_FACTOR = 30.0
 """A run may take this many seconds, or this many times the median of its size, if that is more."""
 OUTLIER_FACTOR = 5.0
-"""Or so many times the second slowest run of any size: the slowest may be an outlier, the second
-is not. It matters where problems of one size differ in cost, as in the Triton interpreter."""
+"""A run may also take this many times the second slowest run of any size: the slowest may be an
+outlier, the second is not. It matters where problems of one size differ in cost, as in the Triton
+interpreter."""
 HURRY = 3.0
-"""A HANG that is tried again on smaller problems may come so many times sooner, on a GPU: the
-smallest is confirmed with the whole deadline."""
+"""Divisor of the floor where a HANG is tried again, on smaller problems or under other laws: the
+smallest problem is confirmed with the whole deadline."""
 SIZE_BASE = 4
-"""Problems are of one size if their work is the same but for this factor."""
+"""Ratio of the work of problems of one size to that of the next smaller size."""
 MOST_GROWTH = 64.0
-"""Cost is taken to grow with the work from a measured size to a larger one, up to this factor."""
+"""Largest factor by which the cost is taken to grow from a measured size to a larger one."""
 COMPILE_SECONDS = 900.0
-"""What a first call of a module may take in a process."""
+"""Deadline, in seconds, of a process's first call of a module."""
 REMEMBERED = 64
-"""Runs a size, the latest."""
+"""Latest runs of a size that are remembered."""
 
 
 def size_of(work: int) -> int:
@@ -45,7 +46,7 @@ class DeadlineModel:
 
     Attributes:
         compile_seconds: that a first call of a module may take in a process.
-        slowness: deadlines count so many times, under a tool that makes everything slow.
+        slowness: factor of all deadlines, under a tool that makes everything slow.
     """
 
     compile_seconds: float = COMPILE_SECONDS
@@ -56,7 +57,7 @@ class DeadlineModel:
     _slowest: tuple[float, float] = (0.0, 0.0)
 
     def record(self, work: int, seconds: float) -> None:
-        """Take note of a call that took ``seconds`` on a problem of ``work``."""
+        """Record the seconds of a call on a problem of ``work``."""
         self._runs[size_of(work)].append(seconds)
         self._slowest = tuple(sorted((*self._slowest, seconds))[1:])  # type: ignore[assignment]
 
@@ -65,7 +66,7 @@ class DeadlineModel:
 
         Args:
             problem: that is judged.
-            hurried: a HANG is expected, on a GPU: wait for a part of the floor.
+            hurried: a HANG is expected: wait for a part of the floor.
         """
         floor = self.slowness * (DEADLINE_FLOOR / HURRY if hurried else DEADLINE_FLOOR)
         usual = DEADLINE_FACTOR * self.usual_seconds(problem.work)

@@ -26,11 +26,12 @@ from .examples import Examples
 EXTENSION = 2.0
 """Factor of a law's seconds where it is below its floor when they are over: the machine is slow."""
 MOST_IDLE = 60
-"""Problems that held nothing to judge, one after the other, before a law gives up; more by plan."""
+"""Problems that held nothing to judge, all that there were, before a law gives up; more while it
+has time for as many problems as are planned."""
 LONG_SHARE = 0.5
 """Share of a law's problems and of its seconds that a slow implementation's long problems take."""
 Look = Callable[[Problem], None]
-"""Is shown each drawn problem; raises ``Counterexample`` or ``Enough``, see ``draw_round``."""
+"""Called with each drawn problem; raises ``Counterexample`` or ``Enough``, see ``draw_round``."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,10 @@ class Search:
         elif self._seconds() > seconds:
             if self._long:
                 return True  # the others come now
-            report.ended = "time"
+            # On a busy machine there are fewer problems, none of which is for this law either.
+            nothing = report.judged == self._judged_before
+            idle = self._idle - self._idle_before > MOST_IDLE
+            report.ended = "idle" if nothing and idle else "time"
         return bool(report.ended)
 
     def _seconds(self) -> float:
@@ -191,7 +195,7 @@ class Search:
         """Whether the law has had its problems, if ``more`` were judged or had nothing to judge."""
         judged = self._runner.report.judged - self._judged_before
         most = max(1.0, self._share * self._options.problems)
-        # Nothing to look at, time and again: the law says nothing about this implementation.
+        # Nothing to judge, time and again: the law says nothing about this implementation.
         idle = self._idle - self._idle_before + more
         # Of several modules, a law may have something to say about one only.
         patience = 4 * max(1, len(self._runner.candidate.axes.restrictions))

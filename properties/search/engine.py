@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
@@ -36,7 +36,7 @@ from ..worker.pools import open_pool
 from ..worker.requests import DeviceLostError, HarnessError
 from .building import Builder, compilers
 from .candidate import Candidate
-from .coverage import covered
+from .coverage import Reached
 from .drawing import SearchOptions
 from .examples import examples_on
 from .law_search import LawSearch
@@ -57,8 +57,9 @@ GRACE_SECONDS, LAST_SECONDS = 4.0, 2.0
 """Seconds that a run which ends early waits for the laws in progress, and then for laws whose
 workers were ended."""
 TICK_SECONDS = 0.2
-"""Most seconds between two looks at whether the run is to end early."""
+"""Most seconds between two checks whether the run is to end early."""
 LATER_PROBLEMS = 20
+"""Most problems of a law after the implementation's first finding, where not all are shrunk."""
 FIRST_PROBLEMS = 3
 """Problems that each law judges of an implementation's first module while its others are built;
 they are drawn besides those of all modules."""
@@ -99,10 +100,16 @@ class Run:
         self._modules = ModulePlan(
             len(plan.implementations),
             minutes=BUILD_SHARE * compilers() * plan.seconds / 60,
+            learned=plan.builds,
             complete=self._planned,
         )
         self._examples = examples_on(plan.examples, self.target)
-        self._candidates: dict[str, Candidate] = {}
+        self._reached: dict[int, Reached] = {}
+
+    @property
+    def builds(self) -> Mapping[str, float]:
+        """Minutes of one core that each library took to build in this run, by its name."""
+        return self._builder.minutes
 
     def end(self, why: str) -> None:
         """End the run early, from any thread or a handler of signals: ``execute`` returns soon.
@@ -143,6 +150,9 @@ class Run:
                 # Ends whatever still runs: the executors wait for their threads.
                 self._builder.close()
                 self._pool.close()
+        for report in self.report.implementations:
+            report.left = self._pool.left(report.reference)
+        self.report.left = self._pool.left(None)
         return self.report
 
     def _end_early(self, pending: Pending) -> None:
@@ -179,9 +189,9 @@ class Run:
 
     def _measure_coverage(self) -> None:
         for report in self.report.implementations:
-            laws, candidate = self._laws_of(report), self._candidates.get(report.name)
-            if candidate is not None:
-                report.coverage = covered(candidate.axes, laws, report.laws, report.declared)
+            laws = self._laws_of(report)
+            if (reached := self._reached.get(id(report))) is not None:
+                report.coverage = reached.coverage(laws, report.laws)
             elif not (report.error or report.refusal):  # the run ended while it was prepared
                 report.coverage = Coverage(len(laws), gaps=(Gap("law", "any law"),))
 
@@ -217,7 +227,7 @@ class Run:
             done: Callable[[Any], None],
         ) -> None:
             if not self._stop.is_set():
-                pending[laws.submit(rank, partial(self._leased, work))] = (report, done)
+                pending[laws.submit(rank, partial(self._leased, report, work))] = (report, done)
 
         return submit
 
@@ -228,13 +238,14 @@ class Run:
             every = self._laws_of(report)
             planned = sum(problems_of(self.plan, law, candidate.cost) for law in every)
             self.progress.prepared(report, planned)
-            self._candidates[report.name] = candidate
+            self._reached[id(report)] = Reached(candidate.axes, report.declared)
             submit = self._submit_to(laws, pending)
             self._submit_laws(submit, report, candidate, every, first=True)
 
     def _include_first(self) -> None:
         """Add the verdicts on first problems to those of the laws' searches in all modules."""
         for report, first in self._first:
+            self._reached[id(report)].include(first)
             for law in report.laws:
                 if law.law == first.law:
                     law.include(first)
@@ -254,7 +265,7 @@ class Run:
 
         try:
             return prepare(
-                self._lease,
+                partial(self._lease, report),
                 self.plan,
                 report,
                 self._builder,
@@ -293,8 +304,8 @@ class Run:
             del pending[future]
 
     @contextmanager
-    def _lease(self) -> Iterator[Worker]:
-        with self._pool.lease() as worker:
+    def _lease(self, report: ImplementationReport) -> Iterator[Worker]:
+        with self._pool.lease(report.reference) as worker:
             if self._stop.is_set():  # since it was queued
                 raise CancelledError
             try:
@@ -303,8 +314,8 @@ class Run:
                 self._stop.set()
                 raise
 
-    def _leased(self, work: Callable[[Worker], Any]) -> Any:  # noqa: ANN401  whatever work gives
-        with self._lease() as worker:
+    def _leased(self, report: ImplementationReport, work: Callable[[Worker], Any]) -> Any:  # noqa: ANN401  whatever work gives
+        with self._lease(report) as worker:
             return work(worker)
 
     def _submit_stored(
@@ -315,7 +326,7 @@ class Run:
         laws = self._laws_of(report)
         planned = sum(problems_of(plan, law, candidate.cost) for law in laws)
         self.progress.prepared(report, planned)
-        self._candidates[report.name] = candidate
+        self._reached[id(report)] = Reached(candidate.axes, report.declared)
         search = partial(self._submit_laws, submit, report, candidate, laws)
         self._submit_replays(submit, report, candidate, search)
 
@@ -417,6 +428,8 @@ class Run:
             self._first.append((report, found))
         else:
             report.laws.append(found)
+            self._reached[id(report)].include(found)
+            found.forget(all_of_them=found.finding is None and not shown)
         # Among those of the report, its case is written, and its cause is known.
         if found.finding and not found.finding.entry and not shown:
             self.progress.found(found.finding)

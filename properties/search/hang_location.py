@@ -8,6 +8,7 @@ from pathlib import Path
 from ...reference import Problem
 from ..isolation.workers import Deadlines
 from ..laws import Law
+from ..verdicts.verdict import Verdict
 from ..worker.pools import open_pool
 from .candidate import Candidate, warm_up
 from .case_runner import CaseRunner
@@ -21,6 +22,8 @@ PACKAGE = Path(__file__).parents[2]
 NOT_THE_CODE_UNDER_TEST = ("torch", "triton", "tvm_ffi")
 """Packages that launch what others have written."""
 LOAD_SECONDS = 30.0
+Frame = tuple[str, str, str]
+"""File, line and function."""
 
 
 def where_stuck(runner: CaseRunner, problem: Problem, trace: str) -> str:
@@ -31,12 +34,23 @@ def where_stuck(runner: CaseRunner, problem: Problem, trace: str) -> str:
     candidate = runner.candidate
     known, device = candidate.stuck, candidate.address.device
     if device == "cpu":
-        where = stuck_in(trace)
-        known[problem.id] = where and f"stuck in {where}"
+        if where := stuck_in(trace):  # in a fork there is no trace
+            known[problem.id] = f"stuck in {where}"
     elif problem.id not in known:
         known[problem.id] = stuck_in_launch(candidate, runner.law, problem)
         runner.probe_device()
-    return known[problem.id]
+    return known.get(problem.id, "")
+
+
+def place_of(candidate: Candidate, verdict: Verdict) -> str:
+    """Return the function of the code under test in which a HANG is stuck; empty on a GPU.
+
+    There the host waits in the same place whatever it waits for. The line in a loop is chance.
+    """
+    if candidate.address.device != "cpu" or verdict.status != "HANG":
+        return ""
+    frame = _innermost(verdict.trace)
+    return f"{frame[2]} ({frame[0]})" if frame else ""
 
 
 def stuck_in(trace: str) -> str:
@@ -48,13 +62,21 @@ def stuck_in(trace: str) -> str:
     Returns:
         For example ``_paged_run (prefill.py:2127)``.
     """
+    if (frame := _innermost(trace)) is None:
+        return ""
+    file, line, name = frame
+    return f"{name} ({Path(file).name}:{line})"
+
+
+def _innermost(trace: str) -> Frame | None:
+    """Return the file, line and function of the innermost frame of the code under test."""
     for thread in _threads(trace):
         # The suite called the implementation: frames above the suite's first are what it does.
         inside = next((i for i, (file, _, _) in enumerate(thread) if _is_suite(file)), 0)
-        for file, line, name in thread[:inside]:
-            if not _is_machinery(file):
-                return f"{name} ({Path(file).name}:{line})"
-    return ""
+        for frame in thread[:inside]:
+            if not _is_machinery(frame[0]):
+                return frame
+    return None
 
 
 def stuck_in_launch(candidate: Candidate, law: Law, problem: Problem) -> str:
@@ -76,9 +98,9 @@ def stuck_in_launch(candidate: Candidate, law: Law, problem: Problem) -> str:
     return f"stuck in {where} with {BLOCKING}=1" if where else ""
 
 
-def _threads(trace: str) -> list[list[tuple[str, str, str]]]:
+def _threads(trace: str) -> list[list[Frame]]:
     """Return the frames of each thread, the one that got the signal first."""
-    found: list[tuple[bool, list[tuple[str, str, str]]]] = []
+    found: list[tuple[bool, list[Frame]]] = []
     for text in trace.splitlines():
         if started := THREAD.match(text):
             found.append((started[1] != "Thread", []))

@@ -23,10 +23,13 @@ from .candidate import Candidate, Deadly
 from .case_runner import CaseRunner
 from .confirmation import Confirmation, Failure
 from .drawing import Search, SearchOptions
-from .hang_location import where_stuck
+from .hang_location import place_of, where_stuck
 from .shrink_budget import ShrinkBudget
 from .shrinking import Shrink
 
+PATIENCE_SECONDS, TICK_SECONDS = 60.0, 0.05
+"""Most seconds that a law waits until another one has shrunk the hang that both found, and seconds
+between two checks."""
 MOST_NOTED = 2
 """Failures of a fault that a law has found after which another law ends; each costs a process."""
 
@@ -50,6 +53,7 @@ class LawSearch:
         self._budget = ShrinkBudget(options.profile)
         self._runner = CaseRunner(worker, candidate, law, self._budget, judged)
         self._runner.report.floor = options.floor
+        self._runner.confirms = options.confirm
         self._search = Search(self._runner, options, stopped)
         self._confirmation = Confirmation(self._runner)
         self._shrink: Shrink | None = None
@@ -73,6 +77,8 @@ class LawSearch:
             # RuntimeError: the pool was closed. What was learned until then is kept.
             report.error = str(error)
         finally:
+            if self._deadly is not None:  # also where an error ended this law: others wait for it
+                self._deadly.shrunk = True
             self._runner.stop()
         report.seconds = time.monotonic() - start
         candidate.searched_seconds += report.seconds
@@ -105,28 +111,45 @@ class LawSearch:
     def _draw(self) -> bool:
         """Draw until a problem fails; whether it was shown to Hypothesis again."""
         for problem in self._search.suspects():
-            if self._noted_already(problem):
-                if len(self._noted) >= MOST_NOTED:
-                    break
-            elif (shrink := self._confirm(problem)) is not None:
+            known = self._noted_already(problem)
+            if not known and (shrink := self._confirm(problem)) is not None:
                 return self._search.show_again(shrink.show)
+            if len(self._noted) >= MOST_NOTED and not self._avoids_more():
+                break
         return False
+
+    def _avoids_more(self) -> bool:
+        """Whether other problems can be drawn now, once other laws have shrunk what was noted."""
+        start = time.monotonic()
+        for deadly in self._candidate.deadly:
+            while not deadly.shrunk and time.monotonic() - start < PATIENCE_SECONDS:
+                if self._stopped():
+                    return False
+                time.sleep(TICK_SECONDS)
+        values = [each.values for each in self._candidate.deadly if each.values]
+        new = [each for each in values if each not in self._runner.avoided]
+        self._runner.avoided += new
+        self._runner.starting_seconds += time.monotonic() - start  # no part of this law's time
+        return bool(new)
 
     def _confirm(self, problem: Problem) -> Shrink | None:
         failure = self._confirmation.confirm(problem)
-        if failure is not None:
+        # Meanwhile another law, beside this one, may have found the same.
+        if failure is not None and not self._noted_already(problem):
             self._shrink = Shrink(self._runner, failure, self._budget, self._stopped)
             if failure.costly and failure.verdict.status in ("HANG", "CRASH"):
-                self._deadly = Deadly(problem, failure.verdict)
+                place = place_of(self._candidate, failure.verdict)
+                self._deadly = Deadly(problem, failure.verdict, place=place)
                 self._candidate.deadly.append(self._deadly)
                 self._failing(failure.verdict)
         return self._shrink
 
     def _noted_already(self, problem: Problem) -> bool:
-        """Note a failure that costs a process and that a law has found; False if it is no such."""
+        """Whether a failure costs a process and was found by another law; it is then recorded."""
         verdict = self._runner.verdicts[problem.id]
+        place = place_of(self._candidate, verdict)
         for deadly in self._candidate.deadly:
-            if deadly.is_seen_in(problem, verdict):
+            if deadly.is_seen_in(problem, verdict, place):
                 self._note(deadly, problem, verdict)
                 return True
         return False
@@ -196,6 +219,7 @@ class LawSearch:
             seconds=0.0 if budget.begun is None else self._seconds + budget.begun,
             attempts=budget.attempts,
             deaths=budget.deaths,
+            place=place_of(self._candidate, verdict),
         )
 
     def _last_words(self, why: str) -> Finding | None:

@@ -83,10 +83,10 @@ class ModulePlan:
 
         Args:
             report: of the implementation.
-            selection: its modules.
+            selection: its modules; what it has taken already exists, and is among the chosen.
             minutes: of one core that it says that one of them takes.
         """
-        wish = _Wish(report, selection, minutes)
+        wish = _Wish(report, selection, minutes, Chosen([*selection.chosen]))
         with self._changed:
             self._wishes.append(wish)
             self._come(report)
@@ -99,7 +99,7 @@ class ModulePlan:
         return wish.chosen
 
     def leave(self, report: ImplementationReport) -> None:
-        """Take note that an implementation has no modules to choose, or has chosen."""
+        """Wait no more for an implementation, which has no modules to choose or has chosen."""
         with self._changed:
             self._come(report)
             if not self._expected and not any(each.open for each in self._wishes):
@@ -127,7 +127,7 @@ class ModulePlan:
         self._changed.notify_all()
 
     def _give(self, wish: _Wish) -> None:
-        """Give an implementation its next module, or end its wishes."""
+        """Choose an implementation's next module, or close its wish."""
         found = wish.selection.next(self._free)
         cost = self._cost(wish, found)
         if found and cost > self._left:

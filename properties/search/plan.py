@@ -15,8 +15,9 @@ from ..space.profiles import Cost, Profile
 from ..space.restrictions import WHOLE_SPACE, Only
 
 LEAST_PROBLEMS, LEAST_SECONDS = 3, 3.0
-"""What every law gets, however little its weight."""
+"""Fewest problems and seconds of a law, whatever its weight."""
 LEAST_SECONDS_OF_A_PART = 1.0
+"""Fewest seconds of one of several equal parts of a law's search."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Plan:
         environment: further variables for workers beside the run's own.
         sanitizer: tool of compute-sanitizer that the workers run under; none if empty.
         seconds: of the whole run, after which no law begins and those under way end.
+        builds: minutes of one core that libraries took to build in earlier runs, by their names.
     """
 
     implementations: Sequence[str]
@@ -67,6 +69,7 @@ class Plan:
     environment: Mapping[str, str] = field(default_factory=dict)
     sanitizer: str = ""
     seconds: float = math.inf
+    builds: Mapping[str, float] = field(default_factory=dict)
 
 
 def problems_of(plan: Plan, law: Law, cost: Cost, parts: int = 1) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,7 @@ from ...impl.targets.refusal import Refusal, most_telling
 from ...reference import Problem
 from ..findings.report import ImplementationReport
 from ..isolation.sanitizer import LESS_WORK
-from ..isolation.workers import Deadlines, Worker
+from ..isolation.workers import Deadlines, Outcome, Worker
 from ..space.axes import Axes, example, narrow
 from ..space.module_selection import Keys, Libraries, Module, Selection
 from ..space.operations import OPERATIONS
@@ -27,13 +27,13 @@ from .module_plan import ModulePlan
 from .plan import Plan
 
 Lease = Callable[[], AbstractContextManager[Worker]]
-"""Lends a worker."""
+"""Returns a context in which a worker belongs to the caller."""
 Once = Callable[[str, Callable[[], None]], None]
 """Does what has a name, or waits until another process has done it."""
 LOAD_SECONDS = 120.0
-"""What a process's first call of a module may take that was built before: it only loads it."""
-
-
+"""Deadline of a process's first call of a module that was built before, which only loads it."""
+FAILURES = {"error", "stopped"}
+"""Fields of the worker's answers that say what went wrong."""
 IMPORT_SECONDS = 60.0
 """Deadline for importing an implementation's module."""
 _STACK_TOP = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in')
@@ -65,17 +65,20 @@ def survey(
         return None
     report.declared = declared
     report.name, report.operation = str(declared["name"]), str(declared["operation"])
-    told: Refusal | None = None
+    refusal: Refusal | None = None
+    ended = False
 
     def probe(problems: Sequence[Problem]) -> list[Refusal | None]:
-        nonlocal told
+        nonlocal refusal, ended
+        if ended:
+            return [None] * len(problems)
         asked = [problem.to_json() for problem in problems]
         reply = _ask(worker, address, "probe", problems=asked)
-        if "error" in reply:
-            message = f"supports failed: {reply['error']}"
-            raise HarnessError(message)
+        if "stopped" in reply:  # a law finds that ``supports`` ends its process
+            ended = True
+            return [None] * len(problems)
         refusals = refusals_of(reply)
-        told = most_telling([told, *refusals])
+        refusal = most_telling([refusal, *refusals])
         return refusals
 
     try:
@@ -87,7 +90,7 @@ def survey(
         report.error = str(error)
         return None
     if axes is None:
-        report.refusal = told
+        report.refusal = refusal
         return None
     report.refused = dict(axes.refused)
     return axes
@@ -114,16 +117,16 @@ def prepare(
     """Import an implementation, learn what it supports and what it costs; build its modules.
 
     Args:
-        lease: lends a worker that asks; none is held while modules are built.
+        lease: of a worker that asks; none is held while modules are built.
         plan: of the run.
         report: to be filled.
         builder: of modules, where they take long.
         target: the machine that workers run on.
-        built: is told how many modules are built, of how many.
-        begun: is given the implementation with its first module, while others are built.
+        built: is called with the modules that are built, and how many there are.
+        begun: is called with the implementation and its first module, while others are built.
         once: does the building, or waits for the process that does.
         together: chooses modules with those of other implementations.
-        stored: gives the problems of its stored cases, whose modules are built too.
+        stored: returns the problems of its stored cases, whose modules are built too.
     """
     address = Address(
         report.reference,
@@ -138,14 +141,11 @@ def prepare(
     if plan.sanitizer and plan.device == "cuda":
         profile = replace(profile, max_work=profile.max_work // LESS_WORK)
     together = together or ModulePlan(1)
-    selection: Selection | None = None
     with lease() as worker:
-        axes = survey(worker, address, profile.max_work, report, plan.only)
-        if axes is None:
+        found = _surveyed(worker, address, profile.max_work, plan, report, stored)
+        if found is None:
             return None
-        if report.declared["build_ahead"]:
-            selection = _selection(worker, address, axes, plan, report, stored(report))
-    surveyed = axes
+    surveyed, selection = found
 
     def candidate_of(modules: Sequence[Module]) -> Candidate:
         restricted = _restricted(address, surveyed, modules)
@@ -156,9 +156,17 @@ def prepare(
 
     modules: list[Module] = []
     early: Candidate | None = None
+    ready: list[Module] = []
     if selection is None:
         together.leave(report)
     else:
+        several = len(plan.implementations) > 1
+        if begun is not None and several and (ready := selection.ready()):
+            # The first problems need not wait until all other implementations are known.
+            selection.take(ready)
+            report.modules = len(ready)
+            early = candidate_of(ready)
+            begun(early)
         chosen = together.choose(report, selection, report.declared["build_minutes"])
         modules = chosen.modules
         if chosen.missing and not modules:
@@ -171,8 +179,8 @@ def prepare(
     if modules and selection is not None:
         # The keys too: another search, say with another profile, needs other modules.
         named = f"{report.reference} {[module.key for module in modules]}"
-        every = [*modules, *selection.others()]
-        first = _first_to_judge(modules, selection) if begun is not None else None
+        every = [each for each in [*modules, *selection.others()] if each not in ready]
+        first = None if ready or begun is None else _first_to_judge(modules, selection)
         if begun is not None and first is not None:
             builder.build(address, [first], report, built)
             early = candidate_of([first])
@@ -186,6 +194,25 @@ def prepare(
     return replace(early, address=address, axes=axes)
 
 
+def _surveyed(
+    worker: Worker,
+    address: Address,
+    max_work: int,
+    plan: Plan,
+    report: ImplementationReport,
+    stored: Callable[[ImplementationReport], Sequence[Problem]],
+) -> tuple[Axes, Selection | None] | None:
+    """Return what an implementation supports, and its modules; None where it cannot be judged."""
+    axes = survey(worker, address, max_work, report, plan.only)
+    if axes is None:
+        return None
+    try:
+        return axes, _selection(worker, address, axes, plan, report, stored(report))
+    except HarnessError as error:  # its compile_key or library raised
+        report.error = str(error)
+        return None
+
+
 def _selection(
     worker: Worker,
     address: Address,
@@ -193,15 +220,15 @@ def _selection(
     plan: Plan,
     report: ImplementationReport,
     stored: Sequence[Problem],
-) -> Selection:
+) -> Selection | None:
+    """Return the modules to choose from; None where none is built ahead."""
+    if not report.declared["build_ahead"]:
+        return None
     minutes = report.declared["build_minutes"]
-    most = plan.profile.modules_of(minutes)
-    if plan.seconds < math.inf:  # which all builds share
-        most = max(most, plan.profile.modules)
     return Selection(
         axes,
         module_keys(worker, address),
-        most,
+        plan.profile.modules_of(minutes, together=plan.seconds < math.inf),
         stored=stored,
         companions=minutes < CHEAP_MINUTES,
         libraries=module_libraries(worker, address),
@@ -303,7 +330,7 @@ def _time_larger(worker: Worker, address: Address, problem: Problem, small: Timi
 def _described(worker: Worker, address: Address) -> dict[str, Any]:
     """Have an implementation imported and described; ``error`` says why it cannot be."""
     _ask(worker, address, "target")  # the process's own start is no part of the import
-    outcome = worker.run(address.request("describe"), Deadlines(load=IMPORT_SECONDS))
+    outcome = _run(worker, address.request("describe"), Deadlines(load=IMPORT_SECONDS))
     if outcome.status == "done":
         return outcome.result or {}
     where = _STACK_TOP.search(outcome.stack)
@@ -314,8 +341,18 @@ def _described(worker: Worker, address: Address) -> dict[str, Any]:
     return {"error": f"importing it ended the process: {verdict.kind}{at}"}
 
 
+def _run(worker: Worker, request: Mapping[str, object], deadlines: Deadlines) -> Outcome:
+    """Ask; what goes wrong where others' code ran before is asked again in a fresh process."""
+    outcome = worker.run(request, deadlines)
+    if outcome.shared and (outcome.died or not FAILURES.isdisjoint(outcome.result or ())):
+        if not outcome.died:
+            worker.renew()
+        outcome = worker.run(request, deadlines)
+    return outcome
+
+
 def _ask(worker: Worker, address: Address, task: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401  JSON
-    outcome = worker.run(address.request(task, **more), address.first_deadlines)
+    outcome = _run(worker, address.request(task, **more), address.first_deadlines)
     if outcome.status == "done":
         return outcome.result or {}
     if outcome.died:

@@ -44,7 +44,7 @@ class Stored:
 def replay(
     one: Entry | Case, worker: Worker, candidate: Candidate
 ) -> tuple[CorpusReport, Finding | None]:
-    """Judge a stored case again; count it, and give what is not as it should be.
+    """Judge a stored case again; count it, and return what is not as it should be.
 
     Args:
         one: a case, or an entry of the ledger, whose case must still fail as it says.
@@ -111,4 +111,10 @@ def judge_stored(case: Case, worker: Worker, candidate: Candidate) -> Verdict:
     verdict = verdict_of(outcome, address.tool)
     if outcome.died:
         probe_device(worker, address.device)
+    known = candidate.explanation(case.law, verdict, case.problem)
+    if outcome.shared and verdict.bad and not known:  # it may be the doing of others in the process
+        if not outcome.died:
+            worker.renew()
+        warm_up(worker, candidate)
+        return judge_stored(case, worker, candidate)
     return verdict

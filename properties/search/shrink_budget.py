@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from ..space.profiles import Profile
 
 MAX_DEATHS = 20
+"""Most deaths of a process while one failure is shrunk."""
 MAX_SECONDS_OF_DEATHS = 30.0
 FACTOR_OF_DEATHS = 6.0
-"""A HANG or a death costs its deadline and a process each time that it is tried again: shrinking
-takes at most this many times the profile's seconds, and the maximum."""
+"""A HANG costs its deadline each time that it is tried again, on a GPU a process too, as a death
+does: shrinking takes at most this many times the profile's seconds, and the maximum."""
 LITTLE_SECONDS = 0.1
-"""What a problem that passes may take where many are tried to spare a failure."""
+"""Most seconds of a problem that passes where many are tried to spare a failure."""
 
 
 @dataclass
@@ -31,14 +32,15 @@ class ShrinkBudget:
     attempts: int = 0
     deaths: int = 0
     begun: float | None = None
+    _costly: bool = False
     _passed: list[float] = field(default_factory=list)
 
-    def begin(self) -> None:
-        """Start the clock: there is something to shrink."""
-        self.begun = time.monotonic()
+    def begin(self, *, costly: bool = False) -> None:
+        """Start the clock: there is something to shrink, and each failure may be costly."""
+        self.begun, self._costly = time.monotonic(), costly
 
     def note(self, seconds: float, *, died: bool, passed: bool) -> None:
-        """Take note of a problem that was judged; those before the first failure do not count."""
+        """Record a problem that was judged; those before the first failure do not count."""
         if self.begun is None:
             return
         self.attempts += 1
@@ -50,7 +52,7 @@ class ShrinkBudget:
         """Whether shrinking has taken its share."""
         elapsed = time.monotonic() - (self.begun or 0.0)
         limit = self.profile.shrink_seconds
-        if self.deaths:
+        if self._costly or self.deaths:
             limit = min(FACTOR_OF_DEATHS * limit, MAX_SECONDS_OF_DEATHS)
         return elapsed > limit or self.deaths >= MAX_DEATHS
 

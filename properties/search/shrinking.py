@@ -30,15 +30,14 @@ class Shrink:
     ) -> None:
         self.first = self.smallest = first
         self._runner, self._budget, self._stopped = runner, budget, stopped
-        budget.begin()
+        budget.begin(costly=first.costly)
 
     def fails(self, problem: Problem) -> bool:
         """Whether a problem fails as the first one did; False too once the budget is spent."""
         if problem.id not in self._runner.verdicts and (self._budget.spent() or self._stopped()):
             return False
         # The smallest is confirmed with the full deadline.
-        hurried = self.first.costly and self._runner.candidate.address.device != "cpu"
-        verdict = self._runner.verdict(problem, hurried=hurried)
+        verdict = self._runner.verdict(problem, hurried=self.first.costly)
         # Another bug: shrinking must not slip from one into the other.
         if not verdict.bad or not self.first.is_like(verdict):
             return False

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from ...impl.protocol import Implementation, Session, Supports, implementation
 from ...reference import Arithmetic
 
-Control = Literal["bug", "hang", "crash", "honest"]
+Control = Literal["bug", "tile", "hang", "crash", "honest"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class SeededBug:
         description: what it does wrong, in one sentence.
         law: that it was written for; others may kill it too.
         model: the public report that it is modelled on, where there is one.
-        control: a bug that gives a wrong answer, a hang, a crash, or an honest control.
+        control: a bug that gives a wrong answer, such a one of our own Triton kernels (``tile``), a
+            hang, a crash, or an honest control.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Faults in the split, reduce and tile-edge logic of Kernelproof's own Triton kernels.
 
 Each is one substitution in a kernel's source. They stand beside the catalogue: they need triton,
-and on a CPU its interpreter. ``kernelproof check MODULE:NAME`` runs one (docs/laws.md says how).
+and on a CPU its interpreter. ``kernelproof score`` has them as a group of their own, under one law.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _bug(
             return honest.function(inputs)
 
     reference = f"{__name__}:{name.replace('-', '_')}"
-    BUGS.append(SeededBug(name, reference, honest.operation, description, LAW))
+    BUGS.append(SeededBug(name, reference, honest.operation, description, LAW, control="tile"))
     # A session would launch the honest kernel.
     return replace(honest, name=name, function=run, session=None)
 
@@ -97,7 +97,7 @@ tail_of_one_key = _bug(
     "tail-of-one-key", attention_call, attention.paged,
     "(tl.maximum(high - inner_end, 0) + BLOCK_N - 1)",
     "(tl.maximum(high - inner_end, 0) + BLOCK_N - 1 - (blocks > 0).to(tl.int32))",
-    "Drop the tail behind full tiles where it is a single key.",
+    "Drop the last key where full tiles and one key more end there.",
 )  # fmt: skip
 page_of_key_before = _bug(
     "page-of-key-before", attention_call, attention.paged,
@@ -115,7 +115,7 @@ splits_share_a_key = _bug(
     "splits-share-a-key", attention_call, attention.split_kv,
     "low += split * share",
     "low += split * (share - 1)",
-    "Count the last key of a split in the next one, too.",
+    "Begin each split a key early: count a key twice, and drop the last key of a full last split.",
 )  # fmt: skip
 empty_split_weighs = _bug(
     "empty-split-weighs", attention_call, attention.split_kv,

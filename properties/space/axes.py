@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...impl.targets.refusal import Refusal
+from ...impl.targets.refusal import OF_THE_MACHINE, Refusal
 from ...reference import Problem
 from ...reference.formats.cache_elements import FP8
 from .attention_axes import head_fields
@@ -141,6 +141,8 @@ def _bases(
         bases = [chosen for chosen, reason in zip(combinations, answers, strict=True) if not reason]
         if bases:
             return bases
+        if any(refusal and refusal.code in OF_THE_MACHINE for refusal in answers):
+            break
         if all(refusal and refusal.code == "feature" for refusal in answers):
             not_named.add(optional)
         elif not ("caches" in limited or "quantisation" in limited):

@@ -1,4 +1,4 @@
-"""Which compiled modules a run looks at, where building one takes long.
+"""Which compiled modules a run judges, where building one takes long.
 
 FlashInfer builds a module for each combination of dtypes, head dims and features that its templates
 know. There are hundreds, at ten seconds to a minute each: a run takes a few that cover pairs of
@@ -17,9 +17,9 @@ from ...reference import Problem
 from .axes import Axes, example, has
 
 Keys = Callable[[Sequence[Problem]], "list[str | None]"]
-"""Gives the key of each problem's module, None where the problem is refused."""
+"""Returns the key of each problem's module, None where the problem is refused."""
 Libraries = Callable[[Sequence[Problem]], "list[tuple[str, bool]]"]
-"""Gives for each problem ``Module.library`` and ``Module.exists``."""
+"""Returns ``Module.library`` and ``Module.exists`` of each problem's module."""
 Free = Callable[["Module"], bool]
 """Whether a module costs nothing: it exists, or is built for another implementation."""
 OF_CODES = ("caches", "quantisation")
@@ -27,7 +27,7 @@ OF_CODES = ("caches", "quantisation")
 WITH_ANOTHER = ("q_scale", "k_scale", "v_scale")
 """Axes whose values come with those of another axis, which decides."""
 MOST_COMBINATIONS = 4096
-"""Of groups of values; of more, so many that are spread over all of them."""
+"""Most combinations of groups of values that are tried; of more, an even sample."""
 GOLDEN = (5**0.5 - 1) / 2
 """Steps of this part of a whole spread evenly, however many there are."""
 
@@ -143,6 +143,11 @@ class Selection:
             if each in self._left:
                 self._left.remove(each)
 
+    def ready(self) -> list[Module]:
+        """Return the module of the simplest problem where it exists; not taken yet."""
+        found = (each for each in self._left if each.key == self.simplest and each.exists)
+        return list(itertools.islice(found, 1))
+
     def others(self) -> list[Module]:
         """Return modules beside the chosen ones that stored problems need."""
         known: dict[str | None, Problem | None] = {module.key: None for module in self.chosen}
@@ -155,19 +160,8 @@ class Selection:
         return _pairs(module, self._names)
 
 
-def further(modules: Sequence[Module], keys: Keys, stored: Sequence[Problem]) -> list[Problem]:
-    """Return a problem for each module beside these that stored ones need, of those not refused."""
-    if not stored:
-        return []
-    known: dict[str | None, Problem | None] = {module.key: None for module in modules}
-    for key, problem in zip(keys(stored), stored, strict=True):
-        if key is not None:
-            known.setdefault(key, problem)
-    return [problem for problem in known.values() if problem is not None]
-
-
 def _groups(axes: Axes, keys: Keys) -> dict[str, list[tuple[Any, ...]]]:
-    """Give, for each axis whose value decides about the module, its values by module."""
+    """Return the values of each axis that decides about the module, grouped by module."""
     others = [{name: value} for name in ("head_dims", "dtype")
               for value in axes.values.get(name, ())]  # fmt: skip
     groups: dict[str, list[tuple[Any, ...]]] = {}

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 CHEAP_MINUTES = 1.0
-"""Of a core: of modules that take less there may be many, and they come in pairs."""
+"""Minutes of one core: of modules that take less there may be many, and they come in pairs."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,15 @@ class Profile:
     soak: int = 50
     explore: bool = False
 
-    def modules_of(self, minutes: float) -> int:
-        """Count the modules to build of an implementation where one takes so many minutes."""
+    def modules_of(self, minutes: float, *, together: bool = False) -> int:
+        """Count the modules to build of an implementation, at most.
+
+        Args:
+            minutes: of one core that one of them takes.
+            together: all implementations share the time of a run, which limits them besides.
+        """
+        if together and minutes >= CHEAP_MINUTES:
+            return self.modules
         most: float = self.modules
         if minutes < CHEAP_MINUTES:
             most = max(most, self.little_minutes / minutes)
@@ -64,7 +71,7 @@ PROFILES = {
 MINUTES = {("quick", "cuda"): 5.0, ("gate", "cuda"): 15.0}
 """Minutes of a whole run by profile and device; without a limit where none stands here."""
 GPU_WORK = 1024
-"""How many times more work a problem may be on a GPU, where it takes no longer."""
+"""Factor of the work that a problem may have on a GPU, where it takes no longer."""
 GATE_SHARE = 0.25
 """A gate looks at every implementation there is: a quarter as long at each as a check of one."""
 
@@ -106,12 +113,12 @@ class Timing:
 
 
 TARGET_SECONDS = 0.06
-"""What the work of one call may take: the interpreter takes 10 to 1,500 ms a problem, torch
-microseconds."""
+"""Most seconds that the work of one call may take: the interpreter takes 10 to 1,500 ms a problem,
+torch microseconds."""
 FAST_CALL = 0.01
-"""What a small call of a fast implementation may take."""
+"""Most seconds of a small call of a fast implementation."""
 NO_COST = 0.002
-"""A call that ends within this is fast, however little it had to do."""
+"""Seconds within which a call is fast, whatever its work."""
 LEAST_WORK = 256
 SLOW = "slow"
 """Name of the class of implementations that get few problems, some of them long."""
@@ -122,9 +129,9 @@ FAST, MEDIUM = 1.0, 0.06
 def cost_of(small: Timing, large: Timing, profile: Profile) -> Cost:
     """Return the class of an implementation of which two calls were timed.
 
-    What a call costs however little it does (the interpreter takes 0.1 s for one key) limits the
-    number of problems, what each key costs on top limits their work. The work is cut to a power of
-    four of the profile's, so that a noisy clock rarely changes what is drawn.
+    The fixed cost of a call (the interpreter takes 0.1 s for one key) limits the number of
+    problems, the cost of each key limits their work. The work is cut to a power of four of the
+    profile's, so that a noisy clock rarely changes what is drawn.
     """
     max_work = profile.max_work
     if small.seconds < NO_COST:

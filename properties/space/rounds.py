@@ -44,7 +44,7 @@ def seed_of_round(number: int, *names: object) -> int:
 
 
 def most_rounds(problems: int) -> int:
-    """Count the rounds after which a search for so many problems gives up."""
+    """Count the rounds after which a search for this number of problems gives up."""
     return -(-PATIENCE * problems // EXAMPLES_A_ROUND)
 
 

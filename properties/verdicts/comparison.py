@@ -14,6 +14,12 @@ from .verdict import EXACTLY, Verdict
 Result = tuple[torch.Tensor, "torch.Tensor | None"]
 """What an attention or merge implementation gave: out, and lse or None."""
 
+INTEGERS = frozenset({
+    torch.bool, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.uint8, torch.uint16, torch.uint32, torch.uint64,
+})  # fmt: skip
+"""Dtypes of integers that torch can compare."""
+
 
 def fail(kind: str, message: str, ratio: float | None = None) -> Verdict:
     """Return a FAIL."""
@@ -39,14 +45,31 @@ def unusable(name: str, tensor: torch.Tensor, device: str) -> Verdict | None:
         tensor: that an implementation gave.
         device: type of the device that its inputs are on.
     """
+    # A subclass may answer every question as it likes.
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return fail("shape", f"{name} is a {type(tensor).__name__}, no plain torch.Tensor")
     if tensor.device.type != device:
         return fail("device", f"{name} is on {tensor.device}, its inputs are on {device}")
     if tensor.is_nested or tensor.layout != torch.strided:
         kind = "nested" if tensor.is_nested else str(tensor.layout)
         return fail("shape", f"{name} is a {kind} tensor, a dense one was asked for")
-    if tensor.is_quantized or tensor.is_complex() or str(tensor.dtype).endswith("_x2"):
+    if not (tensor.dtype in INTEGERS or _is_plain_float(tensor.dtype)):
         return fail("dtype", f"{name} is {tensor.dtype}, whose elements are no plain numbers")
+    if _end_of(tensor) > tensor.untyped_storage().nbytes():
+        return fail("shape", f"{name} has no memory behind its {tensor.numel()} elements")
     return None
+
+
+def _is_plain_float(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point and not str(dtype).endswith("_x2")
+
+
+def _end_of(tensor: torch.Tensor) -> int:
+    """Return the byte of its storage that a tensor ends at."""
+    if not tensor.numel():
+        return 0
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return int((tensor.storage_offset() + last + 1) * tensor.element_size())
 
 
 class Check(NamedTuple):
@@ -97,7 +120,7 @@ def _glance(check: Check) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _closely(check: Check) -> Verdict:
-    """Say what is wrong with a tensor that did not pass at a glance; NaNs may be expected."""
+    """Return what is wrong with a tensor that failed the quick test; NaNs may be expected."""
     name, actual, expected, bound = check
     got = actual.to(expected.dtype)
     misplaced_nan = got.isnan() != expected.isnan()

@@ -79,6 +79,12 @@ def _pair(result: object, what: str, *, both: bool = False) -> Any:  # noqa: ANN
     return first, second
 
 
+def pair_of_caches(result: object) -> tuple[torch.Tensor, torch.Tensor] | str:
+    """Return a result that is a pair of caches, or a text that says what it is instead."""
+    pair: tuple[torch.Tensor, torch.Tensor] | str = _pair(result, "(k_cache, v_cache)", both=True)
+    return pair
+
+
 def _out_and_lse(result: object) -> Result | str:
     pair: Result | str = _pair(result, "AttentionOutput or a pair (out, lse)")
     return pair

@@ -35,7 +35,7 @@ def compare(
 
 
 def misshapen(inputs: RouteInputs, result: Result) -> Verdict | None:
-    """Say what is wrong with the shapes or dtypes of (topk_weights, topk_ids); None if nothing."""
+    """Return what is wrong with shapes or dtypes of (topk_weights, topk_ids), if anything is."""
     weights, ids = result
     assert ids is not None  # noqa: S101  of route there are always both
     wanted = [len(inputs.logits), inputs.top_k]
@@ -92,8 +92,8 @@ def agree_routes(
 ) -> Verdict:
     """Check that two routings of the same tokens agree.
 
-    The experts must be the same, or both choices right among scores that cannot be told apart; the
-    weights of the same experts must lie within the sum of both bounds.
+    The experts must be the same, or both choices right among scores that cannot be distinguished;
+    the weights of the same experts must lie within the sum of both bounds.
 
     Args:
         implementation: that gave both.

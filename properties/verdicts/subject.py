@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import time
-import traceback
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from time import perf_counter, sleep
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from ...impl import Implementation, Target, UnsupportedError
+from ...impl.protocol import Session
+from ...impl.targets.exceptions import message_of
 from ...impl.targets.refusal import Refusal
 from ...reference import Arithmetic, Problem, materialise
 from ...reference.operations import OPERATIONS as ORACLES
@@ -19,31 +20,26 @@ from ...reference.operations import operation_of
 from ...reference.tensors.allocation import FENCE
 from ...reference.tensors.inputs import Inputs
 from .comparison import Result, fail, unusable
+from .contained import Stop, contained, crash, out_of_memory
 from .operations import OPERATIONS
+from .records import tensors_of
 from .text import compact
 from .verdict import Verdict
 
 
 class Stages(Protocol):
-    """Where the worker stands is told to the parent, which watches the clock."""
+    """Shows the parent, which watches the clock, the stage of the worker."""
 
     def stage(self, name: str) -> AbstractContextManager[None]:
         """Be in this stage for the length of a with block."""
 
 
-class Stop(Exception):  # noqa: N818  not an error of ours: it carries a verdict out of a law
-    """Ends a law early with a verdict on the implementation."""
-
-    def __init__(self, verdict: Verdict) -> None:
-        super().__init__(verdict.message)
-        self.verdict = verdict
-
-
+Read = TypeVar("Read")
+SESSION = ("plan", "run")
+"""Methods that a session has at least."""
 SPIN_SECONDS = 1e-3
 LAUNCHES = 50
-"""Of one problem in the soak, where nothing else is asked for."""
-OUT_OF_MEMORY = "out of memory"
-"""The kind of a CRASH for which the machine was too small, or too full."""
+"""Launches of one problem in the soak, where nothing else is asked for."""
 NOT_BUILT = Refusal("its module is not among those that were built for this run", "module")
 
 
@@ -78,16 +74,23 @@ class Subject:
         Raises:
             Stop: its ``supports`` raised.
         """
-        try:
+        with self._stages.stage("supports"), contained("supports raised "):
             refusal = self.implementation.refusal(
                 problem, self.target, without_rules=self._without_rules
             )
-            if refusal is not None or not self._modules:
-                return refusal
-            module = self.implementation.module_of(problem)
-        except BaseException as error:
-            raise Stop(_crash(error, "supports raised ")) from error
+        if refusal is not None or not self._modules:
+            return refusal
+        module = self.module_of(problem)
         return None if module in self._modules or not module else NOT_BUILT
+
+    def module_of(self, problem: Problem) -> str:
+        """Name the module that this problem needs; empty where no call compiles.
+
+        Raises:
+            Stop: its ``compile_key`` or ``kernels`` raised.
+        """
+        with contained("compile_key raised "):
+            return self.implementation.module_of(problem)
 
     def claims(self, problem: Problem) -> bool:
         """Whether the implementation claims this problem, its module built ahead or not.
@@ -120,9 +123,9 @@ class Subject:
             try:
                 return materialise(problem, self.target.device, **options)
             except RuntimeError as error:
-                if not _out_of_memory(error):
+                if not out_of_memory(error):
                     raise
-                message = f"no room for the tensors of {compact(problem)}: {_first_line(error)}"
+                message = f"no room for the tensors of {compact(problem)}: {message_of(error)}"
                 raise MemoryError(message) from error
 
     def call(
@@ -133,16 +136,18 @@ class Subject:
         *,
         wait: bool = True,
     ) -> Any:  # noqa: ANN401  any result
-        """Run the implementation, or a function of its session, and wait for it unless told not to.
+        """Run the implementation, or a function of its session, and usually wait for it.
 
         Raises:
             Stop: it raised: REJECTED for UnsupportedError, CRASH for any other exception.
         """
         key = self.implementation.compile_key
         # A session's plan need not compile what its run launches, nor that what is captured.
-        module = (getattr(function, "__name__", ""), key(problem)) if key else None
-        stage = "run" if module is None or module in self._compiled else "compile"
-        start = time.perf_counter()
+        with contained("compile_key raised "):
+            module = (getattr(function, "__name__", ""), key(problem)) if key else None
+            stage = "run" if module is None or module in self._compiled else "compile"
+        before = _frames(inputs)
+        start = perf_counter()
         try:
             with self._stages.stage(stage):
                 result = (function or self.implementation)(inputs)
@@ -151,12 +156,23 @@ class Subject:
             if wait:
                 self.wait()
         except UnsupportedError as error:
-            raise Stop(Verdict("REJECTED", "UnsupportedError", str(error))) from error
-        # Not only Exception: nobody else raises KeyboardInterrupt or SystemExit in a worker.
+            raise Stop(Verdict("REJECTED", "UnsupportedError", message_of(error))) from error
         except BaseException as error:
-            raise Stop(_crash(error)) from error
+            with self._stages.stage("run"):  # its __str__ may not return
+                verdict = crash(error)
+            raise Stop(verdict) from error
+        try:
+            after = _frames(inputs)
+        except Exception:  # noqa: BLE001  of whatever the call has made of the record
+            after = {}
+        if changed := [name for name, frame in before.items() if after.get(name) != frame]:
+            named = ", ".join(changed)
+            message = (
+                f"the call gave its input {named} another shape or other memory, or a gradient"
+            )
+            raise Stop(fail("mutated_input", message))
         if stage == "run" and wait:
-            self.seconds += time.perf_counter() - start
+            self.seconds += perf_counter() - start
             self.calls += 1
         if module is not None:
             self._compiled.add(module)
@@ -167,18 +183,15 @@ class Subject:
         """Let the host run ahead of the GPU: calls within are waited for at the end, all at once.
 
         Raises:
-            Stop: as of ``call``; an error of the GPU is told of all of them.
+            Stop: as of ``call``; an error of the GPU stands for all of them.
         """
         self._waits = False
         try:
             yield
         finally:
             self._waits = True
-        with self._stages.stage("run"):
-            try:
-                self.wait()
-            except Exception as error:
-                raise Stop(_crash(error)) from error
+        with self._stages.stage("run"), contained(""):
+            self.wait()
 
     def run_operation(
         self,
@@ -197,50 +210,82 @@ class Subject:
             Stop: it raised, or gave something else.
         """
         if self.implementation.writes_out:
-            inputs = self._with_buffers(inputs, fill)
-        result = self.call(problem, inputs, function, wait=wait)
-        if self.implementation.writes_out:
-            return inputs.out, getattr(inputs, "lse", None)
+            inputs, views = self._with_buffers(inputs, fill)
         answers = OPERATIONS[problem.operation]
-        pair = answers.pair(result)
+        wanted = answers.outputs(inputs) if answers.has_outputs else {}
+        result = self.call(problem, inputs, function, wait=wait)
+        # The record is the implementation's to spoil: its buffers are known without it.
+        pair = (
+            (views["out"], views.get("lse"))
+            if self.implementation.writes_out
+            else self.read(answers.pair, result)
+        )
         if isinstance(pair, str):
-            raise Stop(Verdict("FAIL", "shape", f"returned {pair}"))
-        named = dict(zip(answers.names, pair, strict=True))
-        self.check_usable(named)
+            raise Stop(fail("shape", f"returned {pair}"))
+        named = {
+            name: tensor if tensor is None else self.usable(name, tensor)
+            for name, tensor in zip(answers.names, pair, strict=True)
+        }
         for name, tensor in named.items():
             if tensor is not None and tensor.is_floating_point() and tensor.element_size() == 1:
                 raise Stop(
                     fail("dtype", f"{name} is {tensor.dtype}, 16 bits and more are asked for")
                 )
-        if answers.has_outputs:
-            for name, (size, _, _) in answers.outputs(inputs).items():
-                tensor = named[name]
-                if tensor is not None and tuple(tensor.shape) != tuple(size):
-                    shapes = f"{list(tensor.shape)}, not {list(size)}"
-                    raise Stop(fail("shape", f"{name} has shape {shapes}"))
-        return pair
+        for name, (size, _, _) in wanted.items():
+            tensor = named[name]
+            if tensor is not None and tuple(tensor.shape) != tuple(size):
+                shapes = f"{list(tensor.shape)}, not {list(size)}"
+                raise Stop(fail("shape", f"{name} has shape {shapes}"))
+        first, second = named.values()
+        assert first is not None  # noqa: S101  of a pair the second only may be missing
+        return first, second
 
-    def check_usable(self, tensors: Mapping[str, torch.Tensor | None]) -> None:
-        """See that tensors of an answer, by name, can be compared at all.
+    def read(self, reader: Callable[[Any], Read], result: object) -> Read:
+        """Read what a call returned, an object of any kind.
 
         Raises:
-            Stop: one cannot.
+            Stop: its own methods raise.
         """
-        for name, tensor in tensors.items():
-            wrong = None if tensor is None else unusable(name, tensor, self.target.device)
+        with contained("its result raised "):
+            return reader(result)
+
+    def usable(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor of an answer as a plain one, which shares its memory.
+
+        Raises:
+            Stop: it cannot be compared.
+        """
+        with contained("its result raised "):
+            wrong = unusable(name, tensor, self.target.device)
             if wrong is not None:
                 raise Stop(wrong)
+            return tensor.detach().resolve_neg()
 
-    def _with_buffers(self, inputs: Any, fill: float) -> Any:  # noqa: ANN401  any record with out
-        """Return outputs as buffers full of ``fill`` between canaries."""
+    def open_session(self) -> Session:
+        """Make a session of the implementation, which must have some.
+
+        Raises:
+            Stop: it raised, or made something else.
+        """
+        with contained("making a session raised "):
+            made: Any = self.implementation.session and self.implementation.session()
+            for name in SESSION:
+                if not callable(getattr(made, name, None)):
+                    message = f"{type(made).__name__} has no method {name}"
+                    raise TypeError(message)
+        session: Session = made
+        return session
+
+    def _with_buffers(self, inputs: Any, fill: float) -> tuple[Any, dict[str, torch.Tensor]]:  # noqa: ANN401
+        """Return a record whose outputs are buffers of ``fill`` between canaries, and these."""
         self.buffers = {}
-        views = {}
+        views: dict[str, torch.Tensor] = {}
         for name, (size, dtype, device) in OPERATIONS[operation_of(inputs)].outputs(inputs).items():
             count = int(torch.Size(size).numel())
             storage = torch.full((count + 2 * FENCE,), torch.nan, dtype=dtype, device=device)
             self.buffers[name] = storage
             views[name] = storage[FENCE : FENCE + count].view(size).fill_(fill)
-        return dataclasses.replace(inputs, **views)
+        return dataclasses.replace(inputs, **views), views
 
     def written_outside(self) -> str | None:
         """Name the output buffer whose canaries were overwritten in the last call."""
@@ -269,24 +314,19 @@ class Subject:
                 event.record(stream or torch.cuda.current_stream())
             # Polling keeps the process able to dump its stack: a blocking wait on a kernel that
             # never ends cannot be interrupted.
-            started = time.perf_counter()
+            started = perf_counter()
             while not all(event.query() for event in events):
                 # A sleep takes longer than most kernels do: only long ones are slept on.
-                if time.perf_counter() - started > SPIN_SECONDS:
-                    time.sleep(5e-5)
+                if perf_counter() - started > SPIN_SECONDS:
+                    sleep(5e-5)
 
 
-def _crash(error: BaseException, where: str = "") -> Verdict:
-    kind = OUT_OF_MEMORY if _out_of_memory(error) else type(error).__name__
-    trace = "".join(traceback.format_exception(error)[-6:])
-    message = f"{where}{type(error).__name__}: {_first_line(error)[:500]}".removesuffix(": ")
-    return Verdict("CRASH", kind, message, trace=trace[-4000:])
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    """Tell an allocation that failed on the host; torch has a type for that on a GPU alone."""
-    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [""])[0]
+def _frames(inputs: Inputs) -> dict[str, tuple[object, ...]]:
+    """Return what a record's tensors are, by name, whatever they hold; laws rely on it later."""
+    return {
+        name: (
+            *(tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()),
+            tensor.requires_grad,
+        )
+        for name, tensor in tensors_of(inputs).items()
+    }

@@ -38,7 +38,7 @@ class Verdict:
             UNSUPPORTED the code of the ``Refusal``.
         message: one or a few sentences with the evidence.
         ratio: the worst error over its bound, where a law measured one.
-        vacuous: the law had nothing to look at on this problem, so it does not count as judged.
+        vacuous: the law had nothing to judge on this problem, so it does not count as judged.
         seconds: time spent inside the implementation, compiling apart.
         calls: of the implementation in that time.
         trace: stack or stderr, where a process died or an exception came.

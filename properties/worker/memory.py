@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 import torch
 
 QUIET = "99"
-"""Of the profiler's log: without, it writes a line when it starts and ends."""
+"""Level of the profiler's log; without it, the profiler writes a line when it starts and ends."""
 PATTERN = 0xA5
 CHUNK_BYTES = 4 << 20
-"""Of a workspace, looked at together from its end: it may have hundreds of MiB."""
+"""Bytes of a workspace that are read together, from its end: it may have hundreds of MiB."""
 
 
 def allocated(call: Callable[[], object], device: str = "cpu") -> int:

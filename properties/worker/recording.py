@@ -23,8 +23,9 @@ from ...reference import Problem, problem_from_json
 from ..laws import laws_of
 from ..laws.batches import on_host
 from ..laws.law import ATTENTION, MERGE
-from ..verdicts.comparison import same_bits
-from ..verdicts.subject import Stop, Subject
+from ..verdicts.comparison import same_bits, unusable
+from ..verdicts.contained import Stop
+from ..verdicts.subject import Subject
 from ..verdicts.verdict import Verdict
 from .memory import allocated, written
 
@@ -32,7 +33,7 @@ Named = dict[str, torch.Tensor]
 ATTENDING = ATTENTION + MERGE
 """Operations whose result may be written into buffers that are given."""
 ENOUGH_SECONDS = 0.5
-"""What timing one problem takes; slow calls are timed once."""
+"""Seconds of timing one problem; slow calls are timed once."""
 NOT_COMPARED = ("storages",)
 """Fields of a record that hold what surrounds its tensors."""
 
@@ -64,7 +65,13 @@ class Recorder(Subject):
         result = super().call(problem, inputs, function, wait=wait)
         if self.gave is None:
             written = (inputs.out, inputs.lse) if self.implementation.writes_out else result
-            self.gave = {name: each.detach().clone() for name, each in tensors_in(written)}
+            found = self.read(lambda value: list(tensors_in(value)), written)
+            # Others cannot be copied, let alone compared: the law says so.
+            self.gave = {
+                name: each.detach().clone()
+                for name, each in found
+                if unusable(name, each, self.target.device) is None
+            }
         return result
 
 
@@ -157,10 +164,12 @@ def _call(subject: Subject, problem: Problem, inputs: Any) -> None:  # noqa: ANN
 
 def _workspace_bytes(subject: Subject, problem: Problem, inputs: Any) -> int | None:  # noqa: ANN401
     """Return the bytes that a session's run needs of the workspace it names; None without one."""
-    session = subject.implementation.session and subject.implementation.session()
-    if not isinstance(session, ScratchSession):
+    if subject.implementation.session is None:
         return None
     try:
+        session = subject.open_session()
+        if not isinstance(session, ScratchSession):
+            return None
         subject.call(problem, on_host(inputs)[0], session.plan)
         return written(session.scratch(), lambda: subject.call(problem, inputs, session.run))
     except Stop:  # the calls before went well: it is the session's fault, and life_cycle's to tell
@@ -194,7 +203,7 @@ def digest(named: Named) -> str:
 
 
 def difference(one: Named, other: Named) -> dict[str, Any] | None:
-    """Say where two results differ: how many elements, and by how much at most.
+    """Return where two results differ: how many elements, and by how much at most.
 
     None where every bit is the same.
     """

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...impl.targets.refusal import Refusal
 from ...reference import Problem
+from ..isolation.outcome import SENTENCES
 from ..isolation.sanitizer import SLOWNESS, errors
 from ..isolation.workers import Deadlines, Outcome, Worker
 from ..verdicts.verdict import Verdict
@@ -75,6 +76,15 @@ class Address:
         """Return what the worker needs to judge one case."""
         return self.request("judge", law=law, problem=problem.to_json())
 
+    def attempt(self, law: str, problem: Problem, limits: Deadlines) -> dict[str, Any]:
+        """Return what the worker needs to judge one case in a fork of its process."""
+        seconds = {
+            "compile": limits.compile,
+            "run": limits.run,
+            "supports": limits.supports,
+        }
+        return {**self.case(law, problem), "task": "try", "limits": seconds}
+
 
 def refusals_of(reply: Mapping[str, Any]) -> list[Refusal | None]:
     """Read an answer of ``tasks.probe``."""
@@ -100,17 +110,18 @@ def verdict_of(outcome: Outcome, tool: str = "") -> Verdict:
         message = f"compute-sanitizer --tool {tool}: {first} {at}".rstrip() + more
         return Verdict("CRASH", tool, message, trace=reported[0])
     if outcome.status == "done":
-        return Verdict.from_json(outcome.result or {})
+        result = outcome.result or {}
+        ended: Any = result.get("ended")  # of a fork, see ``Address.attempt``
+        return verdict_of(Outcome(**ended)) if ended else Verdict.from_json(result)
     if outcome.status == "hang":
         limit = f"{outcome.limit:.3g} s, " if outcome.limit else ""
         message = f"did not end within its deadline ({limit}in stage {outcome.stage})"
         return Verdict("HANG", outcome.stage, message, trace=outcome.stack or outcome.stderr)
     if outcome.status == "crash":
         trace = f"{outcome.stack}\n{outcome.stderr}".strip()
-        return Verdict(
-            "CRASH", outcome.kind, f"the process died: {outcome.kind} in stage {outcome.stage}",
-            trace=trace,
-        )  # fmt: skip
+        how = SENTENCES.get(outcome.kind, outcome.kind)
+        message = f"the process died: {how} in stage {outcome.stage}"
+        return Verdict("CRASH", outcome.kind, message, trace=trace)
     if outcome.kind == MemoryError.__name__:
         raise HarnessError(outcome.detail.strip().rpartition("\n")[2])
     message = f"{outcome.kind} in stage {outcome.stage}: {outcome.detail}\n{outcome.stderr}".strip()
@@ -118,7 +129,7 @@ def verdict_of(outcome: Outcome, tool: str = "") -> Verdict:
 
 
 def probe_device(worker: Worker, device: str) -> None:
-    """See from a fresh process that the device still works.
+    """Check in a fresh process that the device still works.
 
     Raises:
         DeviceLostError: it does not.

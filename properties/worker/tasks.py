@@ -6,11 +6,10 @@ The parent never imports an implementation: what an import or a ``supports`` doe
 from __future__ import annotations
 
 import functools
-import time
-import traceback
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
-from pathlib import Path
+from time import perf_counter
 from typing import Any, TypeVar
 
 import torch
@@ -22,12 +21,15 @@ from ...impl import (
     UnsupportedError,
     find_implementation,
 )
+from ...impl.targets.refusal import Refusal
 from ...reference import Problem, problem_from_json
 from ..isolation.machine import waited
 from ..isolation.workers import LAST_REPLY
 from ..laws import find_law
-from ..verdicts.subject import LAUNCHES, Stages, Stop, Subject
+from ..verdicts.contained import Stop, contained, crash
+from ..verdicts.subject import LAUNCHES, Stages, Subject
 from ..verdicts.verdict import Verdict
+from . import integrity
 
 HANDLER = "kernelproof.properties.worker.tasks:handle"
 """How the worker finds this module."""
@@ -38,7 +40,14 @@ COST_SECONDS = 2.0
 
 Kind = TypeVar("Kind", bound=Subject)
 
+_UNTOUCHED: dict[str, object] = {}
+_latest = ""
+"""The implementation whose code ran last in this process."""
 _compiled: dict[str, set[Hashable]] = {}
+
+
+class SpoiledError(RuntimeError):
+    """An implementation has left a process in which no other can be judged."""
 
 
 def handle(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
@@ -46,6 +55,7 @@ def handle(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
 
     An error of the GPU that comes up after a call has ended is that call's too.
     """
+    _see_that_it_works(payload.get("implementation", ""))
     task: Callable[[Mapping[str, Any], Stages], dict[str, Any]] = TASKS[payload["task"]]
     on_gpu = payload["device"] == "cuda"
     late: Exception | None = None
@@ -61,6 +71,22 @@ def handle(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
             result = _failed_later(late).to_json()
         result[LAST_REPLY] = True
     return result
+
+
+def _see_that_it_works(implementation: str) -> None:
+    """Refuse the code of another where that before it has replaced what the suite relies on.
+
+    Raises:
+        SpoiledError: the parent asks again, in a fresh process.
+    """
+    global _latest  # noqa: PLW0603  the process has one
+    if not _UNTOUCHED:
+        _UNTOUCHED.update(integrity.snapshot())
+    if _latest and implementation not in ("", _latest):
+        changed = integrity.replaced(_UNTOUCHED)
+        if changed:
+            raise SpoiledError(f"{_latest} has changed {changed}")  # noqa: TRY003, EM102
+    _latest = implementation or _latest
 
 
 def _failed_later(error: Exception | None) -> Verdict:
@@ -125,7 +151,8 @@ def describe(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
     except ImplementationNotFoundError as error:
         return {"error": error.why}
     return {
-        "name": implementation.name,
+        # A lone surrogate can be neither hashed for a seed nor written.
+        "name": implementation.name.encode(errors="backslashreplace").decode(),
         "operation": implementation.operation,
         "features": sorted(implementation.features),
         "arithmetic": asdict(implementation.arithmetic),
@@ -144,28 +171,31 @@ def describe(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
 def probe(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
     """Ask for the refusal of each of ``problems``; None for those supported."""
     subject = subject_of(payload, stages)
-    problems = [problem_from_json(problem) for problem in payload["problems"]]
-    try:
-        refusals = [
-            subject.implementation.refusal(
-                each, subject.target, without_rules=payload.get("without_rules", ())
-            )
-            for each in problems
-        ]
-    except Exception as error:  # noqa: BLE001  the fault of the implementation, whatever it is
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{Path(frame.filename).name}:{frame.lineno}"
-        return {"error": f"{type(error).__name__}: {error} ({where})"}
+    problems = map(problem_from_json, payload["problems"])
+    rules = payload.get("without_rules", ())
+    refusals = [_refusal_unless_raised(subject, problem, rules, stages) for problem in problems]
     return {"refusals": [refusal and refusal.to_json() for refusal in refusals]}
+
+
+def _refusal_unless_raised(
+    subject: Subject, problem: Problem, without_rules: Sequence[str], stages: Stages
+) -> Refusal | None:
+    """Return a refusal; where ``supports`` raises there is none, and a law finds that it does."""
+    refusal = subject.implementation.refusal
+    try:
+        # Not the subject's, which describes what was raised: of thousands, that takes seconds.
+        with stages.stage("supports"):
+            return refusal(problem, subject.target, without_rules=without_rules)
+    except BaseException:  # noqa: BLE001
+        return None
 
 
 def modules(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
     """Return the key of the module of each of ``problems``; None for those that are refused."""
     subject = subject_of(payload, stages)
-    module_of = subject.implementation.module_of
     found = [problem_from_json(problem) for problem in payload["problems"]]
     try:
-        return {"keys": [module_of(each) or None if subject.supports(each) else None
+        return {"keys": [subject.module_of(each) or None if subject.supports(each) else None
                          for each in found]}  # fmt: skip
     except Stop as stop:
         return {"error": stop.verdict.message}
@@ -175,7 +205,13 @@ def libraries(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
     """Return what is compiled for the module of each of ``problems``, and whether it exists."""
     implementation = subject_of(payload, stages).implementation
     found = [problem_from_json(problem) for problem in payload["problems"]]
-    return {"libraries": [implementation.library_of(each) for each in found]}
+    try:
+        with contained("library raised "):
+            named = [implementation.library_of(each) for each in found]
+            return {"libraries": [(str(name), bool(exists)) for name, exists in named]}
+    except Stop:  # it says what builds may share: without it, none does
+        alone = replace(implementation, library=None)
+        return {"libraries": [alone.library_of(each) for each in found]}
 
 
 def build(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
@@ -187,7 +223,11 @@ def build(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
     """
     subject = subject_of(payload, stages)
     problem = problem_from_json(payload["problem"])
-    kernels = list(subject.implementation.problems_of_module(problem))
+    try:
+        with contained("kernels raised "):
+            kernels = list(subject.implementation.problems_of_module(problem))
+    except Stop as stop:
+        return {"kernels": 0, "stopped": stop.verdict.to_json()}
     stopped = [verdict for each in kernels if (verdict := _called(subject, each)) is not None]
     return {"kernels": len(kernels), **({"stopped": stopped[0].to_json()} if stopped else {})}
 
@@ -213,13 +253,13 @@ def cost(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
     subject = subject_of(payload, stages)
     problem = problem_from_json(payload["problem"])
     timings: list[tuple[float, float]] = []
-    started = time.perf_counter()
+    started = perf_counter()
     calls = int(payload.get("calls", COST_CALLS))
-    while len(timings) < calls and time.perf_counter() - started < COST_SECONDS:
-        inputs = subject.materialise(problem)
+    while len(timings) < calls and perf_counter() - started < COST_SECONDS:
         before, waited_before = subject.seconds, waited()
         try:
-            subject.call(problem, inputs)
+            with attributed():
+                subject.call(problem, subject.materialise(problem))
         except Stop as stop:
             return {"seconds": 0.0, "stopped": stop.verdict.to_json()}
         seconds = subject.seconds - before
@@ -241,14 +281,44 @@ def judge(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
         refusal = subject.refusal(problem)
         if refusal is not None:
             return Verdict("UNSUPPORTED", refusal.code, refusal).to_json()
-        verdict = law.check(subject, problem)
+        with attributed():
+            verdict = law.check(subject, problem)
     except Stop as stop:
         verdict = stop.verdict
     return replace(verdict, seconds=subject.seconds, calls=subject.calls).to_json()
 
 
+@contextmanager
+def attributed() -> Iterator[None]:
+    """Have an error of the suite count as the implementation's where that has caused it.
+
+    Raises:
+        Stop: what the suite relies on was replaced, or a thread has raised in the main one.
+    """
+    try:
+        yield
+    except Stop:
+        raise
+    except BaseException as error:
+        if changed := integrity.replaced(_UNTOUCHED):
+            where = f"the process does not work since {changed} changed: "
+        elif isinstance(error, Exception):
+            raise
+        else:  # the parent's signals are ignored here
+            where = "raised outside of its call: "
+        raise Stop(crash(error, where)) from error
+
+
+def tried(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
+    """Judge in a fork of this process, for a hang or a death is expected; see ``in_fork``."""
+    from .forked import in_fork
+
+    subject_of(payload, stages)  # imported here, it is there in the next fork
+    return in_fork(judge, payload, stages)
+
+
 def measured(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
-    """Say which usual comparisons accept an answer; nothing where the problem is refused."""
+    """Return which usual comparisons accept an answer; nothing where the problem is refused."""
     from .tolerance_baselines import measure
 
     subject = subject_of(payload, stages)
@@ -301,6 +371,7 @@ TASKS = {
     "build": build,
     "cost": cost,
     "judge": judge,
+    "try": tried,
     "measure": measured,
     "answer": answered,
     "time": timed,

@@ -21,8 +21,9 @@ from ..seeded.decoding import widened
 from ..seeded.honest import merge_states
 from ..seeded.kernels import HONEST, attend
 from ..seeded.moe.kernels import apply, changed
+from ..verdicts.contained import Stop
 from ..verdicts.operations import OPERATIONS
-from ..verdicts.subject import Stop, Subject
+from ..verdicts.subject import Subject
 
 Yardstick = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], bool]
 """Whether ``out`` is right, given the oracle's answer and a low-precision reference's."""
@@ -105,7 +106,7 @@ NAMES = (*YARDSTICKS, PARITY)
 
 
 def measure(subject: Subject, problem: Problem) -> dict[str, bool]:
-    """Give, by yardstick, whether it accepts the subject's answer to a problem."""
+    """Return, by yardstick, whether it accepts the subject's answer to a problem."""
     try:
         accepted = {PARITY: not parity(subject, problem).bad}  # type: ignore[arg-type]
     except Stop:

@@ -30,9 +30,9 @@ ATTENTION_REGIMES = (
 EXACT_KEYS = 256
 """Keys a request that the exact grid tells apart in a quantised cache: four digits of base 4."""
 LARGEST_EXACT_QUERY = {"": 2.0**14, "float8_e4m3fn": 2.0**8, "float8_e5m2": 2.0**14}
-"""Beyond, a query would not fit into its dtype: its weight is spread over several channels."""
+"""Largest query that its dtype holds; beyond it, the weight is spread over several channels."""
 MAX_REQUESTS = 2**11
-"""Identities of requests: the hash's row numbers have room for so many, and shared prefixes."""
+"""Most identities of requests: the hash's row numbers also have to hold shared prefixes."""
 EXACT_GAP = 128.0
 """Distance of neighbouring logits on the exact grid: exp(-128) is 0 in float32."""
 LEAST_EXACT_SCALE = 2.0**-7

@@ -14,6 +14,8 @@ SCHEMA = "kernelproof/problem/1"
 DTYPES = ("float32", "float16", "bfloat16")
 MAX_SEQ_LEN = 4096
 """Longest request: the exact grid ranks keys by a permutation of this many positions."""
+LARGEST_SIZE, LARGEST_SEED = 2**31 - 1, 2**63 - 1
+"""Sizes are int32 to kernels, seeds int64 to torch."""
 
 
 class BaseProblem:
@@ -56,10 +58,13 @@ def check_one_of(name: str, value: str, allowed: Sequence[str]) -> None:
 
 
 def check_at_least(problem: object, least: Sequence[tuple[str, int]]) -> None:
-    """Refuse a problem with a field below its least value."""
+    """Refuse a problem with a field below its least value, or above what its type holds."""
     for name, low in least:
+        most = LARGEST_SEED if name == "seed" else LARGEST_SIZE
         if getattr(problem, name) < low:
             refuse(name, getattr(problem, name), f"at least {low}")
+        if getattr(problem, name) > most:
+            refuse(name, getattr(problem, name), f"at most {most}")
 
 
 def check_lengths(name: str, lengths: Sequence[int]) -> None:

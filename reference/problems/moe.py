@@ -32,7 +32,7 @@ ASSIGNMENTS = ("iid", "balanced", "one_expert", "sparse", "duplicates", "masked"
 SWIGLU_PARAMETERS = ("", "one", "each")
 QUANTISED = ("", *WEIGHT_FORMATS)
 MULTIPLES = {name: max(form.weights.entry.block, 1) for name, form in WEIGHT_FORMATS.items()}
-"""Of hidden and inter, for formats in which so many columns share a scale."""
+"""Columns that share a scale, by format: hidden and inter are multiples of their number."""
 MAX_TOKENS = 2**20
 INEXACT = ("swiglu_oai",)
 """Activations that no argument saturates: the limit of swiglu_oai leaves a sigmoid below 1."""

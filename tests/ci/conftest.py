@@ -174,6 +174,35 @@ def report() -> Callable[..., dict[str, Any]]:
     return make_report
 
 
+def write_release(folder: Path, version: str, code: str) -> None:
+    """Write a made-up release of FlashInfer, whose package has this code."""
+    package, metadata = folder / "flashinfer", folder / f"flashinfer_python-{version}.dist-info"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(code)
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Name: flashinfer-python\nVersion: {version}\n")
+
+
+@pytest.fixture(scope="session")
+def made_up_release() -> Callable[[Path, str, str], None]:
+    """Return ``write_release``."""
+    return write_release
+
+
+@pytest.fixture(scope="session")
+def settled() -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return a function that leaves out of a report what depends on the clock, see docs/bump.md."""
+
+    def without_clock(report: dict[str, Any]) -> dict[str, Any]:
+        machines = [
+            {k: v for k, v in each.items() if k not in ("timings", "command")}
+            for each in report["machines"]
+        ]
+        return {**report, "date": "", "command": "", "machines": machines}
+
+    return without_clock
+
+
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Chrome]:
     """Start a headless browser that tells of its console and its network."""

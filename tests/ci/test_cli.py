@@ -66,6 +66,12 @@ ZOO = dedent(
         return oracle(inputs)
 
     @implementation(
+        "merge_state", name="built", build_ahead=True, compile_key=lambda problem: "one"
+    )
+    def built(inputs):
+        return oracle(inputs)
+
+    @implementation(
         "merge_state", name="building", build_ahead=True, compile_key=lambda problem: "one"
     )
     def building(inputs):
@@ -312,7 +318,7 @@ def test_wrong_usage(kernelproof: Command, words: list[str], told: str) -> None:
         ({"law": "murphy"}, "there is no law 'murphy'"),
         ({"law": "metadata_parity"}, "does not speak of merge_state"),
         ({"problem": {"dtype": "float7"}}, "dtype is 'float7'"),
-        ({"device": "abacus"}, "the field 'device' is 'abacus'"),
+        ({"device": "abacus"}, "device is 'abacus'; known: cpu, cuda"),
         ({"implementation": "lion"}, "no MODULE:NAME"),
         ({"implementation": "zoo:lion"}, "no 'lion'"),
     ],
@@ -337,12 +343,13 @@ def test_cases_that_cannot_be_read(
 
 
 def test_a_problem_without_room(kernelproof: Command) -> None:
-    problem = {"schema": "kernelproof/problem/1", "type": "moe", "hidden": 10**13}
+    problem = {"schema": "kernelproof/problem/1", "type": "moe", "hidden": 2**31 - 1,
+               "num_experts": 32}  # fmt: skip
     case = {"law": "parity", "implementation": "torch-moe", "problem": problem}
     Path("case.json").write_text(json.dumps(case))
     ended = kernelproof("replay", "case.json")
     assert ended.code == 3
-    assert "no room for the tensors of MoEProblem(hidden=10000000000000" in ended.err
+    assert "no room for the tensors of MoEProblem(hidden=2147483647" in ended.err
     assert "Traceback" not in ended.err
 
 
@@ -431,6 +438,19 @@ def test_cost_classes_are_written_and_read(kernelproof: Command) -> None:
     ended = kernelproof("check", "zoo:honest", "--profile", "gate", "--costs", str(path))
     assert ended.code == 2
     assert "profile is 'quick', and this run's is 'gate'" in ended.err
+
+
+def test_what_builds_took_is_written_and_decides_what_is_built(kernelproof: Command) -> None:
+    options = (*QUICK[:4], "--jobs", "1", "--cases", "of-builds", "--minutes", "1")
+    path = Path("of-builds", "costs", "builds.json")
+    assert kernelproof("check", "zoo:built", *options).code == 0
+    data = json.loads(path.read_text())
+    (library,) = data["minutes"]
+    assert 0 < data["minutes"][library] < 10
+    path.write_text(json.dumps({**data, "minutes": {library: 1e6, "another's": 2.0}}))
+    ended = kernelproof("check", "zoo:built", *options)
+    assert ended.code == 3
+    assert "building one of its modules takes about 1000000 minutes of a core" in ended.out
 
 
 def test_the_gate_tries_the_support_table_too(

@@ -98,6 +98,11 @@ class TestDecorator:
         with pytest.raises(ValueError, match=said):
             implementation("merge_state", name="mine", **given)
 
+    @pytest.mark.parametrize("name", ["a\nCONFORMING", "\x1b[2K", "\ud800"])
+    def test_a_name_that_steers_a_terminal_is_refused(self, name: str) -> None:
+        with pytest.raises(ValueError, match="it must hold no control characters"):
+            implementation("merge_state", name=name)
+
     def test_an_unknown_arithmetic_is_refused(self) -> None:
         with pytest.raises(ValueError, match=r"Arithmetic\.accumulate is 'fp32'"):
             Arithmetic(accumulate="fp32")
@@ -277,3 +282,17 @@ def test_wide_values_may_be_rounded_otherwise() -> None:
             )
             expected = oracle.bounded_attention(inputs, rounds)
             assert torch.equal(expectation_of(subject, inputs).bound.out, expected.bound.out)
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        ({"name": object()}, "name is object; it must be str"),
+        ({"arithmetic": "float32"}, "arithmetic is str; it must be Arithmetic"),
+        ({"provider": ["a"]}, "provider is list; it must be str"),
+        ({"split": float("nan")}, "split is float; it must be int"),
+    ],
+)
+def test_what_is_declared_has_its_type(declared: dict[str, Any], said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        implementation("merge_state", **{"name": "mine", **declared})

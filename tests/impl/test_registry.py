@@ -137,3 +137,10 @@ def test_entry_points(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert registry.installed_implementations() == {"theirs": "my_kernels:mine"}
     assert find_implementation("theirs").name == "mine"
     assert "theirs" in refusal("their")
+
+
+def test_a_module_whose_own_lookup_raises(folder: Path) -> None:
+    text = "def __getattr__(name):\n    raise KeyboardInterrupt(name)\n"
+    (folder / "looked_up.py").write_text(text, encoding="utf-8")
+    with pytest.raises(ImplementationNotFoundError, match="looking up 'mine' raised Keyboard"):
+        find_implementation("looked_up:mine")

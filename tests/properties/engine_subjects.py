@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +18,7 @@ from kernelproof.reference.tensors.inputs import MergeInputs, PagedAttentionInpu
 Attention = tuple[torch.Tensor, torch.Tensor]
 calls = 0
 last: Attention | None = None
+child: subprocess.Popen[bytes] | None = None
 
 
 def plain_only(problem: Problem, target: Target) -> bool | str:
@@ -40,6 +42,14 @@ def lengths(inputs: PagedAttentionInputs) -> list[int]:
 
 @implementation("paged_attention", name="honest", supports=plain_only)
 def honest_attention(inputs: PagedAttentionInputs) -> Attention:
+    return honest(inputs)
+
+
+@implementation("paged_attention", name="leaves-a-process", supports=plain_only)
+def leaves_a_process(inputs: PagedAttentionInputs) -> Attention:
+    """Leave one process in a session of its own, from its first call on."""
+    global child  # noqa: PLW0603
+    child = child or subprocess.Popen(["sleep", "600"], start_new_session=True)  # noqa: S607
     return honest(inputs)
 
 
@@ -183,6 +193,21 @@ def wears_out(inputs: MergeInputs) -> Attention:
     calls += 1
     out, lse = merged(inputs)
     return out + (1.0 if calls > 15 else 0.0), lse
+
+
+@implementation("merge_state", name="spoils", supports=narrow_merges)
+def spoils(inputs: MergeInputs) -> Attention:
+    """Make whatever else runs in the process wrong."""
+    global calls  # noqa: PLW0603
+    calls = -1
+    return merged(inputs)
+
+
+@implementation("merge_state", name="victim", supports=narrow_merges)
+def victim(inputs: MergeInputs) -> Attention:
+    """Be right in a process of its own."""
+    out, lse = merged(inputs)
+    return out + (1.0 if calls < 0 else 0.0), lse
 
 
 @implementation("merge_state", name="starts-slowly", supports=narrow_merges)

@@ -8,11 +8,14 @@ import faulthandler
 import os
 import re
 import signal
+import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +27,7 @@ _seen: list[object] = []
 
 def misbehave(payload: dict[str, Any], monitor: Monitor) -> dict[str, object]:
     """Do what the payload's "do" says, in stage "run"."""
-    arguments = dict(payload)
+    arguments = {name: value for name, value in payload.items() if name != "implementation"}
     behave = globals()[f"do_{arguments.pop('do')}"]
     with monitor.stage("run"):
         result: dict[str, object] = behave(monitor=monitor, **arguments)
@@ -61,6 +64,13 @@ def do_remember(*, monitor: Monitor, value: object) -> dict[str, object]:  # noq
     return {"seen": _seen, "pid": os.getpid()}
 
 
+def do_fail_after_others(*, monitor: Monitor, name: str) -> dict[str, object]:  # noqa: ARG001
+    _seen.append(name)
+    if set(_seen) != {name}:
+        raise LookupError(_seen)
+    return {"seen": len(_seen)}
+
+
 def do_end(*, monitor: Monitor) -> dict[str, object]:  # noqa: ARG001
     return {"pid": os.getpid(), "last_reply": True}
 
@@ -70,6 +80,7 @@ def do_environment(*, monitor: Monitor) -> dict[str, object]:  # noqa: ARG001
         "path": sys.path,
         "argv": sys.argv,
         "variable": os.environ.get("KERNELPROOF_TEST"),
+        "cache": os.environ.get("TORCHINDUCTOR_CACHE_DIR"),
         "session": os.getsid(0) == os.getpid(),
         "sigint": signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
     }
@@ -167,16 +178,56 @@ def do_print(*, monitor: Monitor, text: str) -> dict[str, object]:  # noqa: ARG0
     return {}
 
 
-def do_leave_a_child(*, monitor: Monitor, then: str) -> dict[str, object]:
-    child = subprocess.Popen(["sleep", "600"])  # noqa: S607
+def do_leave_a_child(*, monitor: Monitor, then: str, how: str = "child") -> dict[str, object]:
+    child = CHILDREN[how]()
     monitor.enter("judge")
-    print(f"child={child.pid}")  # noqa: T201
+    print(f"child={child}")  # noqa: T201
     monitor.enter("run")
     if then == "exit":
         os._exit(3)
     if then == "sleep":
         time.sleep(600)
-    return {"child": child.pid}
+    return {"child": child}
+
+
+def _orphan(*, session: bool) -> int:
+    """Start a process whose parent has ended."""
+    code = "import subprocess; print(subprocess.Popen(['sleep', '600'], stdout=2).pid)"
+    words = [sys.executable, "-I", "-S", "-c", code]
+    return int(subprocess.check_output(words, start_new_session=session))
+
+
+CHILDREN = {
+    "child": lambda: subprocess.Popen(["sleep", "600"]).pid,  # noqa: S607
+    "group": lambda: subprocess.Popen(["sleep", "600"], preexec_fn=os.setpgrp).pid,  # noqa: PLW1509, S607
+    "session": lambda: subprocess.Popen(["sleep", "600"], start_new_session=True).pid,  # noqa: S607
+    "double fork": lambda: _orphan(session=True),
+}
+
+
+def do_end_the_process_above(*, monitor: Monitor) -> dict[str, object]:  # noqa: ARG001
+    print(f"{CHILDREN['session']()} {tempfile.gettempdir()}")  # noqa: T201
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(600)
+    return {}
+
+
+def do_share_memory(*, monitor: Monitor, keep: bool) -> dict[str, object]:  # noqa: ARG001
+    """Leave shared memory, which multiprocessing's helper removes unless it is to be kept."""
+    memory = shared_memory.SharedMemory(create=True, size=64)
+    name = memory.name
+    memory.close()
+    if keep:
+        resource_tracker.unregister(f"/{name}", "shared_memory")
+    return {"name": name, "tracker": vars(resource_tracker)["_resource_tracker"]._pid}
+
+
+def do_make_temporary_files(*, monitor: Monitor) -> dict[str, object]:  # noqa: ARG001
+    folder = Path(tempfile.mkdtemp())
+    (folder / "file").write_text("of a case", encoding="ascii")
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as one:
+        one.bind(str(folder / "socket"))
+    return {"folder": str(folder), "parent": str(folder.parent)}
 
 
 def do_fork_and_exit(*, monitor: Monitor) -> dict[str, object]:  # noqa: ARG001

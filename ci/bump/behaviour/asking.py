@@ -28,7 +28,7 @@ class Side:
         name: of the side.
         journal: of the run.
         open_workers: opens the pool.
-        device: that is looked at after a worker died on it.
+        device: that is probed after a worker died on it.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Side:
         Args:
             payload: of the request, see ``tasks.TASKS``.
             deadlines: of its stages.
-            note: tells requests apart that are otherwise the same, such as rounds of timing.
+            note: separates requests that are otherwise the same, such as rounds of timing.
             before: is called first where the journal has no answer yet.
         """
         question = {
@@ -88,7 +88,11 @@ class Side:
 
     @contextmanager
     def _worker(self) -> Iterator[Worker]:
-        """Lend a worker; whoever has one when the side is closed is told so by EndedError."""
+        """Have a worker for the length of a with block.
+
+        Raises:
+            EndedError: the side was closed before, or meanwhile.
+        """
         try:
             with self.start().lease() as worker:
                 yield worker

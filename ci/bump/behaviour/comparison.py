@@ -11,14 +11,14 @@ from typing import Any, Final
 
 from ....properties.findings.corpus import Case, cases_of, load_case
 from ....properties.findings.ledger import Entry
-from ....properties.isolation.outcome import KILLED, Outcome
+from ....properties.isolation.outcome import KILLED, KILLED_FOR_MEMORY, Outcome
 from ....properties.isolation.workers import Deadlines
 from ....properties.laws import Law, laws_of
 from ....properties.space.axes import Axes
 from ....properties.space.profiles import on_device
 from ....properties.space.rounds import draw_problems
 from ....properties.space.simplify import simplify
-from ....properties.verdicts.subject import OUT_OF_MEMORY
+from ....properties.verdicts.contained import OUT_OF_MEMORY
 from ....properties.verdicts.verdict import Verdict
 from ....properties.worker.requests import Address, HarnessError, verdict_of
 from ....reference import Problem
@@ -31,7 +31,7 @@ from .surveying import axes_from_json, surveyed
 Sides = dict[str, Side]
 DRAWN, CORPUS = "drawn", "corpus"
 MOST_TRIES, MOST_DEATHS = 40, 4
-"""Of shrinking a problem, and how many of them may cost a process."""
+"""Most tries of shrinking a problem, and most of them that may cost a process."""
 CONFIRMED = "confirmed"
 SEVERE = ("HANG", "CRASH")
 LOOKS = 3
@@ -48,12 +48,12 @@ class Tried:
         problem: what was asked.
         verdicts: by side; a side that was not asked has none.
         found_by: ``DRAWN`` or ``CORPUS``.
-        same_inputs: whether both were given the same bits; None where that was not looked at.
+        same_inputs: whether both were given the same bits; None where they were not compared.
         same_bits: whether both gave the same bits.
         difference: how far they are apart, see ``recording.difference``.
         case: the stored case that it is, if it is one.
         entry: the ledger entry whose case it is, if it is one.
-        severe_before: whether the baseline hung or died too when it was looked at again.
+        severe_before: whether the baseline hung or died too when it was run again.
     """
 
     law: str
@@ -276,15 +276,16 @@ def confirmed(tried: Tried, found: Compared, sides: Sides) -> bool:
 def as_severe_before(ordered: Sequence[Tried], found: Compared, sides: Sides) -> bool:
     """Whether the baseline hangs or dies too, where it was wrong and the candidate did so.
 
-    A race shows itself as a wrong answer here and as a hang there: once each tells no release from
-    the other. Each of ``LOOKS`` looks is in a fresh process, at the next of the failures.
+    A race shows itself as a wrong answer here and as a hang there: one run of each says nothing of
+    the releases. Each of ``LOOKS`` looks is in a fresh process, at the next of the failures.
     """
     looks = (
         _look(tried, found, sides, BASELINE, f"{CONFIRMED} {number}")
         for number, tried in zip(range(LOOKS), itertools.cycle(ordered), strict=False)
     )
     # That a machine was too full says nothing of the release.
-    return any(seen.status in SEVERE and seen.kind not in (OUT_OF_MEMORY, KILLED) for seen in looks)
+    outside = (OUT_OF_MEMORY, KILLED, KILLED_FOR_MEMORY)
+    return any(seen.status in SEVERE and seen.kind not in outside for seen in looks)
 
 
 def _look(tried: Tried, found: Compared, sides: Sides, side: str, note: str) -> Verdict:

@@ -53,13 +53,13 @@ class Learned:
     cuts: list[Cut] = field(default_factory=list)
 
     def fail(self, sentence: str, code: int = MACHINE) -> None:
-        """Take note of something that could not be learned."""
+        """Add something that could not be learned."""
         self.failures.append(sentence)
         self.code = max(self.code, code)
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
-        """Note the seconds of a part."""
+        """Measure the seconds of a part."""
         start = time.monotonic()
         try:
             yield

@@ -80,13 +80,13 @@ def _any_judged(tried: Tried) -> bool:
 
 
 def not_run(compared: Iterable[Compared]) -> list[dict[str, Any]]:
-    """Say which implementations were not tried, and why: the same reasons together."""
+    """Return rows of implementations that were not tried, those with the same reason together."""
     reasons: dict[str, list[str]] = {}
     for each in compared:
         if not each.runs:
             why = {**each.reasons, **each.errors}
-            told = why.get(CANDIDATE) or why.get(BASELINE) or "it supports nothing here"
-            reasons.setdefault(told, []).append(each.name)
+            reason = why.get(CANDIDATE) or why.get(BASELINE) or "it supports nothing here"
+            reasons.setdefault(reason, []).append(each.name)
     return [
         {"what": f"{count_of(len(names), 'implementation')}: {', '.join(names)}", "why": why}
         for why, names in reasons.items()

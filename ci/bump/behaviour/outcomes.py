@@ -1,4 +1,4 @@
-"""What the behaviour of two releases comes to: findings, and numbers for the report."""
+"""Findings of behaviour: what differs between the outcomes of two releases."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NEW, WORSE, ALONE = "new-failure", "worse-failure", "candidate-only-failure"
 STILL, FIXED, HANG = "still-failing", "fixed", "hang"
 FLAKY, FLAKY_BEFORE = "flaky", "baseline-flaky"
 MOST_LOOKS = 8
-"""Failures of one kind that are looked at again, each in a fresh process, until one shows again."""
+"""Most failures of one kind that are run again, each in a fresh process, until one shows again."""
 WORDS = {
     NEW: "right with {baseline}, wrong with {candidate}",
     WORSE: "wrong with both, and worse with {candidate}",
@@ -58,10 +58,9 @@ class Context:
         releases: by side, for replays.
         targets: by side, for the ledger.
         chips: on which the findings hold; everywhere if empty.
-        unwritten: is given a sentence for each case that cannot be written.
-        examined: counts implementations whose failures were seen again and made small.
-        unsettled: is given the name of an implementation for each failure that nobody had the time
-            to see again.
+        unwritten: sentences about cases that cannot be written.
+        examined: counts, of each implementation, that its failures were run again, and made small.
+        unsettled: the implementation of each failure that there was no time to run again.
     """
 
     sides: Sides
@@ -80,22 +79,78 @@ class Context:
 
 
 def behaviour_findings(compared: Sequence[Compared], context: Context) -> Iterator[Finding]:
-    """Return the findings of all implementations, each with its smallest problem."""
-    context.examined.expect(len(compared))
-    with ThreadPoolExecutor(context.plan.jobs) as threads:
-        for found in threads.map(lambda each: list(_findings_of(each, context)), compared):
+    """Return the findings of all implementations, each with its smallest problem.
+
+    All failures are run again before any is made small: a verdict needs the first, and the time may
+    be over before the second.
+    """
+    context.examined.expect(2 * len(compared))
+    with ThreadPoolExecutor(context.plan.threads) as threads:
+        shown = list(threads.map(lambda each: _shown(each, context), compared))
+        for found in threads.map(
+            lambda each, its: list(_findings_of(each, its, context)), compared, shown
+        ):
             yield from found
 
 
-def _findings_of(found: Compared, context: Context) -> Iterator[Finding]:
+@dataclass(frozen=True)
+class _Shown:
+    """Failures of one change, after they were run again.
+
+    Attributes:
+        change, where: what they are of.
+        members: the failures, each with the ledger entry that explains it.
+        tried: the failure that speaks for them: one that showed again, if one did.
+        again: whether one did, or none had to.
+        missed: how many did not before it.
+        settled: whether there was time to see.
+    """
+
+    change: str
+    where: str
+    members: Sequence[tuple[Tried, Entry | None]]
+    tried: Tried
+    again: bool = True
+    missed: int = 0
+    settled: bool = True
+
+
+def _shown(found: Compared, context: Context) -> list[_Shown]:
+    """Run failures of one side again, and return all of them in groups."""
     for (change, _), members in _groups(found, context).items():
         if change == WORSE:
             for law in dict.fromkeys(tried.law for tried, _ in members):
                 worse = [tried for tried, _ in members if tried.law == law]
                 with suppress(EndedError):
                     _look_before(worse, found, context)
-    for (change, where), members in _groups(found, context).items():
-        yield _finding(change, where, members, found, context)
+    groups = _groups(found, context)
+    shown = [_run_again(*group, members, found, context) for group, members in groups.items()]
+    context.examined.add()
+    return shown
+
+
+def _run_again(
+    change: str,
+    where: str,
+    members: Sequence[tuple[Tried, Entry | None]],
+    found: Compared,
+    context: Context,
+) -> _Shown:
+    ordered = _one_of_each_law_first([each for each, _ in members])
+    shown = _Shown(change, where, members, ordered[0])
+    if members[0][1] is not None:
+        return shown
+    try:
+        tried, missed = _shown_again(ordered, found, context.sides)
+    except EndedError:
+        context.unsettled.append(found.name)
+        return replace(shown, settled=False)
+    return replace(shown, tried=tried or ordered[0], again=tried is not None, missed=missed)
+
+
+def _findings_of(found: Compared, shown: Sequence[_Shown], context: Context) -> Iterator[Finding]:
+    for each in shown:
+        yield _finding(each, found, context)
     yield from _lost(found, context)
     yield from _bits(found, context.chips)
     context.examined.add()
@@ -117,7 +172,7 @@ def _groups(
 
 
 def _look_before(worse: Sequence[Tried], found: Compared, context: Context) -> None:
-    """Note of one law's failures that are worse with the candidate if the baseline has them too."""
+    """Run one law's failures that are worse with the candidate again with the baseline."""
     ordered = sorted(worse, key=lambda each: each.problem.work)
     if as_severe_before(ordered, found, context.sides):
         known = set(map(id, worse))
@@ -157,31 +212,18 @@ def _entry(tried: Tried, change: str, found: Compared, context: Context) -> Entr
     return known or tried.entry
 
 
-def _finding(
-    change: str,
-    where: str,
-    members: Sequence[tuple[Tried, Entry | None]],
-    found: Compared,
-    context: Context,
-) -> Finding:
-    ordered = _one_of_each_law_first([each for each, _ in members])
-    tried, entry, once, seen = ordered[0], members[0][1], 0, True
-    if entry is None:
-        try:
-            shown, once = _shown_again(ordered, found, context.sides)
-        except EndedError:
-            shown, seen = tried, False
-            context.unsettled.append(found.name)
-        if shown is None:
-            change = FLAKY if tried.bad(CANDIDATE) else FLAKY_BEFORE
-        else:  # a stored case is small already
-            tried = shown if shown.case or not seen else shrink(shown, found, context.sides)
+def _finding(shown: _Shown, found: Compared, context: Context) -> Finding:
+    change, members, tried, entry = shown.change, shown.members, shown.tried, shown.members[0][1]
+    if not shown.again:
+        change = FLAKY if tried.bad(CANDIDATE) else FLAKY_BEFORE
+    elif entry is None and shown.settled and not tried.case:  # a stored case is small already
+        tried = shrink(tried, found, context.sides)
     verdict = _telling(tried, change)
     words = WORDS[change].format(**context.names)
     message = f"{found.name}: {words}: {verdict.message or verdict.status}"
-    if once and change not in (FLAKY, FLAKY_BEFORE):
-        message += f" ({count_of(once, 'other problem')} failed so once and not again)"
-    if not seen:
+    if shown.missed and shown.again:
+        message += f" ({count_of(shown.missed, 'other problem')} failed so once and not again)"
+    if not shown.settled:
         message += " (seen once: the comparison ended before it was tried again)"
     by_law = list(dict.fromkeys(each.law for each, _ in members))
     case = tried.case.path if tried.case else _case(tried, found, context)
@@ -189,7 +231,7 @@ def _finding(
         change,
         found.name,
         " ".join(message.split()),
-        detail=re.sub(r"[^\w.-]+", "-", where).strip("-").lower(),
+        detail=re.sub(r"[^\w.-]+", "-", shown.where).strip("-").lower(),
         chips=context.chips,
         rule=RULES.get(change, "").format(name=found.name),
         baseline=_side(tried.verdicts.get(BASELINE)),
@@ -230,9 +272,9 @@ def _shown_again(
 def _side(verdict: Verdict | None) -> dict[str, Any]:
     if verdict is None:
         return {"status": "not there"}
-    told = {"status": verdict.status, "kind": verdict.kind, "message": verdict.message}
+    fields = {"status": verdict.status, "kind": verdict.kind, "message": verdict.message}
     element = {"element": dict(verdict.element)} if verdict.element else {}
-    return {**told, "ratio": verdict.ratio, **element}
+    return {**fields, "ratio": verdict.ratio, **element}
 
 
 def _case(tried: Tried, found: Compared, context: Context) -> Path | None:
@@ -264,7 +306,7 @@ def replay_with(case: Path, given: str) -> str:
 
 
 def _lost(found: Compared, context: Context) -> Iterator[Finding]:
-    """Say where the candidate does not run what the baseline did."""
+    """Return findings where the candidate does not run what the baseline did."""
     names, chips = context.names, context.chips
     if found.runs == (BASELINE,):
         why = found.errors.get(CANDIDATE) or found.reasons.get(CANDIDATE, "")
@@ -292,18 +334,18 @@ def _lost(found: Compared, context: Context) -> Iterator[Finding]:
 
 
 def _bits(found: Compared, chips: tuple[Chip, ...]) -> Iterator[Finding]:
-    """Say how often results changed though both are inside of the bound."""
+    """Return a finding where results changed though both are within the bound."""
     changed = [each for each in found.tried if each.same_bits is False and both_pass(each)]
     if not changed:
         return
     compared = sum(1 for each in found.tried if each.same_bits is not None and both_pass(each))
     worst = max(changed, key=lambda each: (each.difference or {}).get("largest") or 0.0)
     largest = (worst.difference or {}).get("largest")
-    told = f", by {largest:.3g} at most" if largest is not None else ""
+    by = f", by {largest:.3g} at most" if largest is not None else ""
     yield finding(
         "bits-changed",
         found.name,
-        f"{found.name}: other bits on {len(changed)} of {compared} problems{told}, all inside of "
+        f"{found.name}: other bits on {len(changed)} of {compared} problems{by}, all inside of "
         f"the error bound",
         chips=chips,
         problem={**worst.problem.to_json(), "id": worst.problem.id, "told": compact(worst.problem)},

@@ -1,4 +1,4 @@
-"""The run of a comparison: releases, declarations, behaviour, speed; whatever fails is told."""
+"""The run of a comparison: releases, declarations, behaviour, speed; whatever fails is reported."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from typing import Any
 import click
 
 from ....impl.flashinfer_declarations import DeclarationsError, declarations
-from ....impl.registry import resolve_name
 from ....impl.targets.target import Target
 from ....properties.isolation.workers import Deadlines
 from ....properties.verdicts.text import count_of
 from ....properties.worker.requests import DeviceLostError, HarnessError
-from ...console.errors import INCOMPLETE, MACHINE, USAGE, UsageRefusedError
+from ...console.errors import INCOMPLETE, MACHINE, UsageRefusedError
 from ...releases.sandboxes import Tell
 from ..sides.ending import EXAMINED, JUDGED, EndedError, Ending
 from ..sides.journal import Journal
@@ -32,25 +31,25 @@ from ..surface.declared import (
 )
 from ..verdicts.findings import Chip, finding
 from .asking import Side
-from .building import Wanted, choose_modules
-from .comparison import Compared, survey_both
+from .building import Builders
 from .comparison_state import Learned
 from .compiled import Compilation, compile_both, compile_findings
-from .judging import Judging, is_dear, plan_told, planned
+from .judging import Judging
 from .outcomes import Context, behaviour_findings
+from .preparing import prepare
 from .speed import measure, memory_findings, speed_findings
-from .unjudged import DEAR, UNREACHED, cuts_of, gap, nothing_judged, refuse_laws
+from .unjudged import cuts_of, gap, last_line, nothing_judged
 from .watching import Progress
 
 DECLARATION_SECONDS = 180.0
-"""What a release may take to be imported and read: 5 to 13 s, but on a busy machine."""
+"""Most seconds of importing and reading a release, which takes 5 to 13 s on an idle machine."""
 SURFACE, DECLARED, BEHAVIOUR, SPEED = "surface", "declarations", "behaviour", "speed"
 PARTS = (SURFACE, DECLARED, BEHAVIOUR, SPEED)
 OVER = "the time for it was over"
 
 
 def find_both(learned: Learned, ending: Ending, tell: Tell) -> None:
-    """Find both releases; one that cannot be had is a failure, and the other is looked at."""
+    """Find both releases; one that cannot be had is a failure, and the other is read."""
 
     def find(side: str) -> Release | click.ClickException:
         try:
@@ -160,7 +159,7 @@ def compare_behaviour(
         plan: of it.
         chips: on which what is found holds.
         limit: ratio of seconds that counts as slower.
-        progress: is told.
+        progress: says what is done.
         ending: of the comparison, which may come at any moment.
         speed: whether calls are timed too.
     """
@@ -175,7 +174,12 @@ def compare_behaviour(
             side: Side(
                 side,
                 journal,
-                partial(learned.releases[side].workers, plan.device, size=plan.jobs),
+                partial(
+                    learned.releases[side].workers,
+                    plan.device,
+                    size=plan.jobs,
+                    standby=plan.device == "cuda",  # importing FlashInfer takes seconds there
+                ),
                 plan.device,
             )
             for side in SIDES
@@ -220,7 +224,7 @@ def _targets(learned: Learned, sides: Mapping[str, Side], device: str) -> None:
         outcome = sides[side].ask({"task": "target", "device": device}, Deadlines())
         if outcome.status != "done" or "error" in (outcome.result or {}):
             why = (outcome.result or {}).get("error") or outcome.detail or outcome.kind
-            message = f"the workers of {learned.given[side]} do not start: {_last(str(why))}"
+            message = f"the workers of {learned.given[side]} do not start: {last_line(str(why))}"
             raise HarnessError(message)
         return outcome.result or {}
 
@@ -239,56 +243,28 @@ def _judge(
     progress: Progress,
     ending: Ending,
 ) -> None:
-    choices = _survey(learned, sides, plan, progress)
-    for each, modules in choices:
-        each.planned = planned(each, plan)
-        if is_dear(each, modules, ending):
-            each.left_out = each.left_out or DEAR
-    judged = [each for each, _ in choices if not each.left_out]
-    wanted = [module for each, modules in choices if not each.left_out for module in modules]
-    for line in plan_told(learned.compared, judged, wanted, ending):
-        progress.tell(line)
-    progress.compiled.expect(sum(len(each.found.addresses) for each in wanted))
-    progress.judged.expect(sum(sum(each.planned.values()) for each in judged))
-    judging = Judging(sides, learned.releases, journal, plan, ending, progress)
+    """Judge while implementations are surveyed and their modules built."""
+    builders = Builders(learned.releases, journal, plan, ending)
+    # A GPU is not to wait for surveys; on a CPU more processes would only share the cores.
+    apart = plan.device == "cuda"
+    threads = len(SIDES) * (builders.at_a_time if apart else plan.jobs)
+    surveyors = builders.sides if apart else sides
     try:
-        judging.run(judged, wanted)
+        with builders.opened():
+            Judging(sides, builders, plan, ending, progress).run(
+                lambda ready: prepare(
+                    learned,
+                    surveyors,
+                    journal,
+                    plan,
+                    progress,
+                    ending,
+                    threads=threads,
+                    ready=ready,
+                )
+            )
     except (HarnessError, DeviceLostError) as error:  # what was learned until then stays
         ending.end(f"the comparison of behaviour ended early: {error}", MACHINE)
-
-
-def _survey(
-    learned: Learned, sides: dict[str, Side], plan: Plan, progress: Progress
-) -> list[tuple[Compared, list[Wanted]]]:
-    """Learn what each implementation supports; return those that run, with their modules."""
-
-    def known(name: str) -> Compared:
-        try:
-            return survey_both(name, resolve_name(name), sides, plan)
-        except EndedError:
-            return Compared(name, resolve_name(name), left_out=UNREACHED)
-        finally:
-            progress.surveyed.add()
-
-    def chosen(found: Compared) -> tuple[Compared, list[Wanted]]:
-        try:
-            return found, choose_modules(found, sides, plan)
-        except EndedError:
-            found.left_out = UNREACHED
-            return found, []
-
-    progress.tell("asking what each implementation supports")
-    progress.surveyed.expect(len(plan.implementations))
-    with ThreadPoolExecutor(plan.jobs) as threads:
-        try:
-            learned.compared = list(threads.map(known, plan.implementations))
-            _tell_errors(learned, plan)
-            refuse_laws(learned.compared, plan.laws)
-            return list(threads.map(chosen, [each for each in learned.compared if each.runs]))
-        except BaseException:
-            for side in sides.values():  # what other threads still ask for is not waited for
-                side.close()
-            raise
 
 
 def _measure(learned: Learned, sides: dict[str, Side], progress: Progress) -> None:
@@ -307,7 +283,7 @@ def _measure(learned: Learned, sides: dict[str, Side], progress: Progress) -> No
 
 
 def _left_out(learned: Learned, ending: Ending, context: Context) -> None:
-    """Note what was not judged, or not looked at again, and whether a verdict needs it."""
+    """Add what was not judged, or not run again, and fail where a verdict needs it."""
     learned.cuts = cuts_of(learned.compared, ending)
     lacking = "" if ending.code else gap(learned.cuts, ending)
     if lacking:
@@ -321,17 +297,8 @@ def _left_out(learned: Learned, ending: Ending, context: Context) -> None:
         learned.fail(unjudged)
 
 
-def _tell_errors(learned: Learned, plan: Plan) -> None:
-    for each in learned.compared:
-        # With both it is nothing of a release: who named it named what there is not.
-        code = USAGE if plan.named and len(each.errors) == len(SIDES) else MACHINE
-        for side, why in each.errors.items():
-            if side in each.unimported:
-                learned.fail(f"{each.name} with {learned.given[side]}: {_last(why)}", code)
-
-
 def _other_inputs(learned: Learned) -> None:
-    """Say where the inputs were not the same bits: such a comparison proves nothing."""
+    """Fail where the inputs were not the same bits: such a comparison proves nothing."""
     for each in learned.compared:
         other = sum(tried.same_inputs is False for tried in each.tried)
         if other:
@@ -339,7 +306,7 @@ def _other_inputs(learned: Learned) -> None:
 
 
 def _lost(learned: Learned) -> None:
-    """Say which implementations could not be judged, through no fault of theirs."""
+    """Add implementations that could not be judged, through no fault of theirs."""
     for each in learned.compared:
         lost = [
             verdict.message
@@ -349,12 +316,8 @@ def _lost(learned: Learned) -> None:
         ]
         if not lost:
             continue
-        why = f"{len(lost)} answers could not be had: {_last(lost[0])}"
+        why = f"{len(lost)} answers could not be had: {last_line(lost[0])}"
         if any(tried.judged(side) for tried in each.tried for side in each.runs):
             learned.skipped[each.name] = why
         else:
             learned.fail(f"{each.name}: {why}")
-
-
-def _last(text: str) -> str:
-    return (text.strip().splitlines() or [""])[-1]

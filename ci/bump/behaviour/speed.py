@@ -152,8 +152,8 @@ def _needs_more(found: Mapping[str, int | None]) -> bool:
     return old is not None and new is not None and new > max(MORE_MEMORY * old, old + LEAST_BYTES)
 
 
-def memory_told(measured: Mapping[str, Any]) -> list[str]:
-    """Say what calls on one problem need of memory with either side; nothing of what is unknown."""
+def memory_sentences(measured: Mapping[str, Any]) -> list[str]:
+    """Return what calls on one problem need of memory with either side, as far as it is known."""
     return [
         f"{verb} " + " and ".join(decimal(measured[field][side]) for side in SIDES)
         for field, verb in MEMORY.items()

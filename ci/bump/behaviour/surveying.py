@@ -29,16 +29,16 @@ def surveyed(side: Side, address: Address, name: str, max_work: int, plan: Plan)
 def _survey(side: Side, address: Address, name: str, max_work: int, plan: Plan) -> dict[str, Any]:
     report = ImplementationReport(name, address.reference)
     asker = Asker(side)
-    told: dict[str, Any] = {"axes": None}
+    found: dict[str, Any] = {"axes": None}
     reason = _refused_altogether(asker, address, report)
     axes = None
     if not reason and not report.error:
         axes = survey(asker, address, max_work, report, plan.only)
     if axes is not None:
-        told["axes"] = axes_to_json(axes)
+        found["axes"] = axes_to_json(axes)
     declared = report.declared
     return {
-        **told,
+        **found,
         "operation": report.operation,
         "backend": str(declared.get("backend", "")),
         "build_minutes": declared.get("build_minutes", 0.0) if declared.get("build_ahead") else 0.0,
@@ -59,11 +59,11 @@ def _refused_altogether(asker: Asker, address: Address, report: ImplementationRe
         why = declared.detail or declared.kind if spoiled else verdict_of(declared).message
         report.error = f"cannot be imported: {why.strip().splitlines()[-1]}"
         return ""
-    told: dict[str, Any] = declared.result or {}
-    if "error" in told:
-        report.error = f"cannot be imported: {told['error']}"
+    described: dict[str, Any] = declared.result or {}
+    if "error" in described:
+        report.error = f"cannot be imported: {described['error']}"
         return ""
-    report.declared, report.operation = told, str(told["operation"])
+    report.declared, report.operation = described, str(described["operation"])
     axes = all_axes(report.operation)
     simplest = {name: values[0] for name, values in axes.items()}
     problems = [
@@ -101,7 +101,7 @@ def axes_from_json(data: Mapping[str, Any]) -> Axes:
 
 
 def tuples(value: Any) -> Any:  # noqa: ANN401  JSON
-    """Turn lists into tuples, however deep; of a mapping, those of its values."""
+    """Turn lists at any depth into tuples; of a mapping, those of its values."""
     if isinstance(value, dict):
         return {name: tuples(each) for name, each in value.items()}
     return tuple(map(tuples, value)) if isinstance(value, list) else value

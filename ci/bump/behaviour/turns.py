@@ -1,7 +1,8 @@
 """Whose turn it is: problems are judged as soon as they can be, implementations beside each other.
 
-What is asked first depends on which module was built first. What is learned does not: each problem
-has its place in the report, and its answer is that of the journal.
+What is asked first depends on the clock: on which module was built first, and on which
+implementation is quick. What is learned does not: each problem has its place in the report, and its
+answer is that of the journal.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from ..sides.ending import Ending
 from .comparison import Compared, Tried
 
 POLL_SECONDS = 0.5
-"""Longest time that a thread waits for a problem before it asks for the time."""
+"""Longest time in seconds that a thread waits for a problem before it asks for the time."""
 
 
 @dataclass(frozen=True)
@@ -40,22 +41,23 @@ class Task:
 
 
 class Turns:
-    """Hands out problems that can be judged: of the implementation that had the fewest so far.
+    """Hands out problems that can be judged: of the implementation that took the least time so far.
+
+    Each gets its first problem before any gets its second, and a slow one, or one that hangs,
+    leaves the others their share of the time.
 
     Args:
-        order: of implementations that had equally many.
         ending: of the comparison. From then on, problems whose module was never built are handed
             out too: an earlier run may have learned about them.
     """
 
-    def __init__(self, order: Iterable[Compared], ending: Ending) -> None:
+    def __init__(self, ending: Ending) -> None:
         self._ending = ending
-        self._ready: dict[str, list[tuple[tuple[int, ...], int, Task]]] = {
-            each.name: [] for each in order
-        }
+        self._ready: dict[str, list[tuple[tuple[int, ...], int, Task]]] = {}
         self._waiting: dict[tuple[str, str], list[Task]] = {}
         self._built: set[tuple[str, str]] = set()
-        self._taken: Counter[str] = Counter()
+        self._judged_now: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
         self._serial = itertools.count()
         self._more = True
         self._changed = threading.Condition()
@@ -81,7 +83,7 @@ class Turns:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Say that nothing is added, and nothing built, any more."""
+        """Expect nothing more: no problem is added and no module built after this."""
         with self._changed:
             self._more = False
             self._release()
@@ -92,8 +94,7 @@ class Turns:
         with self._changed:
             self._more = False
             self._waiting.clear()
-            for each in self._ready.values():
-                each.clear()
+            self._ready.clear()
             self._changed.notify_all()
 
     def take(self) -> Task | None:
@@ -102,17 +103,31 @@ class Turns:
             while True:
                 if self._ending.over:
                     self._release()
-                names = [name for name, tasks in self._ready.items() if tasks]
-                if names:
-                    name = min(names, key=self._taken.__getitem__)
-                    self._taken[name] += 1
-                    return heapq.heappop(self._ready[name])[2]
+                if (task := self.next()) is not None:
+                    return task
                 if not self._more or self._ending.over:
                     return None
                 self._changed.wait(POLL_SECONDS)
 
+    def next(self) -> Task | None:
+        """Return the next problem that can be judged now; None where there is none."""
+        with self._changed:
+            names = [name for name, tasks in self._ready.items() if tasks]
+            if not names:
+                return None
+            name = min(names, key=lambda each: (self._judged_now[each], self._seconds[each]))
+            self._judged_now[name] += 1
+            return heapq.heappop(self._ready[name])[2]
+
+    def judged(self, task: Task, seconds: float) -> None:
+        """Count the seconds that a problem took which was handed out."""
+        with self._changed:
+            self._judged_now[task.found.name] -= 1
+            self._seconds[task.found.name] += seconds
+
     def _put(self, task: Task) -> None:
-        heapq.heappush(self._ready[task.found.name], (task.rank, next(self._serial), task))
+        ready = self._ready.setdefault(task.found.name, [])
+        heapq.heappush(ready, (task.rank, next(self._serial), task))
 
     def _release(self) -> None:
         for tasks in self._waiting.values():

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ....properties.laws import find_law
+from ....properties.search.building import compilers
 from ....properties.verdicts.text import count_of
 from ...console.errors import MACHINE, UsageRefusedError
 from ..sides.ending import Ending
@@ -15,8 +16,26 @@ from .comparison import Compared
 TIME, SIGNAL, LOST = "time", "signal", "lost"
 """Why a comparison ended: its time, a signal, or a device or a suite that failed."""
 DEAR, UNREACHED = "dear", "unreached"
-"""Why all of an implementation was left out: what its modules cost, or an end before it was asked
-what it supports."""
+"""Why all of an implementation was left out, besides ``TIME``, where the modules of others took
+all of it: one of its modules takes longer than compilers may run, or the end came before it was
+asked what it supports."""
+
+
+def build_cost(minutes: float) -> str:
+    """Return a clause: what compiling a module costs.
+
+    Args:
+        minutes: of one core.
+    """
+    return (
+        f"one module takes about {minutes / compilers():.2g} minutes of "
+        f"{count_of(compilers(), 'compiler')}"
+    )
+
+
+def last_line(text: str) -> str:
+    """Return the last line of a text, which in a traceback is the error."""
+    return (text.strip().splitlines() or [""])[-1]
 
 
 def refuse_laws(compared: Sequence[Compared], laws: Sequence[str]) -> None:
@@ -39,15 +58,15 @@ def refuse_laws(compared: Sequence[Compared], laws: Sequence[str]) -> None:
 
 
 def nothing_judged(compared: Sequence[Compared]) -> str:
-    """Say why no problem was judged with the candidate; empty where one was."""
+    """Return why no problem was judged with the candidate; empty where one was."""
     if any(tried.judged(CANDIDATE) for each in compared for tried in each.tried):
         return ""
     reasons = (
         each.errors.get(CANDIDATE) or each.reasons.get(CANDIDATE) or _of_problems(each)
         for each in compared
     )
-    told = next(filter(None, reasons), "there was none to judge")
-    return f"no problem was judged with the candidate: {told.strip().splitlines()[-1]}"
+    reason = next(filter(None, reasons), "there was none to judge")
+    return f"no problem was judged with the candidate: {last_line(reason)}"
 
 
 def _of_problems(found: Compared) -> str:
@@ -55,7 +74,7 @@ def _of_problems(found: Compared) -> str:
     for tried in found.tried:
         verdict = tried.verdicts.get(CANDIDATE)
         if verdict is not None:
-            return verdict.message or "no law had anything to look at"
+            return verdict.message or "no law had anything to judge"
     return ""
 
 
@@ -71,6 +90,7 @@ class Cut:
         modules: that were to be built for each side.
         built: of them, for all sides.
         laws: that judged none of their problems.
+        minutes: of one core that compiling one of its modules takes, roughly; 0 if it has none.
     """
 
     name: str
@@ -80,6 +100,7 @@ class Cut:
     modules: int
     built: int
     laws: tuple[str, ...]
+    minutes: float = 0.0
 
     @property
     def matters(self) -> bool:
@@ -98,18 +119,25 @@ def cuts_of(compared: Sequence[Compared], ending: Ending) -> list[Cut]:
         problems = sum(each.planned.values())
         if problems > len(each.tried) or each.left_out:
             laws = [law for law, count in each.planned.items() if law and count and law not in seen]
+            judged = len(each.tried)
             found.append(
-                Cut(each.name, code, problems, len(each.tried), each.modules, built, tuple(laws))
-            )
+                Cut(
+                    each.name, code, problems, judged, each.modules, built, tuple(laws),
+                    each.build_minutes,
+                )
+            )  # fmt: skip
     return found
 
 
-def cuts_told(cuts: Sequence[Cut], ending: Ending) -> Iterator[dict[str, str]]:
-    """Say what was left out, with names and counts, and why."""
-    dear = [each for each in cuts if each.code == DEAR]
-    for each in dear:
-        why = f"compiling one takes longer than all of --minutes {ending.minutes:g}"
-        yield {"what": f"{each.name}: its modules", "why": why}
+def rows_of(cuts: Sequence[Cut], ending: Ending) -> Iterator[dict[str, str]]:
+    """Return rows of what was not tested: what was left out, with names and counts, and why."""
+    for each in cuts:
+        if each.code == DEAR:
+            why = (
+                f"{build_cost(each.minutes)}, and both releases' must be compiled within "
+                f"--minutes {ending.minutes:g}"
+            )
+            yield {"what": f"{each.name}: its modules", "why": why}
     others = [each for each in cuts if each.code != DEAR]
     unasked = [each.name for each in others if each.code == UNREACHED]
     short = [each for each in others if each.code != UNREACHED and each.problems > each.judged]
@@ -132,7 +160,7 @@ def cuts_told(cuts: Sequence[Cut], ending: Ending) -> Iterator[dict[str, str]]:
 
 
 def gap(cuts: Sequence[Cut], ending: Ending) -> str:
-    """Say what a verdict lacks because the time was over; empty where it lacks nothing."""
+    """Return what a verdict lacks because the time was over; empty where it lacks nothing."""
     lacking = [each.name for each in cuts if each.matters]
     if not lacking:
         return ""

@@ -1,4 +1,4 @@
-"""What a comparison does, told on standard error while it does it."""
+"""What a comparison does, shown on standard error while it does it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 from rich.text import Text
 
-from ....properties.verdicts.text import printable
+from ....properties.verdicts.text import one_line
 from ...console.terminal import console
 
 TICK_SECONDS = 5.0
 SILENT_TICKS = 6
-"""Ticks in which nothing changes, after which what is unfinished is said once more."""
+"""Ticks in which nothing changes, after which what is unfinished is shown once more."""
 
 
 class Count:
@@ -61,11 +61,11 @@ class Count:
 
 @dataclass(frozen=True)
 class Progress:
-    """Is told of what goes on; the default tells nobody.
+    """Shows what goes on; the default shows nothing.
 
     Attributes:
-        tell: is given a line.
-        surveyed, compiled, judged, examined, timed: counts, which are said now and then.
+        tell: called with each step, a line, when it begins.
+        surveyed, compiled, judged, examined, timed: counts, which are shown now and then.
     """
 
     tell: Callable[[str], None] = lambda _: None
@@ -79,7 +79,7 @@ class Progress:
         default_factory=lambda: Count("judged {done} of about {of} problems with both releases")
     )
     examined: Count = field(
-        default_factory=lambda: Count("examined the failures of {done} of {of} implementations")
+        default_factory=lambda: Count("ran failures again, and made them small: {done} of {of}")
     )
     timed: Count = field(default_factory=lambda: Count("timed {done} of {of} implementations"))
 
@@ -91,26 +91,36 @@ class Progress:
 
 @contextmanager
 def progress() -> Iterator[Progress]:
-    """Tell what goes on, on standard error: a line for each step, and counts now and then."""
+    """Show what goes on, on standard error: each step when it begins, and counts now and then.
+
+    A step that takes long without a count is shown again, so that the screen is never silent.
+    """
     err = console(sys.stderr)
     started, over = time.monotonic(), threading.Event()
+    steps: list[str] = []
 
     def say(line: str) -> None:
         clock = f"[{time.monotonic() - started:5.1f} s]"
-        err.print(Text(printable(f"{clock} {line}"), "dim"), soft_wrap=True)
+        err.print(Text(one_line(f"{clock} {line}"), "dim"), soft_wrap=True)
 
-    made = Progress(say)
+    def begin(step: str) -> None:
+        steps.append(step)
+        say(step)
+
+    made = Progress(begin)
 
     def tick() -> None:
         said: dict[Count, str] = {}
-        silent = 0
+        silent = begun = 0
         while not over.wait(TICK_SECONDS):
-            silent += 1
+            silent = silent + 1 if len(steps) == begun else 0
+            begun = len(steps)
             now = {each: text for each in made.counts if (text := str(each))}
             changed = [each for each in now if now[each] != said.get(each)]
             shown = [each for each in now if each in changed or each.unfinished]
-            if changed or (shown and silent >= SILENT_TICKS):
-                say("; ".join(now[each] for each in shown))
+            if changed or silent >= SILENT_TICKS:
+                still = [f"still: {each}" for each in steps[-1:]]
+                say("; ".join([now[each] for each in shown] or still))
                 said, silent = now, 0
 
     ticker = threading.Thread(target=tick, name="progress", daemon=True)

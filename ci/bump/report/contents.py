@@ -16,7 +16,7 @@ from ..behaviour.numbers import implementation_json, not_run, replayed
 from ..behaviour.running import DECLARED as DECLARED_PART
 from ..behaviour.running import PARTS
 from ..behaviour.speed import build_seconds
-from ..behaviour.unjudged import cuts_told
+from ..behaviour.unjudged import rows_of
 from ..sides.ending import Ending
 from ..sides.plan import Plan
 from ..sides.releases import SIDES
@@ -201,7 +201,7 @@ def _machine(
         "cut": [asdict(each) for each in learned.cuts],
         "not_tested": [
             *_skipped(learned),
-            *cuts_told(learned.cuts, ending),
+            *rows_of(learned.cuts, ending),
             *not_run(each for each in learned.compared if not each.left_out),
         ],
         "timings": {

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ....properties.verdicts.text import count_of, printable
+from ....properties.verdicts.text import count_of, one_line
 from ...reports.display import command, say
-from ..behaviour.speed import memory_told
+from ..behaviour.speed import memory_sentences
 
 STYLES = {
     "bump": "bold green",
@@ -32,12 +32,12 @@ REPORTED_IN_FULL = (
     "faster",
     "more-memory",
 )
-"""Changes that do nothing and are told one by one all the same; others are counted."""
+"""Changes that do nothing and are shown one by one all the same; others are counted."""
 
 
 def print_report(out: Console, report: Mapping[str, Any]) -> None:
     """Print a report: what each chip may do, what stands against it, and the verdict last."""
-    out.print(Text(printable(title(report)), "bold"), soft_wrap=True)
+    out.print(Text(one_line(title(report)), "bold"), soft_wrap=True)
     if report["chips"]:
         out.print(_chips(report["chips"]))
     shown = [each for each in report["findings"] if _in_full(each)]
@@ -53,9 +53,9 @@ def print_report(out: Console, report: Mapping[str, Any]) -> None:
     if report["conditions"]:
         out.print(Text("Conditions", "bold"))
         for each in report["conditions"]:
-            out.print(Text(printable(f"  - {each['rule']}")), soft_wrap=True)
+            out.print(Text(one_line(f"  - {each['rule']}")), soft_wrap=True)
     style = STYLES.get(report["verdict"], "")
-    out.print(Text(printable(report["message"]), style), soft_wrap=True)
+    out.print(Text(one_line(report["message"]), style), soft_wrap=True)
 
 
 def title(report: Mapping[str, Any]) -> str:
@@ -137,14 +137,14 @@ def _machine(out: Console, machine: Mapping[str, Any]) -> None:
                 f"{each['name']}: {one['ratio']:.2f} of the baseline's seconds "
                 f"({one['low']:.2f} to {one['high']:.2f})",
             )
-            if told := memory_told(one):
-                _line(out, "memory", f"{each['name']}: {'; '.join(told)}")
+            if sentences := memory_sentences(one):
+                _line(out, "memory", f"{each['name']}: {'; '.join(sentences)}")
     for each in machine["not_tested"]:
         _line(out, "not tested", f"{each['what']}: {each['why']}")
 
 
 def stored_first(machine: Mapping[str, Any]) -> str:
-    """Say how many stored cases were replayed, after a comma; nothing if none was."""
+    """Return how many stored cases were replayed, after a comma; nothing if none was."""
     corpus = machine.get("corpus", {})
     if not corpus.get("replayed"):
         return ""
@@ -153,7 +153,7 @@ def stored_first(machine: Mapping[str, Any]) -> str:
 
 
 def _line(out: Console, label: str, text: str) -> None:
-    out.print(Text.assemble((f"{label}: ", "dim"), printable(text)), soft_wrap=True)
+    out.print(Text.assemble((f"{label}: ", "dim"), one_line(text)), soft_wrap=True)
 
 
 def _chip(chip: object) -> str:

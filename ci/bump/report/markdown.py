@@ -139,7 +139,7 @@ def escaped(text: object) -> str:
 
 
 def code(text: str) -> str:
-    """Return text as code on one line, however many backticks it has."""
+    """Return text as code on one line, whatever backticks it has."""
     plain = " ".join(printable(text).split())
     longest = max((len(run) for run in re.findall(r"`+", plain)), default=0)
     fence = "`" * (longest + 1)

@@ -86,7 +86,7 @@ def _name(report: Report, side: str) -> str:
 
 
 def _is_same(one: Report, other: Report, side: str) -> bool:
-    """Whether two reports are of one release; one may not have come to know its version."""
+    """Whether two reports are of one release; one may not know its version."""
     if _name(one, side) == _name(other, side):
         return True
     unknown = not (one[side].get("flashinfer") and other[side].get("flashinfer"))
@@ -113,7 +113,7 @@ def _joined(one: Finding, other: Finding) -> Finding:
     )
     laws = tuple(dict.fromkeys((*one.laws, *other.laws)))
     found_by = tuple(sorted({*one.found_by, *other.found_by}, reverse=True))
-    told = _told_of_another(one, other) if _shown(one) != _shown(other) else {}
+    another = _of_another(one, other) if _shown(one) != _shown(other) else {}
     return replace(
         one,
         chips=chips,
@@ -122,7 +122,7 @@ def _joined(one: Finding, other: Finding) -> Finding:
         count=max(one.count, other.count),
         issue=one.issue or other.issue,
         rule="; ".join(dict.fromkeys(filter(None, (one.rule, other.rule)))),
-        **told,
+        **another,
     )
 
 
@@ -130,7 +130,7 @@ def _shown(found: Finding) -> tuple[object, ...]:
     return found.message, found.problem, found.baseline, found.candidate
 
 
-def _told_of_another(one: Finding, other: Finding) -> dict[str, Any]:
+def _of_another(one: Finding, other: Finding) -> dict[str, Any]:
     """Return the fields of a finding that tell what another machine found too, by its chips."""
     where = f"on {', '.join(map(chip_name, other.chips)) or 'another machine'}"
     fields: dict[str, Any] = {"message": f"{one.message} ({where}: {other.message})"}

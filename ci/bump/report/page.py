@@ -36,11 +36,11 @@ class ChipsAlike:
 
     Attributes:
         names: of the chips.
-        told: the first one's part of the report.
+        row: the first one's part of the report.
     """
 
     names: tuple[str, ...]
-    told: Mapping[str, Any]
+    row: Mapping[str, Any]
 
 
 def to_page(report: Mapping[str, Any]) -> str:
@@ -90,18 +90,18 @@ def alike(chips: Sequence[Mapping[str, Any]]) -> list[ChipsAlike]:
     """Put chips together of which the same is said; the worst verdict first."""
     made: dict[str, list[Mapping[str, Any]]] = {}
     for each in chips:
-        told = {name: value for name, value in each.items() if name not in ("chip", "name")}
-        made.setdefault(repr(told), []).append(each)
+        shown = {name: value for name, value in each.items() if name not in ("chip", "name")}
+        made.setdefault(repr(shown), []).append(each)
     worst = ["do not bump", "undecided", "bump with conditions", "bump"]
     found = [ChipsAlike(tuple(e["name"] for e in each), each[0]) for each in made.values()]
     return sorted(
         found,
-        key=lambda each: worst.index(v) if (v := each.told["verdict"]) in worst else len(worst),
+        key=lambda each: worst.index(v) if (v := each.row["verdict"]) in worst else len(worst),
     )
 
 
 def _counts(report: Mapping[str, Any]) -> str:
-    """Say in a sentence what was found, and what was run for it."""
+    """Return in a sentence what was found, and what was run for it."""
     actions = [each["action"] for each in report["findings"]]
     found = (
         f"{count_of(actions.count('block'), 'finding')} that block, "

@@ -27,7 +27,7 @@ class Card:
         tone: how that is coloured.
         change: the kind of change, in words.
         means: what that kind of change means.
-        said: its message, without the subject that stands above it.
+        said: its message.
         where: chips, in short.
         everywhere: chips, all of them.
         rows: side by side.
@@ -91,7 +91,7 @@ def anchors(findings: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def groups(findings: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> list[Group]:
-    """Group findings: what blocks, what sets conditions, what is accepted, and what is told.
+    """Group findings: what blocks, what sets conditions, what is accepted, and what informs.
 
     Args:
         findings: of a report.
@@ -152,7 +152,7 @@ def _card(found: Mapping[str, Any], anchor: str) -> Card:
         tone,
         str(found["change"]).replace("-", " "),
         change.means if change else "",
-        str(found["message"]).removeprefix(f"{found['subject']}: "),
+        str(found["message"]),
         (", ".join(chips) if len(chips) <= MOST_CHIPS else f"{len(chips)} chips") or "everywhere",
         ", ".join(chips) or "everywhere",
         tuple(rows),

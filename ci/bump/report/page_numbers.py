@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..behaviour.speed import memory_told
+from ..behaviour.speed import memory_sentences
 from ..sides.releases import BASELINE, SIDES
 from .page_sides import chip_label
 
 EDGES = tuple(10 ** (exponent / 2) for exponent in range(-10, 1))
-"""Of the bars, from 1e-5 to the bound itself, two a decade; what is smaller stands before them."""
+"""Edges of the bars, from 1e-5 to the bound itself, two a decade; smaller ratios come before."""
 BAR, GAP, HALF = 14, 2, 26
 """Width of a bar, between bars, and height of each side's half; pixels."""
 SPAN = 2.0
@@ -89,7 +89,7 @@ class Speed:
         measured: the report's numbers.
         dot, left, right: where the ratio and its spread stand on the axis, in pixels.
         one, limit: where the ratio 1 and the policy's limit stand.
-        word: what the ratio comes to.
+        word: what the ratio means.
         tone: how that is coloured.
         memory: what calls need of it with either side; empty where that is not known.
     """
@@ -136,7 +136,7 @@ def speeds(machine: Mapping[str, Any], limit: float) -> list[Speed]:
             place(1.0),
             place(limit),
             *_word(one, limit),
-            "; ".join(memory_told(one)),
+            "; ".join(memory_sentences(one)),
         )
         for name, one in found
     ]

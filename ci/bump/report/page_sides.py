@@ -15,7 +15,7 @@ SAME, GONE, NEW = "", "del", "ins"
 Pieces = tuple[tuple[str, str], ...]
 """A text in pieces, each with ``SAME``, or with whether it is gone or new."""
 LEAST_SAME = 4
-"""From so many fields that are the same on both sides, they are told in one line."""
+"""Fields that are the same on both sides, from which on they are shown in one line."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _judged_rows(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Row
             found["got"] if found else "" if side.get("status") != "PASS" else "inside the bound"
             for found, side in zip(both, plain, strict=True)
         ]
-        # A NaN is told without the bound, which the other side's message may have.
+        # A NaN is shown without the bound, which the other side's message may have.
         told = max(filter(None, both), key=lambda found: bool(found["bound"]))
         bound = ", exactly" if told["bound"] == EXACTLY else f" ± {told['bound']}"
         oracle = told["expected"] + (bound if told["bound"] else "")

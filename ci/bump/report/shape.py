@@ -5,7 +5,7 @@ Fields that are not named here are let through, except in a finding.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -13,8 +13,8 @@ from ....impl.targets.schemas import Table, one_of
 from ..verdicts.findings import ACTIONS, AREAS, CHANGES, Chip
 from ..verdicts.verdict import EVIDENCE
 
-Number = float | str
-"""What is infinite or NaN is text."""
+Number = float | Literal["inf", "-inf", "nan"]
+"""Number of a report, in which infinities and NaN are text."""
 Action = Annotated[str, one_of(ACTIONS)]
 
 
@@ -205,6 +205,8 @@ class Measurement(msgspec.Struct):
     seconds: Sides
     problem: str
     work: float
+    peak_bytes: dict[str, float | None] | None = None
+    workspace_bytes: dict[str, float | None] | None = None
 
 
 class Speed(msgspec.Struct):

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
-import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from types import FrameType
+from contextlib import contextmanager
+
+from ...console.signals import ENDINGS, SIGNALLED, ended_by_signals
 
 JUDGED, EXAMINED = 0.8, 0.9
 """Shares of the time after which nothing more is built or judged, and no failure is examined any
 more; the rest is for speed."""
 WATCH_SECONDS = 0.1
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
-SIGNALLED = 128
-"""Exit code of a command that a signal ended, less the signal's number."""
 
 
 class EndedError(Exception):
@@ -131,37 +127,10 @@ class Ending:
 
     @contextmanager
     def handled(self) -> Iterator[None]:
-        """Note SIGTERM and SIGINT rather than die of them; a second SIGINT interrupts."""
-        if threading.current_thread() is not threading.main_thread():  # signals are not for it
+        """Record SIGTERM and SIGINT rather than die of them; a second one ends this process."""
+        with ended_by_signals(self._note):
             yield
-            return
-        before = {each: signal.signal(each, self._note) for each in SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
-    def _note(self, number: int, _frame: FrameType | None) -> None:
+    def _note(self, why: str) -> None:
         # Nothing that takes a lock: whoever holds it may be the thread that is interrupted.
-        if self._signal and number == signal.SIGINT:  # again: at once
-            raise KeyboardInterrupt
-        self._signal = number
-
-
-def kill_children() -> None:
-    """Kill what this process has started and its groups: whoever waits for one goes on."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError, ValueError):  # gone since, or somebody else's
-            process, parent = int(folder.name), _parent(folder)
-            if parent == os.getpid():
-                group = os.getpgid(process)
-                if group == os.getpgid(0):
-                    os.kill(process, signal.SIGKILL)
-                else:
-                    os.killpg(group, signal.SIGKILL)
-
-
-def _parent(folder: Path) -> int:
-    # The name of the program, which stands before in parentheses, may hold anything.
-    return int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        self._signal = next(number for number, each in ENDINGS.items() if each == why)

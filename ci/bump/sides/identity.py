@@ -1,6 +1,6 @@
 """What the answers of a journal depend on beside what was asked for: the code that gave them.
 
-A folder, a wheel or an environment is called the same after it was built again.
+A folder, a wheel or an environment has the same name after it was built again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def identity_of(releases: Mapping[str, Release], implementations: Iterable[str])
 
 
 def release_identity(release: Release) -> str:
-    """Return the version of a release, and what tells it from another build of it.
+    """Return the version of a release, and what differs in another build of it.
 
     That is the list of its files with their hashes, as it was installed, or, where somebody may
     have changed them since, each file's size and time.

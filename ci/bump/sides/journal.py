@@ -1,7 +1,7 @@
 """What a comparison has asked and was answered, kept as it comes, so that a killed one can go on.
 
 Everything that a run learns is the answer to a question that can be written down: what a release
-declares, what a worker makes of a problem. What is asked next follows from the answers alone. So a
+declares, what a worker makes of a problem. What is asked next follows from the answers only. So a
 run that is started again with the answers of the one before it asks the same questions, gets the
 same answers at once, and goes on where the other one stopped.
 """
@@ -16,8 +16,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
+
+from ....impl.targets.data_files import check_regular, read_bytes
+from ....impl.targets.schemas import converted
 from ....properties.findings.files import dumps
 from ...console.errors import MachineError, UsageRefusedError
 from ...releases.sandboxes import Tell, quietly
@@ -26,15 +30,35 @@ from .ending import Ending
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+T = TypeVar("T")
 FAMILY = "kernelproof/bump-journal/"
-SCHEMA = f"{FAMILY}1"
+SCHEMA = f"{FAMILY}2"
 BEGINNING = json.dumps({"schema": FAMILY})[:-2].encode()
-"""How the first line of a journal begins."""
+"""Beginning of the first line of a journal."""
 ASIDE = ".old"
+MOST_BYTES = 256 << 20
+"""Largest journal that is gone on from, which is held in memory: 256 MiB."""
+LONGEST_HEAD = 1 << 20
+"""Bytes of the first line, at most."""
 
 
 class JournalError(UsageRefusedError):
     """A journal that cannot be used; the message says why."""
+
+
+class Head(msgspec.Struct):
+    """The first line: what the answers are about."""
+
+    schema: str
+    identity: dict[str, Any]
+
+
+class Line(msgspec.Struct):
+    """Each line after it; ``digest`` is of the question and the answer."""
+
+    question: str
+    answer: Any
+    digest: str
 
 
 class Journal:
@@ -65,6 +89,7 @@ class Journal:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             with self._used():
+                check_regular(self._file)
                 self._own(self._file)
                 _refuse_other_files(path)
         except JournalError:
@@ -88,7 +113,7 @@ class Journal:
             identity: what they are about; those about something else are refused.
             resume: go on with the answers in the file, rather than start afresh. These are kept
                 in a file beside it, whose name ends in ``.old``.
-            tell: is given a line where there is nothing to go on from, and where answers are
+            tell: called with a line where there is nothing to go on from, and where answers are
                 put aside.
 
         Raises:
@@ -98,7 +123,7 @@ class Journal:
             return
         head = json.loads(dumps({"schema": SCHEMA, "identity": identity}))
         with self._used():
-            data = self._path.read_bytes()
+            data = read_bytes(self._path, _refusal, MOST_BYTES)
             whole = self._read(data, head) if resume else 0
             if resume and not whole:
                 tell(f"--resume: there is no journal at {self._path} yet; starting afresh")
@@ -134,7 +159,7 @@ class Journal:
         with self._lock:
             self.answered += 1
             self._answers[key] = found
-            self._write({"question": key, "answer": found})
+            self._write({"question": key, "answer": found, "digest": _digest(key, found)})
         return found
 
     def close(self) -> None:
@@ -148,10 +173,14 @@ class Journal:
         if self._file is None or not self._started:
             return
         rest = memoryview(json.dumps(line).encode() + b"\n")
+        whole = os.lseek(self._file, 0, os.SEEK_CUR)
         try:
             while rest:  # a write may take a part of it
                 rest = rest[os.write(self._file, rest) :]
         except OSError as error:
+            with suppress(OSError):  # another thread's line must not follow the half of this one
+                os.ftruncate(self._file, whole)
+                os.lseek(self._file, whole, os.SEEK_SET)
             message = f"--journal {self._path}: cannot be written ({error.strerror})"
             raise MachineError(message) from error
 
@@ -183,27 +212,31 @@ class Journal:
         return aside
 
     def _read(self, data: bytes, head: Mapping[str, Any]) -> int:
-        """Read what was kept, and give the length of what is whole, up to the first bad line."""
-        first, *rest = data.splitlines(keepends=True) or [b""]
-        if not first.endswith(b"\n"):
-            return 0
-        self._compare(json.loads(first), head)
-        whole = len(first)
-        for line in rest:
-            known = _answer_in(line)
-            if known is None:
-                break
-            self._answers[known[0]] = known[1]
-            whole += len(line)
-        return whole
+        """Read what was kept, and return the length of what is whole.
 
-    def _compare(self, first: Mapping[str, Any], head: Mapping[str, Any]) -> None:
-        if first["schema"] != SCHEMA:
-            schema = first["schema"]
-            message = f"--journal {self._path}: has schema {schema!r}, not {SCHEMA!r}; delete it"
-            raise JournalError(message)
+        Only the last line may not be: its process ended while it wrote it.
+        """
+        lines = data.splitlines(keepends=True)
+        if lines and not lines[-1].endswith(b"\n"):
+            lines.pop()
+        if not lines:
+            return 0
+        self._compare(_parsed(lines[0], Head, f"{self._path}: line 1"), head)
+        for number, line in enumerate(lines[1:], 2):
+            place = f"{self._path}: line {number}"
+            known = _parsed(line, Line, place)
+            if known.digest != _digest(known.question, known.answer):
+                message = f"{place}: answer is not what was written there, by its digest"
+                raise _refusal(message)
+            self._answers[known.question] = known.answer
+        return sum(map(len, lines))
+
+    def _compare(self, first: Head, head: Mapping[str, Any]) -> None:
+        if first.schema != SCHEMA:
+            message = f"{self._path}: has schema {first.schema!r}, not {SCHEMA!r}"
+            raise _refusal(message)
         for name, value in head["identity"].items():
-            before = first["identity"].get(name)
+            before = first.identity.get(name)
             if before != value:
                 message = (
                     f"--resume: {self._path} is of another comparison: its {name} is "
@@ -212,24 +245,37 @@ class Journal:
                 raise JournalError(message)
 
 
-def _answer_in(line: bytes) -> tuple[str, Any] | None:
-    """Read a question and its answer; None if the line is not whole."""
-    if line.endswith(b"\n"):
-        with suppress(ValueError, KeyError, TypeError):
-            known = json.loads(line)
-            return str(known["question"]), known["answer"]
-    return None
+def _refusal(sentence: str) -> JournalError:
+    return JournalError(f"--journal {sentence}; delete it, or name another file")
+
+
+def _parsed(line: bytes, kind: type[T], place: str) -> T:
+    """Read a line.
+
+    Raises:
+        JournalError: it is none of a journal's; the place is named.
+    """
+    try:
+        data = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        message = f"{place}: is no line of a journal ({error})"
+        raise _refusal(message) from error
+    return converted(data, kind, place, _refusal)
+
+
+def _digest(question: str, answer: object) -> str:
+    """Return what tells an answer that was changed, or that is another question's."""
+    return hashlib.sha256(f"{question}{json.dumps(answer)}".encode()).hexdigest()[:16]
 
 
 def _refuse_other_files(path: Path) -> None:
     """Refuse a file that is no journal, not even the beginning of one."""
     with path.open("rb") as file:
-        first = file.readline()
+        first = file.readline(LONGEST_HEAD)
     whole = False
     if first.endswith(b"\n"):
-        with suppress(ValueError, KeyError, TypeError):
-            head = json.loads(first)
-            whole = str(head["schema"]).startswith(FAMILY) and isinstance(head["identity"], dict)
+        with suppress(JournalError):
+            whole = _parsed(first, Head, f"{path}").schema.startswith(FAMILY)
     if not (whole or BEGINNING.startswith(first) or _is_cut_off(first)):
         message = f"--journal {path}: is no journal of a comparison; name another file"
         raise JournalError(message)

@@ -1,4 +1,4 @@
-"""What a comparison looks at, and how much of it."""
+"""What a comparison of behaviour judges, and how much of it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ....properties.isolation.workers import Deadlines
 from ....properties.laws import Law
 from ....properties.space.profiles import GATE_SHARE, Profile
 from ....properties.space.restrictions import WHOLE_SPACE, Only
+from .releases import SIDES
 
 DEADLINES = Deadlines(run=20.0)
 """The same for every call: what was measured of one run must not decide about another."""
@@ -21,11 +22,9 @@ FIRST_OF_SLOW = 16
 INTERPRETED = "triton"
 """Part of the name of what runs in Triton's interpreter on a CPU: 10 to 1,500 ms a problem."""
 SLOW_SHARE, INTERPRETED_WORK, SLOW_WORK = 0.1, 256, 16
-"""Of the problems, on a CPU; by how much less work each is, interpreted or in Python."""
+"""CPU only: share of problems; divisors of their work for interpreted Triton and plain Python."""
 SOAK_ON_CPU = 20
 """Launches where there is nothing to race."""
-MODULES = 3
-"""Compiled modules of an implementation, for each side, unless more are asked for."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,6 @@ class Plan:
         ledger: known failures.
         cases: folder for the smallest problem of each finding.
         tensors: folder for results that wait to be compared.
-        modules: compiled modules of each implementation.
         soak: launches under the law of that name.
         jobs: workers of each side at a time.
         corpus: stored cases, see ``open_corpus``; those of the implementations are judged first.
@@ -58,11 +56,15 @@ class Plan:
     tensors: Path
     laws: Sequence[str] = ()
     only: Only = WHOLE_SPACE
-    modules: int = MODULES
     soak: int = 0
     jobs: int = 1
     corpus: Sequence[Case] = ()
     named: bool = False
+
+    @property
+    def threads(self) -> int:
+        """Threads that ask, each one side at a time: on a GPU two keep the workers of both busy."""
+        return self.jobs * (len(SIDES) if self.device == "cuda" else 1)
 
     def count(self, law: Law, *, first: bool, sides: int) -> int:
         """Return the number of problems that a law judges of an implementation.

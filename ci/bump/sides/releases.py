@@ -82,13 +82,25 @@ class Release:
 
     @contextmanager
     def workers(
-        self, device: str, *, size: int = 1, environment: Mapping[str, str] | None = None
+        self,
+        device: str,
+        *,
+        size: int = 1,
+        standby: bool = False,
+        environment: Mapping[str, str] | None = None,
     ) -> Iterator[WorkerPool]:
-        """Open a pool of its workers."""
+        """Open a pool of its workers.
+
+        Args:
+            device: that they run on.
+            size: how many there are.
+            standby: whether one more has done its imports when a process dies or is given up.
+            environment: further variables.
+        """
         pool = open_pool(
             device,
             size=size,
-            standby=False,
+            standby=standby,
             environment={"FLASHINFER_DISABLE_VERSION_CHECK": "1", **(environment or {})},
             sys_path=self.path,
             executable=self.executable,
@@ -103,7 +115,7 @@ def find_release(given: str, *, tell: Tell = quietly) -> Release:
     Args:
         given: a version, a wheel, a folder with the package ``flashinfer`` in it, or a Python
             interpreter, such as ``/opt/vllm/bin/python``.
-        tell: is given a line of progress now and then.
+        tell: called with a line of progress now and then.
 
     Raises:
         UsageRefusedError: there is no such thing, or it cannot be had; SandboxError for a release,

@@ -289,7 +289,7 @@ def _of_kind(parameters: Sequence[Parameter], *kinds: str) -> list[str]:
 
 
 def _is_open(parameter: Parameter) -> bool:
-    """Tell ``*args`` and ``**kwargs`` from parameters."""
+    """Separate ``*args`` and ``**kwargs`` from parameters."""
     return parameter["kind"].startswith("var_")
 
 

@@ -78,7 +78,7 @@ def declared_findings(
 
 
 def _values(baseline: Declarations, candidate: Declarations) -> Iterator[Finding]:
-    """Compare what is declared of head dims, dtypes, backends and activations, on no chip alone."""
+    """Compare declared head dims, dtypes, backends and activations that are of no single chip."""
     for name, old, new in compared(value_items, baseline, candidate):
         losing = "internals-lost" if name.startswith(INTERNALS) else "declared-lost"
         for change, some, others in (

@@ -108,7 +108,7 @@ def chip_items(declared: Declarations) -> Iterator[Item]:
 
 
 def value_items(declared: Declarations) -> Iterator[Item]:
-    """Return what is declared of head dims, dtypes, backends and activations, on no chip alone."""
+    """Return what is declared of head dims, dtypes, backends and activations, on no single chip."""
     for part in ("xqa", "fa3"):
         for name, values in declared[part].items():
             if isinstance(values, list | None):

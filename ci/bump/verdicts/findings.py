@@ -9,7 +9,7 @@ from typing import Any
 Action = str
 BLOCK, CONDITION, REPORT = "block", "condition", "report"
 ACTIONS = (BLOCK, CONDITION, REPORT)
-"""What a finding does: forbids the bump; allows it under a rule; is told and does nothing."""
+"""What a finding does: forbids the bump; allows it under a rule; is reported and does nothing."""
 AREAS = ("release", "surface", "declarations", "behaviour", "speed", "liveness", "compile")
 Chip = int | str
 """Compute capability times ten, or ``"cpu"``."""
@@ -42,7 +42,7 @@ CHANGES: Mapping[str, Change] = {
         "surface", BLOCK, "a call by position gives its value to another parameter"
     ),
     "positional-refused": Change(
-        "surface", CONDITION, "what was taken by position is taken by keyword alone, or not at all"
+        "surface", CONDITION, "what was taken by position is taken by keyword only, or not at all"
     ),
     "default-changed": Change("surface", REPORT, "a call that leaves it out asks for another"),
     "enum-number-moved": Change("surface", CONDITION, "the number of a member means another one"),
@@ -74,10 +74,10 @@ CHANGES: Mapping[str, Change] = {
     "fixed": Change("behaviour", REPORT, "wrong with the baseline, right with the candidate"),
     "flaky": Change("behaviour", CONDITION, "a failure of the candidate that did not show again"),
     "baseline-flaky": Change(
-        "behaviour", REPORT, "a failure of the baseline alone that did not show again"
+        "behaviour", REPORT, "a failure of the baseline only that did not show again"
     ),
     "bits-changed": Change("behaviour", REPORT, "other bits, inside of the error bound"),
-    "implementation-lost": Change("behaviour", CONDITION, "it ran with the baseline alone"),
+    "implementation-lost": Change("behaviour", CONDITION, "it ran with the baseline only"),
     "slower": Change("speed", REPORT, "calls take longer by more than the policy's limit"),
     "faster": Change("speed", REPORT, "calls take less by more than the policy's limit"),
     "more-memory": Change("speed", REPORT, "calls need more memory, or more of their workspace"),

@@ -21,7 +21,7 @@ class PolicyError(ValueError):
 
 @dataclass(frozen=True)
 class Accepted:
-    """Findings that a team has looked at.
+    """Findings that a team has judged.
 
     Attributes:
         finding: id, with ``*`` for any text.

@@ -107,7 +107,7 @@ def decide(
         findings: with their actions, see ``Policy.apply``.
         evidence: the chips that are asked about, and what is known of each, of ``EVIDENCE``.
         policy: whose chips count.
-        baseline: what it is called, for those that stay with it.
+        baseline: its version, for chips that stay with it.
         failures: why something could not be learned that a verdict needs; sentences.
         ended: whether somebody ended the comparison, who then decides nothing by it.
     """
@@ -181,12 +181,12 @@ def _why(
         return "; ".join([*failures, *lacking]) or "no chip was asked about"
     blocking = len({name for each in chips for name in each.blocked_by})
     where = ", ".join(chip_name(each.chip) for each in chips)
-    told = {
+    sentence = {
         BUMP: f"nothing stands against it on {where}",
         CONDITIONS: f"{count_of(len(conditions), 'condition')} on {where}",
         NO: f"{count_of(blocking, 'finding')} against it on {where}",
     }[verdict]
-    return told + (f"; {failures[0]}" if failures else "")
+    return sentence + (f"; {failures[0]}" if failures else "")
 
 
 def chip_name(chip: Chip) -> str:

@@ -4,7 +4,7 @@ This module imports triton, so nothing imports it before it is needed.
 """
 
 # Every argument is a tensor to a kernel. Annotated as an int, it would be passed as 32 bits and not
-# be looked at: strides of 1 would not be seen, and memory read in pieces of two bytes.
+# be specialised: strides of 1 would not be seen, and memory read in pieces of two bytes.
 # Compile-time constants are upper case in Triton, and what a kernel reads are its arguments.
 # ruff: noqa: N803, PLR0917
 

@@ -20,7 +20,7 @@ import pytest
 from kernelproof.ci.bump.behaviour.comparison import Compared
 from kernelproof.ci.bump.behaviour.comparison_state import Learned
 from kernelproof.ci.bump.behaviour.compiled import compile_findings, compiled_chips
-from kernelproof.ci.bump.behaviour.running import _tell_errors
+from kernelproof.ci.bump.behaviour.preparing import _fail_unimported
 from kernelproof.ci.bump.command import _concerned
 from kernelproof.ci.bump.sides import releases
 from kernelproof.ci.bump.sides.plan import SOAK_ON_CPU, Plan
@@ -110,9 +110,9 @@ def shared_workers() -> Iterator[Callable[..., Any]]:
     with ExitStack() as stack:
 
         @contextmanager
-        def workers(self: releases.Release, device: str, *, size: int = 1) -> Iterator[WorkerPool]:
+        def workers(self: releases.Release, device: str, **options: Any) -> Iterator[WorkerPool]:  # noqa: ANN401
             if self.path not in pools:
-                pools[self.path] = stack.enter_context(opened(self, device, size=size))
+                pools[self.path] = stack.enter_context(opened(self, device, **options))
             yield pools[self.path]
 
         yield workers
@@ -392,7 +392,7 @@ def test_what_fails_with_both_is_wrong_usage_where_it_was_named(
     compared = Compared("it", "gone:it", errors=errors, unimported=set(errors))
     learned = Learned(dict.fromkeys(SIDES, "9.9.1"), (), compared=[compared])
     plan = Plan((), "cpu", PROFILES["quick"], 0, Ledger(()), tmp_path, tmp_path, named=named)
-    _tell_errors(learned, plan)
+    _fail_unimported(learned, plan)
     assert (learned.code, len(learned.failures)) == (code, sides)
 
 

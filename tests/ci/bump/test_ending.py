@@ -8,15 +8,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kernelproof.ci.bump.behaviour.building import Queue, Wanted
+from kernelproof.ci.bump.behaviour import watching
+from kernelproof.ci.bump.behaviour.building import Wanted, ordered_builds
 from kernelproof.ci.bump.behaviour.comparison import Compared, Tried, judge
 from kernelproof.ci.bump.behaviour.turns import Task, Turns
-from kernelproof.ci.bump.behaviour.unjudged import DEAR, UNREACHED, cuts_of, cuts_told, gap
+from kernelproof.ci.bump.behaviour.unjudged import DEAR, TIME, UNREACHED, cuts_of, gap, rows_of
 from kernelproof.ci.bump.behaviour.watching import Count
 from kernelproof.ci.bump.sides.ending import EndedError, Ending
 from kernelproof.ci.bump.sides.journal import Journal
@@ -76,15 +78,15 @@ COMPARED = [
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    made_up_release: Callable[[Path, str, str], None],
+) -> Path:
     monkeypatch.chdir(tmp_path)
     for name, version, broken in (("old", "9.9.1", False), ("new", "9.9.2", True)):
-        package = tmp_path / name / "flashinfer"
-        package.mkdir(parents=True)
-        (package / "__init__.py").write_text(f"__version__, BROKEN = {version!r}, {broken}\n")
-        metadata = tmp_path / name / f"flashinfer_python-{version}.dist-info"
-        metadata.mkdir()
-        (metadata / "METADATA").write_text(f"Name: flashinfer-python\nVersion: {version}\n")
+        code = f"__version__, BROKEN = {version!r}, {broken}\n"
+        made_up_release(tmp_path / name, version, code)
     return tmp_path
 
 
@@ -98,18 +100,11 @@ def read(path: Path) -> dict[str, Any]:
     return report
 
 
-def settled(report: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what depends on the clock."""
-    machines = [
-        {k: v for k, v in each.items() if k not in ("timings", "command")}
-        for each in report["machines"]
-    ]
-    return {**report, "date": "", "command": "", "machines": machines}
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into the journal of another process")
 def test_problems_are_judged_while_modules_are_compiled_and_a_signal_then_leaves_a_report(
-    here: Path, capsys: pytest.CaptureFixture[str]
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
+    settled: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> None:
     compiled_after(here, "go")
     words = [sys.executable, "-m", "kernelproof", "gate", "--baseline", "old", "--candidate", "new"]
@@ -152,7 +147,7 @@ def test_problems_are_judged_while_modules_are_compiled_and_a_signal_then_leaves
     assert undisturbed["machines"][0]["cut"] == []
     said = capsys.readouterr().err
     assert "1 need no module, 1 need 2 modules of each release" in said
-    assert "problems will be judged with both releases, however long it takes" in said
+    assert "problems will be judged with both releases, without a limit of time" in said
     assert settled(again) == settled(undisturbed)
 
 
@@ -223,7 +218,8 @@ def test_the_end_closes_what_is_open_and_what_is_opened_later() -> None:
 
 READING = """
 import os, signal, subprocess, sys
-from kernelproof.ci.bump.sides.ending import Ending, kill_children
+from kernelproof.ci.bump.sides.ending import Ending
+from kernelproof.properties.isolation.spawning import kill_children
 
 ending = Ending()
 with ending.handled(), ending.watched(), ending.closing(kill_children):
@@ -247,13 +243,16 @@ def task(found: Compared, number: int, module: str | None = None) -> Task:
 
 def test_implementations_take_turns_and_wait_for_their_modules() -> None:
     free, built = Compared("free", ""), Compared("built", "")
-    turns = Turns((free, built), Ending())
+    turns = Turns(Ending())
     turns.add([task(free, number) for number in range(4)])
     turns.add([task(built, number, f"module {number % 2}") for number in range(4)])
 
     def taken() -> str:
         got = turns.take()
-        return f"{got.found.name} {got.place[0]}" if got else ""
+        if got is None:
+            return ""
+        turns.judged(got, 1.0)
+        return f"{got.found.name} {got.place[0]}"
 
     assert [taken(), taken()] == ["free 0", "free 1"]
     turns.built(built, "module 1")
@@ -262,25 +261,52 @@ def test_implementations_take_turns_and_wait_for_their_modules() -> None:
     assert [taken() for _ in range(4)] == ["built 0", "free 3", "built 2", ""]
 
 
-def test_a_library_is_compiled_once_and_what_exists_comes_first() -> None:
+def test_what_is_slow_leaves_the_others_their_time() -> None:
+    slow, quick = Compared("slow", ""), Compared("quick", "")
+    turns = Turns(Ending())
+    turns.add([task(found, number) for found in (slow, quick) for number in range(30)])
+    names = []
+    for _ in range(22):
+        got = turns.take()
+        assert got is not None
+        turns.judged(got, 10.0 if got.found is slow else 1.0)
+        names.append(got.found.name)
+    assert names.count("slow") == 2
+    at_work = {each.found.name for each in (turns.take(), turns.take()) if each}
+    assert at_work == {"slow", "quick"}  # several threads do not wait for one implementation
+
+
+def test_a_library_is_compiled_once_for_all_that_need_it_the_first_of_each_before_any_second() -> (
+    None
+):
     problem = MergeProblem(num_states=2, num_tokens=1)
+    address = Address("made.up:it", None, "cpu")
 
-    def wanted(name: str, library: str, *, exists: bool = False) -> tuple[Wanted, str]:
-        libraries = {SIDES[0]: (library, exists)}
-        return Wanted(Compared(name, ""), "key", problem, 0, libraries), SIDES[0]
+    def wanted(name: str, library: str, turn: int = 0, *, minutes: float = 1.0) -> Wanted:
+        found = Compared(name, "", build_minutes=minutes, addresses={SIDES[0]: address})
+        return Wanted(found, "key", problem, turn, {SIDES[0]: (library, library == "there")})
 
-    def name(job: tuple[Wanted, str] | None) -> str:
-        return job[0].found.name if job else ""
-
-    queue = Queue(
-        [wanted("a", "one"), wanted("b", "one"), wanted("c", "two"), wanted("d", "3", exists=True)]
+    builds = ordered_builds(
+        [
+            wanted("a", "one"),
+            wanted("a", "two", turn=1),
+            wanted("b", "one"),
+            wanted("c", "three", minutes=0.5),
+            wanted("d", "there", turn=1),
+            wanted("e", ""),
+            wanted("f", ""),
+        ]
     )
-    with queue.take() as first, queue.take() as second:
-        assert (name(first), name(second)) == ("d", "a")
-        with queue.take() as third:  # not b, which a compiles
-            assert name(third) == "c"
-    with queue.take() as last, queue.take() as none:
-        assert (name(last), none) == ("b", None)
+    assert [
+        ("".join(each.found.name for each in build.wanted), build.exists) for build in builds
+    ] == [
+        ("c", False),
+        ("ab", False),
+        ("e", False),
+        ("f", False),
+        ("a", False),
+        ("d", True),
+    ]
 
 
 def cut_off(name: str, *laws: str, left_out: str = "") -> Compared:
@@ -304,9 +330,15 @@ def test_a_verdict_lacks_laws_that_judged_nothing_but_not_what_is_too_dear() -> 
         ("unasked", "unreached", ("parity", "soak")),
     ]
     assert "2 implementations: lacking, unasked" in gap(cuts, ending)
-    told = {each["what"] for each in cuts_told(cuts, ending)}
-    assert "3 of about 6 problems: in part (1 of 3), lacking (2 of 3)" in told
-    assert "dear: its modules" in told
+    rows = {each["what"]: each["why"] for each in rows_of(cuts, ending)}
+    assert "3 of about 6 problems: in part (1 of 3), lacking (2 of 3)" in rows
+    assert "one module takes about" in rows["dear: its modules"]
+
+
+def test_a_verdict_lacks_what_others_left_no_time_for() -> None:
+    ending = Ending(minutes=2.0)
+    (cut,) = cuts_of([cut_off("crowded", left_out=TIME)], ending)
+    assert (cut.code, cut.laws, cut.matters) == ("time", ("parity", "soak"), True)
 
 
 def test_whoever_ends_a_comparison_decides_nothing_by_it() -> None:
@@ -325,3 +357,21 @@ def test_a_count_says_what_is_at_work() -> None:
     count.begin()
     count.add()
     assert (str(count), count.unfinished) == ("1 of 1,200, 1 at work", True)
+
+
+def test_a_step_that_takes_long_is_shown_again(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(watching, "TICK_SECONDS", 0.01)
+    said, until = "", time.monotonic() + 60.0
+    with watching.progress() as watched:
+        watched.tell("reading")
+        while "still: reading" not in said and time.monotonic() < until:
+            said += capfd.readouterr().err
+            time.sleep(0.01)
+        watched.judged.expect(5)
+        while "judged 0 of about 5" not in said and time.monotonic() < until:
+            said += capfd.readouterr().err
+            time.sleep(0.01)
+    assert "still: reading" in said
+    assert "judged 0 of about 5" in said

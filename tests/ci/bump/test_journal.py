@@ -77,17 +77,26 @@ def test_a_refused_comparison_takes_nothing_from_the_running_one(tmp_path: Path)
     assert results.is_dir()
 
 
-def test_what_is_whole_before_a_bad_line_is_kept(tmp_path: Path) -> None:
+def test_a_line_that_was_cut_off_is_dropped_and_a_bad_one_refused(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "j.jsonl"
     keep(path, "a", "b", "c")
     head, a, b, c = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(head + a + b[:9] + c + b)
+    with pytest.raises(JournalError, match="line 3: is no line of a journal"):
+        keep(path, resume=True)
+    path.write_bytes(head + a + b[:-1])
     assert keep(path, resume=True) == ([], [])
     assert path.read_bytes() == head + a
-    for bad in (b"[]\n", b'"text"\n', b'{"question": "q"}\n', b[:-1], b"\xff\n"):
-        path.write_bytes(head + a + bad)
-        keep(path, resume=True)
-        assert path.read_bytes() == head + a
+    deep = b'{"question": "q", "digest": "", "answer": ' + b"[" * 100_000 + b"\n"
+    other = a.replace(b'"new"', b'"old"')
+    for bad in (b"[]\n", b'"text"\n', b'{"question": "q"}\n', b"\xff\n", deep, other):
+        path.write_bytes(head + a + bad + c)
+        with pytest.raises(JournalError, match=r"j\.jsonl: line 3: ") as said:
+            keep(path, resume=True)
+        assert "\n" not in str(said.value)
+        assert path.read_bytes() == head + a + bad + c
 
 
 def test_what_is_written_in_parts_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,6 +115,26 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(MachineError, match=r"j\.jsonl: cannot be written \(No space left"):
         keep(tmp_path / "j.jsonl", "a")
+
+
+def test_a_line_that_a_full_disk_cut_off_leaves_no_half_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, write, written = tmp_path / "j.jsonl", os.write, iter((9, 0))
+
+    def full(file: int, data: memoryview) -> int:
+        if not (part := next(written)):
+            raise OSError(28, "No space left on device")
+        return write(file, data[:part])
+
+    with Journal(path) as journal:
+        journal.start(IDENTITY)
+        monkeypatch.setattr(os, "write", full)
+        with pytest.raises(MachineError, match="No space left"):
+            journal.ask({"ask": "a"}, lambda: "lost")
+        monkeypatch.undo()  # there is room again for another thread's answer
+        journal.ask({"ask": "b"}, lambda: "kept")
+    assert keep(path, "a", "b", resume=True) == (["new", "kept"], [])
 
 
 def test_nothing_to_go_on_from_is_told(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import IO, Any
@@ -139,17 +139,15 @@ class Gates:
 
 
 @pytest.fixture(scope="module")
-def gates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gates]:
+def gates(
+    tmp_path_factory: pytest.TempPathFactory, made_up_release: Callable[[Path, str, str], None]
+) -> Iterator[Gates]:
     """Two made-up releases, what both run, and the process that compares them."""
     folder = tmp_path_factory.mktemp("killed")
     (folder / "subject.py").write_text(SUBJECT)
     for name, version, scale in (("old", "9.9.1", "1"), ("new", "9.9.2", "1 + 2.0**-23")):
-        package = folder / name / "flashinfer"
-        package.mkdir(parents=True)
-        (package / "__init__.py").write_text(f"__version__, SCALE = {version!r}, {scale}\n")
-        metadata = folder / name / f"flashinfer_python-{version}.dist-info"
-        metadata.mkdir()
-        (metadata / "METADATA").write_text(f"Name: flashinfer-python\nVersion: {version}\n")
+        code = f"__version__, SCALE = {version!r}, {scale}\n"
+        made_up_release(folder / name, version, code)
     mark = f"KERNELPROOF_TEST_MARK={secrets.token_hex(8)}"
     zygote = subprocess.Popen(
         [sys.executable, "-c", ZYGOTE],
@@ -163,15 +161,6 @@ def gates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gates]:
         assert zygote.stdout is not None
         assert zygote.stdout.readline() == b"ready\n"
         yield Gates(zygote, folder, mark)
-
-
-def settled(report: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what depends on the clock, see docs/bump.md."""
-    machines = [
-        {k: v for k, v in each.items() if k not in ("timings", "command")}
-        for each in report["machines"]
-    ]
-    return {**report, "date": "", "command": "", "machines": machines}
 
 
 class Undisturbed:
@@ -199,7 +188,10 @@ def test_nothing_runs_on_when_a_gate_has_ended_or_was_killed(
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_a_gate_killed_at_any_moment_comes_to_the_same_report(
-    part: int, gates: Gates, undisturbed: Undisturbed
+    part: int,
+    gates: Gates,
+    undisturbed: Undisturbed,
+    settled: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> None:
     seed = int(os.environ.get(SEED, "0")) or secrets.randbelow(2**31)
     draw = Random(seed + part)  # noqa: S311  moments

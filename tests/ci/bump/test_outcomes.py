@@ -20,6 +20,7 @@ from kernelproof.impl.targets.target import Target
 from kernelproof.properties.findings.corpus import Case
 from kernelproof.properties.findings.ledger import Ledger
 from kernelproof.properties.isolation.outcome import Outcome, describe_exit
+from kernelproof.properties.space.axes import Axes, narrow
 from kernelproof.properties.space.profiles import PROFILES
 from kernelproof.properties.verdicts.verdict import PASS, Verdict
 from kernelproof.properties.worker.requests import Address
@@ -56,6 +57,7 @@ def find(tmp_path: Path) -> Any:  # noqa: ANN401  a function
         cases: Path = tmp_path,
         unwritten: list[str] | None = None,
         keep: list[Compared] | None = None,
+        axes: Axes | None = None,
     ) -> list[Finding]:
         releases = {side: Release(side, tmp_path, sys.executable, ()) for side in SIDES}
         targets = {side: Target(flashinfer=side) for side in SIDES}
@@ -63,7 +65,7 @@ def find(tmp_path: Path) -> Any:  # noqa: ANN401  a function
         sides = cast("Sides", dict.fromkeys(SIDES, candidate))
         address = Address("made.up:it", None, "cpu", modules=("chosen",))
         addresses = dict.fromkeys(SIDES, address)
-        compared = Compared(NAME, "made.up:it", addresses=addresses, tried=list(tried))
+        compared = Compared(NAME, "made.up:it", addresses=addresses, tried=list(tried), axes=axes)
         if keep is not None:
             keep.append(compared)
         lost = [] if unwritten is None else unwritten
@@ -71,6 +73,26 @@ def find(tmp_path: Path) -> Any:  # noqa: ANN401  a function
         return list(behaviour_findings([compared], context))
 
     return found
+
+
+def test_all_failures_are_run_again_before_any_is_made_small(find: Any) -> None:  # noqa: ANN401
+    asked: list[str] = []
+
+    class Both(Candidate):
+        def renewed(self, payload: Mapping[str, Any], *more: object, **words: object) -> Outcome:
+            asked.append("again")
+            return super().renewed(payload, *more, **words)
+
+        def ask(self, *_: object, **__: object) -> Outcome:
+            asked.append("smaller")
+            return Outcome("done", PASS.to_json())
+
+    axes = narrow("merge_state", lambda problems: [None] * len(problems), 10**6)
+    crash = Verdict("CRASH", "abort", "it died")
+    found = find(Both(again=[33, 44]), failure(33), failure(44, verdict=crash), axes=axes)
+    assert [each.change for each in found] == ["new-failure", "new-failure"]
+    assert asked[:2] == ["again", "again"]
+    assert set(asked[2:]) == {"smaller"}
 
 
 def test_one_that_does_not_show_again_hides_nothing(find: Any) -> None:  # noqa: ANN401

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from kernelproof.ci.check import checking, gate, gating_command
 from kernelproof.ci.cli import main
 from kernelproof.properties.gating import trying
 from kernelproof.properties.isolation.workers import Deadlines
@@ -130,6 +131,32 @@ def test_rules_that_tell_the_truth(gating: Command) -> None:
     for told in ("no-tile", "refused cleanly: ValueError: there is no tile", "hung: did not end"):
         assert told in ended.out
     assert "of 8 cells tried" in ended.out
+
+
+def test_cells_for_which_there_is_no_time_are_named(gating: Command) -> None:
+    ended = gating("kernels:kernel", "--minutes", "0.00001")
+    assert (ended.code, ended.data["verdict"], ended.data["ended"]) == (4, "incomplete", "time")
+    assert "INCOMPLETE: the time was over (--minutes) before every cell was tried" in ended.out
+    assert gating("kernels:kernel", "--minutes", "0.00001", "--allow-incomplete").code == 0
+
+
+def test_a_gate_shares_its_minutes_among_laws_and_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float | None] = []
+
+    def judged(request: checking.Request) -> int:
+        given.append(request.minutes)
+        return 0
+
+    def tried(request: gating_command.GatingRequest) -> None:
+        given.append(request.minutes)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gate, "examine", judged)
+    monkeypatch.setattr(gate, "tried", tried)
+    assert main(["gate", "--gating", "--minutes", "10"]) == 130
+    laws, table = given
+    assert laws == 6.0
+    assert table == pytest.approx(10.0, abs=0.1)  # what the laws leave
 
 
 @pytest.mark.parametrize("dim", [16, 64, 256])

@@ -99,26 +99,29 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ("absent.txt", "cannot be read"),
         ("absent.toml", "cannot be read"),
         ("binary.txt", "UTF-8"),
-        ("pyproject.toml", "is no TOML"),
+        ("pyproject.toml", "not TOML"),
     ):
         with pytest.raises(UsageRefusedError, match=told):
             pinned_release(tmp_path / name, option="--baseline-from")
 
 
 @pytest.mark.parametrize(("text", "told"), [
-    ("project = 3", "project is 3, no table"),
-    ("[project]\ndependencies = 'torch'", "[project] dependencies is 'torch', no list"),
-    ("[project]\noptional-dependencies = []", "[project] optional-dependencies is [], no table"),
+    ("project = 3", "project is 3: expected table"),
+    ("[project]\ndependencies = 'torch'", "project.dependencies is 'torch': expected list"),
+    (
+        "[project]\noptional-dependencies = []",
+        "project.optional-dependencies is []: expected table",
+    ),
     (
         "[project.optional-dependencies]\ncuda = 'torch'",
-        "[project] optional-dependencies.cuda is 'torch', no list",
+        "project.optional-dependencies.cuda is 'torch': expected list",
     ),
 ])  # fmt: skip
 def test_a_project_of_another_shape_is_told(text: str, told: str, tmp_path: Path) -> None:
     path = write(tmp_path, text, "pyproject.toml")
     with pytest.raises(UsageRefusedError) as refused:
         pinned_release(path)
-    assert refused.value.message == f"--candidate-from {path}: {told}"
+    assert refused.value.message.startswith(f"--candidate-from {path}: {told}")
 
 
 def test_the_gate_compares_what_two_files_pin(

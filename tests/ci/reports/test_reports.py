@@ -34,6 +34,7 @@ from kernelproof.properties.findings.report import (
     LawReport,
     RunReport,
 )
+from kernelproof.properties.isolation.leftovers import Left
 from kernelproof.properties.verdicts.text import compact
 from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.reference import AttentionProblem, MergeProblem
@@ -116,6 +117,7 @@ KNOWN = ImplementationReport("mine", "kernels:mine", "merge_state", laws=failing
         (run(passing(), NOT_FOUND), 2, 3),
         (run(failing(), NO_ANSWER), 3, 3),
         (run(passing(), HARNESS), 3, 3),
+        (run(failing(), HARNESS), 1, 1),
         (run(passing(), OF_A_USER), 2, 3),
         (run(failing(), lost="cuda did not come back"), 3, 3),
         (run(passing(), ended="interrupted"), 130, 130),
@@ -294,6 +296,19 @@ def printed(made: Summary, monkeypatch: pytest.MonkeyPatch, columns: str | None 
     stream = io.StringIO()
     print_summary(console(stream), made)
     return stream.getvalue()
+
+
+def test_what_was_left_behind_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = [Left("process", "sleep 600\x1b[31m", 3), *(Left("process", f"p{n}") for n in range(6))]
+    made = summary(run(replace(passing(), left=left), left=[Left("shared memory", "segment 7")]))
+    text = printed(made, monkeypatch)
+    assert "note: mine: it left a process, which was ended: sleep 600\\x1b[31m (3 times)\n" in text
+    assert "note: mine: it left 2 more; the JSON report names them\n" in text
+    assert "by which implementation is not known: shared memory: segment 7\n" in text
+    data = to_json(made)
+    assert data["left"] == [{"kind": "shared memory", "name": "segment 7", "count": 1}]
+    assert [each["count"] for each in data["implementations"][0]["left"]] == [3, *[1] * 6]
+    assert "left a process, which was ended: p5" in to_html(made)
 
 
 def test_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from kernelproof.ci.score.display import print_score
 from kernelproof.ci.score.scoring import Score, Scored, only_killer, size_of, stages
 from kernelproof.properties.findings.report import Finding, ImplementationReport, LawReport
 from kernelproof.properties.laws import LAWS
-from kernelproof.properties.seeded import BUGS, CATALOGUE, SeededBug
+from kernelproof.properties.seeded import BUGS, CATALOGUE, SeededBug, triton_bugs
 from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.reference import AttentionProblem, MergeProblem, MetadataProblem
 
@@ -65,10 +65,29 @@ def test_a_survivor_brings_the_share_below_the_line() -> None:
     assert "SURVIVED" in printed(made)
 
 
+def test_the_share_of_small_problems_is_that_of_attention_bugs() -> None:
+    made = score(scored(BUG, "parity"))  # of merge_state
+    assert made.share_small is None
+    assert "attention bugs shrunk" not in printed(made)
+    attention = scored(named("paged"), "parity")
+    for keys, share in (((2,), "100%"), ((2, 2), "0%")):
+        (first, *_) = attention.findings
+        first.problem = AttentionProblem(query_lens=(1,) * len(keys), seq_lens=keys, page_size=4)
+        assert f"{share} of the attention bugs shrunk" in printed(score(attention))
+
+
 def test_a_hang_that_is_seen_as_a_failure_only_is_not_killed() -> None:
     made = score(scored(named("hangs", "hang"), "parity", status="FAIL"))
     assert made.shortfalls == ["hangs did not become a HANG"]
     assert score(scored(named("hangs", "hang"), "parity", status="HANG")).shortfalls == []
+
+
+def test_a_fault_of_a_triton_kernel_counts_apart_and_none_may_survive() -> None:
+    made = score(scored(BUG, "parity"), scored(named("tail", "tile")))
+    assert (made.share_killed, made.shortfalls) == (1.0, ["tail survived"])
+    assert "tail (Triton)" in printed(made)
+    assert "0 of 1 faults of Triton kernels" in printed(made)
+    assert replace(made, profile="quick").shortfalls == []
 
 
 def test_an_accused_honest_control_is_a_shortfall() -> None:
@@ -100,7 +119,11 @@ def test_a_law_that_kills_nothing_alone_is_a_shortfall_of_its_operation() -> Non
 
 
 def test_stages_hold_the_whole_catalogue_or_what_was_asked_for() -> None:
-    assert sum(len(stage.bugs) for stage in stages()) == len(CATALOGUE)
+    *rest, honest = stages()
+    (tiles,) = (stage for stage in rest if stage.bugs[0].control == "tile")
+    assert tiles.bugs == tuple(triton_bugs.BUGS)
+    assert (tiles.laws, tiles.first_only) == (("parity",), True)
+    assert sum(len(each.bugs) for each in (*rest, honest)) == len(CATALOGUE) + len(tiles.bugs)
     assert [[bug.name for bug in stage.bugs] for stage in stages(["merge"])] == [["merge"]]
 
 

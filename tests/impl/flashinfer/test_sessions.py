@@ -19,7 +19,8 @@ from kernelproof.impl import Implementation, Target, find_implementation
 from kernelproof.impl.protocol import GraphSession, ScratchSession
 from kernelproof.impl.targets.optional import missing
 from kernelproof.properties.laws import find_law
-from kernelproof.properties.verdicts.subject import Stop, Subject
+from kernelproof.properties.verdicts.contained import Stop
+from kernelproof.properties.verdicts.subject import Subject
 from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.reference import (
     AttentionOutput,

@@ -186,10 +186,12 @@ def test_of_two_files_the_later_counts(
     [
         ({"schema": "another"}, "schema is not"),
         ([], "schema is not"),
-        ({"schema": SCHEMA}, "'target'"),
+        ({"schema": SCHEMA}, "target is missing"),
         ({"schema": SCHEMA, "target": {"sm": 90, "flashinfer": "0.6.13", "cuda": None,
                                        "triton": None},
-          "trials": [{"outcome": "explodes"}]}, "outcome is 'explodes'"),
+          "trials": [{"implementation": "some", "cell": "a", "feature": {}, "side": "refused",
+                      "rules": [], "entry": None, "outcome": "explodes"}]},
+         "trials[0].outcome is 'explodes'"),
     ],
 )  # fmt: skip
 def test_evidence_that_cannot_be_read(tmp_path: Path, data: object, told: str) -> None:

@@ -46,11 +46,16 @@ def test_a_call_that_needs_one_is_unsupported_before_its_first_problem(
     problem = MoEProblem(dtype="bfloat16", hidden=64, inter=64, num_experts=4, top_k=2)
     target = Target(sm=90, flashinfer="0.7.2.post1", cuda="13.0", device="cuda")
     found = find_implementation("flashinfer-cute-dsl-moe-bf16")
-    monkeypatch.setattr("kernelproof.impl.flashinfer.backends.absent", lambda *_: None)
+    claims = "kernelproof.impl.flashinfer.claims"
+    monkeypatch.setattr(f"{claims}.absent", lambda *_: None)
+    name = "flashinfer.fused_moe.cute_dsl_fused_moe_bf16"
+    monkeypatch.setattr(name, print, raising=False)
     assert found.refusal(problem, target) is None
-    monkeypatch.setattr(
-        "kernelproof.impl.flashinfer.backends.absent", lambda *_: absent("nowhere_x", "cutlass-x")
-    )
+    monkeypatch.delattr(name)
+    said = found.refusal(problem, target)
+    assert said is not None
+    assert (said.code, "has no cute_dsl_fused_moe_bf16" in said) == ("package", True)
+    monkeypatch.setattr(f"{claims}.absent", lambda *_: absent("nowhere_x", "cutlass-x"))
     said = found.refusal(problem, target)
     assert said is not None
     assert (said.code, said.about) == ("package", "cutlass-x")

@@ -8,7 +8,7 @@ from itertools import pairwise, permutations
 
 import pytest
 
-from kernelproof.impl.targets.refusal import CODES, Refusal, most_telling
+from kernelproof.impl.targets.refusal import CODES, MOST_CHARACTERS, Refusal, most_telling
 
 
 @pytest.mark.parametrize("code", CODES)
@@ -31,3 +31,9 @@ def test_an_earlier_code_says_more_and_the_first_of_a_code_is_told() -> None:
         given = [None, Refusal("a", less), Refusal("b", more), Refusal("c", more)]
         assert most_telling(given) == "b"
     assert most_telling([None]) is None
+
+
+def test_a_reason_is_cut_and_a_code_is_one_of_the_table() -> None:
+    assert len(Refusal("no" * 10_000)) == MOST_CHARACTERS
+    with pytest.raises(ValueError, match="code is 3; it must be one of rules"):
+        Refusal("no", 3)  # type: ignore[arg-type]

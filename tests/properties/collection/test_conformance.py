@@ -15,7 +15,8 @@ from kernelproof.properties.findings.report import LawReport
         (LawReport("parity", judged=2, floor=3, ended="time"), "failed", "skipped"),
         (LawReport("parity", judged=0, floor=3, ended="stopped"), "failed", "skipped"),
         (LawReport("parity", judged=2, floor=3, ended="rare"), "passed", "passed"),
-        (LawReport("parity", judged=0, floor=3, ended="idle"), "skipped", "skipped"),
+        (LawReport("parity", judged=0, floor=3, ended="idle"), "failed", "skipped"),
+        (LawReport("parity", vacuous=9, floor=3, ended="idle"), "skipped", "skipped"),
     ],
 )
 def test_a_law_that_had_no_time_fails(found: LawReport, outcome: str, allowed: str) -> None:

@@ -31,9 +31,11 @@ if TYPE_CHECKING:
 
 ZOO = dedent(
     """
-    import os
+    import os, subprocess
     from kernelproof.impl import implementation
     from kernelproof.reference import merge_states
+
+    child = None
 
     def oracle(inputs):
         out, lse = merge_states(inputs.outs.double(), inputs.lses.double())
@@ -67,6 +69,8 @@ ZOO = dedent(
 
     @implementation("merge_state", name="compiled", compile_key=lambda problem: problem.dtype)
     def compiled(inputs):
+        global child
+        child = child or subprocess.Popen(["sleep", "600"], start_new_session=True)
         return oracle(inputs)
     """
 )
@@ -99,6 +103,17 @@ import pytest
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     items.reverse()
+"""
+# As the kernel of the machine may, for lack of memory: in the middle of the second item.
+KILLED_AT_THE_SECOND = """
+import os, signal
+
+calls = []
+
+def pytest_runtest_call(item):
+    calls.append(item)
+    if len(calls) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
 """
 SUITE = ["--pyargs", "kernelproof.properties", "--kernelproof-profile", "quick"]
 NAMES = ("honest", "wrong", "known", "dying", "choosy", "compiled")
@@ -280,6 +295,11 @@ def test_the_summary_gives_each_finding_once(ran: Ran) -> None:
     assert "4 findings, 2 known" in summary
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a child subreaper")
+def test_what_was_left_behind_is_named(ran: Ran) -> None:
+    assert "\nnote: compiled: it left a process, which was ended: sleep 600" in ran.out
+
+
 def test_xdist_comes_to_the_same(ran: Ran, tmp_path: Path) -> None:
     spread = judge(tmp_path / "spread", "-n", "2")
     assert set(spread.cases) == set(ran.cases)
@@ -289,7 +309,23 @@ def test_xdist_comes_to_the_same(ran: Ran, tmp_path: Path) -> None:
     assert found[0] == found[1]
     assert "[gw0]" in spread.out
     assert "[gw1]" in spread.out
+    assert "note: compiled: it left a process, which was ended: sleep 600" in spread.out
     assert spread.code == 1
+
+
+def test_a_process_of_xdist_that_is_killed_loses_no_verdict(tmp_path: Path) -> None:
+    (tmp_path / "zoo.py").write_text(ZOO)
+    (tmp_path / "killer.py").write_text(KILLED_AT_THE_SECOND)
+    two = ["--impl", "zoo:wrong", "-k", "zoo:wrong-parity or zoo:wrong-well_formed"]
+    one = ["-n", "1", "--max-worker-restart", "0", "-p", "killer"]
+    ended = run_pytest(tmp_path, *SUITE, *two, *one)
+    assert ended.code == pytest.ExitCode.TESTS_FAILED, ended.out + ended.err
+    assert "FAIL  zoo:wrong  parity\n  kernelproof replay" in ended.out
+    assert "1 finding, 0 known" in ended.out
+    # Under CI=true pytest gives the whole sentence in its summary too.
+    crashed = [line for line in ended.out.splitlines() if "crashed while running" in line]
+    assert crashed
+    assert all("test_law[zoo:wrong-well_formed]" in line for line in crashed), crashed
 
 
 @pytest.mark.parametrize("processes", [[], ["-n", "1"]])

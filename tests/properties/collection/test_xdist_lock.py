@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,10 +16,20 @@ import pytest
 
 from kernelproof.properties.collection.conformance import Suite
 from kernelproof.properties.collection.surveying import Choices
-from kernelproof.properties.collection.xdist_lock import once
+from kernelproof.properties.collection.xdist_lock import (
+    BUSY,
+    JUDGED,
+    Interruption,
+    keep,
+    kept,
+    once,
+    stop,
+)
 from kernelproof.properties.search.building import Builder
+from kernelproof.properties.search.case_runner import CaseRunner
 from kernelproof.properties.space.module_selection import Module
 from kernelproof.properties.space.profiles import PROFILES
+from kernelproof.reference import Problem
 
 SLOW = f"{Path(__file__).parents[1] / 'space' / 'test_module_selection.py'}:slow_to_compile"
 RACE = """
@@ -61,6 +74,91 @@ def test_a_build_that_fails_is_left_to_the_next(tmp_path: Path) -> None:
     assert built == [1]
     once(None, "a", lambda: built.append(3))
     assert built == [1, 3]
+
+
+def test_what_became_of_items_is_kept_for_the_process_that_prints(tmp_path: Path) -> None:
+    assert kept(tmp_path) == {}
+    keep(tmp_path, "one", {"status": "FAIL\n", "failed": True})
+    keep(tmp_path, "another", {"failed": False})
+    assert kept(tmp_path) == {
+        "one": {"status": "FAIL\n", "failed": True},
+        "another": {"failed": False},
+    }
+    with (tmp_path / JUDGED).open("a") as file:
+        file.write('["third", {"fai')
+    assert set(kept(tmp_path)) == {"one", "another"}
+    keep(None, "one", {})
+    keep(tmp_path / "elsewhere", "one", {})
+
+
+def test_an_interrupted_run_waits_for_searches_under_way(tmp_path: Path) -> None:
+    searching, ended = Interruption(tmp_path), threading.Event()
+
+    def search() -> None:
+        with searching.awaited():
+            begun.set()
+            while not searching():
+                time.sleep(0.01)
+            ended.set()
+
+    begun, thread = threading.Event(), threading.Thread(target=search)
+    thread.start()
+    assert begun.wait(60)
+    stop(tmp_path)
+    assert ended.is_set()
+    thread.join()
+    assert not list(tmp_path.glob("busy*"))
+
+
+def test_an_interrupted_run_waits_for_no_process_that_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    (tmp_path / f"{BUSY}-{ended.pid}").touch()
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it waits"))
+    stop(tmp_path)
+
+
+def test_the_first_interrupt_ends_a_search_and_the_second_raises() -> None:
+    alone = Interruption(None)
+
+    def interrupted_twice() -> None:
+        with alone.awaited():
+            signal.raise_signal(signal.SIGINT)
+            assert alone()
+            assert alone.here
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_twice()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_interrupted_item_tells_what_it_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = CaseRunner.take
+
+    def take(self: CaseRunner) -> Problem | None:
+        signal.raise_signal(signal.SIGINT)
+        return plain(self)
+
+    subjects = Path(__file__).parents[1] / "engine_subjects.py"
+    name = f"{subjects}:honest_attention"
+    choices = Choices((name,), None, PROFILES["quick"], "cpu", 0, "none", tmp_path / "cases")
+    suite = Suite(choices)
+    try:
+        items = [each for each in suite.items if each.law in ("parity", "well_formed")]
+        monkeypatch.setattr(CaseRunner, "take", take)
+        interrupted = suite.judge(items[0])
+        after = suite.judge(items[1])
+    finally:
+        suite.close()
+    assert interrupted.outcome == "skipped"
+    assert "was interrupted, with no finding until then" in interrupted.text
+    assert interrupted.properties["ended"] == "stopped"
+    assert (after.outcome, after.text) == ("skipped", "honest: the run was interrupted")
 
 
 def test_processes_of_one_run_build_modules_once(

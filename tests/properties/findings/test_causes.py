@@ -8,6 +8,7 @@ from functools import cache
 
 import pytest
 
+from kernelproof.properties.findings import report
 from kernelproof.properties.findings.causes import Cause, causes_of, shared_values
 from kernelproof.properties.findings.ledger import holds
 from kernelproof.properties.findings.report import (
@@ -76,6 +77,21 @@ def test_what_failing_problems_share(fault: Fault, values: dict[str, object]) ->
     assert (cause.failing, cause.passing, cause.others) == (count, 0, len(drawn(1)) - count)
 
 
+def test_few_problems_of_a_law_that_has_ended_tell_its_cause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(report, "MOST_REMEMBERED", 30)
+    found = law("parity", lambda p: p.sinks, 1)
+    last = list(found.problems)[-1]
+    found.forget(all_of_them=False)
+    assert len(found.problems) == 60
+    assert last in found.problems
+    (cause,) = causes(found)
+    assert cause.values == {"sinks": True}
+    found.forget(all_of_them=True)
+    assert not found.problems
+
+
 def test_two_laws_that_see_one_fault() -> None:
     def windows(problem: AttentionProblem) -> bool:
         return problem.window_left >= 0
@@ -118,6 +134,34 @@ def test_two_faults_of_one_kernel_stay_two() -> None:
     assert (second.laws, second.values) == (("page_relabelling",), {"page_size": {"min": 16}})
 
 
+def test_laws_that_see_a_feature_fail_now_and_then_see_one_fault() -> None:
+    """Some problems with a sink pass, as where the values hide it."""
+    first = law("parity", lambda p: p.sinks and p.seed % 3 != 0, 1)
+    second = law("request_order", lambda p: p.sinks and p.seed % 3 != 1, 2)
+    (one,) = causes(first, second)
+    assert one.laws == ("parity", "request_order")
+    assert "sinks" in one.values
+    assert one.passing
+
+
+def test_a_law_that_never_passes_does_not_speak_of_other_problems() -> None:
+    """It judges only problems with a window; that a scale is ignored too is another fault."""
+
+    def windows(problem: AttentionProblem) -> bool:
+        return problem.window_left >= 0
+
+    whole = law("parity", lambda p: windows(p) or p.k_scale != 1, 1)
+    assert whole.finding
+    whole.finding = replace(whole.finding, problem=AttentionProblem(seq_lens=(2,), k_scale=2.0))
+    narrow = law("keys_behind_window", windows, 2)
+    narrow.problems = {n: each for n, each in narrow.problems.items() if each.status != "PASS"}
+    scale, window = causes(whole, narrow)
+    assert (scale.laws, window.laws) == (("parity",), ("keys_behind_window",))
+    everything = law("sensitivity", lambda _: True, 3)
+    (one,) = causes(law("parity", lambda _: True, 1), everything)
+    assert (one.values, one.passing) == ({}, 0)
+
+
 def test_a_hang_and_a_wrong_answer_are_two() -> None:
     def long(problem: AttentionProblem) -> bool:
         return problem.most_keys >= 9
@@ -130,6 +174,24 @@ def test_a_hang_and_a_wrong_answer_are_two() -> None:
         ("well_formed",),
         ("inputs_unchanged",),
     ]
+
+
+def test_hangs_in_one_place_are_one() -> None:
+    """Doubled keys are not those of the problem, and say nothing of its values."""
+    direct = law("parity", lambda p: 5 in p.seq_lens, 1, status="HANG", kind="run")
+    doubled = law(
+        "doubled_keys", lambda p: max(p.seq_lens, default=0) == 3, 2, status="HANG", kind="run"
+    )
+    assert direct.finding
+    assert doubled.finding
+    assert len(causes(direct, doubled)) == 2
+    direct.finding.place = doubled.finding.place = "loop (mine.py)"
+    (cause,) = causes(direct, doubled)
+    assert cause.laws == ("parity", "doubled_keys")
+    assert cause.values == {"seq_lens": {"has": 5}}
+    assert cause.failing == sum(5 in each.seq_lens for each in drawn(1))
+    doubled.finding.place = "other (mine.py)"
+    assert len(causes(direct, doubled)) == 2
 
 
 def test_the_problem_that_a_law_made_counts() -> None:

@@ -107,7 +107,7 @@ class TestReading:
         [
             ({"law": "parities"}, "the field 'law': there is no law 'parities'"),
             ({"law": "merge_union"}, "the law merge_union does not speak of paged_attention"),
-            ({"operation": "attend"}, "the field 'operation' is 'attend', none of"),
+            ({"operation": "attend"}, "operation is 'attend'; known: paged"),
             ({"problem": 3}, "problem is 3: expected table, got int"),
         ],
     )
@@ -136,11 +136,20 @@ class TestReading:
 
 class TestChoosing:
     def test_cases_of_entries_are_the_ledgers(self, tmp_path: Path) -> None:
-        known, other = store(tmp_path, "known"), store(tmp_path, "other")
+        known, other = store(tmp_path, "known"), store(tmp_path, "other", PASSES)
         store(tmp_path, "of-another", implementation="elsewhere:f")
         corpus = read_corpus(tmp_path)
         (found,) = cases_of(WRONG, corpus, [entry(known)])
         assert found.path == other
+
+    def test_a_copy_of_a_case_is_the_same_case(self, tmp_path: Path) -> None:
+        known = store(tmp_path / "ledger", "known")
+        first = store(tmp_path, "a", PASSES)
+        store(tmp_path, "b", PASSES)
+        store(tmp_path, "copy-of-known")
+        alike = store(tmp_path, "c", PASSES, law="well_formed")
+        found = cases_of(WRONG, read_corpus(tmp_path), [entry(known)])
+        assert [case.path for case in found] == [first, alike]
 
     def test_quarantine_is_for_the_profile_that_explores(self, tmp_path: Path) -> None:
         hang, plain = store(tmp_path, "hang"), store(tmp_path, "plain")
@@ -203,7 +212,9 @@ class TestReplaying:
         store(corpus, "old")
         store(corpus, "not-supported", AttentionProblem(head_dim_qk=64, head_dim_vo=64))
         case = store(tmp_path, "known", AttentionProblem(seq_lens=(5,)))
-        quarantined = entry(store(corpus, "hang"), id="hang", quarantine=True)
+        quarantined = entry(
+            store(corpus, "hang", AttentionProblem(seq_lens=(8,))), id="hang", quarantine=True
+        )
         report, order = self.run(corpus, Ledger((entry(case), quarantined)))
         assert report.replayed == []
         assert order.events[0] == "judged"

@@ -398,6 +398,13 @@ class TestShipped:
         assert len(shipped.reason.split()) > 10
         assert not shipped.issue or shipped.issue.startswith("https://github.com/")
 
+    def test_only_wrappers_with_one_buffer_for_their_plans_have_them_overwritten(self) -> None:
+        hopper = Target(sm=90, flashinfer="0.7.2.post1", device="cuda")
+        ahead = [each for each in SHIPPED if each.laws == ("host_runs_ahead",)]
+        for name in ("decode", "decode-fa2-graph", "prefill-fa3-graph", "ragged-fa3"):
+            assert any(each.covers(f"flashinfer-{name}", hopper) for each in ahead), name
+        assert not any(each.covers("flashinfer-mla-fa2", hopper) for each in ahead)
+
     @pytest.mark.parametrize("shipped", SHIPPED, ids=lambda each: each.id)
     def test_an_entry_does_not_explain_another_bug(self, shipped: Entry) -> None:
         """Of another kind or status, or on a problem that its predicate is not about."""

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kernelproof.properties.isolation import kernel_kills, process, spawning, supervisor
+from kernelproof.properties.isolation.leftovers import Left
+from kernelproof.properties.isolation.outcome import KILLED, KILLED_FOR_MEMORY
 from kernelproof.properties.isolation.workers import Deadlines, Outcome, Worker, WorkerPool
 
 if TYPE_CHECKING:
@@ -125,6 +130,7 @@ class TestDone:
         assert result["path"] == [entry or str(Path.cwd()) for entry in PATH]
         assert result["argv"] == ["-c"]
         assert result["variable"] == "inner"
+        assert str(result["cache"]).startswith(f"{tempfile.gettempdir()}/torchinductor_")
         assert result["session"] is True
         assert result["sigint"] is True
 
@@ -217,7 +223,8 @@ class TestCrash:
             ({"do": "exit_now", "status": 3}, "exit 3"),
             ({"do": "leave", "status": None}, "exit 0"),
             ({"do": "leave", "status": 5}, "exit 5"),
-            ({"do": "kill_itself"}, "killed (out of memory?)"),
+            ({"do": "kill_itself"}, "SIGKILL"),
+            ({"do": "end_the_process_above"}, "SIGKILL"),
             ({"do": "fork_and_exit"}, "exit 4"),
         ],
     )
@@ -286,6 +293,23 @@ class TestError:
         assert detail in outcome.detail
         assert pool.respawns == before
         assert echo(worker, 2) == 2
+
+    def test_an_error_where_others_code_ran_is_answered_again_in_a_fresh_process(self) -> None:
+        def request(name: str) -> dict[str, object]:
+            return {"do": "fail_after_others", "name": name, "implementation": name}
+
+        with make_pool() as pool, pool.lease() as worker:
+            first = worker.run(request("first"))
+            assert (first.status, first.shared) == ("done", False)
+            assert worker.shared_with_others("second")
+            second = worker.run(request("second"))
+            assert (second.status, second.result, second.shared) == ("done", {"seen": 1}, False)
+            for name in ("second", "first", "first"):
+                worker.ask(request(name))
+            assert [worker.answer().result for _ in range(3)] == [
+                {"seen": 2}, {"seen": 1}, {"seen": 2}
+            ]  # fmt: skip
+            assert pool.respawns == 2
 
     @on_linux
     def test_out_of_memory(self) -> None:
@@ -391,12 +415,19 @@ class TestThreads:
 @on_linux
 class TestOrphans:
     @pytest.mark.parametrize("then", ["exit", "sleep"])
-    def test_grandchildren_die_too(self, worker: Worker, then: str) -> None:
+    @pytest.mark.parametrize("how", ["child", "group", "session", "double fork"])
+    def test_grandchildren_die_too(self, worker: Worker, then: str, how: str) -> None:
         # Until it exits or sleeps, it starts a process.
-        outcome = worker.run({"do": "leave_a_child", "then": then}, Deadlines(run=5.0))
+        payload = {"do": "leave_a_child", "then": then, "how": how}
+        outcome = worker.run(payload, Deadlines(run=2.0))
         assert outcome.status == {"exit": "crash", "sleep": "hang"}[then]
         child = int(outcome.stderr.partition("child=")[2])
         assert wait_until(lambda: not running(child))
+
+    def test_what_has_killed_the_process_above_leaves_nothing(self, worker: Worker) -> None:
+        child, folder = worker.run({"do": "end_the_process_above"}).stderr.split()
+        assert wait_until(lambda: not running(int(child)))
+        assert not Path(folder).exists()
 
     def test_grandchild_left_behind_lives_no_longer_than_the_worker(self, worker: Worker) -> None:
         outcome = worker.run({"do": "leave_a_child", "then": "return"})
@@ -413,14 +444,18 @@ class TestOrphans:
         assert [echo(worker, n) for n in range(50)] == list(range(50))
 
     def test_closing_leaves_nothing(self, worker: Worker) -> None:
-        echo(worker, 1)  # the guard, which serves all pools, has started
+        worker.renew()
+        echo(worker, 1)
+        # The worker that is lent, its standby, a process above each.
+        assert wait_until(lambda: len(descendants_of(os.getpid())) == 4)
         before = set(descendants_of(os.getpid()))
         with make_pool(size=2) as pool, pool.lease() as another:
             result = another.run({"do": "leave_a_child", "then": "return"}).result
             assert result is not None
+            # Two workers, the standby, a process above each, the child.
+            assert wait_until(lambda: len(descendants_of(os.getpid())) == 4 + 7)
             family = set(descendants_of(os.getpid())) - before
             assert int(str(result["child"])) in family
-            assert len(family) == 4  # two workers, the standby, the child
         assert wait_until(lambda: not any(map(running, family)))
 
     @pytest.mark.parametrize(
@@ -444,11 +479,11 @@ class TestOrphans:
         with parent:
             assert parent.stdout is not None
             assert parent.stdout.readline() == "running\n"
-            assert wait_until(lambda: len(descendants_of(parent.pid)) >= 3)
+            assert wait_until(lambda: len(descendants_of(parent.pid)) >= 4)
             time.sleep(0.3)
             family = descendants_of(parent.pid)
-            # The guard, a worker, the standby; and the worker's own child.
-            assert len(family) == (4 if behaviour == "leave_a_child" else 3), family
+            # A worker, the standby, a process above each; and the worker's own child.
+            assert len(family) == (5 if behaviour == "leave_a_child" else 4), family
             parent.send_signal(ending)
             assert parent.wait(60) == status
         assert wait_until(lambda: not any(map(running, family))), [
@@ -466,18 +501,136 @@ class TestOrphans:
         )
         assert (parent.returncode, parent.stderr) == (0, "")
         family = [int(pid) for pid in parent.stdout.split()]
-        assert len(family) == 3
+        assert len(family) == 2  # of the worker and of the standby
         assert wait_until(lambda: not any(map(running, family)))
+
+
+@on_linux
+class TestLeft:
+    def test_processes_are_named_with_whose_they_are(self) -> None:
+        left = [
+            {"do": "leave_a_child", "then": "return", "how": how} for how in ("child", "session")
+        ]
+        with make_pool(size=1) as pool:
+            with pool.lease("one") as worker:
+                for payload in (*left, left[0]):
+                    worker.run(payload)
+            with pool.lease("another") as worker:
+                echo(worker, 1)
+                worker.run({**left[1], "then": "exit"})
+            with pool.lease("another") as worker:
+                echo(worker, 1)
+        assert [pool.left(name) for name in ("one", "another", None)] == [
+            [Left("process", "sleep 600", 3)],
+            [Left("process", "sleep 600", 1)],
+            [],
+        ]
+
+    def test_what_a_case_uses_until_its_deadline_is_no_trace(self) -> None:
+        with make_pool() as pool, pool.lease("one") as worker:
+            for how in ("child", "group"):
+                worker.run({"do": "leave_a_child", "then": "sleep", "how": how}, SHORT)
+        assert pool.left("one") == []
+
+    def test_helpers_are_no_trace(self) -> None:
+        with make_pool() as pool, pool.lease("one") as worker:
+            helper = worker.run({"do": "share_memory", "keep": False}).result
+            assert helper is not None
+            assert running(int(str(helper["tracker"])))
+        assert pool.left("one") == []
+        assert not running(int(str(helper["tracker"])))
+
+    def test_shared_memory(self) -> None:
+        with make_pool(size=2, standby=False) as pool, pool.lease("one") as worker:
+            first = worker.run({"do": "share_memory", "keep": True}).result
+            with pool.lease("another") as beside:
+                second = beside.run({"do": "share_memory", "keep": True}).result
+        assert first is not None
+        assert second is not None
+        mine, somebodys = (f"/dev/shm/{each['name']}" for each in (first, second))  # noqa: S108
+        try:
+            assert [each.name for each in pool.left("one")] == [mine]
+            assert pool.left("another") == []
+            assert [each.name for each in pool.left(None)] == [somebodys]
+        finally:
+            Path(mine).unlink()
+            Path(somebodys).unlink()
+
+
+class TestTemporaryFiles:
+    def test_they_go_with_the_process(self, worker: Worker) -> None:
+        worker.renew()
+        first, second = (worker.run({"do": "make_temporary_files"}).result for _ in range(2))
+        assert first is not None
+        assert second is not None
+        folder = Path(str(first["parent"]))
+        assert folder == Path(str(second["parent"]))
+        assert len(list(folder.iterdir())) == 2
+        worker.run({"do": "kill_itself"})
+        assert not folder.exists()
+
+    def test_those_of_a_killed_supervisor_go_later(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        old, young, used = (tmp_path / f"{supervisor.SCRATCH}{name}" for name in "abc")
+        for each in (old, young, used):
+            each.mkdir()
+            (each / "file").touch()
+        for each in (old, used):
+            os.utime(each, (1, 1))
+        fd = os.open(used, os.O_RDONLY)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        spawning._remove_stale()
+        os.close(fd)
+        assert set(tmp_path.iterdir()) == {young, used}
+
+
+class TestKilled:
+    @pytest.mark.parametrize(("counts", "kind"), [((3, 3), KILLED), ((3, 4), KILLED_FOR_MEMORY)])
+    def test_memory_is_named_where_the_kernel_says_so(
+        self, monkeypatch: pytest.MonkeyPatch, counts: tuple[int, int], kind: str
+    ) -> None:
+        now = [counts[0]]
+        monkeypatch.setattr(process, "kills", lambda: now[0])
+        with make_pool(standby=False) as pool, pool.lease() as worker:
+            echo(worker, 1)
+            now[0] = counts[1]
+            assert worker.run({"do": "kill_itself"}).kind == kind
+
+    @pytest.mark.parametrize(
+        ("membership", "file", "text"),
+        [
+            ("0::/user/one\n", "user/one/memory.events", "oom 1\noom_kill 3\n"),
+            ("0::/\n", "memory.events", "oom_kill 3\n"),
+            ("4:memory:/one\n0::/\n", "memory/one/memory.oom_control", "under_oom 0\noom_kill 3\n"),
+        ],
+        ids=["version 2", "container", "version 1"],
+    )
+    def test_counts_of_cgroups(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, membership: str, file: str, text: str
+    ) -> None:
+        here, place = tmp_path / "cgroup", tmp_path / "sys" / file
+        place.parent.mkdir(parents=True)
+        place.write_text(text, encoding="ascii")
+        here.write_text(membership, encoding="ascii")
+        monkeypatch.setattr(kernel_kills, "MEMBERSHIP", here)
+        monkeypatch.setattr(kernel_kills, "CGROUPS", tmp_path / "sys")
+        monkeypatch.setattr(kernel_kills, "_place", kernel_kills._place.__wrapped__)
+        assert kernel_kills.kills() == 3
 
 
 PARENT = """
 import sys
+from kernelproof.properties.isolation import kernel_kills, process, spawning, supervisor
+from kernelproof.properties.isolation.leftovers import Left
+from kernelproof.properties.isolation.outcome import KILLED, KILLED_FOR_MEMORY
 from kernelproof.properties.isolation.workers import Deadlines, WorkerPool
 with WorkerPool("isolation_handlers:misbehave", preload=()) as pool, pool.lease() as worker:
     worker.run({"do": "echo", "value": 1})
     print("running", flush=True)
     try:
-        arguments = {"then": "sleep"} if sys.argv[1] == "leave_a_child" else {}
+        arguments = {"then": "sleep", "how": "session"} if sys.argv[1] == "leave_a_child" else {}
         worker.run({"do": sys.argv[1], **arguments}, Deadlines(run=600))
     except KeyboardInterrupt:
         sys.exit(130)

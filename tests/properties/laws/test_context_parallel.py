@@ -10,7 +10,8 @@ from kernelproof.impl import Implementation, Target
 from kernelproof.impl.torch.context_parallel import slice_context_parallel
 from kernelproof.properties.laws import find_law
 from kernelproof.properties.seeded import context_parallel_bugs as bugs
-from kernelproof.properties.verdicts.subject import Stop, Subject
+from kernelproof.properties.verdicts.contained import Stop
+from kernelproof.properties.verdicts.subject import Subject
 from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.reference import ContextParallelProblem
 

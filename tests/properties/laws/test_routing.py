@@ -9,7 +9,8 @@ import torch
 
 from kernelproof.impl import Implementation, Target, implementation
 from kernelproof.properties.laws import find_law
-from kernelproof.properties.verdicts.subject import Stop, Subject
+from kernelproof.properties.verdicts.contained import Stop
+from kernelproof.properties.verdicts.subject import Subject
 from kernelproof.reference import Arithmetic, RouteProblem
 from kernelproof.reference.tensors.moe_inputs import RouteInputs
 

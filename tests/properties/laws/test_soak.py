@@ -24,7 +24,8 @@ from kernelproof.properties.search.engine import Run
 from kernelproof.properties.search.plan import Plan
 from kernelproof.properties.space.profiles import PROFILES, Profile
 from kernelproof.properties.verdicts.comparison import Result, same_bits
-from kernelproof.properties.verdicts.subject import Stop, Subject
+from kernelproof.properties.verdicts.contained import Stop
+from kernelproof.properties.verdicts.subject import Subject
 from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.reference import AttentionProblem, MergeProblem, Problem, oracle
 from kernelproof.reference.tensors.inputs import MergeInputs, PagedAttentionInputs

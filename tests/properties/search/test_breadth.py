@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelproof.impl import Target, implementation
+from kernelproof.impl import Implementation, Target, implementation
 from kernelproof.properties.findings.report import Finding
 from kernelproof.properties.search.engine import FIRST_PROBLEMS, Run
 from kernelproof.properties.search.plan import Plan
@@ -20,7 +20,7 @@ from kernelproof.reference.tensors.inputs import PagedAttentionInputs
 
 TINY = Profile("tiny", problems=8, max_work=20_000, shrink_seconds=1.0, seconds=60.0, modules=3)
 FOLDER = "KERNELPROOF_TEST_FOLDER"
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 50.0
 
 
 def head_dim(problem: Problem) -> Hashable:
@@ -48,33 +48,68 @@ def compiled(inputs: PagedAttentionInputs) -> None:
         time.sleep(0.01)
 
 
+def compiled_first(name: str, error: float) -> Implementation:
+    """Return an implementation whose modules are built, with an error that it adds."""
+
+    def run(inputs: PagedAttentionInputs) -> object:
+        from kernelproof.properties.seeded.honest import float32
+
+        compiled(inputs)
+        out, lse = float32(inputs)
+        return out + error, lse
+
+    return implementation(
+        "paged_attention",
+        name=name,
+        supports=three_head_dims,
+        compile_key=head_dim,
+        build_ahead=True,
+    )(run)
+
+
+builds, builds_wrong = compiled_first("builds", 0.0), compiled_first("builds-wrong", 1.0)
+
+
+def exists(problem: Problem) -> tuple[str, bool]:
+    return f"library {head_dim(problem)}", True
+
+
+def slow_to_survey(problem: Problem, target: Target) -> bool | str:
+    """Be known once somebody has judged a problem."""
+    folder = Path(os.environ[FOLDER])
+    until = time.monotonic() + WAIT_SECONDS
+    while not (folder / "judged").exists():
+        if time.monotonic() > until:
+            (folder / "late").touch()
+            break
+        time.sleep(0.01)
+    return three_head_dims(problem, target)
+
+
 @implementation(
     "paged_attention",
-    name="builds",
+    name="exists",
     supports=three_head_dims,
     compile_key=head_dim,
     build_ahead=True,
+    library=exists,
 )
-def builds(inputs: PagedAttentionInputs) -> object:
+def known_soon(inputs: PagedAttentionInputs) -> object:
     from kernelproof.properties.seeded.honest import float32
 
-    compiled(inputs)
     return float32(inputs)
 
 
 @implementation(
     "paged_attention",
-    name="builds-wrong",
-    supports=three_head_dims,
+    name="late",
+    supports=slow_to_survey,
     compile_key=head_dim,
     build_ahead=True,
+    library=exists,
 )
-def builds_wrong(inputs: PagedAttentionInputs) -> object:
-    from kernelproof.properties.seeded.honest import float32
-
-    compiled(inputs)
-    out, lse = float32(inputs)
-    return out + 1.0, lse
+def known_late(inputs: PagedAttentionInputs) -> object:
+    return known_soon(inputs)
 
 
 class Judging(Progress):
@@ -107,5 +142,21 @@ def test_the_first_module_is_judged_while_others_are_built(
     assert len(progress.findings) == len(report.findings) == findings
     if not findings:
         assert law.judged >= TINY.problems + FIRST_PROBLEMS
-        dims = {each.problem.head_dim_qk for each in law.problems.values()}  # type: ignore[union-attr]
-        assert dims == {16, 32, 64}
+        assert set(report.coverage.unseen.get("head_dims", ())).isdisjoint(
+            f"({dim}, {dim})" for dim in (16, 32, 64)
+        )
+
+
+def test_what_exists_is_judged_before_all_implementations_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    plan = Plan(
+        [f"{__file__}:known_late", f"{__file__}:known_soon"], TINY, laws=("parity",), jobs=2
+    )
+    reports = Run(plan, Judging(tmp_path)).execute().implementations
+    assert not (tmp_path / "late").exists()
+    for report in reports:
+        assert not report.error
+        assert report.modules == 3
+        assert report.laws[0].judged >= TINY.problems + FIRST_PROBLEMS

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import pytest
 
@@ -173,7 +174,15 @@ def test_what_implementations_share_is_compiled_once_and_its_cost_is_learned(
         return original(self, owner, minutes, share)
 
     monkeypatch.setattr(BuildScheduler, "turn", turn)
-    monkeypatch.setattr(building, "open_pool", lambda *_, **__: Pool())
+
+    class Compiler(Pool):
+        def run(self, request: Any, deadlines: Deadlines) -> Outcome:  # noqa: ANN401  JSON
+            del deadlines
+            wrong = request["problem"]["seed"] == 1
+            stopped = {"stopped": {"status": "CRASH"}} if wrong else {}
+            return Outcome("done", result={"kernels": 1, **stopped}, seconds=15.0)
+
+    monkeypatch.setattr(building, "open_pool", lambda *_, **__: Compiler())
     monkeypatch.setattr(building, "compilers", lambda: 16)
     builder = Builder(3)
 
@@ -184,13 +193,21 @@ def test_what_implementations_share_is_compiled_once_and_its_cost_is_learned(
             Module("a", {}, first, "fa2 a"),
             Module("b", {}, first, "fa2 b"),
             Module("c", {}, first, "fa2 c", exists=True),
+            Module("d", {}, AttentionProblem(seed=1), "fa2 d"),  # which does not compile
         ]
         builder.build(Address(f"tests:slow{number}", None, "cpu"), chosen, report)
 
     with ThreadPoolExecutor(3) as threads:
         list(threads.map(build, range(3)))
-    assert sorted(shares) == [0] * 7 + [4] * 2
-    assert sorted(builder.minutes) == ["fa2 a", "fa2 b"]
+    assert sorted(shares) == [0] * 9 + [4] * 3
+    assert builder.minutes == {"fa2 a": 1.0, "fa2 b": 1.0}
+
+
+def test_nothing_to_build_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "open_pool", None)
+    report = ImplementationReport("ready", "t", declared=declared(4))
+    Builder(1).build(Address("tests:ready", None, "cpu"), [], report)
+    assert report.modules == 0
 
 
 def test_processes_that_build_have_room_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,11 @@ from kernelproof.properties.isolation.workers import Outcome, Worker
 from kernelproof.properties.search.costs import (
     SCHEMA,
     CostsError,
+    builds_file,
     costs_file,
+    keep_builds,
     keep_costs,
+    read_builds,
     read_costs,
 )
 from kernelproof.properties.search.engine import Run
@@ -35,6 +38,21 @@ def test_what_was_measured_is_read_back_and_others_stay(tmp_path: Path) -> None:
     assert read_costs(cpu, TINY, "cpu") == {"one": FAST, "two": SLOW}
     assert read_costs(cuda, TINY, "cuda") == {"two": FAST}
     assert not list(tmp_path.glob("*.json"))  # a folder of cases is read by that pattern
+
+
+def test_what_builds_took_is_read_back_and_others_stay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert read_builds(tmp_path) == {}
+    keep_builds(tmp_path, {})
+    assert not builds_file(tmp_path).exists()
+    keep_builds(tmp_path, {"fa2 a": 5.5, "fa2 b": 2.0})
+    keep_builds(tmp_path, {"fa2 b": 0.25, "one that was there": 1e-9})
+    assert read_builds(tmp_path) == {"fa2 a": 5.5, "fa2 b": 0.25, "one that was there": 0.001}
+    assert not capsys.readouterr().err
+    builds_file(tmp_path).write_text('{"schema": "kernelproof-builds-1", "minutes": {"fa2 a": 0}}')
+    assert read_builds(tmp_path) == {}
+    assert "minutes.fa2 a is 0: expected float" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_written_is_said(

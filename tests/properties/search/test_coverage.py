@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from kernelproof.properties.findings.report import LawReport, ProblemVerdict
@@ -64,8 +65,21 @@ def test_claimed_names_that_nobody_saw_are_gaps_and_numbers_are_reported() -> No
     assert found.pairs == (5, 12)
 
 
+def test_a_problem_that_two_laws_judge_counts_once() -> None:
+    found = covered(axes(), LAWS, [judged(attention(40)), judged(attention(40), law="soak")], {})
+    assert found.edges["several_pages"] == 1
+
+
+def test_what_held_nothing_to_judge_reaches_nothing() -> None:
+    report = judged(attention(1), attention(40))
+    report.problems = {name: e._replace(vacuous=True) for name, e in report.problems.items()}
+    found = covered(axes(causal=(False, True)), LAWS[:1], [report], {})
+    assert (found.lengths, found.edges) == ({}, {})
+    assert found.unseen == {"causal": ("False", "True")}
+
+
 def test_what_is_refused_whenever_it_is_drawn_is_not_claimed() -> None:
-    refused = judged(attention(1, causal=True), status="UNSUPPORTED")
+    refused = judged(attention(1, causal=True), law="call_order", status="UNSUPPORTED")
     found = covered(
         axes(causal=(False, True)), LAWS[:1], [judged(*map(attention, range(40))), refused], {}
     )
@@ -78,9 +92,12 @@ def test_axes_that_modules_fix_are_reported_only() -> None:
         "paged_attention", {"causal": (False, True), "kv_layout": ("NHD", "HND")}, 10_000,
         restrictions=({"kv_layout": ("NHD",)}, {"kv_layout": ("HND",)}),
     )  # fmt: skip
-    found = covered(claimed, LAWS[:1], [judged(attention(1), attention(1, causal=True))], {})
+    due = judged(*map(attention, range(1, 60)), attention(1, causal=True))
+    found = covered(claimed, LAWS[:1], [due], {})
     assert found.unseen == {"kv_layout": ("HND",)}
     assert not found.gaps
+    free = covered(replace(claimed, restrictions=()), LAWS[:1], [due], {})
+    assert [(gap.name, gap.value) for gap in free.gaps] == [("kv_layout", "HND")]
 
 
 def test_head_dims_of_the_same_channels_are_told_apart() -> None:

@@ -134,6 +134,8 @@ class TestManyAtOnce:
         assert law.verdict == "PASS"
         assert law.judged >= 4
         assert law.worst_ratio <= 1
+        assert report.coverage.lengths["keys"]
+        assert not law.problems  # they were counted, and cost memory
         assert (report.name, report.operation, report.judged) == (
             "honest", "paged_attention", law.judged
         )  # fmt: skip
@@ -170,13 +172,11 @@ class TestManyAtOnce:
         assert report.refusal.code == "supports"
         assert (report.judged, report.laws, report.error) == (0, [], "")
 
-    def test_a_supports_that_raises_is_an_error(
-        self, each: dict[str, ImplementationReport]
-    ) -> None:
-        report = each["broken_supports"]
-        said = "supports failed: ZeroDivisionError: division by zero (engine_subjects.py:"
-        assert report.error.startswith(said)
-        assert report.judged == 0
+    def test_a_supports_that_raises_is_a_crash(self, each: dict[str, ImplementationReport]) -> None:
+        finding = only_finding(each["broken_supports"])
+        assert (finding.verdict.status, finding.verdict.kind) == ("CRASH", "ZeroDivisionError")
+        assert finding.verdict.message == "supports raised ZeroDivisionError: division by zero"
+        assert "_broken" in finding.verdict.trace
 
     def test_a_supports_that_raises_on_single_problems_is_a_crash(
         self, each: dict[str, ImplementationReport]
@@ -207,18 +207,25 @@ class TestManyAtOnce:
     def test_all_of_it_is_counted_and_told(self, report: RunReport, notes: Notes) -> None:
         assert report.judged == sum(each.judged for each in report.implementations) == notes.count
         assert {finding.implementation for finding in report.findings} == {
-            "wrong-from-five", "stumbling", "rejects"
+            "wrong-from-five", "broken", "stumbling", "rejects"
         }  # fmt: skip
         assert report.unknown == report.findings
         assert not report.lost
         assert not report.interrupted
         assert report.target["device"] == "cpu"
         expected = {
-            "prepared honest True", "done honest parity", "skipped never", "skipped broken",
+            "prepared honest True", "done honest parity", "skipped never", "found broken CRASH",
             "found wrong-from-five FAIL", "found rejects REJECTED",
         }  # fmt: skip
         assert expected <= set(notes.events)
-        assert sum(event.startswith("skipped") for event in notes.events) == 3
+        assert sum(event.startswith("skipped") for event in notes.events) == 2
+
+
+def run_of_files(folder: Path, texts: dict[str, str], *names: str) -> RunReport:
+    """Run implementations of files with these texts, and others by their names."""
+    for name, text in texts.items():
+        (folder / f"{name}.py").write_text(text, encoding="utf-8")
+    return Run(Plan([*(f"{folder / name}.py:mine" for name in texts), *names], TINY)).execute()
 
 
 def test_a_module_that_does_not_import_is_an_error(tmp_path: Path) -> None:
@@ -227,11 +234,7 @@ def test_a_module_that_does_not_import_is_an_error(tmp_path: Path) -> None:
         "fails": "raise RuntimeError('no driver')",
         "dies": "import os; os.abort()",
     }
-    names = []
-    for name, text in texts.items():
-        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
-        names.append(f"{tmp_path / name}.py:mine")
-    report = Run(Plan([*names, "kernelproof.nowhere:mine"], TINY)).execute()
+    report = run_of_files(tmp_path, texts, "kernelproof.nowhere:mine")
     needs, fails, dies, nowhere = (each.error for each in report.implementations)
     assert "needs 'surely_not_installed', not installed" in needs
     assert "RuntimeError: no driver" in fails
@@ -251,11 +254,7 @@ def test_exits_and_hangs_at_import_are_one_sentence_with_the_line(
         "names": "x = 1\ny = surely_nowhere\n",
         "syntax": "def f(:\n",
     }
-    names = []
-    for name, text in texts.items():
-        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
-        names.append(f"{tmp_path / name}.py:mine")
-    report = Run(Plan(names, TINY)).execute()
+    report = run_of_files(tmp_path, texts)
     said = {Path(each.reference).stem: each.error for each in report.implementations}
     assert not any("\n" in each for each in said.values())
     assert not any(each.suite_failed for each in report.implementations)

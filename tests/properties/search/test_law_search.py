@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis.database import InMemoryExampleDatabase
 
+from kernelproof.properties import laws
 from kernelproof.properties.findings.ledger import Entry, Ledger
 from kernelproof.properties.findings.report import LawReport
 from kernelproof.properties.isolation import workers
@@ -27,7 +28,7 @@ from kernelproof.properties.space.attention_strategies import long_axes
 from kernelproof.properties.space.axes import Axes, all_axes
 from kernelproof.properties.space.profiles import Profile
 from kernelproof.properties.verdicts.verdict import Verdict
-from kernelproof.properties.worker.requests import Address
+from kernelproof.properties.worker.requests import Address, HarnessError
 from kernelproof.reference import AttentionProblem, Problem, problem_from_json
 
 HERE = Path(__file__).parents[1]
@@ -150,15 +151,21 @@ class InProcess:
         self.judge, self.depth = judge, depth
         self.asked: deque[Mapping[str, Any]] = deque()
         self.problems: list[AttentionProblem] = []
+        self.tasks: list[str] = []
         self.most = self.renewed = 0
 
     def run(self, payload: Mapping[str, Any], deadlines: Deadlines) -> Outcome:
         del deadlines
         assert not self.busy
+        self.tasks.append(payload["task"])
         if payload["task"] == "describe":
             self.start()
             return Outcome("done", {})
-        return self._judged(payload)
+        outcome = self._judged(payload)
+        if payload["task"] == "try" and outcome.died:
+            fields = ("status", "kind", "stage")
+            return Outcome("done", {"ended": {name: getattr(outcome, name) for name in fields}})
+        return outcome
 
     def ask(self, payload: Mapping[str, Any], deadlines: Deadlines) -> None:
         del deadlines
@@ -284,6 +291,24 @@ class TestLawSearch:
         assert (report.judged, report.ended) == (0, "idle")
         assert len(worker.judged) >= 60
 
+    def test_a_law_whose_problems_are_all_refused_is_incomplete(self) -> None:
+        # They were drawn among those that the implementation has claimed.
+        report, _ = searched(lambda _: done("UNSUPPORTED"), 0)
+        assert (report.judged, report.ended, report.verdict) == (0, "idle", "INCOMPLETE")
+        report, _ = searched(never, 0)
+        assert (report.judged, report.incomplete, report.verdict) == (0, False, "UNSUPPORTED")
+
+    @pytest.mark.parametrize(("ticks", "ended"), [(20, "time"), (100, "idle")])
+    def test_a_busy_machine_gives_up_too(
+        self, ticks: int, ended: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        clock = itertools.count()
+        monkeypatch.setattr(time, "monotonic", lambda: PROFILE.seconds * next(clock) / ticks)
+        report, worker = searched(never, 0)
+        assert (report.judged, report.ended) == (0, ended)
+        assert (len(worker.judged) > 60) == (ended == "idle")
+        assert len(worker.judged) < 4 * PROFILE.problems
+
     def test_what_waits_may_have_something_to_judge(self) -> None:
         number = iter(range(1, 10_000))
         last = 4 * PROFILE.problems
@@ -358,7 +383,78 @@ class TestLawSearch:
         assert [each.page_size >= 16 for each in other.problems] == [
             True, *[False] * (len(other.problems) - 1)
         ]  # fmt: skip
+        assert other.tasks == ["describe", "try"]  # in a fork: no process is lost
+        # Of the first law: confirmed and judged last in a process of its own, shrunk in forks.
+        shrunk = worker.tasks.count("try")
+        assert shrunk > 0
+        assert worker.tasks.count("judge") == 2
+        assert worker.renewed == 2
         assert again.judged > PROFILE.problems / 2
+
+    def test_a_hang_in_the_same_place_is_the_same(self) -> None:
+        """A law may have made of its problem the one that hangs."""
+        stack = (
+            'Current thread 0x1:\n  File "mine.py", line 7 in loop\n'
+            f'  File "{laws.__file__}", line 1 in check\n'
+        )
+
+        def stuck(problem: AttentionProblem) -> Outcome:
+            if problem.page_size >= 16:
+                return Outcome("hang", kind="run", stage="run", stack=stack)
+            return done("PASS")
+
+        elsewhere = Verdict("HANG", "run")
+        for place, noted in (("loop (mine.py)", True), ("other (mine.py)", False)):
+            known = Deadly(
+                AttentionProblem(sinks=True), elsewhere, {"sinks": True}, place=place, shrunk=True
+            )
+            report, worker = searched(stuck, 0, deadly=(known,))
+            assert report.finding
+            assert report.finding.place == "loop (mine.py)"
+            assert (len(worker.candidate.deadly) == 1) == noted
+            assert (worker.tasks.count("try") == 1) == noted  # else it was shrunk
+
+    def test_two_laws_beside_each_other_shrink_a_hang_once(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        other = Deadly(AttentionProblem(page_size=16), Verdict("HANG", "run"))
+
+        def shrink(seconds: float) -> None:  # which the other law does meanwhile
+            del seconds
+            other.values, other.shrunk = {"page_size": {"min": 16}}, True
+
+        def renew(worker: InProcess) -> None:  # which confirming begins with
+            worker.candidate.deadly[:] = [other]
+
+        def deadly_pages(problem: AttentionProblem) -> Outcome:
+            if problem.page_size >= 16:
+                return Outcome("hang", kind="run", stage="run")
+            return done("PASS")
+
+        monkeypatch.setattr(InProcess, "renew", renew)
+        monkeypatch.setattr(time, "sleep", shrink)
+        report, worker = searched(deadly_pages, 0)
+        assert report.finding
+        assert report.finding.verdict.status == "HANG"
+        assert worker.candidate.deadly == [other]
+        assert "try" not in worker.tasks
+        assert report.judged > PROFILE.problems / 2  # without what hangs
+
+    def test_a_law_that_an_error_ends_lets_others_go_on(self) -> None:
+        """They wait until the hang that it has found is shrunk."""
+
+        hangs = itertools.count()
+
+        def stuck(problem: AttentionProblem) -> Outcome:
+            if problem.page_size < 16:
+                return done("PASS")
+            if next(hangs) > 1:  # found and confirmed, it is being shrunk
+                raise HarnessError("the pool was closed")  # noqa: TRY003, EM101
+            return Outcome("hang", kind="run", stage="run")
+
+        report, worker = searched(stuck, 0)
+        assert report.error == "the pool was closed"
+        assert [each.shrunk for each in worker.candidate.deadly] == [True]
 
     def test_another_failure_behind_a_hang_is_found(self) -> None:
         def both(problem: AttentionProblem) -> Outcome:

@@ -30,12 +30,15 @@ def key(problem: Problem) -> str:
     return f"{problem.dtype} {problem.head_dim_qk}"
 
 
-def selection(backend: str, most: int = 8, exist: Sequence[str] = ()) -> Selection:
+def selection(
+    backend: str, most: int = 8, exist: Sequence[str] = (), stored: Sequence[Problem] = ()
+) -> Selection:
     """Stand for an implementation whose modules differ in dtype and head dim."""
     return Selection(
         AXES,
         lambda problems: [key(each) for each in problems],
         most,
+        stored=stored,
         libraries=lambda problems: [
             (f"{backend} {key(each)}", f"{backend} {key(each)}" in exist) for each in problems
         ],
@@ -77,6 +80,27 @@ def test_what_exists_is_preferred_and_costs_nothing() -> None:
     found = chosen_together(plan, {"fa2": (selection("fa2", exist=exist), 5.5)})["fa2"]
     assert libraries(found) == set(exist)
     assert found.minutes == 0.0
+
+
+def test_what_exists_is_taken_where_a_stored_problem_needs_too_much() -> None:
+    stored = [AttentionProblem(dtype="bfloat16", head_dim_qk=64, head_dim_vo=64)]
+    assert key(stored[0]) in {key(each.first) for each in selection("fa2")._left}
+    wished = selection("fa2", exist=["fa2 float16 256"], stored=stored)
+    found = chosen_together(ModulePlan(1, minutes=5.0), {"fa2": (wished, 5.5)})["fa2"]
+    assert libraries(found) == {"fa2 float16 256"}
+    assert found.missing == 5.5
+
+
+def test_a_module_that_was_begun_with_is_chosen_once() -> None:
+    exist = [f"fa2 {selection('fa2').simplest}", "fa2 bfloat16 256"]
+    wished = selection("fa2", exist=exist)
+    (ready,) = wished.ready()
+    assert ready.library == exist[0]
+    wished.take([ready])
+    assert wished.ready() == []
+    found = chosen_together(ModulePlan(1, minutes=1.0), {"fa2": (wished, 5.5)})["fa2"]
+    assert [each.library for each in found.modules] == exist
+    assert selection("fa2", exist=exist[1:]).ready() == []
 
 
 def test_a_module_that_is_dearer_than_all_there_is_is_named() -> None:

@@ -17,7 +17,8 @@ from kernelproof.properties.seeded import BUGS, CATALOGUE, HONEST, PROCESS_CONTR
 from kernelproof.properties.space.axes import narrow
 from kernelproof.properties.space.profiles import PROFILES
 from kernelproof.properties.space.rounds import Enough, draw_round, most_rounds, seed_of_round
-from kernelproof.properties.verdicts.subject import Stop, Subject
+from kernelproof.properties.verdicts.contained import Stop
+from kernelproof.properties.verdicts.subject import Subject
 from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.properties.worker.requests import verdict_of
 from kernelproof.properties.worker.tasks import HANDLER
@@ -81,7 +82,7 @@ CRASH_KINDS = {
     "leaves-on-second-layout": "SystemExit",
     "raises-on-group-size": "ValueError",
     "workspace-of-terabytes": "out of memory",
-    "killed-by-empty-batch": "killed (out of memory?)",
+    "killed-by-empty-batch": "SIGKILL",
     "aborts-on-no-tokens": "SIGABRT",
     "segfaults-on-duplicate-ids": "SIGSEGV",
     "exits-on-masked-groups": "exit 9",

@@ -25,9 +25,9 @@ from kernelproof.properties.space.module_selection import (
     MOST_COMBINATIONS,
     Keys,
     Module,
+    Selection,
     choose,
     combinations,
-    further,
 )
 from kernelproof.properties.space.profiles import PROFILES, asked_for
 from kernelproof.properties.space.strategies import problems
@@ -107,7 +107,7 @@ def test_modules_of_stored_cases_are_among_them(name: str) -> None:
     assert stored
     assert len(modules) == len(others)
     assert set(keys(stored)) <= {module.key for module in modules}
-    assert further(modules, keys, stored) == []
+    assert selected(axes, keys, 8, stored).others() == []
     assert len(pairs_of(modules)) > 0.9 * len(pairs_of(others))
 
 
@@ -117,9 +117,16 @@ def test_modules_of_stored_cases_are_built_where_few_are_chosen() -> None:
     refused = AttentionProblem(dtype="float16")
     modules = choose(axes, keys, 1, stored=stored)
     assert keys([refused]) == [None]
-    others = further(modules, keys, [*stored, *stored, refused])
+    others = selected(axes, keys, 1, [*stored, *stored, refused]).others()
     assert len(others) == 1
-    assert {modules[0].key, *keys(others)} == set(keys(stored))
+    assert {modules[0].key, *keys([each.first for each in others])} == set(keys(stored))
+
+
+def selected(axes: Axes, keys: Keys, most: int, stored: Sequence[Problem]) -> Selection:
+    selection = Selection(axes, keys, most, stored=stored)
+    while found := selection.next():
+        selection.take(found)
+    return selection
 
 
 @pytest.mark.parametrize("name", ["flashinfer-prefill-fa2", "flashinfer-prefill-fa3"])

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from kernelproof.impl import OPERATIONS
-from kernelproof.impl.targets.refusal import Refusal
+from kernelproof.impl.targets.refusal import OF_THE_MACHINE, Refusal
 from kernelproof.properties.space.attention_axes import HEAD_DIMS, PHASES, head_fields
 from kernelproof.properties.space.attention_strategies import (
     FEATURES,
@@ -270,6 +270,17 @@ class TestNarrow:
         assert axes is not None
         assert axes.allows("caches")[0] == ("float8_e4m3fn", "float8_e4m3fn")
         assert narrow("paged_attention", accept(lambda _: False), GATE_WORK) is None
+
+    @pytest.mark.parametrize("code", OF_THE_MACHINE)
+    def test_a_refusal_of_the_machine_is_asked_for_once(self, code: Any) -> None:  # noqa: ANN401
+        asked: list[int] = []
+
+        def probe(problems: Sequence[Problem]) -> list[Refusal | None]:
+            asked.append(len(problems))
+            return [Refusal("not here", code)] * len(problems)
+
+        assert narrow("paged_attention", probe, GATE_WORK) is None
+        assert len(asked) == 1
 
     def test_everything(self) -> None:
         for operation in OPERATIONS:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from kernelproof.impl import implementation
 from kernelproof.properties.isolation.workers import LAST_REPLY
+from kernelproof.properties.verdicts.contained import Stop
 from kernelproof.properties.verdicts.verdict import Verdict
-from kernelproof.properties.worker import tasks
+from kernelproof.properties.worker import integrity, tasks
+from kernelproof.reference import MergeProblem
 
 FAULT = "CUDA error: an illegal memory access was encountered\nSearch for it"
 
@@ -47,6 +51,7 @@ def asked(
             """Claim every problem."""
 
     monkeypatch.setattr(torch, "ones", ones)
+    monkeypatch.setattr(tasks, "_UNTOUCHED", integrity.snapshot())
     monkeypatch.setattr(tasks, "subject_of", lambda *_: Subject())
     monkeypatch.setattr(tasks, "find_law", lambda _: Law)
     monkeypatch.setattr(tasks, "problem_from_json", lambda _: None)
@@ -128,3 +133,59 @@ def test_the_next_module_is_built_in_another_process_where_the_gpu_is_broken(
 ) -> None:
     result, _ = built(monkeypatch, RuntimeError(FAULT), gpu_works=False)
     assert result[LAST_REPLY]
+
+
+@pytest.mark.parametrize(
+    ("error", "replaced", "said"),
+    [
+        (TypeError("no"), "to", "the process does not work since torch.Tensor.to changed: "),
+        (KeyboardInterrupt("no"), "", "raised outside of its call: "),
+        (TypeError("no"), "", ""),
+    ],
+)
+def test_an_error_of_the_suite_is_the_implementation_s_where_that_has_caused_it(
+    error: BaseException, replaced: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What tests before this one have changed is nobody's here.
+    monkeypatch.setattr(tasks, "_UNTOUCHED", integrity.snapshot())
+    if replaced:
+        monkeypatch.setattr(torch.Tensor, replaced, None)
+    with pytest.raises(Stop if said else type(error)) as raised, tasks.attributed():
+        raise error
+    if isinstance(raised.value, Stop):
+        assert raised.value.verdict.status == "CRASH"
+        assert raised.value.verdict.message == f"{said}{type(error).__name__}: no"
+
+
+def test_code_of_another_is_not_run_where_torch_was_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tasks, "_UNTOUCHED", {})
+    monkeypatch.setattr(tasks, "_latest", "")
+    asked = [
+        {"task": "describe", "device": "cpu", "operation": None, "implementation": name}
+        for name in ("kernelproof.impl.torch.sdpa:paged", "kernelproof.impl.torch.sdpa:ragged")
+    ]
+    for each in asked:  # what imports change is no fault
+        assert "error" not in tasks.handle(each, Stages())
+    monkeypatch.setattr(torch.Tensor, "all", lambda *_: True)
+    assert "error" not in tasks.handle(asked[1], Stages()), "it may have its reasons"
+    with pytest.raises(tasks.SpoiledError, match=r"ragged has changed torch\.Tensor\.all"):
+        tasks.handle(asked[0], Stages())
+
+
+def test_odd_names_and_libraries_that_raise_are_no_failure_of_the_suite(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def raises(problem: object) -> tuple[str, bool]:
+        raise KeyboardInterrupt(problem)
+
+    made = implementation("merge_state", name="odd", library=raises)(lambda _: None)
+    odd = replace(made, name="odd \ud800")
+    monkeypatch.setattr(tasks, "_implementation", lambda *_: odd)
+    asked = {"device": "cpu", "implementation": "odd:odd"}
+    said = tasks.handle({**asked, "task": "describe"}, Stages())
+    assert said["name"] == r"odd \ud800"
+    problems = [MergeProblem().to_json()]
+    named = tasks.handle({**asked, "task": "libraries", "problems": problems}, Stages())
+    assert [exists for _, exists in named["libraries"]] == [False]

@@ -1,0 +1,102 @@
+"""Judging in a fork of a worker: what never ends there costs its deadline, but no new process.
+
+A new worker takes seconds of a processor to import torch. Shrinking a hang, and trying it under
+each law, would end dozens; a fork has everything imported. Only on a CPU: CUDA does not work in a
+fork.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..isolation.outcome import describe_exit
+from ..isolation.stages import BOARD_BYTES, Board
+from ..isolation.worker_main import Monitor
+from ..verdicts.subject import Stages
+
+Task = Callable[[Mapping[str, Any], Stages], dict[str, Any]]
+TICK_SECONDS = 0.02
+"""Seconds between two checks of a fork that has not answered."""
+FAILED = b"null"
+"""Answer of a fork whose task has raised an exception."""
+
+
+def in_fork(task: Task, payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
+    """Return the result of a task that is done in a fork of this process.
+
+    A task that raises there is done again in this process: the exception is the suite's.
+
+    Args:
+        task: what is done.
+        payload: its argument; ``limits`` are the seconds of the stages that have a deadline.
+        stages: of this process, which stands still meanwhile.
+
+    Returns:
+        The result; where the fork was killed or died, fields of an ``Outcome`` as ``ended``.
+    """
+    with tempfile.TemporaryFile() as memory:
+        memory.truncate(BOARD_BYTES)
+        board = Board(memory.fileno())  # both processes have it mapped
+    monitor = Monitor(board)
+    answers, ours = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _do(task, payload, monitor, ours)
+    os.close(ours)
+    try:
+        answer, ended = _followed(child, answers, board, payload["limits"])
+    finally:
+        os.close(answers)
+        board.close()
+    if answer == FAILED:
+        return task(payload, stages)
+    found: dict[str, Any] = {"ended": ended} if ended else json.loads(answer)
+    return found
+
+
+def _do(task: Task, payload: Mapping[str, Any], stages: Stages, answers: int) -> None:
+    """Do a task, send its result and leave without the exit handlers of the code under test."""
+    try:
+        answer = json.dumps(task(payload, stages)).encode()
+    except BaseException:  # noqa: BLE001  raised again in the parent
+        answer = FAILED
+    while answer:
+        answer = answer[os.write(answers, answer) :]
+    os._exit(0)
+
+
+def _followed(
+    child: int, answers: int, board: Board, limits: Mapping[str, float]
+) -> tuple[bytes, dict[str, Any]]:
+    """Return what a fork has sent, and fields of an ``Outcome`` where it did not send all."""
+    answer, status = b"", None
+    while status is None or select.select([answers], [], [], 0)[0]:
+        if select.select([answers], [], [], TICK_SECONDS)[0]:
+            if not (read := os.read(answers, 1 << 16)):
+                break
+            answer += read
+            continue
+        # A process that the fork has started may hold the pipe open.
+        ended, code = os.waitpid(child, os.WNOHANG)
+        if ended:
+            status = code
+            continue
+        stage, started = board.read()
+        limit = limits.get(stage)
+        if limit is not None and time.monotonic() - started / 1e9 > limit:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return b"", {"status": "hang", "kind": stage, "stage": stage, "limit": limit}
+    if status is None:
+        _, status = os.waitpid(child, 0)
+    if os.waitstatus_to_exitcode(status) == 0 and answer:
+        return answer, {}
+    kind = describe_exit(os.waitstatus_to_exitcode(status))
+    return b"", {"status": "crash", "kind": kind, "stage": board.read()[0]}

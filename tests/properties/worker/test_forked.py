@@ -1,0 +1,73 @@
+"""A task in a fork of a worker: what becomes of it, and that the worker stays."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from kernelproof.properties.verdicts.subject import Stages
+from kernelproof.properties.worker.forked import in_fork
+
+
+class NoStages:
+    """Stands for the stages of the worker, which a fork does not enter."""
+
+    def stage(self, name: str) -> Any:  # noqa: ANN401  none is returned
+        raise AssertionError(name)
+
+
+def task(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
+    """Do in the stage "run" what a test asks for."""
+    with stages.stage("run"):
+        if payload["do"] == "hang":
+            time.sleep(600)
+        elif payload["do"] == "abort":
+            faulthandler.disable()  # pytest's
+            os.abort()
+        elif payload["do"] == "leave":
+            os._exit(3)
+        elif payload["do"] == "start":  # what is started holds the pipe of the answer open
+            subprocess.Popen([sys.executable, "-c", ""], close_fds=False)
+            return {"long": "x" * 200_000}
+    return {"process": os.getpid()}
+
+
+LIMITS = {"run": 60.0, "compile": 60.0}
+
+
+def ended(do: str) -> dict[str, Any]:
+    limits = {**LIMITS, "run": 0.3} if do == "hang" else LIMITS
+    return in_fork(task, {"do": do, "limits": limits}, NoStages())
+
+
+def test_another_process_answers() -> None:
+    assert ended("answer")["process"] != os.getpid()
+    assert len(ended("start")["long"]) == 200_000
+
+
+@pytest.mark.parametrize(
+    ("do", "outcome"),
+    [
+        ("hang", {"status": "hang", "kind": "run", "stage": "run", "limit": 0.3}),
+        ("abort", {"status": "crash", "kind": "SIGABRT", "stage": "run"}),
+        ("leave", {"status": "crash", "kind": "exit 3", "stage": "run"}),
+    ],
+)
+def test_what_ends_or_never_does_is_an_outcome(do: str, outcome: dict[str, Any]) -> None:
+    assert ended(do) == {"ended": outcome}
+
+
+def test_what_raises_does_so_in_the_worker() -> None:
+    def raises(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
+        del payload, stages
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        in_fork(raises, {"limits": LIMITS}, NoStages())
