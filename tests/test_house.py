@@ -53,7 +53,8 @@ of ci, 23 of the root), before the rooms were made: making them has added none."
 ADDED = {
     "slice_context_parallel": 468,
     "one run, one verdict": 3_000,
-    "nothing gets through": 1_500,
+    "nothing gets through": 1_900,
+    "the face": 3_500,
 }
 """Lines of code that what was added since may take."""
 NO_CODE = {
