@@ -7,6 +7,7 @@ from typing import Any
 from ... import __version__
 from ...properties.findings.cases import versions
 from ...properties.findings.causes import causes_of
+from ...properties.findings.report import RATIO_EDGES
 from .summary import Summary, known_findings, rejected, seconds, state
 
 SCHEMA = "kernelproof/report/1"
@@ -52,6 +53,7 @@ def to_json(summary: Summary) -> dict[str, Any]:
             }
             for each in report.implementations
         ],
+        "ratio_edges": RATIO_EDGES,
         "profile": report.profile,
         "seed": report.seed,
         "device": report.target.get("device"),

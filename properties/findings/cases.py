@@ -8,7 +8,7 @@ import re
 import shlex
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +128,7 @@ def case_of(
         "problem": finding.problem.to_json(),
         "device": target.get("device", "cpu"),
         "without_rules": list(without_rules),
-        "verdict": finding.verdict.to_json(),
+        "verdict": replace(finding.verdict, error_map=None).to_json(),
         "seed": seed,
         **({"soak": soak} if finding.law == "soak" and soak else {}),
         **({"sanitizer": sanitizer} if sanitizer and finding.verdict.kind == sanitizer else {}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -18,6 +19,9 @@ EARLY = ("time", "stopped")
 """Reasons for which a law ends before it has judged its problems though there are more."""
 MOST_REMEMBERED = 500
 """Failing problems, and passing ones, that the report of a law keeps once the law has ended."""
+RATIO_EDGES = tuple(10 ** (half / 2) for half in range(-10, 7))
+"""Edges of the bins of error over bound, two a decade, each the largest ratio of its bin; 1 is the
+bound itself. The last bin, behind the last edge, is open."""
 SUITE_FAILED = "the suite failed"
 """Beginning of the error of an implementation that is not at fault itself."""
 
@@ -37,6 +41,7 @@ class Finding:
         deaths: how many of them cost a process, which is dear: there is a limit to them.
         replay: the command that reproduces it.
         place: the function of the code under test that a HANG is stuck in, where that is known.
+        first: the problem that failed first, before it was shrunk, and the verdict on it.
     """
 
     implementation: str
@@ -50,6 +55,7 @@ class Finding:
     deaths: int = 0
     replay: str = ""
     place: str = ""
+    first: tuple[Problem, Verdict] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dictionary."""
@@ -68,7 +74,16 @@ class Finding:
             "deaths": self.deaths,
             "replay": self.replay,
             "trace": self.verdict.trace,
+            "error_map": None if self.entry else self.verdict.error_map,
+            "first": self._first_to_json(),
         }
+
+    def _first_to_json(self) -> dict[str, Any] | None:
+        """Return where the answer to the first problem is wrong, which has a pattern to show."""
+        if self.entry or self.first is None or self.first[1].error_map is None:
+            return None
+        problem, verdict = self.first
+        return {"problem": problem.to_json(), "error_map": verdict.error_map}
 
 
 class ProblemVerdict(NamedTuple):
@@ -92,6 +107,8 @@ class LawReport:
 
     Attributes:
         passing_ratio: the worst error over its bound of the problems that passed.
+        ratios: problems, tries of shrinking included, by the bin of their worst error over its
+            bound, see ``RATIO_EDGES``.
         problems: the latest verdict on each problem, by problem id, tries of shrinking included;
             once the law has ended, see ``forget``.
         floor: fewest problems that it must judge to count.
@@ -110,6 +127,7 @@ class LawReport:
     finding: Finding | None = None
     flaky: int = 0
     passing_ratio: float = 0.0
+    ratios: Counter[int] = field(default_factory=Counter)
     seconds: float = 0.0
     floor: int = 0
     ended: Literal["", "time", "stopped", "idle", "rare"] = ""
@@ -146,9 +164,15 @@ class LawReport:
         self.seconds += first.seconds
         self.known = first.known + self.known
         self.passing_ratio = max(self.passing_ratio, first.passing_ratio)
+        self.ratios = first.ratios + self.ratios
         self.problems = {**first.problems, **self.problems}
         if self.finding is None or (self.finding.entry and first.finding):
             self.finding = first.finding
+
+    def count_ratio(self, verdict: Verdict) -> None:
+        """Count a judged problem in its bin of error over bound, where a law measured it."""
+        if verdict.ratio is not None:
+            self.ratios[bisect_left(RATIO_EDGES, verdict.ratio)] += 1
 
     def forget(self, *, all_of_them: bool) -> None:
         """Drop verdicts on problems, so that memory does not grow with the length of a run.
@@ -267,6 +291,12 @@ class ImplementationReport:
         return sum(law.unsupported for law in self.laws)
 
     @property
+    def ratios(self) -> list[int]:
+        """Problems by the bin of their worst error over its bound, see ``RATIO_EDGES``."""
+        counts = sum((law.ratios for law in self.laws), Counter[int]())
+        return [counts[each] for each in range(len(RATIO_EDGES) + 1)] if counts else []
+
+    @property
     def findings(self) -> list[Finding]:
         """Failures of stored cases and of laws, known ones included."""
         return [*self.replayed, *(law.finding for law in self.laws if law.finding)]
@@ -290,6 +320,7 @@ class ImplementationReport:
             "modules": self.modules,
             "build_seconds": round(self.build_seconds, 3),
             "seconds": round(self.seconds, 3),
+            "ratios": self.ratios,
             "corpus": self.corpus.to_json(),
             "coverage": self.coverage.to_json(),
             "left": [vars(each) for each in self.left],

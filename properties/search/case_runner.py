@@ -212,6 +212,7 @@ class CaseRunner:
         if verdict.bad:
             entry = self.candidate.explanation(self.law.name, verdict, problem)
             if entry is not None:
+                report.count_ratio(verdict)
                 report.known[entry.id] += 1
                 report.judged += 1
                 self._judged(1)
@@ -226,6 +227,7 @@ class CaseRunner:
             report.vacuous += 1
         else:
             report.judged += 1
+            report.count_ratio(verdict)
             report.rejected += verdict.status == "REJECTED"
             if not verdict.bad and verdict.ratio is not None:
                 report.passing_ratio = max(report.passing_ratio, verdict.ratio)

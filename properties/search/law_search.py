@@ -200,7 +200,8 @@ class LawSearch:
         else:
             deadly.values = telling_values(self._runner.report, verdict)
             deadly.problem, deadly.verdict, deadly.shrunk = problem, verdict, True
-        return self._found(problem, self._with_place(problem, verdict))
+        first = (shrink.first.problem, shrink.first.verdict)
+        return replace(self._found(problem, self._with_place(problem, verdict)), first=first)
 
     def _with_place(self, problem: Problem, verdict: Verdict) -> Verdict:
         """Return the verdict on a HANG with the place where it is stuck."""

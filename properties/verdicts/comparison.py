@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
 from ...reference import AttentionOutput
 from ...reference.attention.bounds import Bounded
+from .error_map import error_map
 from .verdict import EXACTLY, Verdict
 
 Result = tuple[torch.Tensor, "torch.Tensor | None"]
@@ -100,7 +102,7 @@ def all_within(checks: Sequence[Check]) -> Verdict:
         if not fine:
             verdict = _closely(check)
             if verdict.bad:
-                return verdict
+                return replace(verdict, error_map=error_map(check.name, _ratios(check)))
             ratio = verdict.ratio or 0.0
         worst = max(worst, ratio)
     return Verdict("PASS", ratio=worst)
@@ -117,6 +119,15 @@ def _glance(check: Check) -> tuple[torch.Tensor, torch.Tensor]:
     difference = (got - check.expected).abs_().masked_fill_(same, 0.0)
     fine = difference <= check.bound  # a bound that is NaN allows nothing
     return fine.all(), (difference / check.bound).masked_fill_(same, 0.0).amax()
+
+
+def _ratios(check: Check) -> torch.Tensor:
+    """Return error over bound of each element, infinite where NaN or an infinity is misplaced."""
+    _, actual, expected, bound = check
+    got = actual.to(expected.dtype)
+    same = (got == expected) | (got.isnan() & expected.isnan())
+    ratio = (got - expected).abs() / bound.clamp(min=torch.finfo(bound.dtype).tiny)
+    return ratio.masked_fill_(same, 0.0).nan_to_num_(nan=torch.inf, posinf=torch.inf)
 
 
 def _closely(check: Check) -> Verdict:

@@ -46,6 +46,8 @@ class Verdict:
             which the implementation is wrong.
         element: of a FAIL, one element that is wrong, as text: ``where`` it stands, what was
             ``got`` and what ``expected``, and its ``bound``, ``EXACTLY`` where every bit counts.
+        error_map: of a FAIL by bounds, the worst error over its bound by token and head, see
+            ``error_map``.
     """
 
     status: Status
@@ -58,6 +60,7 @@ class Verdict:
     trace: str = ""
     about: Mapping[str, Any] | None = None
     element: Mapping[str, str] | None = None
+    error_map: Mapping[str, Any] | None = None
 
     @property
     def bad(self) -> bool:
@@ -66,7 +69,7 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dictionary."""
-        optional = ("about", "element")
+        optional = ("about", "element", "error_map")
         return {name: value for name, value in vars(self).items() if value or name not in optional}
 
     @classmethod

@@ -13,6 +13,7 @@ from msgspec import structs
 
 from kernelproof.properties.findings.ledger import Entry, Ledger, load_ledger
 from kernelproof.properties.findings.report import (
+    RATIO_EDGES,
     Finding,
     ImplementationReport,
     LawReport,
@@ -160,6 +161,14 @@ class TestManyAtOnce:
         assert finding.seconds > 0
         assert "expected" in finding.verdict.message
         assert (finding.verdict.ratio or 0.0) > 1  # it adds 1 itself
+        assert finding.verdict.error_map is not None
+        assert finding.first is not None
+        assert finding.first[0].work >= finding.problem.work
+        within = RATIO_EDGES.index(1.0) + 1
+        ratios = each["wrong_from_five"].ratios
+        assert sum(ratios[:within]) > 0
+        assert sum(ratios[within:]) > 0
+        assert sum(ratios) <= each["wrong_from_five"].judged
         data = json.loads(json.dumps(finding.to_json()))
         assert {"law", "status", "kind", "problem", "message", "replay"} <= set(data)
         assert data["status"] == "FAIL"
