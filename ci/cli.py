@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +21,17 @@ from ..properties.isolation.sanitizer import TOOLS
 from ..properties.verdicts.text import indented, printable
 from .bench.command import bench
 from .bump.merge_command import merge
-from .bump.options import BUMP_ONLY, NOT_OF_BUMP, bump_options, side_options
-from .check.run_options import CASES, DEVICES, run_options
+from .bump.options import (
+    BUMP_SECTION,
+    NOT_OF_BUMP,
+    bump_options,
+    pin_options,
+    side_options,
+)
+from .check.run_options import CASES, DEVICES, RUN_SECTIONS, run_options
 from .console.errors import CONFORMING, INTERRUPTED, MACHINE, USAGE, UsageRefusedError
+from .console.help import SectionedCommand, SectionedGroup
+from .console.lines import tell
 from .console.outputs import Outputs, output_option, refuse_shared_files
 from .evidence.command import evidence
 from .ledger.command import corpus, expectations
@@ -34,42 +42,60 @@ if TYPE_CHECKING:
     from .check.gating_command import GatingRequest
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+COMMANDS = {
+    "Commands": ("check", "gate", "bump", "support", "replay", "list"),
+    "Reports and known findings": ("merge", "expectations", "corpus"),
+    "For maintainers of Kernelproof": ("score", "bench", "evidence"),
+}
+
+
+EXIT_CODES = """\b
+Exit codes:
+  0    conforming
+  1    not conforming
+  2    wrong usage, or unreadable input
+  3    the machine failed, or nothing could run
+  4    incomplete: too little was judged
+  130  ended by SIGINT (143: by SIGTERM); reports hold what was learned,
+       and a second signal ends the process at once"""
+
+
+@click.group(
+    cls=SectionedGroup,
+    sections=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=EXIT_CODES,
+)
 @click.version_option(__version__, prog_name="kernelproof")
 def cli() -> None:
-    """Prove attention and MoE inference kernels against an oracle before they are shipped.
-
-    Exit codes: 0 conforming, 1 not conforming, 2 wrong usage or unreadable input, 3 the machine
-    failed or nothing could run, 4 incomplete, 130 and 143 ended by SIGINT and SIGTERM: reports then
-    hold what was learned, and a second signal ends the process at once.
-    """
+    """Test attention and MoE inference kernels against an oracle before they are shipped."""
 
 
-@cli.command()
+@cli.command(cls=SectionedCommand, sections=RUN_SECTIONS)
 @click.argument("implementations", nargs=-1, metavar="MODULE:NAME...")
-@click.option("--operation", metavar="OP", help="What plain functions implement.")
+@click.option("--operation", metavar="OP", help="Operation that undecorated functions implement.")
 @click.option(
     "--without-rule",
     "without_rules",
     multiple=True,
     metavar="RULE",
-    help="Do not ask this support rule: call what it refuses; may be repeated.",
+    help="Call what this support rule refuses; may be repeated, '*' stands for all.",
 )
 @click.option(
     "--gating",
     is_flag=True,
-    help="Try both sides of the support rules instead: what they allow must be right; what they "
-    "refuse, called anyway, must be refused cleanly. Tries all that is registered by default.",
+    help="Test the support rules instead of the laws: calls that they allow must be right, calls "
+    "that they refuse must fail cleanly. Tests everything registered by default.",
 )
 @click.option(
     "--rules",
     type=click.Path(file_okay=False, path_type=Path),
-    help="With --gating: folder of support rules instead of the shipped ones.",
+    help="With --gating: use the support rules in this folder.",
 )
 @click.option(
     "--sanitizer",
     type=click.Choice(TOOLS),
-    help="Run the workers under this tool of compute-sanitizer: slow, and an error is a CRASH.",
+    help="Run under this tool of compute-sanitizer, which is slow; its errors are CRASHes.",
 )
 @run_options
 def check(
@@ -112,13 +138,53 @@ def _refuse_unknown(implementations: Sequence[str]) -> None:
         raise UsageRefusedError(str(error)) from error
 
 
-@cli.command()
+@cli.command(
+    "bump",
+    cls=SectionedCommand,
+    sections={"Releases": BUMP_SECTION, **RUN_SECTIONS},
+    short_help="Compare two FlashInfer releases and answer whether to bump.",
+)
+@click.argument("baseline", metavar="BASELINE", required=False)
+@click.argument("candidate", metavar="CANDIDATE", required=False)
+@pin_options
+@bump_options
+@run_options
+def bump_command(
+    baseline: str | None,
+    candidate: str | None,
+    *,
+    baseline_from: Path | None,
+    candidate_from: Path | None,
+    **options: Any,  # noqa: ANN401  click's options
+) -> int:
+    """Compare two FlashInfer releases and answer whether to bump, chip by chip.
+
+    BASELINE is the release in use, CANDIDATE the one to bump to. Each is a version, a wheel, a
+    folder with the package in it, or a Python interpreter with an environment of its own. Exit 0 to
+    bump, 1 not to, or not before conditions are met.
+    """
+    refuse_shared_files()
+    if baseline_from and candidate is None:
+        baseline, candidate = None, baseline
+    return _bump(baseline, candidate, baseline_from, candidate_from, options)
+
+
+bump_command.params = [each for each in bump_command.params if each.name not in NOT_OF_BUMP]
+_FLAGS_OF_CHECK = {each.opts[0] for each in check.params}
+OF_BUMP = {each.name for each in bump_command.params if each.opts[0] not in _FLAGS_OF_CHECK}
+"""Names of the parameters that only a comparison has."""
+
+
+@cli.command(
+    cls=SectionedCommand,
+    sections=RUN_SECTIONS,
+    short_help="Check every implementation that this machine can run.",
+)
 @click.option(
-    "--gating",
-    is_flag=True,
-    help="Then try both sides of the support rules too, as `check --gating` does.",
+    "--gating", is_flag=True, help="Then test the support rules too, as `check --gating` does."
 )
 @side_options
+@pin_options
 @bump_options
 @run_options
 def gate(
@@ -132,24 +198,18 @@ def gate(
 ) -> int:
     """Check every registered implementation that this machine can run.
 
-    With --baseline and --candidate, does what `bump` does: compares two FlashInfer releases.
+    To compare two FlashInfer releases, use `bump`.
     """
     refuse_shared_files()
+    if any((baseline, candidate, baseline_from, candidate_from)):
+        alias = "`gate --baseline A --candidate B` is an alias: the command is `bump A B`"
+        tell(f"kernelproof: {alias}", err=True)
+        return _bump(baseline, candidate, baseline_from, candidate_from, options)
     from ..impl.registry import registered
     from .check.checking import Request, examine
 
-    if baseline_from or candidate_from:
-        from .releases.requirement_pins import side
-
-        baseline = side("baseline", baseline, baseline_from)
-        candidate = side("candidate", candidate, candidate_from)
-        if baseline_from and candidate_from and baseline == candidate:
-            click.echo(f"Both files pin {baseline}: there is nothing to compare.")
-            return 0
-    if baseline is not None or candidate is not None:
-        return _bump(baseline, candidate, options)
-    _refuse(BUMP_ONLY, "goes with --baseline and --candidate")
-    options = {name: value for name, value in options.items() if name not in BUMP_ONLY}
+    _refuse(OF_BUMP, "is an option of `kernelproof bump`")
+    options = {name: value for name, value in options.items() if name not in OF_BUMP}
     request = Request(registered(), gate=True, **options, command=_command())
     if not gating:
         return examine(request)
@@ -158,29 +218,12 @@ def gate(
     return gate_both(request, _gating_request(request.implementations, only=()))
 
 
-@cli.command("bump")
-@click.argument("baseline", metavar="BASELINE")
-@click.argument("candidate", metavar="CANDIDATE")
-@bump_options
-@run_options
-def bump_command(
-    baseline: str,
-    candidate: str,
-    **options: Any,  # noqa: ANN401  click's options
-) -> int:
-    """Compare two FlashInfer releases and answer whether to bump, chip by chip.
-
-    Each is a version, a wheel, a folder with the package in it, or a Python interpreter with an
-    environment of its own. Exit 0 to bump, 1 not to, or not before conditions are met.
-    """
-    refuse_shared_files()
-    return _bump(baseline, candidate, options)
+for _each in gate.params:  # the alias takes them, its help does not show them
+    if isinstance(_each, click.Option):
+        _each.hidden = _each.name in OF_BUMP
 
 
-bump_command.params = [each for each in bump_command.params if each.name not in NOT_OF_BUMP]
-
-
-@cli.command()
+@cli.command(short_help="Judge one stored case again.")
 @click.argument("case", type=click.Path(path_type=Path), metavar="CASE.json")
 @click.option("--device", type=DEVICES, help="Instead of the case's own.")
 @click.option("--implementation", metavar="NAME", help="Instead of the case's own.")
@@ -189,7 +232,8 @@ bump_command.params = [each for each in bump_command.params if each.name not in 
     type=click.FloatRange(min=0, min_open=True),
     default=20.0,
     show_default=True,
-    help="Seconds that one call may take before it counts as a HANG.",
+    metavar="SECONDS",
+    help="A call that takes longer is a HANG.",
 )
 @click.option(
     "--release",
@@ -211,14 +255,16 @@ def replay(
     )
 
 
-@cli.command("list")
-@click.option("--device", type=DEVICES, default="cpu", show_default=True)
+@cli.command("list", short_help="List implementations, laws and profiles.")
+@click.option(
+    "--device", type=DEVICES, default="cpu", show_default=True, help="Where kernels would run."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @output_option(
-    "--markdown", "Write the page of the laws to this file instead: what each says and has caught."
+    "--markdown", "Write a page of the laws to this file: what each says and has caught."
 )
 def list_command(device: str, outputs: Outputs, *, as_json: bool) -> int:
-    """List implementations (and why one cannot run here), laws and profiles."""
+    """List implementations, laws and profiles, and why an implementation cannot run here."""
     if outputs.paths:
         from .check.law_book import law_book
 
@@ -310,22 +356,36 @@ def _gating_request(
     )
 
 
-def _bump(baseline: str | None, candidate: str | None, options: dict[str, Any]) -> int:
-    """Compare two releases."""
-    from .bump.command import Request, bump
+def _bump(
+    baseline: str | None,
+    candidate: str | None,
+    baseline_from: Path | None,
+    candidate_from: Path | None,
+    options: dict[str, Any],
+) -> int:
+    """Compare two releases, each named or pinned by a file."""
+    if baseline_from or candidate_from:
+        from .releases.requirement_pins import side
 
+        baseline = side("baseline", baseline, baseline_from)
+        candidate = side("candidate", candidate, candidate_from)
+        if baseline_from and candidate_from and baseline == candidate:
+            click.echo(f"Both files pin {baseline}: there is nothing to compare.")
+            return CONFORMING
     if baseline is None or candidate is None:
-        absent = "--baseline" if baseline is None else "--candidate"
-        message = f"{absent} is missing: a comparison has two sides"
+        absent = "baseline" if baseline is None else "candidate"
+        message = f"the {absent} is missing: a comparison has two releases"
         raise click.UsageError(message)
-    _refuse(NOT_OF_BUMP, "does not go with --baseline and --candidate")
+    _refuse(NOT_OF_BUMP, "does not go with a comparison of releases")
     if options["compiled"] is None:
         _refuse(("units",), "goes with --compile")
+    from .bump.command import Request, bump
+
     kept = {name: value for name, value in options.items() if name not in NOT_OF_BUMP}
     return bump(Request(baseline, candidate, _command(), **kept))
 
 
-def _refuse(names: Sequence[str], why: str) -> None:
+def _refuse(names: Collection[str | None], why: str) -> None:
     """Refuse options that were given and mean nothing here."""
     context = click.get_current_context()
     for parameter in context.command.params:

@@ -92,7 +92,7 @@ def _tell(line: str) -> None:
     click.echo(line, err=True)
 
 
-@click.group(invoke_without_command=True)
+@click.group(invoke_without_command=True, short_help="Measure Kernelproof itself.")
 @JSON
 @click.pass_context
 def bench(context: click.Context, outputs: Outputs) -> None:

@@ -1,4 +1,4 @@
-"""The run of `kernelproof gate --baseline A --candidate B`: compare, print, write, exit."""
+"""The run of `kernelproof bump`: compare, print, write, exit."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ GPU_MINUTES = 20.0
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for on the command line, see ``cli.gate``."""
+    """What was asked for on the command line, see ``cli.bump_command``."""
 
     baseline: str
     candidate: str

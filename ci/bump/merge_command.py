@@ -11,7 +11,7 @@ from ..console.errors import UsageRefusedError
 from ..console.outputs import Outputs, output_option, refuse_shared_files
 
 
-@click.command("merge")
+@click.command("merge", short_help="Join the reports of several runners of `bump`.")
 @click.argument("reports", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--policy", type=click.Path(path_type=Path), help="Instead of the first report's.")
 @output_option("--json", "Write the joined report to this file.")
@@ -21,8 +21,7 @@ from ..console.outputs import Outputs, output_option, refuse_shared_files
 def merge(reports: tuple[Path, ...], policy: Path | None, outputs: Outputs) -> int:
     """Join the reports of several runners, one for each chip, into one matrix and verdict.
 
-    REPORTS are files of `kernelproof gate --baseline A --candidate B --json`, all of the same two
-    releases.
+    REPORTS are files that `kernelproof bump A B --json` wrote, all of the same two releases.
     """
     refuse_shared_files()
     from .command import tell

@@ -9,13 +9,9 @@ import click
 
 from ..console.outputs import FILE, output_option
 
-SIDE_OPTIONS = (
-    click.option(
-        "--baseline",
-        metavar="VERSION|WHEEL|FOLDER|PYTHON",
-        help="Compare two FlashInfer releases, or environments: the one in use.",
-    ),
-    click.option("--candidate", metavar="VERSION|WHEEL|FOLDER|PYTHON", help="The one to bump to."),
+SIDE_OPTIONS = (click.option("--baseline"), click.option("--candidate"))
+"""Options that make a comparison of the command gate, as the alias of bump."""
+PIN_OPTIONS = (
     click.option(
         "--baseline-from",
         type=click.Path(path_type=Path),
@@ -29,24 +25,24 @@ SIDE_OPTIONS = (
         help="Take the candidate from the pin in such a file.",
     ),
 )
-"""Options that make a comparison of the command gate."""
+"""Options that name a file with the pin of a release instead of the release."""
 BUMP_OPTIONS = (
-    click.option("--sm", metavar="SM[,SM]", help="Chips of the comparison; all if left out."),
+    click.option("--sm", metavar="SM[,SM]", help="Chips to answer for; all by default."),
     click.option(
         "--policy",
         type=click.Path(path_type=Path),
-        help="TOML that says what blocks a bump, and which findings are accepted.",
+        help="TOML file that says what blocks a bump, and which findings are accepted.",
     ),
     click.option(
         "--resume",
         is_flag=True,
-        help="Go on where a comparison that was killed stopped, and repeat nothing; start afresh "
-        "where there is none.",
+        help="Continue a comparison that was killed, and repeat nothing; start afresh where there "
+        "is none.",
     ),
     click.option(
         "--journal",
         type=FILE,
-        help="File that --resume goes on from; one for these releases in .kernelproof/gate.",
+        help="File that --resume continues from; by default one in .kernelproof/gate.",
     ),
     click.option(
         "--part",
@@ -73,16 +69,21 @@ BUMP_OPTIONS = (
     ),
     output_option("--markdown", "Write a comment's Markdown."),
 )
-BUMP_ONLY = (
-    "sm", "policy", "resume", "journal", "parts", "implementations", "compiled", "units",
-    "markdown",
-)  # fmt: skip
+BUMP_SECTION = ("--baseline-from", "--candidate-from", "--sm", "--resume", "--journal")
+"""Options of a comparison, as its help lists them together."""
 NOT_OF_BUMP = ("gating", "sanitizer", "examples", "costs", "allow_incomplete")
 
 
 def side_options(command: Callable[..., int]) -> Callable[..., int]:
     """Add the options that name the two releases."""
     for option in reversed(SIDE_OPTIONS):
+        command = option(command)
+    return command
+
+
+def pin_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Add the options that name files with the pins of the two releases."""
+    for option in reversed(PIN_OPTIONS):
         command = option(command)
     return command
 

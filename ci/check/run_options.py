@@ -1,4 +1,4 @@
-"""The options that check and gate share."""
+"""The options that check, gate and bump share."""
 
 from __future__ import annotations
 
@@ -22,70 +22,76 @@ RUN_OPTIONS = (
         show_default=True,
         help="How hard to look: seconds, minutes, hours.",
     ),
-    click.option("--device", type=DEVICES, default="cpu", show_default=True),
+    click.option(
+        "--device", type=DEVICES, default="cpu", show_default=True, help="Where kernels run."
+    ),
     click.option(
         "--seed",
         type=click.IntRange(min=0),
         default=0,
         show_default=True,
-        help="Of the search: the same seed draws the same problems (nightly: 0 draws a new one).",
+        metavar="N",
+        help="The same seed draws the same problems (nightly: 0 draws a new one).",
     ),
     click.option(
         "--minutes",
         type=click.FloatRange(min=0, min_open=True),
-        help="Most minutes of the run, building included; it then reports what it has learned. "
-        "By default 15 (gate) or 5 (quick) on a GPU, 20 where two releases are compared, and "
-        "elsewhere no limit.",
+        metavar="N",
+        help="End after so many minutes, building included, and report what was learned. Default "
+        "on a GPU: 15 (gate), 5 (quick), 20 (bump); elsewhere no limit.",
     ),
     click.option(
         "--jobs",
         type=click.IntRange(min=1),
-        help="Worker processes at a time; by default by the cores, on a GPU by its memory too.",
+        metavar="N",
+        help="Worker processes at a time; by default as cores (and a GPU's memory) allow.",
     ),
     click.option(
         "--modules",
         type=click.IntRange(min=1),
-        help="Most modules built of an implementation whose modules take long; by profile, and "
-        "fewer where one takes minutes.",
+        metavar="N",
+        help="Build at most N modules of each implementation whose modules compile slowly.",
     ),
     click.option(
         "--only",
         multiple=True,
         metavar="FIELD=VALUE,...",
         help="Draw only problems with one of these values of a field, such as "
-        "window_left=127,511; may be repeated. With check --gating: try only such cells.",
+        "window_left=127,511; may be repeated.",
     ),
     click.option(
         "--costs",
         type=click.Path(dir_okay=False, path_type=Path),
-        help="Take cost classes from this file instead of measuring them: the same seed draws the "
-        "same problems on any machine. Each run writes one, in the folder costs of its cases.",
+        help="Read cost classes from this file, so that a seed draws the same problems on any "
+        "machine. Each run writes such a file to the folder costs of its cases.",
     ),
     click.option(
         "--soak",
         type=click.IntRange(1, MOST_LAUNCHES),
         metavar="N",
-        help="Launches of each problem under the law soak: 50 (quick), 200 (gate), 5000 (nightly).",
+        help="Launch each problem N times under the law soak; default 50 (quick), 200 (gate), "
+        "5000 (nightly).",
     ),
     click.option(
-        "--law", "laws", multiple=True, metavar="NAME", help="Only this law; may be repeated."
+        "--law", "laws", multiple=True, metavar="NAME", help="Run only this law; may be repeated."
     ),
-    output_option("--json", "Write the results to this file."),
+    output_option("--json", "Write JSON to this file."),
     output_option(
         "--evidence",
-        "Write the results to be kept: as JSON, without traces and paths of this machine.",
+        "Write JSON without traces and paths of this machine, to be kept.",
     ),
     output_option("--junit", "Write JUnit XML to this file."),
-    output_option("--html", "Write a page to this file."),
+    output_option("--html", "Write an HTML page to this file."),
     click.option(
         "--expectations",
         metavar="FILE|none",
-        help="Ledger of known findings instead of the shipped one; none: find everything afresh.",
+        help="Ledger of known findings instead of the shipped one; with `none`, every finding is "
+        "new.",
     ),
     click.option(
         "--corpus",
         type=click.Path(file_okay=False, path_type=Path),
-        help="Folder of cases that are replayed first, instead of the shipped one.",
+        help="Replay the cases of this folder first, instead of the shipped ones.",
     ),
     click.option(
         "--examples",
@@ -96,7 +102,7 @@ RUN_OPTIONS = (
     click.option(
         "--allow-incomplete",
         is_flag=True,
-        help="Exit 0, not 4, where too little was judged; the verdict stays incomplete.",
+        help="Exit 0, not 4, where too little was judged.",
     ),
     click.option(
         "--cases",
@@ -108,8 +114,25 @@ RUN_OPTIONS = (
 )
 
 
+RUN_SECTIONS = {
+    "What to judge": (
+        "--operation", "--law", "--only", "--implementation", "--part", "--compile", "--unit",
+    ),
+    "How hard to look": (
+        "--profile", "--minutes", "--seed", "--modules", "--soak", "--costs", "--sanitizer",
+    ),
+    "Outputs": ("--html", "--json", "--junit", "--markdown", "--evidence", "--cases"),
+    "Known findings": (
+        "--expectations", "--policy", "--corpus", "--examples", "--allow-incomplete",
+    ),
+    "Machine": ("--device", "--jobs"),
+    "Support rules": ("--gating", "--rules", "--without-rule"),
+}  # fmt: skip
+"""Options of check, gate and bump by the heading under which their help shows them."""
+
+
 def run_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Add the options that check and gate share."""
+    """Add the options that check, gate and bump share."""
     for option in reversed(RUN_OPTIONS):
         command = option(command)
     return command

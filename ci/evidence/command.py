@@ -14,7 +14,7 @@ KINDS = ("h200", "gating", "bump")
 """Beginnings of the names of files with runs that the page sums up."""
 
 
-@click.command("evidence")
+@click.command("evidence", short_help="Sum up kept results of real GPUs.")
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path), metavar="[FILE.json...]")
 @output_option("--markdown", "Write the page to this file instead of printing it.")
 def evidence(files: tuple[Path, ...], outputs: Outputs) -> int:

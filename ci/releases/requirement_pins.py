@@ -1,6 +1,6 @@
 """Which FlashInfer a serving stack's requirements file pins.
 
-Read by ``gate --candidate-from FILE``, so that a pipeline of the stack itself compares what it has
+Read by ``bump --candidate-from FILE``, so that a pipeline of the stack itself compares what it has
 with what a change would bring, without naming a version twice.
 """
 
@@ -96,7 +96,7 @@ def side(name: str, given: str | None, path: Path | None) -> str | None:
 
     Args:
         name: ``"baseline"`` or ``"candidate"``.
-        given: what ``--baseline`` or ``--candidate`` says, if anything.
+        given: release that is named, if any.
         path: of the file that ``--baseline-from`` or ``--candidate-from`` names, if any.
 
     Raises:
@@ -106,7 +106,7 @@ def side(name: str, given: str | None, path: Path | None) -> str | None:
         return given
     option = f"--{name}-from"
     if given is not None:
-        message = f"{option} does not go with --{name}"
+        message = f"{option}: the {name} is named already, {given}"
         raise UsageRefusedError(message)
     return pinned_release(path, option=option)
 

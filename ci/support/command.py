@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..console.errors import CONFORMING, INTERRUPTED, NONCONFORMING, UsageRefusedError
+from ..console.help import SectionedCommand
 from ..console.lines import tell
 from ..console.outputs import Outputs, output_option
 
@@ -29,7 +30,7 @@ FEATURE_OPTIONS = (
     click.option("--kv-dtype", metavar="T", help="Of the KV cache: bf16, fp8, nvfp4, ..."),
     click.option("--kv-storage", metavar="T", help="uint8, where the cache is a tensor of bytes."),
     click.option("--kv-layout", metavar="L", help="NHD or HND."),
-    click.option("--page-size", type=int, metavar="N"),
+    click.option("--page-size", type=int, metavar="N", help="Keys a page."),
     click.option("--group-size", type=int, metavar="N", help="Query heads a KV head."),
     click.option("--query-len", type=int, metavar="N", help="Query tokens a request in decode."),
     click.option("--window", help="With a sliding window.", **SWITCH),  # type: ignore[arg-type]
@@ -42,6 +43,21 @@ FEATURE_OPTIONS = (
 )
 
 
+SECTIONS = {
+    "Chips and releases": ("--sm", "--flashinfer", "--against"),
+    "The call": (
+        "--operation", "--backend", "--phase", "--head-dim", "--head-dim-vo", "--q-dtype",
+        "--kv-dtype", "--kv-storage", "--kv-layout", "--page-size", "--group-size", "--query-len",
+        "--window", "--soft-cap", "--sinks", "--mask", "--activation", "--quantisation",
+        "--routing",
+    ),
+    "What to answer": ("--require", "--explain", "--declared", "--compile", "--unit", "--jobs"),
+    "Outputs": ("--json", "--markdown"),
+    "Support rules": ("--rules",),
+}  # fmt: skip
+"""Options by the heading under which help shows them."""
+
+
 def feature_options(command: Callable[..., int]) -> Callable[..., int]:
     """Add an option for each field of a feature."""
     for option in reversed(FEATURE_OPTIONS):
@@ -49,20 +65,25 @@ def feature_options(command: Callable[..., int]) -> Callable[..., int]:
     return command
 
 
-@click.command("support")
-@click.option("--sm", metavar="SM[,SM]", help="Chips: 103, 10.3, sm_103a or cpu; all if left out.")
+@click.command(
+    "support",
+    cls=SectionedCommand,
+    sections=SECTIONS,
+    short_help="Answer which kernel may run on which chip, and why.",
+)
+@click.option("--sm", metavar="SM[,SM]", help="Chips: 103, 10.3, sm_103a or cpu; all by default.")
 @click.option(
     "--flashinfer",
     "releases",
     multiple=True,
     metavar="VERSION",
-    help="Release; the newest that the rules know.",
+    help="Release of FlashInfer; by default the newest that the rules know.",
 )
-@click.option("--against", metavar="VERSION", help="Say only what this other release changes.")
+@click.option("--against", metavar="VERSION", help="Show only what this other release changes.")
 @feature_options
-@click.option("--explain", "explained", is_flag=True, help="Walk the rules for one call.")
+@click.option("--explain", "explained", is_flag=True, help="Show which rules decide one call.")
 @click.option(
-    "--require", "required", is_flag=True, help="Exit with 1 unless one backend at least serves."
+    "--require", "required", is_flag=True, help="Exit with 1 unless a backend serves the call."
 )
 @click.option(
     "--declared",
@@ -74,17 +95,18 @@ def feature_options(command: Callable[..., int]) -> Callable[..., int]:
     "--compile",
     "compiled",
     metavar="SM[,SM]",
-    help="Compile FlashInfer's modules for these chips, with nvcc; --flashinfer may be repeated.",
+    help="Compile FlashInfer's modules for these chips, with nvcc; repeat --flashinfer for several "
+    "releases.",
 )
 @click.option("--unit", "units", multiple=True, metavar="NAME", help="Compile only this module.")
-@click.option("--jobs", type=click.IntRange(min=1), help="Compilers at a time; one a core.")
-@output_option("--json", "Write what is said to this file.")
-@output_option("--markdown", "Write it as Markdown.")
+@click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Compilers at a time.")
+@output_option("--json", "Write the answer to this file.")
+@output_option("--markdown", "Write the answer as Markdown.")
 @click.option(
     "--rules",
     "folder",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder of support rules instead of the shipped ones.",
+    help="Use the support rules in this folder.",
 )
 def support(
     sm: str | None,
@@ -94,14 +116,14 @@ def support(
     outputs: Outputs,
     **options: Any,  # noqa: ANN401  click's options
 ) -> int:
-    """Say what may run where, why, and what to use instead, before anything is launched.
+    """Answer which kernel may run on which chip, why, and what to use instead. Needs no GPU.
 
     Without fields of a call, prints the whole matrix; with some (--head-dim 512 --kv-dtype fp8),
     each backend that could serve it; with one chip, the reasons too.
 
     With --declared, compares the rules with what releases of FlashInfer declare, and exits with 1
-    where they disagree; with --compile, compiles FlashInfer's own modules for chips that need not
-    be here, and keeps the records in --json. Neither needs a GPU.
+    where they disagree. With --compile, compiles FlashInfer's modules for chips that need not be
+    here, and writes the records to --json.
     """
     from ...impl.gating import RulesError, load_rules
 

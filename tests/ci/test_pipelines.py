@@ -161,7 +161,7 @@ def test_both_pipelines_ask_for_the_same() -> None:
             options = tuple(word for word in words if word.startswith("--"))
             asked[str(script.id).partition("-")[0]].add((words[0], *options))
     assert asked["github"] == asked["buildkite"]
-    assert {words[0] for words in asked["github"]} == {"gate", "merge"}
+    assert {words[0] for words in asked["github"]} == {"bump", "gate", "merge"}
 
 
 @pytest.mark.parametrize("path", [GITHUB, BUILDKITE, CONTAINER])

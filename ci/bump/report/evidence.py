@@ -14,7 +14,7 @@ from .display import side_name
 HEADING = (
     "## Two releases compared",
     "",
-    "`kernelproof gate --baseline A --candidate B` ([the gate before a bump](bump.md)): the same",
+    "`kernelproof bump A B` ([the gate before a bump](bump.md)): the same",
     "problems through both. Wrong answers are counted by what became of them. The ratio is the",
     "worst error over its bound, the time that of the candidate over that of the baseline.",
     "",

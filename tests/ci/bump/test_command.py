@@ -530,7 +530,7 @@ def test_a_candidate_that_hangs_on_import_is_a_finding(
     [
         (["--baseline", "old"], "--candidate is missing"),
         (["--candidate", "new"], "--baseline is missing"),
-        (["--sm", "90"], "--sm goes with --baseline"),
+        (["--sm", "90"], "--sm is an option of `kernelproof bump`"),
         (["--baseline", "a", "--candidate", "b", "--gating"], "--gating does not go with"),
         (["--baseline", "a", "--candidate", "b", "--unit", "xqa"], "--unit goes with --compile"),
         (["--baseline", "a", "--candidate", "b", "--sm", "9000"], "--sm 9000"),

@@ -124,8 +124,8 @@ def test_a_project_of_another_shape_is_told(text: str, told: str, tmp_path: Path
     assert refused.value.message.startswith(f"--candidate-from {path}: {told}")
 
 
-def test_the_gate_compares_what_two_files_pin(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_two_files_pin_is_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[tuple[str, str]] = []
 
@@ -137,28 +137,36 @@ def test_the_gate_compares_what_two_files_pin(
     old = write(tmp_path, "flashinfer-python==0.6.13", "old.txt")
     new = write(tmp_path, "flashinfer-python==0.7.2.post1", "new.txt")
     both = ["--baseline-from", str(old), "--candidate-from", str(new)]
-    assert main(["gate", *both]) == 1
+    assert main(["bump", *both]) == 1
+    assert main(["bump", "0.6.14", "--candidate-from", str(new)]) == 1
+    assert main(["bump", "--baseline-from", str(old), "0.7.1"]) == 1
+    assert asked == [("0.6.13", "0.7.2.post1"), ("0.6.14", "0.7.2.post1"), ("0.6.13", "0.7.1")]
+    asked.clear()
+    # The name of earlier versions, which says so.
     assert main(["gate", "--baseline", "0.6.14", "--candidate-from", str(new)]) == 1
-    assert asked == [("0.6.13", "0.7.2.post1"), ("0.6.14", "0.7.2.post1")]
+    assert asked == [("0.6.14", "0.7.2.post1")]
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.endswith("the command is `bump A B`")
 
 
 def test_a_pin_that_did_not_change_is_no_bump(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = str(write(tmp_path, VLLM.replace("-r common.txt", "")))
-    assert main(["gate", "--baseline-from", file, "--candidate-from", file]) == 0
+    assert main(["bump", "--baseline-from", file, "--candidate-from", file]) == 0
     assert "Both files pin 0.6.13" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("words", "told"), [
-    (["--baseline-from", "{new}"], "--candidate is missing"),
-    (["--candidate-from", "{new}"], "--baseline is missing"),
-    (["--candidate-from", "{new}", "--candidate", "0.7.1"], "does not go with --candidate"),
-    (["--candidate-from", "absent.txt", "--baseline", "0.7.1"], "--candidate-from absent.txt: can"),
+    ([], "the baseline is missing"),
+    (["--baseline-from", "{new}"], "the candidate is missing"),
+    (["--candidate-from", "{new}"], "the baseline is missing"),
+    (["a", "b", "--candidate-from", "{new}"], "the candidate is named already, b"),
+    (["--candidate-from", "absent.txt", "0.7.1"], "--candidate-from absent.txt: can"),
 ])  # fmt: skip
 def test_wrong_usage(
     words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     new = write(tmp_path, "flashinfer-python==0.7.2.post1")
-    assert main(["gate", *[word.format(new=new) for word in words]]) == 2
+    assert main(["bump", *[word.format(new=new) for word in words]]) == 2
     assert told in capsys.readouterr().err
