@@ -16,10 +16,12 @@ from ...impl.registry import resolve_name
 from ...properties.findings.cases import MUST_FAIL
 from ...properties.findings.corpus import checked_case
 from ...properties.findings.ledger import DEVICES, LedgerError
+from ...properties.findings.text_format import element_lines, printed_lines, trace_lines
 from ...properties.isolation.sanitizer import SanitizerMissingError
 from ...properties.isolation.workers import Deadlines, Worker, WorkerPool
 from ...properties.laws import Law
-from ...properties.verdicts.text import compact, indented, one_line
+from ...properties.search.hang_location import stuck_in
+from ...properties.verdicts.text import compact, defaults, one_line
 from ...properties.verdicts.verdict import Verdict
 from ...properties.worker.pools import open_pool
 from ...properties.worker.requests import Address, HarnessError, verdict_of
@@ -147,6 +149,8 @@ def _tell(
     out = console(sys.stdout)
     title = f"{verdict.status} {verdict.kind}".strip()
     message = verdict.message
+    if verdict.status == "HANG" and (where := stuck_in(verdict.trace)):
+        message = f"{message}; stuck in {where}"
     code, meaning = CONFORMING, f"{path} passes"
     if verdict.bad:
         code, meaning = NONCONFORMING, f"{path} still fails"
@@ -159,9 +163,14 @@ def _tell(
     if verdict.ratio is not None and not verdict.bad:
         message = message or f"the worst error is {verdict.ratio:.3g} of its bound"
     say(out, f"{title}  {name}  {law.name}", message or law.statement, style=verdict.status)
-    if verdict.bad and verdict.trace:
-        out.print(Text(f"  {indented(verdict.trace.rstrip())}", "dim"), soft_wrap=True)
+    for line in trace_lines(verdict):
+        out.print(Text(f"    {one_line(line)}", "dim"), soft_wrap=True)
     command(out, "law", law.statement)
+    for line in element_lines(verdict):
+        command(out, "wrong", line)
+    for line in printed_lines(verdict):
+        command(out, "printed", line)
     command(out, "problem", compact(problem))
+    command(out, "default", defaults(problem))
     out.print(Text(one_line(meaning), style_of("PASS" if not code else "FAIL")), soft_wrap=True)
     return code

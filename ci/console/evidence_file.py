@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-OF_ONE_MACHINE: tuple[str, ...] = ("trace", "replay")
+OF_ONE_MACHINE: tuple[str, ...] = ("trace", "printed", "replay")
 """Fields that name files and processes of the machine that ran."""
 OF_RIGHT_CELLS = ("problem", "called", "meaning", "kind", "message")
 """Fields of a cell that was right, of which there are hundreds: the problem's id is enough."""

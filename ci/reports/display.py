@@ -13,7 +13,7 @@ from rich.text import Text
 from ...properties.findings.causes import Cause
 from ...properties.findings.coverage import gaps_text
 from ...properties.findings.report import ImplementationReport
-from ...properties.findings.text_format import trace_lines
+from ...properties.findings.text_format import PRINTED_LINES, printed_lines, trace_lines
 from ...properties.verdicts.text import compact, count_of, one_line, printable
 from .summary import (
     Known,
@@ -169,6 +169,8 @@ def print_finding(out: Console, cause: Cause) -> None:
     )
     for line in trace_lines(verdict):
         out.print(Text(f"    {one_line(line)}", "dim"), soft_wrap=True)
+    for line in printed_lines(verdict)[-PRINTED_LINES:]:
+        command(out, "printed", line)
     if cause.telling:
         command(out, "cause", cause.sentence)
     command(out, "problem", compact(finding.problem))

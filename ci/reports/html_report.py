@@ -5,7 +5,8 @@ from __future__ import annotations
 from ...properties.findings.cases import versions
 from ...properties.findings.coverage import gaps_text
 from ...properties.findings.report import ImplementationReport, LawReport
-from ...properties.verdicts.text import compact
+from ...properties.findings.text_format import element_lines
+from ...properties.verdicts.text import compact, printable
 from ..console.rendering import render
 from .summary import (
     Summary,
@@ -56,6 +57,8 @@ def to_html(summary: Summary) -> str:
                 "who": f"{each.name}, {', '.join(cause.laws)}",
                 "cause": cause.sentence if cause.telling else "",
                 "problem": compact(cause.finding.problem),
+                "wrong": "\n".join(element_lines(cause.finding.verdict)),
+                "printed": printable(cause.finding.verdict.printed),
                 "replay": cause.finding.replay,
             }
             for each in report.implementations

@@ -9,6 +9,7 @@ from xml.etree import ElementTree as ET
 from ...properties.findings.causes import Cause, cause_of, causes_of
 from ...properties.findings.coverage import gaps_text
 from ...properties.findings.report import Finding, ImplementationReport, LawReport
+from ...properties.findings.text_format import element_lines
 from ...properties.laws import laws_of
 from ...properties.verdicts.text import compact, count_of
 from .summary import Summary, known_findings, reason_idle, seconds
@@ -134,11 +135,14 @@ def _failure(case: ET.Element, finding: Finding, cause: Cause | None) -> None:
         verdict.message,
         *([cause.sentence] if cause and cause.telling else []),
         f"problem: {compact(finding.problem)}",
+        *(f"wrong: {line}" for line in element_lines(verdict)),
         *([f"replay: {finding.replay}"] if finding.replay else []),
         *(["", verdict.trace] if verdict.trace else []),
     ]
     first = (verdict.message.splitlines() or [""])[0]
     _result(case, "failure", f"{title}: {first}", "\n".join(lines), kind=title)
+    if verdict.printed:
+        ET.SubElement(case, "system-out").text = legal(verdict.printed)
 
 
 def _result(case: ET.Element, tag: str, message: str, text: str = "", kind: str = "") -> None:

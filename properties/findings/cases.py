@@ -18,6 +18,7 @@ from ...impl.registry import BUILT_IN, installed_implementations
 from .files import Output, OutputError
 from .ledger import CASE_SCHEMA, Ledger
 from .report import Finding, ImplementationReport, RunReport
+from .text_format import description
 
 MUST_FAIL = "unexpected_pass"
 """Kind of a finding whose case passes though the ledger says that it fails."""
@@ -122,6 +123,7 @@ def case_of(
     """
     return {
         "schema": CASE_SCHEMA,
+        "description": description(finding.law, finding.problem, finding.verdict),
         "law": finding.law,
         "implementation": implementation,
         "operation": operation,

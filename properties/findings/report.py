@@ -66,6 +66,8 @@ class Finding:
             "kind": self.verdict.kind,
             "message": self.verdict.message,
             "element": self.verdict.element,
+            "ratio": self.verdict.ratio,
+            "worst": list(self.verdict.worst),
             "problem": self.problem.to_json(),
             "entry": self.entry,
             "contradicts": self.contradicts,
@@ -76,6 +78,7 @@ class Finding:
             "trace": self.verdict.trace,
             "error_map": None if self.entry else self.verdict.error_map,
             "first": self._first_to_json(),
+            "printed": self.verdict.printed,
         }
 
     def _first_to_json(self) -> dict[str, Any] | None:

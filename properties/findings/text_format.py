@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..verdicts.text import compact, count_of, one_line
+from ..verdicts.text import compact, count_of, defaults, one_line
 from ..verdicts.verdict import Verdict
 from .report import Finding
 
+if TYPE_CHECKING:
+    from ...reference import Problem
+
 TRACE_LINES = 12
+PRINTED_LINES = 12
+"""Lines shown of what a process printed; JSON and ``replay`` have all that was kept."""
 PACKAGE = Path(__file__).parents[2]
 SUITE = (str(PACKAGE / "properties"), str(PACKAGE / "impl" / "protocol.py"))
 """Frames of these files say nothing of the code under test."""
@@ -21,6 +27,7 @@ def finding_lines(finding: Finding) -> list[str]:
     lines = [f"{title}  {finding.implementation}  {finding.law}"]
     lines += [f"  {line}" for line in verdict.message.strip().splitlines()]
     lines += [f"    {line}" for line in trace_lines(verdict)]
+    lines += [f"  printed: {line}" for line in printed_lines(verdict)[-PRINTED_LINES:]]
     lines.append(f"  problem: {compact(finding.problem)}")
     if finding.deaths:
         tries = count_of(finding.attempts, "try").replace("trys", "tries")
@@ -28,6 +35,38 @@ def finding_lines(finding: Finding) -> list[str]:
     if finding.replay:
         lines.append(f"  replay:  {finding.replay}")
     return [one_line(line) for line in lines]
+
+
+def description(law: str, problem: Problem, verdict: Verdict) -> list[str]:
+    """Return what a case file says to a person: the verdict, all of the problem, wrong elements."""
+    title = f"{verdict.status} {verdict.kind}".strip()
+    lines = [f"{title} under {law}", *verdict.message.strip().splitlines()]
+    lines += [f"problem: {compact(problem)}", f"defaults: {defaults(problem)}"]
+    return lines + [f"wrong: {line}" for line in element_lines(verdict)]
+
+
+def element_lines(verdict: Verdict) -> list[str]:
+    """Return a line for each of the worst elements, in columns."""
+    rows = [
+        (
+            each["where"],
+            ", ".join(f"{axis} {number}" for axis, number in each["at"].items()),
+            *(f"{name} {each[name]}" for name in ("got", "expected", "bound")),
+        )
+        for each in verdict.worst
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) for cell, width in zip(row, widths, strict=True) if width
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def printed_lines(verdict: Verdict) -> list[str]:
+    """Return the lines that were printed in the case, empty ones left out."""
+    return [line for line in verdict.printed.splitlines() if line.strip()]
 
 
 def trace_lines(verdict: Verdict) -> list[str]:

@@ -181,7 +181,9 @@ def outcome_of(outcome: Outcome, verdict: Verdict) -> str:
         return HANGS
     if outcome.status == "crash":
         return CRASHES
-    if verdict.status == "CRASH" and CUDA_FAILED.search(f"{verdict.message}\n{verdict.trace}"):
+    if verdict.status == "CRASH" and CUDA_FAILED.search(
+        f"{verdict.message}\n{verdict.trace}\n{verdict.printed}"
+    ):
         return CRASHES
     words = {"PASS": RIGHT, "FAIL": WRONG, "REJECTED": RAISES, "CRASH": RAISES}
     return words.get(verdict.status, "")

@@ -241,7 +241,8 @@ class Trying:
         verdict = self._first_call(worker, group, BUILD_DEADLINES)
         seconds = time.monotonic() - start
         failed = verdict is not None and bool(
-            UNBUILT.search(f"{verdict.message}\n{verdict.trace}") or verdict.status == "HANG"
+            UNBUILT.search(f"{verdict.message}\n{verdict.trace}\n{verdict.printed}")
+            or verdict.status == "HANG"
         )
         message = verdict.message if failed and verdict else ""
         with self._lock:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 Handler = Callable[[dict[str, object], "Monitor"], dict[str, object]]
 
+_IOLBF = 1  # stdio.h
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _KEPT_ALLOCATION = 32 << 20  # the most that mallopt allows
 _KEPT_MEMORY = 256 << 20
@@ -139,9 +140,12 @@ def _prepare_process(options: WorkerOptions) -> None:
     # Dumps go to a file of their own: the code under test may close or redirect stderr.
     faulthandler.enable(file=options.dumps)
     faulthandler.register(signal.SIGUSR1, file=options.dumps, all_threads=True)
+    # What was printed before an abort must be in the file, not in a buffer.
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # What was printed before an abort must be in the file, not in a buffer.
         sys.stdout.reconfigure(line_buffering=True)
+    with contextlib.suppress(OSError, AttributeError, ValueError):  # C's stdout, a GPU's printf
+        libc = ctypes.CDLL(None)
+        libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _IOLBF, 0)
     _keep_freed_memory()
     _limit_memory(options.memory_limit)
 

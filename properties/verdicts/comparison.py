@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,6 +21,12 @@ INTEGERS = frozenset({
     torch.uint8, torch.uint16, torch.uint32, torch.uint64,
 })  # fmt: skip
 """Dtypes of integers that torch can compare."""
+MOST_LISTED = 10
+"""Most wrong elements that a FAIL lists."""
+
+
+Listed = dict[str, Any]
+"""A wrong element: its tensor's ``name`` and ``shape``, its ``index``, and what ``element`` has."""
 
 
 def fail(kind: str, message: str, ratio: float | None = None) -> Verdict:
@@ -30,13 +36,13 @@ def fail(kind: str, message: str, ratio: float | None = None) -> Verdict:
 
 def off(
     kind: str, where: str, got: str, expected: str, *, bound: str = "", more: str = "",
-    ratio: float | None = None,
+    ratio: float | None = None, worst: Sequence[Listed] = (),
 ) -> Verdict:  # fmt: skip
     """Return a FAIL that names an element that is wrong, see ``Verdict.element``."""
     element = {"where": where, "got": got, "expected": expected}
     exactly = "exactly " if bound == EXACTLY else ""
     message = f"{where} is {got}, expected {exactly}{expected}{more}"
-    return Verdict("FAIL", kind, message, ratio, element={**element, "bound": bound})
+    return Verdict("FAIL", kind, message, ratio, element={**element, "bound": bound}, worst=worst)
 
 
 def unusable(name: str, tensor: torch.Tensor, device: str) -> Verdict | None:
@@ -137,11 +143,13 @@ def _closely(check: Check) -> Verdict:
     misplaced_nan = got.isnan() != expected.isnan()
     if misplaced_nan.any():
         where = _position(misplaced_nan)
+        worst = listed(check, misplaced_nan, misplaced_nan.double())
         wanted = expected[where].item()
         if expected[where].isnan():
-            return off("nan", f"{name}{list(where)}", f"{got[where].item():.6g}", "NaN")
+            number = f"{got[where].item():.6g}"
+            return off("nan", f"{name}{list(where)}", number, "NaN", worst=worst)
         more = f" ({int(misplaced_nan.sum())} of {got.numel()} are)"
-        return off("nan", f"{name}{list(where)}", "NaN", f"{wanted:.6g}", more=more)
+        return off("nan", f"{name}{list(where)}", "NaN", f"{wanted:.6g}", more=more, worst=worst)
     difference = (got - expected).abs().masked_fill_((got == expected) | got.isnan(), 0.0)
     excess = ~(difference <= bound)
     if not excess.any():
@@ -162,7 +170,44 @@ def _closely(check: Check) -> Verdict:
         more=f", off by {difference[where].item():.3g}, bound {allowed} "
         f"({int(excess.sum())} of {got.numel()} elements outside)",
         ratio=float(ratio[where]),
+        worst=listed(check, excess, ratio),
     )
+
+
+def listed(check: Check, wrong: torch.Tensor, size: torch.Tensor) -> list[Listed]:
+    """Return the wrong elements of the largest ``size``; of equal ones, the first."""
+    flat = wrong.flatten().nonzero().flatten()
+    order = size.flatten()[flat].argsort(descending=True, stable=True)[:MOST_LISTED]
+    places = flat[order]
+    got, expected, bound = (
+        each.flatten()[places].tolist() for each in (check.actual, check.expected, check.bound)
+    )
+    indices = zip(*(each.tolist() for each in unravelled(places, wrong.shape)), strict=True)
+    return [
+        {
+            "name": check.name,
+            "shape": list(wrong.shape),
+            "index": list(index),
+            "got": _number(a),
+            "expected": _number(b),
+            "bound": f"{c:.3g}",
+        }
+        for index, a, b, c in zip(indices, got, expected, bound, strict=True)
+    ]
+
+
+def _number(value: float) -> str:
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
+def unravelled(places: torch.Tensor, shape: Sequence[int]) -> list[torch.Tensor]:
+    """Return the index along each axis of positions in a flattened tensor."""
+    # torch.unravel_index would import sympy: seconds in each process that finds something.
+    found: list[torch.Tensor] = []
+    for size in reversed(shape):
+        found.insert(0, places % size)
+        places = places // size
+    return found
 
 
 def bitwise(name: str, actual: torch.Tensor, expected: torch.Tensor) -> Verdict:
@@ -173,6 +218,8 @@ def bitwise(name: str, actual: torch.Tensor, expected: torch.Tensor) -> Verdict:
     if not different.any():
         return Verdict("PASS", ratio=0.0)
     where = _position(different)
+    apart = (actual.double() - expected.double()).abs().nan_to_num(nan=torch.inf)
+    worst = listed(Check(name, actual, expected, torch.zeros_like(apart)), different, apart)
     kind = "nan" if bool(actual[where].isnan() | expected[where].isnan()) else "numeric"
     return off(
         kind,
@@ -181,6 +228,7 @@ def bitwise(name: str, actual: torch.Tensor, expected: torch.Tensor) -> Verdict:
         f"{expected[where].item():.9g}",
         bound=EXACTLY,
         more=f" ({int(different.sum())} of {actual.numel()} differ)",
+        worst=[{**each, "bound": EXACTLY} for each in worst],
     )
 
 

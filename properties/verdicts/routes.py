@@ -10,7 +10,7 @@ from ...impl import Implementation
 from ...reference import Routing, oracle
 from ...reference.moe.routing_bounds import RoutingComparison
 from ...reference.tensors.moe_inputs import RouteInputs
-from .comparison import Result, fail, off
+from .comparison import Check, Result, fail, listed, off
 from .verdict import PASS, Verdict
 
 
@@ -78,6 +78,11 @@ def judge_route(implementation: Implementation, inputs: RouteInputs, result: Res
             bound=bound,
             more=f", bound {bound}",
             ratio=None if nan else float(ratio.nan_to_num(posinf=torch.inf).max()),
+            worst=listed(
+                Check("topk_weights", weights, compared.expected, compared.bound),
+                misplaced,
+                ratio.nan_to_num(nan=torch.inf),
+            ),
         )
     return Verdict("PASS", ratio=float(ratio.max()) if ratio.numel() else 0.0)
 

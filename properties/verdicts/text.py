@@ -27,6 +27,15 @@ def compact(problem: Problem) -> str:
     return f"{type(problem).__name__}({changed})"
 
 
+def defaults(problem: Problem) -> str:
+    """Print the fields of a problem that ``compact`` leaves out."""
+    return ", ".join(
+        f"{field.name}={field.default!r}"
+        for field in fields(problem)
+        if getattr(problem, field.name) == field.default
+    )
+
+
 def count_of(count: int, noun: str) -> str:
     """Return a number with its noun, in the singular where there is one."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

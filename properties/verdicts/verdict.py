@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -48,6 +48,9 @@ class Verdict:
             ``got`` and what ``expected``, and its ``bound``, ``EXACTLY`` where every bit counts.
         error_map: of a FAIL by bounds, the worst error over its bound by token and head, see
             ``error_map``.
+        worst: of a FAIL, up to ten wrong elements, the worst first: the same four as text, and
+            ``at``, the element's place by axis (request, token, head, page, channel).
+        printed: of a finding, the end of what its process printed in that case.
     """
 
     status: Status
@@ -61,6 +64,8 @@ class Verdict:
     about: Mapping[str, Any] | None = None
     element: Mapping[str, str] | None = None
     error_map: Mapping[str, Any] | None = None
+    worst: Sequence[Mapping[str, Any]] = ()
+    printed: str = ""
 
     @property
     def bad(self) -> bool:
@@ -69,7 +74,7 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dictionary."""
-        optional = ("about", "element", "error_map")
+        optional = ("about", "element", "error_map", "worst", "printed")
         return {name: value for name, value in vars(self).items() if value or name not in optional}
 
     @classmethod

@@ -102,6 +102,11 @@ def verdict_of(outcome: Outcome, tool: str = "") -> Verdict:
     Raises:
         HarnessError: the suite itself failed.
     """
+    verdict = _verdict_of(outcome, tool)
+    return replace(verdict, printed=outcome.stderr) if verdict.bad else verdict
+
+
+def _verdict_of(outcome: Outcome, tool: str) -> Verdict:
     reported = errors(outcome.log) if tool else []
     if reported and outcome.status != "error":
         first, _, rest = reported[0].partition("\n")
@@ -112,16 +117,15 @@ def verdict_of(outcome: Outcome, tool: str = "") -> Verdict:
     if outcome.status == "done":
         result = outcome.result or {}
         ended: Any = result.get("ended")  # of a fork, see ``Address.attempt``
-        return verdict_of(Outcome(**ended)) if ended else Verdict.from_json(result)
+        return _verdict_of(Outcome(**ended), tool) if ended else Verdict.from_json(result)
     if outcome.status == "hang":
         limit = f"{outcome.limit:.3g} s, " if outcome.limit else ""
         message = f"did not end within its deadline ({limit}in stage {outcome.stage})"
-        return Verdict("HANG", outcome.stage, message, trace=outcome.stack or outcome.stderr)
+        return Verdict("HANG", outcome.stage, message, trace=outcome.stack)
     if outcome.status == "crash":
-        trace = f"{outcome.stack}\n{outcome.stderr}".strip()
         how = SENTENCES.get(outcome.kind, outcome.kind)
         message = f"the process died: {how} in stage {outcome.stage}"
-        return Verdict("CRASH", outcome.kind, message, trace=trace)
+        return Verdict("CRASH", outcome.kind, message, trace=outcome.stack)
     if outcome.kind == MemoryError.__name__:
         raise HarnessError(outcome.detail.strip().rpartition("\n")[2])
     message = f"{outcome.kind} in stage {outcome.stage}: {outcome.detail}\n{outcome.stderr}".strip()

@@ -27,6 +27,7 @@ from ..isolation.machine import waited
 from ..isolation.workers import LAST_REPLY
 from ..laws import find_law
 from ..verdicts.contained import Stop, contained, crash
+from ..verdicts.elements import with_places
 from ..verdicts.subject import LAUNCHES, Stages, Subject
 from ..verdicts.verdict import Verdict
 from . import integrity
@@ -285,6 +286,8 @@ def judge(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
             verdict = law.check(subject, problem)
     except Stop as stop:
         verdict = stop.verdict
+    about = problem_from_json(verdict.about) if verdict.about else problem
+    verdict = with_places(verdict, about)
     return replace(verdict, seconds=subject.seconds, calls=subject.calls).to_json()
 
 

@@ -22,9 +22,11 @@ from kernelproof.ci.cli import main
 from kernelproof.impl import BUILT_IN, Target
 from kernelproof.properties.findings.ledger import read_case
 from kernelproof.properties.space.profiles import PROFILES
+from kernelproof.properties.verdicts.text import defaults
 
 ZOO = dedent(
     """
+    import ctypes
     import subprocess
     import time
     from kernelproof.impl import implementation
@@ -45,6 +47,8 @@ ZOO = dedent(
 
     @implementation("merge_state", name="hanging")
     def hanging(inputs):
+        ctypes.CDLL(None).puts(b"round")  # as a GPU's printf, by C's stdout
+        print("and round", flush=False)
         while inputs.outs.shape[0] > 2:
             time.sleep(0.01)
         return oracle(inputs)
@@ -184,6 +188,8 @@ def test_a_hang_is_found_and_replayed(kernelproof: Command) -> None:
     (finding,) = json.loads(Path("hang.json").read_text())["findings"]
     assert finding["status"] == "HANG"
     assert "hanging" in finding["trace"]
+    assert " s, in stage run); stuck in hanging (zoo.py:" in finding["message"]
+    assert finding["printed"] == "round\nand round\n"
     words = shlex.split(finding["replay"])
     assert words[2].startswith("my cases/hanging-well_formed-")
     law, problem, data = read_case(Path(words[2]))
@@ -192,6 +198,9 @@ def test_a_hang_is_found_and_replayed(kernelproof: Command) -> None:
     again = kernelproof(*words[1:], "--deadline", "0.5")
     assert again.code == 1
     assert again.out.startswith("HANG run  zoo:hanging")
+    assert "(0.5 s, in stage run); stuck in hanging (zoo.py:" in again.out
+    assert "printed: round\n  printed: and round\n" in again.out
+    assert f"default: {defaults(problem)}" in again.out
 
 
 def test_a_case_keeps_the_rules_that_were_left_out(kernelproof: Command) -> None:

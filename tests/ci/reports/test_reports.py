@@ -158,12 +158,28 @@ def test_the_json_holds_every_finding() -> None:
         assert data[name] not in (None, "")
 
 
+def test_what_was_printed_comes_with_its_finding() -> None:
+    said = "assertion \x1b[31mi < n\x00 failed"
+    printed = finding(verdict=replace(BAD, printed=f"first\n{said}\n"))
+    law = LawReport("parity", judged=3, finding=printed)
+    told = summary(run(ImplementationReport("mine", "kernels:mine", "merge_state", laws=[law])))
+    out = io.StringIO()
+    print_summary(console(out), told)
+    shown = "assertion \\x1b[31mi < n\\x00 failed"
+    assert f"  printed: {shown}\n" in out.getvalue()
+    assert to_json(told)["findings"][0]["printed"] == f"first\n{said}\n"
+    assert shown.replace("<", "&lt;") in to_html(told)
+    (element,) = ET.fromstring(to_junit(told)).iter("system-out")  # noqa: S314
+    assert element.text == f"first\n{shown}\n"
+
+
 def test_the_worst_ratio_is_the_findings_where_it_has_one() -> None:
     wrong = finding(verdict=Verdict("FAIL", "numeric", "out[0] is off", ratio=4.1e5))
     law = LawReport("parity", judged=3, finding=wrong, passing_ratio=0.8254)
     report = run(ImplementationReport("mine", "kernels:mine", "merge_state", laws=[law]))
     (told,) = to_json(summary(report))["implementations"][0]["laws"]
     assert (told["worst_ratio"], told["passing_ratio"]) == (4.1e5, 0.8254)
+    assert to_json(summary(report))["findings"][0]["ratio"] == 4.1e5
     assert ">4.1e+05<" in to_html(summary(report))
     assert 'name="worst_ratio" value="4.1e+05"' in to_junit(summary(report))
     wrong.entry = "merge-empty"
