@@ -261,14 +261,15 @@ def replay(
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @output_option(
-    "--markdown", "Write a page of the laws to this file: what each says and has caught."
+    "--markdown",
+    "Write a page of the documentation: the name of this file says which, law-book.md or fields.md.",
 )
 def list_command(device: str, outputs: Outputs, *, as_json: bool) -> int:
     """List implementations, laws and profiles, and why an implementation cannot run here."""
     if outputs.paths:
-        from .check.law_book import law_book
+        from .check.pages import page_writer
 
-        outputs.write({"--markdown": law_book})
+        outputs.write({"--markdown": page_writer(outputs.paths["--markdown"])})
         return CONFORMING
     from .check.listing import print_list
 

@@ -16,7 +16,7 @@ _VERSION = re.search(r'^__version__ = "(.+)"$', (_ROOT / "__init__.py").read_tex
 project = "Kernelproof"
 author = "the Kernelproof maintainers"
 release = _VERSION[1] if _VERSION else ""
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "index"
 exclude_patterns = ["build"]
 nitpicky = True
@@ -24,6 +24,15 @@ nitpicky = True
 # Headings can be linked to from three levels down, as on GitHub.
 myst_heading_anchors = 4
 suppress_warnings = ["myst.xref_ambiguous"]
+
+# The public names, by their docstrings: signatures with their types, fields without a second list.
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+# Types of torch and of the standard library are not looked up: the site is built offline.
+nitpick_ignore_regex = [("py:.*", r".*")]
 
 html_theme = "furo"
 html_title = f"Kernelproof {release}"
@@ -38,6 +47,24 @@ linkcheck_anchors_ignore_for_url = [r"https://github\.com/.*"]
 # What docs/bump.md links to as an example: the page of a comparison that is kept.
 _EXAMPLE = _ROOT / "fixtures" / "evidence" / "bump-h200.json"
 
+# One entry of a docstring may describe several arguments.
+_SEVERAL = re.compile(r"^ {4,}\w+(?:,\s+\w+)+:", re.MULTILINE)
+
+
+def _join_names(
+    app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]
+) -> None:
+    """Write ``a, b: text`` as ``a,b: text``, since Sphinx takes a first word for a type."""
+    del app, what, name, thing, options
+    text = _SEVERAL.sub(lambda found: re.sub(r",\s+", ",", found[0]), "\n".join(lines))
+    lines[:] = text.split("\n")
+
+
+def _leave_out(app: Sphinx, what: str, name: str, thing: object, *rest: object) -> bool | None:
+    """Leave out the fields of named tuples, which their class's docstring describes."""
+    del app, what, name, rest
+    return (getattr(thing, "__doc__", "") or "").startswith("Alias for field number") or None
+
 
 def _write_example(app: Sphinx, error: Exception | None) -> None:
     if error is None and app.builder.format == "html":
@@ -46,5 +73,7 @@ def _write_example(app: Sphinx, error: Exception | None) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    """Write the example report beside the pages."""
+    """Read docstrings as they are written here; write the example report beside the pages."""
+    app.connect("autodoc-process-docstring", _join_names, priority=400)  # before napoleon
+    app.connect("autodoc-skip-member", _leave_out)
     app.connect("build-finished", _write_example)

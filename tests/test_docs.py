@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 
+import click
 import pytest
 
-from kernelproof.ci.check.law_book import law_book
+from kernelproof import impl, reference
+from kernelproof.ci.check.pages import PAGES, page_writer
+from kernelproof.impl import gating
 from kernelproof.properties.findings.ledger import load_ledger
 from kernelproof.properties.laws import LAWS
 from kernelproof.reference.problems import ATTENTION_REGIMES
@@ -39,9 +43,23 @@ def test_every_ledger_entry_is_described(name: str) -> None:
     assert f"`{name}`" in (DOCS / "findings.md").read_text(encoding="utf-8")
 
 
-def test_the_law_book_is_up_to_date() -> None:
-    stale = "kernelproof list --markdown docs/law-book.md writes it again"
-    assert (DOCS / "law-book.md").read_text(encoding="utf-8") == law_book(), stale
+@pytest.mark.parametrize("name", PAGES)
+def test_a_generated_page_is_up_to_date(name: str) -> None:
+    stale = f"kernelproof list --markdown docs/{name} writes it again"
+    page = page_writer(DOCS / name)()
+    assert (DOCS / name).read_text(encoding="utf-8") == page, stale
+
+
+def test_a_page_that_is_not_generated_is_refused() -> None:
+    with pytest.raises(click.UsageError, match=r"laws\.md: no page has this name; there are law-b"):
+        page_writer(DOCS / "laws.md")
+
+
+@pytest.mark.parametrize("package", [reference, impl, gating])
+def test_every_public_name_is_in_the_reference(package: ModuleType) -> None:
+    page = (DOCS / "api.md").read_text(encoding="utf-8")
+    listed = re.findall(r":: (\w+)$", page, re.MULTILINE)
+    assert [name for name in package.__all__ if name not in listed] == []
 
 
 def rooms() -> list[tuple[str, str]]:

@@ -82,9 +82,10 @@ def merge_error_bound(
 ) -> AttentionOutput:
     """Bound, element by element, how far an honest merge may be from ``merge_states``.
 
-    A weight exp(lse_s - lse) has the relative error e_s = expm1(u [LOGIT (|lse_s| + max |lse_s|) +
-    EXP] + the error of lse_s), by the reasoning of ``attention_error_bound`` with states in the
-    place of keys; the errors of the states themselves enter with their weights.
+    The weight of state s is ``exp(lse_s - lse)``. Its relative error is
+    ``expm1(u [LOGIT (|lse_s| + max |lse_s|) + EXP] + lse_error_s)``, by the reasoning of
+    ``attention_error_bound`` with states in the place of keys. The errors of the states themselves
+    enter with their weights.
 
     Args:
         outs, lses: as in ``merge_states``.

@@ -51,8 +51,8 @@ class Arithmetic:
             ``VariableLengthMergeStates``: one row of threads each); 0: never.
         exponent: how exp(s - m) is taken: ``"difference"``: of a difference, which is 0 for the
             largest logit, or ``"fused"``: as exp2(s c - (m c)) with a product that was rounded, by
-            which the largest probability is off by u |m| (FlashAttention-3). Then the exact grid is
-            held to the bound, not to the last bit.
+            which the largest probability is off by ``u |m|`` (FlashAttention-3). Then the exact
+            grid is held to the bound, not to the last bit.
         tanh: of a soft cap: ``"accumulate"``, or ``"approximate"``: PTX's ``tanh.approx.f32``, with
             a relative error of at most 2^-11.
         fp8_products: what sums the products of FP8 operands (queries, keys and values):

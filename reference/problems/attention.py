@@ -44,26 +44,33 @@ class AttentionProblem(BaseProblem):
     """One call of paged_attention, ragged_attention or append_paged_kv.
 
     Attributes:
-        operation: which of the three.
-        query_lens, seq_lens: tokens and keys a request.
-        num_kv_heads, group_size: query heads are their product.
-        head_dim_qk, head_dim_vo: channels.
+        operation: which of the three operations.
+        query_lens: query tokens of each request.
+        seq_lens: keys of each request.
+        num_kv_heads: key-value heads.
+        group_size: query heads of each key-value head.
+        head_dim_qk: channels of queries and keys.
+        head_dim_vo: channels of values and output.
         dtype: of q, k, v and the output.
-        q_dtype: of q, where it is another one: FP8 queries, one of ``Q_DTYPES``.
-        page_size, kv_layout: as in ``paged_attention``; no meaning for ragged_attention.
+        q_dtype: of FP8 queries, one of ``Q_DTYPES``; empty where queries have ``dtype``.
+        page_size: keys a page; no meaning for ragged_attention.
+        kv_layout: as in ``paged_attention``; no meaning for ragged_attention.
         page_order: 0: pages in order; n > 0: scattered over a larger cache, by hash of n.
         shared_prefix_pages: leading full pages that all requests share, where they have them.
-        causal, window_left, logits_soft_cap, sm_scale, q_scale, k_scale, v_scale: as in
-            ``paged_attention``; sm_scale None is ``1 / sqrt(head_dim_qk)``; q_scale is of FP8
-            queries.
-        sinks, custom_mask, per_head_scales: whether there are any.
+        causal, window_left, logits_soft_cap, sm_scale: as in ``paged_attention``.
+        q_scale: factor of FP8 queries; 1 for others.
+        k_scale: factor of keys.
+        v_scale: factor of values.
+        sinks: whether each head has one more logit in its denominator.
+        custom_mask: whether there is a mask besides causal and window_left.
+        per_head_scales: whether head h has k_scale and v_scale times ``2 ** (h % 3 - 1)``.
         kv_cache: format of the cache, one of ``KV_CACHES``: any for paged_attention, those without
             block scales for append_paged_kv, none for ragged_attention.
         values_in_keys: V is the first head_dim_vo channels of K, in the same memory: multi-head
             latent attention (DeepSeek-V2, arXiv:2405.04434) decodes so, after the projections were
             absorbed, with one latent head, 512 compressed channels and 64 rotary ones.
-        strided_q: q is a slice of a packed QKV tensor. strided_kv: k and v are views of one
-            larger allocation.
+        strided_q: q is a slice of a packed QKV tensor.
+        strided_kv: k and v are views of one larger allocation.
         regime: how values are made, one of ``ATTENTION_REGIMES``.
         seed: of the values.
         request_ids: identity of each request's values; its position if empty. A request keeps its

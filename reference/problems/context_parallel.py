@@ -14,7 +14,8 @@ class ContextParallelProblem(BaseProblem):
     """One call of slice_context_parallel.
 
     Attributes:
-        query_lens, seq_lens: of the requests; as in an engine, the query tokens are among the keys.
+        query_lens: query tokens of each request.
+        seq_lens: keys of each request; as in an engine, its query tokens are among them.
         page_size: keys a page of one rank; a virtual page has ``world`` times as many.
         world: ranks of the group.
         rank: whose keys are asked for.

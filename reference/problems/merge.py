@@ -16,10 +16,13 @@ class MergeProblem(BaseProblem):
     """One call of merge_states.
 
     Attributes:
-        num_states, num_tokens, num_heads, head_dim: shape of the states.
+        num_states: states to be merged.
+        num_tokens: query tokens of each state.
+        num_heads: query heads of each state.
+        head_dim: channels of each state.
         dtype: of the outs and the merged out; lses are float32.
         empty: which states are (0, -inf): ``none``, ``some`` (a quarter, by hash) or ``all``.
-        regime: one of ``MERGE_REGIMES``.
+        regime: how values are made, one of ``MERGE_REGIMES``.
         seed: of the values.
     """
 

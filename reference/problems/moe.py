@@ -43,10 +43,13 @@ class RouteProblem(BaseProblem):
     """One call of ``route``, which says more of the fields that it shares.
 
     Attributes:
-        num_tokens, num_experts, top_k: of the call.
+        num_tokens: tokens of the call.
+        num_experts: experts that tokens are routed to.
+        top_k: experts a token.
         method: one of ``METHODS``.
-        bias: whether there is one.
-        num_groups, topk_groups: 1 for no groups.
+        bias: whether selection adds one to the scores.
+        num_groups: groups that the experts fall into; 1 for no groups.
+        topk_groups: groups that a token may use; 1 for no groups.
         scaling_factor, masked_groups: as in ``route``.
         dtype: of the logits.
         regime: how values are made, one of ``ROUTE_REGIMES``.
@@ -137,16 +140,21 @@ class MoEProblem(BaseProblem):
     """One call of ``moe``, which says more of the fields that it shares.
 
     Attributes:
-        num_tokens, hidden, inter, num_experts, top_k: of the call; all experts of all ranks.
+        num_tokens: tokens of the call.
+        hidden: channels of the hidden states.
+        inter: channels between both products.
+        num_experts: experts of all ranks.
+        top_k: experts a token.
         activation: one of ``ACTIVATIONS``.
         dtype: of hidden states and weights that are not quantised, and of the output.
         biases: whether both products have one.
         interleaved: gate and up rows alternate.
         swiglu_parameters: alpha, beta and limit: empty: the activation's own; ``"one"``: others,
             the same for all experts; ``"each"``: a tensor with other ones for each expert.
-        local_experts, expert_offset: the shard of this rank; 0 local experts are all of them.
+        local_experts: experts of this rank; 0: all of them.
+        expert_offset: global id of this rank's first expert.
         weights_on_input: the routing weights multiply the hidden states.
-        shared_experts: that every token goes to.
+        shared_experts: experts that every token goes to.
         quantized: format of the weights, one of ``QUANTISED``: FP8 with one scale an expert, one
             a row, or one for 128 x 128; nvfp4 or mxfp4. Empty: they are numbers.
         quantized_hidden: the hidden states are quantised too: as the weights, with one scale for

@@ -16,7 +16,11 @@ from .placement import placement
 
 @dataclass(frozen=True, eq=False)
 class ContextParallelInputs:
-    """Arguments of ``slice_context_parallel``; the metadata count in virtual pages."""
+    """Arguments of ``slice_context_parallel``; the metadata count in virtual pages.
+
+    Attributes:
+        storages: by field name, the flat buffer that each tensor is a view of.
+    """
 
     metadata: BatchMetadata
     rank: int

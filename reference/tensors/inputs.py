@@ -24,7 +24,7 @@ from .moe_inputs import MoEInputs, RouteInputs
 
 @dataclass(frozen=True, eq=False)
 class AttentionOptions:
-    """Options of both attention operations, see ``paged_attention``; out_dtype is the result's."""
+    """Options of both attention operations, see ``paged_attention``."""
 
     causal: bool
     sm_scale: float
@@ -43,6 +43,15 @@ class AttentionOptions:
 
 @dataclass(frozen=True, eq=False)
 class _WithOutput:
+    """What a result goes into.
+
+    Attributes:
+        out_dtype: dtype of the result.
+        out: buffer for the result of implementations with ``writes_out``, else None.
+        lse: float32 buffer for the LSE of implementations with ``writes_out``, else None.
+        storages: by field name, the flat buffer that each tensor is a view of.
+    """
+
     out_dtype: torch.dtype
     out: torch.Tensor | None = None
     lse: torch.Tensor | None = None
@@ -67,7 +76,11 @@ class _PagedTensors:
 
 @dataclass(frozen=True, eq=False)
 class PagedAttentionInputs(_Quantised, _WithOutput, AttentionOptions, _PagedTensors):
-    """Arguments of ``paged_attention``, besides ``block_table`` [R, pages] int32."""
+    """Arguments of ``paged_attention``.
+
+    Attributes:
+        block_table: [R, pages] int32, the page ids of each request as engines keep them.
+    """
 
     def keywords(self) -> dict[str, Any]:
         """Return the options, and what the cache holds, as keyword arguments of the oracle."""
@@ -147,7 +160,11 @@ class MergeInputs(_WithOutput, _States):
 
 @dataclass(frozen=True, eq=False)
 class AppendInputs:
-    """Arguments of ``append_paged_kv``: scales are 1 and there is no format, but for FP8 caches."""
+    """Arguments of ``append_paged_kv``; scales are 1 and there is no format, except in FP8 caches.
+
+    Attributes:
+        storages: by field name, the flat buffer that each tensor is a view of.
+    """
 
     k: torch.Tensor
     v: torch.Tensor
@@ -164,10 +181,16 @@ class AppendInputs:
 
 @dataclass(frozen=True, eq=False)
 class MetadataInputs:
-    """Arguments of ``build_metadata``: int32 tensors [R], [R] and [R, pages].
+    """Arguments of ``build_metadata``.
 
-    ``decode_threshold`` says how many query tokens a decode has at most, for builders that also
-    split the batch into its phases; above 1 decodes are uniform (``split_decodes_and_prefills``).
+    Attributes:
+        query_lens: [R] int32, query tokens of each request.
+        seq_lens: [R] int32, keys of each request, its query tokens included.
+        block_table: [R, pages] int32; entries past a request's pages are garbage.
+        page_size: keys a page.
+        decode_threshold: most query tokens of a decode, for builders that also split the batch
+            into its phases; above 1 decodes are uniform (``split_decodes_and_prefills``).
+        storages: by field name, the flat buffer that each tensor is a view of.
     """
 
     query_lens: torch.Tensor

@@ -19,7 +19,10 @@ from ..moe.weights import QuantizedMatrix
 class RouteInputs:
     """Arguments of ``route``.
 
-    ``bias`` is float32 [experts] or None; num_groups and topk_groups are None without groups.
+    Attributes:
+        bias: float32 [experts], or None.
+        num_groups, topk_groups: None without groups.
+        storages: by field name, the flat buffer that each tensor is a view of.
     """
 
     logits: torch.Tensor
@@ -40,9 +43,14 @@ class RouteInputs:
 
 @dataclass(frozen=True, eq=False)
 class MoEInputs:
-    """Arguments of ``moe``; out_dtype is the result's, ``out`` a buffer for it or None.
+    """Arguments of ``moe``.
 
-    ``topk_ids`` is int32 and ``topk_weights`` float32, both [tokens, top_k].
+    Attributes:
+        topk_ids: int32 [tokens, top_k].
+        topk_weights: float32 [tokens, top_k].
+        out_dtype: dtype of the result.
+        out: buffer for the result of implementations with ``writes_out``, else None.
+        storages: by field name, the flat buffer that each tensor is a view of.
     """
 
     hidden: torch.Tensor | QuantizedMatrix
