@@ -12,7 +12,7 @@ from ..sides.releases import SIDES
 from .display import side_name, stored_first, title
 from .page_findings import anchors, groups
 from .page_matrix import backends, columns
-from .page_numbers import AXIS, BAR, EDGES, GAP, HALF, compiled, speeds, spreads
+from .page_numbers import compiled, speeds, spreads
 from .page_sides import chip_label
 
 TONES = {
@@ -76,13 +76,6 @@ def to_page(report: Mapping[str, Any]) -> str:
             for each in report["machines"]
         ],
         policy=policy,
-        drawn={
-            "bar": BAR,
-            "half": HALF,
-            "step": BAR + GAP,
-            "bars": len(EDGES),
-            "axis": AXIS,
-        },
     )
 
 

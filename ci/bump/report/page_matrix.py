@@ -11,6 +11,7 @@ from .page_sides import chip_label
 
 LETTERS = {"declared": "d", "reported": "", "compiled": "c", "run": "r"}
 """Evidence of a cell; a refusal has a footnote, which names its report."""
+TONES = {"supported": "yes", "refused": "no", "unknown": "unknown"}
 WORDS = {"supported": "yes", "refused": "no", "unknown": "–"}  # noqa: RUF001  a dash of its own
 
 
@@ -20,7 +21,8 @@ class Cell:
 
     Attributes:
         text: what stands in it.
-        tone: one of ``gained``, ``lost``, ``both``, ``no``, ``unknown``, or empty.
+        tone: how it is coloured: ``gained``, ``lost``, ``both``, ``yes``, ``some``, ``no`` or
+            ``unknown``.
         small: evidence or footnote, set small.
     """
 
@@ -88,7 +90,7 @@ def _cell(each: Mapping[str, Any], notes: dict[str, int], rules: Mapping[str, An
     if change in ("gained", "lost"):
         before = WORDS.get(each["baseline"]["status"], str(each["baseline"]["status"]))
         return Cell(f"{before} → {text}", change, small)
-    return Cell(text, {"refused": "no", "unknown": "unknown"}.get(status, ""), small)
+    return Cell(text, TONES.get(status, ""), small)
 
 
 def _total(column: Sequence[Mapping[str, Any]]) -> Cell:
@@ -99,7 +101,8 @@ def _total(column: Sequence[Mapping[str, Any]]) -> Cell:
     if not able and not lost:
         told = any(each["candidate"]["status"] == "refused" for each in column)
         return Cell("no" if told else WORDS["unknown"], "no" if told else "unknown")
-    tone = "both" if gained and lost else "gained" if gained else "lost" if lost else ""
+    supported = "yes" if able == len(column) else "some"
+    tone = "both" if gained and lost else "gained" if gained else "lost" if lost else supported
     levels = Counter(LETTERS.get(each["candidate"]["evidence"], "") for each in column)
     small = [f"{levels[letter]}{letter}" for letter in "rc" if levels[letter]]
     small += [f"+{gained}"] * bool(gained) + [f"−{lost}"] * bool(lost)  # noqa: RUF001  a minus

@@ -8,17 +8,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from markupsafe import Markup
+
+from ...console.rendering import number
+from ...reports.pictures import histogram, time_ratio
 from ..behaviour.speed import memory_sentences
-from ..sides.releases import BASELINE, SIDES
+from ..sides.releases import SIDES
 from .page_sides import chip_label
 
 EDGES = tuple(10 ** (exponent / 2) for exponent in range(-10, 1))
 """Edges of the bars, from 1e-5 to the bound itself, two a decade; smaller ratios come before."""
-BAR, GAP, HALF = 14, 2, 26
-"""Width of a bar, between bars, and height of each side's half; pixels."""
 SPAN = 2.0
 """The speed's axis goes from half to twice the baseline's seconds, or as far as it must."""
-AXIS = 200
 
 
 @dataclass(frozen=True)
@@ -28,26 +29,29 @@ class Spread:
     Attributes:
         count: of problems.
         median, high, worst: the middle, the 95th percentile and the largest.
-        bars: left edge, top, height and count of each bar that is not empty.
+        counts: of problems by bar.
     """
 
     count: int
     median: float
     high: float
     worst: float
-    bars: tuple[tuple[int, float, float, int], ...]
+    counts: tuple[int, ...]
 
 
-def spreads(machine: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Spread]]]:
-    """Return the distributions of one machine: name of the implementation, and a spread by side."""
+def spreads(machine: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Spread], Markup]]:
+    """Yield the distributions of one machine: implementation, spread by side, and their picture."""
     for each in machine.get("implementations", ()):
         values = {side: finite(each.get("ratios", {}).get(side, ())) for side in SIDES}
         if any(values.values()):
-            tallest = max(max(_counts(found)) for found in values.values())
-            yield (
-                each["name"],
-                {side: _spread(found, tallest, side) for side, found in values.items() if found},
+            both = {side: _spread(found) for side, found in values.items() if found}
+            told = "; ".join(
+                f"median {number(found.median)} and worst {number(found.worst)} with the {side}"
+                for side, found in both.items()
             )
+            bars = [_counts(found) for found in values.values()]
+            title = f"Error over bound of {each['name']}"
+            yield each["name"], both, histogram(title, told, EDGES, *bars)
 
 
 def finite(values: object) -> list[float]:
@@ -69,15 +73,10 @@ def _counts(values: Sequence[float]) -> list[int]:
     return counts
 
 
-def _spread(values: Sequence[float], tallest: int, side: str) -> Spread:
-    bars = []
-    for index, count in enumerate(_counts(values)):
-        if count:
-            height = max(1.0, round(HALF * count / tallest, 1))
-            top = HALF - height if side == BASELINE else HALF
-            bars.append((index * (BAR + GAP), round(top, 1), height, count))
+def _spread(values: Sequence[float]) -> Spread:
     high = values[min(len(values) - 1, math.ceil(0.95 * len(values)) - 1)]
-    return Spread(len(values), statistics.median(values), high, values[-1], tuple(bars))
+    counts = tuple(_counts(values))
+    return Spread(len(values), statistics.median(values), high, values[-1], counts)
 
 
 @dataclass(frozen=True)
@@ -87,8 +86,7 @@ class Speed:
     Attributes:
         name: of the implementation.
         measured: the report's numbers.
-        dot, left, right: where the ratio and its spread stand on the axis, in pixels.
-        one, limit: where the ratio 1 and the policy's limit stand.
+        drawn: picture of the ratio and its range, on the axis of all.
         word: what the ratio means.
         tone: how that is coloured.
         memory: what calls need of it with either side; empty where that is not known.
@@ -96,11 +94,7 @@ class Speed:
 
     name: str
     measured: Mapping[str, Any]
-    dot: float
-    left: float
-    right: float
-    one: float
-    limit: float
+    drawn: Markup
     word: str
     tone: str
     memory: str
@@ -120,26 +114,23 @@ def speeds(machine: Mapping[str, Any], limit: float) -> list[Speed]:
         if all(finite([one[field]]) and one[field] > 0 for field in ("ratio", "low", "high"))
     ]
     widest = [max(abs(math.log(one[field])) for field in ("low", "high")) for _, one in found]
-    span = max([math.log(SPAN), *widest])
-
-    def place(ratio: float) -> float:
-        at = AXIS / 2 * (1 + math.log(ratio) / span)
-        return round(min(max(at, 0.0), float(AXIS)), 1)
-
+    span = math.exp(max([math.log(SPAN), *widest]))
     return [
         Speed(
             name,
             one,
-            place(one["ratio"]),
-            place(one["low"]),
-            place(one["high"]),
-            place(1.0),
-            place(limit),
+            _time_ratio(one, limit, span),
             *_word(one, limit),
             "; ".join(memory_sentences(one)),
         )
         for name, one in found
     ]
+
+
+def _time_ratio(one: Mapping[str, Any], limit: float, span: float) -> Markup:
+    ratio, low, high = (float(one[field]) for field in ("ratio", "low", "high"))
+    title = f"{ratio:.2f} times the seconds, from {low:.2f} to {high:.2f}"
+    return time_ratio(title, ratio, low, high, limit, span)
 
 
 def _word(one: Mapping[str, Any], limit: float) -> tuple[str, str]:

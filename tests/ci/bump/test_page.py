@@ -16,7 +16,7 @@ import torch
 from kernelproof.ci.bump.report.page import alike, to_page
 from kernelproof.ci.bump.report.page_findings import anchors, groups, link
 from kernelproof.ci.bump.report.page_matrix import backends
-from kernelproof.ci.bump.report.page_numbers import EDGES, HALF, speeds, spreads
+from kernelproof.ci.bump.report.page_numbers import EDGES, speeds, spreads
 from kernelproof.ci.bump.report.page_sides import differing, parameters
 from kernelproof.ci.bump.verdicts.findings import finding
 from kernelproof.ci.cli import main
@@ -243,6 +243,7 @@ def test_the_matrix_sums_up(report: Callable[..., dict[str, Any]]) -> None:
     (_, decode), (_, window) = made.rows
     assert [(cell.text, cell.small) for cell in decode] == [("yes", "c"), ("yes", "r"),
                                                             ("yes → no", "1")]  # fmt: skip
+    assert [cell.tone for cell in decode] == ["yes", "yes", "lost"]
     assert [cell.tone for cell in window] == ["gained", "gained", "unknown"]
     assert list(backends(None)) == []
 
@@ -261,14 +262,15 @@ def test_chips_of_which_the_same_is_said_stand_together(
 
 def test_distributions_are_drawn_to_one_scale(report: Callable[..., dict[str, Any]]) -> None:
     machine = report()["machines"][0]
-    ((name, both),) = spreads(machine)
+    ((name, both, drawn),) = spreads(machine)
     assert name == "merge"
     old, new = both["baseline"], both["candidate"]
     assert (old.count, old.median, old.worst, new.worst) == (3, 0.001, 0.5, 1.0)
-    assert [count for *_, count in old.bars] == [1, 1, 1]
-    assert all(top + height == HALF for _, top, height, _ in old.bars)
-    assert all(top == HALF for _, top, _, _ in new.bars)
-    assert new.bars[-1][0] == (len(EDGES) - 1) * 16  # 1 is the last bar: the bound itself
+    assert (old.counts, new.counts) == (
+        (1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1), (1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1)
+    )  # fmt: skip
+    assert len(old.counts) == len(EDGES)  # 1 is in the last bar: the bound itself
+    assert "median 0.001 and worst 0.5 with the baseline; median 0.002 and worst 1" in drawn
     machine["implementations"][0]["ratios"] = {"baseline": [], "candidate": ["inf"]}
     assert list(spreads(machine)) == []
 
@@ -286,7 +288,7 @@ def test_ratios_of_time_in_words(
     one.update(low=low, high=high, ratio=(low + high) / 2)
     (made,) = speeds(machine, 1.25)
     assert made.word == word
-    assert 0 <= made.left <= made.dot <= made.right <= 200
+    assert f"{(low + high) / 2:.2f} times the seconds, from {low:.2f} to {high:.2f}" in made.drawn
     one.update(ratio="nan")
     assert speeds(machine, 1.25) == []
 

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kernelproof.ci.bump.report.page import to_page
+from kernelproof.ci.bump.report.reading import read_report
 from kernelproof.ci.reports.html_report import to_html
 from kernelproof.ci.reports.summary import summarise
+from kernelproof.fixtures import EVIDENCE
 from kernelproof.properties.findings.ledger import Ledger
 from kernelproof.properties.findings.report import (
     Finding,
@@ -42,6 +44,12 @@ return [...document.querySelectorAll("body *")].filter((e) => e.checkVisibility(
   .filter((e) => e.getBoundingClientRect().right > innerWidth + 1).map((e) => e.outerHTML)
   .map((text) => text.slice(0, 99));
 """
+CLIPPED = """
+return [...document.querySelectorAll("body *")].filter((e) => e.checkVisibility())
+  .filter((e) => e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).overflowX !== "visible")
+  .map((e) => [e.scrollWidth, e.clientWidth, e.outerHTML.slice(0, 99)]);
+"""
+"""What has to be scrolled sideways, or is cut off."""
 CONTRAST = """
 const lightness = (colour) => colour.map((c) => c / 255)
   .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
@@ -103,6 +111,12 @@ def requests(browser: Chrome) -> set[str]:
         if message["method"] in ("Network.requestWillBeSent", "Network.webSocketCreated"):
             found.add(message["params"].get("request", message["params"])["url"])
     return {url for url in found if not url.endswith("/report.html")}
+
+
+@pytest.fixture(scope="module")
+def kept() -> str:
+    """Return the page of a comparison of two releases that is kept, names of real length."""
+    return to_page(read_report(EVIDENCE / "bump-h200.json"))
 
 
 def every_text(value: Any, text: str) -> Any:  # noqa: ANN401  any JSON
@@ -253,6 +267,35 @@ def test_text_can_be_read(browser: Chrome, show: Show, report: Report, scheme: s
         assert [each for each in seen if each[0] < 4.5] == []
         background = script(browser, "return getComputedStyle(document.body).backgroundColor")
         assert (background == "rgb(255, 255, 255)") == (scheme == "light")
+
+
+@pytest.mark.parametrize("width", [400, 1000, 1400])
+def test_no_column_of_a_kept_comparison_is_clipped(
+    browser: Chrome, show: Show, kept: str, width: int
+) -> None:
+    resize(browser, width)
+    show(kept)
+    script(browser, "document.querySelectorAll('#numbers details').forEach((e) => e.open = true)")
+    script(browser, "document.querySelectorAll('#matrix details').forEach((e) => e.open = true)")
+    assert script(browser, CLIPPED) == []
+    assert script(browser, "return document.documentElement.scrollWidth") <= width
+
+
+def test_the_matrix_is_coloured_and_says_the_same_in_text(
+    browser: Chrome, show: Show, report: Report
+) -> None:
+    show(to_page(report()))
+    script(browser, OPEN_ALL)
+    cells = script(
+        browser,
+        "return [...document.querySelectorAll('#matrix tbody tr')].slice(1).flatMap((row) => "
+        "[...row.cells].slice(1).map((e) => [e.innerText.split(' ').join(''), "
+        "getComputedStyle(e).backgroundColor + getComputedStyle(e).boxShadow]))",
+    )
+    colours = {text: {colour for other, colour in cells if other == text} for text, _ in cells}
+    assert {"yesc", "yesr", "yes→no1", "–→yesd", "–"} <= set(colours)  # noqa: RUF001  a dash
+    assert colours["yesc"] == colours["yesr"]
+    assert len({*colours["yesc"], *colours["yes→no1"], *colours["–→yesd"], *colours["–"]}) == 4  # noqa: RUF001
 
 
 @pytest.mark.parametrize("width", [400, 1200])

@@ -1,0 +1,125 @@
+"""Pictures on the pages, as inline SVG, each with a title and a description in words.
+
+Colours are classes of ``page.css``, which knows a light page and a dark one.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+from markupsafe import Markup
+
+from ...properties.verdicts.text import printable
+
+BAR, GAP, HALF, TEXT = 12, 2, 30, 14
+"""Pixels: width of a bar, gap between bars, height of half a histogram and of a line of text."""
+AXIS = 160
+"""Width of a picture of ratios of time; pixels."""
+TALLEST_BAR = 0.06
+"""Least part of its half that a bar takes which stands for something."""
+
+
+def shape(name: str, **attributes: object) -> Markup:
+    """Return an element of SVG; ``class_`` is its class, ``text_anchor`` its ``text-anchor``."""
+    told = Markup(" ").join(
+        Markup('{}="{}"').format(key.rstrip("_").replace("_", "-"), _plain(value))
+        for key, value in attributes.items()
+    )
+    return Markup("<{} {}/>").format(name, told)
+
+
+def words(text: object, x: float, y: float, anchor: str = "start") -> Markup:
+    """Return a line of text in a picture."""
+    form = Markup('<text x="{}" y="{}" text-anchor="{}">{}</text>')
+    return form.format(_plain(x), _plain(y), anchor, printable(str(text)))
+
+
+def picture(
+    width: float, height: float, title: str, description: str, parts: Iterable[Markup]
+) -> Markup:
+    """Return a picture that shrinks with what it stands in."""
+    form = Markup(
+        '<svg role="img" width="{0}" height="{1}" viewBox="0 0 {0} {1}">'
+        "<title>{2}</title><desc>{3}</desc>{4}</svg>"
+    )
+    size = (_plain(width), _plain(height))
+    return form.format(*size, printable(title), printable(description), Markup().join(parts))
+
+
+def histogram(
+    title: str,
+    description: str,
+    edges: Sequence[float],
+    above: Sequence[int],
+    below: Sequence[int] = (),
+) -> Markup:
+    """Draw how error over bound is spread, on a logarithmic axis with a line at the bound.
+
+    Args:
+        title: of the picture.
+        description: of it, in words.
+        edges: largest ratio of each bar, rising; one more count than edges is an open last bar.
+        above, below: problems by bar, the second to be compared with the first.
+    """
+    step, tallest = BAR + GAP, max([1, *above, *below])
+    bound = step * (bisect.bisect_left(edges, 1.0) + 1) - GAP / 2
+    width = max(step * len(above), bound + GAP)
+    bottom = HALF * (2 if below else 1)
+
+    def bars(counts: Sequence[int], *, up: bool) -> Iterator[Markup]:
+        for index, count in enumerate(counts):
+            if count:
+                height = HALF * max(TALLEST_BAR, count / tallest)
+                over = "over" if index * step > bound - step + GAP else "inside"
+                yield shape(
+                    "rect",
+                    class_=over if not below else "first" if up else "second",
+                    x=index * step,
+                    y=HALF - height if up else HALF,
+                    width=BAR,
+                    height=height,
+                )
+
+    def parts() -> Iterator[Markup]:
+        yield from bars(above, up=True)
+        yield from bars(below, up=False)
+        yield shape("line", class_="axis", x1=0, x2=width, y1=HALF, y2=HALF)
+        yield shape("line", class_="limit", x1=bound, x2=bound, y1=0, y2=bottom)
+        yield words(f"≤{edges[0]:.0e}".replace("e-0", "e-"), 0, bottom + 11)
+        yield words("1", bound, bottom + 11, "middle" if bound < width - step else "end")
+        if len(above) > len(edges):
+            yield words(f">{edges[-1]:,.0f}", width, bottom + 11, "end")
+
+    return picture(width, bottom + TEXT, title, description, parts())
+
+
+def time_ratio(
+    title: str, ratio: float, low: float, high: float, limit: float, span: float
+) -> Markup:
+    """Draw a ratio of time and its range, slower to the right; logarithmic.
+
+    Args:
+        title: that says the numbers.
+        ratio, low, high: what was measured.
+        limit: ratio from which it counts as slower.
+        span: the axis goes from 1 / span to span.
+    """
+
+    def place(value: float) -> float:
+        at = AXIS / 2 * (1 + math.log(value) / math.log(span))
+        return min(max(at, 4.0), AXIS - 4.0)
+
+    parts = [
+        shape("line", class_="axis", x1=place(1.0), x2=place(1.0), y1=0, y2=16),
+        shape("line", class_="limit", x1=place(limit), x2=place(limit), y1=3, y2=13),
+        shape("line", class_="range", x1=place(low), x2=place(high), y1=8, y2=8),
+        shape("circle", class_="second", cx=place(ratio), cy=8, r=4),
+    ]
+    return picture(AXIS, 16, title, "The line is the ratio 1, the short mark the limit.", parts)
+
+
+def _plain(value: object) -> object:
+    """Return a number without digits that nobody sees."""
+    return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else value
