@@ -1,6 +1,7 @@
 """The oracle: attention, merging, metadata and MoE by definition, with bounds on what may differ.
 
 It imports torch and the standard library, nothing else. The default arithmetic is float64.
+Results carry no gradients: the oracle is for judging kernels, not for training.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 INT32_MAX = 2**31 - 1
 
@@ -50,6 +51,8 @@ def host_integers_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, list[int]
     )
     if not alike:
         return {name: host_integers(name, each) for name, each in tensors.items()}
+    for name, each in tensors.items():
+        check_values(name, each)
     listed = torch.cat(list(tensors.values())).tolist()
     ends = list(accumulate(len(tensor) for tensor in tensors.values()))
     return {
@@ -66,6 +69,7 @@ def check_integers(name: str, tensor: torch.Tensor) -> None:
     if tensor.dtype.is_floating_point or tensor.dtype in (torch.bool, torch.complex64):
         message = f"{name} must hold integers, not {tensor.dtype}"
         raise ValueError(message)
+    check_values(name, tensor)
 
 
 def check_lengths(name: str, lengths: list[int]) -> None:
@@ -128,6 +132,9 @@ def check_values(name: str, tensor: torch.Tensor) -> None:
     """Check that there are values to read, by strides."""
     if tensor.is_meta:
         message = f"{name} is on the device 'meta', where a tensor has no values"
+        raise ValueError(message)
+    if isinstance(tensor, FakeTensor):
+        message = f"{name} is a FakeTensor, which has no values (torch.compile traces with them)"
         raise ValueError(message)
     if tensor.layout != torch.strided:
         message = f"{name} has the layout {tensor.layout}; it must be strided"

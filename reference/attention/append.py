@@ -13,6 +13,7 @@ from .options import check_scale
 Caches = tuple[torch.Tensor, torch.Tensor]
 
 
+@torch.no_grad()
 def append_paged_kv(
     k: torch.Tensor,
     v: torch.Tensor,
@@ -74,6 +75,7 @@ def append_paged_kv(
     return _written((k_cache, v_cache), rows, metadata, kv_layout, in_place=in_place)
 
 
+@torch.no_grad()
 def append_paged_nvfp4(
     k: torch.Tensor,
     v: torch.Tensor,

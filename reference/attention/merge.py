@@ -23,6 +23,7 @@ from .error_terms import EXP, LOGIT, LSE, SUM, growth
 from .reordering import LARGEST_LOGIT_ERROR
 
 
+@torch.no_grad()
 def merge_states(
     outs: torch.Tensor, lses: torch.Tensor, *, compute_dtype: torch.dtype = torch.float64
 ) -> AttentionOutput:
@@ -70,6 +71,7 @@ def _sum(weights: torch.Tensor, outs: torch.Tensor) -> torch.Tensor:
     return (weights.unsqueeze(-1) * defined).sum(dim=0)
 
 
+@torch.no_grad()
 def merge_error_bound(
     outs: torch.Tensor,
     lses: torch.Tensor,

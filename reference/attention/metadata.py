@@ -12,7 +12,13 @@ from itertools import accumulate
 
 import torch
 
-from ..validation import check_indptr, check_lengths, host_integers, host_integers_of
+from ..validation import (
+    check_indptr,
+    check_lengths,
+    check_values,
+    host_integers,
+    host_integers_of,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,6 +234,7 @@ def _rows(block_table: torch.Tensor | Sequence[Sequence[int]]) -> list[list[int]
                 f"{block_table.dtype} {tuple(block_table.shape)}"
             )
             raise ValueError(message)
+        check_values("block_table", block_table)
         return block_table.tolist()
     for position, row in enumerate(block_table):
         if not isinstance(row, Sequence):

@@ -9,7 +9,7 @@ import torch
 
 from ..formats.kv_format import KVCacheFormat, Scales
 from ..scratch import Scratch
-from ..validation import check_heads
+from ..validation import check_heads, check_values
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ def check_options(q: torch.Tensor, num_kv_heads: int, mask_size: int, options: O
 def check_scale(name: str, scale: object, axis: str, heads: int) -> None:
     """Check a scale: a finite number, or a tensor with one of each head."""
     if isinstance(scale, torch.Tensor):
+        check_values(name, scale)
         if scale.numel() != 1:
             _check_shape(name, scale, (heads,), f"a float or floating [{axis}]")
     elif not _is_finite(scale):
@@ -78,6 +79,7 @@ def _check_shape(name: str, tensor: object, shape: tuple[int, ...], wanted: str)
     if not isinstance(tensor, torch.Tensor):
         message = f"{name} must be {wanted} = {list(shape)}, not {type(tensor).__name__}"
         raise ValueError(message)
+    check_values(name, tensor)
     right_dtype = tensor.dtype == torch.bool if "bool" in wanted else tensor.dtype.is_floating_point
     if tuple(tensor.shape) != shape or not right_dtype:
         message = (

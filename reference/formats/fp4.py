@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..validation import check_values
 from .fp8 import check_floating, check_wide_dtype
 from .small_floats import E2M1, decode_table, elementwise, round_to_format
 
@@ -114,12 +115,14 @@ def check_packed(name: str, packed: torch.Tensor) -> None:
         shape = tuple(packed.shape)
         message = f"{name} must be uint8 [..., n / 2], not {packed.dtype} of shape {shape}"
         raise ValueError(message)
+    check_values(name, packed)
 
 
 def _check_nibbles(codes: torch.Tensor) -> None:
     if codes.dtype != torch.uint8:
         message = f"codes must be uint8, not {codes.dtype}"
         raise ValueError(message)
+    check_values("codes", codes)
     if (codes >= _NUM_CODES).any():
         message = f"codes holds {int(codes.max())}; an unpacked e2m1 code is 0 to 15"
         raise ValueError(message)

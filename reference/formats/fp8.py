@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..validation import check_values
 from .small_floats import (
     FP8_FORMATS,
     WIDE_DTYPES,
@@ -52,6 +53,7 @@ def quantize_fp8(
     return elementwise(encode, dtype, x, divisor)
 
 
+@torch.no_grad()
 def dequantize_fp8(
     codes: torch.Tensor,
     scale: float | torch.Tensor = 1.0,
@@ -76,6 +78,7 @@ def dequantize_fp8(
             or does not broadcast.
     """
     check_fp8_dtype("codes.dtype", codes.dtype)
+    check_values("codes", codes)
     check_wide_dtype(dtype)
     factor = check_scale("scale", scale, codes)
     table = _TABLES[codes.dtype].to(codes.device)
@@ -93,6 +96,7 @@ def check_floating(name: str, x: torch.Tensor) -> None:
         kind = x.dtype if isinstance(x, torch.Tensor) else type(x)
         message = f"{name} must be a tensor of a floating dtype, not {kind}"
         raise ValueError(message)
+    check_values(name, x)
 
 
 def check_fp8_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
@@ -112,6 +116,8 @@ def check_wide_dtype(dtype: torch.dtype) -> None:
 
 def check_scale(name: str, scale: float | torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Bring a scale to float64 on the target's device; it is positive, finite and broadcasts."""
+    if isinstance(scale, torch.Tensor):
+        check_values(name, scale)
     factor = torch.as_tensor(scale, dtype=torch.float64, device=target.device)
     good = factor.isfinite() & (factor > 0)
     if not good.all():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..validation import check_kv_layout
+from ..validation import check_kv_layout, check_values
 from .cache_elements import SCALE_LAYOUTS, CacheElement, Codes, cache_element, element_of
 
 
@@ -185,6 +185,7 @@ def _format_of(
 def _check_scales(
     name: str, cache: torch.Tensor, scales: torch.Tensor, entry: CacheElement
 ) -> None:
+    check_values(f"kv_cache_sf of {name}", scales)
     channels, block = entry.packed * cache.shape[-1], entry.block
     if channels % block:
         message = f"{name}_cache has {channels} channels; {entry.name} needs a multiple of {block}"

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from ..validation import check_values
 from .block_scales import check_block_scales, scale_blocks, split_blocks
 from .fp4 import check_packed, encode_e2m1, pack_e2m1, packed_values
 from .fp8 import check_fp8_dtype, check_wide_dtype, dequantize_fp8
@@ -154,6 +155,7 @@ def dequantize_e8m0(codes: torch.Tensor) -> torch.Tensor:
     if codes.dtype not in (torch.uint8, getattr(torch, "float8_e8m0fnu", torch.uint8)):
         message = f"block_scales must hold e8m0 codes (uint8 or float8_e8m0fnu), not {codes.dtype}"
         raise ValueError(message)
+    check_values("block_scales", codes)
     return _E8M0_VALUES.to(codes.device)[codes.view(torch.uint8).int()]
 
 

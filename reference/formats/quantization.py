@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from ..validation import check_values
 from .block_scales import check_block_scales, scale_blocks, split_blocks
 from .fp4 import (
     check_packed,
@@ -110,7 +111,9 @@ def quantize_nvfp4(x: torch.Tensor, global_scale: float | torch.Tensor = 1.0) ->
     """
     blocks = split_blocks(x, NVFP4_BLOCK)
     amax = blocks.abs().amax(-1)
-    narrow = torch.as_tensor(global_scale, dtype=torch.float32, device=x.device)
+    if isinstance(global_scale, torch.Tensor):
+        check_values("global_scale", global_scale)
+    narrow = torch.as_tensor(global_scale, dtype=torch.float32, device=x.device).detach()
     factor = check_scale("global_scale", narrow, amax)
     scales = round_to_format(quotient(amax, 6 * factor), E4M3)
     step = torch.where(scales == 0, torch.inf, scales * factor)
@@ -122,6 +125,7 @@ def quantize_nvfp4(x: torch.Tensor, global_scale: float | torch.Tensor = 1.0) ->
     return NVFP4Tensor(pack_e2m1(codes.flatten(-2)), scales.to(torch.float8_e4m3fn), narrow)
 
 
+@torch.no_grad()
 def dequantize_nvfp4(
     codes: torch.Tensor,
     block_scales: torch.Tensor,
@@ -153,6 +157,7 @@ def dequantize_nvfp4(
     if block_scales.dtype != torch.float8_e4m3fn:
         message = f"block_scales must be float8_e4m3fn, not {block_scales.dtype}"
         raise ValueError(message)
+    check_values("block_scales", block_scales)
     check_block_scales(codes, 2, block_scales, NVFP4_BLOCK)
     steps = dequantize_fp8(block_scales) * check_scale("global_scale", global_scale, block_scales)
     return scale_blocks(packed_values(codes), steps, NVFP4_BLOCK, dtype)

@@ -72,6 +72,7 @@ class Router:
         return min(2 if two else 1, self.scores.shape[1] // self.num_groups)
 
 
+@torch.no_grad()
 def route(
     logits: torch.Tensor,
     top_k: int,
