@@ -71,8 +71,9 @@ lint: setup-dev ## ruff: rules and format
 	$(BIN)/ruff format --check .
 
 .PHONY: types
-types: setup-dev .build/kernelproof ## mypy, strict, over the package and its tests
+types: setup-dev .build/kernelproof ## mypy, strict, over the package and its tests; pyright as a user has it
 	MYPYPATH=.build $(BIN)/mypy --package kernelproof
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
 .PHONY: layers
 layers: setup-dev ## import-linter: who may import whom

@@ -12,17 +12,35 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..reference import Arithmetic, AttentionOutput
-    from .protocol import OPERATIONS, Implementation, implementation
+    from ..reference.tensors.context_parallel import ContextParallelInputs
+    from ..reference.tensors.inputs import (
+        AppendInputs,
+        MergeInputs,
+        MetadataInputs,
+        PagedAttentionInputs,
+        RaggedAttentionInputs,
+    )
+    from ..reference.tensors.moe_inputs import MoEInputs, RouteInputs
+    from .protocol import OPERATIONS, Implementation, Operation, implementation
     from .registry import BUILT_IN, ImplementationNotFoundError, find_implementation
     from .targets.target import Target, UnsupportedError
 
 __all__ = [
     "BUILT_IN",
     "OPERATIONS",
+    "AppendInputs",
     "Arithmetic",
     "AttentionOutput",
+    "ContextParallelInputs",
     "Implementation",
     "ImplementationNotFoundError",
+    "MergeInputs",
+    "MetadataInputs",
+    "MoEInputs",
+    "Operation",
+    "PagedAttentionInputs",
+    "RaggedAttentionInputs",
+    "RouteInputs",
     "Target",
     "UnsupportedError",
     "find_implementation",
@@ -31,7 +49,16 @@ __all__ = [
 _HOMES = {
     "Arithmetic": "..reference",
     "AttentionOutput": "..reference",
+    "AppendInputs": "..reference.tensors.inputs",
+    "ContextParallelInputs": "..reference.tensors.context_parallel",
+    "MergeInputs": "..reference.tensors.inputs",
+    "MetadataInputs": "..reference.tensors.inputs",
+    "MoEInputs": "..reference.tensors.moe_inputs",
+    "PagedAttentionInputs": "..reference.tensors.inputs",
+    "RaggedAttentionInputs": "..reference.tensors.inputs",
+    "RouteInputs": "..reference.tensors.moe_inputs",
     "OPERATIONS": ".protocol",
+    "Operation": ".protocol",
     "Implementation": ".protocol",
     "implementation": ".protocol",
     "BUILT_IN": ".registry",

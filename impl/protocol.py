@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, runtime_checkable
+from typing import Any, Literal, runtime_checkable
 from typing import Protocol as Typing
 
 import torch
@@ -17,8 +17,19 @@ from .targets.backends import BACKENDS, KERNELPROOF
 from .targets.refusal import Refusal
 from .targets.target import Target, distribution_of, installed_version
 
+Operation = Literal[
+    "paged_attention",
+    "ragged_attention",
+    "merge_state",
+    "append_paged_kv",
+    "build_metadata",
+    "slice_context_parallel",
+    "route",
+    "moe",
+]
+
 OPERATIONS = tuple(ORACLES)
-"""Names of all operations."""
+"""Names of all operations, as ``Operation`` has them."""
 
 EVERY_RULE = "*"
 """Stands for all support rules among those that are not asked: nothing is refused."""
@@ -213,7 +224,7 @@ def _check_kinds(
 
 
 def implementation(
-    operation: str,
+    operation: Operation,
     *,
     name: str,
     supports: Supports | None = None,
@@ -224,7 +235,7 @@ def implementation(
     compile_key: CompileKey | None = None,
     kernels: Kernels | None = None,
     backend: str = "",
-    build_ahead: bool | str = False,
+    build_ahead: bool | Literal["cpu", "cuda"] = False,
     build_minutes: float = 1.0,
     build_compilers: int = COMPILERS_A_BUILD,
     library: Library | None = None,
@@ -237,11 +248,12 @@ def implementation(
 
     Args:
         operation: one of ``OPERATIONS``. The function takes one record whose attributes are the
-            oracle's parameters (``kernelproof.reference.tensors.inputs``) and ``out_dtype``; it
-            returns what the oracle returns: AttentionOutput or a tuple (out, lse) with a
-            natural-log lse that may be None; (k_cache, v_cache) for append_paged_kv; a
-            BatchMetadata, or any object with its attributes, for build_metadata; Routing or a
-            tuple (topk_ids, topk_weights) for route; a tensor [tokens, hidden] for moe.
+            oracle's parameters and ``out_dtype`` (``PagedAttentionInputs`` and its siblings in
+            ``kernelproof.impl``); it returns what the oracle returns: AttentionOutput or a tuple
+            (out, lse) with a natural-log lse that may be None; (k_cache, v_cache) for
+            append_paged_kv; a BatchMetadata, or any object with its attributes, for
+            build_metadata; Routing or a tuple (topk_ids, topk_weights) for route; a tensor
+            [tokens, hidden] for moe.
         name: how reports call it; unique within a run.
         supports: ``supports(problem, target)`` gives True, or the reason why not. It must be a
             pure function: the suite also probes it to learn which problems to draw. Like

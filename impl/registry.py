@@ -8,13 +8,13 @@ import importlib.util
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from .targets.exceptions import sentence_of
 from .targets.suggestions import did_you_mean
 
 if TYPE_CHECKING:
-    from .protocol import Implementation
+    from .protocol import Implementation, Operation
 
 ENTRY_POINTS = "kernelproof.implementations"
 
@@ -178,7 +178,7 @@ def find_implementation(name: str, operation: str | None = None) -> Implementati
             raise ImplementationNotFoundError(reference, why)
         return found
     if callable(found) and operation is not None:
-        return implementation(operation, name=reference)(found)
+        return implementation(cast("Operation", operation), name=reference)(found)
     hint = "decorate it with @implementation(...), or name its --operation"
     why = f"it is {type(found).__name__}, not an implementation: {hint}"
     raise ImplementationNotFoundError(reference, why)

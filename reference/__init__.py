@@ -56,6 +56,7 @@ from .problems import (
     Problem,
     RouteProblem,
 )
+from .validation import KVLayout
 
 # The function has the name of a module that was here before. Importing that module under its old
 # name would put it into the function's place, unless it is there already.
@@ -72,6 +73,7 @@ __all__ = [
     "BatchMetadata",
     "ContextParallelProblem",
     "KVCacheFormat",
+    "KVLayout",
     "MXTensor",
     "MatrixFormat",
     "MergeProblem",

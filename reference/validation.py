@@ -5,11 +5,15 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
+from typing import Literal, get_args
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 INT32_MAX = 2**31 - 1
+
+KVLayout = Literal["NHD", "HND"]
+"""Order of the axes of a paged cache after its pages: [page_size, kv_heads, head_dim] is NHD."""
 
 
 def host_integers(name: str, values: torch.Tensor | Sequence[int]) -> list[int]:
@@ -178,7 +182,7 @@ def check_same(name: str, axis: str, actual: int, other: str, expected: int) -> 
 
 def check_kv_layout(kv_layout: str) -> None:
     """Check that the layout is NHD or HND."""
-    if kv_layout not in ("NHD", "HND"):
+    if kv_layout not in get_args(KVLayout):
         message = f"kv_layout is {kv_layout!r}; it must be 'NHD' or 'HND'"
         raise ValueError(message)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...reference import Arithmetic, AttentionProblem
-from ..protocol import CompileKey, Implementation, Library, implementation
+from ..protocol import CompileKey, Implementation, Library, Operation, implementation
 from ..targets.backends import FLASHINFER
 from ..targets.target import Target
 from .claims import Refuses, either
@@ -39,7 +39,7 @@ class Backend:
 
     def adapter(
         self,
-        operation: str,
+        operation: Operation,
         name: str,
         *refusals: Refuses,
         **differences: Any,  # noqa: ANN401  options of ``implementation``

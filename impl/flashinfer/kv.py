@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ...reference import KVLayout
 from ...reference.formats.cache_elements import FP8
 from ...reference.formats.kv_format import KVCacheFormat, checked_cache
 from ..gating import Feature, Target, require
@@ -78,7 +79,7 @@ def flashinfer_arguments(
     return arguments
 
 
-def format_of_name(kv_cache_dtype: str, *, kv_layout: str = "NHD") -> KVCacheFormat:
+def format_of_name(kv_cache_dtype: str, *, kv_layout: KVLayout = "NHD") -> KVCacheFormat:
     """Return the format that vLLM's ``--kv-cache-dtype`` names: FP8 is stored as bytes there.
 
     Raises:

@@ -21,6 +21,8 @@ CHIPS = {
 """Chips that the support rules speak of, by compute capability times ten. NVIDIA, CUDA GPUs."""
 OLDEST_MAJOR, NEWEST_MAJOR = 5, 19
 """CUDA 12 compiles for SM 5.0 and later; majors past 19 are a pair that was not split."""
+Capability = int | str | tuple[int, int]
+"""Compute capability as ``parse_capability`` reads it: 103, "10.3", "sm_103a", (10, 3)."""
 _TEXT = re.compile(
     r"(?:(?:sm|compute)[ _]?)?(?:(?P<major>\d{1,2})\.(?P<minor>\d)|(?P<joined>\d{1,3}))[af]?",
     re.IGNORECASE,

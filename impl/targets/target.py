@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import functools
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
-from typing import Any
 
-from .capability import parse_capability
+from .capability import Capability, parse_capability
 
 
 class UnsupportedError(RuntimeError):
     """A call that cannot run here, refused before anything was launched."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Target:
     """A machine as far as gating looks at it, whether it is here or not.
 
@@ -35,24 +34,42 @@ class Target:
         ValueError: ``sm`` is no compute capability.
     """
 
-    sm: int | None = None
-    flashinfer: str | None = None
-    cuda: str | None = None
-    artifacts: tuple[tuple[str, str], ...] = ()
-    device: str = ""
-    device_name: str = ""
-    torch: str | None = None
-    triton: str | None = None
+    sm: int | None
+    flashinfer: str | None
+    cuda: str | None
+    artifacts: tuple[tuple[str, str], ...]
+    device: str
+    device_name: str
+    torch: str | None
+    triton: str | None
 
-    def __post_init__(self) -> None:
+    # Written out: what may be given is more than what the fields hold.
+    def __init__(  # noqa: PLR0917  as many as there are fields
+        self,
+        sm: Capability | None = None,
+        flashinfer: str | None = None,
+        cuda: str | None = None,
+        artifacts: Mapping[str, str] | Iterable[tuple[str, str]] = (),
+        device: str = "",
+        device_name: str = "",
+        torch: str | None = None,
+        triton: str | None = None,
+    ) -> None:
         """Bring chip and artifacts to one form."""
-        put = object.__setattr__
-        if self.sm is not None:
-            put(self, "sm", parse_capability(self.sm))
-        given: Any = self.artifacts
-        pairs = given.items() if isinstance(given, Mapping) else given
-        put(self, "artifacts", tuple(sorted((str(name), str(value)) for name, value in pairs)))
-        put(self, "device", self.device or ("cpu" if self.sm is None else "cuda"))
+        chip = None if sm is None else parse_capability(sm)
+        pairs = artifacts.items() if isinstance(artifacts, Mapping) else artifacts
+        fields = {
+            "sm": chip,
+            "flashinfer": flashinfer,
+            "cuda": cuda,
+            "artifacts": tuple(sorted((str(name), str(value)) for name, value in pairs)),
+            "device": device or ("cpu" if chip is None else "cuda"),
+            "device_name": device_name,
+            "torch": torch,
+            "triton": triton,
+        }
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
 
     @classmethod
     def here(cls, device: str = "cpu") -> Target:

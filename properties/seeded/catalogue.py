@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from ...impl.protocol import Implementation, Session, Supports, implementation
+from ...impl.protocol import Implementation, Operation, Session, Supports, implementation
 from ...reference import Arithmetic
 
 Control = Literal["bug", "tile", "hang", "crash", "honest"]
@@ -57,7 +57,7 @@ def seeded(
 
     def decorate(function: Callable[[Any], Any]) -> Implementation:
         made = implementation(
-            operation,
+            cast("Operation", operation),
             name=function.__name__.replace("_", "-"),
             supports=supports,
             features=features,

@@ -6,7 +6,7 @@ import torch
 
 from ..formats.cache_elements import SCALE_LAYOUTS, CacheElement, element_of, stored_dtypes
 from ..formats.kv_format import KVCacheFormat, Scales, checked_cache
-from ..validation import check_kv_layout, check_same, check_tensor
+from ..validation import KVLayout, check_kv_layout, check_same, check_tensor
 from .metadata import BatchMetadata
 from .options import check_scale
 
@@ -21,7 +21,7 @@ def append_paged_kv(
     v_cache: torch.Tensor,
     metadata: BatchMetadata,
     *,
-    kv_layout: str = "NHD",
+    kv_layout: KVLayout = "NHD",
     in_place: bool = False,
     k_scale: float | torch.Tensor = 1.0,
     v_scale: float | torch.Tensor = 1.0,
@@ -139,7 +139,7 @@ def _check_rows(
     v: torch.Tensor,
     caches: Caches,
     metadata: BatchMetadata,
-    kv_layout: str,
+    kv_layout: KVLayout,
     packed: int,
 ) -> None:
     """Check new keys and values against the caches; ``packed`` channels are in a cache's entry."""
@@ -169,7 +169,7 @@ def _written(
     caches: Caches,
     rows: list[torch.Tensor],
     metadata: BatchMetadata,
-    kv_layout: str,
+    kv_layout: KVLayout,
     *,
     in_place: bool,
 ) -> Caches:

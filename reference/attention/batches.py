@@ -13,6 +13,7 @@ import torch
 
 from ..formats.kv_format import KVCacheFormat
 from ..scratch import Scratch
+from ..validation import KVLayout
 from .options import Options
 
 MAX_BATCH_WORK = 2**20
@@ -74,7 +75,7 @@ class Call:
     k: torch.Tensor
     v: torch.Tensor
     requests: list[Request]
-    kv_layout: str = "NHD"
+    kv_layout: KVLayout = "NHD"
     page_size: int = 1
     k_scales: torch.Tensor | None = None
     v_scales: torch.Tensor | None = None

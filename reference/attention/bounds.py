@@ -8,6 +8,7 @@ import torch
 
 from ..formats.arithmetic import Arithmetic, checked_arithmetic
 from ..formats.kv_format import KVCacheFormat, stored_head_dim
+from ..validation import KVLayout
 from .batches import Call, batches
 from .definition import AttentionOutput
 from .error_terms import Roundings, block_bounds
@@ -50,7 +51,7 @@ def attention_error_bound(
     v_cache: torch.Tensor,
     metadata: BatchMetadata,
     *,
-    kv_layout: str = "NHD",
+    kv_layout: KVLayout = "NHD",
     causal: bool = True,
     sm_scale: float | None = None,
     window_left: int = -1,

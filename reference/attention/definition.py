@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from ..formats.kv_format import KVCacheFormat, stored_head_dim
+from ..validation import KVLayout
 from .batches import Call, batches
 from .metadata import BatchMetadata
 from .options import Options
@@ -36,7 +37,7 @@ def paged_attention(
     v_cache: torch.Tensor,
     metadata: BatchMetadata,
     *,
-    kv_layout: str = "NHD",
+    kv_layout: KVLayout = "NHD",
     causal: bool = True,
     sm_scale: float | None = None,
     window_left: int = -1,

@@ -9,7 +9,14 @@ import torch
 
 from ..formats.cache_elements import stored_dtypes
 from ..formats.kv_format import checked_cache
-from ..validation import check_indptr, check_kv_layout, check_same, check_tensor, host_integers_of
+from ..validation import (
+    KVLayout,
+    check_indptr,
+    check_kv_layout,
+    check_same,
+    check_tensor,
+    host_integers_of,
+)
 from .batches import Call, Request
 from .metadata import BatchMetadata
 from .options import Options, check_options
@@ -20,7 +27,7 @@ def paged_call(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     metadata: BatchMetadata,
-    kv_layout: str,
+    kv_layout: KVLayout,
     options: Options,
 ) -> Call:
     """Check the arguments, and say which queries and pages belong to which request."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 
+from ..validation import KVLayout
 from .fp4 import pack_e2m1, quantize_e2m1
 from .fp8 import quantize_fp8
 from .quantization import NVFP4_BLOCK, dequantize_nvfp4, quantize_nvfp4
@@ -24,7 +25,7 @@ NVFP4 = "nvfp4"
 TABLE = "CACHE_ELEMENTS in kernelproof/reference/formats/cache_elements.py"
 
 
-Reorder = Callable[[torch.Tensor, str], torch.Tensor]
+Reorder = Callable[[torch.Tensor, KVLayout], torch.Tensor]
 Scale = float | torch.Tensor
 Bytes = tuple[int, ...]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..validation import check_kv_layout, check_values
+from ..validation import KVLayout, check_kv_layout, check_values
 from .cache_elements import SCALE_LAYOUTS, CacheElement, Codes, cache_element, element_of
 
 
@@ -33,7 +33,7 @@ class KVCacheFormat:
 
     element: str
     storage: str = ""
-    kv_layout: str = "NHD"
+    kv_layout: KVLayout = "NHD"
     v_scale_layout: str = "linear"
 
     def __post_init__(self) -> None:
@@ -134,7 +134,7 @@ class CheckedCache:
 def checked_cache(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    kv_layout: str,
+    kv_layout: KVLayout,
     kv_format: KVCacheFormat | None,
     kv_cache_sf: Scales | None,
 ) -> CheckedCache:
@@ -166,7 +166,10 @@ def checked_cache(
 
 
 def _format_of(
-    k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str, kv_format: KVCacheFormat | None
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    kv_layout: KVLayout,
+    kv_format: KVCacheFormat | None,
 ) -> KVCacheFormat:
     if kv_format is None:
         if torch.uint8 in {k_cache.dtype, v_cache.dtype}:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..validation import check_kv_layout
+from ..validation import KVLayout, check_kv_layout
 
 _GROUP = 4  # tokens, or columns, whose scales lie side by side
 _CACHE_AXES = "pages", "kv_heads", "page_size", "scales"
@@ -12,7 +12,7 @@ _MATRIX_AXES = "rows", "columns"
 _ROWS = 128  # rows of one tile of tensor-core scale factors
 
 
-def interleave_v_scales(scales: torch.Tensor, *, kv_layout: str = "HND") -> torch.Tensor:
+def interleave_v_scales(scales: torch.Tensor, *, kv_layout: KVLayout = "HND") -> torch.Tensor:
     """Reorder the block scales of a paged V cache as trtllm-gen reads them.
 
     Within each [page_size, S] tile of a page and head, the scale s of token t goes to the flat
@@ -37,7 +37,7 @@ def interleave_v_scales(scales: torch.Tensor, *, kv_layout: str = "HND") -> torc
     return _cache(groups.transpose(-1, -2).reshape(tiles.shape), kv_layout)
 
 
-def deinterleave_v_scales(scales: torch.Tensor, *, kv_layout: str = "HND") -> torch.Tensor:
+def deinterleave_v_scales(scales: torch.Tensor, *, kv_layout: KVLayout = "HND") -> torch.Tensor:
     """Bring interleaved V scales back to linear order: the inverse of ``interleave_v_scales``.
 
     Args:
@@ -113,7 +113,7 @@ def unswizzle_scales_128x4(swizzled: torch.Tensor, rows: int, columns: int) -> t
     return linear[..., :rows, :columns].contiguous()
 
 
-def _tiles(scales: torch.Tensor, kv_layout: str) -> torch.Tensor:
+def _tiles(scales: torch.Tensor, kv_layout: KVLayout) -> torch.Tensor:
     """View a cache of scales as [pages, kv_heads, page_size, S]."""
     check_kv_layout(kv_layout)
     if scales.dim() != len(_CACHE_AXES):
@@ -129,7 +129,7 @@ def _tiles(scales: torch.Tensor, kv_layout: str) -> torch.Tensor:
     return tiles
 
 
-def _cache(tiles: torch.Tensor, kv_layout: str) -> torch.Tensor:
+def _cache(tiles: torch.Tensor, kv_layout: KVLayout) -> torch.Tensor:
     """View [pages, kv_heads, page_size, S] in the layout of the cache again."""
     return (tiles if kv_layout == "HND" else tiles.transpose(1, 2)).contiguous()
 

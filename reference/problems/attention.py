@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..formats.cache_elements import CacheElement, cache_element
+from ..validation import KVLayout
 from .base import (
     DTYPES,
     BaseProblem,
@@ -89,7 +90,7 @@ class AttentionProblem(BaseProblem):
     head_dim_vo: int = 16
     dtype: str = "float32"
     page_size: int = 1
-    kv_layout: str = "NHD"
+    kv_layout: KVLayout = "NHD"
     page_order: int = 0
     shared_prefix_pages: int = 0
     causal: bool = False

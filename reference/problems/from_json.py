@@ -6,7 +6,7 @@ import functools
 import types
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from . import Problem
 from .base import SCHEMA, refuse
@@ -50,6 +50,8 @@ def _typed(name: str, value: object, hint: Any) -> Any:  # noqa: ANN401  a typin
     if type(value) is hint:
         return value
     origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        hint = str  # which names there are, the problem itself checks
     if origin in (Union, types.UnionType):
         return None if value is None else _typed(name, value, arguments[0])
     if origin is tuple:

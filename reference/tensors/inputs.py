@@ -18,6 +18,7 @@ from ..attention.metadata import BatchMetadata
 from ..attention.options import Options
 from ..attention.requests import paged_call, ragged_call
 from ..formats.kv_format import KVCacheFormat, stored_head_dim
+from ..validation import KVLayout
 from .context_parallel import ContextParallelInputs
 from .moe_inputs import MoEInputs, RouteInputs
 
@@ -71,7 +72,7 @@ class _PagedTensors:
     v_cache: torch.Tensor
     metadata: BatchMetadata
     block_table: torch.Tensor
-    kv_layout: str
+    kv_layout: KVLayout
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +172,7 @@ class AppendInputs:
     k_cache: torch.Tensor
     v_cache: torch.Tensor
     metadata: BatchMetadata
-    kv_layout: str
+    kv_layout: KVLayout
     in_place: bool
     k_scale: float | torch.Tensor = 1.0
     v_scale: float | torch.Tensor = 1.0

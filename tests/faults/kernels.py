@@ -135,7 +135,7 @@ def first_of(answer: Any, change: Callable[[torch.Tensor], Any]) -> Any:  # noqa
     return change(answer[0]), answer[1]
 
 
-def honest(operation: str) -> Any:  # noqa: ANN401  an implementation
+def honest(operation: Any) -> Any:  # noqa: ANN401  an implementation
     """Return a kernel that is right."""
     return implementation(operation, name="bystander", supports=small)(
         lambda inputs: right(operation, inputs)
@@ -177,7 +177,8 @@ def make(name: str, at: str = "", operation: str = "") -> Any:  # noqa: ANN401  
         return small(problem, target)
 
     options = {"name": "subject", "supports": supports, **(fault.options or {})}
-    return implementation(fault.operation, **options)(run)
+    operation_: Any = fault.operation
+    return implementation(operation_, **options)(run)
 
 
 def find(name: str, at: str = "", operation: str = "") -> Fault:

@@ -21,6 +21,7 @@ from kernelproof.impl import (
     UnsupportedError,
     implementation,
 )
+from kernelproof.impl.protocol import Operation
 from kernelproof.impl.targets.optional import missing, require
 from kernelproof.impl.targets.target import installed_version
 from kernelproof.properties.laws.general import expectation_of
@@ -44,13 +45,13 @@ class Anywhere:
         yield
 
 
-def made(operation: str = "paged_attention", **options: Any) -> Implementation:  # noqa: ANN401
+def made(operation: Operation = "paged_attention", **options: Any) -> Implementation:  # noqa: ANN401
     return implementation(operation, name="mine", **options)(nothing)
 
 
 class TestDecorator:
     @pytest.mark.parametrize("operation", OPERATIONS)
-    def test_it_makes_an_implementation_that_can_be_called(self, operation: str) -> None:
+    def test_it_makes_an_implementation_that_can_be_called(self, operation: Operation) -> None:
         @implementation(operation, name="doubles")
         def double(inputs: int) -> int:
             return 2 * inputs
@@ -68,7 +69,7 @@ class TestDecorator:
         assert (plain.tile, plain.split) == (0, 0)
 
     @pytest.mark.parametrize("operation", ["", "attention", "paged_attention ", "PAGED_ATTENTION"])
-    def test_an_unknown_operation_is_refused(self, operation: str) -> None:
+    def test_an_unknown_operation_is_refused(self, operation: Operation) -> None:
         with pytest.raises(ValueError, match=r"operation is .*; it must be one of ") as caught:
             made(operation)
         assert "merge_state" in str(caught.value)

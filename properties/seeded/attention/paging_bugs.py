@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from ....reference import KVLayout
 from ....reference.tensors.inputs import PagedAttentionInputs
 from ..catalogue import SeededBug, seeded
 from ..kernels import HONEST, attend, gather_pages, key_counts, page_ids
@@ -99,7 +100,7 @@ def layout_guessed(inputs: PagedAttentionInputs) -> Pair:
     """Guess the layout from the shape: HND wherever the second axis could be the heads."""
     cache = inputs.k_cache
     heads = cache.shape[2 if inputs.kv_layout == "NHD" else 1]
-    layout = "HND" if cache.shape[1] == heads else "NHD"
+    layout: KVLayout = "HND" if cache.shape[1] == heads else "NHD"
     return attend(replace(inputs, kv_layout=layout))
 
 

@@ -26,6 +26,7 @@ from kernelproof.reference import (
     AttentionOutput,
     AttentionProblem,
     BatchMetadata,
+    KVLayout,
     materialise,
     oracle,
     paged_attention,
@@ -248,7 +249,7 @@ GRAPHS = [
 @pytest.mark.parametrize(("name", "problem"), [*PLANNED, *GRAPHS], ids=lambda each: str(each)[:20])
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 def test_a_life_cycle_of_a_session_is_right(
-    name: str, problem: AttentionProblem, layout: str, made: Made
+    name: str, problem: AttentionProblem, layout: KVLayout, made: Made
 ) -> None:
     found = find_implementation(f"flashinfer-{name}")
     assert found.session is not None

@@ -103,7 +103,7 @@ def test_unknown_is_refused_unless_asked_for() -> None:
 def test_a_known_hash_decides_and_else_the_version(
     version: str, artifacts: dict[str, str], status: str
 ) -> None:
-    target = Target(sm=103, flashinfer=version, artifacts=artifacts)  # type: ignore[arg-type]
+    target = Target(sm=103, flashinfer=version, artifacts=artifacts)
     assert decide(GEN, target, book=BOOK).status == status
 
 
@@ -217,8 +217,8 @@ def test_none_numbers_and_spellings_of_backends_are_read() -> None:
 
 
 def test_a_target_takes_every_spelling_and_refuses_what_is_none() -> None:
-    assert Target(sm=(10, 3)) == Target(sm="sm_103a")  # type: ignore[arg-type]
-    assert hash(Target(sm=90, artifacts={"A": "b"}))  # type: ignore[arg-type]
+    assert Target(sm=(10, 3)) == Target(sm="sm_103a")
+    assert hash(Target(sm=90, artifacts={"A": "b"}))
     with pytest.raises(ValueError, match="ambiguous"):
         Target(sm=10)
 

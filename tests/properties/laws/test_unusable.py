@@ -120,7 +120,9 @@ def with_one_wrong(answer: Any, change: Change) -> Any:  # noqa: ANN401
 
 
 def verdicts(problem: Problem, change: Change) -> Iterator[tuple[str, Verdict]]:
-    @implementation(problem.operation, name="wrong")
+    operation: Any = problem.operation
+
+    @implementation(operation, name="wrong")
     def wrong(inputs: Any) -> Any:  # noqa: ANN401
         return with_one_wrong(right(problem, inputs), change)
 
@@ -164,7 +166,8 @@ def test_tensors_that_only_look_unusual_are_compared(problem: Problem) -> None:
 
 def of_call(function: Callable[[Any], Any], problem: Problem) -> Verdict:
     """Return the verdict of the law of parity on a call."""
-    made = implementation(problem.operation, name="faulty")(function)
+    operation: Any = problem.operation
+    made = implementation(operation, name="faulty")(function)
     law = find_law(ANSWERS[problem.operation].law)
     subject = Subject(made, Target.here("cpu"), _Anywhere())
     with pytest.raises(Stop) as stopped:

@@ -7,7 +7,13 @@ import math
 import pytest
 import torch
 
-from kernelproof.reference import BatchMetadata, append_paged_kv, build_metadata, paged_attention
+from kernelproof.reference import (
+    BatchMetadata,
+    KVLayout,
+    append_paged_kv,
+    build_metadata,
+    paged_attention,
+)
 
 NEW, LENGTHS = [1, 3, 0, 4, 7, 2], [5, 3, 6, 9, 7, 2]
 TABLE = [[3, 8, -1], [0, -7, 99], [11, 5, 10**6], [9, 2, 6], [10, 1, 2**31 - 1], [4, -1, -1]]
@@ -22,7 +28,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def make_caches(
-    kv_layout: str, dtype: torch.dtype = torch.bfloat16
+    kv_layout: KVLayout, dtype: torch.dtype = torch.bfloat16
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Make caches of distinct values among NaN, infinities and negative zeros."""
     generator = torch.Generator().manual_seed(3)
@@ -49,7 +55,7 @@ def metadata() -> BatchMetadata:
     return build_metadata(NEW, LENGTHS, TABLE, 4)
 
 
-def define(new: torch.Tensor, cache: torch.Tensor, kv_layout: str) -> torch.Tensor:
+def define(new: torch.Tensor, cache: torch.Tensor, kv_layout: KVLayout) -> torch.Tensor:
     """Write token by token and head by head."""
     expected, token = cache.clone(), 0
     for count, length, row in zip(NEW, LENGTHS, TABLE, strict=True):
@@ -65,7 +71,7 @@ def define(new: torch.Tensor, cache: torch.Tensor, kv_layout: str) -> torch.Tens
 @layouts
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_the_definition(kv_layout: str, *, in_place: bool, dtype: torch.dtype) -> None:
+def test_the_definition(kv_layout: KVLayout, *, in_place: bool, dtype: torch.dtype) -> None:
     caches, new = make_caches(kv_layout, dtype), make_new()
     before = [tensor.clone() for tensor in (*caches, *new)]
     found = append_paged_kv(*new, *caches, metadata(), kv_layout=kv_layout, in_place=in_place)
@@ -83,7 +89,7 @@ def test_the_definition(kv_layout: str, *, in_place: bool, dtype: torch.dtype) -
 
 
 @layouts
-def test_it_changes_the_new_slots_alone(kv_layout: str) -> None:
+def test_it_changes_the_new_slots_alone(kv_layout: KVLayout) -> None:
     caches = make_caches(kv_layout)
     found = append_paged_kv(*make_new(), *caches, metadata(), kv_layout=kv_layout)
     mine = torch.zeros((PAGES, 4), dtype=torch.bool)
@@ -97,7 +103,7 @@ def test_it_changes_the_new_slots_alone(kv_layout: str) -> None:
 
 
 @layouts
-def test_strided_caches_are_written_where_they_lie(kv_layout: str) -> None:
+def test_strided_caches_are_written_where_they_lie(kv_layout: KVLayout) -> None:
     k_cache, v_cache = make_caches(kv_layout)
     wide_k = torch.full((PAGES, 2, *k_cache.shape[1:]), 7.0, dtype=k_cache.dtype)
     wide_v = torch.full((*v_cache.shape[:-1], 9), 7.0, dtype=v_cache.dtype)
@@ -160,7 +166,7 @@ def test_a_refused_append_writes_nothing() -> None:
 
 
 @layouts
-def test_what_was_appended_is_what_attention_reads(kv_layout: str) -> None:
+def test_what_was_appended_is_what_attention_reads(kv_layout: KVLayout) -> None:
     k, v = (tensor.nan_to_num() for tensor in make_new(torch.float32))
     k_cache, v_cache = (torch.zeros_like(c) for c in make_caches(kv_layout, torch.float32))
     caches = append_paged_kv(k, v, k_cache, v_cache, metadata(), kv_layout=kv_layout)
@@ -171,7 +177,7 @@ def test_what_was_appended_is_what_attention_reads(kv_layout: str) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @layouts
-def test_cuda_agrees(kv_layout: str) -> None:
+def test_cuda_agrees(kv_layout: KVLayout) -> None:
     caches, new = make_caches(kv_layout), make_new()
     expected = append_paged_kv(*new, *caches, metadata(), kv_layout=kv_layout)
     k, v, k_cache, v_cache = (tensor.cuda() for tensor in (*new, *caches))

@@ -7,6 +7,7 @@ import torch
 
 from kernelproof.reference import (
     KVCacheFormat,
+    KVLayout,
     append_paged_kv,
     append_paged_nvfp4,
     build_metadata,
@@ -32,12 +33,12 @@ def new_rows(dim: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
     return k, v
 
 
-def pages(kv_layout: str, channels: int, dtype: torch.dtype) -> torch.Tensor:
+def pages(kv_layout: KVLayout, channels: int, dtype: torch.dtype) -> torch.Tensor:
     shape = (5, 4, 2, channels) if kv_layout == "NHD" else (5, 2, 4, channels)
     return torch.full(shape, 0x2B, dtype=torch.uint8).view(dtype)
 
 
-def by_token(cache: torch.Tensor, kv_layout: str) -> torch.Tensor:
+def by_token(cache: torch.Tensor, kv_layout: KVLayout) -> torch.Tensor:
     """Read the new tokens' rows, as bytes."""
     rows = cache.view(torch.uint8)
     rows = rows if kv_layout == "NHD" else rows.transpose(1, 2)
@@ -49,7 +50,7 @@ def by_token(cache: torch.Tensor, kv_layout: str) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", FP8)
 @pytest.mark.parametrize("in_place", [False, True])
 def test_fp8_is_scaled_and_rounded_once(
-    dtype: torch.dtype, storage: str, kv_layout: str, in_place: bool
+    dtype: torch.dtype, storage: str, kv_layout: KVLayout, in_place: bool
 ) -> None:
     k, v = new_rows()
     caches = [pages(kv_layout, 64, torch.uint8 if storage else dtype) for _ in range(2)]
@@ -86,7 +87,7 @@ def test_a_plain_cache_is_divided_by_the_scale_too() -> None:
 @pytest.mark.parametrize("scale_layout", ["linear", "interleaved"])
 @pytest.mark.parametrize("in_place", [False, True])
 def test_nvfp4_writes_codes_and_block_scales(
-    scale_layout: str, kv_layout: str, in_place: bool
+    scale_layout: str, kv_layout: KVLayout, in_place: bool
 ) -> None:
     k, v = new_rows()
     kv_format = KVCacheFormat("nvfp4", kv_layout=kv_layout, v_scale_layout=scale_layout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from kernelproof.reference import (
     Arithmetic,
     AttentionProblem,
     KVCacheFormat,
+    KVLayout,
     attention_error_bound,
     deinterleave_v_scales,
     dequantize_nvfp4,
@@ -57,7 +59,7 @@ def by_hand(inputs: PagedAttentionInputs) -> PagedAttentionInputs:
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 @pytest.mark.parametrize("strided", [False, True])
 @pytest.mark.parametrize("name", QUANTISED)
-def test_the_codes_are_consumed_as_they_are(name: str, strided: bool, layout: str) -> None:
+def test_the_codes_are_consumed_as_they_are(name: str, strided: bool, layout: KVLayout) -> None:
     problem = replace(PROBLEM, kv_cache=name, strided_kv=strided, kv_layout=layout)
     inputs = inputs_of(problem)
     found, expected = oracle.attention(inputs), oracle.attention(by_hand(inputs))
@@ -135,7 +137,7 @@ class TestRefusals:
             ({"element": "nvfp4", "v_scale_layout": "x"}, "v_scale_layout is 'x'"),
         ],
     )
-    def test_a_format_that_no_cache_has(self, fields: dict[str, str], said: str) -> None:
+    def test_a_format_that_no_cache_has(self, fields: dict[str, Any], said: str) -> None:
         with pytest.raises(ValueError, match=said):
             KVCacheFormat(**fields)
 

@@ -7,12 +7,13 @@ import itertools
 import math
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from kernelproof.reference import (
+    KVLayout,
     deinterleave_v_scales,
     dequantize_e2m1,
     dequantize_e8m0,
@@ -403,7 +404,7 @@ def test_mx_special_blocks(quantize: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
 @pytest.mark.parametrize("page_size", [4, 16, 32])
 @pytest.mark.parametrize("blocks", [4, 8])
-def test_interleaved_v_scales_by_hand(kv_layout: str, page_size: int, blocks: int) -> None:
+def test_interleaved_v_scales_by_hand(kv_layout: KVLayout, page_size: int, blocks: int) -> None:
     pages, heads = 2, 3
     generator = torch.Generator().manual_seed(4)
     linear = torch.randint(0, 127, (pages, heads, page_size, blocks), generator=generator).byte()
@@ -606,7 +607,7 @@ V = torch.zeros(2, 3, 8, 4)
         (lambda: interleave_v_scales(V[:, :, :6]), "multiples of 4"),
         (lambda: interleave_v_scales(V, kv_layout="NHD"), "multiples of 4"),
         (lambda: deinterleave_v_scales(V[0]), "scales must have four dims"),
-        (lambda: interleave_v_scales(V, kv_layout="hnd"), "kv_layout is 'hnd'"),
+        (lambda: interleave_v_scales(V, kv_layout=cast("Any", "hnd")), "kv_layout is 'hnd'"),
         (lambda: swizzle_scales_128x4(X[0]), r"scales must be \[..., rows, columns\]"),
         (lambda: unswizzle_scales_128x4(X, 2, 32), r"padded to \(128, 32\)"),
     ],
