@@ -262,7 +262,7 @@ def replay(
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @output_option(
     "--markdown",
-    "Write a page of the documentation: the name of this file says which, law-book.md or fields.md.",
+    "Write a page of the documentation; this file's name says which: law-book.md or fields.md.",
 )
 def list_command(device: str, outputs: Outputs, *, as_json: bool) -> int:
     """List implementations, laws and profiles, and why an implementation cannot run here."""
