@@ -67,6 +67,7 @@ class Request:
     costs: Path | None = None
     minutes: float | None = None
     allow_incomplete: bool = False
+    verbose: bool = False
 
 
 def examine(request: Request) -> int:
@@ -106,7 +107,7 @@ def examine(request: Request) -> int:
         try:
             _write_outputs(request, summary, writer.failed)
         finally:
-            print_summary(console(sys.stdout), summary)
+            print_summary(console(sys.stdout), summary, verbose=request.verbose)
         if not run.plan.sanitizer:  # under which calls take many times longer
             keep_costs(request.cases, run.plan.profile, request.device, run.costs)
         keep_builds(request.cases, run.builds)

@@ -111,6 +111,13 @@ RUN_OPTIONS = (
         show_default=True,
         help="Folder for the smallest problem of each finding.",
     ),
+    click.option(
+        "-v",
+        "--verbose",
+        is_flag=True,
+        help="Print a line for each implementation, each known finding, and each thing that was "
+        "not run, with the reason.",
+    ),
 )
 
 

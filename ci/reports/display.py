@@ -1,4 +1,4 @@
-"""What a person sees: the table, the findings, the verdict."""
+"""What a person sees of a run that has ended, on a terminal or in a log."""
 
 from __future__ import annotations
 
@@ -15,11 +15,18 @@ from ...properties.findings.coverage import gaps_text
 from ...properties.findings.report import ImplementationReport
 from ...properties.findings.text_format import PRINTED_LINES, printed_lines, trace_lines
 from ...properties.verdicts.text import compact, count_of, one_line, printable
+from .outline import (
+    in_order,
+    known_causes,
+    laws_not_run,
+    not_run,
+    not_run_text,
+    passed_text,
+)
 from .summary import (
     Known,
     Summary,
     known_entries,
-    known_findings,
     new_findings,
     reason_idle,
     rejected,
@@ -29,18 +36,18 @@ from .summary import (
 )
 
 FEW = 3
-"""Implementations of which each has a line on what was reached."""
+"""Most implementations that have a line each on what was reached, or on why nothing was."""
 FEW_LEFT = 5
 """Most things that an implementation left behind which have a line each."""
 TABLE_WIDTH = 72
 """Below this many columns there is no room for the table."""
 EARLY = {
-    "": "out of time",
-    "time": "out of the run's time",
-    "interrupted": "interrupted",
-    "terminated": "terminated",
+    "": "out of time before all problems were judged",
+    "time": "out of the run's time before all problems were judged",
+    "interrupted": "interrupted before all problems were judged",
+    "terminated": "terminated before all problems were judged",
 }
-"""Words on a law that ended early, by the reason why the run ended."""
+"""Words on laws that ended early, by the reason why the run ended."""
 STYLES = {
     "PASS": "green",
     "KNOWN": "yellow",
@@ -51,54 +58,106 @@ STYLES = {
 }
 
 
-def print_summary(out: Console, summary: Summary) -> None:
-    """Print a run that has ended: a table, each finding, the verdict in one line."""
-    reports = summary.report.implementations
-    if out.width >= TABLE_WIDTH and reports:
-        out.print(implementation_table(reports))
-    else:
-        print_implementations(out, reports)
-    print_notes(out, summary)
+def print_summary(out: Console, summary: Summary, *, verbose: bool = False) -> None:
+    """Print a run that has ended, in the order of ``outline``: the verdict is the first line.
+
+    Args:
+        out: where to.
+        summary: of the run.
+        verbose: print a line for each implementation, known finding and law that was not run too.
+    """
+    reports = in_order(summary.report.implementations)
+    style = {"conforming": "bold green", "nonconforming": "bold red"}
+    line(out, "", summary.sentence, style.get(summary.verdict, "bold yellow"))
+    for report in reports:
+        if report.error:
+            say(out, f"ERROR  {report.name}", report.error, style="ERROR")
     for report in reports:
         for cause in new_findings(report):
             print_finding(out, cause)
-    for report in reports:
-        for known in known_findings(report, summary.ledger):
-            replays = (f.replay for f in report.findings if f.entry == known.entry)
-            print_known(out, known, next(replays, ""))
+    _print_known(out, summary, verbose=verbose)
+    _print_weak(out, reports, summary, verbose=verbose)
+    _print_passed(out, reports, summary, verbose=verbose)
     if replayed(summary.report):
-        out.print(Text(f"corpus: {replayed(summary.report)}", "dim"), soft_wrap=True)
-    out.print(Text("\n".join(map(one_line, coverage_lines(reports))), "dim"), soft_wrap=True)
-    style = {"conforming": "bold green", "nonconforming": "bold red"}
-    out.print(
-        Text(one_line(summary.sentence), style.get(summary.verdict, "bold yellow")), soft_wrap=True
-    )
+        line(out, "corpus", replayed(summary.report), "dim")
+    _print_not_run(out, summary, verbose=verbose)
 
 
-def print_notes(out: Console, summary: Summary) -> None:
-    """Print why implementations were not judged, what weakens results, and what was left behind."""
-    for report in summary.report.implementations:
-        reason = reason_idle(report, summary)
-        if reason:
-            say(out, f"{state(report)}  {report.name}", reason, style=state(report))
-        for note in notes(report, summary.report.ended):
-            out.print(Text(one_line(f"note: {report.name}: {note}"), "yellow"), soft_wrap=True)
+def _print_known(out: Console, summary: Summary, *, verbose: bool) -> None:
+    """Print known failures: a line for each cause, and each entry of it where all is asked for."""
+    for cause in known_causes(summary):
+        if not verbose:
+            line(out, "KNOWN", cause.text, style_of("KNOWN"))
+            continue
+        for known in cause.entries:
+            replays = (
+                finding.replay
+                for report in summary.report.implementations
+                if report.name == known.implementation
+                for finding in report.findings
+                if finding.entry == known.entry
+            )
+            print_known(out, known, next(replays, ""))
+
+
+def _print_weak(
+    out: Console, reports: Sequence[ImplementationReport], summary: Summary, *, verbose: bool
+) -> None:
+    """Print what is incomplete, what ended early, and what was left behind."""
+    for report in reports:
+        if report.coverage.gaps:
+            told = f"{report.name}: {gaps_text(report.coverage.gaps)}"
+            line(out, "INCOMPLETE", told, style_of("INCOMPLETE"))
+    early = [each for each in reports if each.coverage.early]
+    why = EARLY[summary.report.ended]
+    if verbose or len(early) <= FEW:
+        for report in early:
+            line(out, why, f"{report.name}: {', '.join(report.coverage.early)}", "yellow")
+    else:
+        laws = count_of(sum(len(each.coverage.early) for each in early), "law")
+        line(out, why, f"{laws} of {len(early)} implementations (-v names them)", "yellow")
+    for report in reports:
+        for note in notes(report):
+            line(out, "note", f"{report.name}: {note}", "yellow")
     for left in summary.report.left:
-        told = f"note: left behind, by which implementation is not known: {left.text}"
-        out.print(Text(printable(told), "yellow"), soft_wrap=True)
+        told = f"left behind, by which implementation is not known: {left.text}"
+        line(out, "note", told, "yellow")
 
 
-def coverage_lines(reports: Sequence[ImplementationReport]) -> list[str]:
-    """Return what was reached: a line for each of a few implementations, one for many."""
+def _print_passed(
+    out: Console, reports: Sequence[ImplementationReport], summary: Summary, *, verbose: bool
+) -> None:
+    """Print what passed in one line, and what was reached where it is little or asked for."""
+    if passed := passed_text(summary):
+        line(out, "passed", passed)
     judged = [each for each in reports if each.judged]
-    if len(judged) <= FEW:
-        return [f"coverage: {each.name}: {each.coverage.text}" for each in judged]
-    laws = sum(sum(map(bool, each.coverage.judged.values())) for each in judged)
-    asked = sum(each.coverage.asked for each in judged)
-    early = sum(len(each.coverage.early) for each in judged)
-    short = sum(bool(each.coverage.gaps) for each in judged)
-    told = f"coverage: {laws} of {asked} laws judged problems, {early} ended early"
-    return [f"{told}; {short} of {len(judged)} implementations below a floor"]
+    if verbose and out.width >= TABLE_WIDTH:
+        out.print(implementation_table(judged))
+    elif verbose:
+        print_implementations(out, judged)
+    for report in judged if verbose or len(judged) <= FEW else ():
+        line(out, "coverage", f"{report.name}: {report.coverage.text}", "dim")
+
+
+def _print_not_run(out: Console, summary: Summary, *, verbose: bool) -> None:
+    """Print what was not run and why: in one line, or a line each where it is little or asked."""
+    groups = not_run(summary)
+    idle = [report for group in groups for report in group.reports]
+    laws = [
+        (report.name, law.law, why)
+        for report in summary.report.implementations
+        for law, why in laws_not_run(report)
+    ]
+    each = verbose or len(idle) <= FEW
+    told = [not_run_text(groups, len(summary.report.implementations))] if idle and not each else []
+    if laws and not verbose:
+        told.append(f"{count_of(len(laws), 'law')} with nothing to judge, or unsupported")
+    if told:
+        line(out, "not run", f"{'; '.join(told)} (-v names them)", "dim")
+    for report in idle if each else ():
+        say(out, f"{state(report)}  {report.name}", reason_idle(report, summary), style="dim")
+    for name, law, why in laws if verbose else ():
+        line(out, "not run", f"{name}  {law}: {why}", "dim")
 
 
 def implementation_table(reports: Iterable[ImplementationReport]) -> Table:
@@ -125,17 +184,8 @@ def implementation_table(reports: Iterable[ImplementationReport]) -> Table:
     return table
 
 
-def notes(report: ImplementationReport, ended: str = "") -> Iterator[str]:
-    """Yield the reasons why an implementation's result is weaker than its counts suggest.
-
-    Args:
-        report: of the implementation.
-        ended: what ended the run early, see ``RunReport``.
-    """
-    if early := report.coverage.early:
-        yield f"{EARLY[ended]} before all problems were judged: {', '.join(early)}"
-    if report.coverage.gaps:
-        yield f"INCOMPLETE: {gaps_text(report.coverage.gaps)}"
+def notes(report: ImplementationReport) -> Iterator[str]:
+    """Yield what an implementation did beside its answers: failures that went away, leftovers."""
     flaky = sum(law.flaky for law in report.laws)
     if flaky:
         yield f"{count_of(flaky, 'failure')} not confirmed when the same problem was run again"
@@ -182,12 +232,15 @@ def print_finding(out: Console, cause: Cause) -> None:
 def print_known(out: Console, known: Known, replay: str) -> None:
     """Print how often a ledger entry explained a failure, in one line, and how to see it."""
     issue = f" ({known.issue})" if known.issue else ""
-    title = f"KNOWN {known.entry}  {known.implementation}"
-    told = f": {count_of(known.count, 'problem')}: {known.reason}{issue}"
-    line = Text.assemble((one_line(title), style_of("KNOWN")), " ".join(told.split()))
-    out.print(line, soft_wrap=True)
+    told = f"{known.entry}: {count_of(known.count, 'problem')} of {known.implementation}: "
+    line(out, "KNOWN", f"{told}{' '.join(known.reason.split())}{issue}", style_of("KNOWN"))
     if replay:
         command(out, "replay", replay)
+
+
+def line(out: Console, label: str, text: str, style: str = "") -> None:
+    """Print a label and its text in one line, whatever they hold."""
+    out.print(Text(one_line(f"{label}: {text}" if label else text), style), soft_wrap=True)
 
 
 def say(out: Console, title: str, message: str, *, style: str) -> None:

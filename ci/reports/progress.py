@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bars
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from ...properties.findings.cases import CaseWriter
@@ -23,80 +20,149 @@ from ...properties.search.module_plan import Chosen
 from ...properties.search.progress import Progress
 from ...properties.verdicts.text import count_of, one_line
 from ...properties.verdicts.verdict import Verdict
+from ..console.live import bar, has_block, live, minutes, row
 from .display import style_of
 from .statement import opening, statement, to_be_judged
-from .summary import state
 
-TICK_SECONDS = 5.0
-"""Between two lines of progress where nobody watches a terminal."""
+BUSIEST = 4
+"""Most implementations that are named as being at work."""
+MOST_SHOWN = 8
+"""Most findings in the block of a terminal."""
 LONGEST_MESSAGE = 160
+LEAST_SHARE = 0.05
+"""Part of the laws that must be done before the rest is estimated."""
 
 
 @dataclass(frozen=True)
 class Tally:
-    """How far one implementation is."""
+    """How far one implementation is.
+
+    Attributes:
+        planned: problems that its laws are to judge.
+        laws: how many run on it.
+    """
 
     planned: int
+    laws: int = 0
     judged: int = 0
-    laws_left: int = 0
+    laws_ended: int = 0
+
+    @property
+    def done(self) -> float:
+        """Laws that are done, those under way by the problems that they have judged."""
+        if self.laws_ended >= self.laws:
+            return self.laws
+        # Shrinking judges more than was planned, and a law that fails less: only ending ends it.
+        judged = self.laws * self.judged / max(1, self.planned)
+        return max(self.laws_ended, min(judged, self.laws - 0.5))
 
 
 class Watch(Progress):
-    """Keeps count, and shows each finding as it comes."""
+    """Keeps count of a run, and each finding as it comes.
 
-    def __init__(self, err: Console, run: Run, writer: CaseWriter, laws: Mapping[str, int]) -> None:
-        self.err, self.run = err, run
+    Args:
+        err: where it is shown.
+        run: that is watched.
+        writer: of the findings' cases.
+        laws: how many run for each operation.
+        clock: returns the time in seconds.
+    """
+
+    def __init__(
+        self,
+        err: Console,
+        run: Run,
+        writer: CaseWriter,
+        laws: Mapping[str, int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.err, self.run, self._clock = err, run, clock
         self.tallies: dict[str, Tally] = {}
-        self.laws = self.laws_ended = 0
-        self.lock = threading.RLock()
+        self.laws = 0
+        """Laws to be judged, once all implementations were surveyed: each counted once for each."""
+        self._known: set[str] = set()
+        self._refused_late = 0
+        self._expected: set[str] = set()
+        self._at_work: dict[tuple[str, str], float] = {}
+        self._building: dict[str, tuple[int, int]] = {}
+        self._shrinking: dict[tuple[str, str], Text] = {}
+        self._findings: list[Text] = []
+        self._lock = threading.RLock()
         self._writer, self._laws = writer, laws
         self._shown: set[int] = set()
+        self._started = self._first = clock()
+        self._opening = ""
+
+    def begin(self) -> None:
+        """Say what was asked for, with the deadline."""
+        seed = self.run.report.seed
+        self._opening = opening(self.run.plan, seed, datetime.now().astimezone())
+        self.say(Text(self._opening, "dim"))
 
     def planned(
         self, reports: Sequence[ImplementationReport], modules: Mapping[str, Chosen]
     ) -> None:
-        """Print what will be judged and built, and what will not."""
+        """Receive what will be judged and built, and what will not."""
         judged = to_be_judged(reports, modules)
-        with self.lock:
+        with self._lock:
+            self._expected = {each.name for each in judged}
             self.laws = sum(self._laws.get(each.operation, 0) for each in judged)
         for line in statement(reports, modules, self.laws):
             self.say(Text(one_line(line), "dim"))
 
     def building(self, name: str, done: int, modules: int) -> None:
-        """Print how many modules are built."""
-        self.say(Text(f"{one_line(name)}: {done} of {modules} modules built", "dim"))
+        """Receive how many modules are built."""
+        with self._lock:
+            self._building[name] = (done, modules)
 
     def prepared(self, report: ImplementationReport, planned: int) -> None:
         """Begin a tally."""
-        with self.lock:
+        with self._lock:
             if report.name in self.tallies:  # its first problems were judged
                 return
-            left = self._laws.get(report.operation, 0)
-            self.tallies[report.name] = Tally(planned, laws_left=left)
-            self.changed(report.name)
+            self._known.add(report.reference)
+            if not self.tallies:
+                self._first = self._clock()
+            self.tallies[report.name] = Tally(planned, self._laws.get(report.operation, 0))
+
+    def skipped(self, report: ImplementationReport) -> None:
+        """Count one that is not judged after all."""
+        with self._lock:
+            self._known.add(report.reference)
+            if report.name in self._expected:
+                self._refused_late += self._laws.get(report.operation, 0)
 
     def judged(self, name: str, count: int) -> None:
         """Count."""
-        with self.lock:
+        with self._lock:
             tally = self.tallies[name]
             self.tallies[name] = replace(tally, judged=tally.judged + count)
-            self.changed(name)
+
+    def law_begun(self, name: str, law: str) -> None:
+        """Note what is at work."""
+        with self._lock:
+            self._at_work[name, law] = self._clock()
+
+    def law_ended(self, name: str, law: str) -> None:
+        """Forget what was at work."""
+        with self._lock:
+            self._at_work.pop((name, law), None)
+            self._shrinking.pop((name, law), None)
 
     def law_done(self, report: ImplementationReport, law: LawReport) -> None:
-        """Count, and print a line after the implementation's last law."""
+        """Count."""
         del law
-        with self.lock:
-            self.laws_ended += 1
+        with self._lock:
             tally = self.tallies[report.name]
-            self.tallies[report.name] = replace(tally, laws_left=tally.laws_left - 1)
-            self.changed(report.name)
-            if tally.laws_left == 1:
-                self.ended(report)
+            self.tallies[report.name] = replace(tally, laws_ended=tally.laws_ended + 1)
 
     def failing(self, name: str, law: str, verdict: Verdict) -> None:
         """Show a failure at once: making it smaller takes long."""
         title = f"{verdict.status} {verdict.kind}".strip()
-        self.say(Text(one_line(f"{title}  {name}  {law}: now it is made smaller"), "bold red"))
+        line = Text(one_line(f"{title}  {name}  {law}: now it is made smaller"), "bold red")
+        with self._lock:
+            self._shrinking[name, law] = line
+        self.say(line)
 
     def found(self, finding: Finding) -> None:
         """Write a finding's case and show it in short."""
@@ -110,6 +176,8 @@ class Watch(Progress):
             return
         about = f"  {finding.implementation}  {finding.law}: {verdict.message}".splitlines()[0]
         line = Text.assemble((title, style_of(verdict.status)), one_line(about[:LONGEST_MESSAGE]))
+        with self._lock:
+            self._findings.append(line)
         self.say(line)
         if finding.replay:
             self.say(Text(f"  {one_line(finding.replay)}", "dim"))
@@ -126,86 +194,89 @@ class Watch(Progress):
         return None
 
     def say(self, line: Text) -> None:
-        """Print a line."""
-        self.err.print(line, soft_wrap=True)
+        """Print a line, where it does not scroll away."""
+        if not has_block(self.err):
+            self.err.print(line, soft_wrap=True)
 
-    def changed(self, name: str) -> None:
-        """Follow a tally that has changed."""
+    @property
+    def share(self) -> float | None:
+        """Part of all laws that is done; None until it is known how many there are."""
+        with self._lock:
+            done = sum(each.done for each in self.tallies.values()) + self._refused_late
+            return min(1.0, done / self.laws) if self.laws else None
 
-    def ended(self, report: ImplementationReport) -> None:
-        """Follow an implementation whose last law has ended."""
+    def left(self) -> str:
+        """Return how long the run still takes: by what is done of it, and by its deadline."""
+        now = self._clock()
+        deadline = self.run.plan.seconds - (now - self._started)
+        share = self.share or 0.0
+        rest = (now - self._first) * (1 / share - 1) if share >= LEAST_SHARE else None
+        if rest is not None and rest <= deadline:
+            return f"about {minutes(rest)} left"
+        return f"at most {minutes(deadline)} left" if deadline < float("inf") else ""
 
+    def line(self) -> str:
+        """Return the state of the run in one line."""
+        busy = [name for name, _ in self._busiest()]
+        more = f" and {len(busy) - BUSIEST} more" if len(busy) > BUSIEST else ""
+        at_work = f"at work: {', '.join(busy[:BUSIEST])}{more}" if busy else ""
+        share = self.share
+        percent = "" if share is None else f"{share:.0%}: "
+        return percent + "; ".join(filter(None, (*self._counts(), self.left(), at_work)))
 
-class BarWatch(Watch):
-    """A bar an implementation, for a terminal."""
+    def block(self) -> RenderableType:
+        """Return the state of the run for a terminal: a bar, the busiest, the findings."""
+        passed = minutes(self._clock() - self._started)
+        told = "  ".join(filter(None, (passed, self.left(), *self._counts())))
+        busy = self._busiest()
+        rows = [row(f"  {name}: {what}", "dim") for name, what in busy[:BUSIEST]]
+        if (more := len(busy) - BUSIEST) > 0:
+            rows.append(row(f"  and {more} more at work", "dim"))
+        with self._lock:
+            shown = [*self._findings, *self._shrinking.values()]
+        if (earlier := len(shown) - MOST_SHOWN) > 0:
+            rows.append(row(f"{count_of(earlier, 'earlier finding')}", "bold red"))
+        for line in shown[-MOST_SHOWN:]:
+            line.no_wrap, line.overflow = True, "ellipsis"
+        return Group(row(self._opening, "dim"), bar(self.share, told), *rows, *shown[-MOST_SHOWN:])
 
-    def __init__(
-        self, err: Console, run: Run, writer: CaseWriter, laws: Mapping[str, int], bars: Bars
-    ) -> None:
-        super().__init__(err, run, writer, laws)
-        self._bars = bars
-        self._tasks: dict[str, TaskID] = {}
-        self._start = bars.add_task("starting", total=None)
+    def _counts(self) -> Iterator[str]:
+        """Yield what is done so far, in words."""
+        with self._lock:
+            tallies = list(self.tallies.values())
+            built = list(self._building.values())
+            findings = len(self._findings)
+        if findings:
+            yield count_of(findings, "finding")
+        ended = sum(each.laws_ended for each in tallies)
+        if self.laws:
+            yield f"{ended:,} of {count_of(self.laws, 'law')}"
+        else:
+            of = count_of(len(self.run.plan.implementations), "implementation")
+            yield f"starting: {len(self._known)} of {of} known"
+        if judged := sum(each.judged for each in tallies):
+            yield f"{count_of(judged, 'problem')} judged"
+        if (done := sum(d for d, _ in built)) < (modules := sum(m for _, m in built)):
+            yield f"{done} of {modules} modules built"
 
-    def changed(self, name: str) -> None:
-        """Move a bar."""
-        tally = self.tallies[name]
-        self._bars.update(self._start, visible=False)
-        if name not in self._tasks:
-            self._tasks[name] = self._bars.add_task(one_line(name), total=tally.planned)
-        # Shrinking judges more than was planned; a law that fails early, less.
-        self._bars.update(self._tasks[name], completed=min(tally.judged, tally.planned))
-
-    def ended(self, report: ImplementationReport) -> None:
-        """Fill a bar."""
-        task = self._tasks[report.name]
-        judged = max(1, self.tallies[report.name].judged)
-        self._bars.update(task, total=judged, completed=judged)
-        self._bars.stop_task(task)
-
-
-class LineWatch(Watch):
-    """A short line now and then, for a log."""
-
-    def __init__(self, err: Console, run: Run, writer: CaseWriter, laws: Mapping[str, int]) -> None:
-        super().__init__(err, run, writer, laws)
-        self._started = time.monotonic()
-        self._over = threading.Event()
-        self._ticker = threading.Thread(target=self._tick, name="progress", daemon=True)
-        self._ticker.start()
-
-    def ended(self, report: ImplementationReport) -> None:
-        """Print one line an implementation."""
-        judged = self.tallies[report.name].judged
-        self.say(Text(f"{self._clock()} {one_line(report.name)}: {state(report)}, {judged} judged"))
-
-    def close(self) -> None:
-        """Stop the lines."""
-        self._over.set()
-        self._ticker.join()
-
-    def _tick(self) -> None:
-        while not self._over.wait(TICK_SECONDS):
-            with self.lock:
-                tallies = dict(self.tallies)
-            judged = sum(tally.judged for tally in tallies.values())
-            busy = [name for name, tally in tallies.items() if tally.laws_left]
-            told = f"{self._share()}{count_of(judged, 'problem')} judged"
-            told += f", {self.laws_ended} of {self.laws} laws ended" if self.laws else ", starting"
-            others = f" and {len(busy) - 2} more" if len(busy) > 2 else ""  # noqa: PLR2004
-            at_work = f"; at work: {', '.join(busy[:2])}{others}" if busy else ""
-            self.say(Text(f"{self._clock()} {one_line(told + at_work)}"))
-
-    def _share(self) -> str:
-        """Return the share of the planned time that has passed, where one is planned."""
-        whole = self.run.plan.seconds
-        if whole == math.inf:
-            return ""
-        share = min(1.0, (time.monotonic() - self._started) / whole)
-        return f"{share:.0%} of {whole / 60:g} minutes, "
-
-    def _clock(self) -> str:
-        return f"[{time.monotonic() - self._started:5.1f} s]"
+    def _busiest(self) -> list[tuple[str, str]]:
+        """Return the implementations at work, that with the longest call of a law first."""
+        now = self._clock()
+        with self._lock:
+            laws: dict[str, list[str]] = {}
+            for (name, law), begun in sorted(self._at_work.items(), key=lambda item: item[1]):
+                laws.setdefault(name, []).append(f"{law} {now - begun:.0f} s")
+            busy = []
+            for name, told in laws.items():
+                tally = self.tallies[name]
+                counts = f"{tally.laws_ended} of {tally.laws} laws, {tally.judged:,} judged"
+                busy.append((name, f"{counts}; {', '.join(told)}"))
+            building = [
+                (name, f"{done} of {modules} modules built")
+                for name, (done, modules) in self._building.items()
+                if done < modules and name not in laws
+            ]
+        return [*busy, *building]
 
 
 @contextmanager
@@ -218,22 +289,8 @@ def watch(err: Console, run: Run, writer: CaseWriter, laws: Mapping[str, int]) -
         writer: of the findings' cases.
         laws: how many run for each operation.
     """
-    plan, seed = run.plan, run.report.seed
-    err.print(Text(opening(plan, seed, datetime.now().astimezone()), "dim"), soft_wrap=True)
-    if err.is_terminal:
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        )
-        with Bars(*columns, console=err, transient=True) as bars:
-            run.progress = BarWatch(err, run, writer, laws, bars)
-            yield run.progress
-        return
-    lines = LineWatch(err, run, writer, laws)
-    run.progress = lines
-    try:
-        yield lines
-    finally:
-        lines.close()
+    made = Watch(err, run, writer, laws)
+    run.progress = made
+    made.begin()
+    with live(err, made.block, made.line):
+        yield made

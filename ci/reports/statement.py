@@ -10,16 +10,7 @@ from ...properties.findings.report import ImplementationReport
 from ...properties.search.module_plan import Chosen
 from ...properties.search.plan import Plan
 from ...properties.verdicts.text import count_of
-
-REASONS = {
-    "rules": "refused by the support rules",
-    "package": "without an optional package",
-    "device": "for another device",
-    "supports": "refused by their own supports",
-    "time": "with modules that take longer to build than the run may",
-    "only": "without what --only asks for",
-}
-"""Words on implementations that are not judged, by the code of their refusal."""
+from .outline import not_run_text, refused
 
 
 def opening(plan: Plan, seed: int, now: datetime) -> str:
@@ -73,16 +64,8 @@ def statement(
     ]
     if dear:
         yield f"not built, for they take longer than the run may: {', '.join(dear)}"
-    refused = [each for each in reports if each.refusal]
-    codes = [each.refusal.code for each in refused if each.refusal]
-    counts = {REASONS.get(code, code): codes.count(code) for code in dict.fromkeys(codes)}
-    packages = {
-        each.refusal.about for each in refused if each.refusal and each.refusal.code == "package"
-    }
-    named = ", ".join(sorted(packages - {""}))
-    if refused:
-        told = ", ".join(f"{count} {reason}" for reason, count in counts.items())
-        yield f"not judged: {told}" + (f"; missing: {named}" if named else "")
+    if groups := refused(reports):
+        yield f"not run: {not_run_text(groups, len(reports))}"
 
 
 def _too_dear(report: ImplementationReport, modules: Mapping[str, Chosen]) -> bool:

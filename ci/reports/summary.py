@@ -153,7 +153,7 @@ def state(report: ImplementationReport) -> str:
         return "UNSUPPORTED" if report.refusal or report.unsupported else "UNJUDGED"
     if report.coverage.gaps:
         return "INCOMPLETE"
-    return "KNOWN" if report.findings else "PASS"
+    return "KNOWN" if known_entries(report) else "PASS"
 
 
 def rejected(report: ImplementationReport) -> int:

@@ -32,7 +32,7 @@ def unavailable(_: object, target: Target) -> Refusal | None:
     """Return the reason why FlashInfer's CUDA kernels cannot be called."""
     absent = missing("flashinfer", "flashinfer")
     if absent is None and target.device != "cuda":
-        return Refusal("FlashInfer's CUDA kernels need a GPU", "device")
+        return Refusal("FlashInfer's CUDA kernels need a GPU", "device", "a GPU")
     return absent
 
 

@@ -34,7 +34,7 @@ def uninterpreted(target: Target) -> Refusal | None:
     if target.device != "cpu" or os.environ.get("TRITON_INTERPRET") == "1":
         return None
     reason = "Triton runs on a CPU only under TRITON_INTERPRET=1, set before it is imported"
-    return Refusal(reason, "device")
+    return Refusal(reason, "device", "TRITON_INTERPRET=1")
 
 
 class LoopVariable(int):

@@ -29,7 +29,8 @@ class Refusal(str):
             missing, the device, ``supports`` itself, the time of the run, which is too short to
             build a module (``time``), a module that was not built for this run, the option
             ``--only``, a feature that is not named, or another operation.
-        about: id of the rule, name of the package, the feature or the operation; else empty.
+        about: id of the rule, name of the package, the feature or the operation, or what the device
+            lacks, such as "a GPU"; else empty.
     """
 
     __slots__ = ("about", "code")

@@ -102,7 +102,8 @@ class TritonGraphSession(TritonSession):
 def _on_a_gpu(problem: AttentionProblem, target: Target) -> bool | str:
     refusal = paged.refusal(problem, target)
     if refusal is None and target.device != "cuda":
-        return Refusal("CUDA graphs need a GPU: elsewhere it would be triton-attention", "device")
+        reason = "CUDA graphs need a GPU: elsewhere it would be triton-attention"
+        return Refusal(reason, "device", "a GPU")
     return refusal or True
 
 

@@ -25,7 +25,7 @@ def unavailable(target: Target) -> Refusal | None:
     """Return in one sentence why Triton cannot run here; None if it can."""
     if target.sm is not None and target.sm < LEAST_SM:
         reason = f"these Triton kernels need sm_{LEAST_SM} or newer, not sm_{target.sm}"
-        return Refusal(reason, "device")
+        return Refusal(reason, "device", f"sm_{LEAST_SM} or newer")
     return uninterpreted(target) or missing("triton", "triton")
 
 

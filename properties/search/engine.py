@@ -448,15 +448,19 @@ class Run:
     def _search(
         self, worker: Worker, candidate: Candidate, law: Law, options: SearchOptions
     ) -> LawReport:
-        found = LawSearch(
-            worker,
-            candidate,
-            law,
-            options,
-            judged=lambda count: self.progress.judged(candidate.name, count),
-            stopped=self._stop.is_set,
-            failing=partial(self.progress.failing, candidate.name, law.name),
-        ).run()
+        self.progress.law_begun(candidate.name, law.name)
+        try:
+            found = LawSearch(
+                worker,
+                candidate,
+                law,
+                options,
+                judged=lambda count: self.progress.judged(candidate.name, count),
+                stopped=self._stop.is_set,
+                failing=partial(self.progress.failing, candidate.name, law.name),
+            ).run()
+        finally:
+            self.progress.law_ended(candidate.name, law.name)
         if found.lost:
             self._stop.set()  # here: the thread that takes results may be too late for the next law
         return found

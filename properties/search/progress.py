@@ -33,8 +33,14 @@ class Progress:
     def judged(self, name: str, count: int) -> None:
         """Receive a number of judged problems."""
 
+    def law_begun(self, name: str, law: str) -> None:
+        """Receive a search under a law that begins: in a first module, or in all."""
+
+    def law_ended(self, name: str, law: str) -> None:
+        """Receive the end of such a search."""
+
     def law_done(self, report: ImplementationReport, law: LawReport) -> None:
-        """Receive a law that has ended."""
+        """Receive the result of a law, in all modules."""
 
     def failing(self, name: str, law: str, verdict: Verdict) -> None:
         """Receive a confirmed failure whose shrinking takes long, for each try costs a process."""

@@ -304,13 +304,19 @@ def test_the_page_is_escaped_and_needs_nothing_else() -> None:
     page.encode()
 
 
-def printed(made: Summary, monkeypatch: pytest.MonkeyPatch, columns: str | None = None) -> str:
+def printed(
+    made: Summary,
+    monkeypatch: pytest.MonkeyPatch,
+    columns: str | None = None,
+    *,
+    verbose: bool = False,
+) -> str:
     if columns is None:
         monkeypatch.delenv("COLUMNS", raising=False)
     else:
         monkeypatch.setenv("COLUMNS", columns)
     stream = io.StringIO()
-    print_summary(console(stream), made)
+    print_summary(console(stream), made, verbose=verbose)
     return stream.getvalue()
 
 
@@ -337,9 +343,20 @@ def test_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "[red]" in text  # no markup of ours
     assert "\x1b" not in text
     assert "problem: MergeProblem(num_tokens=3, empty='all')" in text
-    assert "KNOWN merge-empty  mine: 4 problems: merging nothing <gives> nothing" in text
+    issue = "(https://example.org/1)"
+    assert f"KNOWN: 4 problems of mine: merging nothing <gives> nothing {issue}\n" in text
     assert "UNSUPPORTED  other\n  needs a GPU" in text
-    assert text.splitlines()[-1].startswith("NOT CONFORMING: 1 new finding, 1 known; 7 problems")
+    assert text.startswith("NOT CONFORMING: 1 new finding, 1 known; 7 problems")
+    order = ["NOT CONFORMING", "FAIL nan", "KNOWN: ", "passed: ", "UNSUPPORTED  other"]
+    assert [text.index(part) for part in order] == sorted(text.index(part) for part in order)
+    known = finding("merge_identity", entry="merge-empty", replay="kernelproof replay known.json")
+    report.laws[1].finding = known
+    more = printed(summary(run(report, UNSUPPORTED)), monkeypatch, verbose=True)
+    assert (
+        f"KNOWN: merge-empty: 4 problems of mine: merging nothing <gives> nothing {issue}" in more
+    )
+    assert "replay:  kernelproof replay known.json\n" in more
+    assert "not run: mine  merge_union: (5 unsupported, 2 with nothing to judge)" in more
 
 
 def test_too_little_makes_a_run_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,7 +368,7 @@ def test_too_little_makes_a_run_incomplete(monkeypatch: pytest.MonkeyPatch) -> N
     assert said.sentence.startswith(
         f"INCOMPLETE: mine: {missing}; the rest would take more than 4 s of a worker; no new"
     )
-    assert f"note: mine: INCOMPLETE: {missing}" in printed(said, monkeypatch)
+    assert f"INCOMPLETE: mine: {missing}" in printed(said, monkeypatch).splitlines()[1]
     assert to_json(said)["implementations"][0]["coverage"]["gaps"][0]["name"] == "soak"
     assert 'class="INCOMPLETE"' in to_html(said)
     allowed = summarise(run(short), LEDGER, gate=False, command="", allow_incomplete=True)
@@ -365,7 +382,7 @@ def test_what_weakens_a_result_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     report.laws[0].ended, report.laws[0].flaky = "time", 1
     report.coverage = Coverage(asked=1, judged={"parity": 7}, early={"parity": "time"})
     text = printed(summary(run(report)), monkeypatch)
-    assert "note: mine: out of time before all problems were judged: parity" in text
+    assert "out of time before all problems were judged: mine: parity" in text
     assert "note: mine: 1 failure not confirmed" in text
 
 
@@ -373,9 +390,11 @@ def test_a_narrow_terminal_folds_no_command(monkeypatch: pytest.MonkeyPatch) -> 
     report = failing()
     assert report.laws[0].finding is not None
     report.laws[0].finding.replay = "kernelproof replay " + "y" * 90
-    text = printed(summary(run(report)), monkeypatch, columns="40")
+    text = printed(summary(run(report)), monkeypatch, columns="40", verbose=True)
     assert "y" * 90 in text
-    assert all(len(line) <= 40 for line in text.splitlines()[:4])
+    shown = text.splitlines()
+    start = shown.index("mine")
+    assert all(len(line) <= 40 for line in shown[start : start + 3])
     assert "7 judged, 5 unsupported, 0 rejected, 1\n" in text
 
 

@@ -91,6 +91,12 @@ class Notes(Progress):
         del name
         self.count += count
 
+    def law_begun(self, name: str, law: str) -> None:
+        self.events.append(f"begun {name} {law}")
+
+    def law_ended(self, name: str, law: str) -> None:
+        self.events.append(f"ended {name} {law}")
+
     def law_done(self, report: ImplementationReport, law: LawReport) -> None:
         self.events.append(f"done {report.name} {law.law}")
 
@@ -228,6 +234,8 @@ class TestManyAtOnce:
         }  # fmt: skip
         assert expected <= set(notes.events)
         assert sum(event.startswith("skipped") for event in notes.events) == 2
+        steps = [f"{step} honest parity" for step in ("begun", "ended", "done")]
+        assert [event for event in notes.events if event in steps] == steps
 
 
 def run_of_files(folder: Path, texts: dict[str, str], *names: str) -> RunReport:

@@ -1,0 +1,143 @@
+"""The parts of a report: known causes, what passed, what was not run."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from pathlib import Path
+
+from kernelproof.ci.console.terminal import console
+from kernelproof.ci.reports.display import print_summary
+from kernelproof.ci.reports.outline import (
+    in_order,
+    known_causes,
+    laws_not_run,
+    not_run,
+    not_run_text,
+    passed_text,
+    refused,
+)
+from kernelproof.ci.reports.summary import Summary, state, summarise
+from kernelproof.impl.targets.refusal import Refusal
+from kernelproof.properties.findings.coverage import Coverage, Gap
+from kernelproof.properties.findings.ledger import Entry, Ledger
+from kernelproof.properties.findings.report import ImplementationReport, LawReport, RunReport
+
+ISSUE = "https://github.com/flashinfer-ai/flashinfer/issues/4051"
+CAUSES = 12
+LEDGER = Ledger(
+    tuple(
+        Entry(
+            id=f"known-{number}",
+            implementation=f"kernel-{number}",
+            status="FAIL",
+            where={},
+            reason=f"Fault {number % CAUSES} of the kernel. " + "More is known of it. " * 9,
+            case=Path("case.json"),
+            issue=ISSUE if number % CAUSES == 0 else "",
+        )
+        for number in range(30)
+    )
+)
+NEEDS_GPU = Refusal("FlashInfer's CUDA kernels need a GPU", "device", "a GPU")
+
+
+def kernel(number: int, *, known: int = 0) -> ImplementationReport:
+    laws = [LawReport(f"law-{each}", judged=10) for each in range(5)]
+    if known:
+        laws[0].known = Counter({f"known-{number}": known})
+    laws.append(LawReport("idle", vacuous=3))
+    return ImplementationReport(f"kernel-{number}", f"k:{number}", "merge_state", laws=laws)
+
+
+def other(name: str, refusal: Refusal | None = None) -> ImplementationReport:
+    return ImplementationReport(name, name, "moe", refusal=refusal)
+
+
+def summary(*reports: ImplementationReport, ended: str = "") -> Summary:
+    report = RunReport("gate", 0, {"device": "cpu"}, list(reports), seconds=250.0, ended=ended)
+    return summarise(report, LEDGER, gate=True, command="kernelproof gate")
+
+
+def lines_of(made: Summary, *, verbose: bool = False) -> list[str]:
+    stream = io.StringIO()
+    print_summary(console(stream), made, verbose=verbose)
+    return stream.getvalue().splitlines()
+
+
+def clean_gate() -> Summary:
+    judged = [kernel(number, known=2 * (number < 30)) for number in range(38)]
+    needs = [other(f"cuda-{number}", NEEDS_GPU) for number in range(31)]
+    lacking = Refusal("cutlass is not installed", "package", "nvidia-cutlass-dsl")
+    return summary(*judged, *needs, *(other(f"cute-{number}", lacking) for number in range(7)))
+
+
+def test_a_clean_gate_is_short_and_all_of_it_can_be_asked_for() -> None:
+    lines = lines_of(clean_gate())
+    assert len(lines) <= 20  # of 40: the others are for what a log shows while it runs
+    assert lines[0].startswith("CONFORMING: no new finding, 30 known")
+    assert sum(line.startswith("KNOWN: ") for line in lines) == CAUSES
+    assert "passed: 8 of 38 implementations, 30 but for what is known; 160 of 228 laws" in lines
+    assert lines[-1] == (
+        "not run: 38 of 76 implementations: 31 need a GPU, 7 need nvidia-cutlass-dsl; "
+        "38 laws with nothing to judge, or unsupported (-v names them)"
+    )
+    every = "\n".join(lines_of(clean_gate(), verbose=True))
+    for number in range(31):
+        assert f"UNSUPPORTED  cuda-{number}\n  FlashInfer's CUDA kernels need a GPU" in every
+    for number in range(30):
+        assert f"known-{number}: 2 problems of kernel-{number}: Fault" in every
+    assert "not run: kernel-7  idle: nothing to judge" in every
+
+
+def test_known_findings_with_one_issue_or_reason_are_one_cause() -> None:
+    made = summary(*(kernel(number, known=number + 1) for number in (0, 1, 12, 13, 24)))
+    first, second = known_causes(made)
+    assert [each.entry for each in first.entries] == ["known-0", "known-12", "known-24"]
+    assert first.text.startswith("39 problems of kernel-0 and 2 more: Fault 0 of the kernel. More")
+    assert first.text.endswith(" ... (flashinfer-ai/flashinfer#4051)")
+    assert second.text.startswith("16 problems of kernel-1 and 1 more: Fault 1")
+
+
+def test_a_known_finding_without_an_entry_is_named() -> None:
+    stray = kernel(1)
+    stray.laws[0].known = Counter({"retired": 1})
+    (cause,) = known_causes(summary(stray))
+    assert cause.text == "1 problem of kernel-1: retired"
+
+
+def test_what_was_not_run_is_counted_by_its_code() -> None:
+    ruled = [other(f"ruled-{n}", Refusal("no", "rules", f"rule-{n}")) for n in range(2)]
+    one = other("one", Refusal("no", "package", "b200-tools"))
+    broken = other("broken", NEEDS_GPU)
+    broken.error = "it cannot be imported"
+    reports = [one, kernel(1), other("stray"), *ruled, broken]
+    groups = not_run(summary(*reports))
+    assert not_run_text(groups, len(reports)) == (
+        "4 of 6 implementations: 2 refused by the support rules, 1 needs b200-tools, "
+        "1 of an operation that no selected law speaks of"
+    )
+    assert not_run(summary(*reports, ended="time"))[-1].code == "ended"
+    assert [each.code for each in refused(reports)] == ["rules", "package", "device"]
+
+
+def test_a_law_that_judged_nothing_has_its_reason() -> None:
+    mine = kernel(1)
+    mine.laws.append(LawReport("refused", unsupported=4, unsupported_reason="no windows"))
+    told = {law.law: why for law, why in laws_not_run(mine)}
+    assert told == {
+        "idle": "nothing to judge",
+        "refused": "no windows (4 unsupported, 0 with nothing to judge)",
+    }
+    assert passed_text(summary(mine)) == "5 of 7 laws of kernel-1"
+    assert not [*laws_not_run(other("cuda", NEEDS_GPU))]
+
+
+def test_what_is_wrong_comes_first() -> None:
+    short = kernel(2)
+    short.coverage = Coverage(gaps=(Gap("law", "law-0"),))
+    broken = other("broken")
+    broken.error = "it cannot be imported"
+    reports = [other("cuda", NEEDS_GPU), kernel(3), short, kernel(1, known=1), broken]
+    states = [state(each) for each in in_order(reports)]
+    assert states == ["ERROR", "KNOWN", "INCOMPLETE", "PASS", "UNSUPPORTED"]
