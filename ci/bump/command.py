@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
 import sys
 import time
@@ -93,6 +94,7 @@ class Request:
     outputs: Outputs = field(default_factory=Outputs)
     compiled: str | None = None
     units: Sequence[str] = ()
+    verbose: bool = False
 
     @property
     def journal_path(self) -> Path:
@@ -138,7 +140,7 @@ def _compare(request: Request, ending: Ending) -> int:
     policy: Policy | None = None
     try:
         policy = _policy(request.policy)
-        with progress() as watched, ending.watched():
+        with progress(60 * (_minutes(request) or math.inf)) as watched, ending.watched():
             watched.tell(f"comparing {request.baseline} and {request.candidate}")
             machine = _machine(request.device)
             learned = Learned(request.sides, _chips(request, machine))
@@ -164,7 +166,7 @@ def _compare(request: Request, ending: Ending) -> int:
         timings=timings,
         ending=ending,
     )
-    return tell(report, request.outputs, learned.unwritten)
+    return tell(report, request.outputs, learned.unwritten, verbose=request.verbose)
 
 
 def _learn(
@@ -237,13 +239,20 @@ def _learning(learned: Learned, ending: Ending) -> Iterator[None]:
         learned.fail(ending.why, ending.code)
 
 
-def tell(report: dict[str, Any], outputs: Outputs, unwritten: Sequence[str] = ()) -> int:
+def tell(
+    report: dict[str, Any],
+    outputs: Outputs,
+    unwritten: Sequence[str] = (),
+    *,
+    verbose: bool = False,
+) -> int:
     """Print a report, write what was asked for, and return its exit code.
 
     Args:
         report: of a comparison.
         outputs: files to write.
         unwritten: sentences about other files that could not be written.
+        verbose: see ``print_report``.
 
     Raises:
         UsageRefusedError: a file cannot be written; the report is printed all the same.
@@ -252,7 +261,7 @@ def tell(report: dict[str, Any], outputs: Outputs, unwritten: Sequence[str] = ()
     try:
         outputs.write(_rendered(report), [f"{each}{more}" for each in unwritten[:1]])
     finally:
-        print_report(console(sys.stdout), report)
+        print_report(console(sys.stdout), report, verbose=verbose)
     return int(report["exit_code"])
 
 

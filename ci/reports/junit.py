@@ -12,6 +12,7 @@ from ...properties.findings.report import Finding, ImplementationReport, LawRepo
 from ...properties.findings.text_format import element_lines
 from ...properties.laws import laws_of
 from ...properties.verdicts.text import compact, count_of
+from .outline import in_order
 from .summary import Summary, known_findings, reason_idle, seconds
 
 ILLEGAL = re.compile(r"[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -19,15 +20,15 @@ ILLEGAL = re.compile(r"[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010f
 
 
 def to_junit(summary: Summary) -> str:
-    """Return a JUnit document with a suite for each implementation."""
+    """Return a JUnit document with a suite for each implementation, those with findings first."""
     root = ET.Element("testsuites", name="kernelproof", time=f"{summary.report.seconds:.3f}")
-    for report in summary.report.implementations:
-        root.append(_suite(report, summary))
     if summary.failure or summary.report.lost or not summary.report.implementations:
         suite = ET.SubElement(root, "testsuite", name="kernelproof")
         case = ET.SubElement(suite, "testcase", classname="kernelproof", name="run", time="0")
         _result(case, "error", summary.sentence, summary.failure or summary.report.lost)
         _count(suite)
+    for report in in_order(summary.report.implementations):
+        root.append(_suite(report, summary))
     for name in ("tests", "failures", "errors", "skipped"):
         root.set(name, str(sum(int(suite.get(name, "0")) for suite in root)))
     ET.indent(root)

@@ -76,10 +76,14 @@ class KnownCause:
         reason = " ".join(first.reason.split()) or first.entry
         if len(reason) > LONGEST_REASON:
             reason = f"{reason[:LONGEST_REASON].rpartition(' ')[0]} ..."
-        short = _ISSUE.sub(r"\1#\2", first.issue)
-        issue = f" ({short})" if short else ""
+        issue = f" ({short_issue(first.issue)})" if first.issue else ""
         count = count_of(sum(each.count for each in self.entries), "problem")
         return f"{count} of {who[0]}{more}: {reason}{issue}"
+
+
+def short_issue(link: str) -> str:
+    """Return a link to an issue of GitHub as owner/name#number; any other text as it is."""
+    return _ISSUE.sub(r"\1#\2", link)
 
 
 def in_order(reports: Iterable[ImplementationReport]) -> list[ImplementationReport]:

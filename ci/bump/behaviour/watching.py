@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -9,14 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from rich.text import Text
+from rich.console import Group, RenderableType
 
-from ....properties.verdicts.text import one_line
+from ...console.live import bar, has_block, live, log, minutes, row
 from ...console.terminal import console
-
-TICK_SECONDS = 5.0
-SILENT_TICKS = 6
-"""Ticks in which nothing changes, after which what is unfinished is shown once more."""
 
 
 class Count:
@@ -50,6 +47,11 @@ class Count:
     def unfinished(self) -> bool:
         """Whether some are not done."""
         return self._done < self._of
+
+    @property
+    def share(self) -> float | None:
+        """Part that is done; None where it is not known how many there are."""
+        return min(1.0, self._done / self._of) if self._of else None
 
     def __str__(self) -> str:
         """Return the words; none where nothing was ever to be done."""
@@ -90,43 +92,35 @@ class Progress:
 
 
 @contextmanager
-def progress() -> Iterator[Progress]:
-    """Show what goes on, on standard error: each step when it begins, and counts now and then.
+def progress(seconds: float = math.inf) -> Iterator[Progress]:
+    """Show what goes on, on standard error.
 
-    A step that takes long without a count is shown again, so that the screen is never silent.
+    A terminal shows a bar of the problems, the step that began last, and what is done of each kind.
+    A log has a line for each step, and now and then one for what is unfinished.
+
+    Args:
+        seconds: that the comparison may take.
     """
     err = console(sys.stderr)
-    started, over = time.monotonic(), threading.Event()
-    steps: list[str] = []
-
-    def say(line: str) -> None:
-        clock = f"[{time.monotonic() - started:5.1f} s]"
-        err.print(Text(one_line(f"{clock} {line}"), "dim"), soft_wrap=True)
+    started = time.monotonic()
+    steps = ["starting"]
 
     def begin(step: str) -> None:
         steps.append(step)
-        say(step)
+        if not has_block(err):
+            log(err, step, time.monotonic() - started)
 
     made = Progress(begin)
 
-    def tick() -> None:
-        said: dict[Count, str] = {}
-        silent = begun = 0
-        while not over.wait(TICK_SECONDS):
-            silent = silent + 1 if len(steps) == begun else 0
-            begun = len(steps)
-            now = {each: text for each in made.counts if (text := str(each))}
-            changed = [each for each in now if now[each] != said.get(each)]
-            shown = [each for each in now if each in changed or each.unfinished]
-            if changed or silent >= SILENT_TICKS:
-                still = [f"still: {each}" for each in steps[-1:]]
-                say("; ".join([now[each] for each in shown] or still))
-                said, silent = now, 0
+    def line() -> str:
+        unfinished = [str(each) for each in made.counts if each.unfinished]
+        return "; ".join(unfinished or [f"still: {steps[-1]}"])
 
-    ticker = threading.Thread(target=tick, name="progress", daemon=True)
-    ticker.start()
-    try:
+    def block() -> RenderableType:
+        passed = time.monotonic() - started
+        left = f"  at most {minutes(seconds - passed)} left" if seconds < math.inf else ""
+        counts = [row(f"  {each}", "dim") for each in made.counts if str(each)]
+        return Group(bar(made.judged.share, minutes(passed) + left), row(steps[-1]), *counts)
+
+    with live(err, block, line):
         yield made
-    finally:
-        over.set()
-        ticker.join()

@@ -11,8 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ....properties.verdicts.text import count_of, one_line
-from ...reports.display import command, say
+from ...reports.display import command, line, say
+from ...reports.outline import short_issue
 from ..behaviour.speed import memory_sentences
+from ..verdicts.findings import ACTIONS
 
 STYLES = {
     "bump": "bold green",
@@ -32,30 +34,45 @@ REPORTED_IN_FULL = (
     "faster",
     "more-memory",
 )
-"""Changes that do nothing and are shown one by one all the same; others are counted."""
+"""Changes that do nothing and are shown one by one all the same, where all is asked for; others
+are counted."""
+NEW = ("still-failing", "candidate-only-failure", "hang-stays", "slower", "more-memory")
+"""Of them, those that are shown one by one anyway, unless they are known."""
+FEW = 3
+"""Subjects that are named of changes that are counted."""
 
 
-def print_report(out: Console, report: Mapping[str, Any]) -> None:
-    """Print a report: what each chip may do, what stands against it, and the verdict last."""
-    out.print(Text(one_line(title(report)), "bold"), soft_wrap=True)
+def print_report(out: Console, report: Mapping[str, Any], *, verbose: bool = False) -> None:
+    """Print a report: the verdict, chip by chip, what stands against it, and what did not run.
+
+    Args:
+        out: where to.
+        report: of a comparison.
+        verbose: print each finding in full, what calls take and need, and why something did not
+            run; else what is known, or only reported, is counted.
+    """
+    line(out, "", report["message"], STYLES.get(report["verdict"], ""))
+    line(out, "", title(report), "bold")
     if report["chips"]:
         out.print(_chips(report["chips"]))
-    shown = [each for each in report["findings"] if _in_full(each)]
-    for each in shown:
-        _finding(out, each)
-    _counted(out, [each for each in report["findings"] if not _in_full(each)])
+    for each in report["conditions"]:
+        line(out, "condition", each["rule"], "yellow")
+    findings = sorted(report["findings"], key=lambda each: ACTIONS.index(each["action"]))
+    for each in findings:
+        if _in_full(each, verbose=verbose):
+            # What conditions ask for stands above.
+            _finding(out, each, rule=verbose or each["action"] == "block")
+    rest = [each for each in findings if not _in_full(each, verbose=verbose)]
+    known = [each for each in rest if each["entry"] and each["change"] in NEW]
+    _known(out, known)
+    for failure in report["failures"]:
+        line(out, "INCOMPLETE", failure, "yellow")
     for machine in report["machines"]:
-        _machine(out, machine)
-    for each in report["not_tested"]:
-        _line(out, "not tested", f"{each['what']}: {each['why']}")
+        _machine(out, machine, verbose=verbose)
+    _counted(out, [each for each in rest if each not in known])
     for name in report["policy"]["unused"]:
         _line(out, "policy", f"nothing was found that accept {name!r} is about")
-    if report["conditions"]:
-        out.print(Text("Conditions", "bold"))
-        for each in report["conditions"]:
-            out.print(Text(one_line(f"  - {each['rule']}")), soft_wrap=True)
-    style = STYLES.get(report["verdict"], "")
-    out.print(Text(one_line(report["message"]), style), soft_wrap=True)
+    _not_tested(out, report, verbose=verbose)
 
 
 def title(report: Mapping[str, Any]) -> str:
@@ -70,8 +87,12 @@ def side_name(report: Mapping[str, Any], side: str) -> str:
     return str(given) if version in (None, given) else f"{version} ({given})"
 
 
-def _in_full(each: Mapping[str, Any]) -> bool:
-    return each["action"] != "report" or each["change"] in REPORTED_IN_FULL or each["accepted"]
+def _in_full(each: Mapping[str, Any], *, verbose: bool) -> bool:
+    if each["action"] != "report" or each["accepted"]:
+        return True
+    if verbose:
+        return each["change"] in REPORTED_IN_FULL
+    return each["change"] in NEW and not each["entry"]
 
 
 def _chips(chips: Sequence[Mapping[str, Any]]) -> Table:
@@ -91,7 +112,7 @@ def _chips(chips: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def _finding(out: Console, each: Mapping[str, Any]) -> None:
+def _finding(out: Console, each: Mapping[str, Any], *, rule: bool) -> None:
     label = "accepted" if each["accepted"] else each["action"]
     where = ", ".join(_chip(chip) for chip in each["chips"])
     heading = f"{label}  {each['change']}  {each['subject']}" + (f"  {where}" if where else "")
@@ -106,8 +127,19 @@ def _finding(out: Console, each: Mapping[str, Any]) -> None:
         command(out, "problem", str(each["problem"].get("told", each["problem"])))
     for text in each["replay"].values():
         command(out, "replay", text)
-    if each["rule"] and each["action"] != "report":
+    if rule and each["rule"] and each["action"] != "report":
         command(out, "rule", each["rule"])
+
+
+def _known(out: Console, findings: Sequence[Mapping[str, Any]]) -> None:
+    """Print what was known: a line for each issue, or entry of the ledger without one."""
+    by_cause: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for each in findings:
+        by_cause.setdefault((each["change"], each["issue"] or each["entry"]), []).append(each)
+    for (change, cause), known in by_cause.items():
+        who = ", ".join(dict.fromkeys(each["subject"] for each in known))
+        told = f"{change}: {count_of(len(known), 'finding')} of {who} ({short_issue(cause)})"
+        line(out, "KNOWN", told, "yellow")
 
 
 def _counted(out: Console, findings: Sequence[Mapping[str, Any]]) -> None:
@@ -115,11 +147,27 @@ def _counted(out: Console, findings: Sequence[Mapping[str, Any]]) -> None:
     for each in findings:
         by_change.setdefault(each["change"], []).append(each["subject"])
     for change, subjects in by_change.items():
-        told = ", ".join(subjects[:3]) + (", ..." if len(subjects) > 3 else "")  # noqa: PLR2004
-        _line(out, change, f"{count_of(len(subjects), 'finding')}: {told}")
+        _line(out, change, f"{count_of(len(subjects), 'finding')}: {_some(subjects)}")
 
 
-def _machine(out: Console, machine: Mapping[str, Any]) -> None:
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:FEW]) + (", ..." if len(names) > FEW else "")
+
+
+def _not_tested(out: Console, report: Mapping[str, Any], *, verbose: bool) -> None:
+    left_out = [
+        *(each for machine in report["machines"] for each in machine["not_tested"]),
+        *report["not_tested"],
+    ]
+    if left_out and not verbose:
+        # Behind a colon each is named.
+        what = "; ".join(each["what"].partition(":")[0] for each in left_out)
+        _line(out, "not tested", f"{what} (-v says why)")
+    for each in left_out if verbose else ():
+        _line(out, "not tested", f"{each['what']}: {each['why']}")
+
+
+def _machine(out: Console, machine: Mapping[str, Any], *, verbose: bool) -> None:
     soak = machine["liveness"]
     ran = len(machine["implementations"])
     _line(
@@ -129,7 +177,7 @@ def _machine(out: Console, machine: Mapping[str, Any]) -> None:
         f"{machine['profile']}{stored_first(machine)}; soaked {len(soak['soaked'])} with "
         f"{soak['launches']} launches a problem: {count_of(len(soak['hangs']), 'hang')}",
     )
-    for each in machine["timings"].get("speed", ()):
+    for each in machine["timings"].get("speed", ()) if verbose else ():
         for one in each["measurements"]:
             _line(
                 out,
@@ -139,8 +187,6 @@ def _machine(out: Console, machine: Mapping[str, Any]) -> None:
             )
             if sentences := memory_sentences(one):
                 _line(out, "memory", f"{each['name']}: {'; '.join(sentences)}")
-    for each in machine["not_tested"]:
-        _line(out, "not tested", f"{each['what']}: {each['why']}")
 
 
 def stored_first(machine: Mapping[str, Any]) -> str:

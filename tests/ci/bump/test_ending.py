@@ -26,6 +26,7 @@ from kernelproof.ci.bump.sides.releases import SIDES
 from kernelproof.ci.bump.verdicts.policy import DEFAULT
 from kernelproof.ci.bump.verdicts.verdict import decide
 from kernelproof.ci.cli import main
+from kernelproof.ci.console import live
 from kernelproof.properties.verdicts.verdict import PASS
 from kernelproof.properties.worker.requests import Address, DeviceLostError
 from kernelproof.reference import MergeProblem
@@ -357,12 +358,14 @@ def test_a_count_says_what_is_at_work() -> None:
     count.begin()
     count.add()
     assert (str(count), count.unfinished) == ("1 of 1,200, 1 at work", True)
+    assert count.share == 1 / 1200
+    assert Count("").share is None
 
 
 def test_a_step_that_takes_long_is_shown_again(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(watching, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(live, "LEAST_PAUSE", 0.01)
     said, until = "", time.monotonic() + 60.0
     with watching.progress() as watched:
         watched.tell("reading")

@@ -96,7 +96,7 @@ def test_what_calls_need_of_memory_is_told_once(small: dict[str, Any]) -> None:
         del each["measurements"][1:]
         each["measurements"][0]["peak_bytes"] = {"baseline": 20_480, "candidate": 3_000_000}
     out = io.StringIO()
-    print_report(Console(file=out, width=1000), report)
+    print_report(Console(file=out, width=1000), report, verbose=True)
     assert out.getvalue().count("allocates 20.5 kB and 3.0 MB") == len(
         report["machines"][0]["timings"]["speed"]
     )
@@ -136,3 +136,30 @@ def _places(value: object, *path: str | int) -> Iterator[tuple[str | int, ...]]:
     for key in keys:
         yield (*path, key)
         yield from _places(inner[key], *path, key)
+
+
+def test_the_verdict_is_first_and_what_is_known_is_counted() -> None:
+    report = read_report(EVIDENCE / "bump-h200.json")
+
+    def printed(*, verbose: bool) -> list[str]:
+        out = io.StringIO()
+        print_report(Console(file=out, width=120), report, verbose=verbose)
+        return out.getvalue().splitlines()
+
+    short, whole = printed(verbose=False), printed(verbose=True)
+    assert short[0] == whole[0] == report["message"]
+    assert 2 * len(short) < len(whole)
+    known = "KNOWN: still-failing: 4 findings of flashinfer-decode, flashinfer-prefill-fa2, "
+    parts = [
+        "condition: ",
+        "block  ",
+        "report  slower",
+        known,
+        "ran on SM90",
+        "not tested: compile",
+    ]
+    first = [next(n for n, line in enumerate(short) if line.startswith(each)) for each in parts]
+    assert first == sorted(first)
+    assert not any(line.startswith(("report  fixed", "speed: ")) for line in short)
+    assert any(line.startswith("report  fixed") for line in whole)
+    assert any(line.startswith("not tested: compile: not asked for") for line in whole)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import threading
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -205,7 +206,7 @@ def test_the_block_disappears_and_findings_do_not_scroll(monkeypatch: pytest.Mon
 
 def test_a_log_has_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "LEAST_PAUSE", 0.001)
-    stream, asked = io.StringIO(), live.threading.Event()
+    stream, asked = io.StringIO(), threading.Event()
 
     def line() -> str:
         asked.set()

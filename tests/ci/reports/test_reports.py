@@ -243,7 +243,7 @@ def test_json_has_no_infinities() -> None:
 
 def test_junit_parses_and_counts() -> None:
     root = ET.fromstring(to_junit(summary(run(failing(), UNSUPPORTED, NO_ANSWER))))  # noqa: S314
-    mine, other, broken = root.findall("testsuite")
+    broken, mine, other = root.findall("testsuite")  # what is wrong comes first
     cases = {case.get("name"): case for case in mine.findall("testcase")}
     failure = cases["parity"].find("failure")
     assert failure is not None
