@@ -10,7 +10,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from kernelproof.ci.cli import cli
-from kernelproof.impl.gating.feature import BACKENDS
+from kernelproof.impl.gating.feature import CHOICES
 from kernelproof.impl.registry import registered
 from kernelproof.properties.laws import LAWS
 from kernelproof.reference.operations import OPERATIONS
@@ -29,7 +29,7 @@ def test_names_are_completed() -> None:
     assert completed("new", "mine", "--operation", "mo") == ["moe"]
     assert completed("check", "") == registered()
     assert completed("bump", "a", "b", "--implementation", "torch-mo") == ["torch-moe"]
-    assert set(completed("support", "--backend", "")) == {*BACKENDS, "auto"}
+    assert set(completed("support", "--backend", "")) == set(CHOICES["backend"])
     assert completed("support", "--kv-dtype", "nv") == ["nvfp4"]
     assert completed("check", "--profile", "ni") == ["nightly"]
     assert completed("gate", "--bas") == []
