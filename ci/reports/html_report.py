@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from ...properties.findings.cases import versions
-from ...properties.findings.coverage import gaps_text
+from ...properties.findings.causes import Cause
+from ...properties.findings.coverage import EDGES, Coverage, gaps_text
 from ...properties.findings.report import ImplementationReport, LawReport
-from ...properties.findings.text_format import element_lines
-from ...properties.verdicts.text import compact, printable
+from ...properties.laws import LAWS
+from ...properties.verdicts.text import compact, defaults, printable
 from ..console.rendering import render
+from .figures import error_maps, heat, spreads
+from .outline import in_order, known_causes, not_run, not_run_text
+from .pictures import LEVEL_WORDS, meter
 from .summary import (
+    WORDS,
     Summary,
     known_entries,
-    known_findings,
     new_findings,
     reason_idle,
     rejected,
@@ -29,10 +36,13 @@ ENDED = {
 }
 """Why a law ended before it had its problems, in words."""
 TONES = {"conforming": "good", "nonconforming": "bad", "incomplete": "warn", "error": "bad"}
+MARKS = {"conforming": "✓", "nonconforming": "✗", "incomplete": "!", "error": "✗"}
+STATEMENTS = {law.name: f"{law.statement[0].upper()}{law.statement[1:]}." for law in LAWS}
+"""What each law says, as a sentence, by its name."""
 
 
 def to_html(summary: Summary) -> str:
-    """Return a self-contained page with the verdict, the tables and every finding."""
+    """Return a self-contained page: the verdict, what was found, and what was looked at."""
     report = summary.report
     facts = [
         ("command", summary.command),
@@ -43,63 +53,98 @@ def to_html(summary: Summary) -> str:
         *([("corpus", replayed(report))] if replayed(report) else []),
         *((name, value) for name, value in versions(report.target).items() if value),
     ]
+    idle = not_run(summary)
+    unjudged = [each for group in idle for each in group.reports]
+    run = [each for each in in_order(report.implementations) if each not in unjudged]
     return render(
         "check.html.jinja",
-        verdict=summary.verdict,
+        verdict=WORDS[summary.verdict],
+        mark=MARKS[summary.verdict],
         tone=TONES[summary.verdict],
-        sentence=summary.sentence,
+        sentence=summary.sentence.removeprefix(f"{WORDS[summary.verdict]}: "),
         facts=facts,
-        implementations=[_row(each, summary) for each in report.implementations],
-        findings=[
-            {
-                "verdict": cause.finding.verdict,
-                "title": f"{cause.finding.verdict.status} {cause.finding.verdict.kind}".strip(),
-                "who": f"{each.name}, {', '.join(cause.laws)}",
-                "cause": cause.sentence if cause.telling else "",
-                "problem": compact(cause.finding.problem),
-                "wrong": "\n".join(element_lines(cause.finding.verdict)),
-                "printed": printable(cause.finding.verdict.printed),
-                "replay": cause.finding.replay,
-            }
-            for each in report.implementations
-            for cause in new_findings(each)
-        ],
+        implementations=[_row(each, summary) for each in run],
+        not_run=[(each.name, state(each), reason_idle(each, summary)) for each in unjudged],
+        not_run_text=not_run_text(idle, len(report.implementations)),
+        findings=[_finding(each, cause) for each in run for cause in new_findings(each)],
         known=[
-            (k.implementation, k.entry, ", ".join(k.laws), k.count, k.reason, k.issue)
-            for each in report.implementations
-            for k in known_findings(each, summary.ledger)
+            (
+                cause.text,
+                [
+                    (k.implementation, k.entry, ", ".join(k.laws), k.count, k.reason, k.issue)
+                    for k in cause.entries
+                ],
+            )
+            for cause in known_causes(summary)
         ],
-        laws=[
-            (each.name, each.coverage.text, [_law(law) for law in each.laws])
-            for each in report.implementations
-            if each.laws
-        ],
+        heats=list(heat(run)),
+        spreads=spreads(run),
+        coverage=[_coverage(each.name, each.coverage) for each in run if each.laws],
+        laws=[(each.name, [_law(law) for law in each.laws]) for each in run if each.laws],
+        said=[(name, STATEMENTS.get(name, "")) for name in _laws_of(run)],
+        levels=LEVEL_WORDS,
     )
 
 
+def _finding(report: ImplementationReport, cause: Cause) -> dict[str, Any]:
+    """Return what the page says of the findings with one cause."""
+    found = cause.finding
+    laws = [found.law, *(name for name in cause.laws if name != found.law)]
+    return {
+        "verdict": found.verdict,
+        "title": f"{found.verdict.status} {found.verdict.kind}".strip(),
+        "name": report.name,
+        "laws": [(name, STATEMENTS.get(name, "")) for name in laws],
+        "cause": cause.sentence if cause.telling else "",
+        "problem": compact(found.problem),
+        "defaults": defaults(found.problem),
+        "wrong": [
+            (
+                each["where"],
+                ", ".join(f"{axis} {place}" for axis, place in each["at"].items()),
+                *(each[name] for name in ("got", "expected", "bound")),
+            )
+            for each in found.verdict.worst
+        ],
+        "maps": error_maps(found),
+        "printed": printable(found.verdict.printed),
+        "replay": found.replay,
+    }
+
+
 def _row(report: ImplementationReport, summary: Summary) -> tuple[object, ...]:
-    new = len(new_findings(report))
+    note = reason_idle(report, summary) or gaps_text(report.coverage.gaps)
     return (
         report.name,
         state(report),
         report.judged,
-        report.coverage.laws if report.laws else "",
-        report.coverage.longest,
         report.unsupported,
         rejected(report),
-        new,
+        len(new_findings(report)),
         len(known_entries(report)),
         round(seconds(report), 1),
-        "; ".join(
-            filter(
-                None,
-                (
-                    reason_idle(report, summary) or gaps_text(report.coverage.gaps),
-                    *(f"left {each.text}" for each in report.left),
-                ),
-            )
-        ),
+        "; ".join(filter(None, (note, *(f"left {each.text}" for each in report.left)))),
     )
+
+
+def _laws_of(reports: Sequence[ImplementationReport]) -> list[str]:
+    return list(dict.fromkeys(law.law for each in reports for law in each.laws))
+
+
+def _coverage(name: str, coverage: Coverage) -> dict[str, Any]:
+    judged, (seen, of) = sum(map(bool, coverage.judged.values())), coverage.pairs
+    lengths = [
+        f"{what} {median:,} to {most:,}" for what, (_, median, _, most) in coverage.lengths.items()
+    ]
+    crossed = [f"{EDGES.get(what, what)} {count:,}" for what, count in coverage.edges.items()]
+    return {
+        "name": name,
+        "laws": (judged, coverage.asked, meter(f"Laws of {name}", judged, coverage.asked)),
+        "pairs": (seen, of, meter(f"Pairs of values of {name}", seen, of)),
+        "lengths": "; ".join(lengths),
+        "edges": "; ".join(crossed),
+        "missing": gaps_text(coverage.gaps),
+    }
 
 
 def _law(law: LawReport) -> tuple[object, ...]:

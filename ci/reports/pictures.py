@@ -17,8 +17,16 @@ BAR, GAP, HALF, TEXT = 12, 2, 30, 14
 """Pixels: width of a bar, gap between bars, height of half a histogram and of a line of text."""
 AXIS = 160
 """Width of a picture of ratios of time; pixels."""
-TALLEST_BAR = 0.06
+METER = 120
+"""Width of a picture of a part; pixels."""
+CELL, WIDEST, TALLEST = 24, 300, 288
+"""Most pixels of a map's cell, of all its columns and of all its rows."""
+LEAST_BAR = 0.06
 """Least part of its half that a bar takes which stands for something."""
+LEVELS = (0.1, 1.0, 10.0, 1000.0)
+"""Edges of the levels of error over bound: each is the largest ratio of its level."""
+LEVEL_WORDS = ("up to 0.1", "up to 1", "up to 10", "up to 1,000", "above, or NaN")
+"""What a page calls the levels."""
 
 
 def shape(name: str, **attributes: object) -> Markup:
@@ -71,7 +79,7 @@ def histogram(
     def bars(counts: Sequence[int], *, up: bool) -> Iterator[Markup]:
         for index, count in enumerate(counts):
             if count:
-                height = HALF * max(TALLEST_BAR, count / tallest)
+                height = HALF * max(LEAST_BAR, count / tallest)
                 over = "over" if index * step > bound - step + GAP else "inside"
                 yield shape(
                     "rect",
@@ -118,6 +126,85 @@ def time_ratio(
         shape("circle", class_="second", cx=place(ratio), cy=8, r=4),
     ]
     return picture(AXIS, 16, title, "The line is the ratio 1, the short mark the limit.", parts)
+
+
+def meter(title: str, part: int, whole: int) -> Markup:
+    """Draw how much of a whole was reached."""
+    filled = METER * part / whole if whole else 0.0
+    parts = [
+        shape("rect", class_="rest", x=0, y=0, width=METER, height=8, rx=2),
+        shape("rect", class_="second", x=0, y=0, width=filled, height=8, rx=2),
+    ]
+    return picture(METER, 8, title, f"{part:,} of {whole:,}.", parts)
+
+
+def level(ratio: float) -> int:
+    """Return the level of an error over its bound, see ``LEVELS``; the last one is for NaN too."""
+    return len(LEVELS) if math.isnan(ratio) else bisect.bisect_left(LEVELS, ratio)
+
+
+def grid(
+    title: str, description: str, axes: tuple[str, str], rows: Sequence[Sequence[float]],
+    step: Sequence[int] = (1, 1),
+) -> Markup:  # fmt: skip
+    """Draw error over bound as a map whose first axis, tokens, runs to the right.
+
+    Args:
+        title: of the picture.
+        description: of it, in words.
+        axes: what a row and a column of ``rows`` are, such as token and head.
+        rows: ratios; drawn as columns.
+        step: how many of each axis one cell stands for.
+    """
+    across, down = len(rows), len(rows[0])
+    wide, tall = min(CELL, WIDEST / across), min(CELL, TALLEST / down)
+    left, top = 40, TEXT + 4
+    width, height = left + wide * across, top + tall * down
+    gap = 1 if min(wide, tall) > 6 else 0  # noqa: PLR2004  pixels
+
+    def parts() -> Iterator[Markup]:
+        first, last = 0, (across - 1) * step[0]
+        yield words(f"{axes[0]} {first}", left, TEXT - 2)
+        if last and width - left > 90:  # noqa: PLR2004  pixels that two labels take
+            yield words(last, width, TEXT - 2, "end")
+        yield words(axes[1], 0, top + 10)
+        yield words(0, left - 5, top + 10, "end")
+        if down > 1 and tall * down > 2 * TEXT:
+            yield words((down - 1) * step[1], left - 5, height - 2, "end")
+        for x, row in enumerate(rows):
+            for y, ratio in enumerate(row):
+                yield shape(
+                    "rect",
+                    class_=f"level{level(ratio)}",
+                    x=left + x * wide,
+                    y=top + y * tall,
+                    width=wide - gap,
+                    height=tall - gap,
+                )
+
+    return picture(max(width, left + 60), height, title, description, parts())
+
+
+def quantile_edge(counts: Sequence[int], edges: Sequence[float], part: float) -> float:
+    """Return the edge that at most this part of the problems exceeds, infinity in an open bin."""
+    wanted, seen = part * sum(counts), 0
+    for edge, count in zip([*edges, math.inf], counts, strict=False):
+        seen += count
+        if seen >= wanted:
+            return edge
+    return math.inf
+
+
+def ranges(numbers: Iterable[int], most: int = 4) -> str:
+    """Return numbers as ranges, such as ``0 to 3, 7``."""
+    runs: list[list[int]] = []
+    for each in sorted(set(numbers)):
+        if runs and each == runs[-1][1] + 1:
+            runs[-1][1] = each
+        else:
+            runs.append([each, each])
+    told = [f"{a}" if a == b else f"{a} to {b}" for a, b in runs[:most]]
+    return ", ".join([*told, *([f"and {len(runs) - most} more"] if len(runs) > most else [])])
 
 
 def _plain(value: object) -> object:

@@ -221,7 +221,7 @@ def bitwise(name: str, actual: torch.Tensor, expected: torch.Tensor) -> Verdict:
     apart = (actual.double() - expected.double()).abs().nan_to_num(nan=torch.inf)
     worst = listed(Check(name, actual, expected, torch.zeros_like(apart)), different, apart)
     kind = "nan" if bool(actual[where].isnan() | expected[where].isnan()) else "numeric"
-    return off(
+    verdict = off(
         kind,
         f"{name}{list(where)}",
         f"{actual[where].item():.9g}",
@@ -230,6 +230,8 @@ def bitwise(name: str, actual: torch.Tensor, expected: torch.Tensor) -> Verdict:
         more=f" ({int(different.sum())} of {actual.numel()} differ)",
         worst=[{**each, "bound": EXACTLY} for each in worst],
     )
+    ratio = torch.zeros_like(apart).masked_fill_(different, torch.inf)  # of a bound of zero
+    return replace(verdict, error_map=error_map(name, ratio))
 
 
 def against_oracle(result: Result, bounded: Bounded, *, exact: bool) -> Verdict:

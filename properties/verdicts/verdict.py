@@ -46,8 +46,8 @@ class Verdict:
             which the implementation is wrong.
         element: of a FAIL, one element that is wrong, as text: ``where`` it stands, what was
             ``got`` and what ``expected``, and its ``bound``, ``EXACTLY`` where every bit counts.
-        error_map: of a FAIL by bounds, the worst error over its bound by token and head, see
-            ``error_map``.
+        error_map: of a FAIL that compared elements, the worst error over its bound by token and
+            head, see ``error_map``; infinite for NaN, and where every bit counts.
         worst: of a FAIL, up to ten wrong elements, the worst first: the same four as text, and
             ``at``, the element's place by axis (request, token, head, page, channel).
         printed: of a finding, the end of what its process printed in that case.

@@ -5,15 +5,19 @@ from __future__ import annotations
 import base64
 import json
 import math
+from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from kernelproof.ci.bump.report.page import to_page
 from kernelproof.ci.bump.report.reading import read_report
 from kernelproof.ci.reports.html_report import to_html
 from kernelproof.ci.reports.summary import summarise
 from kernelproof.fixtures import EVIDENCE
+from kernelproof.properties.findings.coverage import Coverage
 from kernelproof.properties.findings.ledger import Ledger
 from kernelproof.properties.findings.report import (
     Finding,
@@ -21,6 +25,10 @@ from kernelproof.properties.findings.report import (
     LawReport,
     RunReport,
 )
+from kernelproof.properties.laws import find_law
+from kernelproof.properties.verdicts.comparison import within
+from kernelproof.properties.verdicts.elements import with_places
+from kernelproof.properties.verdicts.error_map import error_map
 from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.reference import MergeProblem
 
@@ -128,15 +136,36 @@ def every_text(value: Any, text: str) -> Any:  # noqa: ANN401  any JSON
     return [every_text(each, text) for each in value] if isinstance(value, list | tuple) else value
 
 
-def check_page() -> str:
-    """Return the page of `kernelproof check`, with a finding."""
-    verdict = Verdict("FAIL", "nan", NASTY, trace=NASTY)
-    found = Finding("mine", "parity", verdict, MergeProblem(num_tokens=3, empty="all"))
-    law = LawReport("parity", judged=3, finding=found)
-    run = ImplementationReport(NASTY, "kernels:mine", "merge_state", laws=[law])
+OUTSIDE, CELLS = 5, 24
+"""Cells of the map of ``check_page`` that are outside the bound, and all of them."""
+
+
+def check_page(text: str = NASTY) -> str:
+    """Return the page of `kernelproof check`, with a finding that says this text."""
+    expected, bound = torch.zeros(6, 4, 8).double(), torch.ones(6, 4, 8).double()
+    wrong = expected.clone()
+    wrong[2:4, 1, 5], wrong[5, :3, 0] = 40.0, torch.tensor([3.0, 2e4, torch.nan])
+    wrong[0, 0, 0] = 0.5
+    problem = MergeProblem(num_tokens=6, num_heads=4, head_dim=8)
+    verdict = with_places(within("out", wrong, expected, bound), problem)
+    told = replace(verdict, message=text, trace=text, printed=text)
+    small = MergeProblem(num_tokens=3, empty="all")
+    shrunk = Verdict("FAIL", "nan", text, error_map=error_map("out", torch.full((3, 1), math.inf)))
+    found = Finding("mine", "parity", told, small, first=(problem, told), replay=text)
+    found.verdict = replace(told, error_map=shrunk.error_map)
+    same = Finding("mine", "well_formed", shrunk, small)
+    laws = [
+        LawReport("parity", judged=9, finding=found, ratios=Counter({0: 4, 8: 2, 13: 3})),
+        LawReport("well_formed", judged=3, finding=same),
+        LawReport("merge_union", judged=3, passing_ratio=0.64),
+        LawReport("merge_identity", judged=3),
+    ]
+    lengths = {"tokens": (1, 18, 40, 56)}
+    reached = Coverage(asked=12, judged={"parity": 9}, lengths=lengths, pairs=(151, 173))
+    run = ImplementationReport(text, "kernels:mine", "merge_state", laws=laws, coverage=reached)
     target = {"device": "cpu", "device_name": "x", "torch": "2.13.0", "triton": None}
     ended = RunReport("quick", 3, target, [run], seconds=1.25)
-    return to_html(summarise(ended, Ledger(()), gate=False, command=NASTY, failure=""))
+    return to_html(summarise(ended, Ledger(()), gate=False, command=text, failure=""))
 
 
 def test_it_loads_nothing_and_has_no_errors(browser: Chrome, show: Show, report: Report) -> None:
@@ -296,6 +325,163 @@ def test_the_matrix_is_coloured_and_says_the_same_in_text(
     assert {"yesc", "yesr", "yes→no1", "–→yesd", "–"} <= set(colours)  # noqa: RUF001  a dash
     assert colours["yesc"] == colours["yesr"]
     assert len({*colours["yesc"], *colours["yes→no1"], *colours["–→yesd"], *colours["–"]}) == 4  # noqa: RUF001
+
+
+SAID = "out[5, 2, 0] is NaN, expected 0"
+PICTURES = """
+return [...document.querySelectorAll("svg")].map((e) => {
+  const box = e.getBoundingClientRect(), around = e.parentElement.getBoundingClientRect();
+  return {role: e.getAttribute("role"), title: e.querySelector("title").textContent,
+          told: e.querySelector("desc").textContent, seen: e.checkVisibility(),
+          inside: box.left >= around.left - 1 && box.right <= around.right + 1,
+          size: [box.width, box.height],
+          drawn: [...e.querySelectorAll("rect, circle")].map((r) => {
+            const at = r.getBoundingClientRect();
+            return {fill: getComputedStyle(r).fill, width: at.width, height: at.height,
+                    left: at.left - box.left, right: at.right - box.left}; })}; });
+"""
+"""What can be seen of each picture."""
+LIGHTNESS = """
+const lightness = (text) => text.match(/[\\d.]+/g).map((c) => c / 255)
+  .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
+  .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+"""
+
+
+def pictures(browser: Chrome, title: str) -> list[dict[str, Any]]:
+    script(browser, OPEN_ALL)
+    found: list[dict[str, Any]] = script(browser, PICTURES)
+    return [each for each in found if each["title"].startswith(title)]
+
+
+@pytest.mark.parametrize("width", [400, 1000, 1400])
+def test_no_column_of_a_check_is_clipped(browser: Chrome, show: Show, width: int) -> None:
+    resize(browser, width)
+    show(check_page(SAID))
+    script(browser, OPEN_ALL)
+    assert script(browser, CLIPPED) == []
+    assert script(browser, "return document.documentElement.scrollWidth") <= width
+
+
+def test_the_verdict_comes_first_and_the_law_stands_beside_the_finding(
+    browser: Chrome, show: Show
+) -> None:
+    show(check_page(SAID))
+    seen = script(browser, "return document.querySelector('main').innerText").splitlines()
+    lines = [line for line in seen if line.strip()]
+    assert lines[0].endswith("NOT CONFORMING")
+    assert "1 new finding" in lines[1]
+    statement = find_law("parity").statement[1:]
+    law = next(i for i, line in enumerate(lines) if statement in line)
+    assert lines.index(SAID) < law < lines.index("Laws by implementation")
+    # All of that is seen before anybody scrolls.
+    bottom = script(
+        browser,
+        "const all = [...document.querySelectorAll('main p')]; return all.find((e) => "
+        f"e.innerText.includes({json.dumps(statement)})).getBoundingClientRect().bottom",
+    )
+    assert 0 < bottom < 900
+
+
+@pytest.mark.parametrize("width", [400, 1400])
+def test_every_picture_is_seen_and_says_what_it_shows(
+    browser: Chrome, show: Show, report: Report, width: int
+) -> None:
+    resize(browser, width)
+    for page, least in ((check_page(SAID), 5), (to_page(report()), 2)):
+        show(page)
+        found = pictures(browser, "")
+        assert len(found) >= least
+        for each in found:
+            assert each["role"] == "img"
+            assert each["seen"], each
+            assert each["inside"], each
+            assert len(each["told"]) > 5
+            assert min(each["size"]) > 5
+        nodes = browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+        images = [e for e in nodes if e.get("role", {}).get("value") in ("img", "image")]
+        named = [each for each in images if each.get("name", {}).get("value")]
+        assert len(named) == len(images) == len(found)
+
+
+def test_bars_stand_on_their_side_of_the_bound(browser: Chrome, show: Show) -> None:
+    show(check_page(SAID))
+    (one,) = pictures(browser, "Error over bound of")
+    assert "half are ≤ 0.1, 95 % ≤ 32, and 3 exceed the bound" in one["told"]
+    line = script(
+        browser,
+        "const e = document.querySelector('#errors svg'), box = e.getBoundingClientRect();"
+        "const lines = [...e.querySelectorAll('line')].map((x) => x.getBoundingClientRect());"
+        "return lines.find((each) => each.height > each.width).left - box.left",
+    )
+    first, second, over = one["drawn"]
+    assert first["right"] < second["right"] <= line + 1
+    assert over["left"] >= line - 1
+    assert first["height"] > over["height"] > second["height"] > 0
+    assert first["fill"] == second["fill"] != over["fill"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_map_shows_what_its_sentence_and_its_table_say(
+    browser: Chrome, show: Show, scheme: str
+) -> None:
+    emulate(browser, prefers_color_scheme=scheme)
+    show(check_page(SAID))
+    first, shrunk = pictures(browser, "As first found") + pictures(browser, "Shrunk")
+    assert f"{OUTSIDE} of {CELLS} cells are outside the bound" in first["told"]
+    assert "in token 2 to 3, 5 and head 0 to 2" in first["told"]
+    assert (len(first["drawn"]), len(shrunk["drawn"])) == (CELLS, 3)
+    assert all(min(each["width"], each["height"]) > 3 for each in first["drawn"])
+    fills = Counter(each["fill"] for each in first["drawn"])
+    quiet = {each["fill"] for each in first["drawn"][:4]}  # the first token, inside the bound
+    assert sum(count for fill, count in fills.items() if fill not in quiet) == OUTSIDE
+    # Whoever sees no colours sees them too: at least 3:1 against the page, as WCAG 2 asks.
+    page = script(browser, "return getComputedStyle(document.body).backgroundColor")
+    for fill in fills.keys() - quiet:
+        a, b = (script(browser, f"{LIGHTNESS} return lightness('{c}')") for c in (fill, page))
+        assert (max(a, b) + 0.05) / (min(a, b) + 0.05) >= 3
+    rows = script(
+        browser,
+        "return [...document.querySelectorAll('figure')[0].querySelectorAll('tbody tr')]"
+        ".map((row) => [...row.cells].map((e) => e.innerText))",
+    )
+    assert rows == [["2", "1", "40"], ["3", "1", "40"], ["5", "0 to 2", "NaN or exact"]]
+
+
+def test_the_keyboard_reaches_all_of_a_check(browser: Chrome, show: Show) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    show(check_page(SAID))
+    wanted = set(script(browser, "return [...document.querySelectorAll('summary')]"
+                        ".filter((e) => e.checkVisibility()).map((e) => e.innerText)"))  # fmt: skip
+    assert {"as a table", "What the laws say", "Trace"} <= wanted
+    reached = set()
+    for _ in range(80):
+        press(browser, Keys.TAB)
+        tag, text = script(
+            browser, "const at = document.activeElement; return [at.tagName, at.innerText]"
+        )
+        if tag == "BODY":
+            break
+        reached |= {text} if tag == "SUMMARY" else set()
+    assert reached == wanted
+
+
+def test_laws_by_implementation_are_coloured_by_what_they_say(browser: Chrome, show: Show) -> None:
+    show(check_page(SAID))
+    cells = dict(
+        script(
+            browser,
+            "return [...document.querySelectorAll('#laws table')][0].querySelectorAll('tbody tr')"
+            ".values().map((row) => [row.cells[0].innerText, [row.cells[1].innerText, "
+            "getComputedStyle(row.cells[1]).backgroundColor]]).toArray()",
+        )
+    )
+    assert {law: text for law, (text, _) in cells.items()} == {
+        "parity": "✗ FAIL", "well_formed": "✗ FAIL", "merge_union": "0.64", "merge_identity": "✓"
+    }  # fmt: skip
+    assert cells["parity"][1] == cells["well_formed"][1]
+    assert len({colour for _, colour in cells.values()}) == 3
 
 
 @pytest.mark.parametrize("width", [400, 1200])

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from kernelproof.properties.verdicts.comparison import within
+from kernelproof.properties.verdicts.comparison import bitwise, within
 from kernelproof.properties.verdicts.error_map import error_map
 from kernelproof.properties.verdicts.verdict import Verdict
 
@@ -49,6 +49,9 @@ def test_a_verdict_by_bounds_has_it_and_a_pass_has_none() -> None:
     assert verdict.error_map["worst"] == [[0.5, 8.0], [math.inf, math.inf]]
     assert Verdict.from_json(verdict.to_json()) == verdict
     assert "error_map" not in within("out", expected, expected, bound.double()).to_json()
+    exact = bitwise("out", expected + torch.eye(2), expected)
+    assert exact.error_map is not None
+    assert exact.error_map["worst"] == [[math.inf, 0.0], [0.0, math.inf]]
     agreed = expected.masked_fill(torch.eye(2, dtype=torch.bool), torch.nan)
     found = within("out", agreed + 1.0, agreed, bound.double())
     assert found.error_map is not None
