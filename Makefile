@@ -79,6 +79,11 @@ types: setup-dev .build/kernelproof ## mypy, strict, over the package and its te
 layers: setup-dev ## import-linter: who may import whom
 	$(BIN)/lint-imports --no-logo
 
+.PHONY: check
+check: setup-dev ## Before a commit, in a minute: lint, types, layers, the tests nearest to what changed
+	@started=$$(date +%s); $(MAKE) --no-print-directory lint types layers; \
+	$(BIN)/python tests/nearest.py --seconds $$((60 - $$(date +%s) + started))
+
 .PHONY: docs
 docs: setup-dev ## The documentation as a site, in build/docs; warnings are errors (needs Python 3.11)
 	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; \

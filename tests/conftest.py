@@ -41,6 +41,23 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# What each test took, by its id; kept for ``nearest.py``.
+_seconds: dict[str, float] = {}
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note what a test took, its set-up included."""
+    if not report.skipped:
+        _seconds[report.nodeid] = _seconds.get(report.nodeid, 0.0) + report.duration
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Keep what tests took, in pytest's cache."""
+    cache = getattr(session.config, "cache", None)
+    if cache is not None and not hasattr(session.config, "workerinput"):
+        cache.set("kernelproof/seconds", {**cache.get("kernelproof/seconds", {}), **_seconds})
+
+
 # What a checkout holds beside the repository itself.
 NOT_SOURCE = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "docs")
 

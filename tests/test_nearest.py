@@ -1,0 +1,66 @@
+"""Which tests `make check` takes for near, and which of them it has time for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from kernelproof.tests.nearest import BESIDE, CHANGED, NAMED, SECONDS, nearest
+
+FILES = {
+    "ci/score/scoring.py": "",
+    "tests/ci/score/test_scoring.py": "",
+    "tests/ci/test_cli.py": "from kernelproof.ci.score import scoring",
+    "tests/ci/test_other.py": "from kernelproof.ci.score import command",
+    "tests/test_docs.py": "",
+    "tests/test_doc_commands.py": "",
+    "tests/test_ledger.py": "LEDGER = 'ledger.toml'",
+}
+PROGRAM = """
+import sys
+from pathlib import Path
+from kernelproof.tests.nearest import main
+sys.exit(main(Path.cwd(), 60.0))
+"""
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+def test_near_is_what_changed_or_names_it_or_stands_for_its_folder(tmp_path: Path) -> None:
+    write(tmp_path, FILES)
+    cli, scoring = "tests/ci/test_cli.py", "tests/ci/score/test_scoring.py"
+    assert nearest(tmp_path, ["ci/score/scoring.py"]) == {cli: NAMED, scoring: BESIDE}
+    assert nearest(tmp_path, [scoring]) == {scoring: CHANGED}
+    assert nearest(tmp_path, ["fixtures/ledger.toml"]) == {"tests/test_ledger.py": NAMED}
+    pages = ("tests/test_docs.py", "tests/test_doc_commands.py")
+    assert nearest(tmp_path, ["docs/laws.md"]) == dict.fromkeys(pages, NAMED)
+
+
+def test_a_test_that_would_end_too_late_is_left_out_and_named(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "tests/test_near.py": "def test_quick(): open('quick', 'w')\ndef test_slow(): assert 0",
+            "tests/test_far.py": "def test_far(): assert 0",
+            f".pytest_cache/v/{SECONDS}": json.dumps({"tests/test_near.py::test_slow": 61.0}),
+        },
+    )
+    git = shutil.which("git") or "git"
+    subprocess.run([git, "init", "-q"], cwd=tmp_path, check=True)
+    who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    subprocess.run([git, "add", "tests/test_far.py"], cwd=tmp_path, check=True)
+    subprocess.run([git, *who, "commit", "-q", "-m", "far"], cwd=tmp_path, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM], cwd=tmp_path, check=False, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert (tmp_path / "quick").exists()
+    assert "1 tests of tests/test_near.py, for which there was no time" in ended.stdout
+    assert "1 test files that are not near" in ended.stdout
