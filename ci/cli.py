@@ -240,19 +240,28 @@ for _each in gate.params:  # the alias takes them, its help does not show them
     metavar="VERSION|WHEEL|FOLDER|PYTHON",
     help="FlashInfer release, or environment, to judge it with.",
 )
-def replay(
-    case: Path,
-    device: str | None,
-    implementation: str | None,
-    deadline: float,
-    release: str | None,
-) -> int:
+@click.option(
+    "--save",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Write the tensors of the wrong call here: inputs, result, oracle, bound, and an index.",
+)
+@click.option(
+    "--script",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.py",
+    help="Write a script that makes the wrong call and needs torch and the kernel only.",
+)
+@click.option(
+    "--in-process",
+    is_flag=True,
+    help="Judge in this process, for breakpoints, prints and profilers.",
+)
+def replay(**options: Any) -> int:  # noqa: ANN401  click's options
     """Judge one case again: exit 1 if it still fails, 0 if it passes."""
-    from .check.replaying import replay_case
+    from .check.replaying import Request, replay_case
 
-    return replay_case(
-        case, device=device, implementation=implementation, deadline=deadline, release=release
-    )
+    return replay_case(Request(**options))
 
 
 @cli.command("list", short_help="List implementations, laws and profiles.")

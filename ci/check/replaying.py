@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from rich.text import Text
 
 from ...fixtures import CORPUS
@@ -15,7 +19,7 @@ from ...impl import ImplementationNotFoundError, Target, UnsupportedError
 from ...impl.registry import resolve_name
 from ...properties.findings.cases import MUST_FAIL
 from ...properties.findings.corpus import checked_case
-from ...properties.findings.ledger import DEVICES, LedgerError
+from ...properties.findings.ledger import DEVICES, LedgerError, load_ledger
 from ...properties.findings.text_format import element_lines, printed_lines, trace_lines
 from ...properties.isolation.sanitizer import SanitizerMissingError
 from ...properties.isolation.workers import Deadlines, Worker, WorkerPool
@@ -23,6 +27,8 @@ from ...properties.laws import Law
 from ...properties.search.hang_location import stuck_in
 from ...properties.verdicts.text import compact, defaults, one_line
 from ...properties.verdicts.verdict import Verdict
+from ...properties.worker import tasks
+from ...properties.worker.keeping import Kept, read_kept
 from ...properties.worker.pools import open_pool
 from ...properties.worker.requests import Address, HarnessError, verdict_of
 from ...reference import Problem
@@ -30,41 +36,93 @@ from ..console.errors import CONFORMING, MACHINE, NONCONFORMING, MachineError, U
 from ..console.lines import tell
 from ..console.terminal import console
 from ..reports.display import command, say, style_of
+from .reproducing import Kernel, no_script, write_script
+from .saving import save_tensors
 
 
-def replay_case(
-    path: Path,
-    *,
-    device: str | None,
-    implementation: str | None,
-    deadline: float,
-    release: str | None = None,
-) -> int:
-    """Judge a case again, print its verdict, and return the exit code.
+@dataclass(frozen=True)
+class Request:
+    """What ``replay`` is asked for.
 
-    Args:
-        path: of the case file, or the name of one in the shipped corpus.
-        device: where; the case's own if None.
+    Attributes:
+        case: path of the case file, or the name of one in the shipped corpus.
+        device: where; the case's own if None, else that of its ledger entry, else the CPU, or the
+            GPU where the implementation needs one.
         implementation: which; the case's own if None.
         deadline: seconds that one call may take.
         release: of FlashInfer, or an interpreter, that it is judged with; as it is here if None.
+        save: folder for the tensors of the wrong call.
+        script: file for a script that makes that call.
+        in_process: judge in this process, without isolation.
+    """
+
+    case: Path
+    device: str | None = None
+    implementation: str | None = None
+    deadline: float = 20.0
+    release: str | None = None
+    save: Path | None = None
+    script: Path | None = None
+    in_process: bool = False
+
+
+class _Judged(NamedTuple):
+    """A verdict, and what it is about."""
+
+    law: Law
+    problem: Problem
+    address: Address
+    verdict: Verdict
+    kept: Kept | None
+
+
+def replay_case(request: Request) -> int:
+    """Judge a case again, print its verdict, write what was asked for, and return the exit code.
 
     Raises:
-        UsageRefusedError: the case cannot be read, or its implementation is not found.
+        UsageRefusedError: the case cannot be read, its implementation is not found, or a script
+            cannot show its failure.
         MachineError: there is no such device, or the suite failed.
+        OutputError: a file cannot be written.
     """
-    law, problem, data = _read(_stored(path))
-    device = device or data.get("device") or DEVICES[0]
-    name = implementation or data["implementation"]
+    stored = _stored(request.case)
+    law, problem, data = _read(stored)
+    if request.in_process and (request.release or data.get("sanitizer")):
+        what = "--release" if request.release else "a case of compute-sanitizer"
+        message = f"--in-process does not go with {what}: both need processes of their own"
+        raise UsageRefusedError(message)
+    stated = request.device or data.get("device") or _device_of_entry(stored)
+    judged = _judged(request, law, problem, data, stated or DEVICES[0])
+    if stated is None and (judged.verdict.status, judged.verdict.kind) == ("UNSUPPORTED", "device"):
+        judged = _judged(request, law, problem, data, "cuda")
+    name = request.implementation or data["implementation"]
+    code = _tell(request.case, name, law, problem, judged.verdict, _recorded(data))
+    if request.save:
+        _save(request.save, judged)
+    if request.script:
+        _write_script(request.script, judged)
+    return code
+
+
+def _device_of_entry(path: Path) -> str | None:
+    """Return the device of the shipped ledger's entry that a case belongs to, if it names one."""
+    entries = (each for each in load_ledger().entries if each.case.resolve() == path.resolve())
+    return next((each.device or None for each in entries), None)
+
+
+def _judged(
+    request: Request, law: Law, problem: Problem, data: dict[str, Any], device: str
+) -> _Judged:
+    name = request.implementation or data["implementation"]
     try:
         reference = resolve_name(name)
         Target.here(device)
     except ImplementationNotFoundError as error:
-        source = "--implementation" if implementation else f"{path}: implementation"
+        source = "--implementation" if request.implementation else f"{request.case}: implementation"
         message = f"{source}: {error}"
         raise UsageRefusedError(message) from error
     except UnsupportedError as error:
-        message = f"device {device!r} of {path}: {error}"
+        message = f"{request.case} needs a GPU, and torch sees no CUDA device on this machine"
         raise MachineError(message) from error
     address = Address(
         reference,
@@ -74,9 +132,62 @@ def replay_case(
         soak=data.get("soak", 0),
         tool=data.get("sanitizer") or "",
     )
-    with _workers(address, release) as pool:
-        verdict = _judge(name, address, address.case(law.name, problem), deadline, pool)
-    return _tell(path, name, law, problem, verdict, _recorded(data))
+    with tempfile.TemporaryDirectory() as folder:
+        keep = {"keep": folder} if request.save or request.script else {}
+        case = {**address.case(law.name, problem), **keep}
+        if request.in_process:
+            verdict = _judge_here(case)
+        else:
+            with _workers(address, request.release) as pool:
+                verdict = _judge(name, address, case, request.deadline, pool)
+        return _Judged(law, problem, address, verdict, read_kept(Path(folder)))
+
+
+def _save(folder: Path, judged: _Judged) -> None:
+    if judged.kept is None:
+        message = f"--save {folder}: the kernel was not called, so that there are no tensors"
+        raise UsageRefusedError(message)
+    about = {
+        "implementation": judged.address.reference,
+        "law": judged.law.name,
+        "problem": judged.problem.to_json(),
+        "verdict": judged.verdict.to_json(),
+    }
+    for path in save_tensors(judged.kept, folder, about):
+        tell(f"saved: {path}")
+
+
+def _write_script(path: Path, judged: _Judged) -> None:
+    kernel = Kernel(judged.address.reference, judged.address.device)
+    why = no_script(kernel, judged.kept, judged.verdict)
+    if why or judged.kept is None:
+        message = f"--script {path}: {why}"
+        raise UsageRefusedError(message)
+    told = (judged.verdict, judged.law.name, judged.problem)
+    for each in write_script(path, kernel, judged.kept, *told):
+        tell(f"script: {each}")
+
+
+class _NoStages:
+    """Stages that nobody watches."""
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Do nothing."""
+        del name
+        yield
+
+
+def _judge_here(case: dict[str, Any]) -> Verdict:
+    """Judge in this process, as a worker would."""
+    tell("in this process: no deadline is watched, and a call that hangs or dies ends the command")
+    if case["device"] == "cpu":
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+    torch.set_num_threads(1)
+    described = tasks.describe(case, _NoStages())
+    if "error" in described:
+        raise UsageRefusedError(str(described["error"]))
+    return Verdict.from_json(tasks.judge(case, _NoStages()))
 
 
 @contextmanager

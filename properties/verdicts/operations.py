@@ -63,6 +63,11 @@ class Answers:
     names: tuple[str, str] = ("out", "lse")
 
     @property
+    def has_pair(self) -> bool:
+        """Whether the answer is a pair of tensors, the second of which may be missing."""
+        return self.pair is not _undefined
+
+    @property
     def has_outputs(self) -> bool:
         """Whether the shapes of the answer are known beforehand."""
         return self.outputs is not _undefined

@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -272,10 +273,12 @@ def cost(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
 def judge(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
     """Return the verdict of ``law`` on an implementation and a ``problem``.
 
+    With ``keep``, a folder, the tensors of the call that is wrong are kept there, see ``Keeper``.
+
     Returns:
         The verdict as JSON.
     """
-    subject = subject_of(payload, stages)
+    subject = _keeper(payload, stages) if payload.get("keep") else subject_of(payload, stages)
     law = find_law(payload["law"])
     problem = problem_from_json(payload["problem"])
     try:
@@ -289,6 +292,14 @@ def judge(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
     about = problem_from_json(verdict.about) if verdict.about else problem
     verdict = with_places(verdict, about)
     return replace(verdict, seconds=subject.seconds, calls=subject.calls).to_json()
+
+
+def _keeper(payload: Mapping[str, Any], stages: Stages) -> Subject:
+    from .keeping import Keeper
+
+    subject = subject_of_kind(Keeper, payload, stages)
+    subject.folder = Path(payload["keep"])
+    return subject
 
 
 @contextmanager

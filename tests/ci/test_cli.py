@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
@@ -17,6 +17,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
+import torch
 
 from kernelproof.ci.cli import main
 from kernelproof.impl import BUILT_IN, Target
@@ -197,12 +198,86 @@ def test_a_hang_is_found_and_replayed(kernelproof: Command) -> None:
     law, problem, data = read_case(Path(words[2]))
     assert (law, problem.to_json()) == ("well_formed", finding["problem"])
     assert (data["implementation"], data["schema"]) == ("zoo:hanging", "kernelproof/case/1")
-    again = kernelproof(*words[1:], "--deadline", "0.5")
+    again = kernelproof(*words[1:], "--deadline", "0.5", "--save", "kept", "--script", "stuck.py")
     assert again.code == 1
     assert again.out.startswith("HANG run  zoo:hanging")
     assert "(0.5 s, in stage run); stuck in hanging (zoo.py:" in again.out
     assert "printed: round\n  printed: and round\n" in again.out
     assert f"default: {defaults(problem)}" in again.out
+    # What the call was given was on disk before it began.
+    saved = {"inputs.pt", "oracle.pt", "bound.pt", "index.json"}
+    assert {each.name for each in Path("kept").iterdir()} == saved
+    assert "HANG run of zoo:hanging" in Path("stuck.py").read_text()
+
+
+@pytest.fixture
+def own_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Undo what a kernel that runs in this process needs of it."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("own_process")
+def test_a_case_is_replayed_in_the_commands_own_process(kernelproof: Command) -> None:
+    Path("here.py").write_text(
+        "import os\n"
+        "def merge(inputs):\n"
+        "    print('in', os.getpid())\n"
+        "    return inputs.outs[0], inputs.lses[0]\n"
+    )
+    problem = {"schema": "kernelproof/problem/1", "type": "merge"}
+    case = {"law": "parity", "implementation": "here:merge", "problem": problem,
+            "operation": "merge_state"}  # fmt: skip
+    Path("case.json").write_text(json.dumps(case))
+    ended = kernelproof("replay", "case.json", "--in-process", "--script", "again.py")
+    assert ended.code == 1
+    assert ended.out.startswith("in this process: no deadline is watched")
+    assert f"\nin {os.getpid()}\n" in ended.out
+    assert "script: again.py" in ended.out
+    ended = kernelproof("replay", "case.json", "--in-process", "--implementation", "here:lion")
+    assert ended.code == 2
+    assert "has no 'lion'" in ended.err
+    ended = kernelproof("replay", "case.json", "--in-process", "--release", "0.6.13")
+    assert ended.code == 2
+    assert "--in-process does not go with --release" in ended.err
+    # What a script cannot show is said, and not written.
+    case["law"] = "well_formed"
+    Path("case.json").write_text(json.dumps(case))
+    ended = kernelproof("replay", "case.json", "--in-process", "--script", "fine.py")
+    assert ended.code == 2
+    assert "--script fine.py: the case does not fail" in ended.err
+    assert not Path("fine.py").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the case would run")
+@pytest.mark.usefixtures("own_process")
+@pytest.mark.parametrize("device", [{"device": "cuda"}, {}])
+def test_a_case_of_a_gpu_says_that_it_needs_one(
+    kernelproof: Command, device: dict[str, str]
+) -> None:
+    Path("gpu.py").write_text(
+        "from kernelproof.impl import implementation\n"
+        "from kernelproof.impl.targets.refusal import Refusal\n"
+        "refuse = lambda problem, target: Refusal('no CPU', 'device')\n"
+        "@implementation('merge_state', name='gpu', supports=refuse)\n"
+        "def gpu(inputs): ...\n"
+    )
+    problem = {"schema": "kernelproof/problem/1", "type": "merge"}
+    case = {"law": "parity", "implementation": "gpu:gpu", "problem": problem, **device}
+    Path("gpu.json").write_text(json.dumps(case))
+    ended = kernelproof("replay", "gpu.json", "--in-process")
+    assert ended.code == 3
+    assert "gpu.json needs a GPU, and torch sees no CUDA device on this machine" in ended.err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the case would run")
+def test_the_ledger_knows_the_device_of_a_shipped_case(kernelproof: Command) -> None:
+    ended = kernelproof("replay", "flashinfer-decode-empty-request.json")
+    assert ended.code == 3
+    assert "torch sees no CUDA device on this machine" in ended.err
 
 
 def test_a_case_keeps_the_rules_that_were_left_out(kernelproof: Command) -> None:

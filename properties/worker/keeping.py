@@ -1,0 +1,223 @@
+"""Keeping the tensors of the call that a law finds wrong, for people who debug it.
+
+A call's inputs, and the oracle's answer to them, are on disk before the kernel runs: they stay
+where it hangs or kills its process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...reference import Problem
+from ...reference.operations import OPERATIONS as ORACLES
+from ...reference.operations import operation_of
+from ..laws.metadata import FIELDS
+from ..verdicts.comparison import Check, all_within, bitwise, unusable
+from ..verdicts.operations import OPERATIONS, pair_of_caches
+from ..verdicts.subject import Subject
+
+Named = dict[str, torch.Tensor]
+CALL, ANSWER = "call.pt", "answer.pt"
+"""Files of a folder: what is known before a call, and what came of it."""
+SURROUNDINGS = ("storages",)
+"""Fields of a record that are no parameters of a kernel."""
+CACHES = ("k_cache", "v_cache")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A call of a law.
+
+    Attributes:
+        number: which of the law's calls it was, from 1.
+        operation: that was called.
+        session: whether a session ran it, which had planned before.
+        writes_out: whether the answer is written into ``inputs.out`` and ``inputs.lse``.
+        record: the inputs as a tree: tensors by name, numbers and texts, records by field.
+        inputs: the tensors that ``record`` names.
+        expected: the oracle's answer by tensor.
+        bound: how far each element may be from it; a tensor without a bound is compared exactly.
+        result: what the kernel answered; None where it did not return.
+        wrong: whether ``result`` is outside of the bound.
+    """
+
+    number: int
+    operation: str
+    session: bool
+    writes_out: bool
+    record: dict[str, Any]
+    inputs: Named
+    expected: Named
+    bound: Named
+    result: Named | None = None
+    wrong: bool = False
+
+
+def read_kept(folder: Path) -> Kept | None:
+    """Return the call that a worker has kept in a folder; None where the kernel was not called."""
+    if not (folder / CALL).is_file():
+        return None
+    call = torch.load(folder / CALL, map_location="cpu", weights_only=True)
+    call["record"] = json.loads(call["record"])
+    if (folder / ANSWER).is_file():
+        call |= torch.load(folder / ANSWER, map_location="cpu", weights_only=True)
+    return Kept(**call)
+
+
+class Keeper(Subject):
+    """A subject whose first wrong call is kept in ``folder``, or else its last call."""
+
+    folder: Path
+    number = 0
+    wrong = False
+
+    def call(
+        self,
+        problem: Problem,
+        inputs: Any,  # noqa: ANN401  any record
+        function: Callable[[Any], Any] | None = None,
+        *,
+        wait: bool = True,
+    ) -> Any:  # noqa: ANN401  any result
+        """Run the implementation, and keep what it was given and what it gave."""
+        self.number += 1
+        # A plan has no answer; one that is not waited for must not be.
+        if self.wrong or not wait or getattr(function, "__name__", "run") != "run":
+            return super().call(problem, inputs, function, wait=wait)
+        with self._stages.stage("judge"):
+            expected, bound = self._expected(problem, inputs)
+            named: Named = {}
+            record = _tree(inputs, "", named)
+            (self.folder / ANSWER).unlink(missing_ok=True)
+            torch.save(
+                {
+                    "number": self.number,
+                    "operation": problem.operation,
+                    "session": function is not None,
+                    "writes_out": self.implementation.writes_out,
+                    "record": json.dumps(record),
+                    "inputs": named,
+                    "expected": expected,
+                    "bound": bound,
+                },
+                self.folder / CALL,
+            )
+        result = super().call(problem, inputs, function, wait=wait)
+        with self._stages.stage("judge"):
+            answer = self._answer(problem.operation, inputs, result)
+            self.wrong = self._is_wrong(inputs, answer, expected, bound)
+            torch.save({"result": answer, "wrong": self.wrong}, self.folder / ANSWER)
+        return result
+
+    def _expected(self, problem: Problem, inputs: Any) -> tuple[Named, Named]:  # noqa: ANN401
+        """Return the oracle's answer and its bounds; nothing where the oracle refuses the call."""
+        oracle, answers = ORACLES[operation_of(inputs)], OPERATIONS[problem.operation]
+        try:
+            if answers.judge_apart is not None:
+                return oracle.answer(inputs)._asdict(), {}
+            if oracle.bounded is None:
+                answer = oracle.answer(inputs)
+                named = zip(CACHES, answer, strict=True) if isinstance(answer, tuple) else None
+                return dict(named) if named else answer.tensors(), {}
+            bounded = oracle.bounded(inputs, self.arithmetic_of(inputs))
+        except (ValueError, RuntimeError):
+            return {}, {}
+        names = answers.outputs(inputs)
+        expected = {name: getattr(bounded.expected, name) for name in names}
+        bound = {name: getattr(bounded.bound, name) for name in names}
+        if self.exact(problem):
+            expected["out"] = expected["out"].to(inputs.out_dtype)
+            bound["out"] = torch.zeros_like(bound["out"])
+        return expected, bound
+
+    def _answer(self, operation: str, inputs: Any, result: object) -> Named:  # noqa: ANN401
+        """Return the tensors of an answer that can be compared."""
+        answers = OPERATIONS[operation]
+        if self.implementation.writes_out:
+            found: Mapping[str, object] = {"out": inputs.out, "lse": getattr(inputs, "lse", None)}
+        elif answers.has_pair:
+            pair = self.read(answers.pair, result)
+            found = {} if isinstance(pair, str) else dict(zip(answers.names, pair, strict=True))
+        elif operation == "append_paged_kv":
+            pair = self.read(pair_of_caches, result)
+            found = {} if isinstance(pair, str) else dict(zip(CACHES, pair, strict=True))
+        else:
+            found = self.read(lambda value: {n: getattr(value, n, None) for n in FIELDS}, result)
+        return {
+            name: each.detach().clone()
+            for name, each in found.items()
+            if isinstance(each, torch.Tensor) and unusable(name, each, self.target.device) is None
+        }
+
+    def _is_wrong(self, inputs: Any, answer: Named, expected: Named, bound: Named) -> bool:  # noqa: ANN401
+        judge = OPERATIONS[operation_of(inputs)].judge_apart
+        if judge is not None:
+            weights, ids = answer.get("topk_weights"), answer.get("topk_ids")
+            return weights is None or judge(self.implementation, inputs, (weights, ids)).bad
+        for name, wanted in expected.items():
+            got = answer.get(name)
+            if got is None:
+                if name != "lse":  # which may be left out
+                    return True
+                continue
+            if name == "paged_kv_indices" and "no_host_sync" in self.implementation.features:
+                got = answer[name] = got[: len(wanted)]
+            if name in bound:
+                if all_within([Check(name, got, wanted, bound[name])]).bad:
+                    return True
+            elif bitwise(name, got.double(), wanted.double()).bad or got.dtype != wanted.dtype:
+                return True
+        return False
+
+
+def _tree(value: object, name: str, named: Named) -> Any:  # noqa: ANN401  JSON
+    """Return a value as JSON, its tensors by names under which ``named`` has them.
+
+    What has no such form, a function for example, is None.
+    """
+    if isinstance(value, torch.Tensor):
+        for known, tensor in named.items():
+            if tensor is value:
+                return {"tensor": known}
+        named[name] = value
+        return {"tensor": name}
+    if dataclasses.is_dataclass(value) or hasattr(value, "_asdict"):
+        parts = {
+            part: _tree(getattr(value, part), f"{name}.{part}".lstrip("."), named)
+            for part in _parts(value)
+        }
+        return {"record": parts, **_keywords(value, parts)}
+    if isinstance(value, tuple | list):
+        return {"tuple": [_tree(v, f"{name}.{n}", named) for n, v in enumerate(value)]}
+    return _plain(value)
+
+
+def _plain(value: object) -> Any:  # noqa: ANN401  JSON
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value)}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
+    return value if isinstance(value, bool | int | float | str) else None
+
+
+def _parts(value: Any) -> list[str]:  # noqa: ANN401  a record
+    """Name a record's fields, and the properties that a kernel may read too."""
+    fields = getattr(value, "_fields", None) or [each.name for each in dataclasses.fields(value)]
+    properties = [name for name in dir(type(value))
+                  if isinstance(getattr(type(value), name), property)]  # fmt: skip
+    return [name for name in (*fields, *properties) if name not in SURROUNDINGS]
+
+
+def _keywords(value: Any, parts: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ANN401  a record
+    """Return the names of the options that a record's ``keywords()`` returns, if it has that."""
+    if not hasattr(value, "keywords"):
+        return {}
+    return {"keywords": [name for name in value.keywords() if name in parts]}
