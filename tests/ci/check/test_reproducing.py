@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from kernelproof.ci.check import reproducing, saving
+from kernelproof.ci.check import reproducing
 from kernelproof.ci.check.reproducing import Kernel, no_script, write_script
 from kernelproof.ci.check.saving import save_tensors
 from kernelproof.impl import Target, UnsupportedError, implementation
@@ -65,7 +65,7 @@ def wrong(inputs: Any, operation: str) -> Any:  # noqa: ANN401
 
 
 def kernel_of(
-    operation: str,
+    operation: Any,  # noqa: ANN401  a name
     answer: Callable[[Any, str], Any],
     **options: Any,  # noqa: ANN401
 ) -> Implementation:
@@ -247,9 +247,9 @@ def test_the_tensors_are_saved_with_an_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, installed: bool
 ) -> None:
     if installed:
-        monkeypatch.setattr(saving.importlib.util, "find_spec", lambda name: name)
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
         stand_in = types.SimpleNamespace(save_file=torch.save)
-        monkeypatch.setitem(sys.modules, "safetensors.torch", stand_in)  # type: ignore[arg-type]
+        monkeypatch.setitem(sys.modules, "safetensors.torch", stand_in)
     _, kept = judged(kernel_of("merge_state", wrong), problem_of("merge_state"), tmp_path)
     assert kept is not None
     folder = tmp_path / "a" / "b"
