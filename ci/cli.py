@@ -29,6 +29,7 @@ from .bump.options import (
     side_options,
 )
 from .check.run_options import CASES, DEVICES, RUN_SECTIONS, run_options
+from .console.completion import among, implementation_names
 from .console.errors import CONFORMING, INTERRUPTED, MACHINE, USAGE, UsageRefusedError
 from .console.help import SectionedCommand, SectionedGroup
 from .console.lines import tell
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 
 COMMANDS = {
-    "Commands": ("check", "gate", "bump", "support", "replay", "list"),
+    "Commands": ("check", "gate", "bump", "support", "replay", "new", "list"),
     "Reports and known findings": ("merge", "expectations", "corpus"),
     "For maintainers of Kernelproof": ("score", "bench", "evidence"),
 }
@@ -57,7 +58,11 @@ Exit codes:
   3    the machine failed, or nothing could run
   4    incomplete: too little was judged
   130  ended by SIGINT (143: by SIGTERM); reports hold what was learned,
-       and a second signal ends the process at once"""
+       and a second signal ends the process at once
+
+\b
+Completion in bash (zsh: zsh_source), in .bashrc:
+  eval "$(_KERNELPROOF_COMPLETE=bash_source kernelproof)\""""
 
 
 @click.group(
@@ -71,9 +76,23 @@ def cli() -> None:
     """Test attention and MoE inference kernels against an oracle before they are shipped."""
 
 
+def _operations(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return the operations that begin so."""
+    from .check.new import CALLS
+
+    return among(CALLS, incomplete)
+
+
 @cli.command(cls=SectionedCommand, sections=RUN_SECTIONS)
-@click.argument("implementations", nargs=-1, metavar="MODULE:NAME...")
-@click.option("--operation", metavar="OP", help="Operation that undecorated functions implement.")
+@click.argument(
+    "implementations", nargs=-1, metavar="MODULE:NAME...", shell_complete=implementation_names
+)
+@click.option(
+    "--operation",
+    metavar="OP",
+    help="Operation that undecorated functions implement.",
+    shell_complete=_operations,
+)
 @click.option(
     "--without-rule",
     "without_rules",
@@ -226,7 +245,12 @@ for _each in gate.params:  # the alias takes them, its help does not show them
 @cli.command(short_help="Judge one stored case again.")
 @click.argument("case", type=click.Path(path_type=Path), metavar="CASE.json")
 @click.option("--device", type=DEVICES, help="Instead of the case's own.")
-@click.option("--implementation", metavar="NAME", help="Instead of the case's own.")
+@click.option(
+    "--implementation",
+    metavar="NAME",
+    help="Instead of the case's own.",
+    shell_complete=implementation_names,
+)
 @click.option(
     "--deadline",
     type=click.FloatRange(min=0, min_open=True),
@@ -262,6 +286,25 @@ def replay(**options: Any) -> int:  # noqa: ANN401  click's options
     from .check.replaying import Request, replay_case
 
     return replay_case(Request(**options))
+
+
+@cli.command("new", short_help="Write an adapter for your kernel, and a test.")
+@click.argument("name", metavar="NAME")
+@click.option(
+    "--operation",
+    required=True,
+    metavar="OP",
+    help="Operation of the kernel, such as merge_state.",
+    shell_complete=_operations,
+)
+def new_command(name: str, operation: str) -> int:
+    """Write an adapter NAME.py and a test test_NAME.py into the current folder, ready to run.
+
+    The adapter calls the oracle where it is to call your kernel.
+    """
+    from .check.new import write_adapter
+
+    return write_adapter(name, operation)
 
 
 @cli.command("list", short_help="List implementations, laws and profiles.")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from ..console.completion import implementation_names
 from ..console.outputs import FILE, output_option
 
 SIDE_OPTIONS = (click.option("--baseline"), click.option("--candidate"))
@@ -57,6 +58,7 @@ BUMP_OPTIONS = (
         multiple=True,
         metavar="NAME",
         help="Compare only this implementation's behaviour; may be repeated.",
+        shell_complete=implementation_names,
     ),
     click.option(
         "--compile",

@@ -9,6 +9,7 @@ import click
 
 from ...properties.isolation.machine import MOST_LAUNCHES
 from ...properties.space.profiles import PROFILES
+from ..console.completion import law_names
 from ..console.outputs import output_option
 
 CASES = Path(".kernelproof", "cases")
@@ -73,7 +74,12 @@ RUN_OPTIONS = (
         "5000 (nightly).",
     ),
     click.option(
-        "--law", "laws", multiple=True, metavar="NAME", help="Run only this law; may be repeated."
+        "--law",
+        "laws",
+        multiple=True,
+        metavar="NAME",
+        help="Run only this law; may be repeated.",
+        shell_complete=law_names,
     ),
     output_option("--json", "Write JSON to this file."),
     output_option(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..console.completion import feature_values
 from ..console.errors import CONFORMING, INTERRUPTED, NONCONFORMING, UsageRefusedError
 from ..console.help import SectionedCommand
 from ..console.lines import tell
@@ -21,25 +22,67 @@ if TYPE_CHECKING:
 
 SWITCH = {"is_flag": True, "default": None}
 FEATURE_OPTIONS = (
-    click.option("--operation", metavar="OP", help="Such as paged_attention, mla, moe."),
-    click.option("--backend", metavar="NAME", help="Such as fa2, trtllm-gen, cutlass, triton."),
-    click.option("--phase", metavar="PHASE", help="decode, prefill, or mixed (a batch of both)."),
+    click.option(
+        "--operation",
+        metavar="OP",
+        help="Such as paged_attention, mla, moe.",
+        shell_complete=feature_values,
+    ),
+    click.option(
+        "--backend",
+        metavar="NAME",
+        help="Such as fa2, trtllm-gen, cutlass, triton.",
+        shell_complete=feature_values,
+    ),
+    click.option(
+        "--phase",
+        metavar="PHASE",
+        help="decode, prefill, or mixed (a batch of both).",
+        shell_complete=feature_values,
+    ),
     click.option("--head-dim", "head_dim_qk", type=int, metavar="D", help="Of queries and keys."),
     click.option("--head-dim-vo", type=int, metavar="D", help="Of values, where it differs."),
-    click.option("--q-dtype", metavar="T", help="Of queries, or of a MoE's activations."),
-    click.option("--kv-dtype", metavar="T", help="Of the KV cache: bf16, fp8, nvfp4, ..."),
+    click.option(
+        "--q-dtype",
+        metavar="T",
+        help="Of queries, or of a MoE's activations.",
+        shell_complete=feature_values,
+    ),
+    click.option(
+        "--kv-dtype",
+        metavar="T",
+        help="Of the KV cache: bf16, fp8, nvfp4, ...",
+        shell_complete=feature_values,
+    ),
     click.option("--kv-storage", metavar="T", help="uint8, where the cache is a tensor of bytes."),
-    click.option("--kv-layout", metavar="L", help="NHD or HND."),
+    click.option("--kv-layout", metavar="L", help="NHD or HND.", shell_complete=feature_values),
     click.option("--page-size", type=int, metavar="N", help="Keys a page."),
     click.option("--group-size", type=int, metavar="N", help="Query heads a KV head."),
     click.option("--query-len", type=int, metavar="N", help="Query tokens a request in decode."),
     click.option("--window", help="With a sliding window.", **SWITCH),  # type: ignore[arg-type]
     click.option("--soft-cap", help="With a soft cap on logits.", **SWITCH),  # type: ignore[arg-type]
     click.option("--sinks", help="With attention sinks.", **SWITCH),  # type: ignore[arg-type]
-    click.option("--mask", metavar="MASK", help="none, causal or custom."),
-    click.option("--activation", metavar="NAME", help="Of a MoE: swiglu, relu2, ..."),
-    click.option("--quantisation", metavar="NAME", help="Of a MoE's weights: none, nvfp4, ..."),
-    click.option("--routing", metavar="NAME", help="Routing method: renormalize, deepseek_v3, ..."),
+    click.option(
+        "--mask", metavar="MASK", help="none, causal or custom.", shell_complete=feature_values
+    ),
+    click.option(
+        "--activation",
+        metavar="NAME",
+        help="Of a MoE: swiglu, relu2, ...",
+        shell_complete=feature_values,
+    ),
+    click.option(
+        "--quantisation",
+        metavar="NAME",
+        help="Of a MoE's weights: none, nvfp4, ...",
+        shell_complete=feature_values,
+    ),
+    click.option(
+        "--routing",
+        metavar="NAME",
+        help="Routing method: renormalize, deepseek_v3, ...",
+        shell_complete=feature_values,
+    ),
 )
 
 

@@ -1,0 +1,44 @@
+"""What the shell may complete. It waits for each answer, so nothing here imports torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem
+
+LAWS = Path(__file__).parents[2] / "properties" / "laws"
+LAW = re.compile(r'\bLaw\(\s*"(\w+)"')
+"""How each law begins in its source, which need not be imported so."""
+
+
+def among(names: Iterable[str], incomplete: str) -> list[str]:
+    """Return the names that begin so."""
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def implementation_names(
+    _context: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Return registered implementations; files where none begins so."""
+    from ...impl.registry import registered
+
+    found = [CompletionItem(name) for name in among(registered(), incomplete)]
+    return found or [CompletionItem(incomplete, type="file")]
+
+
+def law_names(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return the laws that begin so."""
+    sources = (path.read_text(encoding="utf-8") for path in sorted(LAWS.glob("*.py")))
+    return among((name for source in sources for name in LAW.findall(source)), incomplete)
+
+
+def feature_values(
+    _context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[str]:
+    """Return the values of a field of ``Feature`` that begin so, as rules name them."""
+    from ...impl.gating.feature import CHOICES
+
+    return among(CHOICES.get(parameter.name or "", ()), incomplete)
