@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import email
+import gzip
 import json
+import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -38,6 +41,21 @@ print(json.dumps({
 }))
 """
 
+READ_DATA = """
+import json
+from kernelproof.ci.evidence.command import kept
+from kernelproof.fixtures import CORPUS, FOLDER
+from kernelproof.impl.gating.evidence import known_cells, seen
+from kernelproof.properties.findings.corpus import read_corpus
+print(json.dumps({
+    "home": str(FOLDER),
+    "cases": [case.path.name for case in read_corpus(CORPUS)],
+    "kept": [path.name for path in kept()],
+    "cells": len(known_cells()),
+    "seen": len(seen().kernels),
+}))
+"""
+
 FIND_MODULES = """
 import importlib.util, json, sys
 print(json.dumps({name: importlib.util.find_spec(name) is not None for name in sys.argv[1:]}))
@@ -46,7 +64,7 @@ print(json.dumps({name: importlib.util.find_spec(name) is not None for name in s
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory, copy_repository: Callable[[Path], Path]) -> Path:
-    return copy_repository(tmp_path_factory.mktemp("packaging") / "checkout")
+    return copy_repository(tmp_path_factory.mktemp("packaging") / "kernelproof")
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +95,41 @@ def test_the_wheel_holds_every_module_and_all_data(tree: Path, wheel: Path) -> N
         files += (path for path in (tree / folder).rglob("*") if path.suffix in SHIPPED_SUFFIXES)
     expected = {str(path.relative_to(tree)) for path in files}
     assert {"__init__.py", "__main__.py", "py.typed", "ci/constraints.txt"} <= expected
-    assert shipped(wheel) == expected
+    packed = re.compile(r"fixtures/(corpus|evidence)/.*\.json")
+    assert shipped(wheel) == {f"{name}.gz" if packed.match(name) else name for name in expected}
+
+
+def test_what_a_wheel_compresses_is_small_and_whole(tree: Path, wheel: Path) -> None:
+    size = 0
+    with zipfile.ZipFile(wheel) as archive:
+        for entry in archive.infolist():
+            if entry.filename.endswith(".gz"):
+                size += entry.file_size
+                source = tree / entry.filename.removeprefix("kernelproof/").removesuffix(".gz")
+                data = gzip.decompress(archive.read(entry))
+                assert json.loads(data) == json.loads(source.read_text(encoding="utf-8"))
+    assert 0 < size < 400_000  # of 4.3 MB
+
+
+def test_compressed_data_is_read(tree: Path, wheel: Path, tmp_path: Path) -> None:
+    installed = tmp_path / "installed"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(installed)
+    read = subprocess.run(
+        [sys.executable, "-c", READ_DATA],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert read.returncode == 0, read.stderr
+    found = json.loads(read.stdout)
+    assert found["home"] == str(installed / "kernelproof" / "fixtures")
+    assert found["cases"] == sorted(path.name for path in tree.glob("fixtures/corpus/*.json"))
+    assert "bump-h200.json" in found["kept"]
+    assert found["cells"]
+    assert found["seen"]
 
 
 def test_the_wheel_requires_torch_alone(wheel: Path) -> None:

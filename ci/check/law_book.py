@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...fixtures import EVIDENCE
+from ...fixtures import EVIDENCE, files_of
 from ...impl import Target
+from ...impl.targets.data_files import read_json
 from ...properties.findings.ledger import Entry, load_ledger
 from ...properties.laws import LAWS, Law
 from ...properties.seeded import BUGS, triton_bugs
@@ -43,8 +43,8 @@ def law_book() -> str:
 def _kept(entries: Sequence[Entry]) -> Iterator[tuple[Entry, str]]:
     """Yield the entries that explain a finding of a kept run, with each law of that finding."""
     by_id = {entry.id: entry for entry in entries}
-    for path in sorted(EVIDENCE.glob("*.json")):
-        run = json.loads(path.read_text(encoding="utf-8"))
+    for path in files_of(EVIDENCE):
+        run = read_json(path, ValueError)
         if run.get("schema") == BUMP:
             for found in run["findings"]:
                 if (known := by_id.get(found["entry"])) is not None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from rich.text import Text
 
-from ...fixtures import CORPUS
+from ...fixtures import CORPUS, files_of
 from ...impl import ImplementationNotFoundError, Target, UnsupportedError
 from ...impl.registry import resolve_name
 from ...properties.findings.cases import MUST_FAIL
@@ -237,7 +237,8 @@ def _load(worker: Worker, name: str, address: Address) -> None:
 def _stored(path: Path) -> Path:
     """Return the case of the shipped corpus that goes by this name, where no such file is here."""
     shipped = CORPUS / path.name
-    return shipped if path.name == str(path) and not path.exists() and shipped.is_file() else path
+    known = path.name == str(path) and not path.exists() and shipped in files_of(CORPUS)
+    return shipped if known else path
 
 
 def _read(path: Path) -> tuple[Law, Problem, dict[str, Any]]:

@@ -33,6 +33,6 @@ def evidence(files: tuple[Path, ...], outputs: Outputs) -> int:
 
 def kept() -> list[Path]:
     """Return the files of runs that are shipped: on GPUs, and of two releases."""
-    from ...fixtures import EVIDENCE
+    from ...fixtures import EVIDENCE, files_of
 
-    return sorted(path for kind in KINDS for path in EVIDENCE.glob(f"{kind}-*.json"))
+    return sorted(path for kind in KINDS for path in files_of(EVIDENCE, f"{kind}-*.json"))

@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from ...fixtures import files_of
 from ...impl.registry import built_in_provider
 from ...impl.targets.backends import FLASHINFER
 from ...properties.findings.cases import MUST_FAIL, loading_name
@@ -256,7 +257,7 @@ def add_to_corpus(case: Path, folder: Path) -> Path:
         load_case(case)
         law, problem, data = read_case(case)
         name = shared_name(data["implementation"], f"{case}")
-        for known in sorted(folder.glob("*.json")):
+        for known in files_of(folder):
             their_law, theirs, their_data = read_case(known)
             if (their_law, theirs, their_data["implementation"]) == (law, problem, name):
                 message = f"{case}: the corpus has it: {known.name}"

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 
-from ...fixtures import EVIDENCE
+from ...fixtures import EVIDENCE, files_of
 from ..targets.target import Target
 from .compile_evidence import COMPILED, read_evidence
 from .feature import Feature
@@ -105,7 +105,7 @@ def known_cells() -> dict[Cell, str]:
     """
     return {
         cell(Feature(**record.feature), record.sm, record.flashinfer): COMPILED  # type: ignore[arg-type]  # fields by name
-        for path in sorted(EVIDENCE.glob("compile-*.json"))
+        for path in files_of(EVIDENCE, "compile-*.json")
         for record in read_evidence(path).records
         if record.status == COMPILED and record.feature
     }
@@ -118,5 +118,5 @@ def seen() -> Seen:
     Raises:
         GatingEvidenceError: a file of it cannot be read.
     """
-    paths = sorted(EVIDENCE.glob("gating-*.json"))
+    paths = files_of(EVIDENCE, "gating-*.json")
     return seen_in(last_seen(record for path in paths for record in read_gating(path)))

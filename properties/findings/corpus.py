@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...fixtures import CORPUS
+from ...fixtures import CORPUS, files_of
 from ...impl.registry import ImplementationNotFoundError, resolve_name
 from ...reference import Problem
 from ..laws import Law, find_law
@@ -109,14 +109,12 @@ def read_corpus(folder: Path) -> tuple[Case, ...]:
     Raises:
         LedgerError: the folder or one of them cannot be read.
     """
-    if not folder.exists():
-        return ()
     try:
-        files = [path for path in folder.iterdir() if path.suffix == ".json"]
+        files = files_of(folder)
     except OSError as error:
         message = f"{folder}: cannot be read ({error.strerror})"
         raise LedgerError(message) from error
-    return tuple(map(load_case, sorted(files)))
+    return tuple(map(load_case, files))
 
 
 def open_corpus(
