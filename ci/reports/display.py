@@ -87,17 +87,18 @@ def _print_known(out: Console, summary: Summary, *, verbose: bool) -> None:
     """Print known failures: a line for each cause, and each entry of it where all is asked for."""
     for cause in known_causes(summary):
         if not verbose:
-            line(out, "KNOWN", cause.text, style_of("KNOWN"))
+            known = cause.text(out.width - len("KNOWN "))
+            line(out, "", f"KNOWN {known}", style_of("KNOWN"))
             continue
-        for known in cause.entries:
+        for entry in cause.entries:
             replays = (
                 finding.replay
                 for report in summary.report.implementations
-                if report.name == known.implementation
+                if report.name == entry.implementation
                 for finding in report.findings
-                if finding.entry == known.entry
+                if finding.entry == entry.entry
             )
-            print_known(out, known, next(replays, ""))
+            print_known(out, entry, next(replays, ""))
 
 
 def _print_weak(
@@ -141,20 +142,22 @@ def _print_passed(
 
 def _print_not_run(out: Console, summary: Summary, *, verbose: bool) -> None:
     """Print what was not run and why: in one line, or a line each where it is little or asked."""
-    groups = not_run(summary)
-    idle = [report for group in groups for report in group.reports]
+    idle = not_run(summary)
     laws = [
         (report.name, law.law, why)
         for report in summary.report.implementations
         for law, why in laws_not_run(report)
     ]
     each = verbose or len(idle) <= FEW
-    told = [not_run_text(groups, len(summary.report.implementations))] if idle and not each else []
+    told = []
+    if idle and not each:
+        reasons = [reason for _, reason in idle]
+        told.append(not_run_text(reasons, len(summary.report.implementations)))
     if laws and not verbose:
         told.append(f"{count_of(len(laws), 'law')} with nothing to judge, or unsupported")
     if told:
         line(out, "not run", f"{'; '.join(told)} (-v names them)", "dim")
-    for report in idle if each else ():
+    for report, _ in idle if each else ():
         say(out, f"{state(report)}  {report.name}", reason_idle(report, summary), style="dim")
     for name, law, why in laws if verbose else ():
         line(out, "not run", f"{name}  {law}: {why}", "dim")
@@ -232,8 +235,8 @@ def print_finding(out: Console, cause: Cause) -> None:
 def print_known(out: Console, known: Known, replay: str) -> None:
     """Print how often a ledger entry explained a failure, in one line, and how to see it."""
     issue = f" ({known.issue})" if known.issue else ""
-    told = f"{known.entry}: {count_of(known.count, 'problem')} of {known.implementation}: "
-    line(out, "KNOWN", f"{told}{' '.join(known.reason.split())}{issue}", style_of("KNOWN"))
+    told = f"KNOWN {known.entry}  {known.implementation}: {count_of(known.count, 'problem')}: "
+    line(out, "", f"{told}{' '.join(known.reason.split())}{issue}", style_of("KNOWN"))
     if replay:
         command(out, "replay", replay)
 

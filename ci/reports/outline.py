@@ -9,56 +9,16 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from ...properties.findings.not_run import ENDED, JUDGED, LAWS, Reason, reason_of, reasons_text
 from ...properties.findings.report import ImplementationReport, LawReport
 from ...properties.verdicts.text import count_of
-from .summary import Known, Summary, known_findings, reason_idle, state
+from .summary import Known, Summary, known_findings, state
 
 ORDER = ("ERROR", "FINDINGS", "KNOWN", "INCOMPLETE", "PASS", "UNJUDGED", "UNSUPPORTED")
 """States of implementations, see ``state``, in the order of a report."""
-REASONS = {
-    "rules": "refused by the support rules",
-    "supports": "refused by their own supports",
-    "time": "with modules that take longer to build than the run may",
-    "module": "without a module that was built",
-    "only": "without what --only asks for",
-    "feature": "without a feature that every problem has",
-    "operation": "of another operation",
-    "device": "for another device",
-    "package": "without an optional package",
-    "ended": "not begun when the run ended",
-    "laws": "of an operation that no selected law speaks of",
-    "judged": "with nothing to judge",
-}
-"""Words on implementations that were not run, by the code of their refusal; the last three are of
-those that refuse nothing."""
-NEEDED = ("device", "package")
-"""Codes of refusals that name what is needed in ``about``."""
-LONGEST_REASON = 88
-"""Characters of a known cause's reason where it has one line; ``-v`` prints all of it."""
+LEAST_REASON = 40
+"""Characters of a known cause's reason that its line always has; ``-v`` prints all of it."""
 _ISSUE = re.compile(r"https://github\.com/([\w.-]+/[\w.-]+)/(?:issues|pull)/(\d+)")
-
-
-@dataclass(frozen=True)
-class NotRun:
-    """Implementations that were not run for the same reason.
-
-    Attributes:
-        code: of the refusal, or one of the last three of ``REASONS``.
-        about: what is needed, where the refusal names it.
-        reports: of the implementations.
-    """
-
-    code: str
-    about: str
-    reports: tuple[ImplementationReport, ...]
-
-    @property
-    def text(self) -> str:
-        """How many they are, and why."""
-        count = len(self.reports)
-        if self.about:
-            return f"{count} need{'s' if count == 1 else ''} {self.about}"
-        return f"{count} {REASONS.get(self.code, self.code)}"
 
 
 @dataclass(frozen=True)
@@ -67,18 +27,22 @@ class KnownCause:
 
     entries: tuple[Known, ...]
 
-    @property
-    def text(self) -> str:
-        """How many problems it explains, of what, and why, in one line."""
-        who = list(dict.fromkeys(each.implementation for each in self.entries))
-        more = f" and {len(who) - 1} more" if len(who) > 1 else ""
+    def text(self, width: int) -> str:
+        """Return the entries, how many problems they explain, and why, in one line.
+
+        Args:
+            width: most characters, to which the reason is cut; some of it always stays.
+        """
         first = self.entries[0]
-        reason = " ".join(first.reason.split()) or first.entry
-        if len(reason) > LONGEST_REASON:
-            reason = f"{reason[:LONGEST_REASON].rpartition(' ')[0]} ..."
-        issue = f" ({short_issue(first.issue)})" if first.issue else ""
+        more = f" and {len(self.entries) - 1} more" if len(self.entries) > 1 else ""
         count = count_of(sum(each.count for each in self.entries), "problem")
-        return f"{count} of {who[0]}{more}: {reason}{issue}"
+        title = f"{first.entry}{more}: {count}"
+        issue = f" ({short_issue(first.issue)})" if first.issue else ""
+        reason = " ".join(first.reason.split())
+        room = max(LEAST_REASON, width - len(title) - len(issue) - len(": "))
+        if len(reason) > room:
+            reason = f"{reason[: room - len(' ...')].rpartition(' ')[0]} ..."
+        return f"{title}: {reason}{issue}" if reason else f"{title}{issue}"
 
 
 def short_issue(link: str) -> str:
@@ -100,35 +64,30 @@ def known_causes(summary: Summary) -> list[KnownCause]:
     return [KnownCause(tuple(entries)) for entries in causes.values()]
 
 
-def refused(reports: Iterable[ImplementationReport]) -> list[NotRun]:
-    """Return the implementations that refuse everything, by reason, the most frequent one first."""
-    return _grouped(
-        (each.refusal.code, each.refusal.about if each.refusal.code in NEEDED else "", each)
-        for each in reports
-        if each.refusal
-    )
+def refused(reports: Iterable[ImplementationReport]) -> list[Reason]:
+    """Return the reasons of the implementations that refuse everything."""
+    return [reason_of(each.refusal) for each in reports if each.refusal]
 
 
-def not_run(summary: Summary) -> list[NotRun]:
-    """Return the implementations of which nothing was judged, but for errors, by reason."""
-    idle = [
-        each
-        for each in summary.report.implementations
-        if not each.error and reason_idle(each, summary)
-    ]
+def not_run(summary: Summary) -> list[tuple[ImplementationReport, Reason]]:
+    """Return the implementations of which nothing was judged, but for errors, and why."""
     ended = bool(summary.failure or summary.report.lost or summary.report.ended)
-    others = _grouped(
-        ("ended" if ended else "judged" if each.laws else "laws", "", each)
-        for each in idle
-        if not each.refusal
-    )
-    return [*refused(idle), *others]
+    return [
+        (each, reason_of(each.refusal) if each.refusal else (_idle(each, ended=ended), ""))
+        for each in in_order(summary.report.implementations)
+        if not each.error and not each.judged
+    ]
 
 
-def not_run_text(groups: Sequence[NotRun], of: int) -> str:
+def _idle(report: ImplementationReport, *, ended: bool) -> str:
+    if ended:
+        return ENDED
+    return JUDGED if report.laws else LAWS
+
+
+def not_run_text(reasons: Sequence[Reason], of: int) -> str:
     """Return how many implementations were not run and why, in one line."""
-    count = sum(len(each.reports) for each in groups)
-    return f"{count} of {count_of(of, 'implementation')}: {', '.join(e.text for e in groups)}"
+    return f"{len(reasons)} of {count_of(of, 'implementation')}: {reasons_text(reasons)}"
 
 
 def passed_text(summary: Summary) -> str:
@@ -158,11 +117,3 @@ def laws_not_run(report: ImplementationReport) -> Iterator[tuple[LawReport, str]
                 yield law, f"{law.unsupported_reason} ({counts})".strip()
             else:
                 yield law, "nothing to judge"
-
-
-def _grouped(each: Iterable[tuple[str, str, ImplementationReport]]) -> list[NotRun]:
-    groups: dict[tuple[str, str], list[ImplementationReport]] = {}
-    for code, about, report in each:
-        groups.setdefault((code, about), []).append(report)
-    made = [NotRun(code, about, tuple(reports)) for (code, about), reports in groups.items()]
-    return sorted(made, key=lambda group: -len(group.reports))

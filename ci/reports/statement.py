@@ -64,8 +64,8 @@ def statement(
     ]
     if dear:
         yield f"not built, for they take longer than the run may: {', '.join(dear)}"
-    if groups := refused(reports):
-        yield f"not run: {not_run_text(groups, len(reports))}"
+    if reasons := refused(reports):
+        yield f"not run: {not_run_text(reasons, len(reports))}"
 
 
 def _too_dear(report: ImplementationReport, modules: Mapping[str, Chosen]) -> bool:

@@ -17,6 +17,7 @@ from ..findings.cases import CaseWriter, replay_command
 from ..findings.corpus import load_case
 from ..findings.expectations import read_expectations
 from ..findings.ledger import Entry, LedgerError
+from ..findings.not_run import ENDED, JUDGED, Reason, reason_of
 from ..findings.report import EARLY, Finding, ImplementationReport, LawReport, RunReport
 from ..findings.text_format import finding_lines
 from ..isolation.workers import Worker
@@ -171,10 +172,11 @@ class Suite:
         surveyed = item.implementation
         if surveyed.error:
             return Judged("failed", f"{surveyed.name}: {surveyed.error}")
-        reason = f"the device was lost: {self._lost}" if self._lost else surveyed.unsupported
-        reason = "the run was interrupted" if self.interruption() else reason
-        if reason:
-            return Judged("skipped", f"{surveyed.label}: {reason}")
+        ended = f"the device was lost: {self._lost}" if self._lost else ""
+        ended = "the run was interrupted" if self.interruption() else ended
+        if ended or surveyed.unsupported:
+            text = f"{surveyed.label}: {ended or surveyed.unsupported}"
+            return Judged("skipped", text, _not_run((ENDED, "") if ended else surveyed.reason))
         if surveyed.name not in self._prepared:
             report = ImplementationReport(surveyed.name, surveyed.reference)
             self._prepared[surveyed.name] = (
@@ -197,8 +199,10 @@ class Suite:
                 self._choices.keep_cost(prepared)
         report, candidate = self._prepared[surveyed.name]
         if candidate is None:
-            why = report.error or report.refusal
-            return Judged("failed" if report.error else "skipped", f"{surveyed.label}: {why}")
+            if report.error:
+                return Judged("failed", f"{surveyed.label}: {report.error}")
+            reason = reason_of(report.refusal) if report.refusal else (JUDGED, "")
+            return Judged("skipped", f"{surveyed.label}: {report.refusal}", _not_run(reason))
         if item.case:
             return self._replay(worker, item, candidate, report)
         return self._search(worker, item, self._part(item, candidate), report)
@@ -233,7 +237,7 @@ class Suite:
             return self._tell(found, found.finding, report)
         if found.ended == "stopped":
             text = f"{report.name}: {law.name} was interrupted, with no finding until then"
-            return Judged("skipped", text, _counts(found))
+            return Judged("skipped", text, {**_counts(found), **_not_run((ENDED, ""))})
         return without_finding(found, report.name, allow_incomplete=self._choices.allow_incomplete)
 
     def _lose(self, found: LawReport, report: ImplementationReport) -> Judged:
@@ -258,7 +262,7 @@ class Suite:
             verdict = judge_known(known, case, worker, candidate)
         if verdict.status == "UNSUPPORTED" or verdict.vacuous:
             why = verdict.message or "nothing to judge"
-            return Judged("skipped", f"{report.name}: {law}: {why}")
+            return Judged("skipped", f"{report.name}: {law}: {why}", _not_run((JUDGED, "")))
         entry = candidate.explanation(law, verdict, problem)
         passes = known if known is not None and not verdict.bad else None
         verdict = passes.retired(law, verdict) if passes else verdict
@@ -293,7 +297,8 @@ class Suite:
             entry = next(each for each in self._ledger.entries if each.id == finding.entry)
             issue = f" ({entry.issue})" if entry.issue else ""
             text = f"KNOWN {entry.id}: {' '.join(entry.reason.split())}{issue}"
-            return Judged("xfailed", text, {**properties, "entry": entry.id})
+            cause = {"entry": entry.id, "cause": " ".join(entry.reason.split())}
+            return Judged("xfailed", text, {**properties, **cause, "issue": entry.issue})
         unwritten = [self._writer.failed] if self._writer.failed else []
         return Judged("failed", "\n".join([*finding_lines(finding), *unwritten]), properties)
 
@@ -334,13 +339,19 @@ def without_finding(found: LawReport, name: str, *, allow_incomplete: bool) -> J
     if found.incomplete:
         counts = f"{found.judged} of {found.floor} problems in {found.seconds:.0f} s"
         text = f"INCOMPLETE  {name}: {found.law} judged {counts}"
-        return Judged("skipped" if allow_incomplete else "failed", text, _counts(found))
+        properties = {**_counts(found), "status": found.verdict}
+        return Judged("skipped" if allow_incomplete else "failed", text, properties)
     if found.judged:
         return Judged("passed", properties=_counts(found))
     counts = f"{found.unsupported} unsupported, {found.vacuous} with nothing to judge"
     reason = f": {found.unsupported_reason}" if found.unsupported_reason else ""
     text = f"{name}: {found.law} judged no problem ({counts}){reason}"
-    return Judged("skipped", text, _counts(found))
+    return Judged("skipped", text, {**_counts(found), **_not_run((JUDGED, ""))})
+
+
+def _not_run(reason: Reason) -> dict[str, str]:
+    """Return the properties of an item that was not run."""
+    return dict(zip(("code", "needs"), reason, strict=True))
 
 
 def _examples_of(choices: Choices) -> ExampleDatabase | None:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..findings.not_run import Reason
 from ..laws import laws_of
 
 
@@ -44,6 +45,7 @@ class Surveyed:
         operation: what it implements; empty if that could not be found out.
         error: why it cannot be imported or asked.
         unsupported: why the rules refuse it where it supports nothing here.
+        reason: code of that refusal, and what is needed.
         configurations: that its items are restricted to, one by one.
         stored: case files that are replayed first.
     """
@@ -54,6 +56,7 @@ class Surveyed:
     operation: str = ""
     error: str = ""
     unsupported: str = ""
+    reason: Reason = ("", "")
     configurations: tuple[Configuration, ...] = (EVERYTHING,)
     stored: tuple[str, ...] = ()
 
@@ -84,6 +87,7 @@ class Survey:
                 **{
                     **each,
                     "stored": tuple(each["stored"]),
+                    "reason": tuple(each["reason"]),
                     "configurations": tuple(
                         Configuration({axis: _value(v) for axis, v in one["fixed"].items()})
                         for one in each["configurations"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from ..verdicts.text import one_line
+from ..findings.not_run import reasons_text
+from ..verdicts.text import count_of, one_line
 
 
 @dataclass(eq=False)  # pytest keeps plugins in sets
@@ -31,41 +33,92 @@ class Tally:
         if report.when == "call":
             properties = dict(report.user_properties)
             if "kernelproof" in properties:
-                self.told[report.nodeid] = {**properties, "failed": report.failed}
+                told = {"failed": report.failed, "outcome": report.outcome}
+                self.told[report.nodeid] = {**properties, **told}
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Fail a run in which nothing at all was judged of what it was about."""
         if self.idle() and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print counts, findings and how to see them again."""
+    def pytest_terminal_summary(
+        self, terminalreporter: pytest.TerminalReporter, config: pytest.Config
+    ) -> None:
+        """Print the verdict, findings, what is known, incomplete, passed, and what was not run.
+
+        What is known, and what was not run, is counted; with ``-v`` each item has its line.
+        """
         if not self.told:
             return
-        items = self.told.values()
-        # By its command: a stored case and a search may come to the same one.
-        found = {item["replay"]: item for item in items if item.get("replay") and item["failed"]}
-        known = sum("entry" in item for item in items)
-        ended = [item["ended"] for item in items if "ended" in item]
-        cut = ended.count("stopped")
+        verbose = config.option.verbose > 0
         terminalreporter.section("kernelproof")
-        for item in found.values():
-            configuration = f"  {item['configuration']}" if item["configuration"] else ""
-            title = f"{item['status']}  {item['implementation']}  {item['law']}{configuration}"
-            terminalreporter.line(one_line(title), red=True)
+        terminalreporter.line(self._verdict(), bold=True)
+        for item in self._found.values():
+            terminalreporter.line(one_line(f"{item['status']}  {_named(item)}"), red=True)
             terminalreporter.line(f"  {one_line(item['replay'])}")
         for name, reason in self.idle().items():
-            line = f"NOT CONFORMING: no problem at all was judged of {name}"
+            line = f"no problem at all was judged of {name}"
             terminalreporter.line(one_line(f"{line}: {reason}" if reason else line), red=True)
+        for line in self._known(verbose=verbose):
+            terminalreporter.line(one_line(line), yellow=True)
+        for line in self._incomplete():
+            terminalreporter.line(one_line(line), yellow=True)
         for sentence in dict.fromkeys(self.left):
             terminalreporter.line(f"note: {one_line(sentence)}", yellow=True)
+        passed = [each for each in self.told.values() if each["outcome"] == "passed"]
+        terminalreporter.line(f"passed: {len(passed)} of {count_of(len(self.told), 'item')}")
+        for line in self._not_run(verbose=verbose):
+            terminalreporter.line(one_line(line))
+
+    @property
+    def _found(self) -> dict[str, dict[str, Any]]:
+        """Findings by their commands: a stored case and a search may come to the same one."""
+        items = self.told.values()
+        return {item["replay"]: item for item in items if item.get("replay") and item["failed"]}
+
+    def _verdict(self) -> str:
+        items = self.told.values()
+        short = any(_is_short(item) or item.get("ended") == "stopped" for item in items)
+        word = "INCOMPLETE" if short else "CONFORMING"
+        if self.idle() or any(item["failed"] and not _is_short(item) for item in items):
+            word = "NOT CONFORMING"
+        known = sum("entry" in item for item in items)
         judged = sum(item.get("judged", 0) for item in items)
-        line = f"{_count(judged, 'problem')} judged, {_count(len(found), 'finding')}, {known} known"
-        if early := len(ended) - cut:
-            line += f"; {_count(early, 'item')} ended early, out of time"
-        if cut:
-            line += f"; {_count(cut, 'item')} interrupted"
-        terminalreporter.line(line)
+        counts = f"{count_of(len(self._found), 'finding')}, {known} known"
+        return f"{word}: {counts}; {count_of(judged, 'problem')} judged"
+
+    def _known(self, *, verbose: bool) -> Iterator[str]:
+        """Yield a line for each cause that the ledger knows: one issue, or one reason."""
+        causes: dict[str, list[dict[str, Any]]] = {}
+        for item in self.told.values():
+            if "entry" in item:
+                causes.setdefault(item["issue"] or item["cause"], []).append(item)
+        for cause, items in causes.items():
+            issue = f" ({cause})" if items[0]["issue"] else ""
+            if verbose:
+                yield from (f"KNOWN  {_named(each)}: {each['entry']}" for each in items)
+            else:
+                who = ", ".join(dict.fromkeys(each["implementation"] for each in items))
+                yield f"KNOWN  {count_of(len(items), 'item')} of {who}: {items[0]['cause']}{issue}"
+
+    def _incomplete(self) -> Iterator[str]:
+        """Yield what was cut short: items below their floor by name, others counted."""
+        short = [item for item in self.told.values() if _is_short(item)]
+        yield from (str(item["reason"]) for item in short)
+        ended = [item["ended"] for item in self.told.values() if "ended" in item]
+        if early := len(ended) - ended.count("stopped"):
+            yield f"{count_of(early, 'item')} ended early, out of time"
+        if cut := ended.count("stopped"):
+            yield f"{count_of(cut, 'item')} interrupted"
+
+    def _not_run(self, *, verbose: bool) -> Iterator[str]:
+        items = [item for item in self.told.values() if "code" in item]
+        if items and not verbose:
+            reasons = reasons_text((item["code"], item["needs"]) for item in items)
+            count = f"{len(items)} of {count_of(len(self.told), 'item')}"
+            yield f"not run: {count}: {reasons} (-v names them)"
+        elif verbose:
+            yield from (f"not run: {_named(item)}: {item['reason']}" for item in items)
 
     def idle(self) -> dict[str, str]:
         """Return the named implementations of which no item judged anything, and the reason.
@@ -81,5 +134,10 @@ class Tally:
         return idle
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def _named(item: Mapping[str, Any]) -> str:
+    words = (item["implementation"], item["law"], item["configuration"])
+    return "  ".join(filter(None, words))
+
+
+def _is_short(item: Mapping[str, Any]) -> bool:
+    return item.get("status") == "INCOMPLETE"

@@ -14,6 +14,7 @@ from ...impl import ImplementationNotFoundError, Target
 from ...impl.registry import registered, resolve_name
 from ..findings.corpus import open_corpus, read_corpus
 from ..findings.ledger import Ledger, LedgerError
+from ..findings.not_run import reason_of
 from ..findings.report import ImplementationReport
 from ..isolation.workers import Deadlines, Worker
 from ..search.candidate import Candidate
@@ -135,6 +136,7 @@ def _ask(worker: Worker, name: str, choices: Choices, ledger: Ledger, target: Ta
         operation=report.operation,
         error=report.error,
         unsupported=report.refusal or "",
+        reason=reason_of(report.refusal) if report.refusal else ("", ""),
         configurations=parts,
         stored=tuple(map(str, _stored(reference, report.name, choices, ledger, target))),
     )

@@ -63,13 +63,13 @@ def print_report(out: Console, report: Mapping[str, Any], *, verbose: bool = Fal
             # What conditions ask for stands above.
             _finding(out, each, rule=verbose or each["action"] == "block")
     rest = [each for each in findings if not _in_full(each, verbose=verbose)]
-    known = [each for each in rest if each["entry"] and each["change"] in NEW]
-    _known(out, known)
+    for known in known_lines([each for each in rest if is_known(each)]):
+        line(out, "", f"KNOWN {known}", "yellow")
     for failure in report["failures"]:
         line(out, "INCOMPLETE", failure, "yellow")
     for machine in report["machines"]:
         _machine(out, machine, verbose=verbose)
-    _counted(out, [each for each in rest if each not in known])
+    _counted(out, [each for each in rest if not is_known(each)])
     for name in report["policy"]["unused"]:
         _line(out, "policy", f"nothing was found that accept {name!r} is about")
     _not_tested(out, report, verbose=verbose)
@@ -131,15 +131,23 @@ def _finding(out: Console, each: Mapping[str, Any], *, rule: bool) -> None:
         command(out, "rule", each["rule"])
 
 
-def _known(out: Console, findings: Sequence[Mapping[str, Any]]) -> None:
-    """Print what was known: a line for each issue, or entry of the ledger without one."""
-    by_cause: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+def is_known(each: Mapping[str, Any]) -> bool:
+    """Whether a finding does nothing, and is a failure that the ledger or the rules explain."""
+    does_nothing = each["action"] == "report" and not each["accepted"]
+    return does_nothing and each["change"] in NEW and bool(each["entry"])
+
+
+def known_lines(findings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each issue that known findings are about, or entry without an issue."""
+    by_cause: dict[tuple[str, str], list[str]] = {}
     for each in findings:
-        by_cause.setdefault((each["change"], each["issue"] or each["entry"]), []).append(each)
-    for (change, cause), known in by_cause.items():
-        who = ", ".join(dict.fromkeys(each["subject"] for each in known))
-        told = f"{change}: {count_of(len(known), 'finding')} of {who} ({short_issue(cause)})"
-        line(out, "KNOWN", told, "yellow")
+        cause = (each["change"], each["issue"] or each["entry"])
+        by_cause.setdefault(cause, []).append(each["subject"])
+    return [
+        f"{change}: {count_of(len(subjects), 'finding')} of "
+        f"{', '.join(dict.fromkeys(subjects))} ({short_issue(cause)})"
+        for (change, cause), subjects in by_cause.items()
+    ]
 
 
 def _counted(out: Console, findings: Sequence[Mapping[str, Any]]) -> None:

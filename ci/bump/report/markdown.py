@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ....properties.verdicts.text import count_of, printable
-from .display import REPORTED_IN_FULL, stored_first, title
+from .display import NEW, REPORTED_IN_FULL, is_known, known_lines, stored_first, title
 
 MARKS = {
     "bump": "✅",
@@ -61,8 +61,16 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield ""
     for action, heading in (("block", "What blocks"), ("condition", "What sets conditions")):
         yield from _folded(heading, [e for e in report["findings"] if e["action"] == action])
-    told = [e for e in report["findings"] if e["action"] == "report"]
-    yield from _folded("Behaviour", [e for e in told if e["change"] in REPORTED_IN_FULL])
+    told = [e for e in report["findings"] if e["action"] == "report" and not is_known(e)]
+    yield from _folded("New, and only reported", [e for e in told if e["change"] in NEW])
+    yield from _known([each for each in report["findings"] if is_known(each)])
+    if report["failures"]:
+        yield "### Incomplete"
+        yield ""
+        yield from (f"- {escaped(each)}" for each in report["failures"])
+        yield ""
+    behaviour = [e for e in told if e["change"] in REPORTED_IN_FULL and e["change"] not in NEW]
+    yield from _folded("Other behaviour", behaviour)
     rest = [each for each in told if each["change"] not in REPORTED_IN_FULL]
     if rest:
         yield from _details(f"Other changes ({len(rest)})")
@@ -74,6 +82,15 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield "</details>"
         yield ""
     yield from _machines(report)
+
+
+def _known(findings: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    if findings:
+        yield from _details(f"Known ({len(findings)})")
+        yield from (f"- {escaped(line)}" for line in known_lines(findings))
+        yield ""
+        yield "</details>"
+        yield ""
 
 
 def _folded(heading: str, findings: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -118,8 +135,6 @@ def _machines(report: Mapping[str, Any]) -> Iterator[str]:
             yield f"  - not tested: {escaped(each['what'])}: {escaped(each['why'])}"
     for each in report["not_tested"]:
         yield f"- not tested: {escaped(each['what'])}: {escaped(each['why'])}"
-    for each in report["failures"]:
-        yield f"- failed: {escaped(each)}"
     yield ""
     yield f"{code(report['command'])}, Kernelproof {report['kernelproof']}, {report['date']}"
     yield ""

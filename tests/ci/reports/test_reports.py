@@ -348,17 +348,15 @@ def test_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b" not in text
     assert "problem: MergeProblem(num_tokens=3, empty='all')" in text
     issue = "(https://example.org/1)"
-    assert f"KNOWN: 4 problems of mine: merging nothing <gives> nothing {issue}\n" in text
+    assert f"KNOWN merge-empty: 4 problems: merging nothing <gives> nothing {issue}\n" in text
     assert "UNSUPPORTED  other\n  needs a GPU" in text
     assert text.startswith("NOT CONFORMING: 1 new finding, 1 known; 7 problems")
-    order = ["NOT CONFORMING", "FAIL nan", "KNOWN: ", "passed: ", "UNSUPPORTED  other"]
+    order = ["NOT CONFORMING", "FAIL nan", "KNOWN merge-empty: ", "passed: ", "UNSUPPORTED  other"]
     assert [text.index(part) for part in order] == sorted(text.index(part) for part in order)
     known = finding("merge_identity", entry="merge-empty", replay="kernelproof replay known.json")
     report.laws[1].finding = known
     more = printed(summary(run(report, UNSUPPORTED)), monkeypatch, verbose=True)
-    assert (
-        f"KNOWN: merge-empty: 4 problems of mine: merging nothing <gives> nothing {issue}" in more
-    )
+    assert f"KNOWN merge-empty  mine: 4 problems: merging nothing <gives> nothing {issue}\n" in more
     assert "replay:  kernelproof replay known.json\n" in more
     assert "not run: mine  merge_union: (5 unsupported, 2 with nothing to judge)" in more
 
