@@ -1,0 +1,82 @@
+"""What pytest prints of a run of the suite, from items made by hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from kernelproof.properties.collection.summary import Tally
+
+
+class Section:
+    """Collects what would be printed."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def section(self, title: str) -> None:
+        self.lines.append(title)
+
+    def line(self, text: str, **_: object) -> None:
+        self.lines.append(text)
+
+
+def item(name: str = "mine", law: str = "parity", **more: object) -> dict[str, Any]:
+    base = {"implementation": name, "law": law, "configuration": "", "items": 99}
+    return {**base, "failed": False, "outcome": "passed", "judged": 10, **more}
+
+
+def not_run(code: str, needs: str = "") -> dict[str, Any]:
+    told = {"code": code, "needs": needs, "reason": f"{code} says no"}
+    return item("cuda", outcome="skipped", judged=0, **told)
+
+
+def known(entry: str, issue: str = "") -> dict[str, Any]:
+    told = {"entry": entry, "issue": issue, "cause": "NaN from nothing"}
+    return item(entry, outcome="skipped", status="KNOWN", **told)
+
+
+def printed(*items: dict[str, Any], verbose: int = 0) -> list[str]:
+    reporter: Any = Section()
+    config: Any = SimpleNamespace(option=SimpleNamespace(verbose=verbose))
+    tally = Tally((), {str(number): each for number, each in enumerate(items)})
+    tally.pytest_terminal_summary(reporter, config)
+    return list(reporter.lines)
+
+
+def test_the_verdict_is_first_and_the_rest_in_order() -> None:
+    wrong = item(law="soak", failed=True, outcome="failed", status="HANG", replay="kernelproof r")
+    short = item(
+        "slow", failed=True, outcome="failed", status="INCOMPLETE", reason="INCOMPLETE  slow: soak"
+    )
+    link = "https://example.org/7"
+    needing = [not_run("device", "a GPU") for _ in range(3)]
+    items = [item(), *needing, not_run("rules"), known("a", link), short, known("b", link), wrong]
+    assert printed(*items) == [
+        "kernelproof",
+        "NOT CONFORMING: 1 finding, 2 known; 50 problems judged",
+        "HANG  mine  soak",
+        "  kernelproof r",
+        f"KNOWN  2 items of a, b: NaN from nothing ({link})",
+        "INCOMPLETE  slow: soak",
+        "passed: 1 of 9 items",
+        "not run: 4 of 9 items: 3 need a GPU, 1 refused by the support rules (-v names them)",
+    ]
+    every = printed(*items, verbose=1)
+    assert "KNOWN  b  parity: b" in every
+    assert every.count("not run: cuda  parity: device says no") == 3
+
+
+def test_the_word_of_the_verdict() -> None:
+    short = item(failed=True, outcome="failed", status="INCOMPLETE", reason="too little")
+    broken = item(failed=True, outcome="failed", reason="the suite failed")
+    cut = item(ended="stopped", outcome="skipped", code="ended", needs="", reason="interrupted")
+    words = [
+        printed(*items)[1].partition(":")[0]
+        for items in ([item()], [item(), short], [short, broken], [item(), cut], [known("a")])
+    ]
+    assert words == ["CONFORMING", "INCOMPLETE", "NOT CONFORMING", "INCOMPLETE", "CONFORMING"]
+    late = printed(item(ended="time"))
+    assert late[1].startswith("CONFORMING: ")  # it reached its floor
+    assert "1 item ended early, out of time" in late
+    assert not printed()
