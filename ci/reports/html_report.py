@@ -37,6 +37,8 @@ ENDED = {
 """Why a law ended before it had its problems, in words."""
 TONES = {"conforming": "good", "nonconforming": "bad", "incomplete": "warn", "error": "bad"}
 MARKS = {"conforming": "✓", "nonconforming": "✗", "incomplete": "!", "error": "✗"}
+WIDTH = 160
+"""Characters of the line on a known cause."""
 STATEMENTS = {law.name: f"{law.statement[0].upper()}{law.statement[1:]}." for law in LAWS}
 """What each law says, as a sentence, by its name."""
 
@@ -54,7 +56,7 @@ def to_html(summary: Summary) -> str:
         *((name, value) for name, value in versions(report.target).items() if value),
     ]
     idle = not_run(summary)
-    unjudged = [each for group in idle for each in group.reports]
+    unjudged = [each for each, _ in idle]
     run = [each for each in in_order(report.implementations) if each not in unjudged]
     return render(
         "check.html.jinja",
@@ -65,11 +67,11 @@ def to_html(summary: Summary) -> str:
         facts=facts,
         implementations=[_row(each, summary) for each in run],
         not_run=[(each.name, state(each), reason_idle(each, summary)) for each in unjudged],
-        not_run_text=not_run_text(idle, len(report.implementations)),
+        not_run_text=not_run_text([reason for _, reason in idle], len(report.implementations)),
         findings=[_finding(each, cause) for each in run for cause in new_findings(each)],
         known=[
             (
-                cause.text,
+                cause.text(WIDTH),
                 [
                     (k.implementation, k.entry, ", ".join(k.laws), k.count, k.reason, k.issue)
                     for k in cause.entries
