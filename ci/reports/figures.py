@@ -11,13 +11,10 @@ from typing import Any
 
 from markupsafe import Markup
 
-from ...properties.findings.report import (
-    RATIO_EDGES,
-    Finding,
-    ImplementationReport,
-    LawReport,
-)
+from ...properties.findings.causes import Cause
+from ...properties.findings.report import RATIO_EDGES, ImplementationReport, LawReport
 from ...properties.verdicts.text import compact
+from ...properties.verdicts.verdict import Verdict
 from ...reference import Problem
 from ..console.rendering import number
 from .pictures import grid, histogram, quantile_edge, ranges
@@ -62,17 +59,22 @@ class ErrorMap:
     rows: tuple[tuple[str, str, str], ...]
 
 
-def error_maps(finding: Finding) -> list[ErrorMap]:
-    """Return the maps of a finding that have more than one cell: as first found, and shrunk."""
-    seen = [("As first found", *finding.first)] if finding.first else []
-    shrunk = ("Shrunk to the smallest problem", finding.problem, finding.verdict)
-    if not seen or seen[0][1].id != finding.problem.id:
-        seen.append(shrunk)
+def error_maps(cause: Cause) -> list[ErrorMap]:
+    """Return the maps with more than one cell: the largest as first found, and the smallest."""
+    small = cause.finding
+    seen = [(f"As first found under {each.law}", *each.first) for each in cause.members
+            if each.first and each.first[0].id != small.problem.id]  # fmt: skip
+    largest = max(seen, key=lambda each: _cells(each[2]), default=None)
+    shrunk = ("Shrunk to the smallest problem", small.problem, small.verdict)
     return [
         _error_map(title, problem, verdict.error_map)
-        for title, problem, verdict in seen
-        if verdict.error_map and sum(map(len, verdict.error_map["worst"])) > 1
+        for title, problem, verdict in filter(None, (largest, shrunk))
+        if verdict.error_map and _cells(verdict) > 1
     ]
+
+
+def _cells(verdict: Verdict) -> int:
+    return sum(map(len, verdict.error_map["worst"])) if verdict.error_map else 0
 
 
 def _error_map(title: str, problem: Problem, found: Mapping[str, Any]) -> ErrorMap:

@@ -108,7 +108,7 @@ def _finding(report: ImplementationReport, cause: Cause) -> dict[str, Any]:
             )
             for each in found.verdict.worst
         ],
-        "maps": error_maps(found),
+        "maps": error_maps(cause),
         "printed": printable(found.verdict.printed),
         "replay": found.replay,
     }

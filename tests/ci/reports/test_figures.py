@@ -10,6 +10,7 @@ import torch
 
 from kernelproof.ci.reports.figures import error_maps, heat, spreads
 from kernelproof.ci.reports.pictures import grid, histogram, level, meter, quantile_edge, ranges
+from kernelproof.properties.findings.causes import Cause
 from kernelproof.properties.findings.report import (
     RATIO_EDGES,
     Finding,
@@ -27,16 +28,21 @@ def failing(ratio: torch.Tensor, tensor: str = "out") -> Verdict:
     return Verdict("FAIL", "numeric", "off", error_map=error_map(tensor, ratio))
 
 
-def found(verdict: Verdict, problem: Problem, first: Verdict | None = None) -> Finding:
-    return Finding("mine", "parity", verdict, problem, first=(PROBLEM, first) if first else None)
+def found(verdict: Verdict, problem: Problem, *firsts: Verdict) -> Cause:
+    members = [
+        Finding("mine", law, verdict, problem, first=(PROBLEM, first) if first else None)
+        for law, first in zip(("parity", "soak"), firsts or (None,), strict=False)
+    ]
+    return Cause(tuple(members), ("numeric",), {}, 1, 0, 0)
 
 
 def test_a_map_says_in_words_which_tokens_and_heads_are_wrong() -> None:
     ratio = torch.zeros(130, 4, 16)
     ratio[5, 1, 2], ratio[129, 3, 0], ratio[60, 0, 0] = 3.0, 250.0, 1.0
     small = failing(torch.full((1, 1, 16), 9.0))
-    (one,) = error_maps(found(small, MergeProblem(), first=failing(ratio)))  # one cell needs none
-    assert one.title == "As first found"
+    less = failing(ratio[:3])
+    (one,) = error_maps(found(small, MergeProblem(), less, failing(ratio)))  # one cell needs none
+    assert one.title == "As first found under soak"  # which has the largest map
     assert one.problem == "MergeProblem(num_tokens=130, num_heads=4)"
     assert one.sentence == (
         "out: 2 of 176 cells are outside the bound, in token 3 to 5, 129 and head 1, 3. "
@@ -47,9 +53,10 @@ def test_a_map_says_in_words_which_tokens_and_heads_are_wrong() -> None:
 
 def test_the_smallest_problem_has_a_map_unless_it_is_the_first() -> None:
     wrong = failing(torch.tensor([[2.0, math.inf]]), "lse")
-    titles = [each.title for each in error_maps(found(wrong, MergeProblem(), first=wrong))]
-    assert titles == ["As first found", "Shrunk to the smallest problem"]
-    (one,) = error_maps(found(wrong, PROBLEM, first=wrong))
+    titles = [each.title for each in error_maps(found(wrong, MergeProblem(), wrong))]
+    assert titles == ["As first found under parity", "Shrunk to the smallest problem"]
+    (one,) = error_maps(found(wrong, PROBLEM, wrong))
+    assert one.title == "Shrunk to the smallest problem"
     assert one.sentence.endswith("is NaN, or wrong where every bit counts, at token 0, head 1.")
     assert error_maps(found(Verdict("HANG", "run"), PROBLEM)) == []
 
