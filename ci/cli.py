@@ -29,6 +29,7 @@ from .bump.options import (
     side_options,
 )
 from .check.run_options import CASES, DEVICES, RUN_SECTIONS, run_options
+from .console.choices import Choice
 from .console.completion import among, implementation_names
 from .console.errors import CONFORMING, INTERRUPTED, MACHINE, USAGE, UsageRefusedError
 from .console.help import SectionedCommand, SectionedGroup
@@ -113,7 +114,7 @@ def _operations(_context: click.Context, _parameter: click.Parameter, incomplete
 )
 @click.option(
     "--sanitizer",
-    type=click.Choice(TOOLS),
+    type=Choice(TOOLS),
     help="Run under this tool of compute-sanitizer, which is slow; its errors are CRASHes.",
 )
 @run_options

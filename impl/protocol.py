@@ -10,6 +10,7 @@ from typing import Protocol as Typing
 import torch
 
 from .. import __version__
+from ..fixtures.suggestions import did_you_mean
 from ..reference import Arithmetic, Problem
 from ..reference.operations import OPERATIONS as ORACLES
 from .features import FEATURES, drawn_features
@@ -300,10 +301,12 @@ def implementation(
     """
     _check_kinds(name, provider, arithmetic, tile, split)
     if operation not in OPERATIONS:
-        message = f"operation is {operation!r}; it must be one of {', '.join(OPERATIONS)}"
+        meant = did_you_mean(str(operation), OPERATIONS)
+        message = f"operation is {operation!r}; {meant}it must be one of {', '.join(OPERATIONS)}"
         raise ValueError(message)
     if backend and backend not in BACKENDS:
-        message = f"backend is {backend!r}; it must be one of {', '.join(BACKENDS)}"
+        meant = did_you_mean(str(backend), BACKENDS)
+        message = f"backend is {backend!r}; {meant}it must be one of {', '.join(BACKENDS)}"
         raise ValueError(message)
     if build_ahead not in (False, True, "cpu", "cuda"):
         message = f"build_ahead is {build_ahead!r}; it must be True, False, 'cpu' or 'cuda'"
@@ -319,7 +322,8 @@ def implementation(
         raise ValueError(message)
     unknown = sorted(set(features) - set(FEATURES))
     if unknown:
-        message = f"features names {unknown}; known features: {', '.join(FEATURES)}"
+        meant = did_you_mean(str(unknown[0]), FEATURES)
+        message = f"features names {unknown}; {meant}known features: {', '.join(FEATURES)}"
         raise ValueError(message)
 
     def decorate(function: Callable[[Any], Any]) -> Implementation:

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import importlib.util
+import io
+import re
 import sys
+import sysconfig
+import tokenize
 import traceback
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from ..fixtures.suggestions import did_you_mean
 from .targets.exceptions import sentence_of
-from .targets.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from .protocol import Implementation, Operation
 
 ENTRY_POINTS = "kernelproof.implementations"
+MAKES_NAMES = {"__dict__", "__getattr__", "eval", "exec", "globals", "setattr", "vars"}
+"""Names in a source that may give its module others, which the source does not write."""
+NOT_OF_USERS = (
+    str(Path(__file__).parents[1]),
+    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+)
+"""Folders of code that is not the user's: Kernelproof, Python, installed packages."""
 
 BUILT_IN: dict[str, str] = {
     "torch-sdpa-paged": "kernelproof.impl.torch.sdpa:paged",
@@ -167,8 +179,8 @@ def find_implementation(name: str, operation: str | None = None) -> Implementati
         for part in attribute.split("."):
             found = getattr(found, part)
     except AttributeError as error:
-        why = f"module {module_name!r} has no {attribute!r}"
-        raise ImplementationNotFoundError(reference, why) from error
+        why = f"module {module_name!r} has no {attribute!r}; {did_you_mean(attribute, dir(module))}"
+        raise ImplementationNotFoundError(reference, why.rstrip("; ")) from error
     except BaseException as error:  # a module may look its names up by code of its own
         why = f"looking up {attribute!r} raised {sentence_of(error)}"
         raise ImplementationNotFoundError(reference, why) from error
@@ -190,21 +202,81 @@ def built_in_provider(name: str) -> str | None:
 
 
 def check_name(name: str) -> None:
-    """Raise where there is no file or module of this name, without importing it.
+    """Raise where there is no file, module or function of this name, without importing it.
 
     Raises:
         ImplementationNotFoundError: there is none.
     """
     reference = resolve_name(name)
     module_name = _on_path(reference.rpartition(":")[0], reference)
-    top = module_name.partition(".")[0]
+    source = _source_of(_locate(module_name, reference))
+    attribute = reference.rpartition(":")[2].partition(".")[0]
+    names = _names_in(source)
+    if names and attribute not in names:
+        why = f"module {module_name!r} has no {attribute!r}; {did_you_mean(attribute, names)}"
+        raise ImplementationNotFoundError(reference, why.rstrip("; "))
+
+
+def _locate(module_name: str, reference: str) -> ModuleSpec | None:
+    """Find a module and import nothing, as the import system would import its packages first.
+
+    Returns:
+        Where it is; None where only an import can tell.
+
+    Raises:
+        ImplementationNotFoundError: there is no such module.
+    """
+    if module_name in sys.modules:
+        return None
+    spec: ModuleSpec | None = None
+    parts = module_name.split(".")
+    for count in range(1, len(parts) + 1):
+        if "__path__" in _source_of(spec):  # a package that changes where its modules are
+            return None
+        places = spec.submodule_search_locations if spec else None
+        found = None
+        if not spec or places is not None:
+            found = _spec_of(".".join(parts[:count]), places)
+        if found is None:
+            why = f"there is no module {module_name!r} (searched sys.path)"
+            raise ImplementationNotFoundError(reference, why)
+        spec = found
+    return spec
+
+
+def _spec_of(name: str, places: Sequence[str] | None) -> ModuleSpec | None:
+    for finder in sys.meta_path:
+        if (found := finder.find_spec(name, places)) is not None:
+            return found
+    return None
+
+
+def _source_of(spec: ModuleSpec | None) -> str:
+    """Return the source of a module of Python; nothing for any other."""
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return ""
     try:
-        there = top in sys.modules or importlib.util.find_spec(top) is not None
-    except (ImportError, ValueError):
-        there = False
-    if not there:
-        why = f"there is no module {module_name!r} (searched sys.path)"
-        raise ImplementationNotFoundError(reference, why)
+        return Path(spec.origin).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _names_in(source: str) -> set[str]:
+    """Return every name in a source; nothing where it may make more of them when it runs.
+
+    A name that the source never writes cannot be the module's, unless it is made by code: by a
+    star, ``globals()``, ``__getattr__`` and their like.
+    """
+    try:
+        tokens = {
+            token.string
+            for token in tokenize.generate_tokens(io.StringIO(source).readline)
+            if token.type == tokenize.NAME
+        }
+    except (SyntaxError, tokenize.TokenError):
+        return set()
+    starred = re.search(r"import\s+\(?\s*\*", source)
+    return set() if starred or tokens & MAKES_NAMES else tokens
 
 
 def _on_path(module_name: str, reference: str) -> str:
@@ -239,10 +311,10 @@ def _import_module(module_name: str, reference: str) -> Any:  # noqa: ANN401  a 
 
 
 def _place_of(error: BaseException) -> str:
-    """Return where an import failed, in parentheses: the file and the line."""
+    """Return the innermost file and line of the user's where an import failed, in parentheses."""
     if isinstance(error, SyntaxError):  # its text names both
         return ""
     frames = [each for each in traceback.extract_tb(error.__traceback__)
-              if "importlib" not in each.filename]  # fmt: skip
-    mine = [each for each in frames if each.filename != __file__]
+              if each.filename != __file__ and "importlib" not in each.filename]  # fmt: skip
+    mine = [each for each in frames if not each.filename.startswith(NOT_OF_USERS)] or frames
     return f" ({mine[-1].filename}:{mine[-1].lineno})" if mine else ""

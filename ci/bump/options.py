@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from ..console.choices import Choice
 from ..console.completion import implementation_names
 from ..console.outputs import FILE, output_option
 
@@ -49,7 +50,7 @@ BUMP_OPTIONS = (
         "--part",
         "parts",
         multiple=True,
-        type=click.Choice(["surface", "declarations", "behaviour", "speed"]),
+        type=Choice(["surface", "declarations", "behaviour", "speed"]),
         help="Compare only this; may be repeated.",
     ),
     click.option(

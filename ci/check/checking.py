@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hypothesis.database import ExampleDatabase
 
+from ...fixtures.suggestions import did_you_mean
 from ...impl import OPERATIONS, UnsupportedError
 from ...impl.protocol import EVERY_RULE
 from ...properties.findings.cases import CaseWriter
@@ -116,8 +117,8 @@ def examine(request: Request) -> int:
 
 def _plan(request: Request, ledger: Ledger) -> Plan:
     if request.operation not in (None, *OPERATIONS):
-        known = ", ".join(OPERATIONS)
-        message = f"--operation {request.operation!r} is none of {known}"
+        meant = did_you_mean(request.operation, OPERATIONS)
+        message = f"--operation {request.operation!r}: {meant}there are {', '.join(OPERATIONS)}"
         raise UsageRefusedError(message)
     check_laws(request.laws)
     check_implementations(request.implementations)
@@ -191,10 +192,11 @@ def _rules(names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the rules that are not to be asked."""
     from ...impl.gating import load_rules
 
-    known = load_rules().find
-    unknown = [name for name in names if name != EVERY_RULE and known(name) is None]
+    known = {rule.id for rule in load_rules().rules}
+    unknown = [name for name in names if name not in (EVERY_RULE, *known)]
     if unknown:
-        message = f"--without-rule {unknown[0]}: there is no such rule (fixtures/support)"
+        meant = did_you_mean(unknown[0], known)
+        message = f"--without-rule {unknown[0]}: there is no such rule; {meant}".rstrip("; ")
         raise UsageRefusedError(message)
     return names
 

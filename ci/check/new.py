@@ -6,7 +6,7 @@ import importlib.util
 import keyword
 from pathlib import Path
 
-from ...impl.targets.suggestions import did_you_mean
+from ...fixtures.suggestions import did_you_mean
 from ..console.errors import CONFORMING, UsageRefusedError
 from ..console.lines import tell
 

@@ -9,16 +9,17 @@ import click
 
 from ...properties.isolation.machine import MOST_LAUNCHES
 from ...properties.space.profiles import PROFILES
+from ..console.choices import Choice
 from ..console.completion import law_names
 from ..console.outputs import output_option
 
 CASES = Path(".kernelproof", "cases")
-DEVICES = click.Choice(["cpu", "cuda"])
+DEVICES = Choice(["cpu", "cuda"])
 
 RUN_OPTIONS = (
     click.option(
         "--profile",
-        type=click.Choice(list(PROFILES)),
+        type=Choice(list(PROFILES)),
         default="gate",
         show_default=True,
         help="How hard to look: seconds, minutes, hours.",

@@ -7,6 +7,7 @@ import sys
 
 import click
 
+from ...fixtures.suggestions import did_you_mean
 from ...properties.space.profiles import PROFILES
 from ..console.errors import CONFORMING, INTERRUPTED, NONCONFORMING, UsageRefusedError
 from ..console.outputs import Outputs, output_option
@@ -54,11 +55,15 @@ def score(
     known = {bug.name for bug in (*CATALOGUE, *triton_bugs.BUGS)}
     unknown = sorted(set(names) - known)
     if unknown:
-        message = f"--only {unknown[0]!r} is no seeded bug; there are {', '.join(sorted(known))}"
+        meant = did_you_mean(unknown[0], known)
+        there = f"there are {', '.join(sorted(known))}"
+        message = f"--only {unknown[0]!r} is no seeded bug; {meant}{there}"
         raise UsageRefusedError(message)
-    strange = sorted(set(operations) - {bug.operation for bug in CATALOGUE})
+    scored = {bug.operation for bug in CATALOGUE}
+    strange = sorted(set(operations) - scored)
     if strange:
-        message = f"--operation {strange[0]!r}: no seeded bug is of such an operation"
+        meant = did_you_mean(strange[0], scored)
+        message = f"--operation {strange[0]!r}: {meant}no seeded bug is of such an operation"
         raise UsageRefusedError(message)
     names += tuple(bug.name for bug in CATALOGUE if bug.operation in operations)
     outputs.check()

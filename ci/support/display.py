@@ -13,7 +13,7 @@ from rich.text import Text
 from ...impl.gating import Decision, Feature, RuleBook, Target, capability_name, decide, explain
 from ...impl.gating.decision import describe
 from ...impl.gating.explanation import MACHINE_CONDITIONS
-from ...impl.gating.rules import in_words
+from ...impl.gating.rules import unmet_in_words
 from .rows import Difference, Matrix
 
 MARKS = {"declared": "yes", "reported": "yes", "compiled": "yes c", "run": "yes r"}
@@ -47,19 +47,20 @@ def print_reasons(out: Console, made: Matrix) -> None:
 
 
 def print_differences(out: Console, old: str, new: str, found: Sequence[Difference]) -> None:
-    """Print what another version supports more or less."""
-    table = _table("operation: backend", "call", "chips", old, new, "why")
-    for each in found:
-        table.add_row(
-            f"{each.row.feature.operation}: {each.row.feature.backend}",
-            each.row.title,
-            ", ".join(map(capability_name, each.chips)),
-            _cell(each.before),
-            _cell(each.after),
-            Text(each.telling.reason),
-        )
-    if found:
-        out.print(table)
+    """Print what another version supports less, then more: the calls of one reason together."""
+    by_reason: dict[tuple[bool, str, str], dict[str, list[str]]] = {}
+    for each in sorted(found, key=lambda each: each.after.supported):
+        chips = ", ".join(map(capability_name, each.chips))
+        key = (each.after.supported, chips, each.telling.reason)
+        feature = each.row.feature
+        calls = by_reason.setdefault(key, {})
+        calls.setdefault(f"{feature.operation} {feature.backend}", []).append(each.row.title)
+    for (supported, chips, reason), calls in by_reason.items():
+        style = STYLES["supported" if supported else "refused"]
+        heading = Text(f"{'supported' if supported else 'refused'} on {chips}", style)
+        out.print(heading.append(f": {reason}", "default"))
+        for name, titles in calls.items():
+            out.print(Text(f"    {name}: {'; '.join(titles)}", "dim"))
     out.print(Text(f"{len(found)} differences in support between {old} and {new}"))
 
 
@@ -70,7 +71,7 @@ def print_explanation(out: Console, feature: Feature, target: Target, book: Rule
     for rule, machine, fields in explain(decision.feature, target, book=book):
         lacks = [MACHINE_CONDITIONS.get(name, f"the artifact {name}") for name in machine]
         lacks += [
-            f"{in_words(name, rule.when[name])}, not {getattr(decision.feature, name)}"
+            unmet_in_words(name, rule.when[name], getattr(decision.feature, name))
             for name in fields
         ]
         line = Text("does not hold  " if lacks else "holds  ", "dim" if lacks else "bold")

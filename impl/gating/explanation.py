@@ -10,7 +10,7 @@ from ..targets.target import Target
 from .book import RuleBook
 from .feature import AUTO, Feature
 from .reading import load_rules
-from .rules import Rule, in_words, parse_version
+from .rules import Rule, parse_version, unmet_in_words
 
 MACHINE_CONDITIONS = {
     "chips": "the chip",
@@ -42,7 +42,7 @@ def why_unknown(feature: Feature, target: Target, book: RuleBook) -> str:
         return f"no rule allows {feature.operation} with backend {feature.backend}"
     rule, machine, fields = near
     missing = [MACHINE_CONDITIONS.get(name, f"the artifact {name}") for name in machine]
-    missing += [f"{in_words(n, rule.when[n])}, not {getattr(feature, n)}" for n in fields]
+    missing += [unmet_in_words(n, rule.when[n], getattr(feature, n)) for n in fields]
     return f"no rule allows it; the nearest, {rule.id}, differs in {'; '.join(missing)}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from ...fixtures.suggestions import did_you_mean
 from ..targets.backends import BACKENDS
 
 OPERATIONS = (
@@ -223,7 +224,9 @@ def with_fields(feature: Feature, **changes: Any) -> Feature:  # noqa: ANN401  v
 def wrong(name: str, value: object, choices: tuple[str, ...]) -> str:
     """Return the sentence on a field that holds none of its choices."""
     listed = ", ".join(choice or "''" for choice in choices)
-    return f"{name} is {value!r}; it must be one of {listed}"
+    aliases = DTYPE_ALIASES if choices is DTYPES else BACKEND_ALIASES if name == "backend" else ()
+    meant = did_you_mean(str(value), {*choices, *aliases})
+    return f"{name} is {value!r}; {meant}it must be one of {listed}"
 
 
 def _switch(value: object, *, off: float) -> object:

@@ -133,9 +133,18 @@ def in_words(name: str, wanted: Any) -> str:  # noqa: ANN401  a value of a TOML 
     """Return in words what a condition asks of a field."""
     if isinstance(wanted, Mapping):
         words = {"min": "at least", "max": "at most", "multiple_of": "a multiple of", "not": "not"}
+        if [*wanted] == ["not"]:
+            return f"{name} must not be {_listed(wanted['not'])}"
         said = [f"{words[key]} {_listed(value)}" for key, value in wanted.items()]
         return f"{name} must be {' and '.join(said)}"
     return f"{name} must be {_listed(wanted)}"
+
+
+def unmet_in_words(name: str, wanted: Any, value: object) -> str:  # noqa: ANN401
+    """Return in words what a condition asks of a field, and the value that does not meet it."""
+    if isinstance(wanted, Mapping) and "not" in wanted:
+        return f"{in_words(name, wanted)}; it is {_listed(value)}"
+    return f"{in_words(name, wanted)}, not {_listed(value)}"
 
 
 def _listed(value: Any) -> str:  # noqa: ANN401  a value of a TOML file

@@ -25,9 +25,9 @@ from typing import (
 
 import msgspec
 
+from ...fixtures.suggestions import did_you_mean
 from .capability import parse_capability
 from .data_files import Refusal
-from .suggestions import did_you_mean
 
 T = TypeVar("T")
 STEP = re.compile(r"\.([\w-]+)|\[(\d+)\]|\[\.\.\.\]")

@@ -20,12 +20,12 @@ import msgspec
 from msgspec.structs import replace
 
 from ...fixtures import LEDGER
+from ...fixtures.suggestions import did_you_mean
 from ...impl import Target
 from ...impl.gating.rules import check_specifier, version_matches
 from ...impl.protocol import OPERATIONS
 from ...impl.targets.data_files import read_json, read_toml
 from ...impl.targets.schemas import Table, converted, one_of
-from ...impl.targets.suggestions import did_you_mean
 from ...reference import Problem, problem_from_json
 from ...reference.operations import PROBLEM_TYPES
 from ..isolation.machine import MOST_LAUNCHES

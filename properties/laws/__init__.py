@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...impl.targets.suggestions import did_you_mean
+from ...fixtures.suggestions import did_you_mean
 from . import (
     append,
     attention,

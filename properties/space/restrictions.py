@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from ...fixtures.suggestions import did_you_mean
+from ...impl.gating.feature import DTYPE_ALIASES
 from ...reference import AttentionProblem, Problem
 from ...reference.problems.cache_names import cache_fits, multiples_of
 from .attention_axes import head_fields
@@ -60,11 +62,14 @@ class Only:
         found: dict[str, tuple[Any, ...]] = {}
         for text in texts:
             name, equals, rest = text.partition("=")
+            known = _known()
+            meant = "" if name in known else did_you_mean(name, known)
             if not equals:
-                message = f"{text!r} is no FIELD=VALUE[,VALUE...]"
+                message = f"{text!r} is no FIELD=VALUE[,VALUE...]; {meant}".rstrip("; ")
                 raise OnlyError(message)
-            if name not in (known := _known()):
-                message = f"{name!r} is no field of a problem; there are {', '.join(sorted(known))}"
+            if name not in known:
+                there = f"there are {', '.join(sorted(known))}"
+                message = f"{name!r} is no field of a problem; {meant}{there}"
                 raise OnlyError(message)
             values = [_value(name, word.strip()) for word in rest.split(",")]
             found[name] = tuple(dict.fromkeys([*found.get(name, ()), *values]))
@@ -184,9 +189,21 @@ def _value(name: str, word: str) -> Any:  # noqa: ANN401  a value of any field
     if number is None:
         choices = ", ".join(text or "'' (nothing)" for text in spelled)
         more = ", and other numbers that a problem may have" if _is_free(name, usual) else ""
-        message = f"{name}={word} is no value of it; there are {choices}{more}"
+        message = (
+            f"{name}={word} is no value of it; {_meant(word, spelled)}there are {choices}{more}"
+        )
         raise OnlyError(message)
     return number
+
+
+def _meant(word: str, spelled: Collection[str]) -> str:
+    """Ask whether a usual value is meant, or that of another field by the same name of a dtype."""
+    full = DTYPE_ALIASES.get(word.lower(), word)
+    known = _known().items()
+    others = [f"{name}={full}" for name, values in known if full in map(_word, values)]
+    if full == word or full in spelled or not others:
+        return did_you_mean(full, spelled)
+    return did_you_mean(full, others)
 
 
 def _is_free(name: str, usual: Iterable[Any]) -> bool:

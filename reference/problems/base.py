@@ -10,6 +10,8 @@ from dataclasses import fields
 from functools import cached_property
 from typing import Any, ClassVar, NoReturn
 
+from ...fixtures.suggestions import did_you_mean
+
 SCHEMA = "kernelproof/problem/1"
 DTYPES = ("float32", "float16", "bfloat16")
 MAX_SEQ_LEN = 4096
@@ -54,7 +56,7 @@ def is_power_of_two(number: float) -> bool:
 def check_one_of(name: str, value: str, allowed: Sequence[str]) -> None:
     """Refuse a field with a value that is not among these."""
     if value not in allowed:
-        refuse(name, value, f"one of {', '.join(allowed)}")
+        refuse(name, value, f"one of {', '.join(allowed)}", meant=did_you_mean(str(value), allowed))
 
 
 def check_at_least(problem: object, least: Sequence[tuple[str, int]]) -> None:
@@ -74,7 +76,7 @@ def check_lengths(name: str, lengths: Sequence[int]) -> None:
             refuse(f"{name}[{position}]", length, f"from 0 to {MAX_SEQ_LEN}")
 
 
-def refuse(name: str, value: object, expected: str) -> NoReturn:
-    """Raise the ValueError for a field with a bad value."""
-    message = f"problem field {name} is {value!r}; it must be {expected}"
+def refuse(name: str, value: object, expected: str, *, meant: str = "") -> NoReturn:
+    """Raise the ValueError for a field with a bad value, and what may have been meant instead."""
+    message = f"problem field {name} is {value!r}; {meant}it must be {expected}"
     raise ValueError(message)

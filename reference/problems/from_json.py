@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from ...fixtures.suggestions import did_you_mean
 from . import Problem
 from .base import SCHEMA, refuse
 
@@ -26,7 +27,8 @@ def read_problem(data: Mapping[str, Any], problem_types: Mapping[str, type[Probl
         refuse("schema", data.get("schema"), repr(SCHEMA))
     kind = data.get("type")
     if not isinstance(kind, str) or kind not in problem_types:
-        refuse("type", kind, f"one of {sorted(problem_types)}")
+        meant = did_you_mean(str(kind), problem_types)
+        refuse("type", kind, f"one of {sorted(problem_types)}", meant=meant)
     cls: Any = problem_types[kind]
     hints = _hints(cls)
     known = {field.name for field in fields(cls)}
@@ -35,7 +37,8 @@ def read_problem(data: Mapping[str, Any], problem_types: Mapping[str, type[Probl
         if name in ("schema", "type"):
             continue
         if name not in known:
-            refuse(name, value, f"absent: {kind} problems have no such field")
+            meant = did_you_mean(name, known)
+            refuse(name, value, f"absent: {kind} problems have no such field", meant=meant)
         values[name] = _typed(name, value, hints[name])
     problem: Problem = cls(**values)
     return problem

@@ -90,7 +90,7 @@ ZOO = dedent(
 def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("my zoo")
     (folder / "zoo.py").write_text(ZOO)
-    (folder / "torn.py").write_text("raise RuntimeError('torn in half')\n")
+    (folder / "torn.py").write_text("raise RuntimeError('torn in half')\nkernel = None\n")
     return folder
 
 
@@ -322,10 +322,13 @@ def test_what_cannot_be_loaded(kernelproof: Command) -> None:
     ended = kernelproof("check", "nowhere:kernel", "zoo:plain", *QUICK)
     assert ended.code == 2
     assert "no module 'nowhere'" in ended.err
-    names = ["torn:kernel", "zoo:lion", "zoo:plain"]
+    ended = kernelproof("check", "zoo:honets", *QUICK)
+    assert ended.code == 2
+    assert ended.err == "Error: zoo:honets: module 'zoo' has no 'honets'; did you mean honest?\n"
+    names = ["torn:kernel", "zoo:plain"]
     ended = kernelproof("check", *names, *QUICK, "--json", "lost.json")
     assert ended.code == 2
-    for told in ("torn in half", "no 'lion'", "name its --operation"):
+    for told in ("torn in half", "name its --operation"):
         assert told in ended.out
     assert "Traceback" not in ended.err
     data = json.loads(Path("lost.json").read_text())
@@ -348,8 +351,11 @@ def test_what_cannot_be_loaded(kernelproof: Command) -> None:
         ),
         (["zoo:honest", "--costs", "zoo.py"], "--costs zoo.py: not JSON"),
         (["zoo:honest", "--modules", "0"], "Invalid value for '--modules'"),
-        (["zoo:honest", "--operation", "origami"], "--operation 'origami'"),
+        (["zoo:honest", "--operation", "origami"], "--operation 'origami': there are paged_"),
+        (["zoo:honest", "--operation", "merge"], "'merge': did you mean merge_state? there are"),
+        (["zoo:honest", "--without-rule", "fa2-sink"], "no such rule; did you mean fa2-sinks-"),
         (["zoo:honest", "--profile", "lazy"], "'--profile'"),
+        (["zoo:honest", "--profile", "quik"], "'nightly'; did you mean quick?"),
         (["zoo:honest", "--expectations", "absent.toml"], "--expectations: absent.toml"),
         (["zoo:honest", "--expectations", "torn.toml"], "torn.toml: not TOML"),
         (["zoo:honest", "--expectations", "bare.toml"], "bare.toml: finding[0].id is missing"),
@@ -405,6 +411,9 @@ def test_wrong_usage(kernelproof: Command, words: list[str], told: str) -> None:
         ({"law": "murphy"}, "there is no law 'murphy'"),
         ({"law": "metadata_parity"}, "does not speak of merge_state"),
         ({"problem": {"dtype": "float7"}}, "dtype is 'float7'"),
+        ({"problem": {"num_sates": 3}}, "num_sates is 3; did you mean num_states? it must be abs"),
+        ({"problem": {"dtype": "float23"}}, "'float23'; did you mean float32?"),
+        ({"problem": {"type": "merg"}}, "type is 'merg'; did you mean merge?"),
         ({"device": "abacus"}, "device is 'abacus'; known: cpu, cuda"),
         ({"implementation": "lion"}, "no MODULE:NAME"),
         ({"implementation": "zoo:lion"}, "no 'lion'"),

@@ -187,7 +187,7 @@ def test_explain_walks_the_rules_of_a_backend_with_what_each_lacks() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"operation": "attention"}, "operation is 'attention'; it must be one of paged_attention"),
+        ({"operation": "attention"}, "operation is 'attention'; did you mean paged_attention or"),
         ({"backend": "fa4"}, "backend is 'fa4'"),
         ({"kv_dtype": "int4"}, "kv_dtype is 'int4'"),
         ({"kv_dtype": "uint8"}, "vLLM stores FP8 caches in uint8, FlashInfer from 0.6.8 reads"),

@@ -207,7 +207,7 @@ class TestManyAtOnce:
     def test_a_name_that_is_missing_is_an_error(
         self, each: dict[str, ImplementationReport]
     ) -> None:
-        assert each["absent"].error.endswith("has no 'absent'")
+        assert "has no 'absent'" in each["absent"].error
 
     def test_a_rejection_of_a_claimed_problem_is_a_finding(
         self, each: dict[str, ImplementationReport]
