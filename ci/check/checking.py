@@ -116,7 +116,7 @@ def examine(request: Request) -> int:
 
 
 def _plan(request: Request, ledger: Ledger) -> Plan:
-    if request.operation not in (None, *OPERATIONS):
+    if request.operation is not None and request.operation not in OPERATIONS:
         meant = did_you_mean(request.operation, OPERATIONS)
         message = f"--operation {request.operation!r}: {meant}there are {', '.join(OPERATIONS)}"
         raise UsageRefusedError(message)

@@ -135,7 +135,9 @@ RUN_SECTIONS = {
     "How hard to look": (
         "--profile", "--minutes", "--seed", "--modules", "--soak", "--costs", "--sanitizer",
     ),
-    "Outputs": ("--html", "--json", "--junit", "--markdown", "--evidence", "--cases"),
+    "Outputs": (
+        "--verbose", "--html", "--json", "--junit", "--markdown", "--evidence", "--cases",
+    ),
     "Known findings": (
         "--expectations", "--policy", "--corpus", "--examples", "--allow-incomplete",
     ),

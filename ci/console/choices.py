@@ -22,6 +22,6 @@ class Choice(click.Choice):  # type: ignore[type-arg]  # generic from click 8.2 
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter as error:
-            if meant := did_you_mean(str(value), self.choices):
-                error.message = f"{error.message.rstrip('.')}; {meant.rstrip()}"
-            raise
+            meant = did_you_mean(str(value), self.choices)
+            message = f"{error.message.rstrip('.')}; {meant}".rstrip("; ")
+            raise click.BadParameter(message, ctx, param) from error

@@ -29,7 +29,7 @@ class SectionedCommand(click.Command):
         for option in self.get_params(ctx):
             record = option.get_help_record(ctx)
             if isinstance(option, click.Option) and record is not None:
-                records[option.opts[0]] = record
+                records[max(option.opts, key=len)] = record
         _write(formatter, self.sections, records, "Other options")
 
 
