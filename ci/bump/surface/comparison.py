@@ -77,17 +77,11 @@ def _parameters(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> It
 def _by_position(
     name: str, before: Sequence[Parameter], after: Sequence[Parameter], sides: dict[str, Any]
 ) -> Iterator[Finding]:
-    old, new = _positional(before), _positional(after)
-    renamed = dict(_renamed(before, after))
+    old, new = positional_names(before), positional_names(after)
     rest = next(iter(_of_kind(before, "var_positional")), "")
-    taken = [
-        f"position {i} was of *{rest}, now {new[i]}" for i in range(len(old), len(new)) if rest
-    ]
-    moved = [
-        f"position {i} was {one}, now {other}"
-        for i, (one, other) in enumerate(zip(old, new, strict=False))
-        if one != other and renamed.get(one) != other
-    ]
+    at = moved_positions(before, after)
+    taken = [f"position {i} was of *{rest}, now {new[i]}" for i in at if i >= len(old)]
+    moved = [f"position {i} was {old[i]}, now {new[i]}" for i in at if i < len(old)]
     rule = ""
     if moved:
         rule = f"pass the parameters of {name} by keyword from position {moved[0].split()[1]} on"
@@ -118,13 +112,26 @@ def _by_position(
         )
 
 
+def moved_positions(before: Sequence[Parameter], after: Sequence[Parameter]) -> list[int]:
+    """Return the positions, from 0 on, whose value another parameter takes now."""
+    old, new = positional_names(before), positional_names(after)
+    renamed = renamed_parameters(before, after)
+    moved = [
+        i
+        for i, (one, other) in enumerate(zip(old, new, strict=False))
+        if one != other and renamed.get(one) != other
+    ]
+    taken = range(len(old), len(new)) if _of_kind(before, "var_positional") else ()
+    return [*moved, *taken]
+
+
 def _by_name(
     name: str, before: Sequence[Parameter], after: Sequence[Parameter], sides: dict[str, Any]
 ) -> Iterator[Finding]:
     old = {each["name"]: each for each in before if not _is_open(each)}
     new = {each["name"]: each for each in after if not _is_open(each)}
     hidden = bool(_of_kind(after, "var_keyword"))
-    renamed = dict(_renamed(before, after))
+    renamed = renamed_parameters(before, after)
     for one, other in renamed.items():
         if old[one]["kind"] == POSITIONAL_ONLY:  # nobody names it
             continue
@@ -194,7 +201,7 @@ def _open_ended(
     """Return ``*args`` and ``**kwargs`` that are gone: they took what no parameter stands for."""
     for one in _of_kind(before, "var_positional"):
         if not _of_kind(after, "var_positional"):
-            most = count_of(len(_positional(after)), "value")
+            most = count_of(len(positional_names(after)), "value")
             yield finding(
                 "positional-refused",
                 name,
@@ -247,7 +254,9 @@ def _defaults(
         )
 
 
-def _renamed(before: Sequence[Parameter], after: Sequence[Parameter]) -> Iterator[tuple[str, str]]:
+def renamed_parameters(
+    before: Sequence[Parameter], after: Sequence[Parameter]
+) -> Mapping[str, str]:
     """Return parameters of which only the name changed: the one before is the same, or renamed."""
     old, new = [each["name"] for each in before], [each["name"] for each in after]
     gone = [each["name"] for each in before if each["name"] not in new and not _is_open(each)]
@@ -264,9 +273,9 @@ def _renamed(before: Sequence[Parameter], after: Sequence[Parameter]) -> Iterato
             in_place = found.get(previous, previous) == _previous(new, other)
             if alike and in_place and _kindred(one, other):
                 found[one] = other
-                yield one, other
                 come.remove(other)
                 break
+    return found
 
 
 def _previous(names: Sequence[str], name: str) -> str:
@@ -280,7 +289,8 @@ def _kindred(one: str, other: str) -> bool:
     return bool(set(one.split("_")) & set(other.split("_")))
 
 
-def _positional(parameters: Sequence[Parameter]) -> list[str]:
+def positional_names(parameters: Sequence[Parameter]) -> list[str]:
+    """Return the names of parameters that a call may pass by position."""
     return _of_kind(parameters, *POSITIONAL)
 
 

@@ -11,6 +11,10 @@ BLOCK, CONDITION, REPORT = "block", "condition", "report"
 ACTIONS = (BLOCK, CONDITION, REPORT)
 """What a finding does: forbids the bump; allows it under a rule; is reported and does nothing."""
 AREAS = ("release", "surface", "declarations", "behaviour", "speed", "liveness", "compile")
+USED, MAYBE_USED, UNUSED = "used", "may be used", "not used"
+USES = (USED, MAYBE_USED, UNUSED)
+"""What an engine's source says of a change. It may be used where that cannot be ruled out: by a
+name that is computed, a string, or an object of which nothing is known."""
 Chip = int | str
 """Compute capability times ten, or ``"cpu"``."""
 
@@ -112,6 +116,8 @@ class Finding:
         count: of problems, members or names that are summed up in it.
         action: see ``ACTIONS``; what the policy made of it.
         accepted: why the policy accepts it, where it does.
+        uses: ``status``, one of ``USES``, ``count`` of places and the first of them, ``places``:
+            ``file``, ``line``, ``how``; None where no engine's source was asked.
     """
 
     id: str
@@ -132,6 +138,12 @@ class Finding:
     count: int = 1
     action: Action = ""
     accepted: str = ""
+    uses: Mapping[str, Any] | None = None
+
+    @property
+    def unused(self) -> bool:
+        """Whether an engine's source was asked, and does not use what changed."""
+        return self.uses is not None and self.uses["status"] == UNUSED
 
     @property
     def area(self) -> str:

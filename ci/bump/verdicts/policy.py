@@ -66,7 +66,8 @@ class Policy:
         """Return a finding with its action, and the reason where it is accepted."""
         action = self.actions.get(found.change, CHANGES[found.change].action)
         reason = next((each.reason for each in self.accepted if each.covers(found)), "")
-        return replace(found, action=REPORT if reason else action, accepted=reason)
+        nothing = bool(reason) or found.unused
+        return replace(found, action=REPORT if nothing else action, accepted=reason)
 
     def accepts_on(self, found: Finding, chip: Chip) -> bool:
         """Whether a finding does not count on a chip."""
@@ -99,7 +100,8 @@ class Policy:
 DEFAULT = Policy()
 RULES = (
     "A finding's action is its change's, unless the policy names another or accepts the finding;",
-    "one that it accepts on some chips counts on the others.",
+    "one that it accepts on some chips counts on the others;",
+    "one that the engine's source (`--uses`) does not use is only reported.",
     "A chip's verdict is `do not bump` where a finding that blocks holds on it,",
     "`bump with conditions` where one with a condition does, and `bump` otherwise.",
     "The verdict is that of the chips where they agree, and `bump with conditions` where they do",

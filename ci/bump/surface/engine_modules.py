@@ -1,0 +1,375 @@
+"""What the names of an engine's source stand for: FlashInfer's modules and what is in them."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from .engine_files import FLASHINFER, EngineFile
+
+Origins = frozenset[str]
+"""What an expression may be: dotted names of imports, such as ``flashinfer.decode.X``; ``?.X`` for
+the attribute ``X`` of an object of which nothing is known. Other values are left out."""
+UNKNOWN = "?"
+NOTHING: Origins = frozenset()
+TORCH_OPS = f"torch.ops.{FLASHINFER}."
+FOLLOWED = (ast.Name, ast.Attribute, ast.Call, ast.IfExp, ast.BoolOp, ast.NamedExpr, ast.Subscript)
+"""Expressions that may be a callable itself rather than another value."""
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+BINDING = (
+    *(ast.Import, ast.ImportFrom, *FUNCTIONS, ast.ClassDef, ast.arg, ast.Name),
+    *(ast.Assign, ast.AnnAssign, ast.NamedExpr),
+)
+"""Syntax that binds names."""
+NAMING = (
+    *(ast.Import, ast.ImportFrom, ast.ClassDef, ast.Name, ast.Attribute, ast.Call, ast.Constant),
+    *(ast.JoinedStr, ast.BinOp, ast.keyword, ast.Assign, ast.AnnAssign),
+)
+"""Syntax that may name what is asked for."""
+
+
+def is_flashinfer(origin: str) -> bool:
+    """Whether an origin is of FlashInfer, or one of the operators that it registers with torch."""
+    return origin.partition(".")[0] == FLASHINFER or origin.startswith(TORCH_OPS)
+
+
+@dataclass
+class Module:
+    """A parsed file.
+
+    Attributes:
+        file: that it was read from.
+        tree: its syntax; None where it has none.
+        why: it could not be parsed; else empty.
+        imports: dotted names by the name that they are bound to, in any scope of the file: a name
+            may have several meanings.
+        values: expressions by the name that they are assigned to.
+        defined: functions and classes by name.
+        bound: names that have other values, too.
+        stars: modules of ``from ... import *``.
+        parents: of each node.
+        nodes: that may name something.
+    """
+
+    file: EngineFile
+    tree: ast.Module | None = None
+    why: str = ""
+    imports: dict[str, set[str]] = field(default_factory=dict)
+    values: dict[str, list[ast.expr]] = field(default_factory=dict)
+    defined: dict[str, list[ast.AST]] = field(default_factory=dict)
+    bound: set[str] = field(default_factory=set)
+    stars: list[tuple[str, int]] = field(default_factory=list)
+    parents: dict[ast.AST, ast.AST] = field(default_factory=dict)
+    nodes: list[ast.AST] = field(default_factory=list)
+
+    @classmethod
+    def parse(cls, file: EngineFile) -> Module:
+        """Parse a file, without running any of it."""
+        made = cls(file)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                made.tree = ast.parse(file.data or b"")
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            made.why = f"is no Python that this interpreter reads ({error})"
+            return made
+        made._walk(made.tree)
+        return made
+
+    def _walk(self, tree: ast.Module) -> None:
+        """Note every node's parent, the nodes that may name something, and what names mean."""
+        left: list[ast.AST] = [tree]
+        while left:
+            node = left.pop()
+            for name in node._fields:
+                value = getattr(node, name, None)
+                children = value if isinstance(value, list) else (value,)
+                for child in children:
+                    if isinstance(child, ast.AST) and name != "ctx":
+                        self.parents[child] = node
+                        left.append(child)
+            if isinstance(node, NAMING):
+                self.nodes.append(node)
+            if isinstance(node, BINDING):
+                self._bind(node)
+
+    def _bind(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Import):
+            for each in node.names:
+                bound = each.asname or each.name.partition(".")[0]
+                dotted = each.name if each.asname else bound
+                self.imports.setdefault(bound, set()).add(dotted)
+        elif isinstance(node, ast.ImportFrom):
+            base = self.base_of(node)
+            for each in node.names:
+                if each.name == "*":
+                    self.stars.append((base, node.lineno))
+                else:
+                    dotted = f"{base}.{each.name}" if base else each.name
+                    self.imports.setdefault(each.asname or each.name, set()).add(dotted)
+        elif isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+            self.defined.setdefault(node.name, []).append(node)
+            self.bound.add(node.name)
+        elif isinstance(node, ast.arg):
+            self.bound.add(node.arg)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            self.bound.add(node.id)
+        elif isinstance(node, ast.Assign):
+            for target in node.targets:
+                self._assign(target, node.value)
+        elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
+            self._assign(node.target, node.value)
+
+    def _assign(self, target: ast.expr, value: ast.expr) -> None:
+        if isinstance(target, ast.Name) and isinstance(value, FOLLOWED):
+            self.values.setdefault(target.id, []).append(value)
+        elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            for each, part in zip(target.elts, value.elts, strict=False):
+                self._assign(each, part)
+
+    def base_of(self, node: ast.ImportFrom) -> str:
+        """Return the module that a ``from`` names, dots resolved."""
+        if not node.level:
+            return node.module or ""
+        parts = self.file.module.split(".")
+        kept = parts[: len(parts) - node.level + self.file.is_package]
+        return ".".join([*kept, *([node.module] if node.module else [])])
+
+
+class Engine:
+    """The modules of an engine, parsed where they are asked for, and what their names stand for."""
+
+    def __init__(self, files: Iterable[EngineFile]) -> None:
+        """Index the files by the last part of their names."""
+        self.files, self.unread = list[EngineFile](), list[EngineFile]()
+        for each in files:
+            (self.unread if each.data is None else self.files).append(each)
+        self._by_last: dict[str, list[EngineFile]] = {}
+        for each in self.files:
+            self._by_last.setdefault(each.module.rpartition(".")[2], []).append(each)
+        self._packages = {each.module for each in self.files if each.is_package}
+        self._parsed: dict[int, Module] = {}
+        self._known: dict[object, Origins] = {}
+        self._asked: list[object] = []
+        self._circle = sys.maxsize
+
+    def module(self, file: EngineFile) -> Module:
+        """Return a file's module."""
+        known = self._parsed.get(id(file))
+        if known is None:
+            known = self._parsed[id(file)] = Module.parse(file)
+        return known
+
+    def _modules(self, dotted: str) -> list[EngineFile]:
+        """Return the modules that a dotted name may be: what lies above the PATH is not known."""
+        return [
+            each
+            for each in self._by_last.get(dotted.rpartition(".")[2], ())
+            if each.module == dotted
+            or dotted.endswith(f".{each.module}")  # the PATH is a part of the package
+            or (
+                each.module.endswith(f".{dotted}")  # the PATH is a folder around it
+                and each.module[: -len(dotted) - 1] not in self._packages
+            )
+        ]
+
+    def _once(self, key: object, ask: Callable[[], Origins]) -> Origins:
+        """Answer a question once; one that is asked inside of itself adds nothing."""
+        if key in self._known:
+            return self._known[key]
+        if key in self._asked:
+            self._circle = min(self._circle, self._asked.index(key))
+            return NOTHING
+        place = len(self._asked)
+        self._asked.append(key)
+        found = ask()
+        self._asked.pop()
+        if self._circle >= place:  # else the answer lacks what is still being asked
+            self._known[key] = found
+            self._circle = sys.maxsize
+        return found
+
+    def follow(self, dotted: str) -> Origins:
+        """Return what an imported name is: FlashInfer's, or what the engine's own module binds."""
+        if is_flashinfer(dotted):
+            return frozenset([dotted])
+        return self._once(dotted, lambda: self._followed(dotted))
+
+    def _followed(self, dotted: str) -> Origins:
+        parts = dotted.split(".")
+        for end in range(len(parts), 0, -1):
+            modules = self._modules(".".join(parts[:end]))
+            if not modules:
+                continue
+            if end == len(parts):
+                return frozenset([dotted])
+            found: set[str] = set()
+            for each in modules:
+                found |= self._global_name(each, parts[end])
+            for name in parts[end + 1 :]:
+                found = {one for each in found or {UNKNOWN} for one in self._attribute(each, name)}
+            return frozenset(found)
+        return frozenset([dotted])
+
+    def _global_name(self, file: EngineFile, name: str) -> Origins:
+        """Return what a name of another module is."""
+        unknown = frozenset([f"{UNKNOWN}.{name}"])
+        data = file.data or b""
+        if not any(text in data for text in (name.encode(), b"import *", b"__getattr__")):
+            return unknown  # is not bound there, and need not be parsed
+        module = self.module(file)
+        if module.tree is None or "__getattr__" in module.defined:
+            return self.name(module, name) | unknown
+        return self.name(module, name)
+
+    def name(self, module: Module, name: str) -> Origins:
+        """Return what a name of a module is, whatever the scope."""
+        return self._once((id(module), name), lambda: self._name(module, name))
+
+    def _name(self, module: Module, name: str) -> Origins:
+        found: set[str] = set()
+        for dotted in module.imports.get(name, ()):
+            found |= self.follow(dotted)
+        for value in module.values.get(name, ()):
+            found |= self.origins(module, value)
+        for base, _ in module.stars:
+            found |= self.follow(f"{base}.{name}")
+        if not found and name not in module.bound and name not in module.imports:
+            found.add(f"{UNKNOWN}.{name}")
+        return frozenset(found)
+
+    def origins(self, module: Module, node: ast.expr) -> Origins:
+        """Return what an expression may be."""
+        if isinstance(node, ast.Name):
+            return self.name(module, node.id)
+        if isinstance(node, ast.Attribute):
+            return self._attributes(module, node.value, node.attr)
+        if isinstance(node, ast.IfExp):
+            return self.origins(module, node.body) | self.origins(module, node.orelse)
+        if isinstance(node, ast.BoolOp):
+            return frozenset().union(*(self.origins(module, each) for each in node.values))
+        if isinstance(node, ast.NamedExpr):
+            return self.origins(module, node.value)
+        if isinstance(node, ast.Call):
+            return self._of_call(module, node)
+        if isinstance(node, ast.Subscript):  # sys.modules["flashinfer.decode"]
+            text = string(node.slice)
+            of_modules = isinstance(node.value, ast.Attribute) and node.value.attr == "modules"
+            return self.follow(text) if text and of_modules else NOTHING
+        return NOTHING
+
+    def _attributes(self, module: Module, base: ast.expr, name: str) -> Origins:
+        bases = self.origins(module, base) or {UNKNOWN}
+        return frozenset(one for each in bases for one in self._attribute(each, name))
+
+    def _attribute(self, base: str, name: str) -> Origins:
+        """Return an attribute of an origin."""
+        if base.startswith(UNKNOWN):
+            return frozenset([f"{UNKNOWN}.{name}"])
+        return self.follow(f"{base}.{name}")
+
+    def _of_call(self, module: Module, node: ast.Call) -> Origins:
+        """Return what a call returns, if it imports a module or reads an attribute by its name."""
+        called = called_name(node)
+        if called in ("import_module", "__import__") and node.args:
+            text = beginning(node.args[0])
+            if text.partition(".")[0] == FLASHINFER and string(node.args[0]) is None:
+                return frozenset([FLASHINFER])
+            return self.follow(text) if text else NOTHING
+        if called == "getattr" and len(node.args) > 1:
+            name = string(node.args[1])
+            return self._attributes(module, node.args[0], name) if name else NOTHING
+        if self.is_lazy_import(module, node):
+            texts = [text for each in arguments(node) if (text := string(each))]
+            bases = [text for text in texts if text.partition(".")[0] == FLASHINFER]
+            return frozenset(
+                f"{base}.{text}"
+                for text in texts
+                if text not in bases
+                for base in bases or [UNKNOWN]
+            )
+        return NOTHING
+
+    def is_lazy_import(self, module: Module, node: ast.Call) -> bool:
+        """Whether a function of the engine returns one that calls another as it was called itself.
+
+        What it calls is found by the strings that it was given; ``vllm/utils/flashinfer.py``.
+        """
+        if not any(string(each) for each in arguments(node)):
+            return False
+        return any(
+            _forwards(each)
+            for function in self.definitions(module, node.func)
+            for each in ast.walk(function)
+            if isinstance(each, FUNCTIONS) and each is not function
+        )
+
+    def definitions(self, module: Module, node: ast.expr) -> list[ast.AST]:
+        """Return the engine's functions that a name may be."""
+        if not isinstance(node, ast.Name):
+            return []
+        found = list(module.defined.get(node.id, ()))
+        for dotted in module.imports.get(node.id, ()):
+            base, _, name = dotted.rpartition(".")
+            for other in self._modules(base) if not is_flashinfer(dotted) else ():
+                found += self.module(other).defined.get(name, ())
+        return found
+
+
+def _forwards(function: ast.AST) -> bool:
+    """Whether all starred calls of a function hand on its ``*args, **kwargs`` and nothing else."""
+    if not isinstance(function, FUNCTIONS):
+        return False
+    args, kwargs = function.args.vararg, function.args.kwarg
+    calls = [
+        each
+        for each in ast.walk(function)
+        if isinstance(each, ast.Call)
+        and (
+            any(isinstance(one, ast.Starred) for one in each.args)
+            or any(one.arg is None for one in each.keywords)
+        )
+    ]
+    return bool(args and kwargs and calls) and all(
+        len(each.args) == len(each.keywords) == 1
+        and isinstance(each.args[0], ast.Starred)
+        and isinstance(each.args[0].value, ast.Name)
+        and each.args[0].value.id == (args and args.arg)
+        and isinstance(each.keywords[0].value, ast.Name)
+        and each.keywords[0].value.id == (kwargs and kwargs.arg)
+        for each in calls
+    )
+
+
+def arguments(node: ast.Call) -> Iterator[ast.expr]:
+    """Return all values that a call passes."""
+    yield from node.args
+    yield from (each.value for each in node.keywords)
+
+
+def called_name(node: ast.Call) -> str:
+    """Return the last part of the name that a call calls; empty where it has none."""
+    function = node.func
+    if isinstance(function, ast.Name):
+        return function.id
+    return function.attr if isinstance(function, ast.Attribute) else ""
+
+
+def string(node: ast.AST) -> str | None:
+    """Return a constant string; None for anything else."""
+    value = node.value if isinstance(node, ast.Constant) else None
+    return value if isinstance(value, str) else None
+
+
+def beginning(node: ast.AST) -> str:
+    """Return how a string begins: all of a constant; empty where that is not known."""
+    while isinstance(node, ast.BinOp):
+        node = node.left
+    if isinstance(node, ast.JoinedStr) and node.values:
+        node = node.values[0]
+    return string(node) or ""
+
+

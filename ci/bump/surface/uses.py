@@ -1,0 +1,383 @@
+"""Which changes of a release an engine's source uses, and where."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..verdicts.findings import MAYBE_USED, UNUSED, USED, Finding
+from .comparison import moved_positions, positional_names, renamed_parameters
+from .engine_files import FLASHINFER, EngineFile, read_engine
+from .engine_modules import Engine, string
+from .engine_names import ALL, CALL, COPY, IMPORT, NAME, NUMBER, TEXT, VALUE, Mention, Names
+
+MOST_PLACES = 5
+"""Places that a finding names."""
+UNSEEN = (VALUE, TEXT)
+"""Kinds of mentions after which a call of any form may follow."""
+Parameters = Sequence[Mapping[str, str]]
+Affected = Callable[[Mention], bool]
+"""Whether a change is felt at a place that names the callable."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The source of one engine.
+
+    Attributes:
+        path: as it was given.
+        files: of Python in it.
+    """
+
+    path: Path
+    files: tuple[EngineFile, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> Source:
+        """Read it.
+
+        Raises:
+            UsageRefusedError: it cannot be read, or holds no Python.
+        """
+        found = read_engine(path)
+        if path.is_dir():
+            found = [replace(each, path=(path / each.path).as_posix()) for each in found]
+        return cls(path, tuple(found))
+
+
+def with_uses(
+    findings: Sequence[Finding], sources: Sequence[Source]
+) -> tuple[list[Finding], list[dict[str, Any]]]:
+    """Look for what findings are about in engines' sources.
+
+    Args:
+        findings: of a comparison.
+        sources: of one or several engines.
+
+    Returns:
+        The findings, those of the surface with what uses them; and for the report what was read.
+    """
+    files = [each for source in sources for each in source.files]
+    naming = {each.path for each in files if FLASHINFER.encode() in (each.data or b"")}
+    asked = [each for each in findings if each.change in CHANGES_FELT]
+    words = {word for each in asked for word in _words(each)}
+    names = Names(Engine(files), words, _ordinary(asked))
+    found = [
+        replace(each, uses=_uses(each, names, naming)) if each.change in CHANGES_FELT else each
+        for each in findings
+    ]
+    unparsed = {module.file.path: module.why for module in names.unparsed}
+    return found, [
+        {
+            "path": str(source.path),
+            "files": len(source.files),
+            "naming": sum(each.path in naming for each in source.files),
+            "unread": [
+                {"file": each.path, "why": each.why or unparsed[each.path]}
+                for each in source.files
+                if each.why or each.path in unparsed
+            ],
+        }
+        for source in sources
+    ]
+
+
+def _words(found: Finding) -> set[str]:
+    """Return the last parts of the names that a finding is about."""
+    if found.change in ENUM_CHANGES:
+        return {found.subject, _snake(found.subject)}
+    if found.change == "name-removed":
+        return set()
+    *_, owner, name = ["", *found.subject.split(".")]
+    return {owner} if name == "__init__" else {name}
+
+
+def _ordinary(findings: Iterable[Finding]) -> set[str]:
+    """Return public names that are gone: some are of no callable, such as ``logger``."""
+    return {name for each in findings if each.change == "name-removed" for name in each.baseline}
+
+
+def _uses(found: Finding, names: Names, naming: set[str]) -> dict[str, Any]:
+    """Return what uses a change: the places, those beyond doubt first.
+
+    Args:
+        found: a finding.
+        names: what the engines' sources name.
+        naming: paths of the files that write FlashInfer's name.
+    """
+    owners = set(found.subject.split("."))
+    near = {each.path for each in names.mentions if each.certain and each.name in owners}
+    felt = CHANGES_FELT[found.change](found, names) if naming else []
+    places = [
+        {"file": each.path, "line": each.line, "how": each.how}
+        for each in sorted(
+            felt,
+            key=lambda each: (
+                not each.certain,
+                each.path not in near,
+                each.path not in naming,
+                each.kind != CALL,
+                each.path,
+                each.line,
+            ),
+        )
+    ]
+    words = _words(found) or _ordinary([found])
+    pattern = re.compile(rf"\b(?:{'|'.join(map(re.escape, sorted(words)))})\b".encode())
+    for module in names.unparsed:
+        data = module.file.data or b""
+        for match in [*pattern.finditer(data)][:MOST_PLACES]:
+            line = data[: match.start()].count(b"\n") + 1
+            places.append({"file": module.file.path, "line": line, "how": "a file without syntax"})
+    places += [{"file": each.path, "line": 0, "how": each.why} for each in names.unread]
+    places = [each for i, each in enumerate(places) if each not in places[:i]]
+    status = USED if any(map(_certainly, felt)) else MAYBE_USED if places else UNUSED
+    return {"status": status, "count": len(places), "places": places[:MOST_PLACES]}
+
+
+def _certainly(mention: Mention) -> bool:
+    return mention.certain and mention.kind not in UNSEEN and not mention.starred
+
+
+def _mentions(names: Names, subject: str) -> Iterator[Mention]:
+    """Return the places that name a callable, or all that its module has."""
+    parts = subject.split(".")
+    wanted = parts[-2] if parts[-1] == "__init__" else parts[-1]
+    module = f"{FLASHINFER}.{parts[0]}"
+    for each in names.mentions:
+        if each.name == ALL:
+            base = each.origin.removesuffix(f".{ALL}")
+            if base == FLASHINFER or f"{module}.".startswith(f"{base}.") or base.startswith(module):
+                yield each
+        elif each.name == wanted and each.kind not in (COPY, NUMBER):
+            yield each
+
+
+def _any(found: Finding, names: Names) -> list[Mention]:
+    return list(_mentions(names, found.subject))
+
+
+def _removed_names(found: Finding, names: Names) -> list[Mention]:
+    """Return the places that name a public name of a module, as one of that module."""
+    wanted = {f"{found.subject}.{name}" for name in [*found.baseline, ALL]}
+    return [each for each in names.mentions if each.origin in wanted]
+
+
+def _calls(found: Finding, names: Names, affected: Callable[..., Affected]) -> list[Mention]:
+    """Return the calls that feel a change of parameters, and whatever may be such a call."""
+    mentions = list(_mentions(names, found.subject))
+    before, after = (_parameters(side.get("signature", "")) for side in _sides(found))
+    # A method's first parameter is passed by the dot.
+    bound = int(found.subject.count(".") > 1)
+    if before is None or after is None:
+        felt: Affected = _always
+    else:
+        felt = affected(before, after, _detail(found), bound)
+    if not any(each.kind in (CALL, *UNSEEN) for each in mentions):
+        how = "imported, and no call of it is seen"
+        return [replace(m, kind=VALUE, how=how) for m in mentions if m.kind == IMPORT]
+    return [
+        each for each in mentions if each.kind in UNSEEN or (each.kind == CALL and felt(each))
+    ]
+
+
+def _always(_: Mention) -> bool:
+    return True
+
+
+def _sides(found: Finding) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    return found.baseline, found.candidate
+
+
+def _detail(found: Finding) -> str:
+    """Return the parameter that a finding is about: the last part of its id."""
+    return found.id.partition(f"/{found.change}/{found.subject}/")[2]
+
+
+def _by_position(before: Parameters, after: Parameters, _: str, bound: int) -> Affected:
+    first = min(moved_positions(before, after), default=0)
+    return lambda call: call.starred or call.positional + bound > first
+
+
+def _refused(before: Parameters, after: Parameters, detail: str, bound: int) -> Affected:
+    most = len(positional_names(after))
+    return lambda call: call.starred or call.positional + bound > most
+
+
+def _gone(before: Parameters, after: Parameters, detail: str, bound: int) -> Affected:
+    names = {each["name"] for each in after if not each["kind"].startswith("var_")}
+    if detail.startswith("**"):
+        return lambda call: call.open_keywords or not names.issuperset(call.keywords)
+    old = positional_names(before)
+    at = old.index(detail) if detail in old and detail not in names else None
+
+    def felt(call: Mention) -> bool:
+        named = call.open_keywords or detail in call.keywords
+        placed = at is not None and (call.starred or call.positional + bound > at)
+        return named or placed
+
+    return felt
+
+
+def _renamed(before: Parameters, after: Parameters, detail: str, bound: int) -> Affected:
+    old = {other: one for one, other in renamed_parameters(before, after).items()}.get(detail)
+    return lambda call: call.open_keywords or old is None or old in call.keywords
+
+
+def _required(before: Parameters, after: Parameters, detail: str, bound: int) -> Affected:
+    return _leaving_out([detail], after, bound)
+
+
+def _default(before: Parameters, after: Parameters, _: str, bound: int) -> Affected:
+    old = {each["name"]: each.get("default") for each in before}
+    changed = [
+        each["name"] for each in after if old.get(each["name"]) not in (None, each.get("default"))
+    ]
+    return _leaving_out(changed, after, bound)
+
+
+def _leaving_out(wanted: Sequence[str], after: Parameters, bound: int) -> Affected:
+    """Return whether a call may leave out a parameter: an open one may."""
+    places = {name: i for i, name in enumerate(positional_names(after))}
+
+    def felt(call: Mention) -> bool:
+        return any(
+            name not in call.keywords and call.positional + bound <= places.get(name, len(places))
+            for name in wanted
+        )
+
+    return felt
+
+
+def _parameters(signature: str) -> Parameters | None:
+    """Return the parameters of a signature as a report writes it; None if they cannot be read."""
+    text = re.sub(r"=<[^<>]*>", "=...", signature)  # a default without a name in Python
+    try:
+        made = ast.parse(f"def _{text}: ...").body[0]
+    except SyntaxError:
+        return None
+    if not (isinstance(made, ast.FunctionDef) and signature):
+        return None
+    args = made.args
+    found: list[dict[str, str]] = []
+    for kind, each in (
+        *(("positional_only", each) for each in args.posonlyargs),
+        *(("positional_or_keyword", each) for each in args.args),
+    ):
+        found.append({"name": each.arg, "kind": kind})
+    for entry, default in zip(reversed(found), reversed(args.defaults), strict=False):
+        entry["default"] = ast.unparse(default)
+    if args.vararg:
+        found.append({"name": args.vararg.arg, "kind": "var_positional"})
+    for each, value in zip(args.kwonlyargs, args.kw_defaults, strict=True):
+        default_ = {"default": ast.unparse(value)} if value else {}
+        found.append({"name": each.arg, "kind": "keyword_only", **default_})
+    if args.kwarg:
+        found.append({"name": args.kwarg.arg, "kind": "var_keyword"})
+    return found
+
+
+def _members(found: Finding, names: Names) -> list[Mention]:
+    """Return the places that name a member that is gone, or may."""
+    gone = {name: number for name, number in found.baseline.items() if name not in found.candidate}
+    return [
+        each for each in _of_enum(found, names) if _names_member(each, gone) or _unseen_enum(each)
+    ]
+
+
+def _names_member(each: Mention, gone: Mapping[str, Any]) -> bool:
+    node, parent = each.node, each.parent
+    if isinstance(parent, ast.Attribute):
+        return parent.attr in gone
+    if isinstance(parent, ast.Subscript) and parent.value is node:
+        name = string(parent.slice)
+        return name is None or name in gone
+    if isinstance(parent, ast.Call) and parent.func is node:
+        return _number_in(parent, gone.values())
+    if isinstance(parent, ast.Call) and each.kind == NAME and len(parent.args) > 1:  # getattr
+        name = string(parent.args[1])
+        return name is None or name in gone
+    return False
+
+
+def _numbers(found: Finding, names: Names) -> list[Mention]:
+    """Return the places that take a member by a number that means another one now."""
+    meant = {number: name for name, number in found.candidate.items()}
+    moved = {number for name, number in found.baseline.items() if meant.get(number) != name}
+    argument = _snake(found.subject)
+    made = [
+        each
+        for each in _of_enum(found, names)
+        if _unseen_enum(each)
+        or (each.kind == CALL and isinstance(each.parent, ast.Call) and _number_in(each.parent, moved))
+    ]
+    for each in names.mentions:
+        is_number = each.kind == NUMBER and each.name == argument
+        if is_number and isinstance(each.node, ast.Constant) and each.node.value in moved:
+            made.append(each)
+        if each.kind == COPY and each.name == found.subject and isinstance(each.node, ast.ClassDef):
+            made += [replace(each, line=line, how=how) for line, how in _copied(each.node, found)]
+    return made
+
+
+def _copied(copy: ast.ClassDef, found: Finding) -> Iterator[tuple[int, str]]:
+    """Return the members of a copy of an enum whose numbers mean another member now."""
+    meant = {number: name for name, number in found.candidate.items()}
+    for each in copy.body:
+        if not (isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name)):
+            continue
+        value: ast.expr = each.value
+        if isinstance(value, ast.Tuple) and len(value.elts) == 1:  # IntEnum takes (9,) for 9
+            value = value.elts[0]
+        number = value.value if isinstance(value, ast.Constant) else None
+        name = each.targets[0].id
+        if name in found.baseline and isinstance(number, int) and meant.get(number, name) != name:
+            yield each.lineno, f"a copy of the enum: {name} is {number}, now {meant[number]}"
+
+
+def _of_enum(found: Finding, names: Names) -> Iterator[Mention]:
+    for each in names.mentions:
+        if each.name == found.subject and each.kind not in (COPY, NUMBER):
+            yield each
+        elif each.name == ALL:
+            yield each
+
+
+def _unseen_enum(each: Mention) -> bool:
+    """Whether any member may be asked for where an enum is handed on."""
+    item = isinstance(each.parent, ast.Subscript) and each.parent.value is each.node
+    return each.kind in UNSEEN and not item
+
+
+def _number_in(call: ast.Call, numbers: Iterable[Any]) -> bool:
+    """Whether a call ``Enum(number)`` may be of one of some numbers."""
+    value = call.args[0] if call.args else None
+    return not isinstance(value, ast.Constant) or value.value in set(numbers)
+
+
+def _snake(name: str) -> str:
+    """Return the parameter that takes an enum: ``activation_type`` of ``ActivationType``."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+ENUM_CHANGES = ("enum-number-moved", "enum-member-removed")
+CHANGES_FELT: Mapping[str, Callable[[Finding, Names], list[Mention]]] = {
+    "callable-removed": _any,
+    "parameter-removed": partial(_calls, affected=_gone),
+    "parameter-renamed": partial(_calls, affected=_renamed),
+    "parameter-required": partial(_calls, affected=_required),
+    "positional-meaning": partial(_calls, affected=_by_position),
+    "positional-refused": partial(_calls, affected=_refused),
+    "default-changed": partial(_calls, affected=_default),
+    "enum-number-moved": _numbers,
+    "enum-member-removed": _members,
+    "name-removed": _removed_names,
+    "refusal-added": _any,
+    "refusal-removed": _any,
+}
+"""Changes that an engine's source may use, and the places that feel each."""
