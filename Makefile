@@ -11,6 +11,7 @@ SCORE_FLAGS ?=
 BENCH_FLAGS ?=
 TEST_FLAGS ?=
 FAULT_FLAGS ?=
+ENGINES ?= vllm==0.33.0 sglang==0.5.23
 
 # Many images set it. Without bytecode each of a run's processes starts a second later, and the
 # tests start hundreds.
@@ -64,6 +65,11 @@ faults: setup-test ## Misbehaving kernels beside honest ones (RUNS=1000 SEED=7: 
 bench: setup ## Time, memory and tightness of the oracle (BENCH_FLAGS=...)
 	$(BIN)/kernelproof bench $(BENCH_FLAGS)
 
+.PHONY: engines
+# 375 MB are fetched and 120 MB kept; nothing of it is run.
+engines: $(VENV)/.created ## The source of vLLM and SGLang, in .engines, for `merge --uses` (ENGINES="vllm==0.33.0")
+	@ci/engines.sh $(BIN)/python .engines $(ENGINES)
+
 ##@ Checks of a change (.ci/run runs them all)
 .PHONY: lint
 lint: setup-dev ## ruff: rules and format
@@ -115,7 +121,7 @@ browser: ## Chromium and its driver, in which the tests look at the HTML pages (
 
 .PHONY: clean
 clean: ## Remove .venv, builds and caches
-	rm -rf $(VENV) .build build dist *.egg-info .hypothesis .import_linter_cache .kernelproof \
+	rm -rf $(VENV) .build .engines build dist *.egg-info .hypothesis .import_linter_cache .kernelproof \
 	  .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -57,6 +57,7 @@ from .sides.identity import identity_of
 from .sides.journal import Journal, JournalError
 from .sides.plan import SOAK_ON_CPU, Plan
 from .sides.releases import BASELINE, CANDIDATE, SIDES
+from .surface.uses import Source
 from .verdicts.findings import Chip
 from .verdicts.policy import Policy, PolicyError, load_policy
 
@@ -94,6 +95,7 @@ class Request:
     outputs: Outputs = field(default_factory=Outputs)
     compiled: str | None = None
     units: Sequence[str] = ()
+    uses: Sequence[Path] = ()
     verbose: bool = False
 
     @property
@@ -138,7 +140,9 @@ def bump(request: Request) -> int:
 def _compare(request: Request, ending: Ending) -> int:
     started = time.monotonic()
     policy: Policy | None = None
+    sources: list[Source] = []
     try:
+        sources = [Source.read(path) for path in request.uses]
         policy = _policy(request.policy)
         with progress(60 * (_minutes(request) or math.inf)) as watched, ending.watched():
             watched.tell(f"comparing {request.baseline} and {request.candidate}")
@@ -165,6 +169,7 @@ def _compare(request: Request, ending: Ending) -> int:
         command=request.command,
         timings=timings,
         ending=ending,
+        sources=sources,
     )
     return tell(report, request.outputs, learned.unwritten, verbose=request.verbose)
 

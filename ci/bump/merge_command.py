@@ -9,23 +9,29 @@ import click
 
 from ..console.errors import UsageRefusedError
 from ..console.outputs import Outputs, output_option, refuse_shared_files
+from .options import USES_OPTION
 
 
 @click.command("merge", short_help="Join the reports of several runners of `bump`.")
 @click.argument("reports", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--policy", type=click.Path(path_type=Path), help="Instead of the first report's.")
+@USES_OPTION
 @output_option("--json", "Write the joined report to this file.")
 @output_option("--junit", "Write JUnit XML to this file.")
 @output_option("--markdown", "Write a comment's Markdown.")
 @output_option("--html", "Write a page to this file.")
-def merge(reports: tuple[Path, ...], policy: Path | None, outputs: Outputs) -> int:
+def merge(
+    reports: tuple[Path, ...], policy: Path | None, uses: tuple[Path, ...], outputs: Outputs
+) -> int:
     """Join the reports of several runners, one for each chip, into one matrix and verdict.
 
     REPORTS are files that `kernelproof bump A B --json` wrote, all of the same two releases.
+    One report alone will do: with --uses it is read against an engine's source.
     """
     refuse_shared_files()
     from .command import tell
     from .report.merging import merge as joined
+    from .surface.uses import Source
     from .verdicts.policy import PolicyError, load_policy
 
     try:
@@ -34,5 +40,6 @@ def merge(reports: tuple[Path, ...], policy: Path | None, outputs: Outputs) -> i
         message = f"--policy {error}"
         raise UsageRefusedError(message) from error
     words = click.get_current_context().find_root().obj or []
-    report = joined(reports, chosen, shlex.join(["kernelproof", *map(str, words)]))
+    sources = [Source.read(path) for path in uses]
+    report = joined(reports, chosen, shlex.join(["kernelproof", *map(str, words)]), sources)
     return tell(report, outputs)

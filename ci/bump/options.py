@@ -28,6 +28,14 @@ PIN_OPTIONS = (
     ),
 )
 """Options that name a file with the pin of a release instead of the release."""
+USES_OPTION = click.option(
+    "--uses",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Source of the engine, a folder or a wheel: what it does not use does not block; may be "
+    "repeated.",
+)
+"""The option that names an engine's source, of the commands bump and merge."""
 BUMP_OPTIONS = (
     click.option("--sm", metavar="SM[,SM]", help="Chips to answer for; all by default."),
     click.option(
@@ -70,9 +78,10 @@ BUMP_OPTIONS = (
     click.option(
         "--unit", "units", multiple=True, metavar="NAME", help="Compile only this module."
     ),
+    USES_OPTION,
     output_option("--markdown", "Write a comment's Markdown."),
 )
-BUMP_SECTION = ("--baseline-from", "--candidate-from", "--sm", "--resume", "--journal")
+BUMP_SECTION = ("--baseline-from", "--candidate-from", "--sm", "--uses", "--resume", "--journal")
 """Options of a comparison, as its help lists them together."""
 NOT_OF_BUMP = ("gating", "sanitizer", "examples", "costs", "allow_incomplete")
 

@@ -20,6 +20,7 @@ from ..behaviour.unjudged import rows_of
 from ..sides.ending import Ending
 from ..sides.plan import Plan
 from ..sides.releases import SIDES
+from ..surface.uses import Source, with_uses
 from ..verdicts.findings import Chip, Finding
 from ..verdicts.policy import RULES, Policy
 from ..verdicts.verdict import COMPILED, DECLARED, RAN, UNDECIDED, Verdict, chip_name, decide
@@ -36,6 +37,7 @@ def to_json(
     command: str,
     timings: Mapping[str, Any],
     ending: Ending,
+    sources: Sequence[Source] = (),
 ) -> dict[str, Any]:
     """Return the report of a comparison that has ended.
 
@@ -47,8 +49,10 @@ def to_json(
         command: that was given.
         timings: what depends on the clock, beside what ``learned`` has.
         ending: of it.
+        sources: of the engines that are to go on with what they use.
     """
-    findings = with_actions(learned.findings, policy)
+    found, engines = with_uses(learned.findings, sources)
+    findings = with_actions(found, policy)
     evidence = dict.fromkeys(learned.chips, DECLARED)
     evidence |= {chip: COMPILED for chip in compiled_chips(learned.compiled) if chip in evidence}
     ran = any(tried.judged(SIDES[1]) for each in learned.compared for tried in each.tried)
@@ -74,6 +78,7 @@ def to_json(
         failures=learned.failures,
         command=command,
         code=learned.code if verdict.verdict == UNDECIDED else 0,
+        engines=engines,
     )
 
 
@@ -118,6 +123,7 @@ def assemble(
     failures: Sequence[str],
     command: str,
     code: int = 0,
+    engines: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Put a report together; ``merge`` does too."""
     return {
@@ -133,6 +139,7 @@ def assemble(
         "machines": list(machines),
         "not_tested": list(not_tested),
         "failures": list(failures),
+        "engines": list(engines),
         "policy": {
             **policy.to_json(),
             "rules": list(RULES),

@@ -14,7 +14,7 @@ from ....properties.verdicts.text import count_of, one_line
 from ...reports.display import command, line, say
 from ...reports.outline import short_issue
 from ..behaviour.speed import memory_sentences
-from ..verdicts.findings import ACTIONS
+from ..verdicts.findings import ACTIONS, engines_in_words, spared, uses_in_words
 
 STYLES = {
     "bump": "bold green",
@@ -69,7 +69,12 @@ def print_report(out: Console, report: Mapping[str, Any], *, verbose: bool = Fal
         line(out, "INCOMPLETE", failure, "yellow")
     for machine in report["machines"]:
         _machine(out, machine, verbose=verbose)
-    _counted(out, [each for each in rest if not is_known(each)])
+    for told in engines_in_words(report):
+        _line(out, "engine", told)
+    unused = spared(report)
+    for each in unused:
+        _line(out, "not used by the engine", f"{each['change']} {each['subject']}")
+    _counted(out, [each for each in rest if not is_known(each) and each not in unused])
     for name in report["policy"]["unused"]:
         _line(out, "policy", f"nothing was found that accept {name!r} is about")
     _not_tested(out, report, verbose=verbose)
@@ -123,6 +128,8 @@ def _finding(out: Console, each: Mapping[str, Any], *, rule: bool) -> None:
         issue = f" ({each['issue']})" if each["issue"] else ""
         said += f"\nknown: {each['entry']}{issue}"
     say(out, heading, said, style=ACTION_STYLES[each["action"]])
+    if told := uses_in_words(each.get("uses")):
+        command(out, "engine", told)
     if each["problem"]:
         command(out, "problem", str(each["problem"].get("told", each["problem"])))
     for text in each["replay"].values():

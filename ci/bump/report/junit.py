@@ -7,6 +7,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 from ...reports.junit import legal
+from ..verdicts.findings import uses_in_words
 
 SUITES = ("block", "condition", "report")
 
@@ -48,6 +49,8 @@ def to_junit(report: Mapping[str, Any]) -> str:
 def _finding(suite: ET.Element, each: Mapping[str, Any]) -> None:
     case = ET.SubElement(suite, "testcase", classname=each["area"], name=legal(each["id"]))
     lines = [each["message"], *(f"{side}: {text}" for side, text in each["replay"].items())]
+    if told := uses_in_words(each.get("uses")):
+        lines.append(f"engine: {told}")
     if each["issue"]:
         lines.append(each["issue"])
     if each["action"] == "report":

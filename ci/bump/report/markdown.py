@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ....properties.verdicts.text import count_of, printable
+from ..verdicts.findings import engines_in_words, spared, uses_in_words
 from .display import NEW, REPORTED_IN_FULL, is_known, known_lines, stored_first, title
 
 MARKS = {
@@ -61,7 +62,13 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield ""
     for action, heading in (("block", "What blocks"), ("condition", "What sets conditions")):
         yield from _folded(heading, [e for e in report["findings"] if e["action"] == action])
-    told = [e for e in report["findings"] if e["action"] == "report" and not is_known(e)]
+    unused = spared(report)
+    yield from _folded("Not used by the engine's source", unused)
+    told = [
+        e
+        for e in report["findings"]
+        if e["action"] == "report" and not is_known(e) and e not in unused
+    ]
     yield from _folded("New, and only reported", [e for e in told if e["change"] in NEW])
     yield from _known([each for each in report["findings"] if is_known(each)])
     if report["failures"]:
@@ -117,6 +124,8 @@ def _finding(each: Mapping[str, Any]) -> Iterator[str]:
         yield f"  - {side}: {code(text)}"
     if each["entry"]:
         yield f"  - known: {code(each['entry'])} {escaped(each['issue'])}"
+    if told := uses_in_words(each.get("uses")):
+        yield f"  - engine: {escaped(told)}"
     if each["accepted"]:
         yield f"  - accepted: {escaped(each['accepted'])}"
 
@@ -135,6 +144,8 @@ def _machines(report: Mapping[str, Any]) -> Iterator[str]:
             yield f"  - not tested: {escaped(each['what'])}: {escaped(each['why'])}"
     for each in report["not_tested"]:
         yield f"- not tested: {escaped(each['what'])}: {escaped(each['why'])}"
+    for each in engines_in_words(report):
+        yield f"- engine: {escaped(each)}"
     yield ""
     yield f"{code(report['command'])}, Kernelproof {report['kernelproof']}, {report['date']}"
     yield ""

@@ -9,7 +9,8 @@ from typing import Any
 
 from ...console.errors import UsageRefusedError
 from ..sides.releases import BASELINE, SIDES
-from ..verdicts.findings import Chip, Finding, chip_order
+from ..surface.uses import Source, with_uses
+from ..verdicts.findings import USES, Chip, Finding, chip_order
 from ..verdicts.policy import Accepted, Policy
 from ..verdicts.verdict import DECLARED, EVIDENCE, chip_name, decide
 from .contents import assemble, with_actions
@@ -22,13 +23,20 @@ class MergeError(UsageRefusedError):
     """Reports that do not go together; the message names the file."""
 
 
-def merge(paths: Sequence[Path], policy: Policy | None, command: str) -> dict[str, Any]:
+def merge(
+    paths: Sequence[Path],
+    policy: Policy | None,
+    command: str,
+    sources: Sequence[Source] = (),
+) -> dict[str, Any]:
     """Join reports.
 
     Args:
         paths: of reports of the same two releases.
         policy: that decides on the findings; that of the first report if None.
         command: for the record.
+        sources: of the engines that are to go on with what they use, instead of those of the
+            reports.
 
     Raises:
         ReportError: one of them cannot be read.
@@ -48,7 +56,8 @@ def merge(paths: Sequence[Path], policy: Policy | None, command: str) -> dict[st
                 )
                 raise MergeError(message)
     policy = policy or policy_of(first)
-    findings = with_actions(_findings(reports), policy)
+    found, engines = with_uses(_findings(reports), sources)
+    findings = with_actions(found, policy)
     evidence = _evidence(reports)
     failures = list(dict.fromkeys(each for report in reports for each in report["failures"]))
     verdict = decide(findings, evidence, policy, baseline=_name(first, BASELINE), failures=failures)
@@ -63,6 +72,7 @@ def merge(paths: Sequence[Path], policy: Policy | None, command: str) -> dict[st
         not_tested=_not_tested(reports, evidence),
         failures=failures,
         command=command,
+        engines=engines or _engines(reports),
     )
 
 
@@ -79,6 +89,12 @@ def policy_of(report: Report) -> Policy:
         ),
         told["source"],
     )
+
+
+def _engines(reports: Sequence[Report]) -> list[Mapping[str, Any]]:
+    """Return the engines' sources that any of the reports read."""
+    found = {each["path"]: each for report in reports for each in report.get("engines", ())}
+    return list(found.values())
 
 
 def _name(report: Report, side: str) -> str:
@@ -121,9 +137,16 @@ def _joined(one: Finding, other: Finding) -> Finding:
         found_by=found_by,
         count=max(one.count, other.count),
         issue=one.issue or other.issue,
+        uses=_most_used(one, other),
         rule="; ".join(dict.fromkeys(filter(None, (one.rule, other.rule)))),
         **another,
     )
+
+
+def _most_used(one: Finding, other: Finding) -> Mapping[str, Any] | None:
+    """Return what the sources of two reports say: a change that one of them uses is used."""
+    told = [each.uses for each in (one, other) if each.uses is not None]
+    return min(told, key=lambda uses: USES.index(uses["status"]), default=None)
 
 
 def _shown(found: Finding) -> tuple[object, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 from ....properties.verdicts.text import count_of
 from ...console.rendering import render
 from ..sides.releases import SIDES
+from ..verdicts.findings import engines_in_words
 from .display import side_name, stored_first, title
 from .page_findings import anchors, groups
 from .page_matrix import backends, columns
@@ -57,6 +58,7 @@ def to_page(report: Mapping[str, Any]) -> str:
         marks=MARKS,
         meant=MEANT,
         chips=alike(report["chips"]),
+        engines=engines_in_words(report),
         groups=groups(findings, names),
         anchors=names,
         changes=sorted({str(each["change"]).replace("-", " ") for each in findings}),

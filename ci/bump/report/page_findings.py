@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..verdicts.findings import BLOCK, CHANGES, CONDITION
+from ..verdicts.findings import BLOCK, CHANGES, CONDITION, REPORT, UNUSED
 from .display import REPORTED_IN_FULL
 from .page_sides import Row, chip_label, side_by_side
 
@@ -104,6 +104,7 @@ def groups(findings: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> l
         BLOCK: "What blocks the bump",
         CONDITION: "What sets conditions",
         "accepted": "Accepted by the policy",
+        "unused": "Not used by the engine's source",
         "behaviour": "Behaviour and speed, for information",
         "notable": "New refusals and callables, for information",
     }
@@ -127,6 +128,10 @@ def _group(found: Mapping[str, Any]) -> str:
         return "accepted"
     if found["action"] in (BLOCK, CONDITION):
         return str(found["action"])
+    if (found.get("uses") or {}).get("status") == UNUSED and CHANGES[
+        found["change"]
+    ].action != REPORT:
+        return "unused"
     if found["area"] in ("behaviour", "speed", "liveness"):
         return "behaviour"
     return "notable" if found["change"] in REPORTED_IN_FULL else "rest"
@@ -137,6 +142,7 @@ def _card(found: Mapping[str, Any], anchor: str) -> Card:
         BLOCK: ("blocks", "bad"),
         CONDITION: ("condition", "warn"),
         "accepted": ("accepted", "dim"),
+        "unused": ("not used", "dim"),
     }.get(_group(found), ("info", "dim"))
     if label == "info" and found["change"] == "fixed":
         label, tone = "fixed", "good"

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from ....impl.targets.schemas import Table, one_of
-from ..verdicts.findings import ACTIONS, AREAS, CHANGES, Chip
+from ..verdicts.findings import ACTIONS, AREAS, CHANGES, USES, Chip
 from ..verdicts.verdict import EVIDENCE
 
 Number = float | Literal["inf", "-inf", "nan"]
@@ -63,6 +63,38 @@ class Problem(msgspec.Struct):
     told: str
 
 
+class Place(msgspec.Struct):
+    """A place in an engine's source."""
+
+    file: str
+    line: int
+    how: str
+
+
+class Uses(msgspec.Struct):
+    """What an engine's source says of a change."""
+
+    status: Annotated[str, one_of(USES)]
+    count: int
+    places: list[Place]
+
+
+class Unread(msgspec.Struct):
+    """A file of an engine's source that could not be read, or not parsed."""
+
+    file: str
+    why: str
+
+
+class EngineSource(msgspec.Struct):
+    """An engine's source that was read."""
+
+    path: str
+    files: int
+    naming: int
+    unread: list[Unread]
+
+
 class FindingTable(Table, frozen=True):
     """A finding, see ``Finding``."""
 
@@ -85,6 +117,7 @@ class FindingTable(Table, frozen=True):
     count: int
     action: Action
     accepted: str
+    uses: Uses | None = None
 
 
 class Cell(msgspec.Struct):
@@ -289,3 +322,4 @@ class Report(msgspec.Struct):
     kernelproof: str
     date: str
     command: str
+    engines: list[EngineSource] = []

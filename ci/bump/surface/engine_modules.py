@@ -97,12 +97,29 @@ class Module:
                 self._bind(node)
 
     def _bind(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            self._import(node)
+        elif isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+            self.defined.setdefault(node.name, []).append(node)
+            self.bound.add(node.name)
+        elif isinstance(node, ast.arg):
+            self.bound.add(node.arg)
+        elif isinstance(node, ast.Name):
+            if isinstance(node.ctx, ast.Store):
+                self.bound.add(node.id)
+        elif isinstance(node, ast.Assign):
+            for target in node.targets:
+                self._assign(target, node.value)
+        elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+            self._assign(node.target, node.value)
+
+    def _import(self, node: ast.Import | ast.ImportFrom) -> None:
         if isinstance(node, ast.Import):
             for each in node.names:
                 bound = each.asname or each.name.partition(".")[0]
                 dotted = each.name if each.asname else bound
                 self.imports.setdefault(bound, set()).add(dotted)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             base = self.base_of(node)
             for each in node.names:
                 if each.name == "*":
@@ -110,18 +127,6 @@ class Module:
                 else:
                     dotted = f"{base}.{each.name}" if base else each.name
                     self.imports.setdefault(each.asname or each.name, set()).add(dotted)
-        elif isinstance(node, (*FUNCTIONS, ast.ClassDef)):
-            self.defined.setdefault(node.name, []).append(node)
-            self.bound.add(node.name)
-        elif isinstance(node, ast.arg):
-            self.bound.add(node.arg)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            self.bound.add(node.id)
-        elif isinstance(node, ast.Assign):
-            for target in node.targets:
-                self._assign(target, node.value)
-        elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
-            self._assign(node.target, node.value)
 
     def _assign(self, target: ast.expr, value: ast.expr) -> None:
         if isinstance(target, ast.Name) and isinstance(value, FOLLOWED):
@@ -243,23 +248,24 @@ class Engine:
 
     def origins(self, module: Module, node: ast.expr) -> Origins:
         """Return what an expression may be."""
+        parts: list[ast.expr] = []
         if isinstance(node, ast.Name):
             return self.name(module, node.id)
         if isinstance(node, ast.Attribute):
             return self._attributes(module, node.value, node.attr)
-        if isinstance(node, ast.IfExp):
-            return self.origins(module, node.body) | self.origins(module, node.orelse)
-        if isinstance(node, ast.BoolOp):
-            return frozenset().union(*(self.origins(module, each) for each in node.values))
-        if isinstance(node, ast.NamedExpr):
-            return self.origins(module, node.value)
         if isinstance(node, ast.Call):
             return self._of_call(module, node)
         if isinstance(node, ast.Subscript):  # sys.modules["flashinfer.decode"]
             text = string(node.slice)
             of_modules = isinstance(node.value, ast.Attribute) and node.value.attr == "modules"
             return self.follow(text) if text and of_modules else NOTHING
-        return NOTHING
+        if isinstance(node, ast.IfExp):
+            parts = [node.body, node.orelse]
+        elif isinstance(node, ast.BoolOp):
+            parts = node.values
+        elif isinstance(node, ast.NamedExpr):
+            parts = [node.value]
+        return frozenset(one for each in parts for one in self.origins(module, each))
 
     def _attributes(self, module: Module, base: ast.expr, name: str) -> Origins:
         bases = self.origins(module, base) or {UNKNOWN}
@@ -275,10 +281,10 @@ class Engine:
         """Return what a call returns, if it imports a module or reads an attribute by its name."""
         called = called_name(node)
         if called in ("import_module", "__import__") and node.args:
-            text = beginning(node.args[0])
-            if text.partition(".")[0] == FLASHINFER and string(node.args[0]) is None:
+            dotted = beginning(node.args[0])
+            if dotted.partition(".")[0] == FLASHINFER and string(node.args[0]) is None:
                 return frozenset([FLASHINFER])
-            return self.follow(text) if text else NOTHING
+            return self.follow(dotted) if dotted else NOTHING
         if called == "getattr" and len(node.args) > 1:
             name = string(node.args[1])
             return self._attributes(module, node.args[0], name) if name else NOTHING
@@ -371,5 +377,3 @@ def beginning(node: ast.AST) -> str:
     if isinstance(node, ast.JoinedStr) and node.values:
         node = node.values[0]
     return string(node) or ""
-
-

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ....properties.verdicts.text import count_of
 from .engine_files import FLASHINFER, EngineFile
@@ -27,12 +28,13 @@ COPY, NUMBER = "copy", "number"
 for, without a call; written in a string; a class of the engine has it; a number is given for it."""
 CHECKS = ("isinstance", "issubclass", "callable", "hasattr")
 EXECUTED = ("eval", "exec", "compile")
+READERS = ("attrgetter", "methodcaller")
 TRIED = (ast.If, ast.While, ast.IfExp, ast.Assert)
 NAMED_IN_CALLS = (ast.Name, ast.Attribute, ast.Constant, ast.JoinedStr, ast.BinOp)
 DOTTED = re.compile(r"[\w.:/]+")
 ALL = "*"
 """Stands for every name of a module."""
-LEAST_FIXED = 4
+LEAST_FIXED = 6
 """Letters of a name that a string made of parts must have, to count as naming what it fits."""
 
 
@@ -79,23 +81,29 @@ class Names:
     """All places in an engine that name one of some words, or what stands for it there."""
 
     def __init__(
-        self, engine: Engine, words: Collection[str], ordinary: Collection[str] = ()
+        self,
+        engine: Engine,
+        words: Collection[str],
+        ordinary: Collection[str] = (),
+        methods: Collection[str] = (),
     ) -> None:
         """Find them.
 
         Args:
             engine: whose files are searched.
             words: last parts of the names that are asked for.
-            ordinary: those that many objects have: they count as FlashInfer's only beyond doubt.
+            ordinary: of public names, which many objects have: they count beyond doubt only.
+            methods: of methods: a string that has one is no call of it.
         """
         self.engine = engine
-        self.wanted = frozenset({*words, *ordinary})
-        self.ordinary = frozenset(ordinary) - frozenset(words)
+        self.wanted = frozenset({*words, *ordinary, *methods})
+        self.ordinary = frozenset(ordinary) - frozenset({*words, *methods})
+        self.methods = frozenset(methods) - frozenset(words)
         self.mentions: list[Mention] = []
         self.unparsed: list[Module] = []
         self._modules: set[str] = set()
         self._stand_for: dict[str, set[str]] = {word: {word} for word in self.wanted}
-        """What else a word means: ``moe`` after ``from flashinfer import cutlass_fused_moe as moe``."""
+        """What a name means: ``moe`` after ``from flashinfer import cutlass_fused_moe as moe``."""
         self.unread = engine.unread
         self._search()
 
@@ -128,8 +136,8 @@ class Names:
 
     def _worth_following(self, module: Module) -> Iterator[str]:
         """Return the names of a module whose origins may be asked for: the others name none."""
-        for name, dotted in module.imports.items():
-            if any(is_flashinfer(each) or self._is_known(each.rpartition(".")[2]) for each in dotted):
+        for name, origins in module.imports.items():
+            if any(is_flashinfer(o) or self._is_known(o.rpartition(".")[2]) for o in origins):
                 yield name
         for name, values in module.values.items():
             if any(self._is_known(part) for value in values for part in _parts_named(value)):
@@ -162,31 +170,30 @@ class _Places:
 
     def all(self) -> Iterator[Mention]:
         """Return all of them."""
+        ask: Mapping[type[ast.AST], Callable[[Any], Iterator[Mention]]] = {
+            ast.Import: self._import,
+            ast.ImportFrom: self._import,
+            ast.Name: self._name,
+            ast.Attribute: self._attribute,
+            ast.Call: self._call,
+            ast.Constant: self._string,
+            ast.JoinedStr: self._made_of_parts,
+            ast.BinOp: self._made_of_parts,
+            ast.ClassDef: self._class,
+            ast.keyword: self._number,
+            ast.Assign: self._number,
+            ast.AnnAssign: self._number,
+        }
         for node in self.module.nodes:
-            if isinstance(node, (ast.Import, ast.ImportFrom)):
-                yield from self._import(node)
-            elif (
-                isinstance(node, ast.Name)
-                and isinstance(node.ctx, ast.Load)
-                and self.names.is_word(node.id)
-            ):
-                yield from self._expression(node)
-            elif isinstance(node, ast.Attribute):
-                if isinstance(node.ctx, ast.Load) and self.names.is_word(node.attr):
-                    yield from self._attribute(node)
-                elif node.attr == "__dict__":
-                    yield from self._computed(node, node.value, "__dict__ of the module")
-            elif isinstance(node, ast.Call):
-                yield from self._call(node)
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                yield from self._string(node, node.value)
-            elif isinstance(node, (ast.JoinedStr, ast.BinOp)):
-                yield from self._made_of_parts(node)
-            elif isinstance(node, ast.ClassDef) and self.names.is_word(node.name):
-                how = "a class of that name, with values of its own"
-                yield self._at(node, COPY, f"{UNKNOWN}.{node.name}", how)
-            elif isinstance(node, ast.keyword | ast.Assign | ast.AnnAssign):
-                yield from self._number(node)
+            yield from ask[type(node)](node)
+
+    def _name(self, node: ast.Name) -> Iterator[Mention]:
+        if isinstance(node.ctx, ast.Load) and self.names.is_word(node.id):
+            yield from self._expression(node)
+
+    def _class(self, node: ast.ClassDef) -> Iterator[Mention]:
+        if self.names.is_word(node.name):
+            yield self._at(node, COPY, f"{UNKNOWN}.{node.name}", "a class of that name")
 
     def _number(self, node: ast.keyword | ast.Assign | ast.AnnAssign) -> Iterator[Mention]:
         value = node.value
@@ -220,7 +227,13 @@ class _Places:
                     yield self._at(node, IMPORT, meant, "imported")
 
     def _attribute(self, node: ast.Attribute) -> Iterator[Mention]:
-        if not self._is_own_method(node):
+        if node.attr == "__dict__":
+            yield from self._computed(node, node.value, "__dict__ of the module")
+        elif (
+            isinstance(node.ctx, ast.Load)
+            and self.names.is_word(node.attr)
+            and not self._is_own_method(node)
+        ):
             yield from self._expression(node)
 
     def _is_own_method(self, node: ast.Attribute) -> bool:
@@ -233,8 +246,12 @@ class _Places:
         if above is None:
             return False
         engine = self.names.engine
-        return any(isinstance(e, FUNCTIONS) and e.name == node.attr for e in above.body) and not any(
-            is_flashinfer(origin) for base in above.bases for origin in engine.origins(self.module, base)
+        return any(
+            isinstance(e, FUNCTIONS) and e.name == node.attr for e in above.body
+        ) and not any(
+            is_flashinfer(origin)
+            for base in above.bases
+            for origin in engine.origins(self.module, base)
         )
 
     def _expression(self, node: ast.expr) -> Iterator[Mention]:
@@ -255,7 +272,9 @@ class _Places:
                 line,
                 CALL,
                 origin,
-                _call_in_words(known, starred=any(starred), opened=len(names) < len(parent.keywords)),
+                _call_in_words(
+                    known, starred=any(starred), opened=len(names) < len(parent.keywords)
+                ),
                 known,
                 any(starred),
                 names,
@@ -273,24 +292,17 @@ class _Places:
             if isinstance(parent, ast.IfExp) and parent.test is node:
                 return NAME, "asked for"
             node, parent = parent, self.parents.get(parent)
-        if isinstance(parent, ast.Assign) and all(
-            isinstance(target, ast.Name) for target in parent.targets
-        ):
+        call = parent if isinstance(parent, ast.Call) else None
+        called = called_name(call) if call else ""
+        is_not = isinstance(parent, ast.UnaryOp) and isinstance(parent.op, ast.Not)
+        if _is_alias(node, parent):
             return NAME, "given another name"
-        if isinstance(parent, ast.AnnAssign) and parent.value is node:
-            if isinstance(parent.target, ast.Name):
-                return NAME, "given another name"
-            return VALUE, "handed on"
-        if isinstance(parent, ast.Attribute):
-            return NAME, "its attribute is read"
-        if isinstance(parent, (ast.Compare, ast.Expr, *TRIED)) or (
-            isinstance(parent, ast.UnaryOp) and isinstance(parent.op, ast.Not)
-        ):
+        item = isinstance(parent, ast.Subscript) and parent.value is node
+        read = call and called == "getattr" and call.args[0] is node
+        if item or read or isinstance(parent, ast.Attribute):
+            return NAME, "a part of it is read"
+        if isinstance(parent, (ast.Compare, ast.Expr, *TRIED)) or is_not or called in CHECKS:
             return NAME, "asked for"
-        if isinstance(parent, ast.Call) and called_name(parent) in CHECKS:
-            return NAME, "asked for"
-        if isinstance(parent, ast.Call) and called_name(parent) == "getattr" and parent.args[0] is node:
-            return NAME, "its attribute is read"
         if self._is_annotation(node):
             return NAME, "a type"
         return VALUE, "handed on: how it is called is not known"
@@ -324,8 +336,10 @@ class _Places:
             if is_flashinfer(origin):
                 yield self._at(node, VALUE, f"{origin}.{ALL}", how)
 
-    def _string(self, node: ast.Constant, text: str) -> Iterator[Mention]:
-        parent = self.parents.get(node)
+    def _string(self, node: ast.Constant) -> Iterator[Mention]:
+        parent, text = self.parents.get(node), node.value
+        if not isinstance(text, str):
+            return
         if isinstance(parent, (ast.Expr, ast.JoinedStr)):  # a docstring; parts
             return
         if self._is_public_list(parent):
@@ -335,23 +349,31 @@ class _Places:
             return
         call = parent if isinstance(parent, ast.Call) else None
         called = called_name(call) if call else ""
-        if called in EXECUTED:
-            found = [word for word in re.findall(r"\w+", text) if word in self.names.wanted]
-        elif DOTTED.fullmatch(text):
-            found = [word for word in re.split(r"[.:/]+", text) if word in self.names.wanted]
-        else:
-            return
-        if found and call and self.names.engine.origins(self.module, call):
-            return  # is followed as the attribute that the call reads
-        for word in found:
-            qualified = text.replace("::", ".")
-            origin = qualified if is_flashinfer(qualified) else f"{UNKNOWN}.{word}"
-            if not is_flashinfer(origin) and word in self.names.ordinary:
-                continue
-            if called == "hasattr" or self._is_only_checked(node) or self._is_annotation(node):
+        found = list(self._named_by(text, called))
+        if not found or (call and self.names.engine.origins(self.module, call)):
+            return  # the call is followed as the attribute that it reads
+        asked = called == "hasattr" or self._is_only_checked(node) or self._is_annotation(node)
+        for origin in found:
+            if asked:
                 yield self._at(node, NAME, origin, "asked for by a string")
             else:
                 yield self._at(node, TEXT, origin, "named in a string")
+
+    def _named_by(self, text: str, called: str) -> Iterator[str]:
+        """Return the origins that a string names, as an argument of what is called."""
+        names = self.names
+        if called not in EXECUTED and not DOTTED.fullmatch(text):
+            return
+        parts = re.findall(r"\w+", text)
+        for i, word in enumerate(parts):
+            if word not in names.wanted:
+                continue
+            if parts[0] == FLASHINFER:
+                yield ".".join(parts[: i + 1])
+            elif word not in names.ordinary and (
+                word not in names.methods or called in (*EXECUTED, *READERS)
+            ):
+                yield f"{UNKNOWN}.{word}"
 
     def _is_public_list(self, table: ast.AST | None) -> bool:
         """Whether a string stands in ``__all__``, and so is a name of this module."""
@@ -361,7 +383,7 @@ class _Places:
         return any(isinstance(each, ast.Name) and each.id == "__all__" for each in targets)
 
     def _is_only_checked(self, node: ast.Constant) -> bool:
-        """Whether a string stands in a list that a loop hands to ``hasattr`` and to nothing else."""
+        """Whether a string is of a list that loops hand to ``hasattr`` and to nothing else."""
         row = self.parents.get(node)
         table = self.parents.get(row) if isinstance(row, ast.Tuple) else row
         index = row.elts.index(node) if isinstance(row, ast.Tuple) else None
@@ -412,6 +434,15 @@ class _Places:
         for word in sorted(self.names.wanted):
             if re.fullmatch(rf"(?:.*[.:/])?(?:{pattern})", word):
                 yield self._at(node, TEXT, f"{UNKNOWN}.{word}", "named by a string made of parts")
+
+
+def _is_alias(value: ast.AST, parent: ast.AST | None) -> bool:
+    """Whether a statement gives a value other names, which are followed."""
+    if isinstance(parent, ast.Assign):
+        return all(isinstance(target, ast.Name) for target in parent.targets)
+    if isinstance(parent, ast.AnnAssign):
+        return parent.value is value and isinstance(parent.target, ast.Name)
+    return False
 
 
 def _writes(data: bytes, words: Collection[str]) -> bool:

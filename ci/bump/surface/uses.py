@@ -20,7 +20,7 @@ MOST_PLACES = 5
 """Places that a finding names."""
 UNSEEN = (VALUE, TEXT)
 """Kinds of mentions after which a call of any form may follow."""
-Parameters = Sequence[Mapping[str, str]]
+Signature = Sequence[Mapping[str, str]]
 Affected = Callable[[Mention], bool]
 """Whether a change is felt at a place that names the callable."""
 
@@ -62,11 +62,14 @@ def with_uses(
     Returns:
         The findings, those of the surface with what uses them; and for the report what was read.
     """
+    if not sources:
+        return list(findings), []
     files = [each for source in sources for each in source.files]
     naming = {each.path for each in files if FLASHINFER.encode() in (each.data or b"")}
     asked = [each for each in findings if each.change in CHANGES_FELT]
-    words = {word for each in asked for word in _words(each)}
-    names = Names(Engine(files), words, _ordinary(asked))
+    methods = {_words(each).pop() for each in asked if _is_method(each)}
+    words = {word for each in asked if not _is_method(each) for word in _words(each)}
+    names = Names(Engine(files), words, _ordinary(asked), methods)
     found = [
         replace(each, uses=_uses(each, names, naming)) if each.change in CHANGES_FELT else each
         for each in findings
@@ -95,6 +98,10 @@ def _words(found: Finding) -> set[str]:
         return set()
     *_, owner, name = ["", *found.subject.split(".")]
     return {owner} if name == "__init__" else {name}
+
+
+def _is_method(found: Finding) -> bool:
+    return found.subject.count(".") > 1 and not found.subject.endswith(".__init__")
 
 
 def _ordinary(findings: Iterable[Finding]) -> set[str]:
@@ -177,13 +184,11 @@ def _calls(found: Finding, names: Names, affected: Callable[..., Affected]) -> l
     if before is None or after is None:
         felt: Affected = _always
     else:
-        felt = affected(before, after, _detail(found), bound)
+        felt = affected(Parameters(before, after, _detail(found), bound))
     if not any(each.kind in (CALL, *UNSEEN) for each in mentions):
         how = "imported, and no call of it is seen"
         return [replace(m, kind=VALUE, how=how) for m in mentions if m.kind == IMPORT]
-    return [
-        each for each in mentions if each.kind in UNSEEN or (each.kind == CALL and felt(each))
-    ]
+    return [each for each in mentions if each.kind in UNSEEN or (each.kind == CALL and felt(each))]
 
 
 def _always(_: Mention) -> bool:
@@ -199,62 +204,74 @@ def _detail(found: Finding) -> str:
     return found.id.partition(f"/{found.change}/{found.subject}/")[2]
 
 
-def _by_position(before: Parameters, after: Parameters, _: str, bound: int) -> Affected:
-    first = min(moved_positions(before, after), default=0)
-    return lambda call: call.starred or call.positional + bound > first
+@dataclass(frozen=True)
+class Parameters:
+    """A change of parameters.
+
+    Attributes:
+        before, after: of the callable, with each release.
+        name: the one that changed; empty where the finding is about several.
+        bound: 1 for a method, whose first parameter no call passes; else 0.
+    """
+
+    before: Signature
+    after: Signature
+    name: str
+    bound: int
 
 
-def _refused(before: Parameters, after: Parameters, detail: str, bound: int) -> Affected:
-    most = len(positional_names(after))
-    return lambda call: call.starred or call.positional + bound > most
+def _by_position(of: Parameters) -> Affected:
+    first = min(moved_positions(of.before, of.after), default=0)
+    return lambda call: call.starred or call.positional + of.bound > first
 
 
-def _gone(before: Parameters, after: Parameters, detail: str, bound: int) -> Affected:
-    names = {each["name"] for each in after if not each["kind"].startswith("var_")}
-    if detail.startswith("**"):
+def _refused(of: Parameters) -> Affected:
+    most = len(positional_names(of.after))
+    return lambda call: call.starred or call.positional + of.bound > most
+
+
+def _gone(of: Parameters) -> Affected:
+    names = {each["name"] for each in of.after if not each["kind"].startswith("var_")}
+    if of.name.startswith("**"):
         return lambda call: call.open_keywords or not names.issuperset(call.keywords)
-    old = positional_names(before)
-    at = old.index(detail) if detail in old and detail not in names else None
+    old = positional_names(of.before)
+    at = old.index(of.name) if of.name in old and of.name not in names else None
 
     def felt(call: Mention) -> bool:
-        named = call.open_keywords or detail in call.keywords
-        placed = at is not None and (call.starred or call.positional + bound > at)
-        return named or placed
+        named = call.open_keywords or of.name in call.keywords
+        return named or (at is not None and (call.starred or call.positional + of.bound > at))
 
     return felt
 
 
-def _renamed(before: Parameters, after: Parameters, detail: str, bound: int) -> Affected:
-    old = {other: one for one, other in renamed_parameters(before, after).items()}.get(detail)
+def _renamed(of: Parameters) -> Affected:
+    renamed = renamed_parameters(of.before, of.after).items()
+    old = {other: one for one, other in renamed}.get(of.name)
     return lambda call: call.open_keywords or old is None or old in call.keywords
 
 
-def _required(before: Parameters, after: Parameters, detail: str, bound: int) -> Affected:
-    return _leaving_out([detail], after, bound)
+def _required(of: Parameters) -> Affected:
+    return _leaving_out([of.name], of)
 
 
-def _default(before: Parameters, after: Parameters, _: str, bound: int) -> Affected:
-    old = {each["name"]: each.get("default") for each in before}
-    changed = [
-        each["name"] for each in after if old.get(each["name"]) not in (None, each.get("default"))
-    ]
-    return _leaving_out(changed, after, bound)
+def _default(of: Parameters) -> Affected:
+    old = {each["name"]: each.get("default") for each in of.before}
+    changed = (
+        each for each in of.after if old.get(each["name"]) not in (None, each.get("default"))
+    )
+    return _leaving_out([each["name"] for each in changed], of)
 
 
-def _leaving_out(wanted: Sequence[str], after: Parameters, bound: int) -> Affected:
+def _leaving_out(wanted: Sequence[str], of: Parameters) -> Affected:
     """Return whether a call may leave out a parameter: an open one may."""
-    places = {name: i for i, name in enumerate(positional_names(after))}
-
-    def felt(call: Mention) -> bool:
-        return any(
-            name not in call.keywords and call.positional + bound <= places.get(name, len(places))
-            for name in wanted
-        )
-
-    return felt
+    places = {name: i for i, name in enumerate(positional_names(of.after))}
+    return lambda call: any(
+        name not in call.keywords and call.positional + of.bound <= places.get(name, len(places))
+        for name in wanted
+    )
 
 
-def _parameters(signature: str) -> Parameters | None:
+def _parameters(signature: str) -> Signature | None:
     """Return the parameters of a signature as a report writes it; None if they cannot be read."""
     text = re.sub(r"=<[^<>]*>", "=...", signature)  # a default without a name in Python
     try:
@@ -285,44 +302,63 @@ def _parameters(signature: str) -> Parameters | None:
 def _members(found: Finding, names: Names) -> list[Mention]:
     """Return the places that name a member that is gone, or may."""
     gone = {name: number for name, number in found.baseline.items() if name not in found.candidate}
-    return [
-        each for each in _of_enum(found, names) if _names_member(each, gone) or _unseen_enum(each)
-    ]
-
-
-def _names_member(each: Mention, gone: Mapping[str, Any]) -> bool:
-    node, parent = each.node, each.parent
-    if isinstance(parent, ast.Attribute):
-        return parent.attr in gone
-    if isinstance(parent, ast.Subscript) and parent.value is node:
-        name = string(parent.slice)
-        return name is None or name in gone
-    if isinstance(parent, ast.Call) and parent.func is node:
-        return _number_in(parent, gone.values())
-    if isinstance(parent, ast.Call) and each.kind == NAME and len(parent.args) > 1:  # getattr
-        name = string(parent.args[1])
-        return name is None or name in gone
-    return False
+    made: list[Mention] = []
+    for each in _of_enum(found, names):
+        asked, by = _asked_for(each)
+        if each.kind in UNSEEN or (asked and (by is None or by in gone or by in gone.values())):
+            made.append(_said(each, by))
+    return made
 
 
 def _numbers(found: Finding, names: Names) -> list[Mention]:
     """Return the places that take a member by a number that means another one now."""
     meant = {number: name for name, number in found.candidate.items()}
     moved = {number for name, number in found.baseline.items() if meant.get(number) != name}
-    argument = _snake(found.subject)
-    made = [
-        each
-        for each in _of_enum(found, names)
-        if _unseen_enum(each)
-        or (each.kind == CALL and isinstance(each.parent, ast.Call) and _number_in(each.parent, moved))
-    ]
+    made: list[Mention] = []
+    for each in _of_enum(found, names):
+        _, by = _asked_for(each)
+        if each.kind in UNSEEN or (each.kind == CALL and (by is None or by in moved)):
+            made.append(_said(each, by))
     for each in names.mentions:
-        is_number = each.kind == NUMBER and each.name == argument
+        is_number = each.kind == NUMBER and each.name == _snake(found.subject)
         if is_number and isinstance(each.node, ast.Constant) and each.node.value in moved:
             made.append(each)
         if each.kind == COPY and each.name == found.subject and isinstance(each.node, ast.ClassDef):
             made += [replace(each, line=line, how=how) for line, how in _copied(each.node, found)]
     return made
+
+
+def _of_enum(found: Finding, names: Names) -> Iterator[Mention]:
+    for each in names.mentions:
+        if each.name in (found.subject, ALL) and each.kind not in (COPY, NUMBER):
+            yield each
+
+
+def _asked_for(each: Mention) -> tuple[bool, object]:
+    """Return whether a place asks an enum for a member, and by which name or number.
+
+    The name or number is None where it is computed.
+    """
+    node, parent = each.node, each.parent
+    if isinstance(parent, ast.Attribute):
+        return True, parent.attr
+    if isinstance(parent, ast.Subscript):
+        return True, string(parent.slice)
+    if isinstance(parent, ast.Call) and parent.func is node:
+        value = parent.args[0] if parent.args else None
+        return True, value.value if isinstance(value, ast.Constant) else None
+    if isinstance(parent, ast.Call) and each.kind == NAME and len(parent.args) > 1:  # getattr
+        return True, string(parent.args[1])
+    return False, None
+
+
+def _said(each: Mention, by: object) -> Mention:
+    """Return a place that may ask for any member as one that is not certain."""
+    if each.kind in (CALL, NAME):
+        if by is None:
+            return replace(each, kind=VALUE, how="a member by a name or number that is computed")
+        return replace(each, how=f"the member {by}")
+    return each
 
 
 def _copied(copy: ast.ClassDef, found: Finding) -> Iterator[tuple[int, str]]:
@@ -338,26 +374,6 @@ def _copied(copy: ast.ClassDef, found: Finding) -> Iterator[tuple[int, str]]:
         name = each.targets[0].id
         if name in found.baseline and isinstance(number, int) and meant.get(number, name) != name:
             yield each.lineno, f"a copy of the enum: {name} is {number}, now {meant[number]}"
-
-
-def _of_enum(found: Finding, names: Names) -> Iterator[Mention]:
-    for each in names.mentions:
-        if each.name == found.subject and each.kind not in (COPY, NUMBER):
-            yield each
-        elif each.name == ALL:
-            yield each
-
-
-def _unseen_enum(each: Mention) -> bool:
-    """Whether any member may be asked for where an enum is handed on."""
-    item = isinstance(each.parent, ast.Subscript) and each.parent.value is each.node
-    return each.kind in UNSEEN and not item
-
-
-def _number_in(call: ast.Call, numbers: Iterable[Any]) -> bool:
-    """Whether a call ``Enum(number)`` may be of one of some numbers."""
-    value = call.args[0] if call.args else None
-    return not isinstance(value, ast.Constant) or value.value in set(numbers)
 
 
 def _snake(name: str) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from ....properties.verdicts.text import count_of
+
 Action = str
 BLOCK, CONDITION, REPORT = "block", "condition", "report"
 ACTIONS = (BLOCK, CONDITION, REPORT)
@@ -167,6 +169,38 @@ class Finding:
             if name != "area"
         }
         return cls(**read)
+
+
+def uses_in_words(uses: Mapping[str, Any] | None) -> str:
+    """Return what an engine's source says of a change, with its places; empty if none was asked."""
+    if uses is None:
+        return ""
+    places = [f"{each['file']}:{each['line']} ({each['how']})" for each in uses["places"]]
+    more = uses["count"] - len(places)
+    told = "; ".join([*places, *([f"{more} more"] if more > 0 else [])])
+    return f"{uses['status']}: {told}" if told else str(uses["status"])
+
+
+def engines_in_words(report: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each engine's source that was read, and each file that was not."""
+    told: list[str] = []
+    for each in report.get("engines", ()):
+        files = count_of(each["files"], "Python file")
+        told.append(f"{each['path']}: {files}, of which {each['naming']} name FlashInfer")
+        told += [f"{one['file']}: {one['why']}; its names may be used" for one in each["unread"]]
+    return told
+
+
+def spared(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return a report's findings that would count, if the engine's source used what changed."""
+    actions = report["policy"]["actions"]
+    return [
+        each
+        for each in report["findings"]
+        if (each.get("uses") or {}).get("status") == UNUSED
+        and actions.get(each["change"]) != REPORT
+        and not each["accepted"]
+    ]
 
 
 def finding(change: str, subject: str, message: str, **more: Any) -> Finding:  # noqa: ANN401
