@@ -69,15 +69,21 @@ def print_report(out: Console, report: Mapping[str, Any], *, verbose: bool = Fal
         line(out, "INCOMPLETE", failure, "yellow")
     for machine in report["machines"]:
         _machine(out, machine, verbose=verbose)
+    unused = _engines(out, report)
+    _counted(out, [each for each in rest if not is_known(each) and each not in unused])
+    for name in report["policy"]["unused"]:
+        _line(out, "policy", f"nothing was found that accept {name!r} is about")
+    _not_tested(out, report, verbose=verbose)
+
+
+def _engines(out: Console, report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Print which sources were read, and return the findings that they spare, a line each."""
     for told in engines_in_words(report):
         _line(out, "engine", told)
     unused = spared(report)
     for each in unused:
         _line(out, "not used by the engine", f"{each['change']} {each['subject']}")
-    _counted(out, [each for each in rest if not is_known(each) and each not in unused])
-    for name in report["policy"]["unused"]:
-        _line(out, "policy", f"nothing was found that accept {name!r} is about")
-    _not_tested(out, report, verbose=verbose)
+    return unused
 
 
 def title(report: Mapping[str, Any]) -> str:
