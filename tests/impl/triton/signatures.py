@@ -123,8 +123,8 @@ def frozen(seen: list[tuple[str, Signature]]) -> set[str]:
     return {json.dumps([kernel, each], sort_keys=True, default=str) for kernel, each in seen}
 
 
-def main(name: str) -> None:
-    """Print what differs among the launches of problems of one key, and what no module builds."""
+def seen(name: str) -> dict[str, Any]:
+    """Return what differs among the launches of problems of one key, and what no module builds."""
     found = find_implementation(name)
     assert found.compile_key is not None
     axes = narrow(
@@ -147,17 +147,16 @@ def main(name: str) -> None:
         # Where there is no token, or a batch is in fewer parts, fewer kernels are launched.
         if len(known.setdefault(key, here)) < len(here):
             known[key] = here
-        for (kernel, first), (same, seen) in zip(known[key], here, strict=False):
+        for (kernel, first), (same, more) in zip(known[key], here, strict=False):
             if kernel != same:
                 differing[f"{kernel} and {same}"] = differing.get(f"{kernel} and {same}", 0) + 1
                 continue
-            for argument, value in seen.items():
+            for argument, value in more.items():
                 if first.get(argument) != value:
                     what = f"{kernel}.{argument}: {first.get(argument)} and {value}"
                     differing[what] = differing.get(what, 0) + 1
-    told = {"keys": len(known), "modules": len(built), "differing": differing, "missing": missing}
-    sys.stdout.write(json.dumps(told))
+    return {"keys": len(known), "modules": len(built), "differing": differing, "missing": missing}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    sys.stdout.write(json.dumps({name: seen(name) for name in sys.argv[1:]}))
