@@ -43,6 +43,7 @@ from ..console.outputs import Outputs
 from ..console.selection import only_of
 from ..console.signals import ended_by_signals
 from ..console.terminal import console
+from ..reports.display import line
 from ..reports.summary import VERDICTS
 from .gating_display import print_trials
 
@@ -232,8 +233,7 @@ def to_json(ended: Ended) -> dict[str, Any]:
 
 
 def print_ended(ended: Ended) -> None:
-    """Print the tables and the verdict."""
+    """Print the verdict, findings, and the tables."""
     out = console(sys.stdout)
+    line(out, "", ended.sentence, {0: "bold green", 1: "bold red"}.get(ended.code, "bold yellow"))
     print_trials(out, ended.report)
-    style = {0: "bold green", 1: "bold red"}.get(ended.code, "bold yellow")
-    out.print(Text(one_line(ended.sentence), style), soft_wrap=True)

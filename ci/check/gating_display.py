@@ -20,7 +20,10 @@ LONGEST = 120
 
 
 def print_trials(out: Console, report: Report) -> None:
-    """Print a table of each side, then each finding with its problem and its replay."""
+    """Print each finding with its problem and its replay, then a table of each side."""
+    for trial in report.trials:
+        if trial.status == FINDING:
+            _print_finding(out, trial)
     for side, title in (
         (SUPPORTED, "Supported by the rules: the answer must be right"),
         (REFUSED, "Refused by the rules, called anyway: must be refused cleanly"),
@@ -33,9 +36,6 @@ def print_trials(out: Console, report: Report) -> None:
         why = tried.error or tried.reason
         if why:
             say(out, f"nothing tried  {tried.name}", why, style="UNSUPPORTED")
-    for trial in report.trials:
-        if trial.status == FINDING:
-            _print_finding(out, trial)
 
 
 def _table(trials: list[Trial]) -> Table:

@@ -199,11 +199,25 @@ class Watch(Progress):
             self.err.print(line, soft_wrap=True)
 
     @property
+    def whole(self) -> int:
+        """Laws of the whole run, each counted once an implementation; 0 until one is prepared.
+
+        Until all are planned, an implementation that is not known yet counts as those that are
+        prepared do on average.
+        """
+        with self._lock:
+            if self.laws or not self.tallies:
+                return self.laws
+            laws = sum(each.laws for each in self.tallies.values())
+            unknown = len(self.run.plan.implementations) - len(self._known)
+            return laws + round(unknown * laws / len(self.tallies))
+
+    @property
     def share(self) -> float | None:
-        """Part of all laws that is done; None until it is known how many there are."""
+        """Part of all laws that is done; None until it can be said how many there are."""
         with self._lock:
             done = sum(each.done for each in self.tallies.values()) + self._refused_late
-            return min(1.0, done / self.laws) if self.laws else None
+            return min(1.0, done / self.whole) if self.whole else None
 
     def left(self) -> str:
         """Return how long the run still takes: by what is done of it, and by its deadline."""
@@ -249,9 +263,10 @@ class Watch(Progress):
         if findings:
             yield count_of(findings, "finding")
         ended = sum(each.laws_ended for each in tallies)
-        if self.laws:
-            yield f"{ended:,} of {count_of(self.laws, 'law')}"
-        else:
+        about = "" if self.laws else "about "
+        if self.whole:
+            yield f"{ended:,} of {about}{count_of(self.whole, 'law')}"
+        if not self.laws:
             of = count_of(len(self.run.plan.implementations), "implementation")
             yield f"starting: {len(self._known)} of {of} known"
         if judged := sum(each.judged for each in tallies):

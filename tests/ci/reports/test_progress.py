@@ -6,7 +6,7 @@ import io
 import math
 import re
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -75,12 +75,17 @@ def report(name: str) -> ImplementationReport:
 def test_the_end_is_known_from_the_plan() -> None:
     watched = Watched()
     watch, (first, second, *_) = watched.watch, watched.reports
-    watch.prepared(first, 100)
     assert watch.share is None
-    assert watch.line() == "starting: 1 of 6 implementations known"
+    assert watch.line() == "starting: 0 of 6 implementations known"
+    watch.prepared(first, 100)
+    assert watch.line() == "0%: 0 of about 60 laws; starting: 1 of 6 implementations known"
+    watch.judged(first.name, 60)
+    refused = replace(watched.reports[5], refusal=Refusal("no", "rules"))
+    watch.skipped(refused)  # then there is less to do
+    assert watch.share == 6 / 50
     watched.plan()
     watch.prepared(second, 100)
-    assert watch.share == 0.0
+    assert watch.share == 6 / 60
     watched.end_laws(first, 10)
     assert watch.share == 10 / 60
     watch.judged(second.name, 25)  # laws under way count by their problems
