@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
@@ -57,6 +58,12 @@ class Finding:
     place: str = ""
     first: tuple[Problem, Verdict] | None = None
 
+    @property
+    def ratio(self) -> float | None:
+        """The error over its bound: infinite for a NaN, and where every bit counts."""
+        verdict = self.verdict
+        return math.inf if verdict.ratio is None and verdict.element else verdict.ratio
+
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dictionary."""
         return {
@@ -66,7 +73,7 @@ class Finding:
             "kind": self.verdict.kind,
             "message": self.verdict.message,
             "element": self.verdict.element,
-            "ratio": self.verdict.ratio,
+            "ratio": self.ratio,
             "worst": list(self.verdict.worst),
             "problem": self.problem.to_json(),
             "entry": self.entry,
@@ -193,7 +200,7 @@ class LawReport:
     def worst_ratio(self) -> float:
         """The worst error over its bound, that of a finding included where it has one."""
         new = self.finding and not self.finding.entry
-        found = self.finding.verdict.ratio if self.finding and new else None
+        found = self.finding.ratio if self.finding and new else None
         return max(self.passing_ratio, found or 0.0)
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import io
 import json
+import math
 import re
 import sys
 from collections import Counter
@@ -186,6 +187,14 @@ def test_the_worst_ratio_is_the_findings_where_it_has_one() -> None:
     assert 'name="worst_ratio" value="4.1e+05"' in to_junit(summary(report))
     wrong.entry = "merge-empty"
     assert law.worst_ratio == 0.8254
+    # Where every bit counts, and for a NaN, no passing ratio stands beside the failure.
+    element = {"where": "out[0]", "got": "1", "expected": "2", "bound": "exactly"}
+    law.finding = finding(verdict=Verdict("FAIL", "numeric", "out[0] is 1", element=element))
+    data = to_json(summary(report))
+    assert data["findings"][0]["ratio"] == law.worst_ratio == math.inf
+    assert '"worst_ratio": "inf"' in dumps(data)
+    assert 'name="worst_ratio" value="inf"' in to_junit(summary(report))
+    assert ">inf<" in to_html(summary(report))
 
 
 def test_findings_with_one_cause_are_shown_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
