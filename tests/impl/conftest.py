@@ -38,7 +38,10 @@ def worker(device: str) -> Iterator[Worker]:
     interpret = {"TRITON_INTERPRET": "1" if device == "cpu" else "0"}
     limit = DEFAULT_MEMORY_LIMIT if device == "cpu" else None
     with (
-        WorkerPool(HANDLER, preload=preload, environment=interpret, memory_limit=limit) as pool,
+        # Nothing dies here: a process in reserve would only import torch.
+        WorkerPool(
+            HANDLER, preload=preload, environment=interpret, memory_limit=limit, standby=False
+        ) as pool,
         pool.lease() as lent,
     ):
         yield lent

@@ -436,7 +436,7 @@ class TestShipped:
 def worker() -> Iterator[Worker]:
     preload, interpret = ("torch", "kernelproof.properties.worker.tasks"), {"TRITON_INTERPRET": "1"}
     with (
-        WorkerPool(HANDLER, preload=preload, environment=interpret) as pool,
+        WorkerPool(HANDLER, preload=preload, environment=interpret, standby=False) as pool,
         pool.lease() as lent,
     ):
         yield lent

@@ -52,7 +52,7 @@ def worker() -> Iterator[Worker]:
         pytest.skip(reason)
     preload, interpret = ("torch", "kernelproof.properties.worker.tasks"), {"TRITON_INTERPRET": "1"}
     with (
-        WorkerPool(HANDLER, preload=preload, environment=interpret) as pool,
+        WorkerPool(HANDLER, preload=preload, environment=interpret, standby=False) as pool,
         pool.lease() as lent,
     ):
         yield lent
