@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import io
+import keyword
 import re
 import sys
 import sysconfig
@@ -271,7 +272,7 @@ def _names_in(source: str) -> set[str]:
         tokens = {
             token.string
             for token in tokenize.generate_tokens(io.StringIO(source).readline)
-            if token.type == tokenize.NAME
+            if token.type == tokenize.NAME and not keyword.iskeyword(token.string)
         }
     except (SyntaxError, tokenize.TokenError):
         return set()

@@ -173,7 +173,8 @@ def test_what_no_release_imports_is_wrong_usage(here: Path, name: str, code: int
     (here / "needing.py").write_text(
         f"import flashinfer\nassert flashinfer.__version__ == {OLD!r}\nfrom subject import merge\n"
     )
-    subject = {"nothing": "subject.py:nothing", "other": "needing.py:merge"}[name]
+    (here / "hiding.py").write_text("def hide():\n    nothing = 1\n")
+    subject = {"nothing": "hiding.py:nothing", "other": "needing.py:merge"}[name]
     words = ["gate", "--baseline", "old", "--candidate", "new", "--part", "behaviour",
              "--sm", "cpu", "--jobs", "1", "--profile", "quick", "--json", "r.json"]  # fmt: skip
     assert main([*words, "--implementation", subject]) == code
@@ -528,8 +529,8 @@ def test_a_candidate_that_hangs_on_import_is_a_finding(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--baseline", "old"], "--candidate is missing"),
-        (["--candidate", "new"], "--baseline is missing"),
+        (["--baseline", "old"], "the candidate is missing"),
+        (["--candidate", "new"], "the baseline is missing"),
         (["--sm", "90"], "--sm is an option of `kernelproof bump`"),
         (["--baseline", "a", "--candidate", "b", "--gating"], "--gating does not go with"),
         (["--baseline", "a", "--candidate", "b", "--unit", "xqa"], "--unit goes with --compile"),
