@@ -28,7 +28,7 @@ from .bump.options import (
     pin_options,
     side_options,
 )
-from .check.run_options import CASES, DEVICES, RUN_SECTIONS, run_options
+from .check.run_options import CASES, DEVICES, DISTRUST, RUN_SECTIONS, run_options
 from .console.choices import Choice
 from .console.completion import among, implementation_names
 from .console.errors import CONFORMING, INTERRUPTED, MACHINE, USAGE, UsageRefusedError
@@ -282,6 +282,7 @@ for _each in gate.params:  # the alias takes them, its help does not show them
     is_flag=True,
     help="Judge in this process, for breakpoints, prints and profilers.",
 )
+@DISTRUST
 def replay(**options: Any) -> int:  # noqa: ANN401  click's options
     """Judge one case again: exit 1 if it still fails, 0 if it passes."""
     from .check.replaying import Request, replay_case

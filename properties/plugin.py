@@ -103,6 +103,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="Skip a law that had no time to judge enough problems, instead of failing it.",
     )
+    group.addoption(
+        "--kernelproof-distrust",
+        action="store_true",
+        help="Judge in another process, which never loads the kernel.",
+    )
     group.addoption("--kernelproof-operation", metavar="OP", help="What plain functions implement.")
 
 
@@ -234,6 +239,7 @@ def suite_of(config: pytest.Config) -> Suite:
             only,
             here / costs if costs else None,
             config.getoption("kernelproof_allow_incomplete"),
+            config.getoption("kernelproof_distrust"),
         )
         process = _process(config)
         number = int(process.get("workerid", "gw0").removeprefix("gw"))

@@ -83,7 +83,7 @@ BUMP_OPTIONS = (
 )
 BUMP_SECTION = ("--baseline-from", "--candidate-from", "--sm", "--uses", "--resume", "--journal")
 """Options of a comparison, as its help lists them together."""
-NOT_OF_BUMP = ("gating", "sanitizer", "examples", "costs", "allow_incomplete")
+NOT_OF_BUMP = ("gating", "sanitizer", "examples", "costs", "allow_incomplete", "distrust")
 
 
 def side_options(command: Callable[..., int]) -> Callable[..., int]:

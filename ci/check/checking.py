@@ -63,6 +63,7 @@ class Request:
     without_rules: tuple[str, ...] = ()
     soak: int | None = None
     sanitizer: str | None = None
+    distrust: bool = False
     examples: str | None = None
     corpus: Path | None = None
     costs: Path | None = None
@@ -140,6 +141,7 @@ def _plan(request: Request, ledger: Ledger) -> Plan:
         only=only,
         costs=_costs(request),
         sanitizer=_sanitizer(request),
+        distrust=request.distrust,
         seconds=60 * (request.minutes or MINUTES.get((profile.name, request.device), math.inf)),
         builds=read_builds(request.cases),
     )

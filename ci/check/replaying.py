@@ -54,6 +54,7 @@ class Request:
         save: folder for the tensors of the wrong call.
         script: file for a script that makes that call.
         in_process: judge in this process, without isolation.
+        distrust: whether another process judges; the case may ask for it too.
     """
 
     case: Path
@@ -64,6 +65,7 @@ class Request:
     save: Path | None = None
     script: Path | None = None
     in_process: bool = False
+    distrust: bool = False
 
 
 class _Judged(NamedTuple):
@@ -91,6 +93,9 @@ def replay_case(request: Request) -> int:
         what = "--release" if request.release else "a case of compute-sanitizer"
         message = f"--in-process does not go with {what}: both need processes of their own"
         raise UsageRefusedError(message)
+    if request.distrust and _inside(request):
+        message = "--distrust does not go with --in-process, --save and --script"
+        raise UsageRefusedError(message)
     stated = request.device or data.get("device") or _device_of_entry(stored)
     judged = _judged(request, law, problem, data, stated or DEVICES[0])
     if stated is None and (judged.verdict.status, judged.verdict.kind) == ("UNSUPPORTED", "device"):
@@ -108,6 +113,11 @@ def _device_of_entry(path: Path) -> str | None:
     """Return the device of the shipped ledger's entry that a case belongs to, if it names one."""
     entries = (each for each in load_ledger().entries if each.case.resolve() == path.resolve())
     return next((each.device or None for each in entries), None)
+
+
+def _inside(request: Request) -> bool:
+    """Whether the kernel's own process must judge: it has the tensors of the wrong call."""
+    return bool(request.in_process or request.save or request.script)
 
 
 def _judged(
@@ -131,6 +141,7 @@ def _judged(
         without_rules=tuple(data.get("without_rules", ())),
         soak=data.get("soak", 0),
         tool=data.get("sanitizer") or "",
+        distrust=request.distrust or (not _inside(request) and data.get("distrust", False)),
     )
     with tempfile.TemporaryDirectory() as folder:
         keep = {"keep": folder} if request.save or request.script else {}

@@ -15,6 +15,12 @@ from ..console.outputs import output_option
 
 CASES = Path(".kernelproof", "cases")
 DEVICES = Choice(["cpu", "cuda"])
+DISTRUST = click.option(
+    "--distrust",
+    is_flag=True,
+    help="Judge in another process, which never loads the kernel: one that lies in its own process "
+    "is found.",
+)
 
 RUN_OPTIONS = (
     click.option(
@@ -74,6 +80,7 @@ RUN_OPTIONS = (
         help="Launch each problem N times under the law soak; default 50 (quick), 200 (gate), "
         "5000 (nightly).",
     ),
+    DISTRUST,
     click.option(
         "--law",
         "laws",

@@ -114,6 +114,7 @@ class Suite:
             only=choices.only,
             costs=costs,
             environment=environment or {},
+            distrust=choices.distrust,
         )
         self._examples = examples_on(self._plan.examples, self._target)
         self._writer = CaseWriter(
@@ -285,7 +286,13 @@ class Suite:
 
     def _tell(self, found: LawReport, finding: Finding, report: ImplementationReport) -> Judged:
         profile = self._plan.profile
-        run = RunReport(profile.name, self._plan.seed, self._target.to_json(), soak=profile.soak)
+        run = RunReport(
+            profile.name,
+            self._plan.seed,
+            self._target.to_json(),
+            soak=profile.soak,
+            distrust=self._choices.distrust,
+        )
         self._writer.write(finding, report, run)
         properties = {
             **_counts(found),

@@ -48,6 +48,7 @@ class Choices:
         only: the part of the space of problems that is searched.
         costs: file of cost classes; they are measured if None.
         allow_incomplete: whether a law that ran out of time below its floor is skipped, not failed.
+        distrust: whether processes in which no implementation is loaded judge.
     """
 
     implementations: tuple[str, ...]
@@ -61,6 +62,7 @@ class Choices:
     only: Only = WHOLE_SPACE
     costs: Path | None = None
     allow_incomplete: bool = False
+    distrust: bool = False
 
     def read_costs(self) -> dict[str, Cost]:
         """Read the cost classes that were given.

@@ -79,6 +79,7 @@ class CaseWriter:
                 without_rules=self.without_rules,
                 soak=run.soak,
                 sanitizer=run.sanitizer,
+                distrust=run.distrust,
             )
             try:
                 Output(self.flag, path).write(case_json)
@@ -108,6 +109,7 @@ def case_of(
     without_rules: Sequence[str] = (),
     soak: int = 0,
     sanitizer: str = "",
+    distrust: bool = False,
 ) -> dict[str, Any]:
     """Return the content of a finding's case file.
 
@@ -120,6 +122,7 @@ def case_of(
         without_rules: support rules that were not asked.
         soak: launches under the law of that name, which a replay makes too.
         sanitizer: tool of compute-sanitizer of the run: what it alone reports is replayed under it.
+        distrust: whether another process judges, in a replay too.
     """
     return {
         "schema": CASE_SCHEMA,
@@ -134,6 +137,7 @@ def case_of(
         "seed": seed,
         **({"soak": soak} if finding.law == "soak" and soak else {}),
         **({"sanitizer": sanitizer} if sanitizer and finding.verdict.kind == sanitizer else {}),
+        **({"distrust": True} if distrust else {}),
         "versions": versions(dict(target)),
     }
 

@@ -31,6 +31,7 @@ class Case:
         operation: of a plain function.
         without_rules: support rules that are not asked.
         soak: launches under the law of that name; the run's own number if 0.
+        distrust: whether another process judges even where the run asks for none.
     """
 
     path: Path
@@ -40,6 +41,7 @@ class Case:
     operation: str | None = None
     without_rules: tuple[str, ...] = ()
     soak: int = 0
+    distrust: bool = False
 
     def is_of(self, reference: str) -> bool:
         """Whether it is a case of an implementation, given as MODULE:NAME."""
@@ -58,6 +60,7 @@ class Case:
             modules=(),
             without_rules=(*address.without_rules, *self.without_rules),
             soak=self.soak or address.soak,
+            distrust=self.distrust or address.distrust,
         )
         return alone.case(self.law, self.problem)
 
@@ -100,6 +103,7 @@ def load_case(path: Path) -> Case:
         data.get("operation"),
         tuple(data.get("without_rules", ())),
         data.get("soak", 0),
+        data.get("distrust", False),
     )
 
 

@@ -180,6 +180,7 @@ class Case(msgspec.Struct):
     operation: Annotated[str, one_of(OPERATIONS)] | None = None
     sanitizer: Annotated[str, one_of(("", *TOOLS))] | None = None
     soak: Annotated[int, LAUNCHES] = 0
+    distrust: bool = False
     without_rules: list[str] = []
 
 

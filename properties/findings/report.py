@@ -350,6 +350,7 @@ class RunReport:
     respawns: int = 0
     soak: int = 0
     sanitizer: str = ""
+    distrust: bool = False
     lost: str = ""
     left: list[Left] = field(default_factory=list)
     """What was left behind while several implementations ran."""

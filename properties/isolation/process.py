@@ -24,7 +24,16 @@ from .kernel_kills import kills
 from .leftovers import is_helper
 from .outcome import Outcome, Status, describe_exit
 from .spawning import start_group
-from .stages import BOARD_BYTES, Board, Deadlines, FrameReader, GarbledError, WorkerOptions, frame
+from .stages import (
+    BOARD_BYTES,
+    LINK,
+    Board,
+    Deadlines,
+    FrameReader,
+    GarbledError,
+    WorkerOptions,
+    frame,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -142,9 +151,26 @@ class WorkerProcess:
         self.send(payload, deadlines)
         return self.answer()
 
-    def send(self, payload: Mapping[str, object], deadlines: Deadlines) -> None:
-        """Send a request, which the process takes up after those before it."""
-        request = frame({"id": self._requests + 1, "payload": payload})
+    @property
+    def waiting(self) -> int:
+        """How many requests have no answer yet."""
+        return len(self._unanswered)
+
+    def send(
+        self,
+        payload: Mapping[str, object],
+        deadlines: Deadlines,
+        link: socket.socket | None = None,
+    ) -> None:
+        """Send a request, which the process takes up after those before it.
+
+        Args:
+            payload: of the request.
+            deadlines: of its stages.
+            link: an end of a connection that the handler is given, as the payload's ``link``.
+        """
+        linked = {} if link is None else {LINK: True}
+        request = frame({"id": self._requests + 1, "payload": payload, **linked})
         self._requests += 1
         if not self._unanswered:
             # Of requests that are sent ahead, the output begins with the first one's.
@@ -162,6 +188,9 @@ class WorkerProcess:
         self._busy = True
         self._socket.settimeout(deadlines.load)
         with contextlib.suppress(OSError):  # a process that does not take it is found out later
+            if link is not None:
+                sent = socket.send_fds(self._socket, [request], [link.fileno()])
+                request = request[sent:]
             self._socket.sendall(request)
 
     def answer(self) -> Outcome:

@@ -8,17 +8,20 @@ Requests and replies are JSON in `frame`s over a stream socket.
 from __future__ import annotations
 
 import mmap
+import socket
 import struct
+from collections import deque
 from dataclasses import dataclass
 from json import dumps, loads
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Mapping
 
 STAGES: Final = ("load", "materialise", "compile", "run", "judge", "supports")
 BOARD_BYTES: Final = mmap.PAGESIZE
+# The field of a request's payload that holds a connection to another process, if it came with one.
+LINK: Final = "link"
 
 _NUMBERS: Final = {name: number for number, name in enumerate(STAGES)}
 _STAGE_BITS: Final = 3
@@ -100,11 +103,16 @@ def frame(message: Mapping[str, object]) -> bytes:
 
 
 class FrameReader:
-    """Takes frames off a socket, one `recv` at a time."""
+    """Takes frames off a socket, one `recv` at a time.
 
-    def __init__(self, connection: socket.socket) -> None:
+    links: whether sockets may come with frames; from code under test none is taken.
+    """
+
+    def __init__(self, connection: socket.socket, *, links: bool = False) -> None:
         self._connection = connection
         self._buffer = bytearray()
+        self._takes_links = links
+        self.links: deque[socket.socket] = deque()
 
     def read(self) -> dict[str, object] | None:
         """Wait for a whole frame and return its message, or None at the end of the stream."""
@@ -117,10 +125,16 @@ class FrameReader:
 
     def receive(self) -> bool:
         """Take what has arrived, waiting if nothing has; False at the end of the stream."""
+        found: list[int] = []
         try:
-            data = self._connection.recv(1 << 16)
+            if self._takes_links:
+                flags = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+                data, found, _, _ = socket.recv_fds(self._connection, 1 << 16, 1, flags)
+            else:
+                data = self._connection.recv(1 << 16)
         except ConnectionError:
             return False
+        self.links.extend(socket.socket(fileno=each) for each in found)
         self._buffer += data
         return bool(data)
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .stages import Board, FrameReader, WorkerOptions, frame
+from .stages import LINK, Board, FrameReader, WorkerOptions, frame
 
 try:
     import resource
@@ -106,9 +106,10 @@ def _serve(options: WorkerOptions) -> None:
         connection.sendall(frame({"unable": traceback.format_exc()}))
         return
     connection.sendall(frame({"ready": process}))
-    requests = FrameReader(connection)
+    requests = FrameReader(connection, links=True)
     while (request := requests.read()) is not None:
-        reply = _answer(handler, request, monitor)
+        link = requests.links.popleft() if request.get(LINK) else None
+        reply = _answer(handler, request, monitor, link)
         if getpid() != process:
             # The code under test forked and its child came back here: it must not answer as well.
             return
@@ -117,18 +118,26 @@ def _serve(options: WorkerOptions) -> None:
         connection.sendall(reply)
 
 
-def _answer(handler: Handler, request: dict[str, Any], monitor: Monitor) -> bytes:
-    """Return the frame that answers `request`."""
+def _answer(
+    handler: Handler, request: dict[str, Any], monitor: Monitor, link: socket.socket | None
+) -> bytes:
+    """Return the frame that answers `request`; the link ends with it, whoever else holds it."""
     number = request["id"]
     monitor.enter("load")
     try:
-        return frame({"id": number, "result": handler(request["payload"], monitor)})
+        payload = request["payload"] if link is None else {**request["payload"], LINK: link}
+        return frame({"id": number, "result": handler(payload, monitor)})
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 - no other exception may end the worker
         return frame(
             {"id": number, "raised": type(error).__name__, "traceback": traceback.format_exc()}
         )
+    finally:
+        if link is not None:
+            with contextlib.suppress(OSError):  # the other side was first
+                link.shutdown(socket.SHUT_RDWR)
+            link.close()
 
 
 def _prepare_process(options: WorkerOptions) -> None:

@@ -17,13 +17,14 @@ import atexit
 import dataclasses
 import getpass
 import os
+import socket
 import sys
 import tempfile
 import threading
 from collections import deque
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from .leftovers import Left, Leftovers
 from .outcome import Outcome
@@ -46,6 +47,10 @@ DEFAULT_MEMORY_LIMIT: Final = min(
 LAST_REPLY: Final = "last_reply"
 # The field of a request that names whose code it runs; some run nobody's.
 TENANT: Final = "implementation"
+# The field of a request that a second process, in which nobody's code runs, answers as well: the
+# task that it has there. The two are connected, and the second one's answer counts. Where it is
+# empty, that process is started only.
+SECOND: Final = "second"
 _DEFAULT_DEADLINES: Final = Deadlines()
 # Several workers share the cores; and one thread always adds in the same order. Set before torch
 # or numpy is imported, which is when they read it.
@@ -65,6 +70,7 @@ DEPTH: Final = 4
 QUICK_SECONDS: Final = 0.1
 # How many processes in a row may be found dead before their request was sent.
 _ATTEMPTS: Final = 3
+_DEATHS: Final = ("hang", "crash")  # what a fork of the first process may have come to
 
 
 class Worker:
@@ -74,6 +80,7 @@ class Worker:
         self._supply = supply
         self._process: WorkerProcess | None = supply.start()
         self._asked: deque[tuple[Mapping[str, object], Deadlines]] = deque()
+        self._second: WorkerProcess | None = None  # see SECOND
         self._sent = 0  # of the process's requests, those without an answer
         self._quick = False  # the last answer came soon
         self._note = ""
@@ -157,6 +164,7 @@ class Worker:
     def drop(self) -> None:
         """End the process; the next request takes another."""
         self._asked.clear()
+        self._end_second()
         self._end()
 
     @contextmanager
@@ -172,6 +180,22 @@ class Worker:
         if self._process is not None:
             self._supply.end(self._process, self.owner)
             self._process = None
+        # What the second process still waits for has ended: its answers come at once.
+        while self._second is not None and self._second.waiting:
+            self._second_answer()
+
+    def _end_second(self) -> None:
+        if self._second is not None:
+            self._supply.end(self._second, "")
+            self._second = None
+
+    def _second_answer(self) -> Outcome:
+        """Wait for what comes of the oldest request that the second process has."""
+        assert self._second is not None  # noqa: S101  it was sent to one
+        outcome = self._second.answer()
+        if self._second.ended:
+            self._end_second()
+        return outcome
 
     def _send_asked(self) -> Outcome | None:
         """Send what waits to be sent; return why if no process takes it."""
@@ -182,17 +206,27 @@ class Worker:
         return None
 
     def _send(self, payload: Mapping[str, object], deadlines: Deadlines) -> Outcome | None:
-        failure = None if self.busy else self._get_ready(deadlines)
+        failure = None if self.busy else self._get_ready(payload, deadlines)
         if failure is None and self._process is not None:
-            self._process.send(payload, deadlines)
+            if payload.get(SECOND):
+                assert self._second is not None  # noqa: S101  no process judges itself
+                ours, theirs = socket.socketpair()
+                with ours, theirs:
+                    self._second.send({**payload, "task": payload[SECOND]}, deadlines, ours)
+                    self._process.send(payload, deadlines, theirs)
+            else:
+                self._process.send(payload, deadlines)
             if payload.get(TENANT):
                 self._process.tenants.add(payload[TENANT])
             self._sent += 1
         return failure
 
-    def _get_ready(self, deadlines: Deadlines) -> Outcome | None:
-        """Have a process that takes a request; return why if there is none."""
+    def _get_ready(self, payload: Mapping[str, object], deadlines: Deadlines) -> Outcome | None:
+        """Have processes that take a request; return why if there are none."""
         self._note = ""
+        failure = self._get_second_ready(deadlines) if SECOND in payload else None
+        if failure is not None:
+            return failure
         for _ in range(_ATTEMPTS):
             if self._process is None:
                 self._process = self._supply.replace()
@@ -208,19 +242,31 @@ class Worker:
             self._end()
         return Outcome("error", kind="start", detail="the workers die before any request")
 
+    def _get_second_ready(self, deadlines: Deadlines) -> Outcome | None:
+        # Before it is needed: no law's time goes by while it starts.
+        if self._second is None or self._second.exited():
+            self._end_second()
+            self._second = self._supply.start(under=())
+        failure = self._second.start_up(deadlines)
+        if failure is not None:
+            self._end_second()
+        return failure
+
     def _received(self, payload: Mapping[str, object], deadlines: Deadlines) -> Outcome:
         """Wait for the answer to a request that was sent; an error is no other tenant's doing."""
-        outcome = self._receive(payload.get(TENANT))
+        outcome = self._receive(payload)
         if outcome.status == "error" and outcome.shared:
             self.renew()
-            outcome = self._send(payload, deadlines) or self._receive(payload.get(TENANT))
+            outcome = self._send(payload, deadlines) or self._receive(payload)
         return outcome
 
-    def _receive(self, tenant: object) -> Outcome:
+    def _receive(self, payload: Mapping[str, object]) -> Outcome:
         """Wait for the answer to the oldest request that was sent."""
         assert self._process is not None  # noqa: S101  it was sent to one
         outcome = self._process.answer()
-        if self.shared_with_others(tenant):
+        if payload.get(SECOND):
+            outcome = self._of_both(outcome)
+        if self.shared_with_others(payload.get(TENANT)):
             outcome = dataclasses.replace(outcome, shared=True)
         self._sent -= 1
         if self._process.ended or (outcome.result or {}).pop(LAST_REPLY, False):
@@ -231,6 +277,29 @@ class Worker:
             detail, self._note = f"{outcome.detail}\n{self._note}".strip(), ""
             return dataclasses.replace(outcome, detail=detail)
         return outcome
+
+    def _of_both(self, first: Outcome) -> Outcome:
+        """Return what became of a request that two processes were given.
+
+        Of the first one only a failure counts, whatever else it says; it may lie.
+        """
+        assert self._process is not None  # noqa: S101  it was sent to both
+        second = self._second_answer()
+        said, answer = first.result or {}, second.result or {}
+        if self._second is None or answer.get(LAST_REPLY):
+            self._end_second()
+            self._process.end()  # the connections of later requests have ended
+        if first.status != "done" or said.get("status") == "CRASH":
+            return first
+        if isinstance(ended := said.get("ended"), dict) and ended.get("status") in _DEATHS:
+            return first
+        if second.status == "done":
+            last = {LAST_REPLY: True} if said.get(LAST_REPLY) else {}
+            return dataclasses.replace(first, result={**answer, **last})
+        if second.status == "hang":  # the first one said that it was done, and did not answer
+            return second
+        detail = f"the process that judges: {second.kind}: {second.detail}\n{second.stderr}".strip()
+        return dataclasses.replace(second, status="error", detail=detail)
 
 
 class WorkerPool:
@@ -369,11 +438,11 @@ class _Supply:
         self._processes: set[WorkerProcess] = set()
         self._lock = threading.RLock()
 
-    def start(self) -> WorkerProcess:
-        """Start a process; it is not waited for."""
+    def start(self, **options: Any) -> WorkerProcess:  # noqa: ANN401
+        """Start a process, with these fields of the recipe replaced; it is not waited for."""
         with self._lock:
             self.check_open()
-            process = WorkerProcess(self.recipe)
+            process = WorkerProcess(dataclasses.replace(self.recipe, **options))
             self._processes.add(process)
             return process
 

@@ -87,6 +87,7 @@ class Run:
             self.target.to_json(),
             soak=plan.profile.soak,
             sanitizer=plan.sanitizer,
+            distrust=plan.distrust,
         )
         self.costs: dict[str, Cost] = {}
         self._stop = threading.Event()

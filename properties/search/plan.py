@@ -45,6 +45,7 @@ class Plan:
         costs: cost classes by implementation; those of others are measured.
         environment: further variables for workers beside the run's own.
         sanitizer: tool of compute-sanitizer that the workers run under; none if empty.
+        distrust: whether processes in which no implementation is loaded judge.
         seconds: of the whole run, after which no law begins and those under way end.
         builds: minutes of one core that libraries took to build in earlier runs, by their names.
     """
@@ -68,6 +69,7 @@ class Plan:
     costs: Mapping[str, Cost] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     sanitizer: str = ""
+    distrust: bool = False
     seconds: float = math.inf
     builds: Mapping[str, float] = field(default_factory=dict)
 

@@ -136,6 +136,7 @@ def prepare(
         soak=plan.profile.soak,
         tool=plan.sanitizer,
         environment=plan.environment,
+        distrust=plan.distrust,
     )
     profile = on_device(plan.profile, plan.device)
     if plan.sanitizer and plan.device == "cuda":

@@ -10,9 +10,11 @@ from ...impl.targets.refusal import Refusal
 from ...reference import Problem
 from ..isolation.outcome import SENTENCES
 from ..isolation.sanitizer import SLOWNESS, errors
-from ..isolation.workers import Deadlines, Outcome, Worker
+from ..isolation.workers import SECOND, Deadlines, Outcome, Worker
 from ..verdicts.verdict import Verdict
 
+ON_ITS_GPU = ("soak", "host_runs_ahead", "no_host_sync")
+"""Laws that watch streams of the GPU, and so are judged in the kernel's process there."""
 WARM_UP_DEADLINES = Deadlines(run=20.0)
 
 
@@ -38,6 +40,7 @@ class Address:
         tool: of compute-sanitizer that the worker runs under; none if empty.
         environment: further variables for workers that are started for it.
         soak: launches of one problem under the law of that name; the law's own number if 0.
+        distrust: whether a process in which the implementation is not loaded judges.
     """
 
     reference: str
@@ -48,6 +51,7 @@ class Address:
     soak: int = 0
     tool: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
+    distrust: bool = False
 
     @property
     def slowness(self) -> float:
@@ -69,12 +73,15 @@ class Address:
             "modules": list(self.modules),
             "without_rules": list(self.without_rules),
             **({"soak": self.soak} if self.soak else {}),
+            **({SECOND: ""} if self.distrust else {}),
             **more,
         }
 
     def case(self, law: str, problem: Problem) -> dict[str, Any]:
         """Return what the worker needs to judge one case."""
-        return self.request("judge", law=law, problem=problem.to_json())
+        request = self.request("judge", law=law, problem=problem.to_json())
+        apart = self.distrust and not (self.device == "cuda" and law in ON_ITS_GPU)
+        return {**request, SECOND: "oversee"} if apart else request
 
     def attempt(self, law: str, problem: Problem, limits: Deadlines) -> dict[str, Any]:
         """Return what the worker needs to judge one case in a fork of its process."""

@@ -25,6 +25,7 @@ from ...impl import (
 from ...impl.targets.refusal import Refusal
 from ...reference import Problem, problem_from_json
 from ..isolation.machine import waited
+from ..isolation.stages import LINK
 from ..isolation.workers import LAST_REPLY
 from ..laws import find_law
 from ..verdicts.contained import Stop, contained, crash
@@ -276,9 +277,15 @@ def judge(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
     With ``keep``, a folder, the tensors of the call that is wrong are kept there, see ``Keeper``.
 
     Returns:
-        The verdict as JSON.
+        The verdict as JSON. Where another process judges, nothing, unless the call failed here.
     """
+    if LINK in payload:
+        return _served(payload, stages)
     subject = _keeper(payload, stages) if payload.get("keep") else subject_of(payload, stages)
+    return _judged(subject, payload)
+
+
+def _judged(subject: Subject, payload: Mapping[str, Any]) -> dict[str, Any]:
     law = find_law(payload["law"])
     problem = problem_from_json(payload["problem"])
     try:
@@ -321,6 +328,36 @@ def attributed() -> Iterator[None]:
         else:  # the parent's signals are ignored here
             where = "raised outside of its call: "
         raise Stop(crash(error, where)) from error
+
+
+def _served(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
+    """Do calls for the process that judges."""
+    from .distrust import Server
+    from .link import Link
+
+    link = Link(payload[LINK])
+    try:
+        with attributed():
+            Server(subject_of(payload, stages), link, stages, attributed).serve()
+    except Stop as stop:
+        return stop.verdict.to_json()
+    finally:
+        link.end()
+    return {}
+
+
+def overseen(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
+    """Judge as ``judge`` does, where another process does the calls: none of its code is here."""
+    from .distrust import RemoteSubject
+    from .link import Link
+
+    launches = int(payload.get("soak", LAUNCHES))
+    try:
+        target = _target(payload["device"])
+        subject = RemoteSubject(Link(payload[LINK]), target, stages, launches=launches)
+    except Stop as stop:
+        return stop.verdict.to_json()
+    return _judged(subject, payload)
 
 
 def tried(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
@@ -385,6 +422,7 @@ TASKS = {
     "build": build,
     "cost": cost,
     "judge": judge,
+    "oversee": overseen,
     "try": tried,
     "measure": measured,
     "answer": answered,

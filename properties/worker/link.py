@@ -1,0 +1,239 @@
+"""Records and results between two processes of which one may lie.
+
+Records go to the process of the kernel and may be pickled. What comes back is JSON of a limited
+length and bytes of tensors whose sizes it names: reading it executes nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import math
+import operator
+import pickle
+import socket
+import struct
+from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from ..laws.metadata import FIELDS
+from ..verdicts.comparison import unusable
+
+MOST_CHARACTERS = 1 << 20
+"""Characters of JSON in one answer at most."""
+MOST_BYTES = 1 << 30
+"""Bytes of one result's tensors at most."""
+ATTRIBUTES = (*FIELDS, "cum_seq_lens_q", "cum_pages_kv", "page_size", "decodes", "prefills")
+"""Attributes that laws read of a result which is no tensor or pair of them."""
+_LENGTH = struct.Struct("!Q")
+
+
+class Link:
+    """A connection between the two.
+
+    Raises:
+        EOFError: the other side has ended it.
+        OSError: the same, in the middle of a message.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def send(self, header: bytes, tensors: Iterable[torch.Tensor] = ()) -> None:
+        """Send bytes with their length in front, and then those of contiguous host tensors."""
+        self._connection.sendall(_LENGTH.pack(len(header)) + header)
+        for each in tensors:
+            if each.nbytes:
+                self._connection.sendall(_memory(each.data_ptr(), each.nbytes))
+
+    def receive(self, most: int | None = None) -> bytes:
+        """Return the bytes that the other side sent; ValueError where they are too many."""
+        size = bytearray(_LENGTH.size)
+        self._fill(memoryview(size))
+        (length,) = _LENGTH.unpack(size)
+        if most is not None and length > most:
+            message = f"{length} bytes came, where {most} are the most"
+            raise ValueError(message)
+        header = bytearray(length)
+        self._fill(memoryview(header))
+        return bytes(header)
+
+    def fill(self, tensor: torch.Tensor) -> None:
+        """Receive the bytes of a contiguous host tensor."""
+        if tensor.nbytes:
+            self._fill(memoryview(_memory(tensor.data_ptr(), tensor.nbytes)).cast("B"))
+
+    def end(self) -> None:
+        """End the connection for all processes that hold it."""
+        try:
+            self._connection.shutdown(socket.SHUT_RDWR)
+        except OSError:  # the other side was first
+            return
+
+    def _fill(self, room: memoryview) -> None:
+        while room:
+            count = self._connection.recv_into(room)
+            if not count:
+                raise EOFError
+            room = room[count:]
+
+
+def _memory(address: int, size: int) -> Any:  # noqa: ANN401  a ctypes array
+    return (ctypes.c_char * size).from_address(address)
+
+
+# Records
+
+
+class Packer:
+    """Pickles records without the bytes of their tensors, and numbers the memory of these.
+
+    The same memory keeps its number from call to call. It is kept alive: no other gets its address.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[int, torch.UntypedStorage]] = {}
+
+    def pack(self, record: object) -> tuple[bytes, dict[int, torch.Tensor]]:
+        """Return a record, and the memory of its tensors as bytes on their device."""
+        memory: dict[int, torch.Tensor] = {}
+
+        held = self._held
+
+        class Pickler(pickle.Pickler):
+            def persistent_id(self, value: object) -> object:
+                if not isinstance(value, torch.Tensor):
+                    return None
+                storage = value.untyped_storage()
+                number, _ = held.setdefault(storage.data_ptr(), (len(held), storage))
+                if number not in memory:
+                    memory[number] = view(storage, torch.uint8, 0, (storage.nbytes(),), (1,))
+                place = (value.storage_offset(), tuple(value.shape), value.stride())
+                return number, value.dtype, *place
+
+        file = io.BytesIO()
+        Pickler(file).dump(record)
+        return file.getvalue(), memory
+
+
+def unpack(record: bytes, memory: Mapping[int, torch.Tensor]) -> Any:  # noqa: ANN401  any record
+    """Return the record that ``Packer.pack`` has packed, in this memory."""
+
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, pid: Any) -> torch.Tensor:  # noqa: ANN401
+            number, *frame = pid
+            return view(memory[number].untyped_storage(), *frame)
+
+    return Unpickler(io.BytesIO(record)).load()
+
+
+def view(
+    storage: torch.UntypedStorage,
+    dtype: torch.dtype,
+    offset: int,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+) -> torch.Tensor:
+    """Return a tensor in this memory; RuntimeError where it would reach beyond it."""
+    return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, shape, stride)
+
+
+# Results
+
+
+class Unusable(torch.Tensor):
+    """Stands for a tensor that cannot be compared; ``why`` is the kind and the end of a message."""
+
+    why: tuple[str, str]
+
+
+def encode(
+    value: object, device: str, memory: Mapping[int, int]
+) -> tuple[object, list[torch.Tensor]]:
+    """Return what a call gave as JSON, and the tensors that it names, on the host.
+
+    Args:
+        value: of any type; only what laws read of it is kept.
+        device: type of the device of the call's inputs.
+        memory: numbers of the inputs' memory by its address: a tensor in it is named by its place.
+    """
+    tensors: list[torch.Tensor] = []
+
+    def told(value: object, depth: int = 0) -> object:
+        if isinstance(value, torch.Tensor):
+            return tensor(value)
+        if value is None or isinstance(value, (bool, float)):
+            return value
+        if hasattr(value, "__index__"):
+            return operator.index(value)
+        if isinstance(value, tuple) and len(value) == 2:  # noqa: PLR2004  the pairs of `Answers`
+            return {"pair": [told(each, depth + 1) for each in value]}
+        names = [name for name in ATTRIBUTES if depth < 2 and hasattr(value, name)]  # noqa: PLR2004
+        fields = {name: told(getattr(value, name), depth + 1) for name in names}
+        return {"type": type(value).__name__, "fields": fields}
+
+    def tensor(value: torch.Tensor) -> object:
+        wrong = unusable("", value, device)
+        if wrong is not None:
+            return {"unusable": [wrong.kind, wrong.message]}
+        plain = value.detach().resolve_neg()
+        number = memory.get(plain.untyped_storage().data_ptr())
+        about = {"dtype": str(plain.dtype).rpartition(".")[2], "shape": list(plain.shape)}
+        if number is not None and plain.numel():
+            place = {"offset": plain.storage_offset(), "stride": plain.stride()}
+            return {"input": number, **about, **place}
+        tensors.append(plain.contiguous().cpu())
+        return {"new": True, **about}
+
+    return told(value), tensors
+
+
+def decode(
+    told: Any,  # noqa: ANN401  whatever came as JSON
+    link: Link,
+    device: str,
+    memory: Mapping[int, torch.Tensor],
+) -> Any:  # noqa: ANN401  a result
+    """Return the result that ``encode`` has encoded, if it is one; any exception where it is not.
+
+    Args:
+        told: by a process that may lie.
+        link: on which its tensors follow.
+        device: type of the device that they are put on.
+        memory: of the call's inputs, by its number.
+    """
+    left = MOST_BYTES  # a tensor in little memory may have many elements, too
+
+    def made(told: Any) -> Any:  # noqa: ANN401
+        if not isinstance(told, dict):
+            return told
+        if "pair" in told:
+            first, second = told["pair"]
+            return made(first), made(second)
+        if "fields" in told:
+            fields = {name: made(told["fields"][name]) for name in told["fields"]}
+            return type(str(told["type"]), (SimpleNamespace,), {})(**fields)
+        if "unusable" in told:
+            stand_in = torch.empty(0).as_subclass(Unusable)
+            stand_in.why = (str(told["unusable"][0]), str(told["unusable"][1]))
+            return stand_in
+        return tensor(told)
+
+    def tensor(told: dict[str, Any]) -> torch.Tensor:
+        nonlocal left
+        dtype, shape = getattr(torch, told["dtype"]), tuple(map(int, told["shape"]))
+        left -= dtype.itemsize * math.prod(shape)
+        if left < 0:
+            message = f"a result of more than {MOST_BYTES} bytes"
+            raise ValueError(message)
+        if "input" in told:
+            storage = memory[told["input"]].untyped_storage()
+            return view(storage, dtype, int(told["offset"]), shape, tuple(told["stride"]))
+        new = torch.empty(shape, dtype=dtype)
+        link.fill(new)
+        return new.to(device)
+
+    return made(told)
