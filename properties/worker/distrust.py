@@ -29,7 +29,7 @@ from ..verdicts.comparison import fail
 from ..verdicts.contained import Stop, contained
 from ..verdicts.subject import SESSION, Stages, Subject
 from ..verdicts.verdict import BAD, Verdict
-from .link import MOST_CHARACTERS, Link, Packer, Unusable, decode, encode, unpack
+from .link import MOST_CHARACTERS, Link, Packer, Tensors, Unusable, decode, encode, unpack
 
 GARBLED = "garbled answer"
 """Kind of the CRASH of a kernel whose process answers what is no answer, or not at all."""
@@ -62,6 +62,9 @@ class Server:
         self._attributed = attributed
         self._sessions: list[Any] = []
         self._memory: dict[int, torch.Tensor] = {}
+        self._tensors: Tensors = {}
+        self._given: dict[int, torch.Tensor] = {}
+        """What the other side has in that memory, on the host."""
 
     def serve(self) -> None:
         """Answer until the other side ends the connection."""
@@ -125,30 +128,34 @@ class Server:
         self,
         problem: Problem,
         record: bytes,
-        memory: list[tuple[int, int, str]],
+        new: list[tuple[int, int, str]],
+        gone: list[int],
         function: tuple[int, str] | None,
     ) -> Answer:
-        given: dict[int, torch.Tensor] = {}
-        for number, size, device in memory:
-            given[number] = torch.empty(size, dtype=torch.uint8)
-            self._link.fill(given[number])
+        for number in gone:
+            del self._memory[number], self._given[number]
+        self._tensors = {at: each for at, each in self._tensors.items() if at[0] not in gone}
+        for number, size, device in new:
+            self._given[number] = torch.empty(size, dtype=torch.uint8)
+            self._link.fill(self._given[number])
             if number not in self._memory:
-                self._memory[number] = torch.empty_like(given[number], device=device)
-            self._memory[number].copy_(given[number])
-        inputs, subject = unpack(record, self._memory), self._subject
+                self._memory[number] = torch.empty(size, dtype=torch.uint8, device=device)
+            self._memory[number].copy_(self._given[number])
+        inputs, subject = unpack(record, self._memory, self._tensors), self._subject
         called = None if function is None else getattr(self._sessions[function[0]], function[1])
         before = subject.seconds, subject.calls
         result = subject.call(problem, inputs, called)
         if (function and function[1] in WITHOUT_RESULT) or subject.implementation.writes_out:
             result = None
-        numbers = {self._memory[number].data_ptr(): number for number in given}
+        numbers = {memory.data_ptr(): number for number, memory in self._memory.items()}
         with contained("its result raised "):
             told, tensors = encode(result, subject.target.device, numbers)
-        now = {number: self._memory[number].cpu() for number in given}
-        changed = [number for number in given if not torch.equal(now[number], given[number])]
+        now = {number: memory.cpu() for number, memory in self._memory.items()}
+        changed = [each for each in now if not torch.equal(now[each], self._given[each])]
+        self._given |= {each: now[each].clone() for each in changed}
         about = {"seconds": subject.seconds - before[0], "calls": subject.calls - before[1]}
         answer = {"result": told, "changed": changed, **about}
-        return answer, [*(now[number] for number in changed), *tensors]
+        return answer, [*(self._given[each] for each in changed), *tensors]
 
 
 # In the process that judges
@@ -186,22 +193,24 @@ class RemoteSubject(Subject):
     ) -> Any:  # noqa: ANN401  any result
         """As of ``Subject``, but that each call is waited for, and its result is a copy."""
         del wait
-        record, memory = self._packer.pack(inputs)
-        sizes = [(number, each.nbytes, each.device.type) for number, each in memory.items()]
+        record, memory, new, gone = self._packer.pack(inputs)
+        sizes = [(each, new[each].nbytes, memory[each].device.type) for each in new]
         named = function.args if isinstance(function, partial) else None
         answer = self._ask(
             "call",
-            [each.cpu() for each in memory.values()],
+            list(new.values()),
             problem=problem,
             record=record,
-            memory=sizes,
+            new=sizes,
+            gone=gone,
             function=named,
         )
         with _read():
             for number in answer["changed"]:
-                host = torch.empty_like(memory[number], device="cpu")
-                self._link.fill(host)
-                memory[number].copy_(host)
+                there = torch.empty_like(self._packer.there[number])
+                self._link.fill(there)
+                memory[number].copy_(there)
+                self._packer.there[number] = there
             result = decode(answer["result"], self._link, self.target.device, memory)
             seconds, calls = float(answer["seconds"]), int(answer["calls"])
             if not (0 <= seconds < math.inf and 0 <= calls <= 1):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import io
+import itertools
 import math
 import operator
 import pickle
@@ -15,9 +16,10 @@ import socket
 import struct
 from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..laws.metadata import FIELDS
 from ..verdicts.comparison import unusable
@@ -88,46 +90,104 @@ def _memory(address: int, size: int) -> Any:  # noqa: ANN401  a ctypes array
 # Records
 
 
-class Packer:
-    """Pickles records without the bytes of their tensors, and numbers the memory of these.
+class Parcel(NamedTuple):
+    """A record that travels.
 
-    The same memory keeps its number from call to call. It is kept alive: no other gets its address.
+    Attributes:
+        record: it, pickled without the bytes of its tensors.
+        memory: of it and of all earlier records that are still in use, by number, as bytes on its
+            device.
+        new: what of that the other side does not have so, on the host.
+        gone: numbers of memory that is no longer in use.
+    """
+
+    record: bytes
+    memory: dict[int, torch.Tensor]
+    new: dict[int, torch.Tensor]
+    gone: list[int]
+
+
+class Packer:
+    """Pickles records, and keeps the memory of their tensors the same in both processes.
+
+    Whoever keeps tensors of an earlier call finds in them what stands there now, as in one process.
     """
 
     def __init__(self) -> None:
-        self._held: dict[int, tuple[int, torch.UntypedStorage]] = {}
+        self._held: dict[int, tuple[int, StorageWeakRef]] = {}
+        self._numbers = itertools.count()
+        self.there: dict[int, torch.Tensor] = {}
+        """What the other side has, by number, on the host."""
 
-    def pack(self, record: object) -> tuple[bytes, dict[int, torch.Tensor]]:
-        """Return a record, and the memory of its tensors as bytes on their device."""
-        memory: dict[int, torch.Tensor] = {}
+    def number_of(self, storage: torch.UntypedStorage) -> int:
+        """Return the number of memory, a new one where it has none."""
+        # A weak reference keeps this address from being used again, but not the memory.
+        key = storage._cdata  # noqa: SLF001
+        if key not in self._held:
+            self._held[key] = next(self._numbers), StorageWeakRef(storage)
+        return self._held[key][0]
 
-        held = self._held
-
-        class Pickler(pickle.Pickler):
-            def persistent_id(self, value: object) -> object:
-                if not isinstance(value, torch.Tensor):
-                    return None
-                storage = value.untyped_storage()
-                number, _ = held.setdefault(storage.data_ptr(), (len(held), storage))
-                if number not in memory:
-                    memory[number] = view(storage, torch.uint8, 0, (storage.nbytes(),), (1,))
-                place = (value.storage_offset(), tuple(value.shape), value.stride())
-                return number, value.dtype, *place
-
+    def pack(self, record: object) -> Parcel:
+        """Return a record with what the other side needs beside it."""
         file = io.BytesIO()
-        Pickler(file).dump(record)
-        return file.getvalue(), memory
+        _Pickler(file, self).dump(record)
+        memory: dict[int, torch.Tensor] = {}
+        gone = []
+        for key, (number, reference) in list(self._held.items()):
+            storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)  # noqa: SLF001
+            if storage is None:
+                gone.append(number)
+                del self._held[key], self.there[number]
+            else:
+                memory[number] = view(storage, torch.uint8, 0, (storage.nbytes(),), (1,))
+        new = {
+            number: each.cpu().clone()
+            for number, each in memory.items()
+            if number not in self.there or not torch.equal(each.cpu(), self.there[number])
+        }
+        self.there |= new
+        return Parcel(file.getvalue(), memory, new, gone)
 
 
-def unpack(record: bytes, memory: Mapping[int, torch.Tensor]) -> Any:  # noqa: ANN401  any record
-    """Return the record that ``Packer.pack`` has packed, in this memory."""
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, packer: Packer) -> None:
+        super().__init__(file)
+        self._packer = packer
 
-    class Unpickler(pickle.Unpickler):
-        def persistent_load(self, pid: Any) -> torch.Tensor:  # noqa: ANN401
-            number, *frame = pid
-            return view(memory[number].untyped_storage(), *frame)
+    def persistent_id(self, value: object) -> object:
+        if not isinstance(value, torch.Tensor):
+            return None
+        number = self._packer.number_of(value.untyped_storage())
+        return number, value.dtype, value.storage_offset(), tuple(value.shape), value.stride()
 
-    return Unpickler(io.BytesIO(record)).load()
+
+Tensors = dict[tuple[Any, ...], torch.Tensor]
+"""Those that were made of memory, by its number and their place in it."""
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(
+        self, file: io.BytesIO, memory: Mapping[int, torch.Tensor], tensors: Tensors
+    ) -> None:
+        super().__init__(file)
+        self._memory, self._tensors = memory, tensors
+
+    def persistent_load(self, pid: Any) -> torch.Tensor:  # noqa: ANN401
+        number, *place = pid
+        if pid not in self._tensors:
+            self._tensors[pid] = view(self._memory[number].untyped_storage(), *place)
+        return self._tensors[pid]
+
+
+def unpack(record: bytes, memory: Mapping[int, torch.Tensor], tensors: Tensors) -> Any:  # noqa: ANN401
+    """Return the record that ``Packer.pack`` has packed, in this memory.
+
+    Args:
+        record: of ``Parcel``.
+        memory: by number.
+        tensors: of earlier records: the same tensor is the same object again. It is added to.
+    """
+    return _Unpickler(io.BytesIO(record), memory, tensors).load()
 
 
 def view(
@@ -148,6 +208,9 @@ class Unusable(torch.Tensor):
     """Stands for a tensor that cannot be compared; ``why`` is the kind and the end of a message."""
 
     why: tuple[str, str]
+
+
+Unusable.__name__ = torch.Tensor.__name__  # in messages
 
 
 def encode(

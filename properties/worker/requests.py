@@ -13,7 +13,7 @@ from ..isolation.sanitizer import SLOWNESS, errors
 from ..isolation.workers import SECOND, Deadlines, Outcome, Worker
 from ..verdicts.verdict import Verdict
 
-ON_ITS_GPU = ("soak", "host_runs_ahead", "no_host_sync")
+ON_ITS_GPU = ("soak", "host_runs_ahead", "metadata_no_host_sync")
 """Laws that watch streams of the GPU, and so are judged in the kernel's process there."""
 WARM_UP_DEADLINES = Deadlines(run=20.0)
 

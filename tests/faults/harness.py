@@ -300,6 +300,7 @@ def _prepare(case: Case, folder: Path) -> list[str]:
     laws = sorted({*names, *fault.laws, *case.laws})
     return [
         *("check", *(reversed(both) if case.first else both)),
+        *(("--distrust",) if DISTRUST or fault.distrust else ()),
         *("--profile", "quick", "--jobs", "1", "--seed", str(case.seed)),
         *(word for law in laws for word in ("--law", law)),
         *("--json", f"{folder}/report.json", "--junit", f"{folder}/report.xml"),
@@ -523,6 +524,8 @@ def every(cases: Sequence[Case], base: Path, jobs: int) -> Iterator[Answer]:
         yield answer
 
 
+DISTRUST = False
+"""Whether all runs are with that option."""
 KEEP = False
 """Whether the folders of wrong answers stay."""
 
@@ -600,6 +603,7 @@ def main_of_harness() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", type=Path, help="keep every answer here")
     parser.add_argument("--keep", action="store_true", help="keep the folders of wrong answers")
+    parser.add_argument("--distrust", action="store_true", help="with this option in every run")
     given = parser.parse_args()
     if given.runs:
         cases = at_random(given.runs, given.seed)
@@ -609,7 +613,7 @@ def main_of_harness() -> int:
         cases = cases[given.sample[0] :: given.sample[1]]
     if given.only:
         cases = [case for case in cases if any(re.search(each, case.name) for each in given.only)]
-    globals()["KEEP"] = given.keep
+    globals().update(KEEP=given.keep, DISTRUST=given.distrust)
     hasten()
     gc.collect()
     gc.freeze()

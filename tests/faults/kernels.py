@@ -42,7 +42,13 @@ import torch
 
 from kernelproof.impl import UnsupportedError, implementation
 from kernelproof.impl.targets.refusal import Refusal
-from kernelproof.reference import AttentionProblem, MergeProblem, MoEProblem
+from kernelproof.properties.isolation import worker_main
+from kernelproof.properties.isolation.stages import frame
+from kernelproof.properties.laws import general
+from kernelproof.properties.verdicts import comparison
+from kernelproof.properties.verdicts.verdict import PASS, Verdict
+from kernelproof.reference import AttentionOutput, AttentionProblem, MergeProblem, MoEProblem
+from kernelproof.reference.attention.bounds import Bounded
 from kernelproof.reference.operations import OPERATIONS
 
 POINTS = ("import", "supports", "call", "third", "after", "exit")
@@ -82,6 +88,7 @@ class Fault:
         laws: under which it is judged.
         options: of the decorator.
         sample: whether it belongs to the fast part.
+        distrust: whether it runs with ``--distrust``.
     """
 
     name: str
@@ -95,6 +102,7 @@ class Fault:
     laws: tuple[str, ...] = ()
     options: dict[str, Any] | None = None
     sample: bool = False
+    distrust: bool = False
 
 
 # What any operation's kernel needs
@@ -1146,6 +1154,62 @@ DECORATED: tuple[Fault, ...] = tuple(
 )  # fmt: skip
 
 
+# Lies: what a kernel replaces in its process so that its wrong result passes
+
+
+def _replace_comparison() -> None:
+    for name in ("all_within", "bitwise"):
+        setattr(comparison, name, lambda *_: PASS)
+
+
+def _replace_comparisons_of_torch() -> None:
+    vars_of: Any = torch.Tensor
+    vars_of.all = lambda *_, **__: torch.tensor(True)  # noqa: FBT003
+    vars_of.any = lambda *_, **__: torch.tensor(False)  # noqa: FBT003
+
+
+def _replace_oracle() -> None:
+    def zeros(inputs: Any, arithmetic: Any) -> Bounded:  # noqa: ANN401
+        expected, bound = BOUNDED_ANSWER(inputs, arithmetic)
+        return Bounded(AttentionOutput(torch.zeros_like(expected.out), expected.lse), bound)
+
+    general.bounded_answer = zeros
+
+
+def _replace_verdict() -> None:
+    def passes(verdict: Verdict, *_: object, **__: object) -> None:
+        MADE(verdict, "PASS")
+
+    vars_of: Any = Verdict
+    vars_of.__init__ = passes
+
+
+def _write_verdict() -> None:
+    """Answer the request that is being answered, in the worker's place."""
+    at: Any = sys._getframe()
+    while (at.f_globals["__name__"], at.f_code.co_name) != (worker_main.__name__, "_answer"):
+        at = at.f_back
+    reply = {"id": at.f_locals["request"]["id"], "result": PASS.to_json()}
+    at.f_back.f_locals["connection"].sendall(frame(reply))
+
+
+BOUNDED_ANSWER, MADE = general.bounded_answer, Verdict.__init__
+LIES: tuple[Fault, ...] = tuple(
+    Fault(name, effect, out(torch.zeros_like), must="FAIL", kind="numeric", distrust=True,
+          sample=name == "write the verdict itself")
+    for name, effect in (
+        ("replace the comparison", _replace_comparison),
+        ("replace torch's comparisons", _replace_comparisons_of_torch),
+        ("replace the oracle", _replace_oracle),
+        ("replace the verdict", _replace_verdict),
+        ("write the verdict itself", _write_verdict),
+    )
+)  # fmt: skip
+BELIEVED = tuple(
+    replace(row, name=f"{row.name}, believed", distrust=False, sample=False) for row in LIES
+)
+
+
 def moved(rows: Sequence[str], at: str, must: str, **more: Any) -> tuple[Fault, ...]:  # noqa: ANN401
     """Return rows again, at another point."""
     named = {row.name: row for table in PLAIN for row in table}
@@ -1202,9 +1266,11 @@ ELSEWHERE = tuple(
 FAULTS: tuple[Fault, ...] = (
     *(row for table in PLAIN for row in table),
     *SUPPORTS, *DECORATED, *AT_IMPORT, *THIRD, *AFTER, *AT_EXIT, *ELSEWHERE,
+    *LIES, *BELIEVED,
 )  # fmt: skip
 BY_NAME = {row.name: row for row in FAULTS}
 KNOWN: dict[str, str] = {
     "patch builtins.Exception+return wrong numbers": "the oracle's tensors cannot be made any more",
+    **{row.name: "its own process judges: --distrust finds it" for row in BELIEVED},
 }
 """Why rows are answered wrongly today. Strict: a right answer to a row of the table is reported."""
