@@ -141,6 +141,7 @@ RUN_SECTIONS = {
     ),
     "How hard to look": (
         "--profile", "--minutes", "--seed", "--modules", "--soak", "--costs", "--sanitizer",
+        "--distrust",
     ),
     "Outputs": (
         "--verbose", "--html", "--json", "--junit", "--markdown", "--evidence", "--cases",

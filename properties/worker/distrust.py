@@ -231,7 +231,7 @@ class RemoteSubject(Subject):
         with _read():
             number = int(answer["session"])
             names = [*SESSION, *(("capture", "replay") if answer["graphs"] else ())]
-            methods: dict[str, Any] = {name: partial(_not_here, number, name) for name in names}
+            methods: dict[str, Any] = {name: partial(_elsewhere, number, name) for name in names}
             if answer["scratch"]:
                 methods["scratch"] = partial(self._overwritten, number)
         session: Any = SimpleNamespace(**methods)
@@ -267,11 +267,6 @@ class RemoteSubject(Subject):
         return answer
 
 
-def _not_here(session: int, name: str, inputs: object) -> NoReturn:
-    """Stand for a method of a session in the other process."""
-    raise NotImplementedError(session, name, inputs)
-
-
 @contextmanager
 def _read() -> Iterator[None]:
     """Read what the other process says; it says nothing sensible where that raises.
@@ -291,16 +286,17 @@ def _implementation_of(declared: Mapping[str, Any]) -> Implementation:
     return Implementation(
         operation=str(declared["operation"]),
         name=str(declared["name"]),
-        function=_not_called,
+        function=_elsewhere,
         supports=None,
         features=frozenset(map(str, declared["features"])),
         arithmetic=Arithmetic(**declared["arithmetic"]),
         writes_out=bool(declared["writes_out"]),
         compile_key=None,
-        session=_not_called if declared["sessions"] else None,
+        session=_elsewhere if declared["sessions"] else None,
         wide_arithmetic=[(int(least), Arithmetic(**wide)) for least, wide in declared["wide"]],
     )
 
 
-def _not_called(*_: object) -> NoReturn:
+def _elsewhere(*_: object) -> NoReturn:
+    """Stand for what is called in the other process only."""
     raise NotImplementedError

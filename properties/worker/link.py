@@ -132,7 +132,7 @@ class Packer:
         file = io.BytesIO()
         _Pickler(file, self).dump(record)
         memory: dict[int, torch.Tensor] = {}
-        gone = []
+        gone: list[int] = []
         for key, (number, reference) in list(self._held.items()):
             storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)  # noqa: SLF001
             if storage is None:
@@ -190,15 +190,13 @@ def unpack(record: bytes, memory: Mapping[int, torch.Tensor], tensors: Tensors) 
     return _Unpickler(io.BytesIO(record), memory, tensors).load()
 
 
-def view(
-    storage: torch.UntypedStorage,
-    dtype: torch.dtype,
-    offset: int,
-    shape: tuple[int, ...],
-    stride: tuple[int, ...],
-) -> torch.Tensor:
-    """Return a tensor in this memory; RuntimeError where it would reach beyond it."""
-    return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, shape, stride)
+def view(storage: torch.UntypedStorage, dtype: torch.dtype, *place: Any) -> torch.Tensor:  # noqa: ANN401
+    """Return a tensor in this memory, by its offset, shape and stride in elements.
+
+    Raises:
+        RuntimeError: it would reach beyond the memory.
+    """
+    return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, *place)
 
 
 # Results

@@ -49,7 +49,7 @@ from kernelproof.properties.verdicts import comparison
 from kernelproof.properties.verdicts.verdict import PASS, Verdict
 from kernelproof.reference import AttentionOutput, AttentionProblem, MergeProblem, MoEProblem
 from kernelproof.reference.attention.bounds import Bounded
-from kernelproof.reference.operations import OPERATIONS
+from kernelproof.reference.operations import OPERATIONS, bounded_answer
 
 POINTS = ("import", "supports", "call", "third", "after", "exit")
 """Where an effect can be: third: in the third call of each process and all later ones; after: in a
@@ -1173,7 +1173,7 @@ def _replace_oracle() -> None:
         expected, bound = BOUNDED_ANSWER(inputs, arithmetic)
         return Bounded(AttentionOutput(torch.zeros_like(expected.out), expected.lse), bound)
 
-    general.bounded_answer = zeros
+    vars(general)["bounded_answer"] = zeros
 
 
 def _replace_verdict() -> None:
@@ -1193,7 +1193,7 @@ def _write_verdict() -> None:
     at.f_back.f_locals["connection"].sendall(frame(reply))
 
 
-BOUNDED_ANSWER, MADE = general.bounded_answer, Verdict.__init__
+BOUNDED_ANSWER, MADE = bounded_answer, Verdict.__init__
 LIES: tuple[Fault, ...] = tuple(
     Fault(name, effect, out(torch.zeros_like), must="FAIL", kind="numeric", distrust=True,
           sample=name == "write the verdict itself")
