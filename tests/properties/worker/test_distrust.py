@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from kernelproof.impl import Implementation, Target, UnsupportedError, implementation
+from kernelproof.impl.protocol import Operation
 from kernelproof.properties.findings.cases import case_of
 from kernelproof.properties.findings.corpus import load_case
 from kernelproof.properties.findings.report import Finding
@@ -85,7 +86,7 @@ def verdict_of(subject: Subject, law: Any, problem: Problem) -> Verdict:  # noqa
     return replace(verdict, trace="")
 
 
-def honest(operation: str) -> Implementation:
+def honest(operation: Operation) -> Implementation:
     answer = OPERATIONS[operation].answer
 
     def kernel(inputs: Any) -> Any:  # noqa: ANN401
@@ -112,7 +113,7 @@ TRIED: dict[str, Problem] = {
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_every_law_says_what_it_says_in_one_process(operation: str) -> None:
+def test_every_law_says_what_it_says_in_one_process(operation: Operation) -> None:
     kernel, problem = honest(operation), TRIED[operation]
     judged = 0
     for law in laws_of(operation):
