@@ -7,7 +7,9 @@ Requests and replies are JSON in `frame`s over a stream socket.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
+import os
 import socket
 import struct
 from collections import deque
@@ -29,6 +31,7 @@ _HEADER: Final = struct.Struct("!4sI")
 _MAGIC: Final = b"kpf1"
 # Far above any verdict: a longer "length" is garbage that an implementation wrote into the socket.
 _LONGEST: Final = 1 << 28
+_FIRST_FREE: Final = 3  # file descriptors below are the standard streams
 
 
 class GarbledError(Exception):
@@ -128,13 +131,16 @@ class FrameReader:
         found: list[int] = []
         try:
             if self._takes_links:
-                flags = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-                data, found, _, _ = socket.recv_fds(self._connection, 1 << 16, 1, flags)
+                data, found, _, _ = socket.recv_fds(self._connection, 1 << 16, 1)
             else:
                 data = self._connection.recv(1 << 16)
         except ConnectionError:
             return False
-        self.links.extend(socket.socket(fileno=each) for each in found)
+        for each in found:
+            # Not as a standard stream, where the code under test has closed one.
+            moved = fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE)
+            self.links.append(socket.socket(fileno=moved))
+            os.close(each)
         self._buffer += data
         return bool(data)
 

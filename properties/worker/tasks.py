@@ -33,6 +33,8 @@ from ..verdicts.elements import with_places
 from ..verdicts.subject import LAUNCHES, Stages, Subject
 from ..verdicts.verdict import Verdict
 from . import integrity
+from .distrust import RemoteSubject, Server
+from .link import Link
 
 HANDLER = "kernelproof.properties.worker.tasks:handle"
 """How the worker finds this module."""
@@ -332,9 +334,6 @@ def attributed() -> Iterator[None]:
 
 def _served(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
     """Do calls for the process that judges."""
-    from .distrust import Server
-    from .link import Link
-
     link = Link(payload[LINK])
     try:
         with attributed():
@@ -348,9 +347,6 @@ def _served(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
 
 def overseen(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
     """Judge as ``judge`` does, where another process does the calls: none of its code is here."""
-    from .distrust import RemoteSubject
-    from .link import Link
-
     launches = int(payload.get("soak", LAUNCHES))
     try:
         target = _target(payload["device"])

@@ -275,7 +275,9 @@ def run_case(case: Case, folder: Path) -> Answer:
     known = kernels.KNOWN.get(case.name)
     if known and answer.wrong:
         answer.known, answer.wrong = answer.wrong, []
-    elif known and case.name in kernels.BY_NAME and not (case.at or case.operation):
+    elif (
+        known and not DISTRUST and case.name in kernels.BY_NAME and not (case.at or case.operation)
+    ):
         answer.wrong = [f"answered rightly, though the table says: {known}"]
     return answer
 
