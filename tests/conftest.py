@@ -41,14 +41,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# What each test took, by its id; kept for ``nearest.py``.
+# What each test took, by its id, and what its set-up did; kept for ``nearest.py``.
 _seconds: dict[str, float] = {}
+_set_up: dict[str, float] = {}
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note what a test took, its set-up included."""
-    if not report.skipped:
-        _seconds[report.nodeid] = _seconds.get(report.nodeid, 0.0) + report.duration
+    """Note what a test took, unless it was skipped."""
+    if report.when == "setup":
+        _set_up[report.nodeid] = report.duration
+    elif report.when == "call" and not report.skipped:
+        _seconds[report.nodeid] = _set_up.get(report.nodeid, 0.0) + report.duration
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

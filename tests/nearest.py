@@ -137,8 +137,8 @@ def main(root: Path, seconds: float) -> int:
     others = len(list((root / "tests").rglob("test_*.py"))) - len(ranks)
     say("check: left out:")
     for file, count in within.left.items():
-        say(f"  {count} tests of {file}, for which there was no time")
-    say(f"  {others} test files that are not near (make test), and make docs")
+        say(f"  {file}: no time for {count} tests")
+    say(f"  what is not near: {others} test files (make test), and make docs")
     return int(code)
 
 

@@ -44,12 +44,15 @@ def test_near_is_what_changed_or_names_it_or_stands_for_its_folder(tmp_path: Pat
 
 
 def test_a_test_that_would_end_too_late_is_left_out_and_named(tmp_path: Path) -> None:
+    """Also that runs note what tests take, and forget nothing of those that were left out."""
+    cache = f".pytest_cache/v/{SECONDS}"
     write(
         tmp_path,
         {
             "tests/test_near.py": "def test_quick(): open('quick', 'w')\ndef test_slow(): assert 0",
             "tests/test_far.py": "def test_far(): assert 0",
-            f".pytest_cache/v/{SECONDS}": json.dumps({"tests/test_near.py::test_slow": 61.0}),
+            "tests/conftest.py": Path(__file__).with_name("conftest.py").read_text(),
+            cache: json.dumps({"tests/test_near.py::test_slow": 61.0}),
         },
     )
     git = shutil.which("git") or "git"
@@ -62,5 +65,8 @@ def test_a_test_that_would_end_too_late_is_left_out_and_named(tmp_path: Path) ->
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert (tmp_path / "quick").exists()
-    assert "1 tests of tests/test_near.py, for which there was no time" in ended.stdout
-    assert "1 test files that are not near" in ended.stdout
+    assert "tests/test_near.py: no time for 1 tests" in ended.stdout
+    assert "what is not near: 1 test files" in ended.stdout
+    kept = json.loads((tmp_path / cache).read_text())
+    assert set(kept) == {f"tests/test_near.py::test_{name}" for name in ("quick", "slow")}
+    assert kept["tests/test_near.py::test_slow"] == 61.0
