@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .protocol import Implementation, Operation
 
 ENTRY_POINTS = "kernelproof.implementations"
-MAKES_NAMES = {"__dict__", "__getattr__", "eval", "exec", "globals", "setattr", "vars"}
+MAKES_NAMES = {"__dict__", "__getattr__", "eval", "exec", "globals", "locals", "setattr", "vars"}
 """Names in a source that may give its module others, which the source does not write."""
 NOT_OF_USERS = (
     str(Path(__file__).parents[1]),

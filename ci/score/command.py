@@ -23,7 +23,12 @@ from ..console.outputs import Outputs, output_option
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @output_option("--json", "Write the results to this file.")
 @click.option(
-    "--only", "names", multiple=True, metavar="NAME", help="Only this bug; may be repeated."
+    "--bug",
+    "--only",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="Only this bug; may be repeated.",
 )
 @click.option(
     "--operation",
@@ -57,7 +62,7 @@ def score(
     if unknown:
         meant = did_you_mean(unknown[0], known)
         there = f"there are {', '.join(sorted(known))}"
-        message = f"--only {unknown[0]!r} is no seeded bug; {meant}{there}"
+        message = f"--bug {unknown[0]!r} is no seeded bug; {meant}{there}"
         raise UsageRefusedError(message)
     scored = {bug.operation for bug in CATALOGUE}
     strange = sorted(set(operations) - scored)
