@@ -235,7 +235,7 @@ for module, name in names:
         ({"x.py": MOE, "a.py": "from engine import x\nx.moe(1, 2)"}, NOT, ""),
         ({"x.py": MOE, "y.py": "from .x import *", "a.py": CALL.replace("x", "y")},
          USED, "a.py:2"),
-        ({"x.py": "def __getattr__(n): ...\nflashinfer = 1", "a.py": CALL},
+        ({"x.py": "flashinfer = moe = 1\ndef __getattr__(n): ...", "a.py": CALL},
          MAYBE, "a.py:2"),
         ({"x.py": "import flashinfer", "y.py": "def moe(): ...", "a.py": CALL.replace("x", "y")},
          NOT, ""),
@@ -244,7 +244,7 @@ for module, name in names:
         # Functions that import when they are called, as vllm/utils/flashinfer.py has them.
         ({"x.py": LAZY, "a.py": "from .x import fused\nfused(1, 2, 3)"}, USED, "a.py:2"),
         ({"x.py": LAZY, "a.py": "from .x import fused\nfused(1, a=3)"}, NOT, ""),
-        ({"x.py": LAZY.replace("(*args, **kwargs)\n    ret", "(0, *args, **kwargs)\n    ret"),
+        ({"x.py": LAZY.replace("(*args, **kwargs)\n    ret", "(*args, 0, **kwargs)\n    ret"),
           "a.py": "from .x import fused\nfused(1, a=3)"}, MAYBE, "x.py:6"),
         ({"x.py": MOE + "__all__ = ['moe']\nmoe(1, 2)"}, NOT, ""),
         ({"x.py": MOE + "__all__ = ['moe']"}, MAYBE, "x.py:1"),
