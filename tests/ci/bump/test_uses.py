@@ -241,6 +241,8 @@ for module, name in names:
          NOT, ""),
         ({"x.py": MOE + "fused = moe", "a.py": "import engine.x\nengine.x.fused(1, 2, 3)"},
          USED, "a.py:2"),
+        ({"p/__init__.py": "from .x import moe", "p/x.py": MOE, "a.py": CALL.replace("x", "p")},
+         USED, "a.py:2"),
         # Functions that import when they are called, as vllm/utils/flashinfer.py has them.
         ({"x.py": LAZY, "a.py": "from .x import fused\nfused(1, 2, 3)"}, USED, "a.py:2"),
         ({"x.py": LAZY, "a.py": "from .x import fused\nfused(1, a=3)"}, NOT, ""),
