@@ -114,10 +114,10 @@ def uses_of(folder: Path, what: str, files: dict[str, str]) -> dict[str, Any]:
         ("gone", "import flashinfer\neval('flashinfer.OldWrapper(1)')", MAYBE),
         ("gone", "import flashinfer\ngetattr(module, f'Old{kind}rapper')(1)", MAYBE),
         ("gone", "import flashinfer\ngetattr(module, 'OldWrap' + end)(1)", MAYBE),
-        ("gone", "import flashinfer\nprint(f'{kind}Old')", NOT),
+        ("gone", "import flashinfer\nprint(f'{kind}per')", NOT),
         ("gone", "import importlib\nimportlib.import_module(f'flashinfer.{x}').OldWrapper", USED),
         ("gone", "import flashinfer\nmodule().OldWrapper(1)", MAYBE),
-        ("gone", "import flashinfer\n'''Instead of OldWrapper.'''\n# OldWrapper", NOT),
+        ("gone", "import flashinfer\n'''OldWrapper'''\n# OldWrapper", NOT),
         ("gone", "import flashinfer\nlog('OldWrapper is deprecated')", NOT),
         # Another thing of the same name.
         ("gone", "import flashinfer\nclass OldWrapper: ...\nOldWrapper(1)", NOT),
