@@ -316,7 +316,8 @@ def new_command(name: str, operation: str) -> int:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @output_option(
     "--markdown",
-    "Write a page of the documentation; this file's name says which: law-book.md or fields.md.",
+    "Write a page of the documentation; this file's name says which: law-book.md, fields.md or "
+    "commands.md.",
 )
 def list_command(device: str, outputs: Outputs, *, as_json: bool) -> int:
     """List implementations, laws and profiles, and why an implementation cannot run here."""

@@ -7,10 +7,15 @@ from pathlib import Path
 
 import click
 
+from .command_book import command_book
 from .field_book import field_book
 from .law_book import law_book
 
-PAGES: Mapping[str, Callable[[], str]] = {"law-book.md": law_book, "fields.md": field_book}
+PAGES: Mapping[str, Callable[[], str]] = {
+    "law-book.md": law_book,
+    "fields.md": field_book,
+    "commands.md": command_book,
+}
 """What makes each page."""
 
 
