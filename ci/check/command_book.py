@@ -40,6 +40,7 @@ def _helps(command: click.Command, parent: click.Context | None = None) -> list[
         info_name=command.name if parent else "kernelproof",
         parent=parent,
         terminal_width=WIDTH,
+        **command.context_settings,
     )
     lines = [f"## {context.command_path}", "", "```text", command.get_help(context), "```", ""]
     for each in getattr(command, "commands", {}).values():
