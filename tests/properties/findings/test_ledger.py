@@ -139,7 +139,7 @@ class TestReading:
             ("status", "status = 3", "status is 3; known: FAIL, "),
             ("status", 'status = "PASS"', "status is 'PASS'; known: FAIL, "),
             ("status", 'status = "KNOWN"', "status is 'KNOWN'; known: FAIL, "),
-            ("kinds", 'kinds = ["NaN"]', "kinds[0] is 'NaN'; known: "),
+            ("kinds", 'kinds = ["NaN"]', "kinds[0] is 'NaN'; did you mean nan? known: "),
             ("where", 'where = "empty"', "where is 'empty': expected table, got str"),
             ("where", "where = { emtpy = 1 }", "where names 'emtpy'; did you mean empty? known: "),
             (

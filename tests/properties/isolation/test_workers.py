@@ -447,14 +447,14 @@ class TestOrphans:
         worker.renew()
         echo(worker, 1)
         # The worker that is lent, its standby, a process above each.
-        assert wait_until(lambda: len(descendants_of(os.getpid())) == 4)
-        before = set(descendants_of(os.getpid()))
+        assert wait_until(lambda: len(workers_processes()) == 4), processes()
+        before = workers_processes()
         with make_pool(size=2) as pool, pool.lease() as another:
             result = another.run({"do": "leave_a_child", "then": "return"}).result
             assert result is not None
             # Two workers, the standby, a process above each, the child.
-            assert wait_until(lambda: len(descendants_of(os.getpid())) == 4 + 7)
-            family = set(descendants_of(os.getpid())) - before
+            assert wait_until(lambda: len(workers_processes()) == 4 + 7), processes()
+            family = workers_processes() - before
             assert int(str(result["child"])) in family
         assert wait_until(lambda: not any(map(running, family)))
 
@@ -659,6 +659,18 @@ def children_of(pid: int) -> list[int]:
 def descendants_of(pid: int) -> list[int]:
     children = children_of(pid)
     return children + [far for child in children for far in descendants_of(child)]
+
+
+def workers_processes() -> set[int]:
+    """The processes of this file's pools, not those of other files' fixtures."""
+    mine = [
+        each for each in children_of(os.getpid()) if MISBEHAVE.partition(":")[0] in command_of(each)
+    ]
+    return {*mine, *(far for each in mine for far in descendants_of(each))}
+
+
+def processes() -> list[str]:
+    return [command_of(each)[-200:] for each in descendants_of(os.getpid())]
 
 
 def command_of(pid: int) -> str:
