@@ -46,6 +46,10 @@ class Outcome:
         return self.status in ("hang", "crash")
 
 
+CLOSED = "closed its connection"
+"""Kind of a process that lives on without a way to answer, as after ``exec``."""
+
+
 def describe_exit(status: int | None, *, for_memory: bool = False) -> str:
     """Name the end of a process that died by itself; `status` is negative for a signal."""
     if status is None:

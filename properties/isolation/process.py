@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from .kernel_kills import kills
 from .leftovers import is_helper
-from .outcome import Outcome, Status, describe_exit
+from .outcome import CLOSED, Outcome, Status, describe_exit
 from .spawning import start_group
 from .stages import (
     BOARD_BYTES,
@@ -300,7 +300,7 @@ class WorkerProcess:
         by_itself = self._group.exited()
         status = self._group.end()
         for_memory = self._kills != kills()
-        kind = describe_exit(status, for_memory=for_memory) if by_itself else _CLOSED
+        kind = describe_exit(status, for_memory=for_memory) if by_itself else CLOSED
         return self._outcome("crash", began, kind=kind)
 
     def _dump_stacks(self) -> None:
@@ -348,7 +348,6 @@ class _GoneError(Exception):
     """The process closed its connection, or is dead."""
 
 
-_CLOSED: Final = "closed its connection"
 _NO_OBJECT: Final = "the handler's result is no JSON object"
 
 

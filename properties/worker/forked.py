@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..isolation.outcome import describe_exit
+from ..isolation.outcome import CLOSED, describe_exit
 from ..isolation.stages import BOARD_BYTES, Board
 from ..isolation.worker_main import Monitor
 from ..verdicts.subject import Stages
@@ -24,6 +24,8 @@ from ..verdicts.subject import Stages
 Task = Callable[[Mapping[str, Any], Stages], dict[str, Any]]
 TICK_SECONDS = 0.02
 """Seconds between two checks of a fork that has not answered."""
+CLOSING_SECONDS = 5.0
+"""Most seconds from the end of a fork's answer to its own end."""
 FAILED = b"null"
 """Answer of a fork whose task has raised an exception."""
 
@@ -94,8 +96,17 @@ def _followed(
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             return b"", {"status": "hang", "kind": stage, "stage": stage, "limit": limit}
-    if status is None:
-        _, status = os.waitpid(child, 0)
+    until = time.monotonic() + CLOSING_SECONDS
+    while status is None:
+        ended, code = os.waitpid(child, os.WNOHANG)
+        if ended:
+            status = code
+        elif time.monotonic() > until:  # it became another program, which has no pipe
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return b"", {"status": "crash", "kind": CLOSED, "stage": board.read()[0]}
+        else:
+            time.sleep(TICK_SECONDS)
     if os.waitstatus_to_exitcode(status) == 0 and answer:
         return answer, {}
     kind = describe_exit(os.waitstatus_to_exitcode(status))

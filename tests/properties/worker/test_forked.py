@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from kernelproof.properties.verdicts.subject import Stages
+from kernelproof.properties.worker import forked
 from kernelproof.properties.worker.forked import in_fork
 
 
@@ -31,6 +32,8 @@ def task(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
         elif payload["do"] == "abort":
             faulthandler.disable()  # pytest's
             os.abort()
+        elif payload["do"] == "become":
+            os.execlp("sleep", "sleep", "600")  # noqa: S606, S607
         elif payload["do"] == "leave":
             os._exit(3)
         elif payload["do"] == "start":  # what is started holds the pipe of the answer open
@@ -57,10 +60,14 @@ def test_another_process_answers() -> None:
     [
         ("hang", {"status": "hang", "kind": "run", "stage": "run", "limit": 0.3}),
         ("abort", {"status": "crash", "kind": "SIGABRT", "stage": "run"}),
+        ("become", {"status": "crash", "kind": "closed its connection", "stage": "run"}),
         ("leave", {"status": "crash", "kind": "exit 3", "stage": "run"}),
     ],
 )
-def test_what_ends_or_never_does_is_an_outcome(do: str, outcome: dict[str, Any]) -> None:
+def test_what_ends_or_never_does_is_an_outcome(
+    do: str, outcome: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forked, "CLOSING_SECONDS", 0.2)
     assert ended(do) == {"ended": outcome}
 
 
