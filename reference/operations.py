@@ -16,7 +16,7 @@ from . import oracle, problems
 from .attention.bounds import Bounded
 from .formats.arithmetic import BLOCK_FORMATS, Arithmetic
 from .problems import Problem
-from .problems.from_json import read_problem
+from .problems.from_json import hints_of, read_problem
 from .tensors import context_parallel
 from .tensors import inputs as records
 from .tensors import materialise as tensors
@@ -115,6 +115,8 @@ PROBLEM_TYPES: dict[str, type[Problem]] = {
     each.problem.kind: each.problem for each in OPERATIONS.values()
 }
 """Types of problem, by their kind in JSON."""
+for _problem in PROBLEM_TYPES.values():
+    hints_of(_problem)  # now: an implementation may take modules out of sys.modules
 
 
 def operation_of(inputs: Inputs) -> str:

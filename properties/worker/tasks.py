@@ -137,10 +137,11 @@ def subject_of(payload: Mapping[str, Any], stages: Stages) -> Subject:
 
 def subject_of_kind(kind: type[Kind], payload: Mapping[str, Any], stages: Stages) -> Kind:
     """Return a subject of this kind."""
+    target = _target(payload["device"])  # before the code under test can patch what it needs
     with stages.stage("load"):
         return kind(
             _implementation(payload["implementation"], payload.get("operation")),
-            _target(payload["device"]),
+            target,
             stages,
             _compiled.setdefault(payload["implementation"], set()),
             modules=payload.get("modules", ()),

@@ -30,7 +30,7 @@ def read_problem(data: Mapping[str, Any], problem_types: Mapping[str, type[Probl
         meant = did_you_mean(str(kind), problem_types)
         refuse("type", kind, f"one of {sorted(problem_types)}", meant=meant)
     cls: Any = problem_types[kind]
-    hints = _hints(cls)
+    hints = hints_of(cls)
     known = {field.name for field in fields(cls)}
     values: dict[str, Any] = {}
     for name, value in data.items():
@@ -45,7 +45,8 @@ def read_problem(data: Mapping[str, Any], problem_types: Mapping[str, type[Probl
 
 
 @functools.cache
-def _hints(cls: Any) -> dict[str, Any]:  # noqa: ANN401  a type of problem
+def hints_of(cls: Any) -> dict[str, Any]:  # noqa: ANN401  a type of problem
+    """Return the types of a problem's fields."""
     return get_type_hints(cls)
 
 
