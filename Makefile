@@ -89,7 +89,7 @@ layers: setup-dev ## import-linter: who may import whom
 .PHONY: check
 check: setup-dev ## Before a commit, in a minute: lint, types, layers, the tests nearest to what changed
 	@started=$$(date +%s); $(MAKE) --no-print-directory lint types layers; \
-	$(BIN)/python tests/nearest.py --seconds $$((60 - $$(date +%s) + started))
+	$(BIN)/python tests/nearest.py --seconds $$((left = 60 - $$(date +%s) + started, left > 15 ? left : 15))
 
 .PHONY: docs
 docs: setup-dev ## The documentation as a site, in build/docs; warnings are errors (needs Python 3.11)

@@ -1,4 +1,4 @@
-"""Kernelproof proves attention and MoE inference kernels against an oracle before they ship.
+"""Kernelproof tests attention and MoE inference kernels against an oracle before they ship.
 
 The public names live in the sub-packages, each importable without the ones after it:
 

@@ -213,7 +213,11 @@ def _check_name(name: str) -> None:
     if name in USED:
         message = f"NAME is {name!r}, which the adapter needs for something else"
         raise UsageRefusedError(message)
-    spec = importlib.util.find_spec(name)
+    try:
+        spec = importlib.util.find_spec(name)
+    except ValueError as error:
+        message = f"NAME is {name!r}, which is no name for a module of yours"
+        raise UsageRefusedError(message) from error
     if spec is not None and spec.origin != str(Path(f"{name}.py").resolve()):
         message = f"NAME is {name!r}, and {name}.py would hide the module {spec.origin or name}"
         raise UsageRefusedError(message)

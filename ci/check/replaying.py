@@ -198,7 +198,10 @@ def _judge_here(case: dict[str, Any]) -> Verdict:
     described = tasks.describe(case, _NoStages())
     if "error" in described:
         raise UsageRefusedError(str(described["error"]))
-    return Verdict.from_json(tasks.judge(case, _NoStages()))
+    verdict = Verdict.from_json(tasks.judge(case, _NoStages()))
+    if verdict.kind in ("KeyboardInterrupt", "BdbQuit"):  # the user's, at the terminal
+        raise KeyboardInterrupt
+    return verdict
 
 
 @contextmanager

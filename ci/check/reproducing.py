@@ -84,11 +84,8 @@ def write_script(
     stream = io.BytesIO()
     expected = {} if kept.operation == "route" else kept.expected
     torch.save({"inputs": kept.inputs, "expected": expected, "bound": kept.bound}, stream)
-    data, beside = zlib.compress(stream.getvalue(), 9), path.with_suffix(".pt")
+    data, beside = zlib.compress(stream.getvalue(), 9), path.with_name(f"{path.stem}.tensors.pt")
     inside = len(data) <= MOST_INSIDE
-    if not inside and beside == path:
-        message = f"--script {path}: the name ends in .pt, which is for the tensors beside it"
-        raise OutputError(message)
     module, _, attribute = kernel.reference.rpartition(":")
     file = Path(module)
     is_file = file.suffix == ".py"

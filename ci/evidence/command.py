@@ -18,7 +18,7 @@ KINDS = ("h200", "gating", "bump")
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path), metavar="[FILE.json...]")
 @output_option("--markdown", "Write the page to this file instead of printing it.")
 def evidence(files: tuple[Path, ...], outputs: Outputs) -> int:
-    """Sum up files that `check` or `gate` wrote with --evidence; the shipped ones by default."""
+    """Sum up files that runs wrote with --evidence; the shipped ones by default."""
     from .page import EvidenceFileError, page
 
     try:

@@ -75,7 +75,7 @@ def not_run(summary: Summary) -> list[tuple[ImplementationReport, Reason]]:
     return [
         (each, reason_of(each.refusal) if each.refusal else (_idle(each, ended=ended), ""))
         for each in in_order(summary.report.implementations)
-        if not each.error and not each.judged
+        if not each.error and not each.judged and not each.findings
     ]
 
 

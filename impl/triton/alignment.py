@@ -32,7 +32,7 @@ def alignment_of(problem: AttentionProblem) -> tuple[bool, ...]:
 
 
 def in_every_alignment(problem: AttentionProblem) -> Iterator[AttentionProblem]:
-    """Return an aligned problem, and others like it whose values begin elsewhere."""
+    """Yield the problem, and others like it whose values begin at every other alignment."""
     yield problem
     seen = {alignment_of(problem)}
     smallest = 1 if problem.page_size & (problem.page_size - 1) == 0 else problem.page_size

@@ -289,9 +289,12 @@ class Worker:
         if self._second is None or answer.get(LAST_REPLY):
             self._end_second()
             self._process.end()  # the connections of later requests have ended
-        if first.status != "done" or said.get("status") == "CRASH":
+        if first.status != "done":
             return first
-        if isinstance(ended := said.get("ended"), dict) and ended.get("status") in _DEATHS:
+        if "ended" in said:  # which comes before a status wherever a verdict is read
+            if isinstance(ended := said["ended"], dict) and ended.get("status") in _DEATHS:
+                return first
+        elif said.get("status") == "CRASH":
             return first
         if second.status == "done":
             last = {LAST_REPLY: True} if said.get(LAST_REPLY) else {}

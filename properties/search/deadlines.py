@@ -46,7 +46,8 @@ class DeadlineModel:
 
     Attributes:
         compile_seconds: that a first call of a module may take in a process.
-        slowness: factor of all deadlines, under a tool that makes everything slow.
+        slowness: factor of the least of ``run``, of ``materialise`` and of ``judge``, under a tool
+            that makes everything slow.
     """
 
     compile_seconds: float = COMPILE_SECONDS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -20,7 +21,7 @@ FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>
 THREAD = re.compile(r"^(Current thread|Thread) 0x")
 PACKAGE = Path(__file__).parents[2]
 NOT_THE_CODE_UNDER_TEST = ("torch", "triton", "tvm_ffi")
-"""Packages that launch what others have written."""
+"""Top-level packages whose frames are skipped: they launch what others have written."""
 LOAD_SECONDS = 30.0
 Frame = tuple[str, str, str]
 """File, line and function."""
@@ -115,4 +116,9 @@ def _is_suite(file: str) -> bool:
 
 
 def _is_machinery(file: str) -> bool:
-    return any(part in NOT_THE_CODE_UNDER_TEST for part in Path(file).parts)
+    """Whether a file is of such a package, which others' folders may be named after."""
+    parts = Path(file).parts
+    return any(
+        site in ("site-packages", "dist-packages") and package in NOT_THE_CODE_UNDER_TEST
+        for site, package in itertools.pairwise(parts)
+    )

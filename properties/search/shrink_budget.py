@@ -23,8 +23,8 @@ class ShrinkBudget:
 
     Attributes:
         profile: whose seconds it may take.
-        attempts: problems judged.
-        deaths: how many of them cost a process.
+        attempts: problems judged since shrinking began.
+        deaths: how many of them ended a process.
         begun: when the first failure was confirmed.
     """
 

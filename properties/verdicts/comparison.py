@@ -182,7 +182,8 @@ def listed(check: Check, wrong: torch.Tensor, size: torch.Tensor) -> list[Listed
     got, expected, bound = (
         each.flatten()[places].tolist() for each in (check.actual, check.expected, check.bound)
     )
-    indices = zip(*(each.tolist() for each in unravelled(places, wrong.shape)), strict=True)
+    columns = [each.tolist() for each in unravelled(places, wrong.shape)]
+    indices = list(zip(*columns, strict=True)) if columns else [()] * len(places)
     return [
         {
             "name": check.name,

@@ -34,5 +34,11 @@ def error_map(name: str, ratio: torch.Tensor) -> dict[str, Any] | None:
         "tensor": name,
         "shape": list(ratio.shape),
         "step": [down, across],
-        "worst": [[float(f"{each:.3g}") for each in row] for row in cells.tolist()],
+        "worst": [[_rounded(each) for each in row] for row in cells.tolist()],
     }
+
+
+def _rounded(ratio: float) -> float:
+    """Return a ratio to three digits, on its side of 1."""
+    rounded = float(f"{ratio:.3g}")
+    return 1.01 if ratio > 1 >= rounded else rounded

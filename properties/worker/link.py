@@ -194,8 +194,15 @@ def view(storage: torch.UntypedStorage, dtype: torch.dtype, *place: Any) -> torc
     """Return a tensor in this memory, by its offset, shape and stride in elements.
 
     Raises:
-        RuntimeError: it would reach beyond the memory.
+        RuntimeError: it would reach beyond the memory, which torch would make larger.
     """
+    offset, shape, stride = place
+    end = offset + sum((n - 1) * step for n, step in zip(shape, stride, strict=True)) + 1
+    if min((offset, *shape, *stride)) < 0 or (
+        0 not in shape and end * dtype.itemsize > storage.nbytes()
+    ):
+        message = f"offset {offset}, shape {shape}, stride {stride} in {storage.nbytes()} bytes"
+        raise RuntimeError(message)
     return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, *place)
 
 

@@ -56,7 +56,7 @@ class SpoiledError(RuntimeError):
 
 
 def handle(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
-    """Do the payload's ``task``; see the function of that name.
+    """Run the payload's ``task``, one of ``TASKS``, and return its reply.
 
     An error of the GPU that comes up after a call has ended is that call's too.
     """

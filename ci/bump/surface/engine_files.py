@@ -71,18 +71,28 @@ def _bounded(path: Path, files: Iterator[EngineFile]) -> list[EngineFile]:
 def _of_folder(folder: Path) -> Iterator[EngineFile]:
     # The folder may be the package itself, whose name its absolute imports begin with.
     top = (folder.resolve().name,)
-    for here, folders, names in os.walk(folder):
+    # An engine may have a package of that name inside; beside packages, it is the release itself.
+    skipped = () if (folder / "__init__.py").exists() else (FLASHINFER,)
+    for here, folders, names in os.walk(folder, onerror=_raise):
         inner = Path(here).relative_to(folder)
         folders[:] = sorted(
             name
             for name in folders
             if not name.startswith(".")
             and name != "__pycache__"
-            and not (inner == Path() and name == FLASHINFER)
+            and not (inner == Path() and name in skipped)
         )
+        for name in folders:
+            if Path(here, name).is_symlink():
+                why = "is a link to a folder, which is not followed"
+                yield _file(inner.joinpath(name).as_posix(), top, why)
         for name in sorted(names):
             if name.endswith(SUFFIX):
                 yield _file(inner.joinpath(name).as_posix(), top, _read(Path(here, name)))
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _of_file(path: Path) -> Iterator[EngineFile]:

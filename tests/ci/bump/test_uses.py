@@ -281,6 +281,19 @@ def test_what_cannot_be_read_may_use_everything(
     assert "larger than" in found["places"][0]["how"]
 
 
+def test_a_linked_folder_may_use_everything(tmp_path: Path) -> None:
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine" / "link").symlink_to(tmp_path)
+    found = uses_of(tmp_path, "gone", {"a.py": "import flashinfer"})
+    assert found["status"] == MAYBE
+    assert "link to a folder" in found["places"][0]["how"]
+
+
+def test_a_package_named_flashinfer_inside_of_the_engines_is_read(tmp_path: Path) -> None:
+    code = {"__init__.py": "", "flashinfer/__init__.py": MOE + "moe(1, 2, 3)"}
+    assert uses_of(tmp_path, "moved", code)["status"] != NOT
+
+
 def wheel(path: Path, **files: str) -> Path:
     with zipfile.ZipFile(path, "w") as made:
         for name, text in files.items():

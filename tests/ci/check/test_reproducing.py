@@ -116,7 +116,10 @@ def test_a_script_fails_as_the_law_does_and_passes_once_the_kernel_is_right(
     assert no_script(MINE, kept, verdict) == ""
     script = tmp_path / "repro.py"
     files = write_script(script, MINE, kept, verdict, "parity", problem)
-    assert [each.name for each in files] == ["repro.py", *([] if most_inside else ["repro.pt"])]
+    assert [each.name for each in files] == [
+        "repro.py",
+        *([] if most_inside else ["repro.tensors.pt"]),
+    ]
     assert "import kernelproof" not in script.read_text().replace("from kernelproof", "import k")
     inputs = materialise(problem)
     for answer, code in ((wrong(inputs, operation), 1), (right(inputs, operation), 0)):
@@ -267,6 +270,9 @@ def test_the_tensors_are_saved_with_an_index(
     # A result of an earlier case does not stay beside the tensors of a call without one.
     save_tensors(replace(kept, result=None), folder, {})
     assert not (folder / f"result{suffix}").exists()
+    (tmp_path / "oracle.pt").touch()
+    with pytest.raises(OutputError, match=r"oracle\.pt is there, and was not written by --save"):
+        save_tensors(kept, tmp_path, {})
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match=r"--save .* cannot be written"):
         save_tensors(kept, tmp_path / "file" / "x", {})

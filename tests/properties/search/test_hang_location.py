@@ -37,6 +37,12 @@ def test_the_innermost_frame_of_the_code_under_test_is_named() -> None:
     assert stuck_in(DUMP) == "_paged_run (prefill.py:2127)"
 
 
+def test_a_folder_may_have_the_name_of_a_package_that_launches() -> None:
+    inner = '  File "/site-packages/flashinfer/triton/cascade.py", line 7 in merge_state'
+    launch = '  File "/site-packages/triton/backends/nvidia/driver.py", line 713 in __call__'
+    assert stuck_in(DUMP.replace(launch, f"{launch}\n{inner}")) == "merge_state (cascade.py:7)"
+
+
 def test_a_stack_of_the_suite_alone_names_nothing() -> None:
     waits = f"""\
 Current thread 0x00007f0000000002 (most recent call first):

@@ -32,6 +32,12 @@ def test_of_a_large_tensor_neighbours_share_a_cell_and_the_worst_counts() -> Non
     assert sum(map(sum, made["worst"])) == 5.0
 
 
+def test_what_is_just_outside_of_the_bound_stays_outside() -> None:
+    found = error_map("out", torch.tensor([[1.003, 1.0, 0.9999]]))
+    assert found is not None
+    assert found["worst"] == [[1.01, 1.0, 1.0]]
+
+
 def test_other_shapes() -> None:
     assert error_map("x", torch.tensor(1.0)) is None
     assert error_map("x", torch.zeros(0, 4)) is None

@@ -235,6 +235,7 @@ LIES: dict[str, bytes] = {
     "bytes that never come": told({"pair": [{"new": True, **OUT}, None]}),
     "memory that was not given": told({"input": 99, **OUT, "offset": 0, "stride": [16, 16, 1]}),
     "behind the inputs": told({"input": 0, **OUT, "offset": 1 << 40, "stride": [16, 16, 1]}),
+    "just behind the inputs": told({"input": 0, **OUT, "offset": 1 << 20, "stride": [16, 16, 1]}),
     "much out of little": told({"input": 0, **OUT, "shape": [1 << 38], "offset": 0, "stride": [0]}),
     "three of a pair": told({"pair": [None, None, None]}),
     "a change of nothing": told(None, changed=[99]),
@@ -275,6 +276,12 @@ HUNG = {"status": "hang", "kind": "run", "stage": "run"}
             Outcome("done", FAILS),
             ("done", FAILS),
         ),
+        (  # whoever reads it looks at "ended" first
+            Outcome("done", {**CRASHES, "ended": {"status": "done", "result": PASSES}}),
+            Outcome("done", FAILS),
+            ("done", FAILS),
+        ),
+        (Outcome("done", {**CRASHES, "ended": [1]}), Outcome("done", FAILS), ("done", FAILS)),
         (Outcome("done", CRASHES), Outcome("done", PASSES), ("done", CRASHES)),
         (
             Outcome("done", {"ended": HUNG}),
