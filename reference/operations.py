@@ -115,8 +115,9 @@ PROBLEM_TYPES: dict[str, type[Problem]] = {
     each.problem.kind: each.problem for each in OPERATIONS.values()
 }
 """Types of problem, by their kind in JSON."""
-for _problem in PROBLEM_TYPES.values():
-    hints_of(_problem)  # now: an implementation may take modules out of sys.modules
+_each: Any
+for _each in PROBLEM_TYPES.values():
+    hints_of(_each)  # now: an implementation may take modules out of sys.modules
 
 
 def operation_of(inputs: Inputs) -> str:
