@@ -44,7 +44,7 @@ STATEMENTS = {law.name: f"{law.statement[0].upper()}{law.statement[1:]}." for la
 
 
 def to_html(summary: Summary) -> str:
-    """Return a self-contained page: the verdict, what was found, and what was looked at."""
+    """Return a self-contained page: the verdict, what was found, and the coverage."""
     report = summary.report
     facts = [
         ("command", summary.command),

@@ -70,7 +70,7 @@ def refused(reports: Iterable[ImplementationReport]) -> list[Reason]:
 
 
 def not_run(summary: Summary) -> list[tuple[ImplementationReport, Reason]]:
-    """Return the implementations of which nothing was judged, but for errors, and why."""
+    """Return the implementations of which nothing was judged, and why; not those with errors or findings."""
     ended = bool(summary.failure or summary.report.lost or summary.report.ended)
     return [
         (each, reason_of(each.refusal) if each.refusal else (_idle(each, ended=ended), ""))
@@ -102,7 +102,7 @@ def passed_text(summary: Summary) -> str:
         return f"{text} of {judged[0].name}"
     states = [state(each) for each in judged]
     known = states.count("KNOWN")
-    but = f", {known} but for what is known" if known else ""
+    but = f", {known} with known findings only" if known else ""
     return f"{states.count('PASS')} of {count_of(len(judged), 'implementation')}{but}; {text}"
 
 

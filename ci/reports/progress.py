@@ -94,7 +94,7 @@ class Watch(Progress):
         self._opening = ""
 
     def begin(self) -> None:
-        """Say what was asked for, with the deadline."""
+        """Show what the run was asked to do, with its deadline."""
         seed = self.run.report.seed
         self._opening = opening(self.run.plan, seed, datetime.now().astimezone())
         self.say(Text(self._opening, "dim"))
