@@ -70,7 +70,7 @@ def refused(reports: Iterable[ImplementationReport]) -> list[Reason]:
 
 
 def not_run(summary: Summary) -> list[tuple[ImplementationReport, Reason]]:
-    """Return the implementations of which nothing was judged, and why; not those with errors or findings."""
+    """Return the implementations without a judged problem, error or finding, and why."""
     ended = bool(summary.failure or summary.report.lost or summary.report.ended)
     return [
         (each, reason_of(each.refusal) if each.refusal else (_idle(each, ended=ended), ""))
