@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import re
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from kernelproof.fixtures import EVIDENCE
 from kernelproof.properties.laws import LAWS, Law, laws_of
 from kernelproof.properties.seeded import BUGS, CATALOGUE
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 OPERATIONS = sorted({bug.operation for bug in CATALOGUE})
 
@@ -71,3 +75,22 @@ def test_a_bug_is_killed_alone_by_the_law_that_the_table_names(
             assert found["kills"] == [each["name"] for each in kills], (operation, law)
             alone = [each["name"] for each in kills if len(each["laws"]) == 1]
             assert found["alone"] == alone, (operation, law)
+
+
+def test_the_readme_counts_what_the_kept_scores_hold(
+    repository: Path, scores: dict[str, dict[str, Any]]
+) -> None:
+    kept = [score["comparison"] for score in scores.values()]
+    bugs, honest = (sum(each[name] for each in kept) for name in ("bugs", "honest"))
+    found = {
+        tuple(
+            str(sum(len(each["yardsticks"][name][column]) for each in kept))
+            for column in ("caught", "accused")
+        )
+        for name in kept[0]["yardsticks"]
+    }
+    readme = (repository / "README.md").read_text(encoding="utf-8")
+    assert f"{bugs} seeded bugs and {honest} correct kernels" in readme
+    rows = re.findall(r"^\| .* \| (\d+) \| (\d+) \|$", readme, re.MULTILINE)
+    assert len(rows) == 6
+    assert set(rows) <= found, "the table of README.md is stale"

@@ -157,10 +157,12 @@ def test_the_page_in_docs_is_what_the_command_makes() -> None:
     assert page.read_text(encoding="utf-8").startswith(expected.rstrip()), hint
 
 
-def test_the_snippet_in_the_readme_refuses_at_start() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    found = re.search(r"```python\n(from kernelproof\.impl\.gating import .*?)```", text, re.DOTALL)
-    assert found, "README shows no use of kernelproof.impl.gating"
+def test_the_snippet_on_the_page_refuses_at_start() -> None:
+    text = (ROOT / "docs" / "gating.md").read_text(encoding="utf-8")
+    found = re.search(
+        r"```python\n(from kernelproof\.impl\.gating import [\w, ]*require.*?)```", text, re.DOTALL
+    )
+    assert found, "docs/gating.md shows no use of require"
     code = found[1] + "\nprint(decision.supported)\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "UnsupportedError" in done.stderr or done.stdout == "True\n", done.stderr
