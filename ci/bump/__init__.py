@@ -1,1 +1,1 @@
-"""The gate before a bump: two FlashInfer releases, or two environments, and one verdict."""
+"""Comparison of two FlashInfer releases, or two environments, and one verdict."""

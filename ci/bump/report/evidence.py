@@ -14,9 +14,9 @@ from .display import side_name
 HEADING = (
     "## Two releases compared",
     "",
-    "`kernelproof bump A B` ([the gate before a bump](bump.md)): the same",
-    "problems through both. Wrong answers are counted by what became of them. The ratio is the",
-    "worst error over its bound, the time that of the candidate over that of the baseline.",
+    "`kernelproof bump A B` ([comparison](bump.md)) gives the same problems to both. Wrong answers",
+    "are counted by how they changed. The ratio is the worst error over its bound. The time is the",
+    "candidate's over the baseline's.",
     "",
 )
 COLUMNS = ("implementation", "judged", "what changed", "worst ratio", "time")
