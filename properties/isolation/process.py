@@ -173,7 +173,7 @@ class WorkerProcess:
         request = frame({"id": self._requests + 1, "payload": payload, **linked})
         self._requests += 1
         if not self._unanswered:
-            # Of requests that are sent ahead, the output begins with the first one's.
+            # Of requests that are sent ahead, the output begins where that of the one before ends.
             self._errors.mark()
             self._dumps.mark()
             if self._log is not None:
@@ -208,11 +208,11 @@ class WorkerProcess:
         else:
             self._began = time.monotonic()
             self._busy = bool(self._unanswered)
-            result = reply.get("result")
+            result, end = reply.get("result"), reply.get("printed")
             if isinstance(result, dict):
-                return self._outcome("done", began, result=result)
+                return self._outcome("done", began, result=result, end=end)
             kind, detail = reply.get("raised", "TypeError"), reply.get("traceback", _NO_OBJECT)
-            return self._outcome("error", began, kind=str(kind), detail=str(detail))
+            return self._outcome("error", began, kind=str(kind), detail=str(detail), end=end)
         self.end()
         return outcome
 
@@ -322,6 +322,7 @@ class WorkerProcess:
         result: dict[str, object] | None = None,
         kind: str = "",
         detail: str = "",
+        end: object = None,
     ) -> Outcome:
         return Outcome(
             status=status,
@@ -329,7 +330,7 @@ class WorkerProcess:
             kind=kind,
             stage=self._board.read()[0],
             seconds=time.monotonic() - began,
-            stderr=self._errors.tail(_STDERR_BYTES),
+            stderr=self._errors.cut(_STDERR_BYTES, end),
             stack=self._dumps.tail(_STACK_BYTES),
             detail=detail,
             log=self._log.settled() if self._log is not None else "",
@@ -388,6 +389,18 @@ class _Log:
             time.sleep(_SETTLING_SECONDS)
         length = min(self.size(), _LOG_READ_BYTES)
         return os.pread(self.fileno(), length, self._start).decode(errors="replace")
+
+    def cut(self, limit: int, end: object) -> str:
+        """Return at most the last `limit` bytes up to this one, at which the next case begins.
+
+        Args:
+            limit: bytes.
+            end: what the process says; if it says none, the file's end.
+        """
+        written = self._start + self.size()
+        end = min(max(end, self._start), written) if isinstance(end, int) else written
+        begin, self._start = max(self._start, end - limit), end
+        return os.pread(self.fileno(), end - begin, begin).decode(errors="replace")
 
     def tail(self, limit: int) -> str:
         """Return at most the last `limit` bytes of the current case."""

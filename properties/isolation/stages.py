@@ -157,7 +157,7 @@ class FrameReader:
             return None
         try:
             message = loads(self._buffer[_HEADER.size : end])
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             msg = f"a message that is not JSON: {error}"
             raise GarbledError(msg) from error
         if not isinstance(message, dict):

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 Handler = Callable[[dict[str, object], "Monitor"], dict[str, object]]
 
+_STDERR = 2
 _IOLBF = 1  # stdio.h
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _KEPT_ALLOCATION = 32 << 20  # the most that mallopt allows
@@ -99,6 +100,7 @@ def _serve(options: WorkerOptions) -> None:
     process = getpid()
     _prepare_process(options)
     connection = socket.socket(fileno=options.connection)
+    output = os.dup(_STDERR)  # the code under test may close or redirect the stream itself
     monitor = Monitor(Board(options.board))
     try:
         handler = _load(options)
@@ -109,30 +111,33 @@ def _serve(options: WorkerOptions) -> None:
     requests = FrameReader(connection, links=True)
     while (request := requests.read()) is not None:
         link = requests.links.popleft() if request.get(LINK) else None
-        reply = _answer(handler, request, monitor, link)
+        reply = _answer(handler, request, monitor, link, output)
         if getpid() != process:
             # The code under test forked and its child came back here: it must not answer as well.
             return
-        _flush()
         monitor.enter("judge")  # sending is no part of a run that the handler did not leave
         connection.sendall(reply)
 
 
 def _answer(
-    handler: Handler, request: dict[str, Any], monitor: Monitor, link: socket.socket | None
+    handler: Handler,
+    request: dict[str, Any],
+    monitor: Monitor,
+    link: socket.socket | None,
+    output: int,
 ) -> bytes:
     """Return the frame that answers `request`; the link ends with it, whoever else holds it."""
     number = request["id"]
     monitor.enter("load")
     try:
         payload = request["payload"] if link is None else {**request["payload"], LINK: link}
-        return frame({"id": number, "result": handler(payload, monitor)})
+        result = handler(payload, monitor)
+        return frame({"id": number, "result": result, "printed": _printed(output)})
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 - no other exception may end the worker
-        return frame(
-            {"id": number, "raised": type(error).__name__, "traceback": traceback.format_exc()}
-        )
+        raised = {"raised": type(error).__name__, "traceback": traceback.format_exc()}
+        return frame({"id": number, **raised, "printed": _printed(output)})
     finally:
         if link is not None:
             with contextlib.suppress(OSError):  # the other side was first
@@ -208,6 +213,15 @@ def _exit_status(leaving: SystemExit) -> int:
         return leaving.code & 0xFF
     sys.stderr.write(f"{leaving.code}\n")
     return 1
+
+
+def _printed(output: int) -> int:
+    """Return where the output of this request ends: that of the next one may follow at once."""
+    _flush()
+    try:
+        return os.fstat(output).st_size
+    except OSError:  # the code under test has closed it
+        return 0
 
 
 def _flush() -> None:

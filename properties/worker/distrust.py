@@ -35,6 +35,8 @@ GARBLED = "garbled answer"
 """Kind of the CRASH of a kernel whose process answers what is no answer, or not at all."""
 WITHOUT_RESULT = ("plan", "capture")
 """Methods of sessions whose result means nothing."""
+STOPPED = ("status", "kind", "message", "trace")
+"""Fields of a verdict that the kernel's process may give: it compares nothing."""
 Answer = tuple[dict[str, Any], list[torch.Tensor]]
 
 
@@ -83,8 +85,7 @@ class Server:
                 return do(**request)
         except Stop as stop:
             verdict = stop.verdict
-            names = ("status", "kind", "message", "trace")
-            return {"stop": {name: getattr(verdict, name) for name in names}}, []
+            return {"stop": {name: getattr(verdict, name) for name in STOPPED}}, []
         except (EOFError, OSError):
             raise
         except Exception:  # noqa: BLE001  the suite's own: the other side raises it
@@ -205,7 +206,7 @@ class RemoteSubject(Subject):
             gone=gone,
             function=named,
         )
-        with _read():
+        with _read(), self._stages.stage("run"):  # the other process sends, or does not
             for number in answer["changed"]:
                 there = torch.empty_like(self._packer.there[number])
                 self._link.fill(there)
@@ -257,7 +258,7 @@ class RemoteSubject(Subject):
             self._link.send(pickle.dumps({"do": do, **request}), tensors or ())
             answer: dict[str, Any] = json.loads(self._link.receive(MOST_CHARACTERS))
             stop = answer.get("stop")
-            verdict = stop and Verdict(**{name: str(stop[name]) for name in stop})  # type: ignore[arg-type]
+            verdict = stop and Verdict(**{name: str(stop[name]) for name in STOPPED})  # type: ignore[arg-type]
             if verdict and verdict.status not in BAD:
                 raise ValueError(verdict.status)
         if verdict:

@@ -10,11 +10,11 @@ import ctypes
 import io
 import itertools
 import math
-import operator
 import pickle
 import socket
 import struct
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -229,25 +229,32 @@ def encode(
         memory: numbers of the inputs' memory by its address: a tensor in it is named by its place.
     """
     tensors: list[torch.Tensor] = []
+    left = MOST_BYTES
 
-    def told(value: object, depth: int = 0) -> object:
+    def told(value: Any, depth: int = 0, name: str = "") -> object:  # noqa: ANN401
+        if value is None:
+            return value
+        if name == "page_size":  # the only number that laws read
+            with suppress(Exception):
+                return int(value)
         if isinstance(value, torch.Tensor):
             return tensor(value)
-        if value is None or isinstance(value, (bool, float)):
-            return value
-        if hasattr(value, "__index__"):
-            return operator.index(value)
         if isinstance(value, tuple) and len(value) == 2:  # noqa: PLR2004  the pairs of `Answers`
             return {"pair": [told(each, depth + 1) for each in value]}
         names = [name for name in ATTRIBUTES if depth < 2 and hasattr(value, name)]  # noqa: PLR2004
-        fields = {name: told(getattr(value, name), depth + 1) for name in names}
+        fields = {name: told(getattr(value, name), depth + 1, name) for name in names}
         return {"type": type(value).__name__, "fields": fields}
 
     def tensor(value: torch.Tensor) -> object:
+        nonlocal left
         wrong = unusable("", value, device)
         if wrong is not None:
             return {"unusable": [wrong.kind, wrong.message]}
         plain = value.detach().resolve_neg()
+        left -= plain.nbytes
+        if left < 0:  # of little memory, perhaps, which contiguous() would make large
+            message = f" has shape {list(plain.shape)}: results of more than {MOST_BYTES:,} bytes"
+            return {"unusable": ["shape", f"{message} are not compared with --distrust"]}
         number = memory.get(plain.untyped_storage().data_ptr())
         about = {"dtype": str(plain.dtype).rpartition(".")[2], "shape": list(plain.shape)}
         if number is not None and plain.numel():

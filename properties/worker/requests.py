@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
+import msgspec
+
+from ...impl.targets.exceptions import message_of
 from ...impl.targets.refusal import Refusal
-from ...reference import Problem
+from ...reference import Problem, problem_from_json
 from ..isolation.outcome import SENTENCES
 from ..isolation.sanitizer import SLOWNESS, errors
 from ..isolation.workers import SECOND, Deadlines, Outcome, Worker
+from ..verdicts.error_map import MOST_COLUMNS, MOST_ROWS
 from ..verdicts.verdict import Verdict
+from .distrust import GARBLED
 
 ON_ITS_GPU = ("soak", "host_runs_ahead", "metadata_no_host_sync")
 """Laws that watch streams of the GPU, and so are judged in the kernel's process there."""
@@ -93,6 +98,57 @@ class Address:
         return {**self.case(law, problem), "task": "try", "limits": seconds}
 
 
+Size = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Step = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+Cells = Annotated[list[float], msgspec.Meta(min_length=1, max_length=MOST_COLUMNS)]
+
+
+class _Element(TypedDict):
+    where: str
+    got: str
+    expected: str
+    bound: str
+
+
+class _Listed(_Element):
+    at: dict[str, Size]
+
+
+class _Map(TypedDict):
+    tensor: str
+    shape: Annotated[list[Size], msgspec.Meta(min_length=1)]
+    step: tuple[Step, Step]
+    worst: Annotated[list[Cells], msgspec.Meta(min_length=1, max_length=MOST_ROWS)]
+
+
+@dataclass(frozen=True)
+class _Said(Verdict):
+    """A verdict with the types that reports rely on."""
+
+    seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    calls: Annotated[int, msgspec.Meta(ge=0)] = 0
+    element: _Element | None = None  # type: ignore[assignment]  # to mypy no Mapping[str, str]
+    error_map: _Map | None = None
+    worst: Sequence[_Listed] = ()
+
+
+def read_answer(result: Mapping[str, Any]) -> Verdict | Outcome:
+    """Return the verdict that a worker gave, or what its fork came to, see ``Address.attempt``.
+
+    Raises:
+        TypeError, ValueError: it is neither.
+    """
+    if "ended" in result:
+        ended = msgspec.convert(result["ended"], Outcome)
+        if not ended.died:
+            message = f"a fork that ended with {ended.status}"
+            raise ValueError(message)
+        return ended
+    if msgspec.convert(result, _Said).about is not None:
+        problem_from_json(result["about"])
+    return Verdict.from_json(result)
+
+
 def refusals_of(reply: Mapping[str, Any]) -> list[Refusal | None]:
     """Read an answer of ``tasks.probe``."""
     return [each and Refusal(**each) for each in reply["refusals"]]
@@ -122,9 +178,11 @@ def _verdict_of(outcome: Outcome, tool: str) -> Verdict:
         message = f"compute-sanitizer --tool {tool}: {first} {at}".rstrip() + more
         return Verdict("CRASH", tool, message, trace=reported[0])
     if outcome.status == "done":
-        result = outcome.result or {}
-        ended: Any = result.get("ended")  # of a fork, see ``Address.attempt``
-        return _verdict_of(Outcome(**ended), tool) if ended else Verdict.from_json(result)
+        try:
+            said = read_answer(outcome.result or {})
+        except (TypeError, ValueError) as error:  # the process may have written it itself
+            return Verdict("CRASH", GARBLED, f"its process gave no verdict: {message_of(error)}")
+        return said if isinstance(said, Verdict) else _verdict_of(said, tool)
     if outcome.status == "hang":
         limit = f"{outcome.limit:.3g} s, " if outcome.limit else ""
         message = f"did not end within its deadline ({limit}in stage {outcome.stage})"

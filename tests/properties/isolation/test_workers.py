@@ -3,6 +3,8 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -17,6 +19,7 @@ import pytest
 from kernelproof.properties.isolation import kernel_kills, process, spawning, supervisor
 from kernelproof.properties.isolation.leftovers import Left
 from kernelproof.properties.isolation.outcome import KILLED, KILLED_FOR_MEMORY
+from kernelproof.properties.isolation.stages import FrameReader, GarbledError
 from kernelproof.properties.isolation.workers import Deadlines, Outcome, Worker, WorkerPool
 
 if TYPE_CHECKING:
@@ -121,6 +124,17 @@ class TestDone:
         assert outcome.status == "done"
         assert outcome.stderr == "hello\nhello from a shell\n"
         assert worker.run({"do": "echo", "value": 1}).stderr == ""
+
+    def test_output_of_requests_that_are_sent_ahead_is_told_apart(self, worker: Worker) -> None:
+        texts = ("first", "second", "third")
+        echo(worker, 0)
+        for text in texts:
+            worker.ask({"do": "print", "text": text})
+        worker.ask({"do": "echo", "value": 1})
+        time.sleep(0.3)  # all of them have been printed before an answer is taken
+        for text in texts:
+            assert worker.answer().stderr == f"{text}\n{text} from a shell\n"
+        assert worker.answer().stderr == ""
 
     def test_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("KERNELPROOF_TEST", "outer")
@@ -253,6 +267,18 @@ class TestCrash:
         assert (outcome.status, outcome.kind) == ("crash", "garbled connection")
         assert detail in outcome.detail
         assert echo(worker, 2) == 2
+
+    def test_a_message_nested_without_end(self) -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            body = b"[" * 100_000
+            sender = threading.Thread(
+                target=theirs.sendall, args=(struct.pack("!4sI", b"kpf1", len(body)) + body,)
+            )
+            sender.start()
+            with pytest.raises(GarbledError, match="not JSON"):
+                FrameReader(ours).read()
+            sender.join()
 
     def test_earlier_results_stand(self) -> None:
         with make_pool(standby=False) as pool, pool.lease() as worker:

@@ -139,6 +139,15 @@ def raises(_inputs: object) -> None:
     raise UnsupportedError(message)
 
 
+class OddSize:
+    """Metadata whose page size is no number; no law of metadata reads it."""
+
+    page_size = None
+
+    def __init__(self, inputs: Any) -> None:  # noqa: ANN401
+        vars(self).update(OPERATIONS["build_metadata"].answer(inputs).tensors(), page_size=object())
+
+
 @pytest.mark.parametrize(
     ("law", "function", "options", "status", "kind"),
     [
@@ -149,6 +158,10 @@ def raises(_inputs: object) -> None:
         ("parity", lambda inputs: (inputs.q, None), {}, "FAIL", "numeric"),
         ("parity", lambda _: [], {}, "FAIL", "shape"),
         ("parity", raises, {}, "REJECTED", "UnsupportedError"),
+        ("parity", lambda inputs: inputs.q.float().numpy(), {}, "FAIL", "shape"),
+        ("parity", lambda inputs: (inputs.q.float().numpy(), None), {}, "FAIL", "shape"),
+        ("parity", lambda _: torch.Tensor, {}, "FAIL", "shape"),
+        ("parity", lambda _: 3, {}, "FAIL", "shape"),
     ],
 )
 def test_what_is_wrong_in_the_other_process_is_found_here(
@@ -160,6 +173,23 @@ def test_what_is_wrong_in_the_other_process_is_found_here(
     with apart(kernel) as subject:
         assert verdict_of(subject, find_law(law), problem) == here
     assert (here.status, here.kind) == (status, kind)
+
+
+def test_a_terabyte_of_one_element_has_the_wrong_shape() -> None:
+    kernel = implementation("paged_attention", name="wide")(
+        lambda inputs: (inputs.q.flatten()[:1].clone().expand(10**12), None)
+    )
+    with apart(kernel) as subject:
+        said = verdict_of(subject, find_law("parity"), TRIED["paged_attention"])
+    assert (said.status, said.kind) == ("FAIL", "shape")
+    assert "out has shape [1000000000000]" in said.message
+
+
+def test_a_page_size_that_no_law_reads_may_be_anything() -> None:
+    kernel = implementation("build_metadata", name="odd")(OddSize)
+    with apart(kernel) as subject:
+        said = verdict_of(subject, find_law("metadata_parity"), TRIED["build_metadata"])
+    assert said.status == "PASS", said
 
 
 @pytest.mark.parametrize(
@@ -258,6 +288,55 @@ def test_an_answer_that_is_none_is_a_crash_of_the_kernel(lie: str) -> None:
     with beside(serve) as subject:
         said = verdict_of(subject, find_law("parity"), TRIED["paged_attention"])
     assert (said.status, said.kind) == ("CRASH", GARBLED), said
+
+
+@contextmanager
+def answering(*answers: bytes) -> Iterator[RemoteSubject]:
+    """Yield a subject whose other process sends these after what it declares."""
+
+    def serve(connection: socket.socket) -> None:
+        link = Link(connection)
+        link.receive()
+        link.send(json.dumps(DECLARED).encode())
+        link.receive()
+        for each in answers:
+            connection.sendall(each)
+
+    with beside(serve) as subject:
+        yield subject
+
+
+def test_a_failure_of_the_other_process_brings_no_elements_along() -> None:
+    stop = {"status": "FAIL", "kind": "numeric", "message": "m", "trace": "", "worst": [3],
+            "about": "x", "error_map": {}}  # fmt: skip
+    with answering(framed(json.dumps({"stop": stop}).encode())) as subject:
+        said = verdict_of(subject, find_law("parity"), TRIED["paged_attention"])
+    assert said == Verdict("FAIL", "numeric", "m")
+
+
+def test_what_the_other_process_sends_is_read_while_its_deadline_runs() -> None:
+    noted: list[str] = []
+
+    class Noting:
+        @contextmanager
+        def stage(self, name: str) -> Iterator[None]:
+            noted.append(name)
+            yield
+            noted.pop()
+
+    answer = told({"pair": [{"new": True, **OUT}, None]})
+    with answering(answer, bytes(4 * 3 * 16)) as subject, pytest.MonkeyPatch.context() as patch:
+        subject._stages = Noting()
+        filled, fill = list[list[str]](), Link.fill
+
+        def noting(link: Link, tensor: torch.Tensor) -> None:
+            filled.append(list(noted))
+            fill(link, tensor)
+
+        patch.setattr(Link, "fill", noting)
+        verdict_of(subject, find_law("parity"), TRIED["paged_attention"])
+    assert filled
+    assert all("run" in each for each in filled)
 
 
 PASSES: dict[str, object] = {"status": "PASS", "kind": "", "message": ""}
