@@ -1,16 +1,21 @@
-"""How many programs share the keys of a tile: a decode of one request would fill eight of them."""
+"""The number of splits of split-KV attention: how many programs share the keys of one request.
+
+Without splits a decode of one request runs on as few programs as it has key-value heads.
+"""
 
 from __future__ import annotations
 
 from .support import ceil_div
 
 FEWEST_KEYS = 64
-"""Keys a split, at least: one block."""
-ALWAYS_WORTH, KEYS_WORTH_ONE_MORE = 16, 512
-"""Merging sixteen states pays from sixteen blocks of keys on, and each further one from 512 keys on
-(measured on an H200 with one request of 1,024 to 32,768 keys)."""
+"""Fewest keys of a split: one block."""
+# Measured on an H200 with one request of 1,024 to 32,768 keys.
+ALWAYS_WORTH = 16
+"""Number of splits that pay as soon as each has its fewest keys."""
+KEYS_WORTH_ONE_MORE = 512
+"""Keys that each split needs where there are more splits than that."""
 NEARLY = 1.1
-"""What more splits must gain: fewer have less to merge."""
+"""Ratio to the least time up to which fewer splits are preferred: they leave less to merge."""
 
 
 def most_splits(keys: int) -> int:
@@ -20,15 +25,15 @@ def most_splits(keys: int) -> int:
 
 
 def splits_that_fill(programs: int, room: int, most: int) -> int:
-    """Choose the fewest splits with which the programs take nearly the least time.
+    """Return the fewest splits with which the programs take nearly the least time.
 
-    Programs run in waves, the last of which takes as long as a full one; more splits make them
-    shorter.
+    Programs run in waves, and the last wave takes as long as a full one. More splits make each
+    wave shorter.
 
     Args:
-        programs: how many there are without splits.
-        room: how many the GPU runs at the same time.
-        most: splits that the keys are worth.
+        programs: number of programs without splits.
+        room: number of programs that the GPU runs at the same time.
+        most: most splits that pay for the keys.
     """
 
     def time(splits: int) -> float:

@@ -157,7 +157,7 @@ class Worker:
         return self._process is not None and bool(self._process.tenants - {tenant})
 
     def renew(self) -> None:
-        """Give up the process for a fresh one, in which no earlier case has left anything."""
+        """Replace the process by a fresh one, in which no earlier case has left anything."""
         self._end()
         self._process = self._supply.replace()
 

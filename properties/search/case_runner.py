@@ -18,8 +18,8 @@ from .candidate import Candidate, warm_up
 from .shrink_budget import ShrinkBudget
 
 BEFORE_A_CASE = ("load", "judge")
-"""Stages in which a process that was asked ahead may not have taken up the next case yet: its death
-may be the doing of the one before."""
+"""Stages of a worker before it runs a case. If a worker with several cases queued dies in one of
+them, the case before may be the cause."""
 
 
 class CaseRunner:
@@ -139,7 +139,7 @@ class CaseRunner:
         self.warm_up()
 
     def warm_up(self) -> None:
-        """Let a process that is new to the implementation do what only its first call does."""
+        """Make the first call of the implementation, where the process has made none."""
         start = time.monotonic()
         candidate = self.candidate
         if candidate.alone and self._worker.shared_with_others(candidate.address.reference):
@@ -148,10 +148,10 @@ class CaseRunner:
         self.starting_seconds += time.monotonic() - start
 
     def probe_device(self) -> None:
-        """Probe the device.
+        """Check in a fresh process that the device still works.
 
         Raises:
-            DeviceLostError: it does not.
+            DeviceLostError: the device does not respond.
         """
         probe_device(self._worker, self.candidate.address.device)
 

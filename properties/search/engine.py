@@ -48,14 +48,15 @@ from .progress import Progress
 from .replays import Stored, replay
 
 Submit = Callable[[int, ImplementationReport, Callable[[Worker], Any], Callable[[Any], None]], None]
-"""Queues work for a worker by its rank among all that waits, and what to do with its result."""
+"""Function that queues work for a worker: priority, report, work, and a callback for the result."""
 Pending = dict["Future[Any]", tuple[ImplementationReport, Callable[[Any], None]]]
-"""Work under way, whose it is, and what to do with its result."""
-STORED = 0
-"""The rank of stored cases; each law of an implementation has the next one."""
-GRACE_SECONDS, LAST_SECONDS = 4.0, 2.0
-"""Seconds that a run which ends early waits for the laws in progress, and then for laws whose
-workers were ended."""
+"""Work under way, with its implementation's report and the callback for the result."""
+REPLAY_PRIORITY = 0
+"""Priority of the replay of stored cases, before all laws; the laws have 1, 2, 3, ..."""
+GRACE_SECONDS = 4.0
+"""Seconds that a run which ends early waits for the laws in progress."""
+LAST_SECONDS = 2.0
+"""Seconds that it then waits for laws whose workers were ended."""
 TICK_SECONDS = 0.2
 """Most seconds between two checks whether the run is to end early."""
 LATER_PROBLEMS = 20
@@ -359,7 +360,7 @@ class Run:
                 then()
 
         for number, one in enumerate(stored):
-            submit(STORED, report, partial(work, one=one), partial(done, number=number))
+            submit(REPLAY_PRIORITY, report, partial(work, one=one), partial(done, number=number))
         if not stored:
             then()
 
@@ -390,7 +391,7 @@ class Run:
     ) -> None:
         plan = self.plan
         done = partial(self._take, report, candidate, first=first)
-        for rank, law in enumerate(laws, STORED + 1):
+        for rank, law in enumerate(laws, REPLAY_PRIORITY + 1):
             problems = problems_of(plan, law, candidate.cost)
             options = SearchOptions(
                 plan.profile,
@@ -413,7 +414,7 @@ class Run:
                     options = replace(options, shrink=False, problems=fewer)
                 return self._search(worker, candidate, law, options)
 
-            submit(STORED if first else rank, report, work, done)
+            submit(REPLAY_PRIORITY if first else rank, report, work, done)
 
     def _take(
         self,

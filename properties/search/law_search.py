@@ -59,14 +59,15 @@ class LawSearch:
         self._shrink: Shrink | None = None
         self._deadly: Deadly | None = None
         self._noted: list[Failure] = []
-        self._seconds = 0.0
+        self._clock_offset = 0.0
 
     def run(self) -> LawReport:
         """Search, and report."""
         start, candidate, report = time.monotonic(), self._candidate, self._runner.report
         if candidate.started is None:
             candidate.started = start
-        self._seconds = candidate.searched_seconds - start
+        # Added to a monotonic time, it gives how long the implementation was searched until then.
+        self._clock_offset = candidate.searched_seconds - start
         try:
             self._find()
             report.finding = self._finding()
@@ -217,7 +218,7 @@ class LawSearch:
             self._runner.law.name,
             verdict,
             problem,
-            seconds=0.0 if budget.begun is None else self._seconds + budget.begun,
+            seconds=0.0 if budget.begun is None else self._clock_offset + budget.begun,
             attempts=budget.attempts,
             deaths=budget.deaths,
             place=place_of(self._candidate, verdict),

@@ -1,4 +1,4 @@
-"""What shrinking a counterexample has cost so far, and when that is enough."""
+"""The budget of shrinking one counterexample: seconds, and processes that die."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from ..space.profiles import Profile
 
 MAX_DEATHS = 20
-"""Most deaths of a process while one failure is shrunk."""
-MAX_SECONDS_OF_DEATHS = 30.0
+"""Most processes that may die while one failure is shrunk."""
+# Each attempt that hangs costs its deadline, and on a GPU a process, as each crash does.
 FACTOR_OF_DEATHS = 6.0
-"""A HANG costs its deadline each time that it is tried again, on a GPU a process too, as a death
-does: shrinking takes at most this many times the profile's seconds, and the maximum."""
+"""Factor on the profile's seconds for shrinking a hang or a crash."""
+MAX_SECONDS_OF_DEATHS = 30.0
+"""Most seconds for shrinking a hang or a crash."""
 LITTLE_SECONDS = 0.1
-"""Most seconds of a problem that passes where many are tried to spare a failure."""
+"""Mean seconds of a passing problem below which shrinking tries many of them to avoid a failure."""
 
 
 @dataclass
@@ -22,10 +23,10 @@ class ShrinkBudget:
     """What shrinking may cost, and what it has cost.
 
     Attributes:
-        profile: whose seconds it may take.
-        attempts: problems judged since shrinking began.
-        deaths: how many of them ended a process.
-        begun: when the first failure was confirmed.
+        profile: the profile, which sets the seconds.
+        attempts: number of problems judged since shrinking began.
+        deaths: number of those that ended a process.
+        begun: monotonic time at which the first failure was confirmed; None before that.
     """
 
     profile: Profile
@@ -36,7 +37,7 @@ class ShrinkBudget:
     _passed: list[float] = field(default_factory=list)
 
     def begin(self, *, costly: bool = False) -> None:
-        """Start the clock: there is something to shrink, and each failure may be costly."""
+        """Start the clock; ``costly`` if each failing attempt hangs or ends a process."""
         self.begun, self._costly = time.monotonic(), costly
 
     def note(self, seconds: float, *, died: bool, passed: bool) -> None:
@@ -49,7 +50,7 @@ class ShrinkBudget:
             self._passed.append(seconds)
 
     def spent(self) -> bool:
-        """Whether shrinking has taken its share."""
+        """Whether the budget is used up."""
         elapsed = time.monotonic() - (self.begun or 0.0)
         limit = self.profile.shrink_seconds
         if self._costly or self.deaths:

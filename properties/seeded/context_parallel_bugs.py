@@ -72,7 +72,7 @@ def tail_from_second_rank(inputs: ContextParallelInputs) -> Sliced:
 
 @seeded(BUGS, SLICE, "context_parallel_partition")
 def length_rounded_up(inputs: ContextParallelInputs) -> Sliced:
-    """Give every rank the length of the longest share."""
+    """Return the length of the longest share for every rank."""
     return sliced(inputs, lambda seq_len, inputs: -(-seq_len // inputs.world))
 
 
@@ -95,7 +95,7 @@ def last_page_len_of_group(inputs: ContextParallelInputs) -> Sliced:
 
 @seeded(BUGS, SLICE, "context_parallel_merge")
 def empty_rank_gets_a_key(inputs: ContextParallelInputs) -> Sliced:
-    """Give a rank without keys of a request one, as kernels that cannot take none are fed."""
+    """Return one key for a rank that holds none of a request, as some kernels need."""
     return sliced(inputs, lambda s, inputs: max(local_keys(s, inputs), min(s, 1)))
 
 
@@ -154,7 +154,7 @@ def slice_of_first_rank(inputs: ContextParallelInputs) -> Sliced:
 
 @seeded(BUGS, SLICE, "context_parallel_merge")
 def first_chunk_gets_a_key(inputs: ContextParallelInputs) -> Sliced:
-    """Give a prefill that has no context yet one key of page 0."""
+    """Return one key of page 0 for a prefill that has no context yet."""
     found = sliced(inputs)
     first = (inputs.metadata.qo_indptr.diff() > 1) & (inputs.metadata.seq_lens == 0)
     rows = found.paged_kv_indices.split(found.paged_kv_indptr.diff().tolist())

@@ -71,7 +71,7 @@ def query_values(inputs: PagedAttentionInputs) -> torch.Tensor:
 
 
 def query_scales(inputs: PagedAttentionInputs) -> torch.Tensor:
-    """Give q_scale as one number, or as one of each query head, [H, 1]."""
+    """Return q_scale as one number, [1, 1], or one for each query head, [H, 1]."""
     return torch.as_tensor(inputs.q_scale, dtype=torch.float32).reshape(-1, 1)
 
 
@@ -88,7 +88,7 @@ def linear_v_scales(inputs: PagedAttentionInputs, scales: torch.Tensor) -> torch
 
 
 def element_of(inputs: PagedAttentionInputs) -> str:
-    """Say what the cache holds: an FP8 dtype, ``nvfp4``, or nothing where it is plain."""
+    """Return what the cache holds: an FP8 dtype or ``nvfp4``; empty for a cache of floats."""
     return inputs.kv_format.element if inputs.kv_format else ""
 
 

@@ -83,7 +83,7 @@ def first_position(request: Request, inputs: AttentionInputs) -> int:
 
 
 def dot(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """Give q k^T of [H, t, D] and [H, S, D]."""
+    """Return q k^T of q [H, t, D] and k [H, S, D]."""
     return q @ k.transpose(-1, -2)
 
 
@@ -93,7 +93,7 @@ def cap(logits: torch.Tensor, soft_cap: float) -> torch.Tensor:
 
 
 def in_window(position: torch.Tensor, key: torch.Tensor, window_left: int) -> torch.Tensor:
-    """Return which keys the window keeps; positions [t, 1], keys [1, S], 0 or more to the left."""
+    """Return which keys the window keeps; positions [t, 1], keys [1, S], window_left >= 0."""
     return key >= position - window_left
 
 
@@ -104,7 +104,7 @@ def keep_probabilities(probabilities: torch.Tensor, dtype: torch.dtype) -> torch
 
 
 def weigh(probabilities: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Give P V of [H, t, S] and [H, S, E]."""
+    """Return P V of P [H, t, S] and V [H, S, E]."""
     return probabilities @ v
 
 

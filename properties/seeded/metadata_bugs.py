@@ -24,7 +24,7 @@ MOST_BATCHES = 4096
 
 @seeded(BUGS, METADATA, "metadata_invariants")
 def last_page_len_zero(inputs: MetadataInputs) -> Built:
-    """Give a full last page the length 0."""
+    """Return the length 0 for a last page that is full."""
     return replace(build(inputs), paged_kv_last_page_len=inputs.seq_lens % inputs.page_size)
 
 

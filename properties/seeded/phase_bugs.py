@@ -66,5 +66,5 @@ def pointer_of_previous_step(inputs: MetadataInputs) -> Phased:
 
 @seeded(BUGS, METADATA, "metadata_phases", features=PHASES)
 def indices_of_whole_batch(inputs: MetadataInputs) -> Phased:
-    """Give the prefills the page indices of the whole batch."""
+    """Return the page indices of the whole batch for the prefills."""
     return _with_prefills(inputs, paged_kv_indices=build(inputs).paged_kv_indices)

@@ -25,9 +25,9 @@ RUNGS = 16
 
 Attending = TypeVar("Attending", AttentionProblem, MergeProblem, RouteProblem, MoEProblem)
 Fails = Callable[[Problem], bool]
-"""Tells whether a problem fails in the same way; False too once enough were tried."""
+"""Whether a problem fails in the same way; always False once the budget is used up."""
 Cheap = Callable[[], bool]
-"""Tells whether a problem that passes has cost little so far."""
+"""Whether problems that pass have cost little so far."""
 
 
 def simpler_batch(

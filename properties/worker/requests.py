@@ -201,7 +201,7 @@ def probe_device(worker: Worker, device: str) -> None:
     """Check in a fresh process that the device still works.
 
     Raises:
-        DeviceLostError: it does not.
+        DeviceLostError: the device does not respond.
     """
     if device == "cpu":
         return

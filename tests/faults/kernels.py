@@ -970,7 +970,7 @@ _memory: list[Any] = []
 
 
 def _previous(_: object, answer: Any) -> Any:  # noqa: ANN401
-    """Give the result of the call before where it fits."""
+    """Return the result of the previous call if its shape fits."""
     _memory.append(answer)
     old = _memory[-2] if len(_memory) > 1 else answer
     return old if old[0].shape == answer[0].shape else (answer[0] + 1.0, answer[1])

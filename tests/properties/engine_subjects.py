@@ -126,7 +126,7 @@ def _hang_while_blocking(inputs: PagedAttentionInputs) -> None:
 
 
 def _race(inputs: PagedAttentionInputs) -> None:
-    """Say what compute-sanitizer would say of a race, where its log is."""
+    """Write what compute-sanitizer would write of a race into its log."""
     if inputs.causal and os.environ.get("KERNELPROOF_TEST_TOOL") == "racecheck":
         with Path(os.environ["KERNELPROOF_TEST_LOG"]).open("a", encoding="ascii") as log:
             log.write("========= Error: Race reported between Write access at races()+0x10\n"

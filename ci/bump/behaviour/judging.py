@@ -26,7 +26,7 @@ from .comparison import (
     judge_case,
     laws_to_judge,
 )
-from .turns import Task, Turns
+from .problem_queue import ProblemQueue, Task
 from .watching import Progress
 
 DRAWING = 2
@@ -69,7 +69,7 @@ class Judging:
                 modules that they need.
         """
         try:
-            self._run(prepare, Turns(self.ending))
+            self._run(prepare, ProblemQueue(self.ending))
         finally:
             for found in self._ready:
                 answers = sorted(self._judged[found.name], key=lambda answer: answer[0])
@@ -77,65 +77,71 @@ class Judging:
         if self._errors:
             raise self._errors[0]
 
-    def _run(self, prepare: Callable[[Ready], Sequence[Wanted]], turns: Turns) -> None:
+    def _run(self, prepare: Callable[[Ready], Sequence[Wanted]], queue: ProblemQueue) -> None:
         size = self.plan.threads
         drawn: list[Future[None]] = []
         with ThreadPoolExecutor(size) as judges, PriorityExecutor(DRAWING) as drawers:
             try:
-                judge_them = partial(self._guarded, turns, partial(self._judge, turns))
+                judge_them = partial(self._guarded, queue, partial(self._judge, queue))
                 ended = [judges.submit(judge_them) for _ in range(size)]
                 with suppress(EndedError):
-                    wanted = prepare(partial(self._submit, turns, drawers, drawn))
-                    self.builders.build(wanted, self.progress.compiled, turns.built)
+                    wanted = prepare(partial(self._submit, queue, drawers, drawn))
+                    self.builders.build(wanted, self.progress.compiled, queue.built)
                 self.builders.close()
                 for each in drawn:
                     each.result()
-                turns.close()
+                queue.close()
                 for each in ended:
                     each.result()
             except BaseException:  # what other threads still ask for is not waited for
-                self._drop(turns)
+                self._drop(queue)
                 raise
 
     def _submit(
-        self, turns: Turns, drawers: PriorityExecutor, drawn: list[Future[None]], found: Compared
+        self,
+        queue: ProblemQueue,
+        drawers: PriorityExecutor,
+        drawn: list[Future[None]],
+        found: Compared,
     ) -> None:
         """Have the problems of an implementation drawn: the first laws of all before any second."""
         found.planned = planned(found, self.plan)
         self.progress.judged.expect(sum(found.planned.values()))
         self._ready.append(found)
-        turns.add(_stored(found, self.sides, self.plan))
+        queue.add(_stored(found, self.sides, self.plan))
         for number, (law, count) in enumerate(laws_to_judge(found, self.plan).items()):
-            work = partial(self._draw, turns, found, number, law, count)
-            drawn.append(drawers.submit(number, partial(self._guarded, turns, work)))
+            work = partial(self._draw, queue, found, number, law, count)
+            drawn.append(drawers.submit(number, partial(self._guarded, queue, work)))
 
-    def _guarded(self, turns: Turns, do: Callable[[], None]) -> None:
+    def _guarded(self, queue: ProblemQueue, do: Callable[[], None]) -> None:
         """Do something in a thread; its first error ends the others, but the end is none."""
         try:
             with suppress(EndedError):
                 do()
         except BaseException as error:  # noqa: BLE001  it is raised again once all have ended
             self._errors.append(error)
-            self._drop(turns)
+            self._drop(queue)
 
-    def _drop(self, turns: Turns) -> None:
+    def _drop(self, queue: ProblemQueue) -> None:
         self._dropped = True
-        turns.drop()
+        queue.drop()
         self.builders.close()
         for side in self.sides.values():
             side.close()
 
-    def _judge(self, turns: Turns) -> None:
-        while (task := turns.take()) is not None:
+    def _judge(self, queue: ProblemQueue) -> None:
+        while (task := queue.take()) is not None:
             started = time.monotonic()
             with suppress(EndedError):
                 tried = task.ask()
                 with self._lock:
                     self._judged[task.found.name].append((task.place, tried))
                 self.progress.judged.add()
-            turns.judged(task, time.monotonic() - started)
+            queue.judged(task, time.monotonic() - started)
 
-    def _draw(self, turns: Turns, found: Compared, number: int, law: Law, count: int) -> None:
+    def _draw(
+        self, queue: ProblemQueue, found: Compared, number: int, law: Law, count: int
+    ) -> None:
         """Draw the problems of a law, the module of each noted; none once the time is over."""
         if self._dropped or self.ending.over:
             return
@@ -145,7 +151,7 @@ class Judging:
         keys: list[str | None] = [None] * len(problems)
         if found.modules and problems:
             keys = ask_keys(found, self.sides, problems)
-        turns.add(
+        queue.add(
             Task(
                 found,
                 (DRAWN, number, place),

@@ -57,7 +57,7 @@ class Recording(Session):
             recorded.sinks.copy_(inputs.sinks)
 
     def batch(self) -> BatchMetadata:
-        """Give the batch that the recorded run attends to."""
+        """Return the batch that the recorded run attends to."""
         assert self.metadata is not None  # noqa: S101  plan comes first
         return self.metadata
 
@@ -85,7 +85,7 @@ class KeepsPages(_KeepsBatch):
     """Replays on the page indices of capture time, where the new batch has as many."""
 
     def batch(self) -> BatchMetadata:
-        """Give the planned lengths on the captured pages."""
+        """Return the planned lengths with the captured pages."""
         now, then = self._both()
         if len(now.paged_kv_indices) != len(then.paged_kv_indices):
             return now
@@ -106,7 +106,7 @@ class KeepsLengths(_KeepsBatch):
         self._inputs = replace(inputs, metadata=metadata, block_table=table)
 
     def batch(self) -> BatchMetadata:
-        """Give the planned pages with the captured lengths."""
+        """Return the planned pages with the captured lengths."""
         now, then = self._both()
         assert self._inputs is not None  # noqa: S101  plan comes first
         if now.num_requests != then.num_requests:
@@ -175,7 +175,7 @@ class SharesBuffers(Recording):
         self.shared[:] = [copied(inputs)]
 
     def batch(self) -> BatchMetadata:
-        """Give the batch that was planned last, by whomever."""
+        """Return the batch that any session planned last."""
         return self.shared[0]
 
 

@@ -84,7 +84,7 @@ def window_in_first_tile(inputs: PagedAttentionInputs) -> Pair:
 
 @seeded(BUGS, PAGED, "parity")
 def heads_interleaved(inputs: PagedAttentionInputs) -> Pair:
-    """Give query head h the key-value head h % K in place of h // G."""
+    """Use key-value head h % K for query head h, where h // G is right."""
     return attend(inputs, replace(HONEST, heads=lambda qo, kv: torch.arange(qo) % kv))
 
 
@@ -171,7 +171,7 @@ def sentinel_for_infinity(inputs: PagedAttentionInputs) -> Pair:
 
 @seeded(BUGS, PAGED, "parity", model="flashinfer#4452")
 def masked_row_finite_lse(inputs: PagedAttentionInputs) -> Pair:
-    """Give rows that see no key a finite LSE."""
+    """Return a finite LSE for rows that see no key."""
     out, lse = attend(inputs)
     return out, lse.nan_to_num(neginf=SENTINEL)
 
@@ -261,7 +261,7 @@ def mask_offset_in_queries(inputs: RaggedAttentionInputs) -> Pair:
 
 
 def lse_of_largest(total: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
-    """Give the largest logit alone."""
+    """Return only the largest logit."""
     return torch.where(total > 0, largest, natural_lse(total, largest))
 
 

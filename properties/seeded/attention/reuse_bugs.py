@@ -90,9 +90,9 @@ _before: dict[str, _Call] = {}
 
 
 def _continued(name: str, inputs: PagedAttentionInputs, *, same_queries: bool) -> list[int] | None:
-    """Give the last call's lengths if this one goes on with its cache, longer; remember this call.
+    """Return the last call's lengths if this call continues it: the same cache, longer requests.
 
-    Its queries must be the last call's and more, or else all of them other ones.
+    The queries must be the last call's and further ones, or all be new. This call is remembered.
     """
     counts = key_counts(inputs)
     call = _Call(checksum(inputs.k_cache), inputs.q.clone(), counts)

@@ -29,7 +29,7 @@ def copied(inputs: PagedAttentionInputs) -> BatchMetadata:
 
 
 def lengths_of(metadata: BatchMetadata) -> Hashable:
-    """Give what tells batches apart but for their pages."""
+    """Return a key of the batch that ignores its pages."""
     return (*metadata.qo_indptr.tolist(), *metadata.seq_lens.tolist())
 
 
@@ -164,7 +164,7 @@ class AddsToScratch(Session):
         self._sums = torch.zeros(1)
 
     def scratch(self) -> list[torch.Tensor]:
-        """Give the memory, which the kernel does believe to be scratch."""
+        """Return memory that this kernel wrongly treats as scratch."""
         return [self._sums]
 
     def run(self, inputs: PagedAttentionInputs) -> Pair:

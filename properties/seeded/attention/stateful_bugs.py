@@ -46,7 +46,7 @@ def checksum(tensor: torch.Tensor) -> int:
 
 
 def batch_of(inputs: PagedAttentionInputs) -> tuple[int, ...]:
-    """Tell batches apart as a wrapper does that looks at lengths and at the queries' address."""
+    """Return a key of the batch: its lengths, and a checksum for the queries' address."""
     lengths = (*inputs.metadata.qo_indptr.tolist(), *inputs.metadata.seq_lens.tolist())
     return (*lengths, *inputs.q.shape, checksum(inputs.q))
 

@@ -46,13 +46,13 @@ def _codes(matrix: Tensor | QuantizedMatrix) -> Tensor:
 
 
 def _weights(inputs: MoEInputs) -> tuple[int, ...]:
-    """Tell weights apart, whatever is moved in them."""
+    """Return a digest of the weights that changes with any reordering of them."""
     matrices = _codes(inputs.w13), _codes(inputs.w2)
     return tuple(digest(matrix, dim) for matrix in matrices for dim in (0, 1))
 
 
 def _bits(inputs: MoEInputs) -> tuple[Hashable, ...]:
-    """Tell calls apart by tokens, ids and routing weights."""
+    """Return a key of the call by its tokens, ids and routing weights."""
     ids, weights = inputs.topk_ids, inputs.topk_weights
     named = (digest(ids), digest(ids, 1), digest(weights), digest(weights, 1))
     return (_hidden(inputs), *named, inputs.activation, *_codes(inputs.w13).shape)

@@ -17,7 +17,7 @@ import pytest
 from kernelproof.ci.bump.behaviour import watching
 from kernelproof.ci.bump.behaviour.building import Wanted, ordered_builds
 from kernelproof.ci.bump.behaviour.comparison import Compared, Tried, judge
-from kernelproof.ci.bump.behaviour.turns import Task, Turns
+from kernelproof.ci.bump.behaviour.problem_queue import ProblemQueue, Task
 from kernelproof.ci.bump.behaviour.unjudged import DEAR, TIME, UNREACHED, cuts_of, gap, rows_of
 from kernelproof.ci.bump.behaviour.watching import Count
 from kernelproof.ci.bump.sides.ending import EndedError, Ending
@@ -244,36 +244,36 @@ def task(found: Compared, number: int, module: str | None = None) -> Task:
 
 def test_implementations_take_turns_and_wait_for_their_modules() -> None:
     free, built = Compared("free", ""), Compared("built", "")
-    turns = Turns(Ending())
-    turns.add([task(free, number) for number in range(4)])
-    turns.add([task(built, number, f"module {number % 2}") for number in range(4)])
+    queue = ProblemQueue(Ending())
+    queue.add([task(free, number) for number in range(4)])
+    queue.add([task(built, number, f"module {number % 2}") for number in range(4)])
 
     def taken() -> str:
-        got = turns.take()
+        got = queue.take()
         if got is None:
             return ""
-        turns.judged(got, 1.0)
+        queue.judged(got, 1.0)
         return f"{got.found.name} {got.place[0]}"
 
     assert [taken(), taken()] == ["free 0", "free 1"]
-    turns.built(built, "module 1")
+    queue.built(built, "module 1")
     assert [taken() for _ in range(3)] == ["built 1", "built 3", "free 2"]
-    turns.close()  # what could not be built is left to the laws
+    queue.close()  # what could not be built is left to the laws
     assert [taken() for _ in range(4)] == ["built 0", "free 3", "built 2", ""]
 
 
 def test_what_is_slow_leaves_the_others_their_time() -> None:
     slow, quick = Compared("slow", ""), Compared("quick", "")
-    turns = Turns(Ending())
-    turns.add([task(found, number) for found in (slow, quick) for number in range(30)])
+    queue = ProblemQueue(Ending())
+    queue.add([task(found, number) for found in (slow, quick) for number in range(30)])
     names = []
     for _ in range(22):
-        got = turns.take()
+        got = queue.take()
         assert got is not None
-        turns.judged(got, 10.0 if got.found is slow else 1.0)
+        queue.judged(got, 10.0 if got.found is slow else 1.0)
         names.append(got.found.name)
     assert names.count("slow") == 2
-    at_work = {each.found.name for each in (turns.take(), turns.take()) if each}
+    at_work = {each.found.name for each in (queue.take(), queue.take()) if each}
     assert at_work == {"slow", "quick"}  # several threads do not wait for one implementation
 
 

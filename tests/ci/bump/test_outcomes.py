@@ -145,7 +145,7 @@ def test_what_shows_at_once_says_nothing_of_others(find: Any) -> None:  # noqa: 
 
 
 class Baseline:
-    """Gives these verdicts, one after another, when it is looked at again."""
+    """Returns these verdicts, one after another, when a problem runs again."""
 
     def __init__(self, *verdicts: Verdict) -> None:
         self.verdicts, self.notes = list(verdicts), list[str]()

@@ -27,7 +27,7 @@ from kernelproof.ci.bump.behaviour.building import (
     ordered_builds,
 )
 from kernelproof.ci.bump.behaviour.comparison import Compared, Tried
-from kernelproof.ci.bump.behaviour.turns import Task, Turns
+from kernelproof.ci.bump.behaviour.problem_queue import ProblemQueue, Task
 from kernelproof.ci.bump.behaviour.unjudged import DEAR, TIME
 from kernelproof.ci.bump.behaviour.watching import Count
 from kernelproof.ci.bump.sides.ending import JUDGED, Ending
@@ -162,7 +162,7 @@ class Schedule:
     def run(self) -> Schedule:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
-        self._turns, self._builds = Turns(Ending()), deque[Build]()
+        self._queue, self._builds = ProblemQueue(Ending()), deque[Build]()
         self._free_judges, self._free_builders = JUDGES, CORES // COMPILERS_EACH
         self._libraries: set[tuple[str, str]] = set()
         self._waiting: Counter[tuple[str, str]] = Counter()
@@ -190,7 +190,7 @@ class Schedule:
             self._free_builders -= 1
             seconds = 60 * build.wanted[0].found.build_minutes / COMPILERS_EACH
             self._at(self.now + seconds, partial(self._end, build))
-        while self._free_judges and (task := self._turns.next()) is not None:
+        while self._free_judges and (task := self._queue.next()) is not None:
             self._free_judges -= 1
             self._waiting[self._module(task)] -= 1
             slow = NO_MODULES.get(task.found.name, False)
@@ -218,7 +218,7 @@ class Schedule:
             for number, module in zip(range(PROBLEMS), itertools.cycle(modules), strict=False)
         ]
         self._waiting.update(map(self._module, tasks))
-        self._turns.add(tasks)
+        self._queue.add(tasks)
 
     def _choose(self) -> None:
         found = [compared(name) for name in WITH_MODULES]
@@ -249,11 +249,11 @@ class Schedule:
         for each in build.wanted:
             self._sides[id(each)] += 1
             if self._sides[id(each)] == len(SIDES):
-                self._turns.built(each.found, each.key)
+                self._queue.built(each.found, each.key)
 
     def _judge(self, task: Task, seconds: float) -> None:
         self._free_judges += 1
-        self._turns.judged(task, seconds)
+        self._queue.judged(task, seconds)
         self.judged[task.found.name] += 1
         self.first = self.first or self.now
         self.last = self.now

@@ -37,7 +37,7 @@ def record(outcome: str, side: str = "supported", rule: str = "fa2-16bit", **fie
 
 
 def contradictions(records: Iterable[Record]) -> Iterator[str]:
-    """Say where the shipped rules, as they are now, deny an outcome."""
+    """Yield a sentence for each outcome that the shipped rules now deny."""
     book = load_rules()
     for seen in records:
         if seen.outcome == NOT_RUN or seen.explained:

@@ -238,7 +238,7 @@ def test_a_copy_that_is_made_late_is_read_later(seed: int, monkeypatch: pytest.M
 
 
 class _Declared(_Scratch):
-    """Says which memory it uses."""
+    """Returns the memory that it uses."""
 
     def scratch(self) -> list[torch.Tensor]:
         """Return everybody's workspace."""

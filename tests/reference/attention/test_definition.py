@@ -187,7 +187,7 @@ def factor(options: dict[str, Any], name: str, kv_head: int) -> float:
 
 
 def is_visible(position: int, key: int, options: dict[str, Any]) -> bool:
-    """Say whether a query at this position of the sequence sees this key."""
+    """Whether a query at this position of the sequence sees this key."""
     window = options.get("window_left", -1)
     if options.get("causal", True) and key > position:
         return False

@@ -1,8 +1,7 @@
-"""Whose turn it is: problems are judged as soon as they can be, implementations beside each other.
+"""The queue of a comparison's problems: it shares the time fairly among implementations.
 
-What is asked first depends on the clock: on which module was built first, and on which
-implementation is quick. What is learned does not: each problem has its place in the report, and its
-answer is that of the journal.
+The order depends on the clock: on which module is built first, and on which implementation is
+quick. The report does not: each problem has its place there, and its answer is the journal's.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from ..sides.ending import Ending
 from .comparison import Compared, Tried
 
 POLL_SECONDS = 0.5
-"""Longest time in seconds that a thread waits for a problem before it asks for the time."""
+"""Most seconds that a thread waits for a problem before it checks whether the time is over."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +26,10 @@ class Task:
 
     Attributes:
         found: the implementation.
-        place: of the problem in the report.
-        rank: of the problem among those of its implementation, in the asking.
-        ask: judges it with both releases.
-        module: key of the module that must be built before; None where none must.
+        place: place of the problem in the report.
+        rank: priority of the problem among those of its implementation; the lowest is first.
+        ask: function that judges the problem with both releases.
+        module: key of the module that must be built before; None if it needs none.
     """
 
     found: Compared
@@ -40,15 +39,15 @@ class Task:
     module: str | None = None
 
 
-class Turns:
-    """Hands out problems that can be judged: of the implementation that took the least time so far.
+class ProblemQueue:
+    """Problems that wait to be judged; the implementation that took the least time is next.
 
-    Each gets its first problem before any gets its second, and a slow one, or one that hangs,
-    leaves the others their share of the time.
+    Each implementation gets its first problem before any gets its second. A slow implementation, or
+    one that hangs, leaves the others their share of the time.
 
     Args:
-        ending: of the comparison. From then on, problems whose module was never built are handed
-            out too: an earlier run may have learned about them.
+        ending: end of the comparison. After it, problems whose module was never built are returned
+            too, because the journal may have their answers.
     """
 
     def __init__(self, ending: Ending) -> None:
@@ -74,7 +73,7 @@ class Turns:
             self._changed.notify_all()
 
     def built(self, found: Compared, module: str) -> None:
-        """Let the problems of a module be judged: all sides have it."""
+        """Release the problems of a module that is now built for both releases."""
         with self._changed:
             place = (found.name, module)
             self._built.add(place)
@@ -83,14 +82,14 @@ class Turns:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Expect nothing more: no problem is added and no module built after this."""
+        """Declare that no more problems are added and no more modules are built."""
         with self._changed:
             self._more = False
             self._release()
             self._changed.notify_all()
 
     def drop(self) -> None:
-        """Hand out nothing more."""
+        """Discard all problems that wait."""
         with self._changed:
             self._more = False
             self._waiting.clear()
@@ -98,7 +97,7 @@ class Turns:
             self._changed.notify_all()
 
     def take(self) -> Task | None:
-        """Return the next problem, waiting until there is one; None where none will come."""
+        """Wait for the next problem and return it; None if there will be none."""
         with self._changed:
             while True:
                 if self._ending.over:
@@ -110,7 +109,7 @@ class Turns:
                 self._changed.wait(POLL_SECONDS)
 
     def next(self) -> Task | None:
-        """Return the next problem that can be judged now; None where there is none."""
+        """Return the next problem that can be judged now; None if there is none."""
         with self._changed:
             names = [name for name, tasks in self._ready.items() if tasks]
             if not names:
@@ -120,7 +119,7 @@ class Turns:
             return heapq.heappop(self._ready[name])[2]
 
     def judged(self, task: Task, seconds: float) -> None:
-        """Count the seconds that a problem took which was handed out."""
+        """Record that a problem was judged, and the seconds that it took."""
         with self._changed:
             self._judged_now[task.found.name] -= 1
             self._seconds[task.found.name] += seconds
