@@ -44,9 +44,10 @@ from .behaviour.running import (
     compare_declarations,
     find_both,
     read_declarations,
+    read_uses,
 )
 from .behaviour.watching import Progress, progress
-from .report.contents import refused, to_json
+from .report.contents import refused, to_json, with_actions
 from .report.display import print_report
 from .report.evidence import kept
 from .report.junit import to_junit
@@ -58,7 +59,7 @@ from .sides.journal import Journal, JournalError
 from .sides.plan import SOAK_ON_CPU, Plan
 from .sides.releases import BASELINE, CANDIDATE, SIDES
 from .surface.uses import Source
-from .verdicts.findings import Chip
+from .verdicts.findings import REPORT, Chip
 from .verdicts.policy import Policy, PolicyError, load_policy
 
 JOURNALS = Path(".kernelproof", "gate")
@@ -148,7 +149,7 @@ def _compare(request: Request, ending: Ending) -> int:
             watched.tell(f"comparing {request.baseline} and {request.candidate}")
             machine = _machine(request.device)
             learned = Learned(request.sides, _chips(request, machine))
-            plan, journal = _learn(request, learned, policy, machine, ending, watched)
+            plan, journal = _learn(request, learned, policy, machine, ending, watched, sources)
     except JournalError:  # of another comparison, whose outputs these may be
         raise
     except (UsageRefusedError, MachineError) as error:
@@ -169,7 +170,6 @@ def _compare(request: Request, ending: Ending) -> int:
         command=request.command,
         timings=timings,
         ending=ending,
-        sources=sources,
     )
     return tell(report, request.outputs, learned.unwritten, verbose=request.verbose)
 
@@ -181,6 +181,7 @@ def _learn(
     machine: Chip,
     ending: Ending,
     watched: Progress,
+    sources: Sequence[Source],
 ) -> tuple[Plan, Journal]:
     """Learn what was asked for; return the plan of its behaviour, and the journal of answers."""
     parts = request.parts or PARTS
@@ -204,6 +205,10 @@ def _learn(
                     journal.start(identity, resume=request.resume, tell=watched.tell)
                 read_declarations(learned, journal, parts, watched.tell)
                 compare_declarations(learned, parts)
+                read_uses(learned, sources, ending, watched.tell)
+                for each in with_actions(learned.findings, policy):
+                    if each.action != REPORT:
+                        watched.found(f"{each.action}  {each.change}  {each.message}")
                 learned.skipped |= {part: "not asked for" for part in PARTS if part not in parts}
                 _compile(request, learned, journal, watched.tell)
             if BEHAVIOUR in parts:

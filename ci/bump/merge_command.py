@@ -20,8 +20,19 @@ from .options import USES_OPTION
 @output_option("--junit", "Write JUnit XML to this file.")
 @output_option("--markdown", "Write a comment's Markdown.")
 @output_option("--html", "Write a page to this file.")
+@click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="Print each finding in full, and why something was not tested.",
+)
 def merge(
-    reports: tuple[Path, ...], policy: Path | None, uses: tuple[Path, ...], outputs: Outputs
+    reports: tuple[Path, ...],
+    policy: Path | None,
+    uses: tuple[Path, ...],
+    outputs: Outputs,
+    *,
+    verbose: bool,
 ) -> int:
     """Join the reports of several runners, one for each chip, into one matrix and verdict.
 
@@ -42,4 +53,4 @@ def merge(
     words = click.get_current_context().find_root().obj or []
     sources = [Source.read(path) for path in uses]
     report = joined(reports, chosen, shlex.join(["kernelproof", *map(str, words)]), sources)
-    return tell(report, outputs)
+    return tell(report, outputs, verbose=verbose)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console, RenderableType
@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ...properties.verdicts.text import one_line
+from ...properties.verdicts.text import count_of, one_line
 
 LEAST_PAUSE = 30.0
 """Fewest seconds between two lines of a log."""
@@ -24,6 +24,8 @@ PAUSE_SHARE = 0.1
 """Least part of the time that has passed between two lines: an hour has about 35 lines."""
 FRAMES_PER_SECOND = 4
 BAR_WIDTH = 30
+MOST_SHOWN = 8
+"""Most findings in the block of a terminal."""
 
 
 @contextmanager
@@ -90,6 +92,15 @@ def bar(share: float | None, text: str) -> RenderableType:
 def row(text: str, style: str = "") -> Text:
     """Return a line of a block, which is cut rather than wrapped."""
     return Text(one_line(text), style, no_wrap=True, overflow="ellipsis")
+
+
+def newest(findings: Sequence[Text]) -> list[Text]:
+    """Return the rows of a block for findings: the last of them, and how many came before."""
+    shown = [*findings[-MOST_SHOWN:]]
+    for line in shown:
+        line.no_wrap, line.overflow = True, "ellipsis"
+    earlier = len(findings) - len(shown)
+    return [*([row(count_of(earlier, "earlier finding"), "bold red")] if earlier else []), *shown]
 
 
 def minutes(seconds: float) -> str:

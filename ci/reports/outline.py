@@ -38,11 +38,14 @@ class KnownCause:
         count = count_of(sum(each.count for each in self.entries), "problem")
         title = f"{first.entry}{more}: {count}"
         issue = f" ({short_issue(first.issue)})" if first.issue else ""
-        reason = " ".join(first.reason.split())
         room = max(LEAST_REASON, width - len(title) - len(issue) - len(": "))
-        if len(reason) > room:
-            reason = f"{reason[: room - len(' ...')].rpartition(' ')[0]} ..."
+        reason = shortened(" ".join(first.reason.split()), room)
         return f"{title}: {reason}{issue}" if reason else f"{title}{issue}"
+
+
+def shortened(text: str, room: int) -> str:
+    """Return a text, cut behind a word where it has more characters than there is room for."""
+    return text if len(text) <= room else f"{text[: room - len(' ...')].rpartition(' ')[0]} ..."
 
 
 def short_issue(link: str) -> str:

@@ -20,14 +20,12 @@ from ...properties.search.module_plan import Chosen
 from ...properties.search.progress import Progress
 from ...properties.verdicts.text import count_of, one_line
 from ...properties.verdicts.verdict import Verdict
-from ..console.live import bar, has_block, live, minutes, row
+from ..console.live import bar, has_block, live, minutes, newest, row
 from .display import style_of
 from .statement import opening, statement, to_be_judged
 
 BUSIEST = 4
 """Most implementations that are named as being at work."""
-MOST_SHOWN = 8
-"""Most findings in the block of a terminal."""
 LONGEST_MESSAGE = 160
 LEAST_SHARE = 0.05
 """Part of the laws that must be done before the rest is estimated."""
@@ -248,11 +246,7 @@ class Watch(Progress):
             rows.append(row(f"  and {more} more at work", "dim"))
         with self._lock:
             shown = [*self._findings, *self._shrinking.values()]
-        if (earlier := len(shown) - MOST_SHOWN) > 0:
-            rows.append(row(f"{count_of(earlier, 'earlier finding')}", "bold red"))
-        for line in shown[-MOST_SHOWN:]:
-            line.no_wrap, line.overflow = True, "ellipsis"
-        return Group(row(self._opening, "dim"), bar(self.share, told), *rows, *shown[-MOST_SHOWN:])
+        return Group(row(self._opening, "dim"), bar(self.share, told), *rows, *newest(shown))
 
     def _counts(self) -> Iterator[str]:
         """Yield what is done so far, in words."""

@@ -34,6 +34,7 @@ class Learned:
         compiled: records of modules that were compiled, see ``compiled``.
         unwritten: sentences about cases that could not be written.
         cuts: what the end of the comparison left out, by implementation.
+        engines: what was read of engines' sources, for the report.
     """
 
     given: Mapping[str, str]
@@ -51,6 +52,7 @@ class Learned:
     compiled: list[dict[str, Any]] = field(default_factory=list)
     unwritten: list[str] = field(default_factory=list)
     cuts: list[Cut] = field(default_factory=list)
+    engines: list[dict[str, Any]] = field(default_factory=list)
 
     def fail(self, sentence: str, code: int = MACHINE) -> None:
         """Add something that could not be learned."""

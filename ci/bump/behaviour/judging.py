@@ -46,6 +46,7 @@ class Judging:
         plan: of the comparison.
         ending: of it: problems that nobody has judged by then are left out.
         progress: counts problems and modules.
+        seen: takes each problem that was judged.
     """
 
     sides: Sides
@@ -53,6 +54,7 @@ class Judging:
     plan: Plan
     ending: Ending
     progress: Progress
+    seen: Callable[[Tried, Compared], None] = lambda *_: None
     _judged: defaultdict[str, list[tuple[tuple[int, ...], Tried]]] = field(
         default_factory=lambda: defaultdict(list)
     )
@@ -137,6 +139,7 @@ class Judging:
                 with self._lock:
                     self._judged[task.found.name].append((task.place, tried))
                 self.progress.judged.add()
+                self.seen(tried, task.found)
             queue.judged(task, time.monotonic() - started)
 
     def _draw(

@@ -164,7 +164,7 @@ def _groups(
     for tried in found.tried:
         change = change_of(tried, found)
         if change:
-            entry = _entry(tried, change, found, context)
+            entry = entry_of(tried, change, found, context.plan, context.targets)
             verdict = _telling(tried, change)
             where = entry.id if entry else f"{verdict.status} {verdict.kind}"
             groups.setdefault((change, where), []).append((tried, entry))
@@ -204,10 +204,13 @@ def _telling(tried: Tried, change: str) -> Verdict:
     return tried.verdicts[BASELINE if change == FIXED else failing[0]]
 
 
-def _entry(tried: Tried, change: str, found: Compared, context: Context) -> Entry | None:
+def entry_of(
+    tried: Tried, change: str, found: Compared, plan: Plan, targets: Mapping[str, Target]
+) -> Entry | None:
+    """Return the ledger's entry that explains a change, if one does."""
     side = BASELINE if change == FIXED else CANDIDATE
-    known = context.plan.ledger.explanation(
-        found.name, tried.law, tried.verdicts[side], tried.problem, context.targets[side]
+    known = plan.ledger.explanation(
+        found.name, tried.law, tried.verdicts[side], tried.problem, targets[side]
     )
     return known or tried.entry
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -29,13 +29,15 @@ from ..surface.declared import (
     matrices,
     support_findings,
 )
+from ..surface.uses import Source, with_uses
 from ..verdicts.findings import Chip, finding
 from .asking import Side
 from .building import Builders
+from .comparison import Compared, Tried
 from .comparison_state import Learned
 from .compiled import Compilation, compile_both, compile_findings
 from .judging import Judging
-from .outcomes import Context, behaviour_findings
+from .outcomes import FIXED, Context, behaviour_findings, change_of, entry_of
 from .preparing import prepare
 from .speed import measure, memory_findings, speed_findings
 from .unjudged import cuts_of, gap, last_line, nothing_judged
@@ -126,6 +128,15 @@ def compare_declarations(learned: Learned, parts: Sequence[str]) -> None:
         learned.features = features(made, learned.chips)
 
 
+def read_uses(learned: Learned, sources: Sequence[Source], ending: Ending, tell: Tell) -> None:
+    """Look for what changed in engines' sources, while nothing else is lost by an end."""
+    if sources:
+        tell(f"looking for what changed in {', '.join(str(each.path) for each in sources)}")
+        with learned.timed("uses"):
+            found, learned.engines = with_uses(learned.findings, sources, ending.refuse)
+        learned.findings = found
+
+
 def compare_compiled(learned: Learned, asked: Compilation, journal: Journal, tell: Tell) -> None:
     """Compile both releases' modules for chips that were asked for."""
     if set(learned.releases) != set(SIDES):
@@ -194,6 +205,7 @@ def compare_behaviour(
                 _targets(learned, sides, plan.device)
                 _judge(learned, sides, journal, plan, progress, ending)
                 ending.allot(EXAMINED)
+                progress.tell("running failures again, and making them small")
                 context = Context(
                     sides,
                     plan,
@@ -251,7 +263,7 @@ def _judge(
     surveyors = builders.sides if apart else sides
     try:
         with builders.opened():
-            Judging(sides, builders, plan, ending, progress).run(
+            Judging(sides, builders, plan, ending, progress, _seen(learned, plan, progress)).run(
                 lambda ready: prepare(
                     learned,
                     surveyors,
@@ -267,11 +279,30 @@ def _judge(
         ending.end(f"the comparison of behaviour ended early: {error}", MACHINE)
 
 
+def _seen(learned: Learned, plan: Plan, progress: Progress) -> Callable[[Tried, Compared], None]:
+    """Return what shows failures that nothing explains, the first of each kind, as they come."""
+    shown: set[tuple[str, str]] = set()
+
+    def see(tried: Tried, found: Compared) -> None:
+        change = change_of(tried, found)
+        if change in ("", FIXED) or (change, found.name) in shown:
+            return
+        if entry_of(tried, change, found, plan, learned.targets) is None:
+            shown.add((change, found.name))
+            verdict = tried.verdicts[CANDIDATE]
+            what = f"{verdict.status} {verdict.kind}".strip()
+            progress.found(f"{change}  {found.name}  {tried.law}: {what}: {verdict.message}")
+
+    return see
+
+
 def _measure(learned: Learned, sides: dict[str, Side], progress: Progress) -> None:
     """Time what there is time for; the rest is named."""
-    progress.timed.expect(len(learned.compared))
+    both = [each for each in learned.compared if each.runs == SIDES]
+    progress.tell("timing the same calls with both releases")
+    progress.timed.expect(len(both))
     untimed: list[str] = []
-    for each in learned.compared:
+    for each in both:
         try:
             measure(each, sides)
         except EndedError:

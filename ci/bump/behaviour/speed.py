@@ -15,6 +15,8 @@ from .comparison import Compared, Sides, Tried
 
 PROBLEMS, ROUNDS, CALLS = 2, 3, 5
 """Problems of an implementation, those that took longest; rounds; calls of each in a round."""
+SLOW_SECONDS = 0.1
+"""Seconds of a problem that is timed only where few are faster: Triton's interpreter takes more."""
 LEAST_SECONDS = 2e-5
 """A call that takes less than this is all measuring: no ratio is made of it."""
 MORE_MEMORY, LEAST_BYTES = 1.1, 64 << 10
@@ -24,7 +26,7 @@ MEMORY = {"peak_bytes": "allocates", "workspace_bytes": "needs of its workspace"
 
 def measure(found: Compared, sides: Sides) -> None:
     """Time an implementation that runs with both; fills ``found.speeds``."""
-    for tried in _chosen(found):
+    for tried in to_be_timed(found):
         seconds: dict[str, list[float]] = {side: [] for side in SIDES}
         first: dict[str, float] = {}
         for number in range(ROUNDS):
@@ -62,7 +64,8 @@ def _memory(found: Compared, sides: Sides, tried: Tried) -> dict[str, dict[str, 
     return {field: {side: needs[side].get(field) for side in SIDES} for field in MEMORY}
 
 
-def _chosen(found: Compared) -> list[Tried]:
+def to_be_timed(found: Compared) -> list[Tried]:
+    """Return the problems of an implementation that are timed: the longest of the quick ones."""
     if found.runs != SIDES:
         return []
     right = [
@@ -71,11 +74,13 @@ def _chosen(found: Compared) -> list[Tried]:
         if each.same_bits is not None and all(_passes(each, side) for side in SIDES)
     ]
     by_id = {each.problem.id: each for each in right}
-    # What took longest: a merge of no tokens may be large by its work, and takes no time.
-    longest = sorted(
-        by_id.values(), key=lambda each: (-each.verdicts[BASELINE].seconds, each.problem.id)
-    )
-    return longest[:PROBLEMS]
+
+    def order(tried: Tried) -> tuple[float, str]:
+        """Put what took longest first: a merge of no tokens may be large by its work alone."""
+        seconds = tried.verdicts[BASELINE].seconds
+        return (seconds if seconds > SLOW_SECONDS else -seconds, tried.problem.id)
+
+    return sorted(by_id.values(), key=order)[:PROBLEMS]
 
 
 def _passes(tried: Tried, side: str) -> bool:

@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rich.console import Group, RenderableType
+from rich.text import Text
 
-from ...console.live import bar, has_block, live, log, minutes, row
+from ...console.live import bar, has_block, live, log, minutes, newest, row
 from ...console.terminal import console
 
 
@@ -67,10 +68,12 @@ class Progress:
 
     Attributes:
         tell: called with each step, a line, when it begins.
+        found: called with each finding, a line, as it comes.
         surveyed, compiled, judged, examined, timed: counts, which are shown now and then.
     """
 
     tell: Callable[[str], None] = lambda _: None
+    found: Callable[[str], None] = lambda _: None
     surveyed: Count = field(
         default_factory=lambda: Count("asked {done} of {of} implementations what they support")
     )
@@ -78,7 +81,7 @@ class Progress:
         default_factory=lambda: Count("{done} of {of} compilations done, {working} at work")
     )
     judged: Count = field(
-        default_factory=lambda: Count("judged {done} of about {of} problems with both releases")
+        default_factory=lambda: Count("ran {done} of about {of} problems with both releases")
     )
     examined: Count = field(
         default_factory=lambda: Count("ran failures again, and made them small: {done} of {of}")
@@ -95,22 +98,28 @@ class Progress:
 def progress(seconds: float = math.inf) -> Iterator[Progress]:
     """Show what goes on, on standard error.
 
-    A terminal shows a bar of the problems, the step that began last, and what is done of each kind.
-    A log has a line for each step, and now and then one for what is unfinished.
+    A terminal shows a bar of the problems, the step that began last, what is done of each kind, and
+    the last findings. A log has a line for each step and each finding, and now and then one for
+    what is unfinished.
 
     Args:
         seconds: that the comparison may take.
     """
     err = console(sys.stderr)
     started = time.monotonic()
-    steps = ["starting"]
+    steps, findings = ["starting"], list[Text]()
 
     def begin(step: str) -> None:
         steps.append(step)
         if not has_block(err):
             log(err, step, time.monotonic() - started)
 
-    made = Progress(begin)
+    def find(finding: str) -> None:
+        findings.append(row(finding, "bold red"))
+        if not has_block(err):
+            log(err, finding, time.monotonic() - started)
+
+    made = Progress(begin, find)
 
     def line() -> str:
         unfinished = [str(each) for each in made.counts if each.unfinished]
@@ -120,7 +129,10 @@ def progress(seconds: float = math.inf) -> Iterator[Progress]:
         passed = time.monotonic() - started
         left = f"  at most {minutes(seconds - passed)} left" if seconds < math.inf else ""
         counts = [row(f"  {each}", "dim") for each in made.counts if str(each)]
-        return Group(bar(made.judged.share, minutes(passed) + left), row(steps[-1]), *counts)
+        # A share of what is known so far would go back with each implementation that is asked.
+        share = None if made.surveyed.unfinished else made.judged.share
+        shown = newest(findings)
+        return Group(bar(share, minutes(passed) + left), row(steps[-1]), *counts, *shown)
 
     with live(err, block, line):
         yield made

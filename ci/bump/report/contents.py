@@ -20,7 +20,6 @@ from ..behaviour.unjudged import rows_of
 from ..sides.ending import Ending
 from ..sides.plan import Plan
 from ..sides.releases import SIDES
-from ..surface.uses import Source, with_uses
 from ..verdicts.findings import Chip, Finding
 from ..verdicts.policy import RULES, Policy
 from ..verdicts.verdict import COMPILED, DECLARED, RAN, UNDECIDED, Verdict, chip_name, decide
@@ -37,7 +36,6 @@ def to_json(
     command: str,
     timings: Mapping[str, Any],
     ending: Ending,
-    sources: Sequence[Source] = (),
 ) -> dict[str, Any]:
     """Return the report of a comparison that has ended.
 
@@ -49,10 +47,8 @@ def to_json(
         command: that was given.
         timings: what depends on the clock, beside what ``learned`` has.
         ending: of it.
-        sources: of the engines that are to go on with what they use.
     """
-    found, engines = with_uses(learned.findings, sources)
-    findings = with_actions(found, policy)
+    findings = with_actions(learned.findings, policy)
     evidence = dict.fromkeys(learned.chips, DECLARED)
     evidence |= {chip: COMPILED for chip in compiled_chips(learned.compiled) if chip in evidence}
     ran = any(tried.judged(SIDES[1]) for each in learned.compared for tried in each.tried)
@@ -78,7 +74,7 @@ def to_json(
         failures=learned.failures,
         command=command,
         code=learned.code if verdict.verdict == UNDECIDED else 0,
-        engines=engines,
+        engines=learned.engines,
     )
 
 
@@ -197,6 +193,7 @@ def _machine(
         },
         "profile": plan.profile.name,
         "seed": plan.seed,
+        "problems": sum(len(each.tried) for each in learned.compared),
         "judged": sum(each["judged"] for each in implementations),
         "corpus": replayed(learned.compared),
         "implementations": implementations,

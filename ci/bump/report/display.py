@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from ....properties.verdicts.text import count_of, one_line
-from ...reports.display import command, line, say
-from ...reports.outline import short_issue
+from ...reports.display import command, line, style_of
+from ...reports.outline import short_issue, shortened
 from ..behaviour.speed import memory_sentences
 from ..verdicts.findings import ACTIONS, engines_in_words, spared, uses_in_words
 
@@ -38,12 +38,28 @@ REPORTED_IN_FULL = (
 are counted."""
 NEW = ("still-failing", "candidate-only-failure", "hang-stays", "slower", "more-memory")
 """Of them, those that are shown one by one anyway, unless they are known."""
-FEW = 3
-"""Subjects that are named of changes that are counted."""
+FEW_PLACES = 2
+"""Places of an engine's source that are named of a finding, unless all is asked for."""
+ROWS = 2
+"""Rows of a terminal that a finding's message takes at most, unless it blocks or all is asked
+for."""
+
+
+@dataclass(frozen=True)
+class ChipsAlike:
+    """Chips of which the report says the same.
+
+    Attributes:
+        names: of the chips.
+        row: the first one's part of the report.
+    """
+
+    names: tuple[str, ...]
+    row: Mapping[str, Any]
 
 
 def print_report(out: Console, report: Mapping[str, Any], *, verbose: bool = False) -> None:
-    """Print a report: the verdict, chip by chip, what stands against it, and what did not run.
+    """Print a report: the verdict, what stands against it, what is known, and what did not run.
 
     Args:
         out: where to.
@@ -53,36 +69,38 @@ def print_report(out: Console, report: Mapping[str, Any], *, verbose: bool = Fal
     """
     line(out, "", report["message"], STYLES.get(report["verdict"], ""))
     line(out, "", title(report), "bold")
-    if report["chips"]:
-        out.print(_chips(report["chips"]))
-    for each in report["conditions"]:
-        line(out, "condition", each["rule"], "yellow")
+    for chips in alike(report["chips"]):
+        line(out, "", f"  {_said_of(chips)}", STYLES.get(chips.row["verdict"], ""))
     findings = sorted(report["findings"], key=lambda each: ACTIONS.index(each["action"]))
+    asked_for = {each["rule"] or each["message"] for each in findings}
+    for each in report["conditions"]:
+        if each["rule"] not in asked_for:  # the others stand with their findings
+            line(out, "condition", each["rule"], "yellow")
     for each in findings:
         if _in_full(each, verbose=verbose):
-            # What conditions ask for stands above.
-            _finding(out, each, rule=verbose or each["action"] == "block")
+            _finding(out, each, verbose=verbose)
     rest = [each for each in findings if not _in_full(each, verbose=verbose)]
-    for known in known_lines([each for each in rest if is_known(each)]):
-        line(out, "", f"KNOWN {known}", "yellow")
+    _known(out, [each for each in rest if is_known(each)])
     for failure in report["failures"]:
         line(out, "INCOMPLETE", failure, "yellow")
     for machine in report["machines"]:
         _machine(out, machine, verbose=verbose)
     unused = _engines(out, report)
-    _counted(out, [each for each in rest if not is_known(each) and each not in unused])
+    others = [each for each in rest if not is_known(each) and each not in unused]
+    _counted(out, others, verbose=verbose)
     for name in report["policy"]["unused"]:
         _line(out, "policy", f"nothing was found that accept {name!r} is about")
     _not_tested(out, report, verbose=verbose)
 
 
 def _engines(out: Console, report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Print which sources were read, and return the findings that they spare, a line each."""
+    """Print which sources were read, and return the findings that they spare."""
     for told in engines_in_words(report):
         _line(out, "engine", told)
     unused = spared(report)
-    for each in unused:
-        _line(out, "not used by the engine", f"{each['change']} {each['subject']}")
+    if unused:
+        told = "; ".join(f"{each['change']} {each['subject']}" for each in unused)
+        _line(out, "not used by the engine", told)
     return unused
 
 
@@ -106,41 +124,50 @@ def _in_full(each: Mapping[str, Any], *, verbose: bool) -> bool:
     return each["change"] in NEW and not each["entry"]
 
 
-def _chips(chips: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, safe_box=True)
-    for heading in ("chip", "verdict", "evidence"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("blocked by", "conditions"):
-        table.add_column(heading, justify="right")
+def alike(chips: Sequence[Mapping[str, Any]]) -> list[ChipsAlike]:
+    """Put chips together of which the same is said; the worst verdict first."""
+    made: dict[str, list[Mapping[str, Any]]] = {}
     for each in chips:
-        table.add_row(
-            each["name"],
-            Text(each["verdict"], STYLES.get(each["verdict"], "")),
-            each["evidence"],
-            str(len(each["blocked_by"])),
-            str(len(each["conditions"])),
-        )
-    return table
+        shown = {name: value for name, value in each.items() if name not in ("chip", "name")}
+        made.setdefault(repr(shown), []).append(each)
+    worst = ["do not bump", "undecided", "bump with conditions", "bump"]
+    found = [ChipsAlike(tuple(e["name"] for e in each), each[0]) for each in made.values()]
+    return sorted(
+        found,
+        key=lambda each: worst.index(v) if (v := each.row["verdict"]) in worst else len(worst),
+    )
 
 
-def _finding(out: Console, each: Mapping[str, Any], *, rule: bool) -> None:
+def _said_of(chips: ChipsAlike) -> str:
+    row = chips.row
+    against = count_of(len(row["blocked_by"]), "finding")
+    conditions = count_of(len(row["conditions"]), "condition")
+    told = f"{', '.join(chips.names)}: {row['verdict']} ({row['evidence']})"
+    return f"{told}: {against} against it, {conditions}"
+
+
+def _finding(out: Console, each: Mapping[str, Any], *, verbose: bool) -> None:
     label = "accepted" if each["accepted"] else each["action"]
-    where = ", ".join(_chip(chip) for chip in each["chips"])
-    heading = f"{label}  {each['change']}  {each['subject']}" + (f"  {where}" if where else "")
-    said = each["message"]
+    message = " ".join(each["message"].split())
+    unnamed = [name for name in map(_chip, each["chips"]) if name not in message]
+    where = f"{', '.join(unnamed)}: " if unnamed else ""
+    heading = f"{label}  {each['change']}  {where}"
+    room = ROWS * out.width - len(heading)
+    whole = verbose or each["action"] == "block"
+    said = heading + (message if whole else shortened(message, room))
+    line(out, "", said, style_of(ACTION_STYLES[each["action"]]))
     if each["accepted"]:
-        said += f"\naccepted: {each['accepted']}"
+        command(out, "accepted", each["accepted"])
     if each["entry"]:
-        issue = f" ({each['issue']})" if each["issue"] else ""
-        said += f"\nknown: {each['entry']}{issue}"
-    say(out, heading, said, style=ACTION_STYLES[each["action"]])
-    if told := uses_in_words(each.get("uses")):
+        issue = f" ({short_issue(each['issue'])})" if each["issue"] else ""
+        command(out, "known", f"{each['entry']}{issue}")
+    if told := uses_in_words(each.get("uses"), FEW_PLACES if not verbose else None):
         command(out, "engine", told)
     if each["problem"]:
         command(out, "problem", str(each["problem"].get("told", each["problem"])))
     for text in each["replay"].values():
         command(out, "replay", text)
-    if rule and each["rule"] and each["action"] != "report":
+    if each["rule"] and each["action"] != "report":
         command(out, "rule", each["rule"])
 
 
@@ -163,16 +190,25 @@ def known_lines(findings: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _counted(out: Console, findings: Sequence[Mapping[str, Any]]) -> None:
+def _known(out: Console, findings: Sequence[Mapping[str, Any]]) -> None:
+    """Print a line for each kind of change, with the causes of its known findings."""
     by_change: dict[str, list[str]] = {}
     for each in findings:
-        by_change.setdefault(each["change"], []).append(each["subject"])
-    for change, subjects in by_change.items():
-        _line(out, change, f"{count_of(len(subjects), 'finding')}: {_some(subjects)}")
+        by_change.setdefault(each["change"], []).append(short_issue(each["issue"] or each["entry"]))
+    for change, causes in by_change.items():
+        told = f"{count_of(len(causes), 'finding')}: {', '.join(dict.fromkeys(causes))}"
+        line(out, "", f"KNOWN {change}: {told}", "yellow")
 
 
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:FEW]) + (", ..." if len(names) > FEW else "")
+def _counted(out: Console, findings: Sequence[Mapping[str, Any]], *, verbose: bool) -> None:
+    """Print how many findings of each change only inform; their subjects where all is asked for."""
+    counts = Counter(each["change"] for each in findings)
+    if counts and not verbose:
+        told = ", ".join(f"{count:,} {change}" for change, count in counts.items())
+        _line(out, "also changed", f"{told} (-v names them)")
+    for change in counts if verbose else ():
+        subjects = [each["subject"] for each in findings if each["change"] == change]
+        _line(out, change, f"{count_of(len(subjects), 'finding')}: {', '.join(subjects)}")
 
 
 def _not_tested(out: Console, report: Mapping[str, Any], *, verbose: bool) -> None:
@@ -194,7 +230,7 @@ def _machine(out: Console, machine: Mapping[str, Any], *, verbose: bool) -> None
     _line(
         out,
         f"ran on {_chip(machine['chip'])}",
-        f"{count_of(machine['judged'], 'problem')} of {count_of(ran, 'implementation')}, profile "
+        f"{problems_in_words(machine)} of {count_of(ran, 'implementation')}, profile "
         f"{machine['profile']}{stored_first(machine)}; soaked {len(soak['soaked'])} with "
         f"{soak['launches']} launches a problem: {count_of(len(soak['hangs']), 'hang')}",
     )
@@ -208,6 +244,13 @@ def _machine(out: Console, machine: Mapping[str, Any], *, verbose: bool) -> None
             )
             if sentences := memory_sentences(one):
                 _line(out, "memory", f"{each['name']}: {'; '.join(sentences)}")
+
+
+def problems_in_words(machine: Mapping[str, Any]) -> str:
+    """Return how many problems were judged, and how many gave no law anything to judge."""
+    judged = count_of(machine["judged"], "problem")
+    idle = machine.get("problems", machine["judged"]) - machine["judged"]
+    return f"{judged} judged (and {idle:,} with nothing to judge)" if idle else judged
 
 
 def stored_first(machine: Mapping[str, Any]) -> str:

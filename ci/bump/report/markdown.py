@@ -8,7 +8,15 @@ from typing import Any
 
 from ....properties.verdicts.text import count_of, printable
 from ..verdicts.findings import engines_in_words, spared, uses_in_words
-from .display import NEW, REPORTED_IN_FULL, is_known, known_lines, stored_first, title
+from .display import (
+    NEW,
+    REPORTED_IN_FULL,
+    is_known,
+    known_lines,
+    problems_in_words,
+    stored_first,
+    title,
+)
 
 MARKS = {
     "bump": "✅",
@@ -136,7 +144,7 @@ def _machines(report: Mapping[str, Any]) -> Iterator[str]:
         name = f"SM{machine['chip']}" if isinstance(machine["chip"], int) else "CPU"
         yield (
             f"- {name} ({escaped(machine['device_name'])}): "
-            f"{count_of(machine['judged'], 'problem')} of "
+            f"{problems_in_words(machine)} of "
             f"{count_of(len(machine['implementations']), 'implementation')}, profile "
             f"{machine['profile']}{stored_first(machine)}"
         )

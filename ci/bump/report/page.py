@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from ....properties.verdicts.text import count_of
 from ...console.rendering import render
 from ..sides.releases import SIDES
 from ..verdicts.findings import engines_in_words
-from .display import side_name, stored_first, title
+from .display import alike, side_name, stored_first, title
 from .page_findings import anchors, groups
 from .page_matrix import backends, columns
 from .page_numbers import compiled, speeds, spreads
@@ -29,19 +28,6 @@ MEANT = {
     "run": "what is declared, and calls on the chip itself, judged by the oracle",
 }
 """What the evidence of a chip's verdict stands for."""
-
-
-@dataclass(frozen=True)
-class ChipsAlike:
-    """Chips of which the report says the same.
-
-    Attributes:
-        names: of the chips.
-        row: the first one's part of the report.
-    """
-
-    names: tuple[str, ...]
-    row: Mapping[str, Any]
 
 
 def to_page(report: Mapping[str, Any]) -> str:
@@ -78,20 +64,6 @@ def to_page(report: Mapping[str, Any]) -> str:
             for each in report["machines"]
         ],
         policy=policy,
-    )
-
-
-def alike(chips: Sequence[Mapping[str, Any]]) -> list[ChipsAlike]:
-    """Put chips together of which the same is said; the worst verdict first."""
-    made: dict[str, list[Mapping[str, Any]]] = {}
-    for each in chips:
-        shown = {name: value for name, value in each.items() if name not in ("chip", "name")}
-        made.setdefault(repr(shown), []).append(each)
-    worst = ["do not bump", "undecided", "bump with conditions", "bump"]
-    found = [ChipsAlike(tuple(e["name"] for e in each), each[0]) for each in made.values()]
-    return sorted(
-        found,
-        key=lambda each: worst.index(v) if (v := each.row["verdict"]) in worst else len(worst),
     )
 
 

@@ -281,6 +281,7 @@ class Machine(msgspec.Struct):
     compiled: list[Compiled]
     not_tested: list[Untested]
     timings: Timings
+    problems: int | msgspec.UnsetType = msgspec.UNSET
     corpus: Corpus | msgspec.UnsetType = msgspec.UNSET
 
 

@@ -106,7 +106,7 @@ def _by_position(
             "positional-refused",
             name,
             f"{name} turned keyword-only from position {len(new)} on: {listed(lost)}; {how}",
-            rule=f"pass {listed(lost)} of {name} by keyword",
+            rule=f"pass the parameters of {name} by keyword from position {len(new)} on",
             count=len(lost),
             **sides,
         )

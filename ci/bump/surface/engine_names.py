@@ -86,6 +86,7 @@ class Names:
         words: Collection[str],
         ordinary: Collection[str] = (),
         methods: Collection[str] = (),
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         """Find them.
 
@@ -94,6 +95,7 @@ class Names:
             words: last parts of the names that are asked for.
             ordinary: of public names, which many objects have: they count beyond doubt only.
             methods: of methods: a string that has one is no call of it.
+            check: called for each file; may raise to end the search.
         """
         self.engine = engine
         self.wanted = frozenset({*words, *ordinary, *methods})
@@ -105,20 +107,23 @@ class Names:
         self._stand_for: dict[str, set[str]] = {word: {word} for word in self.wanted}
         """What a name means: ``moe`` after ``from flashinfer import cutlass_fused_moe as moe``."""
         self.unread = engine.unread
-        self._search()
+        self._search(check)
 
-    def _search(self) -> None:
+    def _search(self, check: Callable[[], None]) -> None:
         """Search files until no other name stands for a wanted one."""
         files: dict[int, EngineFile] = {}
         known: set[str] = set()
         while new := {FLASHINFER, *self._stand_for, *self._modules} - self.ordinary - known:
             known |= new
             for each in self.engine.files:
+                check()
                 if id(each) not in files and _writes(each.data or b"", new):
                     files[id(each)] = each
             for each in files.values():
+                check()
                 self._aliases(self.engine.module(each))
         for each in files.values():
+            check()
             module = self.engine.module(each)
             if module.tree is None:
                 self.unparsed.append(module)

@@ -51,13 +51,16 @@ class Source:
 
 
 def with_uses(
-    findings: Sequence[Finding], sources: Sequence[Source]
+    findings: Sequence[Finding],
+    sources: Sequence[Source],
+    check: Callable[[], None] = lambda: None,
 ) -> tuple[list[Finding], list[dict[str, Any]]]:
     """Look for what findings are about in engines' sources.
 
     Args:
         findings: of a comparison.
         sources: of one or several engines.
+        check: called for each file; may raise to end the search, which takes half a minute.
 
     Returns:
         The findings, those of the surface with what uses them; and for the report what was read.
@@ -69,7 +72,7 @@ def with_uses(
     asked = [each for each in findings if each.change in CHANGES_FELT]
     methods = {_words(each).pop() for each in asked if _is_method(each)}
     words = {word for each in asked if not _is_method(each) for word in _words(each)}
-    names = Names(Engine(files), words, _ordinary(asked), methods)
+    names = Names(Engine(files), words, _ordinary(asked), methods, check)
     found = [
         replace(each, uses=_uses(each, names, naming)) if each.change in CHANGES_FELT else each
         for each in findings

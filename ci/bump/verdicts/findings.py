@@ -171,11 +171,16 @@ class Finding:
         return cls(**read)
 
 
-def uses_in_words(uses: Mapping[str, Any] | None) -> str:
-    """Return what an engine's source says of a change, with its places; empty if none was asked."""
+def uses_in_words(uses: Mapping[str, Any] | None, most: int | None = None) -> str:
+    """Return what an engine's source says of a change, with its places; empty if none was asked.
+
+    Args:
+        uses: of a finding.
+        most: places that are named; all that it has if None.
+    """
     if uses is None:
         return ""
-    places = [f"{each['file']}:{each['line']} ({each['how']})" for each in uses["places"]]
+    places = [f"{each['file']}:{each['line']} ({each['how']})" for each in uses["places"][:most]]
     more = uses["count"] - len(places)
     told = "; ".join([*places, *([f"{more} more"] if more > 0 else [])])
     return f"{uses['status']}: {told}" if told else str(uses["status"])

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console, RenderableType
 
 from kernelproof.ci.bump.behaviour import watching
 from kernelproof.ci.bump.behaviour.building import Wanted, ordered_builds
@@ -27,6 +30,7 @@ from kernelproof.ci.bump.verdicts.policy import DEFAULT
 from kernelproof.ci.bump.verdicts.verdict import decide
 from kernelproof.ci.cli import main
 from kernelproof.ci.console import live
+from kernelproof.ci.console.live import MOST_SHOWN
 from kernelproof.properties.verdicts.verdict import PASS
 from kernelproof.properties.worker.requests import Address, DeviceLostError
 from kernelproof.reference import MergeProblem
@@ -373,8 +377,40 @@ def test_a_step_that_takes_long_is_shown_again(
             said += capfd.readouterr().err
             time.sleep(0.01)
         watched.judged.expect(5)
-        while "judged 0 of about 5" not in said and time.monotonic() < until:
+        while "ran 0 of about 5" not in said and time.monotonic() < until:
             said += capfd.readouterr().err
             time.sleep(0.01)
+        watched.found("new-failure  mine")
+        said += capfd.readouterr().err
     assert "still: reading" in said
-    assert "judged 0 of about 5" in said
+    assert "ran 0 of about 5" in said
+    assert "new-failure  mine" in said
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_block_has_the_last_findings_and_a_share_once_all_is_known(
+    monkeypatch: pytest.MonkeyPatch, *, known: bool
+) -> None:
+    blocks: list[Callable[[], RenderableType]] = []
+
+    @contextmanager
+    def shown(_: Console, block: Callable[[], RenderableType], __: object) -> Iterator[None]:
+        blocks.append(block)
+        yield
+
+    monkeypatch.setattr(watching, "live", shown)
+    monkeypatch.setattr(watching, "has_block", lambda _: True)
+    with watching.progress() as watched:
+        watched.surveyed.expect(2)
+        watched.judged.expect(4)
+        watched.judged.add()
+        for _ in range(2 if known else 1):
+            watched.surveyed.add()
+        for number in range(MOST_SHOWN + 3):
+            watched.found(f"new-failure  mine{number}")
+        out = io.StringIO()
+        Console(file=out, width=100).print(blocks[0]())
+    text = out.getvalue()
+    assert ("25%" in text) == known
+    assert "3 earlier findings\nnew-failure  mine3\n" in text
+    assert text.count("new-failure") == MOST_SHOWN

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from kernelproof.ci.bump.report.page import alike, to_page
+from kernelproof.ci.bump.report.display import alike
+from kernelproof.ci.bump.report.page import to_page
 from kernelproof.ci.bump.report.page_findings import anchors, groups, link
 from kernelproof.ci.bump.report.page_matrix import backends
 from kernelproof.ci.bump.report.page_numbers import EDGES, speeds, spreads

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -150,8 +150,9 @@ def test_the_verdict_is_first_and_what_is_known_is_counted() -> None:
     short, whole = printed(verbose=False), printed(verbose=True)
     assert short[0] == whole[0] == report["message"]
     assert 2 * len(short) < len(whole)
-    parts = ["condition: ", "block  ", "report  slower", "KNOWN still-failing: ", "ran on SM90"]
-    parts.append("not tested: compile; ")
+    assert len(short) <= 40
+    parts = ["block  ", "condition  ", "report  slower", "KNOWN still-failing: ", "ran on SM90"]
+    parts += ["also changed: ", "not tested: compile; "]
     first = [next(n for n, line in enumerate(short) if line.startswith(each)) for each in parts]
     assert first == sorted(first)
     assert not any(line.startswith(("report  fixed", "speed: ")) for line in short)
@@ -161,3 +162,32 @@ def test_the_verdict_is_first_and_what_is_known_is_counted() -> None:
     parts += ["Known (", "still-failing: ", "Other behaviour", "Other changes", "What ran, and"]
     assert [page.index(part) for part in parts] == sorted(page.index(part) for part in parts)
     assert any(line.startswith("not tested: compile: not asked for") for line in whole)
+
+
+def test_what_blocks_is_printed_whole_and_rules_stand_with_their_findings(
+    report: Callable[..., dict[str, Any]],
+) -> None:
+    made = report()
+    made["conditions"].append({"rule": "stay with 0.6 on SM90", "findings": []})
+    moved, *_ = made["findings"]
+    moved["message"] = f"decode.plan: position {', '.join(map(str, range(100)))} moved"
+    (condition,) = [each for each in made["findings"] if each["action"] == "condition"]
+    condition["message"] = f"ActivationType: {', '.join(map(str, range(100)))} moved"
+    machine = made["machines"][0]
+    machine["problems"] = machine["judged"] + 3
+
+    def printed(*, verbose: bool) -> str:
+        out = io.StringIO()
+        print_report(Console(file=out, width=100), made, verbose=verbose)
+        return out.getvalue()
+
+    short, whole = printed(verbose=False), printed(verbose=True)
+    assert moved["message"] in short
+    assert condition["message"] not in short
+    assert condition["message"] in whole
+    assert short.count(condition["rule"]) == 1
+    assert "condition: stay with 0.6 on SM90" in short
+    assert "4 problems judged (and 3 with nothing to judge) of" in short
+    assert "also changed: 1 fixed, 1 declared-gained" in short
+    assert "xqa" not in short
+    assert "xqa" in whole

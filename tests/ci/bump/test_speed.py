@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from kernelproof.ci.bump.behaviour.comparison import Compared
-from kernelproof.ci.bump.behaviour.speed import memory_findings
+from kernelproof.ci.bump.behaviour.comparison import Compared, Tried
+from kernelproof.ci.bump.behaviour.speed import SLOW_SECONDS, memory_findings, to_be_timed
+from kernelproof.ci.bump.sides.releases import SIDES
 from kernelproof.ci.bump.verdicts.findings import CHANGES, REPORT
+from kernelproof.properties.verdicts.verdict import Verdict
+from kernelproof.properties.worker.requests import Address
+from kernelproof.reference import MergeProblem
 
 MIB = 1 << 20
 NONE: dict[str, int | None] = {"baseline": None, "candidate": None}
@@ -45,3 +49,21 @@ def test_the_largest_difference_is_told_and_others_are_counted() -> None:
     (found,) = memory_findings([Compared("mine", "made.up:mine", speeds=speeds)], ())
     assert found.message == "mine allocates 1.0 MB with the baseline, 9.4 MB with the candidate"
     assert found.count == 2
+
+
+def test_the_longest_calls_are_timed_but_for_those_that_take_too_long() -> None:
+    seconds = [SLOW_SECONDS * factor for factor in (0.1, 9.0, 0.5, 2.0)]
+    tried = [
+        Tried(
+            "parity",
+            MergeProblem(num_tokens=number),
+            dict.fromkeys(SIDES, Verdict("PASS", seconds=each)),
+            same_bits=True,
+        )
+        for number, each in enumerate(seconds, 1)
+    ]
+    addresses = {side: Address("made.up:mine", None, "cpu") for side in SIDES}
+    found = Compared("mine", "made.up:mine", addresses=addresses, tried=tried)
+    assert [each.problem for each in to_be_timed(found)] == [tried[2].problem, tried[0].problem]
+    found.tried = [tried[1], tried[3], tried[2]]
+    assert [each.problem for each in to_be_timed(found)] == [tried[2].problem, tried[3].problem]

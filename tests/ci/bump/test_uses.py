@@ -13,6 +13,7 @@ import pytest
 from kernelproof.ci.bump.report.contents import assemble, with_actions
 from kernelproof.ci.bump.report.markdown import to_markdown
 from kernelproof.ci.bump.report.page import to_page
+from kernelproof.ci.bump.sides.ending import EndedError, Ending
 from kernelproof.ci.bump.surface import engine_files
 from kernelproof.ci.bump.surface.uses import Source, with_uses
 from kernelproof.ci.bump.verdicts.findings import BLOCK, REPORT, Finding, finding
@@ -361,7 +362,12 @@ def test_a_kept_report_is_read_against_an_engine_and_merging_keeps_that(
     assert main(["merge", str(kept), "--uses", str(source), "--json", str(used), *outputs]) == 0
     report = json.loads(used.read_text())
     assert {each["action"] for each in report["findings"]} == {REPORT}
-    assert "not used by the engine: positional-meaning fused_moe.moe" in capsys.readouterr().out
+    (line,) = [
+        each
+        for each in capsys.readouterr().out.splitlines()
+        if each.startswith("not used by the engine: ")
+    ]
+    assert "; positional-meaning fused_moe.moe" in line
     assert "Not used by the engine's source (2)" in page.read_text().replace("&#39;", "'")
     assert "Not used by the engine's source (2)" in comment.read_text()
     assert "engine: not used" in junit.read_text()
@@ -393,3 +399,11 @@ def test_of_two_reports_the_source_that_uses_a_change_counts(tmp_path: Path) -> 
         "positional-meaning": USED, "callable-removed": NOT,
     }  # fmt: skip
     assert len(found["engines"]) == 2
+
+
+def test_a_search_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    (tmp_path / "engine.py").write_text("import flashinfer\n")
+    ending = Ending()
+    ending.end("ended by SIGTERM", 143)
+    with pytest.raises(EndedError, match="SIGTERM"):
+        with_uses([FINDINGS["moved"]], [Source.read(tmp_path)], ending.refuse)

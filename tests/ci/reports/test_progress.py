@@ -14,8 +14,9 @@ import pytest
 from rich.console import Console
 
 from kernelproof.ci.console import live
+from kernelproof.ci.console.live import MOST_SHOWN
 from kernelproof.ci.console.terminal import console
-from kernelproof.ci.reports.progress import BUSIEST, MOST_SHOWN, Watch
+from kernelproof.ci.reports.progress import BUSIEST, Watch
 from kernelproof.impl.targets.refusal import Refusal
 from kernelproof.properties.findings.report import (
     Finding,
