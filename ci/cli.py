@@ -229,6 +229,8 @@ def gate(
     from .check.checking import Request, examine
 
     _refuse(OF_BUMP, "is an option of `kernelproof bump`")
+    if gating:
+        _refuse(("distrust",), "does not go with --gating: the support table has no second process")
     options = {name: value for name, value in options.items() if name not in OF_BUMP}
     request = Request(registered(), gate=True, **options, command=_command())
     if not gating:

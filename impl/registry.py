@@ -23,8 +23,12 @@ if TYPE_CHECKING:
     from .protocol import Implementation, Operation
 
 ENTRY_POINTS = "kernelproof.implementations"
-MAKES_NAMES = {"__dict__", "__getattr__", "eval", "exec", "globals", "locals", "setattr", "vars"}
+MAKES_NAMES = {
+    *("__dict__", "__getattr__", "eval", "exec", "globals", "locals", "modules", "setattr", "vars"),
+}
 """Names in a source that may give its module others, which the source does not write."""
+MAKES_MODULES = re.compile(r"\b(__path__|modules|meta_path)\b")
+"""Names in a package's source that may give it modules of which there is no file."""
 NOT_OF_USERS = (
     str(Path(__file__).parents[1]),
     *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
@@ -210,9 +214,12 @@ def check_name(name: str) -> None:
     """
     reference = resolve_name(name)
     module_name = _on_path(reference.rpartition(":")[0], reference)
-    source = _source_of(_locate(module_name, reference))
+    spec = _locate(module_name, reference)
     attribute = reference.rpartition(":")[2].partition(".")[0]
-    names = _names_in(source)
+    names = _names_in(_source_of(spec))
+    places = spec.submodule_search_locations if spec else None
+    if places is not None and _spec_of(f"{module_name}.{attribute}", places):
+        return  # a package has its modules as names, once anything has imported them
     if names and attribute not in names:
         why = f"module {module_name!r} has no {attribute!r}; {did_you_mean(attribute, names)}"
         raise ImplementationNotFoundError(reference, why.rstrip("; "))
@@ -232,7 +239,7 @@ def _locate(module_name: str, reference: str) -> ModuleSpec | None:
     spec: ModuleSpec | None = None
     parts = module_name.split(".")
     for count in range(1, len(parts) + 1):
-        if "__path__" in _source_of(spec):  # a package that changes where its modules are
+        if MAKES_MODULES.search(_source_of(spec)):
             return None
         places = spec.submodule_search_locations if spec else None
         found = None
@@ -266,7 +273,7 @@ def _names_in(source: str) -> set[str]:
     """Return every name in a source; nothing where it may make more of them when it runs.
 
     A name that the source never writes cannot be the module's, unless it is made by code: by a
-    star, ``globals()``, ``__getattr__`` and their like.
+    star, ``globals()``, ``__getattr__`` and their like, or by what is given the module's name.
     """
     try:
         tokens = {
@@ -277,7 +284,8 @@ def _names_in(source: str) -> set[str]:
     except (SyntaxError, tokenize.TokenError):
         return set()
     starred = re.search(r"import\s+\(?\s*\*", source)
-    return set() if starred or tokens & MAKES_NAMES else tokens
+    named = re.search(r"(?<!getLogger)\(\s*__name__\b", source)
+    return set() if starred or named or tokens & MAKES_NAMES else tokens
 
 
 def _on_path(module_name: str, reference: str) -> str:

@@ -96,6 +96,9 @@ def replay_case(request: Request) -> int:
     if request.distrust and _inside(request):
         message = "--distrust does not go with --in-process, --save and --script"
         raise UsageRefusedError(message)
+    if data.get("distrust") and _inside(request):
+        alone = "this one is judged in the kernel's, which has the tensors, and may lie there"
+        tell(f"{request.case} asks for another process to judge (--distrust): {alone}", err=True)
     stated = request.device or data.get("device") or _device_of_entry(stored)
     judged = _judged(request, law, problem, data, stated or DEVICES[0])
     if stated is None and (judged.verdict.status, judged.verdict.kind) == ("UNSUPPORTED", "device"):

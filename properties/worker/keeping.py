@@ -97,24 +97,22 @@ class Keeper(Subject):
             named: Named = {}
             record = _tree(inputs, "", named)
             (self.folder / ANSWER).unlink(missing_ok=True)
-            torch.save(
-                {
-                    "number": self.number,
-                    "operation": problem.operation,
-                    "session": function is not None,
-                    "writes_out": self.implementation.writes_out,
-                    "record": json.dumps(record),
-                    "inputs": named,
-                    "expected": expected,
-                    "bound": bound,
-                },
-                self.folder / CALL,
-            )
+            call = {
+                "number": self.number,
+                "operation": problem.operation,
+                "session": function is not None,
+                "writes_out": self.implementation.writes_out,
+                "record": json.dumps(record),
+                "inputs": named,
+                "expected": expected,
+                "bound": bound,
+            }
+            _save(call, self.folder / CALL)
         result = super().call(problem, inputs, function, wait=wait)
         with self._stages.stage("judge"):
             answer = self._answer(problem.operation, inputs, result)
             self.wrong = self._is_wrong(inputs, answer, expected, bound)
-            torch.save({"result": answer, "wrong": self.wrong}, self.folder / ANSWER)
+            _save({"result": answer, "wrong": self.wrong}, self.folder / ANSWER)
         return result
 
     def _expected(self, problem: Problem, inputs: Any) -> tuple[Named, Named]:  # noqa: ANN401
@@ -176,6 +174,13 @@ class Keeper(Subject):
             elif bitwise(name, got.double(), wanted.double()).bad or got.dtype != wanted.dtype:
                 return True
         return False
+
+
+def _save(data: Mapping[str, Any], path: Path) -> None:
+    """Write a file whole: the kernel may end the process at any time."""
+    draft = path.with_suffix(".draft")
+    torch.save(data, draft)
+    draft.replace(path)
 
 
 def _tree(value: object, name: str, named: Named) -> Any:  # noqa: ANN401  JSON

@@ -244,11 +244,13 @@ def test_a_case_is_replayed_in_the_commands_own_process(kernelproof: Command) ->
     ended = kernelproof("replay", "case.json", "--in-process", "--release", "0.6.13")
     assert ended.code == 2
     assert "--in-process does not go with --release" in ended.err
+    assert "--distrust" not in ended.err
     # What a script cannot show is said, and not written.
-    case["law"] = "well_formed"
+    case |= {"law": "well_formed", "distrust": True}
     Path("case.json").write_text(json.dumps(case))
     ended = kernelproof("replay", "case.json", "--in-process", "--script", "fine.py")
     assert ended.code == 2
+    assert "case.json asks for another process to judge (--distrust): this one is " in ended.err
     assert "--script fine.py: the case does not fail" in ended.err
     assert not Path("fine.py").exists()
 
@@ -570,6 +572,12 @@ def test_the_gate_tries_the_support_table_too(
         reasons = {each["name"]: each["reason"] for each in data["gating"]["implementations"]}
         assert "names no backend" in reasons["honest"]
     assert "Supported by the rules" in ended.out
+
+
+def test_the_support_table_has_no_second_process(kernelproof: Command) -> None:
+    ended = kernelproof("gate", "--gating", "--distrust")
+    assert ended.code == 2
+    assert "--distrust does not go with --gating" in ended.err
 
 
 def test_the_list(kernelproof: Command) -> None:

@@ -129,6 +129,8 @@ def test_a_missing_name_is_refused_without_an_import(folder: Path) -> None:
     "from elsewhere import *",
     "globals()['mi' + 'ne'] = 1",
     "def __getattr__(name): return name",
+    "import sys, lazy; sys.modules[__name__] = lazy.Module('mi' + 'ne')",
+    "import apipkg; apipkg.initpkg(__name__, {'mi' + 'ne': 'elsewhere:mine'})",
     "def broken(:",
 ])  # fmt: skip
 def test_a_name_that_only_running_the_module_makes_is_not_refused(folder: Path, text: str) -> None:
@@ -136,10 +138,27 @@ def test_a_name_that_only_running_the_module_makes_is_not_refused(folder: Path, 
     check_name("dynamic_kernels:mine")
 
 
-def test_a_package_that_changes_where_its_modules_are_is_left_to_the_import(folder: Path) -> None:
+@pytest.mark.parametrize("text", [
+    "__path__.append('/x')",
+    "import sys; sys.modules['moving.kernels'] = sys",
+])  # fmt: skip
+def test_a_package_that_makes_or_moves_its_modules_is_left_to_the_import(
+    folder: Path, text: str
+) -> None:
     (folder / "moving").mkdir()
-    (folder / "moving" / "__init__.py").write_text("__path__.append('/x')\n", encoding="utf-8")
+    (folder / "moving" / "__init__.py").write_text(text + "\n", encoding="utf-8")
     check_name("moving.kernels:mine")
+
+
+def test_a_module_is_a_name_of_its_package(folder: Path) -> None:
+    (folder / "outer").mkdir()
+    (folder / "outer" / "__init__.py").write_text("from .first import one\n", encoding="utf-8")
+    (folder / "outer" / "first.py").write_text("from . import second as _\none = 1\n")
+    (folder / "outer" / "second.py").write_text(MODULE, encoding="utf-8")
+    check_name("outer:second.mine")
+    with pytest.raises(ImplementationNotFoundError, match="has no 'third'"):
+        check_name("outer:third.mine")
+    assert find_implementation("outer:second.mine").name == "mine"
 
 
 def test_an_import_that_fails_names_the_innermost_line_of_the_users(folder: Path) -> None:

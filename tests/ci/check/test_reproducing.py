@@ -86,6 +86,27 @@ def judged(
     return verdict, read_kept(folder)
 
 
+@pytest.mark.parametrize("dies_in", [1, 2])
+def test_what_was_being_written_when_the_process_died_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_in: int
+) -> None:
+    saved: list[Path] = []
+
+    def save(data: object, path: Path) -> None:
+        saved.append(path)
+        path.write_bytes(b"PK")
+        if len(saved) == dies_in:
+            raise SystemExit
+        torch_save(data, path)
+
+    torch_save = torch.save
+    monkeypatch.setattr(torch, "save", save)
+    with pytest.raises(SystemExit):
+        judged(kernel_of("merge_state", right), problem_of("merge_state"), tmp_path)
+    kept = read_kept(tmp_path)
+    assert (kept is None) if dies_in == 1 else (kept is not None and kept.result is None)
+
+
 def problem_of(operation: str) -> Problem:
     kind = ORACLES[operation].problem
     return kind(operation=operation) if kind is AttentionProblem else kind()
