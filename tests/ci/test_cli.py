@@ -230,7 +230,7 @@ def test_a_case_is_replayed_in_the_commands_own_process(kernelproof: Command) ->
         "    return inputs.outs[0], inputs.lses[0]\n"
     )
     problem = {"schema": "kernelproof/problem/1", "type": "merge"}
-    case = {"law": "parity", "implementation": "here:merge", "problem": problem,
+    case: dict[str, Any] = {"law": "parity", "implementation": "here:merge", "problem": problem,
             "operation": "merge_state"}  # fmt: skip
     Path("case.json").write_text(json.dumps(case))
     ended = kernelproof("replay", "case.json", "--in-process", "--script", "again.py")

@@ -9,8 +9,8 @@ from typing import Any
 
 from ...console.errors import UsageRefusedError
 from ..sides.releases import BASELINE, SIDES
-from ..surface.uses import Source, with_uses
-from ..verdicts.findings import USES, Chip, Finding, chip_order
+from ..surface.uses import MOST_PLACES, Source, with_uses
+from ..verdicts.findings import MAYBE_USED, UNUSED, USES, Chip, Finding, chip_order
 from ..verdicts.policy import Accepted, Policy
 from ..verdicts.verdict import DECLARED, EVIDENCE, chip_name, decide
 from .contents import assemble, with_actions
@@ -56,7 +56,11 @@ def merge(
                 )
                 raise MergeError(message)
     policy = policy or policy_of(first)
-    found, engines = with_uses(_findings(reports), sources)
+    found, engines = (
+        with_uses(_findings(reports), sources)
+        if sources
+        else (_of_all_engines(_findings(reports), reports), _engines(reports))
+    )
     findings = with_actions(found, policy)
     evidence = _evidence(reports)
     failures = list(dict.fromkeys(each for report in reports for each in report["failures"]))
@@ -72,7 +76,7 @@ def merge(
         not_tested=_not_tested(reports, evidence),
         failures=failures,
         command=command,
-        engines=engines or _engines(reports),
+        engines=engines,
     )
 
 
@@ -93,8 +97,36 @@ def policy_of(report: Report) -> Policy:
 
 def _engines(reports: Sequence[Report]) -> list[Mapping[str, Any]]:
     """Return the engines' sources that any of the reports read."""
-    found = {each["path"]: each for report in reports for each in report.get("engines", ())}
-    return list(found.values())
+    read = (each for report in reports for each in report.get("engines", ()))
+    return list({_engine(each): each for each in read}.values())
+
+
+def _engine(read: Mapping[str, Any]) -> tuple[object, ...]:
+    """Return what tells an engine's source from another at the same path, as far as is known."""
+    return read["path"], read["files"], read["naming"]
+
+
+def _of_all_engines(findings: Sequence[Finding], reports: Sequence[Report]) -> list[Finding]:
+    """Return findings of which none is unused that one of the engines was not asked about."""
+    engines = {_engine(each): each["path"] for each in _engines(reports)}
+    asked: dict[str, set[object]] = {}
+    for report in reports:
+        read = set(map(_engine, report.get("engines", ())))
+        for data in report["findings"]:
+            if data.get("uses"):
+                asked.setdefault(Finding.from_json(data).id, set()).update(read)
+
+    def told(found: Finding) -> Finding:
+        absent = [path for key, path in engines.items() if key not in asked.get(found.id, engines)]
+        if found.uses is None or found.uses["status"] != UNUSED or not absent:
+            return found
+        how = "not read by the machine that has this finding"
+        places = [{"file": path, "line": 0, "how": how} for path in absent]
+        return replace(
+            found, uses={"status": MAYBE_USED, "count": len(places), "places": places[:MOST_PLACES]}
+        )
+
+    return list(map(told, findings))
 
 
 def _name(report: Report, side: str) -> str:
@@ -146,7 +178,16 @@ def _joined(one: Finding, other: Finding) -> Finding:
 def _most_used(one: Finding, other: Finding) -> Mapping[str, Any] | None:
     """Return what the sources of two reports say: a change that one of them uses is used."""
     told = [each.uses for each in (one, other) if each.uses is not None]
-    return min(told, key=lambda uses: USES.index(uses["status"]), default=None)
+    told.sort(key=lambda uses: USES.index(uses["status"]))
+    if not told:
+        return None
+    first, last = told[0], told[-1]
+    more = [each for each in last["places"] if each not in first["places"]]
+    if not more:
+        return first
+    # They have read different engines.
+    places = [*first["places"], *more][:MOST_PLACES]
+    return {**first, "count": first["count"] + last["count"], "places": places}
 
 
 def _shown(found: Finding) -> tuple[object, ...]:

@@ -14,6 +14,8 @@ Origins = frozenset[str]
 """What an expression may be: dotted names of imports, such as ``flashinfer.decode.X``; ``?.X`` for
 the attribute ``X`` of an object of which nothing is known. Other values are left out."""
 UNKNOWN = "?"
+KEPT_SOURCE = 64 << 20
+"""Most bytes of source that stay parsed, which takes thirty times as much memory."""
 NOTHING: Origins = frozenset()
 TORCH_OPS = f"torch.ops.{FLASHINFER}."
 FOLLOWED = (ast.Name, ast.Attribute, ast.Call, ast.IfExp, ast.BoolOp, ast.NamedExpr, ast.Subscript)
@@ -157,15 +159,21 @@ class Engine:
             self._by_last.setdefault(each.module.rpartition(".")[2], []).append(each)
         self._packages = {each.module for each in self.files if each.is_package}
         self._parsed: dict[int, Module] = {}
+        self._kept = 0
         self._known: dict[object, Origins] = {}
         self._asked: list[object] = []
         self._circle = sys.maxsize
 
     def module(self, file: EngineFile) -> Module:
         """Return a file's module."""
-        known = self._parsed.get(id(file))
+        known = self._parsed.pop(id(file), None)
         if known is None:
-            known = self._parsed[id(file)] = Module.parse(file)
+            known = Module.parse(file)
+            self._kept += len(file.data or b"")
+        self._parsed[id(file)] = known  # the latest is the last
+        while self._kept > KEPT_SOURCE and len(self._parsed) > 1:
+            oldest = self._parsed.pop(next(iter(self._parsed)))
+            self._kept -= len(oldest.file.data or b"")
         return known
 
     def _modules(self, dotted: str) -> list[EngineFile]:
@@ -181,8 +189,11 @@ class Engine:
             )
         ]
 
-    def _once(self, key: object, ask: Callable[[], Origins]) -> Origins:
-        """Answer a question once; one that is asked inside of itself adds nothing."""
+    def _once(self, key: object, name: str, ask: Callable[[], Origins]) -> Origins:
+        """Answer a question once; one that is asked inside of itself adds nothing.
+
+        One that lies too deep is not known, and not answered for good: it may be asked alone.
+        """
         if key in self._known:
             return self._known[key]
         if key in self._asked:
@@ -190,8 +201,12 @@ class Engine:
             return NOTHING
         place = len(self._asked)
         self._asked.append(key)
-        found = ask()
-        self._asked.pop()
+        try:
+            found = ask()
+        except RecursionError:
+            return frozenset([f"{UNKNOWN}.{name}"])
+        finally:
+            self._asked.pop()
         if self._circle >= place:  # else the answer lacks what is still being asked
             self._known[key] = found
             self._circle = sys.maxsize
@@ -201,7 +216,8 @@ class Engine:
         """Return what an imported name is: FlashInfer's, or what the engine's own module binds."""
         if is_flashinfer(dotted):
             return frozenset([dotted])
-        return self._once(dotted, lambda: self._followed(dotted))
+        last = dotted.rpartition(".")[2]
+        return self._once(dotted, last, lambda: self._followed(dotted))
 
     def _followed(self, dotted: str) -> Origins:
         parts = dotted.split(".")
@@ -232,7 +248,8 @@ class Engine:
 
     def name(self, module: Module, name: str) -> Origins:
         """Return what a name of a module is, whatever the scope."""
-        return self._once((id(module), name), lambda: self._name(module, name))
+        key = (id(module.file), name)  # the module may be parsed again
+        return self._once(key, name, lambda: self._name(module, name))
 
     def _name(self, module: Module, name: str) -> Origins:
         found: set[str] = set()
@@ -248,28 +265,44 @@ class Engine:
 
     def origins(self, module: Module, node: ast.expr) -> Origins:
         """Return what an expression may be."""
-        parts: list[ast.expr] = []
+        found: set[str] = set()
+        left = [node]
+        while left:  # long chains are no deep ones
+            each = left.pop()
+            if isinstance(each, ast.IfExp):
+                left += [each.body, each.orelse]
+            elif isinstance(each, ast.BoolOp):
+                left += each.values
+            elif isinstance(each, ast.NamedExpr):
+                left.append(each.value)
+            else:
+                found |= self._origins(module, each)
+        return frozenset(found)
+
+    def _origins(self, module: Module, node: ast.expr) -> Origins:
+        """Return what an expression of one value is."""
+        names: list[str] = []
+        while isinstance(node, ast.Attribute):
+            names.insert(0, node.attr)
+            node = node.value
+        if names:
+            return self._attributes(module, node, names)
         if isinstance(node, ast.Name):
             return self.name(module, node.id)
-        if isinstance(node, ast.Attribute):
-            return self._attributes(module, node.value, node.attr)
         if isinstance(node, ast.Call):
             return self._of_call(module, node)
         if isinstance(node, ast.Subscript):  # sys.modules["flashinfer.decode"]
             text = string(node.slice)
             of_modules = isinstance(node.value, ast.Attribute) and node.value.attr == "modules"
             return self.follow(text) if text and of_modules else NOTHING
-        if isinstance(node, ast.IfExp):
-            parts = [node.body, node.orelse]
-        elif isinstance(node, ast.BoolOp):
-            parts = node.values
-        elif isinstance(node, ast.NamedExpr):
-            parts = [node.value]
-        return frozenset(one for each in parts for one in self.origins(module, each))
+        return NOTHING
 
-    def _attributes(self, module: Module, base: ast.expr, name: str) -> Origins:
-        bases = self.origins(module, base) or {UNKNOWN}
-        return frozenset(one for each in bases for one in self._attribute(each, name))
+    def _attributes(self, module: Module, base: ast.expr, names: Iterable[str]) -> Origins:
+        found = self.origins(module, base)
+        for name in names:
+            bases = found or {UNKNOWN}
+            found = frozenset(one for each in bases for one in self._attribute(each, name))
+        return found
 
     def _attribute(self, base: str, name: str) -> Origins:
         """Return an attribute of an origin."""
@@ -287,7 +320,7 @@ class Engine:
             return self.follow(dotted) if dotted else NOTHING
         if called == "getattr" and len(node.args) > 1:
             name = string(node.args[1])
-            return self._attributes(module, node.args[0], name) if name else NOTHING
+            return self._attributes(module, node.args[0], [name]) if name else NOTHING
         if self.is_lazy_import(module, node):
             texts = [text for each in arguments(node) if (text := string(each))]
             bases = [text for text in texts if text.partition(".")[0] == FLASHINFER]

@@ -14,7 +14,7 @@ from kernelproof.ci.bump.report.contents import assemble, with_actions
 from kernelproof.ci.bump.report.markdown import to_markdown
 from kernelproof.ci.bump.report.page import to_page
 from kernelproof.ci.bump.sides.ending import EndedError, Ending
-from kernelproof.ci.bump.surface import engine_files
+from kernelproof.ci.bump.surface import engine_files, engine_modules
 from kernelproof.ci.bump.surface.uses import Source, with_uses
 from kernelproof.ci.bump.verdicts.findings import BLOCK, REPORT, Finding, finding
 from kernelproof.ci.bump.verdicts.policy import DEFAULT
@@ -337,8 +337,8 @@ def test_too_much_source_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         Source.read(tmp_path)
 
 
-def write_report(path: Path) -> None:
-    found = with_actions([FINDINGS["gone"], FINDINGS["moved"]], DEFAULT)
+def write_report(path: Path, *names: str) -> None:
+    found = with_actions([FINDINGS[each] for each in names or ("gone", "moved")], DEFAULT)
     side = {"given": "9", "own_environment": False, "artifacts": {}, "not_imported": {}}
     side |= dict.fromkeys(("flashinfer", "torch", "triton", "cuda"))
     report = assemble(
@@ -407,3 +407,73 @@ def test_a_search_ends_when_it_is_told_to(tmp_path: Path) -> None:
     ending.end("ended by SIGTERM", 143)
     with pytest.raises(EndedError, match="SIGTERM"):
         with_uses([FINDINGS["moved"]], [Source.read(tmp_path)], ending.refuse)
+
+
+@pytest.mark.parametrize(("call", "status"), [("moe(1, 2)", MAYBE), ("moe(1, 2, 3)", USED)])
+def test_an_engine_that_was_not_asked_about_a_change_may_use_it(
+    tmp_path: Path, call: str, status: str
+) -> None:
+    reports = []
+    for name, found in (("one", ("gone", "moved")), ("two", ("gone",))):
+        write_report(tmp_path / "kept.json", *found)
+        source = tmp_path / f"{name}.py"
+        source.write_text(MOE + call)
+        reports.append(str(tmp_path / f"{name}.json"))
+        main(["merge", str(tmp_path / "kept.json"), "--uses", str(source), "--json", reports[-1]])
+    assert main(["merge", *reports, "--json", str(tmp_path / "all.json")]) == 1
+    found = json.loads((tmp_path / "all.json").read_text())["findings"]
+    uses = {each["change"]: each["uses"] for each in found}
+    assert uses["callable-removed"]["status"] == NOT
+    assert uses["positional-meaning"]["status"] == status
+    if status == MAYBE:
+        how = "not read by the machine that has this finding"
+        assert uses["positional-meaning"]["places"] == [
+            {"file": str(tmp_path / "two.py"), "line": 0, "how": how}
+        ]
+
+
+def test_places_in_two_engines_are_both_named(tmp_path: Path) -> None:
+    reports = []
+    for name in ("one", "two"):
+        write_report(tmp_path / "kept.json", "moved")
+        source = tmp_path / f"{name}.py"
+        source.write_text(MOE + "moe(1, 2, 3)")
+        reports.append(str(tmp_path / f"{name}.json"))
+        main(["merge", str(tmp_path / "kept.json"), "--uses", str(source), "--json", reports[-1]])
+    main(["merge", *reports, reports[0], "--json", str(tmp_path / "all.json")])
+    (found,) = json.loads((tmp_path / "all.json").read_text())["findings"]
+    files = [Path(each["file"]).name for each in found["uses"]["places"]]
+    assert files == ["one.py", "two.py"]
+    assert found["uses"]["count"] == len(files)
+
+
+CHAINS = {
+    "attributes": MOE + "import flashinfer\nflashinfer" + ".a" * 1_200 + ".moe(1, 2, 3)",
+    "conditions": MOE + "y = " + "x if c else " * 1_200 + "moe\ny(1, 2, 3)",
+}
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_a_long_chain_is_followed(tmp_path: Path, chain: str) -> None:
+    assert uses_of(tmp_path, "moved", {"a.py": CHAINS[chain]})["status"] == USED
+
+
+def test_a_name_that_many_modules_hand_on_is_followed(tmp_path: Path) -> None:
+    files = {f"m{i:03}.py": f"from .m{i + 1:03} import moe\n" for i in range(300)}
+    files |= {"m300.py": MOE, "z.py": "from .m000 import moe\nmoe(1, 2, 3)"}
+    uses = uses_of(tmp_path, "moved", files)
+    assert uses["status"] in (USED, MAYBE)
+    assert uses["count"]
+
+
+def test_no_more_source_stays_parsed_than_memory_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_modules, "KEPT_SOURCE", 0)
+    files = {"b.py": MOE, "a.py": "from .b import moe\nmoe(1, 2, 3)"}
+    assert uses_of(tmp_path, "moved", files)["status"] == USED
+    engine = engine_modules.Engine(Source.read(tmp_path / "engine").files)
+    parsed = [engine.module(each) for each in engine.files]
+    assert len(parsed) == 2
+    assert engine.module(engine.files[1]) is parsed[1]
+    assert engine.module(engine.files[0]) is not parsed[0]
