@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +11,15 @@ from typing import Any
 from ...console.errors import UsageRefusedError
 from ..sides.releases import BASELINE, SIDES
 from ..surface.uses import MOST_PLACES, Source, with_uses
-from ..verdicts.findings import MAYBE_USED, UNUSED, USES, Chip, Finding, chip_order
+from ..verdicts.findings import MAYBE_USED, USES, Chip, Finding, chip_order
 from ..verdicts.policy import Accepted, Policy
 from ..verdicts.verdict import DECLARED, EVIDENCE, chip_name, decide
 from .contents import assemble, with_actions
 from .reading import read_report
 
 Report = Mapping[str, Any]
+NOT_ASKED = "not read by the machine that has this finding"
+"""What a report says of an engine whose source was not searched for a change."""
 
 
 class MergeError(UsageRefusedError):
@@ -56,11 +59,7 @@ def merge(
                 )
                 raise MergeError(message)
     policy = policy or policy_of(first)
-    found, engines = (
-        with_uses(_findings(reports), sources)
-        if sources
-        else (_of_all_engines(_findings(reports), reports), _engines(reports))
-    )
+    found, engines = with_uses(_findings(reports), sources)
     findings = with_actions(found, policy)
     evidence = _evidence(reports)
     failures = list(dict.fromkeys(each for report in reports for each in report["failures"]))
@@ -76,7 +75,7 @@ def merge(
         not_tested=_not_tested(reports, evidence),
         failures=failures,
         command=command,
-        engines=engines,
+        engines=engines or _engines(reports),
     )
 
 
@@ -106,29 +105,6 @@ def _engine(read: Mapping[str, Any]) -> tuple[object, ...]:
     return read["path"], read["files"], read["naming"]
 
 
-def _of_all_engines(findings: Sequence[Finding], reports: Sequence[Report]) -> list[Finding]:
-    """Return findings of which none is unused that one of the engines was not asked about."""
-    engines = {_engine(each): each["path"] for each in _engines(reports)}
-    asked: dict[str, set[object]] = {}
-    for report in reports:
-        read = set(map(_engine, report.get("engines", ())))
-        for data in report["findings"]:
-            if data.get("uses"):
-                asked.setdefault(Finding.from_json(data).id, set()).update(read)
-
-    def told(found: Finding) -> Finding:
-        absent = [path for key, path in engines.items() if key not in asked.get(found.id, engines)]
-        if found.uses is None or found.uses["status"] != UNUSED or not absent:
-            return found
-        how = "not read by the machine that has this finding"
-        places = [{"file": path, "line": 0, "how": how} for path in absent]
-        return replace(
-            found, uses={"status": MAYBE_USED, "count": len(places), "places": places[:MOST_PLACES]}
-        )
-
-    return list(map(told, findings))
-
-
 def _name(report: Report, side: str) -> str:
     return str(report[side].get("flashinfer") or report[side].get("given"))
 
@@ -144,11 +120,20 @@ def _is_same(one: Report, other: Report, side: str) -> bool:
 def _findings(reports: Sequence[Report]) -> list[Finding]:
     """Return the findings of all: one that several have is one, on all of their chips."""
     found: dict[str, Finding] = {}
+    asked = defaultdict[str, set[object]](set)
     for report in reports:
         for data in report["findings"]:
             each = Finding.from_json(data)
             known = found.get(each.id)
             found[each.id] = each if known is None else _joined(known, each)
+            if each.uses is not None:
+                asked[each.id].update(map(_engine, report.get("engines", ())))
+    for each in found.values():
+        others = [one for one in _engines(reports) if _engine(one) not in asked[each.id]]
+        if each.unused and others:  # which may use it
+            places = [{"file": one["path"], "line": 0, "how": NOT_ASKED} for one in others]
+            uses = {"status": MAYBE_USED, "count": len(places), "places": places[:MOST_PLACES]}
+            found[each.id] = replace(each, uses=uses)
     return list(found.values())
 
 
