@@ -30,7 +30,7 @@ class Case:
 
     Attributes:
         tokens: how many.
-        top_k, experts: each goes to top_k of so many.
+        top_k, experts: each token goes to top_k of the experts.
         hidden, inter: channels.
         dtype: of hidden states and weights.
     """

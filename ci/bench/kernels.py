@@ -62,7 +62,7 @@ def measure(*, quick: bool, only: Collection[str] = PARTS) -> Results:
     """Time kernels.
 
     Args:
-        quick: the cases that the requirements are about alone.
+        quick: only the cases of the requirements.
         only: which of ``PARTS``.
 
     Raises:

@@ -27,7 +27,7 @@ def absent() -> str | None:
 
 
 def fa3_here() -> bool:
-    """Whether this GPU has FA3's instructions, which is Hopper alone."""
+    """Whether this GPU has FA3's instructions: only Hopper has them."""
     return torch.cuda.get_device_capability()[0] == 9  # noqa: PLR2004  compute capability
 
 

@@ -33,7 +33,7 @@ class Case:
 
     Attributes:
         tokens: how many.
-        top_k, experts: each goes to top_k of so many.
+        top_k, experts: each token goes to top_k of the experts.
         hidden, inter: channels.
     """
 
@@ -154,7 +154,7 @@ def measure(rate: float, *, quick: bool) -> tuple[Table, list[Requirement], list
 
     Args:
         rate: of a large matrix product, in operations a second.
-        quick: the cases that the requirement is about alone.
+        quick: only the cases of the requirement.
 
     Raises:
         RuntimeError: a contender computes something else.

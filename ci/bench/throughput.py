@@ -135,7 +135,7 @@ def measure(
     Args:
         names: of the implementations.
         device: that judges.
-        jobs: processes at a time, besides one alone.
+        jobs: number of processes in the second count; the first has one.
         seconds: of each measurement.
         tell: is given a line as soon as something is known.
 

@@ -1,4 +1,4 @@
-"""How close honest kernels come to the bound: never beyond it, and not far below it either.
+"""How tight the bound is: errors of honest kernels lie within it, and not far below.
 
 A bound that nobody exceeds may still be too loose to see a bug. The honest controls of the seeded
 suite, which round as real kernels do, are compared with the oracle on fixed problems; what counts

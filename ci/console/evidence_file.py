@@ -1,4 +1,4 @@
-"""Results that are kept: without what is of one machine alone."""
+"""Results that are kept, without traces and paths of the machine."""
 
 from __future__ import annotations
 

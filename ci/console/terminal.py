@@ -1,4 +1,4 @@
-"""The console that commands write to; it needs rich alone."""
+"""The console that commands write to; it imports only rich."""
 
 from __future__ import annotations
 

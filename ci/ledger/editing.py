@@ -400,7 +400,7 @@ def _target(report: Mapping[str, Any], *, bump: bool) -> dict[str, Any]:
 
 
 def _toml(value: Any) -> str:  # noqa: ANN401  JSON
-    """Write a value as TOML on one line; of what a ledger holds, tables alone are not JSON."""
+    """Return a value as TOML on one line: JSON, except for tables."""
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{name} = {_toml(each)}" for name, each in value.items()) + " }"
     if isinstance(value, list):

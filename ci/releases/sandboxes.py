@@ -145,7 +145,7 @@ def _from_wheel(wheel: Path, tell: Tell) -> Path:
 
 
 def _installed(requirement: str, place: Path, tell: Tell) -> Path:
-    """Install what pip is told to into a place, unless it is there."""
+    """Install packages by pip into a folder, unless they are there."""
     if (place / PACKAGE).is_file():
         return place
     name = Path(requirement).name

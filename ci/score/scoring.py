@@ -1,4 +1,4 @@
-"""How well the laws find seeded bugs: the runs of the score, and what they came to."""
+"""The score: runs of the laws on seeded bugs and honest controls, and their results."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Score:
-    """What a score came to."""
+    """The result of a score."""
 
     profile: str
     seed: int
@@ -211,7 +211,7 @@ class Score:
 
     @property
     def idle_laws(self) -> list[str]:
-        """Return the laws that kill nothing alone, and of which nothing says why they are kept.
+        """Return the laws that are the only killer of no bug and declare no overlap.
 
         Of a law of which not all bugs were scored, nothing is known.
         """

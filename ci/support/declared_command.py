@@ -63,7 +63,7 @@ class Comparison:
 
 
 def compare(release: str, *, book: RuleBook | None = None, tell: Tell = quietly) -> Comparison:
-    """Compare a release with the rules; one that cannot be had is told in the result.
+    """Compare a release with the rules; the result says so if it cannot be obtained.
 
     Args:
         release: a version, a wheel or a folder, see ``sandbox``.

@@ -33,7 +33,7 @@ class Fact:
 
 
 def fact(says: str, source: str, chips: Iterable[int], named: Iterable[int] | None = None) -> Fact:
-    """Make a fact; it names the chips that it admits, unless told otherwise."""
+    """Return a fact; its chips are those that it admits, unless the arguments say otherwise."""
     admitted = frozenset(chips)
     return Fact(says, source, admitted, admitted if named is None else admitted & set(named))
 

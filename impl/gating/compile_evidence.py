@@ -38,7 +38,7 @@ class EvidenceError(ValueError):
 
 @dataclass(frozen=True)
 class Record:
-    """What one unit of one release came to on one chip.
+    """The result of compiling one unit of one release for one chip.
 
     Attributes:
         flashinfer: release.

@@ -39,7 +39,7 @@ class Seen:
     """What ran on chips, with releases of FlashInfer.
 
     Attributes:
-        kernels: calls that were right, but for the fields that are made at run time.
+        kernels: calls that were right, without the fields that are made at run time.
         values: of these fields, each in some call that was right.
         refusals: rules whose calls, made anyway, were not right.
         machines: chips and releases.

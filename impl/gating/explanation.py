@@ -1,4 +1,4 @@
-"""Why the rules say what they say: what is missing for a permission, and a walk over them."""
+"""Explanations of decisions: what a permission lacks, and each rule with its result."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def why_unknown(feature: Feature, target: Target, book: RuleBook) -> str:
 
 
 def _came_later(feature: Feature, target: Target, book: RuleBook) -> tuple[Rule, str] | None:
-    """Find the permission that a later release alone is wanting for, and the first such release."""
+    """Return the permission that lacks only a later release, and the first such release."""
     found = []
     for rule, machine, fields in _permissions(feature, target, book):
         if target.flashinfer and machine == ["flashinfer"] and not fields:

@@ -88,7 +88,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, extra={"wanted": "a whole number"})]
 
 
 class CompiledUnit(Table, frozen=True):
-    """What one unit came to, see ``compile_evidence.Record``."""
+    """The result of one unit, see ``compile_evidence.Record``."""
 
     flashinfer: str
     sm: Count

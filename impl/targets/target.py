@@ -17,7 +17,7 @@ class UnsupportedError(RuntimeError):
 
 @dataclass(frozen=True, init=False)
 class Target:
-    """A machine as far as gating looks at it, whether it is here or not.
+    """The machine that gating decides about, which need not be this one.
 
     Attributes:
         sm: compute capability times ten (90 for an H200); None on a CPU. Whatever

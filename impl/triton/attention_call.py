@@ -96,7 +96,7 @@ class Call:
         return result
 
     def attend_split(self, splits: int) -> AttentionOutput:
-        """Attend to so many ranges of the keys and merge them, both in float32."""
+        """Attend to this number of ranges of the keys and merge them, both in float32."""
         if splits == 1:
             return self.attend()
         result = _buffers(self.inputs, self.head_dim_vo)

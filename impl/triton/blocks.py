@@ -1,6 +1,6 @@
 """Sizes of the blocks that the Triton attention kernel works on.
 
-They follow from shapes alone: asking the device for a length would wait for it.
+They follow only from shapes: reading a length from the device would wait for it.
 """
 
 from __future__ import annotations

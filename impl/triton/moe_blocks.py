@@ -1,6 +1,6 @@
 """Sizes of the tiles that the Triton MoE kernels work on.
 
-They follow from shapes alone: asking the device how many tokens an expert has would wait for it.
+They follow only from shapes: reading an expert's tokens from the device would wait for it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One call of the Triton MoE kernels: its tensors, tiles and grids.
 
-Nothing here waits for the GPU: how many tokens each expert has is known to the kernels alone.
+Nothing here waits for the GPU: only the kernels know each expert's number of tokens.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Tally:
 
     @property
     def _found(self) -> dict[str, dict[str, Any]]:
-        """Findings by their commands: a stored case and a search may come to the same one."""
+        """Findings by their replay commands: a stored case and a search may have the same one."""
         items = self.told.values()
         return {item["replay"]: item for item in items if item.get("replay") and item["failed"]}
 

@@ -121,7 +121,7 @@ def case_of(
         target: of the run.
         without_rules: support rules that were not asked.
         soak: launches under the law of that name, which a replay makes too.
-        sanitizer: tool of compute-sanitizer of the run: what it alone reports is replayed under it.
+        sanitizer: tool of compute-sanitizer of the run; replays of its own findings use it too.
         distrust: whether another process judges, in a replay too.
     """
     return {

@@ -39,7 +39,7 @@ class Finding:
         contradicts: id of the ledger entry that says that this case fails, where it passes.
         seconds: that laws took of this implementation until the first confirmed failure.
         attempts: problems judged while it was shrunk.
-        deaths: how many of them cost a process, which is dear: there is a limit to them.
+        deaths: number of them that cost a process; it is limited.
         replay: the command that reproduces it.
         place: the function of the code under test that a HANG is stuck in, where that is known.
         first: the problem that failed first, before it was shrunk, and the verdict on it.

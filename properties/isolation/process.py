@@ -1,6 +1,6 @@
 """One process of an isolated worker as its parent sees it: start, ask, watch, bury.
 
-What a request came to is an `Outcome`; nothing that the process does raises an exception here.
+The result of a request is an `Outcome`; nothing that the process does raises here.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Deadlines:
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """What a worker is told at its start: all of it fits into JSON."""
+    """The settings of a worker, passed as JSON at its start."""
 
     handler: str  # "module:function"
     preload: tuple[str, ...]  # modules to import before the first request

@@ -122,7 +122,7 @@ def page_size_invariance(subject: Subject, problem: AttentionProblem) -> Verdict
 
 
 def batch_independence(subject: Subject, problem: AttentionProblem) -> Verdict:
-    """Run each of at most three requests alone: it must not notice the others."""
+    """Run each of at most three requests by itself: the others must not change its answer."""
     whole, whole_bounded = run(subject, problem)
     starts = [sum(problem.query_lens[:i]) for i in range(len(problem.query_lens))]
     checked = [i for i, t in enumerate(problem.query_lens) if t][:3]

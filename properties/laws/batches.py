@@ -62,7 +62,7 @@ class Batch:
 
 
 def batches_of(subject: Subject, problem: AttentionProblem) -> dict[str, Batch]:
-    """Return the batches that plans are made of, by action; those alone that the subject claims.
+    """Return the batches of plans by action, only those that the subject claims.
 
     Their caches have equally many pages, as an engine has one cache; empty where not even the
     problem itself can be planned.
@@ -131,7 +131,7 @@ def described(inputs: PagedAttentionInputs, problem: AttentionProblem) -> PagedA
 
 
 def _on_pages(inputs: PagedAttentionInputs, pages: int) -> PagedAttentionInputs:
-    """Move caches and block scales to caches of so many pages, with the same strides."""
+    """Copy caches and block scales to caches with this number of pages and the same strides."""
     scales = inputs.kv_cache_sf
     if len(inputs.k_cache) == pages:
         return inputs

@@ -40,7 +40,7 @@ def answer(subject: Subject, problem: MoEProblem, inputs: MoEInputs) -> Answer:
 
 
 def result(subject: Subject, problem: MoEProblem, inputs: MoEInputs) -> torch.Tensor:
-    """Run the subject alone; what it gives is a copy."""
+    """Return a copy of what the subject returns, without the oracle."""
     return subject.run_operation(problem, guarded(inputs))[0].clone()
 
 

@@ -36,7 +36,7 @@ GRAPH_ACTIONS = (*ACTIONS, CAPTURE, *[REPLAY] * 6)
 def life_cycle(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Plan, run, plan anew, append, record and replay: each run gives what a fresh call gives.
 
-    What is done follows from the problem's seed; the fewest actions that show a fault are told.
+    The actions follow from the problem's seed; the message names the fewest that show the fault.
     """
     if subject.implementation.session is None:
         return VACUOUS
@@ -52,7 +52,7 @@ def life_cycle(subject: Subject, problem: AttentionProblem) -> Verdict:
 
 
 def _walk(seed: int, *, graphs: bool) -> list[str]:
-    """Shuffle the actions by the seed alone, so that a problem that shrinks keeps their order."""
+    """Shuffle the actions only by the seed, so that a problem that shrinks keeps their order."""
     actions = GRAPH_ACTIONS if graphs else ACTIONS
     order = sorted(range(len(actions)), key=lambda each: choose(seed, "life", each, 2**32))
     shuffled = [actions[each] for each in order]

@@ -83,7 +83,7 @@ def _case(one: Entry | Case) -> Case:
 def judge_known(entry: Entry, case: Case, worker: Worker, candidate: Candidate) -> Verdict:
     """Judge the case of an entry; in a fresh process too where it does not fail as the entry says.
 
-    It may fail in the first calls of a process alone.
+    It may fail only in the first calls of a process.
 
     Raises:
         DeviceLostError: it took the device with it.

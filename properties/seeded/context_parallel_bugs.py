@@ -16,7 +16,7 @@ CONTROLS: list[SeededBug] = []
 SLICE = "slice_context_parallel"
 MOST_BATCHES = 4096
 Lengths = Callable[[int, ContextParallelInputs], int]
-"""Counts a rank's keys of a request with so many."""
+"""Function of a request's number of keys that returns the rank's share."""
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def third_state_against_first(inputs: MergeInputs) -> Pair:
 
 @seeded(BUGS, MERGE, "merge_commutativity")
 def later_state_wins(inputs: MergeInputs) -> Pair:
-    """Take the later state alone where its LSE is above the first one's by more than 4."""
+    """Return only the later state where its LSE is above the first one's by more than 4."""
     out, lse = merge_states(inputs.outs, inputs.lses, inputs.out_dtype)
     wins = (inputs.lses[-1] - inputs.lses[0] > 4).unsqueeze(-1)  # noqa: PLR2004  as documented
     return torch.where(wins, inputs.outs[-1].to(out.dtype), out), lse

@@ -26,7 +26,7 @@ def settings_of(profile: Profile) -> hypothesis.settings:
 
 
 def register_profiles() -> None:
-    """Register `quick`, `gate` and `nightly` with Hypothesis, but for names that are taken."""
+    """Register `quick`, `gate` and `nightly` with Hypothesis, except for names that are taken."""
     for name, profile in PROFILES.items():
         if not _is_registered(name):
             hypothesis.settings.register_profile(name, settings_of(profile))

@@ -69,11 +69,11 @@ PROFILES = {
     ),
 }
 MINUTES = {("quick", "cuda"): 5.0, ("gate", "cuda"): 15.0}
-"""Minutes of a whole run by profile and device; without a limit where none stands here."""
+"""Minutes of a whole run by profile and device; other runs have no limit."""
 GPU_WORK = 1024
 """Factor of the work that a problem may have on a GPU, where it takes no longer."""
 GATE_SHARE = 0.25
-"""A gate looks at every implementation there is: a quarter as long at each as a check of one."""
+"""Share of a check's problems that the command `gate` gives to each implementation."""
 
 
 def on_device(profile: Profile, device: str) -> Profile:

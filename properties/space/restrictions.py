@@ -32,7 +32,7 @@ PARTS = {
 }
 """Fields whose values are drawn together: their axis, and their place in its values."""
 UNSPOKEN = ("caches", "quantisation", "groups")
-"""Axes of which the fields are named alone."""
+"""Axes that are named only by their fields."""
 
 
 class OnlyError(ValueError):

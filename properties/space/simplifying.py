@@ -1,4 +1,4 @@
-"""Simpler counterexamples than Hypothesis ends at, and in few steps where each is dear.
+"""Further shrinking after Hypothesis's, in few steps where each costs a process.
 
 A HANG or a death costs its deadline and a process, a problem that passes next to nothing. So what
 a counterexample needs is looked for from below, from problems that pass up to the first that fails:

@@ -133,7 +133,7 @@ class _Said(Verdict):
 
 
 def read_answer(result: Mapping[str, Any]) -> Verdict | Outcome:
-    """Return the verdict that a worker gave, or what its fork came to, see ``Address.attempt``.
+    """Return the verdict of a worker, or the outcome of its fork, see ``Address.attempt``.
 
     Raises:
         TypeError, ValueError: it is neither.

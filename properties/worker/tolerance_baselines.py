@@ -1,6 +1,6 @@
 """How kernels are usually compared with a reference, to be measured against the error bound.
 
-Each yardstick looks at ``out`` alone, as the tests do that use it.
+Each comparison reads only ``out``, as the tests do that use it.
 """
 
 from __future__ import annotations

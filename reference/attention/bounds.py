@@ -26,7 +26,7 @@ class Bounded(NamedTuple):
 
 
 class Values(NamedTuple):
-    """V as a bound looks at it.
+    """Properties of V that a bound needs.
 
     Attributes:
         head_dim: channels.

@@ -1,4 +1,4 @@
-"""Paged and ragged attention, as the textbook defines them, in float64 unless told otherwise.
+"""Paged and ragged attention, as the textbook defines them, in float64 by default.
 
 out = softmax(cap(scale * q k^T) + mask) v          (Vaswani et al., arXiv:1706.03762)
 """

@@ -95,7 +95,7 @@ ROUTING_NAMES: dict[str, dict[str, str]] = {
 }
 """Names of methods elsewhere, by stack: members of its RoutingMethodType, and functions with the
 arguments that matter. vLLM's Renormalize is computed as softmax, top-k, renormalise, which is what
-FlashInfer calls RenormalizeNaive (vllm-project/vllm#43223); the two agree but for rounding."""
+FlashInfer calls RenormalizeNaive (vllm-project/vllm#43223); the two agree except for rounding."""
 
 
 def routing_method(method: str) -> RoutingMethod:

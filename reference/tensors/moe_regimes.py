@@ -181,7 +181,7 @@ def assignment(problem: MoEProblem, device: torch.device) -> torch.Tensor:
 
 
 def routing_weights(problem: MoEProblem, device: torch.device) -> torch.Tensor:
-    """Make routing weights, float32 [tokens, top_k], positive but for zeros where asked for."""
+    """Make routing weights, float32 [tokens, top_k], positive except for requested zeros."""
     tokens = torch.tensor(problem.ids, dtype=torch.int64, device=device)
     hashes = bits(stream(problem.seed, "topk_weights"), tokens, problem.top_k)
     if problem.regime == "exact_grid":

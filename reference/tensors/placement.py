@@ -1,6 +1,6 @@
 """Where the keys of a paged problem lie: which pages are whose, and the tables that say so.
 
-It follows from the structure of the batch alone, which many problems in a row have in common: they
+It follows only from the structure of the batch, which many problems in a row have in common: they
 differ in their values.
 """
 

@@ -18,7 +18,7 @@ Open = Callable[[], AbstractContextManager[WorkerPool]]
 USUAL = Deadlines()
 CLOSED = "the workers were ended"
 FILES = ("keep", "compare")
-"""Fields of a request that name files of this run alone: they are not part of the question."""
+"""Fields of a request that name files of this run, and so are no part of the question."""
 
 
 class Side:

@@ -187,7 +187,7 @@ def _by_name(
 
 
 def _unnamed(old: Parameter, new: Parameter, *, hidden: bool) -> bool:
-    """Whether a call that names a parameter raises now, as it is taken by position alone.
+    """Whether a call that names a parameter now raises, because it became positional-only.
 
     Where ``**kwargs`` takes the name, the value is still wanting.
     """

@@ -1,4 +1,4 @@
-"""Functions that Triton kernels call, and what makes them so; imported by kernels alone."""
+"""Device functions of the Triton kernels, and their decorator; only kernels import them."""
 
 # Compile-time constants are upper case in Triton.
 # ruff: noqa: N803

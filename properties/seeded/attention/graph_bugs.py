@@ -118,7 +118,7 @@ class KeepsQueries(Recording):
     """Does not copy the queries of a replay."""
 
     def fill(self, recorded: PagedAttentionInputs, inputs: PagedAttentionInputs) -> None:
-        """Copy keys and values alone."""
+        """Copy only keys and values."""
         super().fill(recorded, replace(inputs, q=inputs.q[:0]))
 
 

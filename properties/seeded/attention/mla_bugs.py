@@ -53,7 +53,7 @@ def rotary_part_dropped(inputs: PagedAttentionInputs) -> Pair:
 
 @seeded(BUGS, PAGED, "parity", features=("mla",))
 def scale_of_values(inputs: PagedAttentionInputs) -> Pair:
-    """Take the default scale of the compressed channels alone, without the rotary ones."""
+    """Take the default scale from the compressed channels only, without the rotary ones."""
     whole, compressed = inputs.q.shape[-1], inputs.v_cache.shape[-1]
     if _is_latent(inputs) and inputs.sm_scale == 1.0 / math.sqrt(whole):
         inputs = replace(inputs, sm_scale=1.0 / math.sqrt(compressed))

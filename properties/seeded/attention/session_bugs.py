@@ -87,12 +87,12 @@ class SharesPlans(Session):
         self.workspace["plan"] = copied(inputs)
 
     def run(self, inputs: PagedAttentionInputs) -> Pair:
-        """Attend to what was planned last, by whomever."""
+        """Attend to the batch that any session planned last."""
         return attend(replace(inputs, metadata=self.workspace["plan"]))
 
 
 class PlansByRequests(Session):
-    """Plans lengths for the first batch of so many requests alone; pages each time."""
+    """Plans lengths only for the first batch with a number of requests, and pages each time."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -30,7 +30,7 @@ _plans: dict[str, dict[Hashable, Any]] = {}
 
 
 def planned(key: tuple[Hashable, ...], plan: Any, *, most: int = 1) -> Any:  # noqa: ANN401
-    """Remember the plan of a key, as a cache does that is never told of a change.
+    """Return the remembered plan of a key, as from a cache that nothing invalidates.
 
     The key starts with the cache's name. It holds ``most`` plans, and forgets all when it is full.
     """

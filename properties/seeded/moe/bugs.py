@@ -159,7 +159,7 @@ def shared_weight_ignored(inputs: MoEInputs) -> Tensor:
 
 @seeded(BUGS, MOE, "parity", features=SHARED)
 def second_shared_expert_dropped(inputs: MoEInputs) -> Tensor:
-    """Know one shared expert alone."""
+    """Add only one shared expert."""
     first, second = inputs.shared_w13, inputs.shared_w2
     if not isinstance(first, Tensor) or not isinstance(second, Tensor):
         return apply(inputs)

@@ -30,7 +30,7 @@ def routed(
     ids: Tensor | None = None,
     weights: Weigh = weigh,
 ) -> Routed:
-    """Route honestly, but for what is given."""
+    """Route honestly, except for the given steps."""
     if scores is None:
         scores = scores_of(inputs.method, inputs.logits.float())
     ids = choose(inputs, scores) if ids is None else ids
@@ -61,7 +61,7 @@ def groups_masked_with_zero(inputs: RouteInputs) -> Routed:
 
 @seeded(BUGS, ROUTE, "routing_parity")
 def groups_by_best_expert(inputs: RouteInputs) -> Routed:
-    """Rank groups by their best expert alone."""
+    """Rank groups only by their best expert."""
     if not (inputs.num_groups and inputs.topk_groups):
         return routed(inputs)
     scores = scores_of(inputs.method, inputs.logits.float())
@@ -172,7 +172,7 @@ def maximum_of_logits_not_subtracted(inputs: RouteInputs) -> Routed:
 
 @seeded(BUGS, ROUTE, "routing_parity")
 def experts_beyond_a_warp(inputs: RouteInputs) -> Routed:
-    """Rank the first 64 experts alone, two to a thread of a warp."""
+    """Rank only the first 64 experts, two to a thread of a warp."""
     scores = scores_of(inputs.method, inputs.logits.float())
     if scores.shape[1] <= WARP or inputs.num_groups or inputs.top_k > WARP:
         return routed(inputs, scores=scores)

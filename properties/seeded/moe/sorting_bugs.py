@@ -44,7 +44,7 @@ def nobody_is_last_expert(inputs: MoEInputs) -> Tensor:
 
 @seeded(BUGS, MOE, "parity")
 def last_tile_dropped(inputs: MoEInputs) -> Tensor:
-    """Leave out the last tile of an expert's rows where it is not full, but for a single one."""
+    """Leave out the last tile of an expert's rows if it is not full and not the only one."""
 
     def schedule(tokens: Tensor, slots: Tensor) -> Pairs:
         whole = len(tokens) // TILE * TILE or len(tokens)
