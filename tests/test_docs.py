@@ -25,6 +25,7 @@ else:
     import tomli as tomllib
 
 DOCS = Path(__file__).parents[1] / "docs"
+PROSE = [DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
 
 
 @pytest.mark.parametrize("name", [law.name for law in LAWS])
@@ -87,3 +88,14 @@ def test_the_picture_of_the_architecture_shows_every_room_in_its_order() -> None
 def test_every_room_is_described(room: str) -> None:
     page = (DOCS / "architecture.md").read_text(encoding="utf-8")
     assert re.search(rf"^\| .*`{room}`.* \|", page, re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: page.name)
+def test_no_paragraph_has_more_than_90_words(page: Path) -> None:
+    text = re.sub(
+        r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
+    parts = re.split(r"\n\s*\n|\n(?=\s*(?:[-*|]|\d+\.) )", text)
+    assert [
+        part for part in parts if len(part.split()) > 90 and not part.lstrip().startswith("|")
+    ] == []
