@@ -30,16 +30,17 @@ PAGES = "tests/test_doc_commands.py"
 
 
 def changed_files(root: Path) -> list[str]:
-    """Name what is not committed yet; if all is, what the last commit changed."""
+    """Name what is not committed yet; if all is, what the last commit changed, where git has it."""
 
-    def git(*words: str) -> list[str]:
+    def git(*words: str, check: bool = True) -> list[str]:
         command = [shutil.which("git") or "git", *words]
-        done = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
+        done = subprocess.run(command, cwd=root, check=check, capture_output=True, text=True)
         return [name for name in done.stdout.split("\0") if name]
 
     names = git("diff", "--name-only", "-z", "HEAD")
     names += git("ls-files", "-z", "--others", "--exclude-standard")
-    return sorted(set(names or git("diff", "--name-only", "-z", "HEAD~1", "HEAD")))
+    # The first commit of a shallow clone has no parent.
+    return sorted(set(names or git("diff", "--name-only", "-z", "HEAD~1", "HEAD", check=False)))
 
 
 def imported(source: str) -> Iterator[str]:
@@ -82,10 +83,12 @@ class Within:
 
     Attributes:
         left: tests that were left out, by file.
+        ran: whether any test ran.
     """
 
     def __init__(self, ranks: dict[str, int], changed: Iterable[str], seconds: float) -> None:
         self.left: Counter[str] = Counter()
+        self.ran = False
         self._ranks, self._end = ranks, time.monotonic() + seconds
         self._pages = tuple(Path(name).name for name in changed if name.endswith(".md"))
         self._known: dict[str, float] = {}
@@ -115,6 +118,10 @@ class Within:
             self.left[_file(item)] += 1
             pytest.skip("no time")
 
+    def pytest_runtest_call(self) -> None:
+        """Note that a test runs."""
+        self.ran = True
+
 
 def _file(item: pytest.Item) -> str:
     return item.nodeid.partition("::")[0]
@@ -127,18 +134,26 @@ def say(line: str) -> None:
 
 
 def main(root: Path, seconds: float) -> int:
-    """Run the nearest tests and name what was left out; return pytest's exit code."""
+    """Run the nearest tests and name what was left out; return pytest's exit code.
+
+    Where no test ran, that is said, and is no success.
+    """
     changed = changed_files(root)
     ranks = nearest(root, changed)
     within = Within(ranks, changed, seconds)
     say(f"check: changed: {len(changed)} files, near: {len(ranks)} test files")
     files = [str(root / file) for file in ranks]
-    code = pytest.main(["-q", "-r", "fE", f"--rootdir={root}", *files], plugins=[within])
+    options = ["-q", "-r", "fE", f"--rootdir={root}"]
+    none = pytest.ExitCode.NO_TESTS_COLLECTED
+    code = pytest.main([*options, *files], plugins=[within]) if files else none
     others = len(list((root / "tests").rglob("test_*.py"))) - len(ranks)
     say("check: left out:")
     for file, count in within.left.items():
         say(f"  {file}: no time for {count} tests")
     say(f"  what is not near: {others} test files (make test), and make docs")
+    code = none if code == pytest.ExitCode.OK and not within.ran else code
+    if code == none:
+        say("check: no test ran")
     return int(code)
 
 

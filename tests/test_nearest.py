@@ -33,6 +33,19 @@ def write(root: Path, files: dict[str, str]) -> None:
         (root / name).write_text(text)
 
 
+def commit(root: Path, *files: str) -> None:
+    """Make a repository whose only commit has these files."""
+    git = shutil.which("git") or "git"
+    who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for words in (["init"], ["add", *files], [*who, "commit", "-m", "first"]):
+        subprocess.run([git, *words], cwd=root, check=True, capture_output=True)
+
+
+def check(root: Path) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-c", PROGRAM]
+    return subprocess.run(words, cwd=root, check=False, capture_output=True, text=True)
+
+
 def test_near_is_what_changed_or_names_it_or_stands_for_its_folder(tmp_path: Path) -> None:
     write(tmp_path, FILES)
     cli, scoring = "tests/ci/test_cli.py", "tests/ci/score/test_scoring.py"
@@ -55,14 +68,8 @@ def test_a_test_that_would_end_too_late_is_left_out_and_named(tmp_path: Path) ->
             cache: json.dumps({"tests/test_near.py::test_slow": 61.0}),
         },
     )
-    git = shutil.which("git") or "git"
-    subprocess.run([git, "init", "-q"], cwd=tmp_path, check=True)
-    who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
-    subprocess.run([git, "add", "tests/test_far.py"], cwd=tmp_path, check=True)
-    subprocess.run([git, *who, "commit", "-q", "-m", "far"], cwd=tmp_path, check=True)
-    ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=tmp_path, check=False, capture_output=True, text=True
-    )
+    commit(tmp_path, "tests/test_far.py")
+    ended = check(tmp_path)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert (tmp_path / "quick").exists()
     assert "tests/test_near.py: no time for 1 tests" in ended.stdout
@@ -70,3 +77,24 @@ def test_a_test_that_would_end_too_late_is_left_out_and_named(tmp_path: Path) ->
     kept = json.loads((tmp_path / cache).read_text())
     assert set(kept) == {f"tests/test_near.py::test_{name}" for name in ("quick", "slow")}
     assert kept["tests/test_near.py::test_slow"] == 61.0
+
+
+def test_a_check_in_which_no_test_ran_says_so_and_fails(tmp_path: Path) -> None:
+    """First in a shallow clone without changes: git does not have what came before."""
+    write(
+        tmp_path,
+        {
+            "tests/test_near.py": "def test_slow(): assert 0",
+            ".gitignore": "__pycache__\n.pytest_cache\n",
+            f".pytest_cache/v/{SECONDS}": json.dumps({"tests/test_near.py::test_slow": 61.0}),
+        },
+    )
+    commit(tmp_path, ".")
+    ended = check(tmp_path)
+    assert (ended.returncode, ended.stderr) == (5, "")
+    assert "check: changed: 0 files, near: 0 test files" in ended.stdout
+    assert ended.stdout.endswith("check: no test ran\n")
+    write(tmp_path, {"tests/test_near.py": "def test_slow(): assert 1"})
+    ended = check(tmp_path)
+    assert "tests/test_near.py: no time for 1 tests" in ended.stdout
+    assert (ended.returncode, ended.stdout[-19:]) == (5, "check: no test ran\n")
