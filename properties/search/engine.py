@@ -97,7 +97,9 @@ class Run:
         self._first: list[tuple[ImplementationReport, LawReport]] = []
         self._cut_off = False
         self._jobs = plan.jobs or _usual_jobs(plan.device)
-        self._pool = open_pool(plan.device, size=self._jobs, tool=plan.sanitizer)
+        # Each costs seconds to start: none more than there are laws to run.
+        most = len(plan.implementations) * len(plan.laws) or self._jobs
+        self._pool = open_pool(plan.device, size=min(self._jobs, most), tool=plan.sanitizer)
         self._builder = Builder(len(plan.implementations))
         self._modules = ModulePlan(
             len(plan.implementations),

@@ -245,6 +245,19 @@ def run_of_files(folder: Path, texts: dict[str, str], *names: str) -> RunReport:
     return Run(Plan([*(f"{folder / name}.py:mine" for name in texts), *names], TINY)).execute()
 
 
+def test_no_more_workers_start_than_there_are_laws(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def open_pool(device: str, *, size: int, tool: str) -> None:
+        del device, tool
+        sizes.append(size)
+
+    monkeypatch.setattr("kernelproof.properties.search.engine.open_pool", open_pool)
+    for names, laws in ((("a",), ("parity",)), (("a", "b"), ("parity",)), (("a",), ())):
+        Run(Plan(names, TINY, laws=laws, jobs=4))
+    assert sizes == [1, 2, 4]
+
+
 def test_a_module_that_does_not_import_is_an_error(tmp_path: Path) -> None:
     texts = {
         "needs": "import surely_not_installed",
