@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import importlib
 import io
 import json
@@ -193,6 +194,7 @@ def _limit_memory(limit: int | None) -> None:
 
 def _load(options: WorkerOptions) -> Handler:
     """Import what is asked for and return the handler."""
+    gc.disable()  # it finds nothing among what is imported, in a fifth of the imports' time
     for name in options.preload:
         # One that fails is imported again, and reported, by the handler that needs it.
         with contextlib.suppress(Exception):
@@ -202,6 +204,8 @@ def _load(options: WorkerOptions) -> Handler:
     if "torch" in sys.modules:
         # Several workers share the machine's cores, and one thread sums in the same order always.
         sys.modules["torch"].set_num_threads(1)
+    gc.freeze()
+    gc.enable()
     return handler
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import os
 import re
 import signal
@@ -43,6 +44,7 @@ def torch_threads(payload: dict[str, Any], monitor: Monitor) -> dict[str, object
         "preloaded": "torch" in sys.modules,
         "threads": sys.modules["torch"].get_num_threads(),
         "omp": os.environ["OMP_NUM_THREADS"],
+        "collects": gc.isenabled(),
     }
 
 

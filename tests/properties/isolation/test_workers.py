@@ -727,7 +727,8 @@ class TestSpeed:
         """The process that takes over has imported torch before it is needed."""
         handler = "isolation_handlers:torch_threads"
         with make_pool(handler, preload=("torch",)) as pool, pool.lease() as worker:
-            assert worker.run({}).result == {"preloaded": True, "threads": 1, "omp": "1"}
+            here = {"preloaded": True, "threads": 1, "omp": "1", "collects": True}
+            assert worker.run({}).result == here
             assert pool._supply._standby is None  # most runs need none
             worker.renew()
             assert worker.run({}).status == "done"
