@@ -15,6 +15,7 @@ import importlib
 import io
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -27,11 +28,6 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .stages import LINK, Board, FrameReader, WorkerOptions, frame
-
-try:
-    import resource
-except ImportError:  # not on every system
-    resource = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -182,8 +178,6 @@ def _limit_memory(limit: int | None) -> None:
     with contextlib.suppress(OSError):
         # If memory runs out all the same, this process is the one to go.
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-    if resource is None:
-        return
     with contextlib.suppress(OSError, ValueError):  # ValueError: a stricter limit is in force
         # An expected death leaves no core file.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -211,10 +205,8 @@ def _load(options: WorkerOptions) -> Handler:
 
 def _exit_status(leaving: SystemExit) -> int:
     """Return the status that the interpreter would have left with."""
-    if leaving.code is None:
-        return 0
-    if isinstance(leaving.code, int):
-        return leaving.code & 0xFF
+    if leaving.code is None or isinstance(leaving.code, int):
+        return (leaving.code or 0) & 0xFF
     sys.stderr.write(f"{leaving.code}\n")
     return 1
 

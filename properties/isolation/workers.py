@@ -456,10 +456,9 @@ class _Supply:
             self.check_open()
             self.replaced += 1
             process, self._standby = self._standby, None
-            if process is None:
-                return self.start()
-            self.stand_by()
-            return process
+            if process is not None:
+                self.stand_by()
+            return process or self.start()
 
     def stand_by(self) -> None:
         """Start the standby unless there is one, or no process has needed another yet.
@@ -467,8 +466,7 @@ class _Supply:
         In most runs none does. Not while the second imports either, which it would only slow.
         """
         with self._lock:
-            wanted = self._wants_standby and self.replaced and not self.closed
-            if wanted and self._standby is None:
+            if self._standby is None and self._wants_standby and self.replaced and not self.closed:
                 self._standby = self.start()
 
     def end(self, process: WorkerProcess, owner: str) -> None:
