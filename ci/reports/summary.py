@@ -29,6 +29,8 @@ WORDS = {
     "error": "ERROR",
 }
 """Verdicts as a person reads them."""
+FEW_SHORT = 3
+"""Implementations that the verdict names of those of which too little was judged."""
 
 
 @dataclass(frozen=True)
@@ -124,8 +126,11 @@ def _floors(report: RunReport, found: str) -> tuple[int, str]:
     if report.interrupted:
         return INCOMPLETE, found
     if short := [each for each in report.implementations if each.coverage.gaps]:
-        others = f", and {len(short) - 1} more fall short" if len(short) > 1 else ""
-        missing = f"{short[0].name}: {gaps_text(short[0].coverage.gaps)}{others}"
+        names = ", ".join(each.name for each in short[:FEW_SHORT])
+        names += ", ..." if len(short) > FEW_SHORT else ""
+        missing = f"too little was judged of {count_of(len(short), 'implementation')}: {names}"
+        if len(short) == 1:
+            missing = f"{names}: {gaps_text(short[0].coverage.gaps)}"
         return INCOMPLETE, f"{missing}; {found}"
     return CONFORMING, found
 

@@ -45,6 +45,8 @@ NASTY = (
     "<svg onload=hit=1>\"' onfocus=hit=1 autofocus {{ 7 }} \x00 \u202e"
 )
 LONG = "x" * 700
+LINE = 24
+"""Pixels of a line of a heading."""
 OPEN_ALL = "for (const each of document.querySelectorAll('details')) each.open = true"
 TOO_WIDE = """
 return [...document.querySelectorAll("body *")].filter((e) => e.checkVisibility())
@@ -121,10 +123,10 @@ def requests(browser: Chrome) -> set[str]:
     return {url for url in found if not url.endswith("/report.html")}
 
 
-@pytest.fixture(scope="module")
-def kept() -> str:
-    """Return the page of a comparison of two releases that is kept, names of real length."""
-    return to_page(read_report(EVIDENCE / "bump-h200.json"))
+@pytest.fixture(scope="module", params=["bump-h200.json", "bump-cpu.json"])
+def kept(request: pytest.FixtureRequest) -> str:
+    """Return the page of a kept comparison, of five chips or thirteen, names of real length."""
+    return to_page(read_report(EVIDENCE / str(request.param)))
 
 
 def every_text(value: Any, text: str) -> Any:  # noqa: ANN401  any JSON
@@ -311,6 +313,8 @@ def test_no_column_of_a_kept_comparison_is_clipped(
     script(browser, "document.querySelectorAll('#numbers details').forEach((e) => e.open = true)")
     script(browser, "document.querySelectorAll('#matrix details').forEach((e) => e.open = true)")
     assert script(browser, CLIPPED) == []
+    heights = "return [...document.querySelectorAll('th.keep')].map((e) => e.offsetHeight)"
+    assert max(script(browser, heights)) < 2 * LINE
     assert script(browser, "return document.documentElement.scrollWidth") <= width
 
 

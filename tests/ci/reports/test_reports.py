@@ -382,6 +382,10 @@ def test_too_little_makes_a_run_incomplete(monkeypatch: pytest.MonkeyPatch) -> N
     assert f"INCOMPLETE: mine: {missing}" in printed(said, monkeypatch).splitlines()[1]
     assert to_json(said)["implementations"][0]["coverage"]["gaps"][0]["name"] == "soak"
     assert 'class="INCOMPLETE"' in to_html(said)
+    several = summary(run(short, *(replace(short, name=f"mine{n}") for n in range(3))))
+    assert several.sentence.startswith(
+        "INCOMPLETE: too little was judged of 4 implementations: mine, mine0, mine1, ...; no new"
+    )
     allowed = summarise(run(short), LEDGER, gate=False, command="", allow_incomplete=True)
     assert (allowed.verdict, allowed.code) == ("incomplete", 0)
     found = replace(failing(), coverage=short.coverage)
