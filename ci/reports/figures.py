@@ -193,8 +193,8 @@ def heat(reports: Sequence[ImplementationReport]) -> Iterator[Heat]:
     """Yield the tables of laws by implementations, by operation, each of a width to be read."""
     for operation in dict.fromkeys(each.operation for each in reports if each.laws):
         mine = [each for each in reports if each.operation == operation and each.laws]
-        tables = -(-len(mine) // COLUMNS)
-        size = -(-len(mine) // tables)  # nine are five and four, not eight and one
+        # Nine are five and four, not eight and one.
+        size = math.ceil(len(mine) / math.ceil(len(mine) / COLUMNS))
         for start in range(0, len(mine), size):
             some = mine[start : start + size]
             laws = [{law.law: law for law in each.laws} for each in some]

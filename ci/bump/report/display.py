@@ -80,7 +80,8 @@ def print_report(out: Console, report: Mapping[str, Any], *, verbose: bool = Fal
         if _in_full(each, verbose=verbose):
             _finding(out, each, verbose=verbose)
     rest = [each for each in findings if not _in_full(each, verbose=verbose)]
-    _known(out, [each for each in rest if is_known(each)])
+    for known in known_lines([each for each in rest if is_known(each)]):
+        line(out, "", f"KNOWN {known}", "yellow")
     for failure in report["failures"]:
         line(out, "INCOMPLETE", failure, "yellow")
     for machine in report["machines"]:
@@ -178,26 +179,14 @@ def is_known(each: Mapping[str, Any]) -> bool:
 
 
 def known_lines(findings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a line for each issue that known findings are about, or entry without an issue."""
-    by_cause: dict[tuple[str, str], list[str]] = {}
-    for each in findings:
-        cause = (each["change"], each["issue"] or each["entry"])
-        by_cause.setdefault(cause, []).append(each["subject"])
-    return [
-        f"{change}: {count_of(len(subjects), 'finding')} of "
-        f"{', '.join(dict.fromkeys(subjects))} ({short_issue(cause)})"
-        for (change, cause), subjects in by_cause.items()
-    ]
-
-
-def _known(out: Console, findings: Sequence[Mapping[str, Any]]) -> None:
-    """Print a line for each kind of change, with the causes of its known findings."""
+    """Return a line for each kind of change, with the causes of its known findings."""
     by_change: dict[str, list[str]] = {}
     for each in findings:
         by_change.setdefault(each["change"], []).append(short_issue(each["issue"] or each["entry"]))
-    for change, causes in by_change.items():
-        told = f"{count_of(len(causes), 'finding')}: {', '.join(dict.fromkeys(causes))}"
-        line(out, "", f"KNOWN {change}: {told}", "yellow")
+    return [
+        f"{change}: {count_of(len(causes), 'finding')}: {', '.join(dict.fromkeys(causes))}"
+        for change, causes in by_change.items()
+    ]
 
 
 def _counted(out: Console, findings: Sequence[Mapping[str, Any]], *, verbose: bool) -> None:
