@@ -36,7 +36,7 @@ EVERY_RULE = "*"
 """Stands for all support rules among those that are not asked: nothing is refused."""
 
 COMPILERS_A_BUILD = 4
-"""A module of FlashInfer has two to eight sources: with more, the last of them work alone."""
+"""Most compilers of one module: a module of FlashInfer has only two to eight sources."""
 
 Supports = Callable[[Any, Target], "bool | str"]
 """Takes a problem of the implementation's own operation: the protocol refuses any other before."""

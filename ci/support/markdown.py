@@ -85,7 +85,7 @@ def _permissions(rows: list[tuple[Row, tuple[Decision, ...]]]) -> list[str]:
 
 
 def differences_to_markdown(old: str, new: str, found: Sequence[Difference]) -> list[str]:
-    """Return a page that says what another version supports more or less."""
+    """Return a page of what another version supports more or less."""
     lines = [f"# Support: flashinfer-python {old} and {new}", ""]
     if found:
         titles = ("operation: backend", "call", "chips", old, new, "why")

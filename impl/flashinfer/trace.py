@@ -142,7 +142,7 @@ def ragged_prefill(inputs: RaggedAttentionInputs) -> tuple[torch.Tensor, torch.T
 
 
 def _scaled_options(problem: AttentionProblem, target: Target) -> str | None:
-    """Refuse what ``_options`` does, but for scales, which these references have."""
+    """Refuse what ``_options`` refuses, except for scales, which these references have."""
     return _options(replace(problem, k_scale=1.0, v_scale=1.0), target)
 
 

@@ -83,7 +83,7 @@ class Shape:
         weight_size: bytes of an element of the weights.
         gated: whether w13 has gate and up rows.
         interpreted: whether they are for the interpreter.
-        columns: the most that a product is over; the interpreter's tiles alone depend on it.
+        columns: most columns that a product sums over; only the interpreter's tiles use it.
         available: bytes of shared memory that a program may take.
     """
 

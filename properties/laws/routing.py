@@ -40,7 +40,7 @@ def parity(subject: Subject, problem: RouteProblem) -> Verdict:
 
 
 def invariants(subject: Subject, problem: RouteProblem) -> Verdict:
-    """Check what can be told without an oracle: distinct ids, their groups, sums of weights."""
+    """Check what needs no oracle: distinct ids, their groups, sums of weights."""
     inputs = subject.materialise(problem)
     weights, ids = _routed(subject, problem, inputs)
     if not problem.num_tokens:

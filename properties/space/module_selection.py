@@ -2,7 +2,7 @@
 
 FlashInfer builds a module for each combination of dtypes, head dims and features that its templates
 know. There are hundreds, at ten seconds to a minute each: a run takes a few that cover pairs of
-values, builds them in parallel before the first problem, and draws problems of these alone.
+values, builds them in parallel before the first problem, and draws only their problems.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def group_scores(router: Router) -> torch.Tensor:
 
 
 def masked(router: Router, groups: torch.Tensor) -> torch.Tensor:
-    """Return the ranking [tokens, experts] with scores left to the groups [tokens, n] alone."""
+    """Return the ranking [tokens, experts] with scores left only to the groups [tokens, n]."""
     chosen = torch.zeros(
         (len(groups), router.num_groups), dtype=torch.bool, device=groups.device
     ).scatter_(1, groups, value=True)
