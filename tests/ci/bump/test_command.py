@@ -17,10 +17,12 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from kernelproof.ci.bump import command
 from kernelproof.ci.bump.behaviour.comparison import Compared
 from kernelproof.ci.bump.behaviour.comparison_state import Learned
 from kernelproof.ci.bump.behaviour.compiled import compile_findings, compiled_chips
 from kernelproof.ci.bump.behaviour.preparing import _fail_unimported
+from kernelproof.ci.bump.behaviour.watching import Progress, progress
 from kernelproof.ci.bump.command import _concerned
 from kernelproof.ci.bump.sides import releases
 from kernelproof.ci.bump.sides.plan import SOAK_ON_CPU, Plan
@@ -196,14 +198,29 @@ def test_a_law_of_other_operations_is_refused(
     assert [each.name for each in (here / ".kernelproof/gate").iterdir()] == ["old-new-cpu.jsonl"]
 
 
-def test_two_releases_are_compared(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_releases_are_compared(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched: list[Progress] = []
+
+    @contextmanager
+    def watching(seconds: float) -> Iterator[Progress]:
+        with progress(seconds) as made:
+            watched.append(made)
+            yield made
+
+    monkeypatch.setattr(command, "progress", watching)
     release(here / "old", OLD, members="Gelu = 0; Relu = 1")
     release(here / "new", NEW, broken=True, added=", alpha", members="Gelu = 0; Silu = 1; Relu = 2")
     code, report = gate(
         here, "--sm", "cpu,90", "--markdown", str(here / "c.md"), "--junit", str(here / "j.xml")
     )
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
     assert code == report["exit_code"] == 1
+    ran = report["machines"][0]["problems"]
+    assert str(watched[0].judged) == f"ran {ran} of about {ran} problems with both releases"
+    assert "] block  parameter-required  cascade.merge_state" in err
+    assert "] new-failure  " in err
     assert report["schema"] == "kernelproof/bump/1"
     assert report["verdict"] == "do not bump"
     assert (report["baseline"]["flashinfer"], report["candidate"]["flashinfer"]) == (OLD, NEW)
