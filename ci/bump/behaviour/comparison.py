@@ -12,7 +12,6 @@ from typing import Any, Final
 from ....properties.findings.corpus import Case, cases_of, load_case
 from ....properties.findings.ledger import Entry
 from ....properties.isolation.outcome import KILLED, KILLED_FOR_MEMORY, Outcome
-from ....properties.isolation.workers import Deadlines
 from ....properties.laws import Law, laws_of
 from ....properties.space.axes import Axes
 from ....properties.space.profiles import on_device
@@ -301,8 +300,8 @@ def answer_of(outcome: Outcome) -> Verdict:
         return Verdict(LOST, "suite", str(error))
 
 
-def _verdict(side: Side, case: dict[str, Any], deadlines: Deadlines = DEADLINES) -> Verdict:
-    return answer_of(side.ask(case, deadlines))
+def _verdict(side: Side, case: dict[str, Any]) -> Verdict:
+    return answer_of(side.ask(case, DEADLINES))
 
 
 def shrink(tried: Tried, found: Compared, sides: Sides) -> Tried:
