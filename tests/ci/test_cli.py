@@ -184,7 +184,10 @@ def test_a_conforming_one(kernelproof: Command) -> None:
     assert "to be judged: 1 implementation under 2 laws" in ended.err
 
 
-def test_a_hang_is_found_and_replayed(kernelproof: Command) -> None:
+def test_a_hang_is_found_and_replayed(
+    kernelproof: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kernelproof.properties.search.deadlines.DEADLINE_FLOOR", 1.5)
     ended = kernelproof(
         "check", "zoo:hanging", *QUICK[:4], "--json", "hang.json", "--cases", "my cases"
     )
