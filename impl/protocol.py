@@ -133,6 +133,12 @@ class Implementation:
             return __version__
         return installed_version(self.provider) if self.provider else None
 
+    @property
+    def declares(self) -> frozenset[str]:
+        """Everything that a law may need of it: features, ``"writes_out"``, ``"session"``."""
+        more = {"writes_out": self.writes_out, "session": self.session is not None}
+        return self.features.union(name for name, has in more.items() if has)
+
     def arithmetic_of(self, head_dim_vo: int) -> Arithmetic:
         """Return the arithmetic for values with this number of channels."""
         found = self.arithmetic

@@ -63,6 +63,16 @@ def one_query_token(who: str) -> Refuses:
     return refuses
 
 
+def no_more_queries_than_keys(who: str, *, causal: bool = False) -> Refuses:
+    """Refuse requests of more query tokens than keys; where ``causal``, only under that mask."""
+
+    def refuses(problem: AttentionProblem, _: Target) -> str | None:
+        more = problem.rows_without_keys if causal else problem.more_queries_than_keys
+        return f"{who} no more queries than keys{' under a causal mask' * causal}" if more else None
+
+    return refuses
+
+
 def one_head_dim(what: str) -> Refuses:
     """Refuse keys and values of different numbers of channels."""
 

@@ -17,6 +17,7 @@ from ..torch.moe_rows import Rows, activated, combined, of_rows, sorted_rows
 from .backends import Backend, one_module
 from .calls import wrapper
 from .claims import first_reason, no_tokens, unavailable
+from .libraries import library_named
 
 GROUP_GEMM = Backend(
     "group-gemm",
@@ -36,6 +37,7 @@ GROUP_GEMM = Backend(
         "swiglu_parameters",
     ),
     compile_key=one_module("group-gemm"),
+    library=library_named("gemm_sm90"),
     build_ahead=True,
 )
 """``group_gemm_sm90.cuh``: products are stored in 16 bits; FP8 accumulates fast, unpromoted."""

@@ -30,6 +30,20 @@ def attention_library(backend: str) -> Library:
     return library
 
 
+def library_named(name: str) -> Library:
+    """Return what names the only library of a backend; ``{sm}`` in the name stands for the chip."""
+
+    def library(_: object) -> tuple[str, bool]:
+        chip = "".join(map(str, torch.cuda.get_device_capability())) if "{sm}" in name else ""
+        full = name.format(sm=chip)
+        try:
+            return full, exists(full)
+        except (UnsupportedError, AttributeError):  # of another release
+            return full, False
+
+    return library
+
+
 def exists(name: str) -> bool:
     """Whether a library was compiled before, here or in flashinfer-jit-cache."""
     env = flashinfer("flashinfer.jit.env")

@@ -31,6 +31,7 @@ from ..torch.moe_layouts import (
 from .backends import Backend, one_module
 from .calls import flashinfer
 from .claims import Refuses, first_reason, no_tokens, unavailable
+from .libraries import library_named
 from .names import ACTIVATION_NAMES, activation_member
 
 TUNED_TOKENS = 8192
@@ -52,6 +53,7 @@ CUTLASS = Backend(
     ),
     # One module of a chip, whatever the dtypes and activations.
     compile_key=one_module("cutlass-moe"),
+    library=library_named("fused_moe_{sm}"),
     build_ahead=True,
     build_minutes=432.0,  # 27 minutes on 16 cores, measured for SM90
     writes_out=True,

@@ -12,7 +12,7 @@ from ...reference.tensors.inputs import RaggedAttentionInputs
 from ..targets.target import Target
 from .backends import CUDA_CORE, FA2, FA3
 from .calls import attention_refusal, flashinfer, plan_options, wrapper
-from .claims import first_reason
+from .claims import first_reason, no_more_queries_than_keys
 from .sessions import RAGGED, ragged_session
 from .triton import to_natural
 
@@ -101,6 +101,7 @@ def _several_requests(problem: AttentionProblem, _: Target) -> str | None:
     "ragged_attention",
     "flashinfer-single-prefill-fa2",
     _several_requests,
+    no_more_queries_than_keys("single_prefill_with_kv_cache takes", causal=True),
     _scaled,
     attention_refusal,
     features=("custom_mask",),

@@ -17,6 +17,7 @@ from ..torch.moe import scores_of, weigh
 from .backends import CUDA, Backend, one_module
 from .calls import flashinfer
 from .claims import Refuses, first_reason, no_tokens, unavailable
+from .libraries import library_named
 from .names import ROUTING_MEMBERS, routing_member
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -75,6 +76,7 @@ def _not_deepseek(problem: RouteProblem, _: Target) -> str | None:
     _not_deepseek,
     arithmetic=BY_TANH,
     compile_key=one_module("dsv3-fused-routing"),
+    library=library_named("dsv3_fused_routing"),
     build_ahead=True,
 )
 def fused_topk_deepseek(inputs: RouteInputs) -> Pair:
@@ -157,7 +159,9 @@ def _not_top_k(problem: RouteProblem, target: Target) -> str | None:
     *CALLS,
     _not_top_k,
     compile_key=one_module("topk"),
+    library=library_named("topk"),
     build_ahead=True,
+    build_minutes=60.0,  # 15 by the clock: almost all of it is one source, topk.cu
 )
 def top_k_route(inputs: RouteInputs) -> Pair:
     """Choose by ``flashinfer.top_k`` among float32 scores of torch, which weighs them too."""

@@ -24,7 +24,14 @@ from ..gating.rules import version_matches
 from ..targets.target import Target
 from .backends import TRTLLM_GEN, XQA
 from .calls import WORKSPACE_BYTES, attention_refusal, flashinfer, paged_cache, version
-from .claims import Refuses, either, one_head_dim, one_query_token, unavailable
+from .claims import (
+    Refuses,
+    either,
+    no_more_queries_than_keys,
+    one_head_dim,
+    one_query_token,
+    unavailable,
+)
 from .triton import to_natural
 
 Result = tuple[torch.Tensor, "torch.Tensor | None"]
@@ -47,11 +54,13 @@ def padded_block_table(inputs: PagedAttentionInputs, keys: int = 1) -> torch.Ten
 
     Args:
         inputs: of a call; its table has garbage there, which need not be a page's id.
-        keys: number of keys of which a row covers a multiple.
+        keys: number of keys of which a row covers a multiple, and at least that many.
     """
     table = inputs.block_table.remainder(inputs.k_cache.shape[0])
     whole = max(keys // inputs.metadata.page_size, 1)
-    return torch.nn.functional.pad(table, (0, -table.shape[1] % whole)).contiguous()
+    # No engine's table is of no columns; XQA launches an empty grid for one.
+    added = -table.shape[1] % whole if table.shape[1] else whole
+    return torch.nn.functional.pad(table, (0, added)).contiguous()
 
 
 def natural_or_none(lse: torch.Tensor | None) -> torch.Tensor | None:
@@ -98,11 +107,6 @@ def _gated_in_fp8(problem: AttentionProblem, target: Target) -> str | None:
 def _ask_rules(problem: AttentionProblem, backend: str, target: Target) -> str | None:
     """Ask the support rules, as for an implementation that names its backend."""
     return decide(feature_of(problem, backend), target).refusal
-
-
-def _more_queries(problem: AttentionProblem, _: Target) -> str | None:
-    more = any(t > s for t, s in zip(problem.query_lens, problem.seq_lens, strict=True))
-    return "trtllm_batch_context_with_kv_cache takes no more queries than keys" if more else None
 
 
 def chosen_backend(target: Target) -> str:
@@ -172,7 +176,12 @@ def trtllm_decode(inputs: PagedAttentionInputs) -> Result:
     return _decode(inputs, "trtllm-gen")
 
 
-@TRTLLM_GEN.adapter("paged_attention", "flashinfer-trtllm-context", _more_queries, *TRTLLM)
+@TRTLLM_GEN.adapter(
+    "paged_attention",
+    "flashinfer-trtllm-context",
+    no_more_queries_than_keys("trtllm_batch_context_with_kv_cache takes"),
+    *TRTLLM,
+)
 def trtllm_context(inputs: PagedAttentionInputs) -> Result:
     """Attend a whole batch, decodes too, in one call of trtllm-gen's context kernels."""
     metadata = inputs.metadata

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,10 @@ class Law:
     needs: tuple[str, ...] = ()
     overlap: str = ""
     floor: int = 3
+
+    def concerns(self, declared: Collection[str]) -> bool:
+        """Whether an implementation that declares this has anything for the law to look at."""
+        return not self.needs or any(each in declared for each in self.needs)
 
 
 ATTENTION = ("paged_attention", "ragged_attention")

@@ -197,7 +197,12 @@ def doubled_keys(subject: Subject, problem: AttentionProblem) -> Verdict:
     (out, lse), bounded = batch.part(once)
     expected: Result = (out, None if lse is None else lse.double() + math.log(2.0))
     result, other = batch.part(twice)
-    return agree(expected, result, (bounded.bound, other.bound), exact=False)
+    verdict = agree(expected, result, (bounded.bound, other.bound), exact=False)
+    if not verdict.bad:
+        return verdict
+    # Of requests shorter than a page, requests without keys have become.
+    made = described(problem, twice)
+    return replace(verdict, about=made and made.to_json())
 
 
 def request_order(subject: Subject, problem: AttentionProblem) -> Verdict:

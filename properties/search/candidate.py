@@ -60,6 +60,8 @@ class Candidate:
     name: str
     address: Address
     axes: Axes
+    declares: frozenset[str] | None = None
+    """What laws may need of it; None where that is not known."""
     ledger: Ledger = field(default_factory=Ledger)
     target: Target = field(default_factory=Target)
     """The machine that the worker runs on."""

@@ -40,7 +40,7 @@ from .coverage import Reached
 from .drawing import SearchOptions
 from .examples import examples_on
 from .law_search import LawSearch
-from .module_plan import BUILD_SHARE, ModulePlan
+from .module_plan import BUILD_SHARE, LONGEST_SHARE, ModulePlan
 from .plan import Plan, floor_of, problems_of, seconds_of
 from .preparation import prepare
 from .priority_executor import PriorityExecutor
@@ -104,6 +104,7 @@ class Run:
         self._modules = ModulePlan(
             len(plan.implementations),
             minutes=BUILD_SHARE * compilers() * plan.seconds / 60,
+            longest=LONGEST_SHARE * plan.seconds / 60,
             learned=plan.builds,
             complete=self._planned,
         )

@@ -87,6 +87,10 @@ class LawSearch:
 
     def _find(self) -> None:
         """Find a failure and shrink it."""
+        declared = self._candidate.declares
+        if declared is not None and not self._runner.law.concerns(declared):
+            self._runner.report.ended = "idle"  # without a draw: none would hold anything for it
+            return
         self._runner.warm_up()
         if self._fails_as_others():
             return

@@ -13,6 +13,8 @@ from ..space.module_selection import Module, Selection
 
 BUILD_SHARE = 0.6
 """Share of a run's time in which compilers may run: what is built last is judged in the rest."""
+LONGEST_SHARE = 0.8
+"""Share of a run's time that one build may take, however many others there are."""
 PATIENCE_SECONDS = 60.0
 """Seconds that modules are not chosen before each implementation was surveyed; those that are
 surveyed later choose after the others."""
@@ -39,6 +41,7 @@ class _Wish:
     report: ImplementationReport
     selection: Selection
     minutes: float
+    compilers: int
     chosen: Chosen = field(default_factory=Chosen)
     open: bool = True
 
@@ -52,11 +55,13 @@ class ModulePlan:
     Args:
         implementations: how many there are; each of them calls ``choose`` or ``leave``.
         minutes: of one core that there are for building.
+        longest: minutes by the clock that one build may take.
         learned: minutes of one core that libraries took in earlier runs.
         complete: called once each implementation has come, or after ``PATIENCE_SECONDS``.
 
     Attributes:
         minutes: of one core that there are for building.
+        longest: minutes by the clock that one build may take.
         chosen: by implementation, those whose modules take long.
     """
 
@@ -65,10 +70,12 @@ class ModulePlan:
         implementations: int,
         *,
         minutes: float = math.inf,
+        longest: float = math.inf,
         learned: Mapping[str, float] | None = None,
         complete: Callable[[], None] = lambda: None,
     ) -> None:
         self.minutes = self._left = minutes
+        self.longest = longest
         self.chosen: dict[str, Chosen] = {}
         self._learned, self._complete = learned or {}, complete
         self._expected, self._taken = implementations, set[str]()
@@ -78,15 +85,22 @@ class ModulePlan:
         self._completed = False
         self._until = time.monotonic() + PATIENCE_SECONDS
 
-    def choose(self, report: ImplementationReport, selection: Selection, minutes: float) -> Chosen:
+    def choose(
+        self,
+        report: ImplementationReport,
+        selection: Selection,
+        minutes: float,
+        compilers: int = 1,
+    ) -> Chosen:
         """Choose modules once all implementations are known; waits until then.
 
         Args:
             report: of the implementation.
             selection: its modules; what it has taken already exists, and is among the chosen.
             minutes: of one core that it says that one of them takes.
+            compilers: that the building of one of them keeps busy.
         """
-        wish = _Wish(report, selection, minutes, Chosen([*selection.chosen]))
+        wish = _Wish(report, selection, minutes, compilers, Chosen([*selection.chosen]))
         with self._changed:
             self._wishes.append(wish)
             self._come(report)
@@ -130,7 +144,7 @@ class ModulePlan:
         """Choose an implementation's next module, or close its wish."""
         found = wish.selection.next(self._free)
         cost = self._cost(wish, found)
-        if found and cost > self._left:
+        if found and (cost > self._left or self._too_long(wish, found)):
             if not wish.chosen.modules:
                 wish.chosen.missing = wish.chosen.missing or cost
             found = wish.selection.next(self._free, only_free=True)
@@ -143,11 +157,14 @@ class ModulePlan:
         wish.chosen.minutes += cost
 
     def _cost(self, wish: _Wish, modules: Sequence[Module]) -> float:
-        return sum(
-            self._learned.get(each.library, wish.minutes)
-            for each in modules
-            if not self._free(each)
-        )
+        return sum(self._minutes(wish, each) for each in modules)
+
+    def _too_long(self, wish: _Wish, modules: Sequence[Module]) -> bool:
+        """Whether one of the builds would not end in time, however many others there are."""
+        return any(self._minutes(wish, each) > wish.compilers * self.longest for each in modules)
+
+    def _minutes(self, wish: _Wish, module: Module) -> float:
+        return 0.0 if self._free(module) else self._learned.get(module.library, wish.minutes)
 
     def _free(self, module: Module) -> bool:
         return module.exists or module.library in self._taken

@@ -21,7 +21,7 @@ from ..space.operations import OPERATIONS
 from ..space.profiles import CHEAP_MINUTES, NO_COST, SLOW, Cost, Profile, Timing, cost_of, on_device
 from ..space.restrictions import WHOLE_SPACE, Only, OnlyError
 from ..worker.requests import Address, HarnessError, probe_device, refusals_of, verdict_of
-from .building import Builder
+from .building import Builder, compilers_of_a_build
 from .candidate import Candidate
 from .module_plan import ModulePlan
 from .plan import Plan
@@ -150,7 +150,9 @@ def prepare(
 
     def candidate_of(modules: Sequence[Module]) -> Candidate:
         restricted = _restricted(address, surveyed, modules)
-        candidate = Candidate(report.name, *restricted, plan.ledger, target)
+        candidate = Candidate(
+            report.name, *restricted, frozenset(report.declared["declares"]), plan.ledger, target
+        )
         with lease() as worker:
             _time(worker, candidate, report, profile, plan.costs.get(report.name))
         return candidate
@@ -168,12 +170,14 @@ def prepare(
             report.modules = len(ready)
             early = candidate_of(ready)
             begun(early)
-        chosen = together.choose(report, selection, report.declared["build_minutes"])
+        each = compilers_of_a_build(report.declared["build_compilers"])
+        chosen = together.choose(report, selection, report.declared["build_minutes"], each)
         modules = chosen.modules
         if chosen.missing and not modules:
             report.refusal = Refusal(
-                f"building one of its modules takes about {chosen.missing:.0f} minutes of a core, "
-                f"and all builds of this run have {together.minutes:.0f}",
+                f"building one of its modules takes about {chosen.missing:.0f} minutes of a core; "
+                f"all builds of this run have {together.minutes:.0f}, and one of them "
+                f"{each * together.longest:.0f}",
                 "time",
             )
             return None

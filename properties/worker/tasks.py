@@ -161,6 +161,7 @@ def describe(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
         "name": implementation.name.encode(errors="backslashreplace").decode(),
         "operation": implementation.operation,
         "features": sorted(implementation.features),
+        "declares": sorted(implementation.declares),
         "arithmetic": asdict(implementation.arithmetic),
         "backend": implementation.backend,
         "provider": implementation.provider,

@@ -23,7 +23,7 @@ from ....properties.search.building import (
     was_built,
 )
 from ....properties.search.costs import keep_builds, read_builds
-from ....properties.search.module_plan import BUILD_SHARE, Chosen, ModulePlan
+from ....properties.search.module_plan import BUILD_SHARE, LONGEST_SHARE, Chosen, ModulePlan
 from ....properties.search.preparation import module_keys, module_libraries
 from ....properties.space.module_selection import Module, Selection
 from ....properties.space.profiles import CHEAP_MINUTES
@@ -153,11 +153,12 @@ def _chosen(
         # Each module is compiled with both releases.
         minutes = _compiling_minutes(ending) / len(SIDES)
         learned = read_builds(plan.cases)
-        together = ModulePlan(len(building), minutes=minutes, learned=learned)
+        longest = math.inf if ending.minutes is None else LONGEST_SHARE * ending.minutes
+        together = ModulePlan(len(building), minutes=minutes, longest=longest, learned=learned)
 
         def choose(found: Compared, selection: Selection) -> Chosen:
             report = ImplementationReport(found.name, found.reference)
-            return together.choose(report, selection, found.build_minutes)
+            return together.choose(report, selection, found.build_minutes, COMPILERS_A_BUILD)
 
         chosen = list(threads.map(choose, building.values(), selections))
     return {
@@ -171,7 +172,7 @@ def _chosen(
                 for module in each.modules
             ],
             "others": [other.first.to_json() for other in selection.others()],
-            "left_out": _left_out(each, minutes),
+            "left_out": _left_out(each, min(minutes, COMPILERS_A_BUILD * longest)),
         }
         for name, selection, each in zip(building, selections, chosen, strict=True)
     }

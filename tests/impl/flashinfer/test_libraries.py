@@ -18,7 +18,7 @@ CODE = dedent(
     import json
     from flashinfer.jit import env
     from kernelproof.impl import find_implementation
-    from kernelproof.reference import AttentionProblem
+    from kernelproof.reference import AttentionProblem, RouteProblem
 
     def problem(dim):
         return AttentionProblem(head_dim_qk=dim, head_dim_vo=dim, dtype="bfloat16")
@@ -26,6 +26,8 @@ CODE = dedent(
     names = ("flashinfer-decode", "flashinfer-prefill-fa2", "flashinfer-decode-fa2")
     found = {name: [find_implementation(name).library_of(problem(dim)) for dim in (64, 128, 256)]
              for name in names}
+    route = find_implementation("flashinfer-top-k-route")
+    found["topk"] = [route.library_of(RouteProblem(4, 16, 2))]
     print(json.dumps([str(env.FLASHINFER_JIT_DIR), found]))
     """
 )
@@ -74,7 +76,7 @@ def test_libraries_of_earlier_runs_and_of_the_package_exist(tmp_path: Path) -> N
     assert not set(before["flashinfer-decode"]) & set(before["flashinfer-prefill-fa2"])
     compiled, packaged, _ = (name for name, _ in before["flashinfer-prefill-fa2"])
     package = tmp_path / "flashinfer_jit_cache"
-    for name, where in ((compiled, folder), (packaged, package / "jit_cache")):
+    for name, where in ((compiled, folder), ("topk", folder), (packaged, package / "jit_cache")):
         (where / name).mkdir(parents=True)
         (where / name / f"{name}.so").touch()
     (package / "__init__.py").write_text(
@@ -85,3 +87,4 @@ def test_libraries_of_earlier_runs_and_of_the_package_exist(tmp_path: Path) -> N
     _, after = asked(tmp_path)
     assert [there for _, there in after["flashinfer-prefill-fa2"]] == [True, True, False]
     assert not any(there for _, there in after["flashinfer-decode"])
+    assert after["topk"] == [("topk", True)]

@@ -229,6 +229,9 @@ def test_what_xqa_is_given(release: Release) -> None:
     assert given["kv_cache"][0].dtype == torch.float8_e4m3fn
     assert given["bmm1_scale"] == 2.0 * PLAIN.scale
     assert given["backend"] == "xqa"
+    attended(release, "flashinfer-xqa-decode", replace(PLAIN, seq_lens=(0, 0)))
+    # A table of no columns is an empty grid there: "cudaErrorInvalidValue".
+    assert keywords_of(release, "trtllm_batch_decode_with_kv_cache")["block_tables"].shape == (2, 1)
     attended(release, "flashinfer-xqa-decode", replace(PLAIN, kv_cache="nvfp4"))
     given = keywords_of(release, "trtllm_batch_decode_with_kv_cache")
     assert len(given["kv_cache_sf"]) == 2
@@ -337,3 +340,15 @@ def test_the_installed_release_is_as_the_file_says() -> None:
             found = getattr(found, part)
         names = [name.strip("*=") for name in parameters]
         assert list(inspect.signature(found).parameters) == names, key
+
+
+def test_a_single_causal_prefill_of_more_queries_than_keys_is_refused_as_flashinfer_does() -> None:
+    single = find_implementation("flashinfer-single-prefill-fa2")
+    target = Target(sm=90, flashinfer="0.7.2.post1", cuda="13.0", device="cuda")
+    more = AttentionProblem("ragged_attention", (2,), (1,), head_dim_qk=64, head_dim_vo=64,
+                            dtype="float16", causal=True)  # fmt: skip
+    refusal = single.refusal(more, target)
+    assert refusal is not None
+    assert "no more queries than keys under a causal mask" in str(refusal)
+    for taken in (replace(more, causal=False), replace(more, query_lens=(1,))):
+        assert "no more queries" not in str(single.refusal(taken, target))

@@ -470,7 +470,7 @@ def smi(folder: Path, script: str) -> None:
 @pytest.mark.parametrize(
     ("free", "host", "processes"),
     [
-        ((141_000, 143_000), None, 8),  # as many as share a GPU well
+        ((141_000, 143_000), None, 16),  # as many as share a GPU well
         ((24_000, 143_000), None, 4),  # two at the fuller one, and as many at the other
         ((900, 900), None, 2),  # one each, however little is left
         ((141_000, 143_000), 13_000, 3),  # the machine has room for three

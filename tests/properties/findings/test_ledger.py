@@ -428,7 +428,7 @@ class TestShipped:
     ) -> None:
         assert set(laws) <= {
             "page_size_invariance", "chunked_prefill", "appended_pairs", "scale_homogeneity",
-            "host_runs_ahead", "contiguity", "life_cycle",
+            "host_runs_ahead", "contiguity", "life_cycle", "unused_memory",
         }  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -256,3 +256,27 @@ def test_a_device_that_is_lost_ends_the_builds_of_all_processes(
     with pytest.raises(DeviceLostError):
         Builder(1).build(Address("tests:broken", None, "cpu"), chosen, report)
     assert len(asked) <= 2
+
+
+@pytest.mark.parametrize("declares", [0.0, 5.0])
+def test_a_build_that_the_end_of_a_run_ended_is_known_to_take_longer(
+    declares: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ended(Pool):
+        def run(self, request: object, deadlines: Deadlines) -> Outcome:
+            del request, deadlines
+            builder.close()
+            message = "the pool is closed"
+            raise RuntimeError(message)
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(building, "open_pool", lambda *_, **__: Ended())
+    builder = Builder(2)
+    facts = {"build_minutes": declares, "build_compilers": 4}
+    report = ImplementationReport("slow", "t", declared=facts)
+    chosen = [Module("a", {}, AttentionProblem(), "fa2 a")]
+    with pytest.raises(CancelledError):
+        builder.build(Address("tests:slow", None, "cpu"), chosen, report)
+    assert [*builder.minutes] == ([] if declares else ["fa2 a"])

@@ -208,12 +208,15 @@ def searched(
     examples: Examples | None = None,
     deadly: tuple[Deadly, ...] = (),
     long: Axes | None = None,
+    law: str = "parity",
+    declares: frozenset[str] | None = None,
 ) -> tuple[LawReport, InProcess]:
     worker = InProcess(judge, depth)
     candidate = worker.candidate = Candidate(
         "it",
         Address("it", None, "cpu"),
         AXES,
+        declares,
         Ledger(known),
         smallest=[*smallest],
         deadly=[*deadly],
@@ -222,7 +225,7 @@ def searched(
     options = SearchOptions(
         PROFILE, 5, PROFILE.problems, PROFILE.seconds, floor=3, examples=examples
     )
-    report = LawSearch(worker, candidate, find_law("parity"), options).run()  # type: ignore[arg-type]
+    report = LawSearch(worker, candidate, find_law(law), options).run()  # type: ignore[arg-type]
     assert not worker.asked
     return report, worker
 
@@ -257,6 +260,13 @@ def never(problem: AttentionProblem) -> Outcome:
 def wrong(problem: AttentionProblem) -> Outcome:
     bad = max(problem.seq_lens, default=0) >= 5 and problem.causal
     return done("FAIL", kind="numeric") if bad else honest(problem)
+
+
+def test_a_law_that_needs_what_is_not_declared_draws_nothing() -> None:
+    report, worker = searched(never, 2, law="output_buffers", declares=frozenset({"fp8_kv"}))
+    assert (report.ended, report.judged, report.vacuous, worker.problems) == ("idle", 0, 0, [])
+    report, _ = searched(right, 2, law="output_buffers", declares=frozenset({"writes_out"}))
+    assert report.judged == PROFILE.problems
 
 
 def deadly(problem: AttentionProblem) -> Outcome:

@@ -111,6 +111,20 @@ def test_a_module_that_is_dearer_than_all_there_is_is_named() -> None:
     assert len(found["fa2"].modules) == 8
 
 
+def test_a_module_that_takes_longer_than_the_run_is_named_and_one_that_exists_is_not() -> None:
+    def found(*exist: str) -> Chosen:
+        plan = ModulePlan(1, minutes=144.0, longest=12.0)
+        wished = selection("topk", 1, [f"topk {each}" for each in exist])
+        return plan.choose(ImplementationReport("topk", "topk"), wished, 60.0, 4)
+
+    assert (found().modules, found().missing) == ([], 60.0)
+    assert len(found(selection("topk").simplest).modules) == 1
+    assert (
+        len(chosen_together(ModulePlan(1, longest=12.0), {"": (selection(""), 5.5)})[""].modules)
+        == 8
+    )
+
+
 def test_what_earlier_runs_learned_counts_and_not_what_is_declared() -> None:
     first = chosen_together(ModulePlan(1), {"fa2": (selection("fa2", 1), 5.5)})["fa2"]
     (library,) = libraries(first)

@@ -180,22 +180,14 @@ ON_A_GPU = ("host_runs_ahead", "metadata_no_host_sync")
 """Laws of what the host and the GPU do at the same time."""
 
 
-def declares(implementation: Implementation, law: Law) -> bool:
-    """Whether an implementation declares what a law needs."""
-    declared = {
-        *implementation.features,
-        *(["writes_out"] if implementation.writes_out else []),
-        *(["session"] if implementation.session else []),
-    }
-    return not law.needs or bool(declared & set(law.needs))
-
-
 @pytest.mark.parametrize("control", HONEST, ids=lambda control: control.name)
 def test_no_law_accuses_an_honest_control(control: SeededBug) -> None:
     implementation = find_implementation(control.reference)
     for law in laws_of(control.operation):
         result = search(implementation, law, round(PROBLEMS_OF_HONEST * quick_problems(law)))
-        concerned = declares(implementation, law) and (control.name, law.name) != NO_OTHER_SCALE
+        concerned = (
+            law.concerns(implementation.declares) and (control.name, law.name) != NO_OTHER_SCALE
+        )
         concerned = concerned and law.name not in ON_A_GPU
         assert bool(result.judged) >= concerned, f"{law.name} judged nothing"
         assert result.found is None, f"{law.name}: {result.found}"
