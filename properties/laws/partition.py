@@ -202,7 +202,7 @@ def doubled_keys(subject: Subject, problem: AttentionProblem) -> Verdict:
         return verdict
     # Of requests shorter than a page, requests without keys have become.
     made = described(problem, twice)
-    return replace(verdict, about=made and made.to_json())
+    return replace(verdict, about=None if made is None else made.to_json())
 
 
 def request_order(subject: Subject, problem: AttentionProblem) -> Verdict:

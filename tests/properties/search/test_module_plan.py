@@ -112,7 +112,7 @@ def test_a_module_that_is_dearer_than_all_there_is_is_named() -> None:
 
 
 def test_a_module_that_takes_longer_than_the_run_is_named_and_one_that_exists_is_not() -> None:
-    def found(*exist: str) -> Chosen:
+    def found(*exist: str | None) -> Chosen:
         plan = ModulePlan(1, minutes=144.0, longest=12.0)
         wished = selection("topk", 1, [f"topk {each}" for each in exist])
         return plan.choose(ImplementationReport("topk", "topk"), wished, 60.0, 4)
