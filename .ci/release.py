@@ -122,9 +122,9 @@ def absolute(text: str, address: str, tag: str) -> str:
     """
 
     def link(found: re.Match[str]) -> str:
-        target = found["target"] or found["place"]
         kind = "raw" if found["image"] or found["name"] == "src" else "blob"
-        return found[0].replace(target, f"{address}/{kind}/{tag}/{target}")
+        at = found.start("target" if found["target"] else "place") - found.start()
+        return f"{found[0][:at]}{address}/{kind}/{tag}/{found[0][at:]}"
 
     return LINK.sub(link, text)
 

@@ -167,9 +167,9 @@ def parse_command() -> Callable[[Sequence[str]], None]:
             while isinstance(command, click.Group):
                 context = command.make_context("kernelproof", rest, parent=context)
                 # click keeps the name of a group's command apart from what is behind it.
-                name, found, rest = command.resolve_command(
-                    context, [*context._protected_args, *context.args]
-                )
+                held = vars(context)
+                first = held.get("_protected_args", held.get("protected_args"))  # until click 8.1
+                name, found, rest = command.resolve_command(context, [*first, *context.args])
                 assert found is not None, name
                 command = found
             command.make_context(command.name, rest, parent=context)

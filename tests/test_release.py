@@ -17,13 +17,13 @@ import pytest
 PROJECT = '[tool.kernelproof]\naddress = "https://github.com/us/it/"\ncontact = "a@b.org"\n'
 README = """[law](docs/laws.md#parity) ![picture](docs/a.svg) [![badge](b.svg)](CHANGELOG.md)
 <img src="docs/c.svg"> <a href="docs/d.md"> [out](https://x.org/a.md) [here](#top)
-[mail](mailto:a@b)
+[mail](mailto:a@b) ![docs/e.svg](docs/e.svg)
 """
 ABSOLUTE = """[law](U/blob/v1.2/docs/laws.md#parity) ![picture](U/raw/v1.2/docs/a.svg) \
 [![badge](U/raw/v1.2/b.svg)](U/blob/v1.2/CHANGELOG.md)
 <img src="U/raw/v1.2/docs/c.svg"> <a href="U/blob/v1.2/docs/d.md"> [out](https://x.org/a.md) \
 [here](#top)
-[mail](mailto:a@b)
+[mail](mailto:a@b) ![docs/e.svg](U/raw/v1.2/docs/e.svg)
 """.replace("U/", "https://github.com/us/it/")
 METADATA = "Name: kernelproof\nProject-URL: Homepage, https://x.org\n\nText, [page]({})\n"
 
