@@ -167,8 +167,8 @@ def parse_command() -> Callable[[Sequence[str]], None]:
             while isinstance(command, click.Group):
                 context = command.make_context("kernelproof", rest, parent=context)
                 # click keeps the name of a group's command apart from what is behind it.
-                held = vars(context)
-                first = held.get("_protected_args", held.get("protected_args"))  # until click 8.1
+                held = vars(context)  # until click 8.1 its name had no underscore
+                first = held.get("_protected_args") or held.get("protected_args") or []
                 name, found, rest = command.resolve_command(context, [*first, *context.args])
                 assert found is not None, name
                 command = found
