@@ -22,6 +22,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SECONDS = "kernelproof/seconds"
 """Key in pytest's cache of the seconds of each test by its id; ``conftest.py`` writes them."""
+NEW = 1.0
+"""Seconds that a test is taken for of which none are known: at 0, slow files came before all."""
 CHANGED, NAMED, BESIDE = range(3)
 """Ranks: the file itself changed; it names what changed; it stands for the same folder."""
 ALWAYS = "tests/test_house.py"
@@ -101,7 +103,7 @@ class Within:
         self._known = dict(cache.get(SECONDS, {})) if cache else {}
         every = dict.fromkeys(self._ranks, 0.0)
         for item in items:
-            every[_file(item)] += self._known.get(item.nodeid, 0.0)
+            every[_file(item)] += self._known.get(item.nodeid, NEW)
         near = [
             item
             for item in items
@@ -114,7 +116,7 @@ class Within:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Skip a test that would not end in time."""
-        if time.monotonic() + self._known.get(item.nodeid, 0.0) > self._end:
+        if time.monotonic() + self._known.get(item.nodeid, NEW) > self._end:
             self.left[_file(item)] += 1
             pytest.skip("no time")
 

@@ -62,20 +62,24 @@ def test_a_test_that_would_end_too_late_is_left_out_and_named(tmp_path: Path) ->
     write(
         tmp_path,
         {
-            "tests/test_near.py": "def test_quick(): open('quick', 'w')\ndef test_slow(): assert 0",
+            "tests/test_near.py": "def test_slow(): assert 0",
+            "tests/test_new.py": "def test_after_quick_ones(): open('quick').close()",
+            "tests/test_quick.py": "def test_quick(): open('quick', 'w').close()",
             "tests/test_far.py": "def test_far(): assert 0",
             "tests/conftest.py": Path(__file__).with_name("conftest.py").read_text(),
-            cache: json.dumps({"tests/test_near.py::test_slow": 61.0}),
+            cache: json.dumps(
+                {"tests/test_near.py::test_slow": 61.0, "tests/test_quick.py::test_quick": 0.1}
+            ),
         },
     )
     commit(tmp_path, "tests/test_far.py")
     ended = check(tmp_path)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert (tmp_path / "quick").exists()
     assert "tests/test_near.py: no time for 1 tests" in ended.stdout
     assert "what is not near: 1 test files" in ended.stdout
     kept = json.loads((tmp_path / cache).read_text())
-    assert set(kept) == {f"tests/test_near.py::test_{name}" for name in ("quick", "slow")}
+    ran = {"tests/test_quick.py::test_quick", "tests/test_new.py::test_after_quick_ones"}
+    assert set(kept) == {"tests/test_near.py::test_slow", *ran}
     assert kept["tests/test_near.py::test_slow"] == 61.0
 
 
