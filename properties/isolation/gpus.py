@@ -12,9 +12,10 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 PROCESSES_A_GPU = 8
 """Processes that share a GPU, where memory and cores allow. On an H200 with 16 cores one judged 191
 problems a second and eight 721; with four a whole gate left most cores idle."""
-GPU_MEMORY, HOST_MEMORY = 8 << 10, 4 << 10
+GPU_MEMORY, HOST_MEMORY = 16 << 10, 4 << 10
 """MiB that a process may need with its isolated worker: workspaces, caches and the oracle's float64
-there; two imports of torch, a CUDA context and a compiler here."""
+there (a gate's largest held 18 GiB, four of them 49 at most); two imports of torch, a CUDA context
+and a compiler here."""
 _MEMORY = Path("/proc/meminfo")
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 
