@@ -145,6 +145,8 @@ def reason_idle(report: ImplementationReport, summary: Summary) -> str:
         return report.refusal
     if not report.laws:
         return f"none of the laws that were to run speaks of {report.operation or 'it'}"
+    if not report.unsupported:
+        return "no law had anything to judge, such as one that needs what is not declared"
     return f"{report.unsupported} problems unsupported, on the others no law had anything to judge"
 
 

@@ -265,6 +265,7 @@ def wrong(problem: AttentionProblem) -> Outcome:
 def test_a_law_that_needs_what_is_not_declared_draws_nothing() -> None:
     report, worker = searched(never, 2, law="output_buffers", declares=frozenset({"fp8_kv"}))
     assert (report.ended, report.judged, report.vacuous, worker.problems) == ("idle", 0, 0, [])
+    assert (report.incomplete, report.verdict) == (False, "UNSUPPORTED")
     report, _ = searched(right, 2, law="output_buffers", declares=frozenset({"writes_out"}))
     assert report.judged == PROFILE.problems
 
