@@ -225,19 +225,20 @@ def gate(
         alias = "`gate --baseline A --candidate B` is an alias: the command is `bump A B`"
         tell(f"kernelproof: {alias}", err=True)
         return _bump(baseline, candidate, baseline_from, candidate_from, options)
-    from ..impl.registry import registered
     from .check.checking import Request, examine
+    from .check.listing import usable_here
 
     _refuse(OF_BUMP, "is an option of `kernelproof bump`")
     if gating:
         _refuse(("distrust",), "does not go with --gating: the support table has no second process")
     options = {name: value for name, value in options.items() if name not in OF_BUMP}
-    request = Request(registered(), gate=True, **options, command=_command())
+    names, broken = usable_here(options["device"])
+    request = Request(names, gate=True, broken=broken, **options, command=_command())
     if not gating:
         return examine(request)
     from .check.gate import gate_both
 
-    return gate_both(request, _gating_request(request.implementations, only=()))
+    return gate_both(request, _gating_request(names, only=()))
 
 
 for _each in gate.params:  # the alias takes them, its help does not show them
@@ -385,8 +386,8 @@ GATING_OPTIONS = (
 
 def _try_gating(implementations: Sequence[str], rules: Path | None) -> int:
     """Try the support table, with the options of the command that is running."""
-    from ..impl.registry import registered
     from .check.gating_command import try_gating
+    from .check.listing import usable_here
 
     context = click.get_current_context()
     allowed = {"implementations", "gating", "rules", "json", "evidence", *GATING_OPTIONS}
@@ -395,7 +396,10 @@ def _try_gating(implementations: Sequence[str], rules: Path | None) -> int:
         if source is ParameterSource.COMMANDLINE and parameter.name not in allowed:
             message = f"{parameter.opts[0]} does not go with --gating"
             raise click.UsageError(message)
-    return try_gating(_gating_request(implementations or registered(), rules))
+    if implementations:
+        return try_gating(_gating_request(implementations, rules))
+    names, broken = usable_here(context.params["device"])
+    return try_gating(_gating_request(names, rules, broken=broken))
 
 
 def _gating_request(

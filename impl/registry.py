@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import io
 import keyword
 import re
@@ -18,11 +17,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..fixtures.suggestions import did_you_mean
 from .targets.exceptions import sentence_of
+from .targets.registrations import Registration, registrations
 
 if TYPE_CHECKING:
     from .protocol import Implementation, Operation
 
-ENTRY_POINTS = "kernelproof.implementations"
 MAKES_NAMES = {
     *("__dict__", "__getattr__", "eval", "exec", "globals", "locals", "modules", "setattr", "vars"),
 }
@@ -134,8 +133,12 @@ class ImplementationNotFoundError(LookupError):
 
 def installed_implementations() -> dict[str, str]:
     """Return the entry points of group ``kernelproof.implementations``: name to MODULE:NAME."""
-    found = importlib.metadata.entry_points(group=ENTRY_POINTS)
-    return {point.name: point.value for point in found}
+    return {each.name: each.reference for each in installed() if not each.reason}
+
+
+def installed() -> list[Registration]:
+    """Return the entry points of all distributions, with the reasons why some are left out."""
+    return registrations(BUILT_IN)
 
 
 def registered() -> list[str]:

@@ -16,6 +16,7 @@ from hypothesis.database import ExampleDatabase
 from ...fixtures.suggestions import did_you_mean
 from ...impl import OPERATIONS, UnsupportedError
 from ...impl.protocol import EVERY_RULE
+from ...impl.targets.registrations import Registration
 from ...properties.findings.cases import CaseWriter
 from ...properties.findings.expectations import read_expectations
 from ...properties.findings.ledger import Ledger, LedgerError
@@ -70,6 +71,7 @@ class Request:
     minutes: float | None = None
     allow_incomplete: bool = False
     verbose: bool = False
+    broken: Sequence[Registration] = ()
 
 
 def examine(request: Request) -> int:
@@ -88,6 +90,7 @@ def examine(request: Request) -> int:
             request.cases, request.operation, ledger, without_rules=plan.without_rules
         )
         run = _start(plan)
+        run.report.broken = request.broken
     except (UsageRefusedError, MachineError) as error:
         target: dict[str, object] = {"device": request.device}
         report = RunReport(request.profile, request.seed, target)

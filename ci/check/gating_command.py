@@ -18,6 +18,7 @@ from ...impl.gating import RulesError, load_rules
 from ...impl.gating.tried import SCHEMA
 from ...impl.protocol import EVERY_RULE
 from ...impl.registry import resolve_name
+from ...impl.targets.registrations import Registration
 from ...properties.findings import report as endings
 from ...properties.findings.cases import case_of, loading_name, replay_command, versions
 from ...properties.findings.expectations import read_expectations
@@ -43,7 +44,7 @@ from ..console.outputs import Outputs
 from ..console.selection import only_of
 from ..console.signals import ended_by_signals
 from ..console.terminal import console
-from ..reports.display import line
+from ..reports.display import line, print_broken
 from ..reports.summary import VERDICTS
 from .gating_display import print_trials
 
@@ -64,6 +65,7 @@ class GatingRequest:
     command: str
     minutes: float | None = None
     allow_incomplete: bool = False
+    broken: Sequence[Registration] = ()
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class Ended:
     sentence: str
     command: str
     date: str
+    broken: Sequence[Registration] = ()
 
 
 def try_gating(request: GatingRequest) -> int:
@@ -104,7 +107,7 @@ def tried(request: GatingRequest) -> Ended:
         _write_cases(request, report)
     code, sentence = conclude(report, allow_incomplete=request.allow_incomplete)
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    return Ended(report, code, sentence, request.command, date)
+    return Ended(report, code, sentence, request.command, date, request.broken)
 
 
 def _order(request: GatingRequest) -> Order:
@@ -226,6 +229,7 @@ def to_json(ended: Ended) -> dict[str, Any]:
         "interrupted": report.interrupted,
         "ended": report.ended,
         "lost": report.lost,
+        "broken": [vars(each) for each in ended.broken],
         **counts(report.trials),
         "implementations": [each.to_json() for each in report.implementations],
         "trials": [trial.to_json() for trial in report.trials],
@@ -236,4 +240,5 @@ def print_ended(ended: Ended) -> None:
     """Print the verdict, findings, and the tables."""
     out = console(sys.stdout)
     line(out, "", ended.sentence, {0: "bold green", 1: "bold red"}.get(ended.code, "bold yellow"))
+    print_broken(out, ended.broken)
     print_trials(out, ended.report)

@@ -12,19 +12,19 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from ...impl import Target, UnsupportedError
-from ...impl.registry import registered, resolve_name
+from ...impl import Target, UnsupportedError, registry
+from ...impl.targets.registrations import Registration
 from ...properties.findings.files import dumps
 from ...properties.findings.report import ImplementationReport
 from ...properties.isolation.workers import Worker
 from ...properties.laws import LAWS
-from ...properties.search.preparation import survey
+from ...properties.search.preparation import survey, usable
 from ...properties.space.profiles import PROFILES
 from ...properties.worker.pools import open_pool
 from ...properties.worker.requests import Address, DeviceLostError, HarnessError
 from ..console.errors import MachineError
 from ..console.terminal import console
-from ..reports.display import style_of
+from ..reports.display import print_broken, style_of
 
 SCHEMA = "kernelproof/list/1"
 JOBS = 2
@@ -42,9 +42,11 @@ def print_list(device: str, *, as_json: bool) -> int:
         Target.here(device)
     except UnsupportedError as error:
         raise MachineError(str(error)) from error
+    names, broken = usable_here(device)
     listed = {
         "schema": SCHEMA,
-        "implementations": implementations(registered(), device),
+        "implementations": implementations(names, device),
+        "broken": [vars(each) for each in broken],
         "laws": [
             {
                 "name": law.name,
@@ -59,8 +61,23 @@ def print_list(device: str, *, as_json: bool) -> int:
     if as_json:
         sys.stdout.write(dumps(listed))
     else:
-        _print(listed)
+        _print(listed, broken)
     return 0
+
+
+def usable_here(device: str) -> tuple[list[str], list[Registration]]:
+    """Return the names of all implementations that can be used, and the registrations that cannot.
+
+    An isolated worker imports what distributions register: it may fail, or never end.
+    """
+    if not registry.installed():
+        return registry.registered(), []
+    try:
+        Target.here(device)
+    except UnsupportedError:  # the run says it
+        return registry.registered(), []
+    with open_pool(device, size=1, standby=False) as pool:
+        return usable(pool.lease, device)
 
 
 def implementations(names: Sequence[str], device: str) -> list[dict[str, Any]]:
@@ -83,7 +100,7 @@ def implementations(names: Sequence[str], device: str) -> list[dict[str, Any]]:
 
 def _describe(worker: Worker, name: str, device: str) -> dict[str, Any]:
     """Return what an implementation declares, and why it cannot run here, if so."""
-    address = Address(resolve_name(name), None, device)
+    address = Address(registry.resolve_name(name), None, device)
     report = ImplementationReport(name, address.reference)
     try:
         survey(worker, address, PROFILES["quick"].max_work, report)
@@ -100,7 +117,7 @@ def _describe(worker: Worker, name: str, device: str) -> dict[str, Any]:
     }
 
 
-def _print(listed: dict[str, Any]) -> None:
+def _print(listed: dict[str, Any], broken: Sequence[Registration]) -> None:
     out = console(sys.stdout)
     table = _table("implementation", "operation", "here")
     for each in listed["implementations"]:
@@ -109,6 +126,7 @@ def _print(listed: dict[str, Any]) -> None:
             here = Text(each["reason"], style_of("UNSUPPORTED"))
         table.add_row(Text(each["name"]), each["operation"] or "?", here)
     out.print(table)
+    print_broken(out, broken)
     table = _table("law", "operations", "statement")
     for law in listed["laws"]:
         table.add_row(law["name"], ", ".join(law["operations"]), Text(law["statement"]))

@@ -10,6 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from ...impl.targets.registrations import Registration
 from ...properties.findings.causes import Cause
 from ...properties.findings.coverage import gaps_text
 from ...properties.findings.report import ImplementationReport
@@ -72,6 +73,7 @@ def print_summary(out: Console, summary: Summary, *, verbose: bool = False) -> N
     for report in reports:
         if report.error:
             say(out, f"ERROR  {report.name}", report.error, style="ERROR")
+    print_broken(out, summary.report.broken)
     for report in reports:
         for cause in new_findings(report):
             print_finding(out, cause)
@@ -81,6 +83,12 @@ def print_summary(out: Console, summary: Summary, *, verbose: bool = False) -> N
     if replayed(summary.report):
         line(out, "corpus", replayed(summary.report), "dim")
     _print_not_run(out, summary, verbose=verbose)
+
+
+def print_broken(out: Console, broken: Iterable[Registration]) -> None:
+    """Print a line for each registration that cannot be used."""
+    for each in broken:
+        line(out, "left out", one_line(each.text), "yellow")
 
 
 def _print_known(out: Console, summary: Summary, *, verbose: bool) -> None:

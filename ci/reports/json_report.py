@@ -53,6 +53,7 @@ def to_json(summary: Summary) -> dict[str, Any]:
             }
             for each in report.implementations
         ],
+        "broken": [vars(each) for each in report.broken],
         "ratio_edges": RATIO_EDGES,
         "profile": report.profile,
         "seed": report.seed,

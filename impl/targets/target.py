@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 
 from .capability import Capability, parse_capability
+from .registrations import registrations
 
 
 class UnsupportedError(RuntimeError):
@@ -117,4 +118,11 @@ def distribution_of(module: str) -> str:
     package = module.partition(".")[0]
     if package == __name__.partition(".")[0]:
         return package  # also in a checkout that is not installed
-    return next(iter(metadata.packages_distributions().get(package, ())), "")
+    owners = metadata.packages_distributions().get(package, ())
+    # An editable installation may list no module, but it registers some.
+    registered = (
+        each.distribution
+        for each in registrations()
+        if each.reference.startswith((f"{package}.", f"{package}:"))
+    )
+    return next(iter((*owners, *registered)), "")

@@ -17,7 +17,7 @@ from ..findings.cases import CaseWriter, replay_command
 from ..findings.corpus import load_case
 from ..findings.expectations import read_expectations
 from ..findings.ledger import Entry, LedgerError
-from ..findings.not_run import ENDED, JUDGED, Reason, reason_of
+from ..findings.not_run import BROKEN, ENDED, JUDGED, Reason, reason_of
 from ..findings.report import EARLY, Finding, ImplementationReport, LawReport, RunReport
 from ..findings.text_format import finding_lines
 from ..isolation.workers import Worker
@@ -172,7 +172,9 @@ class Suite:
     def _judge(self, worker: Worker, item: Item) -> Judged:
         surveyed = item.implementation
         if surveyed.error:
-            return Judged("failed", f"{surveyed.name}: {surveyed.error}")
+            failed = Judged("failed", f"{surveyed.name}: {surveyed.error}")
+            left_out = Judged("skipped", surveyed.error, _not_run((BROKEN, "")))
+            return left_out if surveyed.left_out else failed
         ended = f"the device was lost: {self._lost}" if self._lost else ""
         ended = "the run was interrupted" if self.interruption() else ended
         if ended or surveyed.unsupported:

@@ -44,6 +44,7 @@ class Surveyed:
         label: its own name.
         operation: what it implements; empty if that could not be found out.
         error: why it cannot be imported or asked.
+        left_out: whether that is said, and costs the run nothing: a distribution registers it.
         unsupported: why the rules refuse it where it supports nothing here.
         reason: code of that refusal, and what is needed.
         configurations: that its items are restricted to, one by one.
@@ -55,6 +56,7 @@ class Surveyed:
     label: str = ""
     operation: str = ""
     error: str = ""
+    left_out: bool = False
     unsupported: str = ""
     reason: Reason = ("", "")
     configurations: tuple[Configuration, ...] = (EVERYTHING,)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ..findings.not_run import reasons_text
+from ..findings.not_run import BROKEN, reasons_text
 from ..verdicts.text import count_of, one_line
 
 
@@ -63,6 +63,9 @@ class Tally:
             terminalreporter.line(one_line(line), yellow=True)
         for line in self._incomplete():
             terminalreporter.line(one_line(line), yellow=True)
+        for item in self.told.values():
+            if item.get("code") == BROKEN:
+                terminalreporter.line(f"left out: {one_line(item['reason'])}", yellow=True)
         for sentence in dict.fromkeys(self.left):
             terminalreporter.line(f"note: {one_line(sentence)}", yellow=True)
         passed = [each for each in self.told.values() if each["outcome"] == "passed"]

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import itertools
 import secrets
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...impl import ImplementationNotFoundError, Target
-from ...impl.registry import registered, resolve_name
+from ...impl.registry import resolve_name
+from ...impl.targets.registrations import Registration
 from ..findings.corpus import open_corpus, read_corpus
 from ..findings.ledger import Ledger, LedgerError
 from ..findings.not_run import reason_of
@@ -20,7 +22,7 @@ from ..isolation.workers import Deadlines, Worker
 from ..search.candidate import Candidate
 from ..search.costs import CostsError, keep_costs, read_costs
 from ..search.plan import LEAST_PROBLEMS
-from ..search.preparation import survey
+from ..search.preparation import survey, usable
 from ..space.axes import Axes
 from ..space.profiles import Cost, Profile
 from ..space.restrictions import WHOLE_SPACE, Only
@@ -93,14 +95,21 @@ def take_survey(worker: Worker, choices: Choices, ledger: Ledger) -> Survey:
     seed = choices.seed
     if choices.profile.explore and not seed:
         seed = secrets.randbelow(2**31)
+    broken: list[Registration] = []
+    names = list(choices.implementations)
+    if not names:
+        names, broken = usable(lambda: nullcontext(worker), choices.device)
     found = []
-    for name in dict.fromkeys(choices.implementations or registered()):
+    for name in dict.fromkeys(names):
         surveyed = _ask(worker, name, choices, ledger, target)
         if surveyed.error and choices.implementations:
             why = surveyed.error.strip().splitlines()[0]
             message = f"--impl {name}: {why}"
             raise SuiteRefusedError(message)
         found.append(surveyed)
+    found += [
+        Surveyed(each.name, each.reference, error=each.text, left_out=True) for each in broken
+    ]
     return Survey(target.to_json(), seed, tuple(found))
 
 

@@ -8,9 +8,10 @@ from collections.abc import Iterable
 from ...impl.targets.refusal import Refusal
 
 Reason = tuple[str, str]
-"""Code of a refusal, or ``ENDED``, ``LAWS`` or ``JUDGED``; and what is needed, if that is known."""
-ENDED, LAWS, JUDGED = "ended", "laws", "judged"
-"""Codes of what refuses nothing: the run ended before; no law speaks of it; nothing to judge."""
+"""Code of a refusal, or one of those below; and what is needed, if that is known."""
+ENDED, LAWS, JUDGED, BROKEN = "ended", "laws", "judged", "broken"
+"""Codes of what refuses nothing: the run ended before; no law speaks of it; nothing to judge; what
+a distribution registers cannot be used."""
 NEEDED = ("device", "package")
 """Codes of refusals that name what is needed in ``about``."""
 WORDS = {
@@ -26,6 +27,7 @@ WORDS = {
     ENDED: "not begun when the run ended",
     LAWS: "of an operation that no selected law speaks of",
     JUDGED: "with nothing to judge",
+    BROKEN: "registered by a distribution, and left out",
 }
 """Words on what was not run, behind its number."""
 

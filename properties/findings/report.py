@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from ...impl.targets.refusal import Refusal
+from ...impl.targets.registrations import Registration
 from ...reference import Problem
 from ..isolation.leftovers import Left
 from ..verdicts.verdict import Verdict
@@ -356,6 +358,8 @@ class RunReport:
     """What was left behind while several implementations ran."""
     ended: str = ""
     """What ended it early, one of ``ENDINGS``; empty if nothing did."""
+    broken: Sequence[Registration] = ()
+    """What distributions register and cannot be used; the run goes on without it."""
 
     @property
     def interrupted(self) -> bool:

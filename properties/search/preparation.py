@@ -9,8 +9,9 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
-from ...impl import Target
+from ...impl import Target, registry
 from ...impl.targets.refusal import Refusal, most_telling
+from ...impl.targets.registrations import Registration
 from ...reference import Problem
 from ..findings.report import ImplementationReport
 from ..isolation.sanitizer import LESS_WORK
@@ -20,7 +21,14 @@ from ..space.module_selection import Keys, Libraries, Module, Selection
 from ..space.operations import OPERATIONS
 from ..space.profiles import CHEAP_MINUTES, NO_COST, SLOW, Cost, Profile, Timing, cost_of, on_device
 from ..space.restrictions import WHOLE_SPACE, Only, OnlyError
-from ..worker.requests import Address, HarnessError, probe_device, refusals_of, verdict_of
+from ..worker.requests import (
+    Address,
+    DeviceLostError,
+    HarnessError,
+    probe_device,
+    refusals_of,
+    verdict_of,
+)
 from .building import Builder, compilers_of_a_build
 from .candidate import Candidate
 from .module_plan import ModulePlan
@@ -38,6 +46,43 @@ IMPORT_SECONDS = 60.0
 """Deadline for importing an implementation's module."""
 _STACK_TOP = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in')
 """A frame as faulthandler writes it: the first one is the innermost."""
+
+
+def usable(lease: Lease, device: str) -> tuple[list[str], list[Registration]]:
+    """Import what distributions register, in a worker.
+
+    What the machine is to blame for is left to the run, which says it.
+
+    Returns:
+        Names of all implementations that can be used, and the registrations that cannot, each with
+        the reason.
+    """
+    owners = dict.fromkeys(registry.BUILT_IN, "Kernelproof")
+    broken, left_out = [], set()
+    for each in registry.installed():
+        reason = each.reason
+        if not reason:
+            with lease() as worker:
+                reason = _unusable(worker, each, device, owners)
+            left_out |= {each.name} if reason else set()
+        if reason:
+            broken.append(replace(each, reason=reason))
+    return [name for name in registry.registered() if name not in left_out], broken
+
+
+def _unusable(worker: Worker, each: Registration, device: str, owners: dict[str, str]) -> str:
+    """Return why a registration cannot be used; empty where it can, which then has its name."""
+    try:
+        declared = _described(worker, Address(each.reference, None, device))
+    except (DeviceLostError, HarnessError):
+        return ""
+    if "error" in declared:
+        return str(declared["error"]).strip().rpartition("\n")[2]  # of a traceback, its error
+    name = str(declared["name"])
+    if name in owners:
+        return f"it is named {name!r}, as an implementation of {owners[name]}"
+    owners[name] = each.distribution
+    return ""
 
 
 def survey(

@@ -22,6 +22,7 @@ import torch
 
 from kernelproof.ci.cli import main
 from kernelproof.impl import BUILT_IN, Target
+from kernelproof.impl.targets.registrations import Registration
 from kernelproof.properties.findings.ledger import read_case
 from kernelproof.properties.space.profiles import PROFILES
 from kernelproof.properties.verdicts.text import defaults
@@ -510,6 +511,65 @@ def test_the_gate_judges_what_can_run(
     assert ended.code == 0
     assert "not today" in ended.out
     assert "none of the laws that were to run speaks of build_metadata" in ended.out
+
+
+@pytest.fixture
+def distributions(zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install distributions of which one registers a kernel and the others fail to."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(zoo), *sys.path])
+    monkeypatch.setattr("kernelproof.impl.registry.BUILT_IN", {})
+    monkeypatch.setattr("kernelproof.properties.search.preparation.IMPORT_SECONDS", 3.0)
+    (tmp_path / "registered_needing.py").write_text("import surely_not_there\n")
+    (tmp_path / "registered_endless.py").write_text("while True: pass\n")
+    (tmp_path / "registered_ending.py").write_text("import os; os.abort()\n")
+    for name, points in {
+        "fine": "fine = zoo:honest",
+        "needing": "needing = registered_needing:kernel",
+        "endless": "endless = registered_endless:kernel",
+        "ending": "ending = registered_ending:kernel",
+        "none": "none = zoo:plain",
+        "second": "fine = zoo:wrong\nnew = zoo:honest",
+    }.items():
+        info = tmp_path / f"{name}_kernels-0.1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Name: {name}-kernels\nVersion: 0.1\n")
+        (info / "entry_points.txt").write_text(f"[kernelproof.implementations]\n{points}\n")
+
+
+BROKEN = {
+    "ending": "ending-kernels 0.1 registers 'ending': importing it ended the process: SIGABRT .*",
+    "endless": r"endless-kernels 0.1 registers 'endless': importing it took longer than 3 s \(.*\)",
+    "needing": "needing-kernels 0.1 registers 'needing': importing 'registered_needing' needs .*",
+    "none": "none-kernels 0.1 registers 'none': it is function, not an implementation: .*",
+    "fine": "second-kernels 0.1 registers 'fine': fine-kernels has an implementation of this name",
+    "new": "second-kernels 0.1 registers 'new': it is named 'honest', as .* of fine-kernels",
+}
+
+
+@pytest.mark.usefixtures("distributions")
+def test_the_gate_goes_on_without_registrations_that_are_broken(kernelproof: Command) -> None:
+    ended = kernelproof("gate", *QUICK, "--json", "o/broken.json")
+    assert ended.code == 0, ended.out + ended.err
+    data = json.loads(Path("o/broken.json").read_text())
+    assert [(each["name"], each["provider"]) for each in data["implementations"]] == [
+        ("honest", "fine-kernels")
+    ]
+    assert [each["name"] for each in data["broken"]] == [*BROKEN]
+    lines = [line for line in ended.out.splitlines() if line.startswith("left out: ")]
+    for line, said in zip(lines, BROKEN.values(), strict=True):
+        assert re.fullmatch(f"left out: {said}", line)
+
+
+@pytest.mark.usefixtures("distributions")
+def test_the_list_names_registrations_that_are_broken(kernelproof: Command) -> None:
+    ended = kernelproof("list", "--json")
+    assert ended.code == 0
+    data = json.loads(ended.out)
+    (found,) = data["implementations"]
+    assert (found["name"], found["provider_version"]) == ("fine", "0.1")
+    for each, said in zip(data["broken"], BROKEN.values(), strict=True):
+        assert re.fullmatch(said, Registration(**each).text)
+    assert "left out: needing-kernels 0.1 registers" in kernelproof("list").out
 
 
 def test_a_part_of_the_space(kernelproof: Command) -> None:

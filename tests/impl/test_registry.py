@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -11,6 +11,8 @@ import pytest
 
 from kernelproof.impl import BUILT_IN, ImplementationNotFoundError, find_implementation, registry
 from kernelproof.impl.registry import check_name, resolve_name
+from kernelproof.impl.targets.registrations import ENTRY_POINTS
+from kernelproof.impl.targets.target import distribution_of
 
 MODULE = """
 from kernelproof.impl import implementation
@@ -36,6 +38,24 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield tmp_path
     sys.modules.pop("my_kernels", None)
+
+
+Distribution = Callable[..., None]
+
+
+@pytest.fixture
+def distribution(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Distribution:
+    """Return what makes a distribution that registers implementations."""
+    monkeypatch.syspath_prepend(folder)
+
+    def make(name: str, version: str, **points: str) -> None:
+        info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
+        lines = [f"{each} = {reference}" for each, reference in points.items()]
+        (info / "entry_points.txt").write_text("\n".join([f"[{ENTRY_POINTS}]", *lines]))
+
+    return make
 
 
 def refusal(name: str, operation: str | None = None) -> str:
@@ -189,7 +209,7 @@ def test_a_module_that_does_not_import(folder: Path, text: str, said: str) -> No
 
 def test_entry_points(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     del folder
-    point = EntryPoint("theirs", "my_kernels:mine", registry.ENTRY_POINTS)
+    point = EntryPoint("theirs", "my_kernels:mine", ENTRY_POINTS)
     monkeypatch.setattr(
         "importlib.metadata.entry_points",
         lambda *, group: [point] if group == "kernelproof.implementations" else [],
@@ -204,3 +224,29 @@ def test_a_module_whose_own_lookup_raises(folder: Path) -> None:
     (folder / "looked_up.py").write_text(text, encoding="utf-8")
     with pytest.raises(ImplementationNotFoundError, match="looking up 'mine' raised Keyboard"):
         find_implementation("looked_up:mine")
+
+
+def test_distributions_register_implementations(folder: Path, distribution: Distribution) -> None:
+    distribution("Zeta.Kernels", "2.5", theirs="my_kernels:mine", taken="my_kernels:Kernels.best")
+    distribution("alpha", "1.0", taken="my_kernels:mine", short="my_kernels")
+    distribution("mid", "3", **{"triton-route": "my_kernels:mine"})
+    (folder / "nameless-1.dist-info").mkdir()
+    assert registry.installed_implementations() == {
+        "taken": "my_kernels:mine",
+        "theirs": "my_kernels:mine",
+    }
+    assert [each.text for each in registry.installed() if each.reason] == [
+        "alpha 1.0 registers 'short': 'my_kernels' is no MODULE:NAME",
+        "mid 3 registers 'triton-route': Kernelproof has an implementation of this name",
+        "Zeta.Kernels 2.5 registers 'taken': alpha has an implementation of this name",
+    ]
+
+
+def test_who_registers_a_module_that_no_distribution_lists_is_its_provider(
+    distribution: Distribution,
+) -> None:
+    distribution("editable-kernels", "0.3", theirs="my_kernels:mine")
+    distribution_of.cache_clear()
+    found = find_implementation("theirs")
+    assert (found.provider, found.provider_version) == ("editable-kernels", "0.3")
+    distribution_of.cache_clear()

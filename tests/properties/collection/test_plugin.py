@@ -569,3 +569,21 @@ def test_the_end_of_a_traceback_is_kept() -> None:
     trace = 'Traceback:\n  File "mine.py", line 1, in it\n    here()\nValueError: no\n'
     assert trace_lines(Verdict("CRASH", "ValueError", trace=trace)) == trace.splitlines()
     assert trace_lines(Verdict("FAIL", "nan", trace=trace)) == []
+
+
+def test_what_a_distribution_registers_and_cannot_be_imported_is_left_out(tmp_path: Path) -> None:
+    """Nothing else is registered: a run goes on with the others, and fails for none of these."""
+    (tmp_path / "zoo.py").write_text(ZOO)
+    (tmp_path / "conftest.py").write_text(
+        "from kernelproof.impl import registry\n\nregistry.BUILT_IN.clear()\n"
+    )
+    info = tmp_path / "half_kernels-2.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: half-kernels\nVersion: 2.0\n")
+    points = "[kernelproof.implementations]\nfine = zoo:honest\ngone = nowhere:kernel\n"
+    (info / "entry_points.txt").write_text(points)
+    ended = run_pytest(tmp_path, *SUITE, "-k", "parity or gone", "-p", "no:xdist")
+    assert ended.code == 0, ended.out + ended.err
+    assert "1 passed, 1 skipped" in ended.out
+    said = "left out: half-kernels 2.0 registers 'gone': there is no module 'nowhere'"
+    assert said in ended.out
