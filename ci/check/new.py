@@ -79,6 +79,11 @@ OPTIONS = """\
         v_scale=inputs.v_scale,
     )
     return out.to(inputs.out_dtype), lse.float()  # lse: natural logarithm, sinks included"""
+CACHES = """\
+        # Caches are [pages, page_size, KV heads, head_dim] if inputs.kv_layout is "NHD",
+        # and [pages, KV heads, page_size, head_dim] if it is "HND".
+        inputs.k_cache,
+        inputs.v_cache,"""
 METADATA = """\
         # indptr and indices are int32: qo_indptr, paged_kv_indptr, paged_kv_indices,
         # paged_kv_last_page_len, seq_lens; page_size is an int."""
@@ -87,8 +92,7 @@ CALLS = {
     "paged_attention": f"""\
     out, lse = reference.paged_attention(
         inputs.q,  # [tokens, query heads, head_dim_qk]
-        inputs.k_cache,  # NHD: [pages, page_size, KV heads, head_dim]
-        inputs.v_cache,  # HND: [pages, KV heads, page_size, head_dim]
+{CACHES}
 {METADATA}
         inputs.metadata,  # inputs.block_table [requests, pages] is there too
         kv_layout=inputs.kv_layout,
@@ -112,8 +116,7 @@ CALLS = {
     return reference.append_paged_kv(
         inputs.k,  # [tokens, KV heads, head_dim]: the last keys of each request
         inputs.v,
-        inputs.k_cache,  # NHD: [pages, page_size, KV heads, head_dim]
-        inputs.v_cache,  # HND: [pages, KV heads, page_size, head_dim]
+{CACHES}
 {METADATA}
         inputs.metadata,
         kv_layout=inputs.kv_layout,

@@ -113,8 +113,13 @@ def _print_weak(
     out: Console, reports: Sequence[ImplementationReport], summary: Summary, *, verbose: bool
 ) -> None:
     """Print what is incomplete, what ended early, and what was left behind."""
-    for report in reports:
-        if report.coverage.gaps:
+    weak = [each for each in reports if each.coverage.gaps]
+    # The signal is why: what each of many lacks would hide what was learned until then.
+    if summary.report.interrupted and len(weak) > FEW and not verbose:
+        told = f"{len(weak)} implementations (-v says what is missing of each)"
+        line(out, "INCOMPLETE", told, style_of("INCOMPLETE"))
+    else:
+        for report in weak:
             told = f"{report.name}: {gaps_text(report.coverage.gaps)}"
             line(out, "INCOMPLETE", told, style_of("INCOMPLETE"))
     early = [each for each in reports if each.coverage.early]

@@ -262,7 +262,7 @@ class Watch(Progress):
             yield f"{ended:,} of {about}{count_of(self.whole, 'law')}"
         if not self.laws:
             of = count_of(len(self.run.plan.implementations), "implementation")
-            yield f"starting: {len(self._known)} of {of} known"
+            yield f"starting: {len(self._known)} of {of} prepared"
         if judged := sum(each.judged for each in tallies):
             yield f"{count_of(judged, 'problem')} judged"
         if (done := sum(d for d, _ in built)) < (modules := sum(m for _, m in built)):

@@ -126,4 +126,4 @@ def gaps_text(gaps: tuple[Gap, ...]) -> str:
     if not known:
         return f"{named}{others}"
     more = "more than " if len(known) < len(gaps) else "about "
-    return f"{named}{others}; the rest would take {more}{max(1.0, sum(known)):.0f} s of a worker"
+    return f"{named}{others}; the rest would take a worker {more}{max(1.0, sum(known)):.0f} s"

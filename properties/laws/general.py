@@ -22,7 +22,7 @@ from .law import ATTENTION, MERGE, MOE, ROUTE, Law
 Computing = AttentionProblem | MergeProblem | MoEProblem
 Running = Computing | RouteProblem
 OTHER_FILL = -977.0
-"""Finite, so that it also shows where a kernel clears NaN first; in the range of every dtype."""
+"""Second fill of output buffers: a kernel may clear NaN first; every dtype can hold it."""
 
 
 def expectation_of(subject: Subject, inputs: Any) -> Bounded:  # noqa: ANN401  any record with out
@@ -36,7 +36,7 @@ def run(subject: Subject, problem: Running, **options: Any) -> tuple[Result, Bou
 
 
 def run_on(subject: Subject, problem: Running, inputs: Any) -> tuple[Result, Bounded]:  # noqa: ANN401
-    """Run the subject on these inputs and ask the oracle; the problem is what they look like."""
+    """Run the subject on these inputs, which the problem describes, and ask the oracle."""
     # The oracle looks first: a subject that changes its inputs must not change the answer too.
     expectation = expectation_of(subject, inputs)
     result = kept(subject.run_operation(problem, inputs))
@@ -55,7 +55,7 @@ def same_result(
     other: Computing,
     **options: Any,  # noqa: ANN401
 ) -> Verdict:
-    """Check that two problems with equal answers are given equal answers."""
+    """Check that a subject answers two equivalent problems alike."""
     first, first_bounded = run(subject, problem)
     second, second_bounded = run(subject, other, **options)
     return agree(

@@ -11,6 +11,7 @@ from .verdict import Verdict
 
 OUT_OF_MEMORY = "out of memory"
 """The kind of a CRASH for which the machine was too small, or too full."""
+BREAKPOINT = "a breakpoint has no terminal in a worker; use `kernelproof replay --in-process`"
 
 
 class Stop(Exception):  # noqa: N818  not an error of ours: it carries a verdict out of a law
@@ -43,7 +44,10 @@ def contained(where: str) -> Iterator[None]:
 def crash(error: BaseException, where: str = "") -> Verdict:
     """Return the CRASH of an implementation that raised an exception."""
     kind = OUT_OF_MEMORY if out_of_memory(error) else name_of(error)
-    return Verdict("CRASH", kind, f"{where}{sentence_of(error)}", trace=_trace_of(error))
+    message = f"{where}{sentence_of(error)}"
+    if kind == "BdbQuit":
+        message += f": {BREAKPOINT}"
+    return Verdict("CRASH", kind, message, trace=_trace_of(error))
 
 
 def _trace_of(error: BaseException) -> str:

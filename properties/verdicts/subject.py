@@ -44,7 +44,7 @@ NOT_BUILT = Refusal("its module is not among those that were built for this run"
 
 
 class Subject:
-    """Runs one implementation; exceptions of its become verdicts."""
+    """Runs one implementation and turns its exceptions into verdicts."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Subject:
         return problem.exact and ORACLES[problem.operation].exact(self.arithmetic_of(problem))
 
     def arithmetic_of(self, call: Problem | Inputs) -> Arithmetic:
-        """Return what the implementation rounds where in a call, given its problem or inputs."""
+        """Return the arithmetic that the implementation declares for a call."""
         # Kernels of attention differ by the channels of V; other calls have none.
         return self.implementation.arithmetic_of(getattr(call, "head_dim_vo", 0))
 
@@ -142,7 +142,7 @@ class Subject:
             Stop: it raised: REJECTED for UnsupportedError, CRASH for any other exception.
         """
         key = self.implementation.compile_key
-        # A session's plan need not compile what its run launches, nor that what is captured.
+        # Plan, run and capture of a session may each compile something of their own.
         with contained("compile_key raised "):
             module = (getattr(function, "__name__", ""), key(problem)) if key else None
             stage = "run" if module is None or module in self._compiled else "compile"
@@ -322,7 +322,7 @@ class Subject:
 
 
 def _frames(inputs: Inputs) -> dict[str, tuple[object, ...]]:
-    """Return what a record's tensors are, by name, whatever they hold; laws rely on it later."""
+    """Return where each tensor of a record lies and how, by name; laws use the record again."""
     return {
         name: (
             *(tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()),

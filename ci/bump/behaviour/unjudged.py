@@ -19,6 +19,8 @@ DEAR, UNREACHED = "dear", "unreached"
 """Why all of an implementation was left out, besides ``TIME``, where the modules of others took
 all of it: one of its modules takes longer than compilers may run, or the end came before it was
 asked what it supports."""
+MOST_NAMED = 3
+"""Most implementations that a verdict names which had too little time; it counts the others."""
 
 
 def build_cost(minutes: float) -> str:
@@ -165,8 +167,10 @@ def gap(cuts: Sequence[Cut], ending: Ending) -> str:
     if not lacking:
         return ""
     minutes = f"--minutes {ending.minutes or 0:g}"
+    # It stands in the first line of a report, and rows of what was not tested name them all.
+    more = f" and {len(lacking) - MOST_NAMED} more" if len(lacking) > MOST_NAMED else ""
     return (
         f"the time was over ({minutes}) before every law had judged a problem of "
-        f"{count_of(len(lacking), 'implementation')}: {', '.join(lacking)}; --resume goes on "
-        "from here"
+        f"{count_of(len(lacking), 'implementation')}: {', '.join(lacking[:MOST_NAMED])}{more}; "
+        "--resume goes on from here"
     )

@@ -334,7 +334,9 @@ def test_a_verdict_lacks_laws_that_judged_nothing_but_not_what_is_too_dear() -> 
         ("dear", "dear", ("parity", "soak")),
         ("unasked", "unreached", ("parity", "soak")),
     ]
-    assert "2 implementations: lacking, unasked" in gap(cuts, ending)
+    assert "2 implementations: lacking, unasked;" in gap(cuts, ending)
+    many = cuts_of([cut_off(name, left_out=UNREACHED) for name in "abcde"], ending)
+    assert "5 implementations: a, b, c and 2 more;" in gap(many, ending)
     rows = {each["what"]: each["why"] for each in rows_of(cuts, ending)}
     assert "3 of about 6 problems: in part (1 of 3), lacking (2 of 3)" in rows
     assert "one module takes about" in rows["dear: its modules"]

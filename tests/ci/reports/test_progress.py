@@ -77,9 +77,9 @@ def test_the_end_is_known_from_the_plan() -> None:
     watched = Watched()
     watch, (first, second, *_) = watched.watch, watched.reports
     assert watch.share is None
-    assert watch.line() == "starting: 0 of 6 implementations known"
+    assert watch.line() == "starting: 0 of 6 implementations prepared"
     watch.prepared(first, 100)
-    assert watch.line() == "0%: 0 of about 60 laws; starting: 1 of 6 implementations known"
+    assert watch.line() == "0%: 0 of about 60 laws; starting: 1 of 6 implementations prepared"
     watch.judged(first.name, 60)
     refused = replace(watched.reports[5], refusal=Refusal("no", "rules"))
     watch.skipped(refused)  # then there is less to do

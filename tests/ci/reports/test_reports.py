@@ -377,7 +377,7 @@ def test_too_little_makes_a_run_incomplete(monkeypatch: pytest.MonkeyPatch) -> N
     assert (said.verdict, said.code) == ("incomplete", 4)
     missing = "1 of 3 problems under soak, 0 of 1 problem with several tiles of keys"
     assert said.sentence.startswith(
-        f"INCOMPLETE: mine: {missing}; the rest would take more than 4 s of a worker; no new"
+        f"INCOMPLETE: mine: {missing}; the rest would take a worker more than 4 s; no new"
     )
     assert f"INCOMPLETE: mine: {missing}" in printed(said, monkeypatch).splitlines()[1]
     assert to_json(said)["implementations"][0]["coverage"]["gaps"][0]["name"] == "soak"
@@ -386,10 +386,22 @@ def test_too_little_makes_a_run_incomplete(monkeypatch: pytest.MonkeyPatch) -> N
     assert several.sentence.startswith(
         "INCOMPLETE: too little was judged of 4 implementations: mine, mine0, mine1, ...; no new"
     )
+    stopped = printed(
+        replace(several, report=replace(several.report, ended="interrupted")), monkeypatch
+    )
+    assert "INCOMPLETE: 4 implementations (-v says what is missing of each)\n" in stopped
+    assert missing not in stopped
     allowed = summarise(run(short), LEDGER, gate=False, command="", allow_incomplete=True)
     assert (allowed.verdict, allowed.code) == ("incomplete", 0)
     found = replace(failing(), coverage=short.coverage)
     assert summary(run(found)).verdict == "nonconforming"  # a finding beats it
+
+
+def test_a_law_that_needs_what_is_not_declared_is_why_nothing_was_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    idle = ImplementationReport("mine", "kernels:mine", "merge_state", laws=[LawReport("soak")])
+    assert "needs what is not declared" in printed(summary(run(idle)), monkeypatch)
 
 
 def test_what_weakens_a_result_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

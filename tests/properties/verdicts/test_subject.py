@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bdb
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,6 +11,7 @@ import pytest
 
 from kernelproof.impl import Target, implementation
 from kernelproof.properties.laws import find_law
+from kernelproof.properties.verdicts.contained import crash
 from kernelproof.properties.verdicts.subject import Subject
 from kernelproof.reference import AttentionOutput, AttentionProblem, BatchMetadata, oracle
 from kernelproof.reference.tensors.inputs import PagedAttentionInputs
@@ -89,3 +91,8 @@ def test_the_first_call_of_each_function_may_compile(law: str, functions: set[st
         assert said.status == "PASS", said
     stages = {name: (FIRST[name], LATER[name]) for name in FIRST}
     assert stages == {name: ("compile", {"run"}) for name in functions}
+
+
+def test_a_breakpoint_without_a_terminal_names_the_command_that_has_one() -> None:
+    assert crash(bdb.BdbQuit()).message.endswith("; use `kernelproof replay --in-process`")
+    assert "--in-process" not in crash(ValueError("mine")).message
