@@ -57,10 +57,10 @@ def update(
         if failures and not (reason and reason.strip()):
             message = f"--reason is missing: {len(failures)} failures are to become known"
             raise UsageRefusedError(message)
-        for entry, version in passes:
-            what = "no longer speaks of" if entry.versions.get("flashinfer") else "is retired by"
+        for entry, provider, version in passes:
+            what = "no longer speaks of" if entry.versions.get(provider) else "is retired by"
             tell(f"PASSES {entry.id}: its case is right; it {what} {version or 'this run'}")
-            text = narrow_entry(text, entry, version or None)
+            text = narrow_entry(text, entry, provider, version or None)
         with ExitStack() as undo:  # an entry that is not kept leaves no case behind
             for failure in failures:
                 name = failure.id

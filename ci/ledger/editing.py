@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ...fixtures import files_of
-from ...impl.registry import built_in_provider
+from ...impl.registry import BUILT_IN, built_in_provider
 from ...impl.targets.backends import FLASHINFER
+from ...impl.targets.registrations import canonical_name
 from ...properties.findings.cases import MUST_FAIL, loading_name
 from ...properties.findings.causes import SIZES
 from ...properties.findings.corpus import load_case
@@ -58,7 +59,8 @@ class Failure:
         law: under which ``problem`` fails.
         problem: the smallest.
         where: what tells the problems that fail from those that pass, as a predicate.
-        device, sm, flashinfer: where; a chip and a release where there is one.
+        device, sm: where; a chip where there is one.
+        versions: of the distribution that the implementation comes from, as an entry names it.
     """
 
     implementation: str
@@ -70,7 +72,7 @@ class Failure:
     where: dict[str, Any]
     device: str
     sm: int | None
-    flashinfer: str | None
+    versions: dict[str, str]
 
     @property
     def kind(self) -> str:
@@ -141,11 +143,7 @@ def add_entry(
         f"status = {_toml(failure.status)}",
         *([f"kinds = {_toml(list(failure.kinds))}"] if failure.kinds else []),
         f"where = {_toml(failure.where)}",
-        *(
-            [f"versions = {_toml({'flashinfer': f'=={failure.flashinfer}'})}"]
-            if failure.flashinfer
-            else []
-        ),
+        *([f"versions = {_toml(failure.versions)}"] if failure.versions else []),
         f"device = {_toml(failure.device)}",
         *([f"sm = [{failure.sm}]"] if failure.sm else []),
         *([f"issue = {_toml(issue)}"] if issue else []),
@@ -175,8 +173,7 @@ def add_entry(
 
 def _widened(text: str, entry: Entry, failure: Failure) -> str | None:
     """Return a ledger's text where an entry speaks of a failure too; None if it cannot."""
-    versions = {"flashinfer": f"=={failure.flashinfer}"} if failure.flashinfer else {}
-    here = (failure.implementation, failure.status, failure.device, versions)
+    here = (failure.implementation, failure.status, failure.device, failure.versions)
     where = _union(entry.where, failure.where)
     if where is None or here != (entry.implementation, entry.status, entry.device, entry.versions):
         return None
@@ -220,15 +217,15 @@ def _union(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any
     return found
 
 
-def narrow_entry(text: str, entry: Entry, flashinfer: str | None) -> str:
+def narrow_entry(text: str, entry: Entry, provider: str, version: str | None) -> str:
     """Return a ledger's text where an entry no longer speaks of a release, or is gone."""
     found = next(each for each in BLOCK.finditer(text) if f'id = "{entry.id}"\n' in each[0])
-    known = entry.versions.get("flashinfer")
-    if flashinfer is None or known is None:
+    known = entry.versions.get(provider)
+    if version is None or known is None:
         return (
             text[: found.start()].rstrip("\n") + "\n\n" + text[found.end() :].lstrip("\n")
         ).rstrip("\n") + "\n"
-    block = found[0].replace(f'"{known}"', f'"{known},!={flashinfer}"')
+    block = found[0].replace(f'"{known}"', f'"{known},!={version}"')
     return text[: found.start()] + block + text[found.end() :]
 
 
@@ -327,7 +324,6 @@ def failures_in(report: Mapping[str, Any]) -> list[Failure]:
         key = (name, verdict["status"], verdict.get("kind", ""), *own)
         found.setdefault(key, []).append((laws, problem, each))
     target = _target(report, bump=bump)
-    providers = {each["name"]: each.get("provider") for each in report.get("implementations", ())}
     return [
         Failure(
             name,
@@ -339,12 +335,25 @@ def failures_in(report: Mapping[str, Any]) -> list[Failure]:
             _where(members[0][2].get("cause"), smallest),
             target["device"],
             target["sm"],
-            target["flashinfer"]
-            if FLASHINFER in (providers.get(name), built_in_provider(name))
-            else None,
+            {provider: f"=={version}"} if version else {},
         )
         for (name, status, kind, *_), members in found.items()
+        for provider, version in [_release_of(name, report, target)]
     ]
+
+
+def _release_of(
+    name: str, report: Mapping[str, Any], target: Mapping[str, Any]
+) -> tuple[str, str | None]:
+    """Return the distribution of an implementation, as an entry names it, and its version.
+
+    What Kernelproof ships for other packages than FlashInfer is bound to no version.
+    """
+    told = next((each for each in report.get("implementations", ()) if each["name"] == name), {})
+    provider = told.get("provider") or built_in_provider(name) or ""
+    if provider == FLASHINFER:
+        return "flashinfer", target["flashinfer"]
+    return canonical_name(provider), None if name in BUILT_IN else told.get("provider_version")
 
 
 def _where(cause: Mapping[str, Any] | None, problem: Problem) -> dict[str, Any]:
@@ -355,8 +364,10 @@ def _where(cause: Mapping[str, Any] | None, problem: Problem) -> dict[str, Any]:
     return values if special else predicate(problem) | values
 
 
-def passes_in(report: Mapping[str, Any], entries: Sequence[Entry]) -> list[tuple[Entry, str]]:
+def passes_in(report: Mapping[str, Any], entries: Sequence[Entry]) -> list[tuple[Entry, str, str]]:
     """Return the entries whose case passes though they say that it fails, and with what release.
+
+    The release is a distribution, as the entry names it, and its version.
 
     Raises:
         UsageRefusedError: a version made the report that did not yet name those entries.
@@ -366,23 +377,34 @@ def passes_in(report: Mapping[str, Any], entries: Sequence[Entry]) -> list[tuple
             message = f"findings[{index}] names no entry of the ledger: make this report again"
             raise UsageRefusedError(message)
     bump = str(report.get("schema", "")).startswith("kernelproof/bump/")
-    version = _target(report, bump=bump)["flashinfer"] or ""
+    target = _target(report, bump=bump)
     by_id = {entry.id: entry for entry in entries}
     names = [
         each.get("entry") if each.get("change") == "fixed" else each.get("contradicts")
         for each in report["findings"]
     ]
     return [
-        (entry, version)
+        (entry, provider, version)
         for name in dict.fromkeys(names)
-        if (entry := by_id.get(name)) is not None and _speaks_of(entry, version)
+        if (entry := by_id.get(name)) is not None
+        for provider, version in [_release_for(entry, report, target)]
+        if _speaks_of(entry, provider, version)
     ]
 
 
-def _speaks_of(entry: Entry, version: str) -> bool:
+def _release_for(
+    entry: Entry, report: Mapping[str, Any], target: Mapping[str, Any]
+) -> tuple[str, str]:
+    """Return the distribution whose version an entry speaks of, FlashInfer if none, and which."""
+    provider, version = _release_of(entry.implementation, report, target)
+    named = next((each for each in entry.versions if canonical_name(each) == provider), None)
+    return (named, version) if named and version else ("flashinfer", target["flashinfer"] or "")
+
+
+def _speaks_of(entry: Entry, provider: str, version: str) -> bool:
     from packaging.specifiers import SpecifierSet
 
-    known = entry.versions.get("flashinfer")
+    known = entry.versions.get(provider)
     return known is None or SpecifierSet(known).contains(version, prereleases=True)
 
 

@@ -46,6 +46,7 @@ class Implementation(msgspec.Struct):
 
     name: str
     provider: str | None = None
+    provider_version: str | None = None
 
 
 class Check(msgspec.Struct):

@@ -41,7 +41,8 @@ def why_unknown(feature: Feature, target: Target, book: RuleBook) -> str:
     if near is None:
         return f"no rule allows {feature.operation} with backend {feature.backend}"
     rule, machine, fields = near
-    missing = [MACHINE_CONDITIONS.get(name, f"the artifact {name}") for name in machine]
+    kinds = {**{name: f"the version of {name}" for name in rule.versions}, **MACHINE_CONDITIONS}
+    missing = [kinds.get(name, f"the artifact {name}") for name in machine]
     missing += [unmet_in_words(n, rule.when[n], getattr(feature, n)) for n in fields]
     return f"no rule allows it; the nearest, {rule.id}, differs in {'; '.join(missing)}"
 

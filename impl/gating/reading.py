@@ -10,7 +10,9 @@ from typing import Any
 from ...fixtures import SUPPORT
 from ..targets.capability import parse_capability
 from ..targets.data_files import read_toml
+from ..targets.registrations import canonical_name
 from ..targets.shape_checks import checked
+from ..targets.target import FIELDS
 from .book import RuleBook
 from .rules import PACKAGES, Rule, parse_version
 
@@ -89,9 +91,12 @@ def _check(table: Mapping[str, Any], kind: str, path: Path) -> None:
 
 def _rule(entry: Mapping[str, Any]) -> Rule:
     """Make a rule of its table, which has been checked."""
-    plain = {key: value for key, value in entry.items() if key not in PACKAGES}
+    plain = {key: value for key, value in entry.items() if key not in (*PACKAGES, "versions")}
     lists = ("operation", "backend", "issues", "called")
     made = plain | {key: tuple(plain[key]) for key in lists if key in plain}
     chips = (None if chip == "cpu" else parse_capability(chip) for chip in entry.get("chips", ()))
     versions = {package: entry[package] for package in PACKAGES if package in entry}
+    for provider, specifier in entry.get("versions", {}).items():
+        name = FIELDS.get(canonical_name(provider), provider)
+        versions[name] = ",".join(filter(None, (versions.get(name), specifier)))
     return Rule(**{**made, "chips": tuple(chips), "versions": versions})

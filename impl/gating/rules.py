@@ -11,7 +11,8 @@ from typing import Any
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from ..targets.target import Target
+from ..targets.registrations import canonical_name
+from ..targets.target import FIELDS, Target
 from .feature import Feature
 
 EVIDENCE = ("declared", "reported", "compiled", "run")
@@ -35,7 +36,7 @@ class Rule:
         chips: exact compute capabilities, None for a CPU; a refusal without any holds everywhere.
         when: conditions on fields of the feature: a value, a list of values, or a table with
             ``min``, ``max``, ``multiple_of`` or ``not``.
-        versions: PEP 440 specifiers of flashinfer, cuda and triton.
+        versions: PEP 440 specifiers of flashinfer, cuda, triton and any distribution, by name.
         artifacts: name and the start of its hash. Where the target's artifact is known its hash
             decides, and the version of flashinfer does not count.
         reason: why; one sentence.
@@ -92,7 +93,7 @@ class Rule:
             package
             for package, specifier in self.versions.items()
             if not (decided and package == "flashinfer")
-            and not version_matches(getattr(target, package), specifier)
+            and not provider_matches(target, package, specifier)
         ]
         return unmet
 
@@ -163,6 +164,20 @@ def version_matches(version: str | None, specifier: str) -> bool:
     if version is None:
         return False
     return SpecifierSet(specifier).contains(parse_version(version), prereleases=True)
+
+
+def provider_matches(target: Target, provider: str, specifier: str) -> bool:
+    """Whether a target's version of a provider meets a specifier.
+
+    Raises:
+        ValueError: FlashInfer's, CUDA's, torch's or Triton's version is none by PEP 440.
+    """
+    try:
+        return version_matches(target.version_of(provider), specifier)
+    except ValueError:
+        if canonical_name(provider) in FIELDS:
+            raise
+        return False  # of a package that somebody versions in another way
 
 
 def check_specifier(name: str, specifier: str) -> None:

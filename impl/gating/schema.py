@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from ..targets.backends import BACKENDS
-from ..targets.schemas import Table, Text, one_of, parse_chips
+from ..targets.schemas import Provider, Table, Text, one_of, parse_chips
 from .feature import CHOICES, INTEGERS, OPERATIONS, SWITCHES, Feature
 from .rules import CALLED, EVIDENCE, PACKAGES, check_specifier, parse_version
 
@@ -51,6 +51,7 @@ class RuleTable(Table, frozen=True, kw_only=True):
     flashinfer: str = ""
     cuda: str = ""
     triton: str = ""
+    versions: dict[Provider, str] = msgspec.field(default_factory=dict)
     artifacts: dict[str, Text] = msgspec.field(default_factory=dict)
     reason: Text
     source: Text
@@ -64,6 +65,8 @@ class RuleTable(Table, frozen=True, kw_only=True):
         parse_chips("chips", self.chips)
         for package in PACKAGES:
             check_specifier(package, getattr(self, package))
+        for provider, specifier in self.versions.items():
+            check_specifier(f"versions.{provider}", specifier)
         if self.effect == "allow" and not self.chips:
             message = "chips is missing: a permission lists its exact chips"
             raise ValueError(message)

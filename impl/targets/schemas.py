@@ -59,6 +59,15 @@ def one_of(choices: Iterable[str]) -> msgspec.Meta:
 Text = Annotated[str, msgspec.Meta(pattern=r"\S", extra={"wanted": "some text"})]
 """A text with something in it."""
 
+Provider = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?\Z",
+        extra={"wanted": "the name of a distribution, such as vllm"},
+    ),
+]
+"""A name that a distribution may have."""
+
 
 def converted(data: object, kind: type[T], source: object, refusal: Refusal) -> T:
     """Return data as an object of this kind.

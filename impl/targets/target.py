@@ -5,11 +5,20 @@ from __future__ import annotations
 import functools
 import platform
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
 
 from .capability import Capability, parse_capability
-from .registrations import registrations
+from .registrations import canonical_name, registrations
+
+FIELDS = {
+    "flashinfer": "flashinfer",
+    "flashinfer-python": "flashinfer",
+    "cuda": "cuda",
+    "torch": "torch",
+    "triton": "triton",
+}
+"""Field of a target by the name of the package whose version it is."""
 
 
 class UnsupportedError(RuntimeError):
@@ -30,6 +39,8 @@ class Target:
         device: ``"cpu"`` or ``"cuda"``; by ``sm`` if empty.
         device_name: what the driver calls it, or the processor's architecture.
         torch, triton: versions; None where absent.
+        providers: versions of further distributions; those that are not given are the installed
+            ones, see ``version_of``.
 
     Raises:
         ValueError: ``sm`` is no compute capability.
@@ -43,6 +54,8 @@ class Target:
     device_name: str
     torch: str | None
     triton: str | None
+    providers: tuple[tuple[str, str | None], ...]
+    _asked: dict[str, str | None] = field(init=False, repr=False, compare=False)
 
     # Written out: what may be given is more than what the fields hold.
     def __init__(  # noqa: PLR0917  as many as there are fields
@@ -55,10 +68,12 @@ class Target:
         device_name: str = "",
         torch: str | None = None,
         triton: str | None = None,
+        providers: Mapping[str, str | None] | Iterable[tuple[str, str | None]] = (),
     ) -> None:
-        """Bring chip and artifacts to one form."""
+        """Bring chip, artifacts and providers to one form."""
         chip = None if sm is None else parse_capability(sm)
         pairs = artifacts.items() if isinstance(artifacts, Mapping) else artifacts
+        given = {canonical_name(name): version for name, version in dict(providers).items()}
         fields = {
             "sm": chip,
             "flashinfer": flashinfer,
@@ -68,6 +83,8 @@ class Target:
             "device_name": device_name,
             "torch": torch,
             "triton": triton,
+            "providers": tuple(sorted(given.items())),
+            "_asked": given,
         }
         for name, value in fields.items():
             object.__setattr__(self, name, value)
@@ -100,8 +117,23 @@ class Target:
         )
 
     def to_json(self) -> dict[str, object]:
-        """Return a JSON-able dictionary."""
-        return asdict(self)
+        """Return a JSON-able dictionary, with the versions of the providers that were asked for."""
+        data = asdict(self)
+        del data["providers"], data["_asked"]
+        return {**data, "providers": dict(sorted(self._asked.items()))} if self._asked else data
+
+    def version_of(self, provider: str) -> str | None:
+        """Return the version of a distribution; None where it is not installed.
+
+        ``flashinfer`` is flashinfer-python; of it, CUDA, torch and triton the target has fields.
+        """
+        name = canonical_name(provider)
+        if name in FIELDS:
+            known: str | None = getattr(self, FIELDS[name])
+            return known
+        if name not in self._asked:
+            self._asked[name] = installed_version(name)
+        return self._asked[name]
 
 
 def installed_version(distribution: str) -> str | None:

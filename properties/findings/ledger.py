@@ -22,10 +22,10 @@ from msgspec.structs import replace
 from ...fixtures import LEDGER
 from ...fixtures.suggestions import did_you_mean
 from ...impl import Target
-from ...impl.gating.rules import check_specifier, version_matches
+from ...impl.gating.rules import check_specifier, provider_matches
 from ...impl.protocol import OPERATIONS
 from ...impl.targets.data_files import read_json, read_toml
-from ...impl.targets.schemas import Table, converted, one_of
+from ...impl.targets.schemas import Provider, Table, converted, one_of
 from ...reference import Problem, problem_from_json
 from ...reference.operations import PROBLEM_TYPES
 from ..isolation.machine import MOST_LAUNCHES
@@ -37,7 +37,6 @@ CASE_SCHEMA = "kernelproof/case/1"
 DEVICES = ("cpu", "cuda")
 MOST_WORK = 2**44
 """Most multiply-adds of a stored problem, thousands of times more than of any that is drawn."""
-PACKAGES = ("flashinfer", "triton", "torch")
 PREDICATES = {
     name
     for cls in PROBLEM_TYPES.values()
@@ -80,7 +79,8 @@ class Entry(Table, frozen=True):
         where: predicate on the problem: field or property, and the value it has, a list of values,
             or a table with ``min`` or ``max``, or with a length that a list of them ``has``. All
             must hold.
-        versions: PEP 440 specifiers by package, such as ``flashinfer = ">=0.7,<=0.7.2.post1"``.
+        versions: PEP 440 specifiers by distribution, such as ``vllm = ">=0.33"``; ``flashinfer`` is
+            flashinfer-python. A distribution that is not installed meets none.
         device: ``"cpu"`` or ``"cuda"``; any if empty.
         sm: chips on which it holds; any if empty.
         reason: why it fails, and why that is known rather than fixed.
@@ -98,7 +98,7 @@ class Entry(Table, frozen=True):
     laws: tuple[LawName, ...] = ()
     siblings: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
-    versions: dict[Annotated[str, one_of(PACKAGES)], str] = msgspec.field(default_factory=dict)
+    versions: dict[Provider, str] = msgspec.field(default_factory=dict)
     device: Annotated[str, one_of(("", *DEVICES))] = ""
     sm: tuple[int, ...] = ()
     issue: str = ""
@@ -135,7 +135,7 @@ class Entry(Table, frozen=True):
             (not self.device or target.device == self.device)
             and (not self.sm or target.sm in self.sm)
             and all(
-                version_matches(getattr(target, package), specifier)
+                provider_matches(target, package, specifier)
                 for package, specifier in self.versions.items()
             )
         )

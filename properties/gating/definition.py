@@ -46,7 +46,7 @@ def holds(rule: Rule, feature: Feature, target: Target, book: RuleBook) -> bool:
     for package, specifier in rule.versions.items():
         if package == "flashinfer" and by_hash:
             continue
-        version = getattr(target, package)
+        version = target.version_of(package)
         if version is None or not all(
             in_clause(_read(version), clause.strip()) for clause in specifier.split(",")
         ):

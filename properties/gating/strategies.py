@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ...impl.gating import CHIPS, Feature, Rule, RuleBook, Target
 from ...impl.gating.feature import CHOICES, INTEGERS, SWITCHES
 from ...impl.gating.rules import condition
+from ...impl.targets.target import FIELDS
 
 NUMBERS: Mapping[str, tuple[int, ...]] = {
     "head_dim_qk": (16, 32, 40, 64, 72, 80, 96, 128, 192, 256, 320, 512, 576, 1024),
@@ -120,7 +121,8 @@ def near_target(draw: st.DrawFn, rule: Rule, book: RuleBook) -> Target:
     }
     for package, specifier in rule.versions.items():
         if draw(st.booleans()):
-            given[package] = draw(st.sampled_from(edges_of(specifier)))
+            drawn = draw(st.sampled_from(edges_of(specifier)))
+            given |= {package: drawn} if package in FIELDS else {"providers": {package: drawn}}
     matching = [
         (name, value)
         for name, value in _hashes(book)

@@ -400,7 +400,10 @@ def target(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
     """Describe the device, or say why there is none."""
     del stages
     try:
-        return _target(payload["device"]).to_json()
+        found = _target(payload["device"])
+        for provider in payload.get("providers", ()):
+            found.version_of(provider)
+        return found.to_json()
     except UnsupportedError as error:
         return {"error": str(error)}
 

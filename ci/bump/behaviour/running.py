@@ -202,7 +202,7 @@ def compare_behaviour(
             with learned.timed(BEHAVIOUR):
                 ending.allot(JUDGED)
                 progress.tell("starting workers with both releases")
-                _targets(learned, sides, plan.device)
+                _targets(learned, sides, plan)
                 _judge(learned, sides, journal, plan, progress, ending)
                 ending.allot(EXAMINED)
                 progress.tell("running failures again, and making them small")
@@ -229,11 +229,13 @@ def compare_behaviour(
             learned.fail(f"the comparison of behaviour ended early: {error}")
 
 
-def _targets(learned: Learned, sides: Mapping[str, Side], device: str) -> None:
-    """Learn what machine, torch and Triton each side runs on."""
+def _targets(learned: Learned, sides: Mapping[str, Side], plan: Plan) -> None:
+    """Learn what machine, torch, Triton and other providers each side runs on."""
+    providers = sorted({name for entry in plan.ledger.entries for name in entry.versions})
+    request = {"task": "target", "device": plan.device, "providers": providers}
 
     def ask(side: str) -> dict[str, Any]:
-        outcome = sides[side].ask({"task": "target", "device": device}, Deadlines())
+        outcome = sides[side].ask(request, Deadlines())
         if outcome.status != "done" or "error" in (outcome.result or {}):
             why = (outcome.result or {}).get("error") or outcome.detail or outcome.kind
             message = f"the workers of {learned.given[side]} do not start: {last_line(str(why))}"

@@ -179,6 +179,28 @@ def test_a_report_that_names_no_entries_is_refused(
     assert ledger.read_text() == f"{HEAD}{ENTRY}\n{OTHER}"
 
 
+def test_a_failure_of_any_distribution_is_bound_to_its_version(ledger: Path) -> None:
+    theirs = finding(MergeProblem(num_tokens=7), implementation="theirs")
+    path = report(ledger.parent, theirs, finding(EMPTY, implementation="torch-moe"))
+    data = json.loads(path.read_text())
+    data["implementations"] = [
+        {"name": "theirs", "provider": "Their.Kernels", "provider_version": "1.4"},
+        {"name": "torch-moe", "provider": "torch", "provider_version": "2.13.0"},
+    ]
+    path.write_text(json.dumps(data))
+    assert update(ledger, "--reason", "They know.") == 0
+    entries = {entry.implementation: entry for entry in load_ledger(str(ledger)).entries}
+    assert entries["theirs"].versions == {"their-kernels": "==1.4"}
+    assert not entries["torch-moe"].versions
+    wide = ledger.read_text().replace('"==1.4"', '">=1.4"')
+    ledger.write_text(wide)
+    data["implementations"][0]["provider_version"] = "1.5"
+    data["findings"] = [{**theirs, "kind": "unexpected_pass", "contradicts": "theirs-parity-nan"}]
+    path.write_text(json.dumps(data))
+    assert update(ledger) == 0
+    assert ledger.read_text() == wide.replace('">=1.4"', '">=1.4,!=1.5"')
+
+
 def test_what_a_comparison_says_is_taken_too(ledger: Path) -> None:
     problem = AttentionProblem(causal=True)
     findings = [

@@ -327,6 +327,32 @@ def test_a_rules_file_with_a_typo_names_file_rule_and_field(
     assert "rules.toml" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("versions", "said"),
+    [
+        ('{ vllm = "=>1" }', "'one': rule[0].versions.vllm is '=>1', no PEP 440 specifier"),
+        ('{ "v llm" = ">=1" }', "'one': rule[0].versions names 'v llm': expected the name of a"),
+    ],
+)
+def test_a_rule_names_any_distribution(tmp_path: Path, versions: str, said: str) -> None:
+    line = 'flashinfer = ">=0.6.7"'
+    assert line in GOOD
+    right = f'{line}\nversions = {{ Some_Engine = ">=0.33", FlashInfer-Python = "<9" }}'
+    rule = load_rules(write(tmp_path, GOOD.replace(line, right, 1))).find("one")
+    assert rule is not None
+    assert rule.versions == {"flashinfer": ">=0.6.7,<9", "Some_Engine": ">=0.33"}
+    machine = Target(sm=rule.chips[0], flashinfer="0.7.2")
+    for version, unmet in (("0.33.1", []), ("0.32", ["Some_Engine"])):
+        given = replace(machine, providers={"some-engine": version})
+        assert rule.unmet_by(given, {}) == unmet
+    assert rule.unmet_by(machine, {}) == ["Some_Engine"]  # which is not installed
+    wrong = tmp_path / "wrong"
+    wrong.mkdir()
+    with pytest.raises(RulesError) as caught:
+        load_rules(write(wrong, GOOD.replace(line, f"{line}\nversions = {versions}", 1)))
+    assert said in str(caught.value)
+
+
 def test_two_rules_with_one_id_and_a_bad_version_are_refused(tmp_path: Path) -> None:
     write(write(tmp_path, GOOD), GOOD, "twice.toml")
     with pytest.raises(RulesError, match=r"rule one: rules\.toml has the same id"):

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -154,8 +155,8 @@ class TestReading:
             ),
             (
                 "versions",
-                'versions = { vllm = ">=1" }',
-                "versions names 'vllm'; known: flashinfer, triton, torch",
+                'versions = { "vllm!" = ">=1" }',
+                "versions names 'vllm!': expected the name of a distribution, such as vllm",
             ),
             (
                 "versions",
@@ -254,6 +255,17 @@ class TestApplies:
         assert given.applies_to("mine", HERE)
         assert not given.applies_to("mine", replace(HERE, triton="3.5.1"))
         assert not given.applies_to("mine", replace(HERE, torch="2.12.0"))
+
+    def test_any_distribution_counts(self) -> None:
+        pytest_here = metadata.version("pytest")
+        given = entry(versions={"PyTest": f"=={pytest_here}"})
+        assert given.applies_to("mine", HERE)
+        assert not given.applies_to("mine", replace(HERE, providers={"pytest": "1.0"}))
+        assert not entry(versions={"not-installed-here": ">=0"}).applies_to("mine", HERE)
+        odd = replace(HERE, providers={"odd": "as of monday"})
+        assert not entry(versions={"odd": ">=0"}).applies_to("mine", odd)
+        same = entry(versions={"flashinfer-python": ">=0.7"})
+        assert same.applies_to("mine", replace(HERE, flashinfer="0.7.2"))
 
     def test_device_and_chip(self) -> None:
         h200 = replace(HERE, device="cuda", sm=90)
