@@ -349,7 +349,7 @@ def _release_of(
 
     What Kernelproof ships for other packages than FlashInfer is bound to no version.
     """
-    told = next((each for each in report.get("implementations", ()) if each["name"] == name), {})
+    told = {each["name"]: each for each in report.get("implementations", ())}.get(name, {})
     provider = told.get("provider") or built_in_provider(name) or ""
     if provider == FLASHINFER:
         return "flashinfer", target["flashinfer"]

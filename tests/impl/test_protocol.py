@@ -211,7 +211,18 @@ class TestTarget:
         assert HERE.sm is None
         assert HERE.torch == installed_version("torch")
         assert HERE.to_json()["device"] == "cpu"
-        assert set(HERE.to_json()) == set(vars(HERE))
+        assert set(HERE.to_json()) == set(vars(HERE)) - {"providers", "_asked"}
+
+    def test_the_versions_of_providers_are_those_that_were_asked_for(self) -> None:
+        here = Target.here("cpu")
+        assert here.version_of("PyTest") == pytest.__version__
+        assert here.version_of("surely-not-installed") is None
+        asked = {"pytest": pytest.__version__, "surely-not-installed": None}
+        assert here.to_json()["providers"] == asked
+        assert here == HERE
+        there = Target(**here.to_json())  # type: ignore[arg-type]  # fields by name
+        assert there.version_of("pytest") == pytest.__version__
+        assert there.version_of("flashinfer-python") == here.flashinfer
 
     def test_no_cuda(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("torch.cuda.is_available", lambda: False)

@@ -343,7 +343,7 @@ def test_a_rule_names_any_distribution(tmp_path: Path, versions: str, said: str)
     assert rule.versions == {"flashinfer": ">=0.6.7,<9", "Some_Engine": ">=0.33"}
     machine = Target(sm=rule.chips[0], flashinfer="0.7.2")
     for version, unmet in (("0.33.1", []), ("0.32", ["Some_Engine"])):
-        given = replace(machine, providers={"some-engine": version})
+        given = replace(machine, providers=(("some-engine", version),))
         assert rule.unmet_by(given, {}) == unmet
     assert rule.unmet_by(machine, {}) == ["Some_Engine"]  # which is not installed
     wrong = tmp_path / "wrong"
