@@ -7,6 +7,8 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeGuard
 
 from .engine_files import FLASHINFER, EngineFile
 
@@ -17,10 +19,17 @@ UNKNOWN = "?"
 KEPT_SOURCE = 64 << 20
 """Most bytes of source that stay parsed, which takes thirty times as much memory."""
 NOTHING: Origins = frozenset()
+WITHOUT_FLASHINFER = {"torch", *sys.stdlib_module_names}
+"""Packages of which no class inherits from FlashInfer's."""
+MOST_BASES = 20
+"""Classes above one another that are followed."""
 TORCH_OPS = f"torch.ops.{FLASHINFER}."
 FOLLOWED = (ast.Name, ast.Attribute, ast.Call, ast.IfExp, ast.BoolOp, ast.NamedExpr, ast.Subscript)
 """Expressions that may be a callable itself rather than another value."""
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+SCOPES = (*FUNCTIONS, ast.Lambda, ast.ClassDef, *COMPREHENSIONS)
+"""Syntax with names of its own."""
 BINDING = (
     *(ast.Import, ast.ImportFrom, *FUNCTIONS, ast.ClassDef, ast.arg, ast.Name),
     *(ast.Assign, ast.AnnAssign, ast.NamedExpr),
@@ -51,6 +60,9 @@ class Module:
         values: expressions by the name that they are assigned to.
         defined: functions and classes by name.
         bound: names that have other values, too.
+        local: what is imported by the scope and the name that it binds; empty for other names.
+        outer: names of ``global`` and ``nonlocal`` statements, and others whose scope is not noted.
+        returns: statements that return a value.
         stars: modules of ``from ... import *``.
         parents: of each node.
         nodes: that may name something.
@@ -63,6 +75,9 @@ class Module:
     values: dict[str, list[ast.expr]] = field(default_factory=dict)
     defined: dict[str, list[ast.AST]] = field(default_factory=dict)
     bound: set[str] = field(default_factory=set)
+    local: dict[tuple[ast.AST, str], set[str]] = field(default_factory=dict)
+    outer: set[str] = field(default_factory=set)
+    returns: list[ast.Return] = field(default_factory=list)
     stars: list[tuple[str, int]] = field(default_factory=list)
     parents: dict[ast.AST, ast.AST] = field(default_factory=dict)
     nodes: list[ast.AST] = field(default_factory=list)
@@ -97,6 +112,48 @@ class Module:
                 self.nodes.append(node)
             if isinstance(node, BINDING):
                 self._bind(node)
+            elif isinstance(node, ast.Global | ast.Nonlocal):
+                self.outer.update(node.names)
+            elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar):
+                self.outer.add(node.name or "")
+            elif isinstance(node, ast.Return) and node.value is not None:
+                self.returns.append(node)
+
+    def scopes(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Return the scopes that a place lies in, the nearest first."""
+        below: ast.AST | None = None
+        above = self.parents.get(node)
+        while above is not None:
+            if isinstance(above, ast.Lambda):
+                inside = node is above.body
+            elif isinstance(above, COMPREHENSIONS):  # the first source is of the scope around it
+                inside = node is not above.generators[0] or below is not above.generators[0].iter
+            else:  # decorators, defaults and annotations are of the scope around it
+                inside = isinstance(above, SCOPES) and isinstance(node, ast.stmt)
+            if inside:
+                yield above
+            below, node, above = node, above, self.parents.get(above)
+
+    def scope(self, node: ast.AST, name: str) -> ast.AST | None:
+        """Return the scope whose own name is read at a place; None if that is the module's."""
+        if name in self.outer:
+            return None
+        for i, each in enumerate(self.scopes(node)):
+            if (each, name) in self.local and not (i and isinstance(each, ast.ClassDef)):
+                # A class's own name may also be read before it is bound.
+                return None if isinstance(each, ast.ClassDef) else each
+        return None
+
+    def _note_local(self, node: ast.AST, name: str, *imported: str) -> None:
+        """Note the scope that a name is bound in."""
+        if isinstance(node, ast.arg):
+            scopes = [self.parents[self.parents[node]]]
+        else:
+            is_walrus = isinstance(self.parents.get(node), ast.NamedExpr)
+            skipped = COMPREHENSIONS if is_walrus else ()
+            scopes = [each for each in self.scopes(node) if not isinstance(each, skipped)]
+        for each in scopes[:1]:
+            self.local.setdefault((each, name), set()).update(imported)
 
     def _bind(self, node: ast.AST) -> None:
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -104,11 +161,14 @@ class Module:
         elif isinstance(node, (*FUNCTIONS, ast.ClassDef)):
             self.defined.setdefault(node.name, []).append(node)
             self.bound.add(node.name)
+            self._note_local(node, node.name)
         elif isinstance(node, ast.arg):
             self.bound.add(node.arg)
+            self._note_local(node, node.arg)
         elif isinstance(node, ast.Name):
             if isinstance(node.ctx, ast.Store):
                 self.bound.add(node.id)
+                self._note_local(node, node.id)
         elif isinstance(node, ast.Assign):
             for target in node.targets:
                 self._assign(target, node.value)
@@ -121,6 +181,7 @@ class Module:
                 bound = each.asname or each.name.partition(".")[0]
                 dotted = each.name if each.asname else bound
                 self.imports.setdefault(bound, set()).add(dotted)
+                self._note_local(node, bound, dotted)
         else:
             base = self.base_of(node)
             for each in node.names:
@@ -129,12 +190,18 @@ class Module:
                 else:
                     dotted = f"{base}.{each.name}" if base else each.name
                     self.imports.setdefault(each.asname or each.name, set()).add(dotted)
+                    self._note_local(node, each.asname or each.name, dotted)
 
     def _assign(self, target: ast.expr, value: ast.expr) -> None:
         if isinstance(target, ast.Name) and isinstance(value, FOLLOWED):
             self.values.setdefault(target.id, []).append(value)
         elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
             for each, part in zip(target.elts, value.elts, strict=False):
+                self._assign(each, part)
+        elif is_list_of_parts(target) and isinstance(value, ast.Call):
+            for i, each in enumerate(target.elts):
+                part = ast.Subscript(value=value, slice=ast.Constant(i))
+                self.parents[part] = self.parents[value]
                 self._assign(each, part)
 
     def base_of(self, node: ast.ImportFrom) -> str:
@@ -161,8 +228,16 @@ class Engine:
         self._parsed: dict[int, Module] = {}
         self._kept = 0
         self._known: dict[object, Origins] = {}
+        self.returning: set[str] = set()
+        """Functions that return what is FlashInfer's."""
         self._asked: list[object] = []
         self._circle = sys.maxsize
+
+    def follow_calls_of(self, function: str) -> None:
+        """Follow what a function returns from now on: earlier answers lack it."""
+        if function not in self.returning:
+            self.returning.add(function)
+            self._known.clear()
 
     def module(self, file: EngineFile) -> Module:
         """Return a file's module."""
@@ -246,17 +321,22 @@ class Engine:
             return self.name(module, name) | unknown
         return self.name(module, name)
 
-    def name(self, module: Module, name: str) -> Origins:
-        """Return what a name of a module is, whatever the scope."""
-        key = (id(module.file), name)  # the module may be parsed again
-        return self._once(key, name, lambda: self._name(module, name))
+    def name(self, module: Module, name: str, at: ast.AST | None = None) -> Origins:
+        """Return what a name of a module is: at a place of it, or whatever the scope."""
+        scope = module.scope(at, name) if at else None
+        key = (id(module.file), name, place_of(scope))  # the module may be parsed again
+        return self._once(key, name, lambda: self._name(module, name, scope))
 
-    def _name(self, module: Module, name: str) -> Origins:
+    def _name(self, module: Module, name: str, scope: ast.AST | None) -> Origins:
         found: set[str] = set()
-        for dotted in module.imports.get(name, ()):
+        imports = module.local[scope, name] if scope else module.imports.get(name, ())
+        for dotted in imports:
             found |= self.follow(dotted)
         for value in module.values.get(name, ()):
-            found |= self.origins(module, value)
+            if scope is None or module.scope(value, name) is scope:
+                found |= self.origins(module, value)
+        if scope is not None:
+            return frozenset(found)
         for base, _ in module.stars:
             found |= self.follow(f"{base}.{name}")
         if not found and name not in module.bound and name not in module.imports:
@@ -288,11 +368,14 @@ class Engine:
         if names:
             return self._attributes(module, node, names)
         if isinstance(node, ast.Name):
-            return self.name(module, node.id)
+            return self.name(module, node.id, node)
         if isinstance(node, ast.Call):
             return self._of_call(module, node)
         if isinstance(node, ast.Subscript):  # sys.modules["flashinfer.decode"]
             text = string(node.slice)
+            number = node.slice.value if isinstance(node.slice, ast.Constant) else None
+            if isinstance(node.value, ast.Call) and isinstance(number, int):
+                return self._returned(module, node.value, number)
             of_modules = isinstance(node.value, ast.Attribute) and node.value.attr == "modules"
             return self.follow(text) if text and of_modules else NOTHING
         return NOTHING
@@ -330,7 +413,31 @@ class Engine:
                 if text not in bases
                 for base in bases or [UNKNOWN]
             )
-        return NOTHING
+        return self._returned(module, node, None)
+
+    def _returned(self, module: Module, node: ast.Call, number: int | None) -> Origins:
+        """Return what functions of the engine return, or one part of it, where that is followed."""
+        found: set[str] = set()
+        if called_name(node) not in self.returning:
+            return NOTHING
+        for other, function in self.definitions(module, node.func):
+            key = (id(other.file), place_of(function), number)
+            found |= self._once(key, "", partial(self._results, other, function, number))
+        return frozenset(found) if any(map(is_flashinfer, found)) else NOTHING
+
+    def _results(self, module: Module, function: ast.AST, number: int | None) -> Origins:
+        found: set[str] = set()
+        for each in module.returns:
+            value = each.value
+            if next(module.scopes(each), None) is not function or value is None:
+                continue
+            if number is not None:
+                parts = value.elts if is_list_of_parts(value) else []
+                value = parts[number] if number < len(parts) else ast.Constant(...)
+            origins = self.origins(module, value)
+            is_none = isinstance(value, ast.Constant) and value.value is None
+            found |= origins or ({f"{UNKNOWN}."} if not is_none else NOTHING)
+        return frozenset(found)
 
     def is_lazy_import(self, module: Module, node: ast.Call) -> bool:
         """Whether a function of the engine returns one that calls another as it was called itself.
@@ -341,21 +448,44 @@ class Engine:
             return False
         return any(
             _forwards(each)
-            for function in self.definitions(module, node.func)
+            for _, function in self.definitions(module, node.func)
             for each in ast.walk(function)
             if isinstance(each, FUNCTIONS) and each is not function
         )
 
-    def definitions(self, module: Module, node: ast.expr) -> list[ast.AST]:
-        """Return the engine's functions that a name may be."""
+    def may_inherit(self, module: Module, of: ast.AST, most: int = MOST_BASES) -> bool:
+        """Whether a class may have FlashInfer's methods: not if all its bases are known."""
+        for base in of.bases if isinstance(of, ast.ClassDef) else ():
+            classes = self.definitions(module, base)
+            origins = self.origins(module, base)
+            known = {each.partition(".")[0] for each in origins} <= WITHOUT_FLASHINFER
+            if not known or not (classes or origins) or not most:
+                return True
+            if any(self.may_inherit(other, each, most - 1) for other, each in classes):
+                return True
+        return False
+
+    def definitions(self, module: Module, node: ast.expr) -> list[tuple[Module, ast.AST]]:
+        """Return the engine's functions that a name may be, with their modules."""
         if not isinstance(node, ast.Name):
             return []
-        found = list(module.defined.get(node.id, ()))
+        found = [(module, each) for each in module.defined.get(node.id, ())]
         for dotted in module.imports.get(node.id, ()):
             base, _, name = dotted.rpartition(".")
             for other in self._modules(base) if not is_flashinfer(dotted) else ():
-                found += self.module(other).defined.get(name, ())
+                of = self.module(other)
+                found += [(of, each) for each in of.defined.get(name, ())]
         return found
+
+
+def is_list_of_parts(node: ast.AST | None) -> TypeGuard[ast.Tuple]:
+    """Whether syntax is a tuple with all its parts in their places."""
+    return isinstance(node, ast.Tuple) and not any(isinstance(e, ast.Starred) for e in node.elts)
+
+
+def place_of(node: ast.AST | None) -> tuple[int, int] | None:
+    """Return where syntax stands, which stays the same where a file is parsed again."""
+    return (getattr(node, "lineno", 0), getattr(node, "col_offset", 0)) if node else None
 
 
 def _forwards(function: ast.AST) -> bool:

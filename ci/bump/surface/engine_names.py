@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ....properties.verdicts.text import count_of
@@ -19,6 +19,8 @@ from .engine_modules import (
     beginning,
     called_name,
     is_flashinfer,
+    is_list_of_parts,
+    place_of,
     string,
 )
 
@@ -34,6 +36,13 @@ NAMED_IN_CALLS = (ast.Name, ast.Attribute, ast.Constant, ast.JoinedStr, ast.BinO
 DOTTED = re.compile(r"[\w.:/]+")
 ALL = "*"
 """Stands for every name of a module."""
+IGNORED = "_"
+SECOND_NAMES = {
+    "begin_forward": "plan",
+    "run_return_lse": "run",
+    "single_prefill_with_kv_cache_return_lse": "single_prefill_with_kv_cache",
+}
+"""Names by which FlashInfer offers a callable once more."""
 LEAST_FIXED = 6
 """Letters of a name that a string made of parts must have, to count as naming what it fits."""
 
@@ -104,7 +113,9 @@ class Names:
         self.mentions: list[Mention] = []
         self.unparsed: list[Module] = []
         self._modules: set[str] = set()
-        self._stand_for: dict[str, set[str]] = {word: {word} for word in self.wanted}
+        self._stand_for: dict[str, set[str]] = {word: {word} for word in self.wanted} | {
+            second: {first} for second, first in SECOND_NAMES.items() if first in self.wanted
+        }
         """What a name means: ``moe`` after ``from flashinfer import cutlass_fused_moe as moe``."""
         self.unread = engine.unread
         self._search(check)
@@ -113,7 +124,11 @@ class Names:
         """Search files until no other name stands for a wanted one."""
         files: dict[int, EngineFile] = {}
         known: set[str] = set()
-        while new := {FLASHINFER, *self._stand_for, *self._modules} - self.ordinary - known:
+        while (
+            new := {FLASHINFER, *self._stand_for, *self._modules, *self.engine.returning}
+            - self.ordinary
+            - known
+        ):
             known |= new
             for each in self.engine.files:
                 check()
@@ -130,10 +145,40 @@ class Names:
             else:
                 self.mentions += _Places(self, module).all()
 
+    def naming(self, word: str) -> Iterator[tuple[Module, ast.AST]]:
+        """Return all syntax of the engine that names a word, assignments and strings too."""
+        pattern = re.compile(rf"\b{re.escape(word)}\b")
+        for file in self.engine.files:
+            if not _writes(file.data or b"", [word]):
+                continue
+            module = self.engine.module(file)
+            if module.tree is None:
+                yield module, ast.Constant(word)
+            for node in module.nodes:
+                if isinstance(node, ast.ImportFrom):
+                    named = any(word in (each.name, each.asname) for each in node.names)
+                elif isinstance(node, ast.Constant):
+                    is_text = not isinstance(module.parents.get(node), ast.Expr)
+                    named = is_text and bool(pattern.search(string(node) or ""))
+                else:
+                    named = word in (getattr(node, "id", ""), getattr(node, "attr", ""))
+                if named:
+                    yield module, node
+
     def _aliases(self, module: Module) -> None:
+        for each in module.returns:
+            value, scopes = each.value, [*module.scopes(each)]
+            if len(scopes) > 1 or value is None:
+                continue
+            for part in value.elts if isinstance(value, ast.Tuple) else [value]:
+                if any(map(self._is_known, _parts_named(part))) and any(
+                    is_flashinfer(origin) for origin in self.engine.origins(module, part)
+                ):
+                    self.engine.follow_calls_of(getattr(scopes[0], "name", FLASHINFER))
         for name in self._worth_following(module):
             for origin in self.engine.name(module, name):
                 last = origin.rpartition(".")[2]
+                last = SECOND_NAMES.get(last, last)
                 if last in self.wanted and (is_flashinfer(origin) or origin[0] == UNKNOWN):
                     self._stand_for.setdefault(name, set()).add(last)
                 elif is_flashinfer(origin):
@@ -145,18 +190,21 @@ class Names:
             if any(is_flashinfer(o) or self._is_known(o.rpartition(".")[2]) for o in origins):
                 yield name
         for name, values in module.values.items():
-            if any(self._is_known(part) for value in values for part in _parts_named(value)):
+            if name != IGNORED and any(
+                self._is_known(part) for value in values for part in _parts_named(value)
+            ):
                 yield name
 
     def _is_known(self, name: str) -> bool:
         is_module = name in self._modules or name.partition(".")[0] == FLASHINFER
-        return is_module or name in self._stand_for
+        return is_module or name in self._stand_for or name in self.engine.returning
 
     def meant(self, origin: str) -> Iterator[str]:
         """Return the wanted names that an origin may be."""
-        last = origin.rpartition(".")[2]
+        base, _, last = origin.rpartition(".")
         if is_flashinfer(origin):
-            yield from [origin] if last in self.wanted or last == ALL else []
+            first = SECOND_NAMES.get(last, last)
+            yield from [f"{base}.{first}"] if first in self.wanted or last == ALL else []
         elif origin.startswith(UNKNOWN):
             found = self._stand_for.get(last, set()) - self.ordinary
             yield from (f"{UNKNOWN}.{name}" for name in sorted(found))
@@ -172,6 +220,7 @@ class _Places:
     def __init__(self, names: Names, module: Module) -> None:
         self.names, self.module = names, module
         self.parents = module.parents
+        self.own: dict[tuple[ast.ClassDef, str], bool] = {}
 
     def all(self) -> Iterator[Mention]:
         """Return all of them."""
@@ -237,58 +286,161 @@ class _Places:
         elif (
             isinstance(node.ctx, ast.Load)
             and self.names.is_word(node.attr)
-            and not self._is_own_method(node)
+            and not self._is_own(node)
         ):
             yield from self._expression(node)
 
-    def _is_own_method(self, node: ast.Attribute) -> bool:
-        """Whether ``self.run`` is a method of the class around it, which inherits none of it."""
+    def _is_own(self, node: ast.Attribute) -> bool:
+        """Whether ``self.run`` is of the class around it, which inherits none of it.
+
+        What a class assigns to its attribute is a place of its own.
+        """
         if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")):
             return False
-        above: ast.AST | None = node
-        while above is not None and not isinstance(above, ast.ClassDef):
-            above = self.parents.get(above)
-        if above is None:
+        of = self._class_of(node)
+        if of is None:
             return False
-        engine = self.names.engine
-        return any(
-            isinstance(e, FUNCTIONS) and e.name == node.attr for e in above.body
-        ) and not any(
-            is_flashinfer(origin)
-            for base in above.bases
-            for origin in engine.origins(self.module, base)
+        key = (of, node.attr)
+        if key not in self.own:
+            self.own[key] = any(
+                isinstance(e, FUNCTIONS) and e.name == node.attr for e in of.body
+            ) or (
+                any(self._assigns_own(e, node.attr, of) for e in ast.walk(of))
+                and not self.names.engine.may_inherit(self.module, of)
+            )
+        origins = self.names.engine.origins
+        return self.own[key] and not any(
+            is_flashinfer(origin) for base in of.bases for origin in origins(self.module, base)
         )
+
+    def _assigns_own(self, node: ast.AST, name: str, of: ast.ClassDef) -> bool:
+        if not (isinstance(node, ast.Attribute) and node.attr == name):
+            return False
+        is_own = isinstance(node.value, ast.Name) and node.value.id == "self"
+        return is_own and isinstance(node.ctx, ast.Store) and self._class_of(node) is of
+
+    def _class_of(self, node: ast.AST) -> ast.ClassDef | None:
+        scopes = (each for each in self.module.scopes(node) if isinstance(each, ast.ClassDef))
+        return next(scopes, None)
 
     def _expression(self, node: ast.expr) -> Iterator[Mention]:
         for origin in sorted(self.names.engine.origins(self.module, node)):
             for meant in self.names.meant(origin):
-                yield self._used(node, meant)
+                yield from self._of_partial(node, meant) or [self._used(node, meant)]
+
+    def _of_partial(self, node: ast.expr, origin: str) -> list[Mention]:
+        """Return the calls of a partial, if nothing but one name or method can call it."""
+        made = self.parents.get(node)
+        if not (isinstance(made, ast.Call) and made.args[:1] == [node]):
+            return []
+        holder = self.parents.get(made)
+        target = holder.targets[0] if isinstance(holder, ast.Assign) else None
+        is_partial = self.names.engine.origins(self.module, made.func) == {"functools.partial"}
+        if not (is_partial and isinstance(holder, ast.Assign) and len(holder.targets) == 1):
+            return []
+        uses: list[tuple[Module, ast.AST]] = []
+        if isinstance(target, ast.Name):
+            scope = self.module.scope(target, target.id)
+            uses = [
+                (self.module, each)
+                for each in self.module.nodes
+                if scope and isinstance(each, ast.Name) and each.id == target.id
+                if self.module.scope(each, each.id) is scope
+            ]
+        elif isinstance(target, ast.Attribute) and _replaces_method(target, made):
+            origin = f"{UNKNOWN}.{origin.rpartition('.')[2]}"
+            uses = [
+                (module, each)
+                for module, each in self.names.naming(target.attr)
+                if not isinstance(each, ast.Name)
+            ]
+        bound, calls = self._called(node, made, origin), list[Mention]()
+        for module, each in uses:
+            places = _Places(self.names, module)
+            if isinstance(getattr(each, "ctx", None), ast.Store):
+                continue
+            is_read = isinstance(each, ast.Name | ast.Attribute)
+            used = places._used(each, origin) if is_read else None
+            if used is not None and used.kind == CALL:
+                calls.append(_together(bound, used))
+            elif not places._is_compared(each):
+                return []
+        return calls if any(each.path == self.module.file.path for each in calls) else []
+
+    def _is_compared(self, node: ast.AST) -> bool:
+        """Whether an expression or its ``func`` is only asked for."""
+        parent = self.parents.get(node)
+        if isinstance(parent, ast.Attribute) and parent.attr == "func":
+            node, parent = parent, self.parents.get(parent)
+        if isinstance(parent, ast.Compare):
+            return not isinstance(node, ast.Constant)
+        return isinstance(parent, ast.Call) and called_name(parent) in CHECKS
+
+    def _is_result_followed(self, node: ast.AST) -> bool:
+        """Whether all callers of the function that returns this give it names of their own."""
+        parent, number = self.parents.get(node), None
+        if is_list_of_parts(parent):
+            parent, number = self.parents.get(parent), len(parent.elts)
+        scopes = [*self.module.scopes(parent)] if isinstance(parent, ast.Return) else []
+        function = scopes[0] if len(scopes) == 1 else None
+        if not isinstance(function, ast.FunctionDef) or function.decorator_list:
+            return False
+        here, calls = (self.module.file, place_of(function)), 0
+        for module, each in self.names.naming(function.name):
+            if isinstance(each, ast.ImportFrom):
+                if any(name.asname for name in each.names):
+                    return False
+                continue
+            if not (isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)):
+                return False
+            meant = self.names.engine.definitions(module, each)
+            if here not in [(other.file, place_of(one)) for other, one in meant]:
+                if not meant or module.stars:
+                    return False
+            elif not _Places(self.names, module)._names_result(each, number):
+                return False
+            else:
+                calls += 1
+        return calls > 0
+
+    def _names_result(self, node: ast.Name, number: int | None) -> bool:
+        """Whether a function is called and what it returns is given names, or called at once."""
+        call = self.parents.get(node)
+        if not (isinstance(call, ast.Call) and call.func is node):
+            return False
+        holder = self.parents.get(call)
+        if number is None:
+            is_called = isinstance(holder, ast.Call) and holder.func is call
+            return is_called or _is_alias(call, holder)
+        targets = holder.targets if isinstance(holder, ast.Assign) else [None]
+        if not all(is_list_of_parts(each) and len(each.elts) == number for each in targets):
+            return False
+        parts = [part for each in targets if each for part in ast.iter_child_nodes(each)]
+        names = [part.id for part in parts if isinstance(part, ast.Name)]
+        return len(names) == number * len(targets) and (
+            IGNORED not in names
+            or not any(
+                isinstance(e, ast.Name) and e.id == IGNORED and isinstance(e.ctx, ast.Load)
+                for e in self.module.nodes
+            )
+        )
 
     def _used(self, node: ast.expr, origin: str) -> Mention:
         """Return what is done with an expression that names something."""
         path, line = self.module.file.path, node.lineno
         parent = self.parents.get(node)
         if isinstance(parent, ast.Call) and parent.func is node:
-            starred = [isinstance(each, ast.Starred) for each in parent.args]
-            known = starred.index(True) if True in starred else len(starred)
-            names = tuple(each.arg for each in parent.keywords if each.arg is not None)
-            return Mention(
-                path,
-                line,
-                CALL,
-                origin,
-                _call_in_words(
-                    known, starred=any(starred), opened=len(names) < len(parent.keywords)
-                ),
-                known,
-                any(starred),
-                names,
-                len(names) < len(parent.keywords),
-                node,
-                parent,
-            )
+            return self._called(node, parent, origin)
         kind, how = self._context(node)
         return Mention(path, line, kind, origin, how, node=node, parent=parent)
+
+    def _called(self, node: ast.expr, call: ast.Call, origin: str) -> Mention:
+        starred = [isinstance(each, ast.Starred) for each in call.args]
+        known = starred.index(True) if True in starred else len(starred)
+        names = tuple(each.arg for each in call.keywords if each.arg is not None)
+        made = Mention(self.module.file.path, node.lineno, CALL, origin, "", known, any(starred),
+                       names, len(names) < len(call.keywords), node, call)  # fmt: skip
+        return replace(made, how=_call_in_words(made))
 
     def _context(self, node: ast.AST) -> tuple[str, str]:
         """Return whether an expression is handed on, or only followed and asked for."""
@@ -310,6 +462,8 @@ class _Places:
             return NAME, "asked for"
         if self._is_annotation(node):
             return NAME, "a type"
+        if self._is_result_followed(node):
+            return NAME, "returned to callers that are followed"
         return VALUE, "handed on: how it is called is not known"
 
     def _is_annotation(self, node: ast.AST) -> bool:
@@ -324,6 +478,8 @@ class _Places:
 
     def _call(self, node: ast.Call) -> Iterator[Mention]:
         called = called_name(node)
+        if isinstance(node.func, ast.Call):
+            yield from self._expression(node.func)
         if called == "getattr" and len(node.args) > 1:
             if string(node.args[1]) is None:
                 yield from self._computed(node, node.args[0], "getattr with a computed name")
@@ -470,6 +626,7 @@ def _parts_named(value: ast.expr) -> Iterator[str]:
             yield node.attr
             left.append(node.value)
         elif isinstance(node, ast.Call):
+            yield called_name(node)
             left += [each for each in arguments(node) if isinstance(each, NAMED_IN_CALLS)]
         elif isinstance(node, ast.IfExp):
             left += [node.body, node.orelse]
@@ -478,7 +635,7 @@ def _parts_named(value: ast.expr) -> Iterator[str]:
         elif isinstance(node, ast.NamedExpr):
             left.append(node.value)
         elif isinstance(node, ast.Subscript):
-            left.append(node.slice)
+            left += [node.slice, *([node.value] if isinstance(node.value, ast.Call) else [])]
         else:
             yield string(node) or beginning(node)
 
@@ -494,8 +651,30 @@ def _parts(node: ast.AST) -> Sequence[str | None]:
     return [string(node), *found]
 
 
-def _call_in_words(positional: int, *, starred: bool, opened: bool) -> str:
-    some = [f"{count_of(positional, 'value')} by position"] if positional else []
-    some += ["*args"] if starred else []
-    some += ["**kwargs"] if opened else []
+def _replaces_method(target: ast.Attribute, made: ast.Call) -> bool:
+    """Whether a partial stands for a method of the object that it gets, not for a hook of others.
+
+    ``forward`` is called by torch when the object is.
+    """
+    own = ast.unparse(made.args[1]) if len(made.args) > 1 else ""
+    is_hook = target.attr == "forward" or target.attr.startswith("__")
+    return own == ast.unparse(target.value) and not is_hook
+
+
+def _together(bound: Mention, call: Mention) -> Mention:
+    """Return a call of a partial as one of what it stands for."""
+    made = replace(
+        call,
+        positional=bound.positional - 1 + call.positional,  # without the callable
+        starred=bound.starred or call.starred,
+        keywords=(*bound.keywords, *call.keywords),
+        open_keywords=bound.open_keywords or call.open_keywords,
+    )
+    return replace(made, how=f"{_call_in_words(made)}, as a partial")
+
+
+def _call_in_words(call: Mention) -> str:
+    some = [f"{count_of(call.positional, 'value')} by position"] if call.positional else []
+    some += ["*args"] if call.starred else []
+    some += ["**kwargs"] if call.open_keywords else []
     return f"called with {' and '.join(some)}" if some else "called by keyword"

@@ -26,6 +26,9 @@ from kernelproof.impl.targets.data_files import read_bytes
 USED, MAYBE, NOT = "used", "may be used", "not used"
 MOE = "from flashinfer.fused_moe import moe\n"
 OWN = "\n    def plan(self, *a): ...\n    def f(self):\n        self.plan(1, 2, 3)"
+HELD = "\n    def __init__(self, plan, w):\n        self.plan = {}\n        f(self.plan)"
+PAIR = MOE + "def get():\n    return moe, 1\n"
+PARTIAL = MOE + "from functools import partial\n"
 CALL = "from .x import moe\nmoe(1, 2, 3)"
 ENUM = "from flashinfer.fused_moe.core import ActivationType\n"
 
@@ -169,6 +172,65 @@ def uses_of(folder: Path, what: str, files: dict[str, str]) -> dict[str, Any]:
         ("init", "from flashinfer import Wrapper\nWrapper(1)", NOT),
         ("init", "from flashinfer import Wrapper\nWrapper(1, 2)", USED),
         ("init", "from flashinfer import Wrapper\nclass A(Wrapper): ...", MAYBE),
+        # A name is read in the scope that binds it.
+        ("moved", MOE + "def f(moe):\n    moe(1, 2, 3)\nmoe(1, 2)", NOT),
+        ("moved", MOE + "[moe(1, 2, 3) for moe in own]\nmoe(1, 2)", NOT),
+        ("moved", MOE + "def f(moe=moe):\n    moe(1, 2, 3)", MAYBE),
+        ("moved", MOE + "def f(moe=moe(1, 2, 3)): ...", USED),
+        ("moved", MOE + "def f(moe, g=lambda: moe(1, 2, 3)): ...", USED),
+        ("moved", MOE + "def f():\n    [0 for moe in own]\n    moe(1, 2, 3)", USED),
+        ("moved", MOE + "def f():\n    [0 for moe in moe(1, 2, 3)]", USED),
+        ("moved", MOE + "class A:\n    moe = 1\n    def f(self):\n        moe(1, 2, 3)", USED),
+        ("moved", MOE + "def f():\n    global moe\n    moe = moe or 1\n    moe(1, 2, 3)", USED),
+        ("moved", "def f():\n    " + MOE + "    def g():\n        moe(1, 2, 3)", USED),
+        ("moved", MOE + "def f(x):\n    [y := moe for _ in x]\n    y(1, 2, 3)", USED),
+        ("moved", MOE + "def f(x):\n    match x:\n        case moe: moe(1, 2, 3)", USED),
+        ("method", "import flashinfer\ndef f(plans, w):\n    for plan in plans:\n        h(plan)\n"
+         "def g(w):\n    plan = w.plan\n    plan(1)", NOT),
+        ("method", "import flashinfer\ndef f(w):\n    plan = w.plan\n    plan(1, 2, 3)", MAYBE),
+        # What a class assigns to its attribute is no method of what it does not inherit.
+        ("method", "import flashinfer\nclass A:" + HELD.format("plan"), NOT),
+        ("method", "import flashinfer\nclass A:" + HELD.format("w.plan"), MAYBE),
+        ("method", "from flashinfer import Wrapper\nclass B(Wrapper): ...\nclass A(B):"
+         + HELD.format("plan"), MAYBE),
+        ("method", "import flashinfer\nfrom .x import B\nclass A(B):" + HELD.format("plan"), MAYBE),
+        # FlashInfer's second name of a method.
+        ("method", "import flashinfer\nw.begin_forward(1, 2, 3)", MAYBE),
+        ("method", "import flashinfer\nw.begin_forward(1, 2)", NOT),
+        # Functions that return it, to callers that are all seen.
+        ("moved", PAIR + "moe, _ = get()\nmoe(1, 2)", NOT),
+        ("moved", PAIR + "run, _ = get()\nrun(1, 2, 3)", USED),
+        ("moved", PAIR + "def f():\n    _, run = get()\n    run(1, 2, 3)\nmoe(1, 2)", NOT),
+        ("moved", PAIR + "run, _ = get()\nboth = get()\nboth[0](1, 2, 3)", MAYBE),
+        ("moved", PAIR + "run, _ = get()\nf(get)", MAYBE),
+        ("moved", PAIR + "run, _ = get()\nf('get')", MAYBE),
+        ("moved", PAIR + "run, self.x = get()", MAYBE),
+        ("moved", PAIR + "run, *x = get()", MAYBE),
+        ("moved", PAIR + "_, x = get()\n_(1, 2, 3)", MAYBE),
+        ("moved", PAIR + "run, _ = get()\nf(run)", MAYBE),
+        ("moved", PAIR + "run, _ = x.get()\nrun(1, 2, 3)", MAYBE),
+        ("moved", "@wrapped\n".join(PAIR.split("\n", 1)) + "run, _ = get()", MAYBE),
+        ("moved", MOE + "def get():\n    return moe\nget()(1, 2, 3)", USED),
+        ("moved", MOE + "def get():\n    return moe\nget()(1, 2)", NOT),
+        ("gone", "import flashinfer\ndef get(x):\n    if x:\n        return flashinfer\n"
+         "    return x\nget(1).OldWrapper", USED),
+        # Partials, whose values by position count.
+        ("moved", PARTIAL + "def f():\n    run = partial(moe, 1)\n    run(2)", NOT),
+        ("moved", PARTIAL + "def f():\n    run = partial(moe, 1)\n    run(2, 3)", USED),
+        ("removed", PARTIAL + "def f():\n    run = partial(moe, a=1)\n    run(2)", USED),
+        ("moved", PARTIAL + "def f():\n    run = partial(moe, *x)\n    run(2)", MAYBE),
+        ("moved", PARTIAL + "def f():\n    run = partial(moe, 1)\n    run(2)\n    g(run)", MAYBE),
+        ("moved", PARTIAL + "run = partial(moe, 1)\nrun(2)", MAYBE),
+        ("moved", PARTIAL + "w.go = partial(moe, w)\nw.go(2)\nw.go.func == moe", NOT),
+        ("moved", PARTIAL + "w.go = partial(moe, w)\nw.go(2)\nx.go(2, 3)", MAYBE),
+        ("moved", PARTIAL + "w.go = partial(moe, w)\nw.go(2)\nw.go.func(1, 2, 3)", MAYBE),
+        ("moved", PARTIAL + "w.go = partial(moe, w)\nw.go(2)\ngetattr(w, 'go')(2, 3)", MAYBE),
+        ("moved", PARTIAL + "w.go = partial(moe, w)\nw.go(2)\nf = w.go\nf(2, 3)", MAYBE),
+        ("moved", PARTIAL + "w.go = partial(moe, w)", MAYBE),
+        ("moved", PARTIAL + "w.go = partial(moe, cfg)\nw.go(2)", MAYBE),
+        ("moved", PARTIAL + "w.forward = partial(moe, w)\nw.forward(2)", MAYBE),
+        ("moved", "def partial(f, *a): f(1, 2, 3)\n" + MOE
+         + "def f():\n    run = partial(moe, 1)\n    run(2)", MAYBE),
         # Parameters.
         ("removed", MOE + "moe(1, 2)", NOT),
         ("removed", MOE + "moe(1, 2, a=3)", USED),
@@ -206,7 +268,7 @@ def uses_of(folder: Path, what: str, files: dict[str, str]) -> dict[str, Any]:
         ("name", "from flashinfer.other import helper", NOT),
         ("name", "import flashinfer\nself.helper()", NOT),
     ],
-)
+)  # fmt: skip
 def test_a_rule(tmp_path: Path, what: str, code: str, status: str) -> None:
     assert uses_of(tmp_path, what, {"a.py": code})["status"] == status
 
