@@ -434,9 +434,7 @@ class Engine:
             if number is not None:
                 parts = value.elts if is_list_of_parts(value) else []
                 value = parts[number] if number < len(parts) else ast.Constant(...)
-            origins = self.origins(module, value)
-            is_none = isinstance(value, ast.Constant) and value.value is None
-            found |= origins or ({f"{UNKNOWN}."} if not is_none else NOTHING)
+            found |= self.origins(module, value)
         return frozenset(found)
 
     def is_lazy_import(self, module: Module, node: ast.Call) -> bool:

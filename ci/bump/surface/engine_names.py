@@ -29,6 +29,7 @@ COPY, NUMBER = "copy", "number"
 """How a name is used: imported; called; handed on, to be called in ways that are not seen; asked
 for, without a call; written in a string; a class of the engine has it; a number is given for it."""
 CHECKS = ("isinstance", "issubclass", "callable", "hasattr")
+HANDED_ON = "handed on: how it is called is not known"
 EXECUTED = ("eval", "exec", "compile")
 READERS = ("attrgetter", "methodcaller")
 TRIED = (ast.If, ast.While, ast.IfExp, ast.Assert)
@@ -397,13 +398,13 @@ class _Places:
             if here not in [(other.file, place_of(one)) for other, one in meant]:
                 if not meant or module.stars:
                     return False
-            elif not _Places(self.names, module)._names_result(each, number):
+            elif not _Places(self.names, module).names_result(each, number):
                 return False
             else:
                 calls += 1
         return calls > 0
 
-    def _names_result(self, node: ast.Name, number: int | None) -> bool:
+    def names_result(self, node: ast.Name, number: int | None) -> bool:
         """Whether a function is called and what it returns is given names, or called at once."""
         call = self.parents.get(node)
         if not (isinstance(call, ast.Call) and call.func is node):
@@ -462,9 +463,8 @@ class _Places:
             return NAME, "asked for"
         if self._is_annotation(node):
             return NAME, "a type"
-        if self._is_result_followed(node):
-            return NAME, "returned to callers that are followed"
-        return VALUE, "handed on: how it is called is not known"
+        followed = self._is_result_followed(node)
+        return (NAME, "returned to its callers") if followed else (VALUE, HANDED_ON)
 
     def _is_annotation(self, node: ast.AST) -> bool:
         parent = self.parents.get(node)

@@ -27,6 +27,7 @@ USED, MAYBE, NOT = "used", "may be used", "not used"
 MOE = "from flashinfer.fused_moe import moe\n"
 OWN = "\n    def plan(self, *a): ...\n    def f(self):\n        self.plan(1, 2, 3)"
 HELD = "\n    def __init__(self, plan, w):\n        self.plan = {}\n        f(self.plan)"
+BARE = "def g(w):\n    plan = w.plan\n    plan(1)"
 PAIR = MOE + "def get():\n    return moe, 1\n"
 PARTIAL = MOE + "from functools import partial\n"
 CALL = "from .x import moe\nmoe(1, 2, 3)"
@@ -185,8 +186,7 @@ def uses_of(folder: Path, what: str, files: dict[str, str]) -> dict[str, Any]:
         ("moved", "def f():\n    " + MOE + "    def g():\n        moe(1, 2, 3)", USED),
         ("moved", MOE + "def f(x):\n    [y := moe for _ in x]\n    y(1, 2, 3)", USED),
         ("moved", MOE + "def f(x):\n    match x:\n        case moe: moe(1, 2, 3)", USED),
-        ("method", "import flashinfer\ndef f(plans, w):\n    for plan in plans:\n        h(plan)\n"
-         "def g(w):\n    plan = w.plan\n    plan(1)", NOT),
+        ("method", "import flashinfer\ndef f(ps):\n    for plan in ps: h(plan)\n" + BARE, NOT),
         ("method", "import flashinfer\ndef f(w):\n    plan = w.plan\n    plan(1, 2, 3)", MAYBE),
         # What a class assigns to its attribute is no method of what it does not inherit.
         ("method", "import flashinfer\nclass A:" + HELD.format("plan"), NOT),
@@ -212,8 +212,7 @@ def uses_of(folder: Path, what: str, files: dict[str, str]) -> dict[str, Any]:
         ("moved", "@wrapped\n".join(PAIR.split("\n", 1)) + "run, _ = get()", MAYBE),
         ("moved", MOE + "def get():\n    return moe\nget()(1, 2, 3)", USED),
         ("moved", MOE + "def get():\n    return moe\nget()(1, 2)", NOT),
-        ("gone", "import flashinfer\ndef get(x):\n    if x:\n        return flashinfer\n"
-         "    return x\nget(1).OldWrapper", USED),
+        ("gone", "import flashinfer\ndef get(x): return flashinfer\nget(1).OldWrapper", USED),
         # Partials, whose values by position count.
         ("moved", PARTIAL + "def f():\n    run = partial(moe, 1)\n    run(2)", NOT),
         ("moved", PARTIAL + "def f():\n    run = partial(moe, 1)\n    run(2, 3)", USED),
