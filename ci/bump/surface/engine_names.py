@@ -360,8 +360,9 @@ class _Places:
             places = _Places(self.names, module)
             if isinstance(getattr(each, "ctx", None), ast.Store):
                 continue
-            is_read = isinstance(each, ast.Name | ast.Attribute)
-            used = places._used(each, origin) if is_read else None
+            used = None
+            if isinstance(each, ast.Name | ast.Attribute):
+                used = places._used(each, origin)
             if used is not None and used.kind == CALL:
                 calls.append(_together(bound, used))
             elif not places._is_compared(each):
@@ -379,9 +380,10 @@ class _Places:
 
     def _is_result_followed(self, node: ast.AST) -> bool:
         """Whether all callers of the function that returns this give it names of their own."""
-        parent, number = self.parents.get(node), None
-        if is_list_of_parts(parent):
-            parent, number = self.parents.get(parent), len(parent.elts)
+        parent = self.parents.get(node)
+        number = len(parent.elts) if is_list_of_parts(parent) else None
+        if parent is not None and number is not None:
+            parent = self.parents.get(parent)
         scopes = [*self.module.scopes(parent)] if isinstance(parent, ast.Return) else []
         function = scopes[0] if len(scopes) == 1 else None
         if not isinstance(function, ast.FunctionDef) or function.decorator_list:
