@@ -60,7 +60,7 @@ def with_uses(
     Args:
         findings: of a comparison.
         sources: of one or several engines.
-        check: called for each file; may raise to end the search, which takes half a minute.
+        check: called for each file; may raise to end the search, which takes a minute.
 
     Returns:
         The findings, those of the surface with what uses them; and for the report what was read.
