@@ -361,6 +361,7 @@ class WorkerPool:
         self._owner = os.getpid()
         atexit.register(self.close)
         self._idle = [Worker(self._supply) for _ in range(size)]
+        self._line: list[object] = []
 
     @property
     def respawns(self) -> int:
@@ -385,13 +386,22 @@ class WorkerPool:
 
     @contextmanager
     def lease(self, owner: str = "") -> Iterator[Worker]:
-        """Yield a worker for the calling thread only, waiting until one is free.
+        """Yield a worker for the calling thread only, waiting in line until one is free.
 
         Args:
             owner: whose code is to run in it, for `left`.
         """
+        turn = object()
         with self._freed:
-            self._freed.wait_for(lambda: self._idle or self._supply.closed)
+            # Without a line, a thread that has just given a worker back takes it again at once.
+            self._line.append(turn)
+            try:
+                self._freed.wait_for(
+                    lambda: self._supply.closed or (self._idle and self._line[0] is turn)
+                )
+            finally:
+                self._line.remove(turn)
+                self._freed.notify_all()
             self._supply.check_open()
             worker = next((each for each in self._idle if each.owner == owner), self._idle[-1])
             self._idle.remove(worker)
@@ -406,7 +416,7 @@ class WorkerPool:
                 if self._supply.closed:
                     worker.drop()
                 self._idle.append(worker)
-                self._freed.notify()
+                self._freed.notify_all()
 
     def close(self) -> None:
         """End all processes. A request that is going on in another thread raises RuntimeError."""

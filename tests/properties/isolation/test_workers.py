@@ -407,6 +407,24 @@ class TestThreads:
             assert workers.respawns == 3
         assert results == [[number * 100 + n for n in range(20)] for number in range(12)]
 
+    def test_who_waits_comes_before_who_has_just_given_a_worker_back(self) -> None:
+        order: list[str] = []
+
+        def wait() -> None:
+            with workers.lease():
+                order.append("waits")
+
+        with make_pool() as workers, ThreadPoolExecutor(1) as threads:
+            for _ in range(20):
+                with workers.lease():
+                    waiting = threads.submit(wait)
+                    while not workers._line:
+                        time.sleep(0.001)
+                with workers.lease():
+                    order.append("again")
+                waiting.result()
+        assert order == ["waits", "again"] * 20
+
     def test_they_overlap(self, tmp_path: Path) -> None:
         def work(name: str) -> Outcome:
             with workers.lease() as worker:
