@@ -161,7 +161,7 @@ def _not_top_k(problem: RouteProblem, target: Target) -> str | None:
     compile_key=one_module("topk"),
     library=library_named("topk"),
     build_ahead=True,
-    build_minutes=60.0,  # 15 by the clock, most of it one source that 0.7 added, cub_topk.cu
+    build_minutes=60.0,  # more than 10 by the clock: one source, on one core, was not yet done
 )
 def top_k_route(inputs: RouteInputs) -> Pair:
     """Choose by ``flashinfer.top_k`` among float32 scores of torch, which weighs them too."""
