@@ -151,6 +151,26 @@ def test_the_code_does_not_grow(repository: Path) -> None:
     assert sum(counts.values()) <= REARRANGED + sum(ADDED.values()), counts
 
 
+def test_make_goes_on_after_a_fault_that_is_found(repository: Path, tmp_path: Path) -> None:
+    for name, text in (("python", "echo one\necho two"), ("kernelproof", "exit 1")):
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+    for stamp in (".created", ".installed-gate"):
+        (tmp_path / stamp).touch()
+    ended = subprocess.run(
+        ["make", "-s", "triton-faults", f"VENV={tmp_path}"],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=repository,
+        env={name: value for name, value in os.environ.items() if not name.startswith("MAKE")},
+    )
+    lines = [line.partition(",")[0] for line in ended.stdout.splitlines()]
+    assert lines == ["one: exit code 1", "two: exit code 1"]
+
+
 def test_tests_are_not_packages(repository: Path) -> None:
     assert not list((repository / "tests").rglob("__init__.py"))
 
