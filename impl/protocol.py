@@ -270,7 +270,8 @@ def implementation(
         wide_arithmetic: where another kernel rounds otherwise: from how many channels of the values
             on it does, in ascending order, and what it rounds.
         writes_out: it writes into ``inputs.out`` and ``inputs.lse`` (moe: ``inputs.out``), which
-            are poisoned and fenced, and may return None.
+            are poisoned and fenced, and may return None. If it writes no LSE, it returns
+            ``(inputs.out, None)``.
         compile_key: gives the key of what a first call compiles for a problem: a module, or a
             kernel of one; that call's time does not count against the deadline.
         kernels: where a module has several kernels, among which lengths and counts choose: gives

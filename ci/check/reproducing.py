@@ -31,6 +31,7 @@ ANSWERS = {
 """How the script reads an answer as tensors by name; others are pairs (out, lse)."""
 PAIR = 'dict(zip(("out", "lse"), result))'
 WRITTEN = '{"out": inputs.out, "lse": getattr(inputs, "lse", None)}'
+WITHOUT_LSE = '{"out": inputs.out}'
 TEMPLATE = Path(__file__).parents[1] / "templates" / "reproduce.py.template"
 
 
@@ -109,7 +110,7 @@ def write_script(
             else f"pathlib.Path(__file__).with_name({beside.name!r})"
         ),
         written=repr(written),
-        answer=WRITTEN if kept.writes_out else ANSWERS.get(kept.operation, PAIR),
+        answer=_answer(kept),
         # Of metadata a kernel may return a buffer that is longer than the batch.
         got="answer[name]" + "[: len(expected)]" * (kept.operation == "build_metadata"),
         data=f'\nDATA = """\n{_lines(data)}\n"""\n' if inside else "",
@@ -123,6 +124,13 @@ def write_script(
         message = f"--script {beside}: cannot be written ({error.strerror})"
         raise OutputError(message) from error
     return [path, beside]
+
+
+def _answer(kept: Kept) -> str:
+    """Return the expression of a kept call's answer as tensors by name."""
+    if not kept.writes_out:
+        return ANSWERS.get(kept.operation, PAIR)
+    return WITHOUT_LSE if kept.result and "lse" not in kept.result else WRITTEN
 
 
 def _quoted(text: str) -> str:

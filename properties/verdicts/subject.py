@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter, sleep
@@ -216,7 +217,7 @@ class Subject:
         result = self.call(problem, inputs, function, wait=wait)
         # The record is the implementation's to spoil: its buffers are known without it.
         pair = (
-            (views["out"], views.get("lse"))
+            (views["out"], self.written_lse(result, views.get("lse"), fill, wait=wait))
             if self.implementation.writes_out
             else self.read(answers.pair, result)
         )
@@ -239,6 +240,33 @@ class Subject:
         first, second = named.values()
         assert first is not None  # noqa: S101  of a pair the second only may be missing
         return first, second
+
+    def written_lse(
+        self,
+        result: object,
+        lse: torch.Tensor | None,
+        fill: float = torch.nan,
+        *,
+        wait: bool = True,
+    ) -> torch.Tensor | None:
+        """Return the buffer of the LSE; None where the call says that it wrote none, and has not.
+
+        Args:
+            result: what the call returned: (out, None) says that there is no LSE.
+            lse: the buffer, if there is one.
+            fill: what it held before.
+            wait: the call is over; else the buffer is not looked into.
+        """
+        says_none = self.read(
+            lambda pair: isinstance(pair, tuple) and len(pair) == 2 and pair[1] is None,  # noqa: PLR2004
+            result,
+        )
+        if lse is None or not says_none:
+            return lse
+        if not (wait and self._waits):
+            return None
+        untouched = lse.isnan() if math.isnan(fill) else lse == fill
+        return None if untouched.all() else lse
 
     def read(self, reader: Callable[[Any], Read], result: object) -> Read:
         """Read what a call returned, an object of any kind.

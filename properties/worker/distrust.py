@@ -146,8 +146,12 @@ class Server:
         called = None if function is None else getattr(self._sessions[function[0]], function[1])
         before = subject.seconds, subject.calls
         result = subject.call(problem, inputs, called)
-        if (function and function[1] in WITHOUT_RESULT) or subject.implementation.writes_out:
+        if function and function[1] in WITHOUT_RESULT:
             result = None
+        elif subject.implementation.writes_out:
+            # What was written is read from memory; of what was returned, that there is no LSE.
+            wrote_none = subject.written_lse(result, torch.full((1,), torch.nan)) is None
+            result = (None, None) if wrote_none else None
         numbers = {memory.data_ptr(): number for number, memory in self._memory.items()}
         with contained("its result raised "):
             told, tensors = encode(result, subject.target.device, numbers)

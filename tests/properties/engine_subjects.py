@@ -252,6 +252,21 @@ def writes(inputs: MergeInputs) -> None:
     inputs.lse.copy_(lse)
 
 
+@implementation("merge_state", name="writes-out-only", supports=narrow_merges, writes_out=True)
+def writes_out_only(inputs: MergeInputs) -> tuple[torch.Tensor, None]:
+    assert inputs.out is not None
+    inputs.out.copy_(merged(inputs)[0])
+    return inputs.out, None
+
+
+@implementation("merge_state", name="writes-wrong-lse", supports=narrow_merges, writes_out=True)
+def writes_wrong_lse(inputs: MergeInputs) -> tuple[torch.Tensor, None]:
+    """Say that there is no LSE, and write one."""
+    assert inputs.lse is not None
+    inputs.lse.copy_(merged(inputs)[1] + 1.0)
+    return writes_out_only.function(inputs)  # type: ignore[no-any-return]
+
+
 @implementation("merge_state", name="writes-too-far", supports=narrow_merges, writes_out=True)
 def writes_too_far(inputs: MergeInputs) -> None:
     writes(inputs)

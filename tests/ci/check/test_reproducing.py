@@ -236,6 +236,24 @@ def test_an_answer_in_given_buffers_is_read_there(
     assert run_script(script, monkeypatch, lambda _: None) == 1
 
 
+def test_an_answer_without_an_lse_is_read_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(inputs: Any, operation: str = "merge_state") -> tuple[torch.Tensor, None]:  # noqa: ANN401
+        inputs.out.copy_(wrong(inputs, operation)[0])
+        return inputs.out, None
+
+    problem = problem_of("merge_state")
+    verdict, kept = judged(kernel_of("merge_state", fill, writes_out=True), problem, tmp_path)
+    assert kept is not None
+    assert kept.result is not None
+    assert kept.result.keys() == {"out"}
+    script = tmp_path / "repro.py"
+    write_script(script, MINE, kept, verdict, "parity", problem)
+    answer = right(materialise(problem), "merge_state")
+    assert run_script(script, monkeypatch, lambda given: given.out.copy_(answer[0])) == 0
+
+
 def test_the_inputs_of_a_call_that_raises_are_kept(tmp_path: Path) -> None:
     def refuse(_: object, operation: str) -> None:
         raise UnsupportedError(operation)

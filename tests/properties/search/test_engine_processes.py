@@ -241,6 +241,14 @@ def test_output_buffers_are_poisoned_and_fenced() -> None:
     assert finding_of(nothing).verdict.kind == "nan"
 
 
+def test_a_kernel_that_writes_no_lse_says_so() -> None:
+    laws = ["parity", "well_formed", "output_buffers", "soak"]
+    good, wrong = execute("writes_out_only", "writes_wrong_lse", laws=laws, jobs=2)
+    assert good.findings == []
+    assert [law.verdict for law in good.laws] == ["PASS"] * len(laws)
+    assert finding_of(wrong).verdict.message.startswith("lse[")
+
+
 def test_only_the_laws_that_are_asked_for_run_in_their_order() -> None:
     laws = ["merge_identity", "parity", "well_formed"]
     (report,) = execute("merges", laws=laws, jobs=1)

@@ -134,6 +134,11 @@ def writes_behind(inputs: Any) -> None:  # noqa: ANN401
     torch.empty(0, dtype=inputs.out.dtype).set_(memory).zero_()
 
 
+def writes_right_out(inputs: Any) -> tuple[torch.Tensor, None]:  # noqa: ANN401
+    inputs.out.copy_(OPERATIONS["paged_attention"].answer(inputs).out)
+    return inputs.out, None
+
+
 def raises(_inputs: object) -> None:
     message = "no"
     raise UnsupportedError(message)
@@ -153,6 +158,7 @@ class OddSize:
     [
         ("inputs_unchanged", adds_to_q, {}, "FAIL", "mutated_input"),
         ("inputs_unchanged", writes_behind, {"writes_out": True}, "FAIL", "wrote_outside"),
+        ("parity", writes_right_out, {"writes_out": True}, "PASS", ""),
         ("parity", lambda inputs: inputs.q.to_sparse(), {}, "FAIL", "shape"),
         ("parity", lambda inputs: (inputs.q.to_sparse(), None), {}, "FAIL", "shape"),
         ("parity", lambda inputs: (inputs.q, None), {}, "FAIL", "numeric"),
