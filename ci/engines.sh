@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The Python files of engines' wheels: engines.sh PYTHON FOLDER REQUIREMENT... (vllm==0.33.0).
-# Nothing of a wheel is run, so one of any platform and Python will do; it is deleted afterwards.
+# Each release gets a folder of its own. Nothing of a wheel is run, so one of any platform and
+# Python will do; it is deleted afterwards.
 set -euo pipefail
 python=$1 folder=$2
 shift 2
@@ -13,7 +14,8 @@ for engine in "$@"; do
   echo "engines: fetching the wheel of $engine"
   "$python" -m pip --disable-pip-version-check download -q --no-cache-dir --progress-bar off \
     --no-deps --only-binary :all: --implementation cp --python-version 3.11 --abi cp311 \
-    --abi abi3 --abi none --platform manylinux_2_34_x86_64 --platform manylinux_2_28_x86_64 \
+    --abi abi3 --abi cp38 --abi none --platform manylinux_2_34_x86_64 \
+    --platform manylinux_2_31_x86_64 --platform manylinux_2_28_x86_64 \
     --platform manylinux1_x86_64 --platform any --dest "$fetched" "$engine"
   "$python" - "$fetched" "$target.part" <<'PYTHON'
 import pathlib
@@ -21,9 +23,10 @@ import sys
 import zipfile
 
 folder, target = map(pathlib.Path, sys.argv[1:])
+kept = (".py", ".dist-info/METADATA")
 for path in folder.glob("*.whl"):
     with zipfile.ZipFile(path) as wheel:
-        wheel.extractall(target, [name for name in wheel.namelist() if name.endswith(".py")])
+        wheel.extractall(target, [name for name in wheel.namelist() if name.endswith(kept)])
 PYTHON
   mv "$target.part" "$target"
   rm -rf "$fetched"

@@ -137,7 +137,8 @@ RUN_OPTIONS = (
 
 RUN_SECTIONS = {
     "What to judge": (
-        "--operation", "--law", "--only", "--implementation", "--part", "--compile", "--unit",
+        "--operation", "--law", "--only", "--from", "--implementation", "--part", "--compile",
+        "--unit",
     ),
     "How hard to look": (
         "--profile", "--minutes", "--seed", "--modules", "--soak", "--costs", "--sanitizer",

@@ -10,6 +10,7 @@ from importlib import metadata
 
 from .capability import Capability, parse_capability
 from .registrations import canonical_name, registrations
+from .unpacked import unpacked
 
 FIELDS = {
     "flashinfer": "flashinfer",
@@ -137,7 +138,13 @@ class Target:
 
 
 def installed_version(distribution: str) -> str | None:
-    """Return the version of an installed distribution, None where there is none."""
+    """Return the version of an installed distribution, None where there is none.
+
+    Of an engine whose package lies in a folder of ``KERNELPROOF_FROM``, it is that one's.
+    """
+    package = unpacked(canonical_name(distribution))
+    if package is not None:
+        return package.version
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:

@@ -15,6 +15,7 @@ from typing import Any
 from ... import __version__
 from ...fixtures import CORPUS
 from ...impl.registry import BUILT_IN, installed_implementations
+from ...impl.targets.unpacked import folders
 from .files import Output, OutputError
 from .ledger import CASE_SCHEMA, Ledger
 from .report import Finding, ImplementationReport, RunReport
@@ -156,11 +157,17 @@ def replay_command(path: Path) -> str:
 
     A case of the shipped corpus goes by its name, wherever Kernelproof is installed.
     """
-    if path.resolve().parent == CORPUS.resolve():
-        return f"kernelproof replay {shlex.quote(path.name)}"
+    shipped = path.resolve().parent == CORPUS.resolve()
+    sources = [word for folder in folders() for word in ("--from", _from_here(folder))]
+    return shlex.join(
+        ["kernelproof", "replay", path.name if shipped else _from_here(path), *sources]
+    )
+
+
+def _from_here(path: Path) -> str:
+    """Return a path relative to the current folder where it is below that."""
     here = os.path.relpath(path)
-    found = path.absolute() if here.startswith(os.pardir) else here
-    return f"kernelproof replay {shlex.quote(str(found))}"
+    return str(path.absolute()) if here.startswith(os.pardir) else here
 
 
 def versions(target: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,187 @@
+"""Single kernel files of serving engines, loaded without running the rest of the engine.
+
+An adapter names its file and the modules that stand in for the rest of the engine::
+
+    FILE = "vllm.v1.attention.ops.triton_merge_attn_states"
+
+    def stubs():  # called once, at the first call of the kernel
+        import triton
+        return {"vllm.triton_utils": {"triton": triton, "tl": triton.language}}
+
+    def supports(problem, target):
+        return unavailable(FILE, target) or True
+
+    @implementation("merge_state", name="vllm-...", provider="vllm", supports=supports, ...)
+    def merge(inputs):
+        with load(FILE, stubs) as kernels:
+            kernels.merge_attn_states(...)
+
+Call the kernel inside of ``with``: functions of engines import more when they run. A module is, in
+this order: a stub, if one has its name; a package without its ``__init__``, if there is a folder;
+the file itself. A stub of another package than the engine's names each of its parents too
+(``{"sgl_kernel": {}, "sgl_kernel.flash": {...}}``). Outside of ``with`` none of these modules is
+importable: whoever has the engine installed and imports it gets the real one.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+
+from ..gpu.triton_interpreter import uninterpreted
+from ..targets.exceptions import message_of
+from ..targets.optional import missing
+from ..targets.refusal import Refusal
+from ..targets.target import Target, UnsupportedError, installed_version
+from ..targets.unpacked import FROM, Package, unpacked
+
+Stubs = Callable[[], Mapping[str, Mapping[str, object]]]
+"""Makes the attributes of modules that stand in for an engine's, by the modules' names."""
+
+
+class AbsentError(UnsupportedError, AttributeError):
+    """An attribute that a stub does not have; ``hasattr`` and ``getattr`` understand it."""
+
+
+def find(name: str) -> Package | None:
+    """Return the package of an engine: unpacked in a folder of ``FROM``, or installed."""
+    found = unpacked(name)
+    if found is not None:
+        return found
+    for finder in sys.meta_path:
+        spec = finder.find_spec(name, None)
+        # Only a folder of this name in the current one has no origin.
+        if spec is not None and spec.origin and spec.submodule_search_locations:
+            return Package(name, Path(spec.origin).parent, installed_version(name))
+    return None
+
+
+def missing_file(module: str) -> Refusal | None:
+    """Return why an engine's module cannot be loaded; None if its file is there.
+
+    Nothing is imported.
+    """
+    name = module.partition(".")[0]
+    package = find(name)
+    if package is None:
+        hint = f"install it, or name a folder with its files by --from (or in {FROM})"
+        return Refusal(f"{name} is not installed: {hint}", "package", name)
+    if not _place(package, module).with_suffix(".py").is_file():
+        return Refusal(f"{package.title} has no {_path(module)}", "package", name)
+    return None
+
+
+def unavailable(module: str, target: Target) -> Refusal | None:
+    """Return why a Triton kernel in an engine's module cannot run; None if it can."""
+    return uninterpreted(target) or missing_file(module) or missing("triton", "triton")
+
+
+@contextmanager
+def load(module: str, stubs: Stubs) -> Iterator[ModuleType]:
+    """Import a module of an engine, without the packages that it lies in.
+
+    Args:
+        module: its dotted name, such as ``vllm.v1.attention.ops.triton_unified_attention``.
+        stubs: the modules that stand in for others.
+
+    Yields:
+        The module. It and what it imports is loaded once in a process.
+
+    Raises:
+        UnsupportedError: the package or the file is missing; the file wants a module that is not
+            there, or an attribute that its stub does not have.
+    """
+    refusal = missing_file(module)
+    package = find(module.partition(".")[0])
+    if refusal is not None or package is None:
+        raise UnsupportedError(refusal)
+    with _world(package, stubs).entered():
+        try:
+            yield importlib.import_module(module)
+        except (AbsentError, ImportError) as error:
+            message = f"{_path(module)} of {package.title}: {message_of(error)}"
+            raise UnsupportedError(message) from error
+
+
+class _World:
+    """An engine's modules as one adapter sees them, beside those of ``sys.modules``."""
+
+    def __init__(self, package: Package, stubs: Mapping[str, Mapping[str, object]]) -> None:
+        self._package = package
+        self._stubs = stubs
+        self._modules: dict[str, ModuleType] = {}
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Let its modules be imported, and no others of their names."""
+        others = self._taken()
+        sys.modules.update(self._modules)
+        sys.meta_path.insert(0, self)
+        try:
+            yield
+        finally:
+            sys.meta_path.remove(self)
+            self._modules = self._taken()
+            sys.modules.update(others)
+
+    def _taken(self) -> dict[str, ModuleType]:
+        """Take the modules of these names out of ``sys.modules``."""
+        inside = f"{self._package.name}."
+        names = [
+            name
+            for name in list(sys.modules)
+            if name == self._package.name or name.startswith(inside) or name in self._stubs
+        ]
+        return {name: sys.modules.pop(name) for name in names}
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Find a module, as the import system asks for it."""
+        del path, target
+        if name in self._stubs:
+            return ModuleSpec(name, self, is_package=True)
+        if name.partition(".")[0] != self._package.name:
+            return None
+        place = _place(self._package, name)
+        if place.is_dir():
+            # Without a loader: a package of which nothing runs.
+            spec = ModuleSpec(name, None, is_package=True)
+            spec.submodule_search_locations = [str(place)]
+            return spec
+        file = place.with_suffix(".py")
+        return importlib.util.spec_from_file_location(name, file) if file.is_file() else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Make a stub."""
+        return _Stub(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Give a stub its attributes."""
+        vars(module).update(self._stubs[module.__name__])
+
+
+class _Stub(ModuleType):
+    """Stands in for a module of an engine."""
+
+    def __getattr__(self, name: str) -> object:
+        message = f"the adapter's stub of {self.__name__} has no {name}"
+        raise AbsentError(message)
+
+
+@functools.cache
+def _world(package: Package, stubs: Stubs) -> _World:
+    return _World(package, stubs())
+
+
+def _place(package: Package, module: str) -> Path:
+    return package.folder.joinpath(*module.split(".")[1:])
+
+
+def _path(module: str) -> str:
+    return f"{module.replace('.', '/')}.py"
