@@ -67,7 +67,7 @@ bench: setup ## Time, memory and tightness of the oracle (BENCH_FLAGS=...)
 
 .PHONY: engines
 # 375 MB are fetched and 120 MB kept; nothing of it is run.
-engines: $(VENV)/.created ## The source of vLLM and SGLang, in .engines, for `merge --uses` (ENGINES="vllm==0.33.0")
+engines: $(VENV)/.created ## The source of vLLM and SGLang, in .engines, for `--from` and `merge --uses` (ENGINES="vllm==0.33.0")
 	@ci/engines.sh $(BIN)/python .engines $(ENGINES)
 
 ##@ Checks of a change (.ci/run runs them all)

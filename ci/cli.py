@@ -28,7 +28,7 @@ from .bump.options import (
     pin_options,
     side_options,
 )
-from .check.engine_folders import FROM_OPTION
+from .check.engine_folders import from_option
 from .check.run_options import CASES, DEVICES, DISTRUST, RUN_SECTIONS, run_options
 from .console.choices import Choice
 from .console.completion import among, implementation_names
@@ -118,7 +118,7 @@ def _operations(_context: click.Context, _parameter: click.Parameter, incomplete
     type=Choice(TOOLS),
     help="Run under this tool of compute-sanitizer, which is slow; its errors are CRASHes.",
 )
-@FROM_OPTION
+@from_option
 @run_options
 def check(
     implementations: tuple[str, ...],
@@ -208,7 +208,7 @@ OF_BUMP = {each.name for each in bump_command.params if each.opts[0] not in _FLA
 @side_options
 @pin_options
 @bump_options
-@FROM_OPTION
+@from_option
 @run_options
 def gate(
     *,
@@ -289,7 +289,7 @@ for _each in gate.params:  # the alias takes them, its help does not show them
     help="Judge in this process, for breakpoints, prints and profilers.",
 )
 @DISTRUST
-@FROM_OPTION
+@from_option
 def replay(**options: Any) -> int:  # noqa: ANN401  click's options
     """Judge one case again: exit 1 if it still fails, 0 if it passes."""
     from .check.replaying import Request, replay_case
@@ -321,7 +321,7 @@ def new_command(name: str, operation: str) -> int:
     "--device", type=DEVICES, default="cpu", show_default=True, help="Where kernels would run."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@FROM_OPTION
+@from_option
 @output_option(
     "--markdown",
     "Write a page of the documentation; this file's name says which: law-book.md, fields.md or "

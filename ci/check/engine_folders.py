@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -11,13 +15,34 @@ from ...impl.targets.unpacked import ENGINES, FROM, engines_in
 from ..console.errors import UsageRefusedError
 
 
-def _use(context: click.Context, _parameter: click.Parameter, folders: tuple[Path, ...]) -> None:
-    """Put the folders into the environment, which workers inherit, until the command ends.
+def from_option(command: Callable[..., int]) -> Callable[..., int]:
+    """Add the option; the command runs with its folders in the environment."""
+
+    @functools.wraps(command)
+    def run(*arguments: Any, engine_folders: Sequence[Path], **options: Any) -> int:  # noqa: ANN401
+        with _named(engine_folders):
+            return command(*arguments, **options)
+
+    return click.option(
+        "--from",
+        "engine_folders",
+        multiple=True,
+        type=click.Path(path_type=Path),
+        metavar="FOLDER",
+        help="Folder with an unpacked vLLM or SGLang, whose kernels are judged instead of the "
+        f"installed ones; may be repeated; also ${FROM}.",
+    )(run)
+
+
+@contextmanager
+def _named(folders: Sequence[Path]) -> Iterator[None]:
+    """Put folders into the environment, which workers inherit.
 
     Raises:
         UsageRefusedError: a folder holds no engine.
     """
     if not folders:
+        yield
         return
     for folder in folders:
         if not engines_in(folder):
@@ -26,24 +51,10 @@ def _use(context: click.Context, _parameter: click.Parameter, folders: tuple[Pat
             raise UsageRefusedError(message)
     before = os.environ.get(FROM)
     os.environ[FROM] = os.pathsep.join(str(folder.absolute()) for folder in folders)
-    context.call_on_close(lambda: _restore(before))
-
-
-def _restore(before: str | None) -> None:
-    if before is None:
-        del os.environ[FROM]
-    else:
-        os.environ[FROM] = before
-
-
-FROM_OPTION = click.option(
-    "--from",
-    "engine_folders",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    expose_value=False,
-    callback=_use,
-    help="Folder with an unpacked vLLM or SGLang, whose kernels are judged instead of the "
-    f"installed ones; may be repeated; also ${FROM}.",
-)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[FROM]
+        else:
+            os.environ[FROM] = before
