@@ -31,6 +31,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -110,7 +111,7 @@ def load(module: str, stubs: Stubs) -> Iterator[ModuleType]:
             raise UnsupportedError(message) from error
 
 
-class _World:
+class _World(MetaPathFinder, Loader):
     """An engine's modules as one adapter sees them, beside those of ``sys.modules``."""
 
     def __init__(self, package: Package, stubs: Mapping[str, Mapping[str, object]]) -> None:
