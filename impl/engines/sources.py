@@ -21,6 +21,8 @@ this order: a stub, if one has its name; a package without its ``__init__``, if 
 the file itself. A stub of another package than the engine's names each of its parents too
 (``{"sgl_kernel": {}, "sgl_kernel.flash": {...}}``). Outside of ``with`` none of these modules is
 importable: whoever has the engine installed and imports it gets the real one.
+
+Where releases have the file in different places, ``FILE`` is a tuple of its names.
 """
 
 from __future__ import annotations
@@ -43,6 +45,8 @@ from ..targets.refusal import Refusal
 from ..targets.target import Target, UnsupportedError, installed_version
 from ..targets.unpacked import FROM, Package, unpacked
 
+Names = str | tuple[str, ...]
+"""The dotted name of a file, or those that it has in different releases, the newest first."""
 Stubs = Callable[[], Mapping[str, Mapping[str, object]]]
 """Makes the attributes of modules that stand in for an engine's, by the modules' names."""
 
@@ -64,32 +68,27 @@ def find(name: str) -> Package | None:
     return None
 
 
-def missing_file(module: str) -> Refusal | None:
+def missing_file(module: Names) -> Refusal | None:
     """Return why an engine's module cannot be loaded; None if its file is there.
 
     Nothing is imported.
     """
-    name = module.partition(".")[0]
-    package = find(name)
-    if package is None:
-        hint = f"install it, or name a folder with its files by --from (or in {FROM})"
-        return Refusal(f"{name} is not installed: {hint}", "package", name)
-    if not _place(package, module).with_suffix(".py").is_file():
-        return Refusal(f"{package.title} has no {_path(module)}", "package", name)
-    return None
+    found = _found(module)
+    return found if isinstance(found, Refusal) else None
 
 
-def unavailable(module: str, target: Target) -> Refusal | None:
+def unavailable(module: Names, target: Target) -> Refusal | None:
     """Return why a Triton kernel in an engine's module cannot run; None if it can."""
     return uninterpreted(target) or missing_file(module) or missing("triton", "triton")
 
 
 @contextmanager
-def load(module: str, stubs: Stubs) -> Iterator[ModuleType]:
+def load(module: Names, stubs: Stubs) -> Iterator[ModuleType]:
     """Import a module of an engine, without the packages that it lies in.
 
     Args:
-        module: its dotted name, such as ``vllm.v1.attention.ops.triton_unified_attention``.
+        module: its dotted name, such as ``vllm.v1.attention.ops.triton_unified_attention``, or its
+            names in different releases.
         stubs: the modules that stand in for others.
 
     Yields:
@@ -99,16 +98,31 @@ def load(module: str, stubs: Stubs) -> Iterator[ModuleType]:
         UnsupportedError: the package or the file is missing; the file wants a module that is not
             there, or an attribute that its stub does not have.
     """
-    refusal = missing_file(module)
-    package = find(module.partition(".")[0])
-    if refusal is not None or package is None:
-        raise UnsupportedError(refusal)
+    found = _found(module)
+    if isinstance(found, Refusal):
+        raise UnsupportedError(found)
+    package, name = found
     with _world(package, stubs).entered():
         try:
-            yield importlib.import_module(module)
+            yield importlib.import_module(name)
         except (AbsentError, ImportError) as error:
-            message = f"{_path(module)} of {package.title}: {message_of(error)}"
+            message = f"{_path(name)} of {package.title}: {message_of(error)}"
             raise UnsupportedError(message) from error
+
+
+def _found(module: Names) -> tuple[Package, str] | Refusal:
+    """Return the package and the first of the names that has a file, or why there is none."""
+    names = (module,) if isinstance(module, str) else module
+    engine = names[0].partition(".")[0]
+    package = find(engine)
+    if package is None:
+        hint = f"install it, or name a folder with its files by --from (or in {FROM})"
+        return Refusal(f"{engine} is not installed: {hint}", "package", engine)
+    for name in names:
+        if _place(package, name).with_suffix(".py").is_file():
+            return package, name
+    wanted = " or ".join(map(_path, names))
+    return Refusal(f"{package.title} has no {wanted}", "package", engine)
 
 
 class _World(MetaPathFinder, Loader):

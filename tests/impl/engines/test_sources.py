@@ -127,6 +127,14 @@ def test_a_release_without_the_file_is_no_finding() -> None:
     said = missing_file("vllm.ops.other")
     assert said == "vllm 1.2.3 has no vllm/ops/other.py"
     assert said.code == "package"
+    said = missing_file(("vllm.new", "vllm.old"))
+    assert said == "vllm 1.2.3 has no vllm/new.py or vllm/old.py"
+
+
+@pytest.mark.usefixtures("named")
+def test_a_file_that_moved_is_found_where_this_release_has_it() -> None:
+    with load(("vllm.attention.merge", FILE), stubs) as kernels:
+        assert kernels.__name__ == FILE
 
 
 def test_an_installed_engine_is_found_and_not_imported(
