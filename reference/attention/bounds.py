@@ -165,7 +165,12 @@ def bounded(
     q, sizes = call.q, (values.head_dim, 1, values.head_dim, 1)
     # Every token is some request's: nothing of it is left as it is.
     found = q.new_empty((*q.shape[:2], sum(sizes)), dtype=options.compute_dtype)
-    roundings = Roundings.of(checked_arithmetic(arithmetic), values.dtype, out_dtype or q.dtype)
+    roundings = Roundings.of(
+        checked_arithmetic(arithmetic),
+        values.dtype,
+        out_dtype or q.dtype,
+        quantised=call.kv_format is not None,
+    )
     with torch.no_grad():
         for batch in batches(call, options):
             for weights in softmax_weights(batch, options):

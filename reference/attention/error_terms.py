@@ -49,12 +49,17 @@ with a failure probability below 2 exp(-LAMBDA^2 / 2): Higham & Mary, SIAM J. Sc
 5.  lse = m + log(sum): 2 sum P_j e_j + (n(S) + SUM) u + LSE u (|lse| + |m|), stored in float32;
     p more where the row sum is taken of rounded probabilities.
 
-6.  tanh.approx of a soft cap adds TANH |s_j| to d_j.
+6.  tanh.approx of a soft cap c adds TANH |s_j| to d_j. Taken as 2 / (1 + exp(-2 x)) - 1, which
+    cancels where x is small, it adds SIGMOID u c: of h = 1 / (1 + exp(-y)), the exponential's
+    (EXP + |y|) u enters with h (1 - h), at most 1/4 and 0.23 with |y|, the sum and the division
+    with u each; twice that and the difference make (EXP / 2 + 5.5) u.
 
 7.  Where FP8 operands are multiplied in fixed point, each addend of a dot product loses at most
     FIXED_POINT of the largest one, which is at most max|q_i| max|k_ji| or a sum on the way to s_j:
     n(D) FIXED_POINT (|scale| max|q_i| max|k_ji| + |s_j|) more in d_j. The second product adds
     n(S) FIXED_POINT A in the same way; the row sum is no product.
+
+8. to 10.: operands and single products that are rounded, see ``product_terms``.
 """
 
 from __future__ import annotations
@@ -73,12 +78,16 @@ from ..formats.arithmetic import (
     unit_roundoff,
 )
 from .options import Options
+from .product_terms import (
+    LAMBDA,
+    ProductRoundings,
+    Values,
+    moved_by_products,
+    rounded_products,
+)
 from .reordering import LARGEST_LOGIT_ERROR, LogitErrors, largest_sum, may_reorder
 from .softmax import Weights
 
-LAMBDA = 5.0
-"""Confidence of the probabilistic bounds: at most 2 exp(-12.5) = 7.5e-6 an element if every single
-rounding were as large as it can be; roundings are about 0.4 of that, which leaves 2 exp(-78)."""
 DOT = 2.0
 """Roundings of a product of two accumulation-format inputs and of the multiplication by scale."""
 LOGIT = 4.0
@@ -93,6 +102,8 @@ VARIANCE_FLOOR = 2.0**-40
 """Share of sum P V^2 that sum P V^2 - O^2 may lose to cancellation in float64, and more."""
 TANH = 2.0**-11
 """Largest relative error of tanh.approx.f32, as the PTX ISA gives it."""
+SIGMOID = 10.0
+"""Absolute error of tanh by way of a sigmoid, in units of u; see 6."""
 FIXED_POINT = 2.0**-13
 """What an addend of a Hopper tensor core's FP8 product may lose, as a share of the largest
 (DeepSeek-V3, arXiv:2412.19437, section 3.5.2, saw about 14 bits; an H200 here agrees with 13)."""
@@ -111,12 +122,19 @@ class Roundings(NamedTuple):
     merged_above: int = 0  # keys above which parts are rounded twice; 0: never
     tanh: float = 0.0  # relative error of the soft cap's tanh
     products: float = 0.0  # of addends in fixed point; 0: in the accumulation format
+    tanh_absolute: float = 0.0  # error of the soft cap's tanh beside the relative one
+    of_products: ProductRoundings = ProductRoundings()
 
     @classmethod
     def of(
-        cls, arithmetic: Arithmetic, value_dtype: torch.dtype, out_dtype: torch.dtype
+        cls,
+        arithmetic: Arithmetic,
+        value_dtype: torch.dtype,
+        out_dtype: torch.dtype,
+        *,
+        quantised: bool = False,
     ) -> Roundings:
-        """Look up the roundings of a kernel on these dtypes."""
+        """Look up the roundings of a kernel on these dtypes, and on a quantised cache."""
         rounded = arithmetic.probabilities_format(value_dtype)
         out = dtype_name(out_dtype)
         fixed_point = arithmetic.fp8_products == "fixed_point"
@@ -131,6 +149,8 @@ class Roundings(NamedTuple):
             arithmetic.merged_outputs,
             TANH if arithmetic.tanh == "approximate" else 0.0,
             FIXED_POINT if value_dtype.itemsize == 1 and fixed_point else 0.0,
+            SIGMOID * UNIT_ROUNDOFF[arithmetic.accumulate] if arithmetic.tanh == "sigmoid" else 0.0,
+            ProductRoundings.of(arithmetic, value_dtype, quantised=quantised),
         )
 
     def parts(self, keys: int) -> float:
@@ -187,14 +207,14 @@ def block_bounds(
         [roundings.probabilities_floor * keys for keys in num_keys],
         [roundings.parts(keys) for keys in num_keys],
     )
-    key_norms = torch.linalg.vector_norm(weights.k, dim=-1)
-    if weights.block.padding is not None:
-        key_norms.masked_fill_(weights.block.padding.unsqueeze(1), math.nan)
+    key_norms = _key_norms(weights)
     confidence = LAMBDA * most_equal_keys(key_norms).view(-1, 1, 1, 1).to(out.dtype).sqrt_()
     grown = torch.minimum(keys, confidence * most_share)
     sums = (2 * grown + SUM) * u + grown * roundings.products + parts
     lse_sums = (grown + SUM) * u + (roundings.probabilities if roundings.sums_rounded else 0.0)
-    errors = _logit_errors(weights, key_norms, options, roundings)
+    of_products = roundings.of_products
+    rounded = rounded_products(weights, _scale(weights, options), of_products)
+    errors = _logit_errors(weights, key_norms, rounded.single, options, roundings)
     sees_nothing = torch.isneginf(weights.lse)
     lse, out_size = weights.lse.masked_fill(sees_nothing, 0.0), out.abs()
     largest = weights.largest.abs()
@@ -224,14 +244,17 @@ def block_bounds(
     moved = variance.clamp_(min=0.0).sqrt_().mul_(errors.deviation).mul_(2)
     lse_moved = 2 * errors.mean
     if may_reorder(errors):
-        again = 1 + sums + roundings.probabilities * (1 + most_share)
+        again = 1 + sums + (roundings.probabilities + 2 * of_products.cut) * (1 + most_share)
         anywhere = largest_sum(weights.logits - lse, v, errors).mul_(again).add_(out_size)
         moved = torch.where(errors.reorder, anywhere, moved)
         lse_moved = torch.where(errors.reorder, errors.largest, lse_moved)
-    error.add_(moved)
+    by_products = moved_by_products(
+        weights, rounded, Values(v, v_squared, out_size, confidence), errors, of_products
+    )
+    error.add_(moved).add_(by_products.out)
     out_bound = error.mul_(1 + roundings.out).add_(out_size, alpha=roundings.out)
     out_bound += roundings.out_floor
-    lse_bound = torch.add(lse_sums, lse_moved).add_(largest, alpha=LSE * u)
+    lse_bound = torch.add(lse_sums, lse_moved + by_products.lse).add_(largest, alpha=LSE * u)
     lse_bound.add_(lse.abs(), alpha=LSE * u + UNIT_ROUNDOFF["float32"])
     return out_bound.masked_fill_(sees_nothing, 0.0), lse_bound.masked_fill_(sees_nothing, 0.0)
 
@@ -242,12 +265,29 @@ def _of_requests(like: torch.Tensor, *numbers: Sequence[float]) -> tuple[torch.T
     return table.view(*table.shape, 1, 1, 1).unbind()
 
 
+def _key_norms(weights: Weights) -> torch.Tensor:
+    """Return the norms of keys, [N, K, S'], NaN where an entry is none."""
+    norms: torch.Tensor = torch.linalg.vector_norm(weights.k, dim=-1)
+    if weights.block.padding is not None:
+        norms.masked_fill_(weights.block.padding.unsqueeze(1), math.nan)
+    return norms
+
+
+def _scale(weights: Weights, options: Options) -> float:
+    if options.sm_scale is not None:
+        return options.sm_scale
+    return 1.0 / math.sqrt(weights.q.shape[-1])
+
+
 def _logit_errors(
-    weights: Weights, key_norms: torch.Tensor, options: Options, roundings: Roundings
+    weights: Weights,
+    key_norms: torch.Tensor,
+    of_products: torch.Tensor | float,
+    options: Options,
+    roundings: Roundings,
 ) -> LogitErrors:
-    """Bound what the logits of a block are off by; 1., 6. and 7. above."""
-    u, head_dim = roundings.accumulate, weights.q.shape[-1]
-    scale = options.sm_scale if options.sm_scale is not None else 1.0 / math.sqrt(head_dim)
+    """Bound what the logits of a block are off by: 1., 6. and 7. above, and ``of_products``."""
+    u, head_dim, scale = roundings.accumulate, weights.q.shape[-1], _scale(weights, options)
     query_norms = torch.linalg.vector_norm(weights.q, dim=-1, keepdim=True)
     sizes, largest = weights.logits.abs(), weights.largest.abs()  # sizes are infinite where masked
     absolute = torch.add(sizes, largest).mul_(LOGIT * u).add_(EXP * u)
@@ -257,8 +297,11 @@ def _logit_errors(
         largest_q, largest_k = weights.q.abs().amax(-1, keepdim=True), weights.k.abs().amax(-1)
         addends = largest_q * largest_k.unsqueeze(2) * abs(scale) + sizes
         absolute += addends.mul_(growth(head_dim) * roundings.products)
-    if roundings.tanh and options.logits_soft_cap:
-        absolute += sizes.mul_(roundings.tanh)
+    if options.logits_soft_cap:
+        absolute += roundings.tanh_absolute * options.logits_soft_cap
+        if roundings.tanh:
+            absolute += sizes.mul_(roundings.tanh)
+    absolute += of_products
     absolute.masked_fill_(torch.isneginf(weights.logits), 0.0)
     relative = absolute.clamp(max=LARGEST_LOGIT_ERROR).expm1_()
     weighted = weights.probabilities * relative

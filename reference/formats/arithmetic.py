@@ -53,8 +53,18 @@ class Arithmetic:
             largest logit, or ``"fused"``: as exp2(s c - (m c)) with a product that was rounded, by
             which the largest probability is off by ``u |m|`` (FlashAttention-3). Then the exact
             grid is held to the bound, not to the last bit.
-        tanh: of a soft cap: ``"accumulate"``, or ``"approximate"``: PTX's ``tanh.approx.f32``, with
-            a relative error of at most 2^-11.
+        tanh: of a soft cap: ``"accumulate"``, ``"approximate"``: PTX's ``tanh.approx.f32``, with
+            a relative error of at most 2^-11, or ``"sigmoid"``: 2 sigmoid(2 x) - 1, which has a
+            small absolute error only (SGLang's Triton kernels).
+        operands: format of float32 operands of both products, as tensor cores take them:
+            ``"tfloat32"``, rounded or cut off (Triton's ``tl.dot`` by default); None: all of their
+            bits. Operands of 16 bits lose nothing.
+        products: of a query's and a key's elements: ``"accumulate"``, or ``"inputs"``: each is
+            rounded to their 16-bit dtype before the sum (``tl.sum(q * k)`` of SGLang's decode).
+            Overflow of float16 is still wrong.
+        dequantized: keys and values of a quantised cache, scale applied: ``"accumulate"``, or
+            ``"inputs"``: rounded to the queries' dtype before they are multiplied (vLLM's unified
+            attention with an FP8 cache).
         fp8_products: what sums the products of FP8 operands (queries, keys and values):
             ``"accumulate"``, or ``"fixed_point"``: Hopper's tensor cores, which align 32 products
             and the sum so far to the largest of them and cut each off after 13 bits.
@@ -85,6 +95,9 @@ class Arithmetic:
     intermediate: str | None = None
     combine: str | None = None
     sigmoid: str = "exponential"
+    operands: str | None = None
+    products: str = "accumulate"
+    dequantized: str = "accumulate"
 
     def __post_init__(self) -> None:
         """Refuse formats that no bound is known for."""
@@ -106,7 +119,10 @@ class Arithmetic:
         for name, value, choices in (
             ("row_sum", self.row_sum, ("accumulate", "probabilities")),
             ("exponent", self.exponent, ("difference", "fused")),
-            ("tanh", self.tanh, ("accumulate", "approximate")),
+            ("tanh", self.tanh, ("accumulate", "approximate", "sigmoid")),
+            ("operands", self.operands, (None, "tfloat32")),
+            ("products", self.products, ("accumulate", "inputs")),
+            ("dequantized", self.dequantized, ("accumulate", "inputs")),
             ("fp8_products", self.fp8_products, ("accumulate", "fixed_point")),
             ("sigmoid", self.sigmoid, ("exponential", "tanh")),
         ):

@@ -50,7 +50,8 @@ from typing import NamedTuple
 
 import torch
 
-from ..attention.error_terms import DOT, LAMBDA, LOGIT, SUM, growth, most_equal_keys
+from ..attention.error_terms import DOT, LOGIT, SUM, growth, most_equal_keys
+from ..attention.product_terms import LAMBDA
 from ..formats.arithmetic import SMALLEST_SUBNORMAL, Arithmetic, checked_arithmetic
 from ..scratch import Scratch
 from .activations import activate, carried_error, halves
