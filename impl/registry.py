@@ -114,6 +114,11 @@ BUILT_IN: dict[str, str] = {
     "triton-metadata": "kernelproof.impl.triton.metadata:build",
     "triton-route": "kernelproof.impl.triton.route:route",
     "triton-moe": "kernelproof.impl.triton.moe:experts",
+    "vllm-unified-attention": "kernelproof.impl.engines.vllm_attention:attend_2d",
+    "vllm-unified-attention-3d": "kernelproof.impl.engines.vllm_attention:attend_3d",
+    "vllm-merge-attn-states": "kernelproof.impl.engines.vllm_merge:merge",
+    "vllm-reshape-and-cache-flash": "kernelproof.impl.engines.vllm_append:append",
+    "vllm-fused-moe": "kernelproof.impl.engines.vllm_moe:experts",
 }
 """Implementations that Kernelproof ships, by name."""
 

@@ -30,6 +30,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -75,6 +76,17 @@ def missing_file(module: Names) -> Refusal | None:
     """
     found = _found(module)
     return found if isinstance(found, Refusal) else None
+
+
+def says(module: Names, word: str) -> bool:
+    """Whether a name stands in an engine's file: releases differ in what their kernels take."""
+    found = _found(module)
+    return not isinstance(found, Refusal) and word in _words(_place(*found).with_suffix(".py"))
+
+
+@functools.cache
+def _words(file: Path) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", file.read_text(encoding="utf-8", errors="replace")))
 
 
 def unavailable(module: Names, target: Target) -> Refusal | None:

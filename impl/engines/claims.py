@@ -1,0 +1,51 @@
+"""What kernels of several engines do not take, and shapes that their calls have in common."""
+
+from __future__ import annotations
+
+import torch
+
+from ...reference import AttentionProblem, BatchMetadata, Problem
+from ..targets.refusal import Refusal
+from ..targets.target import Target
+
+BFLOAT16 = (
+    "Triton's interpreter multiplies bfloat16 by its bit patterns and drops bits where it stores it"
+)
+"""Why problems in bfloat16 are judged on a GPU only."""
+FP8_SM = 89
+"""Least compute capability, times ten, with Triton's FP8 (``fp8e4nv``)."""
+
+
+def wrong_here(problem: Problem, target: Target) -> Refusal | None:
+    """Refuse what Triton's interpreter computes wrongly, and what a chip does not have."""
+    if target.device == "cpu" and getattr(problem, "dtype", "") == "bfloat16":
+        return Refusal(BFLOAT16, "device", "a GPU")
+    if target.sm is not None and target.sm < FP8_SM and getattr(problem, "kv_cache", ""):
+        return Refusal(f"FP8 needs sm_{FP8_SM} or newer", "device", f"sm_{FP8_SM} or newer")
+    return None
+
+
+def refused_attention(problem: AttentionProblem) -> str | None:
+    """Refuse what engines' attention kernels have no words for; None if there is nothing."""
+    if problem.head_dim_qk != problem.head_dim_vo:
+        return "keys and values have one head dim"
+    if problem.head_dim_qk < 16:  # noqa: PLR2004  the least that tl.dot multiplies
+        return "tl.dot takes 16 channels or more"
+    if not problem.kv_cache and (problem.k_scale != 1 or problem.v_scale != 1):
+        return "scales belong to FP8 caches"
+    return None
+
+
+def by_slots(cache: torch.Tensor, kv_layout: str) -> torch.Tensor:
+    """Return a view of a cache as [pages, page_size, heads, head_dim]."""
+    return cache if kv_layout == "NHD" else cache.transpose(1, 2)
+
+
+def slot_mapping(metadata: BatchMetadata, tokens: int) -> torch.Tensor:
+    """Return the slot of each new token, page * page_size + offset, as int64 [tokens]."""
+    token = torch.arange(tokens, device=metadata.qo_indptr.device)
+    request = torch.searchsorted(metadata.qo_indptr[1:].long(), token, right=True)
+    position = metadata.seq_lens[request] - metadata.qo_indptr[request + 1] + token
+    page = metadata.paged_kv_indptr[request] + position // metadata.page_size
+    slots = metadata.paged_kv_indices[page].long() * metadata.page_size
+    return slots + position % metadata.page_size

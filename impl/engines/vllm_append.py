@@ -1,0 +1,70 @@
+"""vLLM's Triton kernel that writes new keys and values into a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import torch
+
+from ...reference import AttentionProblem
+from ...reference.tensors.inputs import AppendInputs
+from ..protocol import implementation
+from ..targets.refusal import Refusal
+from ..targets.target import Target
+from .claims import by_slots, slot_mapping, wrong_here
+from .sources import load, says, unavailable
+from .vllm_stubs import stubs
+
+NAME = "ops.triton_reshape_and_cache_flash"
+FILE = (f"vllm.v1.attention.{NAME}", f"vllm.attention.{NAME}")
+
+
+def _supports(problem: AttentionProblem, target: Target) -> bool | str:
+    if problem.head_dim_qk != problem.head_dim_vo:
+        return "keys and values have one head dim"
+    if problem.kv_element == "float8_e5m2":
+        return "vLLM's Triton caches hold e4m3 where e5m2 is asked for"
+    strided_heads = says(FILE, "USE_HEAD_MAJOR_LAYOUT") or not says(FILE, "head_stride")
+    if problem.kv_layout == "HND" and not strided_heads:
+        return "this release writes heads that lie one after another only"
+    if target.device == "cpu" and not (says(FILE, "is_xpu") or not says(FILE, "num_stages")):
+        return "this release asks CUDA for the GPU before it launches the kernel"
+    if target.device == "cpu" and problem.kv_cache:
+        return Refusal("Triton's interpreter drops bits where it stores FP8", "device", "a GPU")
+    return wrong_here(problem, target) or unavailable(FILE, target) or True
+
+
+def _compile_key(problem: AttentionProblem) -> Hashable:
+    strides = (problem.strided_kv, problem.kv_layout)
+    return (
+        problem.dtype, problem.kv_cache, problem.head_dim_qk, problem.num_kv_heads,
+        problem.page_size, strides if problem.head_dim_qk % 16 else None,
+    )  # fmt: skip
+
+
+@implementation(
+    "append_paged_kv",
+    name="vllm-reshape-and-cache-flash",
+    provider="vllm",
+    supports=_supports,
+    features=("fp8_kv",),
+    compile_key=_compile_key,
+    build_ahead="cuda",
+    build_minutes=0.02,
+    build_compilers=1,
+)
+def append(inputs: AppendInputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """Write each token into the slot that its request's pages give it."""
+    caches = inputs.k_cache, inputs.v_cache
+    if not inputs.in_place:
+        caches = inputs.k_cache.clone(), inputs.v_cache.clone()
+    k_cache, v_cache = (by_slots(each, inputs.kv_layout) for each in caches)
+    with load(FILE, stubs) as kernels:
+        kernels.triton_reshape_and_cache_flash(
+            key=inputs.k, value=inputs.v, key_cache=k_cache, value_cache=v_cache,
+            slot_mapping=slot_mapping(inputs.metadata, inputs.k.shape[0]),
+            kv_cache_dtype="auto" if inputs.kv_format is None else "fp8",
+            k_scale=inputs.k.new_tensor(inputs.k_scale, dtype=torch.float32),
+            v_scale=inputs.k.new_tensor(inputs.v_scale, dtype=torch.float32),
+        )  # fmt: skip
+    return caches

@@ -1,0 +1,148 @@
+"""vLLM's Triton attention: ``unified_attention`` with its 2D and its 3D kernel.
+
+The 2D kernel attends to all keys of a request in one program, the 3D kernel to 16 segments of them,
+which ``reduce_segments`` merges. Up to 0.11 vLLM chooses between them by itself, and later by the
+scratch that it is given.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ...reference import Arithmetic, AttentionProblem
+from ...reference.tensors.inputs import PagedAttentionInputs
+from ..protocol import implementation
+from ..targets.target import Target, UnsupportedError
+from .claims import by_slots, refused_attention, wrong_here
+from .sources import load, says, unavailable
+from .vllm_stubs import KVQuantMode, stubs
+
+NAME = "ops.triton_unified_attention"
+FILE = (f"vllm.v1.attention.{NAME}", f"vllm.attention.{NAME}")
+SEGMENTS = 16
+TILE, DECODE_TILE = 32, 16
+ARITHMETIC = Arithmetic(
+    probabilities="inputs", operands="tfloat32", dequantized="inputs", tanh="sigmoid"
+)
+"""``tl.dot`` takes TF32 of float32 on a GPU; a soft cap is 1 - 2 / (exp(2 x) + 1)."""
+COLUMNS = 16
+"""Columns that a block table has a multiple of: the kernel reads whole tiles of it."""
+
+
+def _supports(problem: AttentionProblem, target: Target) -> bool | str:
+    if any(t > s for t, s in zip(problem.query_lens, problem.seq_lens, strict=True)):
+        return "every query is one of the keys: a request has no more queries than keys"
+    if not problem.causal and not says(FILE, "USE_CAUSAL"):
+        return "this release has causal attention only"
+    if not problem.causal and problem.window_left >= 0:
+        return "a window without a causal mask has two sides"
+    return (
+        refused_attention(problem) or wrong_here(problem, target) or unavailable(FILE, target)
+        or True
+    )  # fmt: skip
+
+
+def _supports_3d(problem: AttentionProblem, target: Target) -> bool | str:
+    if not says(FILE, "seq_threshold_3D") and says(FILE, "unified_attention"):
+        return "this release chooses between its 2D and 3D kernels by itself"
+    most = 8 if says(FILE, "MAX_3D_QUERY_LEN") else 1
+    if max(problem.query_lens, default=0) > most or (most > 1 and not problem.causal):
+        return f"the 3D kernel takes requests of up to {most} queries, several under a causal mask"
+    return _supports(problem, target)
+
+
+def _compile_key(problem: AttentionProblem) -> Hashable:
+    """Name the constants of the kernel; strides matter where they are no multiples of 16."""
+    strides = (problem.strided_q, problem.strided_kv, problem.kv_layout)
+    return (
+        problem.dtype, problem.kv_cache, problem.head_dim_qk, problem.num_kv_heads,
+        problem.group_size, problem.page_size, problem.window_left, problem.causal, problem.sinks,
+        problem.logits_soft_cap > 0, strides if problem.head_dim_qk % 16 else None,
+    )  # fmt: skip
+
+
+def _kernels(problem: AttentionProblem) -> Iterator[AttentionProblem]:
+    """Yield batches of one request, of 2 and of 16: Triton compiles for 1 and multiples of 16."""
+    for requests in (1, 2, 16):
+        yield replace(
+            problem, query_lens=(1,) * requests, seq_lens=(1,) * requests, request_ids=(),
+            shared_prefix_pages=0,
+        )  # fmt: skip
+
+
+unified = functools.partial(
+    implementation,
+    "paged_attention",
+    provider="vllm",
+    features=("fp8_kv",),
+    arithmetic=ARITHMETIC,
+    writes_out=True,
+    compile_key=_compile_key,
+    kernels=_kernels,
+    build_ahead="cuda",
+    build_minutes=0.05,
+    build_compilers=1,
+)
+
+
+@unified(name="vllm-unified-attention", supports=_supports, tile=TILE)
+def attend_2d(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
+    """Attend with the 2D kernel: no scratch is given."""
+    return _attend(inputs)
+
+
+@unified(
+    name="vllm-unified-attention-3d", supports=_supports_3d, tile=DECODE_TILE, split=DECODE_TILE
+)
+def attend_3d(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
+    """Attend with the 3D kernel, whose scratch holds NaN before."""
+    tokens, heads, head_dim = inputs.q.shape
+    shape = tokens, heads, SEGMENTS
+    padded = 1 << (head_dim - 1).bit_length()
+    scratch = {
+        f"softmax_segm_{name}": torch.full(
+            (*shape, *last), torch.nan, dtype=torch.float32, device=inputs.q.device
+        )
+        for name, last in (("output", (padded,)), ("max", ()), ("expsum", ()))
+    }
+    result = _attend(inputs, seq_threshold_3D=2**30, num_par_softmax_segments=SEGMENTS, **scratch)
+    if tokens and scratch["softmax_segm_max"].isnan().all():
+        message = "vLLM took its 2D kernel for this call"
+        raise UnsupportedError(message)
+    return result
+
+
+def _attend(
+    inputs: PagedAttentionInputs,
+    **more: Any,  # noqa: ANN401  arguments of vLLM's
+) -> tuple[torch.Tensor, None]:
+    caches = [by_slots(each, inputs.kv_layout) for each in (inputs.k_cache, inputs.v_cache)]
+    metadata = inputs.metadata
+    scales: list[torch.Tensor | None] = [None, None]
+    if inputs.kv_format is not None:
+        caches = [inputs.kv_format.view(each) for each in caches]
+        scales = [inputs.q.new_tensor(each, dtype=torch.float32)
+                  for each in (inputs.k_scale, inputs.v_scale)]  # fmt: skip
+        if says(FILE, "KVQuantMode"):
+            more["kv_quant_mode"] = KVQuantMode.FP8_PER_TENSOR
+    table = inputs.block_table
+    # An engine's table has room for its longest request; what is behind a request's is garbage.
+    table = torch.nn.functional.pad(table, (0, -table.shape[1] % COLUMNS or COLUMNS), value=-1)
+    lengths = metadata.qo_indptr.diff().tolist()
+    most_keys = max(metadata.seq_lens.tolist(), default=0)
+    with load(FILE, stubs) as kernels:
+        kernels.unified_attention(
+            q=inputs.q, k=caches[0], v=caches[1], out=inputs.out,
+            cu_seqlens_q=metadata.qo_indptr, max_seqlen_q=max(lengths, default=0),
+            seqused_k=metadata.seq_lens, max_seqlen_k=most_keys,
+            softmax_scale=inputs.sm_scale, causal=inputs.causal,
+            window_size=(inputs.window_left, 0 if inputs.causal else -1), block_table=table,
+            softcap=inputs.logits_soft_cap, q_descale=None, k_descale=scales[0],
+            v_descale=scales[1], sinks=inputs.sinks, **more,
+        )  # fmt: skip
+    return inputs.out, None

@@ -1,0 +1,67 @@
+"""vLLM's Triton kernel that merges two states of attention, ``merge_attn_states``."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import replace
+
+import torch
+
+from ...reference import MergeProblem
+from ...reference.tensors.inputs import MergeInputs
+from ..protocol import implementation
+from ..targets.target import Target
+from .claims import wrong_here
+from .sources import load, says, unavailable
+from .vllm_stubs import stubs
+
+NAME = "ops.triton_merge_attn_states"
+FILE = (f"vllm.v1.attention.{NAME}", f"vllm.attention.{NAME}")
+
+
+def _supports(problem: MergeProblem, target: Target) -> bool | str:
+    if problem.num_states != 2:  # noqa: PLR2004
+        return "it merges two states"
+    return wrong_here(problem, target) or unavailable(FILE, target) or True
+
+
+def _compile_key(problem: MergeProblem) -> Hashable:
+    return problem.dtype, problem.head_dim, problem.num_heads % 16 == 0, problem.num_heads == 1
+
+
+def _kernels(problem: MergeProblem) -> Iterator[MergeProblem]:
+    """Yield batches of 1, of 2 and of 16 tokens: Triton compiles for 1 and multiples of 16."""
+    for tokens in (1, 2, 16):
+        yield replace(problem, num_tokens=tokens)
+
+
+@implementation(
+    "merge_state",
+    name="vllm-merge-attn-states",
+    provider="vllm",
+    supports=_supports,
+    writes_out=True,
+    compile_key=_compile_key,
+    kernels=_kernels,
+    build_ahead="cuda",
+    build_minutes=0.02,
+    build_compilers=1,
+)
+def merge(inputs: MergeInputs) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Merge a prefix and a suffix; their LSEs are [heads, tokens], views where strides are read."""
+    lses = [lse.T for lse in inputs.lses]
+    lse = inputs.lse.T if inputs.lse is not None else None
+    if says(FILE, "prefix_lse_head_stride"):
+        merged = lse
+    else:
+        lses = [each.contiguous() for each in lses]
+        merged = torch.full_like(lses[0], torch.nan)
+    with load(FILE, stubs) as kernels:
+        kernels.merge_attn_states(
+            output=inputs.out, output_lse=merged,
+            prefix_output=inputs.outs[0], prefix_lse=lses[0],
+            suffix_output=inputs.outs[1], suffix_lse=lses[1],
+        )  # fmt: skip
+    if lse is not None and merged is not lse:
+        lse.copy_(merged)
+    return inputs.out, inputs.lse
