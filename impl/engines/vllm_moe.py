@@ -33,6 +33,8 @@ def _supports(problem: MoEProblem, target: Target) -> bool | str:
         return "without tokens vLLM launches nothing"
     if problem.assignment == "masked":
         return "ids are those of experts, never -1"
+    if problem.dtype == "float32" and target.device != "cpu":
+        return "a GPU multiplies float32 as TF32, which bounds of experts cannot say"
     if problem.weights_on_input and problem.biases:
         return "a weight of the input multiplies the bias too"
     return wrong_here(problem, target) or unavailable(FILE, target) or True

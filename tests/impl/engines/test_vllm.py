@@ -1,0 +1,335 @@
+"""Adapters to vLLM: stand-ins of its files show what they are given, and real files are judged.
+
+A stand-in has the parameters of vLLM's function and computes by the oracle: parity then shows that
+each argument arrives where vLLM expects it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernelproof.impl import BUILT_IN, Target, find_implementation
+from kernelproof.impl.engines.claims import slot_mapping
+from kernelproof.impl.engines.vllm_stubs import align
+from kernelproof.impl.targets.optional import missing
+from kernelproof.impl.targets.unpacked import FROM
+from kernelproof.properties.isolation.workers import Deadlines, Worker, WorkerPool
+from kernelproof.properties.laws import laws_of
+from kernelproof.properties.verdicts.contained import Stop
+from kernelproof.properties.verdicts.subject import Subject
+from kernelproof.properties.verdicts.verdict import Verdict
+from kernelproof.properties.worker.requests import Address
+from kernelproof.properties.worker.tasks import HANDLER
+from kernelproof.reference import (
+    AttentionProblem,
+    MergeProblem,
+    MoEProblem,
+    Problem,
+    build_metadata,
+)
+
+ABSENT = missing("triton", "triton")
+pytestmark = pytest.mark.skipif(ABSENT is not None, reason=str(ABSENT))
+
+ATTENTION = """
+import torch
+from kernelproof.reference import KVCacheFormat, build_metadata, paged_attention
+from vllm.v1.kv_cache_interface import KVQuantMode
+
+USE_CAUSAL = MAX_3D_QUERY_LEN = 8
+
+
+def unified_attention(
+    q, k, v, out, cu_seqlens_q, max_seqlen_q, seqused_k, max_seqlen_k, softmax_scale, causal,
+    window_size, block_table, softcap, q_descale, k_descale, v_descale, seq_threshold_3D=None,
+    num_par_softmax_segments=None, softmax_segm_output=None, softmax_segm_max=None,
+    softmax_segm_expsum=None, sinks=None, kv_quant_mode=KVQuantMode.NONE,
+):
+    lengths = cu_seqlens_q.diff()
+    assert max_seqlen_q == lengths.max() and max_seqlen_k == seqused_k.max() and q_descale is None
+    assert block_table.shape[1] % 16 == 0 and block_table[:, -1].eq(-1).all()
+    assert (k_descale is None) == (kv_quant_mode == KVQuantMode.NONE) == (k.dtype == q.dtype)
+    if softmax_segm_max is not None:
+        assert softmax_segm_output.shape == (*q.shape[:2], 16, 1 << (q.shape[2] - 1).bit_length())
+        assert softmax_segm_max.shape == softmax_segm_expsum.shape == (*q.shape[:2], 16)
+        if seq_threshold_3D >= len(seqused_k):
+            softmax_segm_max.fill_(0)
+    metadata = build_metadata(lengths, seqused_k, block_table, v.shape[1])
+    form = None if k_descale is None else KVCacheFormat(str(k.dtype).removeprefix("torch."))
+    found = paged_attention(
+        q, k, v, metadata, causal=causal, sm_scale=softmax_scale, window_left=window_size[0],
+        logits_soft_cap=softcap, sinks=sinks, kv_format=form,
+        k_scale=1.0 if form is None else float(k_descale),
+        v_scale=1.0 if form is None else float(v_descale),
+    )
+    out.copy_(found.out)
+"""
+MERGE = """
+import torch
+from kernelproof.reference import merge_states
+from vllm.triton_utils import tl, triton
+
+{strides}
+
+
+def merge_attn_states(
+    output, prefix_output, prefix_lse, suffix_output, suffix_lse, output_lse=None
+):
+    assert {strided} or prefix_lse.is_contiguous() and output_lse.is_contiguous()
+    found = merge_states(
+        torch.stack([prefix_output, suffix_output]), torch.stack([prefix_lse.T, suffix_lse.T])
+    )
+    output.copy_(found.out)
+    output_lse.copy_(found.lse.T)
+"""
+APPEND = """
+from vllm.platforms import current_platform
+
+num_stages, USE_HEAD_MAJOR_LAYOUT = current_platform.is_xpu(), False
+
+
+def triton_reshape_and_cache_flash(
+    key, value, key_cache, value_cache, slot_mapping, kv_cache_dtype, k_scale, v_scale
+):
+    assert kv_cache_dtype == "auto" and k_scale == v_scale == 1
+    page_size = key_cache.shape[1]
+    for token, slot in enumerate(slot_mapping.tolist()):
+        key_cache[slot // page_size, slot % page_size] = key[token]
+        value_cache[slot // page_size, slot % page_size] = value[token]
+"""
+MOE = """
+import torch
+from vllm import _custom_ops as ops
+from vllm.triton_utils import tl
+
+
+def get_default_config(M, E, N, K, topk, dtype{marlin}):
+    return {{"BLOCK_SIZE_M": 4}}
+
+
+def moe_align_block_size(topk_ids, block_size, num_experts, expert_map=None):
+    most = topk_ids.numel() + num_experts * (block_size - 1)
+    ids, padded = topk_ids.new_empty(most), topk_ids.new_empty(1)
+    experts = topk_ids.new_empty(-(-most // block_size))
+    ops.moe_align_block_size(topk_ids, num_experts, block_size, ids, experts, padded, None)
+    return ids, experts if expert_map is None else expert_map[experts], padded
+
+
+def {name}(
+    A, B, C, A_scale, B_scale, {zeros}topk_weights, sorted_token_ids, expert_ids,
+    num_tokens_post_padded, mul_routed_weight, top_k, config, compute_type, use_fp8_w8a8,
+    use_int8_w8a8, use_int8_w8a16, use_int4_w4a16, per_channel_quant, block_shape=None,
+    B_bias=None,
+):
+    assert compute_type == tl.float32
+    rows = C.view(-1, C.shape[-1])
+    for place, pair in enumerate(sorted_token_ids[: int(num_tokens_post_padded)].tolist()):
+        expert = int(expert_ids[place // config["BLOCK_SIZE_M"]])
+        if pair >= len(rows):
+            continue
+        rows[pair] = 0
+        if expert >= 0:
+            rows[pair] = A[pair // top_k] @ B[expert].T
+            if B_bias is not None:
+                rows[pair] += B_bias[expert]
+            if mul_routed_weight:
+                rows[pair] *= topk_weights.flatten()[pair]
+"""
+NEW_MOE = MOE.format(name="invoke_fused_moe_triton_kernel", zeros="", marlin="")
+OLD_MOE = MOE.format(name="invoke_fused_moe_kernel", zeros="B_zp, ", marlin=", is_marlin")
+NEW_MERGE = MERGE.format(strides="prefix_lse_head_stride = 1", strided=True)
+OLD_MERGE = MERGE.format(strides="", strided=False)
+OPS = "vllm/v1/attention/ops/triton_"
+FILES = {
+    f"{OPS}unified_attention.py": ATTENTION,
+    f"{OPS}merge_attn_states.py": NEW_MERGE,
+    f"{OPS}reshape_and_cache_flash.py": APPEND,
+    "vllm/model_executor/layers/fused_moe/fused_moe.py": NEW_MOE,
+}
+MIXED = AttentionProblem(
+    query_lens=(3, 1, 5), seq_lens=(4, 17, 5), num_kv_heads=2, group_size=2, causal=True,
+    page_size=4, page_order=3,
+)  # fmt: skip
+SHORT = replace(MIXED, query_lens=(1, 1, 2))
+EXPERTS = MoEProblem(num_tokens=7, hidden=16, inter=32, num_experts=4, top_k=2)
+APPENDED = replace(MIXED, operation="append_paged_kv")
+
+
+class Stages:
+    """Stages that nobody watches."""
+
+    def stage(self, _name: str) -> nullcontext[None]:
+        """Go through one."""
+        return nullcontext()
+
+
+@pytest.fixture
+def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write stand-ins of a release's files."""
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    (tmp_path / "vllm" / "__init__.py").write_text("raise SystemExit", encoding="utf-8")
+    monkeypatch.setenv(FROM, str(tmp_path))
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    return tmp_path
+
+
+def judged(name: str, problem: Problem) -> Verdict:
+    (parity,) = (law for law in laws_of(problem.operation) if law.name.endswith("parity"))
+    return parity.check(Subject(find_implementation(name), Target.here("cpu"), Stages()), problem)
+
+
+@pytest.mark.usefixtures("vllm")
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("vllm-unified-attention", MIXED),
+        ("vllm-unified-attention", replace(MIXED, causal=False, kv_layout="HND", sinks=True)),
+        ("vllm-unified-attention", replace(MIXED, window_left=2, logits_soft_cap=3.0)),
+        ("vllm-unified-attention", replace(MIXED, sm_scale=0.5, strided_q=True, strided_kv=True)),
+        ("vllm-unified-attention", replace(MIXED, kv_cache="float8_e4m3fn", k_scale=0.5)),
+        ("vllm-unified-attention", replace(MIXED, kv_cache="float8_e5m2", v_scale=2.0)),
+        ("vllm-unified-attention-3d", SHORT),
+        ("vllm-unified-attention-3d", replace(SHORT, head_dim_qk=24, head_dim_vo=24)),
+        ("vllm-merge-attn-states", MergeProblem(num_tokens=3, num_heads=2, empty="some")),
+        ("vllm-reshape-and-cache-flash", APPENDED),
+        ("vllm-reshape-and-cache-flash", replace(APPENDED, kv_layout="HND", strided_kv=True)),
+        ("vllm-fused-moe", EXPERTS),
+        ("vllm-fused-moe", replace(EXPERTS, biases=True, activation="relu2")),
+        ("vllm-fused-moe", replace(EXPERTS, weights_on_input=True)),
+        ("vllm-fused-moe", replace(EXPERTS, local_experts=2, expert_offset=1)),
+    ],
+)
+def test_each_argument_arrives(name: str, problem: Problem) -> None:
+    verdict = judged(name, problem)
+    assert verdict.status == "PASS", verdict.message
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "text", "problem"),
+    [
+        ("vllm-merge-attn-states", "v1/attention/ops/triton_merge_attn_states.py", OLD_MERGE,
+         MergeProblem(num_tokens=3, num_heads=2)),
+        ("vllm-fused-moe", "model_executor/layers/fused_moe/fused_moe.py", OLD_MOE, EXPERTS),
+    ],
+)  # fmt: skip
+def test_an_older_release_is_called_by_its_own_names(
+    vllm: Path, name: str, file: str, text: str, problem: Problem
+) -> None:
+    (vllm / "vllm" / file).write_text(text, encoding="utf-8")
+    verdict = judged(name, problem)
+    assert verdict.status == "PASS", verdict.message
+
+
+@pytest.mark.usefixtures("vllm")
+@pytest.mark.parametrize(
+    ("name", "problem", "said"),
+    [
+        ("vllm-unified-attention", replace(MIXED, query_lens=(5, 1, 1)), "no more queries than"),
+        ("vllm-unified-attention", replace(MIXED, causal=False, window_left=1), "has two sides"),
+        ("vllm-unified-attention", replace(MIXED, head_dim_vo=32), "one head dim"),
+        ("vllm-unified-attention", replace(MIXED, v_scale=2.0), "belong to FP8 caches"),
+        ("vllm-unified-attention", replace(MIXED, dtype="bfloat16"), "interpreter multiplies"),
+        ("vllm-unified-attention", replace(MIXED, custom_mask=True), "the feature custom_mask"),
+        ("vllm-unified-attention-3d", replace(MIXED, query_lens=(1, 9, 1)), "up to 8 queries"),
+        ("vllm-unified-attention-3d", replace(SHORT, causal=False), "up to 8 queries, several"),
+        ("vllm-merge-attn-states", MergeProblem(num_states=3), "merges two states"),
+        ("vllm-reshape-and-cache-flash", replace(APPENDED, kv_cache="float8_e5m2"), "hold e4m3"),
+        ("vllm-reshape-and-cache-flash", replace(APPENDED, kv_cache="float8_e4m3fn"), "stores FP8"),
+        ("vllm-fused-moe", replace(EXPERTS, num_tokens=0), "launches nothing"),
+        ("vllm-fused-moe", replace(EXPERTS, weights_on_input=True, biases=True), "the bias too"),
+    ],
+)
+def test_what_is_not_claimed(name: str, problem: Problem, said: str) -> None:
+    refusal = find_implementation(name).refusal(problem, Target.here("cpu"))
+    assert refusal is not None
+    assert said in refusal
+
+
+def test_what_older_releases_do_not_have(vllm: Path) -> None:
+    old = "def unified_attention(): pass"
+    (vllm / f"{OPS}unified_attention.py").write_text(old, encoding="utf-8")
+    here = Target.here("cpu")
+    plain = find_implementation("vllm-unified-attention")
+    said = plain.refusal(replace(MIXED, causal=False), here)
+    assert said == "this release has causal attention only"
+    said = find_implementation("vllm-unified-attention-3d").refusal(SHORT, here)
+    assert said == "this release chooses between its 2D and 3D kernels by itself"
+    old = "num_stages = head_stride = 1"
+    (vllm / f"{OPS}reshape_and_cache_flash.py").write_text(old, encoding="utf-8")
+    append = find_implementation("vllm-reshape-and-cache-flash")
+    said = append.refusal(replace(APPENDED, kv_layout="HND"), here)
+    assert said == "this release writes heads that lie one after another only"
+    said = append.refusal(APPENDED, here)
+    assert said == "this release asks CUDA for the GPU before it launches the kernel"
+
+
+def test_a_3d_call_that_took_the_2d_kernel_is_no_pass(vllm: Path) -> None:
+    text = ATTENTION.replace("softmax_segm_max.fill_(0)", "pass")
+    (vllm / f"{OPS}unified_attention.py").write_text(text, encoding="utf-8")
+    with pytest.raises(Stop, match="vLLM took its 2D kernel for this call"):
+        judged("vllm-unified-attention-3d", SHORT)
+
+
+def test_slots_follow_the_pages() -> None:
+    table = torch.tensor([[5, 2, 9], [7, 9, 9]])
+    metadata = build_metadata([3, 0, 2], [5, 4, 2], torch.cat([table, table[:1]]), 2)
+    assert slot_mapping(metadata, 5).tolist() == [4, 5, 18, 10, 11]
+
+
+def test_pairs_are_aligned_as_vllms_operator_aligns_them() -> None:
+    """The example of ``moe_align_block_size``'s documentation, with experts counted from 0."""
+    ids = torch.tensor([[2, 3, 4], [1, 2, 4], [1, 3, 4], [1, 2, 3]], dtype=torch.int32) - 1
+    pairs, experts, padded = (torch.empty(n, dtype=torch.int32) for n in (16, 4, 1))
+    align(ids, 4, 4, pairs, experts, padded)
+    assert pairs.tolist() == [3, 6, 9, 12, 0, 4, 10, 12, 1, 7, 11, 12, 2, 5, 8, 12]
+    assert (experts.tolist(), padded.tolist()) == ([0, 1, 2, 3], [16])
+    shard = torch.tensor([-1, 0, -1, 1], dtype=torch.int32)
+    align(ids, 4, 4, pairs, experts, padded, shard)
+    assert pairs[:8].tolist() == [0, 4, 10, 12, 2, 5, 8, 12]
+    assert (experts.tolist(), padded.tolist()) == ([0, 1, -1, -1], [8])
+
+
+RELEASES = sorted(Path(__file__).parents[3].glob(".engines/vllm-*"))
+
+
+@pytest.fixture(scope="module", params=RELEASES or [None], ids=lambda path: path and path.name)
+def release(request: pytest.FixtureRequest) -> Iterator[Worker]:
+    """Lend a worker that loads the files of a release."""
+    if request.param is None:
+        pytest.skip("the files of vLLM are not there: `make engines` fetches them")
+    environment = {"TRITON_INTERPRET": "1", FROM: str(request.param)}
+    preload = ("torch", "kernelproof.properties.worker.tasks")
+    with (
+        WorkerPool(HANDLER, preload=preload, environment=environment, standby=False) as pool,
+        pool.lease() as lent,
+    ):
+        yield lent
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("vllm-unified-attention", MIXED),
+        ("vllm-unified-attention", replace(MIXED, kv_cache="float8_e4m3fn", sinks=True)),
+        ("vllm-unified-attention-3d", replace(SHORT, query_lens=(1, 1, 1), seq_lens=(4, 70, 5))),
+        ("vllm-merge-attn-states", MergeProblem(num_tokens=3, num_heads=2)),
+        ("vllm-reshape-and-cache-flash", APPENDED),
+        ("vllm-fused-moe", EXPERTS),
+        ("vllm-fused-moe", replace(EXPERTS, num_tokens=1, num_experts=8)),
+    ],
+)
+def test_real_files(release: Worker, name: str, problem: Problem) -> None:
+    (law,) = (law.name for law in laws_of(problem.operation) if law.name.endswith("parity"))
+    address = Address(BUILT_IN[name], None, "cpu")
+    outcome = release.run(address.case(law, problem), Deadlines(run=60.0))
+    assert outcome.result is not None, outcome
+    verdict = Verdict.from_json(outcome.result)
+    assert verdict.status in {"PASS", "UNSUPPORTED"}, verdict.message
