@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...reference import AttentionProblem, BatchMetadata, Problem
+from ...reference import AttentionProblem, BatchMetadata
 from ..targets.refusal import Refusal
 from ..targets.target import Target
 
@@ -16,11 +16,11 @@ FP8_SM = 89
 """Least compute capability, times ten, with Triton's FP8 (``fp8e4nv``)."""
 
 
-def wrong_here(problem: Problem, target: Target) -> Refusal | None:
-    """Refuse what Triton's interpreter computes wrongly, and what a chip does not have."""
-    if target.device == "cpu" and getattr(problem, "dtype", "") == "bfloat16":
+def wrong_here(target: Target, dtype: str, kv_cache: str = "") -> Refusal | None:
+    """Refuse a dtype that Triton's interpreter computes wrongly, or that a chip does not have."""
+    if target.device == "cpu" and dtype == "bfloat16":
         return Refusal(BFLOAT16, "device", "a GPU")
-    if target.sm is not None and target.sm < FP8_SM and getattr(problem, "kv_cache", ""):
+    if target.sm is not None and target.sm < FP8_SM and kv_cache:
         return Refusal(f"FP8 needs sm_{FP8_SM} or newer", "device", f"sm_{FP8_SM} or newer")
     return None
 

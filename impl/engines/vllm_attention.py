@@ -42,7 +42,7 @@ def _supports(problem: AttentionProblem, target: Target) -> bool | str:
     if not problem.causal and problem.window_left >= 0:
         return "a window without a causal mask has two sides"
     return (
-        refused_attention(problem) or wrong_here(problem, target) or unavailable(FILE, target)
+        refused_attention(problem) or wrong_here(target, problem.dtype, problem.kv_cache) or unavailable(FILE, target)
         or True
     )  # fmt: skip
 
@@ -91,7 +91,7 @@ unified = functools.partial(
 
 
 @unified(name="vllm-unified-attention", supports=_supports, tile=TILE)
-def attend_2d(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
+def attend_2d(inputs: PagedAttentionInputs) -> tuple[torch.Tensor | None, None]:
     """Attend with the 2D kernel: no scratch is given."""
     return _attend(inputs)
 
@@ -99,7 +99,7 @@ def attend_2d(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
 @unified(
     name="vllm-unified-attention-3d", supports=_supports_3d, tile=DECODE_TILE, split=DECODE_TILE
 )
-def attend_3d(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
+def attend_3d(inputs: PagedAttentionInputs) -> tuple[torch.Tensor | None, None]:
     """Attend with the 3D kernel, whose scratch holds NaN before."""
     tokens, heads, head_dim = inputs.q.shape
     shape = tokens, heads, SEGMENTS
@@ -120,7 +120,7 @@ def attend_3d(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
 def _attend(
     inputs: PagedAttentionInputs,
     **more: Any,  # noqa: ANN401  arguments of vLLM's
-) -> tuple[torch.Tensor, None]:
+) -> tuple[torch.Tensor | None, None]:
     caches = [by_slots(each, inputs.kv_layout) for each in (inputs.k_cache, inputs.v_cache)]
     metadata = inputs.metadata
     scales: list[torch.Tensor | None] = [None, None]

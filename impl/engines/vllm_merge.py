@@ -22,7 +22,7 @@ FILE = (f"vllm.v1.attention.{NAME}", f"vllm.attention.{NAME}")
 def _supports(problem: MergeProblem, target: Target) -> bool | str:
     if problem.num_states != 2:  # noqa: PLR2004
         return "it merges two states"
-    return wrong_here(problem, target) or unavailable(FILE, target) or True
+    return wrong_here(target, problem.dtype) or unavailable(FILE, target) or True
 
 
 def _compile_key(problem: MergeProblem) -> Hashable:
@@ -50,10 +50,8 @@ def _kernels(problem: MergeProblem) -> Iterator[MergeProblem]:
 def merge(inputs: MergeInputs) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Merge a prefix and a suffix; their LSEs are [heads, tokens], views where strides are read."""
     lses = [lse.T for lse in inputs.lses]
-    lse = inputs.lse.T if inputs.lse is not None else None
-    if says(FILE, "prefix_lse_head_stride"):
-        merged = lse
-    else:
+    merged = None if inputs.lse is None else inputs.lse.T
+    if not says(FILE, "prefix_lse_head_stride"):
         lses = [each.contiguous() for each in lses]
         merged = torch.full_like(lses[0], torch.nan)
     with load(FILE, stubs) as kernels:
@@ -62,6 +60,6 @@ def merge(inputs: MergeInputs) -> tuple[torch.Tensor | None, torch.Tensor | None
             prefix_output=inputs.outs[0], prefix_lse=lses[0],
             suffix_output=inputs.outs[1], suffix_lse=lses[1],
         )  # fmt: skip
-    if lse is not None and merged is not lse:
-        lse.copy_(merged)
+    if inputs.lse is not None and merged is not None:
+        inputs.lse.copy_(merged.T)
     return inputs.out, inputs.lse

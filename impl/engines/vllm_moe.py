@@ -37,7 +37,7 @@ def _supports(problem: MoEProblem, target: Target) -> bool | str:
         return "a GPU multiplies float32 as TF32, which bounds of experts cannot say"
     if problem.weights_on_input and problem.biases:
         return "a weight of the input multiplies the bias too"
-    return wrong_here(problem, target) or unavailable(FILE, target) or True
+    return wrong_here(target, problem.dtype) or unavailable(FILE, target) or True
 
 
 def _compile_key(problem: MoEProblem) -> Hashable:

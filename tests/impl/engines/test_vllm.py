@@ -297,15 +297,16 @@ def test_pairs_are_aligned_as_vllms_operator_aligns_them() -> None:
     assert (experts.tolist(), padded.tolist()) == ([0, 1, -1, -1], [8])
 
 
-RELEASES = sorted(Path(__file__).parents[3].glob(".engines/vllm-*"))
+ENGINES = Path(__file__).parents[3] / ".engines"
+RELEASES: list[str] = sorted(each.name for each in ENGINES.glob("vllm-*"))
 
 
-@pytest.fixture(scope="module", params=RELEASES or [None], ids=lambda path: path and path.name)
+@pytest.fixture(scope="module", params=RELEASES or [""])
 def release(request: pytest.FixtureRequest) -> Iterator[Worker]:
     """Lend a worker that loads the files of a release."""
-    if request.param is None:
+    if not request.param:
         pytest.skip("the files of vLLM are not there: `make engines` fetches them")
-    environment = {"TRITON_INTERPRET": "1", FROM: str(request.param)}
+    environment = {"TRITON_INTERPRET": "1", FROM: str(ENGINES / request.param)}
     preload = ("torch", "kernelproof.properties.worker.tasks")
     with (
         WorkerPool(HANDLER, preload=preload, environment=environment, standby=False) as pool,
