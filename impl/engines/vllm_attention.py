@@ -41,10 +41,8 @@ def _supports(problem: AttentionProblem, target: Target) -> bool | str:
         return "this release has causal attention only"
     if not problem.causal and problem.window_left >= 0:
         return "a window without a causal mask has two sides"
-    return (
-        refused_attention(problem) or wrong_here(target, problem.dtype, problem.kv_cache) or unavailable(FILE, target)
-        or True
-    )  # fmt: skip
+    wrong = refused_attention(problem) or wrong_here(target, problem.dtype, problem.kv_cache)
+    return wrong or unavailable(FILE, target) or True
 
 
 def _supports_3d(problem: AttentionProblem, target: Target) -> bool | str:
