@@ -24,6 +24,7 @@ from .bump.merge_command import merge
 from .bump.options import (
     BUMP_SECTION,
     NOT_OF_BUMP,
+    PACKAGE_OPTION,
     bump_options,
     pin_options,
     side_options,
@@ -38,6 +39,7 @@ from .console.lines import tell
 from .console.outputs import Outputs, output_option, refuse_shared_files
 from .evidence.command import evidence
 from .ledger.command import corpus, expectations
+from .releases.packages import PACKAGES
 from .score.command import score
 from .support.command import support
 
@@ -164,7 +166,7 @@ def _refuse_unknown(implementations: Sequence[str]) -> None:
     "bump",
     cls=SectionedCommand,
     sections={"Releases": BUMP_SECTION, **RUN_SECTIONS},
-    short_help="Compare two FlashInfer releases and answer whether to bump.",
+    short_help="Compare two releases of a package and answer whether to bump.",
 )
 @click.argument("baseline", metavar="BASELINE", required=False)
 @click.argument("candidate", metavar="CANDIDATE", required=False)
@@ -179,7 +181,7 @@ def bump_command(
     candidate_from: Path | None,
     **options: Any,  # noqa: ANN401  click's options
 ) -> int:
-    """Compare two FlashInfer releases and answer whether to bump, chip by chip.
+    """Compare two releases of FlashInfer, or of --package, and answer whether to bump, by chip.
 
     BASELINE is the release in use, CANDIDATE the one to bump to. Each is a version, a wheel, a
     folder with the package in it, or a Python interpreter with an environment of its own. Exit 0 to
@@ -269,8 +271,9 @@ for _each in gate.params:  # the alias takes them, its help does not show them
 @click.option(
     "--release",
     metavar="VERSION|WHEEL|FOLDER|PYTHON",
-    help="FlashInfer release, or environment, to judge it with.",
+    help="Release, or environment, to judge it with.",
 )
+@PACKAGE_OPTION
 @click.option(
     "--save",
     type=click.Path(file_okay=False, path_type=Path),
@@ -434,8 +437,9 @@ def _bump(
     if baseline_from or candidate_from:
         from .releases.requirement_pins import side
 
-        baseline = side("baseline", baseline, baseline_from)
-        candidate = side("candidate", candidate, candidate_from)
+        distribution = PACKAGES[options["package"]].distribution
+        baseline = side("baseline", baseline, baseline_from, distribution)
+        candidate = side("candidate", candidate, candidate_from, distribution)
         if baseline_from and candidate_from and baseline == candidate:
             click.echo(f"Both files pin {baseline}: there is nothing to compare.")
             return CONFORMING

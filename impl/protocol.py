@@ -14,7 +14,7 @@ from ..fixtures.suggestions import did_you_mean
 from ..reference import Arithmetic, Problem
 from ..reference.operations import OPERATIONS as ORACLES
 from .features import FEATURES, drawn_features
-from .targets.backends import BACKENDS, KERNELPROOF
+from .targets.backends import BACKENDS, COMPILERS, KERNELPROOF
 from .targets.refusal import Refusal
 from .targets.target import Target, distribution_of, installed_version
 
@@ -125,6 +125,11 @@ class Implementation:
         if self.declared_provider is None:
             return distribution_of(getattr(self.function, "__module__", ""))
         return self.declared_provider
+
+    @property
+    def compiler(self) -> str:
+        """Distribution that compiles its kernels when they are called; "" where none does."""
+        return COMPILERS.get(self.backend or self.provider, "")
 
     @property
     def provider_version(self) -> str | None:

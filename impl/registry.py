@@ -214,6 +214,11 @@ def built_in_provider(name: str) -> str | None:
     return find_implementation(name).provider if name in BUILT_IN else None
 
 
+def built_in_compiler(name: str) -> str | None:
+    """Return what compiles a built-in implementation's kernels, None for any other name."""
+    return find_implementation(name).compiler if name in BUILT_IN else None
+
+
 def check_name(name: str) -> None:
     """Raise where there is no file, module or function of this name, without importing it.
 

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ...impl import Target, UnsupportedError
-from ...impl.registry import built_in_provider, registered
-from ...impl.targets.backends import FLASHINFER
+from ...impl.registry import built_in_compiler, built_in_provider, registered
 from ...impl.targets.capability import CHIPS
 from ...properties.findings.expectations import read_expectations
 from ...properties.findings.files import dumps
@@ -32,13 +31,21 @@ from ..console.errors import INCOMPLETE, INTERRUPTED, MachineError, UsageRefused
 from ..console.outputs import Outputs
 from ..console.selection import check_implementations, check_laws, corpus_of, only_of
 from ..console.terminal import console
+from ..releases.packages import (
+    BEHAVIOUR,
+    COMPILED,
+    DECLARED,
+    EVERYTHING,
+    FLASHINFER_PACKAGE,
+    PACKAGES,
+    PARTS,
+    SPEED,
+    Package,
+)
 from ..support.command import chips_of
 from .behaviour.comparison_state import Learned
 from .behaviour.compiled import Compilation
 from .behaviour.running import (
-    BEHAVIOUR,
-    PARTS,
-    SPEED,
     compare_behaviour,
     compare_compiled,
     compare_declarations,
@@ -98,6 +105,12 @@ class Request:
     units: Sequence[str] = ()
     uses: Sequence[Path] = ()
     verbose: bool = False
+    package: str = FLASHINFER_PACKAGE.name
+
+    @property
+    def compared(self) -> Package:
+        """The package that is compared."""
+        return PACKAGES[self.package]
 
     @property
     def journal_path(self) -> Path:
@@ -109,7 +122,8 @@ class Request:
         if names != [*given]:  # all interpreters are called python
             paths = json.dumps([str(Path(each).expanduser().absolute()) for each in given])
             names.append(hashlib.sha256(paths.encode()).hexdigest()[:8])
-        return JOURNALS / f"{'-'.join([*names, self.device])}.jsonl"
+        of = [] if self.compared is FLASHINFER_PACKAGE else [self.package]
+        return JOURNALS / f"{'-'.join([*of, *names, self.device])}.jsonl"
 
     @property
     def sides(self) -> dict[str, str]:
@@ -145,15 +159,18 @@ def _compare(request: Request, ending: Ending) -> int:
     try:
         sources = [Source.read(path) for path in request.uses]
         policy = _policy(request.policy)
+        _refuse_inapplicable(request)
         with progress(60 * (_minutes(request) or math.inf)) as watched, ending.watched():
             watched.tell(f"comparing {request.baseline} and {request.candidate}")
             machine = _machine(request.device)
-            learned = Learned(request.sides, _chips(request, machine))
+            learned = Learned(request.sides, _chips(request, machine), package=request.compared)
             plan, journal = _learn(request, learned, policy, machine, ending, watched, sources)
     except JournalError:  # of another comparison, whose outputs these may be
         raise
     except (UsageRefusedError, MachineError) as error:
-        report = refused(request.sides, policy or load_policy(None), error, request.command)
+        report = refused(
+            request.sides, policy or load_policy(None), error, request.command, request.compared
+        )
         with suppress(UsageRefusedError):  # the first error is the one to tell
             request.outputs.write(_rendered(report))
         raise
@@ -184,7 +201,8 @@ def _learn(
     sources: Sequence[Source],
 ) -> tuple[Plan, Journal]:
     """Learn what was asked for; return the plan of its behaviour, and the journal of answers."""
-    parts = request.parts or PARTS
+    package = request.compared
+    parts = request.parts or package.parts
     request.outputs.check()
     if BEHAVIOUR in parts:
         Outputs({"--cases": request.cases / "case.json"}).check()
@@ -209,7 +227,11 @@ def _learn(
                 for each in with_actions(learned.findings, policy):
                     if each.action != REPORT:
                         watched.found(f"{each.action}  {each.change}  {each.message}")
-                learned.skipped |= {part: "not asked for" for part in PARTS if part not in parts}
+                learned.skipped |= {
+                    part: "not asked for" if part in package.parts else inapplicable(package)
+                    for part in PARTS
+                    if part not in parts
+                }
                 _compile(request, learned, journal, watched.tell)
             if BEHAVIOUR in parts:
                 here: tuple[Chip, ...] = () if machine == "cpu" else (machine,)
@@ -282,12 +304,34 @@ def _rendered(report: dict[str, Any]) -> dict[str, Callable[[], str]]:
 def _compile(
     request: Request, learned: Learned, journal: Journal, tell: Callable[[str], None]
 ) -> None:
+    if request.compared is not FLASHINFER_PACKAGE:
+        return
     if request.compiled is None:
         learned.skipped["compile"] = "not asked for (--compile)"
         return
     chips = tuple(part for part in request.compiled.split(",") if part.strip())
     asked = Compilation(chips, tuple(request.units), request.jobs or 0)
     compare_compiled(learned, asked, journal, tell)
+
+
+def inapplicable(package: Package) -> str:
+    """Return why a comparison of a package lacks a part."""
+    return f"does not apply to {package.distribution}"
+
+
+def _refuse_inapplicable(request: Request) -> None:
+    """Refuse what a comparison of FlashInfer has, and of this package has not.
+
+    Raises:
+        UsageRefusedError: the option is named.
+    """
+    package = request.compared
+    parts = [f"--part {part}" for part in request.parts if part not in package.parts]
+    of_flashinfer = {"--uses": request.uses, "--compile": request.compiled, "--unit": request.units}
+    others = [option for option, given in of_flashinfer.items() if given]
+    if parts or (others and package is not FLASHINFER_PACKAGE):
+        message = f"{[*parts, *others][0]} {inapplicable(package)}"
+        raise UsageRefusedError(message)
 
 
 def _policy(path: Path | None) -> Policy:
@@ -315,6 +359,8 @@ def _machine(device: str) -> Chip:
 def _chips(request: Request, machine: Chip) -> tuple[Chip, ...]:
     if request.sm is not None:
         return tuple("cpu" if chip is None else chip for chip in chips_of(request.sm))
+    if DECLARED not in request.compared.parts:  # nothing is said of a chip that is not here
+        return (machine,)
     return (*(["cpu"] if machine == "cpu" else []), *CHIPS)
 
 
@@ -329,7 +375,8 @@ def _plan(request: Request, tensors: Path, *, own_environment: bool) -> Plan:
     profile = PROFILES[request.profile]
     soak = request.soak or (SOAK_ON_CPU if request.device == "cpu" else profile.soak)
     return Plan(
-        tuple(dict.fromkeys(request.implementations)) or _concerned(all_of_them=own_environment),
+        tuple(dict.fromkeys(request.implementations))
+        or _concerned(request.compared, all_of_them=own_environment),
         request.device,
         asked_for(profile, modules=request.modules, soak=soak),
         request.seed,
@@ -345,14 +392,12 @@ def _plan(request: Request, tensors: Path, *, own_environment: bool) -> Plan:
     )
 
 
-def _concerned(*, all_of_them: bool) -> tuple[str, ...]:
+def _concerned(package: Package = FLASHINFER_PACKAGE, *, all_of_them: bool) -> tuple[str, ...]:
     """Name what may behave otherwise with another release, or in another environment."""
-    # Built-in implementations of other providers are the same code with any release.
-    return tuple(
-        name
-        for name in registered()
-        if all_of_them or built_in_provider(name) in (None, FLASHINFER)
-    )
+    # Of what is not built in nobody knows; other built-in ones are the same code on both sides.
+    of = built_in_compiler if package.judged == COMPILED else built_in_provider
+    every = package.judged == EVERYTHING or (all_of_them and package.whole)
+    return tuple(name for name in registered() if every or of(name) in (None, package.distribution))
 
 
 def _usual_jobs(device: str) -> int:
@@ -364,6 +409,7 @@ def _usual_jobs(device: str) -> int:
 def _identity(request: Request, plan: Plan) -> dict[str, Any]:
     """Return what the answers of a journal depend on."""
     return {
+        "package": request.package,
         "baseline": request.baseline,
         "candidate": request.candidate,
         "device": request.device,

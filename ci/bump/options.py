@@ -10,6 +10,7 @@ import click
 from ..console.choices import Choice
 from ..console.completion import implementation_names
 from ..console.outputs import FILE, output_option
+from ..releases.packages import FLASHINFER_PACKAGE, PACKAGES
 
 SIDE_OPTIONS = (click.option("--baseline"), click.option("--candidate"))
 """Options that make a comparison of the command gate, as the alias of bump."""
@@ -36,6 +37,14 @@ USES_OPTION = click.option(
     "repeated.",
 )
 """The option that names an engine's source, of the commands bump and merge."""
+PACKAGE_OPTION = click.option(
+    "--package",
+    type=Choice([*PACKAGES]),
+    default=FLASHINFER_PACKAGE.name,
+    show_default=True,
+    help="Package whose releases these are.",
+)
+"""The option that names what the releases are of, of the commands bump and replay."""
 BUMP_OPTIONS = (
     click.option("--sm", metavar="SM[,SM]", help="Chips to answer for; all by default."),
     click.option(
@@ -54,6 +63,7 @@ BUMP_OPTIONS = (
         type=FILE,
         help="File that --resume continues from; by default one in .kernelproof/gate.",
     ),
+    PACKAGE_OPTION,
     click.option(
         "--part",
         "parts",
@@ -81,7 +91,15 @@ BUMP_OPTIONS = (
     USES_OPTION,
     output_option("--markdown", "Write a comment's Markdown."),
 )
-BUMP_SECTION = ("--baseline-from", "--candidate-from", "--sm", "--uses", "--resume", "--journal")
+BUMP_SECTION = (
+    "--package",
+    "--baseline-from",
+    "--candidate-from",
+    "--sm",
+    "--uses",
+    "--resume",
+    "--journal",
+)
 """Options of a comparison, as its help lists them together."""
 NOT_OF_BUMP = ("gating", "sanitizer", "examples", "costs", "allow_incomplete", "distrust")
 

@@ -35,6 +35,7 @@ from ...reference import Problem
 from ..console.errors import CONFORMING, MACHINE, NONCONFORMING, MachineError, UsageRefusedError
 from ..console.lines import tell
 from ..console.terminal import console
+from ..releases.packages import FLASHINFER_PACKAGE, PACKAGES
 from ..reports.display import command, say, style_of
 from .reproducing import Kernel, no_script, write_script
 from .saving import save_tensors
@@ -50,7 +51,8 @@ class Request:
             GPU where the implementation needs one.
         implementation: which; the case's own if None.
         deadline: seconds that one call may take.
-        release: of FlashInfer, or an interpreter, that it is judged with; as it is here if None.
+        release: of the package, or an interpreter, that it is judged with; as it is here if None.
+        package: of ``PACKAGES``.
         save: folder for the tensors of the wrong call.
         script: file for a script that makes that call.
         in_process: judge in this process, without isolation.
@@ -62,6 +64,7 @@ class Request:
     implementation: str | None = None
     deadline: float = 20.0
     release: str | None = None
+    package: str = FLASHINFER_PACKAGE.name
     save: Path | None = None
     script: Path | None = None
     in_process: bool = False
@@ -152,7 +155,7 @@ def _judged(
         if request.in_process:
             verdict = _judge_here(case)
         else:
-            with _workers(address, request.release) as pool:
+            with _workers(address, request.release, request.package) as pool:
                 verdict = _judge(name, address, case, request.deadline, pool)
         return _Judged(law, problem, address, verdict, read_kept(Path(folder)))
 
@@ -208,15 +211,15 @@ def _judge_here(case: dict[str, Any]) -> Verdict:
 
 
 @contextmanager
-def _workers(address: Address, release: str | None) -> Iterator[WorkerPool]:
-    """Open the pool that judges, with another release where one was asked for."""
+def _workers(address: Address, release: str | None, package: str) -> Iterator[WorkerPool]:
+    """Open the pool that judges, with another release of a package where one was asked for."""
     if release is not None:
         from ..bump.sides.releases import find_release
 
         if address.tool:
             message = f"--release does not go with a case of compute-sanitizer's {address.tool}"
             raise UsageRefusedError(message)
-        found = find_release(release, tell=lambda line: tell(line, err=True))
+        found = find_release(release, PACKAGES[package], tell=lambda line: tell(line, err=True))
         with found.workers(address.device) as pool:
             yield pool
         return

@@ -1,4 +1,4 @@
-"""Which FlashInfer a serving stack's requirements file pins.
+"""Which release of a package a serving stack's requirements file pins.
 
 Read by ``bump --candidate-from FILE``, so that a pipeline of the stack itself compares what it has
 with what a change would bring, without naming a version twice.
@@ -15,14 +15,13 @@ import msgspec
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from ...impl.targets.backends import FLASHINFER
 from ...impl.targets.data_files import Refusal, read_text, read_toml
 from ...impl.targets.schemas import converted
 from ..console.errors import UsageRefusedError
 
 MOST_FILES = 100
 """Most files that a requirements file includes, each other's among them."""
-DISTRIBUTION = "flashinfer-python"
-NAMED = re.compile(r"flashinfer[-_.]+python(?![\w.-]*[\w-])", re.IGNORECASE)
 COMMENT = re.compile(r"(^|\s)#.*$")
 OPTION = re.compile(r"\s--?[A-Za-z][\w-]*(?:[=\s]\S+)?")
 """What pip allows behind a requirement: --hash=sha256:..., --config-settings ..."""
@@ -42,8 +41,10 @@ class ProjectFile(msgspec.Struct):
     project: Project = msgspec.field(default_factory=Project)
 
 
-def pinned_release(path: Path, *, option: str = "--candidate-from") -> str:
-    """Return the release of flashinfer-python that a requirements file or a pyproject.toml pins.
+def pinned_release(
+    path: Path, distribution: str = FLASHINFER, *, option: str = "--candidate-from"
+) -> str:
+    """Return the release of a distribution that a requirements file or a pyproject.toml pins.
 
     Files that a requirements file includes (``-r``) are read too, each once. A line whose
     environment marker does not hold here is left out, as pip would.
@@ -51,6 +52,7 @@ def pinned_release(path: Path, *, option: str = "--candidate-from") -> str:
     Args:
         path: of the file, such as vLLM's ``requirements/cuda.txt`` or SGLang's
             ``python/pyproject.toml``.
+        distribution: that is pinned.
         option: that named it, for messages.
 
     Returns:
@@ -60,10 +62,13 @@ def pinned_release(path: Path, *, option: str = "--candidate-from") -> str:
         UsageRefusedError: the file cannot be read, has no such line, or does not pin one version;
             the message names the file and the line.
     """
+    # Its name may be written flashinfer_python.
+    words = r"[-_.]+".join(map(re.escape, distribution.split("-")))
+    named = re.compile(rf"{words}(?![\w.-]*[\w-])", re.IGNORECASE)
     found: dict[Version, str] = {}
     lines = _of_project(path, option) if path.suffix == ".toml" else _lines(path, option, set())
     for where, line in lines:
-        if not NAMED.match(line):
+        if not named.match(line):
             continue
         try:
             need = Requirement(OPTION.sub("", line).strip())
@@ -81,23 +86,26 @@ def pinned_release(path: Path, *, option: str = "--candidate-from") -> str:
             raise UsageRefusedError(message)
         found.setdefault(Version(clause.version), where)
     if not found:
-        message = f"{option} {path}: pins no {DISTRIBUTION}"
+        message = f"{option} {path}: pins no {distribution}"
         raise UsageRefusedError(message)
     if len(found) > 1:
         places = ", ".join(f"{version} ({where})" for version, where in found.items())
-        message = f"{option} {path}: pins several releases of {DISTRIBUTION}: {places}"
+        message = f"{option} {path}: pins several releases of {distribution}: {places}"
         raise UsageRefusedError(message)
     (version,) = found
     return str(version)
 
 
-def side(name: str, given: str | None, path: Path | None) -> str | None:
+def side(
+    name: str, given: str | None, path: Path | None, distribution: str = FLASHINFER
+) -> str | None:
     """Return one side of a comparison, which is named or pinned by a file.
 
     Args:
         name: ``"baseline"`` or ``"candidate"``.
         given: release that is named, if any.
         path: of the file that ``--baseline-from`` or ``--candidate-from`` names, if any.
+        distribution: that the file pins.
 
     Raises:
         UsageRefusedError: both are given; see ``pinned_release`` too.
@@ -108,7 +116,7 @@ def side(name: str, given: str | None, path: Path | None) -> str | None:
     if given is not None:
         message = f"{option}: the {name} is named already, {given}"
         raise UsageRefusedError(message)
-    return pinned_release(path, option=option)
+    return pinned_release(path, distribution, option=option)
 
 
 def _lines(path: Path, option: str, read: set[Path]) -> Iterator[tuple[str, str]]:

@@ -1,8 +1,9 @@
-"""Side folders that hold one FlashInfer release each, beside the environment that runs the suite.
+"""Side folders that hold one release each, beside the environment that runs the suite.
 
 A release is installed without its dependencies: the small ones are in the environment that runs
-kernelproof, and the large ones are CUDA packages that introspection does not need. A folder
-appears whole or not at all, and is kept for the next time.
+kernelproof, and the large ones are CUDA packages that introspection does not need. Of a serving
+engine only the Python files are kept. A folder appears whole or not at all, and is kept for the
+next time.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -24,13 +26,12 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from ..console.errors import MACHINE, UsageRefusedError
+from .packages import FLASHINFER_PACKAGE, Package
 
-DISTRIBUTION = "flashinfer-python"
-PACKAGE = Path("flashinfer") / "__init__.py"
+DISTRIBUTION = FLASHINFER_PACKAGE.distribution
 CACHE_VARIABLE = "KERNELPROOF_CACHE"
 PIP_FLAGS = (
     "--no-deps",
-    "--no-compile",
     "--only-binary=:all:",  # building one from source takes an hour, and nvcc
     "--disable-pip-version-check",
     "--no-input",
@@ -38,6 +39,25 @@ PIP_FLAGS = (
     "--retries=2",
     "--timeout=20",
 )
+INSTALL = ("install", "--no-compile", "--target")
+DOWNLOAD = (
+    *("download", "--implementation=cp", "--python-version=3.11"),
+    *(f"--abi={abi}" for abi in ("cp311", "abi3", "cp38", "none")),
+    *(
+        f"--platform={name}"
+        for name in (
+            "manylinux_2_34_x86_64",
+            "manylinux_2_31_x86_64",
+            "manylinux_2_28_x86_64",
+            "manylinux1_x86_64",
+            "any",
+        )
+    ),
+    "--dest",
+)
+"""Nothing of a wheel's binaries is kept, so one of any platform and Python will do."""
+SOURCE_FILES = (".py", ".dist-info/METADATA", ".dist-info/RECORD")
+"""Ends of the names of a wheel's files that are kept of a package of ``sources``."""
 PIP_PROGRESS = re.compile(r"\s*(?:Collecting|Downloading|Processing|Installing collected)\b")
 LONGEST_REASON = 300
 ABANDONED_SECONDS = 24 * 3600
@@ -61,11 +81,14 @@ def quietly(line: str) -> None:
     del line
 
 
-def sandbox(given: str | Path, *, tell: Tell = quietly) -> Path:
-    """Return a folder that holds the package ``flashinfer`` of one release, installed if need be.
+def sandbox(
+    given: str | Path, package: Package = FLASHINFER_PACKAGE, *, tell: Tell = quietly
+) -> Path:
+    """Return a folder that holds one release of a package, installed if need be.
 
     Args:
         given: a version, a wheel, or a folder with the package in it, such as ``site-packages``.
+        package: of ``PACKAGES``.
         tell: is given a line of progress now and then.
 
     Raises:
@@ -75,15 +98,23 @@ def sandbox(given: str | Path, *, tell: Tell = quietly) -> Path:
     if version is None:
         path = Path(given).expanduser()
         if path.is_dir():
-            return _unpacked(path)
+            return _unpacked(path, package)
         if path.suffix != ".whl":
             message = f"{given}: is no version such as 0.6.7.post2, no wheel and no folder"
             raise SandboxError(message)
-        return _from_wheel(path, tell)
-    if version == installed_version():
-        return installed_folder()
-    requirement = f"{DISTRIBUTION}=={version}"
-    return _installed(requirement, cache_folder() / "flashinfer" / version, tell)
+        _refuse_unfetched(given, package)
+        return _from_wheel(path, package, tell)
+    if version == installed_version(package):
+        return installed_folder(package)
+    _refuse_unfetched(given, package)
+    requirement = f"{package.distribution}=={version}"
+    return _installed(requirement, cache_folder() / package.name / version, package, tell)
+
+
+def _refuse_unfetched(given: str | Path, package: Package) -> None:
+    if package.unfetched:
+        message = f"{given}: {package.distribution} cannot be fetched: {package.unfetched}"
+        raise SandboxError(message)
 
 
 def cache_folder() -> Path:
@@ -95,24 +126,25 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "kernelproof"
 
 
-def installed_version() -> str | None:
+def installed_version(package: Package = FLASHINFER_PACKAGE) -> str | None:
     """Return the release in this environment; None if there is none."""
     try:
-        return str(Version(metadata.version(DISTRIBUTION)))
+        return str(Version(metadata.version(package.distribution)))
     except metadata.PackageNotFoundError:
         return None
 
 
-def installed_folder() -> Path:
+def installed_folder(package: Package = FLASHINFER_PACKAGE) -> Path:
     """Return the folder of the release in this environment.
 
     Raises:
         SandboxError: there is none.
     """
     try:
-        return _unpacked(Path(str(metadata.distribution(DISTRIBUTION).locate_file(""))))
+        found = metadata.distribution(package.distribution)
+        return _unpacked(Path(str(found.locate_file(""))), package)
     except metadata.PackageNotFoundError as error:
-        message = f"{DISTRIBUTION} is not installed; name a version"
+        message = f"{package.distribution} is not installed; name a version"
         raise SandboxError(message) from error
 
 
@@ -123,15 +155,16 @@ def _version(text: str) -> str | None:
         return None
 
 
-def _unpacked(folder: Path) -> Path:
+def _unpacked(folder: Path, package: Package) -> Path:
     for candidate in (folder, folder.parent):
-        if (candidate / PACKAGE).is_file() and (candidate == folder or folder.name == "flashinfer"):
+        named = candidate == folder or folder.name == package.module
+        if (candidate / package.marker).is_file() and named:
             return candidate.resolve()
-    message = f"{folder}: holds no package flashinfer"
+    message = f"{folder}: holds no package {package.module}"
     raise SandboxError(message)
 
 
-def _from_wheel(wheel: Path, tell: Tell) -> Path:
+def _from_wheel(wheel: Path, package: Package, tell: Tell) -> Path:
     try:
         with wheel.open("rb") as file:
             digest = hashlib.sha256()
@@ -140,13 +173,13 @@ def _from_wheel(wheel: Path, tell: Tell) -> Path:
     except OSError as error:
         message = f"{wheel}: cannot be read ({error.strerror})"
         raise SandboxError(message) from error
-    place = cache_folder() / "flashinfer" / f"wheel-{digest.hexdigest()[:16]}"
-    return _installed(str(wheel.resolve()), place, tell)
+    place = cache_folder() / package.name / f"wheel-{digest.hexdigest()[:16]}"
+    return _installed(str(wheel.resolve()), place, package, tell)
 
 
-def _installed(requirement: str, place: Path, tell: Tell) -> Path:
-    """Install packages by pip into a folder, unless they are there."""
-    if (place / PACKAGE).is_file():
+def _installed(requirement: str, place: Path, package: Package, tell: Tell) -> Path:
+    """Install a package by pip into a folder, unless it is there."""
+    if (place / package.marker).is_file():
         return place
     name = Path(requirement).name
     started = time.monotonic()
@@ -156,11 +189,14 @@ def _installed(requirement: str, place: Path, tell: Tell) -> Path:
         _remove_abandoned(place)
         with _temporary(place) as scratch:
             folder = scratch / "folder"
-            _pip(requirement, folder, scratch, tell)
-            if not (folder / PACKAGE).is_file():
-                message = f"{name}: the wheel holds no package flashinfer"
+            if package.sources:
+                _extract_sources(requirement, folder, scratch, tell)
+            else:
+                _pip(INSTALL, requirement, folder, scratch, tell)
+            if not (folder / package.marker).is_file():
+                message = f"{name}: the wheel holds no package {package.module}"
                 raise SandboxError(message)
-            _publish(folder, place)
+            _publish(folder, place, package)
     except OSError as error:
         message = f"{name}: {place} cannot be written ({error.strerror})"
         raise SandboxMachineError(message) from error
@@ -184,24 +220,53 @@ def _remove_abandoned(place: Path) -> None:
             shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _publish(folder: Path, place: Path) -> None:
+def _publish(folder: Path, place: Path, package: Package) -> None:
     """Rename the finished folder; where another process was faster, its folder serves as well."""
     try:
         folder.rename(place)
     except OSError:
-        if not (place / PACKAGE).is_file():
+        if not (place / package.marker).is_file():
             raise
 
 
-def _pip(requirement: str, folder: Path, scratch: Path, tell: Tell) -> None:
-    """Install a requirement into a folder, by way of a folder on the same disk.
+def _extract_sources(requirement: str, folder: Path, scratch: Path, tell: Tell) -> None:
+    """Keep the Python files and the version of a wheel, which is downloaded where it is not given.
+
+    Raises:
+        SandboxError: pip fails, or the wheel cannot be read.
+    """
+    wheels = [Path(requirement)]
+    if wheels[0].suffix != ".whl":
+        fetched = scratch / "fetched"
+        _pip(DOWNLOAD, requirement, fetched, scratch, tell)
+        wheels = [*fetched.glob("*.whl")]
+    try:
+        for wheel in wheels:
+            with zipfile.ZipFile(wheel) as archive:
+                kept = [name for name in archive.namelist() if name.endswith(SOURCE_FILES)]
+                archive.extractall(folder, kept)
+    except zipfile.BadZipFile as error:
+        message = f"{Path(requirement).name}: cannot be installed ({error})"
+        raise SandboxError(message) from error
+
+
+def _pip(what: Sequence[str], requirement: str, folder: Path, scratch: Path, tell: Tell) -> None:
+    """Install or download a requirement into a folder, by way of a folder on the same disk.
+
+    Args:
+        what: ``INSTALL`` or ``DOWNLOAD``.
+        requirement: that pip is given.
+        folder: of the result.
+        scratch: folder for what pip leaves behind.
+        tell: called with a line of progress now and then.
 
     Raises:
         SandboxError: pip fails; the message ends with what it said last.
     """
-    command = [sys.executable, "-m", "pip", "install", *PIP_FLAGS, "--target", str(folder)]
+    verb, *flags = what
+    command = [sys.executable, "-m", "pip", verb, *PIP_FLAGS, *flags, str(folder), requirement]
     process = subprocess.Popen(
-        [*command, requirement],
+        command,
         env={**os.environ, "TMPDIR": str(scratch)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

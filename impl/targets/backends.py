@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 FLASHINFER, KERNELPROOF, TORCH = "flashinfer-python", "kernelproof", "torch"
+VLLM, SGLANG = "vllm", "sglang"
 """Distributions that built-in implementations come from."""
+TRITON, CUTLASS_DSL = "triton", "nvidia-cutlass-dsl"
+"""Distributions that compile kernels when they are called."""
 PROVIDERS: Mapping[str, str] = {
     "trtllm-gen": FLASHINFER,
     "xqa": FLASHINFER,
@@ -31,6 +34,16 @@ library is one line here.
 (``SegmentGEMMWrapper``), with torch around them. ``cuda``: FlashInfer's kernels of an operation
 that has no choice of backends. ``triton``: Kernelproof's own. ``flashinfer-triton`` and
 ``flashinfer-trace``: the Triton kernels and the pure PyTorch references in FlashInfer's wheel."""
+COMPILERS: Mapping[str, str] = {
+    "triton": TRITON,
+    "flashinfer-triton": TRITON,
+    "cute-dsl": CUTLASS_DSL,
+    "b12x": CUTLASS_DSL,
+    VLLM: TRITON,
+    SGLANG: TRITON,
+}
+"""The distribution that compiles kernels when they are called, by their backend; by their provider
+where they have no backend."""
 BACKENDS = tuple(PROVIDERS)
 """Names of all backends."""
 FLASHINFER_BACKENDS = frozenset(name for name, of in PROVIDERS.items() if of == FLASHINFER)

@@ -137,7 +137,7 @@ def survey_both(name: str, reference: str, sides: Sides, plan: Plan) -> Compared
     """Learn what an implementation supports with each release."""
     found = Compared(name, reference)
     axes: dict[str, Axes] = {}
-    max_work = plan.max_work(reference, on_device(plan.profile, plan.device).max_work)
+    max_work = plan.max_work(name, reference, on_device(plan.profile, plan.device).max_work)
     for side in SIDES:
         address = Address(reference, None, plan.device, soak=plan.soak)
         known = surveyed(sides[side], address, name, max_work, plan)

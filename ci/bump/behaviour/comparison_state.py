@@ -10,6 +10,7 @@ from typing import Any
 
 from ....impl.targets.target import Target
 from ...console.errors import MACHINE
+from ...releases.packages import FLASHINFER_PACKAGE, Package
 from ..sides.releases import Release
 from ..verdicts.findings import Chip, Finding
 from .comparison import Compared
@@ -35,6 +36,7 @@ class Learned:
         unwritten: sentences about cases that could not be written.
         cuts: what the end of the comparison left out, by implementation.
         engines: what was read of engines' sources, for the report.
+        package: whose releases are compared.
     """
 
     given: Mapping[str, str]
@@ -53,6 +55,7 @@ class Learned:
     unwritten: list[str] = field(default_factory=list)
     cuts: list[Cut] = field(default_factory=list)
     engines: list[dict[str, Any]] = field(default_factory=list)
+    package: Package = FLASHINFER_PACKAGE
 
     def fail(self, sentence: str, code: int = MACHINE) -> None:
         """Add something that could not be learned."""
@@ -68,8 +71,12 @@ class Learned:
         finally:
             self.seconds[part] = round(time.monotonic() - start, 3)
 
+    def version(self, side: str) -> str | None:
+        """Return the version of the package on a side, None where it is not known."""
+        declared = self.declared.get(side, {}).get(self.package.module)
+        target = self.targets.get(side)
+        return declared or (target.version_of(self.package.distribution) if target else None)
+
     def name(self, side: str) -> str:
         """Return the version of a side, or what it was asked for as."""
-        version = self.declared.get(side, {}).get("flashinfer")
-        target = self.targets.get(side)
-        return str(version or (target and target.flashinfer) or self.given[side])
+        return self.version(side) or self.given[side]

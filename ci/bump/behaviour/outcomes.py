@@ -18,6 +18,7 @@ from ....properties.findings.ledger import CASE_SCHEMA as CASE
 from ....properties.findings.ledger import Entry
 from ....properties.verdicts.text import compact, count_of
 from ....properties.verdicts.verdict import Verdict
+from ...releases.packages import FLASHINFER_PACKAGE
 from ..sides.ending import EndedError
 from ..sides.plan import Plan
 from ..sides.releases import BASELINE, CANDIDATE, SIDES, Release
@@ -75,7 +76,10 @@ class Context:
     @property
     def names(self) -> dict[str, str]:
         """The sides' versions."""
-        return {side: self.targets[side].flashinfer or self.releases[side].given for side in SIDES}
+        return {
+            side: self.targets[side].version_of(release.package.distribution) or release.given
+            for side, release in self.releases.items()
+        }
 
 
 def behaviour_findings(compared: Sequence[Compared], context: Context) -> Iterator[Finding]:
@@ -241,9 +245,7 @@ def _finding(shown: _Shown, found: Compared, context: Context) -> Finding:
         candidate=_side(tried.verdicts.get(CANDIDATE)),
         laws=tuple(by_law),
         problem={**tried.problem.to_json(), "id": tried.problem.id, "told": compact(tried.problem)},
-        replay={
-            side: replay_with(case, context.releases[side].shared) for side in found.runs if case
-        },
+        replay={side: replay_with(case, context.releases[side]) for side in found.runs if case},
         entry=entry.id if entry else "",
         issue=entry.issue if entry else "",
         reason=" ".join(entry.reason.split()) if entry else "",
@@ -303,9 +305,10 @@ def _case(tried: Tried, found: Compared, context: Context) -> Path | None:
     return path
 
 
-def replay_with(case: Path, given: str) -> str:
+def replay_with(case: Path, release: Release) -> str:
     """Return the command that judges a case with one of the releases."""
-    return f"{replay_command(case)} --release {shlex.quote(given)}"
+    of = "" if release.package is FLASHINFER_PACKAGE else f" --package {release.package.name}"
+    return f"{replay_command(case)} --release {shlex.quote(release.shared)}{of}"
 
 
 def _lost(found: Compared, context: Context) -> Iterator[Finding]:

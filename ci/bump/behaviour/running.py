@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
 
 from ....impl.flashinfer_declarations import DeclarationsError, declarations
 from ....impl.targets.target import Target
+from ....properties.isolation.outcome import describe_exit
 from ....properties.isolation.workers import Deadlines
 from ....properties.verdicts.text import count_of
 from ....properties.worker.requests import DeviceLostError, HarnessError
 from ...console.errors import INCOMPLETE, MACHINE, UsageRefusedError
+from ...releases.packages import BEHAVIOUR, DECLARED, SPEED, SURFACE
 from ...releases.sandboxes import Tell
+from ...releases.subprocess_runner import run_to_end
 from ..sides.ending import EXAMINED, JUDGED, EndedError, Ending
 from ..sides.journal import Journal
 from ..sides.plan import Plan
 from ..sides.releases import BASELINE, CANDIDATE, SIDES, Release, find_release
-from ..surface.comparison import surface_findings
+from ..surface.callables import callables_of, called
+from ..surface.comparison import called_findings, surface_findings
 from ..surface.declared import (
     declared_findings,
     features,
@@ -45,8 +52,7 @@ from .watching import Progress
 
 DECLARATION_SECONDS = 180.0
 """Most seconds of importing and reading a release, which takes 5 to 13 s on an idle machine."""
-SURFACE, DECLARED, BEHAVIOUR, SPEED = "surface", "declarations", "behaviour", "speed"
-PARTS = (SURFACE, DECLARED, BEHAVIOUR, SPEED)
+IMPORT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); __import__(sys.argv[2])"
 OVER = "the time for it was over"
 
 
@@ -55,7 +61,7 @@ def find_both(learned: Learned, ending: Ending, tell: Tell) -> None:
 
     def find(side: str) -> Release | click.ClickException:
         try:
-            return find_release(learned.given[side], tell=tell)
+            return find_release(learned.given[side], learned.package, tell=tell)
         except click.ClickException as error:
             ending.check()
             return error
@@ -70,11 +76,16 @@ def find_both(learned: Learned, ending: Ending, tell: Tell) -> None:
 
 def read_declarations(learned: Learned, journal: Journal, parts: Sequence[str], tell: Tell) -> None:
     """Collect what each release declares, both at a time, where a part needs it."""
+    package = learned.package
+    declares = DECLARED in package.parts
 
     def collect(side: str) -> dict[str, Any]:
         tell(f"{learned.given[side]}: reading what it declares")
+        release = learned.releases[side]
+        if not declares:
+            found = callables_of(release.folder, called(package.module))
+            return {"error": error} if (error := unimported(release)) else {"signatures": found}
         try:
-            release = learned.releases[side]
             folder = release.folder
             own: dict[str, Any] = {}
             if release.own_environment:  # its packages are made for its interpreter, not for this
@@ -88,7 +99,7 @@ def read_declarations(learned: Learned, journal: Journal, parts: Sequence[str], 
         return found
 
     found_sides = [side for side in SIDES if side in learned.releases]
-    if not {SURFACE, DECLARED} & set(parts):
+    if declares and not {SURFACE, DECLARED} & set(parts):
         return
     with learned.timed(DECLARED), ThreadPoolExecutor(len(SIDES)) as threads:
         answers = list(threads.map(ask, found_sides))
@@ -109,18 +120,34 @@ def read_declarations(learned: Learned, journal: Journal, parts: Sequence[str], 
                 learned.fail(f"--{side}: {found['error']}")
 
 
+def unimported(release: Release) -> str:
+    """Return why a release cannot be imported; empty if it can, or if nothing imports it whole."""
+    package = release.package
+    if package.sources:
+        return ""
+    words = [release.executable, "-c", IMPORT, json.dumps(release.path), package.module]
+    with tempfile.TemporaryDirectory(prefix="kernelproof-") as scratch:
+        ended = run_to_end(words, folder=Path(scratch), deadline=DECLARATION_SECONDS)
+    if ended.status == 0 and not ended.cut_short:
+        return ""
+    why = ended.cut_short or last_line(ended.told) or describe_exit(ended.status or 0)
+    return f"{release.given}: {package.module} cannot be imported: {why}"
+
+
 def compare_declarations(learned: Learned, parts: Sequence[str]) -> None:
     """Compare what both releases declare, where both do."""
-    if not {SURFACE, DECLARED} & set(parts):
+    if not {SURFACE, DECLARED} & {*parts} & {*learned.package.parts}:
         return
     if set(learned.declared) != set(SIDES):
         why = "one of the releases could not be read"
         learned.skipped |= {part: why for part in (SURFACE, DECLARED) if part in parts}
         return
     before, after = (learned.declared[side] for side in SIDES)
+    declares = DECLARED in learned.package.parts
     if SURFACE in parts:
-        learned.findings += surface_findings(before, after)
-    if DECLARED in parts:
+        compare = surface_findings if declares else called_findings
+        learned.findings += compare(before, after)
+    if DECLARED in parts and declares:
         learned.findings += declared_findings(before, after, learned.chips)
         made = matrices(before, after, learned.chips)
         learned.findings += support_findings(made)
@@ -231,7 +258,8 @@ def compare_behaviour(
 
 def _targets(learned: Learned, sides: Mapping[str, Side], plan: Plan) -> None:
     """Learn what machine, torch, Triton and other providers each side runs on."""
-    providers = sorted({name for entry in plan.ledger.entries for name in entry.versions})
+    of_ledger = (name for entry in plan.ledger.entries for name in entry.versions)
+    providers = sorted({*of_ledger, learned.package.distribution})
     request = {"task": "target", "device": plan.device, "providers": providers}
 
     def ask(side: str) -> dict[str, Any]:
@@ -245,7 +273,7 @@ def _targets(learned: Learned, sides: Mapping[str, Side], plan: Plan) -> None:
     with ThreadPoolExecutor(len(SIDES)) as threads:
         for side, found in zip(SIDES, threads.map(ask, SIDES), strict=True):
             found["artifacts"] = tuple(tuple(pair) for pair in found.get("artifacts", ()))
-            version = learned.declared.get(side, found).get("flashinfer")
+            version = learned.declared.get(side, {}).get("flashinfer") or found.get("flashinfer")
             learned.targets[side] = Target(**{**found, "flashinfer": version})
 
 

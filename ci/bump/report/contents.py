@@ -10,11 +10,11 @@ from typing import Any
 from .... import __version__
 from ....properties.verdicts.text import count_of
 from ...console.errors import MachineError, UsageRefusedError
+from ...releases.packages import DECLARED as DECLARED_PART
+from ...releases.packages import FLASHINFER_PACKAGE, PARTS, Package
 from ..behaviour.comparison_state import Learned
 from ..behaviour.compiled import compiled_chips
 from ..behaviour.numbers import implementation_json, not_run, replayed
-from ..behaviour.running import DECLARED as DECLARED_PART
-from ..behaviour.running import PARTS
 from ..behaviour.speed import build_seconds
 from ..behaviour.unjudged import rows_of
 from ..sides.ending import Ending
@@ -25,6 +25,7 @@ from ..verdicts.policy import RULES, Policy
 from ..verdicts.verdict import COMPILED, DECLARED, RAN, UNDECIDED, Verdict, chip_name, decide
 
 SCHEMA = "kernelproof/bump/1"
+_VERSIONS = dict.fromkeys(("flashinfer", "torch", "triton", "cuda"))
 
 
 def to_json(
@@ -75,6 +76,7 @@ def to_json(
         command=command,
         code=learned.code if verdict.verdict == UNDECIDED else 0,
         engines=learned.engines,
+        package=learned.package,
     )
 
 
@@ -83,6 +85,7 @@ def refused(
     policy: Policy,
     error: UsageRefusedError | MachineError,
     command: str,
+    package: Package = FLASHINFER_PACKAGE,
 ) -> dict[str, Any]:
     """Return the report of a comparison that was not begun, or ended because of what was asked.
 
@@ -91,8 +94,9 @@ def refused(
         policy: that would have decided on it.
         error: why.
         command: that was given.
+        package: that was to be compared.
     """
-    learned, failures = Learned(given, ()), [error.message]
+    learned, failures = Learned(given, (), package=package), [error.message]
     return assemble(
         decide([], {}, policy, baseline=given[SIDES[0]], failures=failures),
         [],
@@ -104,6 +108,7 @@ def refused(
         failures=failures,
         command=command,
         code=error.exit_code,
+        package=package,
     )
 
 
@@ -120,6 +125,7 @@ def assemble(
     command: str,
     code: int = 0,
     engines: Sequence[Mapping[str, Any]] = (),
+    package: Package = FLASHINFER_PACKAGE,
 ) -> dict[str, Any]:
     """Put a report together; ``merge`` does too."""
     return {
@@ -127,6 +133,7 @@ def assemble(
         "verdict": verdict.verdict,
         "message": verdict.message,
         "exit_code": code or verdict.exit_code,
+        "package": package.distribution,
         **sides,
         "chips": [each.to_json() for each in verdict.chips],
         "conditions": [each.to_json() for each in verdict.conditions],
@@ -158,6 +165,7 @@ def _side(learned: Learned, side: str) -> dict[str, Any]:
     target, release = learned.targets.get(side), learned.releases.get(side)
     return {
         "given": learned.given[side],
+        "version": learned.version(side),
         "flashinfer": learned.declared.get(side, {}).get("flashinfer")
         or (target.flashinfer if target else None),
         "own_environment": bool(release and release.own_environment),
@@ -185,8 +193,8 @@ def _machine(
         "device_name": target.device_name if target else "",
         "versions": {
             side: {
-                name: getattr(learned.targets[side], name)
-                for name in ("flashinfer", "torch", "triton", "cuda")
+                name: learned.targets[side].version_of(name)
+                for name in _VERSIONS | {learned.package.name: None}
             }
             for side in SIDES
             if side in learned.targets

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from ....impl.targets.backends import FLASHINFER
 from ....properties.verdicts.text import count_of, one_line
 from ...reports.display import command, line, style_of
 from ...reports.outline import short_issue, shortened
@@ -107,13 +108,25 @@ def _engines(out: Console, report: Mapping[str, Any]) -> list[Mapping[str, Any]]
 
 def title(report: Mapping[str, Any]) -> str:
     """Name what was compared."""
-    return f"flashinfer-python {side_name(report, 'baseline')} to {side_name(report, 'candidate')}"
+    sides = " to ".join(side_name(report, side) for side in ("baseline", "candidate"))
+    return f"{package_of(report)} {sides}"
+
+
+def package_of(report: Mapping[str, Any]) -> str:
+    """Return the distribution whose releases were compared: FlashInfer if a report says none."""
+    return str(report.get("package", FLASHINFER))
+
+
+def version_of(told: Mapping[str, Any]) -> str | None:
+    """Return the version of a side, of FlashInfer in reports that name no package."""
+    found: str | None = told.get("version", told.get("flashinfer"))
+    return found
 
 
 def side_name(report: Mapping[str, Any], side: str) -> str:
     """Name one side: its version, and where it came from if that says more."""
     told = report[side]
-    version, given = told.get("flashinfer"), told["given"]
+    version, given = version_of(told), told["given"]
     return str(given) if version in (None, given) else f"{version} ({given})"
 
 

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from ...console.errors import UsageRefusedError
+from ...releases.packages import PACKAGES
 from ..sides.releases import BASELINE, SIDES
 from ..surface.uses import MOST_PLACES, Source, with_uses
 from ..verdicts.findings import MAYBE_USED, USES, Chip, Finding, chip_order
 from ..verdicts.policy import Accepted, Policy
 from ..verdicts.verdict import DECLARED, EVIDENCE, chip_name, decide
 from .contents import assemble, with_actions
+from .display import package_of, version_of
 from .reading import read_report
 
 Report = Mapping[str, Any]
@@ -50,7 +52,11 @@ def merge(
         message = "merge needs reports: kernelproof merge A.json B.json"
         raise MergeError(message)
     first = reports[0]
+    distribution = package_of(first)
     for path, report in zip(paths, reports, strict=True):
+        if package_of(report) != distribution:
+            message = f"{path}: it compares {package_of(report)}, but {paths[0]} {distribution}"
+            raise MergeError(message)
         for side in SIDES:
             if not _is_same(report, first, side):
                 message = (
@@ -76,6 +82,7 @@ def merge(
         failures=failures,
         command=command,
         engines=engines or _engines(reports),
+        package=next(each for each in PACKAGES.values() if each.distribution == distribution),
     )
 
 
@@ -106,14 +113,14 @@ def _engine(read: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 def _name(report: Report, side: str) -> str:
-    return str(report[side].get("flashinfer") or report[side].get("given"))
+    return str(version_of(report[side]) or report[side].get("given"))
 
 
 def _is_same(one: Report, other: Report, side: str) -> bool:
     """Whether two reports are of one release; one may not know its version."""
     if _name(one, side) == _name(other, side):
         return True
-    unknown = not (one[side].get("flashinfer") and other[side].get("flashinfer"))
+    unknown = not (version_of(one[side]) and version_of(other[side]))
     return unknown and one[side].get("given") == other[side].get("given")
 
 
@@ -240,7 +247,7 @@ def _unknown(chip: Chip) -> dict[str, Any]:
 
 def _side(reports: Sequence[Report], side: str) -> dict[str, Any]:
     """Return what is known of a side: torch and the like stand with each machine."""
-    known = [report[side] for report in reports if report[side].get("flashinfer")]
+    known = [report[side] for report in reports if version_of(report[side])]
     first = dict(known[0] if known else reports[0][side])
     for name in ("torch", "triton", "cuda"):
         values = {report[side].get(name) for report in reports}

@@ -9,7 +9,7 @@ from ....properties.verdicts.text import count_of
 from ...console.rendering import render
 from ..sides.releases import SIDES
 from ..verdicts.findings import engines_in_words
-from .display import alike, side_name, stored_first, title
+from .display import alike, package_of, side_name, stored_first, title, version_of
 from .page_findings import anchors, groups
 from .page_matrix import backends, columns
 from .page_numbers import compiled, speeds, spreads
@@ -40,6 +40,8 @@ def to_page(report: Mapping[str, Any]) -> str:
         report=report,
         title=title(report),
         sides=[(side, side_name(report, side), report[side]) for side in SIDES],
+        package=package_of(report),
+        versions={side: version_of(report[side]) for side in SIDES},
         tones=TONES,
         marks=MARKS,
         meant=MEANT,

@@ -9,12 +9,15 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from ....impl.targets.backends import FLASHINFER
 from ....impl.targets.schemas import Table, one_of
+from ...releases.packages import PACKAGES
 from ..verdicts.findings import ACTIONS, AREAS, CHANGES, USES, Chip
 from ..verdicts.verdict import EVIDENCE
 
 Number = float | Literal["inf", "-inf", "nan"]
 """Number of a report, in which infinities and NaN are text."""
+DISTRIBUTIONS = [each.distribution for each in PACKAGES.values()]
 Action = Annotated[str, one_of(ACTIONS)]
 
 
@@ -36,6 +39,7 @@ class Side(msgspec.Struct):
     own_environment: bool
     artifacts: dict[str, str]
     not_imported: dict[str, str]
+    version: str | None = None
 
 
 class Condition(msgspec.Struct):
@@ -324,3 +328,4 @@ class Report(msgspec.Struct):
     date: str
     command: str
     engines: list[EngineSource] = []
+    package: Annotated[str, one_of(DISTRIBUTIONS)] = FLASHINFER

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .... import __version__
 from ....impl.registry import resolve_name
-from .releases import METADATA, Release
+from .releases import Release
 
 PACKAGES = ("torch", "triton")
 ANSWERING = ("reference", "impl", "properties", "fixtures/support")
@@ -43,19 +43,19 @@ def release_identity(release: Release) -> str:
     That is the list of its files with their hashes, as it was installed, or, where somebody may
     have changed them since, each file's size and time.
     """
-    named = [each.name for each in sorted(release.folder.glob(METADATA))]
+    named = [each.name for each in sorted(release.folder.glob(release.package.metadata))]
     versions = [name.removesuffix(".dist-info").rpartition("-")[2] for name in named]
     fixed = not (Path(release.given).expanduser().is_dir() or release.own_environment)
-    content = _recorded(release.folder) if fixed else _listed(release.folder / "flashinfer")
+    content = _recorded(release) if fixed else _listed(release.folder / release.package.module)
     return ", ".join([*versions, f"files {_digest(content)}", *_packages(release.path)])
 
 
-def _recorded(folder: Path) -> list[bytes]:
+def _recorded(release: Release) -> list[bytes]:
     lines: list[bytes] = []
-    for metadata in folder.glob(METADATA):
+    for metadata in release.folder.glob(release.package.metadata):
         with suppress(OSError):
             lines += (metadata / "RECORD").read_bytes().splitlines()
-    return sorted(line for line in lines if line.startswith(b"flashinfer/"))
+    return sorted(line for line in lines if line.startswith(f"{release.package.module}/".encode()))
 
 
 def _listed(package: Path) -> Iterator[bytes]:

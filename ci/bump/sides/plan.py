@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ....impl.registry import built_in_compiler
+from ....impl.targets.backends import TRITON
 from ....properties.findings.corpus import Case
 from ....properties.findings.ledger import Ledger
 from ....properties.isolation.workers import Deadlines
@@ -19,10 +21,9 @@ DEADLINES = Deadlines(run=20.0)
 LEAST_PROBLEMS = 2
 FIRST_OF_SLOW = 16
 """Problems of the first law, whose results are compared bit by bit, that a slow one gets."""
-INTERPRETED = "triton"
-"""Part of the name of what runs in Triton's interpreter on a CPU: 10 to 1,500 ms a problem."""
 SLOW_SHARE, INTERPRETED_WORK, SLOW_WORK = 0.1, 256, 16
-"""CPU only: share of problems; divisors of their work for interpreted Triton and plain Python."""
+"""CPU only: share of problems; divisors of their work for interpreted Triton, which takes 10 to
+1,500 ms a problem, and plain Python."""
 SOAK_ON_CPU = 20
 """Launches where there is nothing to race."""
 
@@ -79,8 +80,9 @@ class Plan:
             wanted = max(SLOW_SHARE * wanted, FIRST_OF_SLOW if first else 0)
         return max(LEAST_PROBLEMS, round(wanted * sides / 2))
 
-    def max_work(self, reference: str, max_work: int) -> int:
+    def max_work(self, name: str, reference: str, max_work: int) -> int:
         """Return the most work of a problem, from the profile's on the device."""
         if self.device != "cpu":
             return max_work
-        return max_work // (INTERPRETED_WORK if INTERPRETED in reference else SLOW_WORK)
+        interpreted = built_in_compiler(name) == TRITON or TRITON in reference
+        return max_work // (INTERPRETED_WORK if interpreted else SLOW_WORK)

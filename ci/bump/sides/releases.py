@@ -1,7 +1,7 @@
-"""The two sides of a comparison: a release of FlashInfer, or an environment of its own.
+"""The two sides of a comparison: a release of a package, or an environment of its own.
 
-A version, a wheel or a folder is put in front of this environment's packages: torch and Triton stay
-the same. Another interpreter brings its own. Kernelproof itself is this one on both sides.
+A version, a wheel or a folder is put in front of this environment's packages: all others stay the
+same. Another interpreter brings its own. Kernelproof itself is this one on both sides.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ from ....properties.isolation.outcome import describe_exit
 from ....properties.isolation.workers import WorkerPool
 from ....properties.worker.pools import open_pool
 from ...console.errors import MACHINE, UsageRefusedError
+from ...releases.packages import FLASHINFER_PACKAGE, Package
 from ...releases.sandboxes import Tell, installed_folder, quietly, sandbox
 
 BASELINE, CANDIDATE = "baseline", "candidate"
 SIDES = (BASELINE, CANDIDATE)
 ASK_SECONDS = 60.0
-METADATA = "flashinfer_python-*.dist-info"
 _QUESTION = """\
 import importlib.util, json, sys
-found = importlib.util.find_spec("flashinfer")
-print(json.dumps({"path": sys.path[1:], "flashinfer": found.origin if found else None,
-                  "torch": importlib.util.find_spec("torch") is not None}))
+found = {"path": sys.path[1:]}
+for name in sys.argv[1:]:
+    spec = importlib.util.find_spec(name)
+    found[name] = spec and spec.origin
+print(json.dumps(found))
 """
 
 
@@ -50,20 +52,27 @@ class Release:
 
     Attributes:
         given: as it was asked for.
-        folder: holds the package ``flashinfer``.
+        folder: holds the package.
         executable: interpreter of its workers.
         path: ``sys.path`` of its workers.
+        package: that is compared.
     """
 
     given: str
     folder: Path
     executable: str
     path: tuple[str, ...]
+    package: Package = FLASHINFER_PACKAGE
 
     @property
     def own_environment(self) -> bool:
         """Whether its torch and Triton are its own."""
         return self.executable != sys.executable
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of its workers."""
+        return {"FLASHINFER_DISABLE_VERSION_CHECK": "1"}
 
     @property
     def shared(self) -> str:
@@ -75,8 +84,8 @@ class Release:
         if not here.startswith(os.pardir):
             return here
         found = (
-            each.name.partition("-")[2].removesuffix(".dist-info")
-            for each in self.folder.glob(METADATA)
+            each.name.removesuffix(".dist-info").rpartition("-")[2]
+            for each in self.folder.glob(self.package.metadata)
         )
         return next(filter(_is_version, found), self.given)
 
@@ -101,7 +110,7 @@ class Release:
             device,
             size=size,
             standby=standby,
-            environment={"FLASHINFER_DISABLE_VERSION_CHECK": "1", **(environment or {})},
+            environment={**self.environment, **(environment or {})},
             sys_path=self.path,
             executable=self.executable,
         )
@@ -109,12 +118,15 @@ class Release:
             yield pool
 
 
-def find_release(given: str, *, tell: Tell = quietly) -> Release:
+def find_release(
+    given: str, package: Package = FLASHINFER_PACKAGE, *, tell: Tell = quietly
+) -> Release:
     """Find a release, installing it into a folder of its own where that is needed.
 
     Args:
-        given: a version, a wheel, a folder with the package ``flashinfer`` in it, or a Python
-            interpreter, such as ``/opt/vllm/bin/python``.
+        given: a version, a wheel, a folder with the package in it, or a Python interpreter, such
+            as ``/opt/vllm/bin/python``.
+        package: of ``PACKAGES``.
         tell: called with a line of progress now and then.
 
     Raises:
@@ -126,16 +138,16 @@ def find_release(given: str, *, tell: Tell = quietly) -> Release:
         raise UsageRefusedError(message)
     path = Path(given).expanduser()
     if path.is_file() and path.suffix != ".whl":
-        return _of_interpreter(given, path)
+        return _of_interpreter(given, path, package)
     if os.sep in given and not path.exists():
         message = f"{given}: there is no such wheel, folder or interpreter"
         raise UsageRefusedError(message)
-    folder = sandbox(given, tell=tell)
+    folder = sandbox(given, package, tell=tell)
     here = [entry or str(Path.cwd()) for entry in sys.path]
     # In front of everything only where it is not there anyway: site-packages would hide modules of
     # the standard library that newer packages of the same name replace.
-    front = [] if _is_installed(folder) else [str(folder)]
-    return Release(given, folder, sys.executable, (*front, *here))
+    front = [] if package.sources or _is_installed(folder, package) else [str(folder)]
+    return Release(given, folder, sys.executable, (*front, *here), package)
 
 
 def _is_version(text: str) -> bool:
@@ -146,19 +158,19 @@ def _is_version(text: str) -> bool:
         return False
 
 
-def _is_installed(folder: Path) -> bool:
+def _is_installed(folder: Path, package: Package) -> bool:
     try:
-        return installed_folder() == folder
+        return installed_folder(package) == folder
     except UsageRefusedError:
         return False
 
 
-def _of_interpreter(given: str, path: Path) -> Release:
+def _of_interpreter(given: str, path: Path, package: Package) -> Release:
     # Not looked for on PATH; nor resolved, for a virtual environment is known by where its link is.
     executable = str(path.absolute())
     try:
         asked = subprocess.run(
-            [executable, "-c", _QUESTION],
+            [executable, "-c", _QUESTION, "torch", package.module],
             check=True,
             capture_output=True,
             text=True,
@@ -177,12 +189,13 @@ def _of_interpreter(given: str, path: Path) -> Release:
         why = (isinstance(error, OSError) and error.strerror) or "it gives no answer"
         message = f"{given}: is no Python interpreter that runs ({why})"
         raise InterpreterError(message) from error
-    for name in ("torch", "flashinfer"):
+    for name in ("torch", package.module):
         if not answer[name]:
             message = f"{given}: has no {name}"
             raise InterpreterError(message)
     path_entries = (*answer["path"], str(_link_to_kernelproof()))
-    return Release(given, Path(answer["flashinfer"]).parents[1], executable, path_entries)
+    folder = Path(answer[package.module]).parents[1]
+    return Release(given, folder, executable, path_entries, package)
 
 
 def _link_to_kernelproof() -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from ....properties.verdicts.text import count_of
@@ -17,16 +17,36 @@ POSITIONAL = (POSITIONAL_ONLY, "positional_or_keyword")
 
 def surface_findings(baseline: Declarations, candidate: Declarations) -> Iterator[Finding]:
     """Compare two releases' surfaces, as ``impl.flashinfer_declarations`` collects them."""
-    yield from _callables(baseline, candidate)
+    old, new = baseline["signatures"], candidate["signatures"]
+    gone = [name for name in sorted(old) if name not in new and _imports(candidate, name)]
+    whole: dict[str, list[str]] = {}
+    for name in gone:  # a class once, not each of its methods
+        module, owner = name.split(".")[:2]
+        left = owner in candidate["exports"].get(module, {})
+        whole.setdefault(name if left else f"{module}.{owner}", []).append(name)
+    yield from _removed(old, whole)
+    known = old.keys() | {name for name in new if not _imports(baseline, name)}
+    yield from _callables(old, new, known)
     yield from name_findings(baseline, candidate)
 
 
-def _callables(baseline: Declarations, candidate: Declarations) -> Iterator[Finding]:
-    old, new = baseline["signatures"], candidate["signatures"]
-    yield from _removed(old, new, candidate)
+def called_findings(baseline: Declarations, candidate: Declarations) -> Iterator[Finding]:
+    """Compare what adapters call of two releases, as ``callables_of`` reads it."""
+    old, new = ({**each["signatures"]} for each in (baseline, candidate))
+    yield from _removed(old, {name: [name] for name in sorted(old.keys() - new.keys())})
+    # Of a constant, an instance or an inherited method no parameters are known.
+    compared = [name for name in new if "parameters" in new[name]]
+    compared = [name for name in compared if "parameters" in old.get(name, new[name])]
+    yield from _callables(old, {name: new[name] for name in compared}, old.keys())
+
+
+def _callables(
+    old: Mapping[str, Any], new: Mapping[str, Any], known: Collection[str]
+) -> Iterator[Finding]:
+    """Compare parameters; a callable that is not known of the baseline is new."""
     for name in sorted(new):
         if name not in old:
-            if _imports(baseline, name):
+            if name not in known:
                 required = [each["name"] for each in new[name]["parameters"] if _required(each)]
                 yield finding(
                     "callable-added",
@@ -39,16 +59,8 @@ def _callables(baseline: Declarations, candidate: Declarations) -> Iterator[Find
             yield from _parameters(name, old[name], new[name])
 
 
-def _removed(
-    old: Mapping[str, Any], new: Mapping[str, Any], candidate: Declarations
-) -> Iterator[Finding]:
-    """Return callables that are gone: a class once, not each of its methods."""
-    gone = [name for name in sorted(old) if name not in new and _imports(candidate, name)]
-    whole: dict[str, list[str]] = {}
-    for name in gone:
-        module, owner = name.split(".")[:2]
-        left = owner in candidate["exports"].get(module, {})
-        whole.setdefault(name if left else f"{module}.{owner}", []).append(name)
+def _removed(old: Mapping[str, Any], whole: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
+    """Return callables that are gone, by what they are called together."""
     for subject, names in whole.items():
         yield finding(
             "callable-removed",
@@ -309,6 +321,8 @@ def _required(parameter: Parameter) -> bool:
 
 def _told(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return a signature as Python writes it, and its place."""
+    if "parameters" not in entry:
+        return {"signature": "there", "source": entry["source"]}
     parts, keyword_only = list[str](), False
     kinds = [each["kind"] for each in entry["parameters"]]
     for each, following in zip(entry["parameters"], [*kinds[1:], ""], strict=True):

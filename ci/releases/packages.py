@@ -1,0 +1,83 @@
+"""The packages whose releases can be compared, and what a comparison of each has.
+
+Another package is one row of `PACKAGES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...impl.targets.backends import CUTLASS_DSL, FLASHINFER, SGLANG, TORCH, TRITON, VLLM
+
+SURFACE, DECLARED, BEHAVIOUR, SPEED = "surface", "declarations", "behaviour", "speed"
+PARTS = (SURFACE, DECLARED, BEHAVIOUR, SPEED)
+"""Parts of a comparison."""
+PROVIDED, COMPILED, EVERYTHING = "provided", "compiled", "everything"
+"""Which implementations a release may change: those that come from the package, those whose kernels
+it compiles, or all."""
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package whose releases are compared.
+
+    Attributes:
+        name: that ``--package`` takes.
+        distribution: that pip installs.
+        module: that is imported.
+        judged: which implementations a release may change: ``PROVIDED``, ``COMPILED`` or
+            ``EVERYTHING``.
+        parts: of ``PARTS``, those that a comparison has.
+        whole: whether a side that is an interpreter makes all implementations judged, whatever
+            package they come from.
+        sources: whether a release is its Python files only, which nothing is to import as a whole.
+        unfetched: why a version or a wheel cannot be a side; empty where it can.
+    """
+
+    name: str
+    distribution: str
+    module: str
+    judged: str
+    parts: tuple[str, ...] = (SURFACE, BEHAVIOUR, SPEED)
+    whole: bool = False
+    sources: bool = False
+    unfetched: str = ""
+
+    @property
+    def marker(self) -> Path:
+        """The file that a folder with the package holds."""
+        return Path(self.module, "__init__.py")
+
+    @property
+    def metadata(self) -> str:
+        """The pattern of the folder that pip makes for its metadata."""
+        return f"{self.distribution.replace('-', '_')}-*.dist-info"
+
+
+FLASHINFER_PACKAGE = Package(
+    "flashinfer", FLASHINFER, "flashinfer", PROVIDED, parts=PARTS, whole=True
+)
+"""The package that is compared if no other is named."""
+PACKAGES: Mapping[str, Package] = {
+    each.name: each
+    for each in (
+        FLASHINFER_PACKAGE,
+        Package("triton", TRITON, "triton", COMPILED),
+        # Kernelproof calls torch everywhere: there is no list of callables to compare.
+        Package("torch", TORCH, "torch", EVERYTHING, parts=(BEHAVIOUR, SPEED)),
+        Package("vllm", VLLM, "vllm", PROVIDED, sources=True),
+        Package("sglang", SGLANG, "sglang", PROVIDED, sources=True),
+        Package(
+            CUTLASS_DSL,
+            CUTLASS_DSL,
+            "cutlass",
+            COMPILED,
+            parts=(BEHAVIOUR, SPEED),
+            unfetched="it comes in several distributions, of which each release has others: give a "
+            "Python interpreter that has it, or the folder that holds cutlass",
+        ),
+    )
+}
+"""Packages by the name that ``--package`` takes."""
