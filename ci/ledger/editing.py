@@ -347,13 +347,21 @@ def _release_of(
 ) -> tuple[str, str | None]:
     """Return the distribution of an implementation, as an entry names it, and its version.
 
-    What Kernelproof ships for other packages than FlashInfer is bound to no version.
+    What Kernelproof ships for other packages than FlashInfer is bound to no version, but by a
+    comparison of such a package.
     """
+    if _compared(report) != FLASHINFER:
+        return _compared(report), report["candidate"]["version"]
     told = {each["name"]: each for each in report.get("implementations", ())}.get(name, {})
     provider = told.get("provider") or built_in_provider(name) or ""
     if provider == FLASHINFER:
         return "flashinfer", target["flashinfer"]
     return canonical_name(provider), None if name in BUILT_IN else told.get("provider_version")
+
+
+def _compared(report: Mapping[str, Any]) -> str:
+    """Return the distribution whose releases a report compares, FlashInfer if it says none."""
+    return str(report.get("package", FLASHINFER))
 
 
 def _where(cause: Mapping[str, Any] | None, problem: Problem) -> dict[str, Any]:
@@ -398,14 +406,20 @@ def _release_for(
     """Return the distribution whose version an entry speaks of, FlashInfer if none, and which."""
     provider, version = _release_of(entry.implementation, report, target)
     named = next((each for each in entry.versions if canonical_name(each) == provider), None)
-    return (named, version) if named and version else ("flashinfer", target["flashinfer"] or "")
+    if named and version:
+        return named, version
+    if _compared(report) != FLASHINFER:  # the entry holds for all releases of it: a person decides
+        return provider, ""
+    return "flashinfer", target["flashinfer"] or ""
 
 
 def _speaks_of(entry: Entry, provider: str, version: str) -> bool:
     from packaging.specifiers import SpecifierSet
 
     known = entry.versions.get(provider)
-    return known is None or SpecifierSet(known).contains(version, prereleases=True)
+    if known is None:
+        return provider == "flashinfer"
+    return SpecifierSet(known).contains(version, prereleases=True)
 
 
 def _target(report: Mapping[str, Any], *, bump: bool) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from .memory import allocated, written
 
 Named = dict[str, torch.Tensor]
 ATTENDING = ATTENTION + MERGE
-"""Operations whose result may be written into buffers that are given."""
+"""Operations whose result is a pair of an output and an LSE."""
 ENOUGH_SECONDS = 0.5
 """Seconds of timing one problem; slow calls are timed once."""
 NOT_COMPARED = ("storages",)
@@ -64,7 +64,10 @@ class Recorder(Subject):
         """Run the implementation, and keep a copy of what it gave the first time."""
         result = super().call(problem, inputs, function, wait=wait)
         if self.gave is None:
-            written = (inputs.out, inputs.lse) if self.implementation.writes_out else result
+            written = result
+            if self.implementation.writes_out:
+                lse = self.written_lse(result, getattr(inputs, "lse", None))
+                written = (inputs.out, lse)
             found = self.read(lambda value: list(tensors_in(value)), written)
             # Others cannot be copied, let alone compared: the law says so.
             self.gave = {
@@ -97,18 +100,26 @@ def answer(subject: Recorder, payload: Mapping[str, Any]) -> dict[str, Any]:
     except Stop as stop:
         verdict = stop.verdict
     verdict = dataclasses.replace(verdict, seconds=subject.seconds, calls=subject.calls)
+    gave = defined({name: each.cpu() for name, each in (subject.gave or {}).items()})
     found: dict[str, Any] = {
         "verdict": verdict.to_json(),
         "given": subject.given,
-        "gave": digest(subject.gave or {}),
+        "gave": digest(gave),
         "seconds": time.perf_counter() - started,
     }
-    gave = {name: each.cpu() for name, each in (subject.gave or {}).items()}
     if payload.get("keep"):
         torch.save(gave, payload["keep"])
     if payload.get("compare") and Path(payload["compare"]).is_file():
         found["difference"] = difference(torch.load(payload["compare"], weights_only=True), gave)
     return found
+
+
+def defined(gave: Named) -> Named:
+    """Return a result without entries that may hold anything: page ids past the last request's."""
+    indices, indptr = gave.get("paged_kv_indices"), gave.get("paged_kv_indptr")
+    if indices is None or indptr is None or not indptr.numel():
+        return gave
+    return {**gave, "paged_kv_indices": indices[: max(int(indptr.flatten()[-1]), 0)]}
 
 
 def timed(subject: Subject, payload: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,7 +167,7 @@ def weighed(subject: Subject, payload: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _call(subject: Subject, problem: Problem, inputs: Any) -> None:  # noqa: ANN401  any record
-    if problem.operation in ATTENDING:
+    if problem.operation in ATTENDING or subject.implementation.writes_out:
         subject.run_operation(problem, inputs)
     else:
         subject.call(problem, inputs)

@@ -76,23 +76,11 @@ def find_both(learned: Learned, ending: Ending, tell: Tell) -> None:
 
 def read_declarations(learned: Learned, journal: Journal, parts: Sequence[str], tell: Tell) -> None:
     """Collect what each release declares, both at a time, where a part needs it."""
-    package = learned.package
-    declares = DECLARED in package.parts
+    declares = DECLARED in learned.package.parts
 
     def collect(side: str) -> dict[str, Any]:
         tell(f"{learned.given[side]}: reading what it declares")
-        release = learned.releases[side]
-        if not declares:
-            found = callables_of(release.folder, called(package.module))
-            return {"error": error} if (error := unimported(release)) else {"signatures": found}
-        try:
-            folder = release.folder
-            own: dict[str, Any] = {}
-            if release.own_environment:  # its packages are made for its interpreter, not for this
-                own = {"executable": release.executable, "sys_path": release.path}
-            return declarations(folder, deadline=DECLARATION_SECONDS, **own)
-        except DeclarationsError as error:
-            return {"error": str(error).replace(str(folder), learned.given[side])}
+        return (_declarations if declares else _callables)(learned.releases[side])
 
     def ask(side: str) -> dict[str, Any]:
         found: dict[str, Any] = journal.ask({"declarations": side}, lambda: collect(side))
@@ -120,7 +108,27 @@ def read_declarations(learned: Learned, journal: Journal, parts: Sequence[str], 
                 learned.fail(f"--{side}: {found['error']}")
 
 
-def unimported(release: Release) -> str:
+def _declarations(release: Release) -> dict[str, Any]:
+    """Return what a release of FlashInfer declares, or ``error``."""
+    own: dict[str, Any] = {}
+    if release.own_environment:  # its packages are made for its interpreter, not for this
+        own = {"executable": release.executable, "sys_path": release.path}
+    try:
+        return declarations(release.folder, deadline=DECLARATION_SECONDS, **own)
+    except DeclarationsError as error:
+        return {"error": str(error).replace(str(release.folder), release.given)}
+
+
+def _callables(release: Release) -> dict[str, Any]:
+    """Return what adapters call of a release of another package, or ``error``."""
+    if error := _unimported(release):
+        return {"error": error}
+    package = release.package
+    names = called(package.module) if SURFACE in package.parts else ()
+    return {"signatures": callables_of(release.folder, names)}
+
+
+def _unimported(release: Release) -> str:
     """Return why a release cannot be imported; empty if it can, or if nothing imports it whole."""
     package = release.package
     if package.sources:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
+from ....impl.targets.unpacked import FROM
 from ....properties.isolation.outcome import describe_exit
 from ....properties.isolation.workers import WorkerPool
 from ....properties.worker.pools import open_pool
@@ -72,7 +73,12 @@ class Release:
     @property
     def environment(self) -> dict[str, str]:
         """Variables of its workers."""
-        return {"FLASHINFER_DISABLE_VERSION_CHECK": "1"}
+        own = {"FLASHINFER_DISABLE_VERSION_CHECK": "1"}
+        if self.package.sources:
+            folders = [str(self.folder), *filter(None, [os.environ.get(FROM)])]
+            # An interpreter has its engine installed, which no folder is to hide.
+            own[FROM] = "" if self.own_environment else os.pathsep.join(folders)
+        return own
 
     @property
     def shared(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 ADAPTERS = Path(__file__).resolve().parents[3] / "impl"
 LONGEST_CHAIN = 20
 """Most imports that a name is followed through."""
+_PARSING = threading.Lock()
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
@@ -28,10 +30,16 @@ def called(module: str, adapters: Path = ADAPTERS) -> tuple[str, ...]:
     """
     found: set[str] = set()
     for file in sorted(adapters.rglob("*.py")):
-        text = file.read_text(encoding="utf-8")
-        if module in text:
-            found |= _names_in(ast.parse(text), module)
+        if module in file.read_text(encoding="utf-8"):
+            found |= _names_in(_parsed(file), module)
     return tuple(sorted(found))
+
+
+def _parsed(file: Path) -> ast.Module:
+    # Two threads at a time make Python 3.11 raise SystemError: "AST constructor recursion depth
+    # mismatch".
+    with _PARSING:
+        return ast.parse(file.read_text(encoding="utf-8"))
 
 
 def _names_in(tree: ast.Module, module: str) -> set[str]:
@@ -176,8 +184,7 @@ class _Sources:
     def _tree(self, module: str) -> ast.Module | None:
         if module not in self._trees:
             try:
-                text = self._file(module).read_text(encoding="utf-8")
-                self._trees[module] = ast.parse(text)
+                self._trees[module] = _parsed(self._file(module))
             except (OSError, ValueError, SyntaxError):
                 self._trees[module] = None
         return self._trees[module]

@@ -325,7 +325,7 @@ def _told(entry: Mapping[str, Any]) -> dict[str, Any]:
         return {"signature": "there", "source": entry["source"]}
     parts, keyword_only = list[str](), False
     kinds = [each["kind"] for each in entry["parameters"]]
-    for each, following in zip(entry["parameters"], [*kinds[1:], ""], strict=True):
+    for each, following in zip(entry["parameters"], [*kinds, ""][1:], strict=True):
         kind = each["kind"]
         if kind == "keyword_only" and not keyword_only:
             keyword_only = True

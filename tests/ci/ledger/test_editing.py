@@ -234,6 +234,32 @@ def test_what_a_comparison_says_is_taken_too(ledger: Path) -> None:
     assert not entries["mine-parity-run"].versions
 
 
+def test_a_comparison_of_another_package_binds_entries_to_its_version(ledger: Path) -> None:
+    problem = MergeProblem(regime="shifted")
+    entry = "flashinfer-cascade-empty"
+    fixed = {"change": "fixed", "entry": entry, "problem": None, "subject": "x"}
+    failure = {
+        "change": "new-failure",
+        "entry": "",
+        "subject": "triton-merge-state",
+        "laws": ["parity"],
+        "candidate": {"status": "FAIL", "kind": "numeric"},
+        "problem": {**problem.to_json(), "id": problem.id, "told": "..."},
+    }
+    content = {
+        "schema": "kernelproof/bump/1",
+        "package": "triton",
+        "findings": [fixed, failure],
+        "candidate": {"flashinfer": "0.8", "version": "3.9.0"},
+        "machines": [{"device": "cpu", "chip": "cpu"}],
+    }
+    (ledger.parent / "report.json").write_text(json.dumps(content))
+    assert update(ledger, "--reason", "It rounds.") == 0
+    entries = {entry.id: entry for entry in load_ledger(str(ledger)).entries}
+    assert entries["flashinfer-cascade-empty"].versions == {"flashinfer": ">=0.6"}
+    assert entries["triton-merge-state-parity-numeric"].versions == {"triton": "==3.9.0"}
+
+
 @pytest.mark.parametrize(
     ("content", "more", "said"),
     [

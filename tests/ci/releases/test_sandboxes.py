@@ -14,17 +14,20 @@ import pytest
 
 from kernelproof.ci.console.errors import MACHINE, USAGE
 from kernelproof.ci.releases import sandboxes
+from kernelproof.ci.releases.packages import PACKAGES
 from kernelproof.ci.releases.sandboxes import SandboxError, sandbox
 
 PACKAGE = {"flashinfer/__init__.py": "__version__ = '0.0.1'\n"}
 
 
-def wheel(folder: Path, files: dict[str, str], version: str = "0.0.1") -> Path:
-    """Make a wheel that pip takes for FlashInfer."""
+def wheel(
+    folder: Path, files: dict[str, str], version: str = "0.0.1", name: str = "flashinfer_python"
+) -> Path:
+    """Make a wheel that pip takes for FlashInfer, or another package."""
     folder.mkdir(exist_ok=True)
-    path = folder / f"flashinfer_python-{version}-py3-none-any.whl"
-    information = f"flashinfer_python-{version}.dist-info"
-    head = f"Metadata-Version: 2.1\nName: flashinfer-python\nVersion: {version}\n"
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    information = f"{name}-{version}.dist-info"
+    head = f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n"
     held = {
         **files,
         # Never to be installed beside it.
@@ -34,8 +37,8 @@ def wheel(folder: Path, files: dict[str, str], version: str = "0.0.1") -> Path:
     records = [f"{name},sha256={_digest(text)},{len(text.encode())}" for name, text in held.items()]
     held[f"{information}/RECORD"] = "\n".join([*records, f"{information}/RECORD,,"]) + "\n"
     with zipfile.ZipFile(path, "w") as archive:
-        for name, text in held.items():
-            archive.writestr(name, text)
+        for file, text in held.items():
+            archive.writestr(file, text)
     return path
 
 
@@ -87,6 +90,36 @@ def test_a_wheel_is_known_by_what_it_holds(
     next((tmp_path / "one").iterdir()).rename(renamed)
     assert sandbox(renamed) == first
     assert left(cache) == sorted([first.name, other.name])
+
+
+ENGINE = {"vllm/__init__.py": "", "vllm/ops/merge.py": "x = 1\n", "vllm/_C.abi3.so": "binary"}
+
+
+@pytest.mark.parametrize("given", ["0.0.1", "a wheel"])
+def test_of_an_engine_only_python_files_are_kept(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    made = wheel(tmp_path / "links", ENGINE, name="vllm")
+    folder = sandbox(str(made) if given == "a wheel" else given, PACKAGES["vllm"])
+    kept = {str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file()}
+    assert kept == {
+        "vllm/__init__.py", "vllm/ops/merge.py",
+        "vllm-0.0.1.dist-info/METADATA", "vllm-0.0.1.dist-info/RECORD",
+    }  # fmt: skip
+    assert [each.name for each in (cache / "vllm").iterdir()] == [folder.name]
+    monkeypatch.setattr(subprocess, "Popen", None)
+    assert sandbox("0.0.1" if given == "0.0.1" else made, PACKAGES["vllm"]) == folder
+
+
+def test_what_is_no_wheel_of_an_engine_is_refused(tmp_path: Path) -> None:
+    broken = tmp_path / "vllm-0.0.1-py3-none-any.whl"
+    broken.write_text("no zip")
+    with pytest.raises(
+        SandboxError, match=r"vllm-0.0.1\S+ cannot be installed \(File is not a zip"
+    ):
+        sandbox(broken, PACKAGES["vllm"])
+    with pytest.raises(SandboxError, match="holds no package vllm"):
+        sandbox(wheel(tmp_path / "other", PACKAGE), PACKAGES["vllm"])
 
 
 def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +12,19 @@ import torch
 from kernelproof.impl import Target, implementation
 from kernelproof.properties.verdicts.subject import Subject
 from kernelproof.properties.worker import recording
-from kernelproof.properties.worker.recording import difference, digest, tensors_in, timed, weighed
-from kernelproof.reference import AttentionOutput, AttentionProblem, oracle
+from kernelproof.properties.worker.recording import (
+    Recorder,
+    answer,
+    defined,
+    difference,
+    digest,
+    tensors_in,
+    timed,
+    weighed,
+)
+from kernelproof.reference import AttentionOutput, AttentionProblem, MoEProblem, oracle
 from kernelproof.reference.tensors.inputs import PagedAttentionInputs
+from kernelproof.reference.tensors.moe_inputs import MoEInputs
 
 
 def test_tensors_are_found_in_any_record() -> None:
@@ -134,3 +145,34 @@ def test_calls_are_timed_after_a_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(found["seconds"]) == 2
     assert len(calls) == 3
     assert found["median"] == sum(found["seconds"]) / 2
+
+
+def test_what_an_expert_writes_is_compared_though_it_has_no_lse() -> None:
+    added = [0.0]
+
+    @implementation("moe", name="mine", writes_out=True)
+    def mine(inputs: MoEInputs) -> None:
+        assert inputs.out is not None
+        inputs.out.copy_(oracle.experts(inputs) + added[0])
+
+    def answers() -> dict[str, Any]:
+        subject = Recorder(mine, Target.here("cpu"), Anywhere())
+        return answer(subject, {"problem": MoEProblem().to_json()})
+
+    first, second = answers(), answers()
+    assert first["verdict"]["status"] == "PASS"
+    assert (first["given"], first["gave"]) == (second["given"], second["gave"])
+    added[0] = 1.0
+    assert answers()["gave"] != first["gave"]
+    subject = Subject(mine, Target.here("cpu"), Anywhere())
+    assert timed(subject, {"problem": MoEProblem().to_json(), "calls": 1})["median"] > 0
+
+
+def test_entries_behind_the_last_request_may_hold_anything() -> None:
+    built = {"paged_kv_indptr": torch.tensor([0, 1, 3]), "paged_kv_indices": torch.arange(5)}
+    other = {**built, "paged_kv_indices": torch.tensor([0, 1, 2, -7, 9])}
+    assert digest(defined(built)) == digest(defined(other))
+    other["paged_kv_indices"][2] = 8
+    assert digest(defined(built)) != digest(defined(other))
+    out = {"out": torch.ones(2)}
+    assert defined(out) is out
