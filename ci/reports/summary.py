@@ -147,7 +147,11 @@ def reason_idle(report: ImplementationReport, summary: Summary) -> str:
         return f"none of the laws that were to run speaks of {report.operation or 'it'}"
     if not report.unsupported:
         return "no law had anything to judge, such as one that needs what is not declared"
-    return f"{report.unsupported} problems unsupported, on the others no law had anything to judge"
+    said = next(
+        (f" ({law.unsupported_reason})" for law in report.laws if law.unsupported_reason), ""
+    )
+    unsupported = f"{report.unsupported} problems unsupported{said}"
+    return f"{unsupported}, on the others no law had anything to judge"
 
 
 def state(report: ImplementationReport) -> str:

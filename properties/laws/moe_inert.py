@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 from dataclasses import replace
+from time import perf_counter
+from weakref import WeakKeyDictionary
 
 import torch
 
+from ...impl import Implementation
 from ...reference import MoEProblem, QuantizedMatrix
 from ...reference.tensors.moe_inputs import MoEInputs
 from ...reference.tensors.moe_regimes import assignment
@@ -22,6 +26,12 @@ FAR_EXPERTS = 2**12 + 3
 FAR_PLACES = (0, 2**11 + 1, 2**12 + 2)
 """Experts in use. Those of gated w13 begin 2^20 numbers apart, those of w2 2^19, so that the last
 ones begin beyond 2^32 and beyond 2^31: products of an id and a stride that int32 cannot hold."""
+SOME_EXPERTS, LEAST_GROWTH, MOST_SECONDS = 259, 1.5, 2.0
+"""On a CPU: experts with which a call is timed first; how much slower than with few it must be to
+count, times; and seconds that a call with all of them may then take. The interpreter runs a program
+for each expert of some kernels, which would look like a hang."""
+_too_slow: WeakKeyDictionary[Implementation, str] = WeakKeyDictionary()
+"""Why an implementation is not asked, once that has been measured in this process."""
 SHARED, NO_RESERVE = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS, 0x4000
 """Linux's flags for memory that is there when it is touched; Python 3.10 has no name for one."""
 
@@ -89,6 +99,8 @@ def far_experts(subject: Subject, problem: MoEProblem) -> Verdict:
     """
     if "large_weights" not in subject.implementation.features:
         return VACUOUS
+    if subject.implementation in _too_slow:
+        return Verdict("UNSUPPORTED", "time", _too_slow[subject.implementation])
     if problem.quantized or problem.shared_experts or not problem.num_tokens:
         return VACUOUS
     near = replace(
@@ -111,18 +123,42 @@ def far_experts(subject: Subject, problem: MoEProblem) -> Verdict:
         return VACUOUS
     inputs = subject.materialise(near)
     first, bound = answer(subject, near, inputs)
-    assert isinstance(inputs.w13, torch.Tensor)  # noqa: S101  they are not quantised
-    assert isinstance(inputs.w2, torch.Tensor)  # noqa: S101
-    places = torch.tensor(FAR_PLACES, dtype=torch.int32, device=inputs.topk_ids.device)
-    given = replace(
-        inputs,
-        w13=_far(inputs.w13),
-        w2=_far(inputs.w2),
-        topk_ids=places[inputs.topk_ids.long()],
-        num_experts=FAR_EXPERTS,
-    )
+    seconds = _seconds_with_all(subject, near, inputs) if subject.target.device == "cpu" else 0.0
+    if seconds > MOST_SECONDS:
+        reason = f"{FAR_EXPERTS:,} experts would take it about {seconds:.0f} s a call on a CPU"
+        _too_slow[subject.implementation] = reason
+        return Verdict("UNSUPPORTED", "time", reason)
+    given = _moved(inputs, FAR_PLACES, FAR_EXPERTS)
     second = result(subject, far, given)
     return same(second, first, 2 * bound, exact=subject.exact(near))
+
+
+def _seconds_with_all(subject: Subject, near: MoEProblem, inputs: MoEInputs) -> float:
+    """Return what a call with all experts would take if it grows with them; 0 if it does not."""
+    counts, seconds = (len(FAR_PLACES), SOME_EXPERTS), []
+    for count in counts:
+        places = (*range(len(FAR_PLACES) - 1), count - 1)
+        given = _moved(inputs, places, count)
+        before = perf_counter()
+        result(subject, replace(near, num_experts=count), given)
+        seconds.append(perf_counter() - before)
+    few, some = seconds
+    growing = some > LEAST_GROWTH * few
+    return some * FAR_EXPERTS / SOME_EXPERTS if growing else 0.0
+
+
+def _moved(inputs: MoEInputs, places: Sequence[int], count: int) -> MoEInputs:
+    """Return the same call with its experts in these places among a number of them."""
+    assert isinstance(inputs.w13, torch.Tensor)  # noqa: S101  they are not quantised
+    assert isinstance(inputs.w2, torch.Tensor)  # noqa: S101
+    ids = torch.tensor(places, dtype=torch.int32, device=inputs.topk_ids.device)
+    return replace(
+        inputs,
+        w13=_far(inputs.w13, places, count),
+        w2=_far(inputs.w2, places, count),
+        topk_ids=ids[inputs.topk_ids.long()],
+        num_experts=count,
+    )
 
 
 def _too_large(subject: Subject, problem: MoEProblem) -> bool:
@@ -135,9 +171,9 @@ def _too_large(subject: Subject, problem: MoEProblem) -> bool:
     return 2 * needed > int(torch.cuda.mem_get_info()[0])
 
 
-def _far(matrix: torch.Tensor) -> torch.Tensor:
-    """Put experts into their far places among others that hold nothing."""
-    shape = (FAR_EXPERTS, *matrix.shape[1:])
+def _far(matrix: torch.Tensor, places: Sequence[int], experts: int) -> torch.Tensor:
+    """Put experts into these places among others that hold nothing."""
+    shape = (experts, *matrix.shape[1:])
     if matrix.is_cuda:
         apart = matrix.new_empty(shape)
     else:
@@ -145,7 +181,7 @@ def _far(matrix: torch.Tensor) -> torch.Tensor:
         # Shared with nobody: private memory would count against the worker's limit unused.
         room = mmap.mmap(-1, count * matrix.element_size(), flags=SHARED | NO_RESERVE)
         apart = torch.frombuffer(room, dtype=matrix.dtype, count=count).view(shape)
-    for place, weights in zip(FAR_PLACES, matrix, strict=True):
+    for place, weights in zip(places, matrix, strict=True):
         apart[place] = weights
     return apart
 

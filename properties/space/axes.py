@@ -133,9 +133,11 @@ def _bases(
         optional = tuple(limited.get(name) for name in OPTIONAL)
         if optional in not_named:
             continue
+        # There are many caches: a kernel that needs one decodes or prefills.
+        values_of = {**axes, "phase": axes["phase"][:2]} if "caches" in limited else axes
         combinations = [
             {**simplest, **limited, **dict(zip(free, values, strict=True))}
-            for values in itertools.product(*(axes[name] for name in free))
+            for values in itertools.product(*(values_of[name] for name in free))
         ]
         answers = probe([example(operation, chosen) for chosen in combinations])
         bases = [chosen for chosen, reason in zip(combinations, answers, strict=True) if not reason]
@@ -147,8 +149,8 @@ def _bases(
             not_named.add(optional)
         elif not ("caches" in limited or "quantisation" in limited):
             said |= set(answers)
-        elif len(said) == 1 and said == set(answers):
-            break  # the reason has nothing to do with the cache
+        elif "quantisation" in limited and len(said) == 1 and said == set(answers):
+            break  # the reason has nothing to do with the weights
     return []
 
 
@@ -158,8 +160,9 @@ def _starts(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
     found = [dict(zip(limits, limit, strict=True))
              for limit in itertools.product(*(axes[name] for name in limits))]  # fmt: skip
     yield from found
-    if IN_FP8 in axes.get("caches", ()):
-        yield from ({**start, "caches": IN_FP8} for start in found)
+    caches = [pair for pair in axes.get("caches", ())[1:] if pair != IN_FP8]
+    for pair in ([IN_FP8] if IN_FP8 in axes.get("caches", ()) else []) + caches:
+        yield from ({**start, "caches": pair} for start in found)
     for values in ({}, {"regime": "exact_grid"}):  # which a kernel's own quantising leaves alone
         for pair in axes.get("quantisation", ())[1:]:
             yield from ({**start, "quantisation": pair, **values} for start in found)

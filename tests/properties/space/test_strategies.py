@@ -271,6 +271,23 @@ class TestNarrow:
         assert axes.allows("caches")[0] == ("float8_e4m3fn", "float8_e4m3fn")
         assert narrow("paged_attention", accept(lambda _: False), GATE_WORK) is None
 
+    @pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "nvfp4"])
+    @pytest.mark.parametrize("reasons", [("plain", "page size"), ("no", "no")])
+    def test_a_kernel_of_one_quantised_cache_is_found(
+        self, name: str, reasons: tuple[str, str]
+    ) -> None:
+        def why(problem: Any) -> Refusal | None:  # noqa: ANN401  any problem
+            if problem.q_dtype or problem.values_in_keys:
+                return Refusal("not named", "feature")
+            if problem.kv_cache == name and problem.page_size == 16 and problem.head_dim_qk == 128:
+                return None
+            return Refusal(reasons[problem.kv_cache == name])
+
+        axes = narrow("paged_attention", lambda asked: list(map(why, asked)), GATE_WORK)
+        assert axes is not None
+        assert axes.allows("caches") == ((name, ""),)
+        assert axes.allows("page_size") == (16,)
+
     @pytest.mark.parametrize("code", OF_THE_MACHINE)
     def test_a_refusal_of_the_machine_is_asked_for_once(self, code: Any) -> None:  # noqa: ANN401
         asked: list[int] = []
