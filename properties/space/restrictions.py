@@ -183,8 +183,10 @@ def _value(name: str, word: str) -> Any:  # noqa: ANN401  a value of any field
     """
     usual = _known()[name]
     spelled = {_word(value): value for value in usual}
-    if word in spelled:
-        return spelled[word]
+    # As problems are printed: True, False, None.
+    plain = word.lower() if word in ("True", "False", "None") else word
+    if plain in spelled:
+        return spelled[plain]
     number = _number(name, word, usual)
     if number is None:
         choices = ", ".join(text or "'' (nothing)" for text in spelled)

@@ -59,6 +59,8 @@ def test_other_caches_leave_only_the_shapes_that_they_can_have() -> None:
         (["window_left=-1,511"], {"window_left": (-1, 511)}),
         (["window_left=127", "window_left=511"], {"window_left": (127, 511)}),
         (["causal=true"], {"causal": (True,)}),
+        (["causal=True,False"], {"causal": (True, False)}),
+        (["sm_scale=None"], {"sm_scale": (None,)}),
         (["sm_scale=none,2"], {"sm_scale": (None, 2.0)}),
         (["head_dims=160"], {"head_dims": ((160, 160),)}),
         (["head_dim_qk=192"], {"head_dim_qk": (192,)}),
