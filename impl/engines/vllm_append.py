@@ -24,8 +24,9 @@ def _supports(problem: AttentionProblem, target: Target) -> bool | str:
         return "keys and values have one head dim"
     if problem.kv_element == "float8_e5m2":
         return "vLLM's Triton caches hold e4m3 where e5m2 is asked for"
-    strided_heads = says(FILE, "USE_HEAD_MAJOR_LAYOUT") or not says(FILE, "head_stride")
-    if problem.kv_layout == "HND" and not strided_heads:
+    # 0.11 asserts it; 0.19 takes a stride of heads and writes `tgt_base` plus a place of all heads.
+    dense = says(FILE, "tgt_base") or not says(FILE, "USE_HEAD_MAJOR_LAYOUT")
+    if problem.kv_layout == "HND" and dense and says(FILE, "head_stride"):
         return "this release writes heads that lie one after another only"
     if target.device == "cpu" and not (says(FILE, "is_xpu") or not says(FILE, "num_stages")):
         return "this release asks CUDA for the GPU before it launches the kernel"

@@ -253,7 +253,7 @@ def test_what_is_not_claimed(name: str, problem: Problem, said: str) -> None:
     assert said in refusal
 
 
-def test_what_older_releases_do_not_have(vllm: Path) -> None:
+def test_what_older_releases_do_not_have(vllm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = "def unified_attention(): pass"
     (vllm / f"{OPS}unified_attention.py").write_text(old, encoding="utf-8")
     here = Target.here("cpu")
@@ -262,11 +262,15 @@ def test_what_older_releases_do_not_have(vllm: Path) -> None:
     assert said == "this release has causal attention only"
     said = find_implementation("vllm-unified-attention-3d").refusal(SHORT, here)
     assert said == "this release chooses between its 2D and 3D kernels by itself"
-    old = "num_stages = head_stride = 1"
-    (vllm / f"{OPS}reshape_and_cache_flash.py").write_text(old, encoding="utf-8")
     append = find_implementation("vllm-reshape-and-cache-flash")
-    said = append.refusal(replace(APPENDED, kv_layout="HND"), here)
-    assert said == "this release writes heads that lie one after another only"
+    for number, word in enumerate(("tgt_base = USE_HEAD_MAJOR_LAYOUT", "num_stages")):
+        file = vllm / f"{number}" / f"{OPS}reshape_and_cache_flash.py"
+        file.parent.mkdir(parents=True)
+        file.write_text(f"{word} = head_stride = 1", encoding="utf-8")
+        (vllm / f"{number}" / "vllm" / "__init__.py").touch()
+        monkeypatch.setenv(FROM, str(vllm / f"{number}"))
+        said = append.refusal(replace(APPENDED, kv_layout="HND"), here)
+        assert said == "this release writes heads that lie one after another only"
     said = append.refusal(APPENDED, here)
     assert said == "this release asks CUDA for the GPU before it launches the kernel"
 
