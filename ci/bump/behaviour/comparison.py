@@ -92,6 +92,7 @@ class Compared:
         name: registered, or MODULE:NAME.
         reference: MODULE:NAME.
         operation, backend: as it declares.
+        declares: what laws may need of it, on either side, see ``Implementation.declares``.
         reasons: by side, why it cannot run; empty where it can.
         errors: by side, why it could not be asked.
         unimported: sides on which that is because it cannot be imported.
@@ -112,6 +113,7 @@ class Compared:
     reference: str
     operation: str = ""
     backend: str = ""
+    declares: frozenset[str] = frozenset()
     reasons: dict[str, str] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
     unimported: set[str] = field(default_factory=set)
@@ -143,6 +145,7 @@ def survey_both(name: str, reference: str, sides: Sides, plan: Plan) -> Compared
         known = surveyed(sides[side], address, name, max_work, plan)
         found.operation = known["operation"] or found.operation
         found.backend = known["backend"] or found.backend
+        found.declares |= set(known["declares"])
         found.build_minutes = max(found.build_minutes, known["build_minutes"])
         if known["error"]:
             found.errors[side] = known["error"]
@@ -178,7 +181,7 @@ def laws_to_judge(found: Compared, plan: Plan) -> dict[Law, int]:
     return {
         law: plan.count(law, first=law is every[0], sides=len(found.runs))
         for law in every
-        if not plan.laws or law.name in plan.laws
+        if (not plan.laws or law.name in plan.laws) and law.concerns(found.declares)
     }
 
 

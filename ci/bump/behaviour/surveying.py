@@ -41,6 +41,7 @@ def _survey(side: Side, address: Address, name: str, max_work: int, plan: Plan) 
         **found,
         "operation": report.operation,
         "backend": str(declared.get("backend", "")),
+        "declares": declared.get("declares", []),
         "build_minutes": declared.get("build_minutes", 0.0) if declared.get("build_ahead") else 0.0,
         "error": report.error,
         "reason": reason or report.refusal or "",
