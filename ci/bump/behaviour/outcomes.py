@@ -121,6 +121,10 @@ class _Shown:
 
 def _shown(found: Compared, context: Context) -> list[_Shown]:
     """Run failures of one side again, and return all of them in groups."""
+    found.tried = [
+        replace(tried, severe_before=True) if _known_before(tried, found, context) else tried
+        for tried in found.tried
+    ]
     for (change, _), members in _groups(found, context).items():
         if change == WORSE:
             for law in dict.fromkeys(tried.law for tried, _ in members):
@@ -173,6 +177,19 @@ def _groups(
             where = entry.id if entry else f"{verdict.status} {verdict.kind}"
             groups.setdefault((change, where), []).append((tried, entry))
     return groups
+
+
+def _known_before(tried: Tried, found: Compared, context: Context) -> bool:
+    """Whether a failure is worse with the candidate by chance: the ledger says so of both releases.
+
+    A race that both have may hang with one of them, and give a wrong answer with the other.
+    """
+    if change_of(tried, found) != WORSE:
+        return False
+    known = context.plan.ledger.explanation(
+        found.name, tried.law, tried.verdicts[CANDIDATE], tried.problem, context.targets[BASELINE]
+    )
+    return known is not None
 
 
 def _look_before(worse: Sequence[Tried], found: Compared, context: Context) -> None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from kernelproof.ci.bump.behaviour.comparison import Compared, Sides, Tried
+from kernelproof.ci.bump.behaviour.comparison import Compared, Sides, Tried, laws_to_judge
 from kernelproof.ci.bump.behaviour.numbers import implementation_json
 from kernelproof.ci.bump.behaviour.outcomes import MOST_LOOKS, Context, behaviour_findings
 from kernelproof.ci.bump.sides.plan import Plan
@@ -18,7 +18,7 @@ from kernelproof.ci.bump.sides.releases import SIDES, Release
 from kernelproof.ci.bump.verdicts.findings import CHANGES, Finding
 from kernelproof.impl.targets.target import Target
 from kernelproof.properties.findings.corpus import Case
-from kernelproof.properties.findings.ledger import Ledger
+from kernelproof.properties.findings.ledger import Entry, Ledger
 from kernelproof.properties.isolation.outcome import Outcome, describe_exit
 from kernelproof.properties.space.axes import Axes, narrow
 from kernelproof.properties.space.profiles import PROFILES
@@ -28,6 +28,8 @@ from kernelproof.reference import MergeProblem
 
 WRONG = Verdict("FAIL", "nan", "it is NaN")
 NAME = "made-up"
+VERSIONS = dict(zip(SIDES, ("1", "2"), strict=True))
+"""Torch's, by side."""
 
 
 class Candidate:
@@ -58,10 +60,11 @@ def find(tmp_path: Path) -> Any:  # noqa: ANN401  a function
         unwritten: list[str] | None = None,
         keep: list[Compared] | None = None,
         axes: Axes | None = None,
+        entries: tuple[Entry, ...] = (),
     ) -> list[Finding]:
         releases = {side: Release(side, tmp_path, sys.executable, ()) for side in SIDES}
-        targets = {side: Target(flashinfer=side) for side in SIDES}
-        plan = Plan((), "cpu", PROFILES["quick"], 0, Ledger(()), cases, tmp_path)
+        targets = {side: Target(flashinfer=side, torch=torch) for side, torch in VERSIONS.items()}
+        plan = Plan((), "cpu", PROFILES["quick"], 0, Ledger(entries), cases, tmp_path)
         sides = cast("Sides", dict.fromkeys(SIDES, candidate))
         address = Address("made.up:it", None, "cpu", modules=("chosen",))
         addresses = dict.fromkeys(SIDES, address)
@@ -189,6 +192,32 @@ def test_a_worse_failure_must_be_the_candidates_alone(
     assert len(set(baseline.notes)) == len(again)  # each is kept in the journal
     (law,) = implementation_json(kept[0])["laws"]
     assert law["changes"] == {change: 1}
+
+
+@pytest.mark.parametrize(
+    ("versions", "change"), [(">=1,<=2", "still-failing"), ("==2", "worse-failure")]
+)
+def test_a_hang_that_the_ledger_knows_of_both_releases_is_no_worse(
+    find: Any,  # noqa: ANN401
+    tmp_path: Path,
+    versions: str,
+    change: str,
+) -> None:
+    race = Entry(
+        "race", NAME, "HANG", {}, "It is a race.", tmp_path / "c", versions={"torch": versions}
+    )
+    baseline = Baseline(*[WRONG] * (3 * (change == "worse-failure")))
+    (found,) = find(baseline, worse(), entries=(race,))
+    assert (found.change, found.entry, baseline.verdicts) == (change, "race", [])
+
+
+def test_laws_that_need_what_neither_release_declares_draw_nothing() -> None:
+    plan = Plan((), "cpu", PROFILES["quick"], 0, Ledger(()), Path(), Path())
+    without, with_it = (
+        {law.name for law in laws_to_judge(Compared(NAME, "", "merge_state", declares=each), plan)}
+        for each in (frozenset[str](), frozenset({"writes_out"}))
+    )
+    assert with_it - without == {"output_buffers"}
 
 
 def test_many_failures_of_one_kind_are_looked_at_no_more_often(find: Any) -> None:  # noqa: ANN401
