@@ -88,6 +88,10 @@ def not_run(compared: Iterable[Compared]) -> list[dict[str, Any]]:
             reason = why.get(CANDIDATE) or why.get(BASELINE) or "it supports nothing here"
             reasons.setdefault(reason, []).append(each.name)
     return [
-        {"what": f"{count_of(len(names), 'implementation')}: {', '.join(names)}", "why": why}
+        {
+            "what": f"{count_of(len(names), 'implementation')}: {', '.join(names)}",
+            "why": why,
+            "implementations": names,
+        }
         for why, names in reasons.items()
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ....properties.laws import find_law
 from ....properties.search.building import compilers
@@ -131,7 +132,7 @@ def cuts_of(compared: Sequence[Compared], ending: Ending) -> list[Cut]:
     return found
 
 
-def rows_of(cuts: Sequence[Cut], ending: Ending) -> Iterator[dict[str, str]]:
+def rows_of(cuts: Sequence[Cut], ending: Ending) -> Iterator[dict[str, Any]]:
     """Return rows of what was not tested: what was left out, with names and counts, and why."""
     for each in cuts:
         if each.code == DEAR:
@@ -149,6 +150,7 @@ def rows_of(cuts: Sequence[Cut], ending: Ending) -> Iterator[dict[str, str]]:
         yield {
             "what": f"{count_of(len(unasked), 'implementation')}: {', '.join(unasked)}",
             "why": why,
+            "implementations": unasked,
         }
     for what, found in (
         ("problem", [(each.name, each.problems - each.judged, each.problems) for each in short]),

@@ -220,8 +220,12 @@ def _not_tested(out: Console, report: Mapping[str, Any], *, verbose: bool) -> No
     ]
     if left_out and not verbose:
         # Behind a colon each is named.
-        what = "; ".join(each["what"].partition(":")[0] for each in left_out)
-        _line(out, "not tested", f"{what} (-v says why)")
+        parts = [
+            each["what"].partition(":")[0] for each in left_out if not each.get("implementations")
+        ]
+        unrun = {name for each in left_out for name in each.get("implementations", ())}
+        parts += [count_of(len(unrun), "implementation")] if unrun else []
+        _line(out, "not tested", f"{'; '.join(parts)} (-v says why)")
     for each in left_out if verbose else ():
         _line(out, "not tested", f"{each['what']}: {each['why']}")
 

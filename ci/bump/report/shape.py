@@ -224,6 +224,7 @@ class Untested(msgspec.Struct):
     what: str
     why: str
     chips: list[Chip] = []
+    implementations: list[str] = []
 
 
 class Build(msgspec.Struct):

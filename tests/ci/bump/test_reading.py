@@ -164,6 +164,18 @@ def test_the_verdict_is_first_and_what_is_known_is_counted() -> None:
     assert any(line.startswith("not tested: compile: not asked for") for line in whole)
 
 
+def test_implementations_that_were_not_run_are_counted_together(
+    report: Callable[..., dict[str, Any]],
+) -> None:
+    made = report()
+    for names, why in ((["a", "b"], "no such chip"), (["c"], "no package"), ([], "no time")):
+        told = {"what": f"some: {names}", "why": why, "implementations": names}
+        made["not_tested"].append(told)
+    out = io.StringIO()
+    print_report(Console(file=out, width=120), made, verbose=False)
+    assert "some; 3 implementations (-v says why)" in " ".join(out.getvalue().split())
+
+
 def test_what_blocks_is_printed_whole_and_rules_stand_with_their_findings(
     report: Callable[..., dict[str, Any]],
 ) -> None:
