@@ -27,7 +27,7 @@ from ..sides.ending import EXAMINED, JUDGED, EndedError, Ending
 from ..sides.journal import Journal
 from ..sides.plan import Plan
 from ..sides.releases import BASELINE, CANDIDATE, SIDES, Release, find_release
-from ..surface.callables import callables_of, called
+from ..surface.callables import callables_of, used_of
 from ..surface.comparison import called_findings, surface_findings
 from ..surface.declared import (
     declared_findings,
@@ -124,8 +124,8 @@ def _callables(release: Release) -> dict[str, Any]:
     if error := _unimported(release):
         return {"error": error}
     package = release.package
-    names = called(package.module) if SURFACE in package.parts else ()
-    return {"signatures": callables_of(release.folder, names)}
+    used = used_of(package.module) if SURFACE in package.parts else ()
+    return {"signatures": callables_of(release.folder, used)}
 
 
 def _unimported(release: Release) -> str:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import ast
 import functools
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ADAPTERS = Path(__file__).resolve().parents[3] / "impl"
 LONGEST_CHAIN = 20
@@ -20,19 +20,34 @@ _PARSING = threading.Lock()
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
+class Used(NamedTuple):
+    """A name of a package that adapters use.
+
+    Attributes:
+        names: its dotted names in different releases, such as ``triton.language.dot``.
+        is_called: whether an adapter calls it, or launches it, itself.
+    """
+
+    names: tuple[str, ...]
+    is_called: bool
+
+
 @functools.cache
-def called(module: str, adapters: Path = ADAPTERS) -> tuple[str, ...]:
-    """Return the dotted names of a package that adapters use, such as ``triton.language.dot``.
+def used_of(module: str, adapters: Path = ADAPTERS) -> tuple[Used, ...]:
+    """Return what adapters use of a package.
 
     Args:
         module: that the package is imported by.
         adapters: folder of their source.
     """
-    found: set[str] = set()
+    found: dict[tuple[str, ...], bool] = {}
     for file in sorted(adapters.rglob("*.py")):
         if module in file.read_text(encoding="utf-8"):
-            found |= _names_in(_parsed(file), module)
-    return tuple(sorted(found))
+            for names, is_called in _names_in(_parsed(file), module):
+                found[names] = found.get(names, False) or is_called
+    # Of a.b.c, a.b and a are expressions as well.
+    inner = {names[0].rpartition(".")[0] for names in found}
+    return tuple(Used(*each) for each in sorted(found.items()) if each[0][0] not in inner)
 
 
 def _parsed(file: Path) -> ast.Module:
@@ -42,46 +57,69 @@ def _parsed(file: Path) -> ast.Module:
         return ast.parse(file.read_text(encoding="utf-8"))
 
 
-def _names_in(tree: ast.Module, module: str) -> set[str]:
+def _names_in(tree: ast.Module, module: str) -> Iterator[tuple[tuple[str, ...], bool]]:
     """Return what a source uses of a package: from imports, and of modules that are loaded."""
-    strings = {
-        target.id: node.value.value
-        for node in tree.body
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
+    strings: dict[str, tuple[str, ...]] = {}
+    for statement in tree.body:
+        for name in _assigned(statement):
+            strings[name] = _texts(getattr(statement, "value", None), strings)
+    nodes = [*ast.walk(tree)]
     stand_for = {
-        name: origin
-        for node in ast.walk(tree)
-        for name, origin in _bound(node, strings)
-        if origin.partition(".")[0] == module
+        name: origins
+        for node in nodes
+        for name, origins in _bound(node, strings)
+        if origins and origins[0].partition(".")[0] == module
     }
-    chains = (_chain(node) for node in ast.walk(tree))
-    dotted = [f"{stand_for[first]}{rest}" for first, rest in chains if first in stand_for]
-    # Of a.b.c, a.b and a are nodes as well.
-    return {name for name in dotted if not any(other.startswith(f"{name}.") for other in dotted)}
+    called = set(map(id, _called_in(nodes)))
+    for node in nodes:
+        first, rest = _chain(node)
+        if first in stand_for:
+            yield tuple(f"{origin}{rest}" for origin in stand_for[first]), id(node) in called
 
 
-def _bound(node: ast.AST, strings: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+def _called_in(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """Return the expressions that are called, launched on a grid, or decorate a function."""
+    for node in nodes:
+        if isinstance(node, ast.Call):
+            yield node.func.value if isinstance(node.func, ast.Subscript) else node.func
+        yield from getattr(node, "decorator_list", ())
+
+
+def _texts(node: ast.AST | None, strings: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the text of a constant, or the texts of a tuple of constants."""
+    if isinstance(node, ast.Tuple):
+        return tuple(text for each in node.elts for text in _texts(each, strings))
+    if isinstance(node, ast.Name):
+        return strings.get(node.id, ())
+    if isinstance(node, ast.JoinedStr):
+        parts = [_texts(each, strings) for each in node.values]
+        return ("".join(part[0] for part in parts),) if all(parts) else ()
+    if isinstance(node, ast.FormattedValue):
+        return _texts(node.value, strings)
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return (node.value,)
+    return ()
+
+
+def _bound(
+    node: ast.AST, strings: Mapping[str, tuple[str, ...]]
+) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Return the names that a statement binds to what is imported, or loaded by its dotted name."""
     if isinstance(node, ast.Import):
         for alias in node.names:
             top = alias.name.partition(".")[0]
-            yield (alias.asname, alias.name) if alias.asname else (top, top)
+            yield (alias.asname, (alias.name,)) if alias.asname else (top, (top,))
     elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-        yield from ((a.asname or a.name, f"{node.module}.{a.name}") for a in node.names)
+        yield from ((a.asname or a.name, (f"{node.module}.{a.name}",)) for a in node.names)
     elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
         yield node.targets[0].id, _loaded(node.value, strings)
     elif isinstance(node, ast.withitem) and isinstance(node.optional_vars, ast.Name):
         yield node.optional_vars.id, _loaded(node.context_expr, strings)
 
 
-def _loaded(node: ast.expr, strings: Mapping[str, object]) -> str:
+def _loaded(node: ast.expr, strings: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     """Return the module that ``load("a.b")`` or ``load(FILE)`` loads, whatever loads it."""
-    first = node.args[0] if isinstance(node, ast.Call) and node.args else None
-    value = strings.get(first.id) if isinstance(first, ast.Name) else getattr(first, "value", None)
-    return value if isinstance(value, str) else ""
+    return _texts(node.args[0], strings) if isinstance(node, ast.Call) and node.args else ()
 
 
 def _chain(node: ast.AST) -> tuple[str, str]:
@@ -90,27 +128,30 @@ def _chain(node: ast.AST) -> tuple[str, str]:
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
         node = node.value
+    if isinstance(node, ast.Name) and node.id == "self" and parts:  # where a loaded module is kept
+        return parts[-1], "".join(f".{part}" for part in parts[-2::-1])
     return (node.id if isinstance(node, ast.Name) else ""), "".join(f".{p}" for p in parts[::-1])
 
 
-def callables_of(folder: Path, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """Return where a release defines dotted names, and with which parameters.
+def callables_of(folder: Path, used: Iterable[Used]) -> dict[str, dict[str, Any]]:
+    """Return where a release defines what adapters use, and with which parameters.
 
     Args:
         folder: holds the package.
-        names: see ``called``.
+        used: see ``used_of``.
 
     Returns:
-        By name, of those that are there: ``source``, its file and line, and ``parameters`` where
-        these can be read: ``name``, ``kind``, ``default``. Those whose name begins with an
-        underscore are the package's own.
+        By the first of its names, of what is there: ``source``, its file and line, and
+        ``parameters`` of what is called, where these can be read: ``name``, ``kind``, ``default``.
+        Those whose name begins with an underscore are the package's own.
     """
     sources = _Sources(folder)
     found: dict[str, dict[str, Any]] = {}
-    for name in names:
-        entry = sources.entry(name)
+    for names, is_called in used:
+        entry = next(filter(None, map(sources.entry, names)), None)
         if entry is not None:
-            found[name] = entry
+            kept = entry if is_called else {"source": entry["source"]}
+            found[names[0]] = kept
     return found
 
 

@@ -14,7 +14,7 @@ import torch
 
 from kernelproof.ci.bump.command import _concerned
 from kernelproof.ci.bump.sides.releases import find_release
-from kernelproof.ci.bump.surface.callables import callables_of, called
+from kernelproof.ci.bump.surface.callables import Used, callables_of, used_of
 from kernelproof.ci.bump.surface.comparison import called_findings
 from kernelproof.ci.cli import main
 from kernelproof.ci.releases.packages import PACKAGES
@@ -62,7 +62,8 @@ import pack.language as pl
 from pack import jit
 from pack.errors import Error as PackError
 
-FILE = "pack.kernels.merging"
+NAME = "kernels.merging"
+FILE = (f"pack.{NAME}", f"pack.old.{NAME}")
 """pack.not_code"""
 
 
@@ -74,7 +75,9 @@ def kernel(x):
 
 def run():
     with load(FILE, stubs) as kernels:
-        kernels.merge(1)
+        kernels.merge[(1,)](1)
+    self.kernels = kernels
+    self.kernels.plan(helper(kernels.merge))
     inner = importlib.import_module("pack.inner")
     inner.touch()
     raise PackError
@@ -89,7 +92,7 @@ RELEASE = {
         "def load(pointer, mask=None, cache='', _semantic=None): ...\n"
         "def put(pointer, value, /, **more): ...\nstore = put\nfloat32 = object()\n"
     ),
-    "kernels/merging.py": "def merge(out, lse=None): ...\n",
+    "old/kernels/merging.py": "def merge(out, lse=None): ...\nclass plan: ...\n",
 }
 
 
@@ -283,49 +286,71 @@ def test_pins_are_of_the_package(here: Path) -> None:
 class TestSurface:
     """What adapters call, and what a release has of it, read from source."""
 
-    def names(self, folder: Path) -> tuple[str, ...]:
-        return called("pack", write(folder / "adapters", {"inner/adapter.py": ADAPTER}))
+    def used(self, folder: Path) -> tuple[Used, ...]:
+        return used_of("pack", write(folder / "adapters", {"inner/adapter.py": ADAPTER}))
 
     def test_names_are_read_from_adapters(self, tmp_path: Path) -> None:
-        assert self.names(tmp_path) == (
-            "pack.errors.Error", "pack.inner.touch", "pack.jit", "pack.kernels.merging.merge",
-            "pack.language.float32", "pack.language.load", "pack.language.store",
-        )  # fmt: skip
+        used = self.used(tmp_path)
+        assert {each.names[0]: each.is_called for each in used} == {
+            "pack.errors.Error": False,
+            "pack.inner.touch": True,
+            "pack.jit": True,
+            "pack.kernels.merging.merge": True,
+            "pack.kernels.merging.plan": True,
+            "pack.language.float32": False,
+            "pack.language.load": True,
+            "pack.language.store": True,
+        }
+        assert (
+            Used(("pack.kernels.merging.merge", "pack.old.kernels.merging.merge"), is_called=True)
+            in used
+        )
 
     def test_parameters_are_read_behind_imports(self, tmp_path: Path) -> None:
-        found = callables_of(write(tmp_path / "pack", RELEASE).parent, self.names(tmp_path))
+        found = callables_of(write(tmp_path / "pack", RELEASE).parent, self.used(tmp_path))
         told = {
             name: [each["name"] for each in entry["parameters"]]
             for name, entry in found.items()
             if "parameters" in entry
         }
         assert told == {
-            "pack.errors.Error": ["why"],
             "pack.inner.touch": [],
             "pack.jit": ["fn", "debug"],
             "pack.kernels.merging.merge": ["out", "lse"],
             "pack.language.load": ["pointer", "mask", "cache"],
             "pack.language.store": ["pointer", "value", "more"],
         }
-        assert found["pack.language.float32"] == {"source": "pack/language/core.py:4"}
+        assert {name: found[name] for name in found.keys() - told.keys()} == {
+            "pack.errors.Error": {"source": "pack/errors.py:2"},
+            "pack.kernels.merging.plan": {"source": "pack/old/kernels/merging.py:2"},
+            "pack.language.float32": {"source": "pack/language/core.py:4"},
+        }
         kinds = [each["kind"] for each in found["pack.language.store"]["parameters"]]
         assert kinds == ["positional_only", "positional_only", "var_keyword"]
         assert found["pack.language.load"]["parameters"][2]["default"] == "''"
+
+    def test_a_class_is_called_by_its_parameters(self, tmp_path: Path) -> None:
+        folder = write(tmp_path / "pack", RELEASE).parent
+        (found,) = callables_of(folder, [Used(("pack.errors.Error",), is_called=True)]).values()
+        assert [each["name"] for each in found["parameters"]] == ["why"]
 
     def test_what_changed_of_them_is_found(self, tmp_path: Path) -> None:
         newer = {
             **RELEASE,
             "inner.py": "",
-            "kernels/merging.py": "def merge(out, scale, lse=None): ...\n",
+            "errors.py": "",
+            # It moved, which the adapter knows.
+            "kernels/merging.py": "def merge(out, scale, lse=None): ...\nplan = merge\n",
             "language/core.py": RELEASE["language/core.py"].replace("cache=''", "cache='ca'"),
         }
         old, new = (
-            {"signatures": callables_of(write(tmp_path / side / "pack", files).parent, names)}
-            for names in [self.names(tmp_path)]
+            {"signatures": callables_of(write(tmp_path / side / "pack", files).parent, used)}
+            for used in [self.used(tmp_path)]
             for side, files in (("old", RELEASE), ("new", newer))
         )
         found = [(each.change, each.subject) for each in called_findings(old, new)]
         assert sorted(found) == [
+            ("callable-removed", "pack.errors.Error"),
             ("callable-removed", "pack.inner.touch"),
             ("default-changed", "pack.language.load"),
             ("parameter-required", "pack.kernels.merging.merge"),
@@ -337,6 +362,7 @@ class TestSurface:
 
     def test_every_name_that_adapters_call_of_triton_is_there(self) -> None:
         triton = pytest.importorskip("triton")
-        names = called("triton")
-        assert {"triton.jit", "triton.language.dot"} < set(names)
-        assert callables_of(Path(triton.__file__).parents[1], names).keys() == set(names)
+        used = used_of("triton")
+        assert {("triton.jit",), ("triton.language.dot",)} < {each.names for each in used}
+        found = callables_of(Path(triton.__file__).parents[1], used)
+        assert found.keys() == {each.names[0] for each in used}
