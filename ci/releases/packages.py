@@ -34,6 +34,7 @@ class Package:
             package they come from.
         sources: whether a release is its Python files only, which nothing is to import as a whole.
         unfetched: why a version or a wheel cannot be a side; empty where it can.
+        stands_alone: whether a release can be imported beside other releases of what it depends on.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Package:
     whole: bool = False
     sources: bool = False
     unfetched: str = ""
+    stands_alone: bool = True
 
     @property
     def marker(self) -> Path:
@@ -66,7 +68,7 @@ PACKAGES: Mapping[str, Package] = {
         FLASHINFER_PACKAGE,
         Package("triton", TRITON, "triton", COMPILED),
         # Kernelproof calls torch everywhere: there is no list of callables to compare.
-        Package("torch", TORCH, "torch", EVERYTHING, parts=(BEHAVIOUR, SPEED)),
+        Package("torch", TORCH, "torch", EVERYTHING, parts=(BEHAVIOUR, SPEED), stands_alone=False),
         Package("vllm", VLLM, "vllm", PROVIDED, sources=True),
         Package("sglang", SGLANG, "sglang", PROVIDED, sources=True),
         Package(

@@ -95,7 +95,7 @@ def read_declarations(learned: Learned, journal: Journal, parts: Sequence[str], 
         for side, found in zip(found_sides, answers, strict=True):
             if "error" not in found:
                 learned.declared[side] = found
-            elif side == CANDIDATE:
+            elif side == CANDIDATE and not found.get("dependencies"):
                 learned.findings.append(
                     finding(
                         "release-broken",
@@ -121,9 +121,12 @@ def _declarations(release: Release) -> dict[str, Any]:
 
 def _callables(release: Release) -> dict[str, Any]:
     """Return what adapters call of a release of another package, or ``error``."""
-    if error := _unimported(release):
-        return {"error": error}
     package = release.package
+    if error := _unimported(release):
+        if package.stands_alone or release.own_environment:
+            return {"error": error}
+        hint = "its dependencies may be missing: give a Python interpreter that has them too"
+        return {"error": f"{error} ({hint})", "dependencies": True}
     used = used_of(package.module) if SURFACE in package.parts else ()
     return {"signatures": callables_of(release.folder, used)}
 

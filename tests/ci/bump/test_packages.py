@@ -220,16 +220,31 @@ def test_torch_is_compared_by_interpreters(here: Path) -> None:
     assert changes(report).keys() == {"new-failure"}
 
 
+RAISING = "raise ImportError('libcudart.so.13: cannot open')\n"
+
+
 def test_a_candidate_that_does_not_import_is_a_finding(here: Path) -> None:
-    write(here, {"subject.py": OF_TORCH})
-    raising = "raise ImportError('libcudart.so.13: cannot open')\n"
-    release(here / "new", "torch", NEW, {"__init__.py": raising})
-    code, report = bump("torch", torch.__version__, "new")
+    write(here, {"subject.py": OF_TRITON})
+    triton(here / "old", OLD, broken=False, shift=False)
+    release(here / "new", "triton", NEW, {"__init__.py": RAISING})
+    code, report = bump("triton", "old", "new")
     assert (code, report["verdict"]) == (1, "do not bump")
     (broken,) = report["findings"]
     assert broken["change"] == "release-broken"
-    said = "new: torch cannot be imported: ImportError: libcudart.so.13: cannot open"
+    said = "new: triton cannot be imported: ImportError: libcudart.so.13: cannot open"
     assert broken["message"] == said
+
+
+def test_a_torch_without_its_dependencies_says_nothing_of_the_release(here: Path) -> None:
+    write(here, {"subject.py": OF_TORCH})
+    release(here / "new", "torch", NEW, {"__init__.py": RAISING})
+    code, report = bump("torch", torch.__version__, "new")
+    assert (code, report["verdict"], report["findings"]) == (3, "undecided", [])
+    (failure,) = report["failures"]
+    assert failure.startswith("--candidate: new: torch cannot be imported: ImportError: libcudart")
+    assert failure.endswith(
+        "(its dependencies may be missing: give a Python interpreter that has them too)"
+    )
 
 
 def test_what_is_judged_follows_from_the_package() -> None:
