@@ -1,6 +1,6 @@
 """vLLM's Triton attention: ``unified_attention`` with its 2D and its 3D kernel.
 
-The 2D kernel attends to all keys of a request in one program, the 3D kernel to 16 segments of them,
+The 2D kernel attends to all keys of a request in one program, the 3D kernel to segments of them,
 which ``reduce_segments`` merges. Up to 0.11 vLLM chooses between them by itself, and later by the
 scratch that it is given.
 """
@@ -8,6 +8,7 @@ scratch that it is given.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -24,12 +25,15 @@ from .vllm_stubs import KVQuantMode, stubs
 
 NAME = "ops.triton_unified_attention"
 FILE = (f"vllm.v1.attention.{NAME}", f"vllm.attention.{NAME}")
-SEGMENTS = 16
+SEGMENTS, INTERPRETED_SEGMENTS = 16, 4
+"""Most parts of a request's keys, which the caller chooses: each is a program, slow interpreted."""
 TILE, DECODE_TILE = 32, 16
 ARITHMETIC = Arithmetic(
     probabilities="inputs", operands="tfloat32", dequantized="inputs", tanh="sigmoid"
 )
 """``tl.dot`` takes TF32 of float32 on a GPU; a soft cap is 1 - 2 / (exp(2 x) + 1)."""
+LARGE_HEAD = 256
+"""Channels for which SM100 has larger tiles where requests have several queries."""
 COLUMNS = 16
 """Columns that a block table has a multiple of: the kernel reads whole tiles of it."""
 
@@ -57,20 +61,24 @@ def _supports_3d(problem: AttentionProblem, target: Target) -> bool | str:
 def _compile_key(problem: AttentionProblem) -> Hashable:
     """Name the constants of the kernel; strides matter where they are no multiples of 16."""
     strides = (problem.strided_q, problem.strided_kv, problem.kv_layout)
+    several = max(problem.query_lens, default=0) > 1
     return (
         problem.dtype, problem.kv_cache, problem.head_dim_qk, problem.num_kv_heads,
         problem.group_size, problem.page_size, problem.window_left, problem.causal, problem.sinks,
         problem.logits_soft_cap > 0, strides if problem.head_dim_qk % 16 else None,
+        several and problem.head_dim_qk == LARGE_HEAD,
     )  # fmt: skip
 
 
 def _kernels(problem: AttentionProblem) -> Iterator[AttentionProblem]:
     """Yield batches of one request, of 2 and of 16: Triton compiles for 1 and multiples of 16."""
-    for requests in (1, 2, 16):
+    for requests, length in itertools.product(
+        (1, 2, 16), (1, 2) if problem.head_dim_qk == LARGE_HEAD else (1,)
+    ):
+        lengths = (length,) * requests
         yield replace(
-            problem, query_lens=(1,) * requests, seq_lens=(1,) * requests, request_ids=(),
-            shared_prefix_pages=0,
-        )  # fmt: skip
+            problem, query_lens=lengths, seq_lens=lengths, request_ids=(), shared_prefix_pages=0
+        )
 
 
 unified = functools.partial(
@@ -100,7 +108,8 @@ def attend_2d(inputs: PagedAttentionInputs) -> tuple[torch.Tensor | None, None]:
 def attend_3d(inputs: PagedAttentionInputs) -> tuple[torch.Tensor | None, None]:
     """Attend with the 3D kernel, whose scratch holds NaN before."""
     tokens, heads, head_dim = inputs.q.shape
-    shape = tokens, heads, SEGMENTS
+    segments = SEGMENTS if inputs.q.is_cuda else INTERPRETED_SEGMENTS
+    shape = tokens, heads, segments
     padded = 1 << (head_dim - 1).bit_length()
     scratch = {
         f"softmax_segm_{name}": torch.full(
@@ -108,7 +117,7 @@ def attend_3d(inputs: PagedAttentionInputs) -> tuple[torch.Tensor | None, None]:
         )
         for name, last in (("output", (padded,)), ("max", ()), ("expsum", ()))
     }
-    result = _attend(inputs, seq_threshold_3D=2**30, num_par_softmax_segments=SEGMENTS, **scratch)
+    result = _attend(inputs, seq_threshold_3D=2**30, num_par_softmax_segments=segments, **scratch)
     if tokens and scratch["softmax_segm_max"].isnan().all():
         message = "vLLM took its 2D kernel for this call"
         raise UnsupportedError(message)

@@ -56,8 +56,8 @@ def unified_attention(
     assert block_table.shape[1] % 16 == 0 and block_table[:, -1].eq(-1).all()
     assert (k_descale is None) == (kv_quant_mode == KVQuantMode.NONE) == (k.dtype == q.dtype)
     if softmax_segm_max is not None:
-        assert softmax_segm_output.shape == (*q.shape[:2], 16, 1 << (q.shape[2] - 1).bit_length())
-        assert softmax_segm_max.shape == softmax_segm_expsum.shape == (*q.shape[:2], 16)
+        assert softmax_segm_output.shape == (*q.shape[:2], 4, 1 << (q.shape[2] - 1).bit_length())
+        assert softmax_segm_max.shape == softmax_segm_expsum.shape == (*q.shape[:2], 4)
         if seq_threshold_3D >= len(seqused_k):
             softmax_segm_max.fill_(0)
     metadata = build_metadata(lengths, seqused_k, block_table, v.shape[1])
@@ -280,6 +280,21 @@ def test_a_3d_call_that_took_the_2d_kernel_is_no_pass(vllm: Path) -> None:
     (vllm / f"{OPS}unified_attention.py").write_text(text, encoding="utf-8")
     with pytest.raises(Stop, match="vLLM took its 2D kernel for this call"):
         judged("vllm-unified-attention-3d", SHORT)
+
+
+def test_the_kernels_of_a_module_are_of_one_module_whatever_its_lengths() -> None:
+    found = find_implementation("vllm-unified-attention")
+    assert found.module_of(MIXED) == found.module_of(SHORT) != ""
+    assert found.module_of(MIXED) != found.module_of(replace(MIXED, window_left=3))
+    odd = replace(MIXED, head_dim_qk=24, head_dim_vo=24)
+    assert found.module_of(odd) != found.module_of(replace(odd, strided_q=True))
+    assert [len(each.seq_lens) for each in found.problems_of_module(MIXED)] == [1, 2, 16]
+    wide = replace(MIXED, head_dim_qk=256, head_dim_vo=256)
+    assert {each.query_lens[0] for each in found.problems_of_module(wide)} == {1, 2}
+    for name in ("vllm-fused-moe", "vllm-merge-attn-states"):
+        problem = EXPERTS if name == "vllm-fused-moe" else MergeProblem(num_tokens=3)
+        other = find_implementation(name)
+        assert all(map(other.module_of, other.problems_of_module(problem)))
 
 
 def test_slots_follow_the_pages() -> None:
