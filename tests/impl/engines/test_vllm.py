@@ -288,13 +288,9 @@ def test_the_kernels_of_a_module_are_of_one_module_whatever_its_lengths() -> Non
     assert found.module_of(MIXED) != found.module_of(replace(MIXED, window_left=3))
     odd = replace(MIXED, head_dim_qk=24, head_dim_vo=24)
     assert found.module_of(odd) != found.module_of(replace(odd, strided_q=True))
-    assert [len(each.seq_lens) for each in found.problems_of_module(MIXED)] == [1, 2, 16]
+    assert len(list(found.problems_of_module(MIXED))) == 3
     wide = replace(MIXED, head_dim_qk=256, head_dim_vo=256)
-    assert {each.query_lens[0] for each in found.problems_of_module(wide)} == {1, 2}
-    for name in ("vllm-fused-moe", "vllm-merge-attn-states"):
-        problem = EXPERTS if name == "vllm-fused-moe" else MergeProblem(num_tokens=3)
-        other = find_implementation(name)
-        assert all(map(other.module_of, other.problems_of_module(problem)))
+    assert len(list(found.problems_of_module(wide))) == 6
 
 
 def test_slots_follow_the_pages() -> None:
