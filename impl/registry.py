@@ -119,6 +119,11 @@ BUILT_IN: dict[str, str] = {
     "vllm-merge-attn-states": "kernelproof.impl.engines.vllm_merge:merge",
     "vllm-reshape-and-cache-flash": "kernelproof.impl.engines.vllm_append:append",
     "vllm-fused-moe": "kernelproof.impl.engines.vllm_moe:experts",
+    "sglang-decode": "kernelproof.impl.engines.sglang_decode:alone",
+    "sglang-decode-grouped": "kernelproof.impl.engines.sglang_decode:grouped",
+    "sglang-extend": "kernelproof.impl.engines.sglang_extend:extend",
+    "sglang-prefill": "kernelproof.impl.engines.sglang_prefill:prefill",
+    "sglang-merge-state": "kernelproof.impl.engines.sglang_merge:merge",
 }
 """Implementations that Kernelproof ships, by name."""
 

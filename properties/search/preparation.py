@@ -40,6 +40,9 @@ Once = Callable[[str, Callable[[], None]], None]
 """Does what has a name, or waits until another process has done it."""
 LOAD_SECONDS = 120.0
 """Deadline of a process's first call of a module that was built before, which only loads it."""
+PATIENCE = 4.0
+"""Factor of the least deadline of a slow implementation: in Triton's interpreter problems of one
+size differ in cost, by their heads for one, and a busy machine does the rest."""
 FAILURES = {"error", "stopped"}
 """Fields of the worker's answers that say what went wrong."""
 IMPORT_SECONDS = 60.0
@@ -332,7 +335,8 @@ def _time(
         long = OPERATIONS[timing.operation].long
         declared = report.declared
         candidate.long = long(candidate.axes, declared["tile"], declared["split"])
-    candidate.deadlines.slowness = address.slowness
+    patience = PATIENCE if cost.name == SLOW else 1.0
+    candidate.deadlines.slowness = patience * address.slowness
     candidate.deadlines.record(timing.work, report.call_seconds)
     if report.modules:
         candidate.deadlines.compile_seconds = LOAD_SECONDS

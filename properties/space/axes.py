@@ -36,8 +36,10 @@ IN_FP8 = (FP8[0], FP8[0])
 """Cache and queries of kernels that compute in FP8."""
 FREE = ("phase", "dtype", "causal", "kv_layout", "num_states", "activation", "method")
 """Axes on which the simplest supported problem is looked for in every combination."""
-LIMITS = ("page_size", "head_dims", "head_dim", "sizes", "num_experts", "groups")
+LIMITS = ("page_size", "head_dims", "group_size", "head_dim", "sizes", "num_experts", "groups")
 """Axes whose simplest value many kernels do not have: the next ones are tried in turn."""
+FEW = {"group_size": 2}
+"""Values of a limit that are tried, where that is not all: a kernel of groups has each above 1."""
 OPTIONAL = ("head_dims", "caches", "quantisation")
 """Axes with values that some kernels do not name the feature of, whatever the others are."""
 
@@ -157,8 +159,8 @@ def _bases(
 def _starts(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
     """Return the limits in every combination, then for the few kernels that need quantised ones."""
     limits = [name for name in LIMITS if name in axes]
-    found = [dict(zip(limits, limit, strict=True))
-             for limit in itertools.product(*(axes[name] for name in limits))]  # fmt: skip
+    tried = [axes[name][: FEW.get(name)] for name in limits]
+    found = [dict(zip(limits, limit, strict=True)) for limit in itertools.product(*tried)]
     yield from found
     caches = [pair for pair in axes.get("caches", ())[1:] if pair != IN_FP8]
     for pair in ([IN_FP8] if IN_FP8 in axes.get("caches", ()) else []) + caches:

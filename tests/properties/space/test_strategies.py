@@ -288,6 +288,12 @@ class TestNarrow:
         assert axes.allows("caches") == ((name, ""),)
         assert axes.allows("page_size") == (16,)
 
+    def test_a_kernel_of_grouped_queries_alone_is_found(self) -> None:
+        axes = narrow("paged_attention", accept(lambda problem: problem.group_size > 1), GATE_WORK)
+        assert axes is not None
+        assert axes.allows("group_size") == all_axes("paged_attention")["group_size"][1:]
+        assert axes.allows("head_dims") == all_axes("paged_attention")["head_dims"]
+
     @pytest.mark.parametrize("code", OF_THE_MACHINE)
     def test_a_refusal_of_the_machine_is_asked_for_once(self, code: Any) -> None:  # noqa: ANN401
         asked: list[int] = []

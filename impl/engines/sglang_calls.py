@@ -1,0 +1,91 @@
+"""What the adapters to SGLang's Triton kernels share: where a release keeps them, what they take.
+
+SGLang calls its cache a pool: [slots, heads, channels], one slot a token, in pages of as many slots
+as a page has keys. It tells a kernel the slot of every key of a request.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...reference import AttentionProblem, Problem
+from ...reference.tensors.inputs import PagedAttentionInputs
+from ..protocol import implementation
+from ..targets.refusal import Refusal
+from ..targets.target import Target
+from .sources import unavailable
+
+SGLANG = "sglang"
+HOMES = ("sglang.kernels.ops.attention", "sglang.srt.layers.attention.triton_ops")
+"""Packages of the kernels' files, the newest first: 0.5.22 has the first, 0.5.10 the second."""
+
+kernel = functools.partial(
+    implementation, writes_out=True, provider=SGLANG, build_ahead="cuda", build_compilers=1
+)
+"""``implementation``, with what all of SGLang's kernels declare alike."""
+
+
+def stubs() -> dict[str, dict[str, object]]:
+    """Stand in for the rest of SGLang, on a machine without AMD's GPUs."""
+    names = ("is_hip", "is_gfx95_supported", "is_gfx1250_supported")
+    found: dict[str, object] = dict.fromkeys(names, lambda: False)
+    found |= {"is_cuda": torch.cuda.is_available, "get_device_core_count": lambda _: 0}
+    return {"sglang.srt.utils": found}
+
+
+def file_of(name: str) -> tuple[str, ...]:
+    """Return the dotted names of a kernels' file in the releases, the newest first."""
+    return tuple(f"{home}.{name}" for home in HOMES)
+
+
+def cannot_run(file: tuple[str, ...], problem: Problem, target: Target) -> Refusal | str | None:
+    """Return why a file's kernels do not run on a problem's dtype here; None if they do."""
+    if target.device == "cpu" and getattr(problem, "dtype", "") == "bfloat16":
+        return "Triton's interpreter multiplies and stores bfloat16 wrongly"
+    return unavailable(file, target)
+
+
+def known(function: Callable[..., Any], **arguments: object) -> dict[str, object]:
+    """Return those arguments that this release has; without them it does what it can."""
+    parameters = inspect.signature(function).parameters
+    return {name: value for name, value in arguments.items() if name in parameters}
+
+
+def pool_refusal(problem: AttentionProblem) -> str | None:
+    """Return why a cache is no pool of SGLang's; None if it is one."""
+    if problem.page_size > 1 and (problem.kv_layout == "HND" or problem.strided_kv):
+        return "the pool's slots lie one behind the other, each with all heads"
+    return None
+
+
+def pool(cache: torch.Tensor, layout: str) -> torch.Tensor:
+    """View a cache as [slots, heads, channels]."""
+    by_slot = cache if layout == "NHD" else cache.transpose(1, 2)
+    return by_slot.view(-1, *by_slot.shape[2:])
+
+
+def indptr(lengths: torch.Tensor) -> torch.Tensor:
+    """Return [R + 1] int32, where each request begins and ends, of [R] lengths."""
+    return torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
+
+
+def slots(inputs: PagedAttentionInputs, first: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Return int64 slots of keys: of each request ``lengths`` [R], from key ``first`` [R] on."""
+    request = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)
+    position = torch.arange(len(request), device=lengths.device) - indptr(lengths)[request]
+    position = position + first[request]
+    size = inputs.metadata.page_size
+    return inputs.block_table[request, position // size].long() * size + position % size
+
+
+def strides_key(problem: AttentionProblem) -> tuple[object, ...]:
+    """Return all that a call's dtypes, alignments and strides follow from."""
+    return (
+        problem.dtype, problem.num_kv_heads, problem.group_size, problem.head_dim_qk,
+        problem.head_dim_vo, problem.values_in_keys, problem.strided_q, problem.strided_kv,
+    )  # fmt: skip
