@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
-from ...reference import AttentionProblem, Problem
+from ...reference import AttentionProblem, MergeProblem
 from ...reference.tensors.inputs import PagedAttentionInputs
 from ..protocol import implementation
 from ..targets.refusal import Refusal
 from ..targets.target import Target
+from .claims import by_slots, wrong_here
 from .sources import unavailable
 
 SGLANG = "sglang"
@@ -43,11 +44,11 @@ def file_of(name: str) -> tuple[str, ...]:
     return tuple(f"{home}.{name}" for home in HOMES)
 
 
-def cannot_run(file: tuple[str, ...], problem: Problem, target: Target) -> Refusal | str | None:
+def cannot_run(
+    file: tuple[str, ...], problem: AttentionProblem | MergeProblem, target: Target
+) -> Refusal | None:
     """Return why a file's kernels do not run on a problem's dtype here; None if they do."""
-    if target.device == "cpu" and getattr(problem, "dtype", "") == "bfloat16":
-        return "Triton's interpreter multiplies and stores bfloat16 wrongly"
-    return unavailable(file, target)
+    return wrong_here(target, problem.dtype) or unavailable(file, target)
 
 
 def known(function: Callable[..., Any], **arguments: object) -> dict[str, object]:
@@ -65,8 +66,8 @@ def pool_refusal(problem: AttentionProblem) -> str | None:
 
 def pool(cache: torch.Tensor, layout: str) -> torch.Tensor:
     """View a cache as [slots, heads, channels]."""
-    by_slot = cache if layout == "NHD" else cache.transpose(1, 2)
-    return by_slot.view(-1, *by_slot.shape[2:])
+    paged = by_slots(cache, layout)
+    return paged.view(-1, *paged.shape[2:])
 
 
 def indptr(lengths: torch.Tensor) -> torch.Tensor:
