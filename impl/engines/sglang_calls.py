@@ -25,6 +25,9 @@ SGLANG = "sglang"
 HOMES = ("sglang.kernels.ops.attention", "sglang.srt.layers.attention.triton_ops")
 """Packages of the kernels' files, the newest first: 0.5.22 has the first, 0.5.10 the second."""
 
+Pair = tuple[torch.Tensor | None, torch.Tensor | None]
+"""``inputs.out`` and ``inputs.lse``; None in place of an LSE that a kernel does not write."""
+
 kernel = functools.partial(
     implementation, writes_out=True, provider=SGLANG, build_ahead="cuda", build_compilers=1
 )

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 
 import torch
 
-from ...reference import Arithmetic, AttentionOutput, AttentionProblem
+from ...reference import Arithmetic, AttentionProblem
 from ...reference.tensors.inputs import PagedAttentionInputs
 from ..gating.rules import provider_matches
 from ..gpu.triton_interpreter import scalars_as_bounds
@@ -62,7 +62,7 @@ decode = functools.partial(
 )
 
 
-def _attend(inputs: PagedAttentionInputs) -> AttentionOutput:
+def _attend(inputs: PagedAttentionInputs) -> sglang.Pair:
     """Call the kernel; the LSE is that of its parts, as SGLang's context parallelism takes it."""
     lengths, q = inputs.metadata.seq_lens, inputs.q
     room = (*q.shape[:2], SPLITS)
@@ -84,8 +84,10 @@ def _attend(inputs: PagedAttentionInputs) -> AttentionOutput:
                     has_mla=latent and k.shape[-1] in LATENT),
         )  # fmt: skip
     if inputs.sinks is not None:  # the sums of parts leave the sink out
-        return AttentionOutput(inputs.out, None)
-    return AttentionOutput(inputs.out, inputs.lse.copy_(lses.logsumexp(-1)))
+        return inputs.out, None
+    if inputs.lse is not None:
+        inputs.lse.copy_(lses.logsumexp(-1))
+    return inputs.out, inputs.lse
 
 
 @decode(
@@ -94,7 +96,7 @@ def _attend(inputs: PagedAttentionInputs) -> AttentionOutput:
     arithmetic=Arithmetic(products="inputs", tanh="sigmoid"),
     tile=64,
 )
-def alone(inputs: PagedAttentionInputs) -> AttentionOutput:
+def alone(inputs: PagedAttentionInputs) -> sglang.Pair:
     """Decode where each query head has keys of its own (``_fwd_kernel_stage1``)."""
     return _attend(inputs)
 
@@ -105,6 +107,6 @@ def alone(inputs: PagedAttentionInputs) -> AttentionOutput:
     arithmetic=Arithmetic(probabilities="inputs", operands="tfloat32", tanh="sigmoid"),
     tile=32,
 )
-def grouped(inputs: PagedAttentionInputs) -> AttentionOutput:
+def grouped(inputs: PagedAttentionInputs) -> sglang.Pair:
     """Decode where query heads share keys (``_fwd_grouped_kernel_stage1``), by tensor cores."""
     return _attend(inputs)

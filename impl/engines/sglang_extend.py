@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from ...reference import Arithmetic, AttentionOutput, AttentionProblem
+from ...reference import Arithmetic, AttentionProblem
 from ...reference.tensors.inputs import PagedAttentionInputs
 from ..gpu.triton_interpreter import scalars_as_bounds
 from ..targets.refusal import Refusal
@@ -59,7 +59,7 @@ def _kernels(problem: AttentionProblem) -> list[AttentionProblem]:
     kernels=_kernels,
     tile=128,
 )
-def extend(inputs: PagedAttentionInputs) -> AttentionOutput:
+def extend(inputs: PagedAttentionInputs) -> sglang.Pair:
     """Attend with ``extend_attention_fwd``; releases without ``lse_extend`` have no LSE."""
     lengths, queries = inputs.metadata.seq_lens, inputs.metadata.qo_indptr.diff()
     prefix = lengths - queries
@@ -82,4 +82,4 @@ def extend(inputs: PagedAttentionInputs) -> AttentionOutput:
             window_kv_offsets=torch.zeros_like(lengths),
             **lse, **sglang.known(attend, page_size=inputs.metadata.page_size),
         )  # fmt: skip
-    return AttentionOutput(inputs.out, inputs.lse if lse else None)
+    return inputs.out, inputs.lse if lse else None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from ...reference import Arithmetic, AttentionOutput, AttentionProblem
+from ...reference import Arithmetic, AttentionProblem
 from ...reference.tensors.inputs import RaggedAttentionInputs
 from ..gating.rules import provider_matches
 from ..gpu.triton_interpreter import scalars_as_bounds
 from ..targets.refusal import Refusal
 from ..targets.target import Target
-from .sglang_calls import SGLANG, cannot_run, file_of, kernel, known, strides_key, stubs
+from .sglang_calls import SGLANG, Pair, cannot_run, file_of, kernel, known, strides_key, stubs
 from .sources import load
 
 FILE = file_of("prefill_attention")
@@ -47,7 +47,7 @@ def _compile_key(problem: AttentionProblem) -> Hashable:
     compile_key=_compile_key,
     tile=128,
 )
-def prefill(inputs: RaggedAttentionInputs) -> AttentionOutput:
+def prefill(inputs: RaggedAttentionInputs) -> Pair:
     """Attend with ``context_attention_fwd``."""
     lengths = inputs.qo_indptr.diff()
     with load(FILE, stubs) as kernels, scalars_as_bounds(inputs.q):
@@ -57,4 +57,4 @@ def prefill(inputs: RaggedAttentionInputs) -> AttentionOutput:
             b_seq_len=lengths, max_input_len=int(lengths.max()), is_causal=inputs.causal,
             **known(attend, sm_scale=inputs.sm_scale),
         )  # fmt: skip
-    return AttentionOutput(inputs.out, None)
+    return inputs.out, None

@@ -157,11 +157,15 @@ def _bases(
 
 
 def _starts(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
-    """Return the limits in every combination, then for the few kernels that need quantised ones."""
+    """Return the limits in every combination, then for the few kernels that need quantised ones.
+
+    These are many, and are tried with a query head for each key-value head only.
+    """
     limits = [name for name in LIMITS if name in axes]
     tried = [axes[name][: FEW.get(name)] for name in limits]
     found = [dict(zip(limits, limit, strict=True)) for limit in itertools.product(*tried)]
     yield from found
+    found = [start for start in found if start.get("group_size", 1) == 1]
     caches = [pair for pair in axes.get("caches", ())[1:] if pair != IN_FP8]
     for pair in ([IN_FP8] if IN_FP8 in axes.get("caches", ()) else []) + caches:
         yield from ({**start, "caches": pair} for start in found)
