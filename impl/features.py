@@ -20,12 +20,15 @@ MOE_FEATURES = (
     "strided_hidden",
 )
 """Those of ``moe`` that are drawn only where named."""
+FLAGS = ("custom_mask", "per_head_scales", "different_kv_strides")
+"""Those of attention that are the name of a problem's field."""
 FEATURES = (
     "custom_mask",
     "per_head_scales",
     *CACHE_FEATURES,
     "fp8_q",
     "mla",
+    "different_kv_strides",
     *MOE_FEATURES,
     "nondeterministic",
     "phases",
@@ -36,7 +39,8 @@ FEATURES = (
 quantised caches come with ``inputs.kv_format``, which says what they hold, and
 ``inputs.kv_cache_sf``, FP8 queries with ``inputs.q_scale``; ``mla`` is multi-head latent attention:
 there is one key-value head, and ``inputs.v_cache`` is a view of the first channels of
-``inputs.k_cache``. Of ``moe``: ``expert_parallel`` is an offset, ids of other ranks, and -1;
+``inputs.k_cache``; ``different_kv_strides``: K and V lie by themselves, in rows and pages of
+strides of their own. Of ``moe``: ``expert_parallel`` is an offset, ids of other ranks, and -1;
 ``fp8_weights``, ``nvfp4_weights`` and ``mxfp4_weights`` give a QuantizedMatrix for weights, and
 ``quantized_hidden`` for hidden states too; ``swiglu_parameters`` are alpha, beta and limit other
 than the activation's own, numbers or tensors.
@@ -59,7 +63,7 @@ def drawn_features(problem: Problem) -> list[str]:
 
 
 def _of_attention(problem: AttentionProblem) -> list[str]:
-    found = [name for name in ("custom_mask", "per_head_scales") if getattr(problem, name)]
+    found = [name for name in FLAGS if getattr(problem, name)]
     found += ["mla"] if problem.values_in_keys else []
     if not problem.kv_cache:
         return found

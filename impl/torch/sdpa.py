@@ -48,7 +48,11 @@ sdpa = functools.partial(
 )
 
 
-@sdpa("paged_attention", name="torch-sdpa-paged", features=("custom_mask", "mla"))
+@sdpa(
+    "paged_attention",
+    name="torch-sdpa-paged",
+    features=("custom_mask", "mla", "different_kv_strides"),
+)
 def paged(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
     """Gather each request's pages and attend."""
     metadata = inputs.metadata
@@ -67,7 +71,9 @@ def paged(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
     return _attend(inputs, metadata.qo_indptr.tolist(), keys, values)
 
 
-@sdpa("ragged_attention", name="torch-sdpa-ragged", features=("custom_mask",))
+@sdpa(
+    "ragged_attention", name="torch-sdpa-ragged", features=("custom_mask", "different_kv_strides")
+)
 def ragged(inputs: RaggedAttentionInputs) -> tuple[torch.Tensor, None]:
     """Attend each request's rows."""
     bounds = inputs.kv_indptr.tolist()

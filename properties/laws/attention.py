@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -57,10 +58,16 @@ def layout_invariance(subject: Subject, problem: AttentionProblem) -> Verdict:
 
 
 def contiguity(subject: Subject, problem: AttentionProblem) -> Verdict:
-    """Make q a slice of packed QKV and the caches views of one allocation, then neither."""
-    dense = replace(problem, strided_q=False, strided_kv=False)
-    for q, kv in ((True, True), (False, True), (True, False)):
-        strided = replace(problem, strided_q=q, strided_kv=kv)
+    """Make q a slice of packed QKV and the caches views of one allocation, then neither.
+
+    Every other time K and V have strides of their own, where that is supported.
+    """
+    dense = replace(problem, strided_q=False, strided_kv=False, different_kv_strides=False)
+    different = bool(problem.seed % 2)
+    for apart, (q, kv) in itertools.product(
+        (different, not different), ((True, True), (False, True), (True, False))
+    ):
+        strided = replace(problem, strided_q=q, strided_kv=kv, different_kv_strides=apart)
         if subject.supports(strided) and subject.supports(dense):
             return same_result(subject, strided, dense)
     return VACUOUS

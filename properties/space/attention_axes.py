@@ -72,6 +72,7 @@ ATTENTION_AXES: dict[str, tuple[Any, ...]] = {
     "q_scale": (1.0, 0.5, 2.0, 16.0),
     "strided_q": (False, True),
     "strided_kv": (False, True),
+    "different_kv_strides": (False, True),
     "regime": ATTENTION_REGIMES,
 }
 MERGE_AXES: dict[str, tuple[Any, ...]] = {

@@ -72,6 +72,8 @@ class AttentionProblem(BaseProblem):
             absorbed, with one latent head, 512 compressed channels and 64 rotary ones.
         strided_q: q is a slice of a packed QKV tensor.
         strided_kv: k and v are views of one larger allocation.
+        different_kv_strides: v lies by itself, in wider rows and with pages further apart than k's;
+            no meaning where values are in keys.
         regime: how values are made, one of ``ATTENTION_REGIMES``.
         seed: of the values.
         request_ids: identity of each request's values; its position if empty. A request keeps its
@@ -79,7 +81,13 @@ class AttentionProblem(BaseProblem):
     """
 
     kind: ClassVar[str] = "attention"
-    later_fields: ClassVar[tuple[str, ...]] = ("kv_cache", "q_dtype", "q_scale", "values_in_keys")
+    later_fields: ClassVar[tuple[str, ...]] = (
+        "kv_cache",
+        "q_dtype",
+        "q_scale",
+        "values_in_keys",
+        "different_kv_strides",
+    )
 
     operation: str = "paged_attention"
     query_lens: tuple[int, ...] = (1,)
@@ -108,6 +116,7 @@ class AttentionProblem(BaseProblem):
     values_in_keys: bool = False
     strided_q: bool = False
     strided_kv: bool = False
+    different_kv_strides: bool = False
     regime: str = "iid"
     seed: int = 0
     request_ids: tuple[int, ...] = ()

@@ -24,6 +24,10 @@ from .placement import Placement, block_table, placement
 from .regimes import attention_values, custom_mask_values, merge_values, sink_values
 from .values import bits, choose, stream
 
+SPARE_CHANNELS = 16
+"""Channels by which rows of values are wider than the values, where strides of K and V differ: 16
+bytes in each dtype, or a multiple."""
+
 
 def merge_inputs(problem: MergeProblem, home: Allocator) -> MergeInputs:
     """Make the tensors of a call of ``merge_states``."""
@@ -95,6 +99,11 @@ def _empty_kv(
     of: str = "",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return memory for [a, b, c, D] and [a, b, c, E] (or without b), shared if strided."""
+    if problem.different_kv_strides:
+        k_room = (k_shape[0], 3 if problem.strided_kv else 1, *k_shape[1:])
+        v_room = (v_shape[0], 2, *v_shape[1:-1], v_shape[-1] + SPARE_CHANNELS)
+        k, v = home.empty(f"k{of}", k_room, dtype), home.empty(f"v{of}", v_room, dtype)
+        return k[:, 0], v[:, 0, ..., : v_shape[-1]]
     if not problem.strided_kv:
         return home.empty(f"k{of}", k_shape, dtype), home.empty(f"v{of}", v_shape, dtype)
     width = max(k_shape[-1], v_shape[-1])
