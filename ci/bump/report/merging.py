@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ....impl.targets.backends import FLASHINFER
 from ...console.errors import UsageRefusedError
 from ...releases.packages import PACKAGES
 from ..sides.releases import BASELINE, SIDES
@@ -45,7 +46,8 @@ def merge(
 
     Raises:
         ReportError: one of them cannot be read.
-        MergeError: they are of different releases, or nothing is to be joined.
+        MergeError: they are of different releases, or nothing is to be joined; ``sources`` were
+            given and they are not of FlashInfer.
     """
     reports = [read_report(path) for path in paths]
     if not reports:
@@ -53,6 +55,9 @@ def merge(
         raise MergeError(message)
     first = reports[0]
     distribution = package_of(first)
+    if sources and distribution != FLASHINFER:  # whose names are not looked for: none would be used
+        message = f"--uses does not apply to {distribution}"
+        raise MergeError(message)
     for path, report in zip(paths, reports, strict=True):
         if package_of(report) != distribution:
             message = f"{path}: it compares {package_of(report)}, but {paths[0]} {distribution}"

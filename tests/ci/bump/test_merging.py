@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from kernelproof.ci.bump.report.contents import assemble, with_actions
-from kernelproof.ci.bump.report.merging import merge
+from kernelproof.ci.bump.report.merging import MergeError, merge
+from kernelproof.ci.bump.surface.uses import Source
 from kernelproof.ci.bump.verdicts.findings import Chip, Finding, finding
 from kernelproof.ci.bump.verdicts.policy import DEFAULT, Accepted, Policy
 from kernelproof.ci.bump.verdicts.verdict import RAN, decide
+from kernelproof.ci.releases.packages import FLASHINFER_PACKAGE, PACKAGES, Package
 
 SIDE = {
     "given": "9.9.1",
@@ -46,14 +48,20 @@ def lost(chip: Chip) -> Finding:
     )
 
 
-def write(path: Path, chip: Chip, *findings: Finding, policy: Policy = DEFAULT) -> Path:
+def write(
+    path: Path,
+    chip: Chip,
+    *findings: Finding,
+    policy: Policy = DEFAULT,
+    package: Package = FLASHINFER_PACKAGE,
+) -> Path:
     """Write the report of one machine."""
     found = with_actions(findings, policy)
     verdict = decide(found, {chip: RAN}, policy, baseline="9.9.1")
     side: dict[str, Any] = {**SIDE, "artifacts": {}, "not_imported": {}}
     report = assemble(
         verdict, found, policy, sides={"baseline": side, "candidate": side}, features=None,
-        machines=[], not_tested=[], failures=[], command="",
+        machines=[], not_tested=[], failures=[], command="", package=package,
     )  # fmt: skip
     path.write_text(json.dumps(report))
     return path
@@ -107,3 +115,21 @@ def test_what_is_accepted_on_one_chip_stays_accepted_there(tmp_path: Path, chang
     assert verdicts(merged)[90] == "bump"
     assert verdicts(merged)[100] != "bump"
     assert merged["policy"]["unused"] == []
+
+
+def test_reports_of_two_packages_do_not_go_together(tmp_path: Path) -> None:
+    paths = [
+        write(tmp_path / f"{chip}.json", chip, failure(chip, 1), package=PACKAGES["triton"])
+        for chip in (90, 100)
+    ]
+    merged = merge(paths, None, "")
+    assert (merged["package"], len(merged["chips"])) == ("triton", 2)
+    (tmp_path / "engine.py").write_text("")
+    engine = Source.read(tmp_path)
+    with pytest.raises(MergeError, match="--uses does not apply to triton"):
+        merge(paths, None, "", [engine])
+    other = write(tmp_path / "other.json", 100, failure(100, 1))
+    with pytest.raises(
+        MergeError, match=r"other\.json: it compares flashinfer-python, but .* triton"
+    ):
+        merge([*paths, other], None, "")
