@@ -172,6 +172,7 @@ def _refuse_unknown(implementations: Sequence[str]) -> None:
 @click.argument("candidate", metavar="CANDIDATE", required=False)
 @pin_options
 @bump_options
+@from_option
 @run_options
 def bump_command(
     baseline: str | None,

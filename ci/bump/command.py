@@ -19,6 +19,7 @@ from typing import Any
 from ...impl import Target, UnsupportedError
 from ...impl.registry import built_in_compiler, built_in_provider, registered
 from ...impl.targets.capability import CHIPS
+from ...impl.targets.unpacked import folders
 from ...properties.findings.expectations import read_expectations
 from ...properties.findings.files import dumps
 from ...properties.findings.ledger import LedgerError
@@ -421,6 +422,7 @@ def _identity(request: Request, plan: Plan) -> dict[str, Any]:
         "modules": request.modules or 0,
         "soak": plan.soak,
         "expectations": request.expectations or "",
+        "from": [str(folder) for folder in folders()],
     }
 
 

@@ -23,6 +23,8 @@ from kernelproof.impl.targets.backends import TRITON, VLLM
 from kernelproof.impl.targets.unpacked import FROM
 
 OLD, NEW = "9.9.1", "9.9.2"
+WORDS = ("--json", "report.json", "--profile", "quick", "--law", "parity", "--jobs", "1",
+         "--implementation", "subject.py:subject")  # fmt: skip
 KNOWN = "'flashinfer', 'triton', 'torch', 'vllm', 'sglang', 'nvidia-cutlass-dsl'"
 MERGE = """
 import torch
@@ -119,10 +121,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def bump(package: str, *arguments: str) -> tuple[int, dict[str, Any]]:
     """Compare two sides by one law, and give the exit code and the report."""
-    code = main(
-        ["bump", "--package", package, *arguments, "--json", "report.json", "--profile", "quick",
-         "--law", "parity", "--implementation", "subject.py:subject", "--jobs", "1"]
-    )  # fmt: skip
+    code = main(["bump", "--package", package, *arguments, *WORDS])
     report: dict[str, Any] = json.loads(Path("report.json").read_text())
     assert report["exit_code"] == code
     return code, report
@@ -166,7 +165,9 @@ def test_two_releases_of_triton_are_compared(
     assert page.count('<th scope="row">triton</th>') == 1
 
 
-def test_a_failure_is_replayed_with_the_release_of_the_package(here: Path) -> None:
+def test_a_failure_is_replayed_with_the_release_of_the_package(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write(here, {"subject.py": OF_TRITON})
     triton(here / "old", OLD, broken=False, shift=False)
     triton(here / "new", NEW, broken=True, shift=False)
@@ -182,6 +183,10 @@ def test_a_failure_is_replayed_with_the_release_of_the_package(here: Path) -> No
     resumed, again = bump("triton", "old", "new", "--part", "behaviour", "--resume")
     assert (resumed, again["findings"]) == (code, report["findings"])
     assert again["machines"][0]["timings"]["asked"] == 0
+    write(here / "engine", {"vllm/__init__.py": ""})
+    words = ["--package", "triton", "old", "new", "--part", "behaviour", "--from", "engine"]
+    assert main(["bump", *words, "--resume", *WORDS]) == 2
+    assert "is of another comparison: its from is []" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_side_of_an_engine_is_its_python_files(here: Path) -> None:
