@@ -17,6 +17,7 @@ import torch
 
 from ...reference import Arithmetic, AttentionProblem
 from ...reference.tensors.inputs import PagedAttentionInputs
+from ..gpu.triton_interpreter import scalars_as_bounds
 from ..protocol import implementation
 from ..targets.target import Target, UnsupportedError
 from .claims import by_slots, refused_attention, wrong_here
@@ -142,7 +143,7 @@ def _attend(
     table = torch.nn.functional.pad(table, (0, -table.shape[1] % COLUMNS or COLUMNS), value=-1)
     lengths = metadata.qo_indptr.diff().tolist()
     most_keys = max(metadata.seq_lens.tolist(), default=0)
-    with load(FILE, stubs) as kernels:
+    with load(FILE, stubs) as kernels, scalars_as_bounds(inputs.q):
         kernels.unified_attention(
             q=inputs.q, k=caches[0], v=caches[1], out=inputs.out,
             cu_seqlens_q=metadata.qo_indptr, max_seqlen_q=max(lengths, default=0),

@@ -16,6 +16,7 @@ import torch
 
 from ...reference import Arithmetic, MoEProblem
 from ...reference.tensors.moe_inputs import MoEInputs
+from ..gpu.triton_interpreter import scalars_as_bounds
 from ..protocol import implementation
 from ..targets.target import Target
 from ..torch.moe_rows import Rows, activated
@@ -79,7 +80,7 @@ def experts(inputs: MoEInputs) -> torch.Tensor:
         local = torch.full((count,), -1, dtype=torch.int32, device=ids.device)
         here = slice(inputs.expert_offset, inputs.expert_offset + w13.shape[0])
         local[here] = torch.arange(w13.shape[0], dtype=torch.int32, device=ids.device)
-    with load(FILE, stubs) as kernels:
+    with load(FILE, stubs) as kernels, scalars_as_bounds(hidden):
         config = _called(kernels.get_default_config, M=tokens, E=w13.shape[0], N=w2.shape[2],
                          K=hidden.shape[1], topk=top_k, dtype=None, is_marlin=False)  # fmt: skip
         call = _Call(kernels, config, weights, _blocks(kernels, config, ids, count, local))
