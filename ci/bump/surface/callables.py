@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from ....impl.registry import BUILT_IN
 
 ADAPTERS = Path(__file__).resolve().parents[3] / "impl"
 LONGEST_CHAIN = 20
@@ -43,7 +46,7 @@ def used_of(module: str, adapters: Path = ADAPTERS) -> tuple[Used, ...]:
     found: dict[tuple[str, ...], bool] = {}
     for file in sorted(adapters.rglob("*.py")):
         if module in file.read_text(encoding="utf-8"):
-            for names, is_called in _names_in(_parsed(file), module):
+            for names, is_called in _names_in(_parsed(file), module, _values_of(file)):
                 found[names] = found.get(names, False) or is_called
     # Of a.b.c, a.b and a are expressions as well.
     inner = {names[0].rpartition(".")[0] for names in found}
@@ -57,10 +60,27 @@ def _parsed(file: Path) -> ast.Module:
         return ast.parse(file.read_text(encoding="utf-8"))
 
 
-def _names_in(tree: ast.Module, module: str) -> Iterator[tuple[tuple[str, ...], bool]]:
+def _values_of(file: Path) -> dict[str, tuple[str, ...]]:
+    """Return the texts that an adapter's module has by name, which may be the result of a call."""
+    parts = file.with_suffix("").parts[len(ADAPTERS.parent.parts) :]
+    dotted = ".".join((__name__.partition(".")[0], *parts))
+    if not any(place.startswith(f"{dotted}:") for place in BUILT_IN.values()):
+        return {}
+    values = ((name, value) for name, value in vars(importlib.import_module(dotted)).items())
+    found = {name: (value,) if isinstance(value, str) else value for name, value in values}
+    return {
+        name: value
+        for name, value in found.items()
+        if isinstance(value, tuple) and all(isinstance(each, str) for each in value)
+    }
+
+
+def _names_in(
+    tree: ast.Module, module: str, known: Mapping[str, tuple[str, ...]]
+) -> Iterator[tuple[tuple[str, ...], bool]]:
     """Return what a source uses of a package: from imports, and of modules that are loaded."""
-    strings: dict[str, tuple[str, ...]] = {}
-    for statement in tree.body:
+    strings = {**known}
+    for statement in () if known else tree.body:
         for name in _assigned(statement):
             strings[name] = _texts(getattr(statement, "value", None), strings)
     nodes = [*ast.walk(tree)]
@@ -70,6 +90,11 @@ def _names_in(tree: ast.Module, module: str) -> Iterator[tuple[tuple[str, ...], 
         for name, origins in _bound(node, strings)
         if origins and origins[0].partition(".")[0] == module
     }
+    for node in nodes:  # attend = kernels.attend
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute):
+            first, rest = _chain(node.value)
+            for name in _assigned(node) if first in stand_for else ():
+                stand_for[name] = tuple(f"{origin}{rest}" for origin in stand_for[first])
     called = set(map(id, _called_in(nodes)))
     for node in nodes:
         first, rest = _chain(node)

@@ -80,6 +80,8 @@ def run():
         kernels.merge[(1,)](1)
     self.kernels = kernels
     self.kernels.plan(helper(kernels.merge))
+    rename = kernels.other
+    rename(2)
     inner = importlib.import_module("pack.inner")
     inner.touch()
     raise PackError
@@ -316,6 +318,7 @@ class TestSurface:
             "pack.inner.touch": True,
             "pack.jit": True,
             "pack.kernels.merging.merge": True,
+            "pack.kernels.merging.other": True,
             "pack.kernels.merging.plan": True,
             "pack.language.float32": False,
             "pack.language.load": True,
@@ -386,3 +389,15 @@ class TestSurface:
         assert {("triton.jit",), ("triton.language.dot",)} < {each.names for each in used}
         found = callables_of(Path(triton.__file__).parents[1], used)
         assert found.keys() == {each.names[0] for each in used}
+
+    @pytest.mark.parametrize(
+        ("module", "name"),
+        [
+            ("vllm", "vllm.v1.attention.ops.triton_merge_attn_states.merge_attn_states"),
+            ("sglang", "sglang.kernels.ops.attention.decode_attention.decode_attention_fwd"),
+        ],
+    )
+    def test_names_of_files_that_adapters_compute_are_known(self, module: str, name: str) -> None:
+        (found,) = [each for each in used_of(module) if each.names[0] == name]
+        assert found.is_called
+        assert len(found.names) > 1  # older releases have the file elsewhere
