@@ -82,7 +82,7 @@ def test_what_may_be_asked_for(texts: list[str], found: dict[str, tuple[Any, ...
         (["query_lens=3"], "'query_lens' is no field"),
         (["windw"], "'windw' is no FIELD=VALUE[,VALUE...]; did you mean window_left?"),
         (["windw=3"], "'windw' is no field of a problem; did you mean window_left? there are "),
-        (["causal=True"], "did you mean true? there are false, true"),
+        (["causal=TRUE"], "did you mean true? there are false, true"),
         (["dtype=bf16"], "did you mean bfloat16? there are float32,"),
         (
             ["dtype=fp8_e4m3"],
