@@ -29,6 +29,7 @@ FEATURES = (
     "fp8_q",
     "mla",
     "different_kv_strides",
+    "window_right",
     *MOE_FEATURES,
     "nondeterministic",
     "phases",
@@ -40,10 +41,10 @@ quantised caches come with ``inputs.kv_format``, which says what they hold, and
 ``inputs.kv_cache_sf``, FP8 queries with ``inputs.q_scale``; ``mla`` is multi-head latent attention:
 there is one key-value head, and ``inputs.v_cache`` is a view of the first channels of
 ``inputs.k_cache``; ``different_kv_strides``: K and V lie by themselves, in rows and pages of
-strides of their own. Of ``moe``: ``expert_parallel`` is an offset, ids of other ranks, and -1;
-``fp8_weights``, ``nvfp4_weights`` and ``mxfp4_weights`` give a QuantizedMatrix for weights, and
-``quantized_hidden`` for hidden states too; ``swiglu_parameters`` are alpha, beta and limit other
-than the activation's own, numbers or tensors.
+strides of their own; ``window_right``: an ``inputs.window_right``. Of ``moe``: ``expert_parallel``
+is an offset, ids of other ranks, and -1; ``fp8_weights``, ``nvfp4_weights`` and ``mxfp4_weights``
+give a QuantizedMatrix for weights, and ``quantized_hidden`` for hidden states too;
+``swiglu_parameters`` are alpha, beta and limit other than the activation's own, numbers or tensors.
 
 ``nondeterministic`` says that repeated calls may differ within the bound (atomics), so that they
 are not compared bitwise. ``phases`` and ``no_host_sync`` are of build_metadata: that the result has
@@ -65,6 +66,7 @@ def drawn_features(problem: Problem) -> list[str]:
 def _of_attention(problem: AttentionProblem) -> list[str]:
     found = [name for name in FLAGS if getattr(problem, name)]
     found += ["mla"] if problem.values_in_keys else []
+    found += ["window_right"] if problem.window_right >= 0 else []
     if not problem.kv_cache:
         return found
     layout = SCALE_LAYOUTS[layout_of(problem.kv_cache)]

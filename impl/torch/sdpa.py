@@ -25,6 +25,7 @@ from ..targets.target import Target
 
 ARITHMETIC = Arithmetic(accumulate="float32", probabilities="inputs")
 """The CPU and CUDA flash kernels round probabilities to the inputs' dtype before P V."""
+FEATURES = ("custom_mask", "different_kv_strides", "window_right")
 POWER_OF_TWO = 0.5
 """The mantissa that math.frexp gives a power of two."""
 
@@ -51,7 +52,7 @@ sdpa = functools.partial(
 @sdpa(
     "paged_attention",
     name="torch-sdpa-paged",
-    features=("custom_mask", "mla", "different_kv_strides"),
+    features=(*FEATURES, "mla"),
 )
 def paged(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
     """Gather each request's pages and attend."""
@@ -71,9 +72,7 @@ def paged(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
     return _attend(inputs, metadata.qo_indptr.tolist(), keys, values)
 
 
-@sdpa(
-    "ragged_attention", name="torch-sdpa-ragged", features=("custom_mask", "different_kv_strides")
-)
+@sdpa("ragged_attention", name="torch-sdpa-ragged", features=FEATURES)
 def ragged(inputs: RaggedAttentionInputs) -> tuple[torch.Tensor, None]:
     """Attend each request's rows."""
     bounds = inputs.kv_indptr.tolist()
@@ -125,6 +124,8 @@ def _mask(
         keep &= key <= position
     if inputs.window_left >= 0:
         keep &= key >= position - inputs.window_left
+    if inputs.window_right >= 0:
+        keep &= key <= position + inputs.window_right
     if custom is not None:
         keep &= custom
     return keep

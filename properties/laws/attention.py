@@ -23,6 +23,7 @@ from .law import ATTENTION, PAGED, Law
 SWITCHES: dict[str, tuple[Any, Any]] = {
     "causal": (False, True),
     "window_left": (-1, None),
+    "window_right": (-1, None),
     "logits_soft_cap": (0.0, 1.0),
     "sm_scale": (None, 0.05),
     "q_scale": (1.0, 2.0),

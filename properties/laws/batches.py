@@ -77,7 +77,7 @@ def batches_of(subject: Subject, problem: AttentionProblem) -> dict[str, Batch]:
         REPAGED: replace(problem, page_order=problem.page_order + 1),
         LONGER: _with_more_keys(problem, MORE_KEYS),
         RETYPED: _in_another_dtype(subject, problem),
-        MASKED: replace(problem, custom_mask=True, causal=False, window_left=-1),
+        MASKED: replace(problem, custom_mask=True, causal=False, window_left=-1, window_right=-1),
     }
     paged = problem.operation == "paged_attention"
     if not paged:

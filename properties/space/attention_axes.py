@@ -73,6 +73,7 @@ ATTENTION_AXES: dict[str, tuple[Any, ...]] = {
     "strided_q": (False, True),
     "strided_kv": (False, True),
     "different_kv_strides": (False, True),
+    "window_right": (-1, 0, 1, 2, 7, 16, 63, 128),
     "regime": ATTENTION_REGIMES,
 }
 MERGE_AXES: dict[str, tuple[Any, ...]] = {

@@ -52,6 +52,8 @@ class Request(NamedTuple):
         start, stop = 0, self.num_keys if rows.stop > rows.start else 0
         if options.causal:
             stop = min(max(rows.stop + self.offset, 0), stop)
+        if options.window_right >= 0:
+            stop = min(max(rows.stop + self.offset + options.window_right, 0), stop)
         if options.window_left >= 0:
             start = min(max(rows.start + self.offset - options.window_left, 0), stop)
         return slice(start, stop)

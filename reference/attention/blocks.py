@@ -72,6 +72,9 @@ def block_of(batch: Batch, options: Options, rows: slice) -> Block:
     padding = functools.reduce(operator.or_, hidden).squeeze(1) if hidden else None
     if options.causal and any(rows.start + part.offset < part.end - 1 for part in seeing):
         hidden.append(entry > row + offset)
+    right = options.window_right
+    if right >= 0 and any(rows.start + part.offset + right < part.end - 1 for part in seeing):
+        hidden.append(entry > row + (offset + right))
     window = options.window_left
     if window >= 0 and any(
         rows.start + len(part.tokens) - 1 + part.offset - window > part.begin for part in seeing

@@ -66,13 +66,14 @@ def attention_error_bound(
     kv_cache_sf: tuple[torch.Tensor, torch.Tensor] | None = None,
     arithmetic: Arithmetic | None = None,
     out_dtype: torch.dtype | None = None,
+    window_right: int = -1,
 ) -> AttentionOutput:
     """Bound, element by element, how far an honest kernel may be from ``paged_attention``.
 
     Args:
         q, k_cache, v_cache, metadata, kv_layout, causal, sm_scale, window_left, logits_soft_cap,
-            sinks, custom_mask, q_scale, k_scale, v_scale, compute_dtype, kv_format, kv_cache_sf:
-            as in ``paged_attention``.
+            sinks, custom_mask, q_scale, k_scale, v_scale, compute_dtype, kv_format, kv_cache_sf,
+            window_right: as in ``paged_attention``.
         arithmetic: what the kernel rounds where; float32 throughout if None.
         out_dtype: dtype of the kernel's output; q's if None.
 
@@ -87,6 +88,7 @@ def attention_error_bound(
         causal=causal,
         sm_scale=sm_scale,
         window_left=window_left,
+        window_right=window_right,
         logits_soft_cap=logits_soft_cap,
         sinks=sinks,
         custom_mask=custom_mask,
@@ -122,6 +124,7 @@ def ragged_attention_error_bound(
     compute_dtype: torch.dtype = torch.float64,
     arithmetic: Arithmetic | None = None,
     out_dtype: torch.dtype | None = None,
+    window_right: int = -1,
 ) -> AttentionOutput:
     """Bound how far an honest kernel may be from ``ragged_attention``; see attention_error_bound.
 
@@ -140,6 +143,7 @@ def ragged_attention_error_bound(
         causal=causal,
         sm_scale=sm_scale,
         window_left=window_left,
+        window_right=window_right,
         logits_soft_cap=logits_soft_cap,
         sinks=sinks,
         custom_mask=custom_mask,

@@ -50,6 +50,7 @@ def paged_attention(
     compute_dtype: torch.dtype = torch.float64,
     kv_format: KVCacheFormat | None = None,
     kv_cache_sf: tuple[torch.Tensor, torch.Tensor] | None = None,
+    window_right: int = -1,
 ) -> AttentionOutput:
     """Attend a mixed batch of prefills and decodes to a paged KV cache.
 
@@ -80,6 +81,8 @@ def paged_attention(
         kv_cache_sf: block scales of K and V of an nvfp4 cache, float8_e4m3fn [pages, page_size,
             kv_heads, head_dim / 16] or HND (FlashInfer's argument of that name); the global scales
             are ``k_scale`` and ``v_scale``.
+        window_right: keys to the right of the query's own position that are kept; -1: all. With
+            ``causal`` there are none.
 
     Returns:
         AttentionOutput in ``compute_dtype``, on q's device, without gradients. No input is changed.
@@ -92,6 +95,7 @@ def paged_attention(
         causal=causal,
         sm_scale=sm_scale,
         window_left=window_left,
+        window_right=window_right,
         logits_soft_cap=logits_soft_cap,
         sinks=sinks,
         custom_mask=custom_mask,
@@ -123,6 +127,7 @@ def ragged_attention(
     k_scale: float | torch.Tensor = 1.0,
     v_scale: float | torch.Tensor = 1.0,
     compute_dtype: torch.dtype = torch.float64,
+    window_right: int = -1,
 ) -> AttentionOutput:
     """Attend requests to keys and values that lie one request after another, without pages.
 
@@ -133,7 +138,7 @@ def ragged_attention(
         qo_indptr: [R + 1], request i owns query tokens ``qo_indptr[i]:qo_indptr[i + 1]``.
         kv_indptr: [R + 1], the same for keys.
         causal, sm_scale, window_left, logits_soft_cap, sinks, custom_mask, q_scale, k_scale,
-            v_scale, compute_dtype: as in ``paged_attention``.
+            v_scale, compute_dtype, window_right: as in ``paged_attention``.
 
     Returns:
         AttentionOutput in ``compute_dtype``, on q's device. No input is changed.
@@ -146,6 +151,7 @@ def ragged_attention(
         causal=causal,
         sm_scale=sm_scale,
         window_left=window_left,
+        window_right=window_right,
         logits_soft_cap=logits_soft_cap,
         sinks=sinks,
         custom_mask=custom_mask,

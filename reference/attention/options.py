@@ -28,15 +28,18 @@ class Options:
     compute_dtype: torch.dtype = torch.float64
     kv_format: KVCacheFormat | None = None
     kv_cache_sf: Scales | None = None
+    window_right: int = -1
     scratch: Scratch = field(default_factory=Scratch, compare=False, repr=False)
 
 
 def check_options(q: torch.Tensor, num_kv_heads: int, mask_size: int, options: Options) -> None:
     """Check the options against the tensors, and a custom mask's size."""
     check_heads(q.shape[1], num_kv_heads)
-    if not isinstance(options.window_left, int) or options.window_left < -1:
-        message = f"window_left is {options.window_left!r}; it must be -1 (none) or at least 0"
-        raise ValueError(message)
+    for name in ("window_left", "window_right"):
+        window = getattr(options, name)
+        if not isinstance(window, int) or window < -1:
+            message = f"{name} is {window!r}; it must be -1 (none) or at least 0"
+            raise ValueError(message)
     cap = options.logits_soft_cap
     if not (_is_finite(cap) and cap >= 0):
         message = f"logits_soft_cap is {cap!r}; it must be 0 (off) or positive"

@@ -58,7 +58,7 @@ class AttentionProblem(BaseProblem):
         kv_layout: as in ``paged_attention``; no meaning for ragged_attention.
         page_order: 0: pages in order; n > 0: scattered over a larger cache, by hash of n.
         shared_prefix_pages: leading full pages that all requests share, where they have them.
-        causal, window_left, logits_soft_cap, sm_scale: as in ``paged_attention``.
+        causal, window_left, window_right, logits_soft_cap, sm_scale: as in ``paged_attention``.
         q_scale: factor of FP8 queries; 1 for others.
         k_scale: factor of keys.
         v_scale: factor of values.
@@ -87,6 +87,7 @@ class AttentionProblem(BaseProblem):
         "q_scale",
         "values_in_keys",
         "different_kv_strides",
+        "window_right",
     )
 
     operation: str = "paged_attention"
@@ -117,6 +118,7 @@ class AttentionProblem(BaseProblem):
     strided_q: bool = False
     strided_kv: bool = False
     different_kv_strides: bool = False
+    window_right: int = -1
     regime: str = "iid"
     seed: int = 0
     request_ids: tuple[int, ...] = ()
@@ -142,6 +144,7 @@ class AttentionProblem(BaseProblem):
                 ("page_order", 0),
                 ("shared_prefix_pages", 0),
                 ("window_left", -1),
+                ("window_right", -1),
                 ("seed", 0),
             ),
         )

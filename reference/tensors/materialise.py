@@ -51,6 +51,7 @@ def _options(problem: AttentionProblem, home: Allocator) -> AttentionOptions:
         causal=problem.causal,
         sm_scale=problem.scale,
         window_left=problem.window_left,
+        window_right=problem.window_right,
         logits_soft_cap=problem.logits_soft_cap,
         sinks=sinks,
         custom_mask=mask,
