@@ -49,6 +49,10 @@ triton-faults: setup ## Each fault of our Triton kernels by a whole check; exit 
 	  echo "$$fault: exit code $$code, $$(($$(date +%s) - start)) s"; \
 	done
 
+.PHONY: engine-faults
+engine-faults: setup engines ## Each fault in vLLM's and SGLang's kernels by a whole check, and the files as they are (FAULT_FLAGS=...)
+	$(BIN)/python tests/faults/engine_faults.py $(FAULT_FLAGS)
+
 .PHONY: score-evidence
 # One file an operation: a new law or seeded bug of merging asks for that operation's alone.
 score-evidence: setup ## The kept scores, fixtures/evidence/score-*.json (OPERATION=merge_state; default: all)

@@ -1,0 +1,157 @@
+"""Faults in the real Triton kernels of vLLM and SGLang, each judged by a whole check.
+
+    python tests/faults/engine_faults.py                     every fault, then the unmodified files
+    python tests/faults/engine_faults.py --only NAME ...     some of them
+    python tests/faults/engine_faults.py --faults-only       without the unmodified files
+
+The releases are those that ``make engines`` fetches. For each fault the engine's folder is copied,
+one line is replaced, and ``kernelproof check ADAPTER --profile gate`` must end with 1; without a
+fault it must end with 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ENGINES = Path(__file__).parents[2] / ".engines"
+VLLM, SGLANG = "vllm-0.33.0", "sglang-0.5.23"
+OPS = "vllm/v1/attention/ops"
+KERNELS = "sglang/kernels/ops/attention"
+
+
+class Fault(NamedTuple):
+    """A line of a kernel, and what a slip would make of it.
+
+    Attributes:
+        name: of the fault.
+        adapter: that calls the kernel.
+        engine: folder in ``.engines``.
+        file: that is changed.
+        line: as it is there, once.
+        slip: what it becomes.
+    """
+
+    name: str
+    adapter: str
+    engine: str
+    file: str
+    line: str
+    slip: str
+
+
+FAULTS = (
+    Fault(
+        "2d-rescale", "vllm-unified-attention", VLLM, f"{OPS}/triton_unified_attention.py",
+        "        acc = acc * alpha[:, None]",
+        "        acc = acc",
+    ),
+    Fault(
+        "3d-segments", "vllm-unified-attention-3d", VLLM, f"{OPS}/triton_unified_attention.py",
+        "    segm_output *= segment_scale[:, None]",
+        "    segm_output *= 1.0",
+    ),
+    Fault(
+        "vllm-merge-scale", "vllm-merge-attn-states", VLLM, f"{OPS}/triton_merge_attn_states.py",
+        "    s_scale = s_se / out_se",
+        "    s_scale = s_se",
+    ),
+    Fault(
+        "moe-bias", "vllm-fused-moe", VLLM, "vllm/model_executor/layers/fused_moe/fused_moe.py",
+        "        bias_ptrs = b_bias_ptr + off_experts * stride_bbe + offs_bn * stride_bbn",
+        "        bias_ptrs = b_bias_ptr + offs_bn * stride_bbn",
+    ),
+    Fault(
+        "decode-last-key", "sglang-decode-grouped", SGLANG, f"{KERNELS}/decode_attention.py",
+        '                mask_h[:, None] & (offs_n[None, :] < split_kv_end), qk, float("-inf")',
+        '                mask_h[:, None] & (offs_n[None, :] <= split_kv_end), qk, float("-inf")',
+    ),
+    Fault(
+        "decode-parts", "sglang-decode", SGLANG, f"{KERNELS}/decode_attention.py",
+        "            acc *= old_scale",
+        "            acc *= 1.0",
+    ),
+    Fault(
+        "extend-prefix-scale", "sglang-extend", SGLANG, f"{KERNELS}/extend_attention.py",
+        "                qk *= sm_scale * k_scale",
+        "                qk *= sm_scale",
+    ),
+    Fault(
+        "sglang-merge-lse", "sglang-merge-state", SGLANG, f"{KERNELS}/merge_state.py",
+        "        out_lse = tl.log(out_se) + max_lse",
+        "        out_lse = tl.log(out_se) + p_lse",
+    ),
+)  # fmt: skip
+
+
+def injected(fault: Fault, folder: Path) -> Path:
+    """Copy an engine's folder with one line replaced.
+
+    Raises:
+        ValueError: the line is not there, or several times.
+    """
+    copy = folder / fault.engine
+    shutil.copytree(ENGINES / fault.engine, copy, copy_function=os.symlink)
+    file = copy / fault.file
+    lines = file.read_text(encoding="utf-8").split("\n")
+    if lines.count(fault.line) != 1:
+        message = f"{fault.name}: {fault.file} has the line {lines.count(fault.line)} times, not 1"
+        raise ValueError(message)
+    lines[lines.index(fault.line)] = fault.slip
+    file.unlink()  # a link to the engine's own file
+    file.write_text("\n".join(lines), encoding="utf-8")
+    return copy
+
+
+def check(adapter: str, engine: Path, folder: Path) -> tuple[int, str, float]:
+    """Check an adapter; return the exit code, the laws with findings, and the seconds."""
+    report = folder / "report.json"
+    command = [
+        *(sys.executable, "-m", "kernelproof", "check", adapter, "--profile", "gate"),
+        *("--from", str(engine), "--json", str(report)),
+    ]
+    start = time.monotonic()
+    ended = subprocess.run(command, check=False, cwd=folder, capture_output=True, text=True)
+    seconds = time.monotonic() - start
+    if not report.exists():
+        return ended.returncode, ended.stderr.strip()[-200:], seconds
+    found = json.loads(report.read_text(encoding="utf-8"))
+    laws = dict.fromkeys(each["law"] for each in found["findings"] if each["status"] != "KNOWN")
+    return ended.returncode, ", ".join(laws), seconds
+
+
+def main() -> int:
+    """Judge the faults, and the files without one; 0 if all are judged rightly."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", default=[fault.name for fault in FAULTS])
+    parser.add_argument("--faults-only", action="store_true")
+    asked = parser.parse_args()
+    chosen = [fault for fault in FAULTS if fault.name in asked.only]
+    wrong = 0
+    runs: list[tuple[str, str, str, Fault | None]] = [
+        (fault.name, fault.adapter, fault.engine, fault) for fault in chosen
+    ]
+    if not asked.faults_only:
+        honest = dict.fromkeys((fault.adapter, fault.engine) for fault in chosen)
+        runs += [("unmodified", adapter, engine, None) for adapter, engine in honest]
+    for name, adapter, engine, fault in runs:
+        with tempfile.TemporaryDirectory() as place:
+            folder = Path(place)
+            files = injected(fault, folder) if fault else (ENGINES / engine).resolve()
+            code, laws, seconds = check(adapter, files, folder)
+        wrong += code != (1 if fault else 0)
+        sys.stdout.write(f"{name}: {adapter}: exit code {code}, {seconds:.0f} s: {laws or '-'}\n")
+        sys.stdout.flush()
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
