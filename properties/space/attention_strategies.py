@@ -85,7 +85,9 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
     per_request = axes.max_work / max(count, 1)
     fields |= heads
     windowed = _with_windows_that_hide(axes, heads, per_request)
-    most_features = MOST_FEATURES_LONG if axes.edges else MOST_FEATURES
+    # Each is drawn as often where there are many: half of them at a time then.
+    half = (sum(len(windowed.allows(name)) > 1 for name in FEATURES) + 1) // 2
+    most_features = MOST_FEATURES_LONG if axes.edges else max(MOST_FEATURES, half)
     fields |= draw(features(windowed, FEATURES, OFF, most_features))
     fields |= draw(_cache(axes, fields))
     fields["regime"] = draw(_regime(axes, fields))

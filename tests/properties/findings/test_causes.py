@@ -65,7 +65,7 @@ def causes(*laws: LawReport) -> list[Cause]:
         (lambda p: p.sinks and p.causal, {"causal": True, "sinks": True}),
         (lambda p: p.more_queries_than_keys, {"more_queries_than_keys": True}),
         (lambda p: p.empty_requests, {"empty_requests": True}),
-        (lambda p: 5 in p.seq_lens, {"seq_lens": {"has": 5}}),
+        (lambda p: 7 in p.seq_lens, {"seq_lens": {"has": 7}}),
         (lambda p: p.seed >= 0, {}),
     ],
 )
@@ -178,7 +178,7 @@ def test_a_hang_and_a_wrong_answer_are_two() -> None:
 
 def test_hangs_in_one_place_are_one() -> None:
     """Doubled keys are not those of the problem, and say nothing of its values."""
-    direct = law("parity", lambda p: 5 in p.seq_lens, 1, status="HANG", kind="run")
+    direct = law("parity", lambda p: 7 in p.seq_lens, 1, status="HANG", kind="run")
     doubled = law(
         "doubled_keys", lambda p: max(p.seq_lens, default=0) == 3, 2, status="HANG", kind="run"
     )
@@ -188,8 +188,8 @@ def test_hangs_in_one_place_are_one() -> None:
     direct.finding.place = doubled.finding.place = "loop (mine.py)"
     (cause,) = causes(direct, doubled)
     assert cause.laws == ("parity", "doubled_keys")
-    assert cause.values == {"seq_lens": {"has": 5}}
-    assert cause.failing == sum(5 in each.seq_lens for each in drawn(1))
+    assert cause.values == {"seq_lens": {"has": 7}}
+    assert cause.failing == sum(7 in each.seq_lens for each in drawn(1))
     doubled.finding.place = "other (mine.py)"
     assert len(causes(direct, doubled)) == 2
 

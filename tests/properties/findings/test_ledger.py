@@ -487,7 +487,6 @@ DEEPSEEK = RouteProblem(num_tokens=3, num_experts=4, method="deepseek_v3", bias=
             replace(DEEPSEEK, num_groups=4),
             (
                 replace(DEEPSEEK, num_groups=2),
-                replace(DEEPSEEK, num_groups=4, topk_groups=4),
                 replace(DEEPSEEK, num_experts=1),
             ),
         ),

@@ -110,7 +110,7 @@ def test_a_slow_implementation_gets_smaller_problems(operation: str) -> None:
 @pytest.mark.parametrize("operation", ATTENTION)
 def test_a_slow_implementation_gets_long_requests_on_few_heads(operation: str) -> None:
     axes = long_axes(Axes(operation, all_axes(operation), GATE_WORK // 16), 64, 0)
-    drawn = drawn_from(problems(axes), 200)
+    drawn = drawn_from(problems(axes), 300)
     assert all(len(each.seq_lens) == 1 and each.num_qo_heads <= 6 for each in drawn)
     if operation != "append_paged_kv":
         # What hides keys: wide windows, masks and sinks, each in a quarter of them.
@@ -209,8 +209,9 @@ def test_features_come_alone_and_together(paged: Sequence[AttentionProblem]) -> 
     off = AttentionProblem()
     used = [frozenset(n for n in FEATURES if getattr(p, n) != getattr(off, n)) for p in paged]
     # FP8 queries may bring per-head scales besides.
-    assert {*range(MOST_FEATURES + 1)} <= {len(names) for names in used}
-    assert max(map(len, used)) <= MOST_FEATURES + 1
+    most = max(MOST_FEATURES, (len(FEATURES) + 1) // 2)
+    assert {*range(most + 1)} <= {len(names) for names in used}
+    assert max(map(len, used)) <= most + 1
     assert {next(iter(names)) for names in used if len(names) == 1} == set(FEATURES)
     assert sum(not names for names in used) > len(used) / 20
 
