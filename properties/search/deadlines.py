@@ -48,10 +48,12 @@ class DeadlineModel:
         compile_seconds: that a first call of a module may take in a process.
         slowness: factor of the least of ``run``, of ``materialise`` and of ``judge``, under a tool
             that makes everything slow.
+        patience: further factor of the least of ``run``, but not where a HANG is expected.
     """
 
     compile_seconds: float = COMPILE_SECONDS
     slowness: float = 1.0
+    patience: float = 1.0
     _runs: dict[int, deque[float]] = field(
         default_factory=lambda: defaultdict(lambda: deque(maxlen=REMEMBERED))
     )
@@ -69,7 +71,8 @@ class DeadlineModel:
             problem: that is judged.
             hurried: a HANG is expected: wait for a part of the floor.
         """
-        floor = self.slowness * (DEADLINE_FLOOR / HURRY if hurried else DEADLINE_FLOOR)
+        least = DEADLINE_FLOOR / HURRY if hurried else DEADLINE_FLOOR * self.patience
+        floor = self.slowness * least
         usual = DEADLINE_FACTOR * self.usual_seconds(problem.work)
         run = max(floor, usual, OUTLIER_FACTOR * self._slowest[0])
         usually = Deadlines(run=run, compile=self.compile_seconds)

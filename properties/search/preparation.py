@@ -335,8 +335,8 @@ def _time(
         long = OPERATIONS[timing.operation].long
         declared = report.declared
         candidate.long = long(candidate.axes, declared["tile"], declared["split"])
-    patience = PATIENCE if cost.name == SLOW else 1.0
-    candidate.deadlines.slowness = patience * address.slowness
+        candidate.deadlines.patience = PATIENCE
+    candidate.deadlines.slowness = address.slowness
     candidate.deadlines.record(timing.work, report.call_seconds)
     if report.modules:
         candidate.deadlines.compile_seconds = LOAD_SECONDS

@@ -58,3 +58,10 @@ def test_a_size_that_was_not_measured_grows_from_the_next_smaller_one() -> None:
 def test_compiling_is_apart() -> None:
     model = DeadlineModel(compile_seconds=120.0)
     assert model.of(SMALL).compile == 120.0
+
+
+def test_patience_is_no_longer_wait_where_a_hang_is_expected() -> None:
+    """Each law tries the smallest problem of a hang that another one has found."""
+    model = DeadlineModel(patience=4.0)
+    assert model.of(SMALL).run == 4 * DEADLINE_FLOOR
+    assert model.of(SMALL, hurried=True).run == DEADLINE_FLOOR / HURRY
