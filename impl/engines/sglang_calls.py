@@ -7,9 +7,6 @@ as a page has keys. It tells a kernel the slot of every key of a request.
 from __future__ import annotations
 
 import functools
-import inspect
-from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -52,12 +49,6 @@ def cannot_run(
 ) -> Refusal | None:
     """Return why a file's kernels do not run on a problem's dtype here; None if they do."""
     return wrong_here(target, problem.dtype) or unavailable(file, target)
-
-
-def known(function: Callable[..., Any], **arguments: object) -> dict[str, object]:
-    """Return those arguments that this release has; without them it does what it can."""
-    parameters = inspect.signature(function).parameters
-    return {name: value for name, value in arguments.items() if name in parameters}
 
 
 def pool_refusal(problem: AttentionProblem) -> str | None:

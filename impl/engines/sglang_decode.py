@@ -14,7 +14,7 @@ from ..gpu.triton_interpreter import scalars_as_bounds
 from ..targets.refusal import Refusal
 from ..targets.target import Target
 from . import sglang_calls as sglang
-from .sources import load
+from .sources import known, load
 
 FILE = sglang.file_of("decode_attention")
 SPLITS = 4
@@ -80,7 +80,7 @@ def _attend(inputs: PagedAttentionInputs) -> sglang.Pair:
             num_kv_splits=torch.full_like(lengths, SPLITS), max_kv_splits=SPLITS,
             sm_scale=inputs.sm_scale, k_scale=inputs.k_scale, v_scale=inputs.v_scale,
             logit_cap=inputs.logits_soft_cap, sinks=inputs.sinks,
-            **sglang.known(attend, page_size=inputs.metadata.page_size,
+            **known(attend, page_size=inputs.metadata.page_size,
                     has_mla=latent and k.shape[-1] in LATENT),
         )  # fmt: skip
     if inputs.sinks is not None:  # the sums of parts leave the sink out

@@ -13,7 +13,7 @@ from ..gpu.triton_interpreter import scalars_as_bounds
 from ..targets.refusal import Refusal
 from ..targets.target import Target
 from . import sglang_calls as sglang
-from .sources import load
+from .sources import known, load
 
 FILE = sglang.file_of("extend_attention")
 BATCHES = (1, 2, 16)
@@ -68,7 +68,7 @@ def extend(inputs: PagedAttentionInputs) -> sglang.Pair:
     masks = sglang.indptr(queries * lengths).long()
     with load(FILE, sglang.stubs) as kernels, scalars_as_bounds(inputs.q):
         attend = kernels.extend_attention_fwd
-        lse = sglang.known(attend, lse_extend=inputs.lse)
+        lse = known(attend, lse_extend=inputs.lse)
         attend(
             q_extend=inputs.q, k_extend=k[new] * inputs.k_scale, v_extend=v[new] * inputs.v_scale,
             o_extend=inputs.out, k_buffer=k, v_buffer=v, qo_indptr=inputs.metadata.qo_indptr,
@@ -80,6 +80,6 @@ def extend(inputs: PagedAttentionInputs) -> sglang.Pair:
             logit_cap=inputs.logits_soft_cap, skip_prefix_custom_mask=False,
             sliding_window_size=inputs.window_left, sinks=inputs.sinks,
             window_kv_offsets=torch.zeros_like(lengths),
-            **lse, **sglang.known(attend, page_size=inputs.metadata.page_size),
+            **lse, **known(attend, page_size=inputs.metadata.page_size),
         )  # fmt: skip
     return inputs.out, inputs.lse if lse else None

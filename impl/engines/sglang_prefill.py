@@ -10,12 +10,12 @@ from ..gating.rules import provider_matches
 from ..gpu.triton_interpreter import scalars_as_bounds
 from ..targets.refusal import Refusal
 from ..targets.target import Target
-from .sglang_calls import SGLANG, Pair, cannot_run, file_of, kernel, known, strides_key, stubs
-from .sources import load
+from .sglang_calls import SGLANG, Pair, cannot_run, file_of, kernel, strides_key, stubs
+from .sources import known, load
 
 FILE = file_of("prefill_attention")
 SCALED = ">=0.5.23"
-"""Releases whose kernel is told ``sm_scale``; others take the usual one."""
+"""Releases whose kernel takes ``sm_scale``; others multiply by 1 / sqrt(head_dim)."""
 
 
 def _supports(problem: AttentionProblem, target: Target) -> Refusal | str | bool:

@@ -30,6 +30,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -38,6 +39,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from ..gpu.triton_interpreter import uninterpreted
 from ..targets.exceptions import message_of
@@ -82,6 +84,12 @@ def says(module: Names, word: str) -> bool:
     """Whether a name stands in an engine's file: releases differ in what their kernels take."""
     found = _found(module)
     return not isinstance(found, Refusal) and word in _words(_place(*found).with_suffix(".py"))
+
+
+def known(function: Callable[..., Any], **arguments: object) -> dict[str, Any]:
+    """Return those arguments that a release's function has parameters for."""
+    parameters = inspect.signature(function).parameters
+    return {name: value for name, value in arguments.items() if name in parameters}
 
 
 @functools.cache
@@ -189,7 +197,7 @@ class _World(MetaPathFinder, Loader):
         return _Stub(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give a stub its attributes."""
+        """Set a stub's attributes."""
         vars(module).update(self._stubs[module.__name__])
 
 

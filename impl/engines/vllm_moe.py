@@ -6,11 +6,10 @@ token's experts: torch computes what these give (``vllm_stubs.align``, ``impl.to
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -21,7 +20,7 @@ from ..protocol import implementation
 from ..targets.target import Target
 from ..torch.moe_rows import Rows, activated
 from .claims import wrong_here
-from .sources import load, unavailable
+from .sources import known, load, unavailable
 from .vllm_stubs import stubs
 
 FILE = "vllm.model_executor.layers.fused_moe.fused_moe"
@@ -81,8 +80,11 @@ def experts(inputs: MoEInputs) -> torch.Tensor:
         here = slice(inputs.expert_offset, inputs.expert_offset + w13.shape[0])
         local[here] = torch.arange(w13.shape[0], dtype=torch.int32, device=ids.device)
     with load(FILE, stubs) as kernels, scalars_as_bounds(hidden):
-        config = _called(kernels.get_default_config, M=tokens, E=w13.shape[0], N=w2.shape[2],
-                         K=hidden.shape[1], topk=top_k, dtype=None, is_marlin=False)  # fmt: skip
+        choose = kernels.get_default_config
+        config = choose(**known(
+            choose, M=tokens, E=w13.shape[0], N=w2.shape[2], K=hidden.shape[1], topk=top_k,
+            dtype=None, is_marlin=False,
+        ))  # fmt: skip
         call = _Call(kernels, config, weights, _blocks(kernels, config, ids, count, local))
         on_input = inputs.weights_on_input
         first = call.product(hidden, w13, inputs.w13_bias, top_k=top_k, weigh=on_input)
@@ -129,8 +131,9 @@ class _Call(NamedTuple):
         """Multiply rows by their experts' weights: [tokens, top_k, channels] in x's dtype."""
         out = x.new_full((*self.weights.shape, w.shape[1]), torch.nan)
         launch = getattr(self.kernels, "invoke_fused_moe_triton_kernel", None)
-        _called(
-            launch or self.kernels.invoke_fused_moe_kernel,
+        launch = launch or self.kernels.invoke_fused_moe_kernel
+        launch(**known(
+            launch,
             A=x, B=w, C=out, A_scale=None, B_scale=None, B_zp=None, B_bias=bias,
             topk_weights=self.weights, mul_routed_weight=weigh, top_k=top_k, config=self.config,
             sorted_token_ids=self.blocks[0], expert_ids=self.blocks[1],
@@ -138,11 +141,5 @@ class _Call(NamedTuple):
             compute_type=getattr(self.kernels.tl, str(x.dtype).removeprefix("torch.")),
             use_fp8_w8a8=False, use_int8_w8a8=False, use_int8_w8a16=False, use_int4_w4a16=False,
             per_channel_quant=False, block_shape=None,
-        )  # fmt: skip
+        ))  # fmt: skip
         return out
-
-
-def _called(function: Callable[..., Any], **given: Any) -> Any:  # noqa: ANN401  vLLM's
-    """Call by keyword with the parameters that this release has."""
-    known = inspect.signature(function).parameters
-    return function(**{name: value for name, value in given.items() if name in known})

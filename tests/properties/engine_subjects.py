@@ -261,7 +261,7 @@ def writes_out_only(inputs: MergeInputs) -> tuple[torch.Tensor, None]:
 
 @implementation("merge_state", name="writes-wrong-lse", supports=narrow_merges, writes_out=True)
 def writes_wrong_lse(inputs: MergeInputs) -> tuple[torch.Tensor, None]:
-    """Say that there is no LSE, and write one."""
+    """Write an LSE, and return (out, None) all the same."""
     assert inputs.lse is not None
     inputs.lse.copy_(merged(inputs)[1] + 1.0)
     return writes_out_only.function(inputs)  # type: ignore[no-any-return]
