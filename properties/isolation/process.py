@@ -206,13 +206,14 @@ class WorkerProcess:
         except (_GoneError, GarbledError) as error:
             outcome = self._died(error, began)
         else:
-            self._began = time.monotonic()
+            self._began = time.monotonic()  # one moment: this one's end and the next one's start
+            seconds = self._began - began
             self._busy = bool(self._unanswered)
             result, end = reply.get("result"), reply.get("printed")
             if isinstance(result, dict):
-                return self._outcome("done", began, result=result, end=end)
+                return self._outcome("done", seconds, result=result, end=end)
             kind, detail = reply.get("raised", "TypeError"), reply.get("traceback", _NO_OBJECT)
-            return self._outcome("error", began, kind=str(kind), detail=str(detail), end=end)
+            return self._outcome("error", seconds, kind=str(kind), detail=str(detail), end=end)
         self.end()
         return outcome
 
@@ -285,15 +286,14 @@ class WorkerProcess:
         if self._group.end() is None:
             detail += "; SIGKILL does not end it: its device may be lost"
         kind = overrun.stage if hang else "overrun"
-        outcome = self._outcome("hang" if hang else "error", began, kind=kind, detail=detail)
-        return dataclasses.replace(
-            outcome, stage=overrun.stage, limit=overrun.limit, seconds=seconds
-        )
+        outcome = self._outcome("hang" if hang else "error", seconds, kind=kind, detail=detail)
+        return dataclasses.replace(outcome, stage=overrun.stage, limit=overrun.limit)
 
     def _died(self, error: Exception, began: float) -> Outcome:
         if isinstance(error, GarbledError):
             self._group.end()
-            return self._outcome("crash", began, kind="garbled connection", detail=str(error))
+            seconds = time.monotonic() - began
+            return self._outcome("crash", seconds, kind="garbled connection", detail=str(error))
         patience = time.monotonic() + _EXIT_SECONDS
         while not self._group.exited() and time.monotonic() < patience:
             time.sleep(0.002)
@@ -301,7 +301,7 @@ class WorkerProcess:
         status = self._group.end()
         for_memory = self._kills != kills()
         kind = describe_exit(status, for_memory=for_memory) if by_itself else CLOSED
-        return self._outcome("crash", began, kind=kind)
+        return self._outcome("crash", time.monotonic() - began, kind=kind)
 
     def _dump_stacks(self) -> None:
         """Have faulthandler write all stacks; its signal handler runs even inside a C call."""
@@ -317,7 +317,7 @@ class WorkerProcess:
     def _outcome(
         self,
         status: Status,
-        began: float,
+        seconds: float,
         *,
         result: dict[str, object] | None = None,
         kind: str = "",
@@ -329,7 +329,7 @@ class WorkerProcess:
             result=result,
             kind=kind,
             stage=self._board.read()[0],
-            seconds=time.monotonic() - began,
+            seconds=seconds,
             stderr=self._errors.cut(_STDERR_BYTES, end),
             stack=self._dumps.tail(_STACK_BYTES),
             detail=detail,
