@@ -56,7 +56,8 @@ ADDED = {
     "one run, one verdict": 3_300,
     "nothing gets through": 1_900,
     "the face": 3_500,
-    "any kernel, any package": 3_000,
+    "any kernel, any package": 3_300,
+    "verify steps, padding, slack": 2_500,
 }
 """Lines of code that what was added since may take."""
 NO_CODE = {
