@@ -36,8 +36,9 @@ class Fault(NamedTuple):
         adapter: that calls the kernel.
         engine: folder in ``.engines``.
         file: that is changed.
-        line: as it is there, once.
+        line: as it is there, once; several where one alone is there more often.
         slip: what it becomes.
+        blind: whether who chose it had read the kernels alone, and knew nothing of the laws.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Fault(NamedTuple):
     file: str
     line: str
     slip: str
+    blind: bool = False
 
 
 FAULTS = (
@@ -89,6 +91,59 @@ FAULTS = (
         "        out_lse = tl.log(out_se) + max_lse",
         "        out_lse = tl.log(out_se) + p_lse",
     ),
+    Fault(
+        "2d-window-rows", "vllm-unified-attention", VLLM, f"{OPS}/triton_unified_attention.py",
+        "            qpos_lo = q_block_local_idx * BLOCK_Q",
+        "            qpos_lo = q_block_local_idx * BLOCK_M",
+        blind=True,
+    ),
+    Fault(
+        "3d-reduced-request", "vllm-unified-attention-3d", VLLM,
+        f"{OPS}/triton_unified_attention.py",
+        "        query_start_len_ptr, query_token_idx, num_seqs, BLOCK_Q, False",
+        "        query_start_len_ptr, query_token_idx, num_seqs, BLOCK_Q, True",
+        blind=True,
+    ),
+    Fault(
+        "vllm-merge-context", "vllm-merge-attn-states", VLLM,
+        f"{OPS}/triton_merge_attn_states.py",
+        "    prefix_mask = token_idx < prefill_tokens_with_context",
+        "    prefix_mask = token_idx <= prefill_tokens_with_context",
+        blind=True,
+    ),
+    Fault(
+        "moe-last-channels", "vllm-fused-moe", VLLM,
+        "vllm/model_executor/layers/fused_moe/fused_moe.py",
+        "        accumulator = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), dtype=tl.float32)\n"
+        "    for k in range(0, tl.cdiv(K, BLOCK_SIZE_K)):",
+        "        accumulator = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), dtype=tl.float32)\n"
+        "    for k in range(0, K // BLOCK_SIZE_K):",
+        blind=True,
+    ),
+    Fault(
+        "decode-value-strides", "sglang-decode-grouped", SGLANG, f"{KERNELS}/decode_attention.py",
+        "        base_offs_v = cur_kv_head * stride_buf_vh + offs_dv[None, :]",
+        "        base_offs_v = cur_kv_head * stride_buf_kh + offs_dv[None, :]",
+        blind=True,
+    ),
+    Fault(
+        "decode-sink", "sglang-decode", SGLANG, f"{KERNELS}/decode_attention.py",
+        "        e_sum += tl.exp(cur_sink - e_max)",
+        "        e_sum += tl.exp(cur_sink)",
+        blind=True,
+    ),
+    Fault(
+        "extend-window-start", "sglang-extend", SGLANG, f"{KERNELS}/extend_attention.py",
+        "            tl.maximum(cur_block_m * BLOCK_M - SLIDING_WINDOW_SIZE, 0) // BLOCK_N",
+        "            tl.cdiv(tl.maximum(cur_block_m * BLOCK_M - SLIDING_WINDOW_SIZE, 0), BLOCK_N)",
+        blind=True,
+    ),
+    Fault(
+        "decode-part-end", "sglang-decode", SGLANG, f"{KERNELS}/decode_attention.py",
+        '            qk = tl.where(offs_n < split_kv_end, qk, float("-inf"))',
+        '            qk = tl.where(offs_n < cur_batch_seq_len, qk, float("-inf"))',
+        blind=True,
+    ),
 )  # fmt: skip
 
 
@@ -101,13 +156,12 @@ def injected(fault: Fault, folder: Path) -> Path:
     copy = folder / fault.engine
     shutil.copytree(ENGINES / fault.engine, copy, copy_function=os.symlink)
     file = copy / fault.file
-    lines = file.read_text(encoding="utf-8").split("\n")
-    if lines.count(fault.line) != 1:
-        message = f"{fault.name}: {fault.file} has the line {lines.count(fault.line)} times, not 1"
+    text, line = file.read_text(encoding="utf-8"), f"\n{fault.line}\n"
+    if text.count(line) != 1:
+        message = f"{fault.name}: {fault.file} has the line {text.count(line)} times, not 1"
         raise ValueError(message)
-    lines[lines.index(fault.line)] = fault.slip
     file.unlink()  # a link to the engine's own file
-    file.write_text("\n".join(lines), encoding="utf-8")
+    file.write_text(text.replace(line, f"\n{fault.slip}\n"), encoding="utf-8")
     return copy
 
 
@@ -148,7 +202,10 @@ def main() -> int:
             files = injected(fault, folder) if fault else (ENGINES / engine).resolve()
             code, laws, seconds = check(adapter, files, folder)
         wrong += code != (1 if fault else 0)
-        sys.stdout.write(f"{name}: {adapter}: exit code {code}, {seconds:.0f} s: {laws or '-'}\n")
+        chosen_by = " (chosen blind)" if fault and fault.blind else ""
+        sys.stdout.write(
+            f"{name}{chosen_by}: {adapter}: exit code {code}, {seconds:.0f} s: {laws or '-'}\n"
+        )
         sys.stdout.flush()
     return int(wrong > 0)
 
