@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..reference import AttentionProblem, MoEProblem, Problem
+from ..reference import AttentionProblem, MergeProblem, MoEProblem, Problem
 from ..reference.formats.cache_elements import CACHE_FEATURES, SCALE_LAYOUTS
 from ..reference.moe.weights import WEIGHT_FORMATS
 from ..reference.problems.cache_names import layout_of
@@ -22,6 +22,8 @@ MOE_FEATURES = (
 """Those of ``moe`` that are drawn only where named."""
 FLAGS = ("custom_mask", "per_head_scales", "different_kv_strides")
 """Those of attention that are the name of a problem's field."""
+STATES = {"padded": "padded_states", "different": "different_state_strides"}
+"""Those of merging, by what they need of a problem's ``strides``."""
 FEATURES = (
     "custom_mask",
     "per_head_scales",
@@ -30,6 +32,7 @@ FEATURES = (
     "mla",
     "different_kv_strides",
     "window_right",
+    *STATES.values(),
     *MOE_FEATURES,
     "nondeterministic",
     "phases",
@@ -41,10 +44,12 @@ quantised caches come with ``inputs.kv_format``, which says what they hold, and
 ``inputs.kv_cache_sf``, FP8 queries with ``inputs.q_scale``; ``mla`` is multi-head latent attention:
 there is one key-value head, and ``inputs.v_cache`` is a view of the first channels of
 ``inputs.k_cache``; ``different_kv_strides``: K and V lie by themselves, in rows and pages of
-strides of their own; ``window_right``: an ``inputs.window_right``. Of ``moe``: ``expert_parallel``
-is an offset, ids of other ranks, and -1; ``fp8_weights``, ``nvfp4_weights`` and ``mxfp4_weights``
-give a QuantizedMatrix for weights, and ``quantized_hidden`` for hidden states too;
-``swiglu_parameters`` are alpha, beta and limit other than the activation's own, numbers or tensors.
+strides of their own; ``window_right``: an ``inputs.window_right``. Of ``merge_state``:
+``padded_states`` are outs in wider rows, ``different_state_strides`` give ``inputs.states``, each
+with strides of its own. Of ``moe``: ``expert_parallel`` is an offset, ids of other ranks, and -1;
+``fp8_weights``, ``nvfp4_weights`` and ``mxfp4_weights`` give a QuantizedMatrix for weights, and
+``quantized_hidden`` for hidden states too; ``swiglu_parameters`` are alpha, beta and limit other
+than the activation's own, numbers or tensors.
 
 ``nondeterministic`` says that repeated calls may differ within the bound (atomics), so that they
 are not compared bitwise. ``phases`` and ``no_host_sync`` are of build_metadata: that the result has
@@ -60,6 +65,8 @@ def drawn_features(problem: Problem) -> list[str]:
         return _of_attention(problem)
     if isinstance(problem, MoEProblem):
         return _of_experts(problem)
+    if isinstance(problem, MergeProblem):
+        return [STATES[problem.strides]] if problem.strides else []
     return []
 
 

@@ -22,6 +22,8 @@ FILE = (f"vllm.v1.attention.{NAME}", f"vllm.attention.{NAME}")
 def _supports(problem: MergeProblem, target: Target) -> bool | str:
     if problem.num_states != 2:  # noqa: PLR2004
         return "it merges two states"
+    if problem.strides and not says(FILE, "prefix_head_stride"):
+        return "this release reads states as dense"
     return wrong_here(target, problem.dtype) or unavailable(FILE, target) or True
 
 
@@ -40,6 +42,8 @@ def _kernels(problem: MergeProblem) -> Iterator[MergeProblem]:
     name="vllm-merge-attn-states",
     provider="vllm",
     supports=_supports,
+    # One head stride is read of both: vLLM's own merge_attn_states refuses others before it.
+    features=("padded_states",),
     writes_out=True,
     compile_key=_compile_key,
     kernels=_kernels,

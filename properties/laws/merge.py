@@ -62,11 +62,17 @@ class _Pair:
 
 def _pair(subject: Subject, problem: MergeProblem, num_states: int) -> _Pair | None:
     """Materialise the problem with this many states; None where pairs are not supported."""
+    problem = _dense(problem)
     two = dataclasses.replace(problem, num_states=2)
     if not subject.supports(two):
         return None
     problem = dataclasses.replace(problem, num_states=num_states)
     return _Pair(subject, two, subject.materialise(problem))
+
+
+def _dense(problem: MergeProblem) -> MergeProblem:
+    """Return the problem with dense states: those that a law makes are, and parity has others."""
+    return dataclasses.replace(problem, strides="")
 
 
 def identity(subject: Subject, problem: MergeProblem) -> Verdict:
@@ -95,6 +101,7 @@ def identity(subject: Subject, problem: MergeProblem) -> Verdict:
 
 def commutativity(subject: Subject, problem: MergeProblem) -> Verdict:
     """Merge the states in reverse order."""
+    problem = _dense(problem)
     if not subject.supports(problem):
         return VACUOUS
     pair = _Pair(subject, problem, subject.materialise(problem))
@@ -157,6 +164,7 @@ def _fold(pair: _Pair, order: tuple[int, ...]) -> tuple[Result, AttentionOutput]
 
 def union(subject: Subject, problem: MergeProblem) -> Verdict:
     """Attend to parts of the keys and merge: that is attention to all of them (without sinks)."""
+    problem = _dense(problem)
     if not subject.supports(problem) or not problem.num_tokens:
         return VACUOUS
     sizes = [(problem.seed + 3 * state) % 7 for state in range(problem.num_states)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ...impl import Target
+from ...impl.features import STATES
 from ...reference import Arithmetic, AttentionProblem, Problem
 from ...reference.formats.cache_elements import CACHE_FEATURES
 from ...reference.tensors.inputs import (
@@ -199,10 +200,10 @@ def given_outputs(inputs: PagedAttentionInputs) -> None:
         inputs.lse.copy_(lse)
 
 
-@seeded(CONTROLS, "merge_state", control="honest")
+@seeded(CONTROLS, "merge_state", control="honest", features=tuple(STATES.values()))
 def merge(inputs: MergeInputs) -> Pair:
     """Merge all states at once in float32."""
-    return merge_states(inputs.outs, inputs.lses, inputs.out_dtype)
+    return merge_states(torch.stack(inputs.states), inputs.lses, inputs.out_dtype)
 
 
 def merge_states(outs: torch.Tensor, lses: torch.Tensor, dtype: torch.dtype) -> Pair:

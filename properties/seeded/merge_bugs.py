@@ -99,3 +99,19 @@ def lses_shifted_in_place(inputs: MergeInputs) -> Pair:
     merged = merge_states(inputs.outs, inputs.lses, inputs.out_dtype)
     inputs.lses.sub_(inputs.lses.amax(dim=0).nan_to_num(neginf=0.0))
     return merged
+
+
+@seeded(BUGS, MERGE, "parity", features=("padded_states",))
+def padding_of_states_read(inputs: MergeInputs) -> Pair:
+    """Read states as if their rows were as wide as their channels."""
+    dense = torch.empty(inputs.outs.shape, device="meta").stride()
+    outs = inputs.outs.as_strided(inputs.outs.shape, dense)
+    return merge_states(outs, inputs.lses, inputs.out_dtype)
+
+
+@seeded(BUGS, MERGE, "parity", features=("different_state_strides",))
+def strides_of_first_state(inputs: MergeInputs) -> Pair:
+    """Read every state with the strides of the first."""
+    first = inputs.states[0]
+    outs = [state.as_strided(first.shape, first.stride()) for state in inputs.states]
+    return merge_states(torch.stack(outs), inputs.lses, inputs.out_dtype)

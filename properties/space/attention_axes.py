@@ -7,7 +7,13 @@ from typing import Any
 
 from ...reference import AttentionProblem
 from ...reference.formats.cache_elements import FP8
-from ...reference.problems import ATTENTION_REGIMES, DTYPES, EMPTY_STATES, MERGE_REGIMES
+from ...reference.problems import (
+    ATTENTION_REGIMES,
+    DTYPES,
+    EMPTY_STATES,
+    MERGE_REGIMES,
+    STATE_STRIDES,
+)
 from ...reference.problems.cache_names import (
     KV_CACHES,
     cache_fits,
@@ -82,6 +88,7 @@ MERGE_AXES: dict[str, tuple[Any, ...]] = {
     "head_dim": (4, 16, 64, 80, 128, 256),
     "empty": EMPTY_STATES,
     "regime": MERGE_REGIMES,
+    "strides": STATE_STRIDES,
 }
 WITHOUT_LATENT = tuple(dims for dims in HEAD_DIMS if len(dims) == PAIR)
 RAGGED_AXES = {

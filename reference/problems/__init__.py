@@ -18,7 +18,7 @@ from .attention import (
 )
 from .base import DTYPES, MAX_SEQ_LEN, BaseProblem
 from .context_parallel import ContextParallelProblem
-from .merge import EMPTY_STATES, MERGE_REGIMES, MergeProblem
+from .merge import EMPTY_STATES, MERGE_REGIMES, STATE_STRIDES, MergeProblem
 from .metadata import MetadataProblem
 from .moe import MoEProblem, RouteProblem
 
@@ -43,6 +43,7 @@ __all__ = [
     "MAX_REQUESTS",
     "MAX_SEQ_LEN",
     "MERGE_REGIMES",
+    "STATE_STRIDES",
     "AttentionProblem",
     "BaseProblem",
     "ContextParallelProblem",

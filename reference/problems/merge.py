@@ -9,6 +9,7 @@ from .base import DTYPES, BaseProblem, check_at_least, check_one_of
 
 MERGE_REGIMES = ("iid", "dominant_state", "shifted", "exact_grid")
 EMPTY_STATES = ("none", "some", "all")
+STATE_STRIDES = ("", "padded", "different")
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,15 @@ class MergeProblem(BaseProblem):
         dtype: of the outs and the merged out; lses are float32.
         empty: which states are (0, -inf): ``none``, ``some`` (a quarter, by hash) or ``all``.
         regime: how values are made, one of ``MERGE_REGIMES``.
+        strides: how the outs of states lie: dense if empty; ``padded``: rows of all states are
+            equally wider than their channels; ``different``: each state lies by itself
+            (``inputs.states``), with strides of its own.
         seed: of the values.
     """
 
     kind: ClassVar[str] = "merge"
     operation: ClassVar[str] = "merge_state"
+    later_fields: ClassVar[tuple[str, ...]] = ("strides",)
 
     num_states: int = 2
     num_tokens: int = 1
@@ -36,6 +41,7 @@ class MergeProblem(BaseProblem):
     dtype: str = "float32"
     empty: str = "none"
     regime: str = "iid"
+    strides: str = ""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -43,6 +49,7 @@ class MergeProblem(BaseProblem):
         check_one_of("dtype", self.dtype, DTYPES)
         check_one_of("empty", self.empty, EMPTY_STATES)
         check_one_of("regime", self.regime, MERGE_REGIMES)
+        check_one_of("strides", self.strides, STATE_STRIDES)
         check_at_least(
             self,
             (("num_states", 1), ("num_heads", 1), ("head_dim", 1), ("num_tokens", 0), ("seed", 0)),

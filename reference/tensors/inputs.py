@@ -157,7 +157,18 @@ class _States:
 
 @dataclass(frozen=True, eq=False)
 class MergeInputs(_WithOutput, _States):
-    """Arguments of ``merge_states``."""
+    """Arguments of ``merge_states``.
+
+    Attributes:
+        apart: the outs of states that lie by themselves, else None; ``states`` has them always.
+    """
+
+    apart: tuple[torch.Tensor, ...] | None = None
+
+    @property
+    def states(self) -> tuple[torch.Tensor, ...]:
+        """The outs of each state, [tokens, heads, dim], maybe each with strides of its own."""
+        return self.outs.unbind() if self.apart is None else self.apart
 
 
 @dataclass(frozen=True, eq=False)

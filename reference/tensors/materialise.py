@@ -25,7 +25,7 @@ from .regimes import attention_values, custom_mask_values, merge_values, sink_va
 from .values import bits, choose, stream
 
 SPARE_CHANNELS = 16
-"""Channels by which rows of values are wider than the values, where strides of K and V differ: 16
+"""Channels by which rows of values are wider than the values, where they are strided so: 16
 bytes in each dtype, or a multiple."""
 
 
@@ -34,11 +34,30 @@ def merge_inputs(problem: MergeProblem, home: Allocator) -> MergeInputs:
     outs, lses = merge_values(problem, home.device)
     dtype = getattr(torch, problem.dtype)
     return MergeInputs(
-        outs=home.place("outs", outs.to(dtype)),
+        outs=_place_outs(problem, outs.to(dtype), home),
         lses=home.place("lses", lses),
+        apart=_place_apart(outs.to(dtype), home) if problem.strides == "different" else None,
         out_dtype=dtype,
         storages=home.storages,
     )
+
+
+def _place_outs(problem: MergeProblem, outs: torch.Tensor, home: Allocator) -> torch.Tensor:
+    if problem.strides != "padded":
+        return home.place("outs", outs)
+    *rows, dim = outs.shape
+    return home.empty("outs", (*rows, dim + SPARE_CHANNELS), outs.dtype)[..., :dim].copy_(outs)
+
+
+def _place_apart(outs: torch.Tensor, home: Allocator) -> tuple[torch.Tensor, ...]:
+    """Place states [tokens, heads, dim] by themselves: the second begins to have room to spare."""
+    _, tokens, heads, dim = outs.shape
+    views = []
+    for number, state in enumerate(outs):
+        room = (tokens, heads + number % 2, dim + number % 3 * SPARE_CHANNELS)
+        whole = home.empty(f"states[{number}]", room, outs.dtype)
+        views.append(whole[:, :heads, :dim].copy_(state))
+    return tuple(views)
 
 
 def _options(problem: AttentionProblem, home: Allocator) -> AttentionOptions:
