@@ -242,7 +242,7 @@ def build(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
 def _called(subject: Subject, problem: Problem) -> Verdict | None:
     """Call an implementation; give the verdict where the call, or making its inputs, fails."""
     try:
-        subject.call(problem, subject.materialise(problem))
+        subject.try_call(problem)
     except Stop as stop:
         return stop.verdict
     except (RuntimeError, MemoryError) as error:  # an earlier call may have broken the GPU
@@ -266,7 +266,7 @@ def cost(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
         before, waited_before = subject.seconds, waited()
         try:
             with attributed():
-                subject.call(problem, subject.materialise(problem))
+                subject.try_call(problem)
         except Stop as stop:
             return {"seconds": 0.0, "stopped": stop.verdict.to_json()}
         seconds = subject.seconds - before

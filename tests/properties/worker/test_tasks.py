@@ -101,15 +101,10 @@ def built(
                 return [1, 2, 3]
 
         @staticmethod
-        def materialise(problem: int) -> int:
+        def try_call(problem: int) -> None:
             made.append(problem)
             if problem == 2 or (problem == 3 and not gpu_works):
                 raise error
-            return problem
-
-        @staticmethod
-        def call(_problem: int, _inputs: int) -> None:
-            """End at once."""
 
     monkeypatch.setattr(torch, "ones", ones)
     monkeypatch.setattr(tasks, "subject_of", lambda *_: Subject())
@@ -126,6 +121,20 @@ def test_a_kernel_that_fails_leaves_the_others_of_its_module_to_be_built(
     assert result["kernels"] == 3
     assert result["stopped"]["status"] == "CRASH"
     assert LAST_REPLY not in result
+
+
+def test_what_writes_into_buffers_is_timed_and_built_with_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @implementation("merge_state", name="writes", writes_out=True)
+    def writes(inputs: Any) -> Any:  # noqa: ANN401
+        inputs.out.zero_()
+        inputs.lse.zero_()
+
+    monkeypatch.setattr(tasks, "_implementation", lambda *_: writes)
+    request = {"device": "cpu", "implementation": "writes", "problem": MergeProblem().to_json()}
+    assert tasks.cost(request, Stages())["seconds"] > 0
+    assert tasks.build(request, Stages()) == {"kernels": 1}
 
 
 def test_the_next_module_is_built_in_another_process_where_the_gpu_is_broken(
