@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from ...impl import Implementation, Target, UnsupportedError
+from ...impl.gpu.triton_interpreter import hasten
 from ...impl.protocol import Session
 from ...impl.targets.exceptions import message_of
 from ...impl.targets.refusal import Refusal
@@ -148,6 +149,7 @@ class Subject:
             module = (getattr(function, "__name__", ""), key(problem)) if key else None
             stage = "run" if module is None or module in self._compiled else "compile"
         before = _frames(inputs)
+        hasten()
         start = perf_counter()
         try:
             with self._stages.stage(stage):

@@ -65,17 +65,53 @@ for name in {names!r}:
 print(json.dumps(failed))
 """
 
+HASTENED = """
+import json
+import torch
+from unittest import mock
+from triton.runtime import interpreter
+from kernelproof.impl import find_implementation
+from kernelproof.impl.gpu.triton_interpreter import hasten
+from kernelproof.reference import AttentionProblem, materialise
+
+patches = []
+builtins = interpreter._patch_builtin
+
+def counted(*args):
+    patches.append(args[0])
+    return builtins(*args)
+
+found = find_implementation("triton-attention")
+inputs = materialise(AttentionProblem(query_lens=(3, 1), seq_lens=(70, 9), logits_soft_cap=8.0))
+
+def called():
+    patches.clear()
+    with mock.patch.object(interpreter, "_patch_builtin", counted):
+        answer = found(inputs)
+    return answer, len(patches)
+
+(before, often), _ = called(), hasten()
+hasten()
+called()
+after, seldom = called()
+print(json.dumps([all(map(torch.equal, before, after)), often, seldom]))
+"""
+
 
 def failing(names: list[str], version: str) -> list[str]:
+    return [str(name) for name in printed(CALLS.format(version=version, names=names))]
+
+
+def printed(code: str) -> list[Any]:
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", CALLS.format(version=version, names=names)],
+        [sys.executable, "-W", "ignore", "-c", code],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         check=False,
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    return [str(name) for name in json.loads(done.stdout)]
+    return list(json.loads(done.stdout))
 
 
 @needs_triton
@@ -91,6 +127,11 @@ class TestKernels:
     )
     def test_those_of_flashinfer_run(self) -> None:
         assert failing(FLASHINFER, "3.6.0") == []
+
+    def test_hastened_the_language_is_patched_once_a_launch_and_answers_are_the_same(self) -> None:
+        same, often, seldom = printed(HASTENED)
+        assert same
+        assert often > seldom > 0
 
 
 @needs_triton
