@@ -30,7 +30,7 @@ from ..findings.report import (
 from ..isolation.gpus import processes_for, visible_devices
 from ..isolation.machine import cores
 from ..isolation.workers import Worker
-from ..laws import Law, laws_of
+from ..laws import Law
 from ..space.profiles import Cost
 from ..worker.pools import open_pool
 from ..worker.requests import DeviceLostError, HarnessError
@@ -41,7 +41,7 @@ from .drawing import SearchOptions
 from .examples import examples_on
 from .law_search import LawSearch
 from .module_plan import BUILD_SHARE, LONGEST_SHARE, ModulePlan
-from .plan import Plan, floor_of, problems_of, seconds_of
+from .plan import Plan, floor_of, laws_planned, problems_of, seconds_of
 from .preparation import prepare
 from .priority_executor import PriorityExecutor
 from .progress import Progress
@@ -91,6 +91,7 @@ class Run:
             distrust=plan.distrust,
         )
         self.costs: dict[str, Cost] = {}
+        self.candidates: dict[str, Candidate] = {}
         self._stop = threading.Event()
         self._asked_to_end = ""
         self._begun: SimpleQueue[tuple[ImplementationReport, Candidate]] = SimpleQueue()
@@ -201,8 +202,7 @@ class Run:
                 report.coverage = Coverage(len(laws), gaps=(Gap("law", "any law"),))
 
     def _laws_of(self, report: ImplementationReport) -> list[Law]:
-        named = self.plan.laws
-        return [law for law in laws_of(report.operation) if not named or law.name in named]
+        return laws_planned(self.plan, report.operation)
 
     def _submit_all(
         self, laws: PriorityExecutor, others: ThreadPoolExecutor, pending: Pending
@@ -220,6 +220,7 @@ class Run:
                     self.progress.skipped(report)
                 else:
                     self.costs[candidate.name] = candidate.cost
+                    self.candidates[candidate.name] = candidate
                     self._submit_stored(submit, report, candidate)
 
             pending[others.submit(self._prepare, report)] = (report, prepared)
@@ -328,6 +329,9 @@ class Run:
     ) -> None:
         """Queue the replay of an implementation's stored cases; its laws come after it."""
         plan = self.plan
+        if plan.part:
+            candidate.smallest += plan.part.learned.smallest
+            candidate.deadly += plan.part.learned.deadly
         laws = self._laws_of(report)
         planned = sum(problems_of(plan, law, candidate.cost) for law in laws)
         self.progress.prepared(report, planned)
@@ -343,7 +347,8 @@ class Run:
         then: Callable[[], None],
     ) -> None:
         """Queue the replay of each stored case: one that kills its process holds up no other."""
-        stored = self._stored(report).each()
+        part = self.plan.part
+        stored = self._stored(report).each() if part is None or part.replays else []
         found: dict[int, Finding | None] = {}
         began: list[float] = []
 
@@ -400,7 +405,7 @@ class Run:
                 plan.profile,
                 self.report.seed,
                 problems,
-                seconds_of(plan, law, laws, self._jobs),
+                self._seconds_of(law, report.operation),
                 floor_of(law, problems),
                 confirm=plan.confirm,
                 examples=self._examples,
@@ -419,6 +424,12 @@ class Run:
 
             submit(REPLAY_PRIORITY if first else rank, report, work, done)
 
+    def _seconds_of(self, law: Law, operation: str) -> float:
+        """Return a law's seconds; those of a part are the same as in the whole."""
+        part = self.plan.part
+        whole = laws_planned(replace(self.plan, part=None), operation)
+        return seconds_of(self.plan, law, whole, part.jobs if part else self._jobs)
+
     def _take(
         self,
         report: ImplementationReport,
@@ -434,7 +445,8 @@ class Run:
         else:
             report.laws.append(found)
             self._reached[id(report)].include(found)
-            found.forget(all_of_them=found.finding is None and not shown)
+            if self.plan.part is None:  # else the whole is measured by them
+                found.forget(all_of_them=found.finding is None and not shown)
         # Among those of the report, its case is written, and its cause is known.
         if found.finding and not found.finding.entry and not shown:
             self.progress.found(found.finding)

@@ -8,16 +8,52 @@ from dataclasses import dataclass, field
 
 from hypothesis.database import ExampleDatabase
 
+from ...reference import Problem
 from ..findings.corpus import Case
 from ..findings.ledger import Ledger
-from ..laws import Law
+from ..laws import Law, laws_of
 from ..space.profiles import Cost, Profile
 from ..space.restrictions import WHOLE_SPACE, Only
+from .candidate import Deadly
 
 LEAST_PROBLEMS, LEAST_SECONDS = 3, 3.0
 """Fewest problems and seconds of a law, whatever its weight."""
 LEAST_SECONDS_OF_A_PART = 1.0
 """Fewest seconds of one of several equal parts of a law's search."""
+FIRST_SHARE = 0.2
+"""Share of the laws' weights that the first part of an implementation's laws has."""
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What laws leave to those after them: what breaks one law often breaks another.
+
+    Attributes:
+        smallest, deadly: see ``Candidate``.
+    """
+
+    smallest: tuple[Problem, ...] = ()
+    deadly: tuple[Deadly, ...] = ()
+
+
+NOTHING = Learned()
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of the laws on one implementation; the other parts are runs of their own.
+
+    Attributes:
+        laws: their names; None for the first ones, see ``FIRST_SHARE``.
+        replays: whether the stored cases are replayed in this part.
+        learned: what the laws before these have found.
+        jobs: workers that the laws would share in a whole run: a law's seconds depend on it.
+    """
+
+    laws: tuple[str, ...] | None
+    replays: bool
+    learned: Learned = NOTHING
+    jobs: int = 1
 
 
 @dataclass(frozen=True)
@@ -48,6 +84,7 @@ class Plan:
         distrust: whether processes in which no implementation is loaded judge.
         seconds: of the whole run, after which no law begins and those under way end.
         builds: minutes of one core that libraries took to build in earlier runs, by their names.
+        part: the part of the laws that this run has; all if None.
     """
 
     implementations: Sequence[str]
@@ -72,6 +109,30 @@ class Plan:
     distrust: bool = False
     seconds: float = math.inf
     builds: Mapping[str, float] = field(default_factory=dict)
+    part: Part | None = None
+
+
+def laws_planned(plan: Plan, operation: str) -> list[Law]:
+    """Return the laws that a plan has for an operation, in their order."""
+    part = plan.part
+    laws = [law for law in laws_of(operation) if not plan.laws or law.name in plan.laws]
+    if part is None:
+        return laws
+    if part.laws is None:
+        return first_laws(laws)
+    return [law for law in laws if law.name in part.laws]
+
+
+def first_laws(laws: Sequence[Law]) -> list[Law]:
+    """Return the laws of the first part of an implementation's, one at least."""
+    most, passed = FIRST_SHARE * sum(law.weight for law in laws), 0.0
+    first: list[Law] = []
+    for law in laws:
+        passed += law.weight
+        if first and passed > most:
+            break
+        first.append(law)
+    return first
 
 
 def problems_of(plan: Plan, law: Law, cost: Cost, parts: int = 1) -> int:

@@ -1,0 +1,311 @@
+"""A run over machines of several kinds: what is asked of them, and what they answer, as one run."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from ...properties.findings.report import TIME, ImplementationReport, RunReport
+from ...properties.search.plan import Plan, first_laws, laws_planned
+from ...properties.search.progress import Progress
+from ...properties.space.profiles import Cost
+from .journal import Journal
+from .units import Job, Unit, UnitResult
+from .work import Work
+
+TICK_SECONDS = 0.2
+"""Most seconds between two checks whether the run is to end early."""
+GRACE_SECONDS = 20.0
+"""Seconds that a run which ends early waits for units under way, which end as whole runs do."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A unit that has ended.
+
+    Attributes:
+        unit: that was submitted.
+        result: None where there is none.
+        error: why there is none; empty where its machine died, and it may run on another.
+    """
+
+    unit: Unit
+    result: UnitResult | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a unit under way says: the name of a method of `Progress`, and its arguments."""
+
+    unit: Unit
+    method: str
+    arguments: tuple[Any, ...]
+
+
+class Machines(Protocol):
+    """What carries units out."""
+
+    @property
+    def chips(self) -> Sequence[str]:
+        """The kinds of machines, each with one that can be used."""
+
+    def start(self, job: Job) -> None:
+        """Take what all units are given."""
+
+    def free(self, chip: str) -> int:
+        """Count the units that can begin now; negative where no machine is left."""
+
+    def submit(self, unit: Unit) -> None:
+        """Begin a unit."""
+
+    def ended(self, seconds: float) -> list[Ended]:
+        """Wait this long at most for units to end."""
+
+    def events(self) -> list[Event]:
+        """Return what units have said since the last call."""
+
+    def end(self, why: str) -> None:
+        """Have units under way end soon; ``why`` is one of ``ENDINGS``."""
+
+    def leave(self, node: str) -> None:
+        """Begin no more units on a machine that has lost its device."""
+
+
+class Fleet:
+    """Carries out a plan on machines; it is used as a `Run` is.
+
+    Args:
+        plan: as for one machine.
+        machines: that carry it out.
+        journal: of the units that have ended; none is kept without.
+    """
+
+    def __init__(self, plan: Plan, machines: Machines, journal: Journal | None = None) -> None:
+        seed = plan.seed
+        if plan.profile.explore and not seed:
+            seed = secrets.randbelow(2**31)
+        # Examples are kept in a database of one machine.
+        self.plan = replace(plan, seed=seed, examples=None)
+        self.progress = Progress()
+        self.machines, self._journal = machines, journal
+        self.costs: dict[str, Cost] = {}
+        self.builds: dict[str, float] = {}
+        self._works = {
+            (chip, name): Work(chip, name, self.plan)
+            for chip in machines.chips
+            for name in plan.implementations
+        }
+        self._order = {key: number for number, key in enumerate(self._works)}
+        self._targets: dict[str, dict[str, Any]] = {}
+        self._lost: dict[str, str] = {}
+        self._respawns = 0
+        self._left: list[Any] = []
+        self._ended = self._asked_to_end = ""
+        self._early = False
+        self._seconds = 0.0
+        self._queue: list[tuple[tuple[int, float], int, Unit]] = []
+        self._count = itertools.count()
+        self._running = 0
+        self.report = self._report(list(machines.chips), ended=False)
+
+    @property
+    def chips(self) -> list[str]:
+        """The kinds of machines."""
+        return list(self.machines.chips)
+
+    def end(self, why: str) -> None:
+        """End the run early, from any thread or a handler of signals; see ``Run.end``."""
+        self._asked_to_end = why
+
+    def execute(self) -> RunReport:
+        """Run everything, and report what was learned even if the run ends early."""
+        start = time.monotonic()
+        finite = self.plan.seconds < float("inf")
+        self.machines.start(Job(self.plan, time.time() + self.plan.seconds if finite else None))
+        try:
+            self._begin_ready()
+            while self._queue or self._running:
+                self._submit()
+                self._listen()
+                self._collect(TICK_SECONDS)
+                if time.monotonic() - start > self.plan.seconds:
+                    self.end(TIME)
+                if self._asked_to_end:
+                    self._end_early()
+                    break
+        except KeyboardInterrupt:
+            self.end("interrupted")
+            self._end_early()
+        finally:
+            self._seconds = time.monotonic() - start
+            self._take_report(self._report(self.chips, ended=True))
+        return self.report
+
+    def of_chip(self, chip: str) -> RunReport:
+        """Return the report of one kind of machines, as one of them would write it."""
+        return self._report([chip], ended=True)
+
+    def _end_early(self) -> None:
+        self._ended = self._asked_to_end
+        self._queue.clear()
+        self.machines.end(self._ended)
+        deadline = time.monotonic() + GRACE_SECONDS
+        while self._running and time.monotonic() < deadline:
+            self._listen()
+            self._collect(TICK_SECONDS)
+
+    def _begin_ready(self) -> None:
+        """Queue what may begin; what the journal has need not."""
+        if self._ended:
+            return
+        for work in self._works.values():
+            while units := work.ready():
+                known = False
+                for unit in units:
+                    result = self._journal.result_of(unit) if self._journal else None
+                    if result is None:
+                        heapq.heappush(self._queue, (work.rank(unit), next(self._count), unit))
+                    else:
+                        known = True
+                        self._take(unit, result)
+                if not known:
+                    break
+
+    def _submit(self) -> None:
+        """Submit as many units as machines have room for, of each kind."""
+        kept = []
+        free = {chip: self.machines.free(chip) for chip in self.chips}
+        while self._queue:
+            entry = heapq.heappop(self._queue)
+            unit = entry[2]
+            if free[unit.chip] < 0:
+                self._lost.setdefault(unit.chip, "its last machine is gone")
+            elif free[unit.chip]:
+                free[unit.chip] -= 1
+                self._running += 1
+                self.machines.submit(unit)
+            else:
+                kept.append(entry)
+        self._queue = kept
+        heapq.heapify(self._queue)
+
+    def _collect(self, seconds: float) -> None:
+        for ended in self.machines.ended(seconds):
+            self._running -= 1
+            unit, result = ended.unit, ended.result
+            work = self._works[unit.chip, unit.implementation]
+            if result is not None and result.run.lost:
+                self.machines.leave(result.node)
+                if self.machines.free(unit.chip) >= 0 and not self._ended:
+                    work.again(unit)
+                else:
+                    self._lost[unit.chip] = result.run.lost
+                    self._take(unit, result)
+            elif result is not None:
+                if self._journal is not None and not result.ended_early:
+                    self._journal.keep(unit, result)
+                self._listen()
+                self._take(unit, result)
+            elif ended.error:
+                work.error = work.error or ended.error
+            else:
+                work.again(unit)
+        self._begin_ready()
+
+    def _take(self, unit: Unit, result: UnitResult) -> None:
+        """Take a result; its events have come before it, or never will."""
+        work = self._works[unit.chip, unit.implementation]
+        if (new := work.take(unit, result)) is None:
+            return
+        report = result.report
+        self._targets.setdefault(unit.chip, result.run.target)
+        self._respawns += result.run.respawns
+        self._left += result.run.left
+        self.costs |= result.costs
+        self.builds |= result.builds
+        if not unit.number:
+            if result.axes is None:
+                self.progress.skipped(self._named(unit, report))
+            else:
+                self.progress.prepared(self._named(unit, report), 0)
+        self._show(unit)
+        for finding in [*report.replayed, *(law.finding for law in new if law.finding)]:
+            if not finding.entry:
+                self.progress.found(finding)
+        for law in new:
+            self.progress.law_done(self._named(unit, report), law)
+
+    def _listen(self) -> None:
+        """Pass on what units say."""
+        for event in self.machines.events():
+            unit, (first, *more) = event.unit, event.arguments
+            if event.method == "law_done":
+                work, law = self._works[unit.chip, unit.implementation], more[0]
+                if work.show(unit, law):
+                    self._show(unit)
+                    if law.finding and not law.finding.entry:
+                        self.progress.found(law.finding)
+                    self.progress.law_done(self._named(unit, first), law)
+            elif event.method == "prepared":
+                self.progress.prepared(self._named(unit, first), self._planned(first, *more))
+            else:
+                getattr(self.progress, event.method)(self._name(unit.chip, first), *more)
+
+    def _planned(self, report: ImplementationReport, problems: int) -> int:
+        """Return the problems of all laws by those of the first ones."""
+        laws = laws_planned(self.plan, report.operation)
+        first = sum(law.weight for law in first_laws(laws))
+        return round(problems * sum(law.weight for law in laws) / first) if first else problems
+
+    def _name(self, chip: str, name: str) -> str:
+        return f"{name} on {chip}" if len(self.chips) > 1 else name
+
+    def _named(self, unit: Unit, report: ImplementationReport) -> ImplementationReport:
+        return replace(report, name=self._name(unit.chip, report.name))
+
+    def _show(self, unit: Unit) -> None:
+        """Have the report hold what is known of an implementation."""
+        key = unit.chip, unit.implementation
+        report = self._works[key].report()
+        self.report.implementations[self._order[key]] = self._named(unit, report)
+
+    def _take_report(self, report: RunReport) -> None:
+        """Fill the report that others hold already."""
+        vars(self.report).update(vars(report) | {"broken": self.report.broken})
+
+    def _report(self, chips: Sequence[str], *, ended: bool) -> RunReport:
+        target: dict[str, Any] = {"device": self.plan.device}
+        if len(chips) == 1:
+            target = self._targets.get(chips[0], target)
+        several = len(chips) > 1
+        reports = [
+            replace(report, name=self._name(chip, report.name)) if several else report
+            for (chip, _), work in self._works.items()
+            if chip in chips
+            for report in [work.final if ended else work.report()]
+        ]
+        return RunReport(
+            self.plan.profile.name,
+            self.plan.seed,
+            target,
+            reports,
+            seconds=self._seconds,
+            respawns=self._respawns,
+            soak=self.plan.profile.soak,
+            sanitizer=self.plan.sanitizer,
+            distrust=self.plan.distrust,
+            lost="; ".join(f"{chip}: {why}" for chip, why in self._lost.items() if chip in chips),
+            left=list(self._left),
+            ended=self._ended,
+        )
+
+
+def by_chip(fleet: Fleet) -> Mapping[str, RunReport]:
+    """Return the report of each kind of machines."""
+    return {chip: fleet.of_chip(chip) for chip in fleet.chips}

@@ -1,0 +1,217 @@
+"""A fleet without Ray: units one after another in this process, and their report."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelproof.ci.console.errors import UsageRefusedError
+from kernelproof.ci.fleet.fleet import Ended, Event, Fleet
+from kernelproof.ci.fleet.journal import Journal
+from kernelproof.ci.fleet.units import Job, Unit, UnitResult, run_unit
+from kernelproof.properties.findings.report import ImplementationReport, LawReport, RunReport
+from kernelproof.properties.search.engine import Run
+from kernelproof.properties.search.plan import Learned, Part, Plan, laws_planned
+from kernelproof.properties.search.progress import Progress
+from kernelproof.properties.space.axes import Axes
+from kernelproof.properties.space.profiles import Cost, Profile
+from kernelproof.reference import MergeProblem
+
+SUBJECTS = Path(__file__).parents[2] / "properties" / "engine_subjects.py"
+TINY = Profile("tiny", problems=8, max_work=20_000, shrink_seconds=120.0, seconds=600.0)
+CLOCK = ("seconds", "build_seconds", "call_seconds", "respawns")
+"""Fields of a report that depend on the clock, or on how many processes there were."""
+LAWS = ("parity", "repeated_calls", "page_relabelling", "split_kv")
+
+
+class HereInTurn:
+    """Machines that are this process, one unit at a time."""
+
+    def __init__(self, chips: Sequence[str] = ("cpu",), most: int = 1_000) -> None:
+        self.chips, self._most = chips, most
+        self._queue: deque[Unit] = deque()
+        self._events: list[Event] = []
+        self.ran: list[Unit] = []
+
+    def start(self, job: Job) -> None:
+        self._job = job
+
+    def free(self, chip: str) -> int:
+        del chip
+        return 3 - len(self._queue)
+
+    def submit(self, unit: Unit) -> None:
+        self._queue.append(unit)
+
+    def ended(self, seconds: float) -> list[Ended]:
+        del seconds
+        if len(self.ran) == self._most:
+            raise RuntimeError
+        if not self._queue:
+            return []
+        unit = self._queue.popleft()
+        self.ran.append(unit)
+        return [Ended(unit, self.run(unit))]
+
+    def run(self, unit: Unit) -> UnitResult:
+        return run_unit(self._job, unit, Progress())
+
+    def events(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
+    def end(self, why: str) -> None:
+        del why
+
+    def leave(self, node: str) -> None:
+        del node
+
+
+def subject(name: str) -> str:
+    return f"{SUBJECTS}:{name}"
+
+
+def without_clock(value: Any) -> Any:  # noqa: ANN401  JSON
+    """Return JSON without what the clock decides."""
+    if isinstance(value, dict):
+        return {name: without_clock(each) for name, each in value.items() if name not in CLOCK}
+    return [without_clock(each) for each in value] if isinstance(value, list) else value
+
+
+def results(report: RunReport) -> Any:  # noqa: ANN401  JSON
+    """Return what a run has found, without what the clock decides."""
+    each = [[one.to_json(), [found.to_json() for found in one.findings]]
+            for one in report.implementations]  # fmt: skip
+    return without_clock([report.profile, report.seed, report.target, each])
+
+
+NAMES = ("honest_attention", "wrong_from_five", "absent")
+
+
+def plan_of(*names: str, **options: Any) -> Plan:  # noqa: ANN401  a plan's
+    fast = Cost("fast", 1.0, TINY.max_work)
+    costs = dict.fromkeys(("honest", "wrong-from-five", "always-causal", "wrong-twice"), fast)
+    return Plan([subject(name) for name in names], TINY, costs=costs, jobs=1, laws=LAWS, **options)
+
+
+@pytest.fixture
+def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernelproof.ci.fleet.units.UNIT_SECONDS", 0.01)
+
+
+@pytest.mark.usefixtures("small_units")
+def test_a_report_of_units_is_that_of_one_process(tmp_path: Path) -> None:
+    alone = Run(plan_of(*NAMES)).execute()
+    assert len(alone.findings) > 1
+    plan, machines = plan_of(*NAMES), HereInTurn()
+    report = Fleet(plan, machines, Journal(tmp_path, plan, resume=False)).execute()
+    assert results(report) == results(alone)
+    assert {unit.number for unit in machines.ran} == {0, 1, 2, 3}
+    # All of it is in the journal: whoever goes on from there runs nothing.
+    again = HereInTurn(most=0)
+    resumed = Fleet(plan, again, Journal(tmp_path, plan, resume=True)).execute()
+    assert results(resumed) == results(alone)
+
+
+class MadeUp(HereInTurn):
+    """Machines whose units end at once, as a test says."""
+
+    def __init__(
+        self, chips: Sequence[str] = ("cpu",), broken: str = "", most: int = 1_000
+    ) -> None:
+        super().__init__(chips, most)
+        self._broken = broken
+        self.left: list[str] = []
+
+    def run(self, unit: Unit) -> UnitResult:
+        plan = replace(self._job.plan, part=Part(unit.laws, not unit.number))
+        laws = [LawReport(law.name, judged=5) for law in laws_planned(plan, "merge_state")]
+        report = ImplementationReport("made-up", "m:made_up", "merge_state", laws=laws)
+        report.declared = {"tile": 0, "split": 0}
+        found = any(law.law == self._broken for law in laws)
+        learned = Learned((MergeProblem(),)) if found and not unit.learned.smallest else Learned()
+        run = RunReport("tiny", 0, {"device": "cpu"}, [report])
+        if (unit.chip, len(self.ran)) == ("lost", 1):
+            run.lost = "the device is gone"
+        return UnitResult(run, learned, Axes("merge_state", {}, 1), node=f"node of {unit.chip}")
+
+    def leave(self, node: str) -> None:
+        self.left.append(node)
+
+
+def made_up_plan(**options: Any) -> Plan:  # noqa: ANN401  a plan's
+    return Plan(["m:made_up"], TINY, **options)
+
+
+def test_units_after_one_that_finds_something_run_again_and_know_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = [law.name for law in laws_planned(made_up_plan(), "merge_state")]
+    cut = [(names[-3],), (names[-2],), (names[-1],)]
+    monkeypatch.setattr("kernelproof.ci.fleet.work.later_laws", lambda *_: cut)
+    machines = MadeUp(broken=names[-2])
+    (report,) = Fleet(made_up_plan(), machines).execute().implementations
+    assert [unit.number for unit in machines.ran] == [0, 1, 2, 3, 3]
+    assert [bool(unit.learned.smallest) for unit in machines.ran] == [False] * 4 + [True]
+    assert [law.law for law in report.laws if law.judged][-3:] == names[-3:]
+
+
+def test_a_chip_has_its_own_report_and_all_have_one() -> None:
+    fleet = Fleet(made_up_plan(), MadeUp(["sm90", "sm100"]))
+    report = fleet.execute()
+    assert [each.name for each in report.implementations] == [
+        "made-up on sm90", "made-up on sm100"
+    ]  # fmt: skip
+    assert [each.name for each in fleet.of_chip("sm90").implementations] == ["made-up"]
+    assert all(each.judged for each in report.implementations)
+
+
+def test_a_machine_without_its_device_gets_no_more_units_and_its_unit_runs_elsewhere() -> None:
+    machines = MadeUp(["lost"])
+    report = Fleet(made_up_plan(), machines).execute()
+    assert machines.left == ["node of lost"]
+    assert [unit.number for unit in machines.ran][:2] == [0, 0]
+    assert not report.lost
+    assert all(law.judged for law in report.implementations[0].laws)
+
+
+def test_what_an_interrupted_run_has_learned_is_gone_on_from(tmp_path: Path) -> None:
+    plan = made_up_plan()
+    with pytest.raises(RuntimeError):
+        Fleet(plan, MadeUp(["a", "b"], most=3), Journal(tmp_path, plan, resume=False)).execute()
+    path = tmp_path / "fleet" / "journal.pickle"
+    path.write_bytes(path.read_bytes()[:-5])  # the third is cut off
+    machines = MadeUp(["a", "b"])
+    Fleet(plan, machines, Journal(tmp_path, plan, resume=True)).execute()
+    assert len(machines.ran) == 2
+
+
+def test_a_journal_of_another_run_is_refused(tmp_path: Path) -> None:
+    Journal(tmp_path, made_up_plan(), resume=False)
+    with pytest.raises(UsageRefusedError, match=r"of another run; different: seed, laws$"):
+        Journal(tmp_path, made_up_plan(seed=7, laws=("parity",)), resume=True)
+    path = tmp_path / "fleet" / "journal.pickle"
+    path.write_bytes(pickle.dumps(os.system))
+    with pytest.raises(UsageRefusedError, match="is no journal that this Kernelproof reads"):
+        Journal(tmp_path, made_up_plan(), resume=True)
+
+
+class Busy(HereInTurn):
+    """Machines without room."""
+
+    def free(self, chip: str) -> int:
+        del chip
+        return 0
+
+
+def test_what_has_not_begun_when_the_time_is_over_is_missing() -> None:
+    report = Fleet(made_up_plan(seconds=0.1), Busy()).execute()
+    assert report.ended == "time"
+    assert report.implementations[0].coverage.gaps
