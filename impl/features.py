@@ -38,6 +38,9 @@ FEATURES = (
     "phases",
     "no_host_sync",
     "large_weights",
+    "large_tensors",
+    "host_bounds",
+    "slot_mapping",
 )
 """What an implementation may opt into. Those up to ``strided_hidden`` are drawn only where named:
 quantised caches come with ``inputs.kv_format``, which says what they hold, and
@@ -56,7 +59,11 @@ are not compared bitwise. ``phases`` and ``no_host_sync`` are of build_metadata:
 ``decodes`` and ``prefills``, each with ``cum_seq_lens_q`` and ``cum_pages_kv`` besides, and that a
 call never waits for the GPU: as the host cannot know how many pages there are, its
 ``paged_kv_indices`` may then be longer than ``paged_kv_indptr[-1]``. ``large_weights`` is of moe: a
-call reads nothing of experts that no token goes to, so that weights may be larger than memory."""
+call reads nothing of experts that no token goes to, so that weights may be larger than memory;
+``large_tensors`` is that of attention: nothing but the batch's own pages and rows is read.
+``host_bounds`` is of attention: ``inputs.max_q_len`` and ``inputs.max_kv_len`` are read, so that
+they are made larger than the truth. ``slot_mapping`` is of append_paged_kv: slots are taken from
+``inputs.slot_mapping``, where -1 stands at tokens that are not written."""
 
 
 def drawn_features(problem: Problem) -> list[str]:

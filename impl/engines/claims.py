@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...reference import AttentionProblem, BatchMetadata
+from ...reference import AttentionProblem
 from ..targets.refusal import Refusal
 from ..targets.target import Target
 
@@ -39,13 +39,3 @@ def refused_attention(problem: AttentionProblem) -> str | None:
 def by_slots(cache: torch.Tensor, kv_layout: str) -> torch.Tensor:
     """Return a view of a cache as [pages, page_size, heads, head_dim]."""
     return cache if kv_layout == "NHD" else cache.transpose(1, 2)
-
-
-def slot_mapping(metadata: BatchMetadata, tokens: int) -> torch.Tensor:
-    """Return the slot of each new token, page * page_size + offset, as int64 [tokens]."""
-    token = torch.arange(tokens, device=metadata.qo_indptr.device)
-    request = torch.searchsorted(metadata.qo_indptr[1:].long(), token, right=True)
-    position = metadata.seq_lens[request] - metadata.qo_indptr[request + 1] + token
-    page = metadata.paged_kv_indptr[request] + position // metadata.page_size
-    slots = metadata.paged_kv_indices[page].long() * metadata.page_size
-    return slots + position % metadata.page_size

@@ -43,6 +43,7 @@ def _compile_key(problem: AttentionProblem) -> Hashable:
     "ragged_attention",
     name="sglang-prefill",
     supports=_supports,
+    features=("host_bounds",),
     arithmetic=Arithmetic(probabilities="inputs", operands="tfloat32"),
     compile_key=_compile_key,
     tile=128,
@@ -54,7 +55,7 @@ def prefill(inputs: RaggedAttentionInputs) -> Pair:
         attend = kernels.context_attention_fwd
         attend(
             q=inputs.q, k=inputs.k, v=inputs.v, o=inputs.out, b_start_loc=inputs.qo_indptr[:-1],
-            b_seq_len=lengths, max_input_len=int(lengths.max()), is_causal=inputs.causal,
+            b_seq_len=lengths, max_input_len=inputs.max_q_len, is_causal=inputs.causal,
             **known(attend, sm_scale=inputs.sm_scale),
         )  # fmt: skip
     return inputs.out, None

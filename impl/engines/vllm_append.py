@@ -11,7 +11,7 @@ from ...reference.tensors.inputs import AppendInputs
 from ..protocol import implementation
 from ..targets.refusal import Refusal
 from ..targets.target import Target
-from .claims import by_slots, slot_mapping, wrong_here
+from .claims import by_slots, wrong_here
 from .sources import load, says, unavailable
 from .vllm_stubs import stubs
 
@@ -48,7 +48,7 @@ def _compile_key(problem: AttentionProblem) -> Hashable:
     name="vllm-reshape-and-cache-flash",
     provider="vllm",
     supports=_supports,
-    features=("fp8_kv",),
+    features=("fp8_kv", "slot_mapping"),
     compile_key=_compile_key,
     build_ahead="cuda",
     build_minutes=0.02,
@@ -63,7 +63,7 @@ def append(inputs: AppendInputs) -> tuple[torch.Tensor, torch.Tensor]:
     with load(FILE, stubs) as kernels:
         kernels.triton_reshape_and_cache_flash(
             key=inputs.k, value=inputs.v, key_cache=k_cache, value_cache=v_cache,
-            slot_mapping=slot_mapping(inputs.metadata, inputs.k.shape[0]),
+            slot_mapping=inputs.slot_mapping,
             kv_cache_dtype="auto" if inputs.kv_format is None else "fp8",
             k_scale=inputs.k.new_tensor(inputs.k_scale, dtype=torch.float32),
             v_scale=inputs.k.new_tensor(inputs.v_scale, dtype=torch.float32),

@@ -86,7 +86,7 @@ unified = functools.partial(
     implementation,
     "paged_attention",
     provider="vllm",
-    features=("fp8_kv",),
+    features=("fp8_kv", "host_bounds"),
     arithmetic=ARITHMETIC,
     writes_out=True,
     compile_key=_compile_key,
@@ -141,13 +141,11 @@ def _attend(
     table = inputs.block_table
     # An engine's table has room for its longest request; what is behind a request's is garbage.
     table = torch.nn.functional.pad(table, (0, -table.shape[1] % COLUMNS or COLUMNS), value=-1)
-    lengths = metadata.qo_indptr.diff().tolist()
-    most_keys = max(metadata.seq_lens.tolist(), default=0)
     with load(FILE, stubs) as kernels, scalars_as_bounds(inputs.q):
         kernels.unified_attention(
             q=inputs.q, k=caches[0], v=caches[1], out=inputs.out,
-            cu_seqlens_q=metadata.qo_indptr, max_seqlen_q=max(lengths, default=0),
-            seqused_k=metadata.seq_lens, max_seqlen_k=most_keys,
+            cu_seqlens_q=metadata.qo_indptr, max_seqlen_q=inputs.max_q_len,
+            seqused_k=metadata.seq_lens, max_seqlen_k=inputs.max_kv_len,
             softmax_scale=inputs.sm_scale, causal=inputs.causal,
             window_size=(inputs.window_left, 0 if inputs.causal else -1), block_table=table,
             softcap=inputs.logits_soft_cap, q_descale=None, k_descale=scales[0],

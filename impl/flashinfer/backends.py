@@ -140,14 +140,14 @@ FA3 = Backend(
 TRTLLM_GEN = Backend(
     "trtllm-gen",
     Arithmetic(probabilities="inputs", partial_outputs=True, exponent="fused"),
-    features=("fp8_kv", "fp8_q", "nvfp4_kv", "interleaved_v_scales"),
+    features=("fp8_kv", "fp8_q", "nvfp4_kv", "interleaved_v_scales", "host_bounds"),
     compile_key=one_module("trtllm-gen"),
 )
 """Binaries: at least what FlashInfer's CUTLASS-like sources round elsewhere."""
 XQA = Backend(
     "xqa",
     Arithmetic(probabilities="inputs", partial_outputs=True, exponent="fused"),
-    features=("fp8_kv", "nvfp4_kv"),
+    features=("fp8_kv", "nvfp4_kv", "host_bounds"),
     compile_key=xqa_module_key,
     build_ahead=True,
     build_minutes=6.0,

@@ -23,7 +23,7 @@ from .trtllm import WITH_LSE, natural_or_none, padded_block_table, zeroed_worksp
 Result = tuple[torch.Tensor, "torch.Tensor | None"]
 # CUTLASS rounds what trtllm-gen and XQA do: what is known of their sources, and at most that.
 CUTLASS = Backend("cutlass", TRTLLM_GEN.arithmetic, (), ("mla",), one_module("mla"))
-QUANTISED = ("mla", "fp8_kv", "fp8_q")
+QUANTISED = ("mla", "fp8_kv", "fp8_q", "host_bounds")
 TABLE_OF_KEYS = 128
 """Number of keys of which a block table covers a multiple."""
 NOPE_HEAD_DIM = 128
@@ -88,7 +88,7 @@ def _decode(inputs: PagedAttentionInputs, backend: str) -> Result:
         qk_rope_head_dim=inputs.q.shape[-1] - compressed,
         block_tables=padded_block_table(inputs, TABLE_OF_KEYS),
         seq_lens=inputs.metadata.seq_lens,
-        max_seq_len=int(inputs.metadata.seq_lens.max()),
+        max_seq_len=inputs.max_kv_len,
         out=out.unsqueeze(1),
         bmm1_scale=inputs.sm_scale * float(inputs.q_scale) * float(inputs.k_scale),
         bmm2_scale=float(inputs.v_scale),

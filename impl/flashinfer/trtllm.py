@@ -163,7 +163,7 @@ def _decode(inputs: PagedAttentionInputs, backend: str) -> Result:
     with_lse = backend == "trtllm-gen" and version_matches(version(), WITH_LSE)
     result = flashinfer("flashinfer.decode").trtllm_batch_decode_with_kv_cache(
         **_shared(inputs, backend),
-        max_seq_len=int(inputs.metadata.seq_lens.max()),
+        max_seq_len=inputs.max_kv_len,
         backend=backend,
         **({"return_lse": True} if with_lse else {}),
     )
@@ -186,12 +186,11 @@ def trtllm_context(inputs: PagedAttentionInputs) -> Result:
     """Attend a whole batch, decodes too, in one call of trtllm-gen's context kernels."""
     metadata = inputs.metadata
     with_lse = version_matches(version(), WITH_LSE)
-    lengths = metadata.seq_lens
     result = flashinfer("flashinfer.prefill").trtllm_batch_context_with_kv_cache(
         **_shared(inputs, "trtllm-gen"),
-        max_q_len=int(metadata.qo_indptr.diff().max()),
-        max_kv_len=int(lengths.max()),
-        batch_size=len(lengths),
+        max_q_len=inputs.max_q_len,
+        max_kv_len=inputs.max_kv_len,
+        batch_size=metadata.num_requests,
         cum_seq_lens_q=metadata.qo_indptr,
         cum_seq_lens_kv=metadata.paged_kv_indptr,  # in pages, whatever its name says (vLLM)
         **({"return_lse": True} if with_lse else {}),
@@ -213,7 +212,7 @@ def xqa_decode(inputs: PagedAttentionInputs) -> Result:
     *ANY_XQA,
     _gated_in_fp8,
     backend="",
-    features=("fp8_kv", "fp8_q"),
+    features=("fp8_kv", "fp8_q", "host_bounds"),
 )
 def xqa_decode_fp8(inputs: PagedAttentionInputs) -> Result:
     """Decode by XQA's FP8 kernel of SM90, with 16-bit queries that FP8 holds; no LSE."""
@@ -226,7 +225,7 @@ def xqa_decode_fp8(inputs: PagedAttentionInputs) -> Result:
     "flashinfer-trtllm-decode-auto",
     _refused_as_chosen,
     backend="",
-    features=("fp8_kv",),
+    features=("fp8_kv", "host_bounds"),
 )
 def auto_decode(inputs: PagedAttentionInputs) -> Result:
     """Decode by the backend that FlashInfer chooses; no LSE, which not every choice gives."""

@@ -114,13 +114,15 @@ def _compile_key(problem: AttentionProblem) -> Hashable:
 
 
 _replays = functools.cache(Replays)
+NOT_IN_GRAPHS = ("custom_mask", "large_tensors")
+"""Features that a graph has not: it copies the caches that it is given."""
 
 
 @attention_kernel(
     "paged_attention",
     name="triton-attention-graph",
     supports=_on_a_gpu,
-    features=tuple(name for name in PAGED_FEATURES if name != "custom_mask"),
+    features=tuple(name for name in PAGED_FEATURES if name not in NOT_IN_GRAPHS),
     compile_key=_compile_key,
     kernels=graph_kernels,
     session=TritonGraphSession,

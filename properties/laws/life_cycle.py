@@ -78,6 +78,31 @@ def _fewest(
     return walk, verdict
 
 
+def padded_graph(subject: Subject, problem: AttentionProblem) -> Verdict:
+    """Capture a batch and replay it with fewer requests, which engines do all the time.
+
+    A session without graphs is planned and run for them.
+    """
+    if subject.implementation.session is None:
+        return VACUOUS
+    batches = batches_of(subject, problem)
+    if OTHER not in batches:
+        return VACUOUS
+    large, small = PLANNED, OTHER
+    if len(batches[OTHER].problem.query_lens) > len(batches[PLANNED].problem.query_lens):
+        large, small = OTHER, PLANNED
+    if not batches[large].fits(batches[small]):
+        return VACUOUS
+    graphs = isinstance(subject.open_session(), GraphSession)
+    runs = REPLAY if graphs else RUN
+    verdict = _outcome(
+        subject, batches, [large, *[CAPTURE] * graphs, runs, small, runs, large, runs, small, runs]
+    )
+    if not verdict.bad:
+        return verdict
+    return replace(verdict, message=f"with all requests and with fewer in turn: {verdict.message}")
+
+
 def _outcome(subject: Subject, batches: Mapping[str, Batch], walk: Sequence[str]) -> Verdict:
     """Return the verdict on a walk; an exception becomes one, so that it names its actions."""
     try:
@@ -222,6 +247,14 @@ LAWS = (
         "a session's run, or replay of a recorded run, is that of a fresh call, whatever was "
         "planned, run, appended and overwritten before",
         weight=0.5,
+        needs=("session",),
+    ),
+    Law(
+        "padded_graph",
+        ATTENTION,
+        padded_graph,
+        "a captured batch replayed with fewer requests, and with all again, is that of fresh calls",
+        weight=0.3,
         needs=("session",),
     ),
 )

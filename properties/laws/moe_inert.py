@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
@@ -18,6 +17,7 @@ from ...reference.tensors.values import bits, stream
 from ..verdicts.subject import Subject
 from ..verdicts.verdict import VACUOUS, Verdict
 from .expert_calls import answer, result, same
+from .far import has_room, unreserved
 from .law import MOE, Law
 
 E8M0_NAN, E4M3_NAN = 255, 0x7F
@@ -32,8 +32,6 @@ count, times; and seconds that a call with all of them may then take. The interp
 for each expert of some kernels, which would look like a hang."""
 _too_slow: WeakKeyDictionary[Implementation, str] = WeakKeyDictionary()
 """Why an implementation is not asked, once that has been measured in this process."""
-SHARED, NO_RESERVE = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS, 0x4000
-"""Linux's flags for memory that is there when it is touched; Python 3.10 has no name for one."""
 
 
 def unselected_experts(subject: Subject, problem: MoEProblem) -> Verdict:
@@ -163,24 +161,15 @@ def _moved(inputs: MoEInputs, places: Sequence[int], count: int) -> MoEInputs:
 
 def _too_large(subject: Subject, problem: MoEProblem) -> bool:
     """Whether a GPU has no room for the weights beside what an implementation may need."""
-    if subject.target.device != "cuda":
-        return False
     itemsize: int = getattr(torch, problem.dtype).itemsize
     rows = 2 * FAR_INTER if problem.gated else FAR_INTER
     needed = itemsize * FAR_EXPERTS * FAR_HIDDEN * (rows + FAR_INTER)
-    return 2 * needed > int(torch.cuda.mem_get_info()[0])
+    return not has_room(subject, needed)
 
 
 def _far(matrix: torch.Tensor, places: Sequence[int], experts: int) -> torch.Tensor:
     """Put experts into these places among others that hold nothing."""
-    shape = (experts, *matrix.shape[1:])
-    if matrix.is_cuda:
-        apart = matrix.new_empty(shape)
-    else:
-        count = torch.Size(shape).numel()
-        # Shared with nobody: private memory would count against the worker's limit unused.
-        room = mmap.mmap(-1, count * matrix.element_size(), flags=SHARED | NO_RESERVE)
-        apart = torch.frombuffer(room, dtype=matrix.dtype, count=count).view(shape)
+    apart = unreserved((experts, *matrix.shape[1:]), matrix)
     for place, weights in zip(places, matrix, strict=True):
         apart[place] = weights
     return apart

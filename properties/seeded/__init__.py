@@ -20,6 +20,7 @@ from .attention import (
     memory_bugs,
     mla_bugs,
     option_bugs,
+    padding_bugs,
     paging_bugs,
     process_bugs,
     quantised_bugs,
@@ -53,6 +54,7 @@ BUGS: tuple[SeededBug, ...] = (
     *mla_bugs.BUGS,
     *soak_bugs.BUGS,
     *graph_bugs.BUGS,
+    *padding_bugs.BUGS,
     *moe_bugs.BUGS,
     *sorting_bugs.BUGS,
     *moe_quantised_bugs.BUGS,
@@ -74,6 +76,8 @@ HONEST: tuple[SeededBug, ...] = (
     *soak_bugs.CONTROLS,
     *tensor_cores.CONTROLS,
     *graph_bugs.CONTROLS,
+    *padding_bugs.CONTROLS,
+    *append_bugs.CONTROLS,
     *moe_honest.CONTROLS,
 )
 """Right answers by unusual ways: no law may accuse one."""

@@ -12,8 +12,9 @@ from .catalogue import SeededBug, seeded
 from .honest import append
 
 BUGS: list[SeededBug] = []
+CONTROLS: list[SeededBug] = []
 APPEND = "append_paged_kv"
-FP8 = ("fp8_kv",)
+FP8, SLOTS = ("fp8_kv",), ("slot_mapping",)
 NAN = 0x7F
 """A code of NaN in e4m3fn and in e5m2."""
 
@@ -119,3 +120,58 @@ def append_truncates(inputs: AppendInputs) -> Pair:
         beyond = codes.float().abs() > numbers.abs()
         rows.append((codes.view(torch.uint8) - beyond.to(torch.uint8)).view(codes.dtype))
     return write(inputs, *addresses(inputs), (rows[0], rows[1]))
+
+
+@seeded(BUGS, APPEND, "row_containment")
+def append_blends_page(inputs: AppendInputs) -> Pair:
+    """Write a whole page: what was there, less the new row times 0 where the row is not."""
+    caches = writable_caches(inputs)
+    places = zip(*(each.tolist() for each in addresses(inputs)), strict=True)
+    for token, (page, slot) in enumerate(places):
+        for cache, new in zip(caches, (inputs.k, inputs.v), strict=True):
+            rows = by_slot(cache, inputs.kv_layout)[page]
+            kept = rows - (0 * new[token]).abs()  # of finite rows no bit changes
+            rows.copy_(kept)
+            rows[slot] = new[token]
+    return caches
+
+
+def _by_slots(inputs: AppendInputs, slots: torch.Tensor) -> Pair:
+    """Write the first rows into slots by their number."""
+    size = inputs.metadata.page_size
+    rows = inputs.k[: len(slots)], inputs.v[: len(slots)]
+    return write(inputs, slots // size, slots % size, rows)
+
+
+@seeded(BUGS, APPEND, "never_written", features=SLOTS)
+def slot_minus_one_wraps(inputs: AppendInputs) -> Pair:
+    """Write what has the slot -1 into the last slot of the cache."""
+    return _by_slots(inputs, inputs.slot_mapping)
+
+
+@seeded(BUGS, APPEND, "never_written", features=SLOTS)
+def append_ends_at_padding(inputs: AppendInputs) -> Pair:
+    """Take the first slot of -1 for the end of the batch."""
+    slots = inputs.slot_mapping
+    return _by_slots(inputs, slots[: int((slots < 0).int().cummax(0).values.eq(0).sum())])
+
+
+@seeded(BUGS, APPEND, "never_written", features=SLOTS)
+def append_counts_rows(inputs: AppendInputs) -> Pair:
+    """Write as many rows as there are keys; behind the slot mapping stand zeros."""
+    behind = len(inputs.k) - len(inputs.slot_mapping)
+    slots = torch.nn.functional.pad(inputs.slot_mapping, (0, behind))
+    return _written_slots(inputs, slots)
+
+
+def _written_slots(inputs: AppendInputs, slots: torch.Tensor) -> Pair:
+    """Write rows into those slots that are slots."""
+    written, size = (slots >= 0).nonzero().flatten(), inputs.metadata.page_size
+    rows = inputs.k[written], inputs.v[written]
+    return write(inputs, slots[written] // size, slots[written] % size, rows)
+
+
+@seeded(CONTROLS, APPEND, control="honest", features=SLOTS)
+def append_by_slot_mapping(inputs: AppendInputs) -> Pair:
+    """Write each token into the slot that the mapping gives it, if any."""
+    return _written_slots(inputs, inputs.slot_mapping)

@@ -44,7 +44,7 @@ SPLITS = 3
 PARTS = 4
 
 
-@seeded(CONTROLS, "paged_attention", control="honest", features=EVERYTHING)
+@seeded(CONTROLS, "paged_attention", control="honest", features=(*EVERYTHING, "large_tensors"))
 def float32(inputs: PagedAttentionInputs) -> Pair:
     """Loop over tiles of keys in float32."""
     return attend(inputs)

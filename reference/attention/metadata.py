@@ -75,6 +75,18 @@ class BatchMetadata:
         """[R + 1] int32, cumulative *pages* from 0 (trtllm-gen calls it ``cum_seq_lens_kv``)."""
         return self.paged_kv_indptr - self.paged_kv_indptr[0]
 
+    def slot_mapping(self) -> torch.Tensor:
+        """Return the slot of each new token in a paged cache: [tokens] int64, page * size + offset.
+
+        The new tokens of a request are its last keys, one for each of its query tokens.
+        """
+        tokens = torch.arange(int(self.qo_indptr[-1]), device=self.qo_indptr.device)
+        request = torch.searchsorted(self.qo_indptr[1:].long(), tokens, right=True)
+        position = self.seq_lens[request] - self.qo_indptr[request + 1] + tokens
+        page = self.paged_kv_indptr[request] + position // self.page_size
+        slots = self.paged_kv_indices[page].long() * self.page_size
+        return slots + position % self.page_size
+
     def to(self, device: torch.device | str) -> BatchMetadata:
         """Copy the tensors to a device."""
         moved = {name: tensor.to(device) for name, tensor in self.tensors().items()}

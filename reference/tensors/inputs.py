@@ -61,6 +61,33 @@ class _WithOutput:
 
 
 @dataclass(frozen=True, eq=False)
+class _HostBounds:
+    """Bounds of lengths that an engine's host gives, larger than the truth under a graph.
+
+    Attributes:
+        q_len_bound: least ``max_q_len``; 0 asks for the longest request's own.
+        kv_len_bound: least ``max_kv_len``, alike.
+    """
+
+    q_len_bound: int = 0
+    kv_len_bound: int = 0
+
+    @property
+    def max_q_len(self) -> int:
+        """Most query tokens of a request, or a larger number; reading it may wait for a GPU."""
+        return max(self.q_len_bound, *self.lengths()[0].tolist(), 0)
+
+    @property
+    def max_kv_len(self) -> int:
+        """Most keys of a request, or a larger number; reading it may wait for a GPU."""
+        return max(self.kv_len_bound, *self.lengths()[1].tolist(), 0)
+
+    def lengths(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the query tokens [R] and the keys [R] of each request."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
 class _Quantised:
     kv_format: KVCacheFormat | None = None
     kv_cache_sf: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -77,11 +104,13 @@ class _PagedTensors:
 
 
 @dataclass(frozen=True, eq=False)
-class PagedAttentionInputs(_Quantised, _WithOutput, AttentionOptions, _PagedTensors):
+class PagedAttentionInputs(_HostBounds, _Quantised, _WithOutput, AttentionOptions, _PagedTensors):
     """Arguments of ``paged_attention``.
 
     Attributes:
         block_table: [R, pages] int32, the page ids of each request as engines keep them.
+        max_q_len, max_kv_len: what a host knows of the lengths, int: the longest request's or, for
+            implementations with the feature ``host_bounds``, more.
     """
 
     def keywords(self) -> dict[str, Any]:
@@ -93,6 +122,10 @@ class PagedAttentionInputs(_Quantised, _WithOutput, AttentionOptions, _PagedTens
     def qo_indptr(self) -> torch.Tensor:
         """Where each request's query tokens begin and end."""
         return self.metadata.qo_indptr
+
+    def lengths(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the query tokens [R] and the keys [R] of each request."""
+        return self.metadata.qo_indptr.diff(), self.metadata.seq_lens
 
     @property
     def keys(self) -> torch.Tensor:
@@ -126,8 +159,12 @@ class _RaggedTensors:
 
 
 @dataclass(frozen=True, eq=False)
-class RaggedAttentionInputs(_WithOutput, AttentionOptions, _RaggedTensors):
-    """Arguments of ``ragged_attention``."""
+class RaggedAttentionInputs(_HostBounds, _WithOutput, AttentionOptions, _RaggedTensors):
+    """Arguments of ``ragged_attention``; ``max_q_len`` and ``max_kv_len`` as of pages."""
+
+    def lengths(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the query tokens [R] and the keys [R] of each request."""
+        return self.qo_indptr.diff(), self.kv_indptr.diff()
 
     @property
     def keys(self) -> torch.Tensor:
@@ -176,6 +213,7 @@ class AppendInputs:
     """Arguments of ``append_paged_kv``; scales are 1 and there is no format, except in FP8 caches.
 
     Attributes:
+        slots: [tokens] int64, what ``slot_mapping`` gives; None: the slots of the metadata.
         storages: by field name, the flat buffer that each tensor is a view of.
     """
 
@@ -189,7 +227,17 @@ class AppendInputs:
     k_scale: float | torch.Tensor = 1.0
     v_scale: float | torch.Tensor = 1.0
     kv_format: KVCacheFormat | None = None
+    slots: torch.Tensor | None = None
     storages: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def slot_mapping(self) -> torch.Tensor:
+        """[tokens] int64, the slot (page * page_size + offset) of each token; -1: not written.
+
+        There is a -1 only for implementations with the feature ``slot_mapping``. Rows of ``k`` and
+        ``v`` beyond the mapping, as engines pad them, are not written either.
+        """
+        return self.metadata.slot_mapping() if self.slots is None else self.slots
 
 
 @dataclass(frozen=True, eq=False)

@@ -43,13 +43,16 @@ sigmoid = device_function(_sigmoid)
 def _best(scores: tl.tensor, left: tl.tensor, number: tl.tensor) -> tl.tensor:
     """Return the number [rows] of the largest score among those left; of equals, the lowest.
 
+    NaN is below every number: one is found whatever the scores are, so that ids are experts'.
+
     Args:
         scores: [rows, columns].
         left: [rows, columns], which are there.
         number: [1, columns], of the columns.
     """
-    largest = tl.max(tl.where(left, scores, float("-inf")), axis=1)
-    is_best = left & (scores == largest[:, None])
+    numbers = tl.where(left & (scores == scores), scores, float("-inf"))  # noqa: PLR0124  no NaN is
+    largest = tl.max(numbers, axis=1)
+    is_best = left & (numbers == largest[:, None])
     return tl.min(tl.where(is_best, number, 2**30), axis=1)
 
 
@@ -102,6 +105,9 @@ def _of_best_groups(
             second = best(ranking, inside & (expert != first[:, None]), expert)
             score += tl.sum(tl.where(expert == second[:, None], ranking, 0.0), axis=1)
         of_group = tl.where(column == number, score[:, None], of_group)
+    of_group = tl.where(
+        of_group >= float("-inf"), of_group, float("-inf")
+    )  # NaN is no group's best
     groups_left = (column < GROUPS) & (of_group >= float("-inf"))
     allowed = left & (expert < 0)
     for _ in tl.static_range(TOPK_GROUPS):

@@ -62,7 +62,7 @@ class Recording(Session):
         return self.metadata
 
 
-class _KeepsBatch(Recording):
+class KeepsBatch(Recording):
     """Holds the batch that was planned when the run was recorded."""
 
     def __init__(self) -> None:
@@ -74,25 +74,26 @@ class _KeepsBatch(Recording):
         super().capture(inputs)
         self.held = self.metadata
 
-    def _both(self) -> tuple[BatchMetadata, BatchMetadata]:
+    def both(self) -> tuple[BatchMetadata, BatchMetadata]:
+        """Return the batch that is planned, and the one of the recording."""
         now, then = self.metadata, self.held
         assert now is not None  # noqa: S101  plan comes first
         assert then is not None  # noqa: S101  capture comes first
         return now, then
 
 
-class KeepsPages(_KeepsBatch):
+class KeepsPages(KeepsBatch):
     """Replays on the page indices of capture time, where the new batch has as many."""
 
     def batch(self) -> BatchMetadata:
         """Return the planned lengths with the captured pages."""
-        now, then = self._both()
+        now, then = self.both()
         if len(now.paged_kv_indices) != len(then.paged_kv_indices):
             return now
         return replace(now, paged_kv_indices=then.paged_kv_indices)
 
 
-class KeepsLengths(_KeepsBatch):
+class KeepsLengths(KeepsBatch):
     """Replays with the lengths of capture time, where the new batch has as many requests."""
 
     def __init__(self) -> None:
@@ -107,7 +108,7 @@ class KeepsLengths(_KeepsBatch):
 
     def batch(self) -> BatchMetadata:
         """Return the planned pages with the captured lengths."""
-        now, then = self._both()
+        now, then = self.both()
         assert self._inputs is not None  # noqa: S101  plan comes first
         if now.num_requests != then.num_requests:
             return now

@@ -267,3 +267,11 @@ def _options(inputs: RouteInputs) -> tuple[object, ...]:
 
 def _sum(bias: Tensor | None) -> int:
     return 0 if bias is None else checksum(bias)
+
+
+@seeded(BUGS, ROUTE, "row_containment", model="vllm#39244, vllm#39593")
+def nan_repeats_an_expert(inputs: RouteInputs) -> Routed:
+    """Look for the best by comparisons, which are all false of NaN: the first expert stays."""
+    ids, weights = routed(inputs)
+    spoilt = inputs.logits.isnan().any(dim=1, keepdim=True)
+    return ids.masked_fill(spoilt, 0), weights

@@ -171,3 +171,13 @@ def hidden_taken_for_contiguous(inputs: MoEInputs) -> Tensor:
     assert isinstance(hidden, Tensor)  # noqa: S101  it names no quantised hidden states
     dense = hidden.as_strided(hidden.shape, (hidden.shape[1], 1))
     return apply(replace(inputs, hidden=dense))
+
+
+@seeded(BUGS, MOE, "row_containment", model="aiter#4530")
+def rows_combined_by_product(inputs: MoEInputs) -> Tensor:
+    """Bring an expert's rows to their tokens by a product with ones and zeros."""
+
+    def combine(out: Tensor, tokens: Tensor, y: Tensor) -> None:
+        out += torch.eye(len(out))[tokens].T @ y
+
+    return apply(inputs, changed(combine=combine))

@@ -235,3 +235,9 @@ def test_metadata_follow_the_block_table_to_the_gpu() -> None:
     on_cpu = build_metadata([1, 1], [6, 2], table.cpu(), 4)
     for name, tensor in metadata.to("cpu").tensors().items():
         assert torch.equal(tensor, on_cpu.tensors()[name])
+
+
+def test_slots_follow_the_pages() -> None:
+    table = torch.tensor([[5, 2, 9], [7, 9, 9]])
+    metadata = build_metadata([3, 0, 2], [5, 4, 2], torch.cat([table, table[:1]]), 2)
+    assert metadata.slot_mapping().tolist() == [4, 5, 18, 10, 11]

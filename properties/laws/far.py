@@ -1,0 +1,153 @@
+"""Laws of far addresses: pages and rows that lie more than 2^32 elements apart.
+
+On a CPU they lie in memory that is mapped and, but for what is in use, never touched; on a GPU it
+is allocated, and not written.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+
+from ...reference import AttentionProblem
+from ...reference.tensors.inputs import AttentionInputs, PagedAttentionInputs, RaggedAttentionInputs
+from ..verdicts.comparison import agree
+from ..verdicts.subject import Subject
+from ..verdicts.verdict import VACUOUS, Verdict
+from .general import kept, run_on
+from .law import ATTENTION, PAGED, Law
+
+FAR = 2**32
+"""Elements: offsets beyond it fit neither into an int32 nor into a uint32."""
+LEAST_ROWS = 4
+"""Rows over which an offset grows to that with a stride that an int32 still holds."""
+ALIGNED = 64
+"""Elements of which a stride of rows is a multiple."""
+SHARED, NO_RESERVE = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS, 0x4000
+"""Linux's flags for memory that is there when it is touched; Python 3.10 has no name for one."""
+
+
+def unreserved(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of this shape that takes no memory of a CPU before it is written to."""
+    if like.is_cuda:
+        return like.new_empty(tuple(shape))
+    count = torch.Size(shape).numel()
+    # Shared with nobody: private memory would count against the worker's limit unused.
+    room = mmap.mmap(-1, count * like.element_size(), flags=SHARED | NO_RESERVE)
+    as_bytes = torch.frombuffer(room, dtype=torch.uint8, count=count * like.element_size())
+    return as_bytes.view(like.dtype).view(tuple(shape))
+
+
+def has_room(subject: Subject, needed: int) -> bool:
+    """Whether there is room for so many bytes, beside what an implementation may need."""
+    if subject.target.device != "cuda":
+        return True
+    return 2 * needed <= int(torch.cuda.mem_get_info()[0])
+
+
+def far_pages(subject: Subject, problem: AttentionProblem) -> Verdict:
+    """Keep a batch's pages far apart in caches of more than 2^32 numbers: nothing changes."""
+    near = replace(problem, strided_kv=False, different_kv_strides=False)
+    if not _asked(subject, near) or near.cache_entry.block or not near.num_pages:
+        return VACUOUS
+    inputs = subject.materialise(near)
+    if not has_room(subject, 2 * FAR * inputs.k_cache.element_size()):
+        return VACUOUS
+    return _unmoved(subject, near, inputs, _with_far_pages(near, inputs))
+
+
+def _asked(subject: Subject, near: AttentionProblem) -> bool:
+    large = "large_tensors" in subject.implementation.features
+    return large and near.num_tokens > 0 and subject.supports(near)
+
+
+def _unmoved(
+    subject: Subject, problem: AttentionProblem, near: AttentionInputs, far: AttentionInputs
+) -> Verdict:
+    """Check that a call gives the same where its tensors lie far apart."""
+    first, bounded = run_on(subject, problem, near)
+    second = kept(subject.run_operation(problem, far))
+    bounds = (bounded.bound, bounded.bound)
+    return agree(first, second, bounds, exact=subject.exact(problem))
+
+
+def _with_far_pages(
+    problem: AttentionProblem, inputs: PagedAttentionInputs
+) -> PagedAttentionInputs:
+    """Return the same call with its pages spread over large caches; others hold nothing."""
+    used = inputs.metadata.paged_kv_indices.unique()
+    count = FAR // min(inputs.k_cache[0].numel(), inputs.v_cache[0].numel()) + len(used)
+    step = count // len(used)
+    places = torch.zeros(len(inputs.k_cache), dtype=torch.int32, device=used.device)
+    places[used.long()] = (count - 1 - step * torch.arange(len(used), device=used.device)).int()
+
+    def moved(cache: torch.Tensor) -> torch.Tensor:
+        apart = unreserved((count, *cache.shape[1:]), cache)
+        # Codes are copied as bytes: not every dtype can be indexed.
+        apart.view(torch.uint8)[places[used.long()].long()] = cache.view(torch.uint8)[used.long()]
+        return apart
+
+    k_cache = moved(inputs.k_cache)
+    values = k_cache[..., : inputs.v_cache.shape[-1]] if problem.values_in_keys else None
+    metadata, table = inputs.metadata, inputs.block_table.clone()
+    indices = places[metadata.paged_kv_indices.long()]
+    for row, (begin, end) in enumerate(pairwise(metadata.paged_kv_indptr.tolist())):
+        table[row, : end - begin] = indices[begin:end]
+    return replace(
+        inputs,
+        k_cache=k_cache,
+        v_cache=moved(inputs.v_cache) if values is None else values,
+        metadata=replace(metadata, paged_kv_indices=indices),
+        block_table=table,
+    )
+
+
+def far_tokens(subject: Subject, problem: AttentionProblem) -> Verdict:
+    """Keep rows of queries, and of ragged keys, far apart: nothing changes."""
+    ragged = problem.operation == "ragged_attention"
+    near = replace(problem, strided_q=True, strided_kv=ragged or problem.strided_kv)
+    if not _asked(subject, near) or near.num_tokens < LEAST_ROWS:
+        return VACUOUS
+    inputs = subject.materialise(near)
+    if not has_room(subject, (3 if ragged else 1) * FAR * inputs.q.element_size()):
+        return VACUOUS
+    far = replace(inputs, q=_far_rows(inputs.q))
+    if isinstance(far, RaggedAttentionInputs) and len(far.k) >= LEAST_ROWS:
+        far = replace(far, k=_far_rows(far.k), v=_far_rows(far.v))
+    return _unmoved(subject, near, inputs, far)
+
+
+def _far_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """Copy [rows, heads, channels] to where the last row begins beyond 2^32 elements."""
+    rows, heads, channels = tensor.shape
+    stride = max(FAR // (rows - 1) // ALIGNED + 1, -(-heads * channels // ALIGNED)) * ALIGNED
+    room = unreserved((rows * stride,), tensor)
+    apart = room.as_strided(tensor.shape, (stride, channels, 1))
+    apart.view(torch.uint8).copy_(tensor.view(torch.uint8))
+    return apart
+
+
+LAWS = (
+    Law(
+        "far_pages",
+        PAGED,
+        far_pages,
+        "pages in caches of more than 2^32 numbers give what they give in small ones",
+        weight=0.1,
+        needs=("large_tensors",),
+        floor=1,
+    ),
+    Law(
+        "far_tokens",
+        ATTENTION,
+        far_tokens,
+        "rows of queries, and of ragged keys, more than 2^32 numbers apart give the same",
+        weight=0.1,
+        needs=("large_tensors",),
+        floor=1,
+    ),
+)
