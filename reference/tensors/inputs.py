@@ -75,12 +75,14 @@ class _HostBounds:
     @property
     def max_q_len(self) -> int:
         """Most query tokens of a request, or a larger number; reading it may wait for a GPU."""
-        return max(self.q_len_bound, *self.lengths()[0].tolist(), 0)
+        lengths: list[int] = self.lengths()[0].tolist()
+        return max([self.q_len_bound, *lengths])
 
     @property
     def max_kv_len(self) -> int:
         """Most keys of a request, or a larger number; reading it may wait for a GPU."""
-        return max(self.kv_len_bound, *self.lengths()[1].tolist(), 0)
+        lengths: list[int] = self.lengths()[1].tolist()
+        return max([self.kv_len_bound, *lengths])
 
     def lengths(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the query tokens [R] and the keys [R] of each request."""
