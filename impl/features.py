@@ -32,6 +32,7 @@ FEATURES = (
     "mla",
     "different_kv_strides",
     "window_right",
+    "tree",
     *STATES.values(),
     *MOE_FEATURES,
     "nondeterministic",
@@ -47,7 +48,9 @@ quantised caches come with ``inputs.kv_format``, which says what they hold, and
 ``inputs.kv_cache_sf``, FP8 queries with ``inputs.q_scale``; ``mla`` is multi-head latent attention:
 there is one key-value head, and ``inputs.v_cache`` is a view of the first channels of
 ``inputs.k_cache``; ``different_kv_strides``: K and V lie by themselves, in rows and pages of
-strides of their own; ``window_right``: an ``inputs.window_right``. Of ``merge_state``:
+strides of their own; ``window_right``: an ``inputs.window_right``; ``tree``: the query tokens of a
+request are a draft tree, which ``inputs.tree_mask`` describes, and ``inputs.custom_mask`` with all
+keys. Of ``merge_state``:
 ``padded_states`` are outs in wider rows, ``different_state_strides`` give ``inputs.states``, each
 with strides of its own. Of ``moe``: ``expert_parallel`` is an offset, ids of other ranks, and -1;
 ``fp8_weights``, ``nvfp4_weights`` and ``mxfp4_weights`` give a QuantizedMatrix for weights, and
@@ -81,6 +84,7 @@ def _of_attention(problem: AttentionProblem) -> list[str]:
     found = [name for name in FLAGS if getattr(problem, name)]
     found += ["mla"] if problem.values_in_keys else []
     found += ["window_right"] if problem.window_right >= 0 else []
+    found += ["tree"] if problem.tree else []
     if not problem.kv_cache:
         return found
     layout = SCALE_LAYOUTS[layout_of(problem.kv_cache)]

@@ -50,6 +50,8 @@ SETTING: dict[str, tuple[Any, ...]] = {
     "logits_soft_cap": (0.0,),
     "sinks": (False,),
     "custom_mask": (False,),
+    "verify": (0,),
+    "tree": (0,),
     "per_head_scales": (False,),
     "caches": (("", ""),),
 }

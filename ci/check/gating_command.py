@@ -27,6 +27,7 @@ from ...properties.findings.ledger import LedgerError
 from ...properties.findings.report import Finding
 from ...properties.gating.trials import FINDING, Trial, counts
 from ...properties.gating.trying import Order, Report, Trying
+from ...properties.space.axis_values import NO_FIELDS
 from ...properties.verdicts.text import count_of, one_line
 from ..console.errors import (
     CONFORMING,
@@ -112,8 +113,8 @@ def tried(request: GatingRequest) -> Ended:
 
 def _order(request: GatingRequest) -> Order:
     only = only_of(request.only)
-    if "phase" in only.values:
-        message = "--only phase does not go with --gating, whose cells are of every phase"
+    if lengths := next((name for name in NO_FIELDS if name in only.values), ""):
+        message = f"--only {lengths} does not go with --gating, whose cells are of every phase"
         raise UsageRefusedError(message)
     try:
         found = {name: resolve_name(name) for name in dict.fromkeys(request.implementations)}

@@ -76,7 +76,7 @@ def module_key(problem: AttentionProblem) -> Hashable:
         problem.head_dim_vo,
         problem.window_left >= 0,
         problem.logits_soft_cap > 0,
-        problem.custom_mask,  # packing its bits is a module of its own
+        problem.custom_mask or problem.tree > 0,  # packing its bits is a module of its own
     )
 
 

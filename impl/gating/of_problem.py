@@ -34,6 +34,7 @@ def feature_of(problem: Problem, backend: str) -> Feature:
         return _of_experts(problem, backend)
     if not isinstance(problem, AttentionProblem):
         return Feature(problem.operation, backend)
+    masked = problem.custom_mask or problem.tree
     kinds = {"decode" if length <= 1 else "prefill" for length in problem.query_lens}
     return Feature(
         "mla" if problem.values_in_keys else problem.operation,
@@ -50,7 +51,7 @@ def feature_of(problem: Problem, backend: str) -> Feature:
         window=problem.window_left >= 0,
         soft_cap=bool(problem.logits_soft_cap),
         sinks=problem.sinks,
-        mask="custom" if problem.custom_mask else "causal" if problem.causal else "none",
+        mask="custom" if masked else "causal" if problem.causal else "none",
     )
 
 

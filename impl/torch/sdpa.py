@@ -25,7 +25,7 @@ from ..targets.target import Target
 
 ARITHMETIC = Arithmetic(accumulate="float32", probabilities="inputs")
 """The CPU and CUDA flash kernels round probabilities to the inputs' dtype before P V."""
-FEATURES = ("custom_mask", "different_kv_strides", "window_right", "large_tensors")
+FEATURES = ("custom_mask", "tree", "different_kv_strides", "window_right", "large_tensors")
 POWER_OF_TWO = 0.5
 """The mantissa that math.frexp gives a power of two."""
 

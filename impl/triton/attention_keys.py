@@ -32,7 +32,7 @@ def compile_key(problem: AttentionProblem) -> Hashable:
     rows = rows_a_request(problem.num_tokens, len(problem.seq_lens), problem.group_size)
     return (
         problem.operation, problem.dtype, problem.head_dim_qk, problem.head_dim_vo,
-        problem.logits_soft_cap > 0, problem.custom_mask, _shifts(problem), problem.kv_element,
+        problem.logits_soft_cap > 0, _masked(problem), _shifts(problem), problem.kv_element,
         *alignment_of(problem), block_rows(problem, rows),
     )  # fmt: skip
 
@@ -57,8 +57,9 @@ def kernels(problem: AttentionProblem, seq_lens: tuple[int, ...] = (1,)) -> list
     options: dict[str, Any] = {
         name: getattr(problem, name)
         for name in ("operation", "dtype", "head_dim_qk", "head_dim_vo", "logits_soft_cap",
-                     "custom_mask", "kv_cache", "values_in_keys")
+                     "kv_cache", "values_in_keys")
     }  # fmt: skip
+    options["custom_mask"] = _masked(problem)
     page_size = PAGE_SIZE if _shifts(problem) else problem.page_size
     least = AttentionProblem(page_size=page_size, **options)
     rows = LEAST_BLOCK
@@ -90,6 +91,10 @@ def block_rows(problem: AttentionProblem, rows: int) -> int:
     channels = next_power_of_two(max(problem.head_dim_qk, problem.head_dim_vo))
     size: int = getattr(torch, problem.dtype).itemsize
     return min(max(rows, LEAST_BLOCK), most_rows(channels, size))
+
+
+def _masked(problem: AttentionProblem) -> bool:
+    return problem.custom_mask or problem.tree > 0
 
 
 def _shifts(problem: AttentionProblem) -> bool:

@@ -114,7 +114,7 @@ def _compile_key(problem: AttentionProblem) -> Hashable:
 
 
 _replays = functools.cache(Replays)
-NOT_IN_GRAPHS = ("custom_mask", "large_tensors")
+NOT_IN_GRAPHS = ("custom_mask", "tree", "large_tensors")
 """Features that a graph has not: it copies the caches that it is given."""
 
 

@@ -22,6 +22,7 @@ from . import (
     quantised,
     routing,
     soak,
+    trees,
 )
 from .law import Law
 
@@ -29,6 +30,7 @@ LAWS: tuple[Law, ...] = (
     *general.LAWS,
     *attention.LAWS,
     *partition.LAWS,
+    *trees.LAWS,
     *quantised.LAWS,
     *padding.LAWS,
     *far.LAWS,

@@ -68,7 +68,7 @@ def batches_of(subject: Subject, problem: AttentionProblem) -> dict[str, Batch]:
     problem itself can be planned.
     """
     # A mask is planned by some and given to each run by others: one batch alone has any, in full.
-    problem = replace(problem, custom_mask=False)
+    problem = replace(problem, custom_mask=False, tree=0)
     other = next(others(problem))
     assert isinstance(other, AttentionProblem)  # noqa: S101  of the same kind
     wanted = {

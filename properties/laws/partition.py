@@ -72,7 +72,7 @@ def _same_rows(batch: _Batch, ran: tuple[Result, Bounded], parts: Sequence[Part]
 
 def chunked_prefill(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Prefill in two chunks, the second one over the keys of both: as in one shot."""
-    problem = replace(problem, causal=True, custom_mask=False)
+    problem = replace(problem, causal=True, custom_mask=False, tree=0)
     halves: tuple[list[Part], list[Part]] = ([], [])
     for request, queries, (keys,) in whole(problem):
         cut = len(queries) // 2 if len(queries) <= len(keys) else 0
@@ -93,7 +93,7 @@ def chunked_prefill(subject: Subject, problem: AttentionProblem) -> Verdict:
 
 def appended_pairs(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Append query and key pairs to a causal batch: the rows before them stay as they were."""
-    problem = replace(problem, causal=True, custom_mask=False)
+    problem = replace(problem, causal=True, custom_mask=False, tree=0)
     parts = []
     for request, queries, (keys,) in whole(problem):
         added = min(len(queries) // 2 + len(queries) % 2, len(keys))
@@ -110,11 +110,28 @@ def appended_pairs(subject: Subject, problem: AttentionProblem) -> Verdict:
     return _same_rows(batch, batch.whole(), parts, before)
 
 
+def verify_chain(subject: Subject, problem: AttentionProblem) -> Verdict:
+    """Decode some of each request's tokens one by one, each over the keys up to it, as requests."""
+    problem = replace(problem, causal=True, custom_mask=False, tree=0)
+    parts = [
+        Part(request, range(row, row + 1), (range(len(keys) - len(queries) + row + 1),))
+        for request, queries, (keys,) in whole(problem)
+        if len(queries) <= len(keys)
+        for row in dict.fromkeys((*queries[:2], *queries[len(queries) // 2 :][:1], *queries[-1:]))
+    ]
+    if problem.most_queries <= 1 or not parts or not subject.supports(problem):
+        return VACUOUS
+    batch = _Batch(subject, problem)
+    if not batch.supports(parts):
+        return VACUOUS
+    return _same_rows(batch, batch.whole(), parts, batch.part(parts))
+
+
 def split_kv(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Attend to two ranges of the keys and merge the states: attention to all of them."""
     one_query_each = max(problem.query_lens, default=0) <= 1
-    problem = replace(problem, custom_mask=False, sinks=False, window_left=-1, window_right=-1,
-                      causal=problem.causal and one_query_each)  # fmt: skip
+    problem = replace(problem, custom_mask=False, tree=0, sinks=False, window_left=-1,
+                      window_right=-1, causal=problem.causal and one_query_each)  # fmt: skip
     size = problem.page_size
     halves: tuple[list[Part], list[Part]] = ([], [])
     for request, queries, (keys,) in whole(problem):
@@ -152,7 +169,7 @@ def split_kv(subject: Subject, problem: AttentionProblem) -> Verdict:
 
 def keys_behind_window(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Drop the pages of keys that lie behind every row's window: nothing changes."""
-    problem = replace(problem, custom_mask=False)
+    problem = replace(problem, custom_mask=False, tree=0)
     longest = max((s - t for t, s in zip(problem.query_lens, problem.seq_lens, strict=True)),
                   default=0)  # fmt: skip
     for window in dict.fromkeys((problem.window_left, max(longest, 0) // 2, 0)):
@@ -182,8 +199,8 @@ def _behind(part: Part, problem: AttentionProblem) -> Part:
 def doubled_keys(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Attend to every key twice: each takes half its weight, and lse grows by log 2."""
     one_query_each = max(problem.query_lens, default=0) <= 1
-    problem = replace(problem, custom_mask=False, sinks=False, window_left=-1, window_right=-1,
-                      causal=problem.causal and one_query_each)  # fmt: skip
+    problem = replace(problem, custom_mask=False, tree=0, sinks=False, window_left=-1,
+                      window_right=-1, causal=problem.causal and one_query_each)  # fmt: skip
     size = problem.page_size
     full = [range(len(keys) // size * size) for _, _, (keys,) in whole(problem)]
     pairs = list(zip(whole(problem), full, strict=True))
@@ -207,7 +224,7 @@ def doubled_keys(subject: Subject, problem: AttentionProblem) -> Verdict:
 
 def request_order(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Put the requests into another order: each keeps its rows."""
-    problem = replace(problem, custom_mask=False)
+    problem = replace(problem, custom_mask=False, tree=0)
     parts = whole(problem)[::-1]
     if len(parts) < 2 or not subject.supports(problem):  # noqa: PLR2004  nothing to reorder
         return VACUOUS
@@ -230,6 +247,13 @@ LAWS = (
         ATTENTION,
         appended_pairs,
         "query and key pairs appended to a causal batch leave earlier rows unchanged",
+        weight=0.5,
+    ),
+    Law(
+        "verify_chain",
+        ATTENTION,
+        verify_chain,
+        "the last tokens of a request at once equal the decodes of each of them",
         weight=0.5,
     ),
     Law(

@@ -188,7 +188,8 @@ def _lanes(subject: Subject, problem: Computing, inputs: Any) -> Iterator[list[_
 
 def _in_sessions(problem: AttentionProblem) -> bool:
     # A mask is planned by some and given to each run by others.
-    return problem.seed % 2 == 0 and problem.num_tokens > 0 and not problem.custom_mask
+    masked = problem.custom_mask or problem.tree
+    return problem.seed % 2 == 0 and problem.num_tokens > 0 and not masked
 
 
 def share_scratch(sessions: Sequence[Session]) -> bool:

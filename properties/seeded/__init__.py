@@ -29,6 +29,7 @@ from .attention import (
     soak_bugs,
     stateful_bugs,
     tensor_cores,
+    verify_bugs,
 )
 from .catalogue import SeededBug
 from .moe import bugs as moe_bugs
@@ -54,6 +55,7 @@ BUGS: tuple[SeededBug, ...] = (
     *mla_bugs.BUGS,
     *soak_bugs.BUGS,
     *graph_bugs.BUGS,
+    *verify_bugs.BUGS,
     *padding_bugs.BUGS,
     *moe_bugs.BUGS,
     *sorting_bugs.BUGS,

@@ -36,7 +36,7 @@ from .kernels import (
 
 CONTROLS: list[SeededBug] = []
 Pair = tuple[torch.Tensor, torch.Tensor]
-EVERYTHING = ("custom_mask", "per_head_scales")
+EVERYTHING = ("custom_mask", "tree", "per_head_scales")
 QUANTISED = (*CACHE_FEATURES, "fp8_q")
 PLAIN = AttentionProblem()
 OPTIONS = ("k_scale", "v_scale", "sm_scale", "logits_soft_cap", "sinks")

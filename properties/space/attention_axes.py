@@ -52,11 +52,17 @@ PHASES: dict[str, tuple[int, int]] = {
     "no_query": (0, 3),
     "no_keys": (1, 0),
     "surplus": (3, 2),
+    "verify": (2, 5),
 }
-"""Kinds of request and an example (query_len, seq_len) of each."""
+"""Kinds of request and an example (query_len, seq_len) of each. A ``verify`` has a few of the last
+tokens of a long request, as speculative decoding and multi-token prediction give them."""
+MOST_DRAFTS = 16
+"""Most query tokens of a verify."""
+RAGGED = -1
 
 ATTENTION_AXES: dict[str, tuple[Any, ...]] = {
     "phase": tuple(PHASES),
+    "verify": (0, 2, 3, 4, 5, 6, 7, 8, 9, 16, RAGGED),
     "dtype": DTYPES,
     "causal": (False, True),
     "head_dims": HEAD_DIMS,
@@ -73,6 +79,7 @@ ATTENTION_AXES: dict[str, tuple[Any, ...]] = {
     "v_scale": (1.0, 0.5, 2.0, 1.25),
     "sinks": (False, True),
     "custom_mask": (False, True),
+    "tree": (0, 1, 2, 3),
     "per_head_scales": (False, True),
     "caches": CACHES,
     "q_scale": (1.0, 0.5, 2.0, 16.0),
@@ -82,6 +89,9 @@ ATTENTION_AXES: dict[str, tuple[Any, ...]] = {
     "window_right": (-1, 0, 1, 2, 7, 16, 63, 128),
     "regime": ATTENTION_REGIMES,
 }
+"""Values by axis, the simplest first. Of ``verify``, which is no field of a problem: 0 where each
+request has a phase of its own; n where each is a verify of n query tokens; ``RAGGED`` where each is
+one of 1 to ``MOST_DRAFTS``."""
 MERGE_AXES: dict[str, tuple[Any, ...]] = {
     "num_states": (2, 1, 3, 4, 7),
     "dtype": DTYPES,
@@ -113,7 +123,11 @@ APPEND_AXES = {
 def attention_example(operation: str, chosen: Mapping[str, Any]) -> AttentionProblem:
     """Return the simplest problem of an operation of attention with these values."""
     fields = dict(chosen)
-    query_len, seq_len = PHASES[fields.pop("phase")]
+    phase, verify = fields.pop("phase"), fields.pop("verify", 0)
+    lengths = _lengths_of(phase, verify)
+    if fields.get("tree"):
+        fields["custom_mask"] = False
+        lengths = [(min(pair), max(pair)) for pair in lengths]
     fields |= head_fields(fields.pop("head_dims"))
     kv_cache, q_dtype = fields.pop("caches")
     if operation == "append_paged_kv" and (fields["k_scale"], fields["v_scale"]) != (1.0, 1.0):
@@ -126,14 +140,24 @@ def attention_example(operation: str, chosen: Mapping[str, Any]) -> AttentionPro
         fields["page_size"] = multiples_of(kv_cache).get("page_size", fields["page_size"])
     if fields["regime"] == "exact_grid":
         fields["logits_soft_cap"], fields["v_scale"] = 0.0, 1.0
-    # A batch without a token is another matter: a request without a query has company.
-    company = ((), ()) if query_len else ((1,), (seq_len,))
     return AttentionProblem(
         operation=operation,
-        query_lens=(query_len, *company[0]),
-        seq_lens=(seq_len, *company[1]),
+        query_lens=tuple(t for t, _ in lengths),
+        seq_lens=tuple(s for _, s in lengths),
         **fields,
     )
+
+
+def _lengths_of(phase: str, verify: int) -> list[tuple[int, int]]:
+    """Return (query_len, seq_len) of the requests of an example."""
+    t, s = PHASES[phase]
+    if verify:
+        return [(2, 5), (1, 3), (3, 7)] if verify == RAGGED else [(verify, verify + more)
+                                                                  for more in (3, 5)]  # fmt: skip
+    # A batch without a token is another matter: a request without a query has company. So has a
+    # verify, of another number of tokens: kernels that take equally many only have ``verify``.
+    company = {"no_query": [(1, s)], "verify": [(t + 1, s + 2)]}
+    return [(t, s), *company.get(phase, [])]
 
 
 def head_fields(dims: Sequence[int]) -> dict[str, Any]:

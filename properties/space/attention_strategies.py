@@ -18,7 +18,7 @@ from ...reference import AttentionProblem, MergeProblem, MetadataProblem
 from ...reference.problems import MAX_SEQ_LEN
 from ...reference.problems.base import is_power_of_two
 from ...reference.problems.cache_names import cache_fits
-from .attention_axes import ATTENTION_AXES, PHASES, head_fields
+from .attention_axes import ATTENTION_AXES, MOST_DRAFTS, PHASES, RAGGED, head_fields
 from .axis_values import Axes
 from .strategy_helpers import LARGEST_SEED, features, one_of, sampled
 
@@ -29,7 +29,13 @@ KEYS_TO_AFFORD = (4, 4, 300)
 MUCH_WORK, MORE_KEYS_TO_AFFORD = 10_000_000, (4, 300, 600)
 """From so much work of a problem on, as on a GPU, and the keys then."""
 LENGTH_EDGES = (1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257,
-                511, 512, 513, 1024, 1025, 2048, 4096)  # fmt: skip
+                511, 512, 513, 1024, 1025, 2048, 4096, 8192, 16384)  # fmt: skip
+MOST_KEYS = 2**12
+"""Keys of a request at most; verifies have up to ``MAX_SEQ_LEN``, where a GPU has the work."""
+KEYS_A_DRAFT = 4
+"""Keys that a verify must be able to have for each of its query tokens."""
+EACH_ITS_OWN = 3
+"""Batches whose requests have phases of their own for each one that is verified as a whole."""
 MOST_SURPLUS = 5
 """Query tokens more than keys, at most."""
 SHORT, LONG = 32, 256
@@ -91,8 +97,13 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
     fields |= draw(features(windowed, FEATURES, OFF, most_features))
     fields |= draw(_cache(axes, fields))
     fields["regime"] = draw(_regime(axes, fields))
+    verify = draw(_verify(axes, fields, per_request))
+    if verify and (tree := draw(_tree(axes, fields))):
+        fields |= {"tree": tree, "custom_mask": False}
     # An empty batch draws a request all the same: it is not to be simpler than a batch of one.
-    lengths = [draw(_request(axes, fields, per_request)) for _ in range(max(count, 1))][:count]
+    one = _verified(axes, fields, per_request, verify) if verify else _request(
+        axes, fields, per_request)  # fmt: skip
+    lengths = [draw(one) for _ in range(max(count, 1))][:count]
     if len(lengths) > 1 and axes.operation == "paged_attention":
         shared = draw(sampled(axes.allows("shared_prefix_pages")))
         fields["shared_prefix_pages"] = shared
@@ -143,16 +154,16 @@ def _heads(draw: st.DrawFn, axes: Axes, keys: int) -> dict[str, Any]:
     return drawn | head_fields(dims)
 
 
-def _work_of_a_key(fields: Mapping[str, Any]) -> int:
-    """Count the work of one key in a decode."""
+def _work_of_a_key(fields: Mapping[str, Any], tokens: int = 1) -> int:
+    """Count the work of one key in a request of this many query tokens."""
     channels: int = fields["head_dim_qk"] + fields["head_dim_vo"]
-    work: int = fields["num_kv_heads"] * channels * (fields["group_size"] + 8)
+    work: int = fields["num_kv_heads"] * channels * (tokens * fields["group_size"] + 8)
     return work
 
 
 def _with_windows_that_hide(axes: Axes, heads: Mapping[str, Any], work: float) -> Axes:
     """Leave out windows that hide no key of any request of this work, unless no other is left."""
-    longest = min(work / _work_of_a_key(heads), MAX_SEQ_LEN)
+    longest = min(work / _work_of_a_key(heads), MOST_KEYS)
     values = axes.allows("window_left")
     short = tuple(value for value in values if value + 2 <= longest)
     if not any(value >= 0 for value in short):
@@ -206,14 +217,17 @@ def _request(draw: st.DrawFn, axes: Axes, fields: dict[str, Any], work: float) -
     channels = fields["head_dim_qk"] + fields["head_dim_vo"]
     kv_heads, group = fields["num_kv_heads"], fields["group_size"]
     phases = axes.allows("phase")
-    whole = [each for each in phases if all(PHASES[each])]
+    # Verifies come by the axis ``verify``, too.
+    whole = [each for each in phases if all(PHASES[each]) and (each != "verify" or axes.edges)]
     phase = draw(sampled((*phases, *whole) if not (axes.edges and whole) else whole))
+    if phase == "verify":
+        return draw(_verified(axes, fields, work, RAGGED))
     decode_cap = int(work / _work_of_a_key(fields))
     square_cap = int(math.sqrt(work / (kv_heads * group * channels)))
     if axes.edges and square_cap <= axes.edges[0] and "chunk" in whole and phase != "decode":
         phase = "chunk"  # a prefill within the work would have no second tile
     cap = decode_cap if phase in ("decode", "no_query", "chunk") else square_cap
-    most = MAX_SEQ_LEN - MOST_SURPLUS if phase == "surplus" else MAX_SEQ_LEN
+    most = MOST_KEYS - MOST_SURPLUS if phase == "surplus" else MOST_KEYS
     cap = min(max(cap, 2), most)
     if phase == "no_keys":
         several = {"prefill", "chunk"} & set(axes.allows("phase"))
@@ -222,16 +236,52 @@ def _request(draw: st.DrawFn, axes: Axes, fields: dict[str, Any], work: float) -
         seq_len = draw(_long_lengths(cap, axes.edges))
     else:
         seq_len = draw(lengths(cap, fields["page_size"], fields.get("window_left", -1)))
-    if phase == "decode":
-        return 1, seq_len
-    if phase == "no_query":
-        return 0, seq_len
+    if phase in ("decode", "no_query"):
+        return PHASES[phase][0], seq_len
     if phase == "prefill":
         return seq_len, seq_len
     if phase == "surplus":
         return seq_len + draw(st.integers(1, MOST_SURPLUS)), seq_len
     largest = max(1, int(work / (kv_heads * group * channels * max(seq_len, 1))))
     return draw(st.integers(1, min(largest, seq_len))), seq_len
+
+
+def _verify(axes: Axes, fields: Mapping[str, Any], work: float) -> st.SearchStrategy[int]:
+    """Draw the axis ``verify``: mostly 0. Where only trees are allowed, a value of its own."""
+    values = axes.allows("verify")
+    several = tuple(value for value in values if value)
+    # Of more tokens than these, requests would be little longer than their tokens.
+    others = tuple(t for t in several if KEYS_A_DRAFT * t * _work_of_a_key(fields, t) <= work)
+    others = others or several[:1]
+    # Half of them ragged, where some are.
+    others += tuple(t for t in others if t == RAGGED) * (len(others) - 2)
+    if 0 not in values or (others and 0 not in axes.allows("tree")):
+        return sampled(others)
+    return sampled((*(0,) * max(1, EACH_ITS_OWN * len(others)), *others))
+
+
+def _tree(axes: Axes, fields: Mapping[str, Any]) -> st.SearchStrategy[int]:
+    """Draw the number of a draft tree: none half of the time, and none besides a mask."""
+    values = axes.allows("tree")
+    if fields.get("custom_mask") and 0 in values:
+        return st.just(0)
+    return sampled((*(0,) * (len(values) - 2), *values) if 0 in values else values)
+
+
+@st.composite
+def _verified(
+    draw: st.DrawFn, axes: Axes, fields: Mapping[str, Any], work: float, tokens: int
+) -> tuple[int, int]:
+    """Draw (query_len, seq_len) of a request of which this many, or some, tokens are verified."""
+    if tokens == RAGGED:
+        affordable = (t for t in range(3, MOST_DRAFTS + 1)
+                      if KEYS_A_DRAFT * t * _work_of_a_key(fields, t) <= work)  # fmt: skip
+        tokens = draw(st.integers(1, max(affordable, default=2)))
+    cap = min(max(int(work / _work_of_a_key(fields, tokens)), tokens + 1), MAX_SEQ_LEN)
+    # Half of them are as long as they may be.
+    of_any = lengths(cap, fields["page_size"], fields.get("window_left", -1))
+    several = st.integers(cap // 2, cap) if draw(st.booleans()) else of_any
+    return tokens, max(tokens, draw(_long_lengths(cap, axes.edges) if axes.edges else several))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -15,7 +15,7 @@ from typing import Any
 from ...impl.targets.refusal import OF_THE_MACHINE, Refusal
 from ...reference import Problem
 from ...reference.formats.cache_elements import FP8
-from .attention_axes import head_fields
+from .attention_axes import PHASES, head_fields
 from .axis_values import FIELDS, Axes
 from .operations import OPERATIONS
 
@@ -117,10 +117,24 @@ def narrow(
         name: tuple(value for i, value in enumerate(axes[name]) if i in supported[name])
         for name in axes
     }
+    if "verify" in values:
+        values["phase"] = _phases_that_mix(values)
     for name, kept in values.items():
         for value in kept:
             refused.pop(f"{name}={value}", None)
     return Axes(operation, values, max_work, refused, bases[0])
+
+
+def _phases_that_mix(values: Mapping[str, tuple[Any, ...]]) -> tuple[str, ...]:
+    """Return the phases that requests of one batch may have of a kernel with these values.
+
+    One that takes equally many query tokens a request has several by the axis ``verify`` only:
+    batches of chunks and prefills, which it takes one by one, would be refused.
+    """
+    phases = values["phase"]
+    few = tuple(phase for phase in phases if PHASES[phase][0] <= 1)
+    uniform = len(values["verify"]) > 1 and "verify" not in phases
+    return few if uniform and few else phases
 
 
 def _bases(

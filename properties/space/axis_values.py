@@ -14,6 +14,8 @@ FIELDS = {
     **TOGETHER,
 }
 """Fields of the axes that have two each."""
+NO_FIELDS = ("phase", "verify")
+"""Axes that are lengths of a problem, no field."""
 
 
 @dataclass(frozen=True)

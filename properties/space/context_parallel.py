@@ -8,8 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from ...reference import ContextParallelProblem
-from ...reference.problems import MAX_SEQ_LEN
-from .attention_strategies import lengths
+from .attention_strategies import MOST_KEYS, lengths
 from .axis_values import Axes
 from .strategy_helpers import LARGEST_SEED, sampled
 
@@ -23,7 +22,7 @@ WORK_OF_A_DECODED_KEY = ContextParallelProblem((1,), (2,)).work - ContextParalle
 """Work that a decode has more for one key more."""
 REQUESTS = (1, 2, 3, 4, 6, 0)
 """Requests a batch. The empty batch comes last: a counterexample with one says more."""
-QUERIES = (1, 1, 0, 2, 9, MAX_SEQ_LEN)
+QUERIES = (1, 1, 0, 2, 9, MOST_KEYS)
 """Query tokens of a request, where it has as many keys: decodes first, whole prefills last."""
 
 
@@ -42,7 +41,7 @@ def context_parallel_problems(draw: st.DrawFn, axes: Axes) -> ContextParallelPro
     page_size = draw(sampled(sizes))
     count = draw(sampled(REQUESTS))
     per_request = axes.max_work // max(count, 1)
-    cap = min(max(per_request // WORK_OF_A_DECODED_KEY, 2), MAX_SEQ_LEN)
+    cap = min(max(per_request // WORK_OF_A_DECODED_KEY, 2), MOST_KEYS)
     seq_len = st.integers(0, 1) | lengths(cap, interleave * world) | lengths(cap, page_size * world)
     requests: list[tuple[int, int]] = []
     # An empty batch draws a request all the same: it is not to be simpler than a batch of one.

@@ -15,6 +15,7 @@ from typing import Any
 
 from ...reference import Problem
 from .axes import Axes, example, has
+from .axis_values import NO_FIELDS
 
 Keys = Callable[[Sequence[Problem]], "list[str | None]"]
 """Returns the key of each problem's module, None where the problem is refused."""
@@ -252,7 +253,7 @@ def _can_be_drawn(problem: Problem, values: Mapping[str, tuple[Any, ...]], axes:
     return problem.work <= axes.max_work and all(
         any(has(problem, name, value) for value in each)
         for name, each in values.items()
-        if name != "phase"
+        if name not in NO_FIELDS
     )
 
 

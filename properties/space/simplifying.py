@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from ...reference import AttentionProblem, MergeProblem, MoEProblem, Problem, RouteProblem
 from ...reference.problems.cache_names import multiples_of
 from .attention_strategies import LENGTH_EDGES
-from .axis_values import FIELDS, Axes
+from .axis_values import FIELDS, NO_FIELDS, Axes
 
 FEW_PAGES = 2
 ALWAYS_FREE: dict[str, Any] = {"seed": 0, "request_ids": (), "token_ids": ()}
@@ -154,7 +154,7 @@ def _lower_values(problem: Attending, kept: Sequence[str], axes: Axes, fails: Fa
 def _values(problem: Attending, axes: Axes) -> dict[str, Any]:
     """Return the problem's value of each axis, and of the fields without one."""
     found: dict[str, Any] = {}
-    for name in [name for name in axes.values if name != "phase"] + [*ALWAYS_FREE]:
+    for name in [name for name in axes.values if name not in NO_FIELDS] + [*ALWAYS_FREE]:
         if name in FIELDS:
             found[name] = tuple(getattr(problem, field) for field in FIELDS[name])
         elif name in problem.__dataclass_fields__:

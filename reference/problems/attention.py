@@ -30,6 +30,8 @@ ATTENTION_REGIMES = (
 )
 EXACT_KEYS = 256
 """Keys a request that the exact grid tells apart in a quantised cache: four digits of base 4."""
+EXACT_RANKS = 2**12
+"""Keys a request that the exact grid tells apart in any other cache, by a permutation."""
 LARGEST_EXACT_QUERY = {"": 2.0**14, "float8_e4m3fn": 2.0**8, "float8_e5m2": 2.0**14}
 """Largest query that its dtype holds; beyond it, the weight is spread over several channels."""
 MAX_REQUESTS = 2**11
@@ -64,6 +66,10 @@ class AttentionProblem(BaseProblem):
         v_scale: factor of values.
         sinks: whether each head has one more logit in its denominator.
         custom_mask: whether there is a mask besides causal and window_left.
+        tree: 0, or the number of a draft tree: then the query tokens of each request are nodes of a
+            tree that hashes of this number and of the request's identity choose, parents before
+            children. Each sees all keys before the queries, and of the queries its ancestors and
+            itself. Causal and windows count rows, not depths, as FlashInfer and XQA do.
         per_head_scales: whether head h has k_scale and v_scale times ``2 ** (h % 3 - 1)``.
         kv_cache: format of the cache, one of ``KV_CACHES``: any for paged_attention, those without
             block scales for append_paged_kv, none for ragged_attention.
@@ -88,6 +94,7 @@ class AttentionProblem(BaseProblem):
         "values_in_keys",
         "different_kv_strides",
         "window_right",
+        "tree",
     )
 
     operation: str = "paged_attention"
@@ -119,6 +126,7 @@ class AttentionProblem(BaseProblem):
     strided_kv: bool = False
     different_kv_strides: bool = False
     window_right: int = -1
+    tree: int = 0
     regime: str = "iid"
     seed: int = 0
     request_ids: tuple[int, ...] = ()
@@ -145,6 +153,7 @@ class AttentionProblem(BaseProblem):
                 ("shared_prefix_pages", 0),
                 ("window_left", -1),
                 ("window_right", -1),
+                ("tree", 0),
                 ("seed", 0),
             ),
         )
@@ -163,6 +172,8 @@ class AttentionProblem(BaseProblem):
             self._check_append()
         if self.values_in_keys:
             self._check_values_in_keys()
+        if self.tree:
+            self._check_tree()
 
     def _check_lengths(self) -> None:
         check_lengths("query_lens", self.query_lens)
@@ -212,6 +223,15 @@ class AttentionProblem(BaseProblem):
         ):
             if not fits:
                 refuse(name, getattr(self, name), f"{expected} with values_in_keys")
+
+    def _check_tree(self) -> None:
+        for fits, expected in (
+            (self.operation != "append_paged_kv", "0 for append_paged_kv"),
+            (not self.custom_mask, "0 with custom_mask: a tree is a mask"),
+            (not self.more_queries_than_keys, "0 where a request has more queries than keys"),
+        ):
+            if not fits:
+                refuse("tree", self.tree, expected)
 
     @property
     def kv_element(self) -> str:
@@ -264,6 +284,11 @@ class AttentionProblem(BaseProblem):
         return max(self.query_lens, default=0)
 
     @property
+    def uniform_queries(self) -> bool:
+        """Whether all requests have the same number of query tokens."""
+        return len(set(self.query_lens)) <= 1
+
+    @property
     def more_queries_than_keys(self) -> bool:
         """Whether some request has more queries than keys."""
         return any(t > s for t, s in zip(self.query_lens, self.seq_lens, strict=True))
@@ -305,7 +330,9 @@ class AttentionProblem(BaseProblem):
     @property
     def exact(self) -> bool:
         """Whether the output is exactly representable, so that it is compared bitwise."""
-        return self.regime == "exact_grid" and (not self.kv_cache or self._exact_in_codes)
+        if self.regime != "exact_grid" or self.most_keys > EXACT_RANKS:
+            return False
+        return not self.kv_cache or self._exact_in_codes
 
     @property
     def exact_gap(self) -> float:

@@ -90,6 +90,19 @@ class _HostBounds:
 
 
 @dataclass(frozen=True, eq=False)
+class _Drafts:
+    """Draft tokens that are verified.
+
+    Attributes:
+        tree_mask: bool [sum of query_len ** 2], request after request a row for each query token:
+            which of the request's query tokens it sees, True keeps; None where there is no tree.
+            ``custom_mask`` then says the same of all keys.
+    """
+
+    tree_mask: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class _Quantised:
     kv_format: KVCacheFormat | None = None
     kv_cache_sf: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -106,7 +119,9 @@ class _PagedTensors:
 
 
 @dataclass(frozen=True, eq=False)
-class PagedAttentionInputs(_HostBounds, _Quantised, _WithOutput, AttentionOptions, _PagedTensors):
+class PagedAttentionInputs(
+    _Drafts, _HostBounds, _Quantised, _WithOutput, AttentionOptions, _PagedTensors
+):
     """Arguments of ``paged_attention``.
 
     Attributes:
@@ -161,7 +176,7 @@ class _RaggedTensors:
 
 
 @dataclass(frozen=True, eq=False)
-class RaggedAttentionInputs(_HostBounds, _WithOutput, AttentionOptions, _RaggedTensors):
+class RaggedAttentionInputs(_Drafts, _HostBounds, _WithOutput, AttentionOptions, _RaggedTensors):
     """Arguments of ``ragged_attention``; ``max_q_len`` and ``max_kv_len`` as of pages."""
 
     def lengths(self) -> tuple[torch.Tensor, torch.Tensor]:

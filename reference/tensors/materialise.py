@@ -22,6 +22,7 @@ from .inputs import (
 from .kv_codes import format_of, quantised, queries
 from .placement import Placement, block_table, placement
 from .regimes import attention_values, custom_mask_values, merge_values, sink_values
+from .trees import mask_of_trees, tree_masks
 from .values import bits, choose, stream
 
 SPARE_CHANNELS = 16
@@ -65,6 +66,8 @@ def _options(problem: AttentionProblem, home: Allocator) -> AttentionOptions:
     mask = None
     if problem.custom_mask:
         mask = home.place("custom_mask", custom_mask_values(problem, home.device))
+    if problem.tree:
+        mask = home.place("custom_mask", mask_of_trees(tree_masks(problem), problem.seq_lens))
     kv_heads = problem.num_kv_heads
     return AttentionOptions(
         causal=problem.causal,
@@ -78,6 +81,14 @@ def _options(problem: AttentionProblem, home: Allocator) -> AttentionOptions:
         k_scale=_scale(problem, "k_scale", kv_heads, home),
         v_scale=_scale(problem, "v_scale", kv_heads, home),
     )
+
+
+def _tree_mask(problem: AttentionProblem, home: Allocator) -> torch.Tensor | None:
+    """Place what each query token sees of its request's query tokens, where they are a tree."""
+    if not problem.tree:
+        return None
+    masks = [torch.empty(0, dtype=torch.bool), *(mask.flatten() for mask in tree_masks(problem))]
+    return home.place("tree_mask", torch.cat(masks))
 
 
 def _scale(
@@ -157,6 +168,7 @@ def ragged_inputs(problem: AttentionProblem, home: Allocator) -> RaggedAttention
         kv_indptr=placed["kv_indptr"],
         **_options(problem, home).keywords(),
         out_dtype=values.q.dtype,
+        tree_mask=_tree_mask(problem, home),
         storages=home.storages,
     )
 
@@ -190,6 +202,7 @@ def paged_inputs(problem: AttentionProblem, home: Allocator) -> PagedAttentionIn
         out_dtype=values.q.dtype,
         kv_format=kv_format,
         kv_cache_sf=scales,
+        tree_mask=_tree_mask(problem, home),
         storages=home.storages,
     )
 

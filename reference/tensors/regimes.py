@@ -12,7 +12,14 @@ from typing import NamedTuple
 
 import torch
 
-from ..problems import EXACT_GAP, EXACT_KEYS, MAX_SEQ_LEN, AttentionProblem, MergeProblem
+from ..problems import (
+    EXACT_GAP,
+    EXACT_KEYS,
+    EXACT_RANKS,
+    MAX_SEQ_LEN,
+    AttentionProblem,
+    MergeProblem,
+)
 from .values import Part, bell, bells, bits, choose, integers, power_of_two_at_least, stream
 
 ROWS_A_REQUEST = 2**20
@@ -228,8 +235,8 @@ def _exact_grid(
         _rank_in_digits(problem, values, positions)
     else:
         # A permutation of 0 to 4095, split into two parts that bfloat16 holds exactly.
-        rank = (positions * 1365 + choose(problem.seed, "rank", 0, MAX_SEQ_LEN)) % MAX_SEQ_LEN
-        rank = (rank ^ (rank >> 6)) * 2731 % MAX_SEQ_LEN
+        rank = (positions * 1365 + choose(problem.seed, "rank", 0, EXACT_RANKS)) % EXACT_RANKS
+        rank = (rank ^ (rank >> 6)) * 2731 % EXACT_RANKS
         values.q[..., : problem.exact_channels] = power_of_two_at_least(problem.exact_gap)
         values.k[..., 0] = (rank // 16 * 16).to(torch.float32).unsqueeze(1)
         values.k[..., 1] = (rank % 16).to(torch.float32).unsqueeze(1)

@@ -14,14 +14,22 @@ from hypothesis import strategies as st
 
 from kernelproof.impl import OPERATIONS
 from kernelproof.impl.targets.refusal import OF_THE_MACHINE, Refusal
-from kernelproof.properties.space.attention_axes import HEAD_DIMS, PHASES, head_fields
+from kernelproof.properties.space.attention_axes import (
+    HEAD_DIMS,
+    MOST_DRAFTS,
+    PHASES,
+    RAGGED,
+    head_fields,
+)
 from kernelproof.properties.space.attention_strategies import (
     FEATURES,
     MOST_FEATURES,
+    MOST_KEYS,
     lengths,
     long_axes,
 )
 from kernelproof.properties.space.axes import FREE, Axes, all_axes, example, narrow, resized
+from kernelproof.properties.space.axis_values import NO_FIELDS
 from kernelproof.properties.space.moe_axes import TOGETHER
 from kernelproof.properties.space.profiles import PROFILES, on_device
 from kernelproof.properties.space.rounds import EXAMPLES_A_ROUND
@@ -137,7 +145,7 @@ def test_every_value_of_every_axis_is_drawn(operation: str, paged: Any) -> None:
     axes = all_axes(operation)
     # A layer of latent attention has heads and a scale of its own.
     usual = [problem for problem in drawn if not problem.values_in_keys]
-    for name in sorted(set(axes) - {"phase", "head_dims", "caches"}):
+    for name in sorted(set(axes) - {*NO_FIELDS, "head_dims", "caches"}):
         assert {getattr(problem, name) for problem in usual} == set(axes[name]), name
     dims = {(problem.head_dim_qk, problem.head_dim_vo) for problem in drawn}
     pairs = {(each[0], each[1]) for each in axes["head_dims"]}
@@ -373,6 +381,10 @@ class TestNarrow:
                 if name == "phase":
                     assert isinstance(problem, AttentionProblem)
                     assert (problem.query_lens[0], problem.seq_lens[0]) == PHASES[value]
+                elif name == "verify":
+                    assert isinstance(problem, AttentionProblem)
+                    assert problem.uniform_queries == (value >= 0)
+                    assert problem.most_queries == (value or 1) or value == RAGGED
                 elif name == "head_dims":
                     assert isinstance(problem, AttentionProblem)
                     for field, wanted in head_fields(value).items():
@@ -505,4 +517,41 @@ def test_no_request_has_more_tokens_than_a_problem_may_have() -> None:
     work = on_device(PROFILES["nightly"], "cuda").max_work
     axes = Axes("paged_attention", {**all_axes("paged_attention"), **small}, work)
     longest = max(max(each.query_lens, default=0) for each in drawn_from(problems(axes), 300))
-    assert MAX_SEQ_LEN - 100 < longest <= MAX_SEQ_LEN
+    assert MOST_KEYS - 100 < longest <= MOST_KEYS
+
+
+def test_a_verify_on_a_gpu_has_keys_for_several_passes() -> None:
+    small: dict[str, tuple[Any, ...]] = {
+        "verify": (4, RAGGED), "head_dims": ((16, 16),), "num_kv_heads": (1,), "group_size": (1,),
+    }  # fmt: skip
+    work = on_device(PROFILES["gate"], "cuda").max_work
+    axes = Axes("paged_attention", {**all_axes("paged_attention"), **small}, work)
+    drawn = drawn_from(problems(axes), 100)
+    assert MAX_SEQ_LEN // 2 < max(each.most_keys for each in drawn) <= MAX_SEQ_LEN
+    assert not any(each.more_queries_than_keys for each in drawn)
+    assert {each.uniform_queries for each in drawn if each.num_requests > 1} == {True, False}
+    assert max(each.most_queries for each in drawn) == MOST_DRAFTS
+
+
+def test_a_kernel_that_takes_equally_many_tokens_gets_decodes_and_verifies() -> None:
+    axes = narrow("paged_attention", accept(lambda p: p.uniform_queries), GATE_WORK)
+    assert axes is not None
+    assert axes.allows("verify") == all_axes("paged_attention")["verify"][:-1]
+    drawn = drawn_from(problems(axes), 100)
+    assert sum(each.uniform_queries for each in drawn) > 80
+    assert sum(each.most_queries > 1 for each in drawn) > 15
+
+
+def test_a_kernel_of_decodes_gets_decodes() -> None:
+    axes = narrow("paged_attention", accept(lambda p: p.most_queries <= 1), GATE_WORK)
+    assert axes is not None
+    assert axes.allows("verify") == (0,)
+    assert "verify" not in axes.allows("phase")
+
+
+def test_trees_are_drawn_where_tokens_are_verified() -> None:
+    axes = narrow("paged_attention", accept(lambda p: not p.custom_mask), GATE_WORK)
+    assert axes is not None
+    drawn = drawn_from(problems(axes), 200)
+    trees = [each for each in drawn if each.tree]
+    assert len(trees) > 20

@@ -19,7 +19,7 @@ from kernelproof.reference import (
     materialise,
     oracle,
 )
-from kernelproof.reference.problems import MAX_SEQ_LEN
+from kernelproof.reference.problems import EXACT_RANKS
 from kernelproof.reference.problems.base import DTYPES
 from kernelproof.reference.tensors.inputs import MergeInputs, RaggedAttentionInputs
 from kernelproof.reference.tensors.regimes import EDGES, attention_values
@@ -195,10 +195,10 @@ def test_the_exact_grid_attends_to_one_key(dtype: str, per_head: bool) -> None:
 
 
 def test_the_grid_ranks_all_positions_differently() -> None:
-    problem = AttentionProblem("ragged_attention", seq_lens=(MAX_SEQ_LEN,), head_dim_qk=2,
+    problem = AttentionProblem("ragged_attention", seq_lens=(EXACT_RANKS,), head_dim_qk=2,
                                head_dim_vo=1, dtype="bfloat16", regime="exact_grid")  # fmt: skip
     k = attention_values(problem, CPU).k[:, 0].double()
-    assert sorted((k[:, 0] + k[:, 1]).tolist()) == list(range(MAX_SEQ_LEN))
+    assert sorted((k[:, 0] + k[:, 1]).tolist()) == list(range(EXACT_RANKS))
 
 
 def merge(problem: MergeProblem) -> MergeInputs:
