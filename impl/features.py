@@ -20,7 +20,7 @@ MOE_FEATURES = (
     "strided_hidden",
 )
 """Those of ``moe`` that are drawn only where named."""
-FLAGS = ("custom_mask", "per_head_scales", "different_kv_strides")
+FLAGS = ("custom_mask", "per_head_scales", "different_kv_strides", "alibi")
 """Those of attention that are the name of a problem's field."""
 STATES = {"padded": "padded_states", "different": "different_state_strides"}
 """Those of merging, by what they need of a problem's ``strides``."""
@@ -33,6 +33,7 @@ FEATURES = (
     "different_kv_strides",
     "window_right",
     "tree",
+    "alibi",
     *STATES.values(),
     *MOE_FEATURES,
     "nondeterministic",
@@ -48,9 +49,9 @@ quantised caches come with ``inputs.kv_format``, which says what they hold, and
 ``inputs.kv_cache_sf``, FP8 queries with ``inputs.q_scale``; ``mla`` is multi-head latent attention:
 there is one key-value head, and ``inputs.v_cache`` is a view of the first channels of
 ``inputs.k_cache``; ``different_kv_strides``: K and V lie by themselves, in rows and pages of
-strides of their own; ``window_right``: an ``inputs.window_right``; ``tree``: the query tokens of a
-request are a draft tree, which ``inputs.tree_mask`` describes, and ``inputs.custom_mask`` with all
-keys. Of ``merge_state``:
+strides of their own; ``window_right``: an ``inputs.window_right``; ``alibi``:
+``inputs.alibi_slopes``; ``tree``: the query tokens of a request are a draft tree, which
+``inputs.tree_mask`` describes, and ``inputs.custom_mask`` with all keys. Of ``merge_state``:
 ``padded_states`` are outs in wider rows, ``different_state_strides`` give ``inputs.states``, each
 with strides of its own. Of ``moe``: ``expert_parallel`` is an offset, ids of other ranks, and -1;
 ``fp8_weights``, ``nvfp4_weights`` and ``mxfp4_weights`` give a QuantizedMatrix for weights, and

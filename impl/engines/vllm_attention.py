@@ -46,6 +46,8 @@ def _supports(problem: AttentionProblem, target: Target) -> bool | str:
         return "this release has causal attention only"
     if not problem.causal and problem.window_left >= 0:
         return "a window without a causal mask has two sides"
+    if problem.alibi and problem.sinks and max(problem.query_lens, default=0) > 1:
+        return "ALiBi is counted from the first new token, which sinks know nothing of"
     wrong = refused_attention(problem) or wrong_here(target, problem.dtype, problem.kv_cache)
     return wrong or unavailable(FILE, target) or True
 
@@ -66,7 +68,7 @@ def _compile_key(problem: AttentionProblem) -> Hashable:
     return (
         problem.dtype, problem.kv_cache, problem.head_dim_qk, problem.num_kv_heads,
         problem.group_size, problem.page_size, problem.window_left, problem.causal, problem.sinks,
-        problem.logits_soft_cap > 0, strides if problem.head_dim_qk % 16 else None,
+        problem.logits_soft_cap > 0, problem.alibi, strides if problem.head_dim_qk % 16 else None,
         several and problem.head_dim_qk == LARGE_HEAD,
     )  # fmt: skip
 
@@ -86,7 +88,7 @@ unified = functools.partial(
     implementation,
     "paged_attention",
     provider="vllm",
-    features=("fp8_kv", "host_bounds"),
+    features=("fp8_kv", "host_bounds", "alibi"),
     arithmetic=ARITHMETIC,
     writes_out=True,
     compile_key=_compile_key,
@@ -149,6 +151,7 @@ def _attend(
             softmax_scale=inputs.sm_scale, causal=inputs.causal,
             window_size=(inputs.window_left, 0 if inputs.causal else -1), block_table=table,
             softcap=inputs.logits_soft_cap, q_descale=None, k_descale=scales[0],
-            v_descale=scales[1], sinks=inputs.sinks, **more,
+            v_descale=scales[1], sinks=inputs.sinks,
+            alibi_slopes=inputs.alibi_slopes, **more,
         )  # fmt: skip
     return inputs.out, None

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -88,8 +89,8 @@ def _captured(
 def _own(inputs: PagedAttentionInputs, tokens: int) -> PagedAttentionInputs:
     """Copy the tensors of a call, with room for ``tokens`` query tokens."""
 
-    def copied(scale: float | torch.Tensor) -> float | torch.Tensor:
-        return scale.clone() if isinstance(scale, torch.Tensor) else scale
+    def copied(value: Any) -> Any:  # noqa: ANN401  a number, a tensor or None
+        return value.clone() if isinstance(value, torch.Tensor) else value
 
     scales = inputs.kv_cache_sf
     return replace(
@@ -99,7 +100,8 @@ def _own(inputs: PagedAttentionInputs, tokens: int) -> PagedAttentionInputs:
         v_cache=with_rows(inputs.v_cache, len(inputs.v_cache)),
         kv_cache_sf=scales and (with_rows(scales[0], len(scales[0])),
                                 with_rows(scales[1], len(scales[1]))),
-        sinks=None if inputs.sinks is None else inputs.sinks.clone(),
+        sinks=copied(inputs.sinks),
+        alibi_slopes=copied(inputs.alibi_slopes),
         q_scale=copied(inputs.q_scale),
         k_scale=copied(inputs.k_scale),
         v_scale=copied(inputs.v_scale),
@@ -111,7 +113,9 @@ def _own(inputs: PagedAttentionInputs, tokens: int) -> PagedAttentionInputs:
 
 def _values(inputs: PagedAttentionInputs) -> Iterator[torch.Tensor]:
     yield from (inputs.q, inputs.k_cache, inputs.v_cache, *(inputs.kv_cache_sf or ()))
-    for each in (inputs.sinks, inputs.q_scale, inputs.k_scale, inputs.v_scale):
+    for each in (
+        inputs.sinks, inputs.alibi_slopes, inputs.q_scale, inputs.k_scale, inputs.v_scale
+    ):  # fmt: skip
         if isinstance(each, torch.Tensor):
             yield each
 
@@ -186,6 +190,7 @@ def options_of(inputs: PagedAttentionInputs) -> Hashable:
         *(None if isinstance(each, torch.Tensor) else each for each in numbers),
         inputs.kv_layout, inputs.kv_format, inputs.out_dtype, inputs.causal, inputs.sm_scale,
         inputs.window_left, inputs.logits_soft_cap, inputs.sinks is None,
+        inputs.window_right, inputs.alibi_slopes is None,
         inputs.metadata.page_size,
     )  # fmt: skip
 

@@ -30,6 +30,7 @@ SWITCHES: dict[str, tuple[Any, Any]] = {
     "k_scale": (1.0, 2.0),
     "v_scale": (1.0, 2.0),
     "sinks": (False, True),
+    "alibi": (False, True),
     "custom_mask": (False, True),
     "tree": (0, None),
     "per_head_scales": (False, True),

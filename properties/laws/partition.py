@@ -130,7 +130,7 @@ def verify_chain(subject: Subject, problem: AttentionProblem) -> Verdict:
 def split_kv(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Attend to two ranges of the keys and merge the states: attention to all of them."""
     one_query_each = max(problem.query_lens, default=0) <= 1
-    problem = replace(problem, custom_mask=False, tree=0, sinks=False, window_left=-1,
+    problem = replace(problem, custom_mask=False, tree=0, sinks=False, alibi=False, window_left=-1,
                       window_right=-1, causal=problem.causal and one_query_each)  # fmt: skip
     size = problem.page_size
     halves: tuple[list[Part], list[Part]] = ([], [])
@@ -199,7 +199,7 @@ def _behind(part: Part, problem: AttentionProblem) -> Part:
 def doubled_keys(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Attend to every key twice: each takes half its weight, and lse grows by log 2."""
     one_query_each = max(problem.query_lens, default=0) <= 1
-    problem = replace(problem, custom_mask=False, tree=0, sinks=False, window_left=-1,
+    problem = replace(problem, custom_mask=False, tree=0, sinks=False, alibi=False, window_left=-1,
                       window_right=-1, causal=problem.causal and one_query_each)  # fmt: skip
     size = problem.page_size
     full = [range(len(keys) // size * size) for _, _, (keys,) in whole(problem)]

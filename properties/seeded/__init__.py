@@ -16,6 +16,7 @@ from . import (
     phase_bugs,
 )
 from .attention import (
+    feature_bugs,
     graph_bugs,
     memory_bugs,
     mla_bugs,
@@ -41,6 +42,7 @@ from .moe import stateful_bugs as moe_stateful_bugs
 
 BUGS: tuple[SeededBug, ...] = (
     *option_bugs.BUGS,
+    *feature_bugs.BUGS,
     *paging_bugs.BUGS,
     *memory_bugs.BUGS,
     *stateful_bugs.BUGS,

@@ -36,7 +36,14 @@ from .kernels import (
 
 CONTROLS: list[SeededBug] = []
 Pair = tuple[torch.Tensor, torch.Tensor]
-EVERYTHING = ("custom_mask", "tree", "per_head_scales")
+EVERYTHING = (
+    "custom_mask",
+    "tree",
+    "per_head_scales",
+    "different_kv_strides",
+    "window_right",
+    "alibi",
+)
 QUANTISED = (*CACHE_FEATURES, "fp8_q")
 PLAIN = AttentionProblem()
 OPTIONS = ("k_scale", "v_scale", "sm_scale", "logits_soft_cap", "sinks")

@@ -97,6 +97,16 @@ def in_window(position: torch.Tensor, key: torch.Tensor, window_left: int) -> to
     return key >= position - window_left
 
 
+def in_right_window(position: torch.Tensor, key: torch.Tensor, window_right: int) -> torch.Tensor:
+    """Return which keys the window keeps on its right; window_right >= 0."""
+    return key <= position + window_right
+
+
+def alibi(slopes: torch.Tensor, position: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """Return ALiBi [H, t, S] of slopes [H]; positions [t, 1], keys [1, S]."""
+    return slopes.view(-1, 1, 1) * (key - position)
+
+
 def keep_probabilities(probabilities: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Leave the probabilities as they are before they multiply V of this dtype."""
     del dtype
@@ -143,6 +153,8 @@ class Stages:
     cap: Callable[[torch.Tensor, float], torch.Tensor] = cap
     caps_masked: bool = False  # the soft cap comes after the mask
     window: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor] = in_window
+    right: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor] = in_right_window
+    bias: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] = alibi
     probabilities: Callable[[torch.Tensor, torch.dtype], torch.Tensor] = keep_probabilities
     summed: Callable[[torch.Tensor, torch.dtype], torch.Tensor] = keep_probabilities
     weigh: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = weigh
@@ -246,6 +258,9 @@ def scan(
             logits = stages.cap(logits.masked_fill(hidden, stages.masked), inputs.logits_soft_cap)
         else:
             logits = stages.cap(logits, inputs.logits_soft_cap)
+            if inputs.alibi_slopes is not None:
+                key = torch.arange(tile.start, tile.stop, device=q.device).unsqueeze(0)
+                logits = logits + stages.bias(inputs.alibi_slopes, position, key)
             logits = logits.masked_fill(hidden, stages.masked)
         largest = torch.maximum(state.largest, logits.amax(dim=-1, keepdim=True))
         base = finite(largest)
@@ -273,6 +288,8 @@ def visible(
         keep = keep & (key <= position)
     if inputs.window_left >= 0:
         keep = keep & stages.window(position, key, inputs.window_left)
+    if inputs.window_right >= 0:
+        keep = keep & stages.right(position, key, inputs.window_right)
     if request.mask is not None:
         keep = keep & request.mask[:, tile]
     return keep

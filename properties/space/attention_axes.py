@@ -87,6 +87,7 @@ ATTENTION_AXES: dict[str, tuple[Any, ...]] = {
     "strided_kv": (False, True),
     "different_kv_strides": (False, True),
     "window_right": (-1, 0, 1, 2, 7, 16, 63, 128),
+    "alibi": (False, True),
     "regime": ATTENTION_REGIMES,
 }
 """Values by axis, the simplest first. Of ``verify``, which is no field of a problem: 0 where each
@@ -139,7 +140,7 @@ def attention_example(operation: str, chosen: Mapping[str, Any]) -> AttentionPro
         fields |= {"head_dim_qk": 64, "head_dim_vo": 64, "values_in_keys": False}
         fields["page_size"] = multiples_of(kv_cache).get("page_size", fields["page_size"])
     if fields["regime"] == "exact_grid":
-        fields["logits_soft_cap"], fields["v_scale"] = 0.0, 1.0
+        fields |= {"logits_soft_cap": 0.0, "v_scale": 1.0, "alibi": False}
     return AttentionProblem(
         operation=operation,
         query_lens=tuple(t for t, _ in lengths),

@@ -66,6 +66,7 @@ FEATURES = (
     "strided_kv",
     "different_kv_strides",
     "window_right",
+    "alibi",
 )
 MOST_FEATURES, MOST_FEATURES_LONG = 5, 2
 OFF = AttentionProblem()
@@ -164,11 +165,11 @@ def _work_of_a_key(fields: Mapping[str, Any], tokens: int = 1) -> int:
 def _with_windows_that_hide(axes: Axes, heads: Mapping[str, Any], work: float) -> Axes:
     """Leave out windows that hide no key of any request of this work, unless no other is left."""
     longest = min(work / _work_of_a_key(heads), MOST_KEYS)
-    values = axes.allows("window_left")
-    short = tuple(value for value in values if value + 2 <= longest)
-    if not any(value >= 0 for value in short):
-        return axes
-    return replace(axes, values={**axes.values, "window_left": short})
+    hiding: dict[str, tuple[Any, ...]] = {}
+    for name in ("window_left", "window_right"):
+        short = tuple(value for value in axes.allows(name) if value + 2 <= longest)
+        hiding |= {name: short} if any(value >= 0 for value in short) else {}
+    return replace(axes, values={**axes.values, **hiding}) if hiding else axes
 
 
 def _least_group(dims: Sequence[int]) -> int:
@@ -205,7 +206,8 @@ def _cache(draw: st.DrawFn, axes: Axes, fields: Mapping[str, Any]) -> dict[str, 
 
 def exact_grid_allowed(fields: dict[str, Any]) -> bool:
     """Whether the exact grid stays exact with these options."""
-    return not fields.get("logits_soft_cap") and is_power_of_two(fields.get("v_scale", 1.0))
+    bent = fields.get("logits_soft_cap") or fields.get("alibi")
+    return not bent and is_power_of_two(fields.get("v_scale", 1.0))
 
 
 @st.composite

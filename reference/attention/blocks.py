@@ -22,6 +22,8 @@ class Block(NamedTuple):
     hidden: torch.Tensor | None  # [N, rows or 1, S'], True where masked; None if nothing is
     tokens: torch.Tensor  # [tokens of the block] int64, rows of q
     places: torch.Tensor  # the same tokens among the [N * rows] of the block
+    lengths: torch.Tensor  # [N, 1, 1] int64, keys of each request
+    distances: torch.Tensor | None  # [N, rows, S'], a key's position less a query's; for ALiBi
 
     def put(self, values: torch.Tensor, target: torch.Tensor) -> None:
         """Write values [N, K, rows * G, X] to the block's tokens in a target [tokens, H, X]."""
@@ -92,6 +94,8 @@ def block_of(batch: Batch, options: Options, rows: slice) -> Block:
         functools.reduce(operator.or_, hidden) if hidden else None,
         tokens,
         places,
+        num_keys,
+        None if options.alibi_slopes is None else entry - (row + offset),
     )
 
 

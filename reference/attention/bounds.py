@@ -67,13 +67,14 @@ def attention_error_bound(
     arithmetic: Arithmetic | None = None,
     out_dtype: torch.dtype | None = None,
     window_right: int = -1,
+    alibi_slopes: torch.Tensor | None = None,
 ) -> AttentionOutput:
     """Bound, element by element, how far an honest kernel may be from ``paged_attention``.
 
     Args:
         q, k_cache, v_cache, metadata, kv_layout, causal, sm_scale, window_left, logits_soft_cap,
             sinks, custom_mask, q_scale, k_scale, v_scale, compute_dtype, kv_format, kv_cache_sf,
-            window_right: as in ``paged_attention``.
+            window_right, alibi_slopes: as in ``paged_attention``.
         arithmetic: what the kernel rounds where; float32 throughout if None.
         out_dtype: dtype of the kernel's output; q's if None.
 
@@ -89,6 +90,7 @@ def attention_error_bound(
         sm_scale=sm_scale,
         window_left=window_left,
         window_right=window_right,
+        alibi_slopes=alibi_slopes,
         logits_soft_cap=logits_soft_cap,
         sinks=sinks,
         custom_mask=custom_mask,
@@ -125,6 +127,7 @@ def ragged_attention_error_bound(
     arithmetic: Arithmetic | None = None,
     out_dtype: torch.dtype | None = None,
     window_right: int = -1,
+    alibi_slopes: torch.Tensor | None = None,
 ) -> AttentionOutput:
     """Bound how far an honest kernel may be from ``ragged_attention``; see attention_error_bound.
 
@@ -144,6 +147,7 @@ def ragged_attention_error_bound(
         sm_scale=sm_scale,
         window_left=window_left,
         window_right=window_right,
+        alibi_slopes=alibi_slopes,
         logits_soft_cap=logits_soft_cap,
         sinks=sinks,
         custom_mask=custom_mask,

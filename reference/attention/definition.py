@@ -1,6 +1,6 @@
 """Paged and ragged attention, as the textbook defines them, in float64 by default.
 
-out = softmax(cap(scale * q k^T) + mask) v          (Vaswani et al., arXiv:1706.03762)
+out = softmax(cap(scale * q k^T) + bias + mask) v          (Vaswani et al., arXiv:1706.03762)
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ def paged_attention(
     kv_format: KVCacheFormat | None = None,
     kv_cache_sf: tuple[torch.Tensor, torch.Tensor] | None = None,
     window_right: int = -1,
+    alibi_slopes: torch.Tensor | None = None,
 ) -> AttentionOutput:
     """Attend a mixed batch of prefills and decodes to a paged KV cache.
 
@@ -83,6 +84,8 @@ def paged_attention(
             are ``k_scale`` and ``v_scale``.
         window_right: keys to the right of the query's own position that are kept; -1: all. With
             ``causal`` there are none.
+        alibi_slopes: [qo_heads], ALiBi (arXiv:2108.12409): the logit of a key grows by the head's
+            slope times its position less the query's, after scale and soft cap.
 
     Returns:
         AttentionOutput in ``compute_dtype``, on q's device, without gradients. No input is changed.
@@ -96,6 +99,7 @@ def paged_attention(
         sm_scale=sm_scale,
         window_left=window_left,
         window_right=window_right,
+        alibi_slopes=alibi_slopes,
         logits_soft_cap=logits_soft_cap,
         sinks=sinks,
         custom_mask=custom_mask,
@@ -128,6 +132,7 @@ def ragged_attention(
     v_scale: float | torch.Tensor = 1.0,
     compute_dtype: torch.dtype = torch.float64,
     window_right: int = -1,
+    alibi_slopes: torch.Tensor | None = None,
 ) -> AttentionOutput:
     """Attend requests to keys and values that lie one request after another, without pages.
 
@@ -138,7 +143,7 @@ def ragged_attention(
         qo_indptr: [R + 1], request i owns query tokens ``qo_indptr[i]:qo_indptr[i + 1]``.
         kv_indptr: [R + 1], the same for keys.
         causal, sm_scale, window_left, logits_soft_cap, sinks, custom_mask, q_scale, k_scale,
-            v_scale, compute_dtype, window_right: as in ``paged_attention``.
+            v_scale, compute_dtype, window_right, alibi_slopes: as in ``paged_attention``.
 
     Returns:
         AttentionOutput in ``compute_dtype``, on q's device. No input is changed.
@@ -152,6 +157,7 @@ def ragged_attention(
         sm_scale=sm_scale,
         window_left=window_left,
         window_right=window_right,
+        alibi_slopes=alibi_slopes,
         logits_soft_cap=logits_soft_cap,
         sinks=sinks,
         custom_mask=custom_mask,

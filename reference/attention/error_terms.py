@@ -60,6 +60,11 @@ with a failure probability below 2 exp(-LAMBDA^2 / 2): Higham & Mary, SIAM J. Sc
     n(S) FIXED_POINT A in the same way; the row sum is no product.
 
 8. to 10.: operands and single products that are rounded, see ``product_terms``.
+
+11. ALiBi of slope a may be counted from any position of the request: FlashAttention counts from
+    the first key, vLLM from the first new one. That moves s_j, m and a sink alike, by at most a S,
+    which is a S more in each of |s_j| and |m|, and adds a product and a sum: (LOGIT + ALIBI) u a S
+    more in d_j, and 2 LSE u a S in the lse.
 """
 
 from __future__ import annotations
@@ -102,6 +107,8 @@ VARIANCE_FLOOR = 2.0**-40
 """Share of sum P V^2 that sum P V^2 - O^2 may lose to cancellation in float64, and more."""
 TANH = 2.0**-11
 """Largest relative error of tanh.approx.f32, as the PTX ISA gives it."""
+ALIBI = LOGIT + 2
+"""Roundings of a logit with ALiBi, in units of u a S, besides those of |s_j|; see 11."""
 SIGMOID = 10.0
 """Absolute error of tanh by way of a sigmoid, in units of u; see 6."""
 FIXED_POINT = 2.0**-13
@@ -217,7 +224,7 @@ def block_bounds(
     errors = _logit_errors(weights, key_norms, rounded.single, options, roundings)
     sees_nothing = torch.isneginf(weights.lse)
     lse, out_size = weights.lse.masked_fill(sees_nothing, 0.0), out.abs()
-    largest = weights.largest.abs()
+    largest = weights.largest.abs() + 2 * weights.farthest
     probabilities = weights.probabilities
     v_squared = options.scratch.take("v_squared", tuple(v.shape), v.dtype, v.device)
     torch.mul(v, v, out=v_squared)
@@ -286,10 +293,10 @@ def _logit_errors(
     options: Options,
     roundings: Roundings,
 ) -> LogitErrors:
-    """Bound what the logits of a block are off by: 1., 6. and 7. above, and ``of_products``."""
+    """Bound what the logits of a block are off by: 1., 6., 7. and 11., and ``of_products``."""
     u, head_dim, scale = roundings.accumulate, weights.q.shape[-1], _scale(weights, options)
     query_norms = torch.linalg.vector_norm(weights.q, dim=-1, keepdim=True)
-    sizes, largest = weights.logits.abs(), weights.largest.abs()  # sizes are infinite where masked
+    sizes, largest = weights.sizes, weights.largest.abs()  # sizes are infinite where masked
     absolute = torch.add(sizes, largest).mul_(LOGIT * u).add_(EXP * u)
     products = u * (growth(head_dim) + DOT) * abs(scale)
     absolute.addcmul_(query_norms, key_norms.unsqueeze(2), value=products)
@@ -302,6 +309,8 @@ def _logit_errors(
         if roundings.tanh:
             absolute += sizes.mul_(roundings.tanh)
     absolute += of_products
+    if weights.slopes is not None:
+        absolute += ALIBI * u * weights.farthest
     absolute.masked_fill_(torch.isneginf(weights.logits), 0.0)
     relative = absolute.clamp(max=LARGEST_LOGIT_ERROR).expm1_()
     weighted = weights.probabilities * relative
@@ -311,6 +320,7 @@ def _logit_errors(
     if weights.sinks is not None:
         sink_share = 1 - weights.probabilities.sum(dim=-1, keepdim=True)
         of_sink = u * (LOGIT * (weights.sinks.abs() + largest) + EXP)
+        of_sink = of_sink + (LOGIT + ALIBI) * u * weights.farthest
         sink_error = torch.expm1(of_sink.clamp(max=LARGEST_LOGIT_ERROR))
         mean = mean + sink_share * sink_error
         square = square + sink_share * sink_error.square()

@@ -29,6 +29,7 @@ class Options:
     kv_format: KVCacheFormat | None = None
     kv_cache_sf: Scales | None = None
     window_right: int = -1
+    alibi_slopes: torch.Tensor | None = None
     scratch: Scratch = field(default_factory=Scratch, compare=False, repr=False)
 
 
@@ -49,6 +50,8 @@ def check_options(q: torch.Tensor, num_kv_heads: int, mask_size: int, options: O
         raise ValueError(message)
     if options.sinks is not None:
         _check_shape("sinks", options.sinks, (q.shape[1],), "floating [qo_heads]")
+    if options.alibi_slopes is not None:
+        _check_shape("alibi_slopes", options.alibi_slopes, (q.shape[1],), "floating [qo_heads]")
     check_scale("q_scale", options.q_scale, "qo_heads", q.shape[1])
     for name in ("k_scale", "v_scale"):
         check_scale(name, getattr(options, name), "kv_heads", num_kv_heads)

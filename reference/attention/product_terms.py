@@ -122,7 +122,7 @@ def rounded_products(
         spread.masked_fill_(torch.isneginf(weights.logits), 0.0)
         head_dim = weights.q.shape[-1]
         largest = spread * min(LAMBDA, math.sqrt(head_dim))
-        single = weights.logits.abs() * (roundings.products + 2 * roundings.cut)
+        single = weights.sizes * (roundings.products + 2 * roundings.cut)
         single += torch.minimum(largest.square(), largest)
         single += head_dim * abs(scale) * roundings.floor
     if roundings.dequantized is not None:

@@ -32,6 +32,20 @@ class Weights(NamedTuple):
     probabilities: torch.Tensor  # [N, K, R, S'], rows sum to 1 less the sink's share, or to 0
     lse: torch.Tensor  # [N, K, R, 1]
     sinks: torch.Tensor | None  # [K, R, 1]
+    slopes: torch.Tensor | None  # [K, R, 1], of ALiBi
+
+    @property
+    def farthest(self) -> torch.Tensor | float:
+        """The most that ALiBi may add to a logit, [N, K, R, 1], from wherever it is counted."""
+        if self.slopes is None:
+            return 0.0
+        return self.slopes.abs() * self.block.lengths.unsqueeze(-1)
+
+    @property
+    def sizes(self) -> torch.Tensor:
+        """|logits|, or how large they may have been without ALiBi; infinite where masked."""
+        sizes = self.logits.abs()
+        return sizes if self.slopes is None else sizes.add_(self.farthest)
 
 
 def softmax_weights(batch: Batch, options: Options) -> Iterator[Weights]:
@@ -54,15 +68,25 @@ def _block_weights(batch: Batch, options: Options, block: Block) -> Weights:
     logits = (q * sm_scale) @ k.transpose(-1, -2)
     if options.logits_soft_cap:
         logits = options.logits_soft_cap * torch.tanh(logits / options.logits_soft_cap)
+    by_token = logits.unflatten(2, (-1, num_heads // num_kv_heads))  # [N, K, rows, G, S']
+    slopes, sinks = (
+        None if each is None else _per_row(each, block, q, num_kv_heads)
+        for each in (options.alibi_slopes, options.sinks)
+    )
+    if slopes is not None and block.distances is not None:
+        by_token += slopes.unflatten(1, by_token.shape[2:4]) * block.distances[:, None, :, None]
     if block.hidden is not None:
-        by_token = logits.unflatten(2, (-1, num_heads // num_kv_heads))  # [N, K, rows, G, S']
         by_token.masked_fill_(block.hidden[:, None, :, None], -math.inf)
-    sinks = None
-    if options.sinks is not None:
-        rows = (block.rows.stop - block.rows.start, num_heads, 1)
-        per_row = options.sinks.to(device=q.device, dtype=q.dtype).unsqueeze(-1).expand(rows)
-        sinks = group(per_row, num_kv_heads)
-    return _normalise(Weights(block, q, k, logits, logits, logits, logits, sinks))
+    return _normalise(Weights(block, q, k, logits, logits, logits, logits, sinks, slopes))
+
+
+def _per_row(
+    per_head: torch.Tensor, block: Block, q: torch.Tensor, num_kv_heads: int
+) -> torch.Tensor:
+    """Return [H] numbers of query heads as [K, R, 1]."""
+    rows = (block.rows.stop - block.rows.start, len(per_head), 1)
+    per_row = per_head.to(device=q.device, dtype=q.dtype).unsqueeze(-1).expand(rows)
+    return group(per_row, num_kv_heads)
 
 
 def _scaled_queries(q: torch.Tensor, options: Options) -> torch.Tensor:

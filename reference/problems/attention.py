@@ -70,6 +70,7 @@ class AttentionProblem(BaseProblem):
             tree that hashes of this number and of the request's identity choose, parents before
             children. Each sees all keys before the queries, and of the queries its ancestors and
             itself. Causal and windows count rows, not depths, as FlashInfer and XQA do.
+        alibi: whether there are ``alibi_slopes``, as in ``paged_attention``.
         per_head_scales: whether head h has k_scale and v_scale times ``2 ** (h % 3 - 1)``.
         kv_cache: format of the cache, one of ``KV_CACHES``: any for paged_attention, those without
             block scales for append_paged_kv, none for ragged_attention.
@@ -95,6 +96,7 @@ class AttentionProblem(BaseProblem):
         "different_kv_strides",
         "window_right",
         "tree",
+        "alibi",
     )
 
     operation: str = "paged_attention"
@@ -127,6 +129,7 @@ class AttentionProblem(BaseProblem):
     different_kv_strides: bool = False
     window_right: int = -1
     tree: int = 0
+    alibi: bool = False
     regime: str = "iid"
     seed: int = 0
     request_ids: tuple[int, ...] = ()
@@ -163,9 +166,10 @@ class AttentionProblem(BaseProblem):
         if self.sm_scale is not None and not math.isfinite(self.sm_scale):
             refuse("sm_scale", self.sm_scale, "finite or null")
         if self.regime == "exact_grid" and (
-            self.logits_soft_cap or not is_power_of_two(self.v_scale)
+            self.logits_soft_cap or self.alibi or not is_power_of_two(self.v_scale)
         ):
-            refuse("regime", self.regime, "without soft cap and with v_scale a power of two")
+            expected = "without soft cap and ALiBi, and with v_scale a power of two"
+            refuse("regime", self.regime, expected)
         if self.regime == "exact_grid" and self.scale * self.k_scale < LEAST_EXACT_SCALE:
             refuse("regime", self.regime, f"with sm_scale * k_scale at least {LEAST_EXACT_SCALE}")
         if self.operation == "append_paged_kv":

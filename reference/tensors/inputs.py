@@ -37,6 +37,7 @@ class AttentionOptions:
     v_scale: float | torch.Tensor
     q_scale: float | torch.Tensor = field(default=1.0, kw_only=True)
     window_right: int = field(default=-1, kw_only=True)
+    alibi_slopes: torch.Tensor | None = field(default=None, kw_only=True)
 
     def keywords(self) -> dict[str, Any]:
         """Return the options as keyword arguments of the oracle."""

@@ -21,7 +21,7 @@ from .inputs import (
 )
 from .kv_codes import format_of, quantised, queries
 from .placement import Placement, block_table, placement
-from .regimes import attention_values, custom_mask_values, merge_values, sink_values
+from .regimes import alibi_slopes, attention_values, custom_mask_values, merge_values, sink_values
 from .trees import mask_of_trees, tree_masks
 from .values import bits, choose, stream
 
@@ -68,12 +68,16 @@ def _options(problem: AttentionProblem, home: Allocator) -> AttentionOptions:
         mask = home.place("custom_mask", custom_mask_values(problem, home.device))
     if problem.tree:
         mask = home.place("custom_mask", mask_of_trees(tree_masks(problem), problem.seq_lens))
+    slopes = (
+        home.place("alibi_slopes", alibi_slopes(problem, home.device)) if problem.alibi else None
+    )
     kv_heads = problem.num_kv_heads
     return AttentionOptions(
         causal=problem.causal,
         sm_scale=problem.scale,
         window_left=problem.window_left,
         window_right=problem.window_right,
+        alibi_slopes=slopes,
         logits_soft_cap=problem.logits_soft_cap,
         sinks=sinks,
         custom_mask=mask,

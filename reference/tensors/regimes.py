@@ -270,6 +270,12 @@ def sink_values(problem: AttentionProblem, device: torch.device) -> torch.Tensor
     return torch.full_like(values, EXACT_SINK) if problem.regime == "exact_grid" else values
 
 
+def alibi_slopes(problem: AttentionProblem, device: torch.device) -> torch.Tensor:
+    """Make [qo_heads] float32 slopes of ALiBi: 2^(-8 h / H) of the h-th of H heads, from 1."""
+    heads = torch.arange(1, problem.num_qo_heads + 1, device=device)
+    return torch.exp2(-8.0 * heads / problem.num_qo_heads)
+
+
 def custom_mask_values(problem: AttentionProblem, device: torch.device) -> torch.Tensor:
     """Make the flat custom mask: each row keeps about three quarters of its keys."""
     rows = _numbered(problem.ids, problem.query_lens)

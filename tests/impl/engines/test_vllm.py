@@ -47,7 +47,7 @@ def unified_attention(
     q, k, v, out, cu_seqlens_q, max_seqlen_q, seqused_k, max_seqlen_k, softmax_scale, causal,
     window_size, block_table, softcap, q_descale, k_descale, v_descale, seq_threshold_3D=None,
     num_par_softmax_segments=None, softmax_segm_output=None, softmax_segm_max=None,
-    softmax_segm_expsum=None, sinks=None, kv_quant_mode=KVQuantMode.NONE,
+    softmax_segm_expsum=None, alibi_slopes=None, sinks=None, kv_quant_mode=KVQuantMode.NONE,
 ):
     lengths = cu_seqlens_q.diff()
     assert max_seqlen_q == lengths.max() and max_seqlen_k == seqused_k.max() and q_descale is None
@@ -63,6 +63,7 @@ def unified_attention(
     found = paged_attention(
         q, k, v, metadata, causal=causal, sm_scale=softmax_scale, window_left=window_size[0],
         logits_soft_cap=softcap, sinks=sinks, kv_format=form,
+        alibi_slopes=alibi_slopes,
         k_scale=1.0 if form is None else float(k_descale),
         v_scale=1.0 if form is None else float(v_descale),
     )
@@ -196,6 +197,7 @@ def judged(name: str, problem: Problem) -> Verdict:
         ("vllm-unified-attention", replace(MIXED, sm_scale=0.5, strided_q=True, strided_kv=True)),
         ("vllm-unified-attention", replace(MIXED, kv_cache="float8_e4m3fn", k_scale=0.5)),
         ("vllm-unified-attention", replace(MIXED, kv_cache="float8_e5m2", v_scale=2.0)),
+        ("vllm-unified-attention", replace(MIXED, alibi=True, logits_soft_cap=3.0)),
         ("vllm-unified-attention-3d", SHORT),
         ("vllm-unified-attention-3d", replace(SHORT, head_dim_qk=24, head_dim_vo=24)),
         ("vllm-merge-attn-states", MergeProblem(num_tokens=3, num_heads=2, empty="some")),
@@ -234,6 +236,7 @@ def test_an_older_release_is_called_by_its_own_names(
     [
         ("vllm-unified-attention", replace(MIXED, query_lens=(5, 1, 1)), "no more queries than"),
         ("vllm-unified-attention", replace(MIXED, causal=False, window_left=1), "has two sides"),
+        ("vllm-unified-attention", replace(MIXED, alibi=True, sinks=True), "first new token"),
         ("vllm-unified-attention", replace(MIXED, head_dim_vo=32), "one head dim"),
         ("vllm-unified-attention", replace(MIXED, v_scale=2.0), "belong to FP8 caches"),
         ("vllm-unified-attention", replace(MIXED, dtype="bfloat16"), "interpreter multiplies"),
