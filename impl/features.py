@@ -43,6 +43,7 @@ FEATURES = (
     "large_tensors",
     "host_bounds",
     "slot_mapping",
+    "batch_invariant",
 )
 """What an implementation may opt into. Those up to ``strided_hidden`` are drawn only where named:
 quantised caches come with ``inputs.kv_format``, which says what they hold, and
@@ -67,7 +68,8 @@ call reads nothing of experts that no token goes to, so that weights may be larg
 ``large_tensors`` is that of attention: nothing but the batch's own pages and rows is read.
 ``host_bounds`` is of attention: ``inputs.max_q_len`` and ``inputs.max_kv_len`` are read, so that
 they are made larger than the truth. ``slot_mapping`` is of append_paged_kv: slots are taken from
-``inputs.slot_mapping``, where -1 stands at tokens that are not written."""
+``inputs.slot_mapping``, where -1 stands at tokens that are not written. ``batch_invariant`` is of
+attention: the promise that a request has the same bits alone and in any batch."""
 
 
 def drawn_features(problem: Problem) -> list[str]:

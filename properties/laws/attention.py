@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ import torch
 from ...reference import AttentionOutput, AttentionProblem
 from ...reference.attention.bounds import Bounded
 from ...reference.problems.cache_names import multiples_of
-from ..verdicts.comparison import Result, agree, fail
+from ..verdicts.comparison import Result, agree, bitwise, fail, worse
 from ..verdicts.contained import Stop
 from ..verdicts.subject import Subject
 from ..verdicts.verdict import VACUOUS, Verdict
@@ -133,6 +133,37 @@ def page_size_invariance(subject: Subject, problem: AttentionProblem) -> Verdict
 
 def batch_independence(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Run each of at most three requests by itself: the others must not change its answer."""
+
+    def compare(result: Result, part: Result, bounds: Bounds) -> Verdict:
+        return agree(result, part, bounds, exact=subject.exact(problem))
+
+    return _each_alone(subject, problem, compare)
+
+
+def same_bits_in_any_batch(subject: Subject, problem: AttentionProblem) -> Verdict:
+    """Run requests by themselves where that is promised to give the bits that a batch gives."""
+    if "batch_invariant" not in subject.implementation.features:
+        return VACUOUS
+
+    def compare(result: Result, part: Result, _: Bounds) -> Verdict:
+        verdict = Verdict("PASS", ratio=0.0)
+        for name, alone, batched in zip(("out", "lse"), result, part, strict=True):
+            if alone is not None and batched is not None:
+                verdict = worse(verdict, bitwise(name, batched, alone))
+        return verdict
+
+    return _each_alone(subject, problem, compare)
+
+
+Bounds = tuple[AttentionOutput, AttentionOutput]
+
+
+def _each_alone(
+    subject: Subject,
+    problem: AttentionProblem,
+    compare: Callable[[Result, Result, Bounds], Verdict],
+) -> Verdict:
+    """Compare at most three requests by themselves with what they are in the batch."""
     whole, whole_bounded = run(subject, problem)
     starts = [sum(problem.query_lens[:i]) for i in range(len(problem.query_lens))]
     checked = [i for i, t in enumerate(problem.query_lens) if t][:3]
@@ -152,7 +183,7 @@ def batch_independence(subject: Subject, problem: AttentionProblem) -> Verdict:
         rows = slice(starts[request], starts[request] + problem.query_lens[request])
         part: Result = (whole[0][rows], None if whole[1] is None else whole[1][rows])
         bound = type(bounded.bound)(whole_bounded.bound.out[rows], whole_bounded.bound.lse[rows])
-        found = agree(result, part, (bounded.bound, bound), exact=subject.exact(problem))
+        found = compare(result, part, (bounded.bound, bound))
         if found.bad:
             message = f"request {request} of the batch against itself alone: {found.message}"
             return replace(found, message=message)
@@ -328,6 +359,14 @@ LAWS = (
         batch_independence,
         "a request alone equals itself in any batch",
         overlap="call_order kills its bug when the draw before happened to hold the same queries",
+    ),
+    Law(
+        "same_bits_in_any_batch",
+        ATTENTION,
+        same_bits_in_any_batch,
+        "where it is promised (batch_invariant), a request has the same bits alone and in any batch",
+        weight=0.5,
+        needs=("batch_invariant",),
     ),
     Law(
         "sensitivity",

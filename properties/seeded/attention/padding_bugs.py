@@ -98,6 +98,16 @@ def lengths_by_pages(inputs: PagedAttentionInputs) -> Pair:
     return attend(replace(inputs, metadata=with_lengths(inputs, known)))
 
 
+@seeded(BUGS, PAGED, "padded_batch")
+def padding_clears_its_page(inputs: PagedAttentionInputs) -> Pair:
+    """Clear the first page of a request without keys, as of one that has just begun."""
+    pair, pages = attend(inputs), inputs.block_table[:, :1].flatten()
+    empty = (inputs.metadata.seq_lens == 0) & (pages >= 0) & (pages < len(inputs.k_cache))
+    for cache in (inputs.k_cache, inputs.v_cache):
+        cache[pages[empty[: len(pages)]].long()] = 0
+    return pair
+
+
 @seeded(BUGS, PAGED, "slack_bounds", features=BOUNDS)
 def keys_of_the_host(inputs: PagedAttentionInputs) -> Pair:
     """Take the host's bound for the number of keys where all requests have as many."""
@@ -161,6 +171,32 @@ def rows_of_the_batch(inputs: Ragged) -> Pair:
     places = (begins.unsqueeze(1) + row)[row < counts.unsqueeze(1)]
     out, lse = attend(replace(inputs, q=inputs.q[places.long()]))
     return out, lse
+
+
+INVARIANT = ("batch_invariant",)
+
+
+def _in_fixed_parts(inputs: PagedAttentionInputs, length: int) -> Pair:
+    """Attend to parts of as many keys, and merge them."""
+
+    def one(request: Request) -> Pair:
+        states = in_parts(request, inputs, length)
+        outs = torch.stack([state.weighted for state in states])
+        return close(_merged(states, outs), request, inputs)
+
+    return assemble(inputs, one)
+
+
+@seeded(BUGS, PAGED, "same_bits_in_any_batch", features=INVARIANT)
+def parts_by_batch(inputs: PagedAttentionInputs) -> Pair:
+    """Promise the same bits in any batch, and cut keys into as many parts as there is room for."""
+    return _in_fixed_parts(inputs, PART * max(inputs.metadata.num_requests, 1))
+
+
+@seeded(CONTROLS, PAGED, control="honest", features=INVARIANT)
+def parts_of_one_length(inputs: PagedAttentionInputs) -> Pair:
+    """Promise the same bits in any batch, and cut keys into parts of one length."""
+    return _in_fixed_parts(inputs, PART)
 
 
 @seeded(BUGS, PAGED, "far_pages", features=LARGE)
