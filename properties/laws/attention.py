@@ -364,7 +364,7 @@ LAWS = (
         "same_bits_in_any_batch",
         ATTENTION,
         same_bits_in_any_batch,
-        "where it is promised (batch_invariant), a request has the same bits alone and in any batch",
+        "a request has the same bits alone and in any batch, where that is promised",
         weight=0.5,
         needs=("batch_invariant",),
     ),
