@@ -81,8 +81,8 @@ def module_key(problem: AttentionProblem) -> Hashable:
 
 
 def xqa_module_key(problem: AttentionProblem) -> Hashable:
-    """Return what XQA builds a module for: pages and group sizes are compiled in, too."""
-    return module_key(problem), problem.page_size, problem.group_size
+    """Return what XQA builds a module for: pages, group sizes and query tokens, too."""
+    return module_key(problem), problem.page_size, problem.group_size, problem.most_queries
 
 
 MERGED_ABOVE = 4 * 65
@@ -147,7 +147,7 @@ TRTLLM_GEN = Backend(
 XQA = Backend(
     "xqa",
     Arithmetic(probabilities="inputs", partial_outputs=True, exponent="fused"),
-    features=("fp8_kv", "nvfp4_kv", "host_bounds"),
+    features=("tree", "fp8_kv", "nvfp4_kv", "host_bounds"),
     compile_key=xqa_module_key,
     build_ahead=True,
     build_minutes=6.0,

@@ -1,4 +1,4 @@
-"""What calls of FlashInfer's CUDA kernels share: wrappers, plans by keyword, caches, scales, LSE.
+"""What calls of FlashInfer's CUDA kernels share: wrappers, plans, caches, scales, masks, LSE.
 
 Everything is passed by keyword: from release to release a positional argument has changed its
 meaning (docs/gating.md). LSE is base 2 in FlashInfer and natural here.
@@ -7,6 +7,8 @@ meaning (docs/gating.md). LSE is base 2 in FlashInfer and natural here.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -27,6 +29,9 @@ from .kv import flashinfer_arguments
 WORKSPACE_BYTES = 394 << 20
 """vLLM's float workspace. FlashInfer recommends 128 MiB; FA2 of 0.6.13 plans 234 MiB of parts for
 prefills of 300 and 17 tokens with 32 query heads, measured on an H200."""
+
+BYTE, WORD, ALIGNED = 8, 16, 32
+"""Bits of what masks are packed into, and bits of which a row of XQA's takes a multiple."""
 
 
 def flashinfer(module: str = "flashinfer") -> Any:  # noqa: ANN401  untyped third-party code
@@ -86,6 +91,10 @@ def attention_refusal(problem: AttentionProblem, target: Target) -> str | None:
             "FlashInfer's custom mask takes the place of causal and window",
         ),
         (
+            problem.tree and problem.window_left >= 0,
+            "FlashInfer's masks of draft trees take the place of a window, or go without one",
+        ),
+        (
             not is_power_of_two(problem.v_scale),
             f"FlashInfer rounds its output, then multiplies by v_scale {problem.v_scale}",
         ),
@@ -139,3 +148,52 @@ def kv_heads_of(inputs: AttentionInputs) -> int:
     if isinstance(inputs, RaggedAttentionInputs):
         return inputs.k.shape[1]
     return inputs.k_cache.shape[2 if inputs.kv_layout == "NHD" else 1]
+
+
+def packed_bytes(mask: torch.Tensor, bits: Sequence[int]) -> torch.Tensor:
+    """Return flat bool masks as ``packed_custom_mask``: each request's bits from a byte on.
+
+    Args:
+        mask: bool [sum of bits], True keeps.
+        bits: of each request, query_len times seq_len.
+
+    Returns:
+        uint8; the first element of a byte is its least significant bit.
+    """
+    parts = [_packed(part, BYTE) for part in mask.split(list(bits))]
+    return torch.cat([mask.new_empty(0, dtype=torch.int32), *parts]).to(torch.uint8)
+
+
+def draft_words(
+    qo_indptr: Sequence[int], tree_mask: torch.Tensor | None, device: torch.device
+) -> torch.Tensor:
+    """Return which of its request's query tokens each one sees, as XQA's ``mask`` says it.
+
+    Args:
+        qo_indptr: where each request's query tokens begin and end.
+        tree_mask: as of ``inputs``; None for a causal mask.
+        device: of the result.
+
+    Returns:
+        uint16 [tokens, 2 ceil(most query tokens / 32)]; a word's first column is its least
+        significant bit (``applyMaskFromInput`` of ``xqa/mha.cu``).
+    """
+    lengths = [stop - start for start, stop in pairwise(qo_indptr)]
+    width = ALIGNED * -(-max(lengths, default=0) // ALIGNED)
+    rows, start = torch.zeros((sum(lengths), width), dtype=torch.bool, device=device), 0
+    for first, t in zip(qo_indptr, lengths, strict=False):
+        if tree_mask is None:
+            seen = torch.ones((t, t), dtype=torch.bool, device=device).tril()
+        else:
+            seen = tree_mask[start : start + t * t].view(t, t)
+        rows[first : first + t, :t] = seen
+        start += t * t
+    words = _packed(rows.flatten(), WORD).to(torch.int16)
+    return words.view(torch.uint16).view(len(rows), width // WORD)
+
+
+def _packed(bits: torch.Tensor, size: int) -> torch.Tensor:
+    """Return int32 numbers of this many bits each, the first one the least significant."""
+    padded = torch.nn.functional.pad(bits, (0, -len(bits) % size)).view(-1, size)
+    weights = 2 ** torch.arange(size, dtype=torch.int32, device=bits.device)
+    return (padded * weights).sum(dim=1, dtype=torch.int32)

@@ -10,6 +10,8 @@ from ..targets.optional import absent, missing, require
 from ..targets.refusal import Refusal
 from ..targets.target import Target
 
+MOST_DRAFTS = 16
+"""Most query tokens of a request with which calls that decode are made."""
 Refuses = Callable[[Any, Target], "str | None"]
 """Takes a problem and a machine; returns the reason why not, None where there is none."""
 
@@ -59,6 +61,31 @@ def one_query_token(who: str) -> Refuses:
     def refuses(problem: AttentionProblem, _: Target) -> str | None:
         several = any(length != 1 for length in problem.query_lens)
         return f"{who} one query token a request" if several else None
+
+    return refuses
+
+
+def few_query_tokens(who: str, *, uniform: bool = True) -> Refuses:
+    """Refuse what is no verify: requests without a token, of many, of more than they have keys.
+
+    Where ``uniform``, so are requests of different numbers of tokens.
+    """
+
+    def refuses(problem: AttentionProblem, _: Target) -> str | None:
+        lengths = problem.query_lens
+        return first_reason(
+            (uniform and not problem.uniform_queries, f"{who} equally many tokens of each request"),
+            (min(lengths, default=1) < 1, f"{who} one query token a request or more"),
+            (max(lengths, default=1) > MOST_DRAFTS, f"{who} at most {MOST_DRAFTS} query tokens"),
+            (
+                problem.most_queries > 1 and not (problem.causal or problem.tree),
+                f"{who} several query tokens under a causal mask",
+            ),
+            (
+                problem.most_queries > 1 and problem.more_queries_than_keys,
+                f"{who} no more queries than keys",
+            ),
+        )
 
     return refuses
 

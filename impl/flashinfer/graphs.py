@@ -14,12 +14,14 @@ from dataclasses import replace
 
 import torch
 
-from ...reference import BatchMetadata
+from ...reference import AttentionProblem, BatchMetadata
 from ...reference.tensors.inputs import PagedAttentionInputs
 from ..gpu.cuda_graphs import Recorded, Replays, options_of, padded, room_for, with_rows
 from ..protocol import Implementation
+from ..targets.target import Target
 from .backends import FA3
 from .calls import session_wrapper, shared_workspace
+from .claims import one_query_token
 from .paged import cuda_core_decode, prefill_fa2, prefill_fa3, tensor_core_decode
 from .plans import DECODE, DECODE_FA2, PREFILL_FA2, PREFILL_FA3, Kind, Pair, run
 from .sessions import owned
@@ -150,6 +152,20 @@ class FixedSession:
 _replays = functools.cache(Replays)
 
 
+def _decoding(eager: Implementation) -> Implementation:
+    """Return an adapter without requests of several tokens.
+
+    How many they have is part of the shape that a graph keeps, and no padded request has as many.
+    """
+    refused = one_query_token("a decode wrapper's graph takes")
+
+    def supports(problem: AttentionProblem, target: Target) -> bool | str:
+        more = refused(problem, target)
+        return more or eager.supports is None or eager.supports(problem, target)
+
+    return replace(eager, supports=supports)
+
+
 def _replayed(eager: Implementation, kind: Kind, *without: str) -> Implementation:
     """Make of an adapter one that replays its calls from CUDA graphs.
 
@@ -173,6 +189,6 @@ def _replayed(eager: Implementation, kind: Kind, *without: str) -> Implementatio
 
 
 decode_graph = _replayed(cuda_core_decode, DECODE)
-decode_fa2_graph = _replayed(tensor_core_decode, DECODE_FA2)
-prefill_fa2_graph = _replayed(prefill_fa2, PREFILL_FA2, "custom_mask")
+decode_fa2_graph = _replayed(_decoding(tensor_core_decode), DECODE_FA2)
+prefill_fa2_graph = _replayed(prefill_fa2, PREFILL_FA2, "custom_mask", "tree")
 prefill_fa3_graph = _replayed(prefill_fa3, PREFILL_FA3, *FA3.features)

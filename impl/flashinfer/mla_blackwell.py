@@ -16,7 +16,7 @@ from ..gating.rules import version_matches
 from ..targets.target import Target
 from .backends import TRTLLM_GEN, XQA, Backend, one_module
 from .calls import flashinfer, version
-from .claims import Refuses, first_reason, one_query_token, unavailable
+from .claims import Refuses, few_query_tokens, first_reason, one_query_token, unavailable
 from .mla import RECORDS, latent_pages, latent_refusal, mla_wrapper, plan_latent, typed_pages
 from .trtllm import WITH_LSE, natural_or_none, padded_block_table, zeroed_workspace
 
@@ -32,6 +32,7 @@ CUTLASS_SCALE = 1.0 / math.sqrt(128 + 64)
 
 
 DECODES: tuple[Refuses, ...] = (one_query_token("decoding takes"), latent_refusal)
+VERIFIES: tuple[Refuses, ...] = (few_query_tokens("decoding takes"), latent_refusal)
 
 
 def _not_cutlass(problem: AttentionProblem, _: Target) -> str | None:
@@ -80,7 +81,7 @@ def _decode(inputs: PagedAttentionInputs, backend: str) -> Result:
     out = inputs.q.new_empty((*inputs.q.shape[:2], compressed), dtype=inputs.out_dtype)
     with_lse = backend == "trtllm-gen" and version_matches(version(), WITH_LSE)
     result = flashinfer("flashinfer.mla").trtllm_batch_decode_with_kv_cache_mla(
-        query=inputs.q.unsqueeze(1),
+        query=inputs.q.unflatten(0, (inputs.metadata.num_requests, -1)),
         kv_cache=typed_pages(inputs),
         workspace_buffer=zeroed_workspace(f"mla-{backend}", inputs.q.device),
         qk_nope_head_dim=NOPE_HEAD_DIM,
@@ -89,7 +90,7 @@ def _decode(inputs: PagedAttentionInputs, backend: str) -> Result:
         block_tables=padded_block_table(inputs, TABLE_OF_KEYS),
         seq_lens=inputs.metadata.seq_lens,
         max_seq_len=inputs.max_kv_len,
-        out=out.unsqueeze(1),
+        out=out.unflatten(0, (inputs.metadata.num_requests, -1)),
         bmm1_scale=inputs.sm_scale * float(inputs.q_scale) * float(inputs.k_scale),
         bmm2_scale=float(inputs.v_scale),
         backend=backend,
@@ -98,13 +99,13 @@ def _decode(inputs: PagedAttentionInputs, backend: str) -> Result:
     return out, natural_or_none(result[1].reshape(out.shape[:2]) if with_lse else None)
 
 
-@TRTLLM_GEN.adapter("paged_attention", "flashinfer-mla-trtllm", *DECODES, features=QUANTISED)
+@TRTLLM_GEN.adapter("paged_attention", "flashinfer-mla-trtllm", *VERIFIES, features=QUANTISED)
 def mla_trtllm(inputs: PagedAttentionInputs) -> Result:
     """Decode from a latent cache by trtllm-gen."""
     return _decode(inputs, "trtllm-gen")
 
 
-@XQA.adapter("paged_attention", "flashinfer-mla-xqa", *DECODES, features=QUANTISED)
+@XQA.adapter("paged_attention", "flashinfer-mla-xqa", *VERIFIES, features=QUANTISED)
 def mla_xqa(inputs: PagedAttentionInputs) -> Result:
     """Decode from a latent cache by XQA; no LSE."""
     return _decode(inputs, "xqa")

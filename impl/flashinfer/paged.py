@@ -10,10 +10,11 @@ import torch
 
 from ...reference import AttentionProblem, BatchMetadata, build_metadata
 from ...reference.tensors.inputs import PagedAttentionInputs
+from ..gating.rules import version_matches
 from ..targets.target import Target
 from .backends import CUDA_CORE, FA2, FA3
 from .calls import attention_refusal, flashinfer, wrapper
-from .claims import Refuses, first_reason, one_head_dim, one_query_token
+from .claims import Refuses, few_query_tokens, first_reason, one_head_dim, one_query_token
 from .plans import (
     DECODE,
     DECODE_FA2,
@@ -39,7 +40,26 @@ MIXED: tuple[Refuses, ...] = (
     attention_refusal,
 )
 """What neither decodes nor a mixed batch are called with."""
-DECODES: tuple[Refuses, ...] = (one_query_token("a decode wrapper takes"), *MIXED)
+DECODES: tuple[Refuses, ...] = (
+    one_query_token("a decode wrapper without tensor cores takes"),
+    *MIXED,
+)
+SEVERAL = ">=0.6.13.dev0"
+"""``plan`` of a decode wrapper takes ``q_len_per_req``."""
+
+
+def _before_several(problem: AttentionProblem, target: Target) -> str | None:
+    if problem.most_queries <= 1 or version_matches(target.flashinfer, SEVERAL):
+        return None
+    return "a decode wrapper takes one query token a request before 0.6.13"
+
+
+VERIFIES: tuple[Refuses, ...] = (
+    few_query_tokens("a decode wrapper takes"),
+    _before_several,
+    *MIXED,
+)
+"""What a decode wrapper with tensor cores is not called with."""
 
 
 def _unlike_fa3(problem: AttentionProblem, _: Target) -> str | None:
@@ -76,11 +96,11 @@ def cuda_core_decode(inputs: PagedAttentionInputs) -> Pair:
 @FA2.adapter(
     "paged_attention",
     "flashinfer-decode-fa2",
-    *DECODES,
+    *VERIFIES,
     session=functools.partial(paged_session, DECODE_FA2),
 )
 def tensor_core_decode(inputs: PagedAttentionInputs) -> Pair:
-    """Decode with tensor cores: FA2's prefill kernel."""
+    """Decode with tensor cores, several tokens a request too: FA2's prefill kernel."""
     return attend(DECODE_FA2, inputs, inputs.metadata)
 
 
@@ -88,7 +108,7 @@ def tensor_core_decode(inputs: PagedAttentionInputs) -> Pair:
     "paged_attention",
     "flashinfer-prefill-fa2",
     attention_refusal,
-    features=("custom_mask", *FA2.features),
+    features=("custom_mask", "tree", *FA2.features),
     session=functools.partial(paged_session, PREFILL_FA2),
 )
 def prefill_fa2(inputs: PagedAttentionInputs) -> Pair:

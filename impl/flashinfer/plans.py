@@ -11,7 +11,7 @@ import torch
 from ...reference import BatchMetadata
 from ...reference.formats.kv_format import stored_head_dim
 from ...reference.tensors.inputs import PagedAttentionInputs
-from .calls import kv_heads_of, paged_cache, plan_options, scales
+from .calls import kv_heads_of, packed_bytes, paged_cache, plan_options, scales
 from .triton import to_natural
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -29,11 +29,14 @@ def plan_decode(
     backend: str,
 ) -> None:
     """Plan ``BatchDecodeWithPagedKVCacheWrapper``; the metadata are on the host or the device."""
+    requests = max(metadata.num_requests, 1)
+    tokens = inputs.q.shape[0] // requests if inputs.q.shape[0] > requests else 1
     planned.plan(
         indptr=metadata.paged_kv_indptr,
         indices=metadata.paged_kv_indices,
         last_page_len=metadata.paged_kv_last_page_len,
         head_dim=inputs.q.shape[-1],
+        **({"q_len_per_req": tokens} if tokens > 1 else {}),
         **_shared(inputs, metadata, backend),
     )
 
@@ -53,9 +56,17 @@ def plan_prefill(
         head_dim_qk=inputs.q.shape[-1],
         head_dim_vo=head_dim_vo(inputs),
         causal=inputs.causal,
-        custom_mask=inputs.custom_mask,
+        **mask_of(inputs, metadata),
         **_shared(inputs, metadata, backend),
     )
+
+
+def mask_of(inputs: PagedAttentionInputs, metadata: BatchMetadata) -> dict[str, Any]:
+    """Return the mask: bits of a draft tree, bools of any other."""
+    if inputs.tree_mask is None or inputs.custom_mask is None:
+        return {"custom_mask": inputs.custom_mask}
+    bits = (metadata.qo_indptr.diff() * metadata.seq_lens).tolist()
+    return {"packed_custom_mask": packed_bytes(inputs.custom_mask, bits)}
 
 
 def _shared(inputs: PagedAttentionInputs, metadata: BatchMetadata, backend: str) -> dict[str, Any]:

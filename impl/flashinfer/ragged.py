@@ -71,7 +71,7 @@ SINGLE_SPLIT = 256
     "flashinfer-ragged-fa2",
     _scaled,
     attention_refusal,
-    features=("custom_mask",),
+    features=("custom_mask", "tree"),
     session=functools.partial(ragged_session, "fa2", _plan, _run),
 )
 def ragged_fa2(inputs: RaggedAttentionInputs) -> Pair:
@@ -104,7 +104,7 @@ def _several_requests(problem: AttentionProblem, _: Target) -> str | None:
     no_more_queries_than_keys("single_prefill_with_kv_cache takes", causal=True),
     _scaled,
     attention_refusal,
-    features=("custom_mask",),
+    features=("custom_mask", "tree"),
     library=None,
     wide_arithmetic=(),
     split=SINGLE_SPLIT,

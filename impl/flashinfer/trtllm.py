@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -23,13 +24,13 @@ from ..gating.of_problem import feature_of
 from ..gating.rules import version_matches
 from ..targets.target import Target
 from .backends import TRTLLM_GEN, XQA
-from .calls import WORKSPACE_BYTES, attention_refusal, flashinfer, paged_cache, version
+from .calls import WORKSPACE_BYTES, attention_refusal, draft_words, flashinfer, paged_cache, version
 from .claims import (
     Refuses,
     either,
+    few_query_tokens,
     no_more_queries_than_keys,
     one_head_dim,
-    one_query_token,
     unavailable,
 )
 from .triton import to_natural
@@ -74,7 +75,8 @@ def _linear_scales(problem: AttentionProblem, _: Target) -> str | None:
     return "trtllm-gen reads V's block scales interleaved"
 
 
-DECODES = one_query_token("trtllm_batch_decode_with_kv_cache takes")
+DECODES = few_query_tokens("trtllm_batch_decode_with_kv_cache takes", uniform=False)
+XQA_DECODES = few_query_tokens("XQA takes")
 ONE_HEAD_DIM = one_head_dim("keys and values have one head_dim")
 TRTLLM: tuple[Refuses, ...] = (ONE_HEAD_DIM, _linear_scales, attention_refusal)
 """What trtllm-gen is not called with."""
@@ -88,7 +90,7 @@ def _fp8_on_hopper(problem: AttentionProblem, target: Target) -> str | None:
     return FP8_ON_HOPPER if problem.kv_element in FP8 and _on_hopper(target) else None
 
 
-ANY_XQA: tuple[Refuses, ...] = (DECODES, ONE_HEAD_DIM, attention_refusal)
+ANY_XQA: tuple[Refuses, ...] = (XQA_DECODES, ONE_HEAD_DIM, attention_refusal)
 WITH_XQA: tuple[Refuses, ...] = (_fp8_on_hopper, *ANY_XQA)
 """What XQA is not called with."""
 
@@ -159,10 +161,30 @@ def _finished(result: Any, *, with_lse: bool) -> Result:  # noqa: ANN401  untype
     return out, natural_or_none(lse)
 
 
+def _tokens(inputs: PagedAttentionInputs, backend: str) -> dict[str, Any]:
+    """Return what says how many query tokens each request has, where that is not one.
+
+    XQA masks by bits. Other kernels mask causally, and take ragged batches.
+    """
+    indptr: list[int] = inputs.metadata.qo_indptr.tolist()
+    lengths = {stop - start for start, stop in pairwise(indptr)}
+    if lengths <= {1}:
+        return {}
+    if len(lengths) > 1:
+        return {"q_len_per_req": None, "max_q_len": inputs.max_q_len,
+                "cum_seq_lens_q": inputs.metadata.qo_indptr}  # fmt: skip
+    (tokens,) = lengths
+    if backend == "trtllm-gen":
+        return {"q_len_per_req": tokens}
+    words = draft_words(indptr, inputs.tree_mask, inputs.q.device)
+    return {"q_len_per_req": tokens, "mask": words.view(-1, tokens, words.shape[1])}
+
+
 def _decode(inputs: PagedAttentionInputs, backend: str) -> Result:
     with_lse = backend == "trtllm-gen" and version_matches(version(), WITH_LSE)
     result = flashinfer("flashinfer.decode").trtllm_batch_decode_with_kv_cache(
         **_shared(inputs, backend),
+        **_tokens(inputs, backend),
         max_seq_len=inputs.max_kv_len,
         backend=backend,
         **({"return_lse": True} if with_lse else {}),

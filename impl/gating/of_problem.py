@@ -18,6 +18,10 @@ QUANTISATIONS = {
 QUANTISED_BY_THE_KERNEL = (("cutlass", "fp8_block"),)
 """Backends that take 16-bit hidden states and quantise them as the weights are."""
 
+DECODING = (("paged_attention", "xqa"), ("mla", "xqa"), ("mla", "trtllm-gen"))
+"""Operations and backends that only decode: equally many query tokens of each request are their
+``query_len``."""
+
 
 def feature_of(problem: Problem, backend: str) -> Feature:
     """Return the feature that one call of a backend on a problem needs.
@@ -35,11 +39,14 @@ def feature_of(problem: Problem, backend: str) -> Feature:
     if not isinstance(problem, AttentionProblem):
         return Feature(problem.operation, backend)
     masked = problem.custom_mask or problem.tree
-    kinds = {"decode" if length <= 1 else "prefill" for length in problem.query_lens}
+    operation = "mla" if problem.values_in_keys else problem.operation
+    verifies = (operation, backend) in DECODING and problem.uniform_queries
+    kinds = {"decode" if t <= 1 or verifies else "prefill" for t in problem.query_lens}
     return Feature(
-        "mla" if problem.values_in_keys else problem.operation,
+        operation,
         backend,
         phase="mixed" if len(kinds) > 1 else next(iter(kinds), "decode"),
+        query_len=max(problem.most_queries, 1) if verifies else 1,
         head_dim_qk=problem.head_dim_qk,
         head_dim_vo=problem.head_dim_vo,
         q_dtype=problem.q_dtype or problem.dtype,

@@ -169,6 +169,13 @@ def came_later(name: str, problem: AttentionProblem, release: Release, chip: int
         ("trtllm-decode", 100, {**FP8, "q_scale": 0.5, "k_scale": 2.0}),
         ("trtllm-decode", 100, {"kv_cache": "nvfp4 interleaved", "q_dtype": "float8_e4m3fn"}),
         ("trtllm-context", 100, {"query_lens": (5, 1)}),
+        ("trtllm-decode", 100, {"query_lens": (5, 1)}),
+        ("trtllm-decode", 100, {"query_lens": (3, 3)}),
+        ("xqa-decode", 90, {"query_lens": (4, 4), "window_left": 5}),
+        ("xqa-decode", 90, {"query_lens": (4, 4), "tree": 1}),
+        ("trtllm-decode-auto", 90, {"query_lens": (4, 4)}),
+        ("prefill-fa2", 90, {"query_lens": (4, 9), "tree": 2}),
+        ("mla-trtllm", 100, {**DEEPSEEK, "query_lens": (2, 2)}),
         ("trtllm-decode-auto", 90, {"sinks": True}),
         ("xqa-decode", 90, {"v_scale": 0.5, "window_left": 0}),
         ("xqa-decode", 120, {"kv_cache": "nvfp4"}),
@@ -238,6 +245,41 @@ def test_what_xqa_is_given(release: Release) -> None:
     assert "kv_block_scales" not in given
 
 
+def test_what_a_verify_is_given(release: Release) -> None:
+    chain, ragged = replace(PLAIN, query_lens=(3, 3)), replace(PLAIN, query_lens=(5, 1))
+    tree = replace(chain, tree=1)
+    for name, problem in (("xqa-decode", chain), ("xqa-decode", tree), ("trtllm-decode", chain)):
+        attended(release, f"flashinfer-{name}", problem)
+        given = keywords_of(release, "trtllm_batch_decode_with_kv_cache")
+        assert given["q_len_per_req"] == 3
+        assert ("mask" in given) == name.startswith("xqa")
+        if "mask" in given:
+            assert (given["mask"].dtype, given["mask"].shape) == (torch.uint16, (2, 3, 2))
+            inputs: Any = materialise(problem)
+            seen = (given["mask"][..., 0].int().unsqueeze(-1) >> torch.arange(3)) & 1
+            tril = torch.ones(2, 3, 3).tril()
+            wanted = tril if inputs.tree_mask is None else inputs.tree_mask.view(2, 3, 3)
+            assert torch.equal(seen.bool(), wanted.bool())
+    attended(release, "flashinfer-trtllm-decode", ragged)
+    given = keywords_of(release, "trtllm_batch_decode_with_kv_cache")
+    assert given["q_len_per_req"] is None
+    assert (given["max_q_len"], given["cum_seq_lens_q"].tolist()) == (5, [0, 5, 6])
+    attended(release, "flashinfer-prefill-fa2", tree)
+    given = keywords_of(release, "BatchPrefillWithPagedKVCacheWrapper.plan")
+    assert given.get("custom_mask") is None
+    # A request's bits begin with a byte: 3 times 40 and 3 times 21 of them.
+    assert given["packed_custom_mask"].shape == (15 + 8,)
+    attended(release, "flashinfer-mla-trtllm", replace(PLAIN, **DEEPSEEK, query_lens=(2, 2)))
+    given = keywords_of(release, "trtllm_batch_decode_with_kv_cache_mla")
+    assert given["query"].shape == (2, 2, 128, 576)
+    said = came_later("flashinfer-decode-fa2", chain, release, 90)
+    assert (said is None) == (release.version != "0.6.7"), said
+    if said is None:
+        attended(release, "flashinfer-decode-fa2", chain)
+        given = keywords_of(release, "BatchDecodeWithPagedKVCacheWrapper.plan")
+        assert given.get("q_len_per_req", given.get("kwargs", {}).get("q_len_per_req")) == 3
+
+
 def test_what_latent_attention_is_given(release: Release) -> None:
     problem = replace(PLAIN, **LATENT, k_scale=2.0, strided_q=True, strided_kv=True)
     attended(release, "flashinfer-mla-fa2", problem)
@@ -259,7 +301,17 @@ def test_what_latent_attention_is_given(release: Release) -> None:
 @pytest.mark.parametrize(
     ("name", "fields", "said"),
     [
-        ("trtllm-decode", {"query_lens": (2, 1)}, "one query token a request"),
+        ("trtllm-decode", {"query_lens": (0, 1)}, "one query token a request or more"),
+        ("trtllm-decode", {"query_lens": (17, 1)}, "at most 16 query tokens"),
+        ("xqa-decode", {"query_lens": (2, 1)}, "equally many tokens of each request"),
+        ("xqa-decode", {"query_lens": (22, 22)}, "at most 16 query tokens"),
+        ("xqa-decode", {"query_lens": (2, 2), "seq_lens": (1, 9)}, "no more queries than keys"),
+        ("xqa-decode", {"query_lens": (2, 2), "causal": False}, "under a causal mask"),
+        ("xqa-decode", {"query_lens": (2, 2), "tree": 1, "window_left": 3}, "without one"),
+        ("decode", {"query_lens": (2, 2)}, "without tensor cores takes one query token"),
+        ("decode-fa2", {"query_lens": (2, 1)}, "equally many tokens of each request"),
+        ("decode-fa2-graph", {"query_lens": (2, 2)}, "graph takes one query token a request"),
+        ("mla-xqa", {**LATENT, "query_lens": (2, 2)}, "query_len must be 1"),
         ("trtllm-decode", {**FP8, "kv_cache": "nvfp4"}, "block scales interleaved"),
         ("trtllm-decode", {"logits_soft_cap": 5.0}, "soft_cap must be false"),
         ("trtllm-decode", {"page_size": 8}, "page_size must be"),
