@@ -13,13 +13,17 @@ from ...reference.tensors.inputs import PagedAttentionInputs
 from ..gating.rules import version_matches
 from ..targets.target import Target
 from .backends import CUDA_CORE, FA2, FA3
-from .calls import attention_refusal, flashinfer, wrapper
+from .calls import attention_refusal, flashinfer, version, wrapper
 from .claims import Refuses, few_query_tokens, first_reason, one_head_dim, one_query_token
 from .plans import (
     DECODE,
     DECODE_FA2,
+    DECODE_FIXED,
+    DECODE_UNSPLIT,
     PREFILL_FA2,
     PREFILL_FA3,
+    PREFILL_UNSPLIT,
+    WITH_LSE_BASE,
     Kind,
     Pair,
     head_dim_vo,
@@ -75,11 +79,20 @@ def _unlike_fa3(problem: AttentionProblem, _: Target) -> str | None:
     )
 
 
-def attend(kind: Kind, inputs: PagedAttentionInputs, metadata: BatchMetadata) -> Pair:
-    """Plan a wrapper, and run it."""
-    planned = wrapper(kind.name, inputs.q.device, kv_layout=inputs.kv_layout, **kind.options)
+def attend(
+    kind: Kind,
+    inputs: PagedAttentionInputs,
+    metadata: BatchMetadata,
+    *,
+    apart: str = "",
+    **options: Any,  # noqa: ANN401  of the run
+) -> Pair:
+    """Plan a wrapper, its own where it is to be kept ``apart``, and run it."""
+    planned = wrapper(
+        kind.name, inputs.q.device, apart=apart, kv_layout=inputs.kv_layout, **kind.options
+    )
     kind.plan(planned, inputs, metadata, kind.backend)
-    return run(planned, inputs, kind.backend)
+    return run(planned, inputs, kind.backend, **options)
 
 
 @CUDA_CORE.adapter(
@@ -102,6 +115,32 @@ def cuda_core_decode(inputs: PagedAttentionInputs) -> Pair:
 def tensor_core_decode(inputs: PagedAttentionInputs) -> Pair:
     """Decode with tensor cores, several tokens a request too: FA2's prefill kernel."""
     return attend(DECODE_FA2, inputs, inputs.metadata)
+
+
+# FlashInfer calls both options of the plan its controls of batch invariance. Of prefills that is
+# not taken for a promise: the tile of queries follows from the mean length of the batch.
+INVARIANT = (*FA2.features, "batch_invariant")
+
+
+@FA2.adapter("paged_attention", "flashinfer-decode-fa2-fixed-split", *DECODES, features=INVARIANT)
+def fixed_split_decode(inputs: PagedAttentionInputs) -> Pair:
+    """Decode with tensor cores in parts of as many pages (``fixed_split_size``)."""
+    return attend(DECODE_FIXED, inputs, inputs.metadata, apart="fixed", enable_pdl=False)
+
+
+@FA2.adapter("paged_attention", "flashinfer-decode-fa2-unsplit", *DECODES, features=INVARIANT)
+def unsplit_decode(inputs: PagedAttentionInputs) -> Pair:
+    """Decode with tensor cores, each request in one part (``disable_split_kv``)."""
+    return attend(DECODE_UNSPLIT, inputs, inputs.metadata, apart="unsplit", enable_pdl=False)
+
+
+@FA2.adapter("paged_attention", "flashinfer-prefill-fa2-unsplit", attention_refusal)
+def unsplit_prefill(inputs: PagedAttentionInputs) -> Pair:
+    """Attend a whole batch, each request in one part; the LSE is natural where it can be."""
+    base = {"lse_base": "ln"} if version_matches(version(), WITH_LSE_BASE) else {}
+    return attend(
+        PREFILL_UNSPLIT, inputs, inputs.metadata, apart="unsplit", enable_pdl=False, **base
+    )
 
 
 @FA2.adapter(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ def plan_decode(
     inputs: PagedAttentionInputs,
     metadata: BatchMetadata,
     backend: str,
+    **more: Any,  # noqa: ANN401  options of the plan
 ) -> None:
     """Plan ``BatchDecodeWithPagedKVCacheWrapper``; the metadata are on the host or the device."""
     requests = max(metadata.num_requests, 1)
@@ -38,6 +40,7 @@ def plan_decode(
         head_dim=inputs.q.shape[-1],
         **({"q_len_per_req": tokens} if tokens > 1 else {}),
         **_shared(inputs, metadata, backend),
+        **more,
     )
 
 
@@ -46,6 +49,7 @@ def plan_prefill(
     inputs: PagedAttentionInputs,
     metadata: BatchMetadata,
     backend: str,
+    **more: Any,  # noqa: ANN401  options of the plan
 ) -> None:
     """Plan ``BatchPrefillWithPagedKVCacheWrapper``; the metadata are on the host or the device."""
     planned.plan(
@@ -58,6 +62,7 @@ def plan_prefill(
         causal=inputs.causal,
         **mask_of(inputs, metadata),
         **_shared(inputs, metadata, backend),
+        **more,
     )
 
 
@@ -120,15 +125,32 @@ DECODE_FA2 = _decode("fa2", use_tensor_cores=True, backend="fa2")
 PREFILL_FA2, PREFILL_FA3 = _prefill("fa2"), _prefill("fa3")
 
 
-def run(planned: Any, inputs: PagedAttentionInputs, backend: str) -> Pair:  # noqa: ANN401  untyped
+FIXED_SPLIT = 8
+"""Pages of a part, where a plan fixes it: several parts in most requests of more than a page."""
+UNSPLIT = {"disable_split_kv": True, "non_blocking": False}
+DECODE_FIXED = replace(
+    DECODE_FA2, plan=functools.partial(plan_decode, fixed_split_size=FIXED_SPLIT)
+)
+DECODE_UNSPLIT = replace(DECODE_FA2, plan=functools.partial(plan_decode, **UNSPLIT))
+PREFILL_UNSPLIT = replace(PREFILL_FA2, plan=functools.partial(plan_prefill, **UNSPLIT))
+WITH_LSE_BASE = ">=0.7.1.dev0"
+"""Releases whose prefill wrapper takes ``lse_base``."""
+
+
+def run(
+    planned: Any,  # noqa: ANN401  untyped
+    inputs: PagedAttentionInputs,
+    backend: str,
+    **more: Any,  # noqa: ANN401  options of the run
+) -> Pair:
     """Run either wrapper as planned; the LSE is natural."""
     cache = paged_cache(inputs, backend)
     given, keywords = scales(inputs)
     if inputs.sinks is not None:
         cache["sinks"] = inputs.sinks.float()  # what FlashInfer's kernels read where they do
     out, lse = planned.run(inputs.q, cache.pop("paged_kv_cache"), *given, return_lse=True,
-                           **cache, **keywords)  # fmt: skip
-    return out, to_natural(lse)
+                           **cache, **keywords, **more)  # fmt: skip
+    return out, lse if more.get("lse_base") == "ln" else to_natural(lse)
 
 
 def head_dim_vo(inputs: PagedAttentionInputs) -> int:

@@ -37,7 +37,7 @@ def refusal(name: str, problem: Problem, target: Target) -> str | None:
 
 
 def test_without_a_gpu_they_say_so() -> None:
-    assert len(CUDA) == 19
+    assert len(CUDA) == 22
     for name in CUDA:
         found = find_implementation(name)
         problem: Problem = PAGED
@@ -159,6 +159,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ("decode-fa2", {"kv_cache": "float8_e5m2"}),
         ("prefill-fa2", {"query_lens": (3, 1), "window_left": 2, "logits_soft_cap": 5.0}),
         ("prefill-fa2", {"custom_mask": True, "causal": False}),
+        ("decode-fa2-fixed-split", {}),
+        ("decode-fa2-unsplit", {}),
+        ("prefill-fa2-unsplit", {"query_lens": (3, 1)}),
         ("prefill-fa2", {"kv_cache": "nvfp4"}),
         ("prefill-fa3", {**FP8, "per_head_scales": True}),
         ("mixed-fa2", {"query_lens": (1, 3), "seq_lens": (2, 3)}),
