@@ -127,7 +127,7 @@ PREFILL_FA2, PREFILL_FA3 = _prefill("fa2"), _prefill("fa3")
 
 FIXED_SPLIT = 8
 """Pages of a part, where a plan fixes it: several parts in most requests of more than a page."""
-UNSPLIT = {"disable_split_kv": True, "non_blocking": False}
+UNSPLIT: dict[str, Any] = {"disable_split_kv": True, "non_blocking": False}
 DECODE_FIXED = replace(
     DECODE_FA2, plan=functools.partial(plan_decode, fixed_split_size=FIXED_SPLIT)
 )

@@ -1,0 +1,76 @@
+"""What the laws of padding, slack and far memory give an implementation."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernelproof.impl import Target, implementation
+from kernelproof.impl.torch.sdpa import paged as sdpa
+from kernelproof.properties.laws import find_law
+from kernelproof.properties.laws.far import FAR, unreserved
+from kernelproof.properties.verdicts.subject import Subject
+from kernelproof.reference import AttentionProblem, materialise
+from kernelproof.reference.tensors.inputs import PagedAttentionInputs
+
+PROBLEM = AttentionProblem(query_lens=(2, 1), seq_lens=(5, 3), page_size=2, causal=True)
+SEEN: list[PagedAttentionInputs] = []
+
+
+class Stages:
+    """No stage is watched."""
+
+    def stage(self, _: str) -> Any:  # noqa: ANN401  a context manager
+        """Do nothing."""
+        return nullcontext()
+
+
+@implementation("paged_attention", name="watches", features=("host_bounds", "large_tensors"))
+def watches(inputs: PagedAttentionInputs) -> Any:  # noqa: ANN401  a pair
+    """Attend, and keep what it was given."""
+    SEEN.append(inputs)
+    return sdpa(inputs)
+
+
+def given(law: str, **fields: Any) -> list[PagedAttentionInputs]:  # noqa: ANN401  of a problem
+    """Return what a law that passes gives the implementation, over some seeds."""
+    SEEN.clear()
+    subject = Subject(watches, Target.here("cpu"), Stages())
+    for seed in range(8):
+        verdict = find_law(law).check(subject, replace(PROBLEM, seed=seed, **fields))
+        assert verdict.status == "PASS", verdict
+    return list(SEEN)
+
+
+def test_bounds_are_the_truth_except_where_they_are_given_slack() -> None:
+    inputs: Any = materialise(PROBLEM)
+    assert (inputs.max_q_len, inputs.max_kv_len) == (2, 5)
+    seen = given("slack_bounds")
+    truth, slack = seen[::2], seen[1::2]
+    assert {(each.max_q_len, each.max_kv_len) for each in truth} == {(2, 5)}
+    assert {each.max_q_len for each in slack} == {2, 3, 4}
+    assert {each.max_kv_len for each in slack} > {8}
+    assert all(each.max_kv_len >= 5 for each in slack)
+    assert all(not each.q_len_bound for each in given("row_containment"))
+
+
+def test_padded_requests_have_no_keys_and_stale_pages_or_zeros() -> None:
+    rows = [each.block_table[2:].tolist() for each in given("padded_batch")[1::2]]
+    pages = {page for table in rows for row in table for page in row}
+    assert pages <= {0, *range(5)}
+    assert any(any(row) for table in rows for row in table)
+
+
+def test_far_memory_is_not_touched() -> None:
+    room = unreserved((FAR,), torch.zeros(1))
+    room[-1] = 1.0
+    assert room.numel() == FAR
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    assert pages * 4096 < FAR
+    near, far = given("far_pages")[:2]
+    assert far.k_cache.numel() > FAR > near.k_cache.numel()
+    assert int(far.metadata.paged_kv_indices.max()) * far.k_cache.stride(0) > FAR - 2**10
