@@ -37,6 +37,8 @@ NOT_OF_USERS = (
 BUILT_IN: dict[str, str] = {
     "torch-sdpa-paged": "kernelproof.impl.torch.sdpa:paged",
     "torch-sdpa-ragged": "kernelproof.impl.torch.sdpa:ragged",
+    "torch-flex-attention-paged": "kernelproof.impl.torch.flex:paged",
+    "torch-flex-attention": "kernelproof.impl.torch.flex:ragged",
     "flashinfer-triton-merge-state": "kernelproof.impl.flashinfer.triton:merge_state",
     "flashinfer-triton-merge-states": "kernelproof.impl.flashinfer.triton:merge_states",
     "flashinfer-triton-variable-length-merge-states": (

@@ -1,0 +1,154 @@
+"""torch's flex_attention as an implementation, one request at a time under a block mask.
+
+Uncompiled, torch computes the whole matrix of logits, in the dtype of the queries: that is how its
+users try a ``score_mod`` out. Compiled for a GPU it is a kernel of another kind, and not judged.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ...reference import AttentionProblem
+from ...reference.tensors.inputs import (
+    AttentionInputs,
+    PagedAttentionInputs,
+    RaggedAttentionInputs,
+)
+from ..protocol import implementation
+from ..targets.backends import TORCH
+from ..targets.optional import require
+from ..targets.target import Target
+
+MODULE = "torch.nn.attention.flex_attention"
+UNCOMPILED = "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
+"""torch's switch for a score_mod that runs as it is written."""
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def _supports(problem: AttentionProblem, target: Target) -> bool | str:
+    if target.device != "cpu":
+        return "flex_attention is judged uncompiled, on a CPU"
+    if problem.dtype != "float32":
+        return "uncompiled, flex_attention rounds logits to 16 bits: Arithmetic has no word for it"
+    if problem.sinks:
+        return "flex_attention has no attention sinks"
+    if not all(hasattr(require(MODULE, "torch"), name) for name in (UNCOMPILED, "AuxRequest")):
+        return "this release of torch compiles flex_attention always, or gives no LSE"
+    return True
+
+
+flex = functools.partial(
+    implementation,
+    provider=TORCH,
+    supports=_supports,
+)
+FEATURES = ("custom_mask", "different_kv_strides", "window_right", "alibi")
+
+
+@flex("paged_attention", name="torch-flex-attention-paged", features=(*FEATURES, "mla"))
+def paged(inputs: PagedAttentionInputs) -> Pair:
+    """Gather each request's keys out of its pages and attend."""
+    metadata, size = inputs.metadata, inputs.metadata.page_size
+    ends, lengths = metadata.paged_kv_indptr.tolist(), metadata.seq_lens.tolist()
+    keys = []
+    for first, length in zip(ends, lengths, strict=False):
+        key = torch.arange(length)
+        page = metadata.paged_kv_indices[first + key // size].long()
+        keys.append((page, key % size))
+    k, v = inputs.k_cache, inputs.v_cache
+    if inputs.kv_layout == "HND":
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+    return _attend(inputs, [k[slots] for slots in keys], [v[slots] for slots in keys])
+
+
+@flex("ragged_attention", name="torch-flex-attention", features=FEATURES)
+def ragged(inputs: RaggedAttentionInputs) -> Pair:
+    """Attend each request's rows."""
+    lengths = inputs.kv_indptr.diff().tolist()
+    return _attend(inputs, inputs.k.split(lengths), inputs.v.split(lengths))
+
+
+def _attend(
+    inputs: AttentionInputs, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
+) -> Pair:
+    """Attend to keys [S, K, D] and values [S, K, E] of each request."""
+    tokens, heads, _ = inputs.q.shape
+    out = inputs.q.new_zeros((tokens, heads, inputs.head_dim_vo))
+    lse = inputs.q.new_full((tokens, heads), -torch.inf)
+    lengths = inputs.qo_indptr.diff().tolist()
+    starts = itertools.accumulate(
+        (t * len(k) for t, k in zip(lengths, keys, strict=True)), initial=0
+    )
+    for q, k, v, start, *written in zip(
+        inputs.q.split(lengths), keys, values, starts, out.split(lengths), lse.split(lengths),
+        strict=False,
+    ):  # fmt: skip
+        if len(q) and len(k):
+            attended, sums = _attend_one(inputs, q, k, v, start)
+            written[0].copy_(attended)
+            written[1].copy_(sums)
+    return out * float(inputs.v_scale), lse
+
+
+def _attend_one(
+    inputs: AttentionInputs, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: int
+) -> Pair:
+    """Attend to one request, whose custom mask begins at ``start``; out [T, H, E], lse [T, H]."""
+    first = len(k) - len(q)
+
+    def keeps(_: Any, __: Any, row: torch.Tensor, key: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+        distance = key - row - first
+        kept = distance == distance  # noqa: PLR0124  all, in the shape of the others
+        if inputs.causal:
+            kept = kept & (distance <= 0)
+        if inputs.window_left >= 0:
+            kept = kept & (distance >= -inputs.window_left)
+        if inputs.window_right >= 0:
+            kept = kept & (distance <= inputs.window_right)
+        if inputs.custom_mask is not None:
+            kept = kept & inputs.custom_mask[start + row * len(k) + key]
+        return kept
+
+    def score(
+        logit: torch.Tensor,
+        _: Any,  # noqa: ANN401  the batch
+        head: torch.Tensor,
+        row: torch.Tensor,
+        key: torch.Tensor,
+    ) -> torch.Tensor:
+        if inputs.logits_soft_cap:
+            logit = inputs.logits_soft_cap * torch.tanh(logit / inputs.logits_soft_cap)
+        if inputs.alibi_slopes is not None:
+            logit = logit + inputs.alibi_slopes[head] * (key - row - first)
+        return logit
+
+    with _uncompiled() as flex_attention:
+        out, aux = flex_attention.flex_attention(
+            *(each.transpose(0, 1).unsqueeze(0) for each in (q, k, v)),
+            score_mod=score,
+            block_mask=flex_attention.create_block_mask(
+                keeps, None, None, len(q), len(k), device=q.device
+            ),
+            scale=inputs.sm_scale * float(inputs.k_scale),
+            enable_gqa=True,
+            return_aux=flex_attention.AuxRequest(lse=True),
+        )
+    return out[0].transpose(0, 1), aux.lse[0].T
+
+
+@contextmanager
+def _uncompiled() -> Iterator[Any]:
+    """Give torch's module, whose functions compile nothing meanwhile."""
+    module = require(MODULE, "torch")
+    before = getattr(module, UNCOMPILED)
+    setattr(module, UNCOMPILED, True)
+    try:
+        yield module
+    finally:
+        setattr(module, UNCOMPILED, before)
