@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 import traceback
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,6 +144,7 @@ def check(
     if rules is not None:
         message = "--rules goes with --gating"
         raise click.UsageError(message)
+    _refuse_resume(options)
     if not options["outputs"].paths:  # else the reports say it too
         _refuse_unknown(implementations)
     from .check.checking import Request, examine
@@ -235,8 +236,10 @@ def gate(
     from .check.listing import usable_here
 
     _refuse(OF_BUMP, "is an option of `kernelproof bump`")
+    _refuse_resume(options)
     if gating:
         _refuse(("distrust",), "does not go with --gating: the support table has no second process")
+        _refuse(("ray",), "does not go with --gating: the support table is tried on one machine")
     options = {name: value for name, value in options.items() if name not in OF_BUMP}
     names, broken = usable_here(options["device"])
     request = Request(names, gate=True, broken=broken, **options, command=_command())
@@ -455,6 +458,11 @@ def _bump(
 
     kept = {name: value for name, value in options.items() if name not in NOT_OF_BUMP}
     return bump(Request(baseline, candidate, _command(), **kept))
+
+
+def _refuse_resume(options: Mapping[str, Any]) -> None:
+    if options["ray"] is None:
+        _refuse(("resume",), "goes with --ray: a run on one machine keeps no journal")
 
 
 def _refuse(names: Collection[str | None], why: str) -> None:

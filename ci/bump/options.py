@@ -53,12 +53,6 @@ BUMP_OPTIONS = (
         help="TOML file that says what blocks a bump, and which findings are accepted.",
     ),
     click.option(
-        "--resume",
-        is_flag=True,
-        help="Continue a comparison that was killed, and repeat nothing; start afresh where there "
-        "is none.",
-    ),
-    click.option(
         "--journal",
         type=FILE,
         help="File that --resume continues from; by default one in .kernelproof/gate.",
@@ -97,11 +91,10 @@ BUMP_SECTION = (
     "--candidate-from",
     "--sm",
     "--uses",
-    "--resume",
     "--journal",
 )
 """Options of a comparison, as its help lists them together."""
-NOT_OF_BUMP = ("gating", "sanitizer", "examples", "costs", "allow_incomplete", "distrust")
+NOT_OF_BUMP = ("gating", "sanitizer", "examples", "costs", "allow_incomplete", "distrust", "ray")
 
 
 def side_options(command: Callable[..., int]) -> Callable[..., int]:

@@ -6,10 +6,12 @@ import math
 import sys
 import time
 import traceback
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from hypothesis.database import ExampleDatabase
 
@@ -35,6 +37,8 @@ from ..console.outputs import Outputs
 from ..console.selection import check_implementations, check_laws, corpus_of, only_of
 from ..console.signals import ended_by_signals
 from ..console.terminal import console
+from ..fleet.command import chips_to_json, fleet_at, print_chips
+from ..fleet.fleet import Fleet
 from ..reports.display import print_summary
 from ..reports.html_report import to_html
 from ..reports.json_report import to_json
@@ -72,6 +76,8 @@ class Request:
     allow_incomplete: bool = False
     verbose: bool = False
     broken: Sequence[Registration] = ()
+    ray: str | None = None
+    resume: bool = False
 
 
 def examine(request: Request) -> int:
@@ -82,22 +88,27 @@ def examine(request: Request) -> int:
         MachineError: the device is not there.
     """
     ledger = Ledger()
-    try:
-        request.outputs.check()
-        ledger = _read_ledger(request.expectations)
-        plan = _plan(request, ledger)
-        writer = CaseWriter(
-            request.cases, request.operation, ledger, without_rules=plan.without_rules
-        )
-        run = _start(plan)
-        run.report.broken = request.broken
-    except (UsageRefusedError, MachineError) as error:
-        target: dict[str, object] = {"device": request.device}
-        report = RunReport(request.profile, request.seed, target)
-        ended = _summarise(request, report, ledger, failure=error.message)
-        with suppress(UsageRefusedError):  # the first error is the one to tell
-            _write_outputs(request, replace(ended, code=error.exit_code))
-        raise
+    with ExitStack() as opened:
+        try:
+            request.outputs.check()
+            ledger = _read_ledger(request.expectations)
+            plan = _plan(request, ledger)
+            writer = CaseWriter(
+                request.cases, request.operation, ledger, without_rules=plan.without_rules
+            )
+            run = opened.enter_context(_started(request, plan))
+            run.report.broken = request.broken
+        except (UsageRefusedError, MachineError) as error:
+            target: dict[str, object] = {"device": request.device}
+            report = RunReport(request.profile, request.seed, target)
+            ended = _summarise(request, report, ledger, failure=error.message)
+            with suppress(UsageRefusedError):  # the first error is the one to tell
+                _write_outputs(request, replace(ended, code=error.exit_code))
+            raise
+        return _carry_out(request, run, writer, ledger)
+
+
+def _carry_out(request: Request, run: Run | Fleet, writer: CaseWriter, ledger: Ledger) -> int:
     started, failure = time.monotonic(), ""
     with ended_by_signals(run.end):
         with watch(console(sys.stderr), run, writer, _laws_by_operation(request)):
@@ -109,14 +120,30 @@ def examine(request: Request) -> int:
                 run.report.seconds = time.monotonic() - started
         writer.write_all(run.report)
         summary = _summarise(request, run.report, ledger, failure=failure)
+        chips: dict[str, Any] = {}
+        several = run if isinstance(run, Fleet) and len(run.chips) > 1 else None
+        if several is not None:
+            chips = chips_to_json(several, partial(_summarise, request, ledger=ledger))
         try:
-            _write_outputs(request, summary, writer.failed)
+            _write_outputs(request, summary, writer.failed, chips)
         finally:
             print_summary(console(sys.stdout), summary, verbose=request.verbose)
+            if several is not None:
+                print_chips(console(sys.stdout), several)
         if not run.plan.sanitizer:  # under which calls take many times longer
             keep_costs(request.cases, run.plan.profile, request.device, run.costs)
         keep_builds(request.cases, run.builds)
     return summary.code
+
+
+@contextmanager
+def _started(request: Request, plan: Plan) -> Iterator[Run | Fleet]:
+    """Be ready for a run, on this machine or on a cluster."""
+    if request.ray is None:
+        yield _start(plan)
+        return
+    with fleet_at(request.ray, plan, request.cases, resume=request.resume) as fleet:
+        yield fleet
 
 
 def _plan(request: Request, ledger: Ledger) -> Plan:
@@ -220,7 +247,9 @@ def _start(plan: Plan) -> Run:
         raise MachineError(str(error)) from error
 
 
-def _summarise(request: Request, report: RunReport, ledger: Ledger, *, failure: str) -> Summary:
+def _summarise(
+    request: Request, report: RunReport, ledger: Ledger, *, failure: str = ""
+) -> Summary:
     return summarise(
         report,
         ledger,
@@ -240,10 +269,13 @@ def _laws_by_operation(request: Request) -> dict[str, int]:
     }
 
 
-def _write_outputs(request: Request, summary: Summary, unwritten: str = "") -> None:
+def _write_outputs(
+    request: Request, summary: Summary, unwritten: str = "", chips: Mapping[str, Any] | None = None
+) -> None:
+    more = {"chips": chips} if chips else {}
     contents = {
-        "--json": lambda: to_json(summary),
-        "--evidence": lambda: as_evidence(to_json(summary)),
+        "--json": lambda: {**to_json(summary), **more},
+        "--evidence": lambda: as_evidence({**to_json(summary), **more}),
         "--junit": lambda: to_junit(summary),
         "--html": lambda: to_html(summary),
     }

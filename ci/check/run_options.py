@@ -80,6 +80,18 @@ RUN_OPTIONS = (
         help="Launch each problem N times under the law soak; default 50 (quick), 200 (gate), "
         "5000 (nightly).",
     ),
+    click.option(
+        "--ray",
+        metavar="ADDRESS",
+        help="Run on the machines of the Ray cluster at HOST:PORT, ray://HOST:PORT, or auto, each "
+        "kind of GPU by itself.",
+    ),
+    click.option(
+        "--resume",
+        is_flag=True,
+        help="Continue a comparison, or a run with --ray, that was killed, and repeat nothing; "
+        "start afresh where there is none.",
+    ),
     DISTRUST,
     click.option(
         "--law",
@@ -150,7 +162,7 @@ RUN_SECTIONS = {
     "Known findings": (
         "--expectations", "--policy", "--corpus", "--examples", "--allow-incomplete",
     ),
-    "Machine": ("--device", "--jobs"),
+    "Machine": ("--device", "--jobs", "--ray", "--resume"),
     "Support rules": ("--gating", "--rules", "--without-rule"),
 }  # fmt: skip
 """Options of check, gate and bump by the heading under which their help shows them."""

@@ -6,7 +6,7 @@ import heapq
 import itertools
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -227,7 +227,8 @@ class Fleet:
         self._targets.setdefault(unit.chip, result.run.target)
         self._respawns += result.run.respawns
         self._left += result.run.left
-        self.costs |= result.costs
+        if len(self.chips) == 1:  # chips differ
+            self.costs |= result.costs
         self.builds |= result.builds
         if not unit.number:
             if result.axes is None:
@@ -304,8 +305,3 @@ class Fleet:
             left=list(self._left),
             ended=self._ended,
         )
-
-
-def by_chip(fleet: Fleet) -> Mapping[str, RunReport]:
-    """Return the report of each kind of machines."""
-    return {chip: fleet.of_chip(chip) for chip in fleet.chips}

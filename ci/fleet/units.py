@@ -13,10 +13,8 @@ from msgspec import structs
 from ...fixtures import FOLDER
 from ...properties.findings.ledger import Ledger
 from ...properties.findings.report import ImplementationReport, RunReport
-from ...properties.isolation.gpus import processes_for, visible_devices
-from ...properties.isolation.machine import cores
 from ...properties.laws import Law
-from ...properties.search.engine import Run
+from ...properties.search.engine import Run, usual_jobs
 from ...properties.search.plan import NOTHING, Learned, Part, Plan, first_laws
 from ...properties.search.progress import Progress
 from ...properties.space.axes import Axes
@@ -142,15 +140,6 @@ def run_unit(
     return UnitResult(report, learned, candidate.axes, dict(run.costs), dict(run.builds))
 
 
-def jobs_of(plan: Plan) -> int:
-    """Return the workers that a whole run has on this machine: a law's seconds depend on them."""
-    if plan.jobs:
-        return plan.jobs
-    if plan.device == "cuda":
-        return max(1, processes_for(visible_devices()[:1], cores()))
-    return max(1, min(cores(), 8))
-
-
 def _plan_of(job: Job, unit: Unit) -> Plan:
     plan = job.plan
     return replace(
@@ -161,7 +150,7 @@ def _plan_of(job: Job, unit: Unit) -> Plan:
         corpus=[replace(case, path=_here(job, case.path)) for case in plan.corpus],
         costs={**plan.costs, **unit.costs},
         seconds=plan.seconds if job.until is None else max(0.0, job.until - time.time()),
-        part=Part(unit.laws, not unit.number, unit.learned, jobs_of(plan)),
+        part=Part(unit.laws, not unit.number, unit.learned, plan.jobs or usual_jobs(plan.device)),
     )
 
 

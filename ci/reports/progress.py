@@ -8,15 +8,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from ...properties.findings.cases import CaseWriter
 from ...properties.findings.causes import cause_of, causes_of
-from ...properties.findings.report import Finding, ImplementationReport, LawReport
-from ...properties.search.engine import Run
+from ...properties.findings.report import Finding, ImplementationReport, LawReport, RunReport
 from ...properties.search.module_plan import Chosen
+from ...properties.search.plan import Plan
 from ...properties.search.progress import Progress
 from ...properties.verdicts.text import count_of, one_line
 from ...properties.verdicts.verdict import Verdict
@@ -55,6 +56,14 @@ class Tally:
         return max(self.laws_ended, min(judged, self.laws - 0.5))
 
 
+class Watched(Protocol):
+    """A run, on one machine or on many."""
+
+    plan: Plan
+    report: RunReport
+    progress: Progress
+
+
 class Watch(Progress):
     """Keeps count of a run, and each finding as it comes.
 
@@ -69,7 +78,7 @@ class Watch(Progress):
     def __init__(
         self,
         err: Console,
-        run: Run,
+        run: Watched,
         writer: CaseWriter,
         laws: Mapping[str, int],
         clock: Callable[[], float] = time.monotonic,
@@ -289,7 +298,9 @@ class Watch(Progress):
 
 
 @contextmanager
-def watch(err: Console, run: Run, writer: CaseWriter, laws: Mapping[str, int]) -> Iterator[Watch]:
+def watch(
+    err: Console, run: Watched, writer: CaseWriter, laws: Mapping[str, int]
+) -> Iterator[Watch]:
     """Show what a run does for the length of a with block.
 
     Args:

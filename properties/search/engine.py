@@ -66,7 +66,8 @@ FIRST_PROBLEMS = 3
 they are drawn besides those of all modules."""
 
 
-def _usual_jobs(device: str) -> int:
+def usual_jobs(device: str) -> int:
+    """Return the number of workers of a run on this machine, where none is asked for."""
     if device == "cuda":
         return max(1, processes_for(visible_devices()[:1], cores()))
     return max(1, min(cores(), 8))
@@ -97,7 +98,7 @@ class Run:
         self._begun: SimpleQueue[tuple[ImplementationReport, Candidate]] = SimpleQueue()
         self._first: list[tuple[ImplementationReport, LawReport]] = []
         self._cut_off = False
-        self._jobs = plan.jobs or _usual_jobs(plan.device)
+        self._jobs = plan.jobs or usual_jobs(plan.device)
         # Each costs seconds to start: none more than there are laws to run.
         most = len(plan.implementations) * len(plan.laws) or self._jobs
         self._pool = open_pool(plan.device, size=min(self._jobs, most), tool=plan.sanitizer)

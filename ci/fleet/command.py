@@ -1,0 +1,55 @@
+"""A fleet for the commands check and gate, and what is shown of its kinds of machines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ...properties.findings.report import RunReport
+from ...properties.search.plan import Plan
+from ...properties.verdicts.text import one_line
+from ..reports.display import style_of
+from ..reports.json_report import to_json
+from ..reports.summary import Summary, state
+from .fleet import Fleet
+from .journal import Journal
+from .ray_machines import RayMachines, connected
+
+
+@contextmanager
+def fleet_at(address: str, plan: Plan, cases: Path, *, resume: bool) -> Iterator[Fleet]:
+    """Be connected to a cluster, and have a fleet of its machines.
+
+    Raises:
+        UsageRefusedError: Ray is not installed, the address is none, the journal is of another run.
+        MachineError: no cluster answers, or it has no machine that can be used.
+    """
+    with connected(address):
+        yield Fleet(plan, RayMachines(plan.device), Journal(cases, plan, resume=resume))
+
+
+def print_chips(out: Console, fleet: Fleet) -> None:
+    """Print a row for each implementation, with a column for each kind of machines."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, safe_box=True)
+    table.add_column("implementation", overflow="fold")
+    reports = {chip: fleet.of_chip(chip).implementations for chip in fleet.chips}
+    for chip in reports:
+        table.add_column(chip, no_wrap=True)
+    for each in zip(*reports.values(), strict=True):
+        name = next((one.name for one in each if one.operation), each[0].name)
+        table.add_row(
+            Text(one_line(name)), *(Text(state(one), style_of(state(one))) for one in each)
+        )
+    out.print(table)
+
+
+def chips_to_json(fleet: Fleet, summary_of: Callable[[RunReport], Summary]) -> dict[str, Any]:
+    """Return the report of each kind of machines, as one of them would write it."""
+    return {chip: to_json(summary_of(fleet.of_chip(chip))) for chip in fleet.chips}

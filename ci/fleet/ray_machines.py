@@ -1,0 +1,254 @@
+"""The machines of a Ray cluster: which there are, and units as tasks that find them by labels."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ..console.errors import MachineError, UsageRefusedError
+from .fleet import Ended, Event
+from .probing import Facts, look
+from .ray_tasks import Bus, carry_out
+from .shipping import packed
+from .units import Job, Unit
+
+CONNECT_SECONDS, JOIN_SECONDS = 5.0, 60.0
+"""Seconds within which the address must answer, and Ray must have connected."""
+LOOK_SECONDS = 120.0
+"""Seconds within which a machine must say what it can run; its first import of torch takes some."""
+RETRIES = 3
+"""Times that Ray runs a unit again whose machine or process died."""
+FRESH_SECONDS = 1.0
+"""Seconds for which Ray's list of machines is taken to hold."""
+ANSWER_SECONDS = 10.0
+"""Seconds within which the bus must answer."""
+NODE_ID = "ray.io/node-id"
+"""The label by which Ray knows each machine."""
+CHIP = re.compile(r"sm\d+")
+"""Custom resources that name the chip of a machine."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine that can be used.
+
+    Attributes:
+        id: Ray's.
+        chip: its kind.
+        units: how many run on it at a time.
+        share: of a GPU, for each.
+    """
+
+    id: str
+    chip: str
+    units: int
+    share: float
+
+
+@contextmanager
+def connected(address: str) -> Iterator[None]:
+    """Be connected to a cluster for the length of a with block.
+
+    Raises:
+        UsageRefusedError: Ray is not installed, or the address is none.
+        MachineError: no cluster answers there, or one of other versions.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        message = "--ray needs Ray: pip install 'kernelproof[ray]'"
+        raise UsageRefusedError(message) from error
+    _check(address)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    with TemporaryDirectory(prefix="kernelproof-") as folder:
+        options = {"runtime_env": {"py_modules": packed(Path(folder))}, "log_to_driver": False}
+        failed: list[BaseException] = []
+
+        def join() -> None:
+            try:
+                ray.init(address, logging_level="ERROR", **options)
+            except BaseException as error:  # noqa: BLE001  it is told by the other thread
+                failed.append(error)
+
+        # Something else that listens there would be waited for without end.
+        thread = threading.Thread(target=join, daemon=True)
+        thread.start()
+        thread.join(JOIN_SECONDS)
+        if thread.is_alive() or failed:
+            why = _sentence(failed[0]) if failed else f"Ray did not connect in {JOIN_SECONDS:.0f} s"
+            message = f"--ray {address}: {why}"
+            raise MachineError(message) from (failed[0] if failed else None)
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+def _check(address: str) -> None:
+    """Refuse an address at which nothing answers, which Ray would wait for."""
+    if address == "auto":
+        return
+    found = re.fullmatch(r"(?:ray://)?([\w.-]+|\[[\da-fA-F:]+\]):(\d{1,5})", address)
+    if found is None or int(found[2]) >= 1 << 16:
+        message = f"--ray {address}: must be auto, HOST:PORT or ray://HOST:PORT"
+        raise UsageRefusedError(message)
+    try:
+        place = found[1].strip("[]"), int(found[2])
+        socket.create_connection(place, timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        message = f"--ray {address}: nothing answers there ({error.strerror or error})"
+        raise MachineError(message) from error
+
+
+def _sentence(error: BaseException) -> str:
+    """Return what Ray says in one line; where versions differ, which ones."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if lines and "ersion mismatch" in str(error):
+        return " ".join(lines[:8])
+    return lines[0] if lines else type(error).__name__
+
+
+class RayMachines:
+    """The machines of the cluster that this process is connected to; see `Machines`.
+
+    Args:
+        device: ``"cpu"`` or ``"cuda"``.
+
+    Raises:
+        MachineError: there is none that can be used.
+    """
+
+    def __init__(self, device: str) -> None:
+        import ray
+
+        self._ray, self._device = ray, device
+        here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+        self._nodes = list(self._find(here))
+        if not self._nodes:
+            message = f"no machine of the cluster can be used with --device {device}"
+            raise MachineError(message)
+        self.chips: Sequence[str] = sorted({node.chip for node in self._nodes})
+        own = here(ray.get_runtime_context().get_node_id(), soft=True)
+        self._bus = ray.remote(Bus).options(num_cpus=0, scheduling_strategy=own).remote()
+        self._task = ray.remote(carry_out)
+        self._units: dict[Any, Unit] = {}
+        self._looked, self._alive = 0.0, {node.id for node in self._nodes}
+
+    def _find(self, strategy: Any) -> Iterator[Node]:  # noqa: ANN401  a class of Ray's
+        """Ask all machines at once; say on stderr which are left out, and why."""
+        nodes = [node for node in self._ray.nodes() if node["Alive"]]
+        task = self._ray.remote(num_cpus=0, max_retries=0)(look)
+        asked = [
+            task.options(scheduling_strategy=strategy(node["NodeID"], soft=False)).remote(
+                self._device
+            )
+            for node in nodes
+        ]
+        self._ray.wait(asked, num_returns=len(asked), timeout=LOOK_SECONDS)
+        for node, answer in zip(nodes, asked, strict=True):
+            resources = node["Resources"]
+            count = int(resources.get("GPU" if self._device == "cuda" else "CPU", 0))
+            facts = self._facts(answer, count)
+            if facts.refusal:
+                place = node["NodeManagerAddress"]
+                sys.stderr.write(f"kernelproof: machine {place} is left out: {facts.refusal}\n")
+                continue
+            named = next(filter(CHIP.fullmatch, resources), None)
+            chip = named or (f"sm{facts.sm}" if facts.sm else "cpu")
+            jobs = facts.jobs if self._device == "cuda" else 1
+            units = min(count * jobs, int(resources.get("CPU", 0)))
+            share = int(1e4 / jobs) / 1e4 if self._device == "cuda" else 0.0
+            yield Node(node["NodeID"], chip, units, share)
+
+    def _facts(self, answer: Any, count: int) -> Facts:  # noqa: ANN401  Ray's reference
+        if not count:
+            return Facts(f"it offers Ray no {'GPU' if self._device == 'cuda' else 'CPU'}")
+        try:
+            facts: Facts = self._ray.get(answer, timeout=0)
+        except self._ray.exceptions.GetTimeoutError:
+            return Facts(f"it did not say in {LOOK_SECONDS:.0f} s what it can run")
+        except self._ray.exceptions.RayError as error:
+            return Facts(_sentence(error))
+        ours = platform.python_version_tuple()[:2]
+        if not facts.refusal and tuple(facts.python.split("."))[:2] != ours:
+            return Facts(f"it has Python {facts.python}, this command {platform.python_version()}")
+        return facts
+
+    def start(self, job: Job) -> None:
+        """Send once what all units are given."""
+        self._job = self._ray.put(job)
+
+    def _usable(self, chip: str) -> list[Node]:
+        now = time.monotonic()
+        if now - self._looked > FRESH_SECONDS:
+            self._looked = now
+            self._alive = {each["NodeID"] for each in self._ray.nodes() if each["Alive"]}
+        return [each for each in self._nodes if each.chip == chip and each.id in self._alive]
+
+    def free(self, chip: str) -> int:
+        """Count the units that can begin now; negative where no machine is left."""
+        if not (nodes := self._usable(chip)):
+            return -1
+        running = Counter(unit.chip for unit in self._units.values())
+        return max(0, sum(node.units for node in nodes) - running[chip])
+
+    def submit(self, unit: Unit) -> None:
+        """Begin a unit; a chip's machines share its units as Ray decides."""
+        nodes = self._usable(unit.chip)
+        task = self._task.options(
+            num_cpus=1,
+            num_gpus=min(node.share for node in nodes),
+            max_retries=RETRIES,
+            label_selector={NODE_ID: f"in({','.join(node.id for node in nodes)})"},
+        )
+        self._units[task.remote(self._job, unit, self._bus)] = unit
+
+    def ended(self, seconds: float) -> list[Ended]:
+        """Wait this long at most for units to end."""
+        if not self._units:
+            time.sleep(seconds)
+            return []
+        done, waiting = self._ray.wait(list(self._units), timeout=seconds)
+        ended = [self._result(answer) for answer in done]
+        for answer in waiting:  # a task without a machine waits for ever
+            if not self._usable(self._units[answer].chip):
+                self._ray.cancel(answer, force=True)
+                ended.append(Ended(self._units.pop(answer)))
+        return ended
+
+    def _result(self, answer: Any) -> Ended:  # noqa: ANN401  Ray's reference
+        unit = self._units.pop(answer)
+        try:
+            return Ended(unit, self._ray.get(answer))
+        except self._ray.exceptions.RayTaskError as error:
+            return Ended(unit, error=_sentence(error.cause))
+        except self._ray.exceptions.RayError as error:
+            return Ended(unit, error=_sentence(error))
+
+    def events(self) -> list[Event]:
+        """Return what units have said since the last call."""
+        with suppress(self._ray.exceptions.RayError):  # what is shown is no result
+            told: list[Event] = self._ray.get(self._bus.take.remote(), timeout=ANSWER_SECONDS)
+            return told
+        return []
+
+    def end(self, why: str) -> None:
+        """Have units under way end soon."""
+        with suppress(self._ray.exceptions.RayError):
+            self._ray.get(self._bus.end.remote(why), timeout=ANSWER_SECONDS)
+
+    def leave(self, node: str) -> None:
+        """Begin no more units on a machine that has lost its device."""
+        self._nodes = [each for each in self._nodes if each.id != node]

@@ -1,0 +1,46 @@
+"""What a cluster's machines are sent: this Kernelproof, and folders of releases under test."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+
+from ...fixtures import FOLDER
+from ...impl.targets.unpacked import FROM, folders
+
+PACKAGE = __package__.split(".")[0]
+RELEASES = f"{PACKAGE}_releases"
+"""The package that holds the folders of releases on a machine."""
+PARTS = ("ci", "fixtures", "impl", "properties", "reference")
+
+
+def packed(folder: Path) -> list[str]:
+    """Copy what machines need into a folder, and return the packages there."""
+    root, unused = FOLDER.parent, shutil.ignore_patterns("__pycache__", "test_*.py")
+    package = folder / PACKAGE
+    package.mkdir(parents=True)
+    for file in root.glob("*.py"):
+        shutil.copy2(file, package)
+    for part in PARTS:
+        shutil.copytree(root / part, package / part, ignore=unused)
+    if not folders():
+        return [str(package)]
+    for number, release in enumerate(folders()):
+        shutil.copytree(release, folder / RELEASES / str(number), ignore=_no_source)
+    return [str(package), str(folder / RELEASES)]
+
+
+def _no_source(folder: str, names: list[str]) -> list[str]:
+    """Name what is neither a Python file nor says a version: releases hold gigabytes of those."""
+    kept = (".py", ".toml", "METADATA", "PKG-INFO")
+    return [name for name in names if not (Path(folder, name).is_dir() or name.endswith(kept))]
+
+
+def unpack() -> None:
+    """Have this process and its workers find the folders that it was sent."""
+    found = importlib.util.find_spec(RELEASES)
+    if found is not None and found.submodule_search_locations:
+        place = Path(next(iter(found.submodule_search_locations)))
+        os.environ[FROM] = os.pathsep.join(map(str, sorted(place.iterdir())))
