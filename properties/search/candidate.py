@@ -66,7 +66,7 @@ class Candidate:
     target: Target = field(default_factory=Target)
     """The machine that the worker runs on."""
     long: Axes | None = None
-    """Axes of the long problems that come before the others, of a slow implementation."""
+    """Axes of the long problems that come before the others, where it needs some."""
     cost: Cost = UNKNOWN
     deadlines: DeadlineModel = field(default_factory=DeadlineModel)
     started: float | None = None

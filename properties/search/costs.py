@@ -35,6 +35,7 @@ class CostClass(Table, frozen=True):
     name: str
     problems: Annotated[float, msgspec.Meta(gt=0, le=1)]
     max_work: Annotated[int, msgspec.Meta(ge=1)]
+    max_heads: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class CostFile(Table, frozen=True):
@@ -65,7 +66,8 @@ def read_costs(path: Path, profile: Profile, device: str) -> dict[str, Cost]:
             message = f"{path}: {name} is {value!r}, and this run's is {wanted!r}"
             raise CostsError(message)
     return {
-        name: Cost(each.name, each.problems, each.max_work) for name, each in found.costs.items()
+        name: Cost(each.name, each.problems, each.max_work, each.max_heads)
+        for name, each in found.costs.items()
     }
 
 

@@ -23,7 +23,7 @@ from ..space.rounds import (
 from .case_runner import CaseRunner
 from .examples import Examples
 
-EXTENSION = 2.0
+EXTENSION = 4.0
 """Factor of a law's seconds where it is below its floor when they are over: the machine is slow."""
 MOST_IDLE = 60
 """Problems that held nothing to judge, all that there were, before a law gives up; more while it

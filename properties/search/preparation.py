@@ -12,7 +12,7 @@ from typing import Any
 from ...impl import Target, registry
 from ...impl.targets.refusal import Refusal, most_telling
 from ...impl.targets.registrations import Registration
-from ...reference import Problem
+from ...reference import AttentionProblem, Problem
 from ..findings.report import ImplementationReport
 from ..isolation.sanitizer import LESS_WORK
 from ..isolation.workers import Deadlines, Outcome, Worker
@@ -327,14 +327,15 @@ def _time(
         # On a busy machine a first call takes long: taken for a hang, a slow kernel counts as fast.
         timed = _ask(worker, address, "cost", problem=timing.to_json())
     report.call_seconds = float(timed.get("seconds", 0.0))
-    small = Timing(float(timed.get("undisturbed", 0.0)), timing.work)
+    heads = timing.num_requests * timing.num_qo_heads if isinstance(timing, AttentionProblem) else 0
+    small = Timing(float(timed.get("undisturbed", 0.0)), timing.work, heads)
     cost = cost or cost_of(small, _time_larger(worker, address, timing, small), profile)
     candidate.cost, report.cost = cost, cost.name
-    candidate.axes = replace(candidate.axes, max_work=cost.max_work)
-    if cost.name == SLOW:
-        long = OPERATIONS[timing.operation].long
-        declared = report.declared
-        candidate.long = long(candidate.axes, declared["tile"], declared["split"])
+    candidate.axes = replace(candidate.axes, max_work=cost.max_work, max_heads=cost.max_heads)
+    slow = cost.name == SLOW
+    long, declared = OPERATIONS[timing.operation].long, report.declared
+    candidate.long = long(candidate.axes, declared["tile"], declared["split"], slow=slow)
+    if slow:
         candidate.deadlines.patience = PATIENCE
     candidate.deadlines.slowness = address.slowness
     candidate.deadlines.record(timing.work, report.call_seconds)

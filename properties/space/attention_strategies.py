@@ -84,10 +84,13 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
         for name in ("dtype", "causal", "kv_layout", "page_order", "page_size")
     }
     to_afford = MORE_KEYS_TO_AFFORD if axes.max_work >= MUCH_WORK else KEYS_TO_AFFORD
-    keys = draw(sampled(axes.edges[-1:] or to_afford))
+    square = _all_keys_are_new(axes)
+    keys = draw(sampled(axes.edges[: 1 if square else None][-1:] or to_afford))
     heads = draw(_heads(axes, keys))
     requests = REQUESTS if keys == KEYS_TO_AFFORD[0] else REQUESTS[: 1 if axes.edges else 3]
     most = max(1, axes.max_work // (KEYS_TO_AFFORD[0] * _work_of_a_key(heads)))
+    if axes.max_heads:
+        most = max(1, min(most, axes.max_heads // (heads["num_kv_heads"] * heads["group_size"])))
     count = draw(one_of([number for number in requests if number <= most]))
     per_request = axes.max_work / max(count, 1)
     fields |= heads
@@ -117,14 +120,17 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
     )
 
 
-def long_axes(axes: Axes, tile: int, split: int) -> Axes:
-    """Return the axes of one long request on few heads, for a slow implementation.
+def long_axes(axes: Axes, tile: int, split: int, *, slow: bool = True) -> Axes | None:
+    """Return the axes of one long request on few heads; None where other problems are long enough.
 
     Args:
         axes: of its other problems.
         tile: keys of one iteration, 0 if unknown.
         split: keys of the shortest part of a request, 0 if there are none.
+        slow: whether the implementation counts as slow: it is given some in any case.
     """
+    if not slow and max(tile, split) < _most_keys(axes):
+        return None
     values = {name: each[: FEW.get(name)] for name, each in axes.values.items()}
     # A window that ends within a tile leaves none to be seen in full, a wide one hides no key.
     keys = tile or USUAL_TILE
@@ -135,22 +141,45 @@ def long_axes(axes: Axes, tile: int, split: int) -> Axes:
     return replace(axes, values=values, max_work=LONGER * axes.max_work, edges=tuple(sorted(edges)))
 
 
+def _most_keys(axes: Axes) -> int:
+    """Return most keys of a request within the work, on the fewest heads and channels."""
+    dims = axes.allows("head_dims")[0]
+    heads = axes.allows("num_kv_heads")[0], axes.allows("group_size")[0]
+    fields = {"num_kv_heads": heads[0], "group_size": heads[1], **head_fields(dims)}
+    if _all_keys_are_new(axes):
+        return math.isqrt(axes.max_work // (math.prod(heads) * sum(dims[:2])))
+    return axes.max_work // _work_of_a_key(fields)
+
+
+def _all_keys_are_new(axes: Axes) -> bool:
+    """Whether a request has as many queries as keys, so that its work grows with their square."""
+    return not {"decode", "chunk"} & set(axes.allows("phase"))
+
+
 @st.composite
 def _heads(draw: st.DrawFn, axes: Axes, keys: int) -> dict[str, Any]:
     """Draw head dims and head counts at which a decode of this many keys is within the work."""
 
-    def affordable(name: str, work: Callable[[Any], int]) -> tuple[Any, ...]:
+    def affordable(name: str, work: Callable[[Any], int], heads: int = 0) -> tuple[Any, ...]:
         values = axes.allows(name)
-        return tuple(value for value in values if keys * work(value) <= axes.max_work) or values[:1]
+        few = axes.max_heads if heads else 0
+        return tuple(value for value in values if keys * work(value) <= axes.max_work
+                     and not (few and heads * value > few)) or values[:1]  # fmt: skip
 
     # With much work to spend, a prefill of as many tokens is to be affordable, not just a decode.
     prefill = axes.max_work >= MUCH_WORK and "prefill" in axes.allows("phase")
+    prefill |= bool(axes.edges) and _all_keys_are_new(axes)
     rows = keys if prefill and keys > KEYS_TO_AFFORD[0] else 1
     dims = draw(one_of(affordable("head_dims", lambda dims: (rows * _least_group(dims) + 8)
                                    * sum(dims[:2]))))  # fmt: skip
     channels = sum(dims[:2])
-    kv_heads = draw(one_of(affordable("num_kv_heads", lambda heads: (rows + 8) * heads * channels)))
-    groups = affordable("group_size", lambda size: (rows * size + 8) * kv_heads * channels)
+    counts = affordable(
+        "num_kv_heads", lambda heads: (rows + 8) * heads * channels, _least_group(dims)
+    )
+    kv_heads = draw(one_of(counts))
+    groups = affordable(
+        "group_size", lambda size: (rows * size + 8) * kv_heads * channels, kv_heads
+    )
     drawn = {"num_kv_heads": kv_heads, "group_size": draw(one_of(groups))}
     return drawn | head_fields(dims)
 
@@ -228,6 +257,8 @@ def _request(draw: st.DrawFn, axes: Axes, fields: dict[str, Any], work: float) -
     square_cap = int(math.sqrt(work / (kv_heads * group * channels)))
     if axes.edges and square_cap <= axes.edges[0] and "chunk" in whole and phase != "decode":
         phase = "chunk"  # a prefill within the work would have no second tile
+    elif axes.edges and _all_keys_are_new(axes):
+        square_cap = max(square_cap, axes.edges[0] + 1)  # with no chunk, it takes what it takes
     cap = decode_cap if phase in ("decode", "no_query", "chunk") else square_cap
     most = MOST_KEYS - MOST_SURPLUS if phase == "surplus" else MOST_KEYS
     cap = min(max(cap, 2), most)

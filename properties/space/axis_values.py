@@ -32,6 +32,7 @@ class Axes:
             where all of ``values`` may be combined. See ``modules``.
         edges: numbers of keys, ascending, that a kernel's tiles and parts end at. Where there are
             any, a problem is one request around or beyond one of them, if its operation has such.
+        max_heads: most query heads of a batch of attention, each request's counted; 0 for any.
     """
 
     operation: str
@@ -41,6 +42,7 @@ class Axes:
     simplest: Mapping[str, Any] = field(default_factory=dict)
     restrictions: tuple[Mapping[str, tuple[Any, ...]], ...] = ()
     edges: tuple[int, ...] = ()
+    max_heads: int = 0
 
     def restricted(self) -> list[Axes]:
         """Return the axes of each restriction, or these where there is none."""

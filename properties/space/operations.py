@@ -53,7 +53,7 @@ def _as_it_is(problem: Problem, *_: object) -> Problem:
     return problem
 
 
-def _nothing(*_: object) -> None:
+def _nothing(*_: object, **__: object) -> None:
     return None
 
 
@@ -89,8 +89,8 @@ class Space:
         fixed: axes that ``--only`` adds no other values to.
         lengths: lengths of a problem by name, the one that matters most first.
         edges: which structural edges a problem crosses, given the keys of a tile and of a split.
-        long: axes of long requests for a slow implementation, from those of its other problems, its
-            tile and its split; None where problems have no requests of keys.
+        long: axes of long requests, from those of an implementation's other problems, its tile, its
+            split and whether it is slow; None where it needs none.
     """
 
     axes: Mapping[str, tuple[Any, ...]]
@@ -106,7 +106,7 @@ class Space:
     fixed: tuple[str, ...] = ()
     lengths: Callable[[Any], dict[str, int]] = sizes.lengths_of_tokens
     edges: Callable[[Any, int, int], dict[str, bool]] = _no_edges
-    long: Callable[[Axes, int, int], Axes | None] = _nothing
+    long: Callable[..., Axes | None] = _nothing
 
 
 def _attention(operation: str, axes: Mapping[str, tuple[Any, ...]], **differing: Any) -> Space:  # noqa: ANN401

@@ -97,19 +97,22 @@ class Cost:
         name: of the class.
         problems: share of the profile's problems that it gets.
         max_work: most work of one of them.
+        max_heads: most query heads of one of them, each request's counted; 0 for any number.
     """
 
     name: str
     problems: float
     max_work: int
+    max_heads: int = 0
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds that a call took, and its work."""
+    """Seconds that a call took, its work, and the query heads of all its requests."""
 
     seconds: float
     work: int
+    heads: int = 0
 
 
 TARGET_SECONDS = 0.06
@@ -120,6 +123,11 @@ FAST_CALL = 0.01
 NO_COST = 0.002
 """Seconds within which a call is fast, whatever its work."""
 LEAST_WORK = 256
+HEADS_SECONDS = 0.25
+"""Most seconds that the heads of one call may take: the interpreter takes some ms for each one of a
+request, however few its keys are."""
+MOST_HEADS, LEAST_HEADS = 1024, 4
+"""Query heads of a batch, of which no problem has more, and fewest that a limit leaves."""
 SLOW = "slow"
 """Name of the class of implementations that get few problems, some of them long."""
 FAST, MEDIUM = 1.0, 0.06
@@ -130,8 +138,9 @@ def cost_of(small: Timing, large: Timing, profile: Profile) -> Cost:
     """Return the class of an implementation of which two calls were timed.
 
     The fixed cost of a call (the interpreter takes 0.1 s for one key) limits the number of
-    problems, the cost of each key limits their work. The work is cut to a power of four of the
-    profile's, so that a noisy clock rarely changes what is drawn.
+    problems, the cost of each key limits their work, and that of each head their heads. The work is
+    cut to a power of four of the profile's, so that a noisy clock rarely changes what is drawn; the
+    heads likewise.
     """
     max_work = profile.max_work
     if small.seconds < NO_COST:
@@ -143,6 +152,17 @@ def cost_of(small: Timing, large: Timing, profile: Profile) -> Cost:
     seconds = small.seconds + slope * max_work
     if share >= FAST and small.seconds <= FAST_CALL and seconds <= TARGET_SECONDS:
         return Cost("fast", 1.0, max_work)
+    heads = _most_heads(small)
     if share >= MEDIUM and seconds <= 2 * TARGET_SECONDS:
-        return Cost("medium", 0.5, max_work)
-    return Cost(SLOW, 0.2, max_work)
+        return Cost("medium", 0.5, max_work, heads)
+    return Cost(SLOW, 0.2, max_work, heads)
+
+
+def _most_heads(small: Timing) -> int:
+    """Return the most query heads of a batch; 0 for any number."""
+    if not small.heads:
+        return 0
+    heads, each = MOST_HEADS, small.seconds / small.heads
+    while heads > LEAST_HEADS and heads * each > HEADS_SECONDS:
+        heads //= 4
+    return heads if heads < MOST_HEADS else 0

@@ -116,8 +116,20 @@ def test_a_slow_implementation_gets_smaller_problems(operation: str) -> None:
 
 
 @pytest.mark.parametrize("operation", ATTENTION)
+def test_an_implementation_whose_heads_cost_much_gets_few_of_them(operation: str) -> None:
+    axes = Axes(operation, all_axes(operation), GATE_WORK, max_heads=16)
+    drawn = drawn_from(problems(axes), 300)
+    # Latent attention has heads of its own.
+    heads = [len(each.seq_lens) * each.num_qo_heads for each in drawn if not each.values_in_keys]
+    assert max(heads) == 16
+    assert max(len(each.seq_lens) for each in drawn) == 6
+    assert {8, 4, 1} <= {each.num_qo_heads for each in drawn}
+
+
+@pytest.mark.parametrize("operation", ATTENTION)
 def test_a_slow_implementation_gets_long_requests_on_few_heads(operation: str) -> None:
     axes = long_axes(Axes(operation, all_axes(operation), GATE_WORK // 16), 64, 0)
+    assert axes is not None
     drawn = drawn_from(problems(axes), 300)
     assert all(len(each.seq_lens) == 1 and each.num_qo_heads <= 6 for each in drawn)
     if operation != "append_paged_kv":
@@ -137,6 +149,26 @@ def test_a_slow_implementation_gets_long_requests_on_few_heads(operation: str) -
     )
     assert sum(t < s for each in drawn for t, s in zip(each.query_lens, each.seq_lens, strict=True)
                if t > 1) > len(drawn) // 5  # fmt: skip
+
+
+@pytest.mark.parametrize("max_work", [GATE_WORK // 64, GATE_WORK // 16, GATE_WORK])
+def test_a_request_of_new_keys_only_is_longer_than_a_tile_whatever_the_work(max_work: int) -> None:
+    axes = Axes(
+        "ragged_attention", {**all_axes("ragged_attention"), "phase": ("prefill",)}, max_work
+    )
+    long = long_axes(axes, 128, 0, slow=False)
+    assert long is not None, "its other requests have 111 keys at most"
+    drawn = drawn_from(problems(long), 60)
+    assert all(each.query_lens == each.seq_lens for each in drawn)
+    assert sum(max(each.seq_lens) > 128 for each in drawn) > len(drawn) // 5
+    assert max(each.work for each in drawn) <= 2 * GATE_WORK + 16 * max_work
+
+
+def test_requests_that_are_long_anyway_are_not_drawn_apart() -> None:
+    values = all_axes("paged_attention")
+    assert long_axes(Axes("paged_attention", values, GATE_WORK), 128, 0, slow=False) is None
+    assert long_axes(Axes("paged_attention", values, GATE_WORK // 16), 128, 0, slow=False)
+    assert long_axes(Axes("paged_attention", values, GATE_WORK), 0, 0, slow=False) is None
 
 
 @pytest.mark.parametrize("operation", ATTENTION)
