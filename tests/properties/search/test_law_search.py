@@ -309,7 +309,7 @@ class TestLawSearch:
         report, _ = searched(never, 0)
         assert (report.judged, report.incomplete, report.verdict) == (0, False, "UNSUPPORTED")
 
-    @pytest.mark.parametrize(("ticks", "ended"), [(20, "time"), (100, "idle")])
+    @pytest.mark.parametrize(("ticks", "ended"), [(10, "time"), (50, "idle")])
     def test_a_busy_machine_gives_up_too(
         self, ticks: int, ended: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
