@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ...reference import AttentionOutput, AttentionProblem, MoEProblem, RouteProblem, oracle
+from ...reference import AttentionOutput, AttentionProblem, MoEProblem, RouteProblem
 from ...reference.tensors.inputs import AttentionInputs, PagedAttentionInputs
 from ...reference.tensors.values import choose
 from ..verdicts.comparison import Result, agree, bitwise, fail, same_bits, worse
@@ -58,18 +58,20 @@ def _requests_contained(subject: Subject, problem: AttentionProblem) -> Verdict:
 
 
 def _appends_contained(subject: Subject, problem: AttentionProblem) -> Verdict:
-    """Spoil a new token: every slot but its own is as the oracle has it."""
+    """Spoil a new token: every slot but its own holds what it holds without."""
     if not problem.num_tokens:
         return VACUOUS
     token = choose(problem.seed, "spoilt token", 0, problem.num_tokens)
-    inputs = subject.materialise(problem)
-    expected, mapping = oracle.append(inputs), inputs.slot_mapping
-    page, slot = divmod(int(mapping[token]), problem.page_size)
-    for rows in (inputs.k, inputs.v):
+    inputs, spoilt = subject.materialise(problem), subject.materialise(problem)
+    page, slot = divmod(int(inputs.slot_mapping[token]), problem.page_size)
+    for rows in (spoilt.k, spoilt.v):
         _spoil(rows[token], problem.seed)
     verdict = Verdict("PASS", ratio=0.0)
     for name, cache, wanted in zip(
-        ("k_cache", "v_cache"), appended(subject, problem, inputs), expected, strict=True
+        ("k_cache", "v_cache"),
+        appended(subject, problem, spoilt),
+        appended(subject, problem, inputs),
+        strict=True,
     ):
         pair = [each.clone() for each in (cache, wanted)]
         for each in pair:

@@ -262,7 +262,7 @@ def test_the_inputs_of_a_call_that_raises_are_kept(tmp_path: Path) -> None:
     assert verdict.status == "REJECTED"
     assert kept is not None
     assert kept.result is None
-    assert kept.inputs.keys() == {"outs", "lses"}
+    assert kept.inputs.keys() == {"outs", "lses", "states.0", "states.1"}
     assert no_script(MINE, kept, verdict) == ""
 
 
@@ -305,7 +305,8 @@ def test_the_tensors_are_saved_with_an_index(
         with (folder / each["file"]).open("rb") as file:
             tensor = torch.load(file, weights_only=True)[each["name"]]
         assert (list(tensor.shape), f"torch.{each['dtype']}") == (each["shape"], str(tensor.dtype))
-    assert {each["name"] for each in index["tensors"]} == {"outs", "lses", "out", "lse"}
+    inputs = {"outs", "lses", "states.0", "states.1"}
+    assert {each["name"] for each in index["tensors"]} == {*inputs, "out", "lse"}
     # A result of an earlier case does not stay beside the tensors of a call without one.
     save_tensors(replace(kept, result=None), folder, {})
     assert not (folder / f"result{suffix}").exists()
