@@ -256,5 +256,6 @@ LAWS = (
         "a captured batch replayed with fewer requests, and with all again, is that of fresh calls",
         weight=0.3,
         needs=("session",),
+        overlap="life_cycle kills its bug when its walk happens to replay with fewer requests",
     ),
 )

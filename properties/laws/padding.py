@@ -205,6 +205,8 @@ def padded_batch(subject: Subject, problem: AttentionProblem) -> Verdict:
     count = 1 + choose(problem.seed, "padding", 0, MOST_PADDING)
     begin = choose(problem.seed, "padding", 1, len(PADDING))
     for queries, keys in PADDING[begin:] + PADDING[:begin]:
+        if problem.tree and queries > keys:
+            continue  # there is no such tree
         padded = replace(
             problem,
             query_lens=problem.query_lens + (queries,) * count,
