@@ -113,14 +113,14 @@ def _hasten(interpreter: Any) -> None:  # noqa: ANN401  a module
 
 def _once(patch: Callable[[Any], Any], interpreter: Any) -> Callable[[Any], Any]:  # noqa: ANN401
     """Patch the language at a launch, but not again at each call of a jitted helper in it."""
-    language = interpreter.tl
-    places = language, language.core
+    language, core = map(importlib.import_module, ("triton.language", "triton.language.core"))
+    places = language, core
 
     def patched(fn: Any) -> Any:  # noqa: ANN401  a kernel or a helper
         named = [each for each in fn.__globals__.values() if isinstance(each, ModuleType)]
         used = [place for place in places if place in named]
         originals = [each for place in used for each in (place.add, place.tensor.__add__)]
-        if not originals or any(map(language.core.is_builtin, originals)):
+        if not originals or any(map(core.is_builtin, originals)):
             return patch(fn)
         return interpreter._LangPatchScope()  # noqa: SLF001
 

@@ -295,6 +295,7 @@ LAWS = (
         "requests without keys behind a batch, with queries of NaN and stale pages, change nothing "
         "and write nowhere",
         weight=0.5,
+        overlap="laws that cut a batch make requests without keys too, and kill its bugs then",
     ),
     Law(
         "slack_bounds",
