@@ -589,7 +589,8 @@ def test_cost_classes_are_written_and_read(kernelproof: Command) -> None:
     assert kernelproof("check", "zoo:honest", *options).code == 0
     data = json.loads(path.read_text())
     assert set(data["costs"]) == {"honest"}
-    data["costs"]["honest"] = {"name": "given", "problems": 0.5, "max_work": 5000}
+    given = {"name": "given", "problems": 0.5, "max_work": 5000, "max_heads": 0}
+    data["costs"]["honest"] = given
     path.write_text(json.dumps(data))
     ended = kernelproof("check", "zoo:honest", *options, "--costs", str(path), "--json", "a.json")
     assert ended.code == 0

@@ -153,9 +153,8 @@ def test_a_slow_implementation_gets_long_requests_on_few_heads(operation: str) -
 
 @pytest.mark.parametrize("max_work", [GATE_WORK // 64, GATE_WORK // 16, GATE_WORK])
 def test_a_request_of_new_keys_only_is_longer_than_a_tile_whatever_the_work(max_work: int) -> None:
-    axes = Axes(
-        "ragged_attention", {**all_axes("ragged_attention"), "phase": ("prefill",)}, max_work
-    )
+    values = {**all_axes("ragged_attention"), "phase": ("prefill",), "verify": (0,)}
+    axes = Axes("ragged_attention", values, max_work)
     long = long_axes(axes, 128, 0, slow=False)
     assert long is not None, "its other requests have 111 keys at most"
     drawn = drawn_from(problems(long), 60)
