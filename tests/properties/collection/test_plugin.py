@@ -537,7 +537,7 @@ def test_parts_share_the_budget_of_a_law(parts: int) -> None:
     for law in laws_of("paged_attention"):
         whole = problems_of(plan, law, Cost("fast", 1.0, 1))
         shared_out = parts * problems_of(plan, law, Cost("fast", 1.0, 1), parts)
-        assert 0.5 * whole <= shared_out <= 1.5 * whole
+        assert 0.5 * whole <= shared_out <= max(1.5 * whole, parts)  # a part judges one at least
 
 
 def test_a_survey_survives_the_way_to_another_process() -> None:
