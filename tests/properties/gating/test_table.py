@@ -23,7 +23,7 @@ from kernelproof.properties.gating.laws import LAWS, Law
 from kernelproof.properties.gating.strategies import VERSIONS, Question, near_rule, questions
 
 BOOK = load_rules()
-EXAMPLES, FEW, MANY = 200, 100, 1000
+EXAMPLES, FEW, MANY = 200, 100, 3000
 SOURCES = ("https://", "flashinfer-python ", "kernelproof", "vLLM ", "SGLang ", "torch ", "triton ")
 
 
