@@ -138,7 +138,7 @@ def _carry_out(request: Request, run: Run | Fleet, writer: CaseWriter, ledger: L
 
 @contextmanager
 def _started(request: Request, plan: Plan) -> Iterator[Run | Fleet]:
-    """Be ready for a run, on this machine or on a cluster."""
+    """Yield a run that is ready to begin, on this machine or on a cluster."""
     if request.ray is None:
         yield _start(plan)
         return

@@ -25,7 +25,7 @@ from .ray_machines import RayMachines, connected
 
 @contextmanager
 def fleet_at(address: str, plan: Plan, cases: Path, *, resume: bool) -> Iterator[Fleet]:
-    """Be connected to a cluster, and have a fleet of its machines.
+    """Connect to a cluster, and yield a fleet of its machines.
 
     Raises:
         UsageRefusedError: Ray is not installed, the address is none, the journal is of another run.

@@ -59,7 +59,7 @@ class Node:
 
 @contextmanager
 def connected(address: str) -> Iterator[None]:
-    """Be connected to a cluster for the length of a with block.
+    """Connect to a cluster for the length of a with block.
 
     Raises:
         UsageRefusedError: Ray is not installed, or the address is none.
@@ -79,7 +79,7 @@ def connected(address: str) -> Iterator[None]:
         def join() -> None:
             try:
                 ray.init(address, logging_level="ERROR", **options)
-            except BaseException as error:  # noqa: BLE001  it is told by the other thread
+            except BaseException as error:  # noqa: BLE001  the other thread reports it
                 failed.append(error)
 
         # Something else that listens there would be waited for without end.

@@ -72,7 +72,7 @@ class UnitResult:
 
     @property
     def ended_early(self) -> bool:
-        """Whether it was cut off: another run would learn more."""
+        """Whether it ended before it was done: another run would learn more."""
         return bool(self.run.ended or self.run.lost)
 
 
@@ -120,8 +120,8 @@ def run_unit(
     Args:
         job: of the run.
         unit: of the job.
-        progress: is told what it does.
-        started: is called with the run, which it may end.
+        progress: receives what it does.
+        started: receives the run, which it may end.
 
     Raises:
         UnsupportedError: there is no such device.

@@ -144,7 +144,7 @@ def _attend_one(
 
 @contextmanager
 def _uncompiled() -> Iterator[Any]:
-    """Give torch's module, whose functions compile nothing meanwhile."""
+    """Yield torch's module; until the block ends, its functions compile nothing."""
     module = require(MODULE, "torch")
     before = getattr(module, UNCOMPILED)
     setattr(module, UNCOMPILED, True)

@@ -69,7 +69,7 @@ def append_then_attend(subject: Subject, problem: AttentionProblem) -> Verdict:
 
 
 def never_written(subject: Subject, problem: AttentionProblem) -> Verdict:
-    """Give tokens the slot -1, and rows behind the mapping: nothing is written for them.
+    """Set slots of tokens to -1 and add rows behind the mapping: the call writes none of them.
 
     So engines pad a batch for a graph; what they leave in those rows is NaN here.
     """

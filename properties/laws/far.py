@@ -1,7 +1,6 @@
 """Laws of far addresses: pages and rows that lie more than 2^32 elements apart.
 
-On a CPU they lie in memory that is mapped and, but for what is in use, never touched; on a GPU it
-is allocated, and not written.
+On a CPU their memory is mapped, and takes room only where it is written; on a GPU it is allocated.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def unreserved(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
 
 
 def has_room(subject: Subject, needed: int) -> bool:
-    """Whether there is room for so many bytes, beside what an implementation may need."""
+    """Return whether twice so many bytes are free: the implementation may need as many."""
     if subject.target.device != "cuda":
         return True
     return 2 * needed <= int(torch.cuda.mem_get_info()[0])

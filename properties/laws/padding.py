@@ -245,7 +245,7 @@ def _unseen(subject: Subject, problem: AttentionProblem, padded: AttentionProble
 
 
 def slack_bounds(subject: Subject, problem: AttentionProblem) -> Verdict:
-    """Give the host's bounds of lengths slack, as engines do for a graph: nothing changes."""
+    """Raise the host's bounds of lengths, as engines do for a graph: nothing changes."""
     if "host_bounds" not in subject.implementation.features:
         return VACUOUS
     (first, bounded), inputs = run(subject, problem), subject.materialise(problem)

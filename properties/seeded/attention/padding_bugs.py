@@ -44,7 +44,7 @@ def rows_placed_by_product(inputs: Ragged) -> Pair:
 
 @seeded(BUGS, PAGED, "row_containment", model="sglang#38851")
 def scratch_tail_times_zero(inputs: PagedAttentionInputs) -> Pair:
-    """Give parts that a request does not have the weight 0, and whatever the last one left."""
+    """Weigh parts that a request does not have by 0, with what the last request left there."""
     most = max([1, *(-(-count // PART) for count in key_counts(inputs))])
     scratch = torch.zeros((most, inputs.q.shape[1], len(inputs.q), inputs.values.shape[-1]))
 

@@ -240,7 +240,7 @@ def one_maximum_a_tile(inputs: PagedAttentionInputs) -> Pair:
 
 @seeded(BUGS, PAGED, "parity")
 def lse_of_last_draft(inputs: PagedAttentionInputs) -> Pair:
-    """Give each token of a verify the LSE of its last one."""
+    """Return the LSE of the last token of a verify for each of its tokens."""
 
     def lse(total: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
         found = finite(largest) + torch.log(total)
