@@ -55,10 +55,15 @@ def _supports(problem: AttentionProblem, target: Target) -> bool | str:
 def _supports_3d(problem: AttentionProblem, target: Target) -> bool | str:
     if not says(FILE, "seq_threshold_3D") and says(FILE, "unified_attention"):
         return "this release chooses between its 2D and 3D kernels by itself"
-    most = 8 if says(FILE, "MAX_3D_QUERY_LEN") else 1
+    most = _most_queries_3d()
     if max(problem.query_lens, default=0) > most or (most > 1 and not problem.causal):
         return f"the 3D kernel takes requests of up to {most} queries, several under a causal mask"
     return _supports(problem, target)
+
+
+def _most_queries_3d() -> int:
+    """Return the most queries of a request for which vLLM takes its 3D kernel."""
+    return 8 if says(FILE, "MAX_3D_QUERY_LEN") else 1
 
 
 def _compile_key(problem: AttentionProblem) -> Hashable:
@@ -120,6 +125,8 @@ def attend_3d(inputs: PagedAttentionInputs) -> tuple[torch.Tensor | None, None]:
         )
         for name, last in (("output", (padded,)), ("max", ()), ("expsum", ()))
     }
+    # A bound that is larger than the truth must not choose the other kernel.
+    inputs = replace(inputs, q_len_bound=min(inputs.max_q_len, _most_queries_3d()))
     result = _attend(inputs, seq_threshold_3D=2**30, num_par_softmax_segments=segments, **scratch)
     if tokens and scratch["softmax_segm_max"].isnan().all():
         message = "vLLM took its 2D kernel for this call"

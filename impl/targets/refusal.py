@@ -6,7 +6,16 @@ from collections.abc import Iterable
 from typing import Literal, final, get_args
 
 Code = Literal[
-    "rules", "package", "device", "supports", "time", "module", "only", "feature", "operation"
+    "rules",
+    "package",
+    "device",
+    "supports",
+    "time",
+    "module",
+    "only",
+    "feature",
+    "operation",
+    "memory",
 ]
 CODES: tuple[Code, ...] = get_args(Code)
 """Codes of refusals, the most telling first: what the support rules refuse was right in all else,
@@ -28,7 +37,8 @@ class Refusal(str):
         code: who refuses, one of ``CODES``: the support rules (``rules``), a package that is
             missing, the device, ``supports`` itself, the time of the run, which is too short to
             build a module (``time``), a module that was not built for this run, the option
-            ``--only``, a feature that is not named, or another operation.
+            ``--only``, a feature that is not named, another operation, or a GPU without room for
+            the problem (``memory``).
         about: id of the rule, name of the package, the feature or the operation, or what the device
             lacks, such as "a GPU"; else empty.
     """

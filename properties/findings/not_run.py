@@ -22,6 +22,7 @@ WORDS = {
     "only": "without what --only asks for",
     "feature": "without a feature that every problem has",
     "operation": "of another operation",
+    "memory": "without room on the GPU",
     "device": "for another device",
     "package": "without an optional package",
     ENDED: "not begun when the run ended",

@@ -183,7 +183,8 @@ def keys_behind_window(subject: Subject, problem: AttentionProblem) -> Verdict:
     batch = _Batch(subject, windowed)
     if not batch.supports(parts):
         return VACUOUS
-    return _same_rows(batch, batch.whole(), parts, batch.part(parts))
+    verdict = _same_rows(batch, batch.whole(), parts, batch.part(parts))
+    return replace(verdict, about=None if windowed == problem else windowed.to_json())
 
 
 def _behind(part: Part, problem: AttentionProblem) -> Part:

@@ -17,7 +17,7 @@ LONGEST_SHARE = 0.8
 """Share of a run's time that one build may take, however many others there are."""
 PATIENCE_SECONDS = 60.0
 """Seconds that modules are not chosen before each implementation was surveyed; those that are
-surveyed later choose after the others."""
+surveyed later choose after the others, which leave them their share of the time."""
 
 
 @dataclass
@@ -29,11 +29,13 @@ class Chosen:
         minutes: of one core that they take.
         missing: minutes of one core that the first module would have taken for which there was no
             time; 0 if there was.
+        left: minutes of one core that the others had left for it then.
     """
 
     modules: list[Module] = field(default_factory=list)
     minutes: float = 0.0
     missing: float = 0.0
+    left: float = 0.0
 
 
 @dataclass
@@ -78,7 +80,8 @@ class ModulePlan:
         self.longest = longest
         self.chosen: dict[str, Chosen] = {}
         self._learned, self._complete = learned or {}, complete
-        self._expected, self._taken = implementations, set[str]()
+        self._implementations, self._expected = implementations, implementations
+        self._taken = set[str]()
         self._wishes: list[_Wish] = []
         self._gone: set[int] = set()
         self._changed = threading.Condition()
@@ -144,9 +147,10 @@ class ModulePlan:
         """Choose an implementation's next module, or close its wish."""
         found = wish.selection.next(self._free)
         cost = self._cost(wish, found)
-        if found and (cost > self._left or self._too_long(wish, found)):
-            if not wish.chosen.modules:
-                wish.chosen.missing = wish.chosen.missing or cost
+        left = self._left_for(wish)
+        if found and (cost > left or self._too_long(wish, found)):
+            if not wish.chosen.modules and not wish.chosen.missing:
+                wish.chosen.missing, wish.chosen.left = cost, left
             found = wish.selection.next(self._free, only_free=True)
             cost = self._cost(wish, found)
         wish.open = bool(found)
@@ -155,6 +159,15 @@ class ModulePlan:
         self._taken |= {each.library for each in found} - {""}
         wish.chosen.modules += found
         wish.chosen.minutes += cost
+
+    def _left_for(self, wish: _Wish) -> float:
+        """Return the minutes that an implementation's next module may take.
+
+        Its second leaves those that are still surveyed their share; its first need not.
+        """
+        if not wish.chosen.modules or not self._expected or math.isinf(self.minutes):
+            return self._left
+        return self._left - self.minutes * self._expected / self._implementations
 
     def _cost(self, wish: _Wish, modules: Sequence[Module]) -> float:
         return sum(self._minutes(wish, each) for each in modules)

@@ -40,6 +40,8 @@ Once = Callable[[str, Callable[[], None]], None]
 """Does what has a name, or waits until another process has done it."""
 LOAD_SECONDS = 120.0
 """Deadline of a process's first call of a module that was built before, which only loads it."""
+SHOWN_WHOLE = 10
+"""Minutes from which tenths are not shown."""
 PATIENCE = 4.0
 """Factor of the least deadline of a slow implementation: in Triton's interpreter problems of one
 size differ in cost, by their heads for one, and a busy machine does the rest."""
@@ -223,9 +225,10 @@ def prepare(
         modules = chosen.modules
         if chosen.missing and not modules:
             report.refusal = Refusal(
-                f"building one of its modules takes about {chosen.missing:.0f} minutes of a core; "
-                f"all builds of this run have {together.minutes:.0f}, and one of them "
-                f"{each * together.longest:.0f}",
+                f"building one of its modules takes about {_minutes_text(chosen.missing)} of a "
+                f"core; all builds of this run have {_minutes_text(together.minutes)}, of which "
+                f"others left {_minutes_text(chosen.left)}, and one build has "
+                f"{_minutes_text(each * together.longest)}",
                 "time",
             )
             return None
@@ -297,6 +300,10 @@ def _restricted(address: Address, axes: Axes, modules: Sequence[Module]) -> tupl
         replace(address, modules=tuple(module.key for module in modules)),
         replace(axes, restrictions=tuple(module.values for module in modules)),
     )
+
+
+def _minutes_text(minutes: float) -> str:
+    return f"{minutes:,.0f} minutes" if minutes >= SHOWN_WHOLE else f"{minutes:.1f} minutes"
 
 
 def _first_to_judge(modules: Sequence[Module], selection: Selection) -> Module | None:

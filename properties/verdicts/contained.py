@@ -11,6 +11,9 @@ from .verdict import Verdict
 
 OUT_OF_MEMORY = "out of memory"
 """The kind of a CRASH for which the machine was too small, or too full."""
+NO_ALLOCATION = ("can't allocate memory", "CUDA out of memory", "CUDA error: out of memory",
+                 "STATUS_ALLOC_FAILED")  # fmt: skip
+"""What torch says of an allocation that failed: on the host, on a GPU, of CUDA, of cuBLAS."""
 BREAKPOINT = "a breakpoint has no terminal in a worker; use `kernelproof replay --in-process`"
 
 
@@ -59,5 +62,6 @@ def _trace_of(error: BaseException) -> str:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed on the host; torch has a type for that on a GPU only."""
-    return isinstance(error, MemoryError) or "can't allocate memory" in message_of(error)
+    """Whether an allocation failed, on the host or on a GPU."""
+    message = message_of(error)
+    return isinstance(error, MemoryError) or any(each in message for each in NO_ALLOCATION)

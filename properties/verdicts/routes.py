@@ -98,7 +98,8 @@ def agree_routes(
     """Check that two routings of the same tokens agree.
 
     The experts must be the same, or both choices right among scores that cannot be distinguished;
-    the weights of the same experts must lie within the sum of both bounds.
+    the weights of the same experts must lie within the sum of both bounds, or both be NaN: whether
+    they are right is another law's question.
 
     Args:
         implementation: that gave both.
@@ -121,7 +122,8 @@ def agree_routes(
         token = int(wrong.nonzero()[0])
         said = f"token {token} goes to {ids[token].tolist()}, then to {other_ids[token].tolist()}"
         return fail("numeric", f"{said} ({int(wrong.sum())} of {len(wrong)} tokens)")
-    difference = (weights - other_weights).abs().masked_fill(weights == other_weights, 0.0)
+    same = (weights == other_weights) | (weights.isnan() & other_weights.isnan())
+    difference = (weights - other_weights).abs().masked_fill(same, 0.0)
     apart = ~(difference <= bound + other_bound) & alike.unsqueeze(1)
     if bool(apart.any()):
         token, slot = apart.nonzero()[0].tolist()

@@ -28,6 +28,7 @@ from ..isolation.machine import waited
 from ..isolation.stages import LINK
 from ..isolation.workers import LAST_REPLY
 from ..laws import find_law
+from ..laws.law import Law
 from ..verdicts.contained import Stop, contained, crash
 from ..verdicts.elements import with_places
 from ..verdicts.subject import LAUNCHES, Stages, Subject
@@ -35,6 +36,7 @@ from ..verdicts.verdict import Verdict
 from . import integrity
 from .distrust import RemoteSubject, Server
 from .link import Link
+from .room import judged_with_room
 
 HANDLER = "kernelproof.properties.worker.tasks:handle"
 """How the worker finds this module."""
@@ -296,13 +298,20 @@ def _judged(subject: Subject, payload: Mapping[str, Any]) -> dict[str, Any]:
         refusal = subject.refusal(problem)
         if refusal is not None:
             return Verdict("UNSUPPORTED", refusal.code, refusal).to_json()
-        with attributed():
-            verdict = law.check(subject, problem)
+        verdict = judged_with_room(lambda: _checked(law, subject, problem), subject.target.device)
     except Stop as stop:
         verdict = stop.verdict
     about = problem_from_json(verdict.about) if verdict.about else problem
     verdict = with_places(verdict, about)
     return replace(verdict, seconds=subject.seconds, calls=subject.calls).to_json()
+
+
+def _checked(law: Law, subject: Subject, problem: Problem) -> Verdict:
+    try:
+        with attributed():
+            return law.check(subject, problem)
+    except Stop as stop:
+        return stop.verdict
 
 
 def _keeper(payload: Mapping[str, Any], stages: Stages) -> Subject:

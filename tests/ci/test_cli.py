@@ -612,7 +612,7 @@ def test_what_builds_took_is_written_and_decides_what_is_built(kernelproof: Comm
     path.write_text(json.dumps({**data, "minutes": {library: 1e6, "another's": 2.0}}))
     ended = kernelproof("check", "zoo:built", *options)
     assert ended.code == 3
-    assert "building one of its modules takes about 1000000 minutes of a core" in ended.out
+    assert "building one of its modules takes about 1,000,000 minutes of a core" in ended.out
 
 
 def test_the_gate_tries_the_support_table_too(

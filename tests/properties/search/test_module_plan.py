@@ -142,3 +142,22 @@ def test_who_comes_late_is_not_waited_for_without_end() -> None:
     assert completed.is_set()
     late = plan.choose(ImplementationReport("late", "late"), selection("fa2", 2), 5.5)
     assert late.minutes == 0.0
+
+
+def test_who_comes_late_finds_its_share_left() -> None:
+    plan = ModulePlan(2, minutes=40.0)
+    plan._until -= module_plan.PATIENCE_SECONDS
+    reports = [ImplementationReport(name, name) for name in ("first", "late")]
+    first = plan.choose(reports[0], selection("first"), 5.0)
+    assert first.minutes == 20.0
+    late = plan.choose(reports[1], selection("late"), 5.0)
+    assert late.minutes == 20.0
+
+
+def test_the_first_module_may_take_the_share_of_who_comes_late() -> None:
+    plan = ModulePlan(2, minutes=40.0)
+    plan._until -= module_plan.PATIENCE_SECONDS
+    first = plan.choose(ImplementationReport("dear", "dear"), selection("dear"), 30.0)
+    assert len(first.modules) == 1
+    late = plan.choose(ImplementationReport("late", "late"), selection("late"), 12.0)
+    assert (late.modules, late.missing, late.left) == ([], 12.0, 10.0)

@@ -1,0 +1,65 @@
+"""Judging on a GPU that others share: what has no room at first is tried again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from ...impl.targets.exceptions import message_of
+from ...impl.targets.refusal import Refusal
+from ..verdicts.contained import OUT_OF_MEMORY, out_of_memory
+from ..verdicts.verdict import Verdict
+
+PAUSES = 0.5, 4.0
+"""Seconds after which a law that found no room is tried again: problems of others last less."""
+KEPT_BYTES = 4 << 30
+"""Free memory that torch may keep for the next problem: a law of far addresses leaves 32 GiB."""
+NO_ROOM = "memory"
+"""Code of the refusal of a problem for which the GPU has no room."""
+
+
+def judged_with_room(judge: Callable[[], Verdict], device: str) -> Verdict:
+    """Return a law's verdict, on a GPU with several tries where there is no room for the first.
+
+    Args:
+        judge: asks the law.
+        device: "cpu", where it is asked once, or "cuda".
+
+    Returns:
+        The verdict; UNSUPPORTED where the suite itself has found no room each time. A call of the
+        implementation that found none each time stays a CRASH.
+    """
+    if device != "cuda":
+        return judge()
+    for pause in PAUSES:
+        with _returning_memory():
+            verdict = _attempted(judge)
+        if verdict.kind not in (NO_ROOM, OUT_OF_MEMORY):
+            return verdict
+        torch.cuda.empty_cache()
+        time.sleep(pause)
+    with _returning_memory():
+        return _attempted(judge)
+
+
+def _attempted(judge: Callable[[], Verdict]) -> Verdict:
+    try:
+        return judge()
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        reason = f"the GPU has no room for the problem beside what else runs: {message_of(error)}"
+        return Verdict("UNSUPPORTED", NO_ROOM, Refusal(reason, NO_ROOM))
+
+
+@contextmanager
+def _returning_memory() -> Iterator[None]:
+    """Give back at the end what torch keeps of much memory: other processes need it."""
+    try:
+        yield
+    finally:
+        if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > KEPT_BYTES:
+            torch.cuda.empty_cache()
