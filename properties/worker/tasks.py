@@ -298,7 +298,7 @@ def _judged(subject: Subject, payload: Mapping[str, Any]) -> dict[str, Any]:
         refusal = subject.refusal(problem)
         if refusal is not None:
             return Verdict("UNSUPPORTED", refusal.code, refusal).to_json()
-        verdict = judged_with_room(lambda: _checked(law, subject, problem), subject.target.device)
+        verdict = judged_with_room(lambda: _checked(law, subject, problem), payload["device"])
     except Stop as stop:
         verdict = stop.verdict
     about = problem_from_json(verdict.about) if verdict.about else problem

@@ -56,6 +56,20 @@ def test_weights_of_scores_that_tanh_tells_apart_add_up() -> None:
     assert find_law("routing_invariants").check(subject, problem).status == "FAIL"
 
 
+def test_a_weight_that_is_nan_in_both_calls_is_another_law_s() -> None:
+    """Whether it is right is ``routing_parity``'s question."""
+
+    def nan_weights(inputs: RouteInputs) -> tuple[torch.Tensor, torch.Tensor]:
+        ids, weights = by_tanh(inputs)
+        return ids, torch.full_like(weights, torch.nan)
+
+    spoilt = implementation("route", name="nan", arithmetic=Arithmetic(sigmoid="tanh"))(nan_weights)
+    subject = Subject(spoilt, Target.here("cpu"), Stages())
+    problem = RouteProblem(num_tokens=9, method="deepseek_v3")
+    assert find_law("row_containment").check(subject, problem).status == "PASS"
+    assert find_law("routing_parity").check(subject, problem).status == "FAIL"
+
+
 def test_an_answer_of_the_wrong_shape_is_named_as_routing_does() -> None:
     def one_row_more(inputs: RouteInputs) -> tuple[torch.Tensor, torch.Tensor]:
         weights = torch.zeros(inputs.logits.shape[0] + 1, inputs.top_k)

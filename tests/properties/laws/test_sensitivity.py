@@ -46,6 +46,17 @@ def test_every_ignored_option_is_named_also_those_that_the_problem_does_not_use(
         assert sorted(named) == ["logits_soft_cap", "sinks", "window_left"]
 
 
+def test_an_option_that_moves_the_answer_to_infinity_is_not_ignored() -> None:
+    """As a sink far above all logits in SGLang's extend: its LSE is wrong, which parity says."""
+
+    def overflowing(inputs: PagedAttentionInputs) -> Pair:
+        out, lse = attend(inputs)
+        return out, lse if inputs.sinks is None else torch.full_like(lse, torch.inf)
+
+    one_key = replace(SINKS, seq_lens=(1,))  # of which no window hides any
+    assert judged(overflowing, one_key).status == "PASS"
+
+
 def test_one_ignored_option_is_named_alone() -> None:
     verdict = judged(without(sinks=None), SINKS)
     assert verdict.message.startswith("sinks = True in place of False moves the oracle's ")
