@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from ...impl.targets.exceptions import message_of
-from ...impl.targets.refusal import Refusal
+from ...impl.targets.refusal import Code, Refusal
 from ..verdicts.contained import OUT_OF_MEMORY, out_of_memory
 from ..verdicts.verdict import Verdict
 
@@ -17,7 +17,7 @@ PAUSES = 0.5, 4.0
 """Seconds after which a law that found no room is tried again: problems of others last less."""
 KEPT_BYTES = 4 << 30
 """Free memory that torch may keep for the next problem: a law of far addresses leaves 32 GiB."""
-NO_ROOM = "memory"
+NO_ROOM: Code = "memory"
 """Code of the refusal of a problem for which the GPU has no room."""
 
 

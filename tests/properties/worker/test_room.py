@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
@@ -36,7 +38,7 @@ class Law:
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     made: list[float] = []
-    monkeypatch.setattr(room.time, "sleep", made.append)
+    monkeypatch.setattr(time, "sleep", made.append)
     return made
 
 
