@@ -139,10 +139,10 @@ def reason_idle(report: ImplementationReport, summary: Summary) -> str:
     """Return why no problem was judged of an implementation; empty if some was."""
     if report.error or report.judged:
         return report.error
-    if summary.failure or summary.report.lost or summary.report.ended:
-        return "the run ended before its first law did"
     if report.refusal:
         return report.refusal
+    if summary.failure or summary.report.lost or summary.report.ended:
+        return "the run ended before its first law did"
     if not report.laws:
         return f"none of the laws that were to run speaks of {report.operation or 'it'}"
     if not report.unsupported:

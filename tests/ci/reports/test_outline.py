@@ -90,6 +90,15 @@ def test_a_clean_gate_is_short_and_all_of_it_can_be_asked_for() -> None:
     assert "not run: kernel-7  idle: nothing to judge" in every
 
 
+def test_why_no_module_was_built_is_said_at_the_end_of_the_time_too() -> None:
+    dear = Refusal("building one of its modules takes about 432 minutes of a core", "time")
+    lines = lines_of(summary(kernel(0), other("late"), other("dear", dear), ended="time"))
+    assert lines[lines.index("UNSUPPORTED  dear") + 1].strip() == dear
+    assert lines[lines.index("UNJUDGED  late") + 1].strip() == (
+        "the run ended before its first law did"
+    )
+
+
 def test_known_findings_with_one_issue_or_reason_are_one_cause() -> None:
     made = summary(*(kernel(number, known=number + 1) for number in (0, 1, 12, 13, 24)))
     first, second = known_causes(made)
