@@ -6,6 +6,7 @@ On a CPU their memory is mapped, and takes room only where it is written; on a G
 from __future__ import annotations
 
 import mmap
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -26,6 +27,8 @@ LEAST_ROWS = 4
 """Rows over which an offset grows to that with a stride that an int32 still holds."""
 ALIGNED = 64
 """Elements of which a stride of rows is a multiple."""
+ROOM_SECONDS = 20.0
+"""Longest wait for a GPU's memory that other processes use."""
 SHARED, NO_RESERVE = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS, 0x4000
 """Linux's flags for memory that is there when it is touched; Python 3.10 has no name for one."""
 
@@ -42,10 +45,21 @@ def unreserved(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
 
 
 def has_room(subject: Subject, needed: int) -> bool:
-    """Return whether twice so many bytes are free: the implementation may need as many."""
+    """Return whether twice so many bytes are free: the implementation may need as many.
+
+    Waits for other processes that use the GPU, if it is large enough.
+    """
     if subject.target.device != "cuda":
         return True
-    return 2 * needed <= int(torch.cuda.mem_get_info()[0])
+    torch.cuda.empty_cache()
+    until = time.monotonic() + ROOM_SECONDS
+    while True:
+        free, whole = torch.cuda.mem_get_info()
+        if 2 * needed <= free:
+            return True
+        if 2 * needed > whole or time.monotonic() > until:
+            return False
+        time.sleep(ROOM_SECONDS / 40)
 
 
 def far_pages(subject: Subject, problem: AttentionProblem) -> Verdict:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from kernelproof.impl import Target, implementation
 from kernelproof.impl.torch.sdpa import paged as sdpa
 from kernelproof.properties.laws import find_law
-from kernelproof.properties.laws.far import FAR, unreserved
+from kernelproof.properties.laws.far import FAR, has_room, unreserved
 from kernelproof.properties.verdicts.subject import Subject
 from kernelproof.reference import AttentionProblem, materialise
 from kernelproof.reference.tensors.inputs import PagedAttentionInputs
@@ -74,3 +76,25 @@ def test_far_memory_is_not_touched() -> None:
     near, far = given("far_pages")[:2]
     assert far.k_cache.numel() > FAR > near.k_cache.numel()
     assert int(far.metadata.paged_kv_indices.max()) * far.k_cache.stride(0) > FAR - 2**10
+
+
+@pytest.mark.parametrize(
+    ("free", "needed", "room", "waits"),
+    [((100,), 50, True, 0), ((20, 60, 100), 50, True, 2), ((20,), 51, False, 0),
+     ((20,), 50, False, 41)],
+    ids=["at once", "later", "too small", "never"],
+)  # fmt: skip
+def test_a_far_law_waits_for_room_on_a_gpu_that_is_large_enough(
+    monkeypatch: pytest.MonkeyPatch, free: tuple[int, ...], needed: int, room: bool, waits: int
+) -> None:
+    answers, slept = list(free), list[float]()
+
+    def memory() -> tuple[int, int]:
+        return (answers.pop(0) if len(answers) > 1 else answers[0]), 100
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", memory)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(time, "sleep", slept.append)
+    monkeypatch.setattr(time, "monotonic", lambda: sum(slept))
+    assert has_room(Subject(watches, Target(device="cuda"), Stages()), needed) is room
+    assert len(slept) == waits
