@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,18 @@ FAIL = {"status": "FAIL", "kind": "numeric", "message": OFF, "ratio": 250.0, "el
 PASS = {"status": "PASS", "kind": "", "message": "", "ratio": 0.5}
 PROBLEM = {"operation": "merge_state", "num_tokens": 3, "id": "0a1b", "told": "MergeProblem(3)"}
 REPLAY = {side: f"kernelproof replay case.json --release {side}" for side in ("0.6", "0.7")}
+
+
+@pytest.fixture(autouse=True)
+def _forget_what_a_test_wrote() -> Iterator[None]:
+    """Unload modules from a test's folder: another test may write one of the same name."""
+    before, path = set(sys.modules), [*sys.path]
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - before:
+        file = getattr(sys.modules[name], "__file__", None) or ""
+        if file.startswith(tempfile.gettempdir()):
+            del sys.modules[name]
 
 
 def some_findings() -> list[Finding]:

@@ -118,8 +118,11 @@ def test_problems_are_judged_while_modules_are_compiled_and_a_signal_then_leaves
         process = subprocess.Popen(
             [*words, *COMPARED, "--json", "ended.json"], cwd=here, stdout=log, stderr=log
         )
+        # A finding, and modules that were chosen.
         while process.poll() is None and not (
-            journal.exists() and b'"nan"' in journal.read_bytes()
+            journal.exists()
+            and b'"nan"' in journal.read_bytes()
+            and b" of them, about" in (here / "log").read_bytes()
         ):
             time.sleep(0.02)
         os.kill(process.pid, signal.SIGTERM)
