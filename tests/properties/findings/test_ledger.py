@@ -441,7 +441,7 @@ class TestShipped:
     ) -> None:
         assert set(laws) <= {
             "page_size_invariance", "chunked_prefill", "appended_pairs", "scale_homogeneity",
-            "host_runs_ahead", "contiguity", "life_cycle", "unused_memory",
+            "host_runs_ahead", "contiguity", "life_cycle", "unused_memory", "verify_chain",
         }  # fmt: skip
 
 
