@@ -134,7 +134,12 @@ def unsplit_decode(inputs: PagedAttentionInputs) -> Pair:
     return attend(DECODE_UNSPLIT, inputs, inputs.metadata, apart="unsplit", enable_pdl=False)
 
 
-@FA2.adapter("paged_attention", "flashinfer-prefill-fa2-unsplit", attention_refusal)
+@FA2.adapter(
+    "paged_attention",
+    "flashinfer-prefill-fa2-unsplit",
+    attention_refusal,
+    features=("tree", *FA2.features),
+)
 def unsplit_prefill(inputs: PagedAttentionInputs) -> Pair:
     """Attend a whole batch, each request in one part; the LSE is natural where it can be."""
     base = {"lse_base": "ln"} if version_matches(version(), WITH_LSE_BASE) else {}

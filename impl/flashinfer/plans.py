@@ -49,9 +49,14 @@ def plan_prefill(
     inputs: PagedAttentionInputs,
     metadata: BatchMetadata,
     backend: str,
+    *,
+    packed: bool = False,
     **more: Any,  # noqa: ANN401  options of the plan
 ) -> None:
-    """Plan ``BatchPrefillWithPagedKVCacheWrapper``; the metadata are on the host or the device."""
+    """Plan ``BatchPrefillWithPagedKVCacheWrapper``; the metadata are on the host or the device.
+
+    ``packed``: give a draft tree's mask as bits, not as bools.
+    """
     planned.plan(
         qo_indptr=metadata.qo_indptr,
         paged_kv_indptr=metadata.paged_kv_indptr,
@@ -60,15 +65,16 @@ def plan_prefill(
         head_dim_qk=inputs.q.shape[-1],
         head_dim_vo=head_dim_vo(inputs),
         causal=inputs.causal,
-        **mask_of(inputs, metadata),
+        **_mask_of(inputs, metadata, packed=packed),
         **_shared(inputs, metadata, backend),
         **more,
     )
 
 
-def mask_of(inputs: PagedAttentionInputs, metadata: BatchMetadata) -> dict[str, Any]:
-    """Return the mask: bits of a draft tree, bools of any other."""
-    if inputs.tree_mask is None or inputs.custom_mask is None:
+def _mask_of(
+    inputs: PagedAttentionInputs, metadata: BatchMetadata, *, packed: bool
+) -> dict[str, Any]:
+    if inputs.custom_mask is None or not packed:
         return {"custom_mask": inputs.custom_mask}
     bits = (metadata.qo_indptr.diff() * metadata.seq_lens).tolist()
     return {"packed_custom_mask": packed_bytes(inputs.custom_mask, bits)}
@@ -132,7 +138,7 @@ DECODE_FIXED = replace(
     DECODE_FA2, plan=functools.partial(plan_decode, fixed_split_size=FIXED_SPLIT)
 )
 DECODE_UNSPLIT = replace(DECODE_FA2, plan=functools.partial(plan_decode, **UNSPLIT))
-PREFILL_UNSPLIT = replace(PREFILL_FA2, plan=functools.partial(plan_prefill, **UNSPLIT))
+PREFILL_UNSPLIT = replace(PREFILL_FA2, plan=functools.partial(plan_prefill, packed=True, **UNSPLIT))
 WITH_LSE_BASE = ">=0.7.1.dev0"
 """Releases whose prefill wrapper takes ``lse_base``."""
 

@@ -234,6 +234,7 @@ def xqa_decode(inputs: PagedAttentionInputs) -> Result:
     *ANY_XQA,
     _gated_in_fp8,
     backend="",
+    arithmetic=replace(XQA.arithmetic, fp8_products="fixed_point"),
     features=("fp8_kv", "fp8_q", "host_bounds"),
 )
 def xqa_decode_fp8(inputs: PagedAttentionInputs) -> Result:

@@ -52,7 +52,8 @@ class ModulePlan:
     """Chooses modules for the implementations of a run, one each before any has its second.
 
     A module that exists, or that another implementation has chosen, costs nothing: it comes before
-    others that cover as much.
+    others that cover as much. How many are built follows the time all the same as if none existed,
+    but for each implementation's first: after a run that built its share, another builds nothing.
 
     Args:
         implementations: how many there are; each of them calls ``choose`` or ``leave``.
@@ -76,7 +77,7 @@ class ModulePlan:
         learned: Mapping[str, float] | None = None,
         complete: Callable[[], None] = lambda: None,
     ) -> None:
-        self.minutes = self._left = minutes
+        self.minutes = self._left = self._unspent = minutes
         self.longest = longest
         self.chosen: dict[str, Chosen] = {}
         self._learned, self._complete = learned or {}, complete
@@ -106,6 +107,7 @@ class ModulePlan:
         wish = _Wish(report, selection, minutes, compilers, Chosen([*selection.chosen]))
         with self._changed:
             self._wishes.append(wish)
+            self._take(wish, selection.chosen)
             self._come(report)
             self._changed.wait_for(
                 lambda: not self._expected or not wish.open, self._until - time.monotonic()
@@ -148,7 +150,7 @@ class ModulePlan:
         found = wish.selection.next(self._free)
         cost = self._cost(wish, found)
         left = self._left_for(wish)
-        if found and (cost > left or self._too_long(wish, found)):
+        if cost > left or self._too_long(wish, found):
             if not wish.chosen.modules and not wish.chosen.missing:
                 wish.chosen.missing, wish.chosen.left = cost, left
             found = wish.selection.next(self._free, only_free=True)
@@ -156,28 +158,40 @@ class ModulePlan:
         wish.open = bool(found)
         wish.selection.take(found)
         self._left -= cost
-        self._taken |= {each.library for each in found} - {""}
+        self._take(wish, found)
         wish.chosen.modules += found
         wish.chosen.minutes += cost
+
+    def _take(self, wish: _Wish, modules: Sequence[Module]) -> None:
+        """Count modules as if they did not exist: each library once."""
+        for each in modules:
+            if each.library not in self._taken:
+                self._unspent -= self._price(wish, each)
+            self._taken |= {each.library} - {""}
 
     def _left_for(self, wish: _Wish) -> float:
         """Return the minutes that an implementation's next module may take.
 
-        Its second leaves those that are still surveyed their share; its first need not.
+        Its second leaves those that are still surveyed their share, and counts what exists; its
+        first need not.
         """
-        if not wish.chosen.modules or not self._expected or math.isinf(self.minutes):
+        if not wish.chosen.modules or math.isinf(self.minutes):
             return self._left
-        return self._left - self.minutes * self._expected / self._implementations
+        waiting = self.minutes * self._expected / self._implementations
+        return max(0.0, min(self._left - waiting, self._unspent))
 
     def _cost(self, wish: _Wish, modules: Sequence[Module]) -> float:
         return sum(self._minutes(wish, each) for each in modules)
+
+    def _price(self, wish: _Wish, module: Module) -> float:
+        return self._learned.get(module.library, wish.minutes)
 
     def _too_long(self, wish: _Wish, modules: Sequence[Module]) -> bool:
         """Whether one of the builds would not end in time, however many others there are."""
         return any(self._minutes(wish, each) > wish.compilers * self.longest for each in modules)
 
     def _minutes(self, wish: _Wish, module: Module) -> float:
-        return 0.0 if self._free(module) else self._learned.get(module.library, wish.minutes)
+        return 0.0 if self._free(module) else self._price(wish, module)
 
     def _free(self, module: Module) -> bool:
         return module.exists or module.library in self._taken

@@ -82,6 +82,15 @@ def test_what_exists_is_preferred_and_costs_nothing() -> None:
     assert found.minutes == 0.0
 
 
+def test_what_an_earlier_run_built_is_its_share() -> None:
+    """The same command again builds nothing, though it has the same time."""
+    cold = chosen_together(ModulePlan(1, minutes=30.0), {"fa2": (selection("fa2"), 10.0)})["fa2"]
+    assert len(cold.modules) == 3
+    built = selection("fa2", exist=[*libraries(cold)])
+    warm = chosen_together(ModulePlan(1, minutes=30.0), {"fa2": (built, 10.0)})["fa2"]
+    assert (libraries(warm), warm.minutes) == (libraries(cold), 0.0)
+
+
 def test_what_exists_is_taken_where_a_stored_problem_needs_too_much() -> None:
     stored = [AttentionProblem(dtype="bfloat16", head_dim_qk=64, head_dim_vo=64)]
     assert key(stored[0]) in {key(each.first) for each in selection("fa2")._left}
