@@ -105,7 +105,7 @@ CUDA_CORE = Backend(
     features=("fp8_kv",),
     compile_key=module_key,
     build_ahead=True,
-    library=attention_library(""),
+    library=attention_library("batch_decode"),
     build_minutes=1.5,
     split=SPLIT,
 )
@@ -117,7 +117,7 @@ FA2 = Backend(
     ("fp8_kv", "nvfp4_kv"),
     module_key,
     build_ahead=True,
-    library=attention_library("fa2"),
+    library=attention_library("batch_prefill", "fa2"),
     build_minutes=5.5,
     split=SPLIT,
 )
@@ -132,7 +132,7 @@ FA3 = Backend(
     features=("fp8_kv", "fp8_q", "per_head_scales"),
     compile_key=module_key,
     build_ahead=True,
-    library=attention_library("fa3"),
+    library=attention_library("batch_prefill", "fa3"),
     build_minutes=15.0,
     tile=192,  # with 128 channels and no causal mask; 128 or 64 elsewhere
 )
@@ -150,6 +150,7 @@ XQA = Backend(
     features=("tree", "fp8_kv", "nvfp4_kv", "host_bounds"),
     compile_key=xqa_module_key,
     build_ahead=True,
+    library=attention_library("xqa"),
     build_minutes=6.0,
 )
 """``xqa/mha.cu``: exp2(s c - m c); probabilities rounded as they are stored, and once more where a

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -11,21 +12,29 @@ from ..protocol import Library
 from ..targets.target import UnsupportedError
 from .calls import flashinfer
 
+# Since 0.7.1, a library of FA2 fixes how the strides of pages of keys and values differ.
+STRIDES = (
+    "",
+    "_kv_stride_equal",
+    "_kv_stride_independent",
+    "_paged_kv_stride_independent",
+)
 
-def attention_library(backend: str) -> Library:
-    """Return what names the library of a wrapper's module.
+
+def attention_library(kind: str, backend: str = "") -> Library:
+    """Return what names the library of an attention module.
 
     Args:
-        backend: ``"fa2"`` or ``"fa3"`` of the prefill modules; empty for decode without tensor
-            cores.
+        kind: of FlashInfer's ``get_<kind>_uri``, or ``"xqa"``.
+        backend: ``"fa2"`` or ``"fa3"``, where there is a choice.
     """
 
     def library(problem: AttentionProblem) -> tuple[str, bool]:
         try:
-            name = _name(backend, problem)
+            name = _xqa_name(problem) if kind == "xqa" else _name(kind, backend, problem)
             return name, exists(name)
-        except (UnsupportedError, AttributeError, KeyError, TypeError):  # of another release
-            return f"{backend or 'decode'} {_values(problem)}", False
+        except (UnsupportedError, AttributeError, KeyError, TypeError, ValueError):
+            return f"{kind} {backend} {_values(problem)}", False  # of another release
 
     return library
 
@@ -46,6 +55,10 @@ def library_named(name: str) -> Library:
 
 def exists(name: str) -> bool:
     """Whether a library was compiled before, here or in flashinfer-jit-cache."""
+    return any(_exists(name + strides) for strides in STRIDES)
+
+
+def _exists(name: str) -> bool:
     env = flashinfer("flashinfer.jit.env")
     if (env.FLASHINFER_JIT_DIR / name / f"{name}.so").exists():
         return True
@@ -54,13 +67,32 @@ def exists(name: str) -> bool:
     return bool((env.FLASHINFER_AOT_DIR / name / f"{name}.so").exists())
 
 
-def _name(backend: str, problem: AttentionProblem) -> str:
-    modules, values = flashinfer("flashinfer.jit.attention.modules"), _values(problem)
-    if not backend:
-        return str(modules.get_batch_decode_uri(**values))
-    return str(
-        modules.get_batch_prefill_uri(backend=backend, use_fp16_qk_reduction=False, **values)
+def _name(kind: str, backend: str, problem: AttentionProblem) -> str:
+    uri = getattr(flashinfer("flashinfer.jit.attention.modules"), f"get_{kind}_uri")
+    values = {
+        **_values(problem),
+        "backend": backend,
+        "use_fp16_qk_reduction": False,
+        "use_profiler": False,
+        "head_dim_ckv": problem.head_dim_vo,
+        "head_dim_kpe": problem.head_dim_qk - problem.head_dim_vo,
+    }
+    return str(uri(**{name: values[name] for name in inspect.signature(uri).parameters}))
+
+
+def _xqa_name(problem: AttentionProblem) -> str:
+    values = _values(problem)
+    spec = flashinfer("flashinfer.jit.xqa").gen_xqa_module(
+        input_dtype=values["dtype_o"],
+        kv_cache_dtype=values["dtype_kv"],
+        page_size=problem.page_size,
+        head_dim=problem.head_dim_qk,
+        head_group_ratio=problem.group_size,
+        use_sliding_window=problem.window_left >= 0,
+        output_dtype=values["dtype_o"],
+        q_seq_len=problem.most_queries,
     )
+    return str(spec.name)
 
 
 def _values(problem: AttentionProblem) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from ..targets.target import Target
 from .backends import FA2, FA3
 from .calls import WORKSPACE_BYTES, attention_refusal, flashinfer, version
 from .claims import first_reason
+from .libraries import attention_library
 from .sessions import PlannedSession
 from .triton import to_natural
 
@@ -31,7 +32,7 @@ MLA_FA2 = replace(
     arithmetic=replace(FA2.arithmetic, exponent="fused", merged_outputs=0),
     wide_arithmetic=(),
     features=FEATURES,
-    library=None,
+    library=attention_library("batch_mla", "fa2"),
     split=0,
 )
 """``mla.cuh``: exp2(s c - (m c)), sums by m16k16_rowsum_f16f16f32, parts in the output's dtype that
@@ -40,7 +41,7 @@ MLA_FA3 = replace(
     FA3,
     arithmetic=Arithmetic(probabilities="inputs", partial_outputs=True, exponent="fused"),
     features=FEATURES,
-    library=None,
+    library=attention_library("batch_mla", "fa3"),
     tile=0,
 )
 """``mla_hopper.cuh``: row sums before the rounding, parts in the output's dtype."""

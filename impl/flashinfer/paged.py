@@ -15,6 +15,7 @@ from ..targets.target import Target
 from .backends import CUDA_CORE, FA2, FA3
 from .calls import attention_refusal, flashinfer, version, wrapper
 from .claims import Refuses, few_query_tokens, first_reason, one_head_dim, one_query_token
+from .libraries import attention_library
 from .plans import (
     DECODE,
     DECODE_FA2,
@@ -222,7 +223,7 @@ def _not_persistent(problem: AttentionProblem, _: Target) -> str | None:
     one_head_dim("BatchAttention has one head_dim"),
     attention_refusal,
     features=(),
-    library=None,
+    library=attention_library("batch_attention"),
     # ``persistent.cuh``: parts of 64 keys or more, merged by two rows of threads with 128 channels.
     arithmetic=replace(FA2.arithmetic, merged_outputs=2 * 64),
     split=64,

@@ -13,6 +13,7 @@ from ..targets.target import Target
 from .backends import CUDA_CORE, FA2, FA3
 from .calls import attention_refusal, flashinfer, plan_options, wrapper
 from .claims import first_reason, no_more_queries_than_keys
+from .libraries import attention_library
 from .sessions import RAGGED, ragged_session
 from .triton import to_natural
 
@@ -105,7 +106,7 @@ def _several_requests(problem: AttentionProblem, _: Target) -> str | None:
     _scaled,
     attention_refusal,
     features=("custom_mask", "tree"),
-    library=None,
+    library=attention_library("single_prefill", "fa2"),
     wide_arithmetic=(),
     split=SINGLE_SPLIT,
 )
@@ -145,7 +146,7 @@ def _no_single_decode(problem: AttentionProblem, _: Target) -> str | None:
     _scaled,
     attention_refusal,
     features=(),
-    library=None,
+    library=attention_library("single_decode"),
     split=SINGLE_SPLIT,
 )
 def single_decode(inputs: RaggedAttentionInputs) -> Pair:

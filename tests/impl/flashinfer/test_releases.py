@@ -266,6 +266,9 @@ def test_what_a_verify_is_given(release: Release) -> None:
     assert (given["max_q_len"], given["cum_seq_lens_q"].tolist()) == (5, [0, 5, 6])
     attended(release, "flashinfer-prefill-fa2", tree)
     given = keywords_of(release, "BatchPrefillWithPagedKVCacheWrapper.plan")
+    assert given["custom_mask"].shape == (3 * 40 + 3 * 21,)
+    find_implementation("flashinfer-prefill-fa2-unsplit")(materialise(tree))
+    given = keywords_of(release, "BatchPrefillWithPagedKVCacheWrapper.plan")
     assert given.get("custom_mask") is None
     # A request's bits begin with a byte: 3 times 40 and 3 times 21 of them.
     assert given["packed_custom_mask"].shape == (15 + 8,)
