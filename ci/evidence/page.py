@@ -128,9 +128,14 @@ def _about(name: str, data: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _judged(run: Mapping[str, Any]) -> list[str]:
+    return [each["name"] for each in run["implementations"] if each["judged"]]
+
+
 def _standing(data: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:
     """Return of which implementations this is the newest kept run with its release and device.
 
+    A run of which nothing was judged is no run of an implementation.
     A run speaks of the code of its date: what was mended since, here or there, it still shows.
     """
 
@@ -138,10 +143,9 @@ def _standing(data: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str
         return run["target"].get("flashinfer"), run["target"].get("device_name")
 
     others = [run for run in runs if run is not data and kind(run) == kind(data)]
-    later = {each["name"] for run in others if run["date"] > data["date"]
-             for each in run["implementations"]}  # fmt: skip
-    kept = {each["name"] for run in others for each in run["implementations"]}
-    mine = [each["name"] for each in data["implementations"]]
+    later = {name for run in others if run["date"] > data["date"] for name in _judged(run)}
+    kept = {name for run in others for name in _judged(run)}
+    mine = _judged(data)
     newest = [name for name in mine if name not in later]
     if not newest:
         return "**Older**: later runs below or above have all of its implementations."

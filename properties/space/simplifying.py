@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from ...reference import AttentionProblem, MergeProblem, MoEProblem, Problem, RouteProblem
 from ...reference.problems.cache_names import multiples_of
+from .attention_axes import head_fields
 from .attention_strategies import LENGTH_EDGES
 from .axis_values import FIELDS, NO_FIELDS, Axes
 
@@ -155,11 +156,25 @@ def _values(problem: Attending, axes: Axes) -> dict[str, Any]:
     """Return the problem's value of each axis, and of the fields without one."""
     found: dict[str, Any] = {}
     for name in [name for name in axes.values if name not in NO_FIELDS] + [*ALWAYS_FREE]:
-        if name in FIELDS:
+        if name == "head_dims":
+            found[name] = _head_dims(problem, axes.values[name])
+        elif name in FIELDS:
             found[name] = tuple(getattr(problem, field) for field in FIELDS[name])
         elif name in problem.__dataclass_fields__:
             found[name] = getattr(problem, name)
     return found
+
+
+def _head_dims(problem: Attending, values: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return which of the axis's values a problem has; what it has, where none is like it."""
+    for dims in reversed(values):  # the last says most
+        if all(getattr(problem, name) == value for name, value in _fields_of_heads(dims).items()):
+            return dims
+    return tuple(getattr(problem, field) for field in FIELDS["head_dims"])
+
+
+def _fields_of_heads(dims: Sequence[int]) -> dict[str, Any]:
+    return {"values_in_keys": False, **head_fields(dims)}
 
 
 def _simplest(problem: Attending, axes: Axes) -> dict[str, Any]:
@@ -183,7 +198,12 @@ def _with(problem: Attending, values: Mapping[str, Any]) -> Attending | None:
     """Return the problem with these values; None if it stays the same, or there is no such call."""
     changes: dict[str, Any] = {}
     for name, value in values.items():
-        changes |= dict(zip(FIELDS[name], value, strict=True)) if name in FIELDS else {name: value}
+        if name == "head_dims":
+            changes |= _fields_of_heads(value)
+        elif name in FIELDS:
+            changes |= dict(zip(FIELDS[name], value, strict=True))
+        else:
+            changes[name] = value
     try:
         changed = replace(problem, **changes)
     except ValueError:

@@ -146,6 +146,24 @@ def test_only_values_of_one_module_are_tried_together() -> None:
         )
 
 
+def test_latent_heads_are_simplified_with_what_they_bring() -> None:
+    """Their values are three numbers, and those of a problem two."""
+    axes = replace(AXES, values={**AXES.values, "head_dims": ((576, 512, 0), (576, 512, 128))},
+                   simplest={"head_dims": (576, 512, 0)}, restrictions=())  # fmt: skip
+    latent = AttentionProblem(
+        query_lens=(3, 1), seq_lens=(40, 2), num_kv_heads=1, group_size=128, head_dim_qk=576,
+        head_dim_vo=512, values_in_keys=True, dtype="bfloat16", sm_scale=0.1, k_scale=2.0, seed=5,
+    )  # fmt: skip
+
+    def fails(problem: Problem) -> bool:
+        return isinstance(problem, AttentionProblem) and problem.values_in_keys
+
+    found = simplify(latent, axes, fails, lambda: True)
+    assert found == AttentionProblem(
+        num_kv_heads=1, head_dim_qk=576, head_dim_vo=512, values_in_keys=True, dtype="float32"
+    )
+
+
 def test_a_limit_of_failures_leaves_the_last_problem_that_failed() -> None:
     fails = Counted(lambda problem: problem.work > 10**6, most_failures=2)
     found = smallest(fails)
