@@ -301,7 +301,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
         return None
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None
-    return processes_for(visible_devices(), cores()) or None
+    # Each has a process that draws, and a worker that judges.
+    return processes_for(visible_devices(), max(1, cores() // 2)) or None
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Module | None:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from ..targets.capability import capability_name
-from ..targets.refusal import Refusal
+from ..targets.refusal import Code, Refusal
 from ..targets.target import Target, UnsupportedError
 from .book import Index, RuleBook, index_of
 from .evidence import level_of, level_of_refusal
@@ -99,7 +99,17 @@ class Decision:
         if self.supported:
             return None
         rule = f" ({self.rule})" if self.rule else ""
-        return Refusal(f"the support rules: {self.reason}{rule}", "rules", self.rule)
+        # Who is told so once need not ask about thousands of problems.
+        code: Code = "rules" if self._may_allow_others else "machine"
+        return Refusal(f"the support rules: {self.reason}{rule}", code, self.rule)
+
+    @property
+    def _may_allow_others(self) -> bool:
+        """Whether a rule allows any call of this operation and backend on the target."""
+        operation, backend = self.feature.operation, self.feature.backend
+        backends = PREFERENCE[operation] if backend == AUTO else (backend,)
+        permissions = index_of(self.ruling.book, self.target).permissions
+        return any((operation, each) in permissions for each in backends)
 
     def __str__(self) -> str:
         """Return the text that ``require`` raises with."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Literal, final, get_args
 
 Code = Literal[
+    "machine",
     "rules",
     "package",
     "device",
@@ -21,7 +22,7 @@ CODES: tuple[Code, ...] = get_args(Code)
 """Codes of refusals, the most telling first: what the support rules refuse was right in all else,
 and a feature that an implementation does not name says less than whatever else is wanting."""
 
-OF_THE_MACHINE: tuple[Code, ...] = ("package", "device")
+OF_THE_MACHINE: tuple[Code, ...] = ("machine", "package", "device")
 """Codes of refusals that hold for every problem: who refuses one with them refuses all."""
 MOST_CHARACTERS = 1_000
 """Length of a reason in characters beyond which it is cut: thousands of them travel at once."""
@@ -34,8 +35,8 @@ class Refusal(str):
     It is a string because ``supports`` answers with one, and whoever prints a reason needs no more.
 
     Attributes:
-        code: who refuses, one of ``CODES``: the support rules (``rules``), a package that is
-            missing, the device, ``supports`` itself, the time of the run, which is too short to
+        code: who refuses, one of ``CODES``: the support rules, of every problem on this chip with
+            these versions (``machine``) or of this one (``rules``), a package that is missing, the device, ``supports`` itself, the time of the run, which is too short to
             build a module (``time``), a module that was not built for this run, the option
             ``--only``, a feature that is not named, another operation, or a GPU without room for
             the problem (``memory``).

@@ -23,6 +23,7 @@ from ...reference.tensors.inputs import (
 from ..protocol import implementation
 from ..targets.backends import TORCH
 from ..targets.optional import require
+from ..targets.refusal import Refusal
 from ..targets.target import Target
 
 MODULE = "torch.nn.attention.flex_attention"
@@ -33,7 +34,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 def _supports(problem: AttentionProblem, target: Target) -> bool | str:
     if target.device != "cpu":
-        return "flex_attention is judged uncompiled, on a CPU"
+        return Refusal("flex_attention is judged uncompiled, on a CPU", "device", "a CPU")
     if problem.dtype != "float32":
         return "uncompiled, flex_attention rounds logits to 16 bits: Arithmetic has no word for it"
     if problem.sinks:

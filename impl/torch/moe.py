@@ -83,7 +83,9 @@ def route(inputs: RouteInputs) -> tuple[torch.Tensor, torch.Tensor]:
 def experts(inputs: MoEInputs) -> torch.Tensor:
     """Compute each expert's tokens in turn and add up what they give."""
     hidden = hidden_states(inputs.hidden)
-    out = torch.zeros_like(hidden)
+    # A row a slot, and the slots added up in their order: an expert may be in several slots of a
+    # token, and index_add_ on a GPU adds what has one place in any order.
+    parts = hidden.new_zeros(*inputs.topk_ids.shape, hidden.shape[1])
     ids = inputs.topk_ids - inputs.expert_offset
     used = ids if inputs.weights_on_input else ids.masked_fill(inputs.topk_weights == 0, -1)
     count = len(inputs.w13 if isinstance(inputs.w13, torch.Tensor) else inputs.w13.codes)
@@ -92,8 +94,8 @@ def experts(inputs: MoEInputs) -> torch.Tensor:
             continue
         tokens, slots = (used == expert).nonzero(as_tuple=True)
         weights = inputs.topk_weights[tokens, slots].unsqueeze(1)
-        out.index_add_(0, tokens, _expert(inputs, hidden[tokens], weights, expert))
-    return (out + _shared(inputs, hidden)).to(inputs.out_dtype)
+        parts[tokens, slots] = _expert(inputs, hidden[tokens], weights, expert)
+    return (parts.sum(dim=1) + _shared(inputs, hidden)).to(inputs.out_dtype)
 
 
 def _expert(inputs: MoEInputs, x: torch.Tensor, weights: torch.Tensor, expert: int) -> torch.Tensor:

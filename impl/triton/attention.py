@@ -8,6 +8,7 @@ from dataclasses import replace
 from ...reference import Arithmetic, AttentionOutput, AttentionProblem, BatchMetadata
 from ...reference.tensors.inputs import PagedAttentionInputs, RaggedAttentionInputs
 from ..protocol import implementation
+from ..targets.refusal import Refusal
 from ..targets.target import Target
 from .attention_call import Call
 from .attention_keys import compile_key, kernels, split_kernels, split_key
@@ -48,7 +49,8 @@ attention_kernel = functools.partial(
 
 def _supports_native_dot(problem: AttentionProblem, target: Target) -> bool | str:
     if target.device != "cpu":
-        return "this variant is about Triton's interpreter: on a GPU it would be triton-attention"
+        reason = "this variant is about Triton's interpreter: on a GPU it would be triton-attention"
+        return Refusal(reason, "device", "TRITON_INTERPRET=1")
     if problem.dtype != "bfloat16":
         return f"the interpreter's tl.dot is at fault with bfloat16 alone, not {problem.dtype}"
     return _supports(problem, target)

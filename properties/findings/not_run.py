@@ -15,6 +15,7 @@ a distribution registers cannot be used."""
 NEEDED = ("device", "package")
 """Codes of refusals that name what is needed in ``about``."""
 WORDS = {
+    "machine": "for other chips or releases",
     "rules": "refused by the support rules",
     "supports": "refused by their own supports",
     "time": "with modules that take longer to build than the run may",

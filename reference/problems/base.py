@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import fields
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, ClassVar, NoReturn
 
 from ...fixtures.suggestions import did_you_mean
@@ -30,10 +30,10 @@ class BaseProblem:
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dictionary that ``problem_from_json`` reads back."""
         found = {"schema": SCHEMA, "type": self.kind}
-        for field in fields(self):  # type: ignore[arg-type]  # a dataclass
-            value = getattr(self, field.name)
-            if field.name not in self.later_fields or value != field.default:
-                found[field.name] = _listed(value)
+        for name, always, default in _json_fields(type(self)):
+            value = getattr(self, name)
+            if always or value != default:
+                found[name] = _listed(value) if isinstance(value, tuple) else value
         return found
 
     @cached_property
@@ -41,6 +41,16 @@ class BaseProblem:
         """Twelve hexadecimal digits that depend on nothing but the problem."""
         text = json.dumps(self.to_json(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+@cache
+def _json_fields(kind: type[BaseProblem]) -> tuple[tuple[str, bool, Any], ...]:
+    """Return the name of each field, whether it is always in the JSON, and its default."""
+    # Remembered: a run writes hundreds of thousands of problems.
+    return tuple(
+        (field.name, field.name not in kind.later_fields, field.default)
+        for field in fields(kind)  # type: ignore[arg-type]  # a dataclass
+    )
 
 
 def _listed(value: Any) -> Any:  # noqa: ANN401  JSON

@@ -155,7 +155,11 @@ class TestRefusal:
         asked = made(features=["fp8_kv"], backend="fa3")
         said = asked.refusal(fp8, Target(sm=103, flashinfer="0.6.7", cuda="13.0"))
         assert said is not None
-        assert (said.code, said.about) == ("rules", "")  # no rule allows it
+        assert (said.code, said.about) == ("machine", "")  # no rule allows any call there
+
+        said = made(backend="fa2").refusal(PAGED, Target(sm=90, flashinfer="0.6.13", cuda="13.0"))
+        assert said is not None
+        assert (said.code, said.about) == ("rules", "fa2-head-dim-not-multiple-of-64")
 
     def test_it_is_asked_about_this_problem_on_this_target(self) -> None:
         asked: list[tuple[Problem, Target]] = []

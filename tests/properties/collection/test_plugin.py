@@ -470,8 +470,8 @@ def smi(folder: Path, script: str) -> None:
 @pytest.mark.parametrize(
     ("free", "host", "processes"),
     [
-        ((141_000, 143_000), None, 16),  # as many as share a GPU well
-        ((40_000, 143_000), None, 4),  # two at the fuller one, and as many at the other
+        ((141_000, 143_000), None, 24),  # as many as share a GPU well
+        ((40_000, 143_000), None, 6),  # three at the fuller one, and as many at the other
         ((900, 900), None, 2),  # one each, however little is left
         ((141_000, 143_000), 13_000, 3),  # the machine has room for three
         ((141_000, 143_000), 1_000, 1),
