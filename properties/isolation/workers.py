@@ -153,6 +153,10 @@ class Worker:
             self.renew()
         self.owner = owner
 
+    def has_run(self, tenant: object) -> bool:
+        """Whether a tenant's code has run in the process."""
+        return self._process is not None and tenant in self._process.tenants
+
     def shared_with_others(self, tenant: object) -> bool:
         """Whether code of others than a tenant has run in the process."""
         return self._process is not None and bool(self._process.tenants - {tenant})
@@ -403,7 +407,10 @@ class WorkerPool:
                 self._line.remove(turn)
                 self._freed.notify_all()
             self._supply.check_open()
-            worker = next((each for each in self._idle if each.owner == owner), self._idle[-1])
+            worker = max(
+                reversed(self._idle),  # of several, the one that was given back last
+                key=lambda each: (each.owner == owner, each.has_run(owner)),
+            )
             self._idle.remove(worker)
         self._supply.leftovers.begin(owner)
         try:

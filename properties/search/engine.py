@@ -63,7 +63,7 @@ LATER_PROBLEMS = 20
 """Most problems of a law after the implementation's first finding, where not all are shrunk."""
 FIRST_PROBLEMS = 3
 """Problems that each law judges of an implementation's first module while its others are built;
-they are drawn besides those of all modules."""
+they are drawn besides those of all modules. Laws that have not begun by then are left to these."""
 
 
 def usual_jobs(device: str) -> int:
@@ -217,6 +217,10 @@ class Run:
             def prepared(
                 candidate: Candidate | None, report: ImplementationReport = report
             ) -> None:
+                # Laws on its first problems that have not begun: they only filled the time.
+                for future in [each for each, (of, _) in pending.items() if of is report]:
+                    if future.cancel():
+                        del pending[future]
                 if candidate is None:
                     self.progress.skipped(report)
                 else:
@@ -234,7 +238,8 @@ class Run:
             done: Callable[[Any], None],
         ) -> None:
             if not self._stop.is_set():
-                pending[laws.submit(rank, partial(self._leased, report, work))] = (report, done)
+                leased = partial(self._leased, report, work)
+                pending[laws.submit(rank, leased, report.reference)] = (report, done)
 
         return submit
 

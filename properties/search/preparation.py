@@ -235,13 +235,15 @@ def prepare(
     if modules and selection is not None:
         # The keys too: another search, say with another profile, needs other modules.
         named = f"{report.reference} {[module.key for module in modules]}"
-        every = [each for each in [*modules, *selection.others()] if each not in ready]
+        # What exists is loaded by whoever judges with it: nobody waits for another process.
+        every = [each for each in [*modules, *selection.others()] if not each.exists]
         first = None if ready or begun is None else _first_to_judge(modules, selection)
         if begun is not None and first is not None:
-            builder.build(address, [first], report, built)
+            builder.build(address, [each for each in every if each is first], report, built)
+            report.modules = 1
             early = candidate_of([first])
             begun(early)
-            every.remove(first)
+            every = [each for each in every if each is not first]
         once(named, lambda: builder.build(address, every, report, built))
         report.modules = len(modules)
     if early is None:

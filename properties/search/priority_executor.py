@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+LEAD = 4
+"""Most ranks by which a thread takes work of an owner that it knows before that of the lowest."""
+
+
+@dataclass(frozen=True)
+class _Queued:
+    rank: int
+    arrival: int
+    owner: str
+    future: Future[Any]
+    work: Callable[[], Any]
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.rank, self.arrival
 
 
 class PriorityExecutor:
@@ -20,13 +37,18 @@ class PriorityExecutor:
     An implementation whose modules take minutes to build queues its laws after all others: with
     the number of a law as its rank, its first law comes before the others' second one, and its
     stored cases before all laws.
+
+    A thread prefers owners whose work it has done: the worker that it had last has loaded their
+    modules, and holds their workspaces. Who has no such work takes that of an owner whom no thread
+    knows. So each owner keeps few threads, and each worker few owners.
     """
 
     def __init__(self, threads: int) -> None:
         self._executor = ThreadPoolExecutor(threads)
-        self._queue: list[tuple[int, int, Future[Any], Callable[[], Any]]] = []
+        self._queue: list[_Queued] = []
         self._lock = threading.Lock()
         self._arrivals = itertools.count()
+        self._owners: dict[int, set[str]] = {}
 
     def __enter__(self) -> Self:
         """Return the executor itself."""
@@ -41,22 +63,41 @@ class PriorityExecutor:
         """Wait for the work that is left."""
         self._executor.shutdown()
 
-    def submit(self, rank: int, work: Callable[[], Any]) -> Future[Any]:
-        """Queue work; its future may be cancelled while it waits."""
+    def submit(self, rank: int, work: Callable[[], Any], owner: str = "") -> Future[Any]:
+        """Queue work; its future may be cancelled while it waits.
+
+        Args:
+            rank: the lowest is first.
+            work: called in a thread.
+            owner: whose work it is; nobody's if empty.
+        """
         future: Future[Any] = Future()
         with self._lock:
-            heapq.heappush(self._queue, (rank, next(self._arrivals), future, work))
+            self._queue.append(_Queued(rank, next(self._arrivals), owner, future, work))
         self._executor.submit(self._next)
         return future
 
     def _next(self) -> None:
         with self._lock:
-            _, _, future, work = heapq.heappop(self._queue)
-        if not future.set_running_or_notify_cancel():
+            queued = self._best()
+            self._queue.remove(queued)
+        if not queued.future.set_running_or_notify_cancel():
             return
         try:
-            result = work()
+            result = queued.work()
         except BaseException as error:  # noqa: BLE001  whoever asks for the result gets it
-            future.set_exception(error)
+            queued.future.set_exception(error)
         else:
-            future.set_result(result)
+            queued.future.set_result(result)
+
+    def _best(self) -> _Queued:
+        """Return the work that this thread is to do next, and remember its owner."""
+        first = min(self._queue, key=lambda each: each.place)
+        mine = self._owners.setdefault(threading.get_ident(), set())
+        known = set().union(*self._owners.values())
+        own = [q for q in self._queue if q.owner in mine and q.rank <= first.rank + LEAD]
+        new = [q for q in self._queue if q.owner not in known and q.rank == first.rank]
+        best = min(own or new or [first], key=lambda each: each.place)
+        if best.owner:
+            mine.add(best.owner)
+        return best

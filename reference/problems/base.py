@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import fields
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, ClassVar, NoReturn
 
 from ...fixtures.suggestions import did_you_mean
@@ -18,6 +18,7 @@ MAX_SEQ_LEN = 2**15
 """Longest request, in keys: some kernels reduce such a one in several passes."""
 LARGEST_SIZE, LARGEST_SEED = 2**31 - 1, 2**63 - 1
 """Sizes are int32 to kernels, seeds int64 to torch."""
+_fields: dict[type[Any], tuple[tuple[str, bool, Any], ...]] = {}
 
 
 class BaseProblem:
@@ -43,14 +44,14 @@ class BaseProblem:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-@cache
-def _json_fields(kind: type[BaseProblem]) -> tuple[tuple[str, bool, Any], ...]:
+def _json_fields(kind: type[Any]) -> tuple[tuple[str, bool, Any], ...]:
     """Return the name of each field, whether it is always in the JSON, and its default."""
-    # Remembered: a run writes hundreds of thousands of problems.
-    return tuple(
-        (field.name, field.name not in kind.later_fields, field.default)
-        for field in fields(kind)  # type: ignore[arg-type]  # a dataclass
-    )
+    if kind not in _fields:  # a run writes hundreds of thousands of problems
+        _fields[kind] = tuple(
+            (field.name, field.name not in kind.later_fields, field.default)
+            for field in fields(kind)
+        )
+    return _fields[kind]
 
 
 def _listed(value: Any) -> Any:  # noqa: ANN401  JSON

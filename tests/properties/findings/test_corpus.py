@@ -256,9 +256,11 @@ class TestReplaying:
         ranks: list[int] = []
         submit = PriorityExecutor.submit
 
-        def noted(self: PriorityExecutor, rank: int, work: Callable[[], Any]) -> Future[Any]:
+        def noted(
+            self: PriorityExecutor, rank: int, work: Callable[[], Any], owner: str
+        ) -> Future[Any]:
             ranks.append(rank)
-            return submit(self, rank, work)
+            return submit(self, rank, work, owner)
 
         monkeypatch.setattr(PriorityExecutor, "submit", noted)
         for number in range(3):

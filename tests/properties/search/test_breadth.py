@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Hashable
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
 from kernelproof.impl import Implementation, Target, implementation
-from kernelproof.properties.findings.report import Finding
+from kernelproof.properties.findings.report import Finding, LawReport
 from kernelproof.properties.search.engine import FIRST_PROBLEMS, Run
 from kernelproof.properties.search.plan import Plan
 from kernelproof.properties.search.progress import Progress
@@ -160,3 +162,36 @@ def test_what_exists_is_judged_before_all_implementations_are_known(
         assert not report.error
         assert report.modules == 3
         assert report.laws[0].judged >= TINY.problems + FIRST_PROBLEMS
+
+
+class Held(Run):
+    """A run whose first law on first problems takes until all modules are built."""
+
+    early: ClassVar[list[str]] = []
+
+    def _search(self, *given: Any) -> LawReport:  # noqa: ANN401  the method's own arguments
+        _, _, law, options = given
+        if options.problems == FIRST_PROBLEMS and options.floor == 0:
+            self.early.append(law.name)
+            (Path(os.environ[FOLDER]) / "judged").touch()
+            assert self.prepared.wait(WAIT_SECONDS)
+        return super()._search(*given)
+
+    def _submit_stored(self, *given: Any) -> None:  # noqa: ANN401
+        super()._submit_stored(*given)
+        self.prepared.set()
+
+    prepared = threading.Event()
+
+
+def test_laws_that_have_not_begun_on_first_problems_are_left_to_all_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    laws = ("parity", "well_formed", "inputs_unchanged")
+    run = Held(Plan([f"{__file__}:builds"], TINY, laws=laws, jobs=1))
+    (report,) = run.execute().implementations
+    assert not report.error
+    assert run.early == ["parity"]
+    assert [law.law for law in report.laws] == [*laws]
+    assert all(law.judged > 0 for law in report.laws)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import pytest
 
-from kernelproof.properties.search.priority_executor import PriorityExecutor
+from kernelproof.properties.search.priority_executor import LEAD, PriorityExecutor
 
 
 def test_the_lowest_rank_comes_first_whenever_it_came() -> None:
@@ -33,3 +34,40 @@ def test_results_errors_and_cancelled_work() -> None:
         with pytest.raises(ZeroDivisionError):
             wrong.result()
     assert never.cancelled()
+
+
+def test_a_thread_prefers_owners_that_it_knows_and_new_ones_before_those_of_others() -> None:
+    order: list[str] = []
+    both, started = threading.Barrier(2), threading.Event()
+
+    def note(name: str) -> None:
+        order.append(name)
+
+    with PriorityExecutor(2) as executor:
+        # Two threads, each with an owner; the second of them then waits.
+        executor.submit(0, both.wait, "mine")
+        executor.submit(0, lambda: (both.wait(), started.wait()), "theirs")
+        ahead = 2 + LEAD
+        works = ((1, "theirs"), (1, "mine"), (1, "new"), (2, "mine"), (ahead, "mine"))
+        for rank, owner in works:
+            executor.submit(rank, partial(note, f"{owner} {rank}"), owner)
+        last = executor.submit(9 + LEAD, lambda: None, "mine")
+        last.result()
+        assert order == ["mine 1", "mine 2", "new 1", "theirs 1", f"mine {ahead}"]
+        started.set()
+
+
+def test_what_comes_late_with_a_low_rank_is_not_behind_what_a_thread_prefers() -> None:
+    begun, started, order = threading.Event(), threading.Event(), []
+
+    def first() -> None:
+        begun.set()
+        started.wait()
+
+    with PriorityExecutor(1) as executor:
+        executor.submit(LEAD + 1, first, "mine")
+        begun.wait()
+        executor.submit(LEAD + 1, lambda: order.append("mine"), "mine")
+        executor.submit(0, lambda: order.append("late"), "new")
+        started.set()
+    assert order == ["late", "mine"]
