@@ -114,6 +114,7 @@ class Implementation:
     library: Library | None = None
     tile: int = 0
     split: int = 0
+    decodes: bool = False
     session: Callable[[], Session] | None = None
     wide_arithmetic: Sequence[tuple[int, Arithmetic]] = ()
     declared_provider: str | None = None
@@ -200,11 +201,11 @@ class Implementation:
             return Refusal(answer or f"{self.name}.supports said no", "supports")
         if not self.backend or EVERY_RULE in without_rules:
             return None
-        return _ask_rules(problem, self.backend, target, without_rules)
+        return _ask_rules(problem, self, target, without_rules)
 
 
 def _ask_rules(
-    problem: Problem, backend: str, target: Target, without_rules: Collection[str]
+    problem: Problem, asked: Implementation, target: Target, without_rules: Collection[str]
 ) -> Refusal | None:
     """Return why the support rules refuse a problem; None if they do not."""
     # Imported when it is asked: a kernel that names no backend does not need `packaging`.
@@ -212,7 +213,8 @@ def _ask_rules(
     from .gating.of_problem import feature_of
 
     book = load_rules().without(frozenset(without_rules)) if without_rules else None
-    return decide(feature_of(problem, backend), target, book=book).refusal
+    feature = feature_of(problem, asked.backend, decodes=asked.decodes)
+    return decide(feature, target, book=book).refusal
 
 
 def _check_kinds(
@@ -253,6 +255,7 @@ def implementation(
     library: Library | None = None,
     tile: int = 0,
     split: int = 0,
+    decodes: bool = False,
     session: Callable[[], Session] | None = None,
     provider: str | None = None,
 ) -> Callable[[Callable[[Any], Any]], Implementation]:
@@ -300,6 +303,8 @@ def implementation(
         split: keys of the shortest part of a request that it reduces by itself and merges with
             other parts; 0 if it does not split, or unknown. Problems with twice as many keys are
             split.
+        decodes: its calls are decodes to the support rules, whatever number of query tokens a
+            request has; without it, several tokens are a prefill's.
         session: makes a ``Session``, where planning and running are calls of their own; it may be
             a ``GraphSession`` and a ``ScratchSession`` besides.
         provider: the distribution that it comes from, whose version decides what it does, such as
@@ -356,6 +361,7 @@ def implementation(
             library=library,
             tile=tile,
             split=split,
+            decodes=decodes,
             session=session,
             wide_arithmetic=wide_arithmetic,
             declared_provider=provider,

@@ -89,6 +89,11 @@ def _xqa(declared: Declarations) -> Iterator[Row]:
     compiled = facts.jit_filter(declared, "gen_xqa_module")
     plain = Feature(backend="xqa", group_size=8)
     yield row("XQA", plain, checked, compiled, firm=True)
+    entry = "decode.xqa_batch_decode_with_kv_cache"
+    if entry in declared["signatures"]:
+        lengths = facts.parameter(declared, entry, "q_cu_seq_lens")
+        ragged = replace(plain, query_len=4, ragged_queries=True)
+        yield row("XQA with ragged queries", ragged, checked, compiled, lengths, firm=True)
     asserted = facts.major_check(declared, "xqa", "xqa", test="in", last=True)
     fp4 = Feature(backend="xqa", group_size=8, kv_dtype="nvfp4")
     yield row("XQA with NVFP4", fp4, checked, compiled, asserted, firm=False)

@@ -59,11 +59,21 @@ FEATURE_OPTIONS = (
     click.option("--page-size", type=int, metavar="N", help="Keys a page."),
     click.option("--group-size", type=int, metavar="N", help="Query heads a KV head."),
     click.option("--query-len", type=int, metavar="N", help="Query tokens a request in decode."),
+    click.option("--ragged-queries", help="Other requests have fewer of them.", **SWITCH),  # type: ignore[arg-type]
     click.option("--window", help="With a sliding window.", **SWITCH),  # type: ignore[arg-type]
     click.option("--soft-cap", help="With a soft cap on logits.", **SWITCH),  # type: ignore[arg-type]
     click.option("--sinks", help="With attention sinks.", **SWITCH),  # type: ignore[arg-type]
     click.option(
-        "--mask", metavar="MASK", help="none, causal or custom.", shell_complete=feature_values
+        "--mask",
+        metavar="MASK",
+        help="none, causal, custom or, of draft tokens, tree.",
+        shell_complete=feature_values,
+    ),
+    click.option(
+        "--padding",
+        metavar="KIND",
+        help="The emptiest requests: none, no_query, few_keys or no_keys.",
+        shell_complete=feature_values,
     ),
     click.option(
         "--activation",
@@ -91,8 +101,8 @@ SECTIONS = {
     "The call": (
         "--operation", "--backend", "--phase", "--head-dim", "--head-dim-vo", "--q-dtype",
         "--kv-dtype", "--kv-storage", "--kv-layout", "--page-size", "--group-size", "--query-len",
-        "--window", "--soft-cap", "--sinks", "--mask", "--activation", "--quantisation",
-        "--routing",
+        "--ragged-queries", "--window", "--soft-cap", "--sinks", "--mask", "--padding",
+        "--activation", "--quantisation", "--routing",
     ),
     "What to answer": ("--require", "--explain", "--declared", "--compile", "--unit", "--jobs"),
     "Outputs": ("--json", "--markdown"),

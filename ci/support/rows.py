@@ -19,6 +19,13 @@ PAGED: Mapping[str, dict[str, Any]] = {
     "decode": {},
     "prefill": {"phase": "prefill"},
     "mixed batch": {"phase": "mixed"},
+    "4 query tokens": {"query_len": 4},
+    "ragged, 4 at most": {"query_len": 4, "ragged_queries": True},
+    "window, 4 query tokens": {"query_len": 4, "window": True},
+    "draft trees of 4": {"query_len": 4, "mask": "tree"},
+    "prefill, draft trees": {"phase": "prefill", "mask": "tree"},
+    "no keys": {"padding": "no_keys"},
+    "no keys, 4 query tokens": {"query_len": 4, "padding": "no_keys"},
     "head dim 64": {"head_dim_qk": 64},
     "head dim 256": {"head_dim_qk": 256},
     "head dim 512": {"head_dim_qk": 512},
@@ -37,15 +44,12 @@ RAGGED: Mapping[str, dict[str, Any]] = {
     "head dim 192/128": {"phase": "prefill", "head_dim_qk": 192, "head_dim_vo": 128},
     "head dim 256": {"phase": "prefill", "head_dim_qk": 256},
 }
+LATENT = {"head_dim_qk": 576, "head_dim_vo": 512, "page_size": 64}
 MLA: Mapping[str, dict[str, Any]] = {
-    "decode": {"head_dim_qk": 576, "head_dim_vo": 512, "page_size": 64},
-    "fp8 KV": {
-        "head_dim_qk": 576,
-        "head_dim_vo": 512,
-        "page_size": 64,
-        "q_dtype": "float8_e4m3fn",
-        "kv_dtype": "float8_e4m3fn",
-    },
+    "decode": LATENT,
+    "4 query tokens": {**LATENT, "query_len": 4},
+    "ragged, 4 at most": {**LATENT, "query_len": 4, "ragged_queries": True},
+    "fp8 KV": {**LATENT, "q_dtype": "float8_e4m3fn", "kv_dtype": "float8_e4m3fn"},
 }
 MOE: Mapping[str, dict[str, Any]] = {
     "bf16 swiglu": {},

@@ -35,6 +35,7 @@ class Backend:
     library: Library | None = None
     tile: int = 0
     split: int = 0
+    decodes: bool = False
     writes_out: bool = False
 
     def adapter(

@@ -65,24 +65,27 @@ def one_query_token(who: str) -> Refuses:
     return refuses
 
 
-def few_query_tokens(who: str, *, uniform: bool = True) -> Refuses:
-    """Refuse what is no verify: requests without a token, of many, of more than they have keys.
+def few_query_tokens(
+    who: str, *, uniform: bool = True, surplus: bool = False, least: int = 1
+) -> Refuses:
+    """Refuse what is no verify: requests of fewer than ``least`` tokens, or of many.
 
-    Where ``uniform``, so are requests of different numbers of tokens.
+    Where ``uniform``, so are requests of different numbers of tokens; unless ``surplus``, requests
+    of more tokens than they have keys.
     """
 
     def refuses(problem: AttentionProblem, _: Target) -> str | None:
         lengths = problem.query_lens
         return first_reason(
             (uniform and not problem.uniform_queries, f"{who} equally many tokens of each request"),
-            (min(lengths, default=1) < 1, f"{who} one query token a request or more"),
+            (min(lengths, default=1) < least, f"{who} one query token a request or more"),
             (max(lengths, default=1) > MOST_DRAFTS, f"{who} at most {MOST_DRAFTS} query tokens"),
             (
                 problem.most_queries > 1 and not (problem.causal or problem.tree),
                 f"{who} several query tokens under a causal mask",
             ),
             (
-                problem.most_queries > 1 and problem.more_queries_than_keys,
+                not surplus and problem.most_queries > 1 and problem.more_queries_than_keys,
                 f"{who} no more queries than keys",
             ),
         )

@@ -188,7 +188,7 @@ def _replayed(eager: Implementation, kind: Kind, *without: str) -> Implementatio
     )
 
 
-decode_graph = _replayed(cuda_core_decode, DECODE)
+decode_graph = _replayed(_decoding(cuda_core_decode), DECODE)
 decode_fa2_graph = _replayed(_decoding(tensor_core_decode), DECODE_FA2)
 prefill_fa2_graph = _replayed(prefill_fa2, PREFILL_FA2, "custom_mask", "tree")
 prefill_fa3_graph = _replayed(prefill_fa3, PREFILL_FA3, *FA3.features)

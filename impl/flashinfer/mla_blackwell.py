@@ -7,6 +7,7 @@ are ``trtllm_batch_decode_with_kv_cache_mla``. All take a block table of a multi
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -33,6 +34,7 @@ CUTLASS_SCALE = 1.0 / math.sqrt(128 + 64)
 
 DECODES: tuple[Refuses, ...] = (one_query_token("decoding takes"), latent_refusal)
 VERIFIES: tuple[Refuses, ...] = (few_query_tokens("decoding takes"), latent_refusal)
+RAGGED: tuple[Refuses, ...] = (few_query_tokens("decoding takes", uniform=False), latent_refusal)
 
 
 def _not_cutlass(problem: AttentionProblem, _: Target) -> str | None:
@@ -80,8 +82,16 @@ def _decode(inputs: PagedAttentionInputs, backend: str) -> Result:
     compressed = inputs.v_cache.shape[-1]
     out = inputs.q.new_empty((*inputs.q.shape[:2], compressed), dtype=inputs.out_dtype)
     with_lse = backend == "trtllm-gen" and version_matches(version(), WITH_LSE)
+    requests, indptr = inputs.metadata.num_requests, inputs.metadata.qo_indptr
+    lengths: dict[str, Any] = {}
+    if len(indptr.diff().unique()) > 1:
+        lengths = {"cum_seq_lens_q": indptr, "max_q_len": inputs.max_q_len}
+
+    def shaped(rows: torch.Tensor) -> torch.Tensor:
+        return rows if lengths else rows.unflatten(0, (requests, -1))
+
     result = flashinfer("flashinfer.mla").trtllm_batch_decode_with_kv_cache_mla(
-        query=inputs.q.unflatten(0, (inputs.metadata.num_requests, -1)),
+        query=shaped(inputs.q),
         kv_cache=typed_pages(inputs),
         workspace_buffer=zeroed_workspace(f"mla-{backend}", inputs.q.device),
         qk_nope_head_dim=NOPE_HEAD_DIM,
@@ -90,16 +100,17 @@ def _decode(inputs: PagedAttentionInputs, backend: str) -> Result:
         block_tables=padded_block_table(inputs, TABLE_OF_KEYS),
         seq_lens=inputs.metadata.seq_lens,
         max_seq_len=inputs.max_kv_len,
-        out=out.unflatten(0, (inputs.metadata.num_requests, -1)),
+        out=shaped(out),
         bmm1_scale=inputs.sm_scale * float(inputs.q_scale) * float(inputs.k_scale),
         bmm2_scale=float(inputs.v_scale),
         backend=backend,
+        **lengths,
         **({"return_lse": True} if with_lse else {}),
     )
     return out, natural_or_none(result[1].reshape(out.shape[:2]) if with_lse else None)
 
 
-@TRTLLM_GEN.adapter("paged_attention", "flashinfer-mla-trtllm", *VERIFIES, features=QUANTISED)
+@TRTLLM_GEN.adapter("paged_attention", "flashinfer-mla-trtllm", *RAGGED, features=QUANTISED)
 def mla_trtllm(inputs: PagedAttentionInputs) -> Result:
     """Decode from a latent cache by trtllm-gen."""
     return _decode(inputs, "trtllm-gen")

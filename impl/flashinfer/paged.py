@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Hashable
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from ...reference import AttentionProblem, BatchMetadata, build_metadata
 from ...reference.tensors.inputs import PagedAttentionInputs
 from ..gating.rules import version_matches
 from ..targets.target import Target
-from .backends import CUDA_CORE, FA2, FA3
+from .backends import CUDA_CORE, FA2, FA3, module_key
 from .calls import attention_refusal, flashinfer, version, wrapper
 from .claims import Refuses, few_query_tokens, first_reason, one_head_dim, one_query_token
 from .libraries import attention_library
@@ -23,6 +24,7 @@ from .plans import (
     DECODE_UNSPLIT,
     PREFILL_FA2,
     PREFILL_FA3,
+    PREFILL_UNIFORM,
     PREFILL_UNSPLIT,
     WITH_LSE_BASE,
     Kind,
@@ -31,6 +33,7 @@ from .plans import (
     plan_batch_attention,
     run,
     run_batch_attention,
+    run_without_lse,
 )
 from .sessions import batch_attention_session, paged_session
 
@@ -45,26 +48,9 @@ MIXED: tuple[Refuses, ...] = (
     attention_refusal,
 )
 """What neither decodes nor a mixed batch are called with."""
-DECODES: tuple[Refuses, ...] = (
-    one_query_token("a decode wrapper without tensor cores takes"),
-    *MIXED,
-)
-SEVERAL = ">=0.6.13.dev0"
-"""``plan`` of a decode wrapper takes ``q_len_per_req``."""
-
-
-def _before_several(problem: AttentionProblem, target: Target) -> str | None:
-    if problem.most_queries <= 1 or version_matches(target.flashinfer, SEVERAL):
-        return None
-    return "a decode wrapper takes one query token a request before 0.6.13"
-
-
-VERIFIES: tuple[Refuses, ...] = (
-    few_query_tokens("a decode wrapper takes"),
-    _before_several,
-    *MIXED,
-)
-"""What a decode wrapper with tensor cores is not called with."""
+DECODES: tuple[Refuses, ...] = (one_query_token("a decode with these options takes"), *MIXED)
+VERIFIES: tuple[Refuses, ...] = (few_query_tokens("a decode wrapper takes", surplus=True), *MIXED)
+"""What decode wrappers are not called with: which of them take several tokens, the rules say."""
 
 
 def _unlike_fa3(problem: AttentionProblem, _: Target) -> str | None:
@@ -89,17 +75,22 @@ def attend(
     **options: Any,  # noqa: ANN401  of the run
 ) -> Pair:
     """Plan a wrapper, its own where it is to be kept ``apart``, and run it."""
+    return run(_planned(kind, inputs, metadata, apart), inputs, kind.backend, **options)
+
+
+def _planned(kind: Kind, inputs: PagedAttentionInputs, metadata: BatchMetadata, apart: str) -> Any:  # noqa: ANN401  untyped
     planned = wrapper(
         kind.name, inputs.q.device, apart=apart, kv_layout=inputs.kv_layout, **kind.options
     )
     kind.plan(planned, inputs, metadata, kind.backend)
-    return run(planned, inputs, kind.backend, **options)
+    return planned
 
 
 @CUDA_CORE.adapter(
     "paged_attention",
     "flashinfer-decode",
-    *DECODES,
+    *VERIFIES,
+    decodes=True,
     session=functools.partial(paged_session, DECODE),
 )
 def cuda_core_decode(inputs: PagedAttentionInputs) -> Pair:
@@ -111,6 +102,7 @@ def cuda_core_decode(inputs: PagedAttentionInputs) -> Pair:
     "paged_attention",
     "flashinfer-decode-fa2",
     *VERIFIES,
+    decodes=True,
     session=functools.partial(paged_session, DECODE_FA2),
 )
 def tensor_core_decode(inputs: PagedAttentionInputs) -> Pair:
@@ -147,6 +139,43 @@ def unsplit_prefill(inputs: PagedAttentionInputs) -> Pair:
     return attend(
         PREFILL_UNSPLIT, inputs, inputs.metadata, apart="unsplit", enable_pdl=False, **base
     )
+
+
+WITH_UNIFORM = ">=0.7.2.post1"
+"""Releases whose prefill wrapper takes ``uniform_q_len``."""
+
+
+def _not_uniform(problem: AttentionProblem, target: Target) -> str | None:
+    return first_reason(
+        (not problem.uniform_queries, "uniform_q_len is of equally many tokens of each request"),
+        (
+            not version_matches(target.flashinfer, WITH_UNIFORM),
+            "uniform_q_len came with flashinfer-python 0.7.2.post1",
+        ),
+    )
+
+
+def _uniform_key(problem: AttentionProblem) -> Hashable:
+    """Return the key of FA2's module; the shape of SM90's own verify kernel is another's."""
+    shape = (problem.num_kv_heads, problem.group_size, problem.page_size, problem.most_queries)
+    return module_key(problem), shape == (1, 4, 1, 4)
+
+
+@FA2.adapter(
+    "paged_attention",
+    "flashinfer-prefill-fa2-uniform",
+    attention_refusal,
+    _not_uniform,
+    features=("custom_mask", "tree", *FA2.features),
+    compile_key=_uniform_key,
+)
+def uniform_prefill(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
+    """Attend a batch of equally many tokens a request, with ``uniform_q_len``; no LSE.
+
+    Without an LSE, four masked tokens may take a kernel of their own on SM90.
+    """
+    planned = _planned(PREFILL_UNIFORM, inputs, inputs.metadata, "uniform")
+    return run_without_lse(planned, inputs, "fa2"), None
 
 
 @FA2.adapter(

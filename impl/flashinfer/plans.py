@@ -51,12 +51,16 @@ def plan_prefill(
     backend: str,
     *,
     packed: bool = False,
+    uniform: bool = False,
     **more: Any,  # noqa: ANN401  options of the plan
 ) -> None:
     """Plan ``BatchPrefillWithPagedKVCacheWrapper``; the metadata are on the host or the device.
 
-    ``packed``: give a draft tree's mask as bits, not as bools.
+    ``packed``: give a draft tree's mask as bits, not as bools. ``uniform``: say that all requests
+    have equally many query tokens.
     """
+    if uniform:
+        more["uniform_q_len"] = inputs.q.shape[0] // max(metadata.num_requests, 1)
     planned.plan(
         qo_indptr=metadata.qo_indptr,
         paged_kv_indptr=metadata.paged_kv_indptr,
@@ -139,6 +143,7 @@ DECODE_FIXED = replace(
 )
 DECODE_UNSPLIT = replace(DECODE_FA2, plan=functools.partial(plan_decode, **UNSPLIT))
 PREFILL_UNSPLIT = replace(PREFILL_FA2, plan=functools.partial(plan_prefill, packed=True, **UNSPLIT))
+PREFILL_UNIFORM = replace(PREFILL_FA2, plan=functools.partial(plan_prefill, uniform=True))
 WITH_LSE_BASE = ">=0.7.1.dev0"
 """Releases whose prefill wrapper takes ``lse_base``."""
 
@@ -150,13 +155,23 @@ def run(
     **more: Any,  # noqa: ANN401  options of the run
 ) -> Pair:
     """Run either wrapper as planned; the LSE is natural."""
+    out, lse = run_without_lse(planned, inputs, backend, return_lse=True, **more)
+    return out, lse if more.get("lse_base") == "ln" else to_natural(lse)
+
+
+def run_without_lse(
+    planned: Any,  # noqa: ANN401  untyped
+    inputs: PagedAttentionInputs,
+    backend: str,
+    **more: Any,  # noqa: ANN401  options of the run
+) -> Any:  # noqa: ANN401  untyped
+    """Run either wrapper as planned."""
     cache = paged_cache(inputs, backend)
     given, keywords = scales(inputs)
     if inputs.sinks is not None:
         cache["sinks"] = inputs.sinks.float()  # what FlashInfer's kernels read where they do
-    out, lse = planned.run(inputs.q, cache.pop("paged_kv_cache"), *given, return_lse=True,
-                           **cache, **keywords, **more)  # fmt: skip
-    return out, lse if more.get("lse_base") == "ln" else to_natural(lse)
+    pair = cache.pop("paged_kv_cache")
+    return planned.run(inputs.q, pair, *given, **cache, **keywords, **more)
 
 
 def head_dim_vo(inputs: PagedAttentionInputs) -> int:

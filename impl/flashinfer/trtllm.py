@@ -9,6 +9,7 @@ with 0.6.12, in base 2, and XQA has none.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -23,7 +24,7 @@ from ..gating import decide
 from ..gating.of_problem import feature_of
 from ..gating.rules import version_matches
 from ..targets.target import Target
-from .backends import TRTLLM_GEN, XQA
+from .backends import TRTLLM_GEN, XQA, xqa_module_key
 from .calls import WORKSPACE_BYTES, attention_refusal, draft_words, flashinfer, paged_cache, version
 from .claims import (
     Refuses,
@@ -91,7 +92,8 @@ def _fp8_on_hopper(problem: AttentionProblem, target: Target) -> str | None:
 
 
 ANY_XQA: tuple[Refuses, ...] = (XQA_DECODES, ONE_HEAD_DIM, attention_refusal)
-WITH_XQA: tuple[Refuses, ...] = (_fp8_on_hopper, *ANY_XQA)
+WITHOUT_LENGTHS: tuple[Refuses, ...] = (_fp8_on_hopper, ONE_HEAD_DIM, attention_refusal)
+WITH_XQA: tuple[Refuses, ...] = (XQA_DECODES, *WITHOUT_LENGTHS)
 """What XQA is not called with."""
 
 
@@ -108,7 +110,7 @@ def _gated_in_fp8(problem: AttentionProblem, target: Target) -> str | None:
 
 def _ask_rules(problem: AttentionProblem, backend: str, target: Target) -> str | None:
     """Ask the support rules, as for an implementation that names its backend."""
-    return decide(feature_of(problem, backend), target).refusal
+    return decide(feature_of(problem, backend, decodes=True), target).refusal
 
 
 def chosen_backend(target: Target) -> str:
@@ -164,35 +166,44 @@ def _finished(result: Any, *, with_lse: bool) -> Result:  # noqa: ANN401  untype
 def _tokens(inputs: PagedAttentionInputs, backend: str) -> dict[str, Any]:
     """Return what says how many query tokens each request has, where that is not one.
 
-    XQA masks by bits. Other kernels mask causally, and take ragged batches.
+    XQA masks by bits; its raw entry takes ragged batches. Other kernels mask causally.
     """
     indptr: list[int] = inputs.metadata.qo_indptr.tolist()
     lengths = {stop - start for start, stop in pairwise(indptr)}
     if lengths <= {1}:
         return {}
-    if len(lengths) > 1:
+    ragged, tokens = len(lengths) > 1, max(lengths)
+    if ragged and backend != "xqa":
         return {"q_len_per_req": None, "max_q_len": inputs.max_q_len,
                 "cum_seq_lens_q": inputs.metadata.qo_indptr}  # fmt: skip
-    (tokens,) = lengths
     if backend == "trtllm-gen":
         return {"q_len_per_req": tokens}
     words = draft_words(indptr, inputs.tree_mask, inputs.q.device)
+    if ragged:  # one token at most is no draft to it
+        return {"q_len_per_req": max(tokens, 2), "q_cu_seq_lens": inputs.metadata.qo_indptr,
+                "mask": words}  # fmt: skip
     return {"q_len_per_req": tokens, "mask": words.view(-1, tokens, words.shape[1])}
 
 
-def _decode(inputs: PagedAttentionInputs, backend: str) -> Result:
-    with_lse = backend == "trtllm-gen" and version_matches(version(), WITH_LSE)
-    result = flashinfer("flashinfer.decode").trtllm_batch_decode_with_kv_cache(
+def prepared(inputs: PagedAttentionInputs, backend: str, **more: Any) -> Callable[[], Any]:  # noqa: ANN401
+    """Return a call of ``trtllm_batch_decode_with_kv_cache`` with everything that it is given."""
+    return functools.partial(
+        flashinfer("flashinfer.decode").trtllm_batch_decode_with_kv_cache,
         **_shared(inputs, backend),
         **_tokens(inputs, backend),
         max_seq_len=inputs.max_kv_len,
         backend=backend,
-        **({"return_lse": True} if with_lse else {}),
+        **more,
     )
+
+
+def _decode(inputs: PagedAttentionInputs, backend: str) -> Result:
+    with_lse = backend == "trtllm-gen" and version_matches(version(), WITH_LSE)
+    result = prepared(inputs, backend, **({"return_lse": True} if with_lse else {}))()
     return _finished(result, with_lse=with_lse)
 
 
-@TRTLLM_GEN.adapter("paged_attention", "flashinfer-trtllm-decode", DECODES, *TRTLLM)
+@TRTLLM_GEN.adapter("paged_attention", "flashinfer-trtllm-decode", DECODES, *TRTLLM, decodes=True)
 def trtllm_decode(inputs: PagedAttentionInputs) -> Result:
     """Decode by trtllm-gen."""
     return _decode(inputs, "trtllm-gen")
@@ -224,6 +235,20 @@ def trtllm_context(inputs: PagedAttentionInputs) -> Result:
 def xqa_decode(inputs: PagedAttentionInputs) -> Result:
     """Decode by XQA; no LSE."""
     return _decode(inputs, "xqa")
+
+
+@XQA.adapter(
+    "paged_attention",
+    "flashinfer-xqa-ragged",
+    few_query_tokens("XQA takes", uniform=False, least=0),
+    *WITHOUT_LENGTHS,
+    compile_key=lambda problem: (problem.uniform_queries, xqa_module_key(problem)),
+)
+def xqa_ragged(inputs: PagedAttentionInputs) -> Result:
+    """Decode requests of different numbers of tokens, none too, by the raw entry of XQA; no LSE."""
+    decode = flashinfer("flashinfer.decode").xqa_batch_decode_with_kv_cache
+    call = {**_shared(inputs, "xqa"), **_tokens(inputs, "xqa")}
+    return decode(**call, max_seq_len=inputs.max_kv_len), None
 
 
 @XQA.adapter(

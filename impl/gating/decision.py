@@ -273,6 +273,8 @@ def _other_kernels(feature: Feature) -> Iterator[Feature]:
     """Return other kernels for the same numbers, then other shapes of the same cache."""
     for backend in PREFERENCE[feature.operation]:
         yield with_fields(feature, backend=backend)
+    if feature.query_len > 1 or feature.ragged_queries:
+        yield with_fields(feature, phase="prefill")
     if feature.operation not in PAGED:
         return
     if feature.kv_storage:

@@ -27,6 +27,7 @@ def cell(feature: Feature, sm: int | None, flashinfer: str | None) -> Cell:
         feature.head_dim_qk,
         feature.q_dtype,
         feature.kv_dtype,
+        feature.query_len,
         feature.activation,
         feature.quantisation,
         sm,

@@ -47,7 +47,9 @@ BACKEND_ALIASES = {
 }
 STORAGES = ("", "uint8")
 LAYOUTS = ("NHD", "HND")
-MASKS = ("none", "causal", "custom")
+MASKS = ("none", "causal", "custom", "tree")
+PADDINGS = ("none", "no_query", "few_keys", "no_keys")
+"""Requests that an engine adds to fill a graph, the emptiest last."""
 ACTIVATIONS = (
     "swiglu",
     "geglu",
@@ -94,13 +96,14 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "kv_storage": STORAGES,
     "kv_layout": LAYOUTS,
     "mask": MASKS,
+    "padding": PADDINGS,
     "activation": ACTIVATIONS,
     "quantisation": QUANTISATIONS,
     "routing": ROUTINGS,
 }
 """What each named field may hold."""
 INTEGERS = ("head_dim_qk", "head_dim_vo", "page_size", "group_size", "query_len")
-SWITCHES = ("window", "soft_cap", "sinks")
+SWITCHES = ("window", "soft_cap", "sinks", "ragged_queries")
 
 
 @dataclass(frozen=True)
@@ -121,9 +124,15 @@ class Feature:
         page_size: keys a page.
         group_size: query heads a KV head.
         query_len: query tokens a request in decode: more than one under speculative decoding.
+            Kernels of prefill take any number.
+        ragged_queries: whether requests of a decode have different numbers of them, ``query_len``
+            at most.
         window, soft_cap, sinks: whether there is a sliding window, a soft cap on the logits,
             attention sinks.
-        mask: ``"none"``, ``"causal"`` or ``"custom"``.
+        mask: ``"none"``, ``"causal"``, ``"custom"`` or, of the query tokens of each request, a
+            draft ``"tree"``.
+        padding: the emptiest requests of the batch: ``"no_query"``, ``"few_keys"`` where one has
+            fewer keys than query tokens, ``"no_keys"`` where it has query tokens and no key.
         window, soft_cap: may be given as numbers too, ``window_left`` (-1: none) and the cap (0:
             none). None stands for the default of any field.
         activation: of a MoE, one of ``ACTIVATIONS``.
@@ -149,7 +158,9 @@ class Feature:
     window: bool = False
     soft_cap: bool = False
     sinks: bool = False
+    ragged_queries: bool = False
     mask: str = "causal"
+    padding: str = "none"
     activation: str = "swiglu"
     quantisation: str = "none"
     routing: str = "renormalize"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...reference import AttentionProblem, MergeProblem, MoEProblem, Problem, RouteProblem
 from ...reference.moe.weights import WEIGHT_FORMATS
-from .feature import Feature
+from .feature import PADDINGS, Feature
 
 QUANTISATIONS = {
     "": "none",
@@ -18,15 +18,18 @@ QUANTISATIONS = {
 QUANTISED_BY_THE_KERNEL = (("cutlass", "fp8_block"),)
 """Backends that take 16-bit hidden states and quantise them as the weights are."""
 
-DECODING = (("paged_attention", "xqa"), ("mla", "xqa"), ("mla", "trtllm-gen"))
-"""Operations and backends that only decode: equally many query tokens of each request are their
-``query_len``."""
+DECODING = (
+    ("paged_attention", "xqa"),
+    *(("mla", each) for each in ("xqa", "trtllm-gen", "cutlass")),
+)
+"""Operations and backends that only decode, whoever calls them."""
 
 
-def feature_of(problem: Problem, backend: str) -> Feature:
+def feature_of(problem: Problem, backend: str, *, decodes: bool = False) -> Feature:
     """Return the feature that one call of a backend on a problem needs.
 
-    A batch with both decodes (one query a request) and longer requests is mixed.
+    A batch with both decodes (one query a request) and longer requests is mixed, unless the call
+    ``decodes``: then the query tokens of a request are its ``query_len``.
     """
     if isinstance(problem, MergeProblem):
         return Feature(
@@ -38,9 +41,9 @@ def feature_of(problem: Problem, backend: str) -> Feature:
         return _of_experts(problem, backend)
     if not isinstance(problem, AttentionProblem):
         return Feature(problem.operation, backend)
-    masked = problem.custom_mask or problem.tree
+    mask = "tree" if problem.tree else "custom" if problem.custom_mask else ""
     operation = "mla" if problem.values_in_keys else problem.operation
-    verifies = (operation, backend) in DECODING and problem.uniform_queries
+    verifies = decodes or (operation, backend) in DECODING
     kinds = {"decode" if t <= 1 or verifies else "prefill" for t in problem.query_lens}
     return Feature(
         operation,
@@ -58,8 +61,19 @@ def feature_of(problem: Problem, backend: str) -> Feature:
         window=problem.window_left >= 0,
         soft_cap=bool(problem.logits_soft_cap),
         sinks=problem.sinks,
-        mask="custom" if masked else "causal" if problem.causal else "none",
+        ragged_queries=verifies and not problem.uniform_queries,
+        mask=mask or ("causal" if problem.causal else "none"),
+        padding=_padding(problem),
     )
+
+
+def _padding(problem: AttentionProblem) -> str:
+    """Return the emptiest kind of request that a batch has, of ``PADDINGS``."""
+    found = {
+        "no_query" if not t else "no_keys" if not s else "few_keys" if t > s else "none"
+        for t, s in zip(problem.query_lens, problem.seq_lens, strict=True)
+    }
+    return max(found, key=PADDINGS.index, default="none")
 
 
 def _of_experts(problem: MoEProblem, backend: str) -> Feature:

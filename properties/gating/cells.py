@@ -46,12 +46,18 @@ class Cell:
 
 
 def cells_of(
-    operation: str, backend: str, target: Target, book: RuleBook, probe: Probe
+    operation: str,
+    backend: str,
+    target: Target,
+    book: RuleBook,
+    probe: Probe,
+    *,
+    decodes: bool = False,
 ) -> list[Cell]:
     """Return the cells that an implementation can express.
 
     Args:
-        operation, backend: of the implementation.
+        operation, backend, decodes: of the implementation.
         target: the machine; its release of FlashInfer decides which rules hold.
         book: of rules.
         probe: asks the implementation whether it can express problems, whatever the rules say.
@@ -59,7 +65,7 @@ def cells_of(
     found: list[Cell] = []
 
     def judged(title: str, problem: Problem) -> Cell | None:
-        return _cell(title, problem, backend, target, book)
+        return _cell(title, problem, feature_of(problem, backend, decodes=decodes), target, book)
 
     calls = OPERATIONS[operation]
     lengths = LENGTHS if target.device == "cuda" else ON_CPU
@@ -88,10 +94,9 @@ def cells_of(
 
 
 def _cell(
-    title: str, problem: Problem, backend: str, target: Target, book: RuleBook
+    title: str, problem: Problem, feature: Feature, target: Target, book: RuleBook
 ) -> Cell | None:
     """Return the side that a call is on; None where no rule speaks of it."""
-    feature = feature_of(problem, backend)
     refusals = refusing(feature, target, book=book)
     if refusals:
         called = tuple(dict.fromkeys(word for rule in refusals for word in rule.called))

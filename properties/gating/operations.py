@@ -155,12 +155,32 @@ OPTIONS: tuple[Change, ...] = (
 """Options of attention that rules may speak of."""
 
 
+def _requests(base: AttentionProblem) -> list[Change]:
+    """Change how many tokens requests have, and what the last one lacks."""
+    count, query_lens, seq_lens = base.num_requests, base.query_lens[:-1], base.seq_lens[:-1]
+    found: list[Change] = [
+        ("keys", "a request without keys", {"seq_lens": (*seq_lens, 0)}),
+        ("tokens", "a request without a query", {"query_lens": (*query_lens, 0)}),
+    ]
+    if base.most_queries > 1:
+        return found
+    trees = {"query_lens": (4,) * count, "tree": 1}
+    drafts = (*((f"{t} query tokens", (t,) * count) for t in (4, 5)),
+              ("4, 1 and 2 query tokens", (4, 1, 2)[:count]))  # fmt: skip
+    return [
+        *found,
+        *(("tokens", title, {"query_lens": lengths}) for title, lengths in drafts),
+        ("tokens", "draft trees", trees),
+        ("tokens", "draft trees of 4, 1 and 2", {**trees, "query_lens": (4, 1, 2)[:count]}),
+    ]
+
+
 def _paged_changes(base: AttentionProblem) -> list[Change]:
-    return [*_dims(strided=True), *_pages(base), *OPTIONS]
+    return [*_dims(strided=True), *_pages(base), *OPTIONS, *_requests(base)]
 
 
-def _ragged_changes(_: AttentionProblem) -> list[Change]:
-    return [*_dims(strided=False), *OPTIONS]
+def _ragged_changes(base: AttentionProblem) -> list[Change]:
+    return [*_dims(strided=False), *OPTIONS, *_requests(base)]
 
 
 def _append_changes(base: AttentionProblem) -> list[Change]:
@@ -169,6 +189,8 @@ def _append_changes(base: AttentionProblem) -> list[Change]:
 
 def _smallest_batch(problem: AttentionProblem, phase: str) -> Problem:
     query_lens, seq_lens = SMALLEST[phase]
+    if phase == "decode":  # how many tokens a request has may be part of the module
+        query_lens = seq_lens = (max(problem.most_queries, 1),)
     return replace(problem, query_lens=query_lens, seq_lens=seq_lens)
 
 

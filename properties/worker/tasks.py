@@ -166,6 +166,7 @@ def describe(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
         "declares": sorted(implementation.declares),
         "arithmetic": asdict(implementation.arithmetic),
         "backend": implementation.backend,
+        "decodes": implementation.decodes,
         "provider": implementation.provider,
         "provider_version": implementation.provider_version,
         "compiles": implementation.compile_key is not None,

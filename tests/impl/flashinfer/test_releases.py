@@ -173,9 +173,13 @@ def came_later(name: str, problem: AttentionProblem, release: Release, chip: int
         ("trtllm-decode", 100, {"query_lens": (3, 3)}),
         ("xqa-decode", 90, {"query_lens": (4, 4), "window_left": 5}),
         ("xqa-decode", 90, {"query_lens": (4, 4), "tree": 1}),
+        ("xqa-ragged", 90, {"query_lens": (4, 1)}),
+        ("xqa-ragged", 90, {"query_lens": (0, 3), "tree": 2}),
+        ("prefill-fa2-uniform", 90, {"query_lens": (4, 4), "tree": 1}),
         ("trtllm-decode-auto", 90, {"query_lens": (4, 4)}),
         ("prefill-fa2", 90, {"query_lens": (4, 9), "tree": 2}),
         ("mla-trtllm", 100, {**DEEPSEEK, "query_lens": (2, 2)}),
+        ("mla-trtllm", 100, {**DEEPSEEK, "query_lens": (4, 1)}),
         ("trtllm-decode-auto", 90, {"sinks": True}),
         ("xqa-decode", 90, {"v_scale": 0.5, "window_left": 0}),
         ("xqa-decode", 120, {"kv_cache": "nvfp4"}),
@@ -199,7 +203,8 @@ def test_calls_bind_in_every_release_or_came_later(
     if said is None:
         attended(release, name, problem)
     else:
-        assert "it came with flashinfer-python 0." in said
+        newest = Target(sm=chip, flashinfer=RELEASES[-1], cuda="13.0", device="cuda")
+        assert find_implementation(name).refusal(problem, newest) is None, said
 
 
 @pytest.mark.parametrize("name", ["ragged-fa2", "ragged-fa3"])
@@ -264,6 +269,16 @@ def test_what_a_verify_is_given(release: Release) -> None:
     given = keywords_of(release, "trtllm_batch_decode_with_kv_cache")
     assert given["q_len_per_req"] is None
     assert (given["max_q_len"], given["cum_seq_lens_q"].tolist()) == (5, [0, 5, 6])
+    if release.version.startswith("0.7"):
+        attended(release, "flashinfer-xqa-ragged", replace(PLAIN, query_lens=(0, 1)))
+        given = keywords_of(release, "xqa_batch_decode_with_kv_cache")
+        assert (given["q_len_per_req"], given["q_cu_seq_lens"].tolist()) == (2, [0, 0, 1])
+        assert (given["mask"].shape, int(given["mask"][0, 0])) == ((1, 2), 1)
+    if release.version == RELEASES[-1]:
+        attended(release, "flashinfer-prefill-fa2-uniform", tree)
+        given = keywords_of(release, "BatchPrefillWithPagedKVCacheWrapper.plan")
+        assert given["uniform_q_len"] == 3
+        assert "return_lse" not in keywords_of(release, "BatchPrefillWithPagedKVCacheWrapper.run")
     attended(release, "flashinfer-prefill-fa2", tree)
     given = keywords_of(release, "BatchPrefillWithPagedKVCacheWrapper.plan")
     assert given["custom_mask"].shape == (3 * 40 + 3 * 21,)
@@ -275,8 +290,13 @@ def test_what_a_verify_is_given(release: Release) -> None:
     attended(release, "flashinfer-mla-trtllm", replace(PLAIN, **DEEPSEEK, query_lens=(2, 2)))
     given = keywords_of(release, "trtllm_batch_decode_with_kv_cache_mla")
     assert given["query"].shape == (2, 2, 128, 576)
+    if release.version.startswith("0.7"):
+        attended(release, "flashinfer-mla-trtllm", replace(PLAIN, **DEEPSEEK, query_lens=(2, 1)))
+        given = keywords_of(release, "trtllm_batch_decode_with_kv_cache_mla")
+        assert (given["query"].shape, given["out"].shape) == ((3, 128, 576), (3, 128, 512))
+        assert (given["max_q_len"], given["cum_seq_lens_q"].tolist()) == (2, [0, 2, 3])
     said = came_later("flashinfer-decode-fa2", chain, release, 90)
-    assert (said is None) == (release.version != "0.6.7"), said
+    assert (said is None) == release.version.startswith("0.7"), said
     if said is None:
         attended(release, "flashinfer-decode-fa2", chain)
         given = keywords_of(release, "BatchDecodeWithPagedKVCacheWrapper.plan")
@@ -311,7 +331,7 @@ def test_what_latent_attention_is_given(release: Release) -> None:
         ("xqa-decode", {"query_lens": (2, 2), "seq_lens": (1, 9)}, "no more queries than keys"),
         ("xqa-decode", {"query_lens": (2, 2), "causal": False}, "under a causal mask"),
         ("xqa-decode", {"query_lens": (2, 2), "tree": 1, "window_left": 3}, "without one"),
-        ("decode", {"query_lens": (2, 2)}, "without tensor cores takes one query token"),
+        ("decode", {"query_lens": (2, 2)}, "with tensor cores on FA2 alone"),
         ("decode-fa2", {"query_lens": (2, 1)}, "equally many tokens of each request"),
         ("decode-fa2-graph", {"query_lens": (2, 2)}, "graph takes one query token a request"),
         ("mla-xqa", {**LATENT, "query_lens": (2, 2)}, "query_len must be 1"),

@@ -444,3 +444,67 @@ def test_reports_are_many_and_named() -> None:
         assert bool(rule.issues) == (rule.evidence == "reported"), rule.id
         assert rule.source.startswith(("https://", "flashinfer-python ", "kernelproof: ")), rule.id
         assert not rule.reason.endswith("."), rule.id
+
+
+class TestSeveralQueryTokensADecode:
+    """Verify steps of speculative decoding, draft trees, and what an engine pads them with."""
+
+    verify = fa2(query_len=4, group_size=4)
+
+    def test_the_decode_wrapper_takes_them_from_a_release_on(self) -> None:
+        for version, rule in (("0.6.12", "decode-wrapper-one-query-before-0.6.13"),
+                              ("0.6.15.post1", "fa2-decode-queries-dropped")):  # fmt: skip
+            decision = refused(self.verify, on(80, version), rule=rule)
+            assert replace(self.verify, phase="prefill") in decision.alternatives
+            supported(fa2(phase="prefill", mask="tree"), on(80, version))
+        supported(self.verify, on(80, "0.6.16"))
+        for other in ("cuda-core", "fa3"):
+            refused(replace(self.verify, backend=other), on(90), "on FA2 alone")
+
+    def test_of_different_numbers_it_takes_none(self) -> None:
+        ragged = replace(self.verify, ragged_queries=True)
+        refused(ragged, on(120), rule="decode-wrapper-ragged-queries")
+        xqa = replace(ragged, backend="xqa")
+        refused(xqa, on(120, "0.6.15.post1"), rule="xqa-ragged-queries-before-0.6.16")
+        for chip, backend in ((90, "xqa"), (121, "xqa"), (103, "trtllm-gen")):
+            supported(replace(ragged, backend=backend), on(chip))
+
+    def test_padded_requests_need_as_many_keys_as_tokens(self) -> None:
+        for padding in ("few_keys", "no_keys"):
+            padded = replace(self.verify, padding=padding)
+            refused(padded, on(86), rule="fa2-decode-fewer-keys-than-queries")
+            supported(replace(padded, query_len=1), on(86))
+        for mask in ("custom", "tree"):
+            masked = fa2(phase="prefill", mask=mask, padding="no_keys")
+            refused(masked, on(90), rule="fa2-mask-request-without-keys")
+            supported(replace(masked, padding="no_query"), on(90))
+
+    def test_draft_trees(self) -> None:
+        refused(replace(self.verify, mask="tree"), on(90), rule="decode-wrapper-mask")
+        xqa = replace(self.verify, backend="xqa", mask="tree")
+        for chip in (90, 100, 120, 121):
+            supported(xqa, on(chip, "0.6.13"))
+        for asked in (replace(xqa, window=True), replace(xqa, query_len=17)):
+            not_supported(asked, on(90))
+        for backend in ("trtllm-gen", "fa3"):
+            not_supported(replace(xqa, backend=backend), on(90))
+        window = replace(xqa, mask="causal", window=True)
+        refused(window, on(90, "0.6.15"), rule="xqa-window-several-queries")
+        supported(window, on(90, "0.6.16"))
+
+    def test_latent_attention(self) -> None:
+        latent = Feature("mla", "trtllm-gen", head_dim_qk=576, head_dim_vo=512, page_size=64,
+                         group_size=128, query_len=4, ragged_queries=True)  # fmt: skip
+        rule = "mla-trtllm-gen-ragged-queries-before-0.6.14"
+        refused(latent, on(100, "0.6.13"), rule=rule)
+        supported(latent, on(100, "0.6.14"))
+        for backend in ("fa2", "fa3"):
+            supported(replace(latent, backend=backend), on(90))
+        not_supported(replace(latent, backend="cutlass"), on(100))
+
+    @pytest.mark.parametrize("sm", CHIPS)
+    def test_each_chip_has_an_answer(self, sm: int) -> None:
+        """Where FA2 runs, so does a verify step; SM75 takes float16, SM107 came with 0.7.1."""
+        for mask, phase in (("causal", "decode"), ("tree", "prefill")):
+            asked = fa2(query_len=4, mask=mask, phase=phase, q_dtype="float16")
+            supported(asked, on(sm))

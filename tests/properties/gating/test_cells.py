@@ -16,6 +16,7 @@ from kernelproof.impl.registry import registered
 from kernelproof.impl.targets.refusal import Refusal
 from kernelproof.properties.gating.cells import REFUSED, SUPPORTED, Cell, cells_of
 from kernelproof.properties.gating.grouping import chosen_modules
+from kernelproof.properties.gating.operations import OPERATIONS
 from kernelproof.properties.gating.trials import outcome_of, status_of
 from kernelproof.properties.isolation.workers import Outcome
 from kernelproof.properties.verdicts.comparison import against_oracle
@@ -36,7 +37,8 @@ def cells(name: str, flashinfer: str) -> list[Cell]:
     def probe(problems: Sequence[Problem]) -> list[Refusal | None]:
         return [found.refusal(each, target, without_rules=[EVERY_RULE]) for each in problems]
 
-    return cells_of(found.operation, found.backend, target, load_rules(), probe)
+    book = load_rules()
+    return cells_of(found.operation, found.backend, target, book, probe, decodes=found.decodes)
 
 
 def test_every_implementation_with_a_backend_has_cells() -> None:
@@ -87,6 +89,52 @@ def test_a_rule_about_two_things_at_once_has_its_cell() -> None:
     fa2 = {rule for cell in cells("flashinfer-prefill-fa2", "0.7.2.post1") for rule in cell.rules}
     assert {"fa2-sinks-ignored", "fa2-fp8-kv-head-dim-192", "fa2-head-dim-192-is-192-128",
             "fa2-head-dims-equal-128", "fa2-head-dim-not-multiple-of-64"} <= fa2  # fmt: skip
+
+
+EARLY, LATE = RELEASES
+FEW = "decode, 4 query tokens"
+RAGGED = "decode, 4, 1 and 2 query tokens"
+NO_KEYS, NO_QUERY = "decode, a request without keys", "decode, a request without a query"
+
+
+@pytest.mark.parametrize(
+    ("name", "release", "sides"),
+    [
+        ("decode", LATE, {FEW: "decode-several-queries-on-fa2", NO_KEYS: ""}),
+        ("decode-fa2", "0.6.7", {FEW: "decode-wrapper-one-query-before-0.6.13"}),
+        ("decode-fa2", EARLY, {FEW: "fa2-decode-queries-dropped", NO_KEYS: ""}),
+        ("decode-fa2", LATE, {FEW: "", NO_KEYS: "",
+                              f"{NO_KEYS}, 4 query tokens": "fa2-decode-fewer-keys-than-queries"}),
+        ("xqa-decode", EARLY, {FEW: "", "decode, draft trees": "", NO_KEYS: "",
+                               "decode, window, 4 query tokens": "xqa-window-several-queries"}),
+        ("xqa-decode", LATE, {FEW: "", "decode, draft trees": "", "decode, window": ""}),
+        ("xqa-ragged", EARLY, {FEW: "", RAGGED: "xqa-ragged-queries-before-0.6.16",
+                               NO_QUERY: "xqa-ragged-queries-before-0.6.16"}),
+        ("xqa-ragged", LATE, {RAGGED: "", NO_QUERY: "", "decode, draft trees of 4, 1 and 2": ""}),
+        ("prefill-fa2", LATE, {FEW: "", RAGGED: "", "decode, draft trees of 4, 1 and 2": "",
+                               NO_QUERY: "", "prefill, a request without keys": "",
+                               "prefill, custom mask, a request without keys":
+                                   "fa2-mask-request-without-keys"}),
+    ],
+)  # fmt: skip
+def test_several_tokens_trees_and_padding_have_cells_on_both_sides(
+    name: str, release: str, sides: dict[str, str]
+) -> None:
+    found = {cell.title: cell for cell in cells(f"flashinfer-{name}", release)}
+    for title, rule in sides.items():
+        cell = found[title]
+        assert cell.side == (REFUSED if rule else SUPPORTED), title
+        assert not rule or cell.rules == (rule,)
+
+
+def test_a_module_of_several_tokens_is_built_by_as_many() -> None:
+    found = {cell.title: cell for cell in cells("flashinfer-xqa-decode", LATE)}
+    smallest = OPERATIONS["paged_attention"].smallest
+    for title in (FEW, "decode, draft trees"):
+        problem = found[title].problem
+        first, xqa = smallest(problem, "decode"), find_implementation("flashinfer-xqa-decode")
+        assert xqa.module_of(first) == xqa.module_of(problem)
+        assert first.seq_lens == (4,)  # type: ignore[union-attr]
 
 
 def test_all_rules_that_refuse_a_call_are_named_and_a_mixed_batch_has_two_phases() -> None:
