@@ -221,7 +221,7 @@ def roundtrip(context: click.Context, repetitions: int, outputs: Outputs) -> Non
 @click.option("--quick", is_flag=True, help="The cases of the requirements alone.")
 @click.option(
     "--only",
-    type=click.Choice(["attention", "metadata", "moe"]),
+    type=click.Choice(["attention", "verify", "metadata", "moe"]),
     multiple=True,
     help="A part alone; may be repeated.",
 )

@@ -16,16 +16,32 @@ from . import kernels_flashinfer as flashinfer
 from . import kernels_metadata as metadata
 from . import kernels_moe as experts
 from .gpu import Call, copy_bandwidth, matrix_rate, race, require_gpu
-from .kernels_cases import DECODES, PREFILLS, TARGET_DECODES, TARGET_PREFILLS, Case, Pool
+from .kernels_cases import (
+    DECODES,
+    DRAFTS,
+    PREFILLS,
+    TARGET_DECODES,
+    TARGET_PREFILLS,
+    TARGET_VERIFIES,
+    VERIFIES,
+    Case,
+    Pool,
+)
 from .results import Cell, Requirement, Results, Table
 
 if TYPE_CHECKING:
     from ...reference.tensors.inputs import PagedAttentionInputs
 
-ATTENTION, METADATA, MOE = PARTS = ("attention", "metadata", "moe")
-DECODE_TO_FLASHINFER, PREFILL_TO_FA3 = 0.85, 0.6
+ATTENTION, VERIFY, METADATA, MOE = PARTS = ("attention", "verify", "metadata", "moe")
+DECODE_TO_FLASHINFER, PREFILL_TO_FA3 = 0.85, 0.6  # of a verify step as of a decode
 TRITON = "Triton"
 CHECKED_QUERIES = 16
+KINDS: dict[str, Callable[[int], bool]] = {
+    "decode": lambda queries: queries == 1,
+    f"verify of {DRAFTS} tokens": lambda queries: queries == DRAFTS,
+    "prefill": lambda queries: queries > DRAFTS,
+}
+"""Kinds of case, by the query tokens of a request."""
 TOLERANCE = 0.02
 """Far more than the rounding of bfloat16 outputs of unit variance, far less than a wrong answer."""
 
@@ -83,16 +99,15 @@ def measure(*, quick: bool, only: Collection[str] = PARTS) -> Results:
     ]
     tables: list[Table] = []
     requirements: list[Requirement] = []
-    if ATTENTION in only:
+    timed = _timed(quick=quick, only=only)
+    if timed:
         if reason is None:
             click.echo("building FlashInfer's modules", err=True)
-            flashinfer.build()
-        decodes, prefills = (
-            [_measure(case, pool, with_flashinfer=reason is None) for case in cases]
-            for cases, pool in _pools(quick=quick)
-        )
-        tables += [_decode_table(decodes, bandwidth), _prefill_table(prefills, rate)]
-        requirements += _requirements(decodes, prefills)
+            flashinfer.build(timed)
+        pool = Pool.of(timed)
+        measured = [_measure(case, pool, with_flashinfer=reason is None) for case in timed]
+        tables += _tables(measured, bandwidth, rate)
+        requirements += _requirements(measured)
     if METADATA in only:
         built, wanted = metadata.measure()
         tables.append(built)
@@ -111,7 +126,7 @@ def contenders(
     """Return the calls of each contender, one a batch; the first is Kernelproof's own."""
     from ...impl.triton.attention import paged, split_kv
 
-    ours = split_kv if case.queries == 1 else paged
+    ours = split_kv if case.queries <= DRAFTS else paged
     theirs = flashinfer.contenders(case, batches) if with_flashinfer else {}
     return {TRITON: [functools.partial(ours, batch) for batch in batches], **theirs}
 
@@ -140,10 +155,11 @@ def check(batch: PagedAttentionInputs, calls: dict[str, Call]) -> None:
             raise RuntimeError(message)
 
 
-def _pools(*, quick: bool) -> list[tuple[tuple[Case, ...], Pool]]:
-    chosen = (TARGET_DECODES, TARGET_PREFILLS) if quick else (DECODES, PREFILLS)
-    pool = Pool.of((*chosen[0], *chosen[1]))
-    return [(cases, pool) for cases in chosen]
+def _timed(*, quick: bool, only: Collection[str]) -> tuple[Case, ...]:
+    chosen = {ATTENTION: (*DECODES, *PREFILLS), VERIFY: VERIFIES}
+    if quick:
+        chosen = {ATTENTION: (*TARGET_DECODES, *TARGET_PREFILLS), VERIFY: TARGET_VERIFIES}
+    return tuple(case for part, cases in chosen.items() if part in only for case in cases)
 
 
 def _measure(case: Case, pool: Pool, *, with_flashinfer: bool) -> Measured:
@@ -156,9 +172,18 @@ def _measure(case: Case, pool: Pool, *, with_flashinfer: bool) -> Measured:
     return Measured(case, times)
 
 
-def _decode_table(decodes: list[Measured], bandwidth: float) -> Table:
+def _tables(measured: list[Measured], bandwidth: float, rate: float) -> list[Table]:
+    """Make a table of decodes, one of verify steps and one of prefills, of those that there are."""
+    decodes, verifies, prefills = ([each for each in measured if of(each.case.queries)]
+                                   for of in KINDS.values())  # fmt: skip
+    tables = [_decode_table(name, each, bandwidth)
+              for name, each in zip(KINDS, (decodes, verifies), strict=False) if each]  # fmt: skip
+    return [*tables, *([_prefill_table(prefills, rate)] if prefills else [])]
+
+
+def _decode_table(name: str, decodes: list[Measured], bandwidth: float) -> Table:
     return _table(
-        "decode, ms a call; ratio: the time of FlashInfer's better backend over Triton's",
+        f"{name}, ms a call; ratio: the time of FlashInfer's better backend over Triton's",
         decodes,
         {
             "ratio": lambda each: each.ratio(),
@@ -200,13 +225,14 @@ def _table(
     return Table(title, ("heads", "batch", "keys", *names, *shown), tuple(rows))
 
 
-def _requirements(decodes: list[Measured], prefills: list[Measured]) -> list[Requirement]:
+def _requirements(measured: list[Measured]) -> list[Requirement]:
+    better = "to FlashInfer's better backend"
     wanted = []
-    for measured, cases, other, name, low in (
-        (decodes, TARGET_DECODES, "", "decode to FlashInfer's better backend",
-         DECODE_TO_FLASHINFER),
-        (prefills, TARGET_PREFILLS, flashinfer.FA3, "prefill to fa3", PREFILL_TO_FA3),
-    ):  # fmt: skip
+    for cases, other, name, low in (
+        (TARGET_DECODES, "", f"decode {better}", DECODE_TO_FLASHINFER),
+        (TARGET_VERIFIES, "", f"verify {better}", DECODE_TO_FLASHINFER),
+        (TARGET_PREFILLS, flashinfer.FA3, "prefill to fa3", PREFILL_TO_FA3),
+    ):
         for each in measured:
             ratio = each.ratio(other)
             if each.case in cases and ratio is not None:

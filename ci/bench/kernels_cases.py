@@ -24,7 +24,7 @@ class Case:
 
     Attributes:
         requests: how many.
-        queries: query tokens of each; 1 is a decode.
+        queries: query tokens of each: 1 is a decode, ``DRAFTS`` a verify step.
         keys: of each.
         qo_heads, kv_heads: of 128 channels each.
     """
@@ -63,9 +63,16 @@ class Case:
         return 4 * HEAD_DIM * self.requests * self.qo_heads * seen
 
 
+DRAFTS = 4
+TARGET_VERIFIES = (Case(64, DRAFTS, 8192), Case(64, DRAFTS, 8192, 64))
 TARGET_DECODES = (Case(64, 1, 8192), Case(64, 1, 8192, 64))
 TARGET_PREFILLS = (Case(1, 8192, 8192), Case(1, 8192, 8192, 64))
 """What the requirements are about."""
+VERIFIES = tuple(
+    Case(requests, DRAFTS, keys, qo_heads)
+    for qo_heads, keys, requests in product((32, 64), (1024, 8192, 32768), (1, 16, 64))
+)
+"""One number of tokens: XQA has a module for each."""
 DECODES = tuple(
     Case(requests, 1, keys, qo_heads)
     for qo_heads, keys, requests in product(

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from ...impl import Target
 from ...impl.flashinfer.calls import new_wrapper, plan_options
+from ...impl.flashinfer.trtllm import prepared
+from ...impl.gating import Feature, decide
 from ...impl.targets.optional import missing
 from ...reference.tensors.inputs import PagedAttentionInputs
 from .gpu import Call
-from .kernels_cases import HEAD_DIM, Case, Pool
+from .kernels_cases import DRAFTS, HEAD_DIM, PAGE_SIZE, Case, Pool
 
 CUDA_CORES, FA2, FA3 = "FlashInfer CUDA cores", "FlashInfer fa2", "FlashInfer fa3"
+DECODE_FA2, XQA = "FlashInfer fa2 decode", "FlashInfer xqa"
 DECODERS = {CUDA_CORES: False, FA2: True}
 """Whether a decode wrapper uses tensor cores."""
+VERIFIERS = {DECODE_FA2: "fa2", XQA: "xqa"}
+"""Backends of calls that decode several query tokens of a request."""
 PREFILLERS = {FA2: "fa2", FA3: "fa3"}
 
 
@@ -26,17 +33,32 @@ def absent() -> str | None:
     return missing("flashinfer", "flashinfer")
 
 
+def verifiers(case: Case) -> list[str]:
+    """Return who decodes a case's query tokens here, by the support rules."""
+    group = case.qo_heads // case.kv_heads
+    call = Feature(page_size=PAGE_SIZE, group_size=group, query_len=case.queries)
+    here = Target.here("cuda")
+    return [
+        name
+        for name, each in VERIFIERS.items()
+        if decide(replace(call, backend=each), here).supported
+    ]
+
+
 def fa3_here() -> bool:
     """Whether this GPU has FA3's instructions: only Hopper has them."""
     return torch.cuda.get_device_capability()[0] == 9  # noqa: PLR2004  compute capability
 
 
-def build() -> None:
-    """Compile what the cases need, all modules at once; planning a small batch does it."""
+def build(cases: Collection[Case]) -> None:
+    """Compile what cases need, all modules at once; planning a small batch does it, XQA is run."""
     case = Case(1, 1, 16)
     [batch, *_] = Pool.of((case,)).batches(case)
-    plans = [functools.partial(decoder, batch, cores) for cores in DECODERS.values()]
+    plans: list[Call] = [functools.partial(decoder, batch, cores) for cores in DECODERS.values()]
     plans += [functools.partial(prefiller, batch, backend) for backend in backends().values()]
+    for each in {replace(each, requests=1, keys=PAGE_SIZE) for each in cases}:
+        if each.queries == DRAFTS and XQA in verifiers(each):
+            plans.append(prepared(Pool.of((each,)).batches(each)[0], "xqa"))
     with ThreadPoolExecutor(len(plans)) as threads:
         for built in [threads.submit(plan) for plan in plans]:
             built.result()
@@ -54,10 +76,12 @@ def decoder(batch: PagedAttentionInputs, tensor_cores: bool) -> Callable[..., An
         use_tensor_cores=tensor_cores, backend="fa2" if tensor_cores else "auto",
     )  # fmt: skip
     metadata = batch.metadata
+    tokens = len(batch.q) // metadata.num_requests
     wrapper.plan(
         indptr=metadata.paged_kv_indptr, indices=metadata.paged_kv_indices,
         last_page_len=metadata.paged_kv_last_page_len, head_dim=HEAD_DIM,
         page_size=metadata.page_size, **_heads(batch), **plan_options(batch, batch.k_cache.dtype),
+        **({"q_len_per_req": tokens} if tokens > 1 else {}),
     )  # fmt: skip
     return wrapper.run  # type: ignore[no-any-return]
 
@@ -85,9 +109,16 @@ def contenders(case: Case, batches: list[PagedAttentionInputs]) -> dict[str, lis
         runs = {name: decoder(batches[0], cores) for name, cores in DECODERS.items()}
     else:
         runs = {name: prefiller(batches[0], backend) for name, backend in backends().items()}
-    return {
+    verifying = verifiers(case) if case.queries == DRAFTS else []
+    if DECODE_FA2 in verifying:
+        runs[DECODE_FA2] = decoder(batches[0], True)  # noqa: FBT003
+    found: dict[str, list[Call]] = {
         name: [functools.partial(run, each.q, (each.k_cache, each.v_cache)) for each in batches]
         for name, run in runs.items()
+    }
+    return {
+        **found,
+        **({XQA: [prepared(each, "xqa") for each in batches]} if XQA in verifying else {}),
     }
 
 

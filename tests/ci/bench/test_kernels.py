@@ -6,6 +6,9 @@ import functools
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from click.testing import CliRunner
 
 from kernelproof.ci.bench import gpu as bench_gpu
 from kernelproof.ci.bench import kernels as bench_kernels
+from kernelproof.ci.bench import kernels_flashinfer as bench_flashinfer
 from kernelproof.ci.bench.command import bench
 from kernelproof.ci.bench.gpu import Call, turns
 from kernelproof.ci.bench.kernels import TRITON, Measured
@@ -21,11 +25,15 @@ from kernelproof.ci.bench.kernels_cases import (
     PREFILLS,
     TARGET_DECODES,
     TARGET_PREFILLS,
+    TARGET_VERIFIES,
+    VERIFIES,
     Case,
     Pool,
 )
-from kernelproof.ci.bench.kernels_flashinfer import CUDA_CORES, FA2, FA3
+from kernelproof.ci.bench.kernels_flashinfer import CUDA_CORES, DECODE_FA2, FA2, FA3, XQA
 from kernelproof.ci.bench.kernels_metadata import example, torch_sequence
+from kernelproof.impl import Target
+from kernelproof.impl.flashinfer import trtllm
 from kernelproof.impl.targets.optional import missing
 from kernelproof.reference import build_metadata, paged_attention
 from kernelproof.reference.tensors.inputs import PagedAttentionInputs
@@ -36,7 +44,7 @@ from kernelproof.ci.bench.kernels import check, contenders
 from kernelproof.ci.bench.kernels_cases import Case, Pool
 from kernelproof.ci.bench.kernels_metadata import check as check_metadata, example
 
-for case in (Case(2, 1, 48), Case(2, 24, 48)):
+for case in (Case(2, 1, 48), Case(2, 4, 48), Case(2, 24, 48)):
     [batch, *_] = Pool.of((case,), "cpu").batches(case)
     racing = contenders(case, [batch], with_flashinfer=False)
     check(batch, {name: calls[0] for name, calls in racing.items()})
@@ -74,6 +82,10 @@ class TestCases:
     def test_the_requirements_are_about_cases_of_the_grid(self) -> None:
         assert set(TARGET_DECODES) <= set(DECODES)
         assert set(TARGET_PREFILLS) <= set(PREFILLS)
+        assert set(TARGET_VERIFIES) <= set(VERIFIES)
+        for part, cases in (("verify", VERIFIES), ("attention", (*DECODES, *PREFILLS))):
+            assert bench_kernels._timed(quick=False, only=[part]) == cases
+        assert bench_kernels._timed(quick=True, only=["verify", "moe"]) == TARGET_VERIFIES
 
     def test_small_batches_take_turns_until_no_cache_holds_them(self) -> None:
         assert turns(2**40) == 1
@@ -89,9 +101,49 @@ class TestCases:
         assert sorted(first.metadata.paged_kv_indices.tolist()) == list(range(6))
 
 
+class TestContenders:
+    """Of FlashInfer's calls in a verify step, by a stand-in."""
+
+    def test_a_verify_has_the_calls_that_decode_several_tokens(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        given: dict[str, Any] = {}
+
+        class Wrapper:
+            def __init__(self, name: str, **_: object) -> None:
+                self.name, self.run = name, print
+
+            def plan(self, **keywords: object) -> None:
+                given[self.name] = keywords
+
+        def called(**keywords: object) -> torch.Tensor:
+            given[XQA] = keywords
+            return batch.q
+
+        target = Target(sm=90, flashinfer="0.7.2.post1", cuda="13.0", device="cuda")
+        library = SimpleNamespace(trtllm_batch_decode_with_kv_cache=called)
+        monkeypatch.setattr(trtllm, "flashinfer", lambda _: library)
+        monkeypatch.setattr(trtllm, "WORKSPACE_BYTES", 64)
+        monkeypatch.setattr(Target, "here", lambda _: target)
+        monkeypatch.setattr(bench_flashinfer, "fa3_here", lambda: True)
+        monkeypatch.setattr(
+            bench_flashinfer, "new_wrapper", lambda name, _, **more: Wrapper(name, **more)
+        )
+        case = Case(3, 4, 48)
+        batch = batch_of(case)
+        racing = bench_flashinfer.contenders(case, [batch])
+        assert list(racing) == [FA2, FA3, DECODE_FA2, XQA]
+        assert given["BatchDecodeWithPagedKVCacheWrapper"]["q_len_per_req"] == 4
+        racing[XQA][0]()
+        assert (given[XQA]["q_len_per_req"], given[XQA]["mask"].shape) == (4, (3, 4, 2))
+        monkeypatch.setattr(Target, "here", lambda _: replace(target, flashinfer="0.6.13"))
+        assert list(bench_flashinfer.contenders(case, [batch])) == [FA2, FA3, XQA]
+        assert list(bench_flashinfer.contenders(Case(3, 24, 48), [batch])) == [FA2, FA3]
+
+
 class TestAgreement:
     def test_the_oracle_agrees_with_itself(self) -> None:
-        for case in (Case(2, 1, 48), Case(2, 24, 48)):
+        for case in (Case(2, 1, 48), Case(2, 4, 48), Case(2, 24, 48)):
             batch = batch_of(case)
             out = paged_attention(batch.q, batch.k_cache, batch.v_cache, batch.metadata).out
             bench_kernels.check(batch, {"oracle": functools.partial(torch.clone, out)})
@@ -127,10 +179,11 @@ class TestAgreement:
 
 class TestTables:
     decode = Measured(TARGET_DECODES[0], {TRITON: 0.6, CUDA_CORES: 0.5, FA2: 0.54})
+    verify = Measured(TARGET_VERIFIES[0], {TRITON: 0.5, FA2: 0.45, FA3: 0.6, XQA: 0.44})
     prefill = Measured(TARGET_PREFILLS[0], {TRITON: 2.0, FA2: 1.8, FA3: 1.0})
 
     def test_ratios_are_to_the_better_backend(self) -> None:
-        table = bench_kernels._decode_table([self.decode], 4e12)
+        table = bench_kernels._decode_table("decode", [self.decode], 4e12)
         row = dict(zip(table.columns, table.rows[0], strict=True))
         assert row["ratio"] == pytest.approx(0.5 / 0.6)
         assert row["GB/s"] == pytest.approx(TARGET_DECODES[0].bytes_moved / 0.6e-3 / 1e9)
@@ -142,18 +195,27 @@ class TestTables:
         assert row["of matrix"] == pytest.approx(TARGET_PREFILLS[0].operations / 2e-3 / 8e14)
 
     def test_requirements(self) -> None:
-        wanted = bench_kernels._requirements([self.decode], [self.prefill])
+        wanted = bench_kernels._requirements([self.decode, self.verify, self.prefill])
         assert [(each.value, each.low, each.met) for each in wanted] == [
             (pytest.approx(0.5 / 0.6), 0.85, False),
+            (pytest.approx(0.88), 0.85, True),
             (0.5, 0.6, False),
         ]
         assert "decode to FlashInfer's better backend, 64 of 8192 keys, 32/8" in wanted[0].text()
+        assert "verify to FlashInfer's better backend, 64 of 8192 keys, 32/8" in wanted[1].text()
+
+    def test_each_kind_of_case_has_its_table(self) -> None:
+        every = bench_kernels._tables([self.prefill, self.verify, self.decode], 4e12, 8e14)
+        assert [table.title.partition(",")[0] for table in every] == [
+            "decode", "verify of 4 tokens", "prefill"]  # fmt: skip
+        assert XQA in every[1].columns
+        assert len(bench_kernels._tables([self.verify], 4e12, 8e14)) == 1
 
     def test_without_flashinfer_its_columns_are_absent(self) -> None:
         alone = Measured(TARGET_DECODES[0], {TRITON: 0.6})
-        table = bench_kernels._decode_table([alone], 4e12)
+        table = bench_kernels._decode_table("decode", [alone], 4e12)
         assert table.columns == ("heads", "batch", "keys", TRITON, "GB/s", "of copy")
-        assert bench_kernels._requirements([alone], []) == []
+        assert bench_kernels._requirements([alone]) == []
 
 
 class TestRace:
