@@ -57,7 +57,7 @@ def _kernels(problem: AttentionProblem) -> list[AttentionProblem]:
     arithmetic=Arithmetic(probabilities="inputs", operands="tfloat32", tanh="sigmoid"),
     compile_key=_compile_key,
     kernels=_kernels,
-    tile=128,
+    tile=64,  # 128 on SM80, SM89 and SM120, 32 with head dims above 128 in the interpreter
 )
 def extend(inputs: PagedAttentionInputs) -> sglang.Pair:
     """Attend with ``extend_attention_fwd``; releases without ``lse_extend`` have no LSE."""

@@ -41,9 +41,9 @@ MOST_SURPLUS = 5
 SHORT, LONG = 32, 256
 """Of a larger cap than the first, its upper half is drawn besides, of a large one all beyond the
 second."""
-LONGER = 16
-"""Times the work of a slow implementation's problems that its long ones may have: their calls take
-about a second."""
+LONGER, LONGER_OF_OTHERS = 16, 4
+"""Times the work of a slow implementation's problems that its long ones may have, and of one that
+is not slow: their calls take about a second, and about a quarter."""
 USUAL_TILE, MOST_TILES = 64, 4
 """Keys of a tile where an implementation names none, and most multiples of one to end around."""
 FEW = {
@@ -84,9 +84,12 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
         for name in ("dtype", "causal", "kv_layout", "page_order", "page_size")
     }
     to_afford = MORE_KEYS_TO_AFFORD if axes.max_work >= MUCH_WORK else KEYS_TO_AFFORD
-    square = _all_keys_are_new(axes)
+    # A third of the long requests has several tiles of queries, the others have as many keys.
+    square = _all_keys_are_new(axes) or (
+        bool(axes.edges and _of_many(axes)) and draw(sampled((False, False, True)))
+    )
     keys = draw(sampled(axes.edges[: 1 if square else None][-1:] or to_afford))
-    heads = draw(_heads(axes, keys))
+    heads = draw(_heads(axes, keys, square=square))
     requests = REQUESTS if keys == KEYS_TO_AFFORD[0] else REQUESTS[: 1 if axes.edges else 3]
     most = max(1, axes.max_work // (KEYS_TO_AFFORD[0] * _work_of_a_key(heads)))
     if axes.max_heads:
@@ -95,6 +98,8 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
     per_request = axes.max_work / max(count, 1)
     fields |= heads
     windowed = _with_windows_that_hide(axes, heads, per_request)
+    if square and axes.edges and draw(st.booleans()):
+        windowed = _with_windows_only(windowed)
     # Each is drawn as often where there are many: half of them at a time then.
     half = (sum(len(windowed.allows(name)) > 1 for name in FEATURES) + 1) // 2
     most_features = MOST_FEATURES_LONG if axes.edges else max(MOST_FEATURES, half)
@@ -106,7 +111,7 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
         fields |= {"tree": tree, "custom_mask": False}
     # An empty batch draws a request all the same: it is not to be simpler than a batch of one.
     one = _verified(axes, fields, per_request, verify) if verify else _request(
-        axes, fields, per_request)  # fmt: skip
+        axes, fields, per_request, square=square)  # fmt: skip
     lengths = [draw(one) for _ in range(max(count, 1))][:count]
     if len(lengths) > 1 and axes.operation == "paged_attention":
         shared = draw(sampled(axes.allows("shared_prefix_pages")))
@@ -129,26 +134,33 @@ def long_axes(axes: Axes, tile: int, split: int, *, slow: bool = True) -> Axes |
         split: keys of the shortest part of a request, 0 if there are none.
         slow: whether the implementation counts as slow: it is given some in any case.
     """
-    if not slow and max(tile, split) < _most_keys(axes):
+    rows, keys = _most_rows(axes), _most_keys(axes)
+    # Others have several tiles of keys, and rows of two tiles where they may have as many of them.
+    if not slow and max(tile, split) < keys and (2 * tile <= rows or not _of_many(axes)):
         return None
     values = {name: each[: FEW.get(name)] for name, each in axes.values.items()}
     # A window that ends within a tile leaves none to be seen in full, a wide one hides no key.
-    keys = tile or USUAL_TILE
-    wide = tuple(each for each in values["window_left"] if each < 0 or keys <= 2 * each < 3 * keys)
+    tall = tile or USUAL_TILE
+    wide = tuple(each for each in values["window_left"] if each < 0 or tall <= 2 * each < 3 * tall)
     values["window_left"] = wide or values["window_left"]
-    steps = (keys, split)
+    steps = (tall, split)
     edges = {number * step for step in steps for number in range(1, MOST_TILES + 1) if step}
-    return replace(axes, values=values, max_work=LONGER * axes.max_work, edges=tuple(sorted(edges)))
+    work = axes.max_work * (LONGER if slow else LONGER_OF_OTHERS)
+    return replace(axes, values=values, max_work=work, edges=tuple(sorted(edges)))
+
+
+def _most_rows(axes: Axes) -> int:
+    """Return most queries of as many keys within the work, on the fewest heads and channels."""
+    heads = axes.allows("num_kv_heads")[0] * axes.allows("group_size")[0]
+    return math.isqrt(axes.max_work // (heads * sum(axes.allows("head_dims")[0][:2])))
 
 
 def _most_keys(axes: Axes) -> int:
     """Return most keys of a request within the work, on the fewest heads and channels."""
-    dims = axes.allows("head_dims")[0]
-    heads = axes.allows("num_kv_heads")[0], axes.allows("group_size")[0]
-    fields = {"num_kv_heads": heads[0], "group_size": heads[1], **head_fields(dims)}
     if _all_keys_are_new(axes):
-        return math.isqrt(axes.max_work // (math.prod(heads) * sum(dims[:2])))
-    return axes.max_work // _work_of_a_key(fields)
+        return _most_rows(axes)
+    heads = {name: axes.allows(name)[0] for name in ("num_kv_heads", "group_size")}
+    return axes.max_work // _work_of_a_key(heads | head_fields(axes.allows("head_dims")[0]))
 
 
 def _all_keys_are_new(axes: Axes) -> bool:
@@ -156,9 +168,17 @@ def _all_keys_are_new(axes: Axes) -> bool:
     return not {"decode", "chunk"} & set(axes.allows("phase"))
 
 
+def _of_many(axes: Axes) -> list[str]:
+    """Return the phases of which a request may have as many queries as keys, or nearly."""
+    return [each for each in axes.allows("phase") if each in ("prefill", "chunk", "surplus")]
+
+
 @st.composite
-def _heads(draw: st.DrawFn, axes: Axes, keys: int) -> dict[str, Any]:
-    """Draw head dims and head counts at which a decode of this many keys is within the work."""
+def _heads(draw: st.DrawFn, axes: Axes, keys: int, *, square: bool) -> dict[str, Any]:
+    """Draw head dims and head counts at which a decode of this many keys is within the work.
+
+    Of a ``square`` long request, as many queries as keys are.
+    """
 
     def affordable(name: str, work: Callable[[Any], int], heads: int = 0) -> tuple[Any, ...]:
         values = axes.allows(name)
@@ -168,7 +188,7 @@ def _heads(draw: st.DrawFn, axes: Axes, keys: int) -> dict[str, Any]:
 
     # With much work to spend, a prefill of as many tokens is to be affordable, not just a decode.
     prefill = axes.max_work >= MUCH_WORK and "prefill" in axes.allows("phase")
-    prefill |= bool(axes.edges) and _all_keys_are_new(axes)
+    prefill |= bool(axes.edges) and square
     rows = keys if prefill and keys > KEYS_TO_AFFORD[0] else 1
     dims = draw(one_of(affordable("head_dims", lambda dims: (rows * _least_group(dims) + 8)
                                    * sum(dims[:2]))))  # fmt: skip
@@ -199,6 +219,12 @@ def _with_windows_that_hide(axes: Axes, heads: Mapping[str, Any], work: float) -
         short = tuple(value for value in axes.allows(name) if value + 2 <= longest)
         hiding |= {name: short} if any(value >= 0 for value in short) else {}
     return replace(axes, values={**axes.values, **hiding}) if hiding else axes
+
+
+def _with_windows_only(axes: Axes) -> Axes:
+    """Leave out that there is no window, if one is allowed."""
+    windows = tuple(each for each in axes.allows("window_left") if each >= 0)
+    return replace(axes, values={**axes.values, "window_left": windows}) if windows else axes
 
 
 def _least_group(dims: Sequence[int]) -> int:
@@ -240,26 +266,31 @@ def exact_grid_allowed(fields: dict[str, Any]) -> bool:
 
 
 @st.composite
-def _request(draw: st.DrawFn, axes: Axes, fields: dict[str, Any], work: float) -> tuple[int, int]:
+def _request(
+    draw: st.DrawFn, axes: Axes, fields: dict[str, Any], work: float, *, square: bool
+) -> tuple[int, int]:
     """Draw (query_len, seq_len) of one request within its share of the work.
 
     Requests that lack queries or keys, to which most features mean nothing, are half as frequent.
+    A ``square`` long one has several tiles of queries.
     """
     channels = fields["head_dim_qk"] + fields["head_dim_vo"]
     kv_heads, group = fields["num_kv_heads"], fields["group_size"]
     phases = axes.allows("phase")
     # Verifies come by the axis ``verify``, too.
     whole = [each for each in phases if all(PHASES[each]) and (each != "verify" or axes.edges)]
+    square = square and bool(axes.edges and _of_many(axes))
+    whole = _of_many(axes) if square else whole
     phase = draw(sampled((*phases, *whole) if not (axes.edges and whole) else whole))
     if phase == "verify":
         return draw(_verified(axes, fields, work, RAGGED))
     decode_cap = int(work / _work_of_a_key(fields))
     square_cap = int(math.sqrt(work / (kv_heads * group * channels)))
-    if axes.edges and square_cap <= axes.edges[0] and "chunk" in whole and phase != "decode":
+    if square:
+        square_cap = max(square_cap, axes.edges[0] + 1)  # it takes what it takes
+    elif axes.edges and square_cap <= axes.edges[0] and "chunk" in whole and phase != "decode":
         phase = "chunk"  # a prefill within the work would have no second tile
-    elif axes.edges and _all_keys_are_new(axes):
-        square_cap = max(square_cap, axes.edges[0] + 1)  # with no chunk, it takes what it takes
-    cap = decode_cap if phase in ("decode", "no_query", "chunk") else square_cap
+    cap = square_cap if square or phase not in ("decode", "no_query", "chunk") else decode_cap
     most = MOST_KEYS - MOST_SURPLUS if phase == "surplus" else MOST_KEYS
     cap = min(max(cap, 2), most)
     if phase == "no_keys":
@@ -275,6 +306,8 @@ def _request(draw: st.DrawFn, axes: Axes, fields: dict[str, Any], work: float) -
         return seq_len, seq_len
     if phase == "surplus":
         return seq_len + draw(st.integers(1, MOST_SURPLUS)), seq_len
+    if square:
+        return min(seq_len, draw(_long_lengths(seq_len, axes.edges))), seq_len
     largest = max(1, int(work / (kv_heads * group * channels * max(seq_len, 1))))
     return draw(st.integers(1, min(largest, seq_len))), seq_len
 

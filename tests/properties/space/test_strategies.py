@@ -142,7 +142,7 @@ def test_a_slow_implementation_gets_long_requests_on_few_heads(operation: str) -
         }
     keys = [max(each.seq_lens) for each in drawn]
     assert {63, 64, 65, 127, 128, 129, 191, 192, 193} <= set(keys)
-    assert sum(length > 3 * 64 for length in keys) > len(keys) // 5
+    assert sum(length > 3 * 64 for length in keys) > len(keys) // 6
     assert max(each.work for each in drawn) <= 2 * GATE_WORK
     assert {each.page_size for each in drawn if each.num_pages > 2} >= (
         {1, 2, 3, 4, 8, 16, 32, 64} if operation != "ragged_attention" else set()
@@ -165,9 +165,26 @@ def test_a_request_of_new_keys_only_is_longer_than_a_tile_whatever_the_work(max_
 
 def test_requests_that_are_long_anyway_are_not_drawn_apart() -> None:
     values = all_axes("paged_attention")
-    assert long_axes(Axes("paged_attention", values, GATE_WORK), 128, 0, slow=False) is None
-    assert long_axes(Axes("paged_attention", values, GATE_WORK // 16), 128, 0, slow=False)
+    assert long_axes(Axes("paged_attention", values, GATE_WORK), 32, 0, slow=False) is None
+    assert long_axes(Axes("paged_attention", values, GATE_WORK // 16), 32, 0, slow=False)
     assert long_axes(Axes("paged_attention", values, GATE_WORK), 0, 0, slow=False) is None
+    decodes = {**values, "phase": ("decode",), "verify": (0,)}
+    assert long_axes(Axes("paged_attention", decodes, GATE_WORK), 64, 0, slow=False) is None
+
+
+@pytest.mark.parametrize("slow", [False, True])
+@pytest.mark.parametrize("operation", ["paged_attention", "ragged_attention"])
+def test_long_requests_have_several_tiles_of_queries_and_windows(
+    operation: str, *, slow: bool
+) -> None:
+    axes = Axes(operation, all_axes(operation), GATE_WORK // (16 if slow else 1))
+    long = long_axes(axes, 64, 0, slow=slow)
+    assert long is not None
+    drawn = drawn_from(problems(long), 200)
+    several = [each for each in drawn if each.most_queries > 64]
+    assert len(several) > len(drawn) // 8
+    assert sum(each.causal and each.window_left == 63 for each in several) > len(drawn) // 60
+    assert max(each.work for each in drawn) <= 2 * long.max_work
 
 
 @pytest.mark.parametrize("operation", ATTENTION)
