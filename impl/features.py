@@ -24,6 +24,8 @@ FLAGS = ("custom_mask", "per_head_scales", "different_kv_strides", "alibi")
 """Those of attention that are the name of a problem's field."""
 STATES = {"padded": "padded_states", "different": "different_state_strides"}
 """Those of merging, by what they need of a problem's ``strides``."""
+CONTEXT = "context_tokens"
+"""That of merging a first state that not all tokens have."""
 FEATURES = (
     "custom_mask",
     "per_head_scales",
@@ -35,6 +37,7 @@ FEATURES = (
     "tree",
     "alibi",
     *STATES.values(),
+    CONTEXT,
     *MOE_FEATURES,
     "nondeterministic",
     "phases",
@@ -54,7 +57,7 @@ strides of their own; ``window_right``: an ``inputs.window_right``; ``alibi``:
 ``inputs.alibi_slopes``; ``tree``: the query tokens of a request are a draft tree, which
 ``inputs.tree_mask`` describes, and ``inputs.custom_mask`` with all keys. Of ``merge_state``:
 ``padded_states`` are outs in wider rows, ``different_state_strides`` give ``inputs.states``, each
-with strides of its own. Of ``moe``: ``expert_parallel`` is an offset, ids of other ranks, and -1;
+with strides of its own, and ``context_tokens`` is ``inputs.context_tokens``. Of ``moe``: ``expert_parallel`` is an offset, ids of other ranks, and -1;
 ``fp8_weights``, ``nvfp4_weights`` and ``mxfp4_weights`` give a QuantizedMatrix for weights, and
 ``quantized_hidden`` for hidden states too; ``swiglu_parameters`` are alpha, beta and limit other
 than the activation's own, numbers or tensors.
@@ -79,7 +82,8 @@ def drawn_features(problem: Problem) -> list[str]:
     if isinstance(problem, MoEProblem):
         return _of_experts(problem)
     if isinstance(problem, MergeProblem):
-        return [STATES[problem.strides]] if problem.strides else []
+        strides = [STATES[problem.strides]] if problem.strides else []
+        return strides if problem.context == "all" else [*strides, CONTEXT]
     return []
 
 

@@ -35,7 +35,7 @@ def bounded_attention(inputs: AttentionInputs, arithmetic: Arithmetic) -> Bounde
 
 def merged(inputs: MergeInputs) -> AttentionOutput:
     """Merge the record's states, in float64."""
-    return merge_states(inputs.outs, inputs.lses)
+    return merge_states(inputs.outs, inputs.lses, context_tokens=inputs.context_tokens)
 
 
 def bounded_merge(inputs: MergeInputs, arithmetic: Arithmetic) -> Bounded:
@@ -43,7 +43,11 @@ def bounded_merge(inputs: MergeInputs, arithmetic: Arithmetic) -> Bounded:
     return Bounded(
         merged(inputs),
         merge_error_bound(
-            inputs.outs, inputs.lses, arithmetic=arithmetic, out_dtype=inputs.out_dtype
+            inputs.outs,
+            inputs.lses,
+            context_tokens=inputs.context_tokens,
+            arithmetic=arithmetic,
+            out_dtype=inputs.out_dtype,
         ),
     )
 

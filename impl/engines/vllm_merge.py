@@ -12,7 +12,7 @@ from ...reference.tensors.inputs import MergeInputs
 from ..protocol import implementation
 from ..targets.target import Target
 from .claims import wrong_here
-from .sources import load, says, unavailable
+from .sources import known, load, says, unavailable
 from .vllm_stubs import stubs
 
 NAME = "ops.triton_merge_attn_states"
@@ -24,6 +24,8 @@ def _supports(problem: MergeProblem, target: Target) -> bool | str:
         return "it merges two states"
     if problem.strides and not says(FILE, "prefix_head_stride"):
         return "this release reads states as dense"
+    if problem.context != "all" and not says(FILE, "prefill_tokens_with_context"):
+        return "this release merges all tokens with a prefix"
     return wrong_here(target, problem.dtype) or unavailable(FILE, target) or True
 
 
@@ -43,7 +45,7 @@ def _kernels(problem: MergeProblem) -> Iterator[MergeProblem]:
     provider="vllm",
     supports=_supports,
     # One head stride is read of both: vLLM's own merge_attn_states refuses others before it.
-    features=("padded_states",),
+    features=("padded_states", "context_tokens"),
     writes_out=True,
     compile_key=_compile_key,
     kernels=_kernels,
@@ -52,17 +54,19 @@ def _kernels(problem: MergeProblem) -> Iterator[MergeProblem]:
     build_compilers=1,
 )
 def merge(inputs: MergeInputs) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Merge a prefix and a suffix; their LSEs are [heads, tokens], views where strides are read."""
+    """Merge a prefix, maybe of the first tokens only, and a suffix; their LSEs are [heads, tokens], views where strides are read."""
     lses = [lse.T for lse in inputs.lses]
     merged = None if inputs.lse is None else inputs.lse.T
     if not says(FILE, "prefix_lse_head_stride"):
         lses = [each.contiguous() for each in lses]
         merged = torch.full_like(lses[0], torch.nan)
     with load(FILE, stubs) as kernels:
-        kernels.merge_attn_states(
+        merge_states = kernels.merge_attn_states
+        merge_states(
             output=inputs.out, output_lse=merged,
             prefix_output=inputs.outs[0], prefix_lse=lses[0],
             suffix_output=inputs.outs[1], suffix_lse=lses[1],
+            **known(merge_states, prefill_tokens_with_context=inputs.context_tokens),
         )  # fmt: skip
     if inputs.lse is not None and merged is not None:
         inputs.lse.copy_(merged.T)

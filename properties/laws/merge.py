@@ -71,8 +71,8 @@ def _pair(subject: Subject, problem: MergeProblem, num_states: int) -> _Pair | N
 
 
 def _dense(problem: MergeProblem) -> MergeProblem:
-    """Return the problem with dense states: those that a law makes are, and parity has others."""
-    return dataclasses.replace(problem, strides="")
+    """Return the problem with whole, dense states: a law's own are so, and parity has others."""
+    return dataclasses.replace(problem, strides="", context="all")
 
 
 def identity(subject: Subject, problem: MergeProblem) -> Verdict:

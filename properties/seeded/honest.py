@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ...impl import Target
-from ...impl.features import STATES
+from ...impl.features import CONTEXT, STATES
 from ...reference import Arithmetic, AttentionProblem, Problem
 from ...reference.formats.cache_elements import CACHE_FEATURES
 from ...reference.tensors.inputs import (
@@ -207,10 +207,19 @@ def given_outputs(inputs: PagedAttentionInputs) -> None:
         inputs.lse.copy_(lse)
 
 
-@seeded(CONTROLS, "merge_state", control="honest", features=tuple(STATES.values()))
+@seeded(CONTROLS, "merge_state", control="honest", features=(*STATES.values(), CONTEXT))
 def merge(inputs: MergeInputs) -> Pair:
     """Merge all states at once in float32."""
-    return merge_states(torch.stack(inputs.states), inputs.lses, inputs.out_dtype)
+    return merge_within(inputs, inputs.context_tokens)
+
+
+def merge_within(inputs: MergeInputs, context_tokens: int | None) -> Pair:
+    """Merge with the first state of this many tokens, of all of them if None."""
+    outs, lses = torch.stack(inputs.states), inputs.lses
+    if context_tokens is not None:
+        lses = lses.clone()
+        outs[0, context_tokens:], lses[0, context_tokens:] = 0.0, -torch.inf
+    return merge_states(outs, lses, inputs.out_dtype)
 
 
 def merge_states(outs: torch.Tensor, lses: torch.Tensor, dtype: torch.dtype) -> Pair:

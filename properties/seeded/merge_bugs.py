@@ -8,7 +8,7 @@ import torch
 
 from ...reference.tensors.inputs import MergeInputs
 from .catalogue import SeededBug, seeded
-from .honest import merge_states
+from .honest import merge_states, merge_within
 
 BUGS: list[SeededBug] = []
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -115,3 +115,10 @@ def strides_of_first_state(inputs: MergeInputs) -> Pair:
     first = inputs.states[0]
     outs = [state.as_strided(first.shape, first.stride()) for state in inputs.states]
     return merge_states(torch.stack(outs), inputs.lses, inputs.out_dtype)
+
+
+@seeded(BUGS, MERGE, "parity", features=("context_tokens",))
+def context_one_token_too_long(inputs: MergeInputs) -> Pair:
+    """Merge the first state into one token more than has it."""
+    tokens = inputs.context_tokens
+    return merge_within(inputs, None if tokens is None else tokens + 1)

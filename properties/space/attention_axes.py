@@ -9,6 +9,7 @@ from ...reference import AttentionProblem
 from ...reference.formats.cache_elements import FP8
 from ...reference.problems import (
     ATTENTION_REGIMES,
+    CONTEXTS,
     DTYPES,
     EMPTY_STATES,
     MERGE_REGIMES,
@@ -100,6 +101,7 @@ MERGE_AXES: dict[str, tuple[Any, ...]] = {
     "empty": EMPTY_STATES,
     "regime": MERGE_REGIMES,
     "strides": STATE_STRIDES,
+    "context": CONTEXTS,
 }
 WITHOUT_LATENT = tuple(dims for dims in HEAD_DIMS if len(dims) == PAIR)
 RAGGED_AXES = {

@@ -25,7 +25,11 @@ from .reordering import LARGEST_LOGIT_ERROR
 
 @torch.no_grad()
 def merge_states(
-    outs: torch.Tensor, lses: torch.Tensor, *, compute_dtype: torch.dtype = torch.float64
+    outs: torch.Tensor,
+    lses: torch.Tensor,
+    *,
+    context_tokens: int | None = None,
+    compute_dtype: torch.dtype = torch.float64,
 ) -> AttentionOutput:
     """Merge attention states over disjoint sets of keys.
 
@@ -33,6 +37,8 @@ def merge_states(
         outs: [states, tokens, heads, dim], each state's normalised attention.
         lses: [states, tokens, heads], natural log; -inf marks a state of no keys, whose out is
             never read.
+        context_tokens: tokens of the first state, which is not read behind them; None for all. So
+            vLLM merges a prefix that only the first tokens of a batch have.
         compute_dtype: float64 (default) or float32.
 
     Returns:
@@ -42,8 +48,17 @@ def merge_states(
     Raises:
         ValueError: shapes that disagree, or a dtype that is not floating.
     """
-    weights, lse = _weights(outs, lses, compute_dtype)
+    weights, lse = _weights(outs, _of_context(lses, context_tokens), compute_dtype)
     return AttentionOutput(_sum(weights, outs.to(compute_dtype)), lse)
+
+
+def _of_context(lses: torch.Tensor, context_tokens: int | None) -> torch.Tensor:
+    """Return the lses, those of the first state -inf behind its tokens."""
+    if context_tokens is None or context_tokens >= lses.shape[1]:
+        return lses
+    lses = lses.clone()
+    lses[:1, context_tokens:] = -torch.inf
+    return lses
 
 
 def _weights(
@@ -76,6 +91,7 @@ def merge_error_bound(
     outs: torch.Tensor,
     lses: torch.Tensor,
     *,
+    context_tokens: int | None = None,
     out_errors: torch.Tensor | None = None,
     lse_errors: torch.Tensor | None = None,
     arithmetic: Arithmetic | None = None,
@@ -90,7 +106,7 @@ def merge_error_bound(
     enter with their weights.
 
     Args:
-        outs, lses: as in ``merge_states``.
+        outs, lses, context_tokens: as in ``merge_states``.
         out_errors: [states, tokens, heads, dim], how far each out may already be off; 0 if None.
         lse_errors: [states, tokens, heads], the same for lses.
         arithmetic: what the kernel rounds; float32 throughout if None. ``partial_outputs``: some
@@ -104,6 +120,7 @@ def merge_error_bound(
     Raises:
         ValueError: as ``merge_states``.
     """
+    lses = _of_context(lses, context_tokens)
     weights, lse = _weights(outs, lses, compute_dtype)
     u = UNIT_ROUNDOFF[checked_arithmetic(arithmetic).accumulate]
     out_format = dtype_name(out_dtype or outs.dtype)

@@ -19,7 +19,7 @@ from .attention import (
 )
 from .base import DTYPES, MAX_SEQ_LEN, BaseProblem
 from .context_parallel import ContextParallelProblem
-from .merge import EMPTY_STATES, MERGE_REGIMES, STATE_STRIDES, MergeProblem
+from .merge import CONTEXTS, EMPTY_STATES, MERGE_REGIMES, STATE_STRIDES, MergeProblem
 from .metadata import MetadataProblem
 from .moe import MoEProblem, RouteProblem
 
@@ -35,6 +35,7 @@ Problem = (
 __all__ = [
     "ATTENTION_OPERATIONS",
     "ATTENTION_REGIMES",
+    "CONTEXTS",
     "DTYPES",
     "EMPTY_STATES",
     "EXACT_GAP",

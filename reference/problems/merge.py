@@ -10,6 +10,7 @@ from .base import DTYPES, BaseProblem, check_at_least, check_one_of
 MERGE_REGIMES = ("iid", "dominant_state", "shifted", "exact_grid")
 EMPTY_STATES = ("none", "some", "all")
 STATE_STRIDES = ("", "padded", "different")
+CONTEXTS = ("all", "some", "none")
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,14 @@ class MergeProblem(BaseProblem):
         strides: how the outs of states lie: dense if empty; ``padded``: rows of all states are
             equally wider than their channels; ``different``: each state lies by itself
             (``inputs.states``), with strides of its own.
+        context: which tokens the first state has: ``all``; ``some``, those before
+            ``context_tokens``; or ``none``. Behind them it is NaN and is not to be read.
         seed: of the values.
     """
 
     kind: ClassVar[str] = "merge"
     operation: ClassVar[str] = "merge_state"
-    later_fields: ClassVar[tuple[str, ...]] = ("strides",)
+    later_fields: ClassVar[tuple[str, ...]] = ("strides", "context")
 
     num_states: int = 2
     num_tokens: int = 1
@@ -42,6 +45,7 @@ class MergeProblem(BaseProblem):
     empty: str = "none"
     regime: str = "iid"
     strides: str = ""
+    context: str = "all"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -50,6 +54,7 @@ class MergeProblem(BaseProblem):
         check_one_of("empty", self.empty, EMPTY_STATES)
         check_one_of("regime", self.regime, MERGE_REGIMES)
         check_one_of("strides", self.strides, STATE_STRIDES)
+        check_one_of("context", self.context, CONTEXTS)
         check_at_least(
             self,
             (("num_states", 1), ("num_heads", 1), ("head_dim", 1), ("num_tokens", 0), ("seed", 0)),
@@ -59,6 +64,12 @@ class MergeProblem(BaseProblem):
     def exact(self) -> bool:
         """Whether the output is exactly representable, so that it is compared bitwise."""
         return self.regime == "exact_grid"
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens that the first state has."""
+        most = self.num_tokens
+        return {"all": most, "some": self.seed % max(1, most), "none": 0}[self.context]
 
     @property
     def work(self) -> int:

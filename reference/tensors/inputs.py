@@ -216,9 +216,11 @@ class MergeInputs(_WithOutput, _States):
 
     Attributes:
         apart: the outs of states that lie by themselves, else None; ``states`` has them always.
+        context_tokens: tokens of the first state, which is not to be read behind them; None: all.
     """
 
     apart: tuple[torch.Tensor, ...] | None = None
+    context_tokens: int | None = None
 
     @property
     def states(self) -> tuple[torch.Tensor, ...]:

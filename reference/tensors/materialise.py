@@ -38,6 +38,7 @@ def merge_inputs(problem: MergeProblem, home: Allocator) -> MergeInputs:
         outs=_place_outs(problem, outs.to(dtype), home),
         lses=home.place("lses", lses),
         apart=_place_apart(outs.to(dtype), home) if problem.strides == "different" else None,
+        context_tokens=None if problem.context == "all" else problem.context_tokens,
         out_dtype=dtype,
         storages=home.storages,
     )

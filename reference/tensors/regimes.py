@@ -303,7 +303,11 @@ def merge_values(problem: MergeProblem, device: torch.device) -> tuple[torch.Ten
         ranks = (torch.arange(problem.num_states, device=device) - chosen) % problem.num_states
         lses = (-2 * EXACT_GAP * ranks).view(-1, 1, 1).expand(shape).to(torch.float32)
     empty = empty_states(problem, device)
-    return outs.masked_fill(empty.unsqueeze(-1), 0.0), lses.masked_fill(empty, -torch.inf)
+    outs, lses = outs.masked_fill(empty.unsqueeze(-1), 0.0), lses.masked_fill(empty, -torch.inf)
+    # An engine's buffers hold what was there before.
+    outs[0, problem.context_tokens :] = torch.nan
+    lses[0, problem.context_tokens :] = torch.nan
+    return outs, lses
 
 
 def empty_states(problem: MergeProblem, device: torch.device) -> torch.Tensor:

@@ -112,7 +112,6 @@ FAULTS = (
         "    prefix_mask = token_idx < prefill_tokens_with_context",
         "    prefix_mask = token_idx <= prefill_tokens_with_context",
         blind=True,
-        unreached="the adapter passes no prefill_tokens_with_context",
     ),
     Fault(
         "moe-last-channels", "vllm-fused-moe", VLLM,

@@ -78,11 +78,12 @@ from vllm.triton_utils import tl, triton
 
 
 def merge_attn_states(
-    output, prefix_output, prefix_lse, suffix_output, suffix_lse, output_lse=None
+    output, prefix_output, prefix_lse, suffix_output, suffix_lse, output_lse=None{context}
 ):
     assert {strided} or prefix_lse.is_contiguous() and output_lse.is_contiguous()
     found = merge_states(
-        torch.stack([prefix_output, suffix_output]), torch.stack([prefix_lse.T, suffix_lse.T])
+        torch.stack([prefix_output, suffix_output]), torch.stack([prefix_lse.T, suffix_lse.T]),
+        {passed}
     )
     output.copy_(found.out)
     output_lse.copy_(found.lse.T)
@@ -144,8 +145,12 @@ def {name}(
 """
 NEW_MOE = MOE.format(name="invoke_fused_moe_triton_kernel", zeros="", marlin="")
 OLD_MOE = MOE.format(name="invoke_fused_moe_kernel", zeros="B_zp, ", marlin=", is_marlin")
-NEW_MERGE = MERGE.format(strides="prefix_lse_head_stride = 1", strided=True)
-OLD_MERGE = MERGE.format(strides="", strided=False)
+NEW_MERGE = MERGE.format(
+    strides="prefix_lse_head_stride = 1", strided=True,
+    context=", prefill_tokens_with_context=None",
+    passed="context_tokens=prefill_tokens_with_context",
+)  # fmt: skip
+OLD_MERGE = MERGE.format(strides="", strided=False, context="", passed="")
 OPS = "vllm/v1/attention/ops/triton_"
 FILES = {
     f"{OPS}unified_attention.py": ATTENTION,
@@ -201,6 +206,7 @@ def judged(name: str, problem: Problem) -> Verdict:
         ("vllm-unified-attention-3d", SHORT),
         ("vllm-unified-attention-3d", replace(SHORT, head_dim_qk=24, head_dim_vo=24)),
         ("vllm-merge-attn-states", MergeProblem(num_tokens=3, num_heads=2, empty="some")),
+        ("vllm-merge-attn-states", MergeProblem(num_tokens=3, context="some", seed=1)),
         ("vllm-reshape-and-cache-flash", APPENDED),
         ("vllm-reshape-and-cache-flash", replace(APPENDED, kv_layout="HND", strided_kv=True)),
         ("vllm-fused-moe", EXPERTS),
