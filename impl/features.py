@@ -57,10 +57,11 @@ strides of their own; ``window_right``: an ``inputs.window_right``; ``alibi``:
 ``inputs.alibi_slopes``; ``tree``: the query tokens of a request are a draft tree, which
 ``inputs.tree_mask`` describes, and ``inputs.custom_mask`` with all keys. Of ``merge_state``:
 ``padded_states`` are outs in wider rows, ``different_state_strides`` give ``inputs.states``, each
-with strides of its own, and ``context_tokens`` is ``inputs.context_tokens``. Of ``moe``: ``expert_parallel`` is an offset, ids of other ranks, and -1;
-``fp8_weights``, ``nvfp4_weights`` and ``mxfp4_weights`` give a QuantizedMatrix for weights, and
-``quantized_hidden`` for hidden states too; ``swiglu_parameters`` are alpha, beta and limit other
-than the activation's own, numbers or tensors.
+with strides of its own, and ``context_tokens`` is ``inputs.context_tokens``. Of ``moe``:
+``expert_parallel`` is an offset, ids of other ranks, and -1; ``fp8_weights``, ``nvfp4_weights`` and
+``mxfp4_weights`` give a QuantizedMatrix for weights, and ``quantized_hidden`` for hidden states
+too; ``swiglu_parameters`` are alpha, beta and limit other than the activation's own, numbers or
+tensors.
 
 ``nondeterministic`` says that repeated calls may differ within the bound (atomics), so that they
 are not compared bitwise. ``phases`` and ``no_host_sync`` are of build_metadata: that the result has

@@ -54,7 +54,10 @@ def _kernels(problem: MergeProblem) -> Iterator[MergeProblem]:
     build_compilers=1,
 )
 def merge(inputs: MergeInputs) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Merge a prefix, maybe of the first tokens only, and a suffix; their LSEs are [heads, tokens], views where strides are read."""
+    """Merge a prefix, maybe of the first tokens only, and a suffix.
+
+    Their LSEs are [heads, tokens], views where strides are read.
+    """
     lses = [lse.T for lse in inputs.lses]
     merged = None if inputs.lse is None else inputs.lse.T
     if not says(FILE, "prefix_lse_head_stride"):

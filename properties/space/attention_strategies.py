@@ -306,10 +306,9 @@ def _request(
         return seq_len, seq_len
     if phase == "surplus":
         return seq_len + draw(st.integers(1, MOST_SURPLUS)), seq_len
-    if square:
-        return min(seq_len, draw(_long_lengths(seq_len, axes.edges))), seq_len
     largest = max(1, int(work / (kv_heads * group * channels * max(seq_len, 1))))
-    return draw(st.integers(1, min(largest, seq_len))), seq_len
+    some = st.integers(1, min(largest, seq_len))
+    return min(seq_len, draw(_long_lengths(seq_len, axes.edges) if square else some)), seq_len
 
 
 def _verify(axes: Axes, fields: Mapping[str, Any], work: float) -> st.SearchStrategy[int]:

@@ -59,9 +59,7 @@ def test_a_context_of_all_tokens_is_none() -> None:
 
 
 def test_only_kernels_that_name_it_get_it() -> None:
-    refusal = find_implementation("flashinfer-trace-merge-states").refusal(
-        SOME, Target.here("cpu")
-    )
+    refusal = find_implementation("flashinfer-trace-merge-states").refusal(SOME, Target.here("cpu"))
     assert refusal is not None
     assert (refusal.code, refusal.about) == ("feature", "context_tokens")
 
