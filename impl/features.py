@@ -20,7 +20,7 @@ MOE_FEATURES = (
     "strided_hidden",
 )
 """Those of ``moe`` that are drawn only where named."""
-FLAGS = ("custom_mask", "per_head_scales", "different_kv_strides", "alibi")
+FLAGS = ("custom_mask", "per_head_scales", "different_kv_strides", "alibi", "causal_by_request")
 """Those of attention that are the name of a problem's field."""
 STATES = {"padded": "padded_states", "different": "different_state_strides"}
 """Those of merging, by what they need of a problem's ``strides``."""
@@ -36,6 +36,7 @@ FEATURES = (
     "window_right",
     "tree",
     "alibi",
+    "causal_by_request",
     *STATES.values(),
     CONTEXT,
     *MOE_FEATURES,
@@ -54,14 +55,14 @@ quantised caches come with ``inputs.kv_format``, which says what they hold, and
 there is one key-value head, and ``inputs.v_cache`` is a view of the first channels of
 ``inputs.k_cache``; ``different_kv_strides``: K and V lie by themselves, in rows and pages of
 strides of their own; ``window_right``: an ``inputs.window_right``; ``alibi``:
-``inputs.alibi_slopes``; ``tree``: the query tokens of a request are a draft tree, which
-``inputs.tree_mask`` describes, and ``inputs.custom_mask`` with all keys. Of ``merge_state``:
-``padded_states`` are outs in wider rows, ``different_state_strides`` give ``inputs.states``, each
-with strides of its own, and ``context_tokens`` is ``inputs.context_tokens``. Of ``moe``:
-``expert_parallel`` is an offset, ids of other ranks, and -1; ``fp8_weights``, ``nvfp4_weights`` and
-``mxfp4_weights`` give a QuantizedMatrix for weights, and ``quantized_hidden`` for hidden states
-too; ``swiglu_parameters`` are alpha, beta and limit other than the activation's own, numbers or
-tensors.
+``inputs.alibi_slopes``; ``causal_by_request``: ``inputs.causal`` is a tensor; ``tree``: the query
+tokens of a request are a draft tree, which ``inputs.tree_mask`` describes, and
+``inputs.custom_mask`` with all keys. Of ``merge_state``: ``padded_states`` are outs in wider rows,
+``different_state_strides`` give ``inputs.states``, each with strides of its own, and
+``context_tokens`` is ``inputs.context_tokens``. Of ``moe``: ``expert_parallel`` is an offset, ids
+of other ranks, and -1; ``fp8_weights``, ``nvfp4_weights`` and ``mxfp4_weights`` give a
+QuantizedMatrix for weights, and ``quantized_hidden`` for hidden states too; ``swiglu_parameters``
+are alpha, beta and limit other than the activation's own, numbers or tensors.
 
 ``nondeterministic`` says that repeated calls may differ within the bound (atomics), so that they
 are not compared bitwise. ``phases`` and ``no_host_sync`` are of build_metadata: that the result has

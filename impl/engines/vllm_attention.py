@@ -44,7 +44,9 @@ def _supports(problem: AttentionProblem, target: Target) -> bool | str:
         return "every query is one of the keys: a request has no more queries than keys"
     if not problem.causal and not says(FILE, "USE_CAUSAL"):
         return "this release has causal attention only"
-    if not problem.causal and problem.window_left >= 0:
+    if problem.causal_by_request and not says(FILE, "USE_PER_SEQ_CAUSAL"):
+        return "this release has one causal flag for all requests"
+    if problem.window_left >= 0 and not _all_causal(problem):
         return "a window without a causal mask has two sides"
     if problem.alibi and problem.sinks and max(problem.query_lens, default=0) > 1:
         return "ALiBi is counted from the first new token, which sinks know nothing of"
@@ -56,9 +58,13 @@ def _supports_3d(problem: AttentionProblem, target: Target) -> bool | str:
     if not says(FILE, "seq_threshold_3D") and says(FILE, "unified_attention"):
         return "this release chooses between its 2D and 3D kernels by itself"
     most = _most_queries_3d()
-    if max(problem.query_lens, default=0) > most or (most > 1 and not problem.causal):
+    if max(problem.query_lens, default=0) > most or (most > 1 and not _all_causal(problem)):
         return f"the 3D kernel takes requests of up to {most} queries, several under a causal mask"
     return _supports(problem, target)
+
+
+def _all_causal(problem: AttentionProblem) -> bool:
+    return problem.causal and not problem.causal_by_request
 
 
 def _most_queries_3d() -> int:
@@ -74,7 +80,7 @@ def _compile_key(problem: AttentionProblem) -> Hashable:
         problem.dtype, problem.kv_cache, problem.head_dim_qk, problem.num_kv_heads,
         problem.group_size, problem.page_size, problem.window_left, problem.causal, problem.sinks,
         problem.logits_soft_cap > 0, problem.alibi, strides if problem.head_dim_qk % 16 else None,
-        several and problem.head_dim_qk == LARGE_HEAD,
+        several and problem.head_dim_qk == LARGE_HEAD, problem.causal_by_request,
     )  # fmt: skip
 
 
@@ -93,7 +99,7 @@ unified = functools.partial(
     implementation,
     "paged_attention",
     provider="vllm",
-    features=("fp8_kv", "host_bounds", "alibi"),
+    features=("fp8_kv", "host_bounds", "alibi", "causal_by_request"),
     arithmetic=ARITHMETIC,
     writes_out=True,
     compile_key=_compile_key,
@@ -147,7 +153,8 @@ def _attend(
                   for each in (inputs.k_scale, inputs.v_scale)]  # fmt: skip
         if says(FILE, "KVQuantMode"):
             more["kv_quant_mode"] = KVQuantMode.FP8_PER_TENSOR
-    table = inputs.block_table
+    table, causal = inputs.block_table, inputs.causal
+    causal = causal.int() if isinstance(causal, torch.Tensor) else causal
     # An engine's table has room for its longest request; what is behind a request's is garbage.
     table = torch.nn.functional.pad(table, (0, -table.shape[1] % COLUMNS or COLUMNS), value=-1)
     with load(FILE, stubs) as kernels, scalars_as_bounds(inputs.q):
@@ -155,8 +162,8 @@ def _attend(
             q=inputs.q, k=caches[0], v=caches[1], out=inputs.out,
             cu_seqlens_q=metadata.qo_indptr, max_seqlen_q=inputs.max_q_len,
             seqused_k=metadata.seq_lens, max_seqlen_k=inputs.max_kv_len,
-            softmax_scale=inputs.sm_scale, causal=inputs.causal,
-            window_size=(inputs.window_left, 0 if inputs.causal else -1), block_table=table,
+            softmax_scale=inputs.sm_scale, causal=causal,
+            window_size=(inputs.window_left, 0 if causal is True else -1), block_table=table,
             softcap=inputs.logits_soft_cap, q_descale=None, k_descale=scales[0],
             v_descale=scales[1], sinks=inputs.sinks,
             alibi_slopes=inputs.alibi_slopes, **more,

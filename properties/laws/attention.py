@@ -31,6 +31,7 @@ SWITCHES: dict[str, tuple[Any, Any]] = {
     "v_scale": (1.0, 2.0),
     "sinks": (False, True),
     "alibi": (False, True),
+    "causal_by_request": (False, True),
     "custom_mask": (False, True),
     "tree": (0, None),
     "per_head_scales": (False, True),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -26,6 +27,12 @@ from .selection import Part, described, rows_of, select, whole
 
 EXACT_MERGE = Arithmetic(accumulate="float64")
 """Partial states are merged by the oracle, whose own error is far below theirs."""
+
+
+CAUSAL: dict[str, Any] = {
+    "causal": True, "causal_by_request": False, "custom_mask": False, "tree": 0
+}  # fmt: skip
+"""Fields of a batch whose rows see the keys up to their own, and no fewer."""
 
 
 class _Batch:
@@ -72,7 +79,7 @@ def _same_rows(batch: _Batch, ran: tuple[Result, Bounded], parts: Sequence[Part]
 
 def chunked_prefill(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Prefill in two chunks, the second one over the keys of both: as in one shot."""
-    problem = replace(problem, causal=True, custom_mask=False, tree=0)
+    problem = replace(problem, **CAUSAL)
     halves: tuple[list[Part], list[Part]] = ([], [])
     for request, queries, (keys,) in whole(problem):
         cut = len(queries) // 2 if len(queries) <= len(keys) else 0
@@ -93,7 +100,7 @@ def chunked_prefill(subject: Subject, problem: AttentionProblem) -> Verdict:
 
 def appended_pairs(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Append query and key pairs to a causal batch: the rows before them stay as they were."""
-    problem = replace(problem, causal=True, custom_mask=False, tree=0)
+    problem = replace(problem, **CAUSAL)
     parts = []
     for request, queries, (keys,) in whole(problem):
         added = min(len(queries) // 2 + len(queries) % 2, len(keys))
@@ -112,7 +119,7 @@ def appended_pairs(subject: Subject, problem: AttentionProblem) -> Verdict:
 
 def verify_chain(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Decode some of each request's tokens one by one, each over the keys up to it, as requests."""
-    problem = replace(problem, causal=True, custom_mask=False, tree=0)
+    problem = replace(problem, **CAUSAL)
     parts = [
         Part(request, range(row, row + 1), (range(len(keys) - len(queries) + row + 1),))
         for request, queries, (keys,) in whole(problem)
@@ -131,7 +138,8 @@ def split_kv(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Attend to two ranges of the keys and merge the states: attention to all of them."""
     one_query_each = max(problem.query_lens, default=0) <= 1
     problem = replace(problem, custom_mask=False, tree=0, sinks=False, alibi=False, window_left=-1,
-                      window_right=-1, causal=problem.causal and one_query_each)  # fmt: skip
+                      window_right=-1, causal=problem.causal and one_query_each,
+                      causal_by_request=problem.causal_by_request and one_query_each)  # fmt: skip
     size = problem.page_size
     halves: tuple[list[Part], list[Part]] = ([], [])
     for request, queries, (keys,) in whole(problem):
@@ -201,7 +209,8 @@ def doubled_keys(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Attend to every key twice: each takes half its weight, and lse grows by log 2."""
     one_query_each = max(problem.query_lens, default=0) <= 1
     problem = replace(problem, custom_mask=False, tree=0, sinks=False, alibi=False, window_left=-1,
-                      window_right=-1, causal=problem.causal and one_query_each)  # fmt: skip
+                      window_right=-1, causal=problem.causal and one_query_each,
+                      causal_by_request=problem.causal_by_request and one_query_each)  # fmt: skip
     size = problem.page_size
     full = [range(len(keys) // size * size) for _, _, (keys,) in whole(problem)]
     pairs = list(zip(whole(problem), full, strict=True))

@@ -59,6 +59,9 @@ def described(problem: AttentionProblem, parts: Sequence[Part]) -> AttentionProb
 
 def select(inputs: AttentionInputs, parts: Sequence[Part]) -> AttentionInputs:
     """Return the inputs of a batch of these parts; it must have no custom mask."""
+    if isinstance(inputs.causal, torch.Tensor):
+        flags = inputs.causal[[part.request for part in parts]]
+        inputs = replace(inputs, causal=flags)
     if isinstance(inputs, PagedAttentionInputs):
         return _select_paged(inputs, parts)
     return _select_ragged(inputs, parts)

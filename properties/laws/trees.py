@@ -32,7 +32,7 @@ def tree_paths(subject: Subject, problem: AttentionProblem) -> Verdict:
     if tree is None:
         return VACUOUS
     paths = [_path(tree_parents(tree, request), tree.seed) for request in range(tree.num_requests)]
-    chain = replace(tree, tree=0, causal=True)
+    chain = replace(tree, tree=0, causal=True, causal_by_request=False)
     # Kernels that take equally many tokens of each request are given the beginnings of the paths.
     shortest = min(map(len, paths))
     for tried in (paths, [path[:shortest] for path in paths]):

@@ -43,6 +43,7 @@ EVERYTHING = (
     "different_kv_strides",
     "window_right",
     "alibi",
+    "causal_by_request",
 )
 QUANTISED = (*CACHE_FEATURES, "fp8_q")
 PLAIN = AttentionProblem()

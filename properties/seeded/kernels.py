@@ -32,6 +32,7 @@ class Request(NamedTuple):
     k: torch.Tensor
     v: torch.Tensor
     mask: torch.Tensor | None  # [t, S] bool, True keeps
+    causal: bool
 
     @property
     def num_queries(self) -> int:
@@ -207,7 +208,9 @@ def requests(inputs: AttentionInputs, stages: Stages) -> Iterator[Request]:
             mask_stop = mask_start + shape[0] * shape[1]
             mask = inputs.custom_mask[mask_start:mask_stop].view(shape)
             mask_start = mask_stop
-        yield Request(rows, num_keys, k, v, mask)
+        causal = inputs.causal
+        causal = bool(causal[index]) if isinstance(causal, torch.Tensor) else causal
+        yield Request(rows, num_keys, k, v, mask, causal)
 
 
 def _paged_keys(
@@ -284,7 +287,7 @@ def visible(
     """Return which keys of a tile each query row sees."""
     key = torch.arange(tile.start, tile.stop, device=position.device).unsqueeze(0)
     keep = (key < request.num_keys).expand(position.shape[0], -1)
-    if inputs.causal:
+    if request.causal:
         keep = keep & (key <= position)
     if inputs.window_left >= 0:
         keep = keep & stages.window(position, key, inputs.window_left)

@@ -67,6 +67,7 @@ FEATURES = (
     "different_kv_strides",
     "window_right",
     "alibi",
+    "causal_by_request",
 )
 MOST_FEATURES, MOST_FEATURES_LONG = 5, 2
 OFF = AttentionProblem()

@@ -31,6 +31,7 @@ class Request(NamedTuple):
     num_keys: int
     pages: Sequence[int]  # physical pages of its keys
     mask_start: int  # of its [queries, keys] in the flat custom mask
+    causal: bool
 
     @property
     def num_queries(self) -> int:
@@ -50,7 +51,7 @@ class Request(NamedTuple):
     def key_range(self, options: Options, rows: slice) -> slice:
         """Return the keys that any of these rows may see; the others have no part in the answer."""
         start, stop = 0, self.num_keys if rows.stop > rows.start else 0
-        if options.causal:
+        if self.causal:
             stop = min(max(rows.stop + self.offset, 0), stop)
         if options.window_right >= 0:
             stop = min(max(rows.stop + self.offset + options.window_right, 0), stop)

@@ -40,6 +40,7 @@ class _Part(NamedTuple):
     begin: int  # entry of the first key that these rows may see
     end: int  # entry after the last
     offset: int  # entry at which query row 0 stands
+    last: int  # entry of the last key that query row 0 may see, were it for ``causal`` only
     mask: int  # number, in the flat custom mask, of entry 0 for query row 0
     num_keys: int  # of the request: the mask's row length
 
@@ -58,12 +59,12 @@ def block_of(batch: Batch, options: Options, rows: slice) -> Block:
     width = rows.stop - rows.start
     *numbers, tokens, places = on_device(
         batch.q.device,
-        *zip(*((part.begin, part.end, part.offset, part.mask, part.num_keys) for part in parts),
-             strict=True),
+        *zip(*((part.begin, part.end, part.offset, part.last, part.mask, part.num_keys)
+               for part in parts), strict=True),
         [token for part in parts for token in part.tokens],
         [n * width + row for n, part in enumerate(parts) for row in range(len(part.tokens))],
     )  # fmt: skip
-    begin, end, offset, mask, num_keys = (each.view(-1, 1, 1) for each in numbers)
+    begin, end, offset, last, mask, num_keys = (each.view(-1, 1, 1) for each in numbers)
     entry = torch.arange(keys.start, keys.stop, device=batch.q.device)  # [S']
     row = torch.arange(rows.start, rows.stop, device=batch.q.device).unsqueeze(1)  # [rows, 1]
     hidden: list[torch.Tensor] = []
@@ -72,8 +73,8 @@ def block_of(batch: Batch, options: Options, rows: slice) -> Block:
     if any(part.begin != keys.start for part in parts):
         hidden.append(entry < begin)
     padding = functools.reduce(operator.or_, hidden).squeeze(1) if hidden else None
-    if options.causal and any(rows.start + part.offset < part.end - 1 for part in seeing):
-        hidden.append(entry > row + offset)
+    if any(rows.start + part.last < part.end - 1 for part in seeing):
+        hidden.append(entry > row + last)
     right = options.window_right
     if right >= 0 and any(rows.start + part.offset + right < part.end - 1 for part in seeing):
         hidden.append(entry > row + (offset + right))
@@ -108,6 +109,7 @@ def _part(request: Request, first: int, options: Options, rows: slice) -> _Part:
         keys.start - first,
         keys.stop - first,
         request.offset - first,
+        (request.offset if request.causal else request.num_keys) - first,
         request.mask_start + first,
         request.num_keys,
     )

@@ -38,7 +38,7 @@ def paged_attention(
     metadata: BatchMetadata,
     *,
     kv_layout: KVLayout = "NHD",
-    causal: bool = True,
+    causal: bool | torch.Tensor = True,
     sm_scale: float | None = None,
     window_left: int = -1,
     logits_soft_cap: float = 0.0,
@@ -63,7 +63,7 @@ def paged_attention(
         metadata: which tokens and pages belong to which request.
         kv_layout: ``"NHD"`` or ``"HND"``.
         causal: query row i of T sees keys up to position ``i + S - T``: queries are aligned to the
-            end of the keys.
+            end of the keys. A bool tensor [R] says it of each request.
         sm_scale: factor of q k^T; ``1 / sqrt(head_dim_qk)`` if None.
         window_left: keys to the left of the query's own position that are kept; -1: all.
         logits_soft_cap: c > 0 replaces a scaled logit s by ``c * tanh(s / c)``; 0: off.
@@ -121,7 +121,7 @@ def ragged_attention(
     qo_indptr: torch.Tensor,
     kv_indptr: torch.Tensor,
     *,
-    causal: bool = True,
+    causal: bool | torch.Tensor = True,
     sm_scale: float | None = None,
     window_left: int = -1,
     logits_soft_cap: float = 0.0,

@@ -16,7 +16,7 @@ from ..validation import check_heads, check_values
 class Options:
     """The keyword arguments that paged and ragged attention share, see ``paged_attention``."""
 
-    causal: bool = True
+    causal: bool | torch.Tensor = True
     sm_scale: float | None = None
     window_left: int = -1
     logits_soft_cap: float = 0.0
@@ -61,6 +61,15 @@ def check_options(q: torch.Tensor, num_kv_heads: int, mask_size: int, options: O
     if options.compute_dtype not in (torch.float64, torch.float32):
         message = f"compute_dtype is {options.compute_dtype}; it must be float64 or float32"
         raise ValueError(message)
+
+
+def causal_flags(options: Options, requests: int) -> list[bool]:
+    """Return whether each request is causal; check that a tensor has a flag of each."""
+    if not isinstance(options.causal, torch.Tensor):
+        return [options.causal] * requests
+    _check_shape("causal", options.causal, (requests,), "bool [requests]")
+    flags: list[bool] = options.causal.tolist()
+    return flags
 
 
 def check_scale(name: str, scale: object, axis: str, heads: int) -> None:

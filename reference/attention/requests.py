@@ -19,7 +19,7 @@ from ..validation import (
 )
 from .batches import Call, Request
 from .metadata import BatchMetadata
-from .options import Options, check_options
+from .options import Options, causal_flags, check_options
 
 
 def paged_call(
@@ -54,7 +54,7 @@ def paged_call(
     lists = metadata.checked(num_tokens=q.shape[0], num_pages=k_cache.shape[0])
     page_ends, page_ids = lists["paged_kv_indptr"], lists["paged_kv_indices"]
     pages = [page_ids[a:b] for a, b in itertools.pairwise(page_ends)]
-    requests = _requests(lists["qo_indptr"], lists["seq_lens"], pages)
+    requests = _requests(lists["qo_indptr"], lists["seq_lens"], pages, options)
     check_options(q, k_cache.shape[head_axis], requests[-1].mask_end if requests else 0, options)
     return Call(
         q,
@@ -92,20 +92,21 @@ def ragged_call(
         message = f"qo_indptr has {len(q_ends)} entries, but kv_indptr has {len(kv_ends)}"
         raise ValueError(message)
     keys = [range(a, b) for a, b in itertools.pairwise(kv_ends)]
-    requests = _requests(q_ends, [len(each) for each in keys], keys)
+    requests = _requests(q_ends, [len(each) for each in keys], keys, options)
     check_options(q, k.shape[1], requests[-1].mask_end if requests else 0, options)
     with_queries = [request for request in requests if request.num_queries]
     return Call(q, k.unsqueeze(1), v.unsqueeze(1), with_queries)
 
 
 def _requests(
-    qo_indptr: list[int], num_keys: list[int], pages: Sequence[Sequence[int]]
+    qo_indptr: list[int], num_keys: list[int], pages: Sequence[Sequence[int]], options: Options
 ) -> list[Request]:
     """Number the requests' rows; their flat masks lie one after another."""
     found: list[Request] = []
-    for start, end, keys, of_request in zip(
-        qo_indptr, qo_indptr[1:], num_keys, pages, strict=False
+    flags = causal_flags(options, len(num_keys))
+    for start, end, keys, of_request, causal in zip(
+        qo_indptr, qo_indptr[1:], num_keys, pages, flags, strict=False
     ):
         mask_start = found[-1].mask_end if found else 0
-        found.append(Request(range(start, end), keys, of_request, mask_start))
+        found.append(Request(range(start, end), keys, of_request, mask_start, causal))
     return found

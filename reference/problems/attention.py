@@ -70,6 +70,8 @@ class AttentionProblem(BaseProblem):
             tree that hashes of this number and of the request's identity choose, parents before
             children. Each sees all keys before the queries, and of the queries its ancestors and
             itself. Causal and windows count rows, not depths, as FlashInfer and XQA do.
+        causal_by_request: whether ``causal`` is a flag of each request: every second one, by its
+            identity, is causal where the others are not.
         alibi: whether there are ``alibi_slopes``, as in ``paged_attention``.
         per_head_scales: whether head h has k_scale and v_scale times ``2 ** (h % 3 - 1)``.
         kv_cache: format of the cache, one of ``KV_CACHES``: any for paged_attention, those without
@@ -97,6 +99,7 @@ class AttentionProblem(BaseProblem):
         "window_right",
         "tree",
         "alibi",
+        "causal_by_request",
     )
 
     operation: str = "paged_attention"
@@ -130,6 +133,7 @@ class AttentionProblem(BaseProblem):
     window_right: int = -1
     tree: int = 0
     alibi: bool = False
+    causal_by_request: bool = False
     regime: str = "iid"
     seed: int = 0
     request_ids: tuple[int, ...] = ()
@@ -310,11 +314,15 @@ class AttentionProblem(BaseProblem):
         )
 
     @property
+    def causal_flags(self) -> tuple[bool, ...]:
+        """Whether each request is causal."""
+        return tuple(self.causal != (self.causal_by_request and n % 2 == 1) for n in self.ids)
+
+    @property
     def rows_without_keys(self) -> bool:
         """Whether some causal request has more queries than keys, so that a row sees none."""
-        return self.causal and any(
-            t > s for t, s in zip(self.query_lens, self.seq_lens, strict=True)
-        )
+        lengths = zip(self.query_lens, self.seq_lens, self.causal_flags, strict=True)
+        return any(t > s for t, s, causal in lengths if causal)
 
     @property
     def most_packed_rows(self) -> int:

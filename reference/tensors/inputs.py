@@ -27,7 +27,7 @@ from .moe_inputs import MoEInputs, RouteInputs
 class AttentionOptions:
     """Options of both attention operations, see ``paged_attention``."""
 
-    causal: bool
+    causal: bool | torch.Tensor
     sm_scale: float
     window_left: int
     logits_soft_cap: float

@@ -74,7 +74,7 @@ def _options(problem: AttentionProblem, home: Allocator) -> AttentionOptions:
     )
     kv_heads = problem.num_kv_heads
     return AttentionOptions(
-        causal=problem.causal,
+        causal=_causal(problem, home),
         sm_scale=problem.scale,
         window_left=problem.window_left,
         window_right=problem.window_right,
@@ -86,6 +86,13 @@ def _options(problem: AttentionProblem, home: Allocator) -> AttentionOptions:
         k_scale=_scale(problem, "k_scale", kv_heads, home),
         v_scale=_scale(problem, "v_scale", kv_heads, home),
     )
+
+
+def _causal(problem: AttentionProblem, home: Allocator) -> bool | torch.Tensor:
+    """Return whether the batch is causal, or place a flag of each request."""
+    if not problem.causal_by_request:
+        return problem.causal
+    return home.place("causal", torch.tensor(problem.causal_flags, dtype=torch.bool))
 
 
 def _tree_mask(problem: AttentionProblem, home: Allocator) -> torch.Tensor | None:

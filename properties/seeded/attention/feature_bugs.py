@@ -1,4 +1,4 @@
-"""Faults in what is drawn only where it is named: two-sided windows, ALiBi, strides of K and V."""
+"""Faults in what is drawn only where named: two-sided windows, ALiBi, strides, causal flags."""
 
 from __future__ import annotations
 
@@ -56,3 +56,11 @@ def values_with_strides_of_keys(inputs: RaggedAttentionInputs) -> Pair:
         along = torch.arange(v.shape[axis], device=v.device) * step
         places += along.view(-1, *[1] * (v.dim() - 1 - axis))
     return attend(replace(inputs, v=memory[places % len(memory)]))
+
+
+@seeded(BUGS, RAGGED, "parity", features=("causal_by_request",))
+def causal_as_first_request(inputs: RaggedAttentionInputs) -> Pair:
+    """Take the causal flag of the first request for that of all."""
+    causal = inputs.causal
+    flag = causal if isinstance(causal, bool) else bool(causal[:1].any())
+    return attend(replace(inputs, causal=flag))

@@ -39,7 +39,7 @@ def causal_from_start(inputs: PagedAttentionInputs) -> Pair:
     """Align queries to the start of the keys under a causal mask, not to their end."""
 
     def position(request: Request, inputs: AttentionInputs) -> int:
-        return 0 if inputs.causal else first_position(request, inputs)
+        return 0 if request.causal else first_position(request, inputs)
 
     return attend(inputs, replace(HONEST, position=position))
 

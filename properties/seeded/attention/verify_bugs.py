@@ -113,7 +113,7 @@ def tokens_rounded_to_eight(inputs: PagedAttentionInputs) -> Pair:
 
     def position(request: Request, inputs: AttentionInputs) -> int:
         drafts = _drafts(request)
-        return first_position(request, inputs) - (-drafts % BITS if inputs.causal else 0)
+        return first_position(request, inputs) - (-drafts % BITS if request.causal else 0)
 
     return attend(inputs, replace(HONEST, position=position))
 
@@ -182,7 +182,7 @@ def only_earlier_drafts(inputs: PagedAttentionInputs) -> Pair:
     """Let no token of a causal verify see itself."""
 
     def position(request: Request, inputs: AttentionInputs) -> int:
-        return first_position(request, inputs) - (inputs.causal and _drafts(request) > 0)
+        return first_position(request, inputs) - (request.causal and _drafts(request) > 0)
 
     return attend(inputs, replace(HONEST, position=position))
 

@@ -40,7 +40,7 @@ import torch
 from kernelproof.reference import KVCacheFormat, build_metadata, paged_attention
 from vllm.v1.kv_cache_interface import KVQuantMode
 
-USE_CAUSAL = MAX_3D_QUERY_LEN = 8
+USE_CAUSAL = USE_PER_SEQ_CAUSAL = MAX_3D_QUERY_LEN = 8
 
 
 def unified_attention(
@@ -49,6 +49,9 @@ def unified_attention(
     num_par_softmax_segments=None, softmax_segm_output=None, softmax_segm_max=None,
     softmax_segm_expsum=None, alibi_slopes=None, sinks=None, kv_quant_mode=KVQuantMode.NONE,
 ):
+    if isinstance(causal, torch.Tensor):
+        assert causal.dtype == torch.int32 and window_size == (-1, -1)
+        causal = causal.bool()
     lengths = cu_seqlens_q.diff()
     assert max_seqlen_q == lengths.max() and max_seqlen_k == seqused_k.max() and q_descale is None
     assert block_table.shape[1] % 16 == 0 and block_table[:, -1].eq(-1).all()
@@ -203,6 +206,7 @@ def judged(name: str, problem: Problem) -> Verdict:
         ("vllm-unified-attention", replace(MIXED, kv_cache="float8_e4m3fn", k_scale=0.5)),
         ("vllm-unified-attention", replace(MIXED, kv_cache="float8_e5m2", v_scale=2.0)),
         ("vllm-unified-attention", replace(MIXED, alibi=True, logits_soft_cap=3.0)),
+        ("vllm-unified-attention", replace(MIXED, causal_by_request=True)),
         ("vllm-unified-attention-3d", SHORT),
         ("vllm-unified-attention-3d", replace(SHORT, head_dim_qk=24, head_dim_vo=24)),
         ("vllm-merge-attn-states", MergeProblem(num_tokens=3, num_heads=2, empty="some")),
@@ -242,6 +246,11 @@ def test_an_older_release_is_called_by_its_own_names(
     [
         ("vllm-unified-attention", replace(MIXED, query_lens=(5, 1, 1)), "no more queries than"),
         ("vllm-unified-attention", replace(MIXED, causal=False, window_left=1), "has two sides"),
+        (
+            "vllm-unified-attention",
+            replace(MIXED, causal_by_request=True, window_left=1),
+            "has two sides",
+        ),
         ("vllm-unified-attention", replace(MIXED, alibi=True, sinks=True), "first new token"),
         ("vllm-unified-attention", replace(MIXED, head_dim_vo=32), "one head dim"),
         ("vllm-unified-attention", replace(MIXED, v_scale=2.0), "belong to FP8 caches"),
@@ -249,6 +258,11 @@ def test_an_older_release_is_called_by_its_own_names(
         ("vllm-unified-attention", replace(MIXED, custom_mask=True), "the feature custom_mask"),
         ("vllm-unified-attention-3d", replace(MIXED, query_lens=(1, 9, 1)), "up to 8 queries"),
         ("vllm-unified-attention-3d", replace(SHORT, causal=False), "up to 8 queries, several"),
+        (
+            "vllm-unified-attention-3d",
+            replace(SHORT, causal_by_request=True),
+            "up to 8 queries, several",
+        ),
         ("vllm-merge-attn-states", MergeProblem(num_states=3), "merges two states"),
         ("vllm-reshape-and-cache-flash", replace(APPENDED, kv_cache="float8_e5m2"), "hold e4m3"),
         ("vllm-reshape-and-cache-flash", replace(APPENDED, kv_cache="float8_e4m3fn"), "stores FP8"),
@@ -269,6 +283,8 @@ def test_what_older_releases_do_not_have(vllm: Path, monkeypatch: pytest.MonkeyP
     plain = find_implementation("vllm-unified-attention")
     said = plain.refusal(replace(MIXED, causal=False), here)
     assert said == "this release has causal attention only"
+    said = plain.refusal(replace(MIXED, causal_by_request=True), here)
+    assert said == "this release has one causal flag for all requests"
     said = find_implementation("vllm-unified-attention-3d").refusal(SHORT, here)
     assert said == "this release chooses between its 2D and 3D kernels by itself"
     append = find_implementation("vllm-reshape-and-cache-flash")
