@@ -39,6 +39,7 @@ BUILT_IN: dict[str, str] = {
     "torch-sdpa-ragged": "kernelproof.impl.torch.sdpa:ragged",
     "torch-flex-attention-paged": "kernelproof.impl.torch.flex:paged",
     "torch-flex-attention": "kernelproof.impl.torch.flex:ragged",
+    "torch-varlen-attn": "kernelproof.impl.torch.varlen:ragged",
     "flashinfer-triton-merge-state": "kernelproof.impl.flashinfer.triton:merge_state",
     "flashinfer-triton-merge-states": "kernelproof.impl.flashinfer.triton:merge_states",
     "flashinfer-triton-variable-length-merge-states": (

@@ -99,7 +99,7 @@ def test_keys_of_modules() -> None:
 def test_a_built_in_implementation_comes_from_its_backends_distribution(name: str) -> None:
     found = find_implementation(name)
     expected = FLASHINFER if name.startswith("flashinfer-") else KERNELPROOF
-    if name.startswith(("torch-sdpa", "torch-flex")):
+    if name.startswith(("torch-sdpa", "torch-flex", "torch-varlen")):
         expected = TORCH
     if name.startswith(("sglang-", "vllm-")):
         expected = name.partition("-")[0]
