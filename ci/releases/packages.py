@@ -77,8 +77,8 @@ PACKAGES: Mapping[str, Package] = {
             "cutlass",
             COMPILED,
             parts=(BEHAVIOUR, SPEED),
-            unfetched="it comes in several distributions, of which each release has others: give a "
-            "Python interpreter that has it, or the folder that holds cutlass",
+            unfetched="its wheel holds no code, which lies in distributions that differ by "
+            "release: give a Python interpreter that has it, or the folder that holds cutlass",
         ),
     )
 }

@@ -49,7 +49,7 @@ USUAL_TILE, MOST_TILES = 64, 4
 FEW = {
     "num_kv_heads": 2, "group_size": 3, "logits_soft_cap": 1, "sm_scale": 1, "k_scale": 1,
     "v_scale": 1, "per_head_scales": 1, "strided_q": 1, "strided_kv": 1,
-    "different_kv_strides": 1, "window_right": 2,
+    "different_kv_strides": 1, "window_right": 2, "causal_by_request": 1,
 }  # fmt: skip
 """Values of an axis, the simplest first, that long requests are drawn with: what hides keys matters
 at an edge, other features are judged on short requests."""
@@ -298,7 +298,7 @@ def _request(
         several = {"prefill", "chunk"} & set(axes.allows("phase"))
         return draw(lengths(4, 1)) if several else 1, 0
     if axes.edges:
-        seq_len = draw(_long_lengths(cap, axes.edges))
+        seq_len = draw(_beyond(cap, axes.edges) if square else _long_lengths(cap, axes.edges))
     else:
         seq_len = draw(lengths(cap, fields["page_size"], fields.get("window_left", -1)))
     if phase in ("decode", "no_query"):
@@ -309,7 +309,7 @@ def _request(
         return seq_len + draw(st.integers(1, MOST_SURPLUS)), seq_len
     largest = max(1, int(work / (kv_heads * group * channels * max(seq_len, 1))))
     some = st.integers(1, min(largest, seq_len))
-    return min(seq_len, draw(_long_lengths(seq_len, axes.edges) if square else some)), seq_len
+    return min(seq_len, draw(_beyond(seq_len, axes.edges) if square else some)), seq_len
 
 
 def _verify(axes: Axes, fields: Mapping[str, Any], work: float) -> st.SearchStrategy[int]:
@@ -380,6 +380,12 @@ def _long_lengths(cap: int, edges: tuple[int, ...]) -> st.SearchStrategy[int]:
     behind = [each for each in around if each - 1 in edges]
     chosen = one_of(around or [cap]) | one_of(behind or around or [cap])
     return chosen | st.integers(tile + 1, cap) if cap > tile + 1 else chosen
+
+
+def _beyond(cap: int, edges: tuple[int, ...]) -> st.SearchStrategy[int]:
+    """Draw a length behind one of some edges, or any beyond the first of them, up to cap."""
+    behind = _within(cap, {edge + 1 for edge in edges})
+    return one_of(behind) | st.integers(edges[0] + 1, cap) if behind else st.just(cap)
 
 
 def _within(cap: int, edges: set[int]) -> list[int]:

@@ -600,6 +600,6 @@ def test_a_kernel_of_decodes_gets_decodes() -> None:
 def test_trees_are_drawn_where_tokens_are_verified() -> None:
     axes = narrow("paged_attention", accept(lambda p: not p.custom_mask), GATE_WORK)
     assert axes is not None
-    drawn = drawn_from(problems(axes), 200)
+    drawn = drawn_from(problems(axes), 300)
     trees = [each for each in drawn if each.tree]
     assert len(trees) > 20
