@@ -37,7 +37,7 @@ from ..console.outputs import Outputs
 from ..console.selection import check_implementations, check_laws, corpus_of, only_of
 from ..console.signals import ended_by_signals
 from ..console.terminal import console
-from ..fleet.command import chips_to_json, fleet_at, print_chips
+from ..fleet.command import fleet_at, fleet_to_json, print_chips
 from ..fleet.fleet import Fleet
 from ..reports.display import print_summary
 from ..reports.html_report import to_html
@@ -120,16 +120,15 @@ def _carry_out(request: Request, run: Run | Fleet, writer: CaseWriter, ledger: L
                 run.report.seconds = time.monotonic() - started
         writer.write_all(run.report)
         summary = _summarise(request, run.report, ledger, failure=failure)
-        chips: dict[str, Any] = {}
-        several = run if isinstance(run, Fleet) and len(run.chips) > 1 else None
-        if several is not None:
-            chips = chips_to_json(several, partial(_summarise, request, ledger=ledger))
+        more: dict[str, Any] = {}
+        if isinstance(run, Fleet):
+            more = fleet_to_json(run, partial(_summarise, request, ledger=ledger))
         try:
-            _write_outputs(request, summary, writer.failed, chips)
+            _write_outputs(request, summary, writer.failed, more)
         finally:
             print_summary(console(sys.stdout), summary, verbose=request.verbose)
-            if several is not None:
-                print_chips(console(sys.stdout), several)
+            if isinstance(run, Fleet) and len(run.chips) > 1:
+                print_chips(console(sys.stdout), run)
         if not run.plan.sanitizer:  # under which calls take many times longer
             keep_costs(request.cases, run.plan.profile, request.device, run.costs)
         keep_builds(request.cases, run.builds)
@@ -270,9 +269,9 @@ def _laws_by_operation(request: Request) -> dict[str, int]:
 
 
 def _write_outputs(
-    request: Request, summary: Summary, unwritten: str = "", chips: Mapping[str, Any] | None = None
+    request: Request, summary: Summary, unwritten: str = "", more: Mapping[str, Any] | None = None
 ) -> None:
-    more = {"chips": chips} if chips else {}
+    more = more or {}
     contents = {
         "--json": lambda: {**to_json(summary), **more},
         "--evidence": lambda: as_evidence({**to_json(summary), **more}),

@@ -50,6 +50,11 @@ def print_chips(out: Console, fleet: Fleet) -> None:
     out.print(table)
 
 
-def chips_to_json(fleet: Fleet, summary_of: Callable[[RunReport], Summary]) -> dict[str, Any]:
-    """Return the report of each kind of machines, as one of them would write it."""
-    return {chip: to_json(summary_of(fleet.of_chip(chip))) for chip in fleet.chips}
+def fleet_to_json(fleet: Fleet, summary_of: Callable[[RunReport], Summary]) -> dict[str, Any]:
+    """Return what each unit took, and the report of each kind of machines, as one would write it.
+
+    Where all machines are of one kind, its report is that of the run.
+    """
+    several = fleet.chips if len(fleet.chips) > 1 else []
+    chips = {chip: to_json(summary_of(fleet.of_chip(chip))) for chip in several}
+    return {"fleet": fleet.timing(), **({"chips": chips} if chips else {})}

@@ -109,6 +109,9 @@ class Fleet:
         self._ended = self._asked_to_end = ""
         self._early = False
         self._seconds = 0.0
+        self._places: dict[str, int] = {}
+        self._submitted: dict[tuple[str, str, int], float] = {}
+        self._units: list[dict[str, Any]] = []
         self._queue: list[tuple[tuple[int, float], int, Unit]] = []
         self._count = itertools.count()
         self._running = 0
@@ -128,6 +131,7 @@ class Fleet:
         start = time.monotonic()
         finite = self.plan.seconds < float("inf")
         self.machines.start(Job(self.plan, time.time() + self.plan.seconds if finite else None))
+        self._places = {chip: self.machines.free(chip) for chip in self.chips}
         try:
             self._begin_ready()
             while self._queue or self._running:
@@ -189,6 +193,7 @@ class Fleet:
             elif free[unit.chip]:
                 free[unit.chip] -= 1
                 self._running += 1
+                self._submitted[unit.key] = time.monotonic()
                 self.machines.submit(unit)
             else:
                 kept.append(entry)
@@ -208,6 +213,7 @@ class Fleet:
                     self._lost[unit.chip] = result.run.lost
                     self._take(unit, result)
             elif result is not None:
+                self._note(unit, result)
                 if self._journal is not None and not result.ended_early:
                     self._journal.keep(unit, result)
                 self._listen()
@@ -217,6 +223,17 @@ class Fleet:
             else:
                 work.again(unit)
         self._begin_ready()
+
+    def _note(self, unit: Unit, result: UnitResult) -> None:
+        seconds = round(time.monotonic() - self._submitted[unit.key], 3)
+        name = result.report.name
+        self._units.append(
+            {"chip": unit.chip, "implementation": name, "number": unit.number, "seconds": seconds}
+        )
+
+    def timing(self) -> dict[str, Any]:
+        """Return what each unit took, and how many a chip's machines carry out at a time."""
+        return {"seconds": self._seconds, "places": self._places, "units": self._units}
 
     def _take(self, unit: Unit, result: UnitResult) -> None:
         """Take a result; its events have come before it, or never will."""

@@ -44,6 +44,11 @@ class Unit:
     learned: Learned = NOTHING
     costs: dict[str, Cost] = field(default_factory=dict)
 
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What it is known by."""
+        return self.chip, self.implementation, self.number
+
 
 @dataclass(frozen=True)
 class UnitResult:

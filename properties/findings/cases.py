@@ -70,7 +70,7 @@ class CaseWriter:
                 finding.replay = replay_command(case)
                 return
             name = loading_name(implementation.reference)
-            path = self._path(finding, name)
+            path = self._path(finding, implementation.name, name)
             case_json = case_of(
                 finding,
                 name,
@@ -90,8 +90,9 @@ class CaseWriter:
             self._written[path] = name
             finding.replay = replay_command(path)
 
-    def _path(self, finding: Finding, name: str) -> Path:
-        plain = re.sub(r"[^\w.-]+", "-", finding.implementation, flags=re.ASCII).strip("-.")
+    def _path(self, finding: Finding, title: str, name: str) -> Path:
+        # The title names the chip too, where there are several: each has its own case.
+        plain = re.sub(r"[^\w.-]+", "-", title, flags=re.ASCII).strip("-.")
         stem = f"{plain[:LONGEST_NAME] or 'implementation'}-{finding.law}-{finding.problem.id}"
         path, copies = self.folder / f"{stem}.json", 1
         while self._written.get(path, name) != name:  # two implementations that share a name

@@ -16,12 +16,20 @@ from kernelproof.ci.console.errors import UsageRefusedError
 from kernelproof.ci.fleet.fleet import Ended, Event, Fleet
 from kernelproof.ci.fleet.journal import Journal
 from kernelproof.ci.fleet.units import Job, Unit, UnitResult, run_unit
-from kernelproof.properties.findings.report import ImplementationReport, LawReport, RunReport
+from kernelproof.properties.findings.cases import CaseWriter
+from kernelproof.properties.findings.ledger import Ledger
+from kernelproof.properties.findings.report import (
+    Finding,
+    ImplementationReport,
+    LawReport,
+    RunReport,
+)
 from kernelproof.properties.search.engine import Run
 from kernelproof.properties.search.plan import Learned, Part, Plan, laws_planned
 from kernelproof.properties.search.progress import Progress
 from kernelproof.properties.space.axes import Axes
 from kernelproof.properties.space.profiles import Cost, Profile
+from kernelproof.properties.verdicts.comparison import fail
 from kernelproof.reference import MergeProblem
 
 SUBJECTS = Path(__file__).parents[2] / "properties" / "engine_subjects.py"
@@ -136,6 +144,9 @@ class MadeUp(HereInTurn):
         report = ImplementationReport("made-up", "m:made_up", "merge_state", laws=laws)
         report.declared = {"tile": 0, "split": 0}
         found = any(law.law == self._broken for law in laws)
+        for law in laws:
+            if law.law == self._broken:
+                law.finding = Finding("made-up", law.law, fail("numeric", "off"), MergeProblem())
         learned = Learned((MergeProblem(),)) if found and not unit.learned.smallest else Learned()
         run = RunReport("tiny", 0, {"device": "cpu"}, [report])
         if (unit.chip, len(self.ran)) == ("lost", 1):
@@ -171,6 +182,25 @@ def test_a_chip_has_its_own_report_and_all_have_one() -> None:
     ]  # fmt: skip
     assert [each.name for each in fleet.of_chip("sm90").implementations] == ["made-up"]
     assert all(each.judged for each in report.implementations)
+
+
+def test_what_each_chip_has_found_is_a_case_of_its_own(tmp_path: Path) -> None:
+    report = Fleet(made_up_plan(), MadeUp(["sm90", "sm100"], broken="parity")).execute()
+    CaseWriter(tmp_path, None, Ledger()).write_all(report)
+    names = [path.name for path in sorted(tmp_path.iterdir())]
+    assert [name[: name.index("-parity-")] for name in names] == [
+        "made-up-on-sm100", "made-up-on-sm90"
+    ]  # fmt: skip
+    assert len({finding.replay for finding in report.findings}) == 2
+
+
+def test_a_report_says_what_units_took() -> None:
+    fleet = Fleet(made_up_plan(), MadeUp(["sm90", "lost"]))
+    fleet.execute()
+    timing = fleet.timing()
+    assert timing["places"] == {"sm90": 3, "lost": 3}
+    assert [each["number"] for each in timing["units"] if each["chip"] == "sm90"] == [0, 1]
+    assert all(each["seconds"] >= 0 for each in timing["units"])
 
 
 def test_a_machine_without_its_device_gets_no_more_units_and_its_unit_runs_elsewhere() -> None:
