@@ -36,6 +36,8 @@ ANSWER_SECONDS = 10.0
 """Seconds within which the bus must answer."""
 NODE_ID = "ray.io/node-id"
 """The label by which Ray knows each machine."""
+SEE_GPUS = "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"
+"""Ray's variable without which older versions hide GPUs from tasks that need none, as `look`."""
 CHIP = re.compile(r"sm\d+")
 """Custom resources that name the chip of a machine."""
 
@@ -49,12 +51,14 @@ class Node:
         chip: its kind.
         units: how many run on it at a time.
         share: of a GPU, for each.
+        compilers: that each may start.
     """
 
     id: str
     chip: str
     units: int
     share: float
+    compilers: int
 
 
 @contextmanager
@@ -73,7 +77,8 @@ def connected(address: str) -> Iterator[None]:
     _check(address)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     with TemporaryDirectory(prefix="kernelproof-") as folder:
-        options = {"runtime_env": {"py_modules": packed(Path(folder))}, "log_to_driver": False}
+        environment = {"py_modules": packed(Path(folder)), "env_vars": {SEE_GPUS: "0"}}
+        options = {"runtime_env": environment, "log_to_driver": False}
         failed: list[BaseException] = []
 
         def join() -> None:
@@ -159,8 +164,9 @@ class RayMachines:
         self._ray.wait(asked, num_returns=len(asked), timeout=LOOK_SECONDS)
         for node, answer in zip(nodes, asked, strict=True):
             resources = node["Resources"]
-            count = int(resources.get("GPU" if self._device == "cuda" else "CPU", 0))
-            facts = self._facts(answer, count)
+            cores, gpus = (int(resources.get(name, 0)) for name in ("CPU", "GPU"))
+            count = gpus if self._device == "cuda" else cores
+            facts = self._facts(answer, "CPU" if not cores else "GPU" if not count else "")
             if facts.refusal:
                 place = node["NodeManagerAddress"]
                 sys.stderr.write(f"kernelproof: machine {place} is left out: {facts.refusal}\n")
@@ -168,13 +174,13 @@ class RayMachines:
             named = next(filter(CHIP.fullmatch, resources), None)
             chip = named or (f"sm{facts.sm}" if facts.sm else "cpu")
             jobs = facts.jobs if self._device == "cuda" else 1
-            units = min(count * jobs, int(resources.get("CPU", 0)))
+            units = min(count * jobs, cores)
             share = int(1e4 / jobs) / 1e4 if self._device == "cuda" else 0.0
-            yield Node(node["NodeID"], chip, units, share)
+            yield Node(node["NodeID"], chip, units, share, cores // units)
 
-    def _facts(self, answer: Any, count: int) -> Facts:  # noqa: ANN401  Ray's reference
-        if not count:
-            return Facts(f"it offers Ray no {'GPU' if self._device == 'cuda' else 'CPU'}")
+    def _facts(self, answer: Any, lacking: str) -> Facts:  # noqa: ANN401  Ray's reference
+        if lacking:
+            return Facts(f"it offers Ray no {lacking}")
         try:
             facts: Facts = self._ray.get(answer, timeout=0)
         except self._ray.exceptions.GetTimeoutError:
@@ -213,7 +219,8 @@ class RayMachines:
             max_retries=RETRIES,
             label_selector={NODE_ID: f"in({','.join(node.id for node in nodes)})"},
         )
-        self._units[task.remote(self._job, unit, self._bus)] = unit
+        compilers = min(node.compilers for node in nodes)
+        self._units[task.remote(self._job, unit, self._bus, compilers)] = unit
 
     def ended(self, seconds: float) -> list[Ended]:
         """Wait this long at most for units to end."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from ...properties.findings.report import ImplementationReport, LawReport
+from ...properties.search.building import COMPILERS
 from ...properties.search.engine import Run
 from ...properties.search.progress import Progress
 from ...properties.verdicts.verdict import Verdict
@@ -117,11 +119,12 @@ def _head(report: ImplementationReport) -> ImplementationReport:
     return replace(report, laws=[], replayed=[])
 
 
-def carry_out(job: Job, unit: Unit, bus: Any) -> UnitResult:  # noqa: ANN401  Ray's handle
-    """Carry out a unit on this machine."""
+def carry_out(job: Job, unit: Unit, bus: Any, compilers: int) -> UnitResult:  # noqa: ANN401  Ray's handle
+    """Carry out a unit on this machine, with as many compilers at most."""
     import ray
 
     unpack()
+    os.environ[COMPILERS] = str(compilers)
     teller = Teller(unit, bus)
     try:
         result = run_unit(job, unit, teller, teller.begin)

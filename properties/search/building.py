@@ -26,6 +26,8 @@ from .build_scheduler import BuildScheduler
 
 MAX_JOBS = "MAX_JOBS"
 """FlashInfer's (and torch's) variable for the compilers that one build may start."""
+COMPILERS = "KERNELPROOF_COMPILERS"
+"""Variable for the compilers that one of several runs on this machine may start."""
 COMPILER_BYTES = 3 << 30
 """Bytes that nvcc may need for a source of FA3; cutlass_fused_moe took 3.9 GiB each, measured."""
 CONTEXT_MEBIBYTES = 2 << 10
@@ -34,9 +36,10 @@ BUILD_DEADLINES = Deadlines(run=120.0, compile=1800.0)
 
 
 def compilers() -> int:
-    """Count the compilers that may run at a time on this machine."""
+    """Count the compilers that this run may start at a time on this machine."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(1, min(cores(), memory // COMPILER_BYTES))
+    share = int(os.environ.get(COMPILERS) or cores())
+    return max(1, min(cores(), memory // COMPILER_BYTES, share))
 
 
 def limited_to(share: int) -> dict[str, str]:

@@ -59,6 +59,17 @@ def declared(compilers: int) -> dict[str, float]:
     return {"build_minutes": 5.0, "build_compilers": compilers}
 
 
+def test_one_of_several_runs_on_a_machine_has_its_share_of_the_compilers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(building, "cores", lambda: 16)
+    monkeypatch.setattr(building.os, "sysconf", lambda _: 1 << 20)
+    assert building.compilers() == 16
+    monkeypatch.setenv(building.COMPILERS, "2")
+    assert building.compilers() == 2
+    assert building.builds_at_a_time(1, "cpu") == 2
+
+
 @pytest.mark.parametrize(
     ("modules", "wanted"),
     [
