@@ -96,6 +96,9 @@ BUMP_SECTION = (
 """Options of a comparison, as its help lists them together."""
 NOT_OF_BUMP = ("gating", "sanitizer", "examples", "costs", "allow_incomplete", "distrust", "ray")
 
+NO_CLUSTER = click.Option(["--ray"], hidden=True)
+"""An option of the other commands that a comparison refuses in a sentence."""
+
 
 def side_options(command: Callable[..., int]) -> Callable[..., int]:
     """Add the options that name the two releases."""
