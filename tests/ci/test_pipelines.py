@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,12 +15,15 @@ from typing import Any
 
 import pytest
 
+from kernelproof.ci.fleet.ray_machines import CHIP
+
 yaml = pytest.importorskip("yaml", reason="PyYAML comes with the extra dev")
 
 PIPELINES = Path(__file__).parents[2] / "ci" / "pipelines"
 GITHUB, BUILDKITE = PIPELINES / "github-actions.yml", PIPELINES / "buildkite.yml"
 RELEASE = PIPELINES.parents[1] / ".github" / "workflows" / "release.yml"
 CONTAINER = PIPELINES / "Containerfile"
+KUBERAY, SLURM = PIPELINES / "kuberay.yml", PIPELINES / "slurm.sh"
 LABELS = PIPELINES / "actionlint.yaml"
 Parse = Callable[[Sequence[str]], None]
 
@@ -37,7 +42,7 @@ def scripts() -> list[Any]:
     for number, step in enumerate(read(BUILDKITE)["steps"]):
         script = "\n".join(step["commands"]).replace("$$", "$").replace("{{matrix}}", "h200")
         found.append(pytest.param(script, id=f"buildkite-{number}"))
-    return found
+    return [*found, pytest.param(SLURM.read_text(encoding="utf-8"), id="slurm-0")]
 
 
 def commands(script: str) -> list[list[str]]:
@@ -161,13 +166,66 @@ def test_the_commands_exist_with_these_options(script: str, parse_command: Parse
 
 
 def test_both_pipelines_ask_for_the_same() -> None:
-    asked: dict[str, set[tuple[str, ...]]] = {"github": set(), "buildkite": set()}
+    asked: dict[str, set[tuple[str, ...]]] = {"github": set(), "buildkite": set(), "slurm": set()}
     for script in scripts():
         for words in commands(str(script.values[0])):
             options = tuple(word for word in words if word.startswith("--"))
             asked[str(script.id).partition("-")[0]].add((words[0], *options))
     assert asked["github"] == asked["buildkite"]
     assert {words[0] for words in asked["github"]} == {"bump", "gate", "merge"}
+
+
+def options_of_ray_start() -> set[str]:
+    start = pytest.importorskip("ray.scripts.scripts", reason="Ray is not installed").start
+    return {option for parameter in start.params for option in parameter.opts}
+
+
+def test_a_cluster_on_kubernetes_has_what_kuberay_requires() -> None:
+    cluster, _ = yaml.safe_load_all(KUBERAY.read_text(encoding="utf-8"))
+    assert (cluster["apiVersion"], cluster["kind"]) == ("ray.io/v1", "RayCluster")
+    head, workers = cluster["spec"]["headGroupSpec"], cluster["spec"]["workerGroupSpecs"]
+    for group in (head, *workers):
+        parameters = group["rayStartParams"]
+        assert {type(value) for value in parameters.values()} == {str}  # else it is refused
+        assert {f"--{name}" for name in parameters} <= options_of_ray_start()
+        (container,) = group["template"]["spec"]["containers"]
+        assert container["name"]
+        assert container["image"]
+        assert container["resources"]["limits"] == container["resources"]["requests"]
+    for group in workers:
+        assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+        (resources,) = shlex.split(group["rayStartParams"]["resources"])
+        assert json.loads(resources) == {group["groupName"]: 1}
+        assert CHIP.fullmatch(group["groupName"])
+
+
+def test_a_cluster_on_kubernetes_is_closed_to_strangers() -> None:
+    cluster, policy = yaml.safe_load_all(KUBERAY.read_text(encoding="utf-8"))
+    assert cluster["spec"]["headGroupSpec"]["rayStartParams"]["include-dashboard"] == "false"
+    assert (policy["apiVersion"], policy["kind"]) == ("networking.k8s.io/v1", "NetworkPolicy")
+    own = {"matchLabels": {"ray.io/cluster": cluster["metadata"]["name"]}}
+    assert policy["spec"] == {
+        "podSelector": own,
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [{"podSelector": own}]}],
+    }
+
+
+def test_a_cluster_of_slurm_starts_with_options_that_ray_has() -> None:
+    text = SLURM.read_text(encoding="utf-8").replace("\\\n", " ")
+    started = re.findall(r"ray start (.*) &$", text, re.MULTILINE)
+    assert ["--head" in line for line in started] == [True, False]
+    used = {option for line in started for option in re.findall(r"--[a-z-]+", line)}
+    assert used <= options_of_ray_start()
+    assert "--include-dashboard=false" in started[0]
+    asked = set(re.findall(r"^#SBATCH --([a-z-]+)", text, re.MULTILINE))
+    assert {"nodes", "gpus-per-node", "cpus-per-task", "time", "exclusive"} <= asked
+
+
+def test_the_image_has_the_ray_that_the_cluster_names() -> None:
+    cluster, _ = yaml.safe_load_all(KUBERAY.read_text(encoding="utf-8"))
+    pins = (PIPELINES.parent / "constraints.txt").read_text(encoding="utf-8")
+    assert f"ray=={cluster['spec']['rayVersion']}" in pins
 
 
 @pytest.mark.parametrize("path", [GITHUB, BUILDKITE, CONTAINER])
