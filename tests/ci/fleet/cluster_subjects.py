@@ -1,0 +1,62 @@
+"""Implementations that behave as a test orders, by the node of the cluster on which they run."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import torch
+
+from kernelproof.impl import implementation
+from kernelproof.impl.targets.unpacked import unpacked
+from kernelproof.reference import oracle
+from kernelproof.reference.tensors.inputs import MergeInputs
+
+Merged = tuple[torch.Tensor, torch.Tensor]
+ORDERS = Path(os.environ.get("KERNELPROOF_TEST_ORDERS", "."))
+NODE = os.environ.get("KERNELPROOF_TEST_NODE", "none")
+
+
+def hangs() -> bool:
+    """Whether a call is to hang on this node: at once, or when a file holds some words."""
+    order = ORDERS / NODE
+    if not order.exists():
+        return False
+    path, _, words = order.read_text().partition("\n")
+    return not path or words.encode() in Path(path).read_bytes()
+
+
+@implementation("merge_state", name="steady")
+def steady(inputs: MergeInputs) -> Merged:
+    expected = oracle.bounded_merge(inputs, steady.arithmetic).expected
+    return expected.out.to(inputs.out_dtype), expected.lse.to(torch.float32)
+
+
+def _obedient(inputs: MergeInputs) -> Merged:
+    if hangs():
+        with (ORDERS / "hung").open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        time.sleep(600)
+    return steady(inputs)
+
+
+def _not_on_c(problem: object, target: object) -> bool | str:
+    del problem, target
+    return NODE != "c" or "not on c"
+
+
+obedient = implementation("merge_state", name="obedient")(_obedient)
+tame, docile = (
+    implementation("merge_state", name=name, supports=_not_on_c)(_obedient)
+    for name in ("tame", "docile")
+)
+
+
+def _has_release(problem: object, target: object) -> bool | str:
+    del problem, target
+    found = unpacked("vllm")
+    return bool(found and found.version == "9.8") or "vllm 9.8 is not there"
+
+
+of_a_release = implementation("merge_state", name="released", supports=_has_release)(steady)

@@ -1,0 +1,144 @@
+"""Faults on a cluster: a machine that cannot be used, a hang, a dead driver, a dead machine."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kernelproof.ci.fleet.simulation import simulated, units_of
+
+if TYPE_CHECKING:
+    from kernelproof.ci.fleet.units import Unit, UnitResult
+    from kernelproof.tests.ci.fleet.conftest import Cluster
+
+SUBJECTS = Path(__file__).parent / "cluster_subjects.py"
+LACKING = Path(__file__).parent / "lacking"
+"""A folder with a module of PyTorch's name that cannot be imported."""
+NODES = [
+    ("a", "sm90", {}),
+    ("b", "sm90", {}),
+    ("c", "sm100", {}),
+    ("d", "sm100", {"PYTHONPATH": str(LACKING)}),
+]
+"""The nodes of this module's cluster: name, chip, environment."""
+JOURNAL = Path(".kernelproof", "cases", "fleet", "journal.pickle")
+CLOCK = ("seconds", "build_seconds", "call_seconds", "run_seconds")
+"""Fields of a report that depend on the clock."""
+TWO_UNITS = ("--law", "parity", "--law", "repeated_calls")
+"""Options that make the laws on each implementation two units."""
+
+pytestmark = pytest.mark.xdist_group("ray faults")
+
+
+def journal(folder: Path) -> list[tuple[Unit, UnitResult]]:
+    """Return the units of a run that have ended, with their results."""
+    found = []
+    with (folder / JOURNAL).open("rb") as file:
+        pickle.load(file)  # noqa: S301  its head; the test has written it
+        while file.peek(1):
+            found.append(pickle.load(file))  # noqa: S301
+    return found
+
+
+def assert_foreseen(report: dict[str, Any]) -> None:
+    """Compare a run with its simulation: what is promised of two GPUs holds of these nodes."""
+    seconds = max(simulated(units, places) for units, places in units_of(report).values())
+    assert seconds == pytest.approx(report["seconds"], rel=0.2)
+
+
+def without_clock(value: Any) -> Any:  # noqa: ANN401  JSON
+    """Return JSON without what the clock decides."""
+    if isinstance(value, dict):
+        return {name: without_clock(each) for name, each in value.items() if name not in CLOCK}
+    return [without_clock(each) for each in value] if isinstance(value, list) else value
+
+
+def assert_gone(processes: list[int]) -> None:
+    deadline = time.monotonic() + 20
+    while left := [each for each in processes if Path(f"/proc/{each}").exists()]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def folder(cluster: Cluster, tmp_path: Path) -> Path:
+    """Return a folder for a run; no call hangs yet."""
+    for order in cluster.orders.iterdir():
+        order.unlink()
+    return tmp_path
+
+
+def test_a_hang_is_one_nodes_and_one_that_lacks_something_is_left_out(
+    cluster: Cluster, folder: Path
+) -> None:
+    (folder / "release" / "vllm").mkdir(parents=True)
+    (folder / "release" / "vllm" / "__init__.py").touch()
+    (folder / "release" / "vllm" / "_version.py").write_text("version = '9.8'")
+    (cluster.orders / "c").touch()
+    names = [f"{SUBJECTS}:{name}" for name in ("obedient", "of_a_release")]
+    run = cluster.check(folder, *names, "--law", "parity", "--from", "release")
+    code, report, said = cluster.end_of(run, folder)
+    assert code == 1, said
+    assert said.count("is left out: it has no torch\n") == 1
+    states = {
+        chip: [each["status"] for each in one["implementations"]]
+        for chip, one in report["chips"].items()
+    }
+    assert states == {"sm90": ["PASS", "PASS"], "sm100": ["FINDINGS", "PASS"]}
+    assert {finding["status"] for finding in report["findings"]} == {"HANG"}
+    assert_gone([int(line) for line in (cluster.orders / "hung").read_text().split()])
+    assert_foreseen(report)
+
+
+def test_a_driver_that_is_killed_repeats_nothing_when_it_resumes(
+    cluster: Cluster, folder: Path
+) -> None:
+    for name, *_ in NODES:
+        (cluster.orders / name).write_text(f"{folder / JOURNAL}\nUnitResult")
+    words = [f"{SUBJECTS}:tame", f"{SUBJECTS}:docile", *TWO_UNITS]
+    run = cluster.check(folder, *words)
+    hanging = cluster.hung(run)
+    run.kill()
+    run.communicate()
+    assert_gone(hanging)
+    before = (folder / JOURNAL).read_bytes()
+    assert journal(folder)
+    for order in cluster.orders.iterdir():
+        order.unlink()
+    _, report, said = cluster.end_of(cluster.check(folder, *words, "--resume"), folder)
+    assert report["chips"]["sm90"]["verdict"] == "conforming", said
+    assert (folder / JOURNAL).read_bytes().startswith(before)
+    assert_foreseen(report)
+    times = Counter((unit.chip, unit.implementation, unit.number) for unit, _ in journal(folder))
+    assert set(times.values()) == {1}
+    assert len(times) == 6
+
+
+def test_units_of_a_dead_machine_run_elsewhere_and_its_finished_ones_are_kept(
+    cluster: Cluster, folder: Path
+) -> None:
+    (cluster.orders / "b").write_text(f"{folder / JOURNAL}\n{cluster.ids['b']}")
+    fast = {"name": "fast", "problems": 1.0, "max_work": 20_000}
+    costs = {"profile": "quick", "device": "cpu", "costs": {"tame": fast, "docile": fast}}
+    (folder / "costs.json").write_text(json.dumps({"schema": "kernelproof-costs-1", **costs}))
+    words = [f"{SUBJECTS}:tame", f"{SUBJECTS}:docile", *TWO_UNITS, "--costs", "costs.json"]
+    run = cluster.check(folder, *words)
+    hanging = cluster.hung(run)
+    cluster.kill("b")
+    _, report, _ = cluster.end_of(run, folder)
+    assert_gone(hanging)
+    ended = [(unit, result.node) for unit, result in journal(folder) if unit.chip == "sm90"]
+    assert len({(unit.implementation, unit.number) for unit, _ in ended}) == len(ended) == 4
+    assert [unit.number for unit, node in ended if node == cluster.ids["b"]] == [0]
+    assert {node for _, node in ended} == {cluster.ids["a"], cluster.ids["b"]}
+    # Nothing of it is seen in the report: it is that of one machine.
+    alone = cluster.end_of(cluster.check(folder, *words, ray=False), folder)[1]
+    assert without_clock(report["chips"]["sm90"]["implementations"]) == without_clock(
+        alone["implementations"]
+    )
