@@ -33,7 +33,10 @@ CLOCK = ("seconds", "build_seconds", "call_seconds", "run_seconds")
 TWO_UNITS = ("--law", "parity", "--law", "repeated_calls")
 """Options that make the laws on each implementation two units."""
 
-pytestmark = pytest.mark.xdist_group("ray faults")
+pytestmark = [
+    pytest.mark.xdist_group("ray faults"),
+    pytest.mark.timeout(600),  # a busy machine starts dozens of processes slowly
+]
 
 
 def journal(folder: Path) -> list[tuple[Unit, UnitResult]]:

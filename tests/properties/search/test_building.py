@@ -63,7 +63,7 @@ def test_one_of_several_runs_on_a_machine_has_its_share_of_the_compilers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(building, "cores", lambda: 16)
-    monkeypatch.setattr(building.os, "sysconf", lambda _: 1 << 20)
+    monkeypatch.setattr("os.sysconf", lambda _: 1 << 20)
     assert building.compilers() == 16
     monkeypatch.setenv(building.COMPILERS, "2")
     assert building.compilers() == 2
