@@ -435,8 +435,8 @@ def test_each_process_gets_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("argument", "device", "devices", "cores", "processes"),
     [
-        ("kernelproof.properties", "cuda", "0,1", 64, 16),
-        ("kernelproof.properties", "cuda", "0,1", 6, 6),
+        ("kernelproof.properties", "cuda", "0,1", 64, 24),
+        ("kernelproof.properties", "cuda", "0,1", 6, 3),
         ("kernelproof.properties", "cuda", "", 6, None),
         ("kernelproof.properties", "cpu", "0,1", 64, None),
         ("tests", "cuda", "0,1", 64, None),

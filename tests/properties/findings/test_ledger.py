@@ -442,7 +442,7 @@ class TestShipped:
         assert set(laws) <= {
             "page_size_invariance", "chunked_prefill", "appended_pairs", "scale_homogeneity",
             "host_runs_ahead", "contiguity", "life_cycle", "unused_memory", "verify_chain",
-            "row_containment",
+            "row_containment", "tree_siblings", "tree_paths",
         }  # fmt: skip
 
 
