@@ -45,19 +45,17 @@ def version() -> str:
     return installed_version(FLASHINFER) or "0"
 
 
-def new_wrapper(name: str, device: torch.device, **options: Any) -> Any:  # noqa: ANN401  untyped
-    """Make a wrapper with a workspace of its own."""
-    workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-    return getattr(flashinfer(), name)(float_workspace_buffer=workspace, **options)
-
-
 @functools.cache
 def shared_workspace(device: torch.device) -> torch.Tensor:
-    """Return the workspace that all sessions share, as vLLM's wrappers do."""
+    """Return the float workspace that all wrappers of a process share, as vLLM's do.
+
+    It holds partial results of one run. A worker that judges sixty implementations has some
+    twenty wrappers: with one each, twelve workers filled an H200.
+    """
     return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
 
 
-def session_wrapper(name: str, device: torch.device, **options: Any) -> Any:  # noqa: ANN401  untyped
+def new_wrapper(name: str, device: torch.device, **options: Any) -> Any:  # noqa: ANN401  untyped
     """Make a wrapper on the shared workspace; what it plans is its own."""
     workspace = shared_workspace(device)
     return getattr(flashinfer(), name)(float_workspace_buffer=workspace, **options)

@@ -20,7 +20,7 @@ from ..gpu.cuda_graphs import Recorded, Replays, options_of, padded, room_for, w
 from ..protocol import Implementation
 from ..targets.target import Target
 from .backends import FA3
-from .calls import session_wrapper, shared_workspace
+from .calls import new_wrapper, shared_workspace
 from .claims import one_query_token
 from .paged import cuda_core_decode, prefill_fa2, prefill_fa3, tensor_core_decode
 from .plans import DECODE, DECODE_FA2, PREFILL_FA2, PREFILL_FA3, Kind, Pair, run
@@ -46,7 +46,7 @@ class _Fixed:
             "paged_kv_indices": MOST_PAGES,
             "paged_kv_last_page_len": self.requests,
         }
-        self.wrapper = session_wrapper(
+        self.wrapper = new_wrapper(
             kind.name,
             self.device,
             kv_layout=inputs.kv_layout,

@@ -19,7 +19,7 @@ from ...reference.tensors.inputs import PagedAttentionInputs
 from ..gating.rules import version_matches
 from ..targets.target import Target
 from .backends import FA2, FA3
-from .calls import WORKSPACE_BYTES, attention_refusal, flashinfer, version
+from .calls import WORKSPACE_BYTES, attention_refusal, flashinfer, shared_workspace, version
 from .claims import first_reason
 from .libraries import attention_library
 from .sessions import PlannedSession
@@ -101,14 +101,21 @@ def typed_pages(inputs: PagedAttentionInputs) -> torch.Tensor:
     return pages if inputs.kv_format is None else inputs.kv_format.view(pages)
 
 
-def _new_wrapper(device: torch.device, backend: str) -> Any:  # noqa: ANN401  untyped third-party code
-    workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+def _new_wrapper(workspace: torch.Tensor, backend: str) -> Any:  # noqa: ANN401  untyped third-party code
     made = flashinfer("flashinfer.mla").BatchMLAPagedAttentionWrapper
     return made(float_workspace_buffer=workspace, backend=backend)
 
 
-mla_wrapper = functools.cache(_new_wrapper)
-"""The same wrapper for the same backend, as ``calls.wrapper``."""
+@functools.cache
+def mla_wrapper(device: torch.device, backend: str) -> Any:  # noqa: ANN401  untyped
+    """Return the same wrapper for the same backend, as ``calls.wrapper``."""
+    return _new_wrapper(shared_workspace(device), backend)
+
+
+def _session_wrapper(device: torch.device, backend: str) -> Any:  # noqa: ANN401  untyped
+    # With a workspace of its own, its launches may overtake those of other sessions.
+    workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+    return _new_wrapper(workspace, backend)
 
 
 def plan_latent(
@@ -174,7 +181,7 @@ def _attend(inputs: PagedAttentionInputs, backend: str) -> Pair:
 def latent_session(backend: str) -> PlannedSession:
     """Make a session of the wrapper."""
     return PlannedSession(
-        lambda inputs: _new_wrapper(inputs.q.device, backend), _plan_split, _run_split
+        lambda inputs: _session_wrapper(inputs.q.device, backend), _plan_split, _run_split
     )
 
 

@@ -10,7 +10,7 @@ import torch
 
 from ...reference import BatchMetadata
 from ...reference.tensors.inputs import AttentionInputs, PagedAttentionInputs
-from .calls import flashinfer, session_wrapper, shared_workspace
+from .calls import flashinfer, new_wrapper, shared_workspace
 from .plans import Kind, Pair, plan_batch_attention, run, run_batch_attention
 
 RAGGED = "BatchPrefillWithRaggedKVCacheWrapper"
@@ -77,7 +77,7 @@ class WorkspaceSession(PlannedSession):
 def paged_session(kind: Kind) -> WorkspaceSession:
     """Make a session of a wrapper of attention to a paged cache."""
     return WorkspaceSession(
-        lambda inputs: session_wrapper(
+        lambda inputs: new_wrapper(
             kind.name, inputs.q.device, kv_layout=inputs.kv_layout, **kind.options
         ),
         lambda planned, inputs: kind.plan(planned, inputs, inputs.metadata, kind.backend),
@@ -90,7 +90,7 @@ def ragged_session(
 ) -> WorkspaceSession:
     """Make a session of the prefill wrapper of ragged keys."""
     return WorkspaceSession(
-        lambda inputs: session_wrapper(RAGGED, inputs.q.device, kv_layout="NHD", backend=backend),
+        lambda inputs: new_wrapper(RAGGED, inputs.q.device, kv_layout="NHD", backend=backend),
         plan,
         run,
     )

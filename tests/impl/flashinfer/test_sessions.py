@@ -182,7 +182,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Made:
         wrappers.append(kind(getattr(flashinfer, name), **options))
         return wrappers[-1]
 
-    def session_wrapper(name: str, _: torch.device, **options: Any) -> Wrapper | RaggedWrapper:  # noqa: ANN401
+    def new_wrapper(name: str, _: torch.device, **options: Any) -> Wrapper | RaggedWrapper:  # noqa: ANN401
         return stand_in(name, float_workspace_buffer=None, **options)
 
     class Module:
@@ -192,7 +192,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Made:
 
     workspace = torch.zeros(16, dtype=torch.uint8)
     for module in (flashinfer_sessions, flashinfer_graphs):
-        monkeypatch.setattr(module, "session_wrapper", session_wrapper)
+        monkeypatch.setattr(module, "new_wrapper", new_wrapper)
         monkeypatch.setattr(module, "shared_workspace", lambda _: workspace)
     monkeypatch.setattr(flashinfer_sessions, "flashinfer", Module)
     monkeypatch.setattr(flashinfer_calls, "version", lambda: "0.7.2.post1")
@@ -353,7 +353,7 @@ def test_a_latent_session_keeps_nothing_of_the_hosts(monkeypatch: pytest.MonkeyP
         def plan(self, **keywords: Any) -> None:  # noqa: ANN401
             plans.append(keywords)
 
-    monkeypatch.setattr(flashinfer_mla, "_new_wrapper", lambda *_: Planned())
+    monkeypatch.setattr(flashinfer_mla, "_session_wrapper", lambda *_: Planned())
     monkeypatch.setattr(flashinfer_mla, "version", lambda: "0.6.13")
     inputs: Any = materialise(
         AttentionProblem(
