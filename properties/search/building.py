@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 
 from ..findings.report import ImplementationReport
 from ..isolation.gpus import free_memory, visible_devices
@@ -90,6 +90,8 @@ class Builder:
         self._alone = implementations == 1
         self._scheduler = BuildScheduler(compilers())
         self._pools: set[WorkerPool] = set()
+        self._free: dict[tuple[object, ...], list[WorkerPool]] = {}
+        self._at_work = 0
         self._lock = threading.Lock()
         self._closed = False
         self._libraries: dict[str, threading.Lock] = {}
@@ -127,28 +129,24 @@ class Builder:
         share = max(wanted, compilers() // processes) if self._alone and wanted > 1 else wanted
 
         def one_after_another() -> None:
-            with ExitStack() as stack:
-                worker: Worker | None = None
-                while left:
+            while left:
+                try:
+                    module = left.popleft()
+                except IndexError:  # another process was faster
+                    return
+                with self._turn(module, report, share) as there:
                     try:
-                        module = left.popleft()
-                    except IndexError:  # another process was faster
-                        return
-                    with self._turn(module, report, share) as there:
-                        try:
-                            if worker is None:
-                                pool = stack.enter_context(self._pool(address, share))
-                                worker = stack.enter_context(pool.lease())
+                        with self._worker(address, share) as worker:
                             outcome = self._build(worker, address, module, report, share)
-                            if module.library and not there and was_built(outcome):
-                                self.minutes[module.library] = share * outcome.seconds / 60
-                        except BaseException:
-                            left.clear()  # for the other processes, too
-                            raise
-                    if built is not None:
-                        built(next(done), len(modules))
+                        if module.library and not there and was_built(outcome):
+                            self.minutes[module.library] = share * outcome.seconds / 60
+                    except BaseException:
+                        left.clear()  # for the other processes, too
+                        raise
+                if built is not None:
+                    built(next(done), len(modules))
 
-        with ThreadPoolExecutor(processes) as threads:
+        with self._working(), ThreadPoolExecutor(processes) as threads:
             for ended in [threads.submit(one_after_another) for _ in range(processes)]:
                 ended.result()
         report.modules += len(modules)
@@ -208,16 +206,46 @@ class Builder:
             pool.close()
 
     @contextmanager
-    def _pool(self, address: Address, share: int) -> Iterator[WorkerPool]:
+    def _working(self) -> Iterator[None]:
+        """Be building; whoever is last ends the processes that build."""
+        with self._lock:
+            self._at_work += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._at_work -= 1
+                ended = [] if self._at_work else [*itertools.chain(*self._free.values())]
+                if ended:
+                    self._free.clear()
+                    self._pools -= {*ended}
+            for pool in ended:
+                pool.close()
+
+    @contextmanager
+    def _worker(self, address: Address, share: int) -> Iterator[Worker]:
+        """Have a process that builds: one that was given back, or else a new one.
+
+        Implementations share them: each takes seconds of a core to import FlashInfer, and memory of
+        the GPU.
+        """
         environment = {**limited_to(share), **address.environment}
+        key = (address.device, *sorted(environment.items()))
         with self._lock:
             if self._closed:
                 raise CancelledError
-            pool = open_pool(address.device, standby=False, environment=environment)
-            self._pools.add(pool)
+            free = self._free.setdefault(key, [])
+            pool = free.pop() if free else None
+            if pool is None:
+                pool = open_pool(address.device, standby=False, environment=environment)
+                self._pools.add(pool)
         try:
-            with pool:
-                yield pool
-        finally:
+            with pool.lease(address.reference) as worker:
+                yield worker
+        except BaseException:
             with self._lock:
                 self._pools.discard(pool)
+            pool.close()
+            raise
+        with self._lock:
+            self._free.setdefault(key, []).append(pool)

@@ -40,6 +40,9 @@ LIMITS = ("page_size", "head_dims", "group_size", "head_dim", "sizes", "num_expe
 """Axes whose simplest value many kernels do not have: the next ones are tried in turn."""
 FEW = {"group_size": 2}
 """Values of a limit that are tried, where that is not all: a kernel of groups has each above 1."""
+OF_QUANTISED = {"num_experts": (8, 256)}
+"""Values of a limit that are tried with quantised weights: such kernels are made for models, and
+each of these limits is tried with every quantisation."""
 OPTIONAL = ("head_dims", "caches", "quantisation")
 """Axes with values that some kernels do not name the feature of, whatever the others are."""
 
@@ -183,6 +186,11 @@ def _starts(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
     caches = [pair for pair in axes.get("caches", ())[1:] if pair != IN_FP8]
     for pair in ([IN_FP8] if IN_FP8 in axes.get("caches", ()) else []) + caches:
         yield from ({**start, "caches": pair} for start in found)
+    found = [
+        start
+        for start in found
+        if all(start.get(name, few[0]) in few for name, few in OF_QUANTISED.items())
+    ]
     for values in ({}, {"regime": "exact_grid"}):  # which a kernel's own quantising leaves alone
         for pair in axes.get("quantisation", ())[1:]:
             yield from ({**start, "quantisation": pair, **values} for start in found)

@@ -27,9 +27,15 @@ class Pool(AbstractContextManager["Pool"]):
     def __exit__(self, *error: object) -> None:
         pass
 
+    closed = False
+
     @contextmanager
-    def lease(self) -> Iterator[Pool]:
+    def lease(self, owner: str = "") -> Iterator[Pool]:
+        del owner
         yield self
+
+    def close(self) -> None:
+        self.closed = True
 
     def run(self, request: object, deadlines: Deadlines) -> Outcome:
         del request, deadlines
@@ -291,3 +297,30 @@ def test_a_build_that_the_end_of_a_run_ended_is_known_to_take_longer(
     with pytest.raises(CancelledError):
         builder.build(Address("tests:slow", None, "cpu"), chosen, report)
     assert [*builder.minutes] == ([] if declares else ["fa2 a"])
+
+
+def test_implementations_share_the_processes_that_build_and_the_last_ends_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened: list[Pool] = []
+
+    def open_pool(*_: object, **__: object) -> Pool:
+        opened.append(Pool())
+        return opened[-1]
+
+    monkeypatch.setattr(building, "open_pool", open_pool)
+    monkeypatch.setattr(building, "compilers", lambda: 2)
+    builder = Builder(9)
+    chosen = [Module(str(seed), {}, AttentionProblem(seed=seed)) for seed in range(5)]
+    both = threading.Barrier(9)
+
+    def build(number: int) -> None:
+        both.wait()
+        report = ImplementationReport(f"quick-{number}", "t", declared=declared(1))
+        builder.build(Address(f"tests:quick{number}", None, "cpu"), chosen, report)
+
+    with ThreadPoolExecutor(9) as threads:
+        list(threads.map(build, range(9)))
+    assert all(each.closed for each in opened)
+    # As many as build at a time; one more where all builds that had begun had ended for a moment.
+    assert len(opened) < 9
