@@ -99,7 +99,7 @@ class Decision:
         if self.supported:
             return None
         rule = f" ({self.rule})" if self.rule else ""
-        # Who is told so once need not ask about thousands of problems.
+        # After one such refusal a survey asks about no other problem.
         code: Code = "rules" if self._may_allow_others else "machine"
         return Refusal(f"the support rules: {self.reason}{rule}", code, self.rule)
 
