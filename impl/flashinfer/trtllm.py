@@ -243,6 +243,7 @@ def xqa_decode(inputs: PagedAttentionInputs) -> Result:
     few_query_tokens("XQA takes", uniform=False, least=0),
     *WITHOUT_LENGTHS,
     compile_key=lambda problem: (problem.uniform_queries, xqa_module_key(problem)),
+    library=None,  # ragged batches may have another one than uniform ones of the same key
 )
 def xqa_ragged(inputs: PagedAttentionInputs) -> Result:
     """Decode requests of different numbers of tokens, none too, by the raw entry of XQA; no LSE."""

@@ -17,6 +17,8 @@ from .feature import AUTO, FLOAT_DTYPES, Feature, with_fields
 from .reading import load_rules
 from .rules import EVIDENCE, Rule
 
+LATENT_OR_NOT = ("paged_attention", "mla")
+"""Operations that problems of one implementation may be of."""
 PREFERENCE = {
     "paged_attention": ("trtllm-gen", "xqa", "fa3", "fa2", "cuda-core", "triton"),
     "ragged_attention": ("fa3", "fa2", "cutlass", "triton"),
@@ -105,11 +107,14 @@ class Decision:
 
     @property
     def _may_allow_others(self) -> bool:
-        """Whether a rule allows any call of this operation and backend on the target."""
+        """Whether a rule allows any call of this backend on the target, latent or not."""
         operation, backend = self.feature.operation, self.feature.backend
-        backends = PREFERENCE[operation] if backend == AUTO else (backend,)
         permissions = index_of(self.ruling.book, self.target).permissions
-        return any((operation, each) in permissions for each in backends)
+        return any(
+            (each, of) in permissions
+            for each in (LATENT_OR_NOT if operation in LATENT_OR_NOT else (operation,))
+            for of in (PREFERENCE[each] if backend == AUTO else (backend,))
+        )
 
     def __str__(self) -> str:
         """Return the text that ``require`` raises with."""

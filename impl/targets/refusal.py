@@ -35,12 +35,12 @@ class Refusal(str):
     It is a string because ``supports`` answers with one, and whoever prints a reason needs no more.
 
     Attributes:
-        code: who refuses, one of ``CODES``: the support rules, of every problem on this chip with
-            these versions (``machine``) or of this one (``rules``), a package that is missing, the
-            device, ``supports`` itself, the time of the run, which is too short to build a module
-            (``time``), a module that was not built for this run, the option ``--only``, a feature
-            that is not named, another operation, or a GPU without room for the problem
-            (``memory``).
+        code: who refuses, one of ``CODES``: the support rules, which on this chip with these
+            versions allow no call of the backend (``machine``), or not this one (``rules``), a
+            package that is missing, the device, ``supports`` itself, the time of the run, which is
+            too short to build a module (``time``), a module that was not built for this run, the
+            option ``--only``, a feature that is not named, another operation, or a GPU without
+            room for the problem (``memory``).
         about: id of the rule, name of the package, the feature or the operation, or what the device
             lacks, such as "a GPU"; else empty.
     """

@@ -153,13 +153,14 @@ class Worker:
             self.renew()
         self.owner = owner
 
-    def has_run(self, tenant: object) -> bool:
-        """Whether a tenant's code has run in the process."""
-        return self._process is not None and tenant in self._process.tenants
+    @property
+    def tenants(self) -> set[object]:
+        """Whose code has run in the process."""
+        return set() if self._process is None else self._process.tenants
 
     def shared_with_others(self, tenant: object) -> bool:
         """Whether code of others than a tenant has run in the process."""
-        return self._process is not None and bool(self._process.tenants - {tenant})
+        return bool(self.tenants - {tenant})
 
     def renew(self) -> None:
         """Replace the process by a fresh one, in which no earlier case has left anything."""
@@ -409,7 +410,7 @@ class WorkerPool:
             self._supply.check_open()
             worker = max(
                 reversed(self._idle),  # of several, the one that was given back last
-                key=lambda each: (each.owner == owner, each.has_run(owner)),
+                key=lambda each: (each.owner == owner, owner in each.tenants, -len(each.tenants)),
             )
             self._idle.remove(worker)
         self._supply.leftovers.begin(owner)

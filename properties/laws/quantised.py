@@ -127,7 +127,9 @@ def extreme_codes(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Fill the cache with zeros, with the smallest codes, and with the largest, of either sign."""
     # The largest value of e5m2, 57344, is within float16, but not once it is scaled up: some
     # kernels multiply keys and values by their scales before they round them to it.
-    k_scale = min(problem.k_scale, 1.0)
+    k_scale = problem.k_scale
+    if problem.kv_element == "float8_e5m2":
+        k_scale = min(k_scale, 1.0)
     problem = replace(problem, regime="iid", k_scale=k_scale, v_scale=1.0, per_head_scales=False)
     if not problem.kv_cache or not subject.supports(problem):
         return VACUOUS

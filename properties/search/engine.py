@@ -96,6 +96,7 @@ class Run:
         self._stop = threading.Event()
         self._asked_to_end = ""
         self._begun: SimpleQueue[tuple[ImplementationReport, Candidate]] = SimpleQueue()
+        self._prepared: set[int] = set()
         self._first: list[tuple[ImplementationReport, LawReport]] = []
         self._cut_off = False
         self._jobs = plan.jobs or usual_jobs(plan.device)
@@ -217,6 +218,7 @@ class Run:
             def prepared(
                 candidate: Candidate | None, report: ImplementationReport = report
             ) -> None:
+                self._prepared.add(id(report))
                 # Laws on its first problems that have not begun: they only filled the time.
                 for future in [each for each, (of, _) in pending.items() if of is report]:
                     if future.cancel():
@@ -247,6 +249,8 @@ class Run:
         """Queue the first problems of implementations whose other modules are being built."""
         while not self._begun.empty():
             report, candidate = self._begun.get()
+            if id(report) in self._prepared:  # all of its modules existed
+                continue
             every = self._laws_of(report)
             planned = sum(problems_of(self.plan, law, candidate.cost) for law in every)
             self.progress.prepared(report, planned)

@@ -31,6 +31,7 @@ from ..worker.requests import (
 )
 from .building import Builder, compilers_of_a_build
 from .candidate import Candidate
+from .deadlines import COMPILE_SECONDS
 from .module_plan import ModulePlan
 from .plan import Plan
 
@@ -205,6 +206,7 @@ def prepare(
         )
         with lease() as worker:
             _time(worker, candidate, report, profile, plan.costs.get(report.name))
+        candidate.deadlines.compile_seconds = _compile_seconds(modules)
         return candidate
 
     modules: list[Module] = []
@@ -248,6 +250,7 @@ def prepare(
         report.modules = len(modules)
     if early is None:
         return candidate_of(modules)
+    early.deadlines.compile_seconds = _compile_seconds(modules)
     address, axes = _restricted(address, early.axes, modules)
     return replace(early, address=address, axes=axes)
 
@@ -304,6 +307,15 @@ def _restricted(address: Address, axes: Axes, modules: Sequence[Module]) -> tupl
     )
 
 
+def _compile_seconds(modules: Sequence[Module]) -> float:
+    """Return the deadline of a process's first call of one of these modules.
+
+    What exists was found by its name: a call may want a variant of it, which is compiled then.
+    """
+    built = modules and not any(each.exists for each in modules)
+    return LOAD_SECONDS if built else COMPILE_SECONDS
+
+
 def _minutes_text(minutes: float) -> str:
     return f"{minutes:,.0f} minutes" if minutes >= SHOWN_WHOLE else f"{minutes:.1f} minutes"
 
@@ -348,8 +360,6 @@ def _time(
         candidate.deadlines.patience = PATIENCE
     candidate.deadlines.slowness = address.slowness
     candidate.deadlines.record(timing.work, report.call_seconds)
-    if report.modules:
-        candidate.deadlines.compile_seconds = LOAD_SECONDS
     candidate.warm_up = None if "stopped" in timed else timing
 
 

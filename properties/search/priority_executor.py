@@ -79,10 +79,15 @@ class PriorityExecutor:
 
     def _next(self) -> None:
         with self._lock:
+            self._drop_cancelled()
+            if not self._queue:
+                return
             queued = self._best()
             self._queue.remove(queued)
-        if not queued.future.set_running_or_notify_cancel():
-            return
+            if not queued.future.set_running_or_notify_cancel():
+                return
+            if queued.owner:
+                self._owners[threading.get_ident()].add(queued.owner)
         try:
             result = queued.work()
         except BaseException as error:  # noqa: BLE001  whoever asks for the result gets it
@@ -90,14 +95,17 @@ class PriorityExecutor:
         else:
             queued.future.set_result(result)
 
+    def _drop_cancelled(self) -> None:
+        """Leave out what nobody is to do: neither its rank nor its owner counts."""
+        for each in [each for each in self._queue if each.future.cancelled()]:
+            each.future.set_running_or_notify_cancel()  # whoever waits for it is told
+            self._queue.remove(each)
+
     def _best(self) -> _Queued:
-        """Return the work that this thread is to do next, and remember its owner."""
+        """Return the work that this thread is to do next."""
         first = min(self._queue, key=lambda each: each.place)
         mine = self._owners.setdefault(threading.get_ident(), set())
         known = set().union(*self._owners.values())
         own = [q for q in self._queue if q.owner in mine and q.rank <= first.rank + LEAD]
         new = [q for q in self._queue if q.owner not in known and q.rank == first.rank]
-        best = min(own or new or [first], key=lambda each: each.place)
-        if best.owner:
-            mine.add(best.owner)
-        return best
+        return min(own or new or [first], key=lambda each: each.place)

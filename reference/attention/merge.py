@@ -46,28 +46,29 @@ def merge_states(
         0 and -inf where every state is empty (and where there is no state).
 
     Raises:
-        ValueError: shapes that disagree, or a dtype that is not floating.
+        ValueError: shapes that disagree, a dtype that is not floating, or negative tokens.
     """
-    weights, lse = _weights(outs, _of_context(lses, context_tokens), compute_dtype)
+    weights, lse = _weights(_checked(outs, lses, context_tokens), compute_dtype)
     return AttentionOutput(_sum(weights, outs.to(compute_dtype)), lse)
 
 
-def _of_context(lses: torch.Tensor, context_tokens: int | None) -> torch.Tensor:
+def _checked(outs: torch.Tensor, lses: torch.Tensor, context_tokens: int | None) -> torch.Tensor:
     """Return the lses, those of the first state -inf behind its tokens."""
-    if context_tokens is None or context_tokens >= lses.shape[1]:
+    check_tensor("outs", outs, "states tokens heads dim")
+    check_tensor("lses", lses, "states tokens heads")
+    for axis, name in enumerate(("states", "tokens", "heads")):
+        check_same("lses", name, lses.shape[axis], "outs", outs.shape[axis])
+    if context_tokens is None:
         return lses
+    if not isinstance(context_tokens, int) or context_tokens < 0:
+        message = f"context_tokens is {context_tokens!r}; it must be a whole number of tokens"
+        raise ValueError(message)
     lses = lses.clone()
     lses[:1, context_tokens:] = -torch.inf
     return lses
 
 
-def _weights(
-    outs: torch.Tensor, lses: torch.Tensor, compute_dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    check_tensor("outs", outs, "states tokens heads dim")
-    check_tensor("lses", lses, "states tokens heads")
-    for axis, name in enumerate(("states", "tokens", "heads")):
-        check_same("lses", name, lses.shape[axis], "outs", outs.shape[axis])
+def _weights(lses: torch.Tensor, compute_dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     if compute_dtype not in (torch.float64, torch.float32):
         message = f"compute_dtype is {compute_dtype}; it must be float64 or float32"
         raise ValueError(message)
@@ -120,8 +121,8 @@ def merge_error_bound(
     Raises:
         ValueError: as ``merge_states``.
     """
-    lses = _of_context(lses, context_tokens)
-    weights, lse = _weights(outs, lses, compute_dtype)
+    lses = _checked(outs, lses, context_tokens)
+    weights, lse = _weights(lses, compute_dtype)
     u = UNIT_ROUNDOFF[checked_arithmetic(arithmetic).accumulate]
     out_format = dtype_name(out_dtype or outs.dtype)
     finite = torch.where(torch.isneginf(lses), 0.0, lses.to(compute_dtype))

@@ -34,7 +34,7 @@ class BaseProblem:
         for name, always, default in _json_fields(type(self)):
             value = getattr(self, name)
             if always or value != default:
-                found[name] = _listed(value) if isinstance(value, tuple) else value
+                found[name] = _listed(value)
         return found
 
     @cached_property

@@ -157,6 +157,11 @@ class TestRefusal:
         assert said is not None
         assert (said.code, said.about) == ("machine", "")  # no rule allows any call there
 
+        latent = replace(PAGED, head_dim_qk=24, head_dim_vo=16, values_in_keys=True)
+        said = made(features=["mla"], backend="triton").refusal(latent, Target(sm=90))
+        assert said is not None
+        assert (said.code, said.about) == ("rules", "")  # but calls that are not latent
+
         said = made(backend="fa2").refusal(PAGED, Target(sm=90, flashinfer="0.6.13", cuda="13.0"))
         assert said is not None
         assert (said.code, said.about) == ("rules", "fa2-head-dim-not-multiple-of-64")

@@ -35,5 +35,5 @@ def test_an_earlier_code_says_more_and_the_first_of_a_code_is_told() -> None:
 
 def test_a_reason_is_cut_and_a_code_is_one_of_the_table() -> None:
     assert len(Refusal("no" * 10_000)) == MOST_CHARACTERS
-    with pytest.raises(ValueError, match="code is 3; it must be one of rules"):
+    with pytest.raises(ValueError, match="code is 3; it must be one of machine"):
         Refusal("no", 3)  # type: ignore[arg-type]

@@ -756,3 +756,18 @@ class TestSpeed:
             worker.renew()
             assert worker._process is standby
             assert worker.run({}).status == "done"
+
+
+def test_a_lease_prefers_who_has_run_the_owners_code_and_then_who_has_run_least() -> None:
+    def run(owner: str) -> Worker:
+        with workers.lease(owner) as worker:
+            worker.run({"do": "echo", "value": 1, "implementation": owner})
+        return worker
+
+    with make_pool(size=2) as workers:
+        a, b = run("a"), run("b")
+        assert a is not b
+        assert run("b") is b
+        assert run("a") is a  # though the other one was given back last
+        assert run("b") is b
+        assert run("a") is a

@@ -38,23 +38,46 @@ def test_results_errors_and_cancelled_work() -> None:
 
 def test_a_thread_prefers_owners_that_it_knows_and_new_ones_before_those_of_others() -> None:
     order: list[str] = []
-    both, started = threading.Barrier(2), threading.Event()
+    all_there = threading.Barrier(3)
+    begin, end = threading.Event(), threading.Event()
 
-    def note(name: str) -> None:
-        order.append(name)
+    def hold(until: threading.Event) -> None:
+        all_there.wait()
+        until.wait()
 
     with PriorityExecutor(2) as executor:
         # Two threads, each with an owner; the second of them then waits.
-        executor.submit(0, both.wait, "mine")
-        executor.submit(0, lambda: (both.wait(), started.wait()), "theirs")
+        executor.submit(0, partial(hold, begin), "mine")
+        executor.submit(0, partial(hold, end), "theirs")
+        all_there.wait()
         ahead = 2 + LEAD
         works = ((1, "theirs"), (1, "mine"), (1, "new"), (2, "mine"), (ahead, "mine"))
         for rank, owner in works:
-            executor.submit(rank, partial(note, f"{owner} {rank}"), owner)
+            executor.submit(rank, partial(order.append, f"{owner} {rank}"), owner)
         last = executor.submit(9 + LEAD, lambda: None, "mine")
+        begin.set()
         last.result()
         assert order == ["mine 1", "mine 2", "new 1", "theirs 1", f"mine {ahead}"]
-        started.set()
+        end.set()
+
+
+def test_what_was_cancelled_is_nobodys_work() -> None:
+    """Neither does its rank hold back what a thread prefers, nor is its owner known by it."""
+    order: list[str] = []
+    begun, begin = threading.Event(), threading.Event()
+
+    def first() -> None:
+        begun.set()
+        begin.wait()
+
+    with PriorityExecutor(1) as executor:
+        executor.submit(1, first, "mine")
+        begun.wait()
+        assert executor.submit(0, lambda: None, "theirs").cancel()
+        for rank, owner in ((1 + LEAD, "theirs"), (2 + LEAD, "mine"), (1 + LEAD, "new")):
+            executor.submit(rank, partial(order.append, owner), owner)
+        begin.set()
+    assert order == ["mine", "theirs", "new"]
 
 
 def test_what_comes_late_with_a_low_rank_is_not_behind_what_a_thread_prefers() -> None:

@@ -69,3 +69,12 @@ def test_problems_with_a_whole_first_state_keep_their_ids() -> None:
     assert problem_from_json(SOME.to_json()) == SOME
     with pytest.raises(ValueError, match=r"context is .few.; .*one of"):
         replace(SOME, context="few")
+
+
+def test_what_is_no_number_of_tokens_is_refused_and_shapes_are_checked_first() -> None:
+    outs, lses = torch.zeros(2, 3, 1, 4), torch.zeros(2, 3, 1)
+    for wrong in (-1, 1.5):
+        with pytest.raises(ValueError, match=f"context_tokens is {wrong}"):
+            merge_states(outs, lses, context_tokens=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="lses"):
+        merge_states(outs, lses[0, 0], context_tokens=1)
