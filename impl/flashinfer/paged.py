@@ -12,6 +12,7 @@ import torch
 from ...reference import AttentionProblem, BatchMetadata, build_metadata
 from ...reference.tensors.inputs import PagedAttentionInputs
 from ..gating.rules import version_matches
+from ..targets.refusal import Refusal
 from ..targets.target import Target
 from .backends import CUDA_CORE, FA2, FA3, module_key
 from .calls import attention_refusal, flashinfer, version, wrapper
@@ -143,15 +144,17 @@ def unsplit_prefill(inputs: PagedAttentionInputs) -> Pair:
 
 WITH_UNIFORM = ">=0.7.2.post1"
 """Releases whose prefill wrapper takes ``uniform_q_len``."""
+NO_UNIFORM = Refusal(
+    "uniform_q_len came with flashinfer-python 0.7.2.post1",
+    "package",
+    "flashinfer-python 0.7.2.post1",
+)
 
 
 def _not_uniform(problem: AttentionProblem, target: Target) -> str | None:
     return first_reason(
+        (not version_matches(target.flashinfer, WITH_UNIFORM), NO_UNIFORM),
         (not problem.uniform_queries, "uniform_q_len is of equally many tokens of each request"),
-        (
-            not version_matches(target.flashinfer, WITH_UNIFORM),
-            "uniform_q_len came with flashinfer-python 0.7.2.post1",
-        ),
     )
 
 

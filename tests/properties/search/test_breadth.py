@@ -12,9 +12,11 @@ from typing import Any, ClassVar
 import pytest
 
 from kernelproof.impl import Implementation, Target, implementation
-from kernelproof.properties.findings.report import Finding, LawReport
+from kernelproof.properties.findings.report import Finding, ImplementationReport, LawReport
+from kernelproof.properties.search.building import Builder
 from kernelproof.properties.search.engine import FIRST_PROBLEMS, Run
 from kernelproof.properties.search.plan import Plan
+from kernelproof.properties.search.priority_executor import PriorityExecutor
 from kernelproof.properties.search.progress import Progress
 from kernelproof.properties.space.profiles import Profile
 from kernelproof.reference import AttentionProblem, Problem
@@ -195,3 +197,33 @@ def test_laws_that_have_not_begun_on_first_problems_are_left_to_all_modules(
     assert run.early == ["parity"]
     assert [law.law for law in report.laws] == [*laws]
     assert all(law.judged > 0 for law in report.laws)
+
+
+def test_what_is_prepared_has_no_first_problems_any_more() -> None:
+    """Where all modules exist, both come at the same moment, in any order."""
+    run = Run(Plan([f"{__file__}:known_soon"], TINY))
+    report = ImplementationReport("exists", "exists")
+    run._begun.put((report, Any))  # type: ignore[arg-type]  # which is not looked into
+    run._prepared.add(id(report))
+    run._submit_begun(PriorityExecutor(1), {})
+    assert run._begun.empty()
+    run._pool.close()
+
+
+def test_nothing_is_built_that_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    (tmp_path / "judged").touch()
+    built: list[int] = []
+    build = Builder.build
+
+    def noted(self: Builder, address: Any, modules: Any, *rest: Any) -> None:  # noqa: ANN401
+        built.append(len(modules))
+        build(self, address, modules, *rest)
+
+    monkeypatch.setattr(Builder, "build", noted)
+    plan = Plan(
+        [f"{__file__}:known_late", f"{__file__}:known_soon"], TINY, laws=("parity",), jobs=2
+    )
+    reports = Run(plan, Judging(tmp_path)).execute().implementations
+    assert [report.modules for report in reports] == [3, 3]
+    assert set(built) == {0}
