@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,14 +33,17 @@ REPLAY = {side: f"kernelproof replay case.json --release {side}" for side in ("0
 
 
 @pytest.fixture(autouse=True)
-def _forget_what_a_test_wrote() -> Iterator[None]:
+def _forget_what_a_test_wrote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Unload modules from a test's folder: another test may write one of the same name."""
     before, path = set(sys.modules), [*sys.path]
     yield
     sys.path[:] = path
+    # Not from all of /tmp: the environment may lie there, and a package of which some modules are
+    # unloaded (those without a file stay) cannot be imported again.
+    folder = tmp_path_factory.getbasetemp()
     for name in set(sys.modules) - before:
-        file = getattr(sys.modules[name], "__file__", None) or ""
-        if file.startswith(tempfile.gettempdir()):
+        file = getattr(sys.modules[name], "__file__", None)
+        if file and Path(file).is_relative_to(folder):
             del sys.modules[name]
 
 
