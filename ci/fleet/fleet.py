@@ -61,8 +61,8 @@ class Machines(Protocol):
     def free(self, chip: str) -> int:
         """Count the units that can begin now; negative where no machine is left."""
 
-    def submit(self, unit: Unit) -> None:
-        """Begin a unit."""
+    def submit(self, units: Sequence[Unit]) -> None:
+        """Begin units, together: those of a machine share its cores."""
 
     def ended(self, seconds: float) -> list[Ended]:
         """Wait this long at most for units to end."""
@@ -183,7 +183,8 @@ class Fleet:
 
     def _submit(self) -> None:
         """Submit as many units as machines have room for, of each kind."""
-        kept = []
+        kept: list[tuple[tuple[int, float], int, Unit]] = []
+        begun: list[Unit] = []
         free = {chip: self.machines.free(chip) for chip in self.chips}
         while self._queue:
             entry = heapq.heappop(self._queue)
@@ -194,9 +195,11 @@ class Fleet:
                 free[unit.chip] -= 1
                 self._running += 1
                 self._submitted[unit.key] = time.monotonic()
-                self.machines.submit(unit)
+                begun.append(unit)
             else:
                 kept.append(entry)
+        if begun:
+            self.machines.submit(begun)
         self._queue = kept
         heapq.heapify(self._queue)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import re
@@ -51,14 +52,14 @@ class Node:
         chip: its kind.
         units: how many run on it at a time.
         share: of a GPU, for each.
-        compilers: that each may start.
+        cores: that those which run share.
     """
 
     id: str
     chip: str
     units: int
     share: float
-    compilers: int
+    cores: int
 
 
 @contextmanager
@@ -125,6 +126,12 @@ def _sentence(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+def compilers_each(nodes: Sequence[Node], running: int) -> int:
+    """Return the compilers that each unit may start where so many run, spread over the nodes."""
+    each = math.ceil(running / len(nodes))
+    return min(node.cores // min(each, node.units) for node in nodes)
+
+
 class RayMachines:
     """The machines of the cluster that this process is connected to; see `Machines`.
 
@@ -176,7 +183,7 @@ class RayMachines:
             jobs = facts.jobs if self._device == "cuda" else 1
             units = min(count * jobs, cores)
             share = int(1e4 / jobs) / 1e4 if self._device == "cuda" else 0.0
-            yield Node(node["NodeID"], chip, units, share, cores // units)
+            yield Node(node["NodeID"], chip, units, share, cores)
 
     def _facts(self, answer: Any, lacking: str) -> Facts:  # noqa: ANN401  Ray's reference
         if lacking:
@@ -210,17 +217,20 @@ class RayMachines:
         running = Counter(unit.chip for unit in self._units.values())
         return max(0, sum(node.units for node in nodes) - running[chip])
 
-    def submit(self, unit: Unit) -> None:
-        """Begin a unit; a chip's machines share its units as Ray decides."""
-        nodes = self._usable(unit.chip)
-        task = self._task.options(
-            num_cpus=1,
-            num_gpus=min(node.share for node in nodes),
-            max_retries=RETRIES,
-            label_selector={NODE_ID: f"in({','.join(node.id for node in nodes)})"},
-        )
-        compilers = min(node.compilers for node in nodes)
-        self._units[task.remote(self._job, unit, self._bus, compilers)] = unit
+    def submit(self, units: Sequence[Unit]) -> None:
+        """Begin units; a chip's machines share them evenly, as far as Ray can."""
+        running = Counter(unit.chip for unit in [*self._units.values(), *units])
+        for unit in units:
+            nodes = self._usable(unit.chip)
+            task = self._task.options(
+                num_cpus=1,
+                num_gpus=min(node.share for node in nodes),
+                max_retries=RETRIES,
+                label_selector={NODE_ID: f"in({','.join(node.id for node in nodes)})"},
+                scheduling_strategy="SPREAD",
+            )
+            compilers = compilers_each(nodes, running[unit.chip])
+            self._units[task.remote(self._job, unit, self._bus, compilers)] = unit
 
     def ended(self, seconds: float) -> list[Ended]:
         """Wait this long at most for units to end."""

@@ -55,8 +55,8 @@ class HereInTurn:
         del chip
         return 3 - len(self._queue)
 
-    def submit(self, unit: Unit) -> None:
-        self._queue.append(unit)
+    def submit(self, units: Sequence[Unit]) -> None:
+        self._queue.extend(units)
 
     def ended(self, seconds: float) -> list[Ended]:
         del seconds

@@ -9,7 +9,7 @@ import pytest
 from click import ClickException
 
 from kernelproof.ci.cli import main
-from kernelproof.ci.fleet.ray_machines import connected
+from kernelproof.ci.fleet.ray_machines import Node, compilers_each, connected
 
 
 def test_without_ray_one_sentence_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,6 +35,14 @@ def test_where_nothing_answers_one_sentence_says_so() -> None:
         with pytest.raises(ClickException, match="nothing answers there") as failed:
             connected(address).__enter__()
     assert failed.value.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("running", "compilers"), [(1, 16), (2, 16), (3, 8), (5, 5), (24, 1), (30, 1)]
+)
+def test_the_units_that_run_on_a_machine_share_its_cores(running: int, compilers: int) -> None:
+    nodes = [Node(name, "sm90", units=12, share=1 / 12, cores=16) for name in "ab"]
+    assert compilers_each(nodes, running) == compilers
 
 
 @pytest.mark.parametrize(
