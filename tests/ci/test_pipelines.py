@@ -222,6 +222,47 @@ def test_a_cluster_of_slurm_starts_with_options_that_ray_has() -> None:
     assert {"nodes", "gpus-per-node", "cpus-per-task", "time", "exclusive"} <= asked
 
 
+def run_slurm(folder: Path, *counts: int) -> subprocess.CompletedProcess[str]:
+    """Run the job of three nodes where Ray shows these counts, one each time that it is asked."""
+    stubs = {
+        "srun": "true",
+        "sleep": "true",
+        "hostname": "echo 10.0.0.7 172.17.0.1",
+        "kernelproof": 'echo kernelproof "$@"',
+        "timeout": 'read -r count < counts; sed -i 1d counts; echo "${count:-0}"',
+    }
+    (folder / ".venv" / "bin").mkdir(parents=True)
+    (folder / ".venv" / "bin" / "activate").touch()
+    (folder / "counts").write_text("".join(f"{count}\n" for count in counts))
+    for name, script in stubs.items():
+        (folder / name).write_text(f"#!/bin/bash\n{script}\n")
+        (folder / name).chmod(0o755)
+    slurm = {"SLURM_JOB_NUM_NODES": "3", "SLURMD_NODENAME": "node1", "JOIN_SECONDS": "1"}
+    path = os.pathsep.join([str(folder), os.environ["PATH"]])
+    return subprocess.run(
+        ["bash", SLURM],  # noqa: S607  bash is wherever it is installed
+        cwd=folder,
+        env={**os.environ, **slurm, "PATH": path},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_on_slurm_the_gate_begins_when_ray_has_all_nodes(tmp_path: Path) -> None:
+    job = run_slurm(tmp_path, 0, 1, 1, 2, 3, 9)
+    assert job.returncode == 0, job.stderr
+    assert "--ray 10.0.0.7:6379" in job.stdout
+    assert (tmp_path / "counts").read_text() == "9\n"
+
+
+def test_on_slurm_nodes_that_do_not_join_are_said_in_a_sentence(tmp_path: Path) -> None:
+    job = run_slurm(tmp_path, 1, *[2] * 10_000)
+    assert (job.returncode, job.stdout) == (3, "")
+    assert job.stderr == "slurm.sh: 2 of 3 nodes joined Ray in 1 s\n"
+
+
 def test_the_image_has_the_ray_that_the_cluster_names() -> None:
     cluster, _ = yaml.safe_load_all(KUBERAY.read_text(encoding="utf-8"))
     pins = (PIPELINES.parent / "constraints.txt").read_text(encoding="utf-8")
