@@ -26,7 +26,8 @@ START_SECONDS = 8.0
 """Seconds of a unit beside its laws, where the report is of a run without Ray: a guess at what it
 takes to start processes that import torch, and to survey the implementation."""
 PLACES = 8
-"""Units that share a GPU, where the report does not say it: the workers of a run on an H200."""
+"""Units that share a GPU, where the report does not say it. The only such report that is kept,
+`h200-gate-0.7.2.post1.json`, is of a run with eight workers; `PROCESSES_A_GPU` has grown since."""
 ASSUMED = (
     "Assumed: each chip takes what the measured one took, modules are built, no machine is lost, "
     "releases follow one another."
@@ -114,7 +115,10 @@ def main(report: Path, measured: Path | None, gpus: int, chips: int, releases: i
         chip: simulated(units, places * gpus) for chip, (units, places) in units_of(known).items()
     }
     seconds, took = max(each.values()), float(other["seconds"])
-    click.echo(f"simulated {seconds:.1f} s, measured {took:.1f} s: {seconds / took - 1:+.0%}")
+    if measured or gpus == 1:
+        click.echo(f"simulated {seconds:.1f} s, measured {took:.1f} s: {seconds / took - 1:+.0%}")
+    else:  # the report's own seconds are those of one GPU
+        click.echo(f"simulated {seconds:.1f} s on {gpus} GPUs")
     hours = releases * seconds / 3600
     click.echo(
         f"{releases} releases on {chips} chips, {gpus} GPU each: {hours:.2f} h by the clock, "

@@ -28,6 +28,8 @@ NODES = [
 ]
 """The nodes of this module's cluster: name, chip, environment."""
 JOURNAL = Path(".kernelproof", "cases", "fleet", "journal.pickle")
+ROUNDED = 0.01
+"""More seconds than rounding adds to a report's units."""
 CLOCK = ("seconds", "build_seconds", "call_seconds", "run_seconds")
 """Fields of a report that depend on the clock."""
 TWO_UNITS = ("--law", "parity", "--law", "repeated_calls")
@@ -49,10 +51,18 @@ def journal(folder: Path) -> list[tuple[Unit, UnitResult]]:
     return found
 
 
-def assert_foreseen(report: dict[str, Any]) -> None:
-    """Compare a run with its simulation: what is promised of two GPUs holds of these nodes."""
+def assert_foreseen(report: dict[str, Any], ended: list[tuple[Unit, UnitResult]]) -> None:
+    """Compare a run with its simulation.
+
+    The report has exactly the units that ended. They alone take no longer than the run took with
+    what it does around them, however busy this machine is.
+    """
+    listed = Counter(
+        (each["chip"], each["implementation"], each["number"]) for each in report["fleet"]["units"]
+    )
+    assert listed == Counter((unit.chip, result.report.name, unit.number) for unit, result in ended)
     seconds = max(simulated(units, places) for units, places in units_of(report).values())
-    assert seconds == pytest.approx(report["seconds"], rel=0.2)
+    assert 0 < seconds <= report["seconds"] + ROUNDED
 
 
 def without_clock(value: Any) -> Any:  # noqa: ANN401  JSON
@@ -96,7 +106,7 @@ def test_a_hang_is_one_nodes_and_one_that_lacks_something_is_left_out(
     assert states == {"sm90": ["PASS", "PASS"], "sm100": ["FINDINGS", "PASS"]}
     assert {finding["status"] for finding in report["findings"]} == {"HANG"}
     assert_gone([int(line) for line in (cluster.orders / "hung").read_text().split()])
-    assert_foreseen(report)
+    assert_foreseen(report, journal(folder))
 
 
 def test_a_driver_that_is_killed_repeats_nothing_when_it_resumes(
@@ -110,14 +120,14 @@ def test_a_driver_that_is_killed_repeats_nothing_when_it_resumes(
     run.kill()
     run.communicate()
     assert_gone(hanging)
-    before = (folder / JOURNAL).read_bytes()
-    assert journal(folder)
+    before, known = (folder / JOURNAL).read_bytes(), journal(folder)
+    assert known
     for order in cluster.orders.iterdir():
         order.unlink()
     _, report, said = cluster.end_of(cluster.check(folder, *words, "--resume"), folder)
     assert report["chips"]["sm90"]["verdict"] == "conforming", said
     assert (folder / JOURNAL).read_bytes().startswith(before)
-    assert_foreseen(report)
+    assert_foreseen(report, journal(folder)[len(known) :])
     times = Counter((unit.chip, unit.implementation, unit.number) for unit, _ in journal(folder))
     assert set(times.values()) == {1}
     assert len(times) == 6

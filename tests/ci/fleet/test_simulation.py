@@ -53,7 +53,10 @@ def test_a_run_on_one_gpu_says_what_two_take(tmp_path: Path) -> None:
     words = [str(tmp_path / "one.json")]
     said = CliRunner().invoke(main, words, catch_exceptions=False).output
     assert said.startswith("simulated 26.0 s, measured 26.0 s: +0%\n")
-    words += ["--gpus", "2", "--measured", str(tmp_path / "two.json")]
+    words += ["--gpus", "2"]
+    said = CliRunner().invoke(main, words, catch_exceptions=False).output
+    assert said.startswith("simulated 14.0 s on 2 GPUs\n")
+    words += ["--measured", str(tmp_path / "two.json")]
     said = CliRunner().invoke(main, words, catch_exceptions=False).output
     assert said.startswith("simulated 14.0 s, measured 17.5 s: -20%\n")
 
