@@ -65,6 +65,19 @@ def assert_foreseen(report: dict[str, Any], ended: list[tuple[Unit, UnitResult]]
     assert 0 < seconds <= report["seconds"] + ROUNDED
 
 
+def costs(folder: Path) -> list[str]:
+    """Return options by which the costs of calls are known, and not measured first."""
+    fast = {"name": "fast", "problems": 1.0, "max_work": 20_000}
+    known = {
+        "schema": "kernelproof-costs-1",
+        "profile": "quick",
+        "device": "cpu",
+        "costs": dict.fromkeys(("obedient", "tame", "docile"), fast),
+    }
+    (folder / "costs.json").write_text(json.dumps(known))
+    return ["--costs", "costs.json"]
+
+
 def without_clock(value: Any) -> Any:  # noqa: ANN401  JSON
     """Return JSON without what the clock decides."""
     if isinstance(value, dict):
@@ -95,7 +108,8 @@ def test_a_hang_is_one_nodes_and_one_that_lacks_something_is_left_out(
     (folder / "release" / "vllm" / "_version.py").write_text("version = '9.8'")
     (cluster.orders / "c").touch()
     names = [f"{SUBJECTS}:{name}" for name in ("obedient", "of_a_release")]
-    run = cluster.check(folder, *names, "--law", "parity", "--from", "release")
+    words = ["--law", "parity", "--from", "release", *costs(folder)]
+    run = cluster.check(folder, *names, *words)
     code, report, said = cluster.end_of(run, folder)
     assert code == 1, said
     assert said.count("is left out: it has no torch\n") == 1
@@ -114,7 +128,7 @@ def test_a_driver_that_is_killed_repeats_nothing_when_it_resumes(
 ) -> None:
     for name, *_ in NODES:
         (cluster.orders / name).write_text(f"{folder / JOURNAL}\nUnitResult")
-    words = [f"{SUBJECTS}:tame", f"{SUBJECTS}:docile", *TWO_UNITS]
+    words = [f"{SUBJECTS}:tame", f"{SUBJECTS}:docile", *TWO_UNITS, *costs(folder)]
     run = cluster.check(folder, *words)
     hanging = cluster.hung(run)
     run.kill()
@@ -137,10 +151,7 @@ def test_units_of_a_dead_machine_run_elsewhere_and_its_finished_ones_are_kept(
     cluster: Cluster, folder: Path
 ) -> None:
     (cluster.orders / "b").write_text(f"{folder / JOURNAL}\n{cluster.ids['b']}")
-    fast = {"name": "fast", "problems": 1.0, "max_work": 20_000}
-    costs = {"profile": "quick", "device": "cpu", "costs": {"tame": fast, "docile": fast}}
-    (folder / "costs.json").write_text(json.dumps({"schema": "kernelproof-costs-1", **costs}))
-    words = [f"{SUBJECTS}:tame", f"{SUBJECTS}:docile", *TWO_UNITS, "--costs", "costs.json"]
+    words = [f"{SUBJECTS}:tame", f"{SUBJECTS}:docile", *TWO_UNITS, *costs(folder)]
     run = cluster.check(folder, *words)
     hanging = cluster.hung(run)
     cluster.kill("b")
