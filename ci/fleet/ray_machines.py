@@ -127,7 +127,7 @@ def _sentence(error: BaseException) -> str:
 
 
 def compilers_each(nodes: Sequence[Node], running: int) -> int:
-    """Return the compilers that each unit may start where so many run, spread over the nodes."""
+    """Return the compilers that each of these running units may start, spread over the nodes."""
     each = math.ceil(running / len(nodes))
     return min(node.cores // min(each, node.units) for node in nodes)
 

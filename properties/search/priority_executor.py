@@ -98,7 +98,7 @@ class PriorityExecutor:
     def _drop_cancelled(self) -> None:
         """Leave out what nobody is to do: neither its rank nor its owner counts."""
         for each in [each for each in self._queue if each.future.cancelled()]:
-            each.future.set_running_or_notify_cancel()  # whoever waits for it is told
+            each.future.set_running_or_notify_cancel()  # and so wake whoever waits for it
             self._queue.remove(each)
 
     def _best(self) -> _Queued:
