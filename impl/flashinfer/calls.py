@@ -49,8 +49,8 @@ def version() -> str:
 def shared_workspace(device: torch.device) -> torch.Tensor:
     """Return the float workspace that all wrappers of a process share, as vLLM's do.
 
-    It holds partial results of one run. A worker that judges sixty implementations has some
-    twenty wrappers: with one each, twelve workers filled an H200.
+    It holds partial results of one run. When each wrapper had its own, twelve workers that judged
+    sixty implementations filled an H200.
     """
     return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
 
