@@ -18,7 +18,7 @@ from ..verdicts.contained import Stop
 from ..verdicts.subject import Subject
 from ..verdicts.verdict import VACUOUS, Verdict
 from .general import run, run_on, same_result
-from .law import ATTENTION, PAGED, Law
+from .law import ATTENTION, PAGED, Law, several
 
 SWITCHES: dict[str, tuple[Any, Any]] = {
     "causal": (False, True),
@@ -333,6 +333,7 @@ LAWS = (
         layout_invariance,
         "NHD and HND caches with the same keys give the same answer",
         weight=0.5,
+        looks_at=({"kv_layout": several},),
     ),
     Law(
         "contiguity",
@@ -354,6 +355,7 @@ LAWS = (
         page_size_invariance,
         "the same keys in pages of another size give the same answer",
         weight=0.5,
+        looks_at=({"page_size": several},),
     ),
     Law(
         "batch_independence",

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..verdicts.subject import Subject
 from ..verdicts.verdict import Verdict
+
+Values = tuple[Any, ...]
+Choice = Mapping[str, Callable[[Values], Values]]
+"""By axis, a function of its values that leaves those which a law may have something to say of."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,8 @@ class Law:
         weight: its share of a profile's problems; parity sees the most.
         needs: an implementation must declare one of these, ``"writes_out"`` or features, for the
             law to have anything to look at; nothing if empty.
+        looks_at: which values of axes it needs: problems are drawn by the first choice that leaves
+            some of each axis, and the law has nothing to look at where none does. All if empty.
         overlap: why the law is kept though others kill every seeded bug that it kills; empty where
             it kills one alone.
         floor: fewest problems that it must judge of an implementation to count.
@@ -33,12 +39,23 @@ class Law:
     statement: str
     weight: float = 1.0
     needs: tuple[str, ...] = ()
+    looks_at: tuple[Choice, ...] = field(default=(), hash=False)
     overlap: str = ""
     floor: int = 3
 
     def concerns(self, declared: Collection[str]) -> bool:
         """Whether an implementation that declares this has anything for the law to look at."""
         return not self.needs or any(each in declared for each in self.needs)
+
+
+def chosen(values: Values) -> Values:
+    """Leave out the values that mean that something is off."""
+    return tuple(value for value in values if value)
+
+
+def several(values: Values) -> Values:
+    """Leave all of them, where there is a choice."""
+    return values if len(values) > 1 else ()
 
 
 ATTENTION = ("paged_attention", "ragged_attention")

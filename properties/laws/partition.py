@@ -22,7 +22,7 @@ from ..verdicts.comparison import Result, agree, worse
 from ..verdicts.subject import Subject
 from ..verdicts.verdict import VACUOUS, Verdict
 from .general import run_on
-from .law import ATTENTION, Law
+from .law import ATTENTION, Choice, Law, Values, chosen
 from .selection import Part, described, rows_of, select, whole
 
 EXACT_MERGE = Arithmetic(accumulate="float64")
@@ -33,6 +33,21 @@ CAUSAL: dict[str, Any] = {
     "causal": True, "causal_by_request": False, "custom_mask": False, "tree": 0
 }  # fmt: skip
 """Fields of a batch whose rows see the keys up to their own, and no fewer."""
+
+
+def _with_several(phases: Values) -> Values:
+    return phases if {"prefill", "chunk", "verify"} & set(phases) else ()
+
+
+def _windows(values: Values) -> Values:
+    return tuple(value for value in values if value >= 0)
+
+
+SEVERAL_QUERIES: tuple[Choice, ...] = (
+    {"phase": _with_several, "causal": chosen},
+    {"verify": chosen, "causal": chosen},
+)
+"""Requests of several query tokens, which are causal: these laws make them so."""
 
 
 class _Batch:
@@ -251,6 +266,7 @@ LAWS = (
         chunked_prefill,
         "a prefill in two chunks equals the prefill in one",
         weight=0.5,
+        looks_at=SEVERAL_QUERIES,
     ),
     Law(
         "appended_pairs",
@@ -258,6 +274,7 @@ LAWS = (
         appended_pairs,
         "query and key pairs appended to a causal batch leave earlier rows unchanged",
         weight=0.5,
+        looks_at=SEVERAL_QUERIES,
     ),
     Law(
         "verify_chain",
@@ -265,6 +282,7 @@ LAWS = (
         verify_chain,
         "the last tokens of a request at once equal the decodes of each of them",
         weight=0.5,
+        looks_at=SEVERAL_QUERIES,
     ),
     Law(
         "split_kv",
@@ -279,6 +297,7 @@ LAWS = (
         keys_behind_window,
         "keys behind every row's window change nothing",
         weight=0.5,
+        looks_at=({"window_left": _windows},),
         overlap="chunked_prefill kills its bug when both chunks happen to hold the same queries",
     ),
     Law(

@@ -16,7 +16,7 @@ from ..verdicts.comparison import Result, against_oracle, agree, same_bits, wors
 from ..verdicts.subject import Subject
 from ..verdicts.verdict import PASS, VACUOUS, Verdict
 from .general import run, run_on
-from .law import PAGED, Law
+from .law import PAGED, Law, Values
 
 FACTORS = {"sm_scale": "scale"}
 """What a problem calls the number that the inputs hold."""
@@ -198,6 +198,11 @@ def same_bits_of(name: str, first: torch.Tensor, second: torch.Tensor) -> Verdic
     return Verdict("FAIL", "nondeterministic", message)
 
 
+
+def _quantised(caches: Values) -> Values:
+    return tuple(pair for pair in caches if pair[0])
+
+
 LAWS = (
     Law(
         "dequantised",
@@ -206,6 +211,7 @@ LAWS = (
         "a quantised cache and its values in the queries' dtype give the same answer",
         weight=0.5,
         needs=QUANTISED_KV,
+        looks_at=({"caches": _quantised},),
         overlap="parity sees every element; this asks no oracle",
     ),
     Law(
@@ -223,6 +229,7 @@ LAWS = (
         "caches of zeros, of the smallest and of the largest codes are read right",
         weight=0.5,
         needs=QUANTISED_KV,
+        looks_at=({"caches": _quantised},),
     ),
     Law(
         "formats_in_turn",
@@ -231,5 +238,6 @@ LAWS = (
         "the same call gives the same bits after calls on caches of other formats",
         weight=0.5,
         needs=QUANTISED_KV,
+        looks_at=({"caches": _quantised},),
     ),
 )

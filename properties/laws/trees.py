@@ -19,7 +19,7 @@ from ..verdicts.comparison import Result, agree
 from ..verdicts.subject import Subject
 from ..verdicts.verdict import VACUOUS, Verdict
 from .general import run_on
-from .law import ATTENTION, Law
+from .law import ATTENTION, Law, chosen
 from .selection import Part, described, select
 
 Orders = Sequence[Sequence[int]]
@@ -186,6 +186,7 @@ LAWS = (
         "the tree",
         weight=0.5,
         needs=("tree",),
+        looks_at=({"tree": chosen},),
     ),
     Law(
         "tree_siblings",
@@ -194,5 +195,6 @@ LAWS = (
         "siblings of a draft tree in the opposite order have the same rows, in that order",
         weight=0.5,
         needs=("tree",),
+        looks_at=({"tree": chosen},),
     ),
 )

@@ -25,9 +25,9 @@ from .examples import Examples
 
 EXTENSION = 4.0
 """Factor of a law's seconds where it is below its floor when they are over: the machine is slow."""
-MOST_IDLE = 60
-"""Problems that held nothing to judge, all that there were, before a law gives up; more while it
-has time for as many problems as are planned."""
+MOST_IDLE, MOST_IDLE_OF_A_MODULE = 60, 16
+"""Problems that held nothing to judge, all that there were, before a law gives up; as many as the
+second for each module where that is more, since it may have something to say of one only."""
 LONG_SHARE = 0.5
 """Share of a law's problems and of its seconds that a slow implementation's long problems take."""
 Look = Callable[[Problem], None]
@@ -72,6 +72,14 @@ class Search:
         self._long = False
         self._suspect: Problem | None = None
         self._judged_before = self._idle_before = 0
+        looks_at, candidate = runner.law.looks_at, runner.candidate
+        self._axes = candidate.axes.within(looks_at)
+        self._long_axes = candidate.long and candidate.long.within(looks_at)
+
+    @property
+    def has_something(self) -> bool:
+        """Whether there are problems that may hold something for the law."""
+        return self._axes is not None
 
     def suspects(self) -> Iterator[Problem]:
         """Yield each problem that fails when it is first judged, until there were enough.
@@ -83,7 +91,7 @@ class Search:
         """
         # Smallest problems of other laws, and what other runs kept, are judged on top.
         self._judged_before, self._idle_before = self._runner.report.judged, self._idle
-        if self._runner.candidate.long is not None:
+        if self._long_axes is not None:
             self._long = True
             yield from self._rounds()
             self._long, self._idle_before = False, self._idle
@@ -161,10 +169,11 @@ class Search:
     ) -> bool:
         options, law, name = self._options, self._runner.law.name, self._runner.candidate.name
         database = options.examples.of(law, name) if keep and options.examples else None
-        axes = self._runner.candidate.axes
         seeds: tuple[object, ...] = (law, name, options.seed)
-        if self._long and self._runner.candidate.long is not None:
-            axes, seeds, look = self._runner.candidate.long, ("long", *seeds), _after_first(look)
+        axes = self._axes
+        if self._long:
+            axes, seeds, look = self._long_axes, ("long", *seeds), _after_first(look)
+        assert axes is not None  # noqa: S101  else nobody draws
         return draw_round(
             axes,
             options.profile,
@@ -197,9 +206,8 @@ class Search:
         most = max(1.0, self._share * self._options.problems)
         # Nothing to judge, time and again: the law says nothing about this implementation.
         idle = self._idle - self._idle_before + more
-        # Of several modules, a law may have something to say about one only.
-        patience = 4 * max(1, len(self._runner.candidate.axes.restrictions))
-        if idle > max(MOST_IDLE, patience * most) and not judged:
+        modules = len(self._axes.restrictions) if self._axes else 0
+        if idle > max(MOST_IDLE, MOST_IDLE_OF_A_MODULE * modules) and not judged:
             if not more:  # else what waits may still have something to judge
                 self._runner.report.ended = "" if self._long else "idle"
             return True

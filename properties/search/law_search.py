@@ -88,7 +88,8 @@ class LawSearch:
     def _find(self) -> None:
         """Find a failure and shrink it."""
         declared, report = self._candidate.declares, self._runner.report
-        if declared is not None and not self._runner.law.concerns(declared):
+        undeclared = declared is not None and not self._runner.law.concerns(declared)
+        if undeclared or not self._search.has_something:
             # Without a draw: no problem would hold anything for it, so it owes none.
             report.ended, report.floor = "idle", 0
             return

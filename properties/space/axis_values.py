@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -55,3 +55,32 @@ class Axes:
     def allows(self, name: str) -> tuple[Any, ...]:
         """Return the values of an axis."""
         return self.values[name]
+
+    def within(
+        self, choices: Sequence[Mapping[str, Callable[[tuple[Any, ...]], tuple[Any, ...]]]]
+    ) -> Axes | None:
+        """Return the axes that hold something for a law, see ``Law.looks_at``; None if none do."""
+        if not choices:
+            return self
+        parts = [
+            part
+            for restriction in self.restrictions or ({},)
+            if (part := self._chosen(restriction, choices)) is not None
+        ]
+        if not parts:
+            return None
+        if self.restrictions:
+            return replace(self, restrictions=tuple(parts))
+        return replace(self, values={**self.values, **parts[0]})
+
+    def _chosen(
+        self,
+        restriction: Mapping[str, tuple[Any, ...]],
+        choices: Sequence[Mapping[str, Callable[[tuple[Any, ...]], tuple[Any, ...]]]],
+    ) -> Mapping[str, tuple[Any, ...]] | None:
+        allowed = {**self.values, **restriction}
+        for choice in choices:
+            left = {name: leave(allowed[name]) for name, leave in choice.items()}
+            if all(left.values()):
+                return {**restriction, **left}
+        return None

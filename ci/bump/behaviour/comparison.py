@@ -181,15 +181,21 @@ def laws_to_judge(found: Compared, plan: Plan) -> dict[Law, int]:
     return {
         law: plan.count(law, first=law is every[0], sides=len(found.runs))
         for law in every
-        if (not plan.laws or law.name in plan.laws) and law.concerns(found.declares)
+        if (not plan.laws or law.name in plan.laws)
+        and law.concerns(found.declares)
+        and (found.axes is None or _axes_for(law, found) is not None)
     }
 
 
 def draw(law: Law, count: int, found: Compared, plan: Plan) -> list[Problem]:
     """Draw the problems of a law."""
-    if found.axes is None:
-        return []
-    return draw_problems(found.axes, plan.profile, _seed(law, found, plan), count)
+    axes = _axes_for(law, found)
+    return [] if axes is None else draw_problems(axes, plan.profile, _seed(law, found, plan), count)
+
+
+def _axes_for(law: Law, found: Compared) -> Axes | None:
+    """Return what holds something for a law; None if nothing does."""
+    return found.axes and found.axes.within(law.looks_at)
 
 
 def judge(law: Law, problem: Problem, found: Compared, sides: Sides, plan: Plan) -> Tried:
