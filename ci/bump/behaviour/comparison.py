@@ -53,6 +53,8 @@ class Tried:
         case: the stored case that it is, if it is one.
         entry: the ledger entry whose case it is, if it is one.
         severe_before: whether the baseline hung or died too when it was run again.
+        known_before: whether the ledger explains the candidate's failure, and speaks of the
+            baseline too.
     """
 
     law: str
@@ -65,6 +67,7 @@ class Tried:
     case: Case | None = None
     entry: Entry | None = None
     severe_before: bool = False
+    known_before: bool = False
 
     def request(self, address: Address) -> dict[str, Any]:
         """Return what a worker needs to judge it as it was judged."""

@@ -27,7 +27,7 @@ from .comparison import SEVERE, Compared, Sides, Tried, as_severe_before, confir
 from .watching import Count
 
 NEW, WORSE, ALONE = "new-failure", "worse-failure", "candidate-only-failure"
-STILL, FIXED, HANG = "still-failing", "fixed", "hang"
+STILL, FIXED, HANG, KNOWN = "still-failing", "fixed", "hang", "known-of-both"
 FLAKY, FLAKY_BEFORE = "flaky", "baseline-flaky"
 MOST_LOOKS = 8
 """Most failures of one kind that are run again, each in a fresh process, until one shows again."""
@@ -36,6 +36,7 @@ WORDS = {
     WORSE: "wrong with both, and worse with {candidate}",
     ALONE: "wrong with {candidate}; {baseline} does not have it",
     STILL: "wrong with {baseline} and with {candidate}",
+    KNOWN: "wrong with {candidate}; the ledger knows it of {baseline} too, which failed not here",
     FIXED: "wrong with {baseline}, right with {candidate}",
     FLAKY: "failed once with {candidate} and not again",
     FLAKY_BEFORE: "failed once with {baseline} and not again, right with {candidate}",
@@ -122,8 +123,7 @@ class _Shown:
 def _shown(found: Compared, context: Context) -> list[_Shown]:
     """Run failures of one side again, and return all of them in groups."""
     found.tried = [
-        replace(tried, severe_before=True) if _known_before(tried, found, context) else tried
-        for tried in found.tried
+        replace(tried, known_before=_known_before(tried, found, context)) for tried in found.tried
     ]
     for (change, _), members in _groups(found, context).items():
         if change == WORSE:
@@ -180,11 +180,12 @@ def _groups(
 
 
 def _known_before(tried: Tried, found: Compared, context: Context) -> bool:
-    """Whether a failure is worse with the candidate by chance: the ledger says so of both releases.
+    """Whether a failure is new or worse with the candidate by chance: the ledger has it of both.
 
-    A race that both have may hang with one of them, and give a wrong answer with the other.
+    A race that both have may hang with one of them, and give a right or a wrong answer with the
+    other; so may memory that neither has written.
     """
-    if change_of(tried, found) != WORSE:
+    if change_of(tried, found) not in (NEW, WORSE, HANG):
         return False
     known = context.plan.ledger.explanation(
         found.name, tried.law, tried.verdicts[CANDIDATE], tried.problem, context.targets[BASELINE]
@@ -207,12 +208,14 @@ def change_of(tried: Tried, found: Compared) -> str:
     """Return the change that one problem shows; empty where it shows none."""
     before, after = tried.verdicts.get(BASELINE), tried.verdicts.get(CANDIDATE)
     old, new = tried.bad(BASELINE), tried.bad(CANDIDATE)
+    if new and not old and tried.known_before:
+        return KNOWN
     if new and after is not None and after.status == "HANG" and not old:
         return HANG if BASELINE in found.runs else ALONE
     if new and not (before is not None and tried.judged(BASELINE)):
         return ALONE
     if new and old and before is not None and after is not None:
-        severe_before = tried.severe_before or before.status in SEVERE
+        severe_before = tried.severe_before or tried.known_before or before.status in SEVERE
         return WORSE if after.status in SEVERE and not severe_before else STILL
     if new:
         return NEW

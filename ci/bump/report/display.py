@@ -30,6 +30,7 @@ REPORTED_IN_FULL = (
     "fixed",
     "still-failing",
     "candidate-only-failure",
+    "known-of-both",
     "hang-stays",
     "slower",
     "faster",
@@ -37,7 +38,14 @@ REPORTED_IN_FULL = (
 )
 """Changes that do nothing and are shown one by one all the same, where all is asked for; others
 are counted."""
-NEW = ("still-failing", "candidate-only-failure", "hang-stays", "slower", "more-memory")
+NEW = (
+    "still-failing",
+    "candidate-only-failure",
+    "known-of-both",
+    "hang-stays",
+    "slower",
+    "more-memory",
+)
 """Of them, those that are shown one by one anyway, unless they are known."""
 FEW_PLACES = 2
 """Places of an engine's source that are named of a finding, unless all is asked for."""

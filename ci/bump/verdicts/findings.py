@@ -76,6 +76,9 @@ CHANGES: Mapping[str, Change] = {
     "candidate-only-failure": Change(
         "behaviour", REPORT, "wrong with the candidate; the baseline has no such code"
     ),
+    "known-of-both": Change(
+        "behaviour", REPORT, "wrong with the candidate, and by the ledger with the baseline"
+    ),
     "still-failing": Change("behaviour", REPORT, "wrong with both"),
     "fixed": Change("behaviour", REPORT, "wrong with the baseline, right with the candidate"),
     "flaky": Change("behaviour", CONDITION, "a failure of the candidate that did not show again"),

@@ -211,6 +211,24 @@ def test_a_hang_that_the_ledger_knows_of_both_releases_is_no_worse(
     assert (found.change, found.entry, baseline.verdicts) == (change, "race", [])
 
 
+@pytest.mark.parametrize("verdict", [WRONG, HANG])
+@pytest.mark.parametrize("versions", [">=1,<=2", "==2"])
+def test_what_the_ledger_knows_of_both_releases_is_not_new_with_one(
+    find: Any,  # noqa: ANN401
+    tmp_path: Path,
+    versions: str,
+    verdict: Verdict,
+) -> None:
+    chance = Entry(
+        "chance", NAME, verdict.status, {}, "It reads any memory.", tmp_path / "c",
+        versions={"torch": versions},
+    )  # fmt: skip
+    (found,) = find(Candidate(again=[3]), failure(3, verdict=verdict), entries=(chance,))
+    new = {"FAIL": "new-failure", "HANG": "hang"}[verdict.status]
+    assert (found.change, found.entry) == ("known-of-both" if "<" in versions else new, "chance")
+    assert CHANGES[found.change].action == ("report" if "<" in versions else "block")
+
+
 def test_laws_that_need_what_neither_release_declares_draw_nothing() -> None:
     plan = Plan((), "cpu", PROFILES["quick"], 0, Ledger(()), Path(), Path())
     without, with_it = (
