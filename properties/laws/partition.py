@@ -92,9 +92,14 @@ def _same_rows(batch: _Batch, ran: tuple[Result, Bounded], parts: Sequence[Part]
     return agree(expected, result, (bound, bounded.bound), exact=batch.subject.exact(batch.problem))
 
 
+def _about(judged: AttentionProblem, given: AttentionProblem, verdict: Verdict) -> Verdict:
+    """Return a bad verdict with the problem that it is about, where that is not the given one."""
+    return replace(verdict, about=judged.to_json() if verdict.bad and judged != given else None)
+
+
 def chunked_prefill(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Prefill in two chunks, the second one over the keys of both: as in one shot."""
-    problem = replace(problem, **CAUSAL)
+    given, problem = problem, replace(problem, **CAUSAL)
     halves: tuple[list[Part], list[Part]] = ([], [])
     for request, queries, (keys,) in whole(problem):
         cut = len(queries) // 2 if len(queries) <= len(keys) else 0
@@ -110,12 +115,12 @@ def chunked_prefill(subject: Subject, problem: AttentionProblem) -> Verdict:
     verdict = Verdict("PASS", ratio=0.0)
     for parts in halves:
         verdict = worse(verdict, _same_rows(batch, ran, parts, batch.part(parts)))
-    return verdict
+    return _about(problem, given, verdict)
 
 
 def appended_pairs(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Append query and key pairs to a causal batch: the rows before them stay as they were."""
-    problem = replace(problem, **CAUSAL)
+    given, problem = problem, replace(problem, **CAUSAL)
     parts = []
     for request, queries, (keys,) in whole(problem):
         added = min(len(queries) // 2 + len(queries) % 2, len(keys))
@@ -129,12 +134,12 @@ def appended_pairs(subject: Subject, problem: AttentionProblem) -> Verdict:
     if not batch.supports(parts):
         return VACUOUS
     before = batch.part(parts)
-    return _same_rows(batch, batch.whole(), parts, before)
+    return _about(problem, given, _same_rows(batch, batch.whole(), parts, before))
 
 
 def verify_chain(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Decode some of each request's tokens one by one, each over the keys up to it, as requests."""
-    problem = replace(problem, **CAUSAL)
+    given, problem = problem, replace(problem, **CAUSAL)
     parts = [
         Part(request, range(row, row + 1), (range(len(keys) - len(queries) + row + 1),))
         for request, queries, (keys,) in whole(problem)
@@ -146,7 +151,8 @@ def verify_chain(subject: Subject, problem: AttentionProblem) -> Verdict:
     batch = _Batch(subject, problem)
     if not batch.supports(parts):
         return VACUOUS
-    return _same_rows(batch, batch.whole(), parts, batch.part(parts))
+    verdict = _same_rows(batch, batch.whole(), parts, batch.part(parts))
+    return _about(problem, given, verdict)
 
 
 def split_kv(subject: Subject, problem: AttentionProblem) -> Verdict:
@@ -207,7 +213,7 @@ def keys_behind_window(subject: Subject, problem: AttentionProblem) -> Verdict:
     if not batch.supports(parts):
         return VACUOUS
     verdict = _same_rows(batch, batch.whole(), parts, batch.part(parts))
-    return replace(verdict, about=None if windowed == problem else windowed.to_json())
+    return _about(windowed, problem, verdict)
 
 
 def _behind(part: Part, problem: AttentionProblem) -> Part:

@@ -10,6 +10,9 @@ from .case_runner import CaseRunner
 
 PASSES_AFTERWARDS = 2
 """Passing retries required in one process to call a failure first-call-only."""
+SLOW_SHARE = 0.2
+"""Share of its deadline that a call takes when it passes, from which on it was only slow when it
+overran it: on a busy machine a call takes several times as long."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +87,13 @@ class Confirmation:
         What passes there may fail in the first calls of a process only. Fresh processes tell,
         once in a search: each costs a start, and what comes and goes may do so often.
         """
+        limit = self._runner.candidate.deadlines.of(problem).run
         if verdict.status in ("HANG", "CRASH"):
             self._runner.renew()
         again = self._runner.judge(problem)
+        slow = again.seconds > SLOW_SHARE * limit * max(again.calls, 1)
+        if verdict.status == "HANG" and not again.bad and slow:
+            return again
         # What the ledger knows may show itself in several ways, a HANG and a FAIL by turns.
         if again.status in (verdict.status, "KNOWN"):
             return again

@@ -26,8 +26,9 @@ from .examples import Examples
 EXTENSION = 4.0
 """Factor of a law's seconds where it is below its floor when they are over: the machine is slow."""
 MOST_IDLE, MOST_IDLE_OF_A_MODULE = 60, 16
-"""Problems that held nothing to judge, all that there were, before a law gives up; as many as the
-second for each module where that is more, since it may have something to say of one only."""
+"""Problems that held nothing to judge, all that there were, before a law gives up; more while it
+has time for as many problems as are planned, and as many as the second for each module, since it
+may have something to say of one only."""
 LONG_SHARE = 0.5
 """Share of a law's problems and of its seconds that a slow implementation's long problems take."""
 Look = Callable[[Problem], None]
@@ -207,7 +208,7 @@ class Search:
         # Nothing to judge, time and again: the law says nothing about this implementation.
         idle = self._idle - self._idle_before + more
         modules = len(self._axes.restrictions) if self._axes else 0
-        if idle > max(MOST_IDLE, MOST_IDLE_OF_A_MODULE * modules) and not judged:
+        if idle > max(MOST_IDLE, 4 * most, MOST_IDLE_OF_A_MODULE * modules) and not judged:
             if not more:  # else what waits may still have something to judge
                 self._runner.report.ended = "" if self._long else "idle"
             return True

@@ -495,6 +495,24 @@ class TestLawSearch:
         assert report.finding is not None
         assert report.finding.verdict.status == "FLAKY"
 
+    @pytest.mark.parametrize(("seconds", "status"), [(2.0, None), (0.01, "FLAKY")])
+    def test_a_slow_call_that_overran_its_deadline_once_did_not_hang(
+        self, seconds: float, status: str | None
+    ) -> None:
+        seen: list[str] = []
+
+        def at_first(problem: AttentionProblem) -> Outcome:
+            if (wrong(problem).result or {})["status"] != "FAIL":
+                return done("PASS")
+            seen.append(problem.id)
+            hang = Outcome("hang", kind="run", stage="run")
+            return hang if len(seen) == 1 else done("PASS", seconds=seconds, calls=1)
+
+        report, _ = searched(at_first, 0)
+        assert len(seen) > 1
+        assert (report.finding.verdict.status if report.finding else None) == status
+        assert report.flaky == (status is not None)
+
     @pytest.mark.parametrize("period", [2, 3])
     def test_a_failure_that_comes_and_goes_is_not_of_first_calls_alone(self, period: int) -> None:
         """It is wrong again in a fresh process, and then right: that is no proof."""
