@@ -162,6 +162,7 @@ def _not_top_k(problem: RouteProblem, target: Target) -> str | None:
     library=library_named("topk"),
     build_ahead=True,
     build_minutes=60.0,  # more than 10 by the clock: one source, on one core, was not yet done
+    build_compilers=1,
 )
 def top_k_route(inputs: RouteInputs) -> Pair:
     """Choose by ``flashinfer.top_k`` among float32 scores of torch, which weighs them too."""

@@ -198,7 +198,6 @@ def same_bits_of(name: str, first: torch.Tensor, second: torch.Tensor) -> Verdic
     return Verdict("FAIL", "nondeterministic", message)
 
 
-
 def _quantised(caches: Values) -> Values:
     return tuple(pair for pair in caches if pair[0])
 

@@ -11,6 +11,8 @@ import hypothesis
 from hypothesis import Phase
 
 from ...reference import Problem
+from ..space.axis_values import Axes
+from ..space.drawers import Drawers
 from ..space.profiles import Profile
 from ..space.rounds import (
     EXAMPLES_A_ROUND,
@@ -49,6 +51,7 @@ class SearchOptions:
         shrink: make a failure smaller.
         confirm: judge a FAIL once more, in a fresh process.
         examples: what other runs have kept, tried first.
+        drawers: processes that draw, where there are any.
     """
 
     profile: Profile
@@ -59,6 +62,7 @@ class SearchOptions:
     shrink: bool = True
     confirm: bool = True
     examples: Examples | None = None
+    drawers: Drawers | None = None
 
 
 class Search:
@@ -73,6 +77,7 @@ class Search:
         self._long = False
         self._suspect: Problem | None = None
         self._judged_before = self._idle_before = 0
+        self._drawn: tuple[int, list[Problem]] | None = None
         looks_at, candidate = runner.law.looks_at, runner.candidate
         self._axes = candidate.axes.within(looks_at)
         self._long_axes = candidate.long and candidate.long.within(looks_at)
@@ -103,7 +108,7 @@ class Search:
             self._round = number
             while True:
                 self._suspect = None
-                ended = self._draw(self._ask, Phase.generate)
+                ended = self._draw_and_ask()
                 self._take_all()
                 if self._suspect is None:
                     break
@@ -157,6 +162,21 @@ class Search:
             self._started = time.monotonic() - self._runner.starting_seconds
         return time.monotonic() - self._started - self._runner.starting_seconds
 
+    def _draw_and_ask(self) -> bool:
+        """Ask about the problems of a round; whether there were enough before its end."""
+        drawers, axes, seed = self._options.drawers, *self._source
+        if drawers is None or not drawers.apart:
+            return self._draw(self._ask, Phase.generate)
+        if self._drawn is None or self._drawn[0] != seed:  # else only what is behind a suspect
+            self._drawn = seed, drawers.round(axes, self._options.profile, seed)
+        look = _after_first(self._ask) if self._long else self._ask
+        try:
+            for problem in self._drawn[1]:
+                look(problem)
+        except Enough:
+            return True
+        return False
+
     def _show(self, look: Look, phase: Phase, most: int) -> bool:
         phases = (phase, Phase.shrink) if self._options.shrink else (phase,)
         try:
@@ -170,20 +190,24 @@ class Search:
     ) -> bool:
         options, law, name = self._options, self._runner.law.name, self._runner.candidate.name
         database = options.examples.of(law, name) if keep and options.examples else None
-        seeds: tuple[object, ...] = (law, name, options.seed)
-        axes = self._axes
-        if self._long:
-            axes, seeds, look = self._long_axes, ("long", *seeds), _after_first(look)
-        assert axes is not None  # noqa: S101  else nobody draws
+        axes, seed = self._source
         return draw_round(
             axes,
             options.profile,
-            seed_of_round(self._round, *seeds),
-            look,
+            seed,
+            _after_first(look) if self._long else look,
             phases=phases,
             database=database,
             most=most,
         )
+
+    @property
+    def _source(self) -> tuple[Axes, int]:
+        """What the problems of this round are drawn from, and its seed."""
+        names = (self._runner.law.name, self._runner.candidate.name, self._options.seed)
+        axes = self._long_axes if self._long else self._axes
+        assert axes is not None  # noqa: S101  else nobody draws
+        return axes, seed_of_round(self._round, *(["long"] if self._long else []), *names)
 
     def _ask(self, problem: Problem) -> None:
         """Ask about a problem, so that the next is drawn while the worker judges."""

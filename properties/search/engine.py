@@ -31,6 +31,7 @@ from ..isolation.gpus import processes_for, visible_devices
 from ..isolation.machine import cores
 from ..isolation.workers import Worker
 from ..laws import Law
+from ..space.drawers import Drawers
 from ..space.profiles import Cost
 from ..worker.pools import open_pool
 from ..worker.requests import DeviceLostError, HarnessError
@@ -112,6 +113,7 @@ class Run:
             complete=self._planned,
         )
         self._examples = examples_on(plan.examples, self.target)
+        self._drawers = Drawers()
         self._reached: dict[int, Reached] = {}
 
     @property
@@ -158,6 +160,7 @@ class Run:
                 # Ends whatever still runs: the executors wait for their threads.
                 self._builder.close()
                 self._pool.close()
+                self._drawers.close()
         for report in self.report.implementations:
             report.left = self._pool.left(report.reference)
         self.report.left = self._pool.left(None)
@@ -419,6 +422,7 @@ class Run:
                 floor_of(law, problems),
                 confirm=plan.confirm,
                 examples=self._examples,
+                drawers=self._drawers,
             )
             if first:
                 fewer = min(options.problems, FIRST_PROBLEMS)

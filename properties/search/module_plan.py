@@ -13,8 +13,9 @@ from ..space.module_selection import Module, Selection
 
 BUILD_SHARE = 0.6
 """Share of a run's time in which compilers may run: what is built last is judged in the rest."""
-LONGEST_SHARE = 0.8
-"""Share of a run's time that one build may take, however many others there are."""
+LONGEST_SHARE = 0.5
+"""Share of a run's time that one build may take, however many others there are: it begins late, and
+all else would wait for it at the end."""
 PATIENCE_SECONDS = 60.0
 """Seconds that modules are not chosen before each implementation was surveyed; those that are
 surveyed later choose after the others, which leave them their share of the time."""

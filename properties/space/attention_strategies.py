@@ -44,6 +44,8 @@ second."""
 LONGER, LONGER_OF_OTHERS = 16, 4
 """Times the work of a slow implementation's problems that its long ones may have, and of one that
 is not slow: their calls take about a second, and about a quarter."""
+MANY_HEADS = (16, 32, 64, 128)
+"""Heads of merged states besides a few, as models have them."""
 USUAL_TILE, MOST_TILES = 64, 4
 """Keys of a tile where an implementation names none, and most multiples of one to end around."""
 FEW = {
@@ -403,7 +405,9 @@ def merge_problems(draw: st.DrawFn, axes: Axes) -> MergeProblem:
     dims = [dim for dim in axes.allows("head_dim") if dim < room] or [axes.allows("head_dim")[0]]
     fields["head_dim"] = draw(sampled(dims))
     rows = max(1, room // (fields["head_dim"] + 1))
-    fields["num_heads"] = draw(st.integers(1, min(rows, 8)))
+    # One head in few is the simplest, and models have up to 128.
+    many = [heads for heads in MANY_HEADS if heads <= rows]
+    fields["num_heads"] = draw(st.integers(1, min(rows, 8)) | sampled(many or (1,)))
     fields["num_tokens"] = draw(st.integers(0, min(rows // fields["num_heads"], 64)))
     return MergeProblem(**fields, seed=draw(st.integers(0, LARGEST_SEED)))
 

@@ -330,6 +330,11 @@ class AttentionProblem(BaseProblem):
         return max(self.query_lens, default=0) * self.group_size
 
     @property
+    def row_size(self) -> int:
+        """Elements of a row of the output: query heads times channels of values."""
+        return self.num_qo_heads * self.head_dim_vo
+
+    @property
     def empty_requests(self) -> bool:
         """Whether some request that has queries has no keys."""
         return any(t and not s for t, s in zip(self.query_lens, self.seq_lens, strict=True))

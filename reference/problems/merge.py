@@ -72,6 +72,11 @@ class MergeProblem(BaseProblem):
         return {"all": most, "some": self.seed % max(1, most), "none": 0}[self.context]
 
     @property
+    def row_size(self) -> int:
+        """Elements of a row of the output: heads times channels."""
+        return self.num_heads * self.head_dim
+
+    @property
     def work(self) -> int:
         """Elements of its tensors."""
         return 8 * self.num_states * self.num_tokens * self.num_heads * (self.head_dim + 1)

@@ -158,7 +158,7 @@ def _chosen(
 
         def choose(found: Compared, selection: Selection) -> Chosen:
             report = ImplementationReport(found.name, found.reference)
-            return together.choose(report, selection, found.build_minutes, COMPILERS_A_BUILD)
+            return together.choose(report, selection, found.build_minutes, found.build_compilers)
 
         chosen = list(threads.map(choose, building.values(), selections))
     return {
@@ -172,7 +172,7 @@ def _chosen(
                 for module in each.modules
             ],
             "others": [other.first.to_json() for other in selection.others()],
-            "left_out": _left_out(each, min(minutes, COMPILERS_A_BUILD * longest)),
+            "left_out": _left_out(each, min(minutes, building[name].build_compilers * longest)),
         }
         for name, selection, each in zip(building, selections, chosen, strict=True)
     }

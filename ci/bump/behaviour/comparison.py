@@ -9,13 +9,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from ....impl.protocol import COMPILERS_A_BUILD
 from ....properties.findings.corpus import Case, cases_of, load_case
 from ....properties.findings.ledger import Entry
 from ....properties.isolation.outcome import KILLED, KILLED_FOR_MEMORY, Outcome
 from ....properties.laws import Law, laws_of
 from ....properties.space.axes import Axes
+from ....properties.space.drawers import Drawers
 from ....properties.space.profiles import on_device
-from ....properties.space.rounds import draw_problems
 from ....properties.space.simplify import simplify
 from ....properties.verdicts.contained import OUT_OF_MEMORY
 from ....properties.verdicts.verdict import Verdict
@@ -104,6 +105,7 @@ class Compared:
         addresses: by side.
         tried: every problem.
         build_minutes: that compiling one of its modules takes; 0 where it takes none.
+        build_compilers: that one of them keeps busy.
         modules: how many are to be built for each side.
         builds: by side, seconds of each module that was built.
         keys: of the modules that the problems of its stored cases need, by the problem's id.
@@ -125,6 +127,7 @@ class Compared:
     addresses: dict[str, Address] = field(default_factory=dict)
     tried: list[Tried] = field(default_factory=list)
     build_minutes: float = 0.0
+    build_compilers: int = COMPILERS_A_BUILD
     modules: int = 0
     builds: dict[str, list[float]] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
@@ -150,6 +153,7 @@ def survey_both(name: str, reference: str, sides: Sides, plan: Plan) -> Compared
         found.backend = known["backend"] or found.backend
         found.declares |= set(known["declares"])
         found.build_minutes = max(found.build_minutes, known["build_minutes"])
+        found.build_compilers = known["build_compilers"]
         if known["error"]:
             found.errors[side] = known["error"]
             if not known["operation"]:
@@ -190,10 +194,12 @@ def laws_to_judge(found: Compared, plan: Plan) -> dict[Law, int]:
     }
 
 
-def draw(law: Law, count: int, found: Compared, plan: Plan) -> list[Problem]:
+def draw(law: Law, count: int, found: Compared, plan: Plan, drawers: Drawers) -> list[Problem]:
     """Draw the problems of a law."""
     axes = _axes_for(law, found)
-    return [] if axes is None else draw_problems(axes, plan.profile, _seed(law, found, plan), count)
+    if axes is None:
+        return []
+    return drawers.problems(axes, plan.profile, _seed(law, found, plan), count)
 
 
 def _axes_for(law: Law, found: Compared) -> Axes | None:

@@ -13,6 +13,7 @@ from functools import partial
 
 from ....properties.laws import Law
 from ....properties.search.priority_executor import PriorityExecutor
+from ....properties.space.drawers import Drawers
 from ..sides.ending import EndedError, Ending
 from ..sides.plan import Plan
 from .building import Builders, Wanted, ask_keys
@@ -30,7 +31,7 @@ from .problem_queue import ProblemQueue, Task
 from .watching import Progress
 
 DRAWING = 2
-"""Threads that draw problems, which are one thread's work in Python."""
+"""Threads that draw problems, or wait for processes that do."""
 STORED, DRAWN, QUARANTINED = range(3)
 Ready = Callable[[Compared], None]
 """Takes an implementation whose problems can be drawn."""
@@ -62,6 +63,7 @@ class Judging:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _errors: list[BaseException] = field(default_factory=list)
     _dropped: bool = False
+    _drawers: Drawers = field(default_factory=Drawers)
 
     def run(self, prepare: Callable[[Ready], Sequence[Wanted]]) -> None:
         """Judge all that can be judged; fills ``tried`` of each implementation.
@@ -73,6 +75,7 @@ class Judging:
         try:
             self._run(prepare, ProblemQueue(self.ending))
         finally:
+            self._drawers.close()
             for found in self._ready:
                 answers = sorted(self._judged[found.name], key=lambda answer: answer[0])
                 found.tried = [tried for _, tried in answers]
@@ -148,7 +151,7 @@ class Judging:
         """Draw the problems of a law, the module of each noted; none once the time is over."""
         if self._dropped or self.ending.over:
             return
-        problems = draw(law, count, found, self.plan)
+        problems = draw(law, count, found, self.plan, self._drawers)
         found.planned[law.name] = len(problems)
         self.progress.judged.expect(len(problems) - count)
         keys: list[str | None] = [None] * len(problems)

@@ -133,7 +133,8 @@ def announced(
     for each in compared:
         if each.build_minutes and each.left_out and each.left_out != UNREACHED:
             why = "" if each.left_out == DEAR else ", for which others leave no time"
-            yield f"not built, and not judged: {each.name}: {build_cost(each.build_minutes)}{why}"
+            cost = build_cost(each.build_minutes, each.build_compilers)
+            yield f"not built, and not judged: {each.name}: {cost}{why}"
     problems = sum(sum(each.planned.values()) for each in judged)
     yield f"about {problems:,} problems will be judged with both releases, {_until(ending)}"
 

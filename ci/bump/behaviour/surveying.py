@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ....impl.protocol import COMPILERS_A_BUILD
 from ....properties.findings.report import ImplementationReport
 from ....properties.search.preparation import survey
 from ....properties.space.axes import Axes, all_axes, example
@@ -43,6 +44,7 @@ def _survey(side: Side, address: Address, name: str, max_work: int, plan: Plan) 
         "backend": str(declared.get("backend", "")),
         "declares": declared.get("declares", []),
         "build_minutes": declared.get("build_minutes", 0.0) if declared.get("build_ahead") else 0.0,
+        "build_compilers": declared.get("build_compilers", COMPILERS_A_BUILD),
         "error": report.error,
         "reason": reason or report.refusal or "",
     }

@@ -24,16 +24,15 @@ MOST_NAMED = 3
 """Most implementations that a verdict names which had too little time; it counts the others."""
 
 
-def build_cost(minutes: float) -> str:
+def build_cost(minutes: float, most: int) -> str:
     """Return a clause: what compiling a module costs.
 
     Args:
         minutes: of one core.
+        most: cores that it keeps busy.
     """
-    return (
-        f"one module takes about {minutes / compilers():.2g} minutes of "
-        f"{count_of(compilers(), 'compiler')}"
-    )
+    busy = min(most, compilers())
+    return f"one module takes about {minutes / busy:.2g} minutes of {count_of(busy, 'compiler')}"
 
 
 def last_line(text: str) -> str:
@@ -94,6 +93,7 @@ class Cut:
         built: of them, for all sides.
         laws: that judged none of their problems.
         minutes: of one core that compiling one of its modules takes, roughly; 0 if it has none.
+        compilers: that one of them keeps busy.
     """
 
     name: str
@@ -104,6 +104,7 @@ class Cut:
     built: int
     laws: tuple[str, ...]
     minutes: float = 0.0
+    compilers: int = 1
 
     @property
     def matters(self) -> bool:
@@ -126,7 +127,7 @@ def cuts_of(compared: Sequence[Compared], ending: Ending) -> list[Cut]:
             found.append(
                 Cut(
                     each.name, code, problems, judged, each.modules, built, tuple(laws),
-                    each.build_minutes,
+                    each.build_minutes, each.build_compilers,
                 )
             )  # fmt: skip
     return found
@@ -136,10 +137,9 @@ def rows_of(cuts: Sequence[Cut], ending: Ending) -> Iterator[dict[str, Any]]:
     """Return rows of what was not tested: what was left out, with names and counts, and why."""
     for each in cuts:
         if each.code == DEAR:
-            why = (
-                f"{build_cost(each.minutes)}, and both releases' must be compiled within "
-                f"--minutes {ending.minutes:g}"
-            )
+            cost = build_cost(each.minutes, each.compilers)
+            within = f"--minutes {ending.minutes:g}"
+            why = f"{cost}, and both releases' must be compiled within {within}"
             yield {"what": f"{each.name}: its modules", "why": why}
     others = [each for each in cuts if each.code != DEAR]
     unasked = [each.name for each in others if each.code == UNREACHED]

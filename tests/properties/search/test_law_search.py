@@ -7,6 +7,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from kernelproof.properties.search.law_search import LawSearch
 from kernelproof.properties.space import rounds
 from kernelproof.properties.space.attention_strategies import long_axes
 from kernelproof.properties.space.axes import Axes, all_axes
+from kernelproof.properties.space.drawers import Drawers
 from kernelproof.properties.space.profiles import Profile
 from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.properties.worker.requests import Address, HarnessError
@@ -210,12 +212,14 @@ def searched(
     long: Axes | None = None,
     law: str = "parity",
     declares: frozenset[str] | None = None,
+    axes: Axes = AXES,
+    drawers: Drawers | None = None,
 ) -> tuple[LawReport, InProcess]:
     worker = InProcess(judge, depth)
     candidate = worker.candidate = Candidate(
         "it",
         Address("it", None, "cpu"),
-        AXES,
+        axes,
         declares,
         Ledger(known),
         smallest=[*smallest],
@@ -223,7 +227,7 @@ def searched(
         long=long,
     )
     options = SearchOptions(
-        PROFILE, 5, PROFILE.problems, PROFILE.seconds, floor=3, examples=examples
+        PROFILE, 5, PROFILE.problems, PROFILE.seconds, floor=3, examples=examples, drawers=drawers
     )
     report = LawSearch(worker, candidate, find_law(law), options).run()  # type: ignore[arg-type]
     assert not worker.asked
@@ -268,6 +272,40 @@ def test_a_law_that_needs_what_is_not_declared_draws_nothing() -> None:
     assert (report.incomplete, report.verdict) == (False, "UNSUPPORTED")
     report, _ = searched(right, 2, law="output_buffers", declares=frozenset({"writes_out"}))
     assert report.judged == PROFILE.problems
+
+
+def test_a_law_draws_only_what_it_has_something_to_say_of() -> None:
+    plain = replace(AXES, values={**AXES.values, "caches": (("", ""),)})
+    report, worker = searched(right, 2, law="dequantised", axes=plain)
+    assert (report.ended, report.verdict, worker.problems) == ("idle", "UNSUPPORTED", [])
+    quantised = replace(AXES, values={**AXES.values, "caches": (("", ""), ("float8_e4m3fn", ""))})
+    report, worker = searched(right, 2, law="dequantised", axes=quantised)
+    assert report.judged == PROFILE.problems
+    assert {each.kv_cache for each in worker.problems} == {"float8_e4m3fn"}
+    # Of modules, those that hold something; decodes of one token hold no chunks of a prefill.
+    modules = ({"window_left": (-1,)}, {"window_left": (-1, 7), "page_size": (16,)})
+    _, worker = searched(
+        right, 2, law="keys_behind_window", axes=replace(AXES, restrictions=modules)
+    )
+    assert {(each.window_left, each.page_size) for each in worker.problems} == {(7, 16)}
+    decodes = replace(AXES, values={**AXES.values, "phase": ("decode",), "verify": (0,)})
+    report, _ = searched(right, 2, law="chunked_prefill", axes=decodes)
+    assert report.ended == "idle"
+    verifies = replace(decodes, values={**decodes.values, "verify": (0, 4)})
+    _, worker = searched(right, 2, law="chunked_prefill", axes=verifies)
+    assert {t for each in worker.problems for t in each.query_lens} == {4}
+
+
+@pytest.mark.parametrize("judge", [right, wrong])
+@pytest.mark.parametrize("long", [None, LONG])
+def test_other_processes_draw_the_same(judge: Judge, long: Axes | None) -> None:
+    class Apart(Drawers):
+        def _opened(self) -> None:
+            return None
+
+    alone, _ = searched(judge, 3, long=long)
+    report, _ = searched(judge, 3, long=long, drawers=Apart(1))
+    assert told(report) == told(alone)
 
 
 def deadly(problem: AttentionProblem) -> Outcome:

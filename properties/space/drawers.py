@@ -1,0 +1,94 @@
+"""Processes that draw problems: Hypothesis is Python's work, and threads share one core at that."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import CancelledError, ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing.connection import wait
+from typing import Any
+
+from ...reference import Problem
+from ..isolation.machine import cores
+from .axis_values import Axes
+from .profiles import Profile
+from .rounds import draw_problems, draw_round
+
+CORES_A_DRAWER = 8
+"""Cores of a machine for each process that draws; where there are fewer, threads do."""
+
+
+class Drawers:
+    """Draws problems in other processes, as often as this machine has cores for them.
+
+    Args:
+        processes: that draw; by the cores of this machine if None. With 0 of them the caller does.
+    """
+
+    def __init__(self, processes: int | None = None) -> None:
+        self._processes = cores() // CORES_A_DRAWER if processes is None else processes
+        self._pool: ProcessPoolExecutor | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @property
+    def apart(self) -> bool:
+        """Whether other processes draw."""
+        return self._processes > 0
+
+    def round(self, axes: Axes, profile: Profile, seed: int) -> list[Problem]:
+        """Draw the problems of one round, see ``draw_round``."""
+        return self._do(_round, axes, profile, seed)
+
+    def problems(self, axes: Axes, profile: Profile, seed: int, most: int) -> list[Problem]:
+        """Draw problems round after round, see ``draw_problems``."""
+        return self._do(draw_problems, axes, profile, seed, most)
+
+    def close(self) -> None:
+        """End the processes; what is drawn after it, the caller draws."""
+        with self._lock:
+            self._closed, pool = True, self._pool
+            self._pool = None
+        if pool is not None:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _do(self, draw: Callable[..., list[Problem]], axes: Axes, *more: Any) -> list[Problem]:  # noqa: ANN401
+        pool = self._opened()
+        if pool is not None:
+            try:
+                return pool.submit(draw, replace(axes, refused={}), *more).result()
+            except (CancelledError, RuntimeError):
+                # A process was killed, or the pool closed: the problems are the same wherever.
+                self.close()
+        return draw(axes, *more)
+
+    def _opened(self) -> ProcessPoolExecutor | None:
+        with self._lock:
+            if self._pool is None and self.apart and not self._closed:
+                self._pool = ProcessPoolExecutor(
+                    self._processes, multiprocessing.get_context("spawn"), _begin
+                )
+            return self._pool
+
+
+def _round(axes: Axes, profile: Profile, seed: int) -> list[Problem]:
+    drawn: list[Problem] = []
+    draw_round(axes, profile, seed, drawn.append)
+    return drawn
+
+
+def _begin() -> None:
+    """Leave signals of the terminal to the parent, and end when it does, however it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None  # noqa: S101  this is a child
+
+    def end() -> None:
+        wait([parent.sentinel])
+        os._exit(0)
+
+    threading.Thread(target=end, daemon=True).start()
