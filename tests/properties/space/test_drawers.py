@@ -11,14 +11,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from kernelproof.properties.isolation import machine
-from kernelproof.properties.space import drawers as module
-from kernelproof.properties.space.axes import narrow
+from kernelproof.properties.space.axes import Axes, all_axes
 from kernelproof.properties.space.drawers import Drawers
 from kernelproof.properties.space.profiles import PROFILES
 
 PROFILE = PROFILES["quick"]
-AXES = narrow("merge_state", lambda problems: [None] * len(problems), 10**5)
+AXES = Axes("merge_state", all_axes("merge_state"), 10**5, {})
 
 
 @pytest.fixture
@@ -56,19 +54,18 @@ def test_after_the_end_the_caller_draws(apart: Drawers) -> None:
 def test_there_is_one_for_eight_cores(
     cores: int, processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert module.cores is machine.cores
-    monkeypatch.setattr(module, "cores", lambda: cores)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores), raising=False)
     assert Drawers()._processes == processes
 
 
 def test_they_end_with_a_parent_that_is_killed() -> None:
     lines = (
         "from kernelproof.properties.space.drawers import Drawers",
-        "from kernelproof.properties.space.axes import narrow",
+        "from kernelproof.properties.space.axes import Axes, all_axes",
         "from kernelproof.properties.space.profiles import PROFILES",
         "import time",
         "drawers = Drawers(1)",
-        "axes = narrow('merge_state', lambda problems: [None] * len(problems), 10**5)",
+        "axes = Axes('merge_state', all_axes('merge_state'), 10**5, {})",
         "drawers.round(axes, PROFILES['quick'], 1)",
         "print(*drawers._pool._processes, flush=True)",
         "time.sleep(600)",
