@@ -71,6 +71,9 @@ BUILT_IN: dict[str, str] = {
     "flashinfer-decode-graph": "kernelproof.impl.flashinfer.graphs:decode_graph",
     "flashinfer-decode-fa2-graph": "kernelproof.impl.flashinfer.graphs:decode_fa2_graph",
     "flashinfer-prefill-fa2-graph": "kernelproof.impl.flashinfer.graphs:prefill_fa2_graph",
+    "flashinfer-prefill-fa2-uniform-graph": (
+        "kernelproof.impl.flashinfer.graphs:prefill_uniform_graph"
+    ),
     "flashinfer-prefill-fa3-graph": "kernelproof.impl.flashinfer.graphs:prefill_fa3_graph",
     "flashinfer-cascade": "kernelproof.impl.flashinfer.cascade:cascade",
     "flashinfer-merge-state": "kernelproof.impl.flashinfer.cascade:merge_state",

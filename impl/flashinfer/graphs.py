@@ -3,8 +3,9 @@
 A wrapper fixes its number of requests when it is made, and the prefill wrapper its number of query
 tokens at its first plan. So a batch is padded by requests without keys, as engines do, and the
 first plan is one of as many tokens as there is room for. A prefill's plan owns every row of the
-queries (0.7.2.post1 asks for it): the last request, always one more than a batch has, owns those
-that are added.
+queries (0.7.2.post1 asks for it): the requests that are added, always one at least, own those that
+are added. ``uniform_q_len`` is a promise for all plans of a wrapper, so that a graph is of one
+number of tokens a request.
 """
 
 from __future__ import annotations
@@ -22,8 +23,23 @@ from ..targets.target import Target
 from .backends import FA3
 from .calls import new_wrapper, shared_workspace
 from .claims import one_query_token
-from .paged import cuda_core_decode, prefill_fa2, prefill_fa3, tensor_core_decode
-from .plans import DECODE, DECODE_FA2, PREFILL_FA2, PREFILL_FA3, Kind, Pair, run
+from .paged import (
+    cuda_core_decode,
+    prefill_fa2,
+    prefill_fa3,
+    tensor_core_decode,
+    uniform_prefill,
+)
+from .plans import (
+    DECODE,
+    DECODE_FA2,
+    PREFILL_FA2,
+    PREFILL_FA3,
+    PREFILL_UNIFORM,
+    Kind,
+    Pair,
+    run,
+)
 from .sessions import owned
 
 MOST_PAGES = 2**17
@@ -38,7 +54,10 @@ class _Fixed:
         self.options = options_of(inputs)
         self.most = self.requests = self.tokens = room_for(inputs.metadata.num_requests)
         if kind.takes_queries:
-            self.requests, self.tokens = self.most + 1, room_for(len(inputs.q))
+            requests, self.requests = inputs.metadata.num_requests, self.most + 1
+            self.tokens = room_for(len(inputs.q))
+            if kind.uniform:
+                self.tokens = self.requests * (len(inputs.q) // requests)
         self.device = inputs.q.device
         sizes = {
             "qo_indptr": self.requests + 1,
@@ -61,22 +80,24 @@ class _Fixed:
             self._plan(inputs, self._largest(inputs.metadata.page_size))
 
     def _largest(self, page_size: int) -> BatchMetadata:
-        """Return a batch of one request with all the tokens, and one key."""
+        """Return a batch with all the tokens, and one key of the first request."""
 
         def int32(*values: int) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.int32)
 
-        one = BatchMetadata(
-            int32(0, self.tokens), int32(0, 1), int32(0), int32(1), int32(1), page_size
-        )
-        return padded(one, self.requests)
+        each = self.tokens // self.requests
+        one = BatchMetadata(int32(0, each), int32(0, 1), int32(0), int32(1), int32(1), page_size)
+        return padded(one, self.requests, self.tokens)
 
     def fits(self, inputs: PagedAttentionInputs) -> bool:
         """Whether a batch may be planned here."""
+        requests, tokens = inputs.metadata.num_requests, len(inputs.q)
+        alike = not self.kind.uniform or tokens * self.requests == self.tokens * requests
         return (
             options_of(inputs) == self.options
-            and inputs.metadata.num_requests <= self.most
-            and len(inputs.q) <= self.tokens
+            and requests <= self.most
+            and tokens <= self.tokens
+            and alike
         )
 
     def plan(self, inputs: PagedAttentionInputs) -> None:
@@ -177,7 +198,7 @@ def _replayed(eager: Implementation, kind: Kind, *without: str) -> Implementatio
     session = functools.partial(FixedSession, kind)
 
     def replayed(inputs: PagedAttentionInputs) -> Pair:
-        return _replays(session)(inputs)
+        return _replays(session, uniform=kind.uniform)(inputs)
 
     return replace(
         eager,
@@ -192,3 +213,4 @@ decode_graph = _replayed(_decoding(cuda_core_decode), DECODE)
 decode_fa2_graph = _replayed(_decoding(tensor_core_decode), DECODE_FA2)
 prefill_fa2_graph = _replayed(prefill_fa2, PREFILL_FA2, "custom_mask", "tree")
 prefill_fa3_graph = _replayed(prefill_fa3, PREFILL_FA3, *FA3.features)
+prefill_uniform_graph = _replayed(uniform_prefill, PREFILL_UNIFORM, "custom_mask", "tree")

@@ -60,7 +60,7 @@ def plan_prefill(
     have equally many query tokens.
     """
     if uniform:
-        more["uniform_q_len"] = inputs.q.shape[0] // max(metadata.num_requests, 1)
+        more["uniform_q_len"] = int(metadata.qo_indptr[-1]) // max(metadata.num_requests, 1)
     planned.plan(
         qo_indptr=metadata.qo_indptr,
         paged_kv_indptr=metadata.paged_kv_indptr,
@@ -103,6 +103,7 @@ class Kind:
         backend: as the support rules call it.
         options: arguments of the class.
         buffers: arguments that hold the metadata of CUDA graphs, by field of ``BatchMetadata``.
+        uniform: whether its plan is told that all requests have equally many query tokens.
     """
 
     name: str
@@ -110,6 +111,7 @@ class Kind:
     backend: str
     options: Mapping[str, Any]
     buffers: Mapping[str, str]
+    uniform: bool = False
 
     @property
     def takes_queries(self) -> bool:
@@ -143,7 +145,9 @@ DECODE_FIXED = replace(
 )
 DECODE_UNSPLIT = replace(DECODE_FA2, plan=functools.partial(plan_decode, **UNSPLIT))
 PREFILL_UNSPLIT = replace(PREFILL_FA2, plan=functools.partial(plan_prefill, packed=True, **UNSPLIT))
-PREFILL_UNIFORM = replace(PREFILL_FA2, plan=functools.partial(plan_prefill, uniform=True))
+PREFILL_UNIFORM = replace(
+    PREFILL_FA2, plan=functools.partial(plan_prefill, uniform=True), uniform=True
+)
 WITH_LSE_BASE = ">=0.7.1.dev0"
 """Releases whose prefill wrapper takes ``lse_base``."""
 

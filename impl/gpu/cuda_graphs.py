@@ -143,8 +143,8 @@ def padded(metadata: BatchMetadata, requests: int, tokens: int | None = None) ->
     Args:
         metadata: on the host.
         requests: that the result has.
-        tokens: query tokens that the result has, those of the batch if None. The last of the
-            requests that are added owns what is added.
+        tokens: query tokens that the result has, those of the batch if None. The requests that are
+            added share what is added: where all of the batch have equally many, so have these.
 
     Raises:
         ValueError: the batch has more requests or tokens than that, or no request is added to
@@ -164,8 +164,9 @@ def padded(metadata: BatchMetadata, requests: int, tokens: int | None = None) ->
     def repeated(indptr: torch.Tensor) -> torch.Tensor:
         return torch.cat([indptr, indptr[-1:].expand(more)])
 
+    shares = torch.arange(1, more + 1) * (tokens - there) // max(more, 1)
     qo_indptr = repeated(metadata.qo_indptr)
-    qo_indptr[-1] = tokens
+    qo_indptr[metadata.num_requests + 1 :] += shares
     return BatchMetadata(
         qo_indptr=qo_indptr,
         paged_kv_indptr=repeated(metadata.paged_kv_indptr),
@@ -199,11 +200,12 @@ class Replays:
     """Makes single calls of a session's replays: a graph for each of the options and sizes.
 
     The few that were used last are kept. Sizes are rounded up to powers of two, so that a graph
-    sees many batches.
+    sees many batches. Where a session is ``uniform``, a graph is of one number of query tokens a
+    request.
     """
 
-    def __init__(self, session: Callable[[], GraphSession]) -> None:
-        self._session = session
+    def __init__(self, session: Callable[[], GraphSession], *, uniform: bool = False) -> None:
+        self._session, self._uniform = session, uniform
         self._kept: OrderedDict[Hashable, GraphSession] = OrderedDict()
 
     def __call__(self, inputs: PagedAttentionInputs) -> Pair:
@@ -216,8 +218,9 @@ class Replays:
             v_cache=with_rows(inputs.v_cache, pages),
             kv_cache_sf=scales and (with_rows(scales[0], pages), with_rows(scales[1], pages)),
         )
-        sizes = pages, room_for(len(inputs.q)), room_for(inputs.metadata.num_requests)
-        key = options_of(roomy), sizes
+        requests = inputs.metadata.num_requests
+        each = len(inputs.q) // max(requests, 1) if self._uniform else None
+        key = options_of(roomy), pages, room_for(len(inputs.q)), room_for(requests), each
         session = self._kept.pop(key, None)
         new = session is None
         if session is None:

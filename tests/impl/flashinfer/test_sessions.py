@@ -79,6 +79,9 @@ class Wrapper:
                 [last_page_len(int(s), planned["page_size"]) for s in planned["kv_len_arr"]],
                 dtype=torch.int32,
             )
+        if "uniform_q_len" in planned:
+            lengths = set(planned["qo_indptr"].diff().tolist())
+            assert lengths == {planned["uniform_q_len"]}, "the hint would be dropped"
         if self._fixed:
             self._check(int(planned["qo_indptr"][-1]), requests)
             for name, buffer in self._buffers.items():
@@ -229,6 +232,7 @@ DECODES = AttentionProblem(
     head_dim_vo=64, dtype="bfloat16", page_size=4, causal=True,
 )  # fmt: skip
 PREFILLS = replace(DECODES, query_lens=(3, 1, 2), strided_q=True, strided_kv=True)
+VERIFIES = replace(PREFILLS, query_lens=(2, 2, 2))
 PLANNED = [
     ("decode", DECODES),
     ("decode-fa2", DECODES),
@@ -242,6 +246,7 @@ GRAPHS = [
     ("decode-graph", DECODES),
     ("decode-fa2-graph", DECODES),
     ("prefill-fa2-graph", PREFILLS),
+    ("prefill-fa2-uniform-graph", VERIFIES),
     ("prefill-fa3-graph", PREFILLS),
 ]
 
@@ -299,7 +304,7 @@ def test_calls_replay_one_graph_for_batches_of_one_size(
         assert out.shape == expected.out.shape
         torch.testing.assert_close(out.double(), expected.out, rtol=0.02, atol=0.02)
         torch.testing.assert_close(lse.double(), expected.lse, rtol=1e-5, atol=1e-5)
-    # Six tokens have room for eight, three are below.
+    # Six tokens have room for eight, three and four are below.
     assert len(made) == (2 if "prefill" in name else 1)
 
 
@@ -313,7 +318,7 @@ def test_a_graph_is_padded_as_engines_pad_it(made: Made) -> None:
     (wrapper,) = made
     assert isinstance(wrapper, Wrapper)
     assert wrapper._most_rows == 8, "six tokens, rounded up"
-    assert wrapper._buffers["qo_indptr"].tolist() == [0, 3, 4, 6, 6, 8]
+    assert wrapper._buffers["qo_indptr"].tolist() == [0, 3, 4, 6, 7, 8]
     assert wrapper._buffers["paged_kv_last_page_len"].tolist() == [1, 4, 2, 0, 0]
     assert wrapper.calls == ["plan", "plan"], "the largest batch comes first, and fixes the rows"
     four: Any = materialise(replace(PREFILLS, query_lens=(2, 1, 1, 1), seq_lens=(2, 3, 1, 4)))
@@ -321,6 +326,21 @@ def test_a_graph_is_padded_as_engines_pad_it(made: Made) -> None:
     session.run(four)
     assert len(made) == 1
     assert wrapper._buffers["qo_indptr"].tolist() == [0, 2, 3, 4, 5, 8], "none of the four's own"
+
+
+def test_a_uniform_graph_is_of_one_number_of_tokens_a_request(made: Made) -> None:
+    found = find_implementation("flashinfer-prefill-fa2-uniform-graph")
+    three, two = (5, 5, 5), (7, 7)
+    # Fifteen tokens of three requests, and sixteen of four or two, have room for as many.
+    for lengths in (three, (4, 4, 4, 4), three, two):
+        inputs: Any = materialise(
+            replace(VERIFIES, query_lens=lengths, seq_lens=tuple(9 + t for t in lengths))
+        )
+        out, _ = found(inputs)
+        wanted = oracle.attention(inputs).out
+        torch.testing.assert_close(out.double(), wanted, rtol=0.02, atol=0.02)
+    buffers = [each._buffers["qo_indptr"].tolist() for each in made if isinstance(each, Wrapper)]
+    assert buffers == [[0, 5, 10, 15, 20, 25], [0, 4, 8, 12, 16, 20], [0, 7, 14, 21, 28, 35]]
 
 
 def test_what_was_not_captured_is_not_replayed(made: Made) -> None:

@@ -71,7 +71,7 @@ def test_padding_requests_have_neither_tokens_nor_keys() -> None:
     assert more.paged_kv_last_page_len.tolist() == [1, 1, 0, 0]
     owning = padded(batch, 4, tokens=8)
     owning.validate()
-    assert owning.qo_indptr.tolist() == [0, 2, 3, 3, 8]
+    assert owning.qo_indptr.tolist() == [0, 2, 3, 5, 8]
     assert batch.qo_indptr.tolist() == [0, 2, 3]
     assert padded(batch, 2).qo_indptr.tolist() == [0, 2, 3]
     for requests, tokens in ((2, 4), (1, 3), (4, 2)):
