@@ -94,6 +94,20 @@ class ScratchSession(Session, Typing):
         """Return tensors that may hold anything before a run."""
 
 
+@runtime_checkable
+class ExactSession(Session, Typing):
+    """A session that takes the exact lengths of its keys after the plan, as they become known late.
+
+    An engine whose host runs ahead plans with bounds: what the pages of a request have room for, or
+    lengths with draft tokens that may be rejected. ``publish`` gets the exact lengths [requests] on
+    the device, none above what was planned. Runs and replays that follow attend to so many keys, on
+    the planned pages, until the next plan.
+    """
+
+    def publish(self, seq_lens: torch.Tensor) -> None:
+        """Write the exact lengths to where runs read them."""
+
+
 @dataclass(frozen=True, eq=False)
 class Implementation:
     """A named callable for one operation, see ``implementation``."""
@@ -306,7 +320,7 @@ def implementation(
         decodes: its calls are decodes to the support rules, whatever number of query tokens a
             request has; without it, several tokens are a prefill's.
         session: makes a ``Session``, where planning and running are calls of their own; it may be
-            a ``GraphSession`` and a ``ScratchSession`` besides.
+            a ``GraphSession``, a ``ScratchSession`` and an ``ExactSession`` besides.
         provider: the distribution that it comes from, whose version decides what it does, such as
             "flashinfer-python" for an adapter to it. If None, the one that installed the
             function's module, or "" where there is none.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 
+import torch
+
 from ...reference import Arithmetic, AttentionOutput, AttentionProblem, BatchMetadata
 from ...reference.tensors.inputs import PagedAttentionInputs, RaggedAttentionInputs
 from ..protocol import implementation
@@ -70,12 +72,19 @@ class TritonSession:
         }
         self._metadata = BatchMetadata(**tensors, page_size=inputs.metadata.page_size)
 
+    def publish(self, seq_lens: torch.Tensor) -> None:
+        """Write exact lengths to where a launch reads them."""
+        self._planned().seq_lens.copy_(seq_lens)
+
     def run(self, inputs: PagedAttentionInputs) -> AttentionOutput:
         """Attend to the planned batch in one launch."""
+        return Call(replace(inputs, metadata=self._planned())).attend()
+
+    def _planned(self) -> BatchMetadata:
         if self._metadata is None:
-            message = "run comes after plan"
+            message = "run and publish come after plan"
             raise ValueError(message)
-        return Call(replace(inputs, metadata=self._metadata)).attend()
+        return self._metadata
 
 
 @attention_kernel(

@@ -19,7 +19,12 @@ from .attention_keys import block_rows, compile_key, graph_kernels
 
 
 class Buffers:
-    """A batch's metadata on the device, at addresses that stay."""
+    """A batch's metadata on the device, at addresses that stay.
+
+    Attributes:
+        requests: that there is room for.
+        metadata: the batch that is here, with requests without keys behind it.
+    """
 
     def __init__(self, metadata: BatchMetadata, pages: int, device: torch.device) -> None:
         """Make room for some requests more, each on any of the cache's pages."""
@@ -27,28 +32,26 @@ class Buffers:
         indices = metadata.paged_kv_indices.new_zeros(pages * self.requests)
         room = {**padded(metadata, self.requests).tensors(), "paged_kv_indices": indices}
         self._tensors = {name: tensor.to(device, copy=True) for name, tensor in room.items()}
-        self._page_size, self._count = metadata.page_size, 0
         self.fill(metadata)
 
     def fill(self, metadata: BatchMetadata) -> None:
         """Write another batch here, of as many requests or fewer; its metadata are on the host."""
         batch = padded(metadata, self.requests)
-        self._count = len(batch.paged_kv_indices)
         for name, tensor in batch.tensors().items():
             self._tensors[name][: len(tensor)].copy_(tensor)
-
-    def metadata(self) -> BatchMetadata:
-        """Return the batch that is here; on a GPU, with all the room that there is for page ids.
-
-        A graph keeps addresses, and a tensor without elements has none: captured on a batch without
-        pages, it would read those of later batches from nowhere.
-        """
+        # A graph keeps addresses, and a tensor without elements has none: captured on a batch
+        # without pages, it would read page ids of later batches from nowhere. So it has all the
+        # room that there is for them.
         indices = self._tensors["paged_kv_indices"]
         if indices.device.type == "cpu":
-            indices = indices[: self._count]
-        return BatchMetadata(
-            **{**self._tensors, "paged_kv_indices": indices}, page_size=self._page_size
+            indices = indices[: len(batch.paged_kv_indices)]
+        self.metadata = BatchMetadata(
+            **{**self._tensors, "paged_kv_indices": indices}, page_size=metadata.page_size
         )
+
+    def publish(self, seq_lens: torch.Tensor) -> None:
+        """Write exact lengths of the batch that is here, whose pages stay the planned ones."""
+        self._tensors["seq_lens"][: len(seq_lens)].copy_(seq_lens)
 
 
 class TritonGraphSession(TritonSession):
@@ -68,16 +71,23 @@ class TritonGraphSession(TritonSession):
         if self._buffers is not None and self._host.num_requests <= self._buffers.requests:
             self._buffers.fill(self._host)
 
+    def publish(self, seq_lens: torch.Tensor) -> None:
+        """Write exact lengths to where a launch, or a captured one, reads them."""
+        super().publish(seq_lens)
+        if self._buffers is not None and len(seq_lens) <= self._buffers.requests:
+            self._buffers.publish(seq_lens)
+
     def capture(self, inputs: PagedAttentionInputs) -> None:
         """Capture a launch on the planned batch."""
         if self._host is None:
             message = "capture comes after plan"
             raise ValueError(message)
         buffers = Buffers(self._host, len(inputs.k_cache), inputs.q.device)
+        buffers.publish(self._planned().seq_lens)
         self._buffers, self._tokens = buffers, room_for(len(inputs.q))
 
         def attend(values: PagedAttentionInputs) -> Pair:
-            return Call(replace(values, metadata=buffers.metadata())).attend()
+            return Call(replace(values, metadata=buffers.metadata)).attend()
 
         self._recorded = Recorded(attend, inputs, self._tokens)
 

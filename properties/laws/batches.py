@@ -14,6 +14,7 @@ from ...reference.problems.base import DTYPES
 from ...reference.tensors.inputs import PagedAttentionInputs, RaggedAttentionInputs
 from ...reference.tensors.placement import block_table
 from ...reference.tensors.regimes import custom_mask_values
+from ...reference.tensors.values import choose
 from ..verdicts.subject import Subject
 from .general import others
 
@@ -55,6 +56,16 @@ class Batch:
     def full(self) -> bool:
         """Whether there is no room for another key."""
         return self.problem == self.room
+
+    def shortened(self, step: int) -> Batch:
+        """Return the same batch with fewer keys a request, though as many as query tokens."""
+        seed, lengths = self.problem.seed + step, []
+        for request, (t, s) in enumerate(
+            zip(self.problem.query_lens, self.problem.seq_lens, strict=True)
+        ):
+            least = min(max(t, 1), s)
+            lengths.append(least + choose(seed, "exact length", request, s - least + 1))
+        return replace(self, problem=replace(self.problem, seq_lens=tuple(lengths)))
 
     def grown(self) -> Batch:
         """Return the same batch with a key more a request, which it has room for."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ...impl.protocol import GraphSession, ScratchSession, Session
+from ...impl.protocol import ExactSession, GraphSession, ScratchSession, Session
 from ...reference import AttentionProblem
 from ...reference.tensors.values import choose
 from ..verdicts.comparison import against_oracle
@@ -24,13 +24,15 @@ from .law import ATTENTION, Law
 RUN, CAPTURE, REPLAY = "run", "capture", "replay"
 REWRITE = "write new keys in place and run again"
 APPEND = "append a key to each request, plan and run again"
+PUBLISH = "publish exact lengths below the planned ones and run again"
 OVERWRITE_PLAN = "overwrite what was planned from"
 OVERWRITE_SCRATCH = "overwrite the scratch memory"
 OTHER_SESSION = "plan and run another session"
 OTHER_SESSION_AGAIN = "run the other session again"
 ACTIONS = (*PLANS, RUN, RUN, RUN, REWRITE, APPEND, OVERWRITE_PLAN, OVERWRITE_SCRATCH, OTHER_SESSION,
            OTHER_SESSION_AGAIN)  # fmt: skip
-GRAPH_ACTIONS = (*ACTIONS, CAPTURE, *[REPLAY] * 6)
+GRAPH_ACTIONS, EXACT_ACTIONS = (CAPTURE, *[REPLAY] * 6), (PUBLISH, PUBLISH)
+"""Actions that only a ``GraphSession`` or an ``ExactSession`` has."""
 
 
 def life_cycle(subject: Subject, problem: AttentionProblem) -> Verdict:
@@ -43,7 +45,7 @@ def life_cycle(subject: Subject, problem: AttentionProblem) -> Verdict:
     batches = batches_of(subject, problem)
     if not batches:
         return VACUOUS
-    walk = _walk(problem.seed, graphs=isinstance(subject.open_session(), GraphSession))
+    walk = _walk(problem.seed, subject.open_session())
     verdict = _outcome(subject, batches, walk)
     if not verdict.bad:
         return verdict
@@ -51,9 +53,11 @@ def life_cycle(subject: Subject, problem: AttentionProblem) -> Verdict:
     return replace(verdict, message=f"{'; '.join(walk)}: {verdict.message}")
 
 
-def _walk(seed: int, *, graphs: bool) -> list[str]:
+def _walk(seed: int, session: Session) -> list[str]:
     """Shuffle the actions only by the seed, so that a problem that shrinks keeps their order."""
-    actions = GRAPH_ACTIONS if graphs else ACTIONS
+    graphs = isinstance(session, GraphSession)
+    actions = (*ACTIONS, *GRAPH_ACTIONS * graphs)
+    actions += EXACT_ACTIONS * isinstance(session, ExactSession)
     order = sorted(range(len(actions)), key=lambda each: choose(seed, "life", each, 2**32))
     shuffled = [actions[each] for each in order]
     if graphs and choose(seed, "graphs", 0, 4):
@@ -145,6 +149,7 @@ class _Engine:
             RUN: self._run,
             REWRITE: self._rewrite,
             APPEND: self._append,
+            PUBLISH: self._publish,
             OVERWRITE_PLAN: self._overwrite_plan,
             OVERWRITE_SCRATCH: self._overwrite_scratch,
             OTHER_SESSION: self._run_another,
@@ -184,6 +189,21 @@ class _Engine:
         self._given = plan(self._subject, self._mine, grown, inputs)
         self._planned, self._last = grown, replace(self._last, inputs=inputs)
         return self._attend(self._last.function, grown, inputs)
+
+    def _publish(self, step: int) -> Verdict | None:
+        planned = self._planned
+        # Keys of ragged requests lie one behind another, and rows of a mask are of one length.
+        if planned is None or not planned.pages or planned.problem.custom_mask:
+            return None
+        exact = planned.shortened(step)
+        if not (isinstance(self._mine, ExactSession) and self._subject.supports(exact.problem)):
+            return None
+        device = self._subject.target.device
+        lengths = torch.tensor(exact.problem.seq_lens, dtype=torch.int32, device=device)
+        with contained("publish raised "):
+            self._mine.publish(lengths)
+        self._planned = exact
+        return None if self._last is None else self._fresh(self._last.function, step)
 
     def _overwrite_plan(self, _: int) -> None:
         for tensor in self._given:

@@ -9,18 +9,28 @@ from typing import Any
 import torch
 
 from ...reference import AttentionOutput, AttentionProblem, MoEProblem, RouteProblem
+from ...reference.problems import MAX_SEQ_LEN
 from ...reference.tensors.inputs import AttentionInputs, PagedAttentionInputs
 from ...reference.tensors.values import choose
-from ..verdicts.comparison import Result, agree, bitwise, fail, same_bits, worse
+from ..verdicts.comparison import (
+    Result,
+    against_oracle,
+    agree,
+    bitwise,
+    fail,
+    same_bits,
+    worse,
+)
 from ..verdicts.routes import agree_routes, misshapen
 from ..verdicts.routes import guarded as guarded_route
 from ..verdicts.snapshot import Snapshot
 from ..verdicts.subject import Subject
 from ..verdicts.verdict import VACUOUS, Verdict
 from .append import appended, by_slot
+from .batches import described
 from .expert_calls import answer, guarded, same
-from .general import kept, run
-from .law import APPEND, ATTENTION, MOE, ROUTE, Law
+from .general import expectation_of, kept, run
+from .law import APPEND, ATTENTION, MOE, PAGED, ROUTE, Law
 
 SPOILS = ("nan", "nan", "inf", "-inf", "max")
 """What a spoilt row holds, each as often as it is named. NaN is what engines leave most often."""
@@ -270,6 +280,28 @@ def slack_bounds(subject: Subject, problem: AttentionProblem) -> Verdict:
     return _said(_rows_agree(subject, problem, first, second, bounded.bound, slice(None)), said)
 
 
+def exact_lengths(subject: Subject, problem: AttentionProblem) -> Verdict:
+    """Call with lengths of whole pages, write the exact ones to the same tensors, call again."""
+    problem = replace(problem, custom_mask=False, tree=0)  # a mask is of one number of keys
+    size = problem.page_size
+    bounds = tuple(min(-(-s // size) * size, MAX_SEQ_LEN) for s in problem.seq_lens)
+    bound = replace(problem, seq_lens=bounds)
+    supported = subject.supports(problem) and subject.supports(bound)
+    if bound == problem or not (problem.num_tokens and supported):
+        return VACUOUS
+    inputs = subject.materialise(bound)
+    if "host_bounds" in subject.implementation.features:
+        inputs = replace(inputs, kv_len_bound=inputs.max_kv_len)
+    exact = described(inputs, problem)
+    expectation = expectation_of(subject, exact)
+    subject.run_operation(bound, inputs)
+    for name, tensor in exact.metadata.tensors().items():
+        getattr(inputs.metadata, name).copy_(tensor)
+    result = subject.run_operation(problem, inputs)
+    verdict = against_oracle(result, expectation, exact=subject.exact(bound))
+    return _said(verdict, "after a call whose tensors held the lengths of whole pages")
+
+
 def _half_more(length: int) -> int:
     return length + (length + 1) // 2
 
@@ -304,5 +336,13 @@ LAWS = (
         "max_q_len and max_kv_len above the truth change nothing",
         weight=0.5,
         needs=("host_bounds",),
+    ),
+    Law(
+        "exact_lengths",
+        PAGED,
+        exact_lengths,
+        "exact lengths, written to the tensors that a call before was given with those of whole "
+        "pages, are what the next call attends to",
+        weight=0.3,
     ),
 )

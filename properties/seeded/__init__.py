@@ -16,6 +16,7 @@ from . import (
     phase_bugs,
 )
 from .attention import (
+    exact_bugs,
     feature_bugs,
     graph_bugs,
     memory_bugs,
@@ -59,6 +60,7 @@ BUGS: tuple[SeededBug, ...] = (
     *graph_bugs.BUGS,
     *verify_bugs.BUGS,
     *padding_bugs.BUGS,
+    *exact_bugs.BUGS,
     *moe_bugs.BUGS,
     *sorting_bugs.BUGS,
     *moe_quantised_bugs.BUGS,
@@ -81,6 +83,7 @@ HONEST: tuple[SeededBug, ...] = (
     *tensor_cores.CONTROLS,
     *graph_bugs.CONTROLS,
     *padding_bugs.CONTROLS,
+    *exact_bugs.CONTROLS,
     *append_bugs.CONTROLS,
     *moe_honest.CONTROLS,
 )

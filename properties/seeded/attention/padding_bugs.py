@@ -52,7 +52,7 @@ def scratch_tail_times_zero(inputs: PagedAttentionInputs) -> Pair:
         states, room = in_parts(request, inputs, PART), scratch[:, :, : request.num_queries]
         for place, state in zip(room, states, strict=False):
             place.copy_(state.weighted)
-        return close(_merged(states, room), request, inputs)
+        return close(merged(states, room), request, inputs)
 
     return assemble(inputs, one)
 
@@ -65,7 +65,7 @@ def in_parts(request: Request, inputs: AttentionInputs, length: int) -> list[Sta
     ]
 
 
-def _merged(states: list[State], outs: torch.Tensor) -> State:
+def merged(states: list[State], outs: torch.Tensor) -> State:
     """Merge states whose sums stand in ``outs`` [parts, H, t, E]; further parts weigh nothing."""
     largest = torch.stack([state.largest for state in states]).amax(dim=0)
     factors = torch.stack([torch.exp(state.largest - finite(largest)) for state in states])
@@ -152,7 +152,7 @@ def _in_parts_of(inputs: PagedAttentionInputs, assumed: int) -> Pair:
         unwritten = State(*(torch.ones_like(each) for each in states[0]))
         states += [unwritten] * (-(-request.num_keys // other) - len(states))
         outs = torch.stack([state.weighted for state in states])
-        return close(_merged(states, outs), request, inputs)
+        return close(merged(states, outs), request, inputs)
 
     return assemble(inputs, one)
 
@@ -182,7 +182,7 @@ def _in_fixed_parts(inputs: PagedAttentionInputs, length: int) -> Pair:
     def one(request: Request) -> Pair:
         states = in_parts(request, inputs, length)
         outs = torch.stack([state.weighted for state in states])
-        return close(_merged(states, outs), request, inputs)
+        return close(merged(states, outs), request, inputs)
 
     return assemble(inputs, one)
 

@@ -19,7 +19,7 @@ from kernelproof.impl.gpu.cuda_graphs import (
     with_rows,
 )
 from kernelproof.impl.triton.attention_keys import compile_key
-from kernelproof.impl.triton.graphs import Buffers, paged_graph
+from kernelproof.impl.triton.graphs import Buffers, TritonGraphSession, paged_graph
 from kernelproof.properties.isolation.workers import Deadlines, Worker
 from kernelproof.properties.worker.requests import verdict_of
 from kernelproof.reference import AttentionProblem, build_metadata, materialise, oracle
@@ -118,8 +118,24 @@ def test_a_graph_is_captured_once_a_size_and_few_are_kept() -> None:
 def test_a_graph_captured_without_pages_has_room_for_those_of_later_batches() -> None:
     batch = build_metadata([3], [0], torch.zeros(1, 0, dtype=torch.int32), 16)
     buffers = Buffers(batch, 4, torch.device("meta"))
-    page_ids = buffers.metadata().paged_kv_indices
+    page_ids = buffers.metadata.paged_kv_indices
     assert len(page_ids) == 4 * room_for(1), "a graph would keep the address of nothing"
+
+
+def test_exact_lengths_are_those_of_a_captured_launch_too() -> None:
+    session = TritonGraphSession()
+    inputs: Any = materialise(replace(PROBLEM, seq_lens=(9, 6)))
+    with pytest.raises(ValueError, match="publish come after plan"):
+        session.publish(torch.tensor([3, 2]))
+    session.plan(inputs)
+    session.publish(torch.tensor([3, 2], dtype=torch.int32))
+    session.capture(inputs)
+    assert session._buffers is not None
+    assert session._buffers.metadata.seq_lens.tolist() == [3, 2, 0, 0]
+    session.publish(torch.tensor([4, 1], dtype=torch.int32))
+    assert session._buffers.metadata.seq_lens.tolist() == [4, 1, 0, 0]
+    session.plan(inputs)
+    assert session._buffers.metadata.seq_lens.tolist() == [9, 6, 0, 0]
 
 
 @pytest.mark.parametrize("law", ["life_cycle", "parity", "call_order"])

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from kernelproof.impl import Target, implementation
+from kernelproof.impl import Target, find_implementation, implementation
 from kernelproof.impl.torch.sdpa import paged as sdpa
 from kernelproof.properties.laws import find_law
+from kernelproof.properties.laws.batches import Batch
 from kernelproof.properties.laws.far import FAR, has_room, unreserved
 from kernelproof.properties.verdicts.subject import Subject
 from kernelproof.reference import AttentionProblem, materialise
@@ -58,6 +59,40 @@ def test_bounds_are_the_truth_except_where_they_are_given_slack() -> None:
     assert {each.max_kv_len for each in slack} > {8}
     assert all(each.max_kv_len >= 5 for each in slack)
     assert all(not each.q_len_bound for each in given("row_containment"))
+
+
+def test_exact_lengths_are_written_to_the_tensors_of_the_call_before() -> None:
+    seen = given("exact_lengths")
+    for bound, exact in zip(seen[::2], seen[1::2], strict=True):
+        assert exact.metadata is bound.metadata
+        assert exact.metadata.seq_lens.tolist() == [5, 3]
+        assert exact.metadata.paged_kv_last_page_len.tolist() == [1, 1]
+        assert (exact.max_kv_len, exact.max_q_len) == (6, 2), "the host knows whole pages"
+    assert not given("exact_lengths", page_size=1), "whole pages are exact there"
+
+
+def test_published_lengths_are_below_the_planned_ones_and_not_below_the_queries() -> None:
+    batch = Batch(replace(PROBLEM, query_lens=(2, 1, 1), seq_lens=(5, 0, 9)), PROBLEM, 9)
+    shorter = [batch.shortened(step).problem.seq_lens for step in range(40)]
+    assert {s for s, _, _ in shorter} == {2, 3, 4, 5}
+    assert {s for _, s, _ in shorter} == {0}
+    assert {s for _, _, s in shorter} == set(range(1, 10))
+
+
+@pytest.mark.parametrize(
+    ("bug", "actions"),
+    [
+        ("replays_keep_planned_lengths", "plan the batch; capture; replay; "),
+        ("merges_planned_parts", "plan the batch; run; "),
+    ],
+)
+def test_publishing_is_told(bug: str, actions: str) -> None:
+    found = find_implementation(f"kernelproof.properties.seeded.attention.exact_bugs:{bug}")
+    subject = Subject(found, Target.here("cpu"), Stages())
+    problem = replace(PROBLEM, seq_lens=(9, 7))
+    law = find_law("life_cycle")
+    said = [law.check(subject, replace(problem, seed=seed)).message for seed in range(40)]
+    assert any(each.startswith(f"{actions}publish exact lengths below") for each in said), said
 
 
 def test_padded_requests_have_no_keys_and_stale_pages_or_zeros() -> None:
