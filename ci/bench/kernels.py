@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 import torch
 
+from ...impl.targets.exceptions import sentence_of
 from ...impl.targets.target import installed_version
 from ...reference import build_metadata, paged_attention
 from . import kernels_flashinfer as flashinfer
@@ -101,11 +103,13 @@ def measure(*, quick: bool, only: Collection[str] = PARTS) -> Results:
     requirements: list[Requirement] = []
     timed = _timed(quick=quick, only=only)
     if timed:
+        absent: dict[str, str] = {}
         if reason is None:
             click.echo("building FlashInfer's modules", err=True)
-            flashinfer.build(timed)
+            absent = flashinfer.build(timed, quick=quick)
         pool = Pool.of(timed)
-        measured = [_measure(case, pool, with_flashinfer=reason is None) for case in timed]
+        measured = [_measure(case, pool, absent, with_flashinfer=reason is None) for case in timed]
+        notes += [f"{name} was not timed: {why}" for name, why in absent.items()]
         tables += _tables(measured, bandwidth, rate)
         requirements += _requirements(measured)
     if METADATA in only:
@@ -121,14 +125,41 @@ def measure(*, quick: bool, only: Collection[str] = PARTS) -> Results:
 
 
 def contenders(
-    case: Case, batches: list[PagedAttentionInputs], *, with_flashinfer: bool
+    case: Case,
+    batches: list[PagedAttentionInputs],
+    absent: dict[str, str],
+    *,
+    with_flashinfer: bool,
 ) -> dict[str, list[Call]]:
-    """Return the calls of each contender, one a batch; the first is Kernelproof's own."""
+    """Return the calls of each contender, one a batch; the first is Kernelproof's own.
+
+    A call of FlashInfer that raises or computes something else is none.
+
+    Args:
+        case: what they do.
+        batches: what they do it on.
+        absent: why a contender is none, by its name; reasons that are found here are added.
+        with_flashinfer: whether FlashInfer's calls are among them.
+
+    Raises:
+        RuntimeError: Kernelproof's own kernel computes something else.
+    """
     from ...impl.triton.attention import paged, split_kv
 
     ours = split_kv if case.queries <= DRAFTS else paged
-    theirs = flashinfer.contenders(case, batches) if with_flashinfer else {}
-    return {TRITON: [functools.partial(ours, batch) for batch in batches], **theirs}
+    racing: dict[str, list[Call]] = {TRITON: [functools.partial(ours, batch) for batch in batches]}
+    check(batches[0], {TRITON: racing[TRITON][0]})
+    for name, make in (flashinfer.contenders(case, batches) if with_flashinfer else {}).items():
+        if name in absent:
+            continue
+        try:
+            calls = make()
+            check(batches[0], {name: calls[0]})
+        except Exception as error:  # noqa: BLE001  whatever another's kernel raises
+            absent[name] = f"{sentence_of(error)} ({case})"
+        else:
+            racing[name] = calls
+    return racing
 
 
 def check(batch: PagedAttentionInputs, calls: dict[str, Call]) -> None:
@@ -162,11 +193,9 @@ def _timed(*, quick: bool, only: Collection[str]) -> tuple[Case, ...]:
     return tuple(case for part, cases in chosen.items() if part in only for case in cases)
 
 
-def _measure(case: Case, pool: Pool, *, with_flashinfer: bool) -> Measured:
+def _measure(case: Case, pool: Pool, absent: dict[str, str], *, with_flashinfer: bool) -> Measured:
     batches = pool.batches(case)
-    racing = contenders(case, batches, with_flashinfer=with_flashinfer)
-    check(batches[0], {name: calls[0] for name, calls in racing.items()})
-    times = race(racing)
+    times = race(contenders(case, batches, absent, with_flashinfer=with_flashinfer))
     click.echo(f"{case}: " + ", ".join(f"{name} {ms:.3f} ms" for name, ms in times.items()),
                err=True)  # fmt: skip
     return Measured(case, times)
@@ -212,12 +241,12 @@ def _table(
     figures: dict[str, Callable[[Measured], float | None]],
 ) -> Table:
     """Make a table with a column for each contender and figure that there is."""
-    names = list(measured[0].times)
+    names = list(dict.fromkeys(name for each in measured for name in each.times))
     shown = {name: figure for name, figure in figures.items() if figure(measured[0]) is not None}
     rows: list[tuple[Cell, ...]] = [
         (
             each.case.heads, each.case.requests, each.case.keys,
-            *(each.times[name] for name in names),
+            *(each.times.get(name, math.nan) for name in names),
             *(figure(each) or 0.0 for figure in shown.values()),
         )
         for each in measured

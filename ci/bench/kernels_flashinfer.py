@@ -12,9 +12,12 @@ import torch
 
 from ...impl import Target
 from ...impl.flashinfer.calls import new_wrapper, plan_options
+from ...impl.flashinfer.libraries import attention_library
 from ...impl.flashinfer.trtllm import prepared
 from ...impl.gating import Feature, decide
+from ...impl.targets.exceptions import sentence_of
 from ...impl.targets.optional import missing
+from ...reference import AttentionProblem
 from ...reference.tensors.inputs import PagedAttentionInputs
 from .gpu import Call
 from .kernels_cases import DRAFTS, HEAD_DIM, PAGE_SIZE, Case, Pool
@@ -26,6 +29,10 @@ DECODERS = {CUDA_CORES: False, FA2: True}
 VERIFIERS = {DECODE_FA2: "fa2", XQA: "xqa"}
 """Backends of calls that decode several query tokens of a request."""
 PREFILLERS = {FA2: "fa2", FA3: "fa3"}
+MODULE = AttentionProblem(
+    query_lens=(1,), seq_lens=(1,), head_dim_qk=HEAD_DIM, head_dim_vo=HEAD_DIM, dtype="bfloat16"
+)
+"""A problem of the module that all cases take."""
 
 
 def absent() -> str | None:
@@ -50,18 +57,45 @@ def fa3_here() -> bool:
     return torch.cuda.get_device_capability()[0] == 9  # noqa: PLR2004  compute capability
 
 
-def build(cases: Collection[Case]) -> None:
-    """Compile what cases need, all modules at once; planning a small batch does it, XQA is run."""
-    case = Case(1, 1, 16)
-    [batch, *_] = Pool.of((case,)).batches(case)
-    plans: list[Call] = [functools.partial(decoder, batch, cores) for cores in DECODERS.values()]
-    plans += [functools.partial(prefiller, batch, backend) for backend in backends().values()]
+def build(cases: Collection[Case], *, quick: bool) -> dict[str, str]:
+    """Compile what cases need, all modules at once; planning a small batch does it, XQA is run.
+
+    Args:
+        cases: what is timed.
+        quick: whether FA3's module, which takes minutes, is left out where it does not exist and
+            no requirement is about it.
+
+    Returns:
+        Why a contender cannot run, by its name.
+    """
+    small = Case(1, 1, PAGE_SIZE)
+    [batch, *_] = Pool.of((small,)).batches(small)
+    jobs: list[tuple[str, Call]] = []
+    if any(case.queries == 1 for case in cases):
+        jobs += [(name, functools.partial(decoder, batch, cores))
+                 for name, cores in DECODERS.items()]  # fmt: skip
+    if any(case.queries > 1 for case in cases):
+        jobs += [(name, functools.partial(prefiller, batch, backend))
+                 for name, backend in backends().items()]  # fmt: skip
     for each in {replace(each, requests=1, keys=PAGE_SIZE) for each in cases}:
         if each.queries == DRAFTS and XQA in verifiers(each):
-            plans.append(prepared(Pool.of((each,)).batches(each)[0], "xqa"))
-    with ThreadPoolExecutor(len(plans)) as threads:
-        for built in [threads.submit(plan) for plan in plans]:
-            built.result()
+            verify = Pool.of((each,)).batches(each)[0]
+            jobs.append((XQA, functools.partial(_run, verify)))
+    absent: dict[str, str] = {}
+    library, exists = attention_library("batch_prefill", "fa3")(MODULE)
+    needed = any(case.queries > DRAFTS for case in cases)
+    if quick and not (exists or needed) and FA3 in dict(jobs):
+        absent[FA3] = f"its module {library} does not exist, and takes minutes: run without --quick"
+        jobs = [(name, job) for name, job in jobs if name != FA3]
+    with ThreadPoolExecutor(max(len(jobs), 1)) as threads:
+        for name, built in [(name, threads.submit(job)) for name, job in jobs]:
+            if (error := built.exception()) is not None:
+                absent[name] = sentence_of(error)
+    return absent
+
+
+def _run(batch: PagedAttentionInputs) -> object:
+    return prepared(batch, "xqa")()
 
 
 def backends() -> dict[str, str]:
@@ -103,23 +137,32 @@ def prefiller(batch: PagedAttentionInputs, backend: str) -> Callable[..., Any]:
     return wrapper.run  # type: ignore[no-any-return]
 
 
-def contenders(case: Case, batches: list[PagedAttentionInputs]) -> dict[str, list[Call]]:
-    """Return each backend's calls, one a batch, without LSE: the least that it can be asked."""
+def contenders(
+    case: Case, batches: list[PagedAttentionInputs]
+) -> dict[str, Callable[[], list[Call]]]:
+    """Return what makes each backend's calls, one a batch.
+
+    They give no LSE: that is the least that a backend can be asked.
+    """
+    makers: dict[str, Callable[[], Callable[..., Any]]] = {}
     if case.queries == 1:
-        runs = {name: decoder(batches[0], cores) for name, cores in DECODERS.items()}
+        for name, cores in DECODERS.items():
+            makers[name] = functools.partial(decoder, batches[0], cores)
     else:
-        runs = {name: prefiller(batches[0], backend) for name, backend in backends().items()}
+        for name, backend in backends().items():
+            makers[name] = functools.partial(prefiller, batches[0], backend)
     verifying = verifiers(case) if case.queries == DRAFTS else []
     if DECODE_FA2 in verifying:
-        runs[DECODE_FA2] = decoder(batches[0], True)  # noqa: FBT003
-    found: dict[str, list[Call]] = {
-        name: [functools.partial(run, each.q, (each.k_cache, each.v_cache)) for each in batches]
-        for name, run in runs.items()
-    }
-    return {
-        **found,
-        **({XQA: [prepared(each, "xqa") for each in batches]} if XQA in verifying else {}),
-    }
+        makers[DECODE_FA2] = functools.partial(decoder, batches[0], True)  # noqa: FBT003
+
+    def planned(make: Callable[[], Callable[..., Any]]) -> list[Call]:
+        run = make()
+        return [functools.partial(run, each.q, (each.k_cache, each.v_cache)) for each in batches]
+
+    found = {name: functools.partial(planned, make) for name, make in makers.items()}
+    if XQA in verifying:
+        return {**found, XQA: lambda: [prepared(each, "xqa") for each in batches]}
+    return {**found}
 
 
 def _heads(batch: PagedAttentionInputs) -> dict[str, int]:

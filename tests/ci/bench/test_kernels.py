@@ -35,19 +35,19 @@ from kernelproof.ci.bench.kernels_metadata import example, torch_sequence
 from kernelproof.impl import Target
 from kernelproof.impl.flashinfer import trtllm
 from kernelproof.impl.targets.optional import missing
+from kernelproof.impl.triton import attention as triton_attention
 from kernelproof.reference import build_metadata, paged_attention
 from kernelproof.reference.tensors.inputs import PagedAttentionInputs
 
 ABSENT = missing("triton", "triton")
 INTERPRETED = """
-from kernelproof.ci.bench.kernels import check, contenders
+from kernelproof.ci.bench.kernels import contenders
 from kernelproof.ci.bench.kernels_cases import Case, Pool
 from kernelproof.ci.bench.kernels_metadata import check as check_metadata, example
 
 for case in (Case(2, 1, 48), Case(2, 4, 48), Case(2, 24, 48)):
     [batch, *_] = Pool.of((case,), "cpu").batches(case)
-    racing = contenders(case, [batch], with_flashinfer=False)
-    check(batch, {name: calls[0] for name, calls in racing.items()})
+    assert list(contenders(case, [batch], {}, with_flashinfer=False)) == ["Triton"]
 check_metadata(example(5, 7, "cpu"))
 """
 
@@ -131,14 +131,76 @@ class TestContenders:
         )
         case = Case(3, 4, 48)
         batch = batch_of(case)
-        racing = bench_flashinfer.contenders(case, [batch])
-        assert list(racing) == [FA2, FA3, DECODE_FA2, XQA]
+        makers = bench_flashinfer.contenders(case, [batch])
+        assert list(makers) == [FA2, FA3, DECODE_FA2, XQA]
+        racing = {name: make() for name, make in makers.items()}
         assert given["BatchDecodeWithPagedKVCacheWrapper"]["q_len_per_req"] == 4
         racing[XQA][0]()
         assert (given[XQA]["q_len_per_req"], given[XQA]["mask"].shape) == (4, (3, 4, 2))
         monkeypatch.setattr(Target, "here", lambda _: replace(target, flashinfer="0.6.13"))
         assert list(bench_flashinfer.contenders(case, [batch])) == [FA2, FA3, XQA]
         assert list(bench_flashinfer.contenders(Case(3, 24, 48), [batch])) == [FA2, FA3]
+
+    def test_a_call_that_cannot_run_is_named_and_not_timed(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        case = Case(2, 4, 48)
+        batch = batch_of(case)
+        right = paged_attention(batch.q, batch.k_cache, batch.v_cache, batch.metadata).out
+
+        def refused() -> list[Call]:
+            message = "no kernel of this shape"
+            raise ValueError(message)
+
+        makers = {
+            FA2: lambda: [lambda: right],
+            FA3: refused,
+            DECODE_FA2: lambda: [lambda: torch.zeros_like(right)],
+            XQA: refused,
+        }
+        monkeypatch.setattr(triton_attention, "split_kv", lambda _: (right, None))
+        monkeypatch.setattr(bench_flashinfer, "contenders", lambda *_: makers)
+        absent = {XQA: "not built"}
+        racing = bench_kernels.contenders(case, [batch], absent, with_flashinfer=True)
+        assert list(racing) == [TRITON, FA2]
+        assert (absent[XQA], absent[FA3]) == (
+            "not built",
+            f"ValueError: no kernel of this shape ({case})",
+        )
+        assert "off the oracle" in absent[DECODE_FA2]
+
+    def test_quick_builds_what_verify_steps_need_and_leaves_fa3_out(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        built: list[str] = []
+
+        def prefiller(_: object, backend: str) -> None:
+            built.append(backend)
+            if backend == "fa2":
+                message = "nvcc is not there"
+                raise RuntimeError(message)
+
+        on_cpu = functools.partial(Pool.of, device="cpu")
+        monkeypatch.setattr(bench_flashinfer, "Pool", SimpleNamespace(of=on_cpu))
+        monkeypatch.setattr(bench_flashinfer, "prefiller", prefiller)
+        monkeypatch.setattr(bench_flashinfer, "_run", lambda _: built.append("xqa"))
+        monkeypatch.setattr(bench_flashinfer, "fa3_here", lambda: True)
+        target = Target(sm=90, flashinfer="0.7.2.post1", cuda="13.0", device="cuda")
+        monkeypatch.setattr(Target, "here", lambda _: target)
+        for exists, wanted in ((False, {"fa2", "xqa"}), (True, {"fa2", "fa3", "xqa"})):
+            monkeypatch.setattr(
+                bench_flashinfer,
+                "attention_library",
+                lambda *_, exists=exists: lambda _: ("name", exists),
+            )
+            built.clear()
+            absent = bench_flashinfer.build(TARGET_VERIFIES, quick=True)
+            assert set(built) == wanted
+            assert built.count("xqa") == 2, "a module for each group of heads"
+            assert absent[FA2] == "RuntimeError: nvcc is not there"
+            assert (FA3 in absent) == (not exists)
+        monkeypatch.setattr(bench_flashinfer, "attention_library", lambda *_: lambda _: ("", False))
+        assert FA3 not in bench_flashinfer.build(TARGET_PREFILLS, quick=True), "it is required"
 
 
 class TestAgreement:
@@ -210,6 +272,14 @@ class TestTables:
             "decode", "verify of 4 tokens", "prefill"]  # fmt: skip
         assert XQA in every[1].columns
         assert len(bench_kernels._tables([self.verify], 4e12, 8e14)) == 1
+
+    def test_who_was_not_timed_in_a_case_has_no_number_there(self) -> None:
+        other = Measured(TARGET_VERIFIES[1], {TRITON: 0.5, FA2: 0.45})
+        table = bench_kernels._decode_table("verify", [other, self.verify], 4e12)
+        rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+        assert rows[0][XQA] != rows[0][XQA]
+        assert rows[1][XQA] == 0.44
+        assert rows[0]["ratio"] == pytest.approx(0.9)
 
     def test_without_flashinfer_its_columns_are_absent(self) -> None:
         alone = Measured(TARGET_DECODES[0], {TRITON: 0.6})
