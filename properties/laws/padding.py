@@ -344,5 +344,6 @@ LAWS = (
         "exact lengths, written to the tensors that a call before was given with those of whole "
         "pages, are what the next call attends to",
         weight=0.3,
+        looks_at=({"page_size": lambda values: tuple(each for each in values if each > 1)},),
     ),
 )
