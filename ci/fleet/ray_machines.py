@@ -204,11 +204,17 @@ class RayMachines:
         self._job = self._ray.put(job)
 
     def _usable(self, chip: str) -> list[Node]:
+        return [each for each in self._nodes if each.chip == chip and each.id in self._alive]
+
+    def _look(self) -> None:
+        """Ask Ray which machines are alive.
+
+        Only `ended` does: what `free` has promised holds until the units are submitted.
+        """
         now = time.monotonic()
         if now - self._looked > FRESH_SECONDS:
             self._looked = now
             self._alive = {each["NodeID"] for each in self._ray.nodes() if each["Alive"]}
-        return [each for each in self._nodes if each.chip == chip and each.id in self._alive]
 
     def free(self, chip: str) -> int:
         """Count the units that can begin now; negative where no machine is left."""
@@ -234,6 +240,7 @@ class RayMachines:
 
     def ended(self, seconds: float) -> list[Ended]:
         """Wait this long at most for units to end."""
+        self._look()
         if not self._units:
             time.sleep(seconds)
             return []

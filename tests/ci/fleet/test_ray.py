@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import platform
 import socket
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click import ClickException
 
 from kernelproof.ci.cli import main
-from kernelproof.ci.fleet.ray_machines import Node, compilers_each, connected
+from kernelproof.ci.fleet import ray_machines
+from kernelproof.ci.fleet.fleet import Ended
+from kernelproof.ci.fleet.probing import Facts
+from kernelproof.ci.fleet.ray_machines import Node, RayMachines, compilers_each, connected
+from kernelproof.ci.fleet.units import Job, Unit
+from kernelproof.properties.search.plan import Plan
+from kernelproof.properties.space.profiles import PROFILES
 
 
 def test_without_ray_one_sentence_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,3 +64,78 @@ def test_a_comparison_on_a_cluster_is_refused_with_the_way_that_there_is(
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("Error: --ray does not go with a comparison of releases: compare on one")
     assert "`kernelproof merge`" in said
+
+
+class RayStandIn:
+    """Stands for Ray with machines of one chip; no unit ends."""
+
+    class exceptions:  # noqa: N801  Ray's name
+        class RayError(Exception): ...
+
+        class GetTimeoutError(RayError): ...
+
+    def __init__(self, *names: str) -> None:
+        self.alive = dict.fromkeys(names, True)
+        self.submitted: list[dict[str, Any]] = []
+        self.cancelled: list[object] = []
+        strategies = SimpleNamespace(NodeAffinitySchedulingStrategy=lambda *_, **__: None)
+        self.util = SimpleNamespace(scheduling_strategies=strategies)
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [
+            {"NodeID": name, "Alive": alive, "NodeManagerAddress": name,
+             "Resources": {"CPU": 2, "sm90": 1}}
+            for name, alive in self.alive.items()
+        ]  # fmt: skip
+
+    def remote(self, *work: object, **_: object) -> Any:  # noqa: ANN401
+        return self if work else lambda _: self
+
+    def options(self, **options: Any) -> Any:  # noqa: ANN401
+        def submit(*_: object) -> object:
+            self.submitted.append(options)
+            return len(self.submitted)
+
+        return SimpleNamespace(remote=submit)
+
+    def get_runtime_context(self) -> Any:  # noqa: ANN401
+        return SimpleNamespace(get_node_id=lambda: "head")
+
+    def put(self, job: object) -> object:
+        return job
+
+    def get(self, answer: object, timeout: float = 0.0) -> Facts:
+        del answer, timeout
+        return Facts(python=platform.python_version())
+
+    def wait(self, units: list[object], **_: object) -> tuple[list[object], list[object]]:
+        return [], units
+
+    def cancel(self, unit: object, *, force: bool) -> None:
+        del force
+        self.cancelled.append(unit)
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> RayStandIn:
+    stand_in = RayStandIn("a", "b")
+    monkeypatch.setitem(sys.modules, "ray", stand_in)
+    monkeypatch.setattr(ray_machines, "FRESH_SECONDS", 0.0)
+    return stand_in
+
+
+def machines_of(ray: RayStandIn) -> RayMachines:
+    machines = RayMachines("cpu")
+    machines.start(Job(Plan([], PROFILES["quick"])))
+    ray.submitted.clear()  # what has asked the machines, and the bus
+    return machines
+
+
+def test_a_unit_submitted_as_its_chips_last_machine_dies_comes_back(ray: RayStandIn) -> None:
+    machines, unit = machines_of(ray), Unit("sm90", "m:any")
+    assert machines.free("sm90") == 4
+    ray.alive = dict.fromkeys(ray.alive, False)
+    machines.submit([unit])
+    assert machines.ended(0.0) == [Ended(unit)]
+    assert len(ray.cancelled) == 1
+    assert machines.free("sm90") < 0
