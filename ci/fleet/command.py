@@ -32,7 +32,7 @@ def fleet_at(address: str, plan: Plan, cases: Path, *, resume: bool) -> Iterator
         MachineError: no cluster answers, or it has no machine that can be used.
     """
     with connected(address):
-        yield Fleet(plan, RayMachines(plan.device), Journal(cases, plan, resume=resume))
+        yield Fleet(plan, RayMachines(plan.device, plan.jobs), Journal(cases, plan, resume=resume))
 
 
 def print_chips(out: Console, fleet: Fleet) -> None:

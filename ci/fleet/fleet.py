@@ -6,6 +6,7 @@ import heapq
 import itertools
 import secrets
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -58,8 +59,11 @@ class Machines(Protocol):
     def start(self, job: Job) -> None:
         """Take what all units are given."""
 
-    def free(self, chip: str) -> int:
-        """Count the units that can begin now; negative where no machine is left."""
+    def free(self, chip: str, node: str = "") -> int:
+        """Count the units that can begin now; negative where no machine is left.
+
+        Where a machine is named, those on it; where it is gone, those on the others.
+        """
 
     def submit(self, units: Sequence[Unit]) -> None:
         """Begin units, together: those of a machine share its cores."""
@@ -185,14 +189,16 @@ class Fleet:
         """Submit as many units as machines have room for, of each kind."""
         kept: list[tuple[tuple[int, float], int, Unit]] = []
         begun: list[Unit] = []
-        free = {chip: self.machines.free(chip) for chip in self.chips}
+        free: Counter[tuple[str, str]] = Counter()
         while self._queue:
             entry = heapq.heappop(self._queue)
             unit = entry[2]
-            if free[unit.chip] < 0:
+            places = {(unit.chip, ""), (unit.chip, unit.node)}
+            free.update({each: self.machines.free(*each) for each in places if each not in free})
+            if free[unit.chip, ""] < 0:
                 self._lost.setdefault(unit.chip, "its last machine is gone")
-            elif free[unit.chip]:
-                free[unit.chip] -= 1
+            elif all(free[each] for each in places):
+                free.subtract(places)
                 self._running += 1
                 self._submitted[unit.key] = time.monotonic()
                 begun.append(unit)
@@ -208,7 +214,9 @@ class Fleet:
             self._running -= 1
             unit, result = ended.unit, ended.result
             work = self._works[unit.chip, unit.implementation]
-            if result is not None and result.run.lost:
+            if result is not None and result.elsewhere:
+                work.again(unit, result.elsewhere)
+            elif result is not None and result.run.lost:
                 self.machines.leave(result.node)
                 if self.machines.free(unit.chip) >= 0 and not self._ended:
                     work.again(unit)

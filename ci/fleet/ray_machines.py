@@ -132,30 +132,41 @@ def compilers_each(nodes: Sequence[Node], running: int) -> int:
     return min(node.cores // min(each, node.units) for node in nodes)
 
 
+def _among(nodes: Sequence[Node]) -> dict[str, str]:
+    """Return what Ray is to look for in the labels of a machine, which must be one of these."""
+    return {NODE_ID: f"in({','.join(node.id for node in nodes)})"}
+
+
 class RayMachines:
     """The machines of the cluster that this process is connected to; see `Machines`.
 
     Args:
         device: ``"cpu"`` or ``"cuda"``.
+        jobs: units at a time, on a GPU or on a machine without; as usual if 0.
 
     Raises:
         MachineError: there is none that can be used.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, jobs: int = 0) -> None:
         import ray
 
-        self._ray, self._device = ray, device
+        self._ray, self._device, self._jobs = ray, device, jobs
         here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
         self._nodes = list(self._find(here))
         if not self._nodes:
             message = f"no machine of the cluster can be used with --device {device}"
             raise MachineError(message)
         self.chips: Sequence[str] = sorted({node.chip for node in self._nodes})
-        own = here(ray.get_runtime_context().get_node_id(), soft=True)
-        self._bus = ray.remote(Bus).options(num_cpus=0, scheduling_strategy=own).remote()
+        own = [each for each in self._nodes if each.id == ray.get_runtime_context().get_node_id()]
+        # The driver's machine may lack what units need, and so what they say.
+        self._bus = (
+            ray.remote(Bus)
+            .options(num_cpus=0, max_restarts=-1, label_selector=_among(own or self._nodes))
+            .remote()
+        )
         self._task = ray.remote(carry_out)
-        self._units: dict[Any, Unit] = {}
+        self._units: dict[Any, tuple[Unit, list[Node]]] = {}
         self._looked, self._alive = 0.0, {node.id for node in self._nodes}
 
     def _find(self, strategy: Any) -> Iterator[Node]:  # noqa: ANN401  a class of Ray's
@@ -180,9 +191,11 @@ class RayMachines:
                 continue
             named = next(filter(CHIP.fullmatch, resources), None)
             chip = named or (f"sm{facts.sm}" if facts.sm else "cpu")
-            jobs = facts.jobs if self._device == "cuda" else 1
-            units = min(count * jobs, cores)
-            share = int(1e4 / jobs) / 1e4 if self._device == "cuda" else 0.0
+            if self._device == "cuda":
+                jobs = self._jobs or facts.jobs
+                units, share = min(count * jobs, cores), int(1e4 / jobs) / 1e4
+            else:
+                units, share = min(self._jobs or cores, cores), 0.0
             yield Node(node["NodeID"], chip, units, share, cores)
 
     def _facts(self, answer: Any, lacking: str) -> Facts:  # noqa: ANN401  Ray's reference
@@ -203,8 +216,10 @@ class RayMachines:
         """Send once what all units are given."""
         self._job = self._ray.put(job)
 
-    def _usable(self, chip: str) -> list[Node]:
-        return [each for each in self._nodes if each.chip == chip and each.id in self._alive]
+    def _usable(self, chip: str, node: str = "") -> list[Node]:
+        """Return the machines of a chip; one of them only where it is named, and there."""
+        every = [each for each in self._nodes if each.chip == chip and each.id in self._alive]
+        return [each for each in every if each.id == node] or every
 
     def _look(self) -> None:
         """Ask Ray which machines are alive.
@@ -216,27 +231,34 @@ class RayMachines:
             self._looked = now
             self._alive = {each["NodeID"] for each in self._ray.nodes() if each["Alive"]}
 
-    def free(self, chip: str) -> int:
-        """Count the units that can begin now; negative where no machine is left."""
-        if not (nodes := self._usable(chip)):
+    def free(self, chip: str, node: str = "") -> int:
+        """Count the units that can begin now, on a machine if one is named and there.
+
+        It is negative where no machine is left. Of the units on a machine, those count that must
+        run there: where the others run, Ray decides.
+        """
+        if not (nodes := self._usable(chip, node)):
             return -1
-        running = Counter(unit.chip for unit in self._units.values())
-        return max(0, sum(node.units for node in nodes) - running[chip])
+        running = [on for unit, on in self._units.values() if unit.chip == chip]
+        if nodes != self._usable(chip):
+            running = [on for on in running if on == nodes]
+        return max(0, sum(each.units for each in nodes) - len(running))
 
     def submit(self, units: Sequence[Unit]) -> None:
         """Begin units; a chip's machines share them evenly, as far as Ray can."""
-        running = Counter(unit.chip for unit in [*self._units.values(), *units])
+        begun = [unit for unit, _ in self._units.values()]
+        running = Counter(unit.chip for unit in [*begun, *units])
         for unit in units:
-            nodes = self._usable(unit.chip)
+            nodes = self._usable(unit.chip, unit.node)
             task = self._task.options(
                 num_cpus=1,
                 num_gpus=min(node.share for node in nodes),
                 max_retries=RETRIES,
-                label_selector={NODE_ID: f"in({','.join(node.id for node in nodes)})"},
+                label_selector=_among(nodes),
                 scheduling_strategy="SPREAD",
             )
-            compilers = compilers_each(nodes, running[unit.chip])
-            self._units[task.remote(self._job, unit, self._bus, compilers)] = unit
+            compilers = compilers_each(self._usable(unit.chip), running[unit.chip])
+            self._units[task.remote(self._job, unit, self._bus, compilers)] = unit, nodes
 
     def ended(self, seconds: float) -> list[Ended]:
         """Wait this long at most for units to end."""
@@ -247,13 +269,15 @@ class RayMachines:
         done, waiting = self._ray.wait(list(self._units), timeout=seconds)
         ended = [self._result(answer) for answer in done]
         for answer in waiting:  # a task without a machine waits for ever
-            if not self._usable(self._units[answer].chip):
+            unit, nodes = self._units[answer]
+            if not any(each in nodes for each in self._usable(unit.chip)):
                 self._ray.cancel(answer, force=True)
-                ended.append(Ended(self._units.pop(answer)))
+                del self._units[answer]
+                ended.append(Ended(unit))
         return ended
 
     def _result(self, answer: Any) -> Ended:  # noqa: ANN401  Ray's reference
-        unit = self._units.pop(answer)
+        unit, _ = self._units.pop(answer)
         try:
             return Ended(unit, self._ray.get(answer))
         except self._ray.exceptions.RayTaskError as error:

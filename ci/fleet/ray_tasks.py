@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -24,10 +26,14 @@ ANSWER_SECONDS = 30.0
 
 
 class Bus:
-    """An actor: keeps what units say until the driver takes it, and how they are to end."""
+    """An actor: keeps what units say until the driver takes it, and how they are to end.
+
+    It also keeps which machine builds which libraries.
+    """
 
     def __init__(self) -> None:
         self._events: list[Event] = []
+        self._builders: dict[tuple[str, str], str] = {}
         self._why = ""
 
     def tell(self, events: list[Event]) -> str:
@@ -43,6 +49,23 @@ class Bus:
     def end(self, why: str) -> None:
         """Have units end."""
         self._why = why
+
+    def claim(self, chip: str, libraries: Collection[str], node: str, *, stays: bool) -> str:
+        """Return the machine of a chip that is to build libraries: one that builds most of them.
+
+        Args:
+            chip: the kind of machine.
+            libraries: by their names.
+            node: the machine that asks, which builds them where no other does.
+            stays: whether it builds them even where another does.
+        """
+        keys = [(chip, each) for each in libraries]
+        known = Counter(self._builders[key] for key in keys if key in self._builders)
+        best = max(known, key=lambda each: (known[each], each == node), default=node)
+        if stays or best == node:
+            self._builders.update(dict.fromkeys(keys, node))
+            return node
+        return best
 
 
 class Teller(Progress):
@@ -125,9 +148,19 @@ def carry_out(job: Job, unit: Unit, bus: Any, compilers: int) -> UnitResult:  # 
 
     unpack()
     os.environ[COMPILERS] = str(compilers)
+    node = elsewhere = ray.get_runtime_context().get_node_id()
+
+    def claimed(libraries: Collection[str]) -> bool:
+        nonlocal elsewhere
+        with suppress(ray.exceptions.RayError):  # without an answer they are built here
+            # A unit moves once: the machine that it was sent to may be gone.
+            asked = bus.claim.remote(unit.chip, libraries, node, stays=bool(unit.node))
+            elsewhere = ray.get(asked, timeout=ANSWER_SECONDS)
+        return elsewhere == node
+
     teller = Teller(unit, bus)
     try:
-        result = run_unit(job, unit, teller, teller.begin)
+        result = run_unit(job, unit, teller, teller.begin, claimed)
     finally:
         teller.close()
-    return replace(result, node=ray.get_runtime_context().get_node_id())
+    return replace(result, node=node, elsewhere="" if elsewhere == node else elsewhere)

@@ -14,6 +14,7 @@ from ...fixtures import FOLDER
 from ...properties.findings.ledger import Ledger
 from ...properties.findings.report import ImplementationReport, RunReport
 from ...properties.laws import Law
+from ...properties.search.building import Claim
 from ...properties.search.engine import Run, usual_jobs
 from ...properties.search.plan import NOTHING, Learned, Part, Plan, first_laws
 from ...properties.search.progress import Progress
@@ -35,6 +36,7 @@ class Unit:
         laws: their names; None for the first ones, see ``Part``.
         learned: what the laws before these have found.
         costs: that the first unit has measured, by the implementation's name.
+        node: that has its modules, or builds them; any of the chip if empty.
     """
 
     chip: str
@@ -43,6 +45,7 @@ class Unit:
     laws: tuple[str, ...] | None = None
     learned: Learned = NOTHING
     costs: dict[str, Cost] = field(default_factory=dict)
+    node: str = field(default="", compare=False)
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -61,6 +64,7 @@ class UnitResult:
         costs: of the implementation, by its name.
         builds: minutes of one core that each library took to build.
         node: on which it ran.
+        elsewhere: node on which it is to run, for its modules are built there; empty for this one.
     """
 
     run: RunReport
@@ -69,6 +73,7 @@ class UnitResult:
     costs: dict[str, Cost] = field(default_factory=dict)
     builds: dict[str, float] = field(default_factory=dict)
     node: str = ""
+    elsewhere: str = ""
 
     @property
     def report(self) -> ImplementationReport:
@@ -118,7 +123,11 @@ class Job:
 
 
 def run_unit(
-    job: Job, unit: Unit, progress: Progress, started: Callable[[Run], Any] = lambda _: None
+    job: Job,
+    unit: Unit,
+    progress: Progress,
+    started: Callable[[Run], Any] = lambda _: None,
+    claimed: Claim = lambda _: True,
 ) -> UnitResult:
     """Carry out a unit on this machine.
 
@@ -127,11 +136,12 @@ def run_unit(
         unit: of the job.
         progress: receives what it does.
         started: receives the run, which it may end.
+        claimed: asks the other machines before modules are built.
 
     Raises:
         UnsupportedError: there is no such device.
     """
-    run = Run(_plan_of(job, unit), progress)
+    run = Run(_plan_of(job, unit), progress, claimed)
     started(run)
     report = run.execute()
     candidate = next(iter(run.candidates.values()), None)

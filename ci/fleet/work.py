@@ -93,9 +93,10 @@ class Work:
                 self._begun.discard(later)
         return new
 
-    def again(self, unit: Unit) -> None:
-        """Let a unit begin again that was lost with its machine."""
+    def again(self, unit: Unit, node: str = "") -> None:
+        """Let a unit begin again that was lost with its machine, or is to run on another."""
         if self._is_current(unit):
+            self._units[unit.number] = replace(unit, node=node or unit.node)
             self._shown.pop(unit.number, None)
             self._begun.discard(unit.number)
 
@@ -105,8 +106,9 @@ class Work:
     def _divide(self, first: UnitResult) -> None:
         laws = laws_planned(self._plan, first.report.operation)
         seconds = sum(law.seconds for law in first.report.laws)
+        node = first.node if first.report.modules else ""
         for number, names in enumerate(later_laws(laws, seconds), 1):
-            unit = Unit(self.chip, self._name, number, names, costs=dict(first.costs))
+            unit = Unit(self.chip, self._name, number, names, costs=dict(first.costs), node=node)
             self._units.append(unit)
             self.seconds[number] = sum(law.weight for law in laws if law.name in names)
 

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 
@@ -24,6 +24,8 @@ from ..worker.pools import open_pool
 from ..worker.requests import Address, probe_device
 from .build_scheduler import BuildScheduler
 
+Claim = Callable[[Collection[str]], bool]
+"""Whether libraries are to be built on this machine; not where another one builds them."""
 MAX_JOBS = "MAX_JOBS"
 """FlashInfer's (and torch's) variable for the compilers that one build may start."""
 COMPILERS = "KERNELPROOF_COMPILERS"
@@ -81,13 +83,14 @@ class Builder:
 
     Args:
         implementations: how many may build beside each other; as many as can if None.
+        claimed: asks the other machines of a run, where there are any.
 
     Attributes:
         minutes: of a core that each library took which did not exist before.
     """
 
-    def __init__(self, implementations: int | None = None) -> None:
-        self._alone = implementations == 1
+    def __init__(self, implementations: int | None = None, claimed: Claim = lambda _: True) -> None:
+        self._alone, self._claimed = implementations == 1, claimed
         self._scheduler = BuildScheduler(compilers())
         self._pools: set[WorkerPool] = set()
         self._free: dict[tuple[object, ...], list[WorkerPool]] = {}
@@ -97,6 +100,16 @@ class Builder:
         self._libraries: dict[str, threading.Lock] = {}
         self._built: set[str] = set()
         self.minutes: dict[str, float] = {}
+
+    def claim(self, modules: Sequence[Module]) -> None:
+        """Take over the building of modules from the other machines of a run.
+
+        Raises:
+            CancelledError: another machine builds them: the run is to go on there.
+        """
+        libraries = {each.library for each in modules if each.library}
+        if libraries and not self._claimed(libraries):
+            raise CancelledError
 
     def build(
         self,

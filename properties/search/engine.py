@@ -35,7 +35,7 @@ from ..space.drawers import Drawers
 from ..space.profiles import Cost
 from ..worker.pools import open_pool
 from ..worker.requests import DeviceLostError, HarnessError
-from .building import Builder, compilers
+from .building import Builder, Claim, compilers
 from .candidate import Candidate
 from .coverage import Reached
 from .drawing import SearchOptions
@@ -75,9 +75,21 @@ def usual_jobs(device: str) -> int:
 
 
 class Run:
-    """Carries out a plan."""
+    """Carries out a plan.
 
-    def __init__(self, plan: Plan, progress: Progress | None = None) -> None:
+    Args:
+        plan: what to do.
+        progress: receives what it does.
+        claimed: asks the other machines of a run before modules are built; an implementation whose
+            modules another one builds is not judged here.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        progress: Progress | None = None,
+        claimed: Claim = lambda _: True,
+    ) -> None:
         self.plan = plan
         self.progress = progress or Progress()
         self.target = Target.here(plan.device)
@@ -104,7 +116,7 @@ class Run:
         # Each costs seconds to start: none more than there are laws to run.
         most = len(plan.implementations) * len(plan.laws) or self._jobs
         self._pool = open_pool(plan.device, size=min(self._jobs, most), tool=plan.sanitizer)
-        self._builder = Builder(len(plan.implementations))
+        self._builder = Builder(len(plan.implementations), claimed)
         self._modules = ModulePlan(
             len(plan.implementations),
             minutes=BUILD_SHARE * compilers() * plan.seconds / 60,

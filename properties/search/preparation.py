@@ -178,6 +178,9 @@ def prepare(
         once: does the building, or waits for the process that does.
         together: chooses modules with those of other implementations.
         stored: returns the problems of its stored cases, whose modules are built too.
+
+    Raises:
+        CancelledError: the builder was closed, or another machine builds the modules.
     """
     address = Address(
         report.reference,
@@ -239,6 +242,7 @@ def prepare(
         named = f"{report.reference} {[module.key for module in modules]}"
         # What exists is loaded by whoever judges with it: nobody waits for another process.
         every = [each for each in [*modules, *selection.others()] if not each.exists]
+        builder.claim(every)
         first = None if ready or begun is None else _first_to_judge(modules, selection)
         if begun is not None and first is not None:
             builder.build(address, [each for each in every if each is first], report, built)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -51,8 +51,8 @@ class HereInTurn:
     def start(self, job: Job) -> None:
         self._job = job
 
-    def free(self, chip: str) -> int:
-        del chip
+    def free(self, chip: str, node: str = "") -> int:
+        del chip, node
         return 3 - len(self._queue)
 
     def submit(self, units: Sequence[Unit]) -> None:
@@ -212,6 +212,26 @@ def test_a_machine_without_its_device_gets_no_more_units_and_its_unit_runs_elsew
     assert all(law.judged for law in report.implementations[0].laws)
 
 
+class Elsewhere(MadeUp):
+    """Machines of which one builds modules; what needs them goes there."""
+
+    def run(self, unit: Unit) -> UnitResult:
+        result = super().run(unit)
+        result.report.modules = 2
+        there = unit.node or unit.implementation == "m:made_up"
+        return replace(result, node="a" if there else "b", elsewhere="" if there else "a")
+
+
+def test_units_run_on_the_machine_that_builds_their_modules() -> None:
+    machines = Elsewhere()
+    plan = replace(made_up_plan(), implementations=["m:made_up", "m:other"])
+    report = Fleet(plan, machines).execute()
+    ran = [(unit.implementation[2:], unit.number, unit.node) for unit in machines.ran]
+    assert Counter(ran) == {("made_up", 0, ""): 1, ("made_up", 1, "a"): 1, ("other", 0, ""): 1,
+                            ("other", 0, "a"): 1, ("other", 1, "a"): 1}  # fmt: skip
+    assert all(law.judged for each in report.implementations for law in each.laws)
+
+
 def test_what_an_interrupted_run_has_learned_is_gone_on_from(tmp_path: Path) -> None:
     plan = made_up_plan()
     with pytest.raises(RuntimeError):
@@ -236,8 +256,8 @@ def test_a_journal_of_another_run_is_refused(tmp_path: Path) -> None:
 class Busy(HereInTurn):
     """Machines without room."""
 
-    def free(self, chip: str) -> int:
-        del chip
+    def free(self, chip: str, node: str = "") -> int:
+        del chip, node
         return 0
 
 

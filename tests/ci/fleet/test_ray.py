@@ -16,6 +16,7 @@ from kernelproof.ci.fleet import ray_machines
 from kernelproof.ci.fleet.fleet import Ended
 from kernelproof.ci.fleet.probing import Facts
 from kernelproof.ci.fleet.ray_machines import Node, RayMachines, compilers_each, connected
+from kernelproof.ci.fleet.ray_tasks import Bus
 from kernelproof.ci.fleet.units import Job, Unit
 from kernelproof.properties.search.plan import Plan
 from kernelproof.properties.space.profiles import PROFILES
@@ -77,6 +78,7 @@ class RayStandIn:
     def __init__(self, *names: str) -> None:
         self.alive = dict.fromkeys(names, True)
         self.submitted: list[dict[str, Any]] = []
+        self.gpus = 0
         self.cancelled: list[object] = []
         strategies = SimpleNamespace(NodeAffinitySchedulingStrategy=lambda *_, **__: None)
         self.util = SimpleNamespace(scheduling_strategies=strategies)
@@ -84,7 +86,7 @@ class RayStandIn:
     def nodes(self) -> list[dict[str, Any]]:
         return [
             {"NodeID": name, "Alive": alive, "NodeManagerAddress": name,
-             "Resources": {"CPU": 2, "sm90": 1}}
+             "Resources": {"CPU": 2, "GPU": self.gpus, "sm90": 1}}
             for name, alive in self.alive.items()
         ]  # fmt: skip
 
@@ -124,6 +126,15 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> RayStandIn:
     return stand_in
 
 
+def test_what_units_say_is_kept_on_a_machine_that_has_what_they_need(ray: RayStandIn) -> None:
+    """The driver's machine, named head, is none of them."""
+    RayMachines("cpu")
+    assert ray.submitted[-1]["label_selector"] == {"ray.io/node-id": "in(a,b)"}
+    ray.alive["head"] = True
+    RayMachines("cpu")
+    assert ray.submitted[-1]["label_selector"] == {"ray.io/node-id": "in(head)"}
+
+
 def machines_of(ray: RayStandIn) -> RayMachines:
     machines = RayMachines("cpu")
     machines.start(Job(Plan([], PROFILES["quick"])))
@@ -139,3 +150,36 @@ def test_a_unit_submitted_as_its_chips_last_machine_dies_comes_back(ray: RayStan
     assert machines.ended(0.0) == [Ended(unit)]
     assert len(ray.cancelled) == 1
     assert machines.free("sm90") < 0
+
+
+def test_units_that_need_a_machine_wait_for_it_and_go_elsewhere_when_it_dies(
+    ray: RayStandIn,
+) -> None:
+    machines = machines_of(ray)
+    on_a = [Unit("sm90", "m:any", number, node="a") for number in (1, 2)]
+    machines.submit(on_a)
+    assert [each["label_selector"] for each in ray.submitted] == [{"ray.io/node-id": "in(a)"}] * 2
+    assert [machines.free("sm90", node) for node in ("a", "b", "")] == [0, 2, 2]
+    ray.alive["a"] = False
+    assert machines.ended(0.0) == [Ended(unit) for unit in on_a]
+    assert [machines.free("sm90", node) for node in ("a", "b", "")] == [2, 2, 2]
+    machines.submit(on_a)
+    assert ray.submitted[-1]["label_selector"] == {"ray.io/node-id": "in(b)"}
+
+
+def test_what_one_machine_builds_no_other_of_its_chip_begins() -> None:
+    bus = Bus()
+    assert bus.claim("sm90", ["x", "y"], "a", stays=False) == "a"
+    assert bus.claim("sm100", ["x"], "c", stays=False) == "c"
+    assert bus.claim("sm90", ["z"], "b", stays=False) == "b"
+    assert bus.claim("sm90", ["x", "y", "z"], "b", stays=False) == "a"
+    assert bus.claim("sm90", ["x", "z"], "b", stays=False) == "b"  # one of them is there
+    assert bus.claim("sm90", ["y"], "b", stays=True) == "b"
+
+
+def test_a_machine_has_as_many_units_at_a_time_as_are_asked_for(ray: RayStandIn) -> None:
+    assert RayMachines("cpu").free("sm90") == 4
+    assert RayMachines("cpu", 1).free("sm90") == 2
+    ray.gpus = 1
+    assert RayMachines("cuda", 1).free("sm90") == 2
+    assert RayMachines("cuda", 3).free("sm90") == 4  # one core each

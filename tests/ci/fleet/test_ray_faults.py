@@ -32,6 +32,8 @@ ROUNDED = 0.01
 """More seconds than rounding adds to a report's units."""
 CLOCK = ("seconds", "build_seconds", "call_seconds", "run_seconds")
 """Fields of a report that depend on the clock."""
+NAMES = ("obedient", "tame", "docile", "sharing", "sharing-too")
+"""Implementations whose costs are known."""
 TWO_UNITS = ("--law", "parity", "--law", "repeated_calls")
 """Options that make the laws on each implementation two units."""
 
@@ -72,7 +74,7 @@ def costs(folder: Path) -> list[str]:
         "schema": "kernelproof-costs-1",
         "profile": "quick",
         "device": "cpu",
-        "costs": dict.fromkeys(("obedient", "tame", "docile"), fast),
+        "costs": dict.fromkeys(NAMES, fast),
     }
     (folder / "costs.json").write_text(json.dumps(known))
     return ["--costs", "costs.json"]
@@ -121,6 +123,24 @@ def test_a_hang_is_one_nodes_and_one_that_lacks_something_is_left_out(
     assert {finding["status"] for finding in report["findings"]} == {"HANG"}
     assert_gone([int(line) for line in (cluster.orders / "hung").read_text().split()])
     assert_foreseen(report, journal(folder))
+
+
+def test_a_module_is_built_once_a_chip_and_its_users_run_where_it_is(
+    cluster: Cluster, folder: Path
+) -> None:
+    names = [f"{SUBJECTS}:{name}" for name in ("sharing", "sharing_too")]
+    run = cluster.check(folder, *names, *TWO_UNITS, *costs(folder))
+    code, _, said = cluster.end_of(run, folder)
+    assert code == 0, said
+    chips = {name: chip for name, chip, _ in NODES}
+    built = [line.split() for line in (cluster.orders / "builds").read_text().splitlines()]
+    times = Counter((chips[node], dtype) for node, dtype in built)
+    assert len(times) == 2 * len({dtype for _, dtype in times}) > 2
+    assert set(times.values()) == {1}
+    units = journal(folder)
+    assert len(units) == 8
+    for chip in ("sm90", "sm100"):
+        assert len({result.node for unit, result in units if unit.chip == chip}) == 1
 
 
 def test_a_driver_that_is_killed_repeats_nothing_when_it_resumes(
