@@ -23,7 +23,6 @@ from .bench.command import bench
 from .bump.merge_command import merge
 from .bump.options import (
     BUMP_SECTION,
-    NO_CLUSTER,
     NOT_OF_BUMP,
     PACKAGE_OPTION,
     bump_options,
@@ -197,7 +196,6 @@ def bump_command(
 
 
 bump_command.params = [each for each in bump_command.params if each.name not in NOT_OF_BUMP]
-bump_command.params.append(NO_CLUSTER)
 _FLAGS_OF_CHECK = {each.opts[0] for each in check.params}
 OF_BUMP = {each.name for each in bump_command.params if each.opts[0] not in _FLAGS_OF_CHECK}
 """Names of the parameters that only a comparison has."""
@@ -453,15 +451,20 @@ def _bump(
         absent = "baseline" if baseline is None else "candidate"
         message = f"the {absent} is missing: a comparison has two releases"
         raise click.UsageError(message)
-    join = "compare on one machine of each chip, and join the reports by `kernelproof merge`"
-    _refuse(("ray",), f"does not go with a comparison of releases: {join}")
     _refuse(NOT_OF_BUMP, "does not go with a comparison of releases")
     if options["compiled"] is None:
         _refuse(("units",), "goes with --compile")
     from .bump.command import Request, bump
 
     kept = {name: value for name, value in options.items() if name not in NOT_OF_BUMP}
-    return bump(Request(baseline, candidate, _command(), **kept))
+    address = kept.pop("ray")
+    request = Request(baseline, candidate, _command(), **kept)
+    if address is None:
+        return bump(request)
+    _refuse(("resume", "journal"), "does not go with --ray: each machine has a journal of its own")
+    from .bump.cluster import bump_on
+
+    return bump_on(address, request)
 
 
 def _refuse_resume(options: Mapping[str, Any]) -> None:

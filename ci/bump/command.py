@@ -148,12 +148,18 @@ def bump(request: Request) -> int:
         UsageRefusedError: something that was asked for does not exist or cannot be read.
         MachineError: the device is not there.
     """
-    ending = Ending(_minutes(request))
+    ending = Ending(minutes_of(request))
     with ending.handled():  # the report, too, is not for a signal to end
-        return _compare(request, ending)
+        report, unwritten = compare(request, ending)
+        return tell(report, request.outputs, unwritten, verbose=request.verbose)
 
 
-def _compare(request: Request, ending: Ending) -> int:
+def compare(request: Request, ending: Ending) -> tuple[dict[str, Any], list[str]]:
+    """Compare two releases, and return the report and sentences on cases that were not written.
+
+    Raises:
+        UsageRefusedError, MachineError: as of ``bump``; a report that says so is written.
+    """
     started = time.monotonic()
     policy: Policy | None = None
     sources: list[Source] = []
@@ -161,7 +167,7 @@ def _compare(request: Request, ending: Ending) -> int:
         sources = [Source.read(path) for path in request.uses]
         policy = _policy(request.policy)
         _refuse_inapplicable(request)
-        with progress(60 * (_minutes(request) or math.inf)) as watched, ending.watched():
+        with progress(60 * (minutes_of(request) or math.inf)) as watched, ending.watched():
             watched.tell(f"comparing {request.baseline} and {request.candidate}")
             machine = _machine(request.device)
             learned = Learned(request.sides, _chips(request, machine), package=request.compared)
@@ -189,7 +195,7 @@ def _compare(request: Request, ending: Ending) -> int:
         timings=timings,
         ending=ending,
     )
-    return tell(report, request.outputs, learned.unwritten, verbose=request.verbose)
+    return report, learned.unwritten
 
 
 def _learn(
@@ -343,7 +349,7 @@ def _policy(path: Path | None) -> Policy:
         raise UsageRefusedError(message) from error
 
 
-def _minutes(request: Request) -> float | None:
+def minutes_of(request: Request) -> float | None:
     """Return the minutes that were asked for, or the usual ones: a GPU is not had for ever."""
     if request.minutes is None and request.device == "cuda" and request.profile != "nightly":
         return GPU_MINUTES

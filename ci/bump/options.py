@@ -94,10 +94,7 @@ BUMP_SECTION = (
     "--journal",
 )
 """Options of a comparison, as its help lists them together."""
-NOT_OF_BUMP = ("gating", "sanitizer", "examples", "costs", "allow_incomplete", "distrust", "ray")
-
-NO_CLUSTER = click.Option(["--ray"], hidden=True)
-"""An option of the other commands that a comparison refuses in a sentence."""
+NOT_OF_BUMP = ("gating", "sanitizer", "examples", "costs", "allow_incomplete", "distrust")
 
 
 def side_options(command: Callable[..., int]) -> Callable[..., int]:

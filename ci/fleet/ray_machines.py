@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -224,7 +224,7 @@ class RayMachines:
     def _look(self) -> None:
         """Ask Ray which machines are alive.
 
-        Only `ended` does: what `free` has promised holds until the units are submitted.
+        Nobody does between `free` and `submit`: what the one promised holds for the other.
         """
         now = time.monotonic()
         if now - self._looked > FRESH_SECONDS:
@@ -259,6 +259,40 @@ class RayMachines:
             )
             compilers = compilers_each(self._usable(unit.chip), running[unit.chip])
             self._units[task.remote(self._job, unit, self._bus, compilers)] = unit, nodes
+
+    def once_a_chip(self, work: Callable[..., Any], *arguments: object) -> dict[str, Any]:
+        """Carry out work on a machine of each chip, which it has to itself; return the answers.
+
+        Raises:
+            MachineError: a chip has no machine left, or the work failed there.
+        """
+        begun = {}
+        for chip in self.chips:
+            nodes = self._usable(chip)
+            task = self._ray.remote(work).options(
+                num_cpus=min(node.cores for node in nodes),
+                num_gpus=int(self._device == "cuda"),
+                max_retries=RETRIES,
+                label_selector=_among(nodes),
+            )
+            begun[task.remote(*arguments)] = chip
+        waiting, answers = list(begun), {}
+        while waiting:
+            self._look()
+            done, waiting = self._ray.wait(waiting, timeout=FRESH_SECONDS)
+            for answer in done:
+                answers[begun[answer]] = self._answer(begun[answer], answer)
+            for chip in [begun[each] for each in waiting if not self._usable(begun[each])]:
+                message = f"{chip}: its last machine is gone"
+                raise MachineError(message)
+        return {chip: answers[chip] for chip in self.chips}
+
+    def _answer(self, chip: str, answer: Any) -> Any:  # noqa: ANN401  Ray's reference, the work's
+        try:
+            return self._ray.get(answer)
+        except self._ray.exceptions.RayError as error:
+            message = f"{chip}: {_sentence(getattr(error, 'cause', error))}"
+            raise MachineError(message) from error
 
     def ended(self, seconds: float) -> list[Ended]:
         """Wait this long at most for units to end."""

@@ -148,7 +148,8 @@ def carry_out(job: Job, unit: Unit, bus: Any, compilers: int) -> UnitResult:  # 
 
     unpack()
     os.environ[COMPILERS] = str(compilers)
-    node = elsewhere = ray.get_runtime_context().get_node_id()
+    node: str = ray.get_runtime_context().get_node_id()
+    elsewhere = node
 
     def claimed(libraries: Collection[str]) -> bool:
         nonlocal elsewhere

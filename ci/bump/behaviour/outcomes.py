@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ....impl.targets.target import Target
-from ....properties.findings.cases import loading_name, replay_command
+from ....properties.findings.cases import LONGEST_NAME, loading_name, replay_command
 from ....properties.findings.files import Output, OutputError
 from ....properties.findings.ledger import CASE_SCHEMA as CASE
 from ....properties.findings.ledger import Entry
@@ -305,8 +305,8 @@ def _side(verdict: Verdict | None) -> dict[str, Any]:
 def _case(tried: Tried, found: Compared, context: Context) -> Path | None:
     """Write a case file for a finding; None if that fails, which costs no finding."""
     plan = context.plan
-    path = plan.cases / f"bump-{found.name}-{tried.law}-{tried.problem.id}.json"
-    path = path.with_name(re.sub(r"[^\w.-]+", "-", path.name))
+    name = re.sub(r"[^\w.-]+", "-", found.name)[:LONGEST_NAME]  # it may be a path
+    path = plan.cases / f"bump-{name}-{tried.law}-{tried.problem.id}.json"
     data = {
         "schema": CASE,
         "law": tried.law,

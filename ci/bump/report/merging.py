@@ -35,21 +35,36 @@ def merge(
     command: str,
     sources: Sequence[Source] = (),
 ) -> dict[str, Any]:
+    """Join reports that are in files; see ``join``.
+
+    Raises:
+        ReportError: one of them cannot be read.
+        MergeError: see ``join``.
+    """
+    return join([read_report(path) for path in paths], paths, policy, command, sources)
+
+
+def join(
+    reports: Sequence[Report],
+    names: Sequence[object],
+    policy: Policy | None,
+    command: str,
+    sources: Sequence[Source] = (),
+) -> dict[str, Any]:
     """Join reports.
 
     Args:
-        paths: of reports of the same two releases.
+        reports: of the same two releases.
+        names: of the reports, for messages.
         policy: that decides on the findings; that of the first report if None.
         command: for the record.
         sources: of the engines that are to go on with what they use, instead of those of the
             reports.
 
     Raises:
-        ReportError: one of them cannot be read.
         MergeError: they are of different releases, or nothing is to be joined; ``sources`` were
             given and they are not of FlashInfer.
     """
-    reports = [read_report(path) for path in paths]
     if not reports:
         message = "merge needs reports: kernelproof merge A.json B.json"
         raise MergeError(message)
@@ -58,14 +73,14 @@ def merge(
     if sources and distribution != FLASHINFER:  # whose names are not looked for: none would be used
         message = f"--uses does not apply to {distribution}"
         raise MergeError(message)
-    for path, report in zip(paths, reports, strict=True):
+    for name, report in zip(names, reports, strict=True):
         if package_of(report) != distribution:
-            message = f"{path}: it compares {package_of(report)}, but {paths[0]} {distribution}"
+            message = f"{name}: it compares {package_of(report)}, but {names[0]} {distribution}"
             raise MergeError(message)
         for side in SIDES:
             if not _is_same(report, first, side):
                 message = (
-                    f"{path}: its {side} is {_name(report, side)}, but that of {paths[0]} is "
+                    f"{name}: its {side} is {_name(report, side)}, but that of {names[0]} is "
                     f"{_name(first, side)}"
                 )
                 raise MergeError(message)

@@ -55,16 +55,9 @@ def test_the_units_that_run_on_a_machine_share_its_cores(running: int, compilers
     assert compilers_each(nodes, running) == compilers
 
 
-@pytest.mark.parametrize(
-    "command", ["bump 0.6.13 0.7.2", "gate --baseline 0.6.13 --candidate 0.7.2"]
-)
-def test_a_comparison_on_a_cluster_is_refused_with_the_way_that_there_is(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*command.split(), "--ray", "auto"]) == 2
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith("Error: --ray does not go with a comparison of releases: compare on one")
-    assert "`kernelproof merge`" in said
+def test_a_comparison_on_a_cluster_keeps_no_journal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bump", "0.6.13", "0.7.2", "--ray", "auto", "--resume"]) == 2
+    assert "--resume does not go with --ray: each machine has" in capsys.readouterr().err
 
 
 class RayStandIn:
@@ -183,3 +176,11 @@ def test_a_machine_has_as_many_units_at_a_time_as_are_asked_for(ray: RayStandIn)
     ray.gpus = 1
     assert RayMachines("cuda", 1).free("sm90") == 2
     assert RayMachines("cuda", 3).free("sm90") == 4  # one core each
+
+
+def test_work_on_each_chip_ends_when_one_has_no_machine_left(ray: RayStandIn) -> None:
+    machines = machines_of(ray)
+    ray.alive = dict.fromkeys(ray.alive, False)
+    with pytest.raises(ClickException, match="sm90: its last machine is gone"):
+        machines.once_a_chip(print)
+    assert ray.submitted[-1]["num_cpus"] == 2  # a whole machine

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
+import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -11,7 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kernelproof.ci.bump.report.merging import join
 from kernelproof.ci.fleet.simulation import simulated, units_of
+from kernelproof.properties.findings.files import dumps
+from kernelproof.tests.ci.bump import test_command
 
 if TYPE_CHECKING:
     from kernelproof.ci.fleet.units import Unit, UnitResult
@@ -30,7 +36,7 @@ NODES = [
 JOURNAL = Path(".kernelproof", "cases", "fleet", "journal.pickle")
 ROUNDED = 0.01
 """More seconds than rounding adds to a report's units."""
-CLOCK = ("seconds", "build_seconds", "call_seconds", "run_seconds")
+CLOCK = ("seconds", "build_seconds", "call_seconds", "run_seconds", "timings", "date")
 """Fields of a report that depend on the clock."""
 NAMES = ("obedient", "tame", "docile", "sharing", "sharing-too")
 """Implementations whose costs are known."""
@@ -141,6 +147,54 @@ def test_a_module_is_built_once_a_chip_and_its_users_run_where_it_is(
     assert len(units) == 8
     for chip in ("sm90", "sm100"):
         assert len({result.node for unit, result in units if unit.chip == chip}) == 1
+
+
+def compared(folder: Path, *words: str) -> dict[str, Any]:
+    """Return the report of a comparison of two made-up releases, the newer one broken."""
+    releases = [str(folder / name) for name in ("old", "new")]
+    command = [sys.executable, "-m", "kernelproof", "bump", *releases]
+    options = ["--part", "declarations", "--part", "behaviour", "--sm", "cpu,90",
+               "--implementation", f"{folder / 'subject.py'}:merge", "--law", "parity",
+               "--profile", "quick", "--jobs", "1"]  # fmt: skip
+    outputs = ["--json", "bump.json", "--html", "bump.html"]
+    # Elsewhere: a replay names a release by its path only below the working folder.
+    (folder / "there").mkdir(exist_ok=True)
+    ended = subprocess.run(
+        [*command, *options, *outputs, *words],
+        check=False,
+        cwd=folder / "there",
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 1, ended.stderr
+    report: dict[str, Any] = json.loads((folder / "there" / "bump.json").read_text())
+    return report
+
+
+def read(cases: Path) -> dict[str, Any]:
+    """Return the cases of a folder, without what the clock decides."""
+    return {path.name: without_clock(json.loads(path.read_text())) for path in cases.glob("*.json")}
+
+
+def test_a_comparison_on_a_cluster_is_that_of_each_chips_machine(
+    cluster: Cluster, folder: Path
+) -> None:
+    (folder / "subject.py").write_text(test_command.SUBJECT)
+    test_command.release(folder / "old", test_command.OLD)
+    test_command.release(folder / "new", test_command.NEW, broken=True)
+    alone = compared(folder)
+    cases = folder / "there" / ".kernelproof" / "cases"
+    written = read(cases)
+    assert written
+    shutil.rmtree(cases.parent)
+    report = compared(folder, "--ray", cluster.address)
+    assert read(cases) == written
+    # Both chips are made up: two machines of a CPU have the findings of one.
+    assert len(report["machines"]) == 2
+    alone["machines"][0]["command"] = report["command"]
+    joined = join([alone, alone], ["sm90", "sm100"], None, report["command"])
+    assert without_clock(report) == without_clock(json.loads(dumps(joined)))
+    assert "<table" in (folder / "there" / "bump.html").read_text()
 
 
 def test_a_driver_that_is_killed_repeats_nothing_when_it_resumes(
