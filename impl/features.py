@@ -37,6 +37,7 @@ FEATURES = (
     "tree",
     "alibi",
     "causal_by_request",
+    "output_scale",
     *STATES.values(),
     CONTEXT,
     *MOE_FEATURES,
@@ -51,12 +52,13 @@ FEATURES = (
 )
 """What an implementation may opt into. Those up to ``strided_hidden`` are drawn only where named:
 quantised caches come with ``inputs.kv_format``, which says what they hold, and
-``inputs.kv_cache_sf``, FP8 queries with ``inputs.q_scale``; ``mla`` is multi-head latent attention:
-there is one key-value head, and ``inputs.v_cache`` is a view of the first channels of
-``inputs.k_cache``; ``different_kv_strides``: K and V lie by themselves, in rows and pages of
-strides of their own; ``window_right``: an ``inputs.window_right``; ``alibi``:
-``inputs.alibi_slopes``; ``causal_by_request``: ``inputs.causal`` is a tensor; ``tree``: the query
-tokens of a request are a draft tree, which ``inputs.tree_mask`` describes, and
+``inputs.kv_cache_sf``, which ``per_token_head_kv`` has for each token and head, FP8 queries with
+``inputs.q_scale``; ``mla`` is multi-head latent attention: there is one key-value head, and
+``inputs.v_cache`` is a view of the first channels of ``inputs.k_cache``; ``different_kv_strides``:
+K and V lie by themselves, in rows and pages of strides of their own; ``window_right``: an
+``inputs.window_right``; ``alibi``: ``inputs.alibi_slopes``; ``output_scale``: an
+``inputs.output_scale``, with outputs in FP8; ``causal_by_request``: ``inputs.causal`` is a tensor;
+``tree``: the query tokens of a request are a draft tree, which ``inputs.tree_mask`` describes, and
 ``inputs.custom_mask`` with all keys. Of ``merge_state``: ``padded_states`` are outs in wider rows,
 ``different_state_strides`` give ``inputs.states``, each with strides of its own, and
 ``context_tokens`` is ``inputs.context_tokens``. Of ``moe``: ``expert_parallel`` is an offset, ids
@@ -92,6 +94,7 @@ def drawn_features(problem: Problem) -> list[str]:
 def _of_attention(problem: AttentionProblem) -> list[str]:
     found = [name for name in FLAGS if getattr(problem, name)]
     found += ["mla"] if problem.values_in_keys else []
+    found += ["output_scale"] if problem.output_scale is not None else []
     found += ["window_right"] if problem.window_right >= 0 else []
     found += ["tree"] if problem.tree else []
     if not problem.kv_cache:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ...fixtures.suggestions import did_you_mean
+from ...reference.formats.cache_elements import TOKEN_SCALED
 from ..targets.backends import BACKENDS
 
 OPERATIONS = (
@@ -92,7 +93,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "backend": (*BACKENDS, AUTO),
     "phase": PHASES,
     "q_dtype": DTYPES,
-    "kv_dtype": DTYPES,
+    "kv_dtype": (*DTYPES, *TOKEN_SCALED),
     "kv_storage": STORAGES,
     "kv_layout": LAYOUTS,
     "mask": MASKS,
@@ -117,7 +118,8 @@ class Feature:
         head_dim_qk, head_dim_vo: channels of queries and keys, and of values (0: the same).
         q_dtype: of queries and output, or of activations of a MoE. torch's names, or an alias
             such as ``bf16`` and ``fp8`` (e4m3).
-        kv_dtype: element format of the KV cache: the above, or ``nvfp4``; q_dtype if empty.
+        kv_dtype: element format of the KV cache: the above, ``nvfp4``, ``int8_per_token_head`` or
+            ``fp8_per_token_head``; q_dtype if empty.
         kv_storage: ``"uint8"`` where the cache is a tensor of bytes; empty where its dtype says
             what it holds.
         kv_layout: ``"NHD"`` or ``"HND"``.

@@ -26,7 +26,8 @@ def alignment_of(problem: AttentionProblem) -> tuple[bool, ...]:
     slots = 1 if problem.operation == "ragged_attention" else problem.page_size
     elements = slots * problem.num_kv_heads * width
     entry = problem.cache_entry
-    scales = elements // entry.block * entry.scale_dtype.itemsize if entry.scale_dtype else 0
+    rows = elements // width
+    scales = rows * entry.scales_of(width) * entry.scale_dtype.itemsize if entry.scale_dtype else 0
     codes = elements // entry.packed * entry.dtype.itemsize
     return codes % LARGEST_UNIT == 0, scales % LARGEST_UNIT == 0
 

@@ -59,7 +59,7 @@ def append_paged_kv(
     axes = "pages page_size kv_heads" if kv_layout == "NHD" else "pages kv_heads page_size"
     check_tensor("k_cache", k_cache, f"{axes} head_dim_qk", codes=stored_dtypes())
     check_tensor("v_cache", v_cache, f"{axes} head_dim_vo", codes=stored_dtypes())
-    if kv_format is not None and kv_format.entry.block:
+    if kv_format is not None and kv_format.entry.scaled:
         what = f"kv_format is {kv_format.element}, whose block scales are written too"
         message = f"{what}: append_paged_nvfp4"
         raise ValueError(message)
@@ -107,7 +107,7 @@ def append_paged_nvfp4(
     Raises:
         ValueError: as ``append_paged_kv``, or a format without block scales.
     """
-    if not kv_format.entry.block:
+    if not kv_format.entry.scaled:
         message = f"kv_format is {kv_format.element}; append_paged_kv appends to such a cache"
         raise ValueError(message)
     kv_layout = kv_format.kv_layout

@@ -13,7 +13,7 @@ from .batches import Call, batches
 from .definition import AttentionOutput
 from .error_terms import Roundings, block_bounds
 from .metadata import BatchMetadata
-from .options import Options
+from .options import OUTPUT_DTYPE, Options, scaled_output
 from .requests import paged_call, ragged_call
 from .softmax import softmax_weights, value_heads
 
@@ -68,15 +68,17 @@ def attention_error_bound(
     out_dtype: torch.dtype | None = None,
     window_right: int = -1,
     alibi_slopes: torch.Tensor | None = None,
+    output_scale: float | None = None,
 ) -> AttentionOutput:
     """Bound, element by element, how far an honest kernel may be from ``paged_attention``.
 
     Args:
         q, k_cache, v_cache, metadata, kv_layout, causal, sm_scale, window_left, logits_soft_cap,
             sinks, custom_mask, q_scale, k_scale, v_scale, compute_dtype, kv_format, kv_cache_sf,
-            window_right, alibi_slopes: as in ``paged_attention``.
+            window_right, alibi_slopes, output_scale: as in ``paged_attention``.
         arithmetic: what the kernel rounds where; float32 throughout if None.
-        out_dtype: dtype of the kernel's output; q's if None.
+        out_dtype: dtype of the kernel's output; if None, q's, or float8_e4m3fn where there is an
+            ``output_scale``.
 
     Returns:
         AttentionOutput of bounds: ``out`` [tokens, qo_heads, head_dim_vo] and ``lse`` [tokens,
@@ -91,6 +93,7 @@ def attention_error_bound(
         window_left=window_left,
         window_right=window_right,
         alibi_slopes=alibi_slopes,
+        output_scale=output_scale,
         logits_soft_cap=logits_soft_cap,
         sinks=sinks,
         custom_mask=custom_mask,
@@ -128,13 +131,15 @@ def ragged_attention_error_bound(
     out_dtype: torch.dtype | None = None,
     window_right: int = -1,
     alibi_slopes: torch.Tensor | None = None,
+    output_scale: float | None = None,
 ) -> AttentionOutput:
     """Bound how far an honest kernel may be from ``ragged_attention``; see attention_error_bound.
 
     Args:
         q, k, v, qo_indptr, kv_indptr, and the options: as in ``ragged_attention``.
         arithmetic: what the kernel rounds where; float32 throughout if None.
-        out_dtype: dtype of the kernel's output; q's if None.
+        out_dtype: dtype of the kernel's output; if None, q's, or float8_e4m3fn where there is an
+            ``output_scale``.
 
     Returns:
         AttentionOutput of bounds in ``compute_dtype``.
@@ -148,6 +153,7 @@ def ragged_attention_error_bound(
         window_left=window_left,
         window_right=window_right,
         alibi_slopes=alibi_slopes,
+        output_scale=output_scale,
         logits_soft_cap=logits_soft_cap,
         sinks=sinks,
         custom_mask=custom_mask,
@@ -173,11 +179,12 @@ def bounded(
     q, sizes = call.q, (values.head_dim, 1, values.head_dim, 1)
     # Every token is some request's: nothing of it is left as it is.
     found = q.new_empty((*q.shape[:2], sum(sizes)), dtype=options.compute_dtype)
+    scaled = options.output_scale is not None
     roundings = Roundings.of(
         checked_arithmetic(arithmetic),
         values.dtype,
-        out_dtype or q.dtype,
-        quantised=call.kv_format is not None,
+        out_dtype or (OUTPUT_DTYPE if scaled else q.dtype),
+        cache=None if call.kv_format is None else call.kv_format.entry,
     )
     with torch.no_grad():
         for batch in batches(call, options):
@@ -185,7 +192,8 @@ def bounded(
                 v = value_heads(batch, weights.block, options)
                 attended = weights.probabilities @ v
                 bounds = block_bounds(weights, v, attended, options, roundings)
-                weights.block.put(torch.cat([attended, weights.lse, *bounds], dim=-1), found)
+                answer = scaled_output(attended, options)
+                weights.block.put(torch.cat([answer, weights.lse, *bounds], dim=-1), found)
     out, lse, out_bound, lse_bound = found.split(sizes, dim=-1)
     return Bounded(
         AttentionOutput(out, lse.squeeze(-1)), AttentionOutput(out_bound, lse_bound.squeeze(-1))

@@ -13,7 +13,7 @@ from ..formats.kv_format import KVCacheFormat, stored_head_dim
 from ..validation import KVLayout
 from .batches import Call, batches
 from .metadata import BatchMetadata
-from .options import Options
+from .options import Options, scaled_output
 from .requests import paged_call, ragged_call
 from .softmax import softmax_weights, value_heads
 
@@ -52,6 +52,7 @@ def paged_attention(
     kv_cache_sf: tuple[torch.Tensor, torch.Tensor] | None = None,
     window_right: int = -1,
     alibi_slopes: torch.Tensor | None = None,
+    output_scale: float | None = None,
 ) -> AttentionOutput:
     """Attend a mixed batch of prefills and decodes to a paged KV cache.
 
@@ -79,13 +80,17 @@ def paged_attention(
         kv_format: what the cache holds; may be left out where its dtype says so (float8 too), and
             must be given where it is ``uint8``. The codes are consumed as they are, so that the
             error of quantising is no part of the result.
-        kv_cache_sf: block scales of K and V of an nvfp4 cache, float8_e4m3fn [pages, page_size,
-            kv_heads, head_dim / 16] or HND (FlashInfer's argument of that name); the global scales
-            are ``k_scale`` and ``v_scale``.
+        kv_cache_sf: scales of K and V that lie beside the cache, NHD or HND as it does. Of an
+            nvfp4 cache, block scales, float8_e4m3fn [pages, page_size, kv_heads, head_dim / 16]
+            (FlashInfer's argument of that name). Of int8_per_token_head and fp8_per_token_head,
+            one of each token and head, float32 [pages, page_size, kv_heads, 1] (vLLM's
+            ``k_scale_cache`` and ``v_scale_cache``). ``k_scale`` and ``v_scale`` multiply besides.
         window_right: keys to the right of the query's own position that are kept; -1: all. With
             ``causal`` there are none.
         alibi_slopes: [qo_heads], ALiBi (arXiv:2108.12409): the logit of a key grows by the head's
             slope times its position less the query's, after scale and soft cap.
+        output_scale: of outputs in FP8 (float8_e4m3fn), a positive number: ``out`` is divided by it
+            and saturates at 448. It is not rounded here. None: the output has no scale.
 
     Returns:
         AttentionOutput in ``compute_dtype``, on q's device, without gradients. No input is changed.
@@ -100,6 +105,7 @@ def paged_attention(
         window_left=window_left,
         window_right=window_right,
         alibi_slopes=alibi_slopes,
+        output_scale=output_scale,
         logits_soft_cap=logits_soft_cap,
         sinks=sinks,
         custom_mask=custom_mask,
@@ -133,6 +139,7 @@ def ragged_attention(
     compute_dtype: torch.dtype = torch.float64,
     window_right: int = -1,
     alibi_slopes: torch.Tensor | None = None,
+    output_scale: float | None = None,
 ) -> AttentionOutput:
     """Attend requests to keys and values that lie one request after another, without pages.
 
@@ -143,7 +150,8 @@ def ragged_attention(
         qo_indptr: [R + 1], request i owns query tokens ``qo_indptr[i]:qo_indptr[i + 1]``.
         kv_indptr: [R + 1], the same for keys.
         causal, sm_scale, window_left, logits_soft_cap, sinks, custom_mask, q_scale, k_scale,
-            v_scale, compute_dtype, window_right, alibi_slopes: as in ``paged_attention``.
+            v_scale, compute_dtype, window_right, alibi_slopes, output_scale: as in
+            ``paged_attention``.
 
     Returns:
         AttentionOutput in ``compute_dtype``, on q's device. No input is changed.
@@ -158,6 +166,7 @@ def ragged_attention(
         window_left=window_left,
         window_right=window_right,
         alibi_slopes=alibi_slopes,
+        output_scale=output_scale,
         logits_soft_cap=logits_soft_cap,
         sinks=sinks,
         custom_mask=custom_mask,
@@ -180,6 +189,6 @@ def attend(call: Call, head_dim_vo: int, options: Options) -> AttentionOutput:
         for batch in batches(call, options):
             for weights in softmax_weights(batch, options):
                 v = value_heads(batch, weights.block, options)
-                weights.block.put(weights.probabilities @ v, out)
+                weights.block.put(scaled_output(weights.probabilities @ v, options), out)
                 weights.block.put(weights.lse, lse)
     return AttentionOutput(out, lse.squeeze(-1))

@@ -61,7 +61,17 @@ with a failure probability below 2 exp(-LAMBDA^2 / 2): Higham & Mary, SIAM J. Sc
 
 8. to 10.: operands and single products that are rounded, see ``product_terms``.
 
-11. ALiBi of slope a may be counted from any position of the request: FlashAttention counts from
+11. Where scales of tokens multiply the probabilities before these are rounded, and not V
+    (``Arithmetic.row_scales``), P_j s_j is rounded: 3. holds as it stands, for p is relative.
+    Only the floor grows: a subnormal one multiplies a code, not V, so that the largest code and
+    v_scale take the place of max |V|. Nothing is dequantised then: 10. adds nothing.
+
+12. An output in FP8 is O / s of an output scale s, saturated and rounded. The division moves it by
+    (E_accumulate + E_probabilities) / s, and by OUTPUT_SCALE u |O| / s for roundings of s, 1 / s
+    and the product. Saturation brings two numbers no further apart. So E of 4., with
+    min(|O / s|, 448) in the place of |O|: o is the half ulp of FP8.
+
+13. ALiBi of slope a may be counted from any position of the request: FlashAttention counts from
     the first key, vLLM from the first new one. That moves s_j, m and a sink alike, by at most a S,
     which is a S more in each of |s_j| and |m|, and adds a product and a sum: (LOGIT + ALIBI) u a S
     more in d_j, and 2 LSE u a S in the lse.
@@ -82,7 +92,8 @@ from ..formats.arithmetic import (
     dtype_name,
     unit_roundoff,
 )
-from .options import Options
+from ..formats.cache_elements import CacheElement
+from .options import Options, scaled_output
 from .product_terms import (
     LAMBDA,
     ProductRoundings,
@@ -108,7 +119,9 @@ VARIANCE_FLOOR = 2.0**-40
 TANH = 2.0**-11
 """Largest relative error of tanh.approx.f32, as the PTX ISA gives it."""
 ALIBI = LOGIT + 2
-"""Roundings of a logit with ALiBi, in units of u a S, besides those of |s_j|; see 11."""
+"""Roundings of a logit with ALiBi, in units of u a S, besides those of |s_j|; see 13."""
+OUTPUT_SCALE = 4.0
+"""Roundings of an output's scale, of its inverse and of the product, in units of u; see 12."""
 SIGMOID = 10.0
 """Absolute error of tanh by way of a sigmoid, in units of u; see 6."""
 FIXED_POINT = 2.0**-13
@@ -131,6 +144,7 @@ class Roundings(NamedTuple):
     products: float = 0.0  # of addends in fixed point; 0: in the accumulation format
     tanh_absolute: float = 0.0  # error of the soft cap's tanh beside the relative one
     of_products: ProductRoundings = ProductRoundings()
+    largest_code: float = 0.0  # that rounded probabilities multiply in the place of V; 0: none
 
     @classmethod
     def of(
@@ -139,9 +153,11 @@ class Roundings(NamedTuple):
         value_dtype: torch.dtype,
         out_dtype: torch.dtype,
         *,
-        quantised: bool = False,
+        cache: CacheElement | None = None,
     ) -> Roundings:
-        """Look up the roundings of a kernel on these dtypes, and on a quantised cache."""
+        """Look up the roundings of a kernel on these dtypes; ``cache`` is what its cache holds."""
+        of_tokens = cache is not None and cache.scaled_by_token
+        on_products = of_tokens and arithmetic.row_scales == "products"
         rounded = arithmetic.probabilities_format(value_dtype)
         out = dtype_name(out_dtype)
         fixed_point = arithmetic.fp8_products == "fixed_point"
@@ -157,7 +173,10 @@ class Roundings(NamedTuple):
             TANH if arithmetic.tanh == "approximate" else 0.0,
             FIXED_POINT if value_dtype.itemsize == 1 and fixed_point else 0.0,
             SIGMOID * UNIT_ROUNDOFF[arithmetic.accumulate] if arithmetic.tanh == "sigmoid" else 0.0,
-            ProductRoundings.of(arithmetic, value_dtype, quantised=quantised),
+            ProductRoundings.of(
+                arithmetic, value_dtype, dequantises=cache is not None and not on_products
+            ),
+            cache.largest_code if cache is not None and on_products else 0.0,
         )
 
     def parts(self, keys: int) -> float:
@@ -241,8 +260,7 @@ def block_bounds(
         error = torch.addcmul(common, share, independent).mul_(roundings.probabilities)
         if v.numel():
             normaliser = (weights.largest - lse).masked_fill_(sees_nothing, 0.0).exp_()
-            largest_v = v_squared.amax(dim=(1, 2, 3), keepdim=True).sqrt_()
-            error.addcmul_(normaliser, floors * largest_v)
+            error.addcmul_(normaliser, floors * _largest_factor(v_squared, options, roundings))
         error.addcmul_(sums, weighted)
     else:
         weighted = (probabilities @ v_squared).sqrt_()
@@ -259,11 +277,33 @@ def block_bounds(
         weights, rounded, Values(v, v_squared, out_size, confidence), errors, of_products
     )
     error.add_(moved).add_(by_products.out)
-    out_bound = error.mul_(1 + roundings.out).add_(out_size, alpha=roundings.out)
-    out_bound += roundings.out_floor
+    out_bound = _rounded_output(error, out_size, options, roundings)
     lse_bound = torch.add(lse_sums, lse_moved + by_products.lse).add_(largest, alpha=LSE * u)
     lse_bound.add_(lse.abs(), alpha=LSE * u + UNIT_ROUNDOFF["float32"])
     return out_bound.masked_fill_(sees_nothing, 0.0), lse_bound.masked_fill_(sees_nothing, 0.0)
+
+
+def _largest_factor(
+    v_squared: torch.Tensor, options: Options, roundings: Roundings
+) -> torch.Tensor:
+    """Return the most [N, 1, 1, 1] that a rounded probability multiplies: of V, or as in 11."""
+    largest = v_squared.amax(dim=(1, 2, 3), keepdim=True).sqrt_()
+    if roundings.largest_code:
+        v_scale = torch.as_tensor(options.v_scale).abs().amax()
+        largest = torch.maximum(largest, roundings.largest_code * v_scale.to(largest))
+    return largest
+
+
+def _rounded_output(
+    error: torch.Tensor, out_size: torch.Tensor, options: Options, roundings: Roundings
+) -> torch.Tensor:
+    """Bound the output once it is rounded, or scaled and rounded: 4. and 12."""
+    if options.output_scale is not None:
+        error.add_(out_size, alpha=OUTPUT_SCALE * roundings.accumulate).div_(options.output_scale)
+        out_size = scaled_output(out_size, options)
+    return (
+        error.mul_(1 + roundings.out).add_(out_size, alpha=roundings.out).add_(roundings.out_floor)
+    )
 
 
 def _of_requests(like: torch.Tensor, *numbers: Sequence[float]) -> tuple[torch.Tensor, ...]:
@@ -293,7 +333,7 @@ def _logit_errors(
     options: Options,
     roundings: Roundings,
 ) -> LogitErrors:
-    """Bound what the logits of a block are off by: 1., 6., 7. and 11., and ``of_products``."""
+    """Bound what the logits of a block are off by: 1., 6., 7. and 13., and ``of_products``."""
     u, head_dim, scale = roundings.accumulate, weights.q.shape[-1], _scale(weights, options)
     query_norms = torch.linalg.vector_norm(weights.q, dim=-1, keepdim=True)
     sizes, largest = weights.sizes, weights.largest.abs()  # sizes are infinite where masked

@@ -11,6 +11,11 @@ from ..formats.kv_format import KVCacheFormat, Scales
 from ..scratch import Scratch
 from ..validation import check_heads, check_values
 
+OUTPUT_DTYPE = torch.float8_e4m3fn
+"""Dtype of outputs with an ``output_scale``."""
+LARGEST_OUTPUT = torch.finfo(OUTPUT_DTYPE).max
+"""Largest number of that dtype, 448, at which outputs saturate."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -30,6 +35,7 @@ class Options:
     kv_cache_sf: Scales | None = None
     window_right: int = -1
     alibi_slopes: torch.Tensor | None = None
+    output_scale: float | None = None
     scratch: Scratch = field(default_factory=Scratch, compare=False, repr=False)
 
 
@@ -48,6 +54,7 @@ def check_options(q: torch.Tensor, num_kv_heads: int, mask_size: int, options: O
     if options.sm_scale is not None and not _is_finite(options.sm_scale):
         message = f"sm_scale is {options.sm_scale!r}; it must be a finite number or None"
         raise ValueError(message)
+    _check_output_scale(options.output_scale)
     if options.sinks is not None:
         _check_shape("sinks", options.sinks, (q.shape[1],), "floating [qo_heads]")
     if options.alibi_slopes is not None:
@@ -63,6 +70,13 @@ def check_options(q: torch.Tensor, num_kv_heads: int, mask_size: int, options: O
         raise ValueError(message)
 
 
+def scaled_output(out: torch.Tensor, options: Options) -> torch.Tensor:
+    """Return what an output in FP8 would be if it were not rounded; without a scale, ``out``."""
+    if options.output_scale is None:
+        return out
+    return (out / options.output_scale).clamp_(-LARGEST_OUTPUT, LARGEST_OUTPUT)
+
+
 def causal_flags(options: Options, requests: int) -> list[bool]:
     """Return whether each request is causal; check that a tensor has a flag of each."""
     if not isinstance(options.causal, torch.Tensor):
@@ -70,6 +84,12 @@ def causal_flags(options: Options, requests: int) -> list[bool]:
     _check_shape("causal", options.causal, (requests,), "bool [requests]")
     flags: list[bool] = options.causal.tolist()
     return flags
+
+
+def _check_output_scale(scale: float | None) -> None:
+    if scale is not None and not (_is_finite(scale) and scale > 0):
+        message = f"output_scale is {scale!r}; it must be a positive, finite number or None"
+        raise ValueError(message)
 
 
 def check_scale(name: str, scale: object, axis: str, heads: int) -> None:

@@ -62,7 +62,7 @@ class ProductRoundings(NamedTuple):
 
     @classmethod
     def of(
-        cls, arithmetic: Arithmetic, value_dtype: torch.dtype, *, quantised: bool
+        cls, arithmetic: Arithmetic, value_dtype: torch.dtype, *, dequantises: bool
     ) -> ProductRoundings:
         """Look up the roundings of a kernel whose queries have the dtype of ``value_dtype``."""
         name = dtype_name(value_dtype)
@@ -72,7 +72,7 @@ class ProductRoundings(NamedTuple):
             SMALLEST_SUBNORMAL[name] / 2 if rounds else 0.0,
             CUT if arithmetic.operands == "tfloat32" and value_dtype == torch.float32 else 0.0,
             value_dtype
-            if quantised and arithmetic.dequantized == "inputs" and value_dtype.itemsize > 1
+            if dequantises and arithmetic.dequantized == "inputs" and value_dtype.itemsize > 1
             else None,
         )
 

@@ -22,6 +22,10 @@ from .scale_layouts import deinterleave_v_scales, interleave_v_scales
 PLAIN = ("float64", "float32", "float16", "bfloat16")
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 NVFP4 = "nvfp4"
+TOKEN_SCALED = ("int8_per_token_head", "fp8_per_token_head")
+"""Elements with a float32 scale for each token and head, by vLLM's names of such caches."""
+LEAST_TOKEN_SCALE = 1e-6
+"""Least scale of a token and head: a row of zeros has this one, as in vLLM."""
 TABLE = "CACHE_ELEMENTS in kernelproof/reference/formats/cache_elements.py"
 
 
@@ -35,7 +39,7 @@ class Codes(NamedTuple):
 
     Attributes:
         codes: [keys, kv_heads, head_dim / packed] in the element's dtype.
-        scales: [keys, kv_heads, head_dim / block] in the dtype of block scales; None without.
+        scales: [keys, kv_heads, scales of a row] in the dtype of block scales; None without.
     """
 
     codes: torch.Tensor
@@ -94,6 +98,40 @@ def _encode_nvfp4_exactly(rows: torch.Tensor, scale: Scale, _: torch.dtype) -> C
     return Codes(codes, scales.squeeze(-1).to(torch.float8_e4m3fn))
 
 
+def _encode_tokens(rows: torch.Tensor, scale: Scale, dtype: torch.dtype) -> Codes:
+    """Quantise each row by a scale with which its largest element is the largest code."""
+    return _encode_rows(rows.double() / scale, dtype, lambda exact: exact)
+
+
+def _encode_tokens_exactly(rows: torch.Tensor, scale: Scale, dtype: torch.dtype) -> Codes:
+    """Quantise each row by a scale that is a power of two: small integers keep their digits."""
+    return _encode_rows(
+        rows.double() / scale, dtype, lambda exact: torch.exp2(torch.ceil(torch.log2(exact)))
+    )
+
+
+def _encode_rows(
+    rows: torch.Tensor, dtype: torch.dtype, rounded: Callable[[torch.Tensor], torch.Tensor]
+) -> Codes:
+    largest = _largest(dtype)
+    amax = rows.abs().amax(dim=-1, keepdim=True)
+    scales = rounded((amax / largest).clamp_min(LEAST_TOKEN_SCALE)).float()
+    codes = rows / scales
+    if dtype == torch.int8:
+        return Codes(codes.round().clamp(-largest, largest).to(dtype), scales)
+    return Codes(quantize_fp8(codes, dtype), scales)
+
+
+def _largest(dtype: torch.dtype) -> float:
+    limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+    return float(limits.max)
+
+
+def _decode_tokens(rows: Codes) -> torch.Tensor:
+    assert rows.scales is not None  # noqa: S101  `checked_cache` has refused their absence
+    return rows.codes.double() * rows.scales.double()
+
+
 def _decode_nvfp4(rows: Codes) -> torch.Tensor:
     assert rows.scales is not None  # noqa: S101  `checked_cache` has refused their absence
     return dequantize_nvfp4(rows.codes, rows.scales, 1.0, dtype=torch.float32)
@@ -118,9 +156,9 @@ class CacheElement:
         extremes: bytes, repeated over the channels, of zeros, of the smallest numbers, and of the
             largest and their negatives.
         packed: channels of one entry of the tensor.
-        block: channels that share a block scale; 0: there are no block scales.
-        scale_dtype: of block scales; None without.
-        extreme_scales: bytes of block scales: zero, the smallest and the largest.
+        block: channels that share a block scale; 0: all of a token and head, or none.
+        scale_dtype: of block scales; None where there are none.
+        extreme_scales: bytes of one block scale each: zero, the smallest and the largest.
         exact_encoder: ``encoder`` on the exact grid, where the digits 0 to 3 must survive; None
             where ``encoder`` keeps them.
         decode: from codes and their block scales, linear, to numbers without the call's scale,
@@ -137,7 +175,7 @@ class CacheElement:
     packed: int = 1
     block: int = 0
     scale_dtype: torch.dtype | None = None
-    extreme_scales: Bytes = ()
+    extreme_scales: tuple[Bytes, ...] = ()
     exact_encoder: Callable[[torch.Tensor, Scale, torch.dtype], Codes] | None = None
     decode: Callable[[Codes], torch.Tensor] = operator.itemgetter(0)
 
@@ -146,10 +184,32 @@ class CacheElement:
         return ((exactly and self.exact_encoder) or self.encoder)(rows, scale, self.dtype)
 
     @property
+    def scaled(self) -> bool:
+        """Whether a cache comes with block scales, ``kv_cache_sf``."""
+        return self.scale_dtype is not None
+
+    @property
+    def scaled_by_token(self) -> bool:
+        """Whether all channels of a token and head have one scale."""
+        return self.scaled and not self.block
+
+    def scales_of(self, channels: int) -> int:
+        """Return the block scales of a token and head; 0 where there are none."""
+        return channels // (self.block or channels) if self.scaled else 0
+
+    @property
+    def largest_code(self) -> float:
+        """The largest number of the element's dtype, where codes are numbers of it."""
+        return _largest(self.dtype)
+
+    @property
     def multiple(self) -> int:
         """Channels that share an entry or a block scale: head dims are a multiple of it."""
         return max(self.packed, self.block)
 
+
+FLOAT_SCALES = ((0x00, 0x00, 0x00, 0x00), (0x00, 0x00, 0x80, 0x35), (0x00, 0x00, 0x00, 0x42))
+"""Bytes of the float32 scales 0, 2^-20 and 2^5: with the last, codes still fit into float16."""
 
 CACHE_ELEMENTS = {
     each.name: each
@@ -167,8 +227,19 @@ CACHE_ELEMENTS = {
         CacheElement(
             NVFP4, torch.uint8, _encode_nvfp4, "nvfp4_kv", ("", " interleaved"), ("", *FP8),
             ((0x00, 0x88), (0x11, 0x91), (0x77, 0xF7)),
-            2, NVFP4_BLOCK, torch.float8_e4m3fn, (0x00, 0x01, 0x7E),
+            2, NVFP4_BLOCK, torch.float8_e4m3fn, ((0x00,), (0x01,), (0x7E,)),
             _encode_nvfp4_exactly, _decode_nvfp4,
+        ),
+        *(
+            CacheElement(
+                name, dtype, _encode_tokens, "per_token_head_kv", ("",), ("",),
+                ((0x00,), (0x01, minus), (largest, minus_largest)),
+                1, 0, torch.float32, FLOAT_SCALES, _encode_tokens_exactly, _decode_tokens,
+            )
+            for name, dtype, minus, largest, minus_largest in zip(
+                TOKEN_SCALED, (torch.int8, torch.float8_e4m3fn),
+                (0xFF, 0x81), (0x7F, 0x7E), (0x80, 0xFE), strict=True,
+            )
         ),
     )
 }  # fmt: skip

@@ -21,7 +21,9 @@ class KVCacheFormat:
         element: one of ``CACHE_ELEMENTS``: ``"float16"``, ..., ``"float8_e4m3fn"``,
             ``"float8_e5m2"`` or ``"nvfp4"``: two e2m1 codes a byte, the even channel in the low
             nibble, with an e4m3 scale for each 16 channels in ``kv_cache_sf`` and the global scale
-            in ``k_scale`` and ``v_scale``.
+            in ``k_scale`` and ``v_scale``. ``"int8_per_token_head"`` and ``"fp8_per_token_head"``
+            (e4m3) have a float32 scale for each token and key-value head in ``kv_cache_sf``
+            (vLLM's ``kv_quant_mode`` of these names).
         storage: dtype of the tensor: ``"uint8"``, or empty for the element's own.
         kv_layout: ``"NHD"`` or ``"HND"``, of codes and block scales alike.
         v_scale_layout: of V's block scales: ``"linear"``, or ``"interleaved"`` in groups of four
@@ -79,11 +81,12 @@ class KVCacheFormat:
     def decode(self, rows: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
         """Return the values of gathered rows [..., head_dim / packed] without the call's scale.
 
-        They are exact: an e2m1 code times an e4m3 scale has six bits.
+        They are exact: an e2m1 code times an e4m3 scale has six bits, and a code of eight bits
+        times a float32 scale is a float64.
 
         Args:
             rows: codes, as ``view`` gives them.
-            scales: block scales [..., head_dim / block], linear; None where there are none.
+            scales: block scales [..., scales of a row], linear; None where there are none.
         """
         return self.entry.decode(Codes(rows, scales))
 
@@ -143,14 +146,14 @@ def checked_cache(
     Args:
         k_cache, v_cache, kv_layout: as in ``paged_attention``.
         kv_format: None where the dtype says what the cache holds.
-        kv_cache_sf: block scales of K and V: [pages, page_size, kv_heads, head_dim / 16] or HND.
+        kv_cache_sf: block scales of K and V, as in ``paged_attention``.
 
     Raises:
         ValueError: uint8 without a format, a dtype that is not the format's, scales that are
             missing, in the way or of another shape; the argument is named.
     """
     found = _format_of(k_cache, v_cache, kv_layout, kv_format)
-    if not found.entry.block:
+    if not found.entry.scaled:
         if kv_cache_sf is not None:
             message = f"kv_cache_sf is given, but {found.element} has no block scales"
             raise ValueError(message)
@@ -189,11 +192,12 @@ def _check_scales(
     name: str, cache: torch.Tensor, scales: torch.Tensor, entry: CacheElement
 ) -> None:
     check_values(f"kv_cache_sf of {name}", scales)
-    channels, block = entry.packed * cache.shape[-1], entry.block
-    if channels % block:
-        message = f"{name}_cache has {channels} channels; {entry.name} needs a multiple of {block}"
+    channels, multiple = entry.packed * cache.shape[-1], entry.multiple
+    if channels % multiple:
+        needed = f"{entry.name} needs a multiple of {multiple}"
+        message = f"{name}_cache has {channels} channels; {needed}"
         raise ValueError(message)
-    wanted = [*cache.shape[:-1], channels // block]
+    wanted = [*cache.shape[:-1], entry.scales_of(channels)]
     if scales.dtype != entry.scale_dtype or list(scales.shape) != wanted:
         message = (
             f"kv_cache_sf of {name} is {scales.dtype} {list(scales.shape)}; it must be "

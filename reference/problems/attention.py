@@ -73,6 +73,8 @@ class AttentionProblem(BaseProblem):
         causal_by_request: whether ``causal`` is a flag of each request: every second one, by its
             identity, is causal where the others are not.
         alibi: whether there are ``alibi_slopes``, as in ``paged_attention``.
+        output_scale: of outputs in FP8 (float8_e4m3fn), as in ``paged_attention``; null where the
+            output has ``dtype``.
         per_head_scales: whether head h has k_scale and v_scale times ``2 ** (h % 3 - 1)``.
         kv_cache: format of the cache, one of ``KV_CACHES``: any for paged_attention, those without
             block scales for append_paged_kv, none for ragged_attention.
@@ -100,6 +102,7 @@ class AttentionProblem(BaseProblem):
         "tree",
         "alibi",
         "causal_by_request",
+        "output_scale",
     )
 
     operation: str = "paged_attention"
@@ -134,6 +137,7 @@ class AttentionProblem(BaseProblem):
     tree: int = 0
     alibi: bool = False
     causal_by_request: bool = False
+    output_scale: float | None = None
     regime: str = "iid"
     seed: int = 0
     request_ids: tuple[int, ...] = ()
@@ -169,6 +173,9 @@ class AttentionProblem(BaseProblem):
                 refuse(name, getattr(self, name), "finite and not negative")
         if self.sm_scale is not None and not math.isfinite(self.sm_scale):
             refuse("sm_scale", self.sm_scale, "finite or null")
+        scale = self.output_scale
+        if scale is not None and not (math.isfinite(scale) and scale > 0):
+            refuse("output_scale", scale, "positive and finite, or null")
         if self.regime == "exact_grid" and (
             self.logits_soft_cap or self.alibi or not is_power_of_two(self.v_scale)
         ):
@@ -211,7 +218,7 @@ class AttentionProblem(BaseProblem):
         for position, (t, s) in enumerate(zip(self.query_lens, self.seq_lens, strict=True)):
             if t > s:
                 refuse(f"query_lens[{position}]", t, f"at most seq_lens[{position}] = {s}")
-        if self.cache_entry.block:
+        if self.cache_entry.scaled:
             refuse("kv_cache", self.kv_cache, "without block scales for append_paged_kv")
         for name in ("k_scale", "v_scale"):
             scale = getattr(self, name)
@@ -219,6 +226,8 @@ class AttentionProblem(BaseProblem):
             if not is_power_of_two(scale) or (scale != 1 and not self.kv_cache):
                 expected = "1, or a power of two with a quantised cache, for append_paged_kv"
                 refuse(name, scale, expected)
+        if self.output_scale is not None:
+            refuse("output_scale", self.output_scale, "null for append_paged_kv")
         if self.shared_prefix_pages:
             refuse("shared_prefix_pages", self.shared_prefix_pages, "0 for append_paged_kv")
 
@@ -227,7 +236,7 @@ class AttentionProblem(BaseProblem):
             ("operation", self.operation == "paged_attention", "paged_attention"),
             ("num_kv_heads", self.num_kv_heads == 1, "1"),
             ("head_dim_vo", self.head_dim_vo < self.head_dim_qk, "less than head_dim_qk"),
-            ("kv_cache", self.cache_entry.multiple == 1, "one without blocks"),
+            ("kv_cache", not self.cache_entry.scaled, "one without block scales"),
         ):
             if not fits:
                 refuse(name, getattr(self, name), f"{expected} with values_in_keys")
@@ -349,6 +358,8 @@ class AttentionProblem(BaseProblem):
         """Whether the output is exactly representable, so that it is compared bitwise."""
         if self.regime != "exact_grid" or self.most_keys > EXACT_RANKS:
             return False
+        if self.output_scale is not None:
+            return False  # FP8 does not hold the grid's values
         return not self.kv_cache or self._exact_in_codes
 
     @property

@@ -46,8 +46,8 @@ def layout_of(kv_cache: str) -> str:
 
 
 def has_block_scales(kv_cache: str) -> bool:
-    """Whether blocks of channels have scales of their own in such a cache."""
-    return bool(kv_cache) and cache_element(element_of(kv_cache)).block > 0
+    """Whether blocks of channels, or tokens and heads, have scales of their own in such a cache."""
+    return bool(kv_cache) and cache_element(element_of(kv_cache)).scaled
 
 
 def multiples_of(kv_cache: str) -> dict[str, int]:
@@ -63,7 +63,7 @@ def multiples_of(kv_cache: str) -> dict[str, int]:
 def cache_fits(kv_cache: str, fields: Mapping[str, Any]) -> bool:
     """Whether a problem with these fields may have such a cache."""
     multiples = multiples_of(kv_cache)
-    if fields.get("values_in_keys") and multiples:
+    if fields.get("values_in_keys") and has_block_scales(kv_cache):
         return False
     return not any(fields[name] % number for name, number in multiples.items())
 

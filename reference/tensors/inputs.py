@@ -25,7 +25,10 @@ from .moe_inputs import MoEInputs, RouteInputs
 
 @dataclass(frozen=True, eq=False)
 class AttentionOptions:
-    """Options of both attention operations, see ``paged_attention``."""
+    """Options of both attention operations, see ``paged_attention``.
+
+    With an ``output_scale``, ``out_dtype`` is float8_e4m3fn.
+    """
 
     causal: bool | torch.Tensor
     sm_scale: float
@@ -38,6 +41,7 @@ class AttentionOptions:
     q_scale: float | torch.Tensor = field(default=1.0, kw_only=True)
     window_right: int = field(default=-1, kw_only=True)
     alibi_slopes: torch.Tensor | None = field(default=None, kw_only=True)
+    output_scale: float | None = field(default=None, kw_only=True)
 
     def keywords(self) -> dict[str, Any]:
         """Return the options as keyword arguments of the oracle."""

@@ -8,6 +8,7 @@ from itertools import accumulate
 import torch
 
 from ..attention.metadata import BatchMetadata
+from ..attention.options import OUTPUT_DTYPE
 from ..formats.cache_elements import SCALE_LAYOUTS
 from ..problems import AttentionProblem, MergeProblem, MetadataProblem
 from .allocation import Allocator
@@ -79,6 +80,7 @@ def _options(problem: AttentionProblem, home: Allocator) -> AttentionOptions:
         window_left=problem.window_left,
         window_right=problem.window_right,
         alibi_slopes=slopes,
+        output_scale=problem.output_scale,
         logits_soft_cap=problem.logits_soft_cap,
         sinks=sinks,
         custom_mask=mask,
@@ -86,6 +88,11 @@ def _options(problem: AttentionProblem, home: Allocator) -> AttentionOptions:
         k_scale=_scale(problem, "k_scale", kv_heads, home),
         v_scale=_scale(problem, "v_scale", kv_heads, home),
     )
+
+
+def _out_dtype(problem: AttentionProblem) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, problem.dtype)
+    return dtype if problem.output_scale is None else OUTPUT_DTYPE
 
 
 def _causal(problem: AttentionProblem, home: Allocator) -> bool | torch.Tensor:
@@ -179,7 +186,7 @@ def ragged_inputs(problem: AttentionProblem, home: Allocator) -> RaggedAttention
         qo_indptr=placed["qo_indptr"],
         kv_indptr=placed["kv_indptr"],
         **_options(problem, home).keywords(),
-        out_dtype=values.q.dtype,
+        out_dtype=_out_dtype(problem),
         tree_mask=_tree_mask(problem, home),
         storages=home.storages,
     )
@@ -211,7 +218,7 @@ def paged_inputs(problem: AttentionProblem, home: Allocator) -> PagedAttentionIn
         block_table=table,
         kv_layout=problem.kv_layout,
         **_options(problem, home).keywords(),
-        out_dtype=values.q.dtype,
+        out_dtype=_out_dtype(problem),
         kv_format=kv_format,
         kv_cache_sf=scales,
         tree_mask=_tree_mask(problem, home),

@@ -214,7 +214,7 @@ def _outlier_channels(
     """
     del rows
     entry = problem.cache_entry
-    factor = 2.0**10 if entry.feature and not entry.block else 32.0
+    factor = 2.0**10 if entry.feature and not entry.scaled else 32.0
     channel = choose(problem.seed, "outlier", 0, problem.head_dim_qk)
     values.q[..., channel] *= 32.0
     values.k[..., (channel + 1) % problem.head_dim_qk] *= factor
