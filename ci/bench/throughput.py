@@ -53,6 +53,7 @@ SETTING: dict[str, tuple[Any, ...]] = {
     "verify": (0,),
     "tree": (0,),
     "per_head_scales": (False,),
+    "output_scale": (None,),
     "caches": (("", ""),),
 }
 """One module of a kernel that is compiled; what else an implementation supports is drawn."""

@@ -23,9 +23,11 @@ from ..protocol import implementation
 from ..targets.backends import TORCH
 from ..targets.target import Target
 
-ARITHMETIC = Arithmetic(accumulate="float32", probabilities="inputs")
+ARITHMETIC = Arithmetic(accumulate="float32", probabilities="inputs", dequantized="inputs")
 """The CPU and CUDA flash kernels round probabilities to the inputs' dtype before P V."""
-FEATURES = ("custom_mask", "tree", "different_kv_strides", "window_right", "large_tensors")
+FEATURES = (
+    "custom_mask", "tree", "different_kv_strides", "window_right", "output_scale", "large_tensors",
+)  # fmt: skip
 POWER_OF_TWO = 0.5
 """The mantissa that math.frexp gives a power of two."""
 
@@ -37,6 +39,8 @@ def _supports(problem: AttentionProblem, _: Target) -> bool | str:
         return "scaled_dot_product_attention has no attention sinks"
     if problem.dtype != "float32" and math.frexp(problem.v_scale)[0] != POWER_OF_TWO:
         return f"v_scale {problem.v_scale} on a {problem.dtype} output would round it twice"
+    if problem.dtype != "float32" and problem.output_scale is not None:
+        return f"an output in FP8 would be rounded to {problem.dtype} before"
     return True
 
 
@@ -52,10 +56,10 @@ sdpa = functools.partial(
 @sdpa(
     "paged_attention",
     name="torch-sdpa-paged",
-    features=(*FEATURES, "mla"),
+    features=(*FEATURES, "mla", "per_token_head_kv"),
 )
 def paged(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
-    """Gather each request's pages and attend."""
+    """Gather each request's pages and attend; codes are widened to the queries' dtype."""
     metadata = inputs.metadata
     pages = metadata.paged_kv_indptr.tolist()
     seq_lens = metadata.seq_lens.tolist()
@@ -67,8 +71,16 @@ def paged(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
             chosen = chosen.transpose(1, 2)
         return chosen.flatten(0, 1)[: seq_lens[request]]
 
-    keys = [gather(inputs.k_cache, request) for request in range(len(seq_lens))]
-    values = [gather(inputs.v_cache, request) for request in range(len(seq_lens))]
+    def rows(which: int) -> list[torch.Tensor]:
+        cache = (inputs.k_cache, inputs.v_cache)[which]
+        found = [gather(cache, request) for request in range(len(seq_lens))]
+        if inputs.kv_cache_sf is None:
+            return found
+        scales = [gather(inputs.kv_cache_sf[which], request) for request in range(len(seq_lens))]
+        pairs = zip(found, scales, strict=True)
+        return [(codes.float() * scale).to(inputs.q.dtype) for codes, scale in pairs]
+
+    keys, values = rows(0), rows(1)
     return _attend(inputs, metadata.qo_indptr.tolist(), keys, values)
 
 
@@ -111,6 +123,9 @@ def _attend(
         )
         sees_a_key = mask.any(dim=-1)[None, :, None]
         out[rows] = torch.where(sees_a_key, attended, 0.0).transpose(0, 1) * float(inputs.v_scale)
+    if inputs.output_scale is not None:
+        largest = torch.finfo(inputs.out_dtype).max
+        out = (out / inputs.output_scale).clamp(-largest, largest)
     return out.to(inputs.out_dtype), None
 
 

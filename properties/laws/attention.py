@@ -32,6 +32,7 @@ SWITCHES: dict[str, tuple[Any, Any]] = {
     "sinks": (False, True),
     "alibi": (False, True),
     "causal_by_request": (False, True),
+    "output_scale": (None, 0.25),
     "custom_mask": (False, True),
     "tree": (0, None),
     "per_head_scales": (False, True),

@@ -65,7 +65,7 @@ def has_room(subject: Subject, needed: int) -> bool:
 def far_pages(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Keep a batch's pages far apart in caches of more than 2^32 numbers: nothing changes."""
     near = replace(problem, strided_kv=False, different_kv_strides=False)
-    if not _asked(subject, near) or near.cache_entry.block or not near.num_pages:
+    if not _asked(subject, near) or near.cache_entry.scaled or not near.num_pages:
         return VACUOUS
     inputs = subject.materialise(near)
     if not has_room(subject, 2 * FAR * inputs.k_cache.element_size()):

@@ -159,7 +159,7 @@ def split_kv(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Attend to two ranges of the keys and merge the states: attention to all of them."""
     one_query_each = max(problem.query_lens, default=0) <= 1
     problem = replace(problem, custom_mask=False, tree=0, sinks=False, alibi=False, window_left=-1,
-                      window_right=-1, causal=problem.causal and one_query_each,
+                      window_right=-1, output_scale=None, causal=problem.causal and one_query_each,
                       causal_by_request=problem.causal_by_request and one_query_each)  # fmt: skip
     size = problem.page_size
     halves: tuple[list[Part], list[Part]] = ([], [])

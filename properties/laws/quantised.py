@@ -30,8 +30,10 @@ def dequantised(subject: Subject, problem: AttentionProblem) -> Verdict:
         return VACUOUS
     inputs: PagedAttentionInputs = subject.materialise(problem)
     widened = _widened(inputs, getattr(torch, problem.dtype))
-    if not torch.equal(widened.q.double(), inputs.q.double() * _per_head(inputs.q_scale)):
-        return VACUOUS  # scaled queries beyond float16
+    exact = _widened(inputs, torch.float64)
+    for name in ("q", "k_cache", "v_cache"):
+        if not torch.equal(getattr(widened, name).double(), getattr(exact, name)):
+            return VACUOUS  # scaled queries beyond float16, or scales of tokens with many digits
     first, first_bounded = run_on(subject, problem, inputs)
     second, second_bounded = run_on(subject, plain, widened)
     return agree(
@@ -47,7 +49,7 @@ def _widened(inputs: PagedAttentionInputs, dtype: torch.dtype) -> PagedAttention
     decode = cache.kv_format.decode
     return replace(
         inputs,
-        q=(inputs.q.float() * _per_head(inputs.q_scale)).to(dtype),
+        q=(inputs.q.double() * _per_head(inputs.q_scale)).to(dtype),
         q_scale=1.0,
         k_cache=decode(cache.k, cache.k_scales).to(dtype),
         v_cache=decode(cache.v, cache.v_scales).to(dtype),
@@ -64,8 +66,10 @@ def _per_head(scale: float | torch.Tensor) -> float | torch.Tensor:
 def scale_homogeneity(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Double v_scale, or k_scale with half of sm_scale, or block scales with half of theirs.
 
-    The first doubles the output, the others change nothing; powers of two round alike.
+    The first doubles the output, the others change nothing; powers of two round alike. An output
+    in FP8 saturates instead.
     """
+    problem = replace(problem, output_scale=None)
     claimed = [
         (change, factor)
         for change, factor in _rescalings(problem)
@@ -96,7 +100,7 @@ def _rescalings(problem: AttentionProblem) -> list[tuple[dict[str, Any], float]]
         ({"v_scale": problem.v_scale * 2}, 2.0),
         ({"k_scale": problem.k_scale * 2, "sm_scale": problem.scale / 2}, 1.0),
     ]
-    if problem.cache_entry.block:
+    if problem.cache_entry.scaled:
         found.append(({"k_scale": problem.k_scale / 2, "v_scale": problem.v_scale / 2}, 1.0))
     return found
 
@@ -159,7 +163,7 @@ def _extreme(problem: AttentionProblem) -> list[tuple[Bytes, Bytes]]:
     Extreme block scales come with the largest codes.
     """
     entry = problem.cache_entry
-    scaled = [(entry.extremes[-1], (scale,)) for scale in entry.extreme_scales]
+    scaled = [(entry.extremes[-1], scale) for scale in entry.extreme_scales]
     return [*((codes, ()) for codes in entry.extremes), *scaled]
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ...reference.formats.cache_elements import FP8, NVFP4, TABLE
+from ...reference.formats.cache_elements import FP8, NVFP4, TABLE, TOKEN_SCALED
 from ...reference.tensors.inputs import PagedAttentionInputs
 
 BLOCK = 16
@@ -48,7 +48,9 @@ def e2m1_values(codes: torch.Tensor) -> torch.Tensor:
 
 def block_scales(inputs: PagedAttentionInputs, which: int) -> torch.Tensor:
     """Return the block scales of K (0) or V (1) as numbers."""
-    assert inputs.kv_cache_sf is not None  # noqa: S101  an nvfp4 cache has them
+    assert inputs.kv_cache_sf is not None  # noqa: S101  such a cache has them
+    if element_of(inputs) in TOKEN_SCALED:
+        return inputs.kv_cache_sf[which]
     scales = fp8_values(inputs.kv_cache_sf[which].view(torch.uint8), "e4m3")
     return linear_v_scales(inputs, scales) if which else scales
 
@@ -88,7 +90,7 @@ def linear_v_scales(inputs: PagedAttentionInputs, scales: torch.Tensor) -> torch
 
 
 def element_of(inputs: PagedAttentionInputs) -> str:
-    """Return what the cache holds: an FP8 dtype or ``nvfp4``; empty for a cache of floats."""
+    """Return the element of the cache; empty for a cache of floats."""
     return inputs.kv_format.element if inputs.kv_format else ""
 
 
@@ -121,6 +123,9 @@ def widened(
         if element == NVFP4:
             values = reading.e2m1(reading.nibbles(codes))
             caches.append(values * reading.spread(reading.scales(inputs, which)))
+        elif element in TOKEN_SCALED:
+            values = cache.float() if cache.dtype == torch.int8 else reading.fp8(codes, "e4m3")
+            caches.append(values * reading.scales(inputs, which))
         elif element in FP8:
             caches.append(reading.fp8(codes, element))
         else:

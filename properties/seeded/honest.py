@@ -44,6 +44,7 @@ EVERYTHING = (
     "window_right",
     "alibi",
     "causal_by_request",
+    "output_scale",
 )
 QUANTISED = (*CACHE_FEATURES, "fp8_q")
 PLAIN = AttentionProblem()

@@ -20,6 +20,8 @@ from ...reference.tensors.inputs import (
     RaggedAttentionInputs,
 )
 
+LARGEST_FP8 = 448.0
+"""Largest number of float8_e4m3fn."""
 TILE = 64
 """Keys taken at a time."""
 
@@ -135,6 +137,11 @@ def sinks_of(inputs: AttentionInputs, request: Request) -> torch.Tensor | None:
     return inputs.sinks
 
 
+def to_codes(out: torch.Tensor, scale: float) -> torch.Tensor:
+    """Divide an output in FP8 by its scale, and saturate."""
+    return (out / scale).clamp(-LARGEST_FP8, LARGEST_FP8)
+
+
 @dataclass(frozen=True)
 class Stages:
     """The kernel's stages; the defaults are right."""
@@ -162,6 +169,7 @@ class Stages:
     rescale: Callable[[State, torch.Tensor], State] = rescale
     sinks: Callable[[AttentionInputs, Request], torch.Tensor | None] = sinks_of
     lse: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = natural_lse
+    to_codes: Callable[[torch.Tensor, float], torch.Tensor] = to_codes
 
 
 HONEST = Stages()
@@ -310,7 +318,10 @@ def close(
         state = State(state.weighted, state.total + torch.exp(logits - largest), largest)
     heads = stages.heads(inputs.q.shape[1], request.v.shape[1]).to(inputs.q.device)
     out = state.weighted / torch.where(state.total == 0, 1.0, state.total)
-    return out * per_head(inputs.v_scale, heads), stages.lse(state.total, finite(state.largest))
+    out = out * per_head(inputs.v_scale, heads)
+    if inputs.output_scale is not None:
+        out = stages.to_codes(out, inputs.output_scale)
+    return out, stages.lse(state.total, finite(state.largest))
 
 
 def finite(largest: torch.Tensor) -> torch.Tensor:

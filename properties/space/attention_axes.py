@@ -90,6 +90,7 @@ ATTENTION_AXES: dict[str, tuple[Any, ...]] = {
     "window_right": (-1, 0, 1, 2, 7, 16, 63, 128),
     "alibi": (False, True),
     "causal_by_request": (False, True),
+    "output_scale": (None, 1.0, 0.25, 2.0**-8),
     "regime": ATTENTION_REGIMES,
 }
 """Values by axis, the simplest first. Of ``verify``, which is no field of a problem: 0 where each

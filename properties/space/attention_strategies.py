@@ -51,7 +51,7 @@ USUAL_TILE, MOST_TILES = 64, 4
 FEW = {
     "num_kv_heads": 2, "group_size": 3, "logits_soft_cap": 1, "sm_scale": 1, "k_scale": 1,
     "v_scale": 1, "per_head_scales": 1, "strided_q": 1, "strided_kv": 1,
-    "different_kv_strides": 1, "window_right": 2, "causal_by_request": 1,
+    "different_kv_strides": 1, "window_right": 2, "causal_by_request": 1, "output_scale": 1,
 }  # fmt: skip
 """Values of an axis, the simplest first, that long requests are drawn with: what hides keys matters
 at an edge, other features are judged on short requests."""
@@ -70,6 +70,7 @@ FEATURES = (
     "window_right",
     "alibi",
     "causal_by_request",
+    "output_scale",
 )
 MOST_FEATURES, MOST_FEATURES_LONG = 5, 2
 OFF = AttentionProblem()
