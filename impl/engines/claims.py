@@ -31,8 +31,9 @@ def refused_attention(problem: AttentionProblem) -> str | None:
         return "keys and values have one head dim"
     if problem.head_dim_qk < 16:  # noqa: PLR2004  the least that tl.dot multiplies
         return "tl.dot takes 16 channels or more"
-    if not problem.kv_cache and (problem.k_scale != 1 or problem.v_scale != 1):
-        return "scales belong to FP8 caches"
+    of_a_tensor = problem.kv_cache and not problem.cache_entry.scaled_by_token
+    if not of_a_tensor and (problem.k_scale != 1 or problem.v_scale != 1):
+        return "scales of a whole tensor belong to FP8 caches"
     return None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -30,27 +30,43 @@ SEGMENTS, INTERPRETED_SEGMENTS = 16, 4
 """Most parts of a request's keys, which the caller chooses: each is a program, slow interpreted."""
 TILE, DECODE_TILE = 32, 16
 ARITHMETIC = Arithmetic(
-    probabilities="inputs", operands="tfloat32", dequantized="inputs", tanh="sigmoid"
-)
+    probabilities="inputs", operands="tfloat32", dequantized="inputs", tanh="sigmoid",
+    row_scales="products",
+)  # fmt: skip
 """``tl.dot`` takes TF32 of float32 on a GPU; a soft cap is 1 - 2 / (exp(2 x) + 1)."""
 LARGE_HEAD = 256
 """Channels for which SM100 has larger tiles where requests have several queries."""
+BY_TOKEN = {
+    torch.int8: KVQuantMode.INT8_PER_TOKEN_HEAD,
+    torch.float8_e4m3fn: KVQuantMode.FP8_PER_TOKEN_HEAD,
+}
+"""How a cache with a scale for each token and head is quantised, by its dtype."""
 COLUMNS = 16
 """Columns that a block table has a multiple of: the kernel reads whole tiles of it."""
+
+
+LATER: tuple[tuple[str, Callable[[AttentionProblem], bool], str], ...] = (
+    ("USE_CAUSAL", lambda problem: not problem.causal, "causal attention only"),
+    ("USE_PER_SEQ_CAUSAL", lambda problem: problem.causal_by_request,
+     "one causal flag for all requests"),
+    ("k_scale_cache", lambda problem: problem.cache_entry.scaled_by_token,
+     "no scales of tokens and heads"),
+    ("output_scale", lambda problem: problem.output_scale is not None, "no outputs in FP8"),
+)  # fmt: skip
+"""What older releases do not have: a word of the file, whose problems need it, and the reason."""
 
 
 def _supports(problem: AttentionProblem, target: Target) -> bool | str:
     if any(t > s for t, s in zip(problem.query_lens, problem.seq_lens, strict=True)):
         return "every query is one of the keys: a request has no more queries than keys"
-    if not problem.causal and not says(FILE, "USE_CAUSAL"):
-        return "this release has causal attention only"
-    if problem.causal_by_request and not says(FILE, "USE_PER_SEQ_CAUSAL"):
-        return "this release has one causal flag for all requests"
+    for word, needed, reason in LATER:
+        if needed(problem) and not says(FILE, word):
+            return f"this release has {reason}"
     if problem.window_left >= 0 and not _all_causal(problem):
         return "a window without a causal mask has two sides"
     if problem.alibi and problem.sinks and max(problem.query_lens, default=0) > 1:
         return "ALiBi is counted from the first new token, which sinks know nothing of"
-    wrong = refused_attention(problem) or wrong_here(target, problem.dtype, problem.kv_cache)
+    wrong = refused_attention(problem) or wrong_here(target, problem.dtype, _in_fp8(problem))
     return wrong or unavailable(FILE, target) or True
 
 
@@ -61,6 +77,12 @@ def _supports_3d(problem: AttentionProblem, target: Target) -> bool | str:
     if max(problem.query_lens, default=0) > most or (most > 1 and not _all_causal(problem)):
         return f"the 3D kernel takes requests of up to {most} queries, several under a causal mask"
     return _supports(problem, target)
+
+
+def _in_fp8(problem: AttentionProblem) -> str:
+    """Name what is FP8; empty if nothing is."""
+    kv_cache = "" if problem.cache_entry.dtype == torch.int8 else problem.kv_cache
+    return kv_cache or ("an output" if problem.output_scale is not None else "")
 
 
 def _all_causal(problem: AttentionProblem) -> bool:
@@ -81,6 +103,7 @@ def _compile_key(problem: AttentionProblem) -> Hashable:
         problem.group_size, problem.page_size, problem.window_left, problem.causal, problem.sinks,
         problem.logits_soft_cap > 0, problem.alibi, strides if problem.head_dim_qk % 16 else None,
         several and problem.head_dim_qk == LARGE_HEAD, problem.causal_by_request,
+        problem.output_scale is not None,
     )  # fmt: skip
 
 
@@ -99,7 +122,14 @@ unified = functools.partial(
     implementation,
     "paged_attention",
     provider="vllm",
-    features=("fp8_kv", "host_bounds", "alibi", "causal_by_request"),
+    features=(
+        "fp8_kv",
+        "per_token_head_kv",
+        "output_scale",
+        "host_bounds",
+        "alibi",
+        "causal_by_request",
+    ),
     arithmetic=ARITHMETIC,
     writes_out=True,
     compile_key=_compile_key,
@@ -147,19 +177,28 @@ def _attend(
     caches = [by_slots(each, inputs.kv_layout) for each in (inputs.k_cache, inputs.v_cache)]
     metadata = inputs.metadata
     scales: list[torch.Tensor | None] = [None, None]
-    if inputs.kv_format is not None:
+    if inputs.kv_cache_sf is not None:
+        of_tokens = [by_slots(each, inputs.kv_layout)[..., 0] for each in inputs.kv_cache_sf]
+        more |= {"k_scale_cache": of_tokens[0], "v_scale_cache": of_tokens[1]}
+        more["kv_quant_mode"] = BY_TOKEN[caches[0].dtype]
+    elif inputs.kv_format is not None:
         caches = [inputs.kv_format.view(each) for each in caches]
         scales = [inputs.q.new_tensor(each, dtype=torch.float32)
                   for each in (inputs.k_scale, inputs.v_scale)]  # fmt: skip
         if says(FILE, "KVQuantMode"):
             more["kv_quant_mode"] = KVQuantMode.FP8_PER_TENSOR
+    out = inputs.out
+    if inputs.output_scale is not None and out is not None:
+        more["output_scale"] = inputs.q.new_tensor([inputs.output_scale], dtype=torch.float32)
+        # Triton's interpreter drops bits where it stores FP8: torch rounds in its place.
+        out = out if out.is_cuda else out.float()
     table, causal = inputs.block_table, inputs.causal
     causal = causal.int() if isinstance(causal, torch.Tensor) else causal
     # An engine's table has room for its longest request; what is behind a request's is garbage.
     table = torch.nn.functional.pad(table, (0, -table.shape[1] % COLUMNS or COLUMNS), value=-1)
     with load(FILE, stubs) as kernels, scalars_as_bounds(inputs.q):
         kernels.unified_attention(
-            q=inputs.q, k=caches[0], v=caches[1], out=inputs.out,
+            q=inputs.q, k=caches[0], v=caches[1], out=out,
             cu_seqlens_q=metadata.qo_indptr, max_seqlen_q=inputs.max_q_len,
             seqused_k=metadata.seq_lens, max_seqlen_k=inputs.max_kv_len,
             softmax_scale=inputs.sm_scale, causal=causal,
@@ -168,4 +207,6 @@ def _attend(
             v_descale=scales[1], sinks=inputs.sinks,
             alibi_slopes=inputs.alibi_slopes, **more,
         )  # fmt: skip
+    if out is not inputs.out and inputs.out is not None and out is not None:
+        inputs.out.copy_(out)
     return inputs.out, None
