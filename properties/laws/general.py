@@ -21,7 +21,7 @@ from .law import ATTENTION, MERGE, MOE, ROUTE, Law
 
 Computing = AttentionProblem | MergeProblem | MoEProblem
 Running = Computing | RouteProblem
-OTHER_FILL = -977.0
+OTHER_FILL = -416.0
 """Second fill of output buffers: a kernel may clear NaN first; every dtype can hold it."""
 
 

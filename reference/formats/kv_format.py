@@ -177,6 +177,12 @@ def _format_of(
     if kv_format is None:
         if torch.uint8 in {k_cache.dtype, v_cache.dtype}:
             raise ValueError(AMBIGUOUS.format(name="the dtype of k_cache"))
+        for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+            if cache.dtype == torch.int8:
+                message = (
+                    f"{name} is torch.int8: kv_format must say by which scales its codes are read"
+                )
+                raise ValueError(message)
         return KVCacheFormat(element_of(k_cache).name, kv_layout=kv_layout)
     if kv_format.kv_layout != kv_layout:
         message = f"kv_format is in layout {kv_format.kv_layout}, but kv_layout is {kv_layout}"

@@ -48,6 +48,7 @@ def unified_attention(
     window_size, block_table, softcap, q_descale, k_descale, v_descale, seq_threshold_3D=None,
     num_par_softmax_segments=None, softmax_segm_output=None, softmax_segm_max=None,
     softmax_segm_expsum=None, alibi_slopes=None, sinks=None, kv_quant_mode=KVQuantMode.NONE,
+    output_scale=None, k_scale_cache=None, v_scale_cache=None,
 ):
     if isinstance(causal, torch.Tensor):
         assert causal.dtype == torch.int32 and window_size == (-1, -1)
@@ -55,7 +56,13 @@ def unified_attention(
     lengths = cu_seqlens_q.diff()
     assert max_seqlen_q == lengths.max() and max_seqlen_k == seqused_k.max() and q_descale is None
     assert block_table.shape[1] % 16 == 0 and block_table[:, -1].eq(-1).all()
-    assert (k_descale is None) == (kv_quant_mode == KVQuantMode.NONE) == (k.dtype == q.dtype)
+    by_token = {
+        KVQuantMode.INT8_PER_TOKEN_HEAD: "int8_per_token_head",
+        KVQuantMode.FP8_PER_TOKEN_HEAD: "fp8_per_token_head",
+    }.get(kv_quant_mode)
+    assert (kv_quant_mode == KVQuantMode.NONE) == (k.dtype == q.dtype)
+    assert (k_descale is None) == (kv_quant_mode != KVQuantMode.FP8_PER_TENSOR)
+    assert out.dtype == (q.dtype if output_scale is None else torch.float32)
     if softmax_segm_max is not None:
         assert softmax_segm_output.shape == (*q.shape[:2], 4, 1 << (q.shape[2] - 1).bit_length())
         assert softmax_segm_max.shape == softmax_segm_expsum.shape == (*q.shape[:2], 4)
@@ -63,12 +70,18 @@ def unified_attention(
             softmax_segm_max.fill_(0)
     metadata = build_metadata(lengths, seqused_k, block_table, v.shape[1])
     form = None if k_descale is None else KVCacheFormat(str(k.dtype).removeprefix("torch."))
+    scales = None
+    if by_token:
+        assert k_scale_cache.shape == v_scale_cache.shape == k.shape[:3]
+        form = KVCacheFormat(by_token)
+        scales = (k_scale_cache.unsqueeze(-1), v_scale_cache.unsqueeze(-1))
     found = paged_attention(
         q, k, v, metadata, causal=causal, sm_scale=softmax_scale, window_left=window_size[0],
         logits_soft_cap=softcap, sinks=sinks, kv_format=form,
         alibi_slopes=alibi_slopes,
-        k_scale=1.0 if form is None else float(k_descale),
-        v_scale=1.0 if form is None else float(v_descale),
+        k_scale=1.0 if k_descale is None else float(k_descale),
+        v_scale=1.0 if k_descale is None else float(v_descale),
+        kv_cache_sf=scales, output_scale=None if output_scale is None else float(output_scale),
     )
     out.copy_(found.out)
 """
@@ -207,6 +220,9 @@ def judged(name: str, problem: Problem) -> Verdict:
         ("vllm-unified-attention", replace(MIXED, kv_cache="float8_e5m2", v_scale=2.0)),
         ("vllm-unified-attention", replace(MIXED, alibi=True, logits_soft_cap=3.0)),
         ("vllm-unified-attention", replace(MIXED, causal_by_request=True)),
+        ("vllm-unified-attention", replace(MIXED, kv_cache="int8_per_token_head")),
+        ("vllm-unified-attention", replace(MIXED, kv_cache="fp8_per_token_head", kv_layout="HND")),
+        ("vllm-unified-attention", replace(MIXED, output_scale=0.25)),
         ("vllm-unified-attention-3d", SHORT),
         ("vllm-unified-attention-3d", replace(SHORT, head_dim_qk=24, head_dim_vo=24)),
         ("vllm-merge-attn-states", MergeProblem(num_tokens=3, num_heads=2, empty="some")),
@@ -254,6 +270,11 @@ def test_an_older_release_is_called_by_its_own_names(
         ("vllm-unified-attention", replace(MIXED, alibi=True, sinks=True), "first new token"),
         ("vllm-unified-attention", replace(MIXED, head_dim_vo=32), "one head dim"),
         ("vllm-unified-attention", replace(MIXED, v_scale=2.0), "belong to FP8 caches"),
+        (
+            "vllm-unified-attention",
+            replace(MIXED, kv_cache="int8_per_token_head", v_scale=2.0),
+            "belong to FP8 caches",
+        ),
         ("vllm-unified-attention", replace(MIXED, dtype="bfloat16"), "interpreter multiplies"),
         ("vllm-unified-attention", replace(MIXED, custom_mask=True), "the feature custom_mask"),
         ("vllm-unified-attention-3d", replace(MIXED, query_lens=(1, 9, 1)), "up to 8 queries"),
@@ -285,6 +306,10 @@ def test_what_older_releases_do_not_have(vllm: Path, monkeypatch: pytest.MonkeyP
     assert said == "this release has causal attention only"
     said = plain.refusal(replace(MIXED, causal_by_request=True), here)
     assert said == "this release has one causal flag for all requests"
+    said = plain.refusal(replace(MIXED, kv_cache="int8_per_token_head"), here)
+    assert said == "this release has no scales of tokens and heads"
+    said = plain.refusal(replace(MIXED, output_scale=1.0), here)
+    assert said == "this release has no outputs in FP8"
     said = find_implementation("vllm-unified-attention-3d").refusal(SHORT, here)
     assert said == "this release chooses between its 2D and 3D kernels by itself"
     append = find_implementation("vllm-reshape-and-cache-flash")
@@ -354,6 +379,10 @@ def release(request: pytest.FixtureRequest) -> Iterator[Worker]:
     [
         ("vllm-unified-attention", MIXED),
         ("vllm-unified-attention", replace(MIXED, kv_cache="float8_e4m3fn", sinks=True)),
+        (
+            "vllm-unified-attention",
+            replace(MIXED, kv_cache="int8_per_token_head", output_scale=0.5),
+        ),
         ("vllm-unified-attention-3d", replace(SHORT, query_lens=(1, 1, 1), seq_lens=(4, 70, 5))),
         ("vllm-merge-attn-states", MergeProblem(num_tokens=3, num_heads=2)),
         ("vllm-reshape-and-cache-flash", APPENDED),

@@ -189,7 +189,7 @@ def test_long_requests_have_several_tiles_of_queries_and_windows(
 
 @pytest.mark.parametrize("operation", ATTENTION)
 def test_every_value_of_every_axis_is_drawn(operation: str, paged: Any) -> None:  # noqa: ANN401
-    drawn = paged if operation == "paged_attention" else draw(operation, 500)
+    drawn = paged if operation == "paged_attention" else draw(operation, 800)
     axes = all_axes(operation)
     # A layer of latent attention has heads and a scale of its own.
     usual = [problem for problem in drawn if not problem.values_in_keys]

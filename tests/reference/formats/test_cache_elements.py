@@ -43,6 +43,9 @@ LOST = {
     "float8_e4m3fn": (2.0**-4, 0.0, 2.0**-10),
     "float8_e5m2": (2.0**-3, 0.0, 2.0**-17),
     "nvfp4": (0.0, (1 + 2.0**-4) / 6, 2.0**-10),
+    # The scale is the largest number of the row over 127 or 448, and rounded to float32.
+    "int8_per_token_head": (0.0, (1 + 2.0**-10) / 254, 0.0),
+    "fp8_per_token_head": (2.0**-4, 2.0**-10 / 448, 0.0),
 }
 ENTRIES = pytest.mark.parametrize("entry", CACHE_ELEMENTS.values(), ids=CACHE_ELEMENTS)
 
@@ -88,7 +91,8 @@ def test_the_fields_agree_with_one_another(entry: CacheElement) -> None:
     quantised = bool(entry.feature)
     assert quantised == (entry.dtype.itemsize == 1)
     assert quantised == bool(entry.variants) == bool(entry.extremes)
-    assert bool(entry.block) == bool(entry.scale_dtype) == bool(entry.extreme_scales)
+    assert entry.scaled == bool(entry.scale_dtype) == bool(entry.extreme_scales)
+    assert entry.scaled or not entry.block
     assert entry.block % entry.packed == 0
     for storage in ("", "uint8") if quantised else ("",):
         assert KVCacheFormat(entry.name, storage).entry is entry
@@ -96,10 +100,10 @@ def test_the_fields_agree_with_one_another(entry: CacheElement) -> None:
     codes, scales = entry.encode(rows_of(), 1.0)
     assert codes.dtype == entry.dtype
     assert codes.shape[-1] * entry.packed == 64
-    assert (scales is None) == (not entry.block)
+    assert (scales is None) == (not entry.scaled)
     if scales is not None:
         assert scales.dtype == entry.scale_dtype
-        assert scales.shape[-1] * entry.block == 64
+        assert scales.shape[-1] == entry.scales_of(64)
 
 
 @ENTRIES
@@ -108,8 +112,9 @@ def test_what_is_read_back_is_the_nearest(entry: CacheElement, scale: float) -> 
     rows = rows_of(scale)
     read = scale * entry.decode(entry.encode(rows, scale)).double()
     of_own, of_largest, smallest = LOST[entry.name]
-    largest = rows.abs().unflatten(-1, (-1, max(entry.block, 1))).amax(dim=-1)
-    largest = largest.repeat_interleave(max(entry.block, 1), dim=-1)
+    together = rows.shape[-1] // (entry.scales_of(rows.shape[-1]) or rows.shape[-1])
+    largest = rows.abs().unflatten(-1, (-1, together)).amax(dim=-1)
+    largest = largest.repeat_interleave(together, dim=-1)
     room = of_own * rows.abs() + of_largest * largest + scale * smallest
     if entry.name != "float64":
         assert ((read - rows).abs() <= room).all()
@@ -137,10 +142,10 @@ def test_the_exact_grid_keeps_its_digits(entry: CacheElement) -> None:
 def test_the_extreme_codes_are_zeros_the_smallest_and_the_largest(name: str) -> None:
     entry = cache_element(name)
     every = torch.arange(256, dtype=torch.uint8).repeat_interleave(16).view(-1, 16)
-    one = torch.ones(256, 16 // entry.block if entry.block else 1).to(torch.float8_e4m3fn)
 
     def numbers(codes: torch.Tensor) -> torch.Tensor:
-        scales = one[: len(codes)].repeat(1, entry.packed) if entry.block else None
+        one = torch.ones(len(codes), entry.scales_of(16 * entry.packed))
+        scales = one.to(entry.scale_dtype) if entry.scale_dtype else None
         return KVCacheFormat(name, "uint8").decode(
             codes.view(entry.dtype), scales
         ).double().nan_to_num(0.0, 0.0, 0.0)  # fmt: skip
@@ -153,11 +158,12 @@ def test_the_extreme_codes_are_zeros_the_smallest_and_the_largest(name: str) -> 
     assert finite[finite > 0].min() in smallest
     assert largest.max() == finite.max()
     assert largest.min() == finite.min()
-    for byte in entry.extreme_scales[1:]:
-        assert entry.scale_dtype is not None
-        scale = torch.tensor(byte, dtype=torch.uint8).view(entry.scale_dtype).double().item()
-        limits = torch.finfo(entry.scale_dtype)
-        assert scale in {limits.max, limits.smallest_normal / 2**3}
+    scales = [
+        torch.tensor(pattern, dtype=torch.uint8).view(entry.scale_dtype).double().item()
+        for pattern in entry.extreme_scales
+        if entry.scale_dtype is not None
+    ]
+    assert scales in ([], [0.0, 2.0**-9, 448.0], [0.0, 2.0**-20, 32.0])
 
 
 def test_an_unknown_element_is_an_error_that_names_the_table() -> None:

@@ -46,6 +46,10 @@ def by_hand(inputs: PagedAttentionInputs) -> PagedAttentionInputs:
         if inputs.kv_cache_sf is None:
             caches.append(cache.view(inputs.kv_format.entry.dtype).to(torch.float64))
             continue
+        if inputs.kv_format.entry.scaled_by_token:
+            scale = inputs.kv_cache_sf[which].to(torch.float64)
+            caches.append(cache.to(torch.float64) * scale)
+            continue
         table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
         table = torch.cat([table, -table])
         codes = torch.stack([cache & 15, cache >> 4], dim=-1).flatten(-2).long()
@@ -76,7 +80,7 @@ def test_what_is_unused_is_never_read(name: str, regime: str) -> None:
     assert not poisoned.out.isnan().any()
 
 
-@pytest.mark.parametrize("name", QUANTISED)
+@pytest.mark.parametrize("name", [name for name in QUANTISED if "token" not in name])
 def test_the_bound_is_as_tight_as_that_of_the_widened_cache(name: str) -> None:
     inputs = inputs_of(replace(PROBLEM, kv_cache=name))
     arithmetic = Arithmetic(probabilities="inputs")
