@@ -96,6 +96,16 @@ FAULTS = (
         "        out_lse = tl.log(out_se) + p_lse",
     ),
     Fault(
+        "2d-scale-of-head", "vllm-unified-attention", VLLM, f"{OPS}/triton_unified_attention.py",
+        "                + kv_head_idx * stride_vs_head",
+        "                + 0 * stride_vs_head",
+    ),
+    Fault(
+        "3d-output-scale", "vllm-unified-attention-3d", VLLM, f"{OPS}/triton_unified_attention.py",
+        "        acc = acc * tl.load(out_scale_inv)",
+        "        acc = acc / tl.load(out_scale_inv)",
+    ),
+    Fault(
         "2d-window-rows", "vllm-unified-attention", VLLM, f"{OPS}/triton_unified_attention.py",
         "            qpos_lo = q_block_local_idx * BLOCK_Q",
         "            qpos_lo = q_block_local_idx * BLOCK_M",
