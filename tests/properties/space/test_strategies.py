@@ -118,7 +118,7 @@ def test_a_slow_implementation_gets_smaller_problems(operation: str) -> None:
 @pytest.mark.parametrize("operation", ATTENTION)
 def test_an_implementation_whose_heads_cost_much_gets_few_of_them(operation: str) -> None:
     axes = Axes(operation, all_axes(operation), GATE_WORK, max_heads=16)
-    drawn = drawn_from(problems(axes), 300)
+    drawn = drawn_from(problems(axes), 1000)
     # Latent attention has heads of its own.
     heads = [len(each.seq_lens) * each.num_qo_heads for each in drawn if not each.values_in_keys]
     assert max(heads) == 16
