@@ -31,7 +31,7 @@ from ..isolation.gpus import processes_for, visible_devices
 from ..isolation.machine import cores
 from ..isolation.workers import Worker
 from ..laws import Law
-from ..space.drawers import Drawers
+from ..space.drawers import drawers_for
 from ..space.profiles import Cost
 from ..worker.pools import open_pool
 from ..worker.requests import DeviceLostError, HarnessError
@@ -125,7 +125,7 @@ class Run:
             complete=self._planned,
         )
         self._examples = examples_on(plan.examples, self.target)
-        self._drawers = Drawers()
+        self._drawers = drawers_for(self._jobs)
         self._reached: dict[int, Reached] = {}
 
     @property

@@ -98,6 +98,8 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
     most = max(1, axes.max_work // (KEYS_TO_AFFORD[0] * _work_of_a_key(heads)))
     if axes.max_heads:
         most = max(1, min(most, axes.max_heads // (heads["num_kv_heads"] * heads["group_size"])))
+    if axes.max_requests:
+        requests = range(1, axes.max_requests + 1)
     count = draw(one_of([number for number in requests if number <= most]))
     per_request = axes.max_work / max(count, 1)
     fields |= heads

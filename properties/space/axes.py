@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...impl.targets.refusal import OF_THE_MACHINE, Refusal
-from ...reference import Problem
+from ...reference import AttentionProblem, Problem
 from ...reference.formats.cache_elements import FP8
 from .attention_axes import PHASES, head_fields
 from .axis_values import FIELDS, Axes
@@ -125,7 +125,16 @@ def narrow(
     for name, kept in values.items():
         for value in kept:
             refused.pop(f"{name}={value}", None)
-    return Axes(operation, values, max_work, refused, bases[0])
+    alone = _takes_one_request(example(operation, bases[0]), probe)
+    return Axes(operation, values, max_work, refused, bases[0], max_requests=int(alone))
+
+
+def _takes_one_request(problem: Problem, probe: Probe) -> bool:
+    """Whether an implementation refuses a batch of this problem's request twice."""
+    if not isinstance(problem, AttentionProblem) or problem.num_requests != 1:
+        return False
+    twice = replace(problem, query_lens=2 * problem.query_lens, seq_lens=2 * problem.seq_lens)
+    return probe([twice])[0] is not None
 
 
 def _phases_that_mix(values: Mapping[str, tuple[Any, ...]]) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ class Axes:
         edges: numbers of keys, ascending, that a kernel's tiles and parts end at. Where there are
             any, a problem is one request around or beyond one of them, if its operation has such.
         max_heads: most query heads of a batch of attention, each request's counted; 0 for any.
+        max_requests: most requests of a batch of attention; 0 for any.
     """
 
     operation: str
@@ -43,6 +44,7 @@ class Axes:
     restrictions: tuple[Mapping[str, tuple[Any, ...]], ...] = ()
     edges: tuple[int, ...] = ()
     max_heads: int = 0
+    max_requests: int = 0
 
     def restricted(self) -> list[Axes]:
         """Return the axes of each restriction, or these where there is none."""

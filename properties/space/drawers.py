@@ -18,19 +18,25 @@ from .axis_values import Axes
 from .profiles import Profile
 from .rounds import draw_problems, draw_round
 
-CORES_A_DRAWER = 8
-"""Cores of a machine for each process that draws; where there are fewer, threads do."""
+CORES_A_DRAWER, ASKERS_A_DRAWER = 8, 4
+"""Cores of a machine, and threads that ask, for each process that draws; where there are fewer, the
+threads draw."""
+
+
+def drawers_for(askers: int) -> Drawers:
+    """Return what draws for so many threads at a time, by the cores of this machine."""
+    return Drawers(min(cores() // CORES_A_DRAWER, askers // ASKERS_A_DRAWER))
 
 
 class Drawers:
-    """Draws problems in other processes, as often as this machine has cores for them.
+    """Draws problems in other processes.
 
     Args:
-        processes: that draw; by the cores of this machine if None. With 0 of them the caller does.
+        processes: that draw; with 0 of them the caller does.
     """
 
-    def __init__(self, processes: int | None = None) -> None:
-        self._processes = cores() // CORES_A_DRAWER if processes is None else processes
+    def __init__(self, processes: int) -> None:
+        self._processes = processes
         self._pool: ProcessPoolExecutor | None = None
         self._lock = threading.Lock()
         self._closed = False

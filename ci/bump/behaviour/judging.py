@@ -13,7 +13,7 @@ from functools import partial
 
 from ....properties.laws import Law
 from ....properties.search.priority_executor import PriorityExecutor
-from ....properties.space.drawers import Drawers
+from ....properties.space.drawers import drawers_for
 from ..sides.ending import EndedError, Ending
 from ..sides.plan import Plan
 from .building import Builders, Wanted, ask_keys
@@ -63,7 +63,10 @@ class Judging:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _errors: list[BaseException] = field(default_factory=list)
     _dropped: bool = False
-    _drawers: Drawers = field(default_factory=Drawers)
+
+    def __post_init__(self) -> None:
+        """Draw with as many processes as there are cores for."""
+        self._drawers = drawers_for(self.plan.threads)
 
     def run(self, prepare: Callable[[Ready], Sequence[Wanted]]) -> None:
         """Judge all that can be judged; fills ``tried`` of each implementation.

@@ -89,6 +89,7 @@ def axes_to_json(axes: Axes) -> dict[str, Any]:
         "max_work": axes.max_work,
         "refused": dict(axes.refused),
         "simplest": dict(axes.simplest),
+        "max_requests": axes.max_requests,
     }
 
 
@@ -100,6 +101,7 @@ def axes_from_json(data: Mapping[str, Any]) -> Axes:
         data["max_work"],
         data["refused"],
         {name: tuples(value) for name, value in data["simplest"].items()},
+        max_requests=data.get("max_requests", 0),
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from kernelproof.properties.space.axes import Axes, all_axes
-from kernelproof.properties.space.drawers import Drawers
+from kernelproof.properties.space.drawers import Drawers, drawers_for
 from kernelproof.properties.space.profiles import PROFILES
 
 PROFILE = PROFILES["quick"]
@@ -50,12 +50,14 @@ def test_after_the_end_the_caller_draws(apart: Drawers) -> None:
     assert apart._pool is None
 
 
-@pytest.mark.parametrize(("cores", "processes"), [(2, 0), (7, 0), (16, 2)])
+@pytest.mark.parametrize(
+    ("cores", "askers", "processes"), [(2, 8, 0), (7, 8, 0), (16, 12, 2), (64, 12, 3), (16, 1, 0)]
+)
 def test_there_is_one_for_eight_cores(
-    cores: int, processes: int, monkeypatch: pytest.MonkeyPatch
+    cores: int, askers: int, processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores), raising=False)
-    assert Drawers()._processes == processes
+    assert drawers_for(askers)._processes == processes
 
 
 def test_they_end_with_a_parent_that_is_killed() -> None:

@@ -597,6 +597,16 @@ def test_a_kernel_of_decodes_gets_decodes() -> None:
     assert "verify" not in axes.allows("phase")
 
 
+def test_a_kernel_of_one_request_is_given_no_other_batch() -> None:
+    axes = narrow("paged_attention", accept(lambda p: p.num_requests == 1), GATE_WORK)
+    assert axes is not None
+    assert axes.max_requests == 1
+    drawn = drawn_from(problems(axes), 100)
+    assert {problem.num_requests for problem in drawn} == {1}
+    axes = narrow("paged_attention", accept(lambda p: p.num_requests != 1), GATE_WORK)
+    assert axes is None or not axes.max_requests
+
+
 def test_trees_are_drawn_where_tokens_are_verified() -> None:
     axes = narrow("paged_attention", accept(lambda p: not p.custom_mask), GATE_WORK)
     assert axes is not None
