@@ -74,6 +74,8 @@ FEATURES = (
 )
 MOST_FEATURES, MOST_FEATURES_LONG = 5, 2
 OFF = AttentionProblem()
+PLAIN = ("", "")
+"""A cache in the queries' dtype, which is theirs."""
 
 
 @st.composite
@@ -252,7 +254,8 @@ def _regimes(axes: Axes, fields: dict[str, Any]) -> list[str]:
 @st.composite
 def _cache(draw: st.DrawFn, axes: Axes, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Draw the cache's format, and its queries': quantised half of the time, where supported."""
-    formats = [pair for pair in axes.allows("caches") if cache_fits(pair[0], fields)]
+    # A law may ask for quantised caches alone, none of which fits these channels.
+    formats = [pair for pair in axes.allows("caches") if cache_fits(pair[0], fields)] or [PLAIN]
     plain = [pair for pair in formats if not pair[0]]
     kv_cache, q_dtype = draw(sampled([*plain * max(0, len(formats) - 2), *formats]))
     found: dict[str, Any] = {"kv_cache": kv_cache, "q_dtype": q_dtype}

@@ -597,6 +597,13 @@ def test_a_kernel_of_decodes_gets_decodes() -> None:
     assert "verify" not in axes.allows("phase")
 
 
+def test_where_no_cache_fits_the_channels_one_in_the_dtype_of_queries_is_drawn() -> None:
+    fields = {"caches": (("nvfp4", ""),), "head_dims": ((24, 40), (64, 64))}
+    whole = Axes("paged_attention", all_axes("paged_attention"), GATE_WORK, {})
+    drawn = drawn_from(problems(replace(whole, values={**whole.values, **fields})), 100)
+    assert {(each.head_dim_qk, each.kv_cache) for each in drawn} == {(24, ""), (64, "nvfp4")}
+
+
 def test_a_kernel_of_one_request_is_given_no_other_batch() -> None:
     axes = narrow("paged_attention", accept(lambda p: p.num_requests == 1), GATE_WORK)
     assert axes is not None
