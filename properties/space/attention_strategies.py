@@ -101,7 +101,7 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
     if axes.max_heads:
         most = max(1, min(most, axes.max_heads // (heads["num_kv_heads"] * heads["group_size"])))
     if axes.max_requests:
-        requests = range(1, axes.max_requests + 1)
+        requests = tuple(range(1, axes.max_requests + 1))
     count = draw(one_of([number for number in requests if number <= most]))
     per_request = axes.max_work / max(count, 1)
     fields |= heads
