@@ -13,7 +13,7 @@ mkdir -p "$folder"
 
 # Start a cluster of so many GPUs, and check on it: run GPUS REPORT ARGUMENTS...
 run() {
-  local gpus=$1 report=$2 count=gpus head code=0
+  local gpus=$1 report=$2 count=gpus code=0
   shift 2
   [ -e "$report" ] && return
   [ "$device" = cpu ] && count=cpus

@@ -144,7 +144,8 @@ def padded(metadata: BatchMetadata, requests: int, tokens: int | None = None) ->
         metadata: on the host.
         requests: that the result has.
         tokens: query tokens that the result has, those of the batch if None. The requests that are
-            added share what is added: where all of the batch have equally many, so have these.
+            added share what is added: with ``requests`` times as many as each of the batch has,
+            all have equally many.
 
     Raises:
         ValueError: the batch has more requests or tokens than that, or no request is added to

@@ -87,6 +87,8 @@ class Entry(Table, frozen=True):
         issue: public report, where there is one.
         case: the smallest problem and the law that shows it.
         quarantine: crash class: replayed by the nightly profile only.
+        by_chance: what it does differs from call to call, as a race's outcome does, or memory that
+            nobody has written: a call that is right proves nothing.
     """
 
     id: str
@@ -103,6 +105,7 @@ class Entry(Table, frozen=True):
     sm: tuple[int, ...] = ()
     issue: str = ""
     quarantine: bool = False
+    by_chance: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what types cannot say: kinds of failures, versions, limits of numbers."""

@@ -22,7 +22,7 @@ from .law import ATTENTION, MERGE, MOE, ROUTE, Law
 Computing = AttentionProblem | MergeProblem | MoEProblem
 Running = Computing | RouteProblem
 OTHER_FILL = -416.0
-"""Second fill of output buffers: a kernel may clear NaN first; every dtype can hold it."""
+"""Second fill of output buffers: a kernel may clear NaN first; float8_e4m3fn can hold it, too."""
 
 
 def expectation_of(subject: Subject, inputs: Any) -> Bounded:  # noqa: ANN401  any record with out

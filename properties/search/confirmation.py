@@ -11,8 +11,8 @@ from .case_runner import CaseRunner
 PASSES_AFTERWARDS = 2
 """Passing retries required in one process to call a failure first-call-only."""
 SLOW_SHARE = 0.2
-"""Share of its deadline that a call takes when it passes, from which on it was only slow when it
-overran it: on a busy machine a call takes several times as long."""
+"""Share of the deadline above which a call that passes counts as slow, so that it did not hang when
+it overran the deadline: on a busy machine a call takes several times as long."""
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,16 @@ class Axes:
     ) -> Mapping[str, tuple[Any, ...]] | None:
         allowed = {**self.values, **restriction}
         for choice in choices:
-            left = {name: leave(allowed[name]) for name, leave in choice.items()}
+            wanted = {name: set(leave(self._anywhere(name))) for name, leave in choice.items()}
+            left = {
+                name: tuple(each for each in allowed[name] if each in kept)
+                for name, kept in wanted.items()
+            }
             if all(left.values()):
                 return {**restriction, **left}
         return None
+
+    def _anywhere(self, name: str) -> tuple[Any, ...]:
+        """Return the values of an axis in any of the restrictions."""
+        given = (part.get(name, self.values[name]) for part in self.restrictions or ({},))
+        return tuple(dict.fromkeys(value for values in given for value in values))

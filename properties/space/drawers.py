@@ -1,4 +1,4 @@
-"""Processes that draw problems: Hypothesis is Python's work, and threads share one core at that."""
+"""Draws problems in other processes: threads of one process share its core for Python."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Drawers:
     """
 
     def __init__(self, processes: int) -> None:
-        self._processes = processes
+        self.processes = processes
         self._pool: ProcessPoolExecutor | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -44,7 +44,7 @@ class Drawers:
     @property
     def apart(self) -> bool:
         """Whether other processes draw."""
-        return self._processes > 0
+        return self.processes > 0
 
     def round(self, axes: Axes, profile: Profile, seed: int) -> list[Problem]:
         """Draw the problems of one round, see ``draw_round``."""
@@ -76,7 +76,7 @@ class Drawers:
         with self._lock:
             if self._pool is None and self.apart and not self._closed:
                 self._pool = ProcessPoolExecutor(
-                    self._processes, multiprocessing.get_context("spawn"), _begin
+                    self.processes, multiprocessing.get_context("spawn"), _begin
                 )
             return self._pool
 

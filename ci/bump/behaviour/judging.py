@@ -88,7 +88,10 @@ class Judging:
     def _run(self, prepare: Callable[[Ready], Sequence[Wanted]], queue: ProblemQueue) -> None:
         size = self.plan.threads
         drawn: list[Future[None]] = []
-        with ThreadPoolExecutor(size) as judges, PriorityExecutor(DRAWING) as drawers:
+        with (
+            ThreadPoolExecutor(size) as judges,
+            PriorityExecutor(max(DRAWING, self._drawers.processes)) as drawers,
+        ):
             try:
                 judge_them = partial(self._guarded, queue, partial(self._judge, queue))
                 ended = [judges.submit(judge_them) for _ in range(size)]

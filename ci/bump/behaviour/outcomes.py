@@ -36,7 +36,7 @@ WORDS = {
     WORSE: "wrong with both, and worse with {candidate}",
     ALONE: "wrong with {candidate}; {baseline} does not have it",
     STILL: "wrong with {baseline} and with {candidate}",
-    KNOWN: "wrong with {candidate}; the ledger knows it of {baseline} too, which failed not here",
+    KNOWN: "wrong with {candidate}, as the ledger knows it of {baseline} too, by chance",
     FIXED: "wrong with {baseline}, right with {candidate}",
     FLAKY: "failed once with {candidate} and not again",
     FLAKY_BEFORE: "failed once with {baseline} and not again, right with {candidate}",
@@ -182,15 +182,19 @@ def _groups(
 def _known_before(tried: Tried, found: Compared, context: Context) -> bool:
     """Whether a failure is new or worse with the candidate by chance: the ledger has it of both.
 
-    A race that both have may hang with one of them, and give a right or a wrong answer with the
-    other; so may memory that neither has written.
+    A race that both have may hang with one of them, and give a wrong answer with the other. A right
+    answer proves nothing only of what is known to go by chance.
     """
-    if change_of(tried, found) not in (NEW, WORSE, HANG):
+    change, verdict = change_of(tried, found), tried.verdicts.get(CANDIDATE)
+    if change not in (NEW, WORSE, HANG) or verdict is None:
         return False
-    known = context.plan.ledger.explanation(
-        found.name, tried.law, tried.verdicts[CANDIDATE], tried.problem, context.targets[BASELINE]
+    sides = (BASELINE,) if change == WORSE else SIDES
+    return any(
+        (change == WORSE or entry.by_chance)
+        and all(entry.covers(found.name, context.targets[side]) for side in sides)
+        and entry.explains(tried.law, verdict, tried.problem)
+        for entry in context.plan.ledger.entries
     )
-    return known is not None
 
 
 def _look_before(worse: Sequence[Tried], found: Compared, context: Context) -> None:

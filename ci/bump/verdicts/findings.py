@@ -77,7 +77,7 @@ CHANGES: Mapping[str, Change] = {
         "behaviour", REPORT, "wrong with the candidate; the baseline has no such code"
     ),
     "known-of-both": Change(
-        "behaviour", REPORT, "wrong with the candidate, and by the ledger with the baseline"
+        "behaviour", REPORT, "wrong with the candidate, and by the ledger with both, by chance"
     ),
     "still-failing": Change("behaviour", REPORT, "wrong with both"),
     "fixed": Change("behaviour", REPORT, "wrong with the baseline, right with the candidate"),

@@ -212,21 +212,26 @@ def test_a_hang_that_the_ledger_knows_of_both_releases_is_no_worse(
 
 
 @pytest.mark.parametrize("verdict", [WRONG, HANG])
-@pytest.mark.parametrize("versions", [">=1,<=2", "==2"])
+@pytest.mark.parametrize("versions", [">=1,<=2", "==2", "==1"])
+@pytest.mark.parametrize("by_chance", [True, False])
 def test_what_the_ledger_knows_of_both_releases_is_not_new_with_one(
     find: Any,  # noqa: ANN401
     tmp_path: Path,
     versions: str,
+    by_chance: bool,  # noqa: FBT001  parametrized
     verdict: Verdict,
 ) -> None:
     chance = Entry(
         "chance", NAME, verdict.status, {}, "It reads any memory.", tmp_path / "c",
-        versions={"torch": versions},
+        versions={"torch": versions}, by_chance=by_chance,
     )  # fmt: skip
-    (found,) = find(Candidate(again=[3]), failure(3, verdict=verdict), entries=(chance,))
+    candidate, both = Candidate(again=[3]), "<" in versions and by_chance
+    (found,) = find(candidate, failure(3, verdict=verdict), entries=(chance,))
     new = {"FAIL": "new-failure", "HANG": "hang"}[verdict.status]
-    assert (found.change, found.entry) == ("known-of-both" if "<" in versions else new, "chance")
-    assert CHANGES[found.change].action == ("report" if "<" in versions else "block")
+    expected = "known-of-both" if both else new
+    # What was mended in the candidate and is seen again there is new.
+    assert (found.change, found.entry) == (expected, "" if versions == "==1" else "chance")
+    assert CHANGES[found.change].action == ("report" if both else "block")
 
 
 def test_laws_that_need_what_neither_release_declares_draw_nothing() -> None:

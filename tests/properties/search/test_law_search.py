@@ -288,6 +288,15 @@ def test_a_law_draws_only_what_it_has_something_to_say_of() -> None:
         right, 2, law="keys_behind_window", axes=replace(AXES, restrictions=modules)
     )
     assert {(each.window_left, each.page_size) for each in worker.problems} == {(7, 16)}
+    # A module of one page size may be compared with one of another.
+    sizes = ({"page_size": (16,)}, {"page_size": (32,)})
+    _, worker = searched(
+        right, 2, law="page_size_invariance", axes=replace(AXES, restrictions=sizes)
+    )
+    assert {each.page_size for each in worker.problems} == {16, 32}
+    alone = replace(AXES, restrictions=sizes[:1])
+    report, _ = searched(right, 2, law="page_size_invariance", axes=alone)
+    assert report.ended == "idle"
     decodes = replace(AXES, values={**AXES.values, "phase": ("decode",), "verify": (0,)})
     report, _ = searched(right, 2, law="chunked_prefill", axes=decodes)
     assert report.ended == "idle"

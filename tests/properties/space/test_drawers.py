@@ -57,7 +57,7 @@ def test_there_is_one_for_eight_cores(
     cores: int, askers: int, processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores), raising=False)
-    assert drawers_for(askers)._processes == processes
+    assert drawers_for(askers).processes == processes
 
 
 def test_they_end_with_a_parent_that_is_killed() -> None:
