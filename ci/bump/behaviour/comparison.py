@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from ....impl.protocol import COMPILERS_A_BUILD
 from ....properties.findings.corpus import Case, cases_of, load_case
 from ....properties.findings.ledger import Entry
 from ....properties.isolation.outcome import KILLED, KILLED_FOR_MEMORY, Outcome

@@ -218,7 +218,7 @@ def test_what_the_ledger_knows_of_both_releases_is_not_new_with_one(
     find: Any,  # noqa: ANN401
     tmp_path: Path,
     versions: str,
-    by_chance: bool,  # noqa: FBT001  parametrized
+    by_chance: bool,
     verdict: Verdict,
 ) -> None:
     chance = Entry(
