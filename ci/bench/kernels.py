@@ -85,7 +85,7 @@ def measure(*, quick: bool, only: Collection[str] = PARTS) -> Results:
 
     Raises:
         MachineError: there is no GPU.
-        RuntimeError: a contender computes something else.
+        RuntimeError: Kernelproof's own kernel computes something else.
     """
     require_gpu()
     notes = [_device()]
@@ -107,9 +107,12 @@ def measure(*, quick: bool, only: Collection[str] = PARTS) -> Results:
         if reason is None:
             click.echo("building FlashInfer's modules", err=True)
             absent = flashinfer.build(timed, quick=quick)
+        failed: dict[str, str] = {}
         pool = Pool.of(timed)
-        measured = [_measure(case, pool, absent, with_flashinfer=reason is None) for case in timed]
-        notes += [f"{name} was not timed: {why}" for name, why in absent.items()]
+        with_it = reason is None
+        measured = [_measure(case, pool, absent, failed, with_flashinfer=with_it) for case in timed]
+        why_not = {**absent, **failed}
+        notes += [f"{name} was not timed: {why}" for name, why in why_not.items()]
         tables += _tables(measured, bandwidth, rate)
         requirements += _requirements(measured)
     if METADATA in only:
@@ -128,6 +131,7 @@ def contenders(
     case: Case,
     batches: list[PagedAttentionInputs],
     absent: dict[str, str],
+    failed: dict[str, str],
     *,
     with_flashinfer: bool,
 ) -> dict[str, list[Call]]:
@@ -138,7 +142,8 @@ def contenders(
     Args:
         case: what they do.
         batches: what they do it on.
-        absent: why a contender is none, by its name; reasons that are found here are added.
+        absent: why a contender is none, by its name.
+        failed: takes why a contender is none of this case, by both.
         with_flashinfer: whether FlashInfer's calls are among them.
 
     Raises:
@@ -156,7 +161,7 @@ def contenders(
             calls = make()
             check(batches[0], {name: calls[0]})
         except Exception as error:  # noqa: BLE001  whatever another's kernel raises
-            absent[name] = f"{sentence_of(error)} ({case})"
+            failed[f"{name}, {case},"] = sentence_of(error)
         else:
             racing[name] = calls
     return racing
@@ -193,9 +198,16 @@ def _timed(*, quick: bool, only: Collection[str]) -> tuple[Case, ...]:
     return tuple(case for part, cases in chosen.items() if part in only for case in cases)
 
 
-def _measure(case: Case, pool: Pool, absent: dict[str, str], *, with_flashinfer: bool) -> Measured:
+def _measure(
+    case: Case,
+    pool: Pool,
+    absent: dict[str, str],
+    failed: dict[str, str],
+    *,
+    with_flashinfer: bool,
+) -> Measured:
     batches = pool.batches(case)
-    times = race(contenders(case, batches, absent, with_flashinfer=with_flashinfer))
+    times = race(contenders(case, batches, absent, failed, with_flashinfer=with_flashinfer))
     click.echo(f"{case}: " + ", ".join(f"{name} {ms:.3f} ms" for name, ms in times.items()),
                err=True)  # fmt: skip
     return Measured(case, times)
@@ -242,12 +254,16 @@ def _table(
 ) -> Table:
     """Make a table with a column for each contender and figure that there is."""
     names = list(dict.fromkeys(name for each in measured for name in each.times))
-    shown = {name: figure for name, figure in figures.items() if figure(measured[0]) is not None}
+    shown = {
+        name: figure
+        for name, figure in figures.items()
+        if any(figure(each) is not None for each in measured)
+    }
     rows: list[tuple[Cell, ...]] = [
         (
             each.case.heads, each.case.requests, each.case.keys,
             *(each.times.get(name, math.nan) for name in names),
-            *(figure(each) or 0.0 for figure in shown.values()),
+            *(math.nan if (found := figure(each)) is None else found for figure in shown.values()),
         )
         for each in measured
     ]  # fmt: skip

@@ -43,6 +43,8 @@ class Answer:
 def bump_on(address: str, request: Request) -> int:
     """Compare two releases on a cluster, print and write the report, and return the exit code.
 
+    What some chips have to say is printed and written before what went wrong on others is raised.
+
     Raises:
         UsageRefusedError: something that was asked for does not exist or cannot be read.
         MachineError: no cluster answers, or a chip has no machine that can compare.
@@ -50,12 +52,28 @@ def bump_on(address: str, request: Request) -> int:
     request.outputs.check()
     with connected(address):
         sent = replace(request, outputs=Outputs())
-        answers = RayMachines(request.device).once_a_chip(compare_here, sent)
-    for chip, answer in answers.items():
-        if answer.refused:
-            kind = MachineError if answer.code == MACHINE else UsageRefusedError
-            message = f"{chip}: {answer.refused}"
-            raise kind(message)
+        given = RayMachines(request.device).once_a_chip(compare_here, sent)
+    failed = [error for chip in given if (error := _failure(chip, given[chip])) is not None]
+    answers = {chip: each for chip, each in given.items() if _failure(chip, each) is None}
+    code = _told(answers, request) if answers else 0
+    if failed:
+        kind = type(failed[0])
+        raise kind("; ".join(error.message for error in failed))
+    return code
+
+
+def _failure(chip: str, answer: Answer | MachineError) -> MachineError | UsageRefusedError | None:
+    """Return why a chip has no report; None where it has one."""
+    if isinstance(answer, MachineError):
+        return answer
+    if not answer.refused:
+        return None
+    kind = MachineError if answer.code == MACHINE else UsageRefusedError
+    return kind(f"{chip}: {answer.refused}")
+
+
+def _told(answers: dict[str, Answer], request: Request) -> int:
+    """Join the reports, print and write them, and return the exit code."""
     unwritten = [sentence for answer in answers.values() for sentence in answer.unwritten]
     for answer in answers.values():
         unwritten += _write(request.cases, answer.cases)

@@ -261,10 +261,11 @@ class RayMachines:
             self._units[task.remote(self._job, unit, self._bus, compilers)] = unit, nodes
 
     def once_a_chip(self, work: Callable[..., Any], *arguments: object) -> dict[str, Any]:
-        """Carry out work on a machine of each chip, which it has to itself; return the answers.
+        """Carry out work on a machine of each chip, which it has to itself.
 
-        Raises:
-            MachineError: a chip has no machine left, or the work failed there.
+        Returns:
+            By chip, the answer; a ``MachineError`` where there is no machine left, or the work
+            failed.
         """
         begun = {}
         for chip in self.chips:
@@ -276,23 +277,24 @@ class RayMachines:
                 label_selector=_among(nodes),
             )
             begun[task.remote(*arguments)] = chip
-        waiting, answers = list(begun), {}
+        waiting: list[Any] = list(begun)
+        answers: dict[str, Any] = {}
         while waiting:
             self._look()
             done, waiting = self._ray.wait(waiting, timeout=FRESH_SECONDS)
             for answer in done:
                 answers[begun[answer]] = self._answer(begun[answer], answer)
-            for chip in [begun[each] for each in waiting if not self._usable(begun[each])]:
-                message = f"{chip}: its last machine is gone"
-                raise MachineError(message)
+            for gone in [each for each in waiting if not self._usable(begun[each])]:
+                waiting.remove(gone)
+                self._ray.cancel(gone, force=True)
+                answers[begun[gone]] = MachineError(f"{begun[gone]}: its last machine is gone")
         return {chip: answers[chip] for chip in self.chips}
 
     def _answer(self, chip: str, answer: Any) -> Any:  # noqa: ANN401  Ray's reference, the work's
         try:
             return self._ray.get(answer)
         except self._ray.exceptions.RayError as error:
-            message = f"{chip}: {_sentence(getattr(error, 'cause', error))}"
-            raise MachineError(message) from error
+            return MachineError(f"{chip}: {_sentence(getattr(error, 'cause', error))}")
 
     def ended(self, seconds: float) -> list[Ended]:
         """Wait this long at most for units to end."""

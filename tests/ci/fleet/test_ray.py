@@ -5,13 +5,18 @@ from __future__ import annotations
 import platform
 import socket
 import sys
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from click import ClickException
 
+from kernelproof.ci.bump import cluster
+from kernelproof.ci.bump.command import Request
 from kernelproof.ci.cli import main
+from kernelproof.ci.console.errors import MachineError
 from kernelproof.ci.fleet import ray_machines
 from kernelproof.ci.fleet.fleet import Ended
 from kernelproof.ci.fleet.probing import Facts
@@ -178,9 +183,38 @@ def test_a_machine_has_as_many_units_at_a_time_as_are_asked_for(ray: RayStandIn)
     assert RayMachines("cuda", 3).free("sm90") == 4  # one core each
 
 
+@pytest.mark.usefixtures("ray")
+def test_what_one_chip_says_is_told_before_what_failed_on_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told: list[list[str]] = []
+
+    def joined(reports: list[object], names: list[str], *_: object) -> dict[str, object]:
+        assert reports == [{}]
+        told.append(names)
+        return {}
+
+    answers = {
+        "sm90": cluster.Answer("{}", {"a.json": "{}"}),
+        "sm100": MachineError("sm100: its last machine is gone"),
+        "sm120": cluster.Answer(refused="no such release", code=2),
+    }
+    monkeypatch.setattr(RayMachines, "once_a_chip", lambda *_: answers)
+    monkeypatch.setattr(cluster, "connected", lambda _: nullcontext())
+    monkeypatch.setattr(cluster, "join", joined)
+    monkeypatch.setattr(cluster, "tell", lambda *_, **__: 1)
+    request = Request("1", "2", "kernelproof bump 1 2", cases=tmp_path)
+    with pytest.raises(MachineError) as failed:
+        cluster.bump_on("made-up", request)
+    assert failed.value.message == "sm100: its last machine is gone; sm120: no such release"
+    assert told == [["sm90"]]
+    assert (tmp_path / "a.json").exists()
+
+
 def test_work_on_each_chip_ends_when_one_has_no_machine_left(ray: RayStandIn) -> None:
     machines = machines_of(ray)
     ray.alive = dict.fromkeys(ray.alive, False)
-    with pytest.raises(ClickException, match="sm90: its last machine is gone"):
-        machines.once_a_chip(print)
+    (gone,) = machines.once_a_chip(print).values()
+    assert gone.message == "sm90: its last machine is gone"
+    assert ray.cancelled == [1]
     assert ray.submitted[-1]["num_cpus"] == 2  # a whole machine
