@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ...fixtures.suggestions import did_you_mean
-from ...reference.formats.cache_elements import TOKEN_SCALED
 from ..targets.backends import BACKENDS
 
 OPERATIONS = (
@@ -24,6 +23,8 @@ PHASES = ("decode", "prefill", "mixed")
 FLOAT_DTYPES = ("float32", "float16", "bfloat16")
 FP8_DTYPES = ("float8_e4m3fn", "float8_e5m2")
 FP4_DTYPES = ("nvfp4", "mxfp4")
+TOKEN_SCALED_DTYPES = ("int8_per_token_head", "fp8_per_token_head")
+"""Of caches with a scale for each token and head; named here, since torch need not be imported."""
 DTYPES = (*FLOAT_DTYPES, *FP8_DTYPES, "mxfp8", *FP4_DTYPES)
 DTYPE_ALIASES = {
     "fp32": "float32",
@@ -93,7 +94,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "backend": (*BACKENDS, AUTO),
     "phase": PHASES,
     "q_dtype": DTYPES,
-    "kv_dtype": (*DTYPES, *TOKEN_SCALED),
+    "kv_dtype": (*DTYPES, *TOKEN_SCALED_DTYPES),
     "kv_storage": STORAGES,
     "kv_layout": LAYOUTS,
     "mask": MASKS,

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from ....impl.protocol import COMPILERS_A_BUILD
 from ....properties.findings.corpus import Case, cases_of, load_case
 from ....properties.findings.ledger import Entry
 from ....properties.isolation.outcome import KILLED, KILLED_FOR_MEMORY, Outcome
@@ -126,7 +127,7 @@ class Compared:
     addresses: dict[str, Address] = field(default_factory=dict)
     tried: list[Tried] = field(default_factory=list)
     build_minutes: float = 0.0
-    build_compilers: int = 1
+    build_compilers: int = COMPILERS_A_BUILD
     modules: int = 0
     builds: dict[str, list[float]] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
@@ -152,7 +153,7 @@ def survey_both(name: str, reference: str, sides: Sides, plan: Plan) -> Compared
         found.backend = known["backend"] or found.backend
         found.declares |= set(known["declares"])
         found.build_minutes = max(found.build_minutes, known["build_minutes"])
-        found.build_compilers = max(found.build_compilers, known["build_compilers"])
+        found.build_compilers = known["build_compilers"]
         if known["error"]:
             found.errors[side] = known["error"]
             if not known["operation"]:

@@ -322,7 +322,7 @@ def test_a_short_comparison_names_what_it_has_no_time_for(tmp_path: Path) -> Non
         journal.start({"of": "both"})
         left_out, modules = chosen(5.0, journal)
     assert left_out[DEAREST] == DEAR
-    assert left_out["flashinfer-mla-fa3"] == TIME
+    assert left_out["flashinfer-xqa-decode"] == TIME
     assert "flashinfer-decode" not in left_out
     with Journal(tmp_path / "j.jsonl") as journal:  # with another time, the same is asked
         journal.start({"of": "both"}, resume=True)

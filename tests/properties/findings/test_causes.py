@@ -30,7 +30,7 @@ AXES = Axes("paged_attention", all_axes("paged_attention"), 20_000, {})
 
 @cache
 def drawn(seed: int) -> list[AttentionProblem]:
-    problems = draw_problems(AXES, PROFILE, seed, 150)
+    problems = draw_problems(AXES, PROFILE, seed, 400)
     return [each for each in problems if isinstance(each, AttentionProblem)]
 
 

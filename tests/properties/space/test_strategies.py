@@ -130,7 +130,7 @@ def test_an_implementation_whose_heads_cost_much_gets_few_of_them(operation: str
 def test_a_slow_implementation_gets_long_requests_on_few_heads(operation: str) -> None:
     axes = long_axes(Axes(operation, all_axes(operation), GATE_WORK // 16), 64, 0)
     assert axes is not None
-    drawn = drawn_from(problems(axes), 300)
+    drawn = drawn_from(problems(axes), 400)
     assert all(len(each.seq_lens) == 1 and each.num_qo_heads <= 6 for each in drawn)
     if operation != "append_paged_kv":
         # What hides keys: wide windows, masks and sinks, each in a quarter of them.
