@@ -185,7 +185,7 @@ def test_a_comparison_on_a_cluster_is_that_of_each_chips_machine(
     alone = compared(folder)
     cases = folder / "there" / ".kernelproof" / "cases"
     written = read(cases)
-    assert written
+    assert written, alone["findings"]
     shutil.rmtree(cases.parent)
     report = compared(folder, "--ray", cluster.address)
     assert read(cases) == written
