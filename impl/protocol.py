@@ -99,9 +99,9 @@ class ExactSession(Session, Typing):
     """A session that takes the exact lengths of its keys after the plan, as they become known late.
 
     An engine whose host runs ahead plans with bounds: what the pages of a request have room for, or
-    lengths with draft tokens that may be rejected. ``publish`` gets the exact lengths [requests] on
-    the device, none above what was planned. Runs and replays that follow attend to so many keys, on
-    the planned pages, until the next plan.
+    lengths with draft tokens that may be rejected. ``publish`` gets the exact lengths, int32
+    [requests], on the device, each at most the planned one. Runs and replays attend to these keys,
+    on the planned pages, until the next plan.
     """
 
     def publish(self, seq_lens: torch.Tensor) -> None:

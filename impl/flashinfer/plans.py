@@ -103,7 +103,7 @@ class Kind:
         backend: as the support rules call it.
         options: arguments of the class.
         buffers: arguments that hold the metadata of CUDA graphs, by field of ``BatchMetadata``.
-        uniform: whether its plan is told that all requests have equally many query tokens.
+        uniform: whether its plan has `uniform_q_len`, the query tokens of each request.
     """
 
     name: str

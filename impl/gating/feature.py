@@ -24,7 +24,7 @@ FLOAT_DTYPES = ("float32", "float16", "bfloat16")
 FP8_DTYPES = ("float8_e4m3fn", "float8_e5m2")
 FP4_DTYPES = ("nvfp4", "mxfp4")
 TOKEN_SCALED_DTYPES = ("int8_per_token_head", "fp8_per_token_head")
-"""Of caches with a scale for each token and head; named here, since torch need not be imported."""
+"""Caches with a scale for each token and head. The oracle's table has them too, but needs torch."""
 DTYPES = (*FLOAT_DTYPES, *FP8_DTYPES, "mxfp8", *FP4_DTYPES)
 DTYPE_ALIASES = {
     "fp32": "float32",

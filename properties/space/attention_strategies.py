@@ -411,7 +411,7 @@ def merge_problems(draw: st.DrawFn, axes: Axes) -> MergeProblem:
     dims = [dim for dim in axes.allows("head_dim") if dim < room] or [axes.allows("head_dim")[0]]
     fields["head_dim"] = draw(sampled(dims))
     rows = max(1, room // (fields["head_dim"] + 1))
-    # One head in few is the simplest, and models have up to 128.
+    # Few heads are the simplest; models have up to 128.
     many = [heads for heads in MANY_HEADS if heads <= rows]
     fields["num_heads"] = draw(st.integers(1, min(rows, 8)) | sampled(many or (1,)))
     fields["num_tokens"] = draw(st.integers(0, min(rows // fields["num_heads"], 64)))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..laws.law import Choice
 from .moe_axes import TOGETHER
 
 FIELDS = {
@@ -58,16 +59,19 @@ class Axes:
         """Return the values of an axis."""
         return self.values[name]
 
-    def within(
-        self, choices: Sequence[Mapping[str, Callable[[tuple[Any, ...]], tuple[Any, ...]]]]
-    ) -> Axes | None:
+    def within(self, choices: Sequence[Choice]) -> Axes | None:
         """Return the axes that hold something for a law, see ``Law.looks_at``; None if none do."""
         if not choices:
             return self
+        # Of all restrictions: a law may compare a module with another.
+        wanted = [
+            {name: set(leave(self._anywhere(name))) for name, leave in choice.items()}
+            for choice in choices
+        ]
         parts = [
             part
             for restriction in self.restrictions or ({},)
-            if (part := self._chosen(restriction, choices)) is not None
+            if (part := self._chosen(restriction, wanted)) is not None
         ]
         if not parts:
             return None
@@ -78,14 +82,13 @@ class Axes:
     def _chosen(
         self,
         restriction: Mapping[str, tuple[Any, ...]],
-        choices: Sequence[Mapping[str, Callable[[tuple[Any, ...]], tuple[Any, ...]]]],
+        wanted: Sequence[Mapping[str, set[Any]]],
     ) -> Mapping[str, tuple[Any, ...]] | None:
         allowed = {**self.values, **restriction}
-        for choice in choices:
-            wanted = {name: set(leave(self._anywhere(name))) for name, leave in choice.items()}
+        for choice in wanted:
             left = {
                 name: tuple(each for each in allowed[name] if each in kept)
-                for name, kept in wanted.items()
+                for name, kept in choice.items()
             }
             if all(left.values()):
                 return {**restriction, **left}

@@ -24,7 +24,7 @@ threads draw."""
 
 
 def drawers_for(askers: int) -> Drawers:
-    """Return what draws for so many threads at a time, by the cores of this machine."""
+    """Return what draws problems for this number of threads, by the cores of this machine."""
     return Drawers(min(cores() // CORES_A_DRAWER, askers // ASKERS_A_DRAWER))
 
 

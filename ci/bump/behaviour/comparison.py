@@ -54,8 +54,8 @@ class Tried:
         case: the stored case that it is, if it is one.
         entry: the ledger entry whose case it is, if it is one.
         severe_before: whether the baseline hung or died too when it was run again.
-        known_before: whether the ledger explains the candidate's failure, and speaks of the
-            baseline too.
+        known_before: whether the ledger explains the candidate's failure, speaks of the baseline
+            too, and says that it goes by chance, or both failed.
     """
 
     law: str

@@ -17,6 +17,8 @@ from kernelproof.properties.space.profiles import PROFILES
 
 PROFILE = PROFILES["quick"]
 AXES = Axes("merge_state", all_axes("merge_state"), 10**5, {})
+MODULES = ({"page_size": (16,), "dtype": ("float16",)}, {"caches": (("float8_e4m3fn", ""),)})
+OF_MODULES = Axes("paged_attention", all_axes("paged_attention"), 20_000, restrictions=MODULES)
 
 
 @pytest.fixture
@@ -29,8 +31,9 @@ def apart() -> Iterator[Drawers]:
 def test_they_draw_what_this_process_would(apart: Drawers) -> None:
     here = Drawers(0)
     assert (apart.apart, here.apart) == (True, False)
-    for seed in (1, 2):
-        assert apart.round(AXES, PROFILE, seed) == here.round(AXES, PROFILE, seed)
+    for axes in (AXES, OF_MODULES):
+        for seed in (1, 2):
+            assert apart.round(axes, PROFILE, seed) == here.round(axes, PROFILE, seed)
     assert apart.problems(AXES, PROFILE, 3, 20) == here.problems(AXES, PROFILE, 3, 20)
 
 
