@@ -48,6 +48,11 @@ def ended_by_signals(end: Callable[[str], object]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def signal_of(why: str) -> signal.Signals:
+    """Return the signal that is meant by one of ``ENDINGS``."""
+    return next(number for number, each in ENDINGS.items() if each == why)
+
+
 def end_at_once(number: int) -> None:
     """End this process without a report, and all that it has started."""
     kill_children()

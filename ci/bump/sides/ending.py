@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ...console.signals import ENDINGS, SIGNALLED, ended_by_signals
+from ...console.signals import SIGNALLED, ended_by_signals, signal_of
 
 JUDGED, EXAMINED = 0.8, 0.9
 """Shares of the time after which nothing more is built or judged, and no failure is examined any
@@ -42,7 +41,7 @@ class Ending:
         self.started = time.monotonic()
         self._mark = self._at(1.0)
         self._ended = threading.Event()
-        self._signal = 0
+        self._signalled = ""
         self._closers: list[Callable[[], object]] = []
         self._lock = threading.Lock()
 
@@ -110,10 +109,8 @@ class Ending:
         def watch() -> None:
             until = self._at(1.0)
             while not done.wait(WATCH_SECONDS):
-                if self._signal:
-                    name = signal.Signals(self._signal).name
-                    said = f"ended by {name}: --resume goes on from here"
-                    self.end(said, SIGNALLED + self._signal)
+                if self._signalled:
+                    self.end(*signalled(self._signalled))
                 elif time.monotonic() > until:
                     self.end(f"the time was over (--minutes {self.minutes:g})")
 
@@ -128,9 +125,16 @@ class Ending:
     @contextmanager
     def handled(self) -> Iterator[None]:
         """Record SIGTERM and SIGINT rather than die of them; a second one ends this process."""
-        with ended_by_signals(self._note):
+        with ended_by_signals(self.note):
             yield
 
-    def _note(self, why: str) -> None:
+    def note(self, why: str) -> None:
+        """Record a signal, one of ``ENDINGS``, for ``watched``; may be called by its handler."""
         # Nothing that takes a lock: whoever holds it may be the thread that is interrupted.
-        self._signal = next(number for number, each in ENDINGS.items() if each == why)
+        self._signalled = why
+
+
+def signalled(why: str) -> tuple[str, int]:
+    """Return the sentence and the exit code of a comparison that a signal of ``ENDINGS`` ended."""
+    number = signal_of(why)
+    return f"ended by {number.name}: --resume goes on from here", SIGNALLED + number

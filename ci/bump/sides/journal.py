@@ -125,10 +125,7 @@ class Journal:
         with self._used():
             data = read_bytes(self._path, _refusal, MOST_BYTES)
             whole = self._read(data, head) if resume else 0
-            if resume and not whole:
-                tell(f"--resume: there is no journal at {self._path} yet; starting afresh")
-            elif not resume and data.count(b"\n") > 1:
-                tell(f"the answers of an earlier run are kept in {self._put_aside(data)}")
+            self._tell_start(data, whole=whole, resume=resume, tell=tell)
             # A line that was cut off by the end of the process is written again.
             os.ftruncate(self._file, whole)
             os.lseek(self._file, 0, os.SEEK_END)
@@ -161,6 +158,34 @@ class Journal:
             self._answers[key] = found
             self._write({"question": key, "answer": found, "digest": _digest(key, found)})
         return found
+
+    def follow(self, *, resume: bool, tell: Tell = quietly) -> bytes:
+        """Begin to hold the journal of another machine instead, and return what it goes on from.
+
+        Raises:
+            JournalError: the file cannot be read or written.
+        """
+        assert self._file is not None  # noqa: S101  a journal with a path
+        with self._used():
+            data = read_bytes(self._path, _refusal, MOST_BYTES)
+            known = data[: data.rfind(b"\n") + 1] if resume else b""
+            self._tell_start(data, whole=len(known), resume=resume, tell=tell)
+            os.ftruncate(self._file, len(known))
+        return known
+
+    def copy(self, offset: int, data: bytes) -> None:
+        """Write a part of the journal that is followed at its place, and drop what came after it.
+
+        A part whose predecessor did not arrive is dropped: what is there stays a journal.
+
+        Raises:
+            JournalError: the file cannot be written.
+        """
+        assert self._file is not None  # noqa: S101  a journal with a path
+        with self._used():
+            if offset <= os.fstat(self._file).st_size:
+                os.ftruncate(self._file, offset)
+                os.pwrite(self._file, data, offset)
 
     def close(self) -> None:
         """Close the file; it stays."""
@@ -203,6 +228,13 @@ class Journal:
             raise JournalError(message) from error
         except OSError:  # a file system that knows no locks
             pass
+
+    def _tell_start(self, data: bytes, *, whole: int, resume: bool, tell: Tell) -> None:
+        """Tell of a start without answers; put those aside that are not gone on from."""
+        if resume and not whole:
+            tell(f"--resume: there is no journal at {self._path} yet; starting afresh")
+        elif not resume and data.count(b"\n") > 1:
+            tell(f"the answers of an earlier run are kept in {self._put_aside(data)}")
 
     def _put_aside(self, data: bytes) -> Path:
         aside = self._path.with_name(f"{self._path.name}{ASIDE}")
