@@ -153,19 +153,24 @@ def loading_name(reference: str) -> str:
     return reference
 
 
-def replay_command(path: Path) -> str:
+def replay_command(path: Path, named: Sequence[Path] | None = None) -> str:
     """Return the command that judges a case again, to be copied into a shell.
 
     A case of the shipped corpus goes by its name, wherever Kernelproof is installed.
+
+    Args:
+        path: of the case.
+        named: folders of ``--from``; those of this process if None.
     """
     shipped = path.resolve().parent == CORPUS.resolve()
-    sources = [word for folder in folders() for word in ("--from", _from_here(folder))]
+    engines = folders() if named is None else named
+    sources = [word for folder in engines for word in ("--from", from_here(folder))]
     return shlex.join(
-        ["kernelproof", "replay", path.name if shipped else _from_here(path), *sources]
+        ["kernelproof", "replay", path.name if shipped else from_here(path), *sources]
     )
 
 
-def _from_here(path: Path) -> str:
+def from_here(path: Path) -> str:
     """Return a path relative to the current folder where it is below that."""
     here = os.path.relpath(path)
     return str(path.absolute()) if here.startswith(os.pardir) else here

@@ -269,7 +269,11 @@ def _finding(shown: _Shown, found: Compared, context: Context) -> Finding:
         candidate=_side(tried.verdicts.get(CANDIDATE)),
         laws=tuple(by_law),
         problem={**tried.problem.to_json(), "id": tried.problem.id, "told": compact(tried.problem)},
-        replay={side: replay_with(case, context.releases[side]) for side in found.runs if case},
+        replay={
+            side: replay_with(case, context.releases[side], context.plan.sources)
+            for side in found.runs
+            if case
+        },
         entry=entry.id if entry else "",
         issue=entry.issue if entry else "",
         reason=" ".join(entry.reason.split()) if entry else "",
@@ -307,10 +311,14 @@ def _side(verdict: Verdict | None) -> dict[str, Any]:
 
 
 def _case(tried: Tried, found: Compared, context: Context) -> Path | None:
-    """Write a case file for a finding; None if that fails, which costs no finding."""
+    """Write a case file for a finding, and return its path as commands name it.
+
+    It is None where the file cannot be written, which costs no finding.
+    """
     plan = context.plan
     name = re.sub(r"[^\w.-]+", "-", found.name)[:LONGEST_NAME]  # it may be a path
     path = plan.cases / f"bump-{name}-{tried.law}-{tried.problem.id}.json"
+    path_as = (plan.cases_as or plan.cases) / path.name
     data = {
         "schema": CASE,
         "law": tried.law,
@@ -326,13 +334,13 @@ def _case(tried: Tried, found: Compared, context: Context) -> Path | None:
     except OutputError as error:
         context.unwritten.append(str(error))
         return None
-    return path
+    return path_as
 
 
-def replay_with(case: Path, release: Release) -> str:
-    """Return the command that judges a case with one of the releases."""
+def replay_with(case: Path, release: Release, sources: Sequence[Path]) -> str:
+    """Return the command that judges a case with one of the releases and folders of ``--from``."""
     of = "" if release.package is FLASHINFER_PACKAGE else f" --package {release.package.name}"
-    return f"{replay_command(case)} --release {shlex.quote(release.shared)}{of}"
+    return f"{replay_command(case, sources)} --release {shlex.quote(release.shared)}{of}"
 
 
 def _lost(found: Compared, context: Context) -> Iterator[Finding]:

@@ -40,12 +40,14 @@ class Plan:
         laws: names; all if empty.
         only: the part of the space of problems that is searched.
         ledger: known failures.
-        cases: folder for the smallest problem of each finding.
+        cases: folder where the smallest problem of each finding is written.
         tensors: folder for results that wait to be compared.
         soak: launches under the law of that name.
         jobs: workers of each side at a time.
         corpus: stored cases, see ``open_corpus``; those of the implementations are judged first.
         named: whether the implementations were asked for by name.
+        cases_as: the folder of cases as commands name it, where that is another.
+        sources: folders of ``--from``, as commands name them.
     """
 
     implementations: Sequence[str]
@@ -61,6 +63,8 @@ class Plan:
     jobs: int = 1
     corpus: Sequence[Case] = ()
     named: bool = False
+    cases_as: Path | None = None
+    sources: Sequence[Path] = ()
 
     @property
     def threads(self) -> int:
