@@ -78,7 +78,11 @@ GPU_MINUTES = 20.0
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for on the command line, see ``cli.bump_command``."""
+    """What was asked for on the command line, see ``cli.bump_command``.
+
+    On a machine of a cluster, ``cases_as`` and ``sources`` are the folders of ``--cases`` and
+    ``--from`` where the command runs.
+    """
 
     baseline: str
     candidate: str
@@ -107,6 +111,8 @@ class Request:
     uses: Sequence[Path] = ()
     verbose: bool = False
     package: str = FLASHINFER_PACKAGE.name
+    cases_as: Path | None = None
+    sources: Sequence[Path] | None = None
 
     @property
     def compared(self) -> Package:
@@ -396,6 +402,8 @@ def _plan(request: Request, tensors: Path, *, own_environment: bool) -> Plan:
         jobs=request.jobs or _usual_jobs(request.device),
         corpus=corpus_of(request.corpus, ledger, request.expectations, profile),
         named=bool(request.implementations),
+        cases_as=request.cases_as,
+        sources=tuple(folders() if request.sources is None else request.sources),
     )
 
 
@@ -428,7 +436,7 @@ def _identity(request: Request, plan: Plan) -> dict[str, Any]:
         "modules": request.modules or 0,
         "soak": plan.soak,
         "expectations": request.expectations or "",
-        "from": [str(folder) for folder in folders()],
+        "from": [str(folder) for folder in plan.sources],
     }
 
 

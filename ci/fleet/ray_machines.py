@@ -6,12 +6,13 @@ import math
 import os
 import platform
 import re
+import signal
 import socket
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ..console.errors import MachineError, UsageRefusedError
-from .fleet import Ended, Event
+from ..console.signals import ENDINGS
+from .fleet import GRACE_SECONDS, Ended, Event
 from .probing import Facts, look
 from .ray_tasks import Bus, carry_out
 from .shipping import packed
@@ -96,6 +98,10 @@ def connected(address: str) -> Iterator[None]:
             why = _sentence(failed[0]) if failed else f"Ray did not connect in {JOIN_SECONDS:.0f} s"
             message = f"--ray {address}: {why}"
             raise MachineError(message) from (failed[0] if failed else None)
+        if threading.current_thread() is threading.main_thread():
+            # In front of Python's handlers Ray puts one that prints where each signal came.
+            for number in ENDINGS:
+                signal.signal(number, signal.getsignal(number))
         try:
             yield
         finally:
@@ -260,12 +266,24 @@ class RayMachines:
             compilers = compilers_each(self._usable(unit.chip), running[unit.chip])
             self._units[task.remote(self._job, unit, self._bus, compilers)] = unit, nodes
 
-    def once_a_chip(self, work: Callable[..., Any], *arguments: object) -> dict[str, Any]:
+    def once_a_chip(
+        self,
+        work: Callable[..., Any],
+        given: Mapping[str, Sequence[object]],
+        heard: Callable[[Event], object],
+        ended: Callable[[], str],
+    ) -> dict[str, Any]:
         """Carry out work on a machine of each chip, which it has to itself.
 
+        Args:
+            work: is given the bus, by which it says what it does, the chip, and what is given.
+            given: by chip, its further arguments.
+            heard: is called with whatever work says; it says something when it begins.
+            ended: why work is to end soon, one of ``ENDINGS``; empty before.
+
         Returns:
-            By chip, the answer; a ``MachineError`` where there is no machine left, or the work
-            failed.
+            By chip, the answer; a ``MachineError`` where there is no machine left, the work failed,
+            or it had to end before it answered.
         """
         begun = {}
         for chip in self.chips:
@@ -276,19 +294,39 @@ class RayMachines:
                 max_retries=RETRIES,
                 label_selector=_among(nodes),
             )
-            begun[task.remote(*arguments)] = chip
-        waiting: list[Any] = list(begun)
+            begun[task.remote(self._bus, chip, *given[chip])] = chip
         answers: dict[str, Any] = {}
-        while waiting:
+        at_work: set[str] = set()
+        until = math.inf
+        while begun:
             self._look()
-            done, waiting = self._ray.wait(waiting, timeout=FRESH_SECONDS)
-            for answer in done:
-                answers[begun[answer]] = self._answer(begun[answer], answer)
-            for gone in [each for each in waiting if not self._usable(begun[each])]:
-                waiting.remove(gone)
-                self._ray.cancel(gone, force=True)
-                answers[begun[gone]] = MachineError(f"{begun[gone]}: its last machine is gone")
+            done, _ = self._ray.wait(list(begun), timeout=FRESH_SECONDS)
+            for task in done:
+                chip = begun.pop(task)
+                answers[chip] = self._answer(chip, task)
+            for event in self.events():
+                at_work.add(event.unit.chip)
+                heard(event)
+            if ended() and until == math.inf:
+                until = time.monotonic() + GRACE_SECONDS
+                self.end(ended())
+            for task in list(begun):
+                chip, late = begun[task], time.monotonic() > until
+                idle = until < math.inf and chip not in at_work
+                if why := self._why_none(chip, idle=idle, late=late):
+                    self._ray.cancel(task, force=True)
+                    del begun[task]
+                    answers[chip] = MachineError(f"{chip}: {why}")
         return {chip: answers[chip] for chip in self.chips}
+
+    def _why_none(self, chip: str, *, idle: bool, late: bool) -> str:
+        """Return why no answer of a chip is waited for any more; empty while one is."""
+        reasons = {
+            "its last machine is gone": not self._usable(chip),
+            "it had not begun": idle,
+            f"it did not report in {GRACE_SECONDS:.0f} s": late,
+        }
+        return next((why for why, holds in reasons.items() if holds), "")
 
     def _answer(self, chip: str, answer: Any) -> Any:  # noqa: ANN401  Ray's reference, the work's
         try:

@@ -50,6 +50,9 @@ def join(
     policy: Policy | None,
     command: str,
     sources: Sequence[Source] = (),
+    *,
+    failures: Sequence[str] = (),
+    code: int = 0,
 ) -> dict[str, Any]:
     """Join reports.
 
@@ -60,6 +63,8 @@ def join(
         command: for the record.
         sources: of the engines that are to go on with what they use, instead of those of the
             reports.
+        failures: sentences on what no report was made of.
+        code: exit code where somebody ended the comparisons; 0 where nobody did.
 
     Raises:
         MergeError: they are of different releases, or nothing is to be joined; ``sources`` were
@@ -88,8 +93,16 @@ def join(
     found, engines = with_uses(_findings(reports), sources)
     findings = with_actions(found, policy)
     evidence = _evidence(reports)
-    failures = list(dict.fromkeys(each for report in reports for each in report["failures"]))
-    verdict = decide(findings, evidence, policy, baseline=_name(first, BASELINE), failures=failures)
+    told = [*(each for report in reports for each in report["failures"]), *failures]
+    failures = list(dict.fromkeys(told))
+    verdict = decide(
+        findings,
+        evidence,
+        policy,
+        baseline=_name(first, BASELINE),
+        failures=failures,
+        ended=bool(code),
+    )
     machines = [machine for report in reports for machine in report["machines"]]
     return assemble(
         verdict,
@@ -101,6 +114,7 @@ def join(
         not_tested=_not_tested(reports, evidence),
         failures=failures,
         command=command,
+        code=code,
         engines=engines or _engines(reports),
         package=next(each for each in PACKAGES.values() if each.distribution == distribution),
     )

@@ -9,16 +9,16 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from click import ClickException
 
 from kernelproof.ci.bump import cluster
 from kernelproof.ci.bump.command import Request
-from kernelproof.ci.cli import main
 from kernelproof.ci.console.errors import MachineError
 from kernelproof.ci.fleet import ray_machines
-from kernelproof.ci.fleet.fleet import Ended
+from kernelproof.ci.fleet.fleet import Ended, Event
 from kernelproof.ci.fleet.probing import Facts
 from kernelproof.ci.fleet.ray_machines import Node, RayMachines, compilers_each, connected
 from kernelproof.ci.fleet.ray_tasks import Bus
@@ -58,11 +58,6 @@ def test_where_nothing_answers_one_sentence_says_so() -> None:
 def test_the_units_that_run_on_a_machine_share_its_cores(running: int, compilers: int) -> None:
     nodes = [Node(name, "sm90", units=12, share=1 / 12, cores=16) for name in "ab"]
     assert compilers_each(nodes, running) == compilers
-
-
-def test_a_comparison_on_a_cluster_keeps_no_journal(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bump", "0.6.13", "0.7.2", "--ray", "auto", "--resume"]) == 2
-    assert "--resume does not go with --ray: each machine has" in capsys.readouterr().err
 
 
 class RayStandIn:
@@ -135,6 +130,7 @@ def test_what_units_say_is_kept_on_a_machine_that_has_what_they_need(ray: RaySta
 
 def machines_of(ray: RayStandIn) -> RayMachines:
     machines = RayMachines("cpu")
+    machines._bus = MagicMock()
     machines.start(Job(Plan([], PROFILES["quick"])))
     ray.submitted.clear()  # what has asked the machines, and the bus
     return machines
@@ -189,13 +185,15 @@ def test_what_one_chip_says_is_told_before_what_failed_on_another(
 ) -> None:
     told: list[list[str]] = []
 
-    def joined(reports: list[object], names: list[str], *_: object) -> dict[str, object]:
-        assert reports == [{}]
+    def joined(
+        reports: list[object], names: list[str], *_: object, **__: object
+    ) -> dict[str, object]:
+        assert reports == [{"exit_code": 0}]
         told.append(names)
         return {}
 
     answers = {
-        "sm90": cluster.Answer("{}", {"a.json": "{}"}),
+        "sm90": cluster.Answer('{"exit_code": 0}', {"a.json": "{}"}),
         "sm100": MachineError("sm100: its last machine is gone"),
         "sm120": cluster.Answer(refused="no such release", code=2),
     }
@@ -203,7 +201,9 @@ def test_what_one_chip_says_is_told_before_what_failed_on_another(
     monkeypatch.setattr(cluster, "connected", lambda _: nullcontext())
     monkeypatch.setattr(cluster, "join", joined)
     monkeypatch.setattr(cluster, "tell", lambda *_, **__: 1)
-    request = Request("1", "2", "kernelproof bump 1 2", cases=tmp_path)
+    request = Request(
+        "1", "2", "kernelproof bump 1 2", cases=tmp_path, journal=tmp_path / "kept.jsonl"
+    )
     with pytest.raises(MachineError) as failed:
         cluster.bump_on("made-up", request)
     assert failed.value.message == "sm100: its last machine is gone; sm120: no such release"
@@ -211,10 +211,29 @@ def test_what_one_chip_says_is_told_before_what_failed_on_another(
     assert (tmp_path / "a.json").exists()
 
 
-def test_work_on_each_chip_ends_when_one_has_no_machine_left(ray: RayStandIn) -> None:
+def test_work_on_each_chip_ends_when_one_has_no_machine_left(
+    ray: RayStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
     machines = machines_of(ray)
+    monkeypatch.setattr(machines, "events", list)
     ray.alive = dict.fromkeys(ray.alive, False)
-    (gone,) = machines.once_a_chip(print).values()
+    (gone,) = machines.once_a_chip(print, {"sm90": ()}, print, str).values()
     assert gone.message == "sm90: its last machine is gone"
     assert ray.cancelled == [1]
     assert ray.submitted[-1]["num_cpus"] == 2  # a whole machine
+
+
+@pytest.mark.parametrize(
+    ("begun", "why"), [(False, "it had not begun"), (True, "it did not report in 0 s")]
+)
+def test_work_that_is_to_end_and_does_not_report_is_given_up(
+    ray: RayStandIn, monkeypatch: pytest.MonkeyPatch, *, begun: bool, why: str
+) -> None:
+    machines, heard = machines_of(ray), list[Event]()
+    said = [Event(Unit("sm90", ""), "journal", (0, b""))] * begun
+    monkeypatch.setattr(machines, "events", lambda: said)
+    monkeypatch.setattr(ray_machines, "GRACE_SECONDS", 0.0)
+    (none,) = machines.once_a_chip(print, {"sm90": ()}, heard.append, lambda: "SIGTERM").values()
+    assert none.message == f"sm90: {why}"
+    assert heard[:1] == said
+    assert ray.cancelled == [1]

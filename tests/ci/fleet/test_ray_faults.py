@@ -149,26 +149,33 @@ def test_a_module_is_built_once_a_chip_and_its_users_run_where_it_is(
         assert len({result.node for unit, result in units if unit.chip == chip}) == 1
 
 
-def compared(folder: Path, *words: str) -> dict[str, Any]:
-    """Return the report of a comparison of two made-up releases, the newer one broken."""
-    releases = [str(folder / name) for name in ("old", "new")]
-    command = [sys.executable, "-m", "kernelproof", "bump", *releases]
-    options = ["--part", "declarations", "--part", "behaviour", "--sm", "cpu,90",
-               "--implementation", f"{folder / 'subject.py'}:merge", "--law", "parity",
-               "--profile", "quick", "--jobs", "1"]  # fmt: skip
-    outputs = ["--json", "bump.json", "--html", "bump.html"]
-    # Elsewhere: a replay names a release by its path only below the working folder.
-    (folder / "there").mkdir(exist_ok=True)
-    ended = subprocess.run(
-        [*command, *options, *outputs, *words],
-        check=False,
-        cwd=folder / "there",
-        capture_output=True,
+def bump(folder: Path, *words: str) -> subprocess.Popen[str]:
+    """Begin a comparison of two made-up releases, all paths relative to their folder."""
+    options = ["--sm", "cpu,90", "--implementation", "subject.py:merge", "--law", "parity",
+               "--profile", "quick", "--jobs", "1", "--json", "bump.json"]  # fmt: skip
+    return subprocess.Popen(
+        [sys.executable, "-m", "kernelproof", "bump", "old", "new", *options, *words],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     )
-    assert ended.returncode == 1, ended.stderr
-    report: dict[str, Any] = json.loads((folder / "there" / "bump.json").read_text())
+
+
+def report_of(run: subprocess.Popen[str], folder: Path, code: int) -> dict[str, Any]:
+    """Return the report of a comparison, which ends with this exit code."""
+    _, said = run.communicate(timeout=300)
+    assert run.returncode == code, said
+    report: dict[str, Any] = json.loads((folder / "bump.json").read_text())
     return report
+
+
+def compared(folder: Path, *words: str) -> dict[str, Any]:
+    """Return the report of a comparison that has every kind of relative path among its options."""
+    parts = ["--part", "declarations", "--part", "behaviour"]
+    paths = ["--policy", "policy.toml", "--from", "engine", "--cases", "kept/cases"]
+    run = bump(folder, *parts, *paths, "--html", "bump.html", *words)
+    return report_of(run, folder, code=1)
 
 
 def read(cases: Path) -> dict[str, Any]:
@@ -182,19 +189,56 @@ def test_a_comparison_on_a_cluster_is_that_of_each_chips_machine(
     (folder / "subject.py").write_text(test_command.SUBJECT)
     test_command.release(folder / "old", test_command.OLD)
     test_command.release(folder / "new", test_command.NEW, broken=True)
+    (folder / "policy.toml").write_text("[chips]\nrequired = [90]\n")
+    (folder / "engine" / "vllm").mkdir(parents=True)
+    (folder / "engine" / "vllm" / "__init__.py").touch()
     alone = compared(folder)
-    cases = folder / "there" / ".kernelproof" / "cases"
+    cases = folder / "kept" / "cases"
     written = read(cases)
     assert written, alone["findings"]
+    assert "--from engine" in json.dumps(alone["findings"])
     shutil.rmtree(cases.parent)
+    there = {path.name for path in folder.iterdir()} | {"kept"}
     report = compared(folder, "--ray", cluster.address)
     assert read(cases) == written
+    assert {path.name for path in folder.iterdir()} == there
     # Both chips are made up: two machines of a CPU have the findings of one.
     assert len(report["machines"]) == 2
     alone["machines"][0]["command"] = report["command"]
     joined = join([alone, alone], ["sm90", "sm100"], None, report["command"])
     assert without_clock(report) == without_clock(json.loads(dumps(joined)))
-    assert "<table" in (folder / "there" / "bump.html").read_text()
+    assert "<table" in (folder / "bump.html").read_text()
+
+
+def test_a_comparison_that_a_signal_ends_reports_and_goes_on(
+    cluster: Cluster, folder: Path
+) -> None:
+    hurry = folder / "hurry"
+    pause = f"import os, time\n    time.sleep(0 if os.path.exists({str(hurry)!r}) else 0.1)"
+    pause += "\n    outs, lses ="
+    (folder / "subject.py").write_text(test_command.SUBJECT.replace("outs, lses =", pause))
+    test_command.release(folder / "old", test_command.OLD)
+    test_command.release(folder / "new", test_command.NEW)
+    words = ["--part", "behaviour", "--ray", cluster.address]
+    run = bump(folder, *words)
+    gate = folder / ".kernelproof" / "gate"
+    journals = [gate / f"old-new-cpu-{chip}.jsonl" for chip in ("sm100", "sm90")]
+    deadline = time.monotonic() + 120
+    while not all(path.exists() and path.read_text().count("\n") > 4 for path in journals):
+        assert run.poll() is None, run.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    signalled = time.monotonic()
+    run.terminate()
+    report = report_of(run, folder, code=143)
+    assert time.monotonic() - signalled < 10
+    assert report["verdict"] == "undecided"
+    assert report["failures"] == ["ended by SIGTERM: --resume goes on from here"]
+    assert len(report["machines"]) == 2
+    hurry.touch()
+    known = [path.read_text().count("\n") - 1 for path in journals]
+    report = report_of(bump(folder, *words, "--resume"), folder, code=0)
+    assert [each["timings"]["remembered"] for each in report["machines"]] == known
 
 
 def test_a_driver_that_is_killed_repeats_nothing_when_it_resumes(
