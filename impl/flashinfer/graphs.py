@@ -5,7 +5,8 @@ tokens at its first plan. So a batch is padded by requests without keys, as engi
 first plan is one of as many tokens as there is room for. A prefill's plan owns every row of the
 queries (0.7.2.post1 asks for it): the requests that are added, always one at least, own those that
 are added. ``uniform_q_len`` is a promise for all plans of a wrapper, so that a graph is of one
-number of tokens a request.
+number of tokens a request. A wrapper that has room for a mask reads one in every run, so that
+batches with and without a mask have wrappers of their own.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ from .sessions import owned
 
 MOST_PAGES = 2**17
 """Entries of the persistent buffer of page indices: 512 KiB."""
+MOST_MASK_BYTES = 2**22
+"""Bytes of the persistent buffer of mask bits: 1,024 query tokens of 32 k keys."""
 
 
 class _Fixed:
@@ -65,6 +68,7 @@ class _Fixed:
             "paged_kv_indices": MOST_PAGES,
             "paged_kv_last_page_len": self.requests,
         }
+        self.masked = kind.masks and inputs.custom_mask is not None
         self.wrapper = new_wrapper(
             kind.name,
             self.device,
@@ -75,9 +79,22 @@ class _Fixed:
                 argument: torch.zeros(sizes[name], dtype=torch.int32, device=self.device)
                 for name, argument in kind.buffers.items()
             },
+            **(self._mask_buffers() if self.masked else {}),
         )
         if kind.takes_queries:
-            self._plan(inputs, self._largest(inputs.metadata.page_size))
+            largest = self._largest(inputs.metadata.page_size)
+            # Of each token of the first request, its one key.
+            seen = torch.ones(int(largest.qo_indptr[1]), dtype=torch.bool, device=self.device)
+            self._plan(replace(inputs, custom_mask=seen) if self.masked else inputs, largest, 1)
+
+    def _mask_buffers(self) -> dict[str, torch.Tensor]:
+        """Return room for a mask's bits, uint8, and for their places, int32 [requests + 1]."""
+        return {
+            "custom_mask_buf": torch.zeros(MOST_MASK_BYTES, dtype=torch.uint8, device=self.device),
+            "mask_indptr_buf": torch.zeros(
+                self.requests + 1, dtype=torch.int32, device=self.device
+            ),
+        }
 
     def _largest(self, page_size: int) -> BatchMetadata:
         """Return a batch with all the tokens, and one key of the first request."""
@@ -85,7 +102,7 @@ class _Fixed:
         def int32(*values: int) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.int32)
 
-        each = self.tokens // self.requests
+        each = max(1, self.tokens // self.requests)
         one = BatchMetadata(int32(0, each), int32(0, 1), int32(0), int32(1), int32(1), page_size)
         return padded(one, self.requests, self.tokens)
 
@@ -103,9 +120,15 @@ class _Fixed:
     def plan(self, inputs: PagedAttentionInputs) -> None:
         """Plan a batch into the buffers."""
         tokens = self.tokens if self.kind.takes_queries else None
-        self._plan(inputs, owned(padded(inputs.metadata, self.requests, tokens), self.device))
+        metadata = owned(padded(inputs.metadata, self.requests, tokens), self.device)
+        self._plan(inputs, metadata, inputs.metadata.num_requests)
 
-    def _plan(self, inputs: PagedAttentionInputs, metadata: BatchMetadata) -> None:
+    def _plan(self, inputs: PagedAttentionInputs, metadata: BatchMetadata, requests: int) -> None:
+        """Plan a batch that has this many requests before those that were added."""
+        if self.masked:
+            # FlashInfer counts (pages - 1) * page_size + last_page_len keys of a mask: without
+            # pages that is nothing only where the last page is full.
+            metadata.paged_kv_last_page_len[requests:] = metadata.page_size
         self.kind.plan(self.wrapper, inputs, metadata, self.kind.backend)
 
     def run(self, inputs: PagedAttentionInputs) -> Pair:
@@ -211,6 +234,6 @@ def _replayed(eager: Implementation, kind: Kind, *without: str) -> Implementatio
 
 decode_graph = _replayed(_decoding(cuda_core_decode), DECODE)
 decode_fa2_graph = _replayed(_decoding(tensor_core_decode), DECODE_FA2)
-prefill_fa2_graph = _replayed(prefill_fa2, PREFILL_FA2, "custom_mask", "tree")
+prefill_fa2_graph = _replayed(prefill_fa2, PREFILL_FA2)
 prefill_fa3_graph = _replayed(prefill_fa3, PREFILL_FA3, *FA3.features)
-prefill_uniform_graph = _replayed(uniform_prefill, PREFILL_UNIFORM, "custom_mask", "tree")
+prefill_uniform_graph = _replayed(uniform_prefill, PREFILL_UNIFORM)

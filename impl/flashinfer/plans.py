@@ -104,6 +104,7 @@ class Kind:
         options: arguments of the class.
         buffers: arguments that hold the metadata of CUDA graphs, by field of ``BatchMetadata``.
         uniform: whether its plan has `uniform_q_len`, the query tokens of each request.
+        masks: whether its class keeps custom masks for CUDA graphs.
     """
 
     name: str
@@ -112,6 +113,7 @@ class Kind:
     options: Mapping[str, Any]
     buffers: Mapping[str, str]
     uniform: bool = False
+    masks: bool = False
 
     @property
     def takes_queries(self) -> bool:
@@ -127,7 +129,8 @@ def _decode(backend: str, /, **options: Any) -> Kind:  # noqa: ANN401  of FlashI
 def _prefill(backend: str) -> Kind:
     buffers = {name: f"{name}_buf" for name in ("qo_indptr", *PAGES)}
     name = "BatchPrefillWithPagedKVCacheWrapper"
-    return Kind(name, plan_prefill, backend, {"backend": backend}, buffers)
+    options = {"backend": backend}
+    return Kind(name, plan_prefill, backend, options, buffers, masks=backend == "fa2")
 
 
 PAGES = ("paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len")

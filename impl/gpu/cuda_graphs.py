@@ -192,6 +192,7 @@ def options_of(inputs: PagedAttentionInputs) -> Hashable:
         *(None if isinstance(each, torch.Tensor) else each for each in numbers),
         inputs.kv_layout, inputs.kv_format, inputs.out_dtype, inputs.causal, inputs.sm_scale,
         inputs.window_left, inputs.logits_soft_cap, inputs.sinks is None,
+        inputs.custom_mask is None,
         inputs.window_right, inputs.alibi_slopes is None, inputs.output_scale,
         inputs.metadata.page_size,
     )  # fmt: skip

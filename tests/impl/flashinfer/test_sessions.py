@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from kernelproof.impl import Implementation, Target, find_implementation
+from kernelproof.impl.flashinfer.calls import packed_bytes
 from kernelproof.impl.protocol import GraphSession, ScratchSession
 from kernelproof.impl.targets.optional import missing
 from kernelproof.properties.laws import find_law
@@ -61,6 +62,7 @@ class Wrapper:
         }
         self._buffers = {k.removesuffix("fer").removesuffix("_buf"): v for k, v in buffers.items()}
         self._fixed = options.get("use_cuda_graph", False)
+        self._mask = options.get("custom_mask_buf"), options.get("mask_indptr_buf")
         self._most_rows: int | None = None
         self._planned: dict[str, Any] = {}
         self.calls: list[str] = []
@@ -83,11 +85,42 @@ class Wrapper:
             lengths = set(planned["qo_indptr"].diff().tolist())
             assert lengths == {planned["uniform_q_len"]}, "the hint would be dropped"
         if self._fixed:
+            if planned.get("custom_mask") is not None:
+                self._keep_mask(planned)
             self._check(int(planned["qo_indptr"][-1]), requests)
             for name, buffer in self._buffers.items():
                 buffer[: len(planned[name])].copy_(planned[name])
                 planned[name] = buffer
         self._planned = planned
+
+    def _keep_mask(self, planned: dict[str, Any]) -> None:
+        """Keep a mask as bits, where FlashInfer counts its requests' keys: by their last pages."""
+        bits, indptr = self._mask
+        assert bits is not None, "custom_mask_buf must be initialized in cuda graph mode"
+        assert indptr is not None
+        pages, size = planned["paged_kv_indptr"].cpu().diff(), planned["page_size"]
+        keys = (pages - 1) * size + planned["paged_kv_last_page_len"].cpu()
+        counts = (planned["qo_indptr"].diff() * keys).tolist()
+        assert min(counts) >= 0, "a mask of fewer keys than none"
+        assert sum(counts) == len(planned["custom_mask"])
+        packed = packed_bytes(planned["custom_mask"], counts)
+        bits[: len(packed)].copy_(packed)
+        lengths = torch.tensor([0, *(-(-count // 8) for count in counts)])
+        indptr.copy_(lengths.cumsum(0))
+
+    def _kept_mask(self, metadata: BatchMetadata) -> torch.Tensor | None:
+        """Return the mask that a run reads: a wrapper for graphs reads what its buffer holds."""
+        bits, indptr = self._mask
+        if bits is None or indptr is None:
+            return self._planned.get("custom_mask")
+        counts = (metadata.qo_indptr.diff() * metadata.seq_lens).tolist()
+        places = torch.arange(8)
+        return torch.cat(
+            [
+                (bits[begin : begin - (-count // 8)].unsqueeze(-1) >> places & 1).flatten()[:count]
+                for begin, count in zip(indptr.tolist(), counts, strict=False)
+            ]
+        ).bool()
 
     def _check(self, rows: int, requests: int) -> None:
         if requests != len(self._buffers["paged_kv_indptr"]) - 1:
@@ -103,6 +136,7 @@ class Wrapper:
         planned = self._planned
         indptr, last = planned["paged_kv_indptr"].cpu(), planned["paged_kv_last_page_len"].cpu()
         pages, size = indptr.diff(), planned["page_size"]
+        last = torch.where(pages == 0, 0, last)  # as kernels do
         return BatchMetadata(
             qo_indptr=planned["qo_indptr"].int().clone(),
             paged_kv_indptr=indptr.clone(),
@@ -124,7 +158,7 @@ class Wrapper:
             raise ValueError(message)
         result = paged_attention(
             q[:tokens], caches[0], caches[1], metadata, kv_layout=self._layout,
-            causal=planned.get("causal", True), custom_mask=planned.get("custom_mask"),
+            causal=planned.get("causal", True), custom_mask=self._kept_mask(metadata),
             k_scale=keywords.get("k_scale") or 1.0, v_scale=keywords.get("v_scale") or 1.0,
             **{name: planned[name] for name in OPTIONS if name in planned},
         )  # fmt: skip
@@ -341,6 +375,22 @@ def test_a_uniform_graph_is_of_one_number_of_tokens_a_request(made: Made) -> Non
         torch.testing.assert_close(out.double(), wanted, rtol=0.02, atol=0.02)
     buffers = [each._buffers["qo_indptr"].tolist() for each in made if isinstance(each, Wrapper)]
     assert buffers == [[0, 5, 10, 15, 20, 25], [0, 4, 8, 12, 16, 20], [0, 7, 14, 21, 28, 35]]
+
+
+@pytest.mark.parametrize("name", ["prefill-fa2-graph", "prefill-fa2-uniform-graph"])
+def test_a_graph_reads_the_mask_of_its_last_plan(name: str, made: Made) -> None:
+    found = find_implementation(f"flashinfer-{name}")
+    masked = replace(VERIFIES, causal=False, custom_mask=True)
+    tree = replace(VERIFIES, tree=2)
+    fewer = replace(masked, query_lens=(2, 2), seq_lens=(4, 8))
+    for each in (masked, VERIFIES, replace(masked, seed=5), fewer, tree, replace(tree, seed=5)):
+        inputs: Any = materialise(each)
+        out, _ = found(inputs)
+        wanted = oracle.attention(inputs).out
+        torch.testing.assert_close(out.double(), wanted, rtol=0.02, atol=0.02)
+    buffers = [each._mask[0] is not None for each in made if isinstance(each, Wrapper)]
+    assert buffers.count(False) == 1, "without a mask a wrapper has no room for one"
+    assert {"custom_mask", "tree"} <= found.features
 
 
 def test_what_was_not_captured_is_not_replayed(made: Made) -> None:
