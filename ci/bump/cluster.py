@@ -201,7 +201,8 @@ def compare_here(
             with _told_to(bus, chip, journal, len(known), ending):
                 report, unwritten = compare(here, ending)
         except (UsageRefusedError, MachineError) as error:
-            return Answer(refused=error.message, code=error.exit_code)
+            why = error.message.replace(str(journal), "its journal")
+            return Answer(refused=why, code=error.exit_code)
         texts = {path.name: path.read_text() for path in sorted(cases.glob("*.json"))}
         return Answer(dumps(report), texts, tuple(unwritten))
 
