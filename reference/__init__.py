@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 
 from . import operations
-from .attention.append import append_paged_kv, append_paged_nvfp4
+from .attention.append import append_paged_kv, append_paged_nvfp4, append_paged_scaled
+from .attention.append_bounds import append_error_bound
 from .attention.bounds import attention_error_bound, ragged_attention_error_bound
 from .attention.context_parallel import slice_context_parallel
 from .attention.definition import AttentionOutput, paged_attention, ragged_attention
@@ -85,8 +86,10 @@ __all__ = [
     "RouteProblem",
     "Routing",
     "RoutingComparison",
+    "append_error_bound",
     "append_paged_kv",
     "append_paged_nvfp4",
+    "append_paged_scaled",
     "attention_error_bound",
     "build_metadata",
     "compare_routing",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from .attention.append import append_paged_kv
+from .attention.append import append_paged_kv, append_paged_scaled
+from .attention.append_bounds import append_error_bound
 from .attention.bounds import Bounded, Values, bounded, value_dtype
 from .attention.definition import AttentionOutput, attend
 from .attention.merge import merge_error_bound, merge_states
@@ -52,8 +53,15 @@ def bounded_merge(inputs: MergeInputs, arithmetic: Arithmetic) -> Bounded:
     )
 
 
-def append(inputs: AppendInputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """Append as the record says, into copies."""
+def append(inputs: AppendInputs) -> tuple[torch.Tensor, ...]:
+    """Append as the record says, into copies of its caches and of their scales, if any."""
+    if inputs.kv_cache_sf is not None and inputs.kv_format is not None:
+        caches = inputs.k_cache, inputs.v_cache
+        codes, scales = append_paged_scaled(
+            inputs.k, inputs.v, caches, inputs.kv_cache_sf, inputs.metadata,
+            kv_format=inputs.kv_format,
+        )  # fmt: skip
+        return *codes, *scales
     return append_paged_kv(
         inputs.k,
         inputs.v,
@@ -64,6 +72,18 @@ def append(inputs: AppendInputs) -> tuple[torch.Tensor, torch.Tensor]:
         k_scale=inputs.k_scale,
         v_scale=inputs.v_scale,
         kv_format=inputs.kv_format,
+    )
+
+
+def bounded_append(
+    inputs: AppendInputs,
+) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...] | None]:
+    """Append as the record says; bounds where tokens have scales, None where bits are right."""
+    if inputs.kv_cache_sf is None or inputs.kv_format is None:
+        return append(inputs), None
+    caches = inputs.k_cache, inputs.v_cache
+    return append_error_bound(
+        inputs.k, inputs.v, caches, inputs.kv_cache_sf, inputs.metadata, kv_format=inputs.kv_format
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...reference import AttentionProblem
-from ...reference.formats.cache_elements import FP8
+from ...reference.formats.cache_elements import FP8, cache_element
 from ...reference.problems import (
     ATTENTION_REGIMES,
     CONTEXTS,
@@ -18,6 +18,7 @@ from ...reference.problems import (
 from ...reference.problems.cache_names import (
     KV_CACHES,
     cache_fits,
+    element_of,
     has_block_scales,
     multiples_of,
     query_dtypes,
@@ -119,7 +120,8 @@ APPEND_AXES = {
                                                "page_order", "strided_kv", "regime")},
     "phase": ("decode", "prefill", "chunk", "no_query"),
     "head_dims": WITHOUT_LATENT,
-    "caches": tuple((name, "") for name in KV_CACHES if not has_block_scales(name)),
+    "caches": tuple((name, "") for name in KV_CACHES
+                    if not name or not cache_element(element_of(name)).block),
     "k_scale": (1.0, 0.5, 2.0),
     "v_scale": (1.0, 0.5, 2.0),
 }  # fmt: skip
@@ -137,6 +139,8 @@ def attention_example(operation: str, chosen: Mapping[str, Any]) -> AttentionPro
     kv_cache, q_dtype = fields.pop("caches")
     if operation == "append_paged_kv" and (fields["k_scale"], fields["v_scale"]) != (1.0, 1.0):
         kv_cache = kv_cache or FP8[0]
+        if has_block_scales(kv_cache):  # of tokens, which leave no room for those of a tensor
+            fields |= {"k_scale": 1.0, "v_scale": 1.0}
     if fields["q_scale"] != 1 and not q_dtype:
         kv_cache = q_dtype = FP8[0]
     fields |= {"kv_cache": kv_cache, "q_dtype": q_dtype}

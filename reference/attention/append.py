@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..formats.cache_elements import SCALE_LAYOUTS, CacheElement, element_of, stored_dtypes
-from ..formats.kv_format import KVCacheFormat, Scales, checked_cache
+from ..formats.kv_format import CheckedCache, KVCacheFormat, Scales, checked_cache
 from ..validation import KVLayout, check_kv_layout, check_same, check_tensor
 from .metadata import BatchMetadata
 from .options import check_scale
@@ -43,8 +43,8 @@ def append_paged_kv(
         kv_layout: ``"NHD"`` or ``"HND"``.
         in_place: write into the given caches; otherwise into copies of them.
         k_scale, v_scale: float or [kv_heads], with which ``paged_attention`` will multiply.
-        kv_format: as in ``paged_attention``; caches with block scales have a function of their
-            own, ``append_paged_nvfp4``.
+        kv_format: as in ``paged_attention``; caches with scales of blocks, or of tokens and heads,
+            have a function of their own, ``append_paged_scaled``.
 
     Returns:
         (k_cache, v_cache), the given ones if ``in_place``.
@@ -60,8 +60,8 @@ def append_paged_kv(
     check_tensor("k_cache", k_cache, f"{axes} head_dim_qk", codes=stored_dtypes())
     check_tensor("v_cache", v_cache, f"{axes} head_dim_vo", codes=stored_dtypes())
     if kv_format is not None and kv_format.entry.scaled:
-        what = f"kv_format is {kv_format.element}, whose block scales are written too"
-        message = f"{what}: append_paged_nvfp4"
+        what = f"kv_format is {kv_format.element}, whose scales are written too"
+        message = f"{what}: append_paged_scaled"
         raise ValueError(message)
     cache = checked_cache(k_cache, v_cache, kv_layout, kv_format, None)
     _check_rows(k, v, (k_cache, v_cache), metadata, kv_layout, cache.kv_format.packed)
@@ -76,7 +76,7 @@ def append_paged_kv(
 
 
 @torch.no_grad()
-def append_paged_nvfp4(
+def append_paged_scaled(
     k: torch.Tensor,
     v: torch.Tensor,
     paged_kv_cache: Caches,
@@ -88,33 +88,34 @@ def append_paged_nvfp4(
     v_scale: float = 1.0,
     in_place: bool = False,
 ) -> tuple[Caches, Scales]:
-    """Quantise new keys and values to nvfp4 and write codes and block scales into their slots.
+    """Quantise new keys and values, and write their codes and scales into their slots.
 
-    The slots are those of ``append_paged_kv``, the codes those of ``quantize_nvfp4`` with the
-    global scales ``k_scale`` and ``v_scale`` (FlashInfer's
-    ``nvfp4_quantize_append_paged_kv_cache``, 0.7).
+    The slots are those of ``append_paged_kv``. Codes of nvfp4 are those of ``quantize_nvfp4`` with
+    the global scales ``k_scale`` and ``v_scale`` (FlashInfer's
+    ``nvfp4_quantize_append_paged_kv_cache``, 0.7). With a scale for each token and head it is
+    max(amax / largest code, 1e-6), rounded to float32, where amax is of the head's channels (vLLM's
+    ``triton_reshape_and_cache_flash_per_token_head_quant``).
 
     Args:
-        k, v, metadata, in_place: as in ``append_paged_kv``; head dims are multiples of 16.
+        k, v, metadata, in_place: as in ``append_paged_kv``; of nvfp4, head dims are multiples of
+            16.
         paged_kv_cache: codes of K and V, as in ``paged_attention``.
-        kv_cache_sf: their block scales; V's in the layout that ``kv_format`` says.
+        kv_cache_sf: their scales, as in ``paged_attention``: [..., head_dim / 16] float8_e4m3fn of
+            blocks, V's in the layout that ``kv_format`` says, or [..., 1] float32 of tokens.
         kv_format: of the cache.
-        k_scale, v_scale: global scales, with which ``paged_attention`` will multiply.
+        k_scale, v_scale: further scales, with which ``paged_attention`` will multiply.
 
     Returns:
-        (codes of K and V, block scales of K and V), the given ones if ``in_place``.
+        (codes of K and V, scales of K and V), the given ones if ``in_place``.
 
     Raises:
-        ValueError: as ``append_paged_kv``, or a format without block scales.
+        ValueError: as ``append_paged_kv``, or a format without such scales.
     """
     if not kv_format.entry.scaled:
         message = f"kv_format is {kv_format.element}; append_paged_kv appends to such a cache"
         raise ValueError(message)
     kv_layout = kv_format.kv_layout
-    cache = checked_cache(*paged_kv_cache, kv_layout, kv_format, kv_cache_sf)
-    check_tensor("k", k, "tokens kv_heads head_dim_qk")
-    check_tensor("v", v, "tokens kv_heads head_dim_vo")
-    _check_rows(k, v, paged_kv_cache, metadata, kv_layout, kv_format.packed)
+    cache = checked_append(k, v, paged_kv_cache, kv_cache_sf, metadata, kv_format)
     made = kv_format.entry.encode(k, k_scale), kv_format.entry.encode(v, v_scale)
     codes = _written(
         paged_kv_cache, [each.codes for each in made], metadata, kv_layout, in_place=in_place
@@ -132,6 +133,26 @@ def append_paged_nvfp4(
     if in_place:
         v_scales = kv_cache_sf[1].copy_(v_scales)
     return codes, (k_scales, v_scales)
+
+
+append_paged_nvfp4 = append_paged_scaled
+"""The function by the name that it had when nvfp4 was its only format."""
+
+
+def checked_append(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    paged_kv_cache: Caches,
+    kv_cache_sf: Scales,
+    metadata: BatchMetadata,
+    kv_format: KVCacheFormat,
+) -> CheckedCache:
+    """Check the tensors of a call that writes scales too."""
+    cache = checked_cache(*paged_kv_cache, kv_format.kv_layout, kv_format, kv_cache_sf)
+    check_tensor("k", k, "tokens kv_heads head_dim_qk")
+    check_tensor("v", v, "tokens kv_heads head_dim_vo")
+    _check_rows(k, v, paged_kv_cache, metadata, kv_format.kv_layout, kv_format.packed)
+    return cache
 
 
 def _check_rows(
@@ -174,17 +195,28 @@ def _written(
     in_place: bool,
 ) -> Caches:
     """Write rows [tokens, kv_heads, ...] into the last slots of each request, bit by bit."""
-    pages, slots = (place.to(caches[0].device) for place in _addresses(metadata))
-    found = []
-    for cache, new in zip(caches, rows, strict=True):
-        into = cache if in_place else cache.clone()
-        by_slot = into if kv_layout == "NHD" else into.transpose(1, 2)
-        by_slot.view(new.dtype)[pages, slots] = new
-        found.append(into)
+    slots = addresses(metadata)
+    found = [
+        in_slots(cache if in_place else cache.clone(), new, slots, kv_layout)
+        for cache, new in zip(caches, rows, strict=True)
+    ]
     return found[0], found[1]
 
 
-def _addresses(metadata: BatchMetadata) -> tuple[torch.Tensor, torch.Tensor]:
+def in_slots(
+    cache: torch.Tensor,
+    rows: torch.Tensor,
+    places: tuple[torch.Tensor, torch.Tensor],
+    kv_layout: KVLayout,
+) -> torch.Tensor:
+    """Write rows [tokens, kv_heads, ...] into a cache, at pages and slots; return the cache."""
+    pages, slots = (place.to(cache.device) for place in places)
+    by_slot = cache if kv_layout == "NHD" else cache.transpose(1, 2)
+    by_slot.view(rows.dtype)[pages, slots] = rows
+    return cache
+
+
+def addresses(metadata: BatchMetadata) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the physical page and the slot in it of every new token."""
     qo_indptr, seq_lens = metadata.qo_indptr.tolist(), metadata.seq_lens.tolist()
     page_indptr, indices = metadata.paged_kv_indptr.tolist(), metadata.paged_kv_indices.tolist()

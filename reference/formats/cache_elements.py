@@ -114,12 +114,17 @@ def _encode_rows(
     rows: torch.Tensor, dtype: torch.dtype, rounded: Callable[[torch.Tensor], torch.Tensor]
 ) -> Codes:
     largest = _largest(dtype)
-    amax = rows.abs().amax(dim=-1, keepdim=True)
-    scales = rounded((amax / largest).clamp_min(LEAST_TOKEN_SCALE)).float()
+    scales = rounded(token_scales(rows, dtype)).float()
     codes = rows / scales
     if dtype == torch.int8:
         return Codes(codes.round().clamp(-largest, largest).to(dtype), scales)
     return Codes(quantize_fp8(codes, dtype), scales)
+
+
+def token_scales(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the scale [..., 1] by which the largest element of each row is the largest code."""
+    amax = rows.abs().amax(dim=-1, keepdim=True)
+    return (amax / _largest(dtype)).clamp_min(LEAST_TOKEN_SCALE)
 
 
 def _largest(dtype: torch.dtype) -> float:

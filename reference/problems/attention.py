@@ -77,7 +77,7 @@ class AttentionProblem(BaseProblem):
             output has ``dtype``.
         per_head_scales: whether head h has k_scale and v_scale times ``2 ** (h % 3 - 1)``.
         kv_cache: format of the cache, one of ``KV_CACHES``: any for paged_attention, those without
-            block scales for append_paged_kv, none for ragged_attention.
+            scales of blocks for append_paged_kv, none for ragged_attention.
         values_in_keys: V is the first head_dim_vo channels of K, in the same memory: multi-head
             latent attention (DeepSeek-V2, arXiv:2405.04434) decodes so, after the projections were
             absorbed, with one latent head, 512 compressed channels and 64 rotary ones.
@@ -218,13 +218,14 @@ class AttentionProblem(BaseProblem):
         for position, (t, s) in enumerate(zip(self.query_lens, self.seq_lens, strict=True)):
             if t > s:
                 refuse(f"query_lens[{position}]", t, f"at most seq_lens[{position}] = {s}")
-        if self.cache_entry.scaled:
-            refuse("kv_cache", self.kv_cache, "without block scales for append_paged_kv")
+        if self.cache_entry.block:
+            refuse("kv_cache", self.kv_cache, "without scales of blocks for append_paged_kv")
+        of_a_tensor = bool(self.kv_cache) and not self.cache_entry.scaled
         for name in ("k_scale", "v_scale"):
             scale = getattr(self, name)
             # Another one would round the new keys twice: once as a problem's values, once as codes.
-            if not is_power_of_two(scale) or (scale != 1 and not self.kv_cache):
-                expected = "1, or a power of two with a quantised cache, for append_paged_kv"
+            if not is_power_of_two(scale) or (scale != 1 and not of_a_tensor):
+                expected = "1, or a power of two with an FP8 cache, for append_paged_kv"
                 refuse(name, scale, expected)
         if self.output_scale is not None:
             refuse("output_scale", self.output_scale, "null for append_paged_kv")

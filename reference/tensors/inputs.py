@@ -234,9 +234,13 @@ class MergeInputs(_WithOutput, _States):
 
 @dataclass(frozen=True, eq=False)
 class AppendInputs:
-    """Arguments of ``append_paged_kv``; scales are 1 and there is no format, except in FP8 caches.
+    """Arguments of ``append_paged_kv``; scales are 1, except in FP8 caches.
 
     Attributes:
+        kv_cache_sf: scales of K and V [pages, page_size, kv_heads, 1] float32, or by ``kv_layout``
+            [pages, kv_heads, page_size, 1], of caches with a scale for each token and head, which
+            the call computes and writes: it returns (k_cache, v_cache, k_scales, v_scales). None:
+            the cache has none, and the call returns (k_cache, v_cache).
         slots: [tokens] int64, what ``slot_mapping`` gives; None: the slots of the metadata.
         storages: by field name, the flat buffer that each tensor is a view of.
     """
@@ -251,8 +255,14 @@ class AppendInputs:
     k_scale: float | torch.Tensor = 1.0
     v_scale: float | torch.Tensor = 1.0
     kv_format: KVCacheFormat | None = None
+    kv_cache_sf: tuple[torch.Tensor, torch.Tensor] | None = None
     slots: torch.Tensor | None = None
     storages: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def written(self) -> tuple[torch.Tensor, ...]:
+        """What the call returns anew: both caches, and their scales where there are some."""
+        return self.k_cache, self.v_cache, *(self.kv_cache_sf or ())
 
     @property
     def slot_mapping(self) -> torch.Tensor:

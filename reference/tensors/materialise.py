@@ -235,10 +235,15 @@ def append_inputs(problem: AttentionProblem, home: Allocator) -> AppendInputs:
     ):
         new[start + s - t : start + s] = True
     placed = placement(problem)
-    k, v = quantised(problem, values.k).codes, quantised(problem, values.v).codes
-    old = {name: torch.where(new[:, None, None], torch.full_like(rows, home.fill(rows.dtype)), rows)
-           for name, rows in (("k", k), ("v", v))}  # fmt: skip
-    k_cache, v_cache = _paged_caches(problem, old["k"], old["v"], placed, home)
+    k, v = quantised(problem, values.k), quantised(problem, values.v)
+
+    def old(rows: torch.Tensor) -> torch.Tensor:
+        return torch.where(new[:, None, None], torch.full_like(rows, home.fill(rows.dtype)), rows)
+
+    k_cache, v_cache = _paged_caches(problem, old(k.codes), old(v.codes), placed, home)
+    scales = None
+    if k.scales is not None and v.scales is not None:
+        scales = _paged_caches(problem, old(k.scales), old(v.scales), placed, home, "_sf")
     kv_format = format_of(problem)
     if kv_format is not None:
         k_cache, v_cache = k_cache.view(kv_format.dtype), v_cache.view(kv_format.dtype)
@@ -254,6 +259,7 @@ def append_inputs(problem: AttentionProblem, home: Allocator) -> AppendInputs:
         k_scale=problem.k_scale,
         v_scale=problem.v_scale,
         kv_format=kv_format,
+        kv_cache_sf=scales,
         storages=home.storages,
     )
 

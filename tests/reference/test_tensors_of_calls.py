@@ -119,7 +119,10 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "nvfp4": (nvfp4_attention, {"k_scales": BLOCK_SCALES, "v_scales": BLOCK_SCALES}),
 }
 OTHERS = {
-    "append_paged_nvfp4",  # the checks of append_paged_kv and of caches
+    # The checks of append_paged_kv and of caches.
+    "append_error_bound",
+    "append_paged_nvfp4",
+    "append_paged_scaled",
     "materialise",  # of a problem
     "problem_from_json",
     "slice_context_parallel",  # of metadata, as the next

@@ -8,14 +8,17 @@ import torch
 from kernelproof.reference import (
     KVCacheFormat,
     KVLayout,
+    append_error_bound,
     append_paged_kv,
     append_paged_nvfp4,
+    append_paged_scaled,
     build_metadata,
     dequantize_fp8,
     paged_attention,
     quantize_fp8,
     quantize_nvfp4,
 )
+from kernelproof.reference.formats.cache_elements import LEAST_TOKEN_SCALE
 from kernelproof.reference.formats.scale_layouts import deinterleave_v_scales, interleave_v_scales
 
 NEW, LENGTHS, TABLE = [2, 5], [6, 5], [[4, 1], [0, 3]]
@@ -134,11 +137,78 @@ def test_appended_and_attended_to_is_the_quantised_whole() -> None:
     assert 0 < error < 0.5  # of quantising, and no more
 
 
+@layouts
+@pytest.mark.parametrize("in_place", [False, True])
+def test_scales_of_tokens_by_hand(kv_layout: KVLayout, in_place: bool) -> None:
+    """The largest of a head is 127 scales; a row of zeros has the least scale."""
+    kv_format = KVCacheFormat("int8_per_token_head", kv_layout=kv_layout)
+    k = torch.zeros(sum(NEW), 2, 4)
+    k[0, 0] = torch.tensor([63.5, -1.2, 0.2, -63.5])
+    caches = pages(kv_layout, 4, torch.int8), pages(kv_layout, 4, torch.int8)
+    scales = pages(kv_layout, 4, torch.float32), pages(kv_layout, 4, torch.float32)
+    codes, found = append_paged_scaled(
+        k, 2 * k, caches, scales, METADATA, kv_format=kv_format, in_place=in_place
+    )
+    assert (codes[0] is caches[0]) == (found[1] is scales[1]) == in_place
+    for cache, written, scale in zip(codes, found, (0.5, 1.0), strict=True):
+        rows = by_token(cache, kv_layout).view(torch.int8)
+        assert rows[0, 0].tolist() == [127, -2, 0, -127]
+        assert not rows[1:].any()
+        of_tokens = by_token(written, kv_layout).view(torch.float32)
+        assert of_tokens[0, 0].item() == scale
+        assert of_tokens[1:].unique().tolist() == pytest.approx([LEAST_TOKEN_SCALE])
+        assert cache.view(torch.uint8).eq(0x2B).all(dim=-1).sum() == 5 * 4 * 2 - 2 * len(SLOTS)
+
+
+def in_float32(new: torch.Tensor, largest: float = 127.0, half: float = 0.5) -> list[torch.Tensor]:
+    """Quantise rows as vLLM's kernel does: codes, and scales [tokens, heads, 1]."""
+    rows = new.float()
+    scales = (rows.abs().amax(dim=-1, keepdim=True) / largest).clamp_min(1e-6)
+    numbers = rows * (1.0 / scales)
+    codes = torch.where(numbers >= 0, numbers + half, numbers - half).clamp(-128, 127)
+    return [codes.to(torch.int8), scales]
+
+
+@layouts
+def test_a_kernel_in_float32_is_inside_of_the_bound_and_faults_are_outside(
+    kv_layout: KVLayout,
+) -> None:
+    kv_format = KVCacheFormat("int8_per_token_head", kv_layout=kv_layout)
+    k, v = new_rows()
+    caches = pages(kv_layout, 64, torch.int8), pages(kv_layout, 64, torch.int8)
+    scales = pages(kv_layout, 4, torch.float32), pages(kv_layout, 4, torch.float32)
+    expected, bound = append_error_bound(k, v, caches, scales, METADATA, kv_format=kv_format)
+
+    def outside(which: int, rows: torch.Tensor) -> int:
+        whole = (*caches, *scales)[which].double()
+        by_slot = whole if kv_layout == "NHD" else whole.transpose(1, 2)
+        for row, (page, slot) in zip(rows.double(), SLOTS, strict=True):
+            by_slot[page, slot] = row
+        return int(((whole - expected[which]).abs() > bound[which]).sum())
+
+    for which, new in enumerate((k, v)):
+        codes, of_tokens = in_float32(new)
+        assert not outside(which, codes)
+        assert not outside(which + 2, of_tokens)
+        assert outside(which, in_float32(new, half=0.0)[0])
+        assert outside(which + 2, in_float32(new, largest=128.0)[1])
+        assert bound[which].count_nonzero() == new.numel()  # all other slots keep their bits
+
+
+def test_only_scales_of_tokens_have_a_bound() -> None:
+    k, v = new_rows()
+    packed, scales = pages("NHD", 32, torch.uint8), pages("NHD", 4, torch.float8_e4m3fn)
+    with pytest.raises(ValueError, match="no scales of tokens and heads"):
+        append_error_bound(
+            k, v, (packed, packed), (scales, scales), METADATA, kv_format=KVCacheFormat("nvfp4")
+        )
+
+
 def test_the_wrong_function_says_which_is_right() -> None:
     k, v = new_rows()
     packed = pages("NHD", 32, torch.uint8)
     scales = pages("NHD", 4, torch.float8_e4m3fn)
-    with pytest.raises(ValueError, match="append_paged_nvfp4"):
+    with pytest.raises(ValueError, match="append_paged_scaled"):
         append_paged_kv(k, v, packed, packed, METADATA, kv_format=KVCacheFormat("nvfp4"))
     with pytest.raises(ValueError, match="append_paged_kv appends to such a cache"):
         append_paged_nvfp4(

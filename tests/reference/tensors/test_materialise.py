@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernelproof.properties.space.strategies import problems
 from kernelproof.properties.verdicts.comparison import same_bits
 from kernelproof.reference import (
     AttentionProblem,
+    KVLayout,
     MergeProblem,
     MetadataProblem,
     Problem,
@@ -23,6 +24,7 @@ from kernelproof.reference import (
     materialise,
     oracle,
 )
+from kernelproof.reference.formats.cache_elements import TOKEN_SCALED
 from kernelproof.reference.problems import ATTENTION_REGIMES
 from kernelproof.reference.tensors.allocation import CANARY, FENCE
 from kernelproof.reference.tensors.inputs import (
@@ -304,6 +306,7 @@ def check_poison(problem: Problem) -> None:
 @given(problems(operation="append_paged_kv", max_work=MAX_WORK))
 def test_appending_fills_just_the_new_slots(problem: Problem) -> None:
     assert isinstance(problem, AttentionProblem)
+    assume(not problem.cache_entry.scaled)  # codes have no NaN, and a call makes its own scales
     inputs = materialise(problem, unused=torch.nan)
     assert isinstance(inputs, AppendInputs)
 
@@ -320,6 +323,24 @@ def test_appending_fills_just_the_new_slots(problem: Problem) -> None:
         assert not new.isnan().any()
         assert filled(cache) == count + new.numel()
         assert same_bits(cache, getattr(whole, f"{name}_cache").contiguous())
+
+
+@pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
+@pytest.mark.parametrize("kv_cache", TOKEN_SCALED)
+def test_scales_of_tokens_are_for_the_call_to_write(kv_cache: str, kv_layout: KVLayout) -> None:
+    problem = replace(APPEND, kv_cache=kv_cache, kv_layout=kv_layout, strided_kv=True)
+    inputs = materialise(problem, unused=torch.nan)
+    assert isinstance(inputs, AppendInputs)
+    assert inputs.kv_cache_sf is not None
+    whole = oracle.append(inputs)
+    expected, bound = oracle.bounded_append(inputs)
+    assert bound is not None
+    new = problem.num_tokens * problem.num_kv_heads
+    for before, cache, number, error in zip(inputs.written, whole, expected, bound, strict=True):
+        assert cache.shape == before.shape == number.shape == error.shape
+        assert (cache.double() - number).abs().nan_to_num().le(error).all()
+    for before, scales in zip(inputs.kv_cache_sf, whole[2:], strict=True):
+        assert before.isnan().sum() == scales.isnan().sum() + new
 
 
 def test_appending_in_place_is_drawn_both_ways() -> None:
