@@ -52,7 +52,8 @@ FEATURES = (
 )
 """What an implementation may opt into. Those up to ``strided_hidden`` are drawn only where named:
 quantised caches come with ``inputs.kv_format``, which says what they hold, and
-``inputs.kv_cache_sf``, which ``per_token_head_kv`` has for each token and head, FP8 queries with
+``inputs.kv_cache_sf``, which ``per_token_head_kv`` has for each token and head (append_paged_kv
+writes and returns them), FP8 queries with
 ``inputs.q_scale``; ``mla`` is multi-head latent attention: there is one key-value head, and
 ``inputs.v_cache`` is a view of the first channels of ``inputs.k_cache``; ``different_kv_strides``:
 K and V lie by themselves, in rows and pages of strides of their own; ``window_right``: an

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ...properties.findings.files import Output, OutputError
+from ...properties.verdicts.operations import APPENDED
 from ...properties.verdicts.text import compact, one_line
 from ...properties.verdicts.verdict import Verdict
 from ...properties.worker.keeping import Kept
@@ -22,7 +23,7 @@ from ...reference import Problem
 MOST_INSIDE = 64 << 10
 """Most bytes of compressed tensors in the script itself; more lie in a file beside it."""
 ANSWERS = {
-    "append_paged_kv": 'dict(zip(("k_cache", "v_cache"), result))',
+    "append_paged_kv": f"dict(zip({APPENDED!r}, result))",
     "route": 'dict(zip(("topk_ids", "topk_weights"), result))',
     "moe": '{"out": result}',
     "build_metadata": '{name: getattr(result, name) for name in tensors["expected"]}',
@@ -93,7 +94,7 @@ def write_script(
     title = f"{verdict.status} {verdict.kind}".strip()
     written = [*(("out", "lse") if kept.writes_out else ())]
     if kept.record["record"].get("in_place"):
-        written += ["k_cache", "v_cache"]
+        written += ["k_cache", "v_cache", "kv_cache_sf.0", "kv_cache_sf.1"]
     text = Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         title=_quoted(f"{title} of {kernel.reference} under the law {law}, call {kept.number}"),
         name=path.name,

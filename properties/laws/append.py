@@ -1,65 +1,74 @@
-"""Laws of appending to a paged cache: bits, compared exactly."""
+"""Laws of appending to a paged cache: bits, compared exactly, and what a call quantises anew."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from ...reference import AttentionProblem, oracle
+from ...reference.problems.cache_names import has_block_scales
 from ...reference.tensors.inputs import AppendInputs
 from ...reference.tensors.values import bits, choose, stream
-from ..verdicts.comparison import bitwise, fail, same_bits, worse
+from ..verdicts.comparison import Check, all_within, bitwise, fail, same_bits, worse
 from ..verdicts.contained import Stop
-from ..verdicts.operations import pair_of_caches
+from ..verdicts.operations import APPENDED, appended_caches
 from ..verdicts.subject import Subject
 from ..verdicts.verdict import VACUOUS, Verdict
-from .law import APPEND, Law
+from .law import APPEND, Law, Values
 
-Caches = tuple[torch.Tensor, torch.Tensor]
+Caches = tuple[torch.Tensor, ...]
+"""Both caches, and their scales where each token and head has one."""
 PADDED_ROWS = 3
 """Rows of keys and values behind a batch's tokens."""
 
 
 def appended(subject: Subject, problem: AttentionProblem, inputs: AppendInputs) -> Caches:
-    """Run the subject; give (k_cache, v_cache).
+    """Run the subject; return (k_cache, v_cache), or (k_cache, v_cache, k_scales, v_scales).
 
     Raises:
         Stop: it gave something else.
     """
     result = subject.call(problem, inputs)
-    pair = subject.read(pair_of_caches, result)
-    if isinstance(pair, str):
-        raise Stop(fail("shape", f"returned {pair}"))
-    k_cache, v_cache = subject.usable("k_cache", pair[0]), subject.usable("v_cache", pair[1])
-    for name, cache, given in (
-        ("k_cache", k_cache, inputs.k_cache), ("v_cache", v_cache, inputs.v_cache),
-    ):  # fmt: skip
+    found = subject.read(partial(appended_caches, scaled=inputs.kv_cache_sf is not None), result)
+    if isinstance(found, str):
+        raise Stop(fail("shape", f"returned {found}"))
+    caches = tuple(subject.usable(*each) for each in zip(APPENDED, found, strict=False))
+    for name, cache, given in zip(APPENDED, caches, inputs.written, strict=False):
         if cache.shape != given.shape or cache.dtype != given.dtype:
             message = f"{name} became {cache.dtype} {list(cache.shape)}"
             raise Stop(fail("shape" if cache.shape != given.shape else "dtype", message))
-    return k_cache, v_cache
+    return caches
+
+
+def _compared(caches: Caches, wanted: Caches, bounds: Caches | None) -> Verdict:
+    """Compare caches bit by bit, or element by element where there are bounds."""
+    if bounds is not None:
+        columns = zip(APPENDED, caches, wanted, bounds, strict=True)
+        return all_within([Check(*each) for each in columns])
+    verdict = Verdict("PASS", ratio=0.0)
+    for name, cache, expected in zip(APPENDED, caches, wanted, strict=False):
+        if not same_bits(cache, expected):
+            verdict = worse(verdict, bitwise(name, cache, expected))
+    return verdict
 
 
 def append_parity(subject: Subject, problem: AttentionProblem) -> Verdict:
-    """Check every slot of both caches, the untouched ones included, bit by bit."""
+    """Check every slot, the untouched ones included: bit by bit, new scales within bounds."""
     inputs = subject.materialise(problem)
-    expected = oracle.append(inputs)
+    expected, bounds = oracle.bounded_append(inputs)
     caches = appended(subject, problem, inputs)
-    verdict = Verdict("PASS", ratio=0.0)
-    for name, cache, wanted, given in zip(
-        ("k_cache", "v_cache"), caches, expected, (inputs.k_cache, inputs.v_cache), strict=True
-    ):
+    for name, cache, given in zip(APPENDED, caches, inputs.written, strict=False):
         if inputs.in_place and cache.data_ptr() != given.data_ptr():
             return fail("shape", f"in_place: the returned {name} is another tensor")
-        if not same_bits(cache, wanted):
-            verdict = worse(verdict, bitwise(name, cache, wanted))
-    return verdict
+    return _compared(caches, expected, bounds)
 
 
 def append_then_attend(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Attend, with the oracle, to a cache that the subject completed: as if it had been whole."""
-    if not problem.num_tokens:
+    # Codes and scales of tokens may differ within bounds, from which attention would inherit.
+    if not problem.num_tokens or problem.cache_entry.scaled:
         return VACUOUS
     inputs = subject.materialise(problem)
     attention = subject.materialise(replace(problem, operation="paged_attention"))
@@ -77,26 +86,27 @@ def never_written(subject: Subject, problem: AttentionProblem) -> Verdict:
         return VACUOUS
     inputs = subject.materialise(problem)
     tokens = torch.arange(problem.num_tokens, device=inputs.k.device)
-    mapping, wanted = inputs.slot_mapping, oracle.append(inputs)
+    mapping, (wanted, bounds) = inputs.slot_mapping, oracle.bounded_append(inputs)
     skipped = bits(stream(problem.seed, "padded slots"), tokens.cpu(), 1).flatten() % 3 == 0
     skipped = skipped.to(tokens.device)
     page, slot = mapping[skipped] // problem.page_size, mapping[skipped] % problem.page_size
-    for cache, given in zip(wanted, (inputs.k_cache, inputs.v_cache), strict=True):
-        old, new = (by_slot(each, problem.kv_layout).view(torch.uint8) for each in (given, cache))
+    for cache, given in zip(wanted, inputs.written, strict=True):
+        pair = given.to(cache.dtype), cache
+        old, new = (by_slot(each, problem.kv_layout).view(torch.uint8) for each in pair)
         new[page, slot] = old[page, slot]
+    for bound in bounds or ():
+        by_slot(bound, problem.kv_layout)[page, slot] = 0
     rows = [torch.cat([each, each.new_full((PADDED_ROWS, *each.shape[1:]), torch.nan)])
             for each in (inputs.k, inputs.v)]  # fmt: skip
     slots = mapping.masked_fill(skipped, -1)
     if choose(problem.seed, "padded slots", 1, 2):
         slots = torch.cat([slots, slots.new_full((PADDED_ROWS,), -1)])
     given = replace(inputs, k=rows[0], v=rows[1], slots=slots)
-    verdict = Verdict("PASS", ratio=0.0)
-    for name, cache, expected in zip(
-        ("k_cache", "v_cache"), appended(subject, problem, given), wanted, strict=True
-    ):
-        if not same_bits(cache, expected):
-            verdict = worse(verdict, bitwise(name, cache, expected))
-    return verdict
+    return _compared(appended(subject, problem, given), wanted, bounds)
+
+
+def _scales_of_no_token(caches: Values) -> Values:
+    return tuple(pair for pair in caches if not has_block_scales(pair[0]))
 
 
 def by_slot(cache: torch.Tensor, kv_layout: str) -> torch.Tensor:
@@ -109,7 +119,8 @@ LAWS = (
         "append_parity",
         APPEND,
         append_parity,
-        "new keys and values stand in their slots, and every other slot keeps its bits",
+        "new keys and values stand in their slots, scales of tokens and their codes within the "
+        "bound, and every other slot keeps its bits",
         weight=2.0,
     ),
     Law(
@@ -118,6 +129,7 @@ LAWS = (
         append_then_attend,
         "attention over a cache that was appended to is attention over the whole of it",
         weight=0.5,
+        looks_at=({"caches": _scales_of_no_token},),
         overlap="append_parity sees every bit of the caches; this says what the bits are for",
     ),
     Law(

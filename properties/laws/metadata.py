@@ -19,6 +19,7 @@ from ...reference import (
 from ...reference.tensors.inputs import MetadataInputs
 from ..verdicts.comparison import bitwise, fail
 from ..verdicts.contained import Stop
+from ..verdicts.operations import APPENDED
 from ..verdicts.snapshot import Snapshot
 from ..verdicts.subject import Subject
 from ..verdicts.verdict import PASS, VACUOUS, Verdict
@@ -140,7 +141,7 @@ def inputs_unchanged(subject: Subject, problem: MetadataProblem | AttentionProbl
     before = Snapshot(inputs)
     subject.call(problem, inputs)
     in_place = getattr(inputs, "in_place", False)
-    written = {"k_cache", "v_cache"} if in_place else set()
+    written = set(APPENDED) if in_place else set()
     changed = sorted(set(before.changed_views()) - written)
     if changed:
         return fail("mutated_input", f"the call changed its input {', '.join(changed)}")

@@ -21,6 +21,7 @@ from ..verdicts.comparison import (
     same_bits,
     worse,
 )
+from ..verdicts.operations import APPENDED
 from ..verdicts.routes import agree_routes, misshapen
 from ..verdicts.routes import guarded as guarded_route
 from ..verdicts.snapshot import Snapshot
@@ -77,13 +78,9 @@ def _appends_contained(subject: Subject, problem: AttentionProblem) -> Verdict:
     for rows in (spoilt.k, spoilt.v):
         _spoil(rows[token], problem.seed)
     verdict = Verdict("PASS", ratio=0.0)
-    for name, cache, wanted in zip(
-        ("k_cache", "v_cache"),
-        appended(subject, problem, spoilt),
-        appended(subject, problem, inputs),
-        strict=True,
-    ):
-        pair = [each.clone() for each in (cache, wanted)]
+    runs = (appended(subject, problem, spoilt), appended(subject, problem, inputs))
+    for name, cache, wanted in zip(APPENDED, *runs, strict=False):
+        pair = [each.clone(memory_format=torch.contiguous_format) for each in (cache, wanted)]
         for each in pair:
             by_slot(each, problem.kv_layout).view(torch.uint8)[page, slot] = 0
         if not same_bits(*pair):

@@ -7,14 +7,26 @@ from dataclasses import replace
 import torch
 
 from ...reference.tensors.inputs import AppendInputs
-from .appending import Pair, addresses, by_slot, rounded, scaled, writable_caches, write
+from .appending import (
+    Caches,
+    Pair,
+    addresses,
+    by_slot,
+    codes_of,
+    rounded,
+    scaled,
+    scales_of,
+    writable_caches,
+    write,
+    write_scaled,
+)
 from .catalogue import SeededBug, seeded
 from .honest import append
 
 BUGS: list[SeededBug] = []
 CONTROLS: list[SeededBug] = []
 APPEND = "append_paged_kv"
-FP8, SLOTS = ("fp8_kv",), ("slot_mapping",)
+FP8, SLOTS, TOKENS = ("fp8_kv",), ("slot_mapping",), ("per_token_head_kv",)
 NAN = 0x7F
 """A code of NaN in e4m3fn and in e5m2."""
 
@@ -120,6 +132,55 @@ def append_truncates(inputs: AppendInputs) -> Pair:
         beyond = codes.float().abs() > numbers.abs()
         rows.append((codes.view(torch.uint8) - beyond.to(torch.uint8)).view(codes.dtype))
     return write(inputs, *addresses(inputs), (rows[0], rows[1]))
+
+
+@seeded(BUGS, APPEND, "append_parity", features=TOKENS)
+def append_scale_of_token(inputs: AppendInputs) -> Caches:
+    """Take one scale for all heads of a token."""
+    if inputs.kv_cache_sf is None:
+        return write(inputs, *addresses(inputs), rounded(inputs))
+    k, v = (each.amax(1, keepdim=True).expand_as(each) for each in scales_of(inputs))
+    return write_scaled(inputs, codes_of(inputs, (k, v)), (k, v))
+
+
+@seeded(BUGS, APPEND, "append_parity", features=TOKENS)
+def append_scales_ignore_layout(inputs: AppendInputs) -> Caches:
+    """Write the scales into an HND cache as if their memory were NHD."""
+    if inputs.kv_cache_sf is None:
+        return write(inputs, *addresses(inputs), rounded(inputs))
+    scales = scales_of(inputs)
+    caches = write_scaled(inputs, codes_of(inputs, scales), scales)
+    if inputs.kv_layout == "NHD":
+        return caches
+    pages, slots = addresses(inputs)
+    for cache, given, new in zip(caches[2:], inputs.kv_cache_sf, scales, strict=True):
+        count, heads, size, _ = given.shape
+        mistaken = given.reshape(count, size, heads, 1).clone()
+        mistaken[pages, slots] = new
+        cache.copy_(mistaken.view(given.shape))
+    return caches
+
+
+@seeded(BUGS, APPEND, "append_parity", features=TOKENS)
+def append_v_by_scale_of_k(inputs: AppendInputs) -> Caches:
+    """Quantise values by the scale of the token's key, and write that for both."""
+    if inputs.kv_cache_sf is None:
+        return write(inputs, *addresses(inputs), rounded(inputs))
+    k, _ = scales_of(inputs)
+    return write_scaled(inputs, codes_of(inputs, (k, k)), (k, k))
+
+
+@seeded(BUGS, APPEND, "append_parity", features=TOKENS)
+def append_codes_truncated(inputs: AppendInputs) -> Caches:
+    """Cut off the fraction of int8 codes in place of rounding them."""
+    if inputs.kv_cache_sf is None:
+        return write(inputs, *addresses(inputs), rounded(inputs))
+    scales = scales_of(inputs)
+    k, v = codes_of(inputs, scales)
+    if k.dtype == torch.int8:
+        k, v = ((rows.float() / scale).to(torch.int8)
+                for rows, scale in zip((inputs.k, inputs.v), scales, strict=True))  # fmt: skip
+    return write_scaled(inputs, (k, v), scales)
 
 
 @seeded(BUGS, APPEND, "row_containment")

@@ -7,6 +7,8 @@ import torch
 from ...reference.tensors.inputs import AppendInputs
 
 Pair = tuple[torch.Tensor, torch.Tensor]
+Caches = tuple[torch.Tensor, ...]
+LEAST_SCALE = 1e-6
 
 
 def writable_caches(inputs: AppendInputs) -> Pair:
@@ -53,3 +55,42 @@ def write(inputs: AppendInputs, pages: torch.Tensor, slots: torch.Tensor, rows: 
     for cache, new in zip(caches, rows, strict=True):
         by_slot(cache, inputs.kv_layout).view(new.dtype)[pages, slots] = new
     return caches
+
+
+def scales_of(inputs: AppendInputs) -> Pair:
+    """Return the scale of each new token and head, [tokens, kv_heads, 1] float32."""
+    largest = _largest(inputs)
+    k, v = ((rows.float().abs().amax(-1, keepdim=True) / largest).clamp_min(LEAST_SCALE)
+            for rows in (inputs.k, inputs.v))  # fmt: skip
+    return k, v
+
+
+def codes_of(inputs: AppendInputs, scales: Pair) -> Pair:
+    """Return the codes of new keys and values by their scales."""
+    largest = _largest(inputs)
+    k, v = (rows.float() / scale for rows, scale in zip((inputs.k, inputs.v), scales, strict=True))
+    if inputs.k_cache.dtype == torch.int8:
+        k, v = k.round(), v.round()
+    dtype = inputs.k_cache.dtype
+    return k.clamp(-largest, largest).to(dtype), v.clamp(-largest, largest).to(dtype)
+
+
+def write_scaled(inputs: AppendInputs, codes: Pair, scales: Pair) -> Caches:
+    """Write codes [tokens, kv_heads, channels] and scales [tokens, kv_heads, 1] of new tokens."""
+    caches = tuple(each if inputs.in_place else each.clone() for each in inputs.written)
+    pages, slots = addresses(inputs)
+    for cache, new in zip(caches, (*codes, *scales), strict=True):
+        rows = by_slot(cache, inputs.kv_layout).view(_as_bytes(new).dtype)
+        rows[pages, slots] = _as_bytes(new)
+    return caches
+
+
+def _as_bytes(rows: torch.Tensor) -> torch.Tensor:
+    """View codes as bytes: torch writes no FP8 by index."""
+    return rows.view(torch.uint8) if rows.element_size() == 1 else rows
+
+
+def _largest(inputs: AppendInputs) -> float:
+    dtype = inputs.k_cache.dtype
+    limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+    return float(limits.max)

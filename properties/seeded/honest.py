@@ -19,7 +19,15 @@ from ...reference.tensors.inputs import (
     PagedAttentionInputs,
     RaggedAttentionInputs,
 )
-from .appending import addresses, rounded, write
+from .appending import (
+    Caches,
+    addresses,
+    codes_of,
+    rounded,
+    scales_of,
+    write,
+    write_scaled,
+)
 from .catalogue import SeededBug, seeded
 from .decoding import widened
 from .kernels import (
@@ -364,7 +372,10 @@ def phased_metadata(inputs: MetadataInputs) -> Phased:
     return split(Built(**stored), num_decodes_of(inputs))
 
 
-@seeded(CONTROLS, "append_paged_kv", control="honest", features=("fp8_kv",))
-def append(inputs: AppendInputs) -> Pair:
-    """Write new keys and values into their slots, rounded where the cache is FP8."""
+@seeded(CONTROLS, "append_paged_kv", control="honest", features=("fp8_kv", "per_token_head_kv"))
+def append(inputs: AppendInputs) -> Caches:
+    """Write new keys and values into their slots, as FP8 or by scales of tokens where those are."""
+    if inputs.kv_cache_sf is not None:
+        scales = scales_of(inputs)
+        return write_scaled(inputs, codes_of(inputs, scales), scales)
     return write(inputs, *addresses(inputs), rounded(inputs))

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...reference import AttentionProblem, MergeProblem, MoEProblem, Problem, RouteProblem
 from ...reference.tensors.placement import placement
+from .operations import APPENDED
 from .verdict import Verdict
 
 Place = dict[str, int]
@@ -51,7 +52,7 @@ def _of_attention(
 def _of_append(
     problem: AttentionProblem, name: str, shape: Sequence[int], index: Sequence[int]
 ) -> Place:
-    if name not in ("k_cache", "v_cache") or len(shape) != 4:  # noqa: PLR2004  pages, slots, ...
+    if name not in APPENDED or len(shape) != 4:  # noqa: PLR2004  pages, slots, ...
         return {}
     slot, head = (1, 2) if problem.kv_layout == "NHD" else (2, 1)
     place = {"page": index[0], "slot": index[slot], "head": index[head], "channel": index[3]}

@@ -84,10 +84,18 @@ def _pair(result: object, what: str, *, both: bool = False) -> Any:  # noqa: ANN
     return first, second
 
 
-def pair_of_caches(result: object) -> tuple[torch.Tensor, torch.Tensor] | str:
-    """Return a result that is a pair of caches, or a text that says what it is instead."""
-    pair: tuple[torch.Tensor, torch.Tensor] | str = _pair(result, "(k_cache, v_cache)", both=True)
-    return pair
+APPENDED = ("k_cache", "v_cache", "k_scales", "v_scales")
+"""Names of what appending returns; the last two where each token and head has a scale."""
+
+
+def appended_caches(result: object, *, scaled: bool) -> tuple[torch.Tensor, ...] | str:
+    """Return a result that is what appending returns, or a text that says what it is instead."""
+    names = APPENDED if scaled else APPENDED[:2]
+    if not (isinstance(result, tuple) and len(result) == len(names)):
+        return f"{type(result).__name__}, not ({', '.join(names)})"
+    if not all(isinstance(each, torch.Tensor) for each in result):
+        return f"({', '.join(type(each).__name__ for each in result)}), not tensors"
+    return result
 
 
 def _out_and_lse(result: object) -> Result | str:

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ import torch
 from ...reference import Problem
 from ...reference.operations import OPERATIONS as ORACLES
 from ...reference.operations import operation_of
+from ...reference.oracle import bounded_append
+from ...reference.tensors.inputs import AppendInputs
 from ..laws.metadata import FIELDS
 from ..verdicts.comparison import Check, all_within, bitwise, unusable
-from ..verdicts.operations import OPERATIONS, pair_of_caches
+from ..verdicts.operations import APPENDED, OPERATIONS, appended_caches
 from ..verdicts.subject import Subject
 
 Named = dict[str, torch.Tensor]
@@ -29,7 +32,6 @@ CALL, ANSWER = "call.pt", "answer.pt"
 """Files of a folder: what is known before a call, and what came of it."""
 SURROUNDINGS = ("storages",)
 """Fields of a record that are no parameters of a kernel."""
-CACHES = ("k_cache", "v_cache")
 
 
 @dataclass(frozen=True)
@@ -122,9 +124,11 @@ class Keeper(Subject):
             if answers.judge_apart is not None:
                 return oracle.answer(inputs)._asdict(), {}
             if oracle.bounded is None:
-                answer = oracle.answer(inputs)
-                named = zip(CACHES, answer, strict=True) if isinstance(answer, tuple) else None
-                return dict(named) if named else answer.tensors(), {}
+                if not isinstance(inputs, AppendInputs):
+                    return oracle.answer(inputs).tensors(), {}
+                answer, bounds = bounded_append(inputs)
+                named = (dict(zip(APPENDED, each, strict=False)) for each in (answer, bounds or ()))
+                return next(named), next(named)
             bounded = oracle.bounded(inputs, self.arithmetic_of(inputs))
         except (ValueError, RuntimeError):
             return {}, {}
@@ -146,8 +150,10 @@ class Keeper(Subject):
             pair = self.read(answers.pair, result)
             found = {} if isinstance(pair, str) else dict(zip(answers.names, pair, strict=True))
         elif operation == "append_paged_kv":
-            pair = self.read(pair_of_caches, result)
-            found = {} if isinstance(pair, str) else dict(zip(CACHES, pair, strict=True))
+            scaled = inputs.kv_cache_sf is not None
+            caches = self.read(partial(appended_caches, scaled=scaled), result)
+            named = {} if isinstance(caches, str) else zip(APPENDED, caches, strict=False)
+            found = dict(named)
         else:
             found = self.read(lambda value: {n: getattr(value, n, None) for n in FIELDS}, result)
         return {
