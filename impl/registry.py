@@ -129,6 +129,7 @@ BUILT_IN: dict[str, str] = {
     "vllm-unified-attention-3d": "kernelproof.impl.engines.vllm_attention:attend_3d",
     "vllm-merge-attn-states": "kernelproof.impl.engines.vllm_merge:merge",
     "vllm-reshape-and-cache-flash": "kernelproof.impl.engines.vllm_append:append",
+    "vllm-reshape-and-cache-per-token-head": "kernelproof.impl.engines.vllm_append_tokens:append",
     "vllm-fused-moe": "kernelproof.impl.engines.vllm_moe:experts",
     "sglang-decode": "kernelproof.impl.engines.sglang_decode:alone",
     "sglang-decode-grouped": "kernelproof.impl.engines.sglang_decode:grouped",

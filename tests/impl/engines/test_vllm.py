@@ -105,7 +105,9 @@ def merge_attn_states(
     output_lse.copy_(found.lse.T)
 """
 APPEND = """
+import torch
 from vllm.platforms import current_platform
+from vllm.v1.kv_cache_interface import KVQuantMode
 
 num_stages, USE_HEAD_MAJOR_LAYOUT = current_platform.is_xpu(), False
 
@@ -120,6 +122,21 @@ def triton_reshape_and_cache_flash(
             continue
         key_cache[slot // page_size, slot % page_size] = key[token]
         value_cache[slot // page_size, slot % page_size] = value[token]
+
+
+def triton_reshape_and_cache_flash_per_token_head_quant(
+    key, value, key_cache, value_cache, k_scale_cache, v_scale_cache, slot_mapping, kv_quant_mode
+):
+    assert kv_quant_mode == KVQuantMode.INT8_PER_TOKEN_HEAD and len(slot_mapping) == len(key)
+    page_size = key_cache.shape[1]
+    for token, slot in enumerate(slot_mapping.tolist()):
+        place = slot // page_size, slot % page_size
+        if slot >= 0:
+            k_scale_cache[place] = key[token].abs().amax(-1) / 127
+            v_scale_cache[place] = value[token].abs().amax(-1) / 127
+            k, v = (key[token] / k_scale_cache[place].unsqueeze(-1),
+                    value[token] / v_scale_cache[place].unsqueeze(-1))
+            key_cache[place], value_cache[place] = k.round().to(torch.int8), v.round()
 """
 MOE = """
 import torch
@@ -181,6 +198,7 @@ MIXED = AttentionProblem(
 SHORT = replace(MIXED, query_lens=(1, 1, 2))
 EXPERTS = MoEProblem(num_tokens=7, hidden=16, inter=32, num_experts=4, top_k=2)
 APPENDED = replace(MIXED, operation="append_paged_kv")
+BY_TOKEN = replace(APPENDED, kv_cache="int8_per_token_head")
 
 
 class Stages:
@@ -203,9 +221,9 @@ def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def judged(name: str, problem: Problem) -> Verdict:
-    (parity,) = (law for law in laws_of(problem.operation) if law.name.endswith("parity"))
-    return parity.check(Subject(find_implementation(name), Target.here("cpu"), Stages()), problem)
+def judged(name: str, problem: Problem, law: str = "parity") -> Verdict:
+    (chosen,) = (each for each in laws_of(problem.operation) if each.name.endswith(law))
+    return chosen.check(Subject(find_implementation(name), Target.here("cpu"), Stages()), problem)
 
 
 @pytest.mark.usefixtures("vllm")
@@ -229,6 +247,11 @@ def judged(name: str, problem: Problem) -> Verdict:
         ("vllm-merge-attn-states", MergeProblem(num_tokens=3, context="some", seed=1)),
         ("vllm-reshape-and-cache-flash", APPENDED),
         ("vllm-reshape-and-cache-flash", replace(APPENDED, kv_layout="HND", strided_kv=True)),
+        ("vllm-reshape-and-cache-per-token-head", BY_TOKEN),
+        (
+            "vllm-reshape-and-cache-per-token-head",
+            replace(BY_TOKEN, kv_layout="HND", strided_kv=True, head_dim_vo=40, seed=1),
+        ),
         ("vllm-fused-moe", EXPERTS),
         ("vllm-fused-moe", replace(EXPERTS, biases=True, activation="relu2")),
         ("vllm-fused-moe", replace(EXPERTS, weights_on_input=True)),
@@ -287,6 +310,12 @@ def test_an_older_release_is_called_by_its_own_names(
         ("vllm-merge-attn-states", MergeProblem(num_states=3), "merges two states"),
         ("vllm-reshape-and-cache-flash", replace(APPENDED, kv_cache="float8_e5m2"), "hold e4m3"),
         ("vllm-reshape-and-cache-flash", replace(APPENDED, kv_cache="float8_e4m3fn"), "stores FP8"),
+        ("vllm-reshape-and-cache-per-token-head", APPENDED, "for each token and head only"),
+        (
+            "vllm-reshape-and-cache-per-token-head",
+            replace(BY_TOKEN, kv_cache="fp8_per_token_head"),
+            "stores FP8",
+        ),
         ("vllm-fused-moe", replace(EXPERTS, num_tokens=0), "launches nothing"),
         ("vllm-fused-moe", replace(EXPERTS, weights_on_input=True, biases=True), "the bias too"),
     ],
@@ -321,8 +350,19 @@ def test_what_older_releases_do_not_have(vllm: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.setenv(FROM, str(vllm / f"{number}"))
         said = append.refusal(replace(APPENDED, kv_layout="HND"), here)
         assert said == "this release writes heads that lie one after another only"
+    said = find_implementation("vllm-reshape-and-cache-per-token-head").refusal(BY_TOKEN, here)
+    assert said == "this release has no scales of tokens and heads"
     said = append.refusal(APPENDED, here)
     assert said == "this release asks CUDA for the GPU before it launches the kernel"
+
+
+@pytest.mark.usefixtures("vllm")
+def test_rows_without_a_slot_are_given_the_slot_minus_one() -> None:
+    """The kernel with scales of tokens reads a slot for each row of keys."""
+    for seed in range(4):
+        problem = replace(BY_TOKEN, seed=seed)
+        verdict = judged("vllm-reshape-and-cache-per-token-head", problem, "never_written")
+        assert verdict.status == "PASS", verdict.message
 
 
 def test_a_3d_call_that_took_the_2d_kernel_is_no_pass(vllm: Path) -> None:
