@@ -51,10 +51,11 @@ USUAL_TILE, MOST_TILES = 64, 4
 FEW = {
     "num_kv_heads": 2, "group_size": 3, "logits_soft_cap": 1, "sm_scale": 1, "k_scale": 1,
     "v_scale": 1, "per_head_scales": 1, "strided_q": 1, "strided_kv": 1,
-    "different_kv_strides": 1, "window_right": 2, "causal_by_request": 1, "output_scale": 1,
+    "different_kv_strides": 1, "window_right": 2, "causal_by_request": 1,
 }  # fmt: skip
 """Values of an axis, the simplest first, that long requests are drawn with: what hides keys matters
-at an edge, other features are judged on short requests."""
+at an edge, other features are judged on short requests. An output's scale is not among them:
+kernels apply it where they merge the parts of a long request."""
 FEATURES = (
     "window_left",
     "logits_soft_cap",

@@ -101,6 +101,11 @@ FAULTS = (
         "                + 0 * stride_vs_head",
     ),
     Fault(
+        "3d-output-scale", "vllm-unified-attention-3d", VLLM, f"{OPS}/triton_unified_attention.py",
+        "        acc = acc * tl.load(out_scale_inv)",
+        "        acc = acc / tl.load(out_scale_inv)",
+    ),
+    Fault(
         "2d-window-rows", "vllm-unified-attention", VLLM, f"{OPS}/triton_unified_attention.py",
         "            qpos_lo = q_block_local_idx * BLOCK_Q",
         "            qpos_lo = q_block_local_idx * BLOCK_M",

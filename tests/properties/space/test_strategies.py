@@ -140,6 +140,9 @@ def test_a_slow_implementation_gets_long_requests_on_few_heads(operation: str) -
         assert {(each.k_scale, each.strided_q, each.logits_soft_cap) for each in drawn} == {
             (1.0, False, 0.0)
         }
+        # A kernel applies it where it merges the parts of a request.
+        scaled = sum(each.output_scale not in (None, 1.0) for each in drawn)
+        assert len(drawn) // 16 < scaled < len(drawn) // 3
     keys = [max(each.seq_lens) for each in drawn]
     assert {63, 64, 65, 127, 128, 129, 191, 192, 193} <= set(keys)
     assert sum(length > 3 * 64 for length in keys) > len(keys) // 6
