@@ -56,9 +56,9 @@ ADDED = {
     "one run, one verdict": 3_300,
     "nothing gets through": 1_900,
     "the face": 3_500,
-    "any kernel, any package": 3_300,
+    "any kernel, any package": 3_400,
     "verify steps, padding, slack": 2_500,
-    "many machines": 900,
+    "many machines": 1_000,
 }
 """Lines of code that what was added since may take."""
 NO_CODE = {

@@ -180,7 +180,7 @@ class CaseRunner:
             self.in_hand = None
             self.warm_up()
         elif verdict.calls:
-            self.candidate.deadlines.record(problem.work, verdict.seconds / verdict.calls)
+            self.candidate.deadlines.record(problem, verdict.seconds / verdict.calls)
         if outcome.shared and self.confirms and self._accused(problem, verdict):
             return self._judged_alone(problem)
         return verdict

@@ -6,7 +6,7 @@ import statistics
 from collections import defaultdict, deque
 from dataclasses import dataclass, field, replace
 
-from ...reference import Problem
+from ...reference import AttentionProblem, Problem
 from ..isolation.stages import Deadlines
 
 DEADLINE_FLOOR = 3.0
@@ -54,14 +54,14 @@ class DeadlineModel:
     compile_seconds: float = COMPILE_SECONDS
     slowness: float = 1.0
     patience: float = 1.0
-    _runs: dict[int, deque[float]] = field(
+    _runs: dict[int, deque[tuple[float, int]]] = field(
         default_factory=lambda: defaultdict(lambda: deque(maxlen=REMEMBERED))
     )
     _slowest: tuple[float, float] = (0.0, 0.0)
 
-    def record(self, work: int, seconds: float) -> None:
-        """Record the seconds of a call on a problem of ``work``."""
-        self._runs[size_of(work)].append(seconds)
+    def record(self, problem: Problem, seconds: float) -> None:
+        """Record the seconds of a call on a problem."""
+        self._runs[size_of(problem.work)].append((seconds, _rows(problem)))
         self._slowest = tuple(sorted((*self._slowest, seconds))[1:])  # type: ignore[assignment]
 
     def of(self, problem: Problem, *, hurried: bool = False) -> Deadlines:
@@ -73,7 +73,7 @@ class DeadlineModel:
         """
         least = DEADLINE_FLOOR / HURRY if hurried else DEADLINE_FLOOR * self.patience
         floor = self.slowness * least
-        usual = DEADLINE_FACTOR * self.usual_seconds(problem.work)
+        usual = DEADLINE_FACTOR * self.usual_seconds(problem)
         run = max(floor, usual, OUTLIER_FACTOR * self._slowest[0])
         usually = Deadlines(run=run, compile=self.compile_seconds)
         return replace(
@@ -82,17 +82,28 @@ class DeadlineModel:
             judge=self.slowness * usually.judge,
         )
 
-    def usual_seconds(self, work: int) -> float:
-        """Return the seconds that a call of ``work`` usually takes; 0 if none was measured.
+    def usual_seconds(self, problem: Problem) -> float:
+        """Return the seconds that a call on a problem usually takes; 0 if none was measured.
 
         The median of its size; where that was not measured, of the next smaller size that was,
-        in proportion to the work; else of the next larger one.
+        in proportion to the work; else of the next larger one. With more rows than those had, in
+        proportion to the rows too: what loops over them in Python takes its time for each.
         """
-        size = size_of(work)
+        size = size_of(problem.work)
         runs = dict(self._runs)  # laws on other threads take note of theirs meanwhile
         smaller = [each for each in runs if each <= size]
-        if smaller:
-            nearest = max(smaller)
-            growth = min(float(SIZE_BASE) ** (size - nearest), MOST_GROWTH)
-            return growth * statistics.median(list(runs[nearest]))
-        return statistics.median(list(runs[min(runs)])) if runs else 0.0
+        if not runs:
+            return 0.0
+        nearest = max(smaller) if smaller else min(runs)
+        growth = min(float(SIZE_BASE) ** max(size - nearest, 0), MOST_GROWTH)
+        there = list(runs[nearest])
+        more_rows = max(_rows(problem) / statistics.median(rows for _, rows in there), 1.0)
+        seconds = statistics.median(seconds for seconds, _ in there)
+        return min(growth * more_rows, MOST_GROWTH) * seconds
+
+
+def _rows(problem: Problem) -> int:
+    """Count the rows of an attention's result, heads of query tokens; 1 for other operations."""
+    if not isinstance(problem, AttentionProblem):
+        return 1
+    return max(problem.num_tokens * problem.num_qo_heads, 1)

@@ -363,7 +363,7 @@ def _time(
     if slow:
         candidate.deadlines.patience = PATIENCE
     candidate.deadlines.slowness = address.slowness
-    candidate.deadlines.record(timing.work, report.call_seconds)
+    candidate.deadlines.record(timing, report.call_seconds)
     candidate.warm_up = None if "stopped" in timed else timing
 
 

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from kernelproof.fixtures import CORPUS, LEDGER
-from kernelproof.impl import BUILT_IN, Target
+from kernelproof.impl import BUILT_IN, Target, find_implementation
+from kernelproof.impl.gating import decide, load_rules
+from kernelproof.impl.gating.of_problem import feature_of
 from kernelproof.impl.targets.optional import missing
 from kernelproof.properties.findings.ledger import (
     Entry,
@@ -410,6 +412,23 @@ class TestShipped:
         assert shipped.versions
         assert len(shipped.reason.split()) > 10
         assert not shipped.issue or shipped.issue.startswith("https://github.com/")
+
+    @pytest.mark.parametrize("shipped", SHIPPED, ids=lambda each: each.id)
+    def test_rules_allow_the_case_of_an_entry(self, shipped: Entry) -> None:
+        """A case that the support rules refuse is never called, and counts as mended."""
+        asked = find_implementation(shipped.implementation)
+        if not asked.backend or shipped.device != "cuda":
+            pytest.skip(f"{shipped.implementation} is asked for no rule on a GPU")
+        _, problem, data = read_case(shipped.case)
+        book = load_rules().without(frozenset(data.get("without_rules", ())))
+        feature = feature_of(problem, asked.backend, decodes=asked.decodes)
+        chips = [
+            Target(sm=sm, flashinfer=version, device="cuda")
+            for sm in shipped.sm or (90, 100)
+            for version in ("0.6.13", "0.7.2.post1")
+        ]
+        held = [each for each in chips if shipped.applies_to(shipped.implementation, each)]
+        assert not held or any(not decide(feature, each, book=book).refusal for each in held)
 
     def test_only_wrappers_with_one_buffer_for_their_plans_have_them_overwritten(self) -> None:
         hopper = Target(sm=90, flashinfer="0.7.2.post1", device="cuda")

@@ -22,7 +22,7 @@ def test_quick_calls_have_the_floor() -> None:
     model = DeadlineModel()
     assert model.of(SMALL).run == DEADLINE_FLOOR
     for _ in range(5):
-        model.record(SMALL.work, 0.001)
+        model.record(SMALL, 0.001)
     assert model.of(SMALL).run == DEADLINE_FLOOR
     assert model.of(SMALL, hurried=True).run == DEADLINE_FLOOR / HURRY
 
@@ -30,8 +30,8 @@ def test_quick_calls_have_the_floor() -> None:
 def test_slow_calls_have_so_many_times_the_median_of_their_size() -> None:
     model = DeadlineModel()
     for seconds in (1.0, 2.0, 3.0):
-        model.record(SMALL.work, seconds)
-        model.record(LARGE.work, 10 * seconds)
+        model.record(SMALL, seconds)
+        model.record(LARGE, 10 * seconds)
     assert model.of(SMALL).run == pytest.approx(max(DEADLINE_FACTOR * 2.0, OUTLIER_FACTOR * 20.0))
     assert model.of(LARGE).run == pytest.approx(DEADLINE_FACTOR * 20.0)
     assert model.of(LARGE, hurried=True).run == pytest.approx(DEADLINE_FACTOR * 20.0)
@@ -40,19 +40,19 @@ def test_slow_calls_have_so_many_times_the_median_of_their_size() -> None:
 def test_one_slow_outlier_changes_nothing() -> None:
     model = DeadlineModel()
     for seconds in (0.01, 0.01, 0.01, 500.0):
-        model.record(SMALL.work, seconds)
+        model.record(SMALL, seconds)
     assert model.of(SMALL).run == DEADLINE_FLOOR
 
 
 def test_a_size_that_was_not_measured_grows_from_the_next_smaller_one() -> None:
     model = DeadlineModel()
-    model.record(SMALL.work, 0.5)
-    model.record(SMALL.work, 0.5)
+    model.record(SMALL, 0.5)
+    model.record(SMALL, 0.5)
     assert size_of(LARGE.work) > size_of(SMALL.work)
     assert model.of(LARGE).run == pytest.approx(DEADLINE_FACTOR * 0.5 * 64)
     other = DeadlineModel()
-    other.record(LARGE.work, 0.5)
-    assert other.usual_seconds(SMALL.work) == 0.5
+    other.record(LARGE, 0.5)
+    assert other.usual_seconds(SMALL) == 0.5
 
 
 def test_compiling_is_apart() -> None:
@@ -65,3 +65,15 @@ def test_patience_is_no_longer_wait_where_a_hang_is_expected() -> None:
     model = DeadlineModel(patience=4.0)
     assert model.of(SMALL).run == 4 * DEADLINE_FLOOR
     assert model.of(SMALL, hurried=True).run == DEADLINE_FLOOR / HURRY
+
+
+def test_rows_count_too() -> None:
+    """A reference that loops over the heads of query tokens takes as long with few keys."""
+    model = DeadlineModel()
+    few = AttentionProblem(seq_lens=(300,), query_lens=(1,))
+    many = AttentionProblem(seq_lens=(40,), query_lens=(40,))
+    assert size_of(many.work) == size_of(few.work)
+    for _ in range(3):
+        model.record(few, 0.01)
+    assert model.usual_seconds(few) == 0.01
+    assert model.usual_seconds(many) == pytest.approx(0.4)
