@@ -56,24 +56,27 @@ def replay(
         HarnessError: the suite itself failed.
     """
     warm_up(worker, candidate)
-    case = _case(one)
+    case, name = _case(one), candidate.name
+    counts = CorpusReport(replayed=1)
     if isinstance(one, Entry):
+        counts.of_ledger = 1
         verdict = judge_known(one, case, worker, candidate)
-        counts = CorpusReport(replayed=1, of_ledger=1)
         if one.explains(case.law, verdict, case.problem):
             return counts, None
-        retired = one.retired(case.law, verdict)
-        name = candidate.name
-        return counts, Finding(name, case.law, retired, case.problem, contradicts=one.id)
-    verdict = judge_stored(case, worker, candidate)
-    if not verdict.bad:
-        unjudged = verdict.status != "PASS" or verdict.vacuous
-        return CorpusReport(replayed=1, unjudged=int(unjudged)), None
-    if candidate.explanation(case.law, verdict, case.problem):
-        return CorpusReport(replayed=1, known=1), None
-    found = Finding(candidate.name, case.law, verdict, case.problem)
+        if not verdict.bad:
+            retired = one.retired(case.law, verdict)
+            return counts, Finding(name, case.law, retired, case.problem, contradicts=one.id)
+    else:
+        verdict = judge_stored(case, worker, candidate)
+        if not verdict.bad:
+            counts.unjudged = int(verdict.status != "PASS" or verdict.vacuous)
+            return counts, None
+    if candidate.explanation(case.law, verdict, case.problem):  # an entry's case may fail otherwise
+        counts.known = int(not counts.of_ledger)
+        return counts, None
+    found = Finding(name, case.law, verdict, case.problem)
     found.replay = replay_command(case.path)
-    return CorpusReport(replayed=1), found
+    return counts, found
 
 
 def _case(one: Entry | Case) -> Case:

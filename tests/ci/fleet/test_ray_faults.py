@@ -214,7 +214,7 @@ def test_a_comparison_that_a_signal_ends_reports_and_goes_on(
     cluster: Cluster, folder: Path
 ) -> None:
     hurry = folder / "hurry"
-    pause = f"import os, time\n    time.sleep(0 if os.path.exists({str(hurry)!r}) else 0.1)"
+    pause = f"import os, time\n    time.sleep(0 if os.path.exists({str(hurry)!r}) else 0.5)"
     pause += "\n    outs, lses ="
     (folder / "subject.py").write_text(test_command.SUBJECT.replace("outs, lses =", pause))
     test_command.release(folder / "old", test_command.OLD)

@@ -471,7 +471,7 @@ def smi(folder: Path, script: str) -> None:
     ("free", "host", "processes"),
     [
         ((141_000, 143_000), None, 24),  # as many as share a GPU well
-        ((40_000, 143_000), None, 6),  # three at the fuller one, and as many at the other
+        ((40_000, 143_000), None, 8),  # four at the fuller one, and as many at the other
         ((900, 900), None, 2),  # one each, however little is left
         ((141_000, 143_000), 13_000, 3),  # the machine has room for three
         ((141_000, 143_000), 1_000, 1),

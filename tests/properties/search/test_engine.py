@@ -385,6 +385,23 @@ class TestLedger:
         assert (finding.entry, finding.contradicts) == (None, "merges-known")
         assert report.unknown == [finding]
 
+    @pytest.mark.parametrize("known", [False, True])
+    def test_a_case_that_fails_otherwise_than_its_entry_says_does_not_pass(
+        self, tmp_path: Path, *, known: bool
+    ) -> None:
+        """A race gives another failure now and then, which may have an entry of its own."""
+        name, case = "two-faults-RuntimeError", MergeProblem(empty="all")
+        ledger = load_ledger(ledger_file(tmp_path, name, "{}", case, '"numeric"'))
+        mine = ledger.entries[0]
+        crash = structs.replace(
+            mine, id="crash", status="CRASH", kinds=("RuntimeError",), quarantine=True
+        )
+        ledger = replace(ledger, entries=(mine, crash) if known else (mine,))
+        (report,) = execute("two_faults_RuntimeError", ledger=ledger).implementations
+        assert (report.corpus.replayed, report.corpus.of_ledger, report.corpus.known) == (1, 1, 0)
+        said = [(each.verdict.status, each.contradicts) for each in report.replayed]
+        assert said == ([] if known else [("CRASH", None)])
+
 
 class TestDeterminism:
     def ids(self, path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> list[str]:
