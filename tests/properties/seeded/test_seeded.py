@@ -13,11 +13,7 @@ from typing import Any
 
 import pytest
 
-from kernelproof.ci.score.scoring import (
-    LEAST_KILLED,
-    PROBLEMS_OF_HONEST,
-    PROBLEMS_UNDER_ONE_LAW,
-)
+from kernelproof.ci.score.scoring import LEAST_KILLED, PROBLEMS_UNDER_ONE_LAW
 from kernelproof.impl import OPERATIONS, Implementation, Target, find_implementation
 from kernelproof.impl.targets.refusal import Refusal
 from kernelproof.properties.isolation.workers import Deadlines, Worker, WorkerPool
@@ -185,9 +181,10 @@ ON_A_GPU = ("host_runs_ahead", "metadata_no_host_sync")
 
 @pytest.mark.parametrize("control", HONEST, ids=lambda control: control.name)
 def test_no_law_accuses_an_honest_control(control: SeededBug) -> None:
+    """On a third of the problems of a quick score; the kept scores have more."""
     implementation = find_implementation(control.reference)
     for law in laws_of(control.operation):
-        result = search(implementation, law, round(PROBLEMS_OF_HONEST * quick_problems(law)))
+        result = search(implementation, law, max(2, quick_problems(law) // 2))
         concerned = (
             law.concerns(implementation.declares) and (control.name, law.name) != NO_OTHER_SCALE
         )
