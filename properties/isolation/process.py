@@ -15,6 +15,7 @@ import select
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 from .kernel_kills import kills
 from .leftovers import is_helper
 from .outcome import CLOSED, Outcome, Status, describe_exit
-from .spawning import start_group
+from .spawning import ForkServer, ProcessGroup, start_group
 from .stages import (
     BOARD_BYTES,
     LINK,
@@ -31,13 +32,14 @@ from .stages import (
     Deadlines,
     FrameReader,
     GarbledError,
-    WorkerOptions,
     frame,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+FORKS = sys.platform == "linux"
+"""Whether there are fork servers."""
 # The code under test runs in these: overrunning one is its fault, any other the harness's.
 _HANG_STAGES: Final = ("compile", "run", "supports")
 _TICK_SECONDS: Final = 0.1  # between two checks of a silent process
@@ -75,6 +77,13 @@ class Recipe:
     """A program and its options that the process runs under; the path of a log file follows."""
     executable: str = sys.executable
     """The interpreter."""
+    forks: bool = False
+    """Whether processes are forks of one that has imported ``preload`` (Linux)."""
+
+    def command(self, module: str) -> tuple[str, ...]:
+        """Return the command that runs a module's `main`; its argument follows."""
+        path = json.dumps(self.sys_path)
+        return (self.executable, "-c", _BOOTSTRAP, path, f"{__package__}.{module}")
 
 
 class WorkerProcess:
@@ -100,30 +109,36 @@ class WorkerProcess:
             board.truncate(BOARD_BYTES)
             self._board = Board(board.fileno())
             self._board.note("load", time.monotonic_ns())
-            options = WorkerOptions(
-                handler=recipe.handler,
-                preload=recipe.preload,
-                memory_limit=recipe.memory_limit,
-                connection=theirs.fileno(),
-                board=board.fileno(),
-                dumps=self._dumps.fileno(),
-            )
-            self._group = start_group(
-                [
-                    *(recipe.under and (*recipe.under, self._log.name if self._log else "")),
-                    *(recipe.executable, "-c", _BOOTSTRAP, json.dumps(recipe.sys_path)),
-                    *(f"{__package__}.worker_main", json.dumps(dataclasses.asdict(options))),
-                ],
-                scratch=True,
-                env=dict(recipe.environment),
-                pass_fds=(options.connection, options.board, options.dumps),
-                # Whatever the code under test prints, it cannot get into a reply.
-                stdout=self._errors.fileno(),
-                stderr=self._errors.fileno(),
-            )
+            fds = {
+                "connection": theirs.fileno(),
+                "board": board.fileno(),
+                "dumps": self._dumps.fileno(),
+            }
+            self._group = self._started(recipe, fds)
         self._frames = FrameReader(self._socket)
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
+
+    def _started(self, recipe: Recipe, fds: dict[str, int]) -> ProcessGroup:
+        """Start it with these file descriptors."""
+        # Whatever the code under test prints, it cannot get into a reply.
+        output = self._errors.fileno()
+        settings: dict[str, object] = {
+            "handler": recipe.handler,
+            "preload": recipe.preload,
+            "memory_limit": recipe.memory_limit,
+        }
+        if FORKS and recipe.forks and not recipe.under:
+            return _fork(recipe, settings, {**fds, "output": output})
+        under = (*recipe.under, self._log.name) if self._log else ()
+        return start_group(
+            [*under, *recipe.command("worker_main"), json.dumps({**settings, **fds})],
+            scratch=True,
+            env=dict(recipe.environment),
+            pass_fds=tuple(fds.values()),
+            stdout=output,
+            stderr=output,
+        )
 
     def start_up(self, deadlines: Deadlines) -> Outcome | None:
         """Wait until the process takes requests; if it never will, end it and return why."""
@@ -335,6 +350,41 @@ class WorkerProcess:
             detail=detail,
             log=self._log.settled() if self._log is not None else "",
         )
+
+
+def _fork(recipe: Recipe, settings: dict[str, object], fds: dict[str, int]) -> ProcessGroup:
+    """Start a worker as a fork of the recipe's server, which may have to be started first."""
+    environment = {k: v for k, v in recipe.environment.items() if k not in _OF_ONE_TEST}
+    key = (recipe.executable, recipe.sys_path, recipe.preload, frozenset(environment.items()))
+    with _servers_lock:
+        while True:
+            server = _servers.pop(key, None)
+            known = server is not None and server.owner == os.getpid()
+            if server is None or not known:
+                server = ForkServer(
+                    recipe.command("fork_server"),
+                    recipe.preload,
+                    env=environment,
+                    stdout=fds["output"],
+                    stderr=fds["output"],
+                )
+            try:
+                group = server.start(settings, recipe.environment, fds)
+            except OSError:
+                if not known:
+                    raise
+                server.end()  # somebody has killed it
+                continue
+            _servers[key] = server
+            if len(_servers) > _MOST_SERVERS:
+                _servers.pop(next(iter(_servers))).end()
+            return group
+
+
+_MOST_SERVERS: Final = 2  # a comparison has two sides
+_OF_ONE_TEST: Final = frozenset({"PYTEST_CURRENT_TEST"})
+_servers: Final[dict[object, ForkServer]] = {}  # the one that was used last is the last
+_servers_lock: Final = threading.Lock()
 
 
 class _OverrunError(Exception):

@@ -7,6 +7,7 @@ it needs no interpreter lock that a stuck kernel may be holding.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import fcntl
@@ -28,10 +29,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from . import supervisor
+from . import fork_server, supervisor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 # A process inside the kernel (a device driver waiting for its hardware) dies only when it returns.
 _REAP_SECONDS: Final = 10.0
@@ -58,7 +59,7 @@ class LeftProcess:
 class ProcessGroup:
     """A program, and whatever it has started."""
 
-    def __init__(self, above: subprocess.Popen[bytes], link: socket.socket) -> None:
+    def __init__(self, above: subprocess.Popen[bytes] | _Fork, link: socket.socket) -> None:
         self.left: tuple[LeftProcess, ...] = ()
         """Processes that were there after the program's end; known after ``end``."""
         self._supervisor, self._link = above, link
@@ -70,7 +71,12 @@ class ProcessGroup:
         self._lock = threading.RLock()
         self._poll = select.poll()
         self._poll.register(link, select.POLLIN)
-        _groups[above.pid] = self
+        _groups.add(self)
+
+    @property
+    def above(self) -> int:
+        """The number of the process above the program; 0 for a fork that has not said it yet."""
+        return self._supervisor.pid
 
     def exited(self) -> bool:
         """Return whether the program has ended."""
@@ -99,9 +105,9 @@ class ProcessGroup:
     def kill(self) -> None:
         """End the program and all that it has started, and do not wait, from any thread."""
         self._say(supervisor.END)
-        if self._supervisor.returncode is None:
+        if self.above and self._supervisor.returncode is None:
             with contextlib.suppress(OSError):  # the program may have stopped it
-                os.kill(self._supervisor.pid, signal.SIGCONT)
+                os.kill(self.above, signal.SIGCONT)
 
     def end(self) -> int | None:
         """End the program and all that it has started; return its status, negative for a signal.
@@ -122,7 +128,7 @@ class ProcessGroup:
                 if not self._ended_well:
                     _end_by_folder(self._scratch)
                 self._link.close()
-                _groups.pop(self._supervisor.pid, None)
+                _groups.discard(self)
         return self._status
 
     def _say(self, word: bytes) -> None:
@@ -144,6 +150,7 @@ class ProcessGroup:
             self._status = message.get("status", self._status)
             self._alive = message.get("alive", self._alive)
             self._scratch = message.get("scratch", self._scratch)
+            self._supervisor.pid = message.get("above", self._supervisor.pid)
             self._ended_well |= "left" in message
             self.left = tuple(LeftProcess(**each) for each in message.get("left", ()))
 
@@ -163,8 +170,8 @@ def _end_by_folder(scratch: str) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
 
 
-_groups: Final[dict[int, ProcessGroup]] = {}
-"""Those that have not ended, by the process above them."""
+_groups: Final[set[ProcessGroup]] = set()
+"""Those that have not ended."""
 
 
 def kill_children() -> None:
@@ -172,12 +179,12 @@ def kill_children() -> None:
 
     A handler of signals may ask for it.
     """
-    groups = dict(_groups)
-    for each in groups.values():
+    groups = set(_groups)
+    for each in groups:
         each.kill()
-    own = os.getpgid(0)
+    own, above = os.getpgid(0), {each.above for each in groups}
     for child in supervisor.children_of(os.getpid()):
-        if child not in groups:
+        if child not in above:
             with contextlib.suppress(OSError):  # gone since
                 group = os.getpgid(child)
                 if group == own:
@@ -237,14 +244,8 @@ def start_group(
     Raises:
         FileNotFoundError: there is no such program.
     """
-    global _spawner  # noqa: PLW0603 - one for all pools: it is a thread
     if shutil.which(command[0], path=(options.get("env") or os.environ).get("PATH")) is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
-    with _spawner_lock:
-        # A fork of this process has a copy of the object, but not its thread.
-        if _spawner is None or _spawner.process != os.getpid():
-            _remove_stale()
-            _spawner = _Spawner()
     folder = tempfile.gettempdir() if scratch else ""
 
     def start() -> ProcessGroup:
@@ -258,7 +259,106 @@ def start_group(
             )
         return ProcessGroup(above, ours)
 
-    return _spawner.start(start)
+    return _the_spawner().start(start)
+
+
+def _the_spawner() -> _Spawner:
+    global _spawner  # noqa: PLW0603 - one for all pools: it is a thread
+    with _spawner_lock:
+        # A fork of this process has a copy of the object, but not its thread.
+        if _spawner is None or _spawner.process != os.getpid():
+            _remove_stale()
+            _spawner = _Spawner()
+        return _spawner
+
+
+class _Fork:
+    """The process above a fork of a `ForkServer`: the server waits for it."""
+
+    returncode = None
+
+    def __init__(self) -> None:
+        self.pid = 0
+
+    def wait(self) -> int:
+        """Return the status of one that is gone before it has said its program's."""
+        return -signal.SIGKILL
+
+
+class ForkServer:
+    """A process whose forks are programs: what they import has been imported there (Linux).
+
+    Args:
+        command: that runs `fork_server.main`; its options follow.
+        preload: modules that it imports.
+        options: those of `subprocess.Popen`.
+    """
+
+    def __init__(self, command: Sequence[str], preload: Sequence[str], **options: Any) -> None:  # noqa: ANN401
+        self.owner = os.getpid()
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            given = {"connection": theirs.fileno(), "preload": preload}
+            self._process = subprocess.Popen(
+                [*command, json.dumps(given)],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                pass_fds=(theirs.fileno(),),
+                **options,
+            )
+        # At this process's end it would end anyway, if a little later.
+        atexit.register(self._kill)
+
+    def start(
+        self,
+        options: Mapping[str, Any],
+        environment: Mapping[str, str],
+        fds: Mapping[str, int],
+    ) -> ProcessGroup:
+        """Start a worker, with a folder for temporary files of its own.
+
+        Args:
+            options: the fields of `WorkerOptions`, apart from file descriptors.
+            environment: its variables.
+            fds: its file descriptors, those of `fork_server.DESCRIPTORS` that are not made here.
+
+        Raises:
+            OSError: the server is gone.
+        """
+        start = {
+            "options": options,
+            "environment": environment,
+            "scratch": tempfile.gettempdir(),
+            "folder": str(Path.cwd()),
+        }
+
+        def send() -> ProcessGroup:
+            ours, theirs = socket.socketpair()
+            with theirs, tempfile.TemporaryFile() as file:
+                file.write(json.dumps(start).encode())
+                file.seek(0)
+                every = {"start": file.fileno(), "link": theirs.fileno(), **fds}
+                sent = [every[name] for name in fork_server.DESCRIPTORS]
+                try:
+                    socket.send_fds(self._socket, [fork_server.MESSAGE], sent)
+                except OSError:
+                    ours.close()
+                    raise
+            return ProcessGroup(_Fork(), ours)
+
+        return _the_spawner().start(send)
+
+    def end(self) -> None:
+        """Let it end once its forks have."""
+        atexit.unregister(self._kill)
+        self._socket.close()
+        threading.Thread(target=self._process.wait, name="kernelproof-reaper", daemon=True).start()
+
+    def _kill(self) -> None:
+        if self.owner == os.getpid():
+            self._socket.close()
+            self._process.kill()
+            self._process.wait()
 
 
 def _remove_stale() -> None:

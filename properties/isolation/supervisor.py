@@ -1,12 +1,14 @@
 """Stands between this package and a program that it starts: nothing of the program outlives it.
 
-It is run by its path, without the package: ``python -I -S supervisor.py FOLDER COMMAND...``. On
-Linux it adopts whatever the program leaves, even in a session of its own (a child subreaper), and
-ends when it has no descendants any more. Elsewhere it ends the program's process group only.
+It is run by its path, without the package: ``python -I -S supervisor.py FOLDER COMMAND...``; or a
+fork of `fork_server.py` calls `supervise`. On Linux it adopts whatever the program leaves, even in
+a session of its own (a child subreaper), and ends when it has no descendants any more. Elsewhere it
+ends the program's process group only.
 
 Standard input is a socket. The other side sends `END`, `DUMP` or `COUNT`; its end, however that
-comes, means `END`. Lines of JSON go back: ``{"scratch": "/tmp/..."}`` at the start, ``{"status":
-0}`` when the program has ended, ``{"alive": 0}`` after `COUNT`, ``{"left": [...]}`` at the end.
+comes, means `END`. Lines of JSON go back: ``{"scratch": "/tmp/...", "above": 7}`` at the start,
+with this process's number, ``{"status": 0}`` when the program has ended, ``{"alive": 0}`` after
+`COUNT`, ``{"left": [...]}`` at the end.
 """
 
 from __future__ import annotations
@@ -31,9 +33,10 @@ SHARED = frozenset(
 )
 """Programs that serve others too once they run: they are neither ended nor named."""
 
-# They go to all processes of a terminal or of a service: what becomes of them is the parent's.
-_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""They go to all processes of a terminal or of a service: what becomes of them is the parent's."""
+PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG = 1
 # Helpers end by themselves after their process, as multiprocessing's do, and tidy up.
 _GRACE_SECONDS = 0.3
 _PATIENCE_SECONDS = 60.0  # for what even SIGKILL does not end
@@ -45,6 +48,17 @@ _COMMAND_CHARACTERS = 300
 def main() -> None:
     """Run the command of the arguments until it is to end, and end everything that it started."""
     folder, *command = sys.argv[1:]
+    supervise(folder, command, lambda variables: os.execvpe(command[0], command, variables))  # noqa: S606
+
+
+def supervise(folder: str, command: list[str], become: Callable[[dict[str, str]], object]) -> None:
+    """Run a program until it is to end, and end everything that it started.
+
+    Args:
+        folder: where it gets one for temporary files; none if empty.
+        command: what the program's forks are known by.
+        become: makes a process the program, and is given its environment.
+    """
     parent = os.getppid()
     wake, waker = os.pipe()
     for fd in (wake, waker):
@@ -53,15 +67,15 @@ def main() -> None:
     # SIGUSR2 comes at the parent's end.
     for number in (signal.SIGCHLD, signal.SIGUSR2):
         signal.signal(number, lambda *_: None)
-    for number in _IGNORED:
+    for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    _ask_kernel(_PR_SET_CHILD_SUBREAPER, 1)
-    _ask_kernel(_PR_SET_PDEATHSIG, signal.SIGUSR2)
+    ask_kernel(PR_SET_CHILD_SUBREAPER, 1)
+    ask_kernel(_PR_SET_PDEATHSIG, signal.SIGUSR2)
     link = socket.socket(fileno=os.dup(0))
     scratch = Scratch(folder)
-    family = Family(command, scratch.environment(), link)
-    family.tell({"scratch": scratch.path})
-    _close_all_but({0, 1, 2, wake, waker, link.fileno(), scratch.fd})
+    family = Family(command, become, scratch.environment(), link)
+    family.tell({"scratch": scratch.path, "above": os.getpid()})
+    close_all_but({0, 1, 2, wake, waker, link.fileno(), scratch.fd})
     while os.getppid() == parent and family.attend(wake):
         pass
     left = family.end()
@@ -102,15 +116,19 @@ class Family:
     """The program and its descendants.
 
     Args:
-        command: the program and its arguments.
-        environment: its variables.
+        command, become: see `supervise`.
+        environment: the program's variables.
         link: the socket to the other side.
     """
 
     def __init__(
-        self, command: list[str], environment: dict[str, str], link: socket.socket
+        self,
+        command: list[str],
+        become: Callable[[dict[str, str]], object],
+        environment: dict[str, str],
+        link: socket.socket,
     ) -> None:
-        self._command, self._link = command, link
+        self._command, self._become, self._link = command, become, link
         self._status: int | None = None
         here = os.getpid()
         self._program = os.fork()
@@ -119,15 +137,15 @@ class Family:
 
     def _become_program(self, supervisor: int, environment: dict[str, str]) -> None:
         try:
-            _ask_kernel(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            ask_kernel(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != supervisor:
                 os._exit(1)
             signal.set_wakeup_fd(-1)
-            for number in (*_IGNORED, signal.SIGPIPE, signal.SIGXFSZ):
+            for number in (*IGNORED, signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(number, signal.SIG_DFL)
             os.setsid()
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            os.execvpe(self._command[0], self._command, environment)  # noqa: S606
+            self._become(environment)
         except OSError as error:
             sys.stderr.write(f"{self._command[0]}: {error.strerror}\n")
         finally:
@@ -210,8 +228,7 @@ class Family:
         return found
 
     def _describe(self, process: int) -> dict[str, object]:
-        words = _read(f"/proc/{process}/cmdline").rstrip(b"\0").split(b"\0")
-        command = [word.decode(errors="backslashreplace") for word in words]
+        command = command_of(process)
         said = "a fork of it" if command == self._command else " ".join(command)
         try:
             escaped = os.getsid(process) != self._program
@@ -230,6 +247,12 @@ def children_of(process: int) -> list[int]:
         for task in _names(f"/proc/{process}/task")
         for child in _read(f"/proc/{process}/task/{task}/children").split()
     ]
+
+
+def command_of(process: int) -> list[str]:
+    """Return the command line of a process, one empty word where it has none (Linux)."""
+    words = _read(f"/proc/{process}/cmdline").rstrip(b"\0").split(b"\0")
+    return [word.decode(errors="backslashreplace") for word in words]
 
 
 def _parent_of(process: int) -> int:
@@ -271,8 +294,8 @@ def _pauses(seconds: float) -> Iterator[None]:
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def _close_all_but(kept: set[int]) -> None:
-    """Close what only the program inherits: its connection ends with it."""
+def close_all_but(kept: set[int]) -> None:
+    """Close other file descriptors: a connection that only the program inherits ends with it."""
     for name in _names("/dev/fd"):
         if int(name) not in kept:
             with contextlib.suppress(OSError):
@@ -288,7 +311,7 @@ def _prctl() -> Callable[[int, int], object]:
         return lambda *_: None
 
 
-_ask_kernel = _prctl()
+ask_kernel = _prctl()
 _LISTS_CHILDREN = os.access(f"/proc/self/task/{os.getpid()}/children", os.R_OK)
 
 if __name__ == "__main__":

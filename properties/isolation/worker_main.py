@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from .stages import LINK, Board, FrameReader, WorkerOptions, frame
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 Handler = Callable[[dict[str, object], "Monitor"], dict[str, object]]
 
@@ -189,10 +189,7 @@ def _limit_memory(limit: int | None) -> None:
 def _load(options: WorkerOptions) -> Handler:
     """Import what is asked for and return the handler."""
     gc.disable()  # it finds nothing among what is imported, in a fifth of the imports' time
-    for name in options.preload:
-        # One that fails is imported again, and reported, by the handler that needs it.
-        with contextlib.suppress(Exception):
-            importlib.import_module(name)
+    import_all(options.preload)
     module, _, function = options.handler.partition(":")
     handler: Handler = getattr(importlib.import_module(module), function)
     if "torch" in sys.modules:
@@ -201,6 +198,13 @@ def _load(options: WorkerOptions) -> Handler:
     gc.freeze()
     gc.enable()
     return handler
+
+
+def import_all(names: Sequence[str]) -> None:
+    """Import modules; one that fails is imported again, and reported, by what needs it."""
+    for name in names:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
 
 
 def _exit_status(leaving: SystemExit) -> int:

@@ -52,6 +52,7 @@ def open_pool(
         under=sanitizer.command(tool) if tool else (),
         sys_path=sys_path,
         executable=executable,
+        forks=device == "cpu",
         # CUDA reserves address space by the terabyte.
         memory_limit=DEFAULT_MEMORY_LIMIT if device == "cpu" else None,
     )

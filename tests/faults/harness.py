@@ -41,7 +41,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: a fork has no thr
 
 import kernelproof.properties.worker.tasks  # noqa: F401  what a worker imports first
 from kernelproof.ci.cli import main
-from kernelproof.properties.isolation import spawning, supervisor, worker_main
+from kernelproof.properties.isolation import process, spawning, supervisor, worker_main
 from kernelproof.properties.isolation.stages import Deadlines
 from kernelproof.properties.laws import laws_of
 from kernelproof.properties.search import deadlines, preparation
@@ -240,6 +240,7 @@ def hasten() -> None:
     )
     requests.WARM_UP_DEADLINES = Deadlines()
     names = {name: getattr(subprocess, name) for name in subprocess.__all__}
+    process.FORKS = False
     vars(spawning)["subprocess"] = SimpleNamespace(**{**names, "Popen": _popen})
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -67,19 +69,9 @@ def test_a_wrong_decision_is_found(wrong: GatingBug) -> None:
     assert found, f"no law finds {wrong.name}"
 
 
-def _reaches(rule: Rule) -> Iterator[tuple[Feature, Target]]:
-    """Return questions that meet every condition of a rule."""
-    machines = [
-        Target(sm=chip, flashinfer=version, cuda=cuda, triton=triton)
-        for cuda in ("13.0", *VERSIONS["cuda"])
-        for triton in ("3.6.0", *VERSIONS["triton"])
-        for chip in rule.chips or (*CHIPS, None)
-        for version in (*BOOK.versions, "0.6.7.dev20260401", None)
-        if rule.applies_to(
-            Target(sm=chip, flashinfer=version, cuda=cuda, triton=triton),
-            BOOK.artifacts_of(version),
-        )
-    ]
+@functools.cache
+def _meeting(rule: Rule) -> list[Feature]:
+    """Return features that meet every condition of a rule on features."""
     drawn: list[Feature] = []
 
     @hypothesis.seed(0)
@@ -90,10 +82,21 @@ def _reaches(rule: Rule) -> Iterator[tuple[Feature, Target]]:
         drawn.append(feature)
 
     draw()
-    meeting = [feature for feature in dict.fromkeys(drawn) if not rule.unmet(feature)]
-    for machine in machines:
-        for feature in meeting:
-            yield feature, machine
+    return [feature for feature in dict.fromkeys(drawn) if not rule.unmet(feature)]
+
+
+def _reaches(rule: Rule) -> Iterator[tuple[Feature, Target]]:
+    """Return questions that meet every condition of a rule."""
+    for cuda, triton in itertools.product(
+        ("13.0", *VERSIONS["cuda"]), ("3.6.0", *VERSIONS["triton"])
+    ):
+        for chip, version in itertools.product(
+            rule.chips or (*CHIPS, None), (*BOOK.versions, "0.6.7.dev20260401", None)
+        ):
+            machine = Target(sm=chip, flashinfer=version, cuda=cuda, triton=triton)
+            if rule.applies_to(machine, BOOK.artifacts_of(version)):
+                for feature in _meeting(rule):
+                    yield feature, machine
 
 
 @pytest.mark.parametrize("rule", BOOK.rules, ids=lambda rule: rule.id)
