@@ -83,7 +83,7 @@ def _fork(fds: dict[str, int], connection: socket.socket) -> None:
         for fd, there in enumerate((fds["link"], fds["output"], fds["output"])):
             os.dup2(there, fd)
         with contextlib.suppress(OSError):  # it is gone
-            os.chdir(start["folder"])
+            os.chdir(start.get("folder", "."))
         command = supervisor.command_of(os.getpid())
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})

@@ -273,16 +273,18 @@ def _the_spawner() -> _Spawner:
 
 
 class _Fork:
-    """The process above a fork of a `ForkServer`: the server waits for it."""
+    """The process above a fork of a server, which waits for it."""
 
     returncode = None
 
-    def __init__(self) -> None:
+    def __init__(self, server: subprocess.Popen[bytes]) -> None:
         self.pid = 0
+        self._server = server
 
     def wait(self) -> int:
-        """Return the status of one that is gone before it has said its program's."""
-        return -signal.SIGKILL
+        """Return the status of one that is gone: the server's if that is, else it was killed."""
+        status = self._server.poll()
+        return -signal.SIGKILL if status is None else status
 
 
 class ForkServer:
@@ -325,12 +327,9 @@ class ForkServer:
         Raises:
             OSError: the server is gone.
         """
-        start = {
-            "options": options,
-            "environment": environment,
-            "scratch": tempfile.gettempdir(),
-            "folder": str(Path.cwd()),
-        }
+        start = {"options": options, "environment": environment, "scratch": tempfile.gettempdir()}
+        with contextlib.suppress(OSError):  # the folder has been removed
+            start["folder"] = str(Path.cwd())
 
         def send() -> ProcessGroup:
             ours, theirs = socket.socketpair()
@@ -344,7 +343,7 @@ class ForkServer:
                 except OSError:
                     ours.close()
                     raise
-            return ProcessGroup(_Fork(), ours)
+            return ProcessGroup(_Fork(self._process), ours)
 
         return _the_spawner().start(send)
 

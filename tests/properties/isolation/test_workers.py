@@ -538,6 +538,26 @@ class TestOrphans:
             (pid, command_of(pid)) for pid in family if running(pid)
         ]
 
+    def test_a_fork_server_that_was_killed_is_replaced(self, worker: Worker) -> None:
+        echo(worker, 1)
+        family = workers_processes()
+        for each in fork_servers():
+            os.kill(each, signal.SIGKILL)
+        assert wait_until(lambda: not any(map(running, family)))
+        worker.run({"do": "echo", "value": 2})  # a crash, or the first request of the next process
+        echo(worker, 3)
+        assert len(fork_servers()) == 1
+
+    def test_pools_of_one_environment_share_a_fork_server(self, worker: Worker) -> None:
+        echo(worker, 1)
+        before = fork_servers()
+        with make_pool() as pool, pool.lease() as another:
+            echo(another, 1)
+            assert fork_servers() == before
+        with make_pool(environment={"OTHER": "1"}) as pool, pool.lease() as another:
+            echo(another, 1)
+            assert len(fork_servers() - before) == 1
+
     def test_parent_that_forgets_to_close_leaves_nothing(self) -> None:
         parent = subprocess.run(
             [sys.executable, "-W", "error", "-c", FORGETFUL],
@@ -714,8 +734,12 @@ def descendants_of(pid: int) -> list[int]:
 
 def workers_processes() -> set[int]:
     """The processes of this file's pools, not those of other files' fixtures."""
-    servers = [each for each in children_of(os.getpid()) if "fork_server" in command_of(each)]
-    return {far for each in servers for far in descendants_of(each)}
+    return {far for each in fork_servers() for far in descendants_of(each)}
+
+
+def fork_servers() -> set[int]:
+    """The processes whose forks the workers of this process are."""
+    return {each for each in children_of(os.getpid()) if "fork_server" in command_of(each)}
 
 
 def processes() -> list[str]:

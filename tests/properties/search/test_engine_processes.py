@@ -336,8 +336,8 @@ def test_laws_that_have_not_begun_when_the_run_ends_are_named() -> None:
 
 
 def _children() -> list[int]:
-    me = os.getpid()
-    found = []
+    """Return the workers' processes: forks of this process's fork servers."""
+    parents = {}
     for entry in Path("/proc").iterdir() if Path("/proc/self").exists() else ():
         if entry.name.isdigit():
             try:
@@ -345,9 +345,10 @@ def _children() -> list[int]:
                 command = (entry / "cmdline").read_bytes()
             except OSError:
                 continue
-            if int(fields[1]) == me and fields[0] not in "ZX" and b"worker" in command:
-                found.append(int(entry.name))
-    return found
+            if fields[0] not in "ZX" and b"fork_server" in command:
+                parents[int(entry.name)] = int(fields[1])
+    servers = {process for process, parent in parents.items() if parent == os.getpid()}
+    return [process for process, parent in parents.items() if parent in servers]
 
 
 class _GoneAfter:
