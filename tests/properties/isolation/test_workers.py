@@ -548,12 +548,13 @@ class TestOrphans:
         echo(worker, 3)
         assert len(fork_servers()) == 1
 
-    def test_pools_of_one_environment_share_a_fork_server(self, worker: Worker) -> None:
-        echo(worker, 1)
-        before = fork_servers()
-        with make_pool() as pool, pool.lease() as another:
-            echo(another, 1)
-            assert fork_servers() == before
+    def test_pools_of_one_environment_share_a_fork_server(self) -> None:
+        with make_pool() as pool, pool.lease() as worker:
+            echo(worker, 1)
+            before = fork_servers()
+            with make_pool() as second, second.lease() as another:
+                echo(another, 1)
+                assert fork_servers() == before
         with make_pool(environment={"OTHER": "1"}) as pool, pool.lease() as another:
             echo(another, 1)
             assert len(fork_servers() - before) == 1
@@ -738,8 +739,8 @@ def workers_processes() -> set[int]:
 
 
 def fork_servers() -> set[int]:
-    """The processes whose forks the workers of this process are."""
-    return {each for each in children_of(os.getpid()) if "fork_server" in command_of(each)}
+    """The processes whose forks this file's workers are: they import nothing beforehand."""
+    return {each for each in children_of(os.getpid()) if '"preload": []' in command_of(each)}
 
 
 def processes() -> list[str]:
