@@ -68,9 +68,20 @@ def far_pages(subject: Subject, problem: AttentionProblem) -> Verdict:
     if not _asked(subject, near) or near.cache_entry.scaled or not near.num_pages:
         return VACUOUS
     inputs = subject.materialise(near)
-    if not has_room(subject, 2 * FAR * inputs.k_cache.element_size()):
+    rooms = 1 if _share_room(near, inputs) else 2
+    if not has_room(subject, rooms * FAR * inputs.k_cache.element_size()):
         return VACUOUS
     return _unmoved(subject, near, inputs, _with_far_pages(near, inputs))
+
+
+def _share_room(problem: AttentionProblem, inputs: PagedAttentionInputs) -> bool:
+    """Whether one room holds the far pages of keys and of values: one is a page behind the other.
+
+    A GPU that others use too has room for one more often than for two.
+    """
+    k_cache, v_cache = inputs.k_cache, inputs.v_cache
+    alike = k_cache.shape == v_cache.shape and k_cache.dtype == v_cache.dtype
+    return problem.values_in_keys or alike
 
 
 def _asked(subject: Subject, near: AttentionProblem) -> bool:
@@ -98,14 +109,21 @@ def _with_far_pages(
     places = torch.zeros(len(inputs.k_cache), dtype=torch.int32, device=used.device)
     places[used.long()] = (count - 1 - step * torch.arange(len(used), device=used.device)).int()
 
-    def moved(cache: torch.Tensor) -> torch.Tensor:
-        apart = unreserved((count, *cache.shape[1:]), cache)
+    def moved(cache: torch.Tensor, apart: torch.Tensor) -> torch.Tensor:
         # Codes are copied as bytes: not every dtype can be indexed.
         apart.view(torch.uint8)[places[used.long()].long()] = cache.view(torch.uint8)[used.long()]
         return apart
 
-    k_cache = moved(inputs.k_cache)
-    values = k_cache[..., : inputs.v_cache.shape[-1]] if problem.values_in_keys else None
+    def room(cache: torch.Tensor) -> torch.Tensor:
+        return unreserved((count + 1, *cache.shape[1:]), cache)
+
+    keys = room(inputs.k_cache)
+    k_cache = moved(inputs.k_cache, keys[:-1])
+    if problem.values_in_keys:
+        v_cache = k_cache[..., : inputs.v_cache.shape[-1]]
+    else:
+        values = keys if _share_room(problem, inputs) else room(inputs.v_cache)
+        v_cache = moved(inputs.v_cache, values[1:])
     metadata, table = inputs.metadata, inputs.block_table.clone()
     indices = places[metadata.paged_kv_indices.long()]
     for row, (begin, end) in enumerate(pairwise(metadata.paged_kv_indptr.tolist())):
@@ -113,7 +131,7 @@ def _with_far_pages(
     return replace(
         inputs,
         k_cache=k_cache,
-        v_cache=moved(inputs.v_cache) if values is None else values,
+        v_cache=v_cache,
         metadata=replace(metadata, paged_kv_indices=indices),
         block_table=table,
     )
