@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +33,8 @@ def build_cost(minutes: float, most: int) -> str:
         most: cores that it keeps busy.
     """
     busy = min(most, compilers())
-    return f"one module takes about {minutes / busy:.2g} minutes of {count_of(busy, 'compiler')}"
+    each = math.ceil(minutes / busy)
+    return f"one module takes about {count_of(each, 'minute')} of {count_of(busy, 'compiler')}"
 
 
 def last_line(text: str) -> str:
