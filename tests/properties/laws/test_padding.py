@@ -110,6 +110,10 @@ def test_far_memory_is_not_touched() -> None:
     assert pages * 4096 < FAR
     near, far = given("far_pages")[:2]
     assert far.k_cache.numel() > FAR > near.k_cache.numel()
+    assert far.v_cache.data_ptr() == far.k_cache[1:].data_ptr()  # one room, a page apart
+    there, here = far.metadata.paged_kv_indices.long(), near.metadata.paged_kv_indices.long()
+    assert torch.equal(far.k_cache[there], near.k_cache[here])
+    assert torch.equal(far.v_cache[there], near.v_cache[here])
     assert int(far.metadata.paged_kv_indices.max()) * far.k_cache.stride(0) > FAR - 2**10
 
 
