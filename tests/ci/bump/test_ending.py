@@ -43,7 +43,7 @@ import torch
 import flashinfer
 from kernelproof.impl import implementation
 
-HERE, PATIENCE = Path(__file__).parent, 60.0
+HERE, PATIENCE = Path(__file__).parent, 240.0
 waited = False
 
 
