@@ -163,7 +163,7 @@ class Selection:
 
 def _groups(axes: Axes, keys: Keys) -> dict[str, list[tuple[Any, ...]]]:
     """Return the values of each axis that decides about the module, grouped by module."""
-    others = [{name: value} for name in ("head_dims", "dtype")
+    others = [{name: value} for name in ("head_dims", "dtype", "causal")
               for value in axes.values.get(name, ())]  # fmt: skip
     groups: dict[str, list[tuple[Any, ...]]] = {}
     for name, values in axes.values.items():
@@ -172,7 +172,8 @@ def _groups(axes: Axes, keys: Keys) -> dict[str, list[tuple[Any, ...]]]:
         by_key: dict[str, list[Any]] = {}
         for value in values:
             # An nvfp4 cache may be refused at the simplest head dim, and taken at another; an FP8
-            # one of latent attention with float16 queries, and taken with bfloat16 ones.
+            # one of latent attention with float16 queries, and taken with bfloat16 ones; a window
+            # without a causal mask, which gives it two sides.
             bases = [axes.simplest, *({**axes.simplest, **other} for other in others)]
             tried = [example(axes.operation, {**base, name: value}) for base in bases]
             key = next((key for key in keys(tried) if key is not None), None)

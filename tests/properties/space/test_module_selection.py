@@ -97,6 +97,25 @@ def test_a_quantised_cache_that_one_dtype_has_is_among_them() -> None:
                for each in modules)  # fmt: skip
 
 
+def test_a_window_that_is_refused_without_a_causal_mask_is_among_them() -> None:
+    """Its problems would be drawn otherwise, and each refused for its module."""
+
+    def keys(given: Sequence[Problem]) -> list[str | None]:
+        attention = [each for each in given if isinstance(each, AttentionProblem)]
+        return [
+            None
+            if each.window_left >= 0 and not each.causal
+            else f"{each.causal} {each.window_left}"
+            for each in attention
+        ]
+
+    axes, *_ = asked("flashinfer-prefill-fa2")
+    assert axes.simplest["causal"] is False
+    modules = choose(axes, keys, 1000)
+    windows = {value for module in modules for value in module.values["window_left"]}
+    assert windows == set(axes.allows("window_left"))
+
+
 @pytest.mark.parametrize("name", ["flashinfer-prefill-fa2", "flashinfer-decode"])
 def test_modules_of_stored_cases_are_among_them(name: str) -> None:
     """They are built anyway: for others in their place a run would wait twice."""
