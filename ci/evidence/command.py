@@ -10,7 +10,7 @@ import click
 from ..console.errors import CONFORMING, UsageRefusedError
 from ..console.outputs import Outputs, output_option
 
-KINDS = ("h200", "gating", "bump")
+KINDS = ("h100", "h200", "gating", "bump")
 """Beginnings of the names of files with runs that the page sums up."""
 
 
