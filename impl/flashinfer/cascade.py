@@ -12,6 +12,7 @@ from ..targets.target import Target
 from .backends import CUDA, FA2, FA3, MERGED_ABOVE, one_module
 from .calls import attention_refusal, flashinfer, kv_heads_of, wrapper
 from .claims import first_reason, one_head_dim, two_states, unavailable
+from .libraries import attention_library
 from .triton import to_base_2, to_natural
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -99,7 +100,8 @@ def _no_cascade(problem: AttentionProblem, _: Target) -> str | None:
     _no_cascade,
     attention_refusal,
     features=(),
-    # The wrapper chooses FA3 on SM90 by itself.
+    library=attention_library("batch_prefill", "auto"),  # FA3's on SM90
+    build_minutes=FA3.build_minutes,
     arithmetic=replace(FA3.arithmetic, partial_outputs=True, merged_outputs=MERGED_ABOVE),
     wide_arithmetic=(),
     split=0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,12 +14,7 @@ from ..targets.target import UnsupportedError
 from .calls import flashinfer
 
 # Since 0.7.1, a library of FA2 fixes how the strides of pages of keys and values differ.
-STRIDES = (
-    "",
-    "_kv_stride_equal",
-    "_kv_stride_independent",
-    "_paged_kv_stride_independent",
-)
+STRIDES = ("", "_kv_stride_equal", "_kv_stride_independent", "_paged_kv_stride_independent")
 
 
 def attention_library(kind: str, backend: str = "") -> Library:
@@ -26,7 +22,7 @@ def attention_library(kind: str, backend: str = "") -> Library:
 
     Args:
         kind: of FlashInfer's ``get_<kind>_uri``, or ``"xqa"``.
-        backend: ``"fa2"`` or ``"fa3"``, where there is a choice.
+        backend: ``"fa2"`` or ``"fa3"``, where there is a choice; ``"auto"``: FlashInfer's choice.
     """
 
     def library(problem: AttentionProblem) -> tuple[str, bool]:
@@ -77,7 +73,16 @@ def _name(kind: str, backend: str, problem: AttentionProblem) -> str:
         "head_dim_ckv": problem.head_dim_vo,
         "head_dim_kpe": problem.head_dim_qk - problem.head_dim_vo,
     }
-    return str(uri(**{name: values[name] for name in inspect.signature(uri).parameters}))
+    if backend == "auto":
+        more = {"device": torch.device("cuda"), "use_fp16_qk_reductions": False}
+        masked = problem.custom_mask or problem.tree > 0
+        choose = flashinfer("flashinfer.utils").determine_attention_backend
+        values["backend"] = _asked(choose, {**values, **more, "use_custom_mask": masked})
+    return _asked(uri, values)
+
+
+def _asked(function: Callable[..., str], values: Mapping[str, Any]) -> str:
+    return str(function(**{name: values[name] for name in inspect.signature(function).parameters}))
 
 
 def _xqa_name(problem: AttentionProblem) -> str:

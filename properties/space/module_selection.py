@@ -172,8 +172,7 @@ def _groups(axes: Axes, keys: Keys) -> dict[str, list[tuple[Any, ...]]]:
         by_key: dict[str, list[Any]] = {}
         for value in values:
             # An nvfp4 cache may be refused at the simplest head dim, and taken at another; an FP8
-            # one of latent attention with float16 queries, and taken with bfloat16 ones; a window
-            # without a causal mask, which gives it two sides.
+            # one of latent attention with float16 queries; a window without a causal mask.
             bases = [axes.simplest, *({**axes.simplest, **other} for other in others)]
             tried = [example(axes.operation, {**base, name: value}) for base in bases]
             key = next((key for key in keys(tried) if key is not None), None)

@@ -23,7 +23,11 @@ CODE = dedent(
     def problem(dim):
         return AttentionProblem(head_dim_qk=dim, head_dim_vo=dim, dtype="bfloat16")
 
-    names = ("flashinfer-decode", "flashinfer-prefill-fa2", "flashinfer-decode-fa2")
+    names = ("flashinfer-decode", "flashinfer-prefill-fa2", "flashinfer-decode-fa2",
+             "flashinfer-prefill-fa3", "flashinfer-cascade")
+    from flashinfer import utils
+
+    utils.is_sm90a_supported = lambda *_: {sm90}
     found = {name: [find_implementation(name).library_of(problem(dim)) for dim in (64, 128, 256)]
              for name in names}
     route = find_implementation("flashinfer-top-k-route")
@@ -49,9 +53,9 @@ CACHE = dedent(
 )
 
 
-def asked(base: Path) -> tuple[Path, dict[str, list[tuple[str, bool]]]]:
+def asked(base: Path, *, sm90: bool = True) -> tuple[Path, dict[str, list[tuple[str, bool]]]]:
     ended = subprocess.run(
-        [sys.executable, "-c", CODE],
+        [sys.executable, "-c", CODE.replace("{sm90}", str(sm90))],
         check=True,
         stdout=subprocess.PIPE,
         text=True,
@@ -90,3 +94,12 @@ def test_libraries_of_earlier_runs_and_of_the_package_exist(tmp_path: Path) -> N
     assert [there for _, there in after["flashinfer-prefill-fa2"]] == [True, True, False]
     assert not any(there for _, there in after["flashinfer-decode"])
     assert after["topk"] == [("topk", True)]
+
+
+def test_the_library_of_a_cascade_is_that_of_the_backend_which_its_wrapper_chooses(
+    tmp_path: Path,
+) -> None:
+    """Taken for FA2's it existed, and workers that judge compiled FA3's for minutes."""
+    for sm90, backend in ((True, "fa3"), (False, "fa2")):
+        _, found = asked(tmp_path, sm90=sm90)
+        assert found["flashinfer-cascade"] == found[f"flashinfer-prefill-{backend}"]
