@@ -111,7 +111,6 @@ class Fleet:
         self._respawns = 0
         self._left: list[Any] = []
         self._ended = self._asked_to_end = ""
-        self._early = False
         self._seconds = 0.0
         self._places: dict[str, int] = {}
         self._submitted: dict[tuple[str, str, int], float] = {}

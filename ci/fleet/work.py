@@ -53,11 +53,6 @@ class Work:
                        for old in self._units]  # fmt: skip
         return units
 
-    @property
-    def done(self) -> bool:
-        """Whether every unit has a result, or none is to come."""
-        return bool(self.error) or len(self._results) == len(self._units)
-
     def rank(self, unit: Unit) -> tuple[int, float]:
         """Return the place of a unit in the queue: breadth first, then the longest."""
         return unit.number, -self.seconds.get(unit.number, 0.0)
@@ -101,7 +96,7 @@ class Work:
             self._begun.discard(unit.number)
 
     def _is_current(self, unit: Unit) -> bool:
-        return unit.number < len(self._units) and self._units[unit.number] == unit
+        return unit.number in self._begun and self._units[unit.number] == unit
 
     def _divide(self, first: UnitResult) -> None:
         laws = laws_planned(self._plan, first.report.operation)

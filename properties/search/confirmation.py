@@ -42,10 +42,12 @@ class Confirmation:
 
     Attributes:
         flaky: the first failure that was not confirmed.
+        unsure: the failure that is being confirmed.
     """
 
     def __init__(self, runner: CaseRunner) -> None:
         self.flaky: Failure | None = None
+        self.unsure: tuple[Problem, Verdict] | None = None
         self._runner = runner
 
     def confirm(self, problem: Problem) -> Failure | None:
@@ -53,7 +55,9 @@ class Confirmation:
         verdict = self._runner.verdict(problem)
         if not verdict.bad:
             return None
+        self.unsure = (problem, verdict)
         verdict = self._runner.verdicts[problem.id] = self._again(problem, verdict)
+        self.unsure = None
         costly = self._runner.died or self._runner.always_fresh
         return Failure(problem, verdict, costly) if verdict.bad else None
 

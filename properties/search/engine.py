@@ -331,6 +331,7 @@ class Run:
         """Schedule nothing more on a device that is gone."""
         self.report.lost = self.report.lost or why
         self._stop.set()
+        self._builder.close()
         for future in [future for future in pending if future.cancel()]:
             del pending[future]
 
@@ -441,9 +442,10 @@ class Run:
                 options = replace(options, problems=fewer, floor=0, examples=None)
 
             def work(worker: Worker, law: Law = law, options: SearchOptions = options) -> LawReport:
-                if plan.first_only and candidate.smallest:
+                failed = candidate.smallest or candidate.deadly
+                if plan.first_only and failed:
                     return LawReport(law.name)
-                if not plan.shrink_all and candidate.smallest:
+                if not plan.shrink_all and failed:
                     fewer = min(options.problems, LATER_PROBLEMS)
                     options = replace(options, shrink=False, problems=fewer)
                 return self._search(worker, candidate, law, options)

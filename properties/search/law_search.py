@@ -77,6 +77,7 @@ class LawSearch:
         except (HarnessError, RuntimeError) as error:
             # RuntimeError: the pool was closed. What was learned until then is kept.
             report.error = str(error)
+            report.finding = self._last_words("the law ended before it was judged again")
         finally:
             if self._deadly is not None:  # also where an error ended this law: others wait for it
                 self._deadly.shrunk = True
@@ -108,6 +109,8 @@ class LawSearch:
             verdict = self._runner.verdict(deadly.problem, hurried=True)
             if deadly.is_seen_in(deadly.problem, verdict):
                 self._note(deadly, deadly.problem, verdict)
+            elif self._confirm(deadly.problem) is not None:
+                return True
         for problem in list(self._candidate.smallest):
             if (shrink := self._confirm(problem)) is not None:
                 if self._options.shrink and not shrink.first.costly:
@@ -231,8 +234,11 @@ class LawSearch:
         )
 
     def _last_words(self, why: str) -> Finding | None:
-        """Report what there is when the device is gone: what took it, or what was found before."""
-        found = self._runner.in_hand
+        """Report what there is when the device is gone or the run was cut off.
+
+        That is what took the device, what was not confirmed yet, or what was found before.
+        """
+        found = self._runner.in_hand or self._confirmation.unsure
         if self._shrink is not None:
             found = (self._shrink.smallest.problem, self._shrink.smallest.verdict)
         if found is None:

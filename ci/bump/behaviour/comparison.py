@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -361,9 +361,3 @@ def _seed(law: Law, found: Compared, plan: Plan) -> int:
 
 def _word(name: str) -> str:
     return "".join(char if char.isalnum() or char in "-_." else "-" for char in name)
-
-
-def problems_of(compared: Sequence[Compared]) -> Iterator[Tried]:
-    """Return everything that was tried of several implementations."""
-    for each in compared:
-        yield from each.tried

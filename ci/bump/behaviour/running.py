@@ -19,7 +19,7 @@ from ....properties.isolation.outcome import describe_exit
 from ....properties.isolation.workers import Deadlines
 from ....properties.verdicts.text import count_of
 from ....properties.worker.requests import DeviceLostError, HarnessError
-from ...console.errors import INCOMPLETE, MACHINE, UsageRefusedError
+from ...console.errors import INCOMPLETE, MACHINE, MachineError, UsageRefusedError
 from ...releases.packages import BEHAVIOUR, DECLARED, SPEED, SURFACE
 from ...releases.sandboxes import Tell
 from ...releases.subprocess_runner import run_to_end
@@ -318,7 +318,7 @@ def _judge(
                     ready=ready,
                 )
             )
-    except (HarnessError, DeviceLostError) as error:  # what was learned until then stays
+    except (HarnessError, DeviceLostError, MachineError) as error:  # what was learned stays
         ending.end(f"the comparison of behaviour ended early: {error}", MACHINE)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ....impl.gating import RuleBook, Target, load_rules
+from ....impl.gating import Target, load_rules
 from ....impl.gating.rules import Rule
 from ...support.rows import CUDA, TRITON, Matrix, Row, all_rows, differences, matrix_of
 from ..verdicts.findings import Chip, Finding, finding
@@ -143,12 +143,12 @@ def _short(value: str) -> str:
     return value[:SHORT_HASH]
 
 
-def support_findings(made: tuple[Matrix, Matrix], book: RuleBook | None = None) -> list[Finding]:
+def support_findings(made: tuple[Matrix, Matrix]) -> list[Finding]:
     """Return what the support rules say otherwise of the candidate.
 
     Of a release that they do not know they say nothing: that is one finding.
     """
-    book = book or load_rules()
+    book = load_rules()
     version = made[1].version
     if not book.knows(version):
         message = f"the support rules know releases {book.oldest} to {book.newest}, not {version}"

@@ -16,6 +16,7 @@ from kernelproof.ci.console.errors import UsageRefusedError
 from kernelproof.ci.fleet.fleet import Ended, Event, Fleet
 from kernelproof.ci.fleet.journal import Journal
 from kernelproof.ci.fleet.units import Job, Unit, UnitResult, run_unit
+from kernelproof.ci.fleet.work import Work
 from kernelproof.properties.findings.cases import CaseWriter
 from kernelproof.properties.findings.ledger import Ledger
 from kernelproof.properties.findings.report import (
@@ -172,6 +173,32 @@ def test_units_after_one_that_finds_something_run_again_and_know_it(
     assert [unit.number for unit in machines.ran] == [0, 1, 2, 3, 3]
     assert [bool(unit.learned.smallest) for unit in machines.ran] == [False] * 4 + [True]
     assert [law.law for law in report.laws if law.judged][-3:] == names[-3:]
+
+
+def test_what_comes_late_of_a_unit_that_is_to_begin_again_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = made_up_plan()
+    names = [law.name for law in laws_planned(plan, "merge_state")]
+    cut = [(names[-3],), (names[-2],), (names[-1],)]
+    monkeypatch.setattr("kernelproof.ci.fleet.work.later_laws", lambda *_: cut)
+    work, nothing = Work("cpu", "m:made_up", plan), Learned()
+
+    def taken(unit: Unit, learned: Learned = nothing) -> bool:
+        report = ImplementationReport("made-up", "m:made_up", operation="merge_state")
+        report.laws = [LawReport(name) for name in unit.laws or names[:1]]
+        return work.take(unit, UnitResult(RunReport("tiny", 0, {}, [report]), learned)) is not None
+
+    (whole,) = work.ready()
+    assert taken(whole)
+    first, _, third = work.ready()
+    assert taken(first, Learned((MergeProblem(),)))
+    (second,) = work.ready()
+    assert not taken(third)
+    assert taken(second)
+    (third,) = work.ready()
+    assert third.learned.smallest
+    assert taken(third)
 
 
 def test_a_chip_has_its_own_report_and_all_have_one() -> None:

@@ -514,6 +514,39 @@ class TestLawSearch:
         assert report.error == "the pool was closed"
         assert [each.shrunk for each in worker.candidate.deadly] == [True]
 
+    def test_what_fails_otherwise_where_another_law_hung_is_a_finding(self) -> None:
+        problem = AttentionProblem(query_lens=(1,), seq_lens=(3,))
+        hung = Deadly(problem, Verdict("HANG", "run", "stuck"), shrunk=True)
+
+        def judge(each: AttentionProblem) -> Outcome:
+            return done("FAIL", kind="numeric") if each.id == problem.id else right(each)
+
+        report, _ = searched(judge, 2, deadly=(hung,))
+        assert report.finding is not None
+        assert (report.finding.verdict.status, report.verdict) == ("FAIL", "FAIL")
+
+    @pytest.mark.parametrize("asked", [1, 2, 3, 9])
+    @pytest.mark.parametrize("judge", [wrong, deadly])
+    def test_a_failure_stays_where_the_run_is_cut_off(self, judge: Judge, asked: int) -> None:
+        """While it is confirmed (1 more), shrunk, or judged in a fresh process."""
+        seen = 0
+
+        def cut(problem: AttentionProblem) -> Outcome:
+            nonlocal seen
+            outcome = judge(problem)
+            seen += bool(seen) or outcome.died or (outcome.result or {}).get("status") == "FAIL"
+            if seen > asked:
+                message = "the worker pool is closed"
+                raise RuntimeError(message)
+            return outcome
+
+        report, _ = searched(cut, 0)
+        assert report.error == "the worker pool is closed"
+        assert report.finding is not None
+        found = report.finding.verdict
+        assert found.status == ("FAIL" if judge is wrong else "CRASH")
+        assert found.message.endswith("; then the law ended before it was judged again")
+
     def test_another_failure_behind_a_hang_is_found(self) -> None:
         def both(problem: AttentionProblem) -> Outcome:
             hang = Outcome("hang", kind="run", stage="run")
