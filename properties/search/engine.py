@@ -442,10 +442,9 @@ class Run:
                 options = replace(options, problems=fewer, floor=0, examples=None)
 
             def work(worker: Worker, law: Law = law, options: SearchOptions = options) -> LawReport:
-                failed = candidate.smallest or candidate.deadly
-                if plan.first_only and failed:
+                if plan.first_only and candidate.smallest:
                     return LawReport(law.name)
-                if not plan.shrink_all and failed:
+                if not plan.shrink_all and candidate.smallest:
                     fewer = min(options.problems, LATER_PROBLEMS)
                     options = replace(options, shrink=False, problems=fewer)
                 return self._search(worker, candidate, law, options)
