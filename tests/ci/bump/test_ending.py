@@ -30,6 +30,7 @@ from kernelproof.ci.bump.verdicts.policy import DEFAULT
 from kernelproof.ci.bump.verdicts.verdict import decide
 from kernelproof.ci.cli import main
 from kernelproof.ci.console import live
+from kernelproof.ci.console.errors import MachineError
 from kernelproof.ci.console.live import MOST_SHOWN
 from kernelproof.properties.verdicts.verdict import PASS
 from kernelproof.properties.worker.requests import Address, DeviceLostError
@@ -159,16 +160,18 @@ def test_problems_are_judged_while_modules_are_compiled_and_a_signal_then_leaves
     assert settled(again) == settled(undisturbed)
 
 
+@pytest.mark.parametrize("error", [DeviceLostError, MachineError])
 def test_a_device_that_is_lost_leaves_what_was_learned(
-    here: Path, monkeypatch: pytest.MonkeyPatch
+    error: type[Exception], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Likewise a journal whose disk is full."""
     compiled_after(here, "judged")
     left = iter(range(6))
 
     def judge_some(*asked: Any) -> Tried:  # noqa: ANN401  handed on
         if next(left, None) is None:
             message = "cuda did not come back"
-            raise DeviceLostError(message)
+            raise error(message)
         return judge(*asked)
 
     monkeypatch.setattr("kernelproof.ci.bump.behaviour.judging.judge", judge_some)
@@ -177,6 +180,7 @@ def test_a_device_that_is_lost_leaves_what_was_learned(
     report = read(here / "r.json")
     assert (report["verdict"], report["machines"][0]["judged"]) == ("undecided", 6)
     assert "ended early: cuda did not come back" in report["message"]
+    assert [each["change"] for each in report["findings"]] == ["new-failure"]
     (cut,) = report["machines"][0]["cut"]
     assert (cut["code"], cut["judged"]) == ("lost", 6)
 

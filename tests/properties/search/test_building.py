@@ -16,7 +16,10 @@ from kernelproof.properties.isolation.workers import Deadlines, Outcome
 from kernelproof.properties.search import building
 from kernelproof.properties.search.build_scheduler import BuildScheduler
 from kernelproof.properties.search.building import MAX_JOBS, Builder
+from kernelproof.properties.search.engine import Run
+from kernelproof.properties.search.plan import Plan
 from kernelproof.properties.space.module_selection import Module
+from kernelproof.properties.space.profiles import PROFILES
 from kernelproof.properties.worker.requests import Address, DeviceLostError
 from kernelproof.reference import AttentionProblem
 
@@ -324,3 +327,47 @@ def test_implementations_share_the_processes_that_build_and_the_last_ends_them(
     assert all(each.closed for each in opened)
     # As many as build at a time; one more where all builds that had begun had ended for a moment.
     assert len(opened) < 9
+
+
+def test_a_device_that_is_lost_elsewhere_ends_what_is_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Compilers would go on for minutes, for laws that nothing runs any more."""
+    building_now, ended = threading.Event(), list[bool]()
+
+    class Waiting(Pool):
+        def __init__(self) -> None:
+            self.end = threading.Event()
+
+        def run(self, request: object, deadlines: Deadlines) -> Outcome:
+            del request, deadlines
+            building_now.set()
+            ended.append(self.end.wait(20))
+            message = "the worker pool is closed"
+            raise RuntimeError(message)
+
+        def close(self) -> None:
+            self.end.set()
+
+    def prepare(
+        lease: object,
+        plan: Plan,
+        report: ImplementationReport,
+        builder: Builder,
+        *_: object,
+        **__: object,
+    ) -> None:
+        del lease, plan
+        if report.name == "m:takes_the_device":
+            building_now.wait(20)
+            message = "cuda did not come back"
+            raise DeviceLostError(message)
+        report.declared = declared(1)
+        chosen = [Module("one", {}, AttentionProblem())]
+        builder.build(Address("m:builds", None, "cpu"), chosen, report)
+
+    monkeypatch.setattr(building, "open_pool", lambda *_, **__: Waiting())
+    monkeypatch.setattr("kernelproof.properties.search.engine.prepare", prepare)
+    names = ["m:builds", "m:takes_the_device"]
+    assert Run(Plan(names, PROFILES["quick"], jobs=2)).execute().lost == "cuda did not come back"
+    assert ended == [True]
