@@ -10,10 +10,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 
-from ...reference import AttentionProblem
+from ...reference import AttentionProblem, MoEProblem
 from ...reference.tensors.inputs import AttentionInputs, PagedAttentionInputs, RaggedAttentionInputs
 from ..verdicts.comparison import agree
 from ..verdicts.subject import Subject
@@ -21,6 +22,7 @@ from ..verdicts.verdict import VACUOUS, Verdict
 from .general import kept, run_on
 from .law import ATTENTION, PAGED, Law
 
+AnyProblem = TypeVar("AnyProblem", AttentionProblem, MoEProblem)
 FAR = 2**32
 """Elements: offsets beyond it fit neither into an int32 nor into a uint32."""
 LEAST_ROWS = 4
@@ -45,7 +47,7 @@ def unreserved(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
 
 
 def has_room(subject: Subject, needed: int) -> bool:
-    """Return whether twice so many bytes are free: the implementation may need as many.
+    """Return whether a GPU has so many bytes free.
 
     Waits for other processes that use the GPU, if it is large enough.
     """
@@ -55,21 +57,29 @@ def has_room(subject: Subject, needed: int) -> bool:
     until = time.monotonic() + ROOM_SECONDS
     while True:
         free, whole = torch.cuda.mem_get_info()
-        if 2 * needed <= free:
+        if needed <= free:
             return True
-        if 2 * needed > whole or time.monotonic() > until:
+        if needed > whole or time.monotonic() > until:
             return False
         time.sleep(ROOM_SECONDS / 40)
 
 
+def narrow(subject: Subject, problem: AnyProblem) -> AnyProblem:
+    """Return the problem on a GPU with values of 16 bits, if claimed: they take half the memory."""
+    halved = replace(problem, dtype="bfloat16")
+    wide = problem.dtype == "float32" and subject.target.device == "cuda"
+    return halved if wide and subject.claims(halved) else problem
+
+
 def far_pages(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Keep a batch's pages far apart in caches of more than 2^32 numbers: nothing changes."""
-    near = replace(problem, strided_kv=False, different_kv_strides=False)
+    near = narrow(subject, replace(problem, strided_kv=False, different_kv_strides=False))
     if not _asked(subject, near) or near.cache_entry.scaled or not near.num_pages:
         return VACUOUS
     inputs = subject.materialise(near)
     rooms = 1 if _share_room(near, inputs) else 2
-    if not has_room(subject, rooms * FAR * inputs.k_cache.element_size()):
+    # An implementation may copy its caches.
+    if not has_room(subject, 2 * rooms * FAR * inputs.k_cache.element_size()):
         return VACUOUS
     return _unmoved(subject, near, inputs, _with_far_pages(near, inputs))
 
@@ -140,7 +150,8 @@ def _with_far_pages(
 def far_tokens(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Keep rows of queries, and of ragged keys, far apart: nothing changes."""
     ragged = problem.operation == "ragged_attention"
-    near = replace(problem, strided_q=True, strided_kv=ragged or problem.strided_kv)
+    strided_kv = ragged or problem.strided_kv
+    near = narrow(subject, replace(problem, strided_q=True, strided_kv=strided_kv))
     if not _asked(subject, near) or near.num_tokens < LEAST_ROWS:
         return VACUOUS
     inputs = subject.materialise(near)

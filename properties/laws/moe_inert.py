@@ -17,7 +17,7 @@ from ...reference.tensors.values import bits, stream
 from ..verdicts.subject import Subject
 from ..verdicts.verdict import VACUOUS, Verdict
 from .expert_calls import answer, result, same
-from .far import has_room, unreserved
+from .far import has_room, narrow, unreserved
 from .law import MOE, Law
 
 E8M0_NAN, E4M3_NAN = 255, 0x7F
@@ -116,6 +116,7 @@ def far_experts(subject: Subject, problem: MoEProblem) -> Verdict:
         strided_hidden=False,
         token_ids=(),
     )
+    near = narrow(subject, near)
     far = replace(near, num_experts=FAR_EXPERTS)
     if not (subject.claims(near) and subject.claims(far)) or _too_large(subject, near):
         return VACUOUS
@@ -164,7 +165,7 @@ def _too_large(subject: Subject, problem: MoEProblem) -> bool:
     itemsize: int = getattr(torch, problem.dtype).itemsize
     rows = 2 * FAR_INTER if problem.gated else FAR_INTER
     needed = itemsize * FAR_EXPERTS * FAR_HIDDEN * (rows + FAR_INTER)
-    return not has_room(subject, needed)
+    return not has_room(subject, 2 * needed)
 
 
 def _far(matrix: torch.Tensor, places: Sequence[int], experts: int) -> torch.Tensor:

@@ -103,16 +103,6 @@ class Reached:
         )
 
 
-def covered(
-    axes: Axes, laws: Sequence[Law], reports: Sequence[LawReport], declared: Mapping[str, Any]
-) -> Coverage:
-    """Return what laws that have all their problems reached of an implementation; see `Reached`."""
-    reached = Reached(axes, declared)
-    for report in reports:
-        reached.include(report)
-    return reached.coverage(laws, reports)
-
-
 @dataclass
 class _Seen:
     """Values of axes, by their names, that problems had, and pairs of them."""

@@ -15,7 +15,7 @@ from kernelproof.impl import Target, find_implementation, implementation
 from kernelproof.impl.torch.sdpa import paged as sdpa
 from kernelproof.properties.laws import find_law
 from kernelproof.properties.laws.batches import Batch
-from kernelproof.properties.laws.far import FAR, has_room, unreserved
+from kernelproof.properties.laws.far import FAR, has_room, narrow, unreserved
 from kernelproof.properties.verdicts.subject import Subject
 from kernelproof.reference import AttentionProblem, materialise
 from kernelproof.reference.tensors.inputs import PagedAttentionInputs
@@ -119,8 +119,8 @@ def test_far_memory_is_not_touched() -> None:
 
 @pytest.mark.parametrize(
     ("free", "needed", "room", "waits"),
-    [((100,), 50, True, 0), ((20, 60, 100), 50, True, 2), ((20,), 51, False, 0),
-     ((20,), 50, False, 41)],
+    [((100,), 100, True, 0), ((40, 60, 100), 80, True, 2), ((40,), 101, False, 0),
+     ((40,), 100, False, 41)],
     ids=["at once", "later", "too small", "never"],
 )  # fmt: skip
 def test_a_far_law_waits_for_room_on_a_gpu_that_is_large_enough(
@@ -137,3 +137,19 @@ def test_a_far_law_waits_for_room_on_a_gpu_that_is_large_enough(
     monkeypatch.setattr(time, "monotonic", lambda: sum(slept))
     assert has_room(Subject(watches, Target(device="cuda"), Stages()), needed) is room
     assert len(slept) == waits
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "asked"),
+    [("cuda", "float32", "bfloat16"), ("cuda", "float16", "float16"),
+     ("cpu", "float32", "float32")],
+)  # fmt: skip
+def test_far_tensors_on_a_gpu_hold_values_of_16_bits(device: str, dtype: str, asked: str) -> None:
+    problem = AttentionProblem(dtype=dtype)
+    assert narrow(Subject(watches, Target(device=device), Stages()), problem).dtype == asked
+
+
+def test_far_tensors_stay_wide_where_nothing_else_is_claimed() -> None:
+    only_wide = replace(watches, supports=lambda problem, _: problem.dtype == "float32" or "no")
+    subject = Subject(only_wide, Target(device="cuda"), Stages())
+    assert narrow(subject, AttentionProblem()).dtype == "float32"

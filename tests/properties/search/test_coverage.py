@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from kernelproof.properties.findings.coverage import Coverage
 from kernelproof.properties.findings.report import LawReport, ProblemVerdict
-from kernelproof.properties.laws import find_law
-from kernelproof.properties.search.coverage import covered
+from kernelproof.properties.laws import Law, find_law
+from kernelproof.properties.search.coverage import Reached
 from kernelproof.properties.space.axes import Axes, all_axes
 from kernelproof.reference import AttentionProblem, MergeProblem, Problem
 
@@ -27,6 +29,15 @@ def attention(*seq_lens: int, **fields: Any) -> AttentionProblem:  # noqa: ANN40
 
 def axes(**values: tuple[object, ...]) -> Axes:
     return Axes("paged_attention", values, 10_000)
+
+
+def covered(
+    claimed: Axes, laws: Sequence[Law], reports: Sequence[LawReport], declared: Mapping[str, Any]
+) -> Coverage:
+    reached = Reached(claimed, declared)
+    for report in reports:
+        reached.include(report)
+    return reached.coverage(laws, reports)
 
 
 def test_lengths_and_edges_are_counted() -> None:
