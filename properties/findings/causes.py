@@ -136,7 +136,8 @@ def _cause(group: Sequence[_Evidence]) -> Cause:
     first = max((one for one in group if one.exact), key=lambda one: len(one.failing), default=None)
     failing = {each.id: each for one in group for each in one.failing}
     # What else is stuck there was made of a law's problem, whose values say nothing of it.
-    if first is not None and first.finding.place:
+    stuck = first is not None and bool(first.finding.place)
+    if first is not None and stuck:
         failing = {name: each for name, each in failing.items() if holds(each, first.values)}
     # A law that sees the fault in few problems says little of those on which it passes.
     wide = [
@@ -144,7 +145,7 @@ def _cause(group: Sequence[_Evidence]) -> Cause:
         for one in group
         if one.exact and all(holds(each, one.values) for each in failing.values())
     ]
-    passed, values = _told_apart(failing, wide or group)
+    passed, values = _told_apart(failing, group if stuck else wide or group)
     if not passed:
         passed, values = _told_apart(failing, group)
         passed = passed if values else {}

@@ -179,10 +179,9 @@ def test_a_hang_and_a_wrong_answer_are_two() -> None:
 def test_hangs_in_one_place_are_one() -> None:
     """Doubled keys are not those of the problem, and say nothing of its values."""
     direct = law("parity", lambda p: 7 in p.seq_lens, 1, status="HANG", kind="run")
-    # Of two lengths, so that those that fail share none.
-    doubled = law(
-        "doubled_keys", lambda p: max(p.seq_lens, default=0) in (3, 5), 3, status="HANG", kind="run"
-    )
+    # Of three lengths, so that those that fail share none.
+    doubled = law("doubled_keys", lambda p: 7 in p.seq_lens or max(p.seq_lens, default=0) in (3, 5),
+                  3, status="HANG", kind="run")  # fmt: skip
     assert direct.finding
     assert doubled.finding
     assert len(causes(direct, doubled)) == 2
@@ -190,7 +189,15 @@ def test_hangs_in_one_place_are_one() -> None:
     (cause,) = causes(direct, doubled)
     assert cause.laws == ("parity", "doubled_keys")
     assert cause.values == {"seq_lens": {"has": 7}}
-    assert cause.failing == sum(7 in each.seq_lens for each in drawn(1))
+    stuck = {each.id: each for each in [*drawn(1), *drawn(3)] if 7 in each.seq_lens}
+    assert cause.failing == len(stuck)
+    passing = {
+        each.problem.id
+        for one in (direct, doubled)
+        for each in one.problems.values()
+        if each.status == "PASS"
+    }
+    assert cause.passing + cause.others == len(passing), "those of both laws count"
     doubled.finding.place = "other (mine.py)"
     assert len(causes(direct, doubled)) == 2
 
