@@ -239,6 +239,8 @@ def print_finding(out: Console, cause: Cause) -> None:
         command(out, "printed", line)
     if cause.telling:
         command(out, "cause", cause.sentence)
+    if cause.ignored:
+        command(out, "ignored", cause.ignored)
     command(out, "problem", compact(finding.problem))
     if finding.replay:
         command(out, "replay", finding.replay)

@@ -98,6 +98,7 @@ def _finding(report: ImplementationReport, cause: Cause) -> dict[str, Any]:
         "name": report.name,
         "laws": [(name, STATEMENTS.get(name, "")) for name in laws],
         "cause": cause.sentence if cause.telling else "",
+        "ignored": cause.ignored,
         "problem": compact(found.problem),
         "defaults": defaults(found.problem),
         "wrong": [

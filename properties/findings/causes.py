@@ -56,6 +56,13 @@ class Cause:
         return min(self.members, key=lambda each: each.problem.work)
 
     @property
+    def ignored(self) -> str:
+        """Which options are ignored, where the finding is of another kind."""
+        said = (each.verdict for each in self.members if each.verdict.kind == "insensitive")
+        alone = self.finding.verdict.kind == "insensitive"
+        return "" if alone else next((one.message.partition("; ")[0] for one in said), "")
+
+    @property
     def laws(self) -> tuple[str, ...]:
         """Names of the laws that show it."""
         return tuple(dict.fromkeys(each.law for each in self.members))
@@ -83,6 +90,7 @@ class Cause:
             "laws": list(self.laws),
             "kinds": list(self.kinds),
             "cause": {"values": self.values, **counts},
+            "ignored": self.ignored,
         }
 
 

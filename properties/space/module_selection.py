@@ -52,32 +52,20 @@ class Module:
     exists: bool = False
 
 
-def choose(
-    axes: Axes, keys: Keys, most: int, *, stored: Sequence[Problem] = (), companions: bool = False
-) -> list[Module]:
-    """Choose modules such that pairs of what they differ in are covered, the simplest first.
+class Selection:
+    """The modules of one implementation, chosen one after another.
+
+    Pairs of what they differ in are covered, the simplest first.
+
+    The implementation is asked at the start, and not again.
 
     Args:
-        axes: what an implementation supports.
+        axes: what the implementation supports.
         keys: asks the implementation.
         most: modules, at most.
         stored: problems that are judged whatever is chosen: their modules come before others,
             for they are built anyway.
         companions: a module of codes comes with that of plain numbers, with which laws compare it.
-    """
-    selection = Selection(axes, keys, most, stored=stored, companions=companions)
-    while found := selection.next():
-        selection.take(found)
-    return selection.chosen
-
-
-class Selection:
-    """The modules of one implementation, chosen one after another; see ``choose``.
-
-    The implementation is asked at the start, and not again.
-
-    Args:
-        axes, keys, most, stored, companions: as of ``choose``.
         libraries: asks what is compiled for a module, where others may share it.
 
     Attributes:

@@ -115,11 +115,6 @@ class RouteProblem(BaseProblem):
         return self.num_groups > 1
 
     @property
-    def chooses_groups(self) -> bool:
-        """Whether some groups of experts are left out."""
-        return self.topk_groups < self.num_groups
-
-    @property
     def group_experts(self) -> int:
         """Experts in a group."""
         return self.num_experts // self.num_groups

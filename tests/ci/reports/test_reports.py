@@ -222,6 +222,22 @@ def test_findings_with_one_cause_are_shown_as_one(monkeypatch: pytest.MonkeyPatc
     assert failure.get("message") == "FAIL nan: the same cause as under parity"
 
 
+def test_ignored_options_are_named_beside_a_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = "sinks, window_left are ignored: sinks = False moves the oracle's out[0] by 1"
+    ignored = Verdict("FAIL", "insensitive", f"{names}; window_left = -1 moves it by 2")
+    found = (finding(), finding("sensitivity", verdict=ignored))
+    laws = [LawReport(each.law, judged=3, finding=each) for each in found]
+    ended = summary(run(ImplementationReport("mine", "kernels:mine", "merge_state", laws=laws)))
+    (one,) = to_json(ended)["findings"]
+    assert (one["kind"], one["ignored"]) == ("nan", names)
+    assert f"  ignored: {names}\n" in printed(ended, monkeypatch)
+    escaped = html.escape(names).replace("&#x27;", "&#39;")
+    assert f"<strong>Ignored:</strong> {escaped}</p>" in to_html(ended)
+    laws.reverse()
+    alone = summary(run(ImplementationReport("mine", "kernels:mine", "merge_state", laws=laws[:1])))
+    assert to_json(alone)["findings"][0]["ignored"] == ""
+
+
 def test_the_live_progress_shows_a_cause_once() -> None:
     laws = [LawReport(name, judged=3, finding=finding(name)) for name in ("parity", "well_formed")]
     report = run(ImplementationReport("mine", "kernels:mine", "merge_state", laws=laws))

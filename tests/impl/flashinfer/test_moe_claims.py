@@ -12,8 +12,8 @@ from kernelproof.impl import Target, find_implementation
 from kernelproof.impl.protocol import EVERY_RULE
 from kernelproof.impl.targets.refusal import Refusal
 from kernelproof.properties.space.axes import example, narrow
-from kernelproof.properties.space.module_selection import choose
 from kernelproof.reference import MoEProblem, Problem, RouteProblem
+from kernelproof.tests.choosing import choose
 
 PLAIN = MoEProblem(
     num_tokens=6, hidden=32, inter=48, num_experts=6, top_k=3, dtype="bfloat16", assignment="iid"

@@ -13,10 +13,10 @@ import pytest
 from kernelproof.impl import Target, find_implementation
 from kernelproof.impl.triton.moe_keys import module_fields as moe_module
 from kernelproof.properties.space.axes import narrow
-from kernelproof.properties.space.module_selection import choose
 from kernelproof.properties.space.profiles import PROFILES, on_device
 from kernelproof.properties.space.rounds import draw_problems
 from kernelproof.reference import MoEProblem
+from kernelproof.tests.choosing import choose
 
 ON_GPU = Target(sm=90, device="cuda", triton="3.6.0", torch="2.11.0", cuda="13.0")
 PROGRAM = Path(__file__).with_name("signatures.py")

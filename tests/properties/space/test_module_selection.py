@@ -26,13 +26,13 @@ from kernelproof.properties.space.module_selection import (
     Keys,
     Module,
     Selection,
-    choose,
     combinations,
 )
 from kernelproof.properties.space.profiles import PROFILES, asked_for
 from kernelproof.properties.space.strategies import problems
 from kernelproof.properties.worker.requests import Address
 from kernelproof.reference import AttentionProblem, Problem
+from kernelproof.tests.choosing import choose
 
 ON_H200 = Target(sm=90, flashinfer="0.7.2.post1", cuda="13.0", triton="3.6.0", device="cuda")
 WORK = 400_000
