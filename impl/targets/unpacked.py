@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -62,6 +63,7 @@ def folders() -> list[Path]:
     return [Path(part) for part in os.environ.get(FROM, "").split(os.pathsep) if part]
 
 
+@cache  # support is asked thousands of times, and the file is long
 def _version(folder: Path, package: Path) -> str | None:
     """Return the version that files beside or in a package say; no code of its runs."""
     beside = metadata.distributions(name=package.name, path=[str(package.parent)])
@@ -74,5 +76,4 @@ def _version(folder: Path, package: Path) -> str | None:
         text = (package / "_version.py").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return None
-    match = VERSION.search(text)
-    return match[1] if match else None
+    return next(iter(VERSION.findall(text)), None)

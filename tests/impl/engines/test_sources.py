@@ -152,14 +152,23 @@ def test_an_installed_engine_is_found_and_not_imported(
 
 @pytest.mark.parametrize("inside", ["", "python", "src"])
 def test_the_version_is_read_from_what_lies_beside(tmp_path: Path, inside: str) -> None:
-    root = engine(tmp_path / inside)
-    assert [each.title for each in engines_in(tmp_path)] == ["vllm 1.2.3"]
-    (tmp_path / "PKG-INFO").write_text("Name: vllm\nVersion: 1.2.4\n", encoding="utf-8")
-    assert [each.title for each in engines_in(tmp_path)] == ["vllm 1.2.4"]
-    wheel = root / "vllm-1.2.5.dist-info"
-    wheel.mkdir()
-    (wheel / "METADATA").write_text("Name: vllm\nVersion: 1.2.5\n", encoding="utf-8")
-    assert [each.title for each in engines_in(tmp_path)] == ["vllm 1.2.5"]
+    own, source, wheel = (tmp_path / name for name in ("own", "source", "wheel"))
+    roots = [engine(folder / inside) for folder in (own, source, wheel)]
+    for folder in (source, wheel):
+        (folder / "PKG-INFO").write_text("Name: vllm\nVersion: 1.2.4\n", encoding="utf-8")
+    beside = roots[-1] / "vllm-1.2.5.dist-info"
+    beside.mkdir()
+    (beside / "METADATA").write_text("Name: vllm\nVersion: 1.2.5\n", encoding="utf-8")
+    titles = [found.title for folder in (own, source, wheel) for found in engines_in(folder)]
+    assert titles == ["vllm 1.2.3", "vllm 1.2.4", "vllm 1.2.5"]
+
+
+def test_the_version_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wheel's METADATA has hundreds of lines, and thousands of problems ask for support."""
+    folder = engine(tmp_path)
+    assert engines_in(folder)
+    monkeypatch.setattr(Path, "read_text", None)
+    assert [each.title for each in engines_in(folder)] == ["vllm 1.2.3"]
 
 
 def test_a_folder_without_a_version_has_none(
