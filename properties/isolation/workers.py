@@ -87,6 +87,8 @@ class Worker:
         self._note = ""
         self.owner = ""
         """Whose code ran in the process last."""
+        self.owners: set[str] = set()
+        """Whose code has run in the worker's processes."""
 
     @property
     def busy(self) -> bool:
@@ -152,15 +154,11 @@ class Worker:
         if owner != self.owner and self._process is not None and self._process.has_children():
             self.renew()
         self.owner = owner
-
-    @property
-    def tenants(self) -> set[object]:
-        """Whose code has run in the process."""
-        return set() if self._process is None else self._process.tenants
+        self.owners.add(owner)
 
     def shared_with_others(self, tenant: object) -> bool:
         """Whether code of others than a tenant has run in the process."""
-        return bool(self.tenants - {tenant})
+        return self._process is not None and bool(self._process.tenants - {tenant})
 
     def renew(self) -> None:
         """Replace the process by a fresh one, in which no earlier case has left anything."""
@@ -369,7 +367,8 @@ class WorkerPool:
         self._freed = threading.Condition()
         self._owner = os.getpid()
         atexit.register(self.close)
-        self._idle = [Worker(self._supply) for _ in range(size)]
+        self._workers = [Worker(self._supply) for _ in range(size)]
+        self._idle = [*self._workers]
         self._line: list[object] = []
 
     @property
@@ -394,14 +393,16 @@ class WorkerPool:
         return self._supply.leftovers.of(owner)
 
     @contextmanager
-    def lease(self, owner: str = "") -> Iterator[Worker]:
+    def lease(self, owner: str = "", patience: float = 0.0) -> Iterator[Worker]:
         """Yield a worker for the calling thread only, waiting in line until one is free.
 
         Args:
             owner: whose code is to run in it, for `left`.
+            patience: seconds to wait before that for a worker in which it has run.
         """
         turn = object()
         with self._freed:
+            self._freed.wait_for(lambda: not self._has_run_elsewhere(owner), patience)
             # Without a line, a thread that has just given a worker back takes it again at once.
             self._line.append(turn)
             try:
@@ -414,7 +415,7 @@ class WorkerPool:
             self._supply.check_open()
             worker = max(
                 reversed(self._idle),  # of several, the one that was given back last
-                key=lambda each: (each.owner == owner, owner in each.tenants, -len(each.tenants)),
+                key=lambda each: (each.owner == owner, owner in each.owners, -len(each.owners)),
             )
             self._idle.remove(worker)
         self._supply.leftovers.begin(owner)
@@ -429,6 +430,11 @@ class WorkerPool:
                     worker.drop()
                 self._idle.append(worker)
                 self._freed.notify_all()
+
+    def _has_run_elsewhere(self, owner: str) -> bool:
+        """Whether an owner's code has run in busy workers only."""
+        knowing = [each for each in self._workers if owner in each.owners]
+        return bool(knowing) and not (self._supply.closed or {*knowing} & {*self._idle})
 
     def close(self) -> None:
         """End all processes. A request that is going on in another thread raises RuntimeError."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -10,12 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Waiting:
     owner: str
     minutes: float
     share: int
-    number: int
 
 
 class BuildScheduler:
@@ -28,7 +26,6 @@ class BuildScheduler:
 
     def __init__(self, shares: int) -> None:
         self._free = shares
-        self._numbers = itertools.count()
         self._waiting: list[_Waiting] = []
         self._begun: Counter[str] = Counter()
         self._changed = threading.Condition()
@@ -42,7 +39,7 @@ class BuildScheduler:
             minutes: that it takes, roughly; 0 if it only has to be loaded.
             share: that it takes of all, of which there must be as many.
         """
-        mine = _Waiting(owner, minutes, share, next(self._numbers))
+        mine = _Waiting(owner, minutes, share)
         with self._changed:
             self._waiting.append(mine)
             self._changed.wait_for(lambda: self._free >= share and mine is self._next())
@@ -58,12 +55,8 @@ class BuildScheduler:
                 self._changed.notify_all()
 
     def _next(self) -> _Waiting:
+        """Return whose turn it is; of several alike, who came first."""
         return min(
             self._waiting,
-            key=lambda each: (
-                each.minutes > 0,
-                self._begun[each.owner],
-                -each.minutes,
-                each.number,
-            ),
+            key=lambda each: (each.minutes > 0, self._begun[each.owner], -each.minutes),
         )

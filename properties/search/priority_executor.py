@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,14 +20,9 @@ LEAD = 4
 @dataclass(frozen=True)
 class _Queued:
     rank: int
-    arrival: int
     owner: str
     future: Future[Any]
     work: Callable[[], Any]
-
-    @property
-    def place(self) -> tuple[int, int]:
-        return self.rank, self.arrival
 
 
 class PriorityExecutor:
@@ -47,7 +41,6 @@ class PriorityExecutor:
         self._executor = ThreadPoolExecutor(threads)
         self._queue: list[_Queued] = []
         self._lock = threading.Lock()
-        self._arrivals = itertools.count()
         self._owners: dict[int, set[str]] = {}
 
     def __enter__(self) -> Self:
@@ -73,7 +66,7 @@ class PriorityExecutor:
         """
         future: Future[Any] = Future()
         with self._lock:
-            self._queue.append(_Queued(rank, next(self._arrivals), owner, future, work))
+            self._queue.append(_Queued(rank, owner, future, work))
         self._executor.submit(self._next)
         return future
 
@@ -102,10 +95,10 @@ class PriorityExecutor:
             self._queue.remove(each)
 
     def _best(self) -> _Queued:
-        """Return the work that this thread is to do next."""
-        first = min(self._queue, key=lambda each: each.place)
+        """Return the work that this thread is to do next; of one rank, what came first."""
+        first = min(self._queue, key=lambda each: each.rank)
         mine = self._owners.setdefault(threading.get_ident(), set())
         known = set().union(*self._owners.values())
         own = [q for q in self._queue if q.owner in mine and q.rank <= first.rank + LEAD]
         new = [q for q in self._queue if q.owner not in known and q.rank == first.rank]
-        return min(own or new or [first], key=lambda each: each.place)
+        return min(own or new or [first], key=lambda each: each.rank)

@@ -6,6 +6,7 @@ import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from ....properties.isolation.outcome import Outcome
@@ -17,6 +18,11 @@ from ..sides.journal import Journal
 Open = Callable[[], AbstractContextManager[WorkerPool]]
 USUAL = Deadlines()
 CLOSED = "the workers were ended"
+OWNER: ContextVar[str] = ContextVar("OWNER", default="")
+"""The implementation and the module that a thread asks about: a worker that has run them has loaded
+the module, which takes others some tenths of a second."""
+PATIENCE = 0.3
+"""Seconds to wait for such a worker."""
 FILES = ("keep", "compare")
 """Fields of a request that name files of this run, and so are no part of the question."""
 
@@ -94,7 +100,8 @@ class Side:
             EndedError: the side was closed before, or meanwhile.
         """
         try:
-            with self.start().lease() as worker:
+            owner = OWNER.get()
+            with self.start().lease(owner, PATIENCE if owner else 0.0) as worker:
                 yield worker
         except RuntimeError as error:
             if self._closed:

@@ -16,6 +16,7 @@ from ....properties.search.priority_executor import PriorityExecutor
 from ....properties.space.drawers import drawers_for
 from ..sides.ending import EndedError, Ending
 from ..sides.plan import Plan
+from .asking import OWNER
 from .building import Builders, Wanted, ask_keys
 from .comparison import (
     Compared,
@@ -143,6 +144,7 @@ class Judging:
     def _judge(self, queue: ProblemQueue) -> None:
         while (task := queue.take()) is not None:
             started = time.monotonic()
+            OWNER.set(f"{task.found.name} {task.module}" if task.module else "")
             with suppress(EndedError):
                 tried = task.ask()
                 with self._lock:

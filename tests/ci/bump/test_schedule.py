@@ -9,16 +9,18 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kernelproof.ci.bump.behaviour import building
-from kernelproof.ci.bump.behaviour.asking import Side
+from kernelproof.ci.bump.behaviour.asking import PATIENCE, Side
 from kernelproof.ci.bump.behaviour.building import (
     Build,
     Builders,
@@ -27,6 +29,7 @@ from kernelproof.ci.bump.behaviour.building import (
     ordered_builds,
 )
 from kernelproof.ci.bump.behaviour.comparison import Compared, Tried
+from kernelproof.ci.bump.behaviour.judging import Judging
 from kernelproof.ci.bump.behaviour.problem_queue import ProblemQueue, Task
 from kernelproof.ci.bump.behaviour.unjudged import DEAR, TIME
 from kernelproof.ci.bump.behaviour.watching import Count
@@ -327,3 +330,31 @@ def test_a_short_comparison_names_what_it_has_no_time_for(tmp_path: Path) -> Non
     with Journal(tmp_path / "j.jsonl") as journal:  # with another time, the same is asked
         journal.start({"of": "both"}, resume=True)
         assert chosen(60.0, journal) == (left_out, modules)
+
+
+def test_a_problem_goes_to_a_worker_that_has_loaded_its_module() -> None:
+    leased: list[tuple[str, float]] = []
+
+    class Pool:
+        @contextmanager
+        def lease(self, *wanted: Any) -> Iterator[Any]:  # noqa: ANN401  an owner, and seconds
+            leased.append(wanted)
+            yield SimpleNamespace(run=lambda *_: Outcome("done", {}))
+
+    def ask(number: int) -> Tried:
+        side.ask({"task": "judge", "number": number}, Deadlines())
+        return Tried("parity", AttentionProblem(), {})
+
+    side = Side("baseline", Journal(None), lambda: nullcontext(Pool()))  # type: ignore[arg-type]
+    found, queue = Compared("mine", "mine.py:mine"), ProblemQueue(Ending())
+    queue.add(
+        Task(found, (number,), (number,), partial(ask, number), key)
+        for number, key in enumerate(("fp8", None))
+    )
+    queue.built(found, "fp8")
+    queue.close()
+    builders: Any = SimpleNamespace()
+    progress: Any = SimpleNamespace(judged=Count("judged"))
+    judging = Judging({}, builders, plan(), Ending(), progress)
+    judging._judge(queue)
+    assert sorted(leased) == [("", 0.0), ("mine fp8", PATIENCE)]

@@ -425,6 +425,24 @@ class TestThreads:
                 waiting.result()
         assert order == ["waits", "again"] * 20
 
+    def test_an_owner_waits_a_little_for_the_worker_that_knows_it(self) -> None:
+        def leased(owner: str, patience: float) -> Worker:
+            with workers.lease(owner, patience) as worker:
+                return worker
+
+        with make_pool(size=2) as workers, ThreadPoolExecutor(1) as threads:
+            knowing, other = leased("a", 0.0), leased("b", 0.0)
+            assert knowing is not other
+            with workers.lease("a") as busy:
+                assert busy is knowing
+                waiting = threads.submit(leased, "a", 60.0)
+                time.sleep(0.1)
+                assert not waiting.done()
+                assert leased("new", 60.0) is other, "whom no worker knows does not wait"
+            assert waiting.result(60) is knowing
+            with workers.lease("a"):
+                assert threads.submit(leased, "a", 0.1).result(60) is other
+
     def test_they_overlap(self, tmp_path: Path) -> None:
         def work(name: str) -> Outcome:
             with workers.lease() as worker:
