@@ -47,9 +47,9 @@ def unreserved(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
 
 
 def has_room(subject: Subject, needed: int) -> bool:
-    """Return whether a GPU has so many bytes free.
+    """Wait until the target's GPU has this many bytes free; return whether it has.
 
-    Waits for other processes that use the GPU, if it is large enough.
+    A GPU that is too small is not waited for, and a CPU has room.
     """
     if subject.target.device != "cuda":
         return True

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class _Waiting:
     owner: str
     minutes: float
