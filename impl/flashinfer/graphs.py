@@ -44,7 +44,7 @@ from .plans import (
 from .sessions import owned
 
 MOST_PAGES = 2**17
-"""Entries of the persistent buffer of page indices: 512 KiB."""
+"""Entries of the persistent buffer of page indices, at least: 512 KiB."""
 MOST_MASK_BYTES = 2**22
 """Bytes of the persistent buffer of mask bits: 1,024 query tokens of 32 k keys."""
 
@@ -62,10 +62,11 @@ class _Fixed:
             if kind.uniform:
                 self.tokens = self.requests * (len(inputs.q) // requests)
         self.device = inputs.q.device
+        self.pages = max(MOST_PAGES, room_for(len(inputs.metadata.paged_kv_indices)))
         sizes = {
             "qo_indptr": self.requests + 1,
             "paged_kv_indptr": self.requests + 1,
-            "paged_kv_indices": MOST_PAGES,
+            "paged_kv_indices": self.pages,
             "paged_kv_last_page_len": self.requests,
         }
         self.masked = kind.masks and inputs.custom_mask is not None
@@ -114,6 +115,7 @@ class _Fixed:
             options_of(inputs) == self.options
             and requests <= self.most
             and tokens <= self.tokens
+            and len(inputs.metadata.paged_kv_indices) <= self.pages
             and alike
         )
 

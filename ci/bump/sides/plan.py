@@ -24,6 +24,8 @@ FIRST_OF_SLOW = 16
 SLOW_SHARE, INTERPRETED_WORK, SLOW_WORK = 0.1, 256, 16
 """CPU only: share of problems; divisors of their work for interpreted Triton, which takes 10 to
 1,500 ms a problem, and plain Python."""
+GPU_SHARE = 0.7
+"""Share of a gate's problems on a GPU, for each runs with both releases."""
 SOAK_ON_CPU = 20
 """Launches where there is nothing to race."""
 
@@ -79,9 +81,10 @@ class Plan:
             first: whether it is the first of its operation, whose results are compared.
             sides: that the implementation runs on; with one there is nothing to compare.
         """
-        wanted = self.profile.problems * GATE_SHARE * law.weight
-        if self.device == "cpu":
-            wanted = max(SLOW_SHARE * wanted, FIRST_OF_SLOW if first else 0)
+        share = GATE_SHARE * (SLOW_SHARE if self.device == "cpu" else GPU_SHARE)
+        wanted = self.profile.problems * share * law.weight
+        if first and self.device == "cpu":
+            wanted = max(wanted, FIRST_OF_SLOW)
         return max(LEAST_PROBLEMS, round(wanted * sides / 2))
 
     def max_work(self, name: str, reference: str, max_work: int) -> int:

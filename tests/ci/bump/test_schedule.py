@@ -40,9 +40,10 @@ from kernelproof.ci.bump.sides.releases import SIDES
 from kernelproof.properties.findings.ledger import Ledger
 from kernelproof.properties.isolation.outcome import Outcome
 from kernelproof.properties.isolation.workers import Deadlines
+from kernelproof.properties.laws import find_law
 from kernelproof.properties.search.costs import read_builds
 from kernelproof.properties.space.axes import Axes, narrow
-from kernelproof.properties.space.profiles import PROFILES
+from kernelproof.properties.space.profiles import GATE_SHARE, PROFILES
 from kernelproof.properties.verdicts.verdict import PASS
 from kernelproof.properties.worker.requests import Address
 from kernelproof.reference import AttentionProblem, problem_from_json
@@ -358,3 +359,9 @@ def test_a_problem_goes_to_a_worker_that_has_loaded_its_module() -> None:
     judging = Judging({}, builders, plan(), Ending(), progress)
     judging._judge(queue)
     assert sorted(leased) == [("", 0.0), ("mine fp8", PATIENCE)]
+
+
+def test_a_law_gets_seven_tenths_of_a_gates_problems_on_a_gpu() -> None:
+    parity = find_law("parity")
+    every = round(PROFILES["gate"].problems * GATE_SHARE * parity.weight)
+    assert plan().count(parity, first=True, sides=2) == round(0.7 * every)

@@ -301,6 +301,24 @@ def test_a_life_cycle_of_a_session_is_right(
     assert {"plan", "run"} <= {call for each in made for call in each.calls}
 
 
+@pytest.mark.parametrize(("name", "problem"), GRAPHS, ids=lambda each: str(each)[:20])
+def test_a_batch_of_more_pages_than_usual_has_a_larger_buffer(
+    name: str, problem: AttentionProblem, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As 9 requests of 16,384 pages: single tokens of the verify steps of three."""
+    monkeypatch.setattr("kernelproof.impl.flashinfer.graphs.MOST_PAGES", 1)
+    few = replace(problem, seq_lens=tuple(4 for _ in problem.seq_lens))
+    found = find_implementation(f"flashinfer-{name}")
+    assert found.session is not None
+    session: Any = found.session()
+    for each in (few, replace(problem, seq_lens=tuple(400 for _ in problem.seq_lens))):
+        inputs: Any = materialise(each)
+        session.plan(inputs)
+        out, _ = session.run(inputs)
+        torch.testing.assert_close(out.double(), oracle.attention(inputs).out, rtol=0.02, atol=0.02)
+    assert len(made) == 2, "the second batch has no room where the first was planned"
+
+
 def test_a_mask_that_outlives_its_plan_is_found(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
