@@ -77,8 +77,8 @@ class Entry(Table, frozen=True):
         status: of the verdict.
         kinds: of the verdict; any if empty.
         where: predicate on the problem: field or property, and the value it has, a list of values,
-            or a table with ``min`` or ``max``, or with a length that a list of them ``has``. All
-            must hold.
+            or a table with ``min`` or ``max``, within which one of several lengths is too, or with
+            a length that a list of them ``has``. All must hold.
         versions: PEP 440 specifiers by distribution, such as ``vllm = ">=0.33"``; ``flashinfer`` is
             flashinfer-python. A distribution that is not installed meets none.
         device: ``"cpu"`` or ``"cuda"``; any if empty.
@@ -255,10 +255,9 @@ def _holds(problem: Problem, name: str, wanted: object) -> bool:
     if isinstance(wanted, dict):
         if "has" in wanted:
             return isinstance(value, tuple) and wanted["has"] in value
-        if not isinstance(value, (int, float)):
-            return False
-        low, high = wanted.get("min", value), wanted.get("max", value)
-        return bool(low <= value <= high)
+        numbers = value if isinstance(value, tuple) else (value,)
+        low, high = wanted.get("min", -math.inf), wanted.get("max", math.inf)
+        return any(isinstance(each, (int, float)) and low <= each <= high for each in numbers)
     if isinstance(wanted, list):
         return value in wanted
     return bool(value == wanted)

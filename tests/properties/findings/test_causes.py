@@ -229,3 +229,10 @@ def test_simplest_values_are_not_named_where_they_tell_nothing() -> None:
     passing = [AttentionProblem(seq_lens=(3,)), AttentionProblem(seq_lens=(3,), causal=True)]
     assert shared_values(few, passing) == {"sinks": True}
     assert not holds(AttentionProblem(seq_lens=(3,)), {"seq_lens": {"has": 4}})
+
+
+def test_limits_of_lengths_hold_for_one_of_them() -> None:
+    some = AttentionProblem(query_lens=(1, 1), seq_lens=(3, 90))
+    assert holds(some, {"seq_lens": {"max": 8}})
+    assert not holds(some, {"seq_lens": {"min": 4, "max": 8}})
+    assert not holds(some, {"sm_scale": {"min": 0}}), "the default scale is no number"
