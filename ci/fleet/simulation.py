@@ -26,9 +26,9 @@ START_SECONDS = 12.0
 """Seconds of a unit beside its laws, where the report is of a run without Ray: 11.8 and 12.6 were
 measured, of six units on one H100 and on two, to start processes that import torch, to survey the
 implementation and to build what it needs."""
-PLACES = 9
+PLACES = 12
 """Units that share a GPU, where the report does not say it: the workers of the kept gate, on a card
-of 80 GB (`h100-gate-0.7.2.post1.json`)."""
+of 141 GB (`h200-gate-0.7.2.post1.json`)."""
 ASSUMED = (
     "Assumed: each chip takes what the measured one took, modules are built, no machine is lost, "
     "releases follow one another."

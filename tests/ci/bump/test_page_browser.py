@@ -125,7 +125,7 @@ def requests(browser: Chrome) -> set[str]:
 
 @pytest.fixture(scope="module", params=["bump-h200.json", "bump-cpu.json"])
 def kept(request: pytest.FixtureRequest) -> str:
-    """Return the page of a kept comparison, of five chips or thirteen, names of real length."""
+    """Return the page of a kept comparison, of twelve chips or thirteen, names of real length."""
     return to_page(read_report(EVIDENCE / str(request.param)))
 
 

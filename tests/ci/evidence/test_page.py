@@ -24,7 +24,7 @@ def test_the_page_in_docs_is_what_the_command_makes() -> None:
 
 
 def test_a_run_says_whether_a_later_one_took_its_place(tmp_path: Path) -> None:
-    (first,) = (path for path in kept() if path.name == "h100-gate-0.7.2.post1.json")
+    (first,) = (path for path in kept() if path.name == "h200-gate-0.7.2.post1.json")
     data = json.loads(first.read_text(encoding="utf-8"))
     data["date"] = "2031-" + data["date"][5:]
     data["implementations"] = data["implementations"][:1]

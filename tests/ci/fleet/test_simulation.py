@@ -1,4 +1,4 @@
-"""The simulation of a night: nights by hand, the report of an H100, and the figures of the page."""
+"""The simulation of a night: nights by hand, the report of an H200, and the figures of the page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from kernelproof.ci.fleet.simulation import Took, main, simulated, units_of
 from kernelproof.fixtures import FOLDER
 
-H100 = FOLDER / "evidence" / "h100-gate-0.7.2.post1.json"
+H200 = FOLDER / "evidence" / "h200-gate-0.7.2.post1.json"
 UNITS = [Took("a", 0, 10.0), Took("b", 0, 5.0), Took("a", 1, 4.0), Took("b", 1, 6.0),
          Took("b", 1, 1.0)]  # fmt: skip
 
@@ -34,7 +34,7 @@ def test_the_longest_of_those_that_wait_begins_first() -> None:
 
 
 def test_a_report_without_ray_is_divided_as_a_fleet_divides() -> None:
-    report = json.loads(H100.read_text())
+    report = json.loads(H200.read_text())
     ((units, _),) = units_of(report).values()
     firsts = [unit for unit in units if not unit.number]
     assert [unit.implementation for unit in firsts] == [
@@ -62,7 +62,7 @@ def test_a_run_on_one_gpu_says_what_two_take(tmp_path: Path) -> None:
 
 
 def test_the_page_says_what_the_simulation_says(repository: Path) -> None:
-    said = CliRunner().invoke(main, [str(H100)], catch_exceptions=False).output.splitlines()
+    said = CliRunner().invoke(main, [str(H200)], catch_exceptions=False).output.splitlines()
     page = (repository / "docs" / "fleet.md").read_text()
     assert said[1] in page
     assert said[2] in page
