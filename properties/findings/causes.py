@@ -109,8 +109,9 @@ def causes_of(report: ImplementationReport) -> list[Cause]:
         )
         for each in evidence
     ]
+    alive = any(map(_passing, report.laws))
     for each in evidence:
-        own = next((group for group in groups if group[0].is_one_with(each)), None)
+        own = next((group for group in groups if group[0].is_one_with(each, alive=alive)), None)
         if own is None:
             groups.append([each])
         else:
@@ -122,10 +123,7 @@ def causes_of(report: ImplementationReport) -> list[Cause]:
 
 def cause_of(causes: Iterable[Cause], finding: Finding) -> Cause | None:
     """Return the one of an implementation's causes that a finding belongs to."""
-    for cause in causes:
-        if any(each is finding for each in cause.members):
-            return cause
-    return None
+    return next((one for one in causes if any(each is finding for each in one.members)), None)
 
 
 def telling_values(law: LawReport, verdict: Verdict) -> dict[str, Any]:
@@ -206,8 +204,7 @@ class _Evidence:
 
     @cached_property
     def passing(self) -> list[Problem]:
-        seen = self.law.problems.values()
-        return [each.problem for each in seen if each.status == "PASS" and not each.vacuous]
+        return _passing(self.law)
 
     @cached_property
     def values(self) -> dict[str, Any]:
@@ -220,8 +217,12 @@ class _Evidence:
             return len(self.failing) >= FEW
         return not any(holds(each, self.values) for each in self.passing or self.elsewhere)
 
-    def is_one_with(self, other: _Evidence) -> bool:
-        """Whether both have one cause: the problem of one fails for the reason of the other."""
+    def is_one_with(self, other: _Evidence, *, alive: bool) -> bool:
+        """Whether both have one cause: the problem of one fails for the reason of the other.
+
+        Args:
+            alive: whether any problem passes, under any law.
+        """
         if self.fault != other.fault:
             return False
         # A law may call with another problem than its own, but it is stuck in the same place.
@@ -229,7 +230,9 @@ class _Evidence:
         if self.fault[0] == "ledger" or (place and place == other.finding.place):
             return True
         known = self._accounts_for(other) or other._accounts_for(self)
-        return known or self._is_like(other)
+        # A kernel that dies or is stuck in every call: laws have no problem in common to show it.
+        always = not alive and self.fault[0] in ("CRASH", "HANG") and bool(self.law.problems)
+        return known or self._is_like(other) or (always and not place)
 
     def _is_like(self, other: _Evidence) -> bool:
         """Whether problems with the same features fail, though some with them pass."""
@@ -272,6 +275,11 @@ class _Evidence:
             and (self.finding.entry or _fault(each.status, each.kind) == self.fault)
         ]
         return [own, *alike]
+
+
+def _passing(law: LawReport) -> list[Problem]:
+    seen = law.problems.values()
+    return [each.problem for each in seen if each.status == "PASS" and not each.vacuous]
 
 
 def _fault(status: str, kind: str) -> tuple[str, str]:

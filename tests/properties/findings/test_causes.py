@@ -202,6 +202,29 @@ def test_hangs_in_one_place_are_one() -> None:
     assert len(causes(direct, doubled)) == 2
 
 
+def test_a_kernel_that_dies_in_every_call_has_one_fault() -> None:
+    """Laws that refuse each other's problems have none in common."""
+
+    def dies(name: str, number: int) -> LawReport:
+        one = law(name, lambda _: True, number, status="CRASH", kind="exit 3")
+        first = next(iter(one.problems.values()))
+        one.problems = {first.problem.id: first}
+        return one
+
+    laws = [dies("parity", 1), dies("chunked_prefill", 2), dies("split_kv", 3)]
+    (cause,) = causes(*laws)
+    assert cause.laws == ("parity", "chunked_prefill", "split_kv")
+    assert cause.sentence == f"fails in {cause.failing} of {cause.failing} problems"
+    wrong = law("request_order", lambda _: True, 4)
+    assert len(causes(*laws, wrong)) == 2
+    wrong.finding = None
+    wrong.problems = {name: each._replace(status="PASS") for name, each in wrong.problems.items()}
+    assert len(causes(*laws, wrong)) == 3, "not each call dies"
+    stored = ImplementationReport("mine", "mine.py:mine")
+    stored.replayed += [each.finding for each in laws[:2] if each.finding]
+    assert len(causes_of(stored)) == 2, "two stored cases may have two reasons"
+
+
 def test_the_problem_that_a_law_made_counts() -> None:
     """Sensitivity takes the mask away of a kernel that is wrong without one."""
     wrong = law("parity", lambda p: not p.causal, 1)
