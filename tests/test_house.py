@@ -36,6 +36,7 @@ TOP_LEVEL = {
     "__main__.py",
     "ci",
     "docs",
+    "findings",
     "fixtures",
     "impl",
     "properties",
