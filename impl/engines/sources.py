@@ -41,7 +41,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..gpu.triton_interpreter import uninterpreted
+from ..gpu.triton_interpreter import hasten, uninterpreted
 from ..targets.exceptions import message_of
 from ..targets.optional import missing
 from ..targets.refusal import Refusal
@@ -124,7 +124,9 @@ def load(module: Names, stubs: Stubs) -> Iterator[ModuleType]:
     package, name = found
     with _world(package, stubs).entered():
         try:
-            yield importlib.import_module(name)
+            loaded = importlib.import_module(name)
+            hasten()  # its first import of Triton is later than the worker's own call
+            yield loaded
         except (AbsentError, ImportError) as error:
             message = f"{_path(name)} of {package.title}: {message_of(error)}"
             raise UnsupportedError(message) from error

@@ -7,9 +7,14 @@ with AttributeError. Found with FlashInfer's ``variable_length_merge_states_kern
 A scalar that a kernel takes or loads bounds a loop, compiled; to the interpreter it is an array of
 shape [1], which up to triton 3.6 it hands to ``int``. NumPy 2.4 refuses that with TypeError.
 
+A launch replaces the attributes of ``triton.language``, and not what a module bound when it was
+imported: ``log2 = tl.log2`` and ``from triton.language import log2`` then fail for want of a
+``_semantic``, where they compile. ``bound_names.py`` replaces those globals too.
+
 What is changed is changed while a kernel runs, and no longer: were it for the rest of the process,
 whether a user's kernel fails would depend on what ran before it. ``hasten`` alone lasts: it leaves
-out work of the interpreter's that has no effect, more than half of its time.
+out work of the interpreter's that has no effect, more than half of its time, and lets each launch
+reach bound names.
 """
 
 from __future__ import annotations
@@ -29,6 +34,7 @@ import torch
 
 from ..targets.refusal import Refusal
 from ..targets.target import Target
+from .bound_names import reach_bound_names
 
 FIRST_THAT_INDEXES = (3, 7)
 """The first triton whose interpreter makes an integer of an array of shape [1] itself."""
@@ -94,7 +100,7 @@ def _then_index(patch: Callable[..., None]) -> Callable[..., None]:
 
 
 def hasten() -> None:
-    """Let Triton's interpreter, if it is imported here, leave out what has no effect."""
+    """Let Triton's interpreter, if it is imported here, work less and reach bound names."""
     if (interpreter := sys.modules.get("triton.runtime.interpreter")) is not None:
         _hasten(interpreter)
 
@@ -108,7 +114,8 @@ def _hasten(interpreter: Any) -> None:  # noqa: ANN401  a module
         builder.options = replace(options, sanitize_overflow=False)
     if hasattr(interpreter, "_LangPatchScope"):
         patch = interpreter._patch_lang  # noqa: SLF001  there is no public way to it
-        interpreter._patch_lang = _once(patch, interpreter)  # noqa: SLF001
+        once = _once(patch, interpreter)
+        interpreter._patch_lang = reach_bound_names(once, interpreter)  # noqa: SLF001
 
 
 def _once(patch: Callable[[Any], Any], interpreter: Any) -> Callable[[Any], Any]:  # noqa: ANN401

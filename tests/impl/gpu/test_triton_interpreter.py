@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -161,3 +162,72 @@ class TestContext:
         assert interpreter._patch_lang_tensor is before
         with scalars_as_bounds(SimpleNamespace(is_cuda=True)):  # type: ignore[arg-type]
             assert interpreter._patch_lang_tensor is before
+
+
+HELPERS = """
+import triton
+from triton.language import exp2 as power, static_range, sum
+
+@triton.jit
+def total(x):
+    result = x
+    for _ in static_range(2):
+        result += power(x)
+    return sum(result, 0)
+"""
+KERNELS = """
+import triton
+import triton.language as tl
+from triton.language import associative_scan, load, multiple_of, range as loop, store
+from helpers import total
+
+logarithm, power = tl.log2, tl.math.exp2
+take, first = tl.reshape, tl.arange
+
+@triton.jit
+def plus(a, b):
+    return a + b
+
+@triton.jit
+def kernel(X, Out, n, SIZE: tl.constexpr):
+    at = multiple_of(first(0, SIZE), 4)
+    x = take(load(X + at), (SIZE,))
+    for _ in loop(0, n):
+        x = logarithm(power(x)) + 1
+    x = associative_scan(x, 0, plus)
+    store(Out, total(x))
+"""
+BOUND = """
+import json, sys
+sys.path.insert(0, {folder!r})
+import torch
+from triton import language
+from triton.runtime import interpreter
+from kernelproof.impl.gpu.triton_interpreter import hasten
+import helpers, kernels
+
+def tried():
+    out = torch.zeros(1)
+    try:
+        kernels.kernel[(1,)](torch.arange(4.0), out, 2, SIZE=4)
+    except interpreter.InterpreterError:
+        return None
+    return float(out)
+
+names = [(each, name, value) for each in (kernels, helpers) for name, value in vars(each).items()]
+failed = tried()
+hasten()
+found = [tried(), tried()]
+same = all(vars(module)[name] is value for module, name, value in names)
+print(json.dumps([failed, *found, same, kernels.logarithm is language.log2]))
+"""
+
+
+@needs_triton
+def test_names_that_modules_bind_are_reached_and_given_back(tmp_path: Path) -> None:
+    (tmp_path / "helpers.py").write_text(HELPERS, encoding="utf-8")
+    (tmp_path / "kernels.py").write_text(KERNELS, encoding="utf-8")
+    scanned = torch.arange(2.0, 6.0).cumsum(0)
+    expected = float((scanned + 2 * torch.exp2(scanned)).sum())
+    found = printed(BOUND.format(folder=str(tmp_path)))
+    assert found == [None, pytest.approx(expected), pytest.approx(expected), True, True]
