@@ -41,6 +41,10 @@ BY_TOKEN = {
     torch.float8_e4m3fn: KVQuantMode.FP8_PER_TOKEN_HEAD,
 }
 """How a cache with a scale for each token and head is quantised, by its dtype."""
+LEAST_TILE = 16
+"""Keys that a descriptor reads at least: vLLM's pages are multiples of it."""
+ALIGNED = 16
+"""Bytes of which bases and strides of a descriptor are multiples."""
 COLUMNS = 16
 """Columns that a block table has a multiple of: the kernel reads whole tiles of it."""
 
@@ -77,6 +81,25 @@ def _supports_3d(problem: AttentionProblem, target: Target) -> bool | str:
     if max(problem.query_lens, default=0) > most or (most > 1 and not _all_causal(problem)):
         return f"the 3D kernel takes requests of up to {most} queries, several under a causal mask"
     return _supports(problem, target)
+
+
+def _by_descriptors(
+    supports: Callable[[AttentionProblem, Target], Any], tile: int
+) -> Callable[[AttentionProblem, Target], Any]:
+    """Add to what is refused what tensor descriptors do not take."""
+
+    def supports_descriptors(problem: AttentionProblem, target: Target) -> Any:  # noqa: ANN401
+        # The kernel asserts that a page has whole tiles.
+        if problem.page_size < LEAST_TILE or problem.page_size % min(tile, problem.page_size):
+            return f"a descriptor reads {LEAST_TILE} keys or {tile} of a page that has whole tiles"
+        least = 1 if problem.cache_entry.dtype.itemsize == 1 else 2
+        if problem.head_dim_qk * least % ALIGNED:
+            return f"strides of a descriptor are multiples of {ALIGNED} bytes"
+        if not says(FILE, "use_td") and says(FILE, "unified_attention"):
+            return "this release has no tensor descriptors"
+        return supports(problem, target)
+
+    return supports_descriptors
 
 
 def _in_fp8(problem: AttentionProblem) -> str:
@@ -151,6 +174,13 @@ def attend_2d(inputs: PagedAttentionInputs) -> tuple[torch.Tensor | None, None]:
 )
 def attend_3d(inputs: PagedAttentionInputs) -> tuple[torch.Tensor | None, None]:
     """Attend with the 3D kernel, whose scratch holds NaN before."""
+    return _attend_3d(inputs)
+
+
+def _attend_3d(
+    inputs: PagedAttentionInputs,
+    **more: Any,  # noqa: ANN401  arguments of vLLM's
+) -> tuple[torch.Tensor | None, None]:
     tokens, heads, head_dim = inputs.q.shape
     segments = SEGMENTS if inputs.q.is_cuda else INTERPRETED_SEGMENTS
     shape = tokens, heads, segments
@@ -163,11 +193,27 @@ def attend_3d(inputs: PagedAttentionInputs) -> tuple[torch.Tensor | None, None]:
     }
     # A bound that is larger than the truth must not choose the other kernel.
     inputs = replace(inputs, q_len_bound=min(inputs.max_q_len, _most_queries_3d()))
-    result = _attend(inputs, seq_threshold_3D=2**30, num_par_softmax_segments=segments, **scratch)
+    more |= {"seq_threshold_3D": 2**30, "num_par_softmax_segments": segments, **scratch}
+    result = _attend(inputs, **more)
     if tokens and scratch["softmax_segm_max"].isnan().all():
         message = "vLLM took its 2D kernel for this call"
         raise UnsupportedError(message)
     return result
+
+
+@unified(name="vllm-unified-attention-td", supports=_by_descriptors(_supports, TILE), tile=TILE)
+def attend_2d_td(inputs: PagedAttentionInputs) -> tuple[torch.Tensor | None, None]:
+    """Attend with the 2D kernel, which reads and writes by tensor descriptors."""
+    return _attend(inputs, use_td=True)
+
+
+@unified(
+    name="vllm-unified-attention-3d-td", supports=_by_descriptors(_supports_3d, DECODE_TILE),
+    tile=DECODE_TILE, split=DECODE_TILE,
+)  # fmt: skip
+def attend_3d_td(inputs: PagedAttentionInputs) -> tuple[torch.Tensor | None, None]:
+    """Attend with the 3D kernel, which reads and writes by tensor descriptors."""
+    return _attend_3d(inputs, use_td=True)
 
 
 def _attend(

@@ -33,6 +33,10 @@ class Platform:
         """Whether there is a GPU of this compute capability (times ten) or a newer one."""
         return self._capability() >= least
 
+    def get_device_capability(self) -> tuple[int, int] | None:
+        """Return the GPU's compute capability; None without one."""
+        return torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+
     def is_device_capability_family(self, family: int) -> bool:
         """Whether the GPU is of the family of this compute capability."""
         return self._capability() // 10 == family // 10
@@ -89,6 +93,10 @@ class Unused:
 
 MOE = "vllm.model_executor.layers.fused_moe"
 QUANTISATION = "vllm.model_executor.layers.quantization.utils"
+
+
+RCP_LN2 = 1.4426950216
+"""1 / ln 2, with as many digits as ``vllm/utils/math_utils.py`` has."""
 
 
 def _round_up(number: int, of: int) -> int:
@@ -175,9 +183,11 @@ def stubs() -> Mapping[str, Mapping[str, object]]:
         "vllm.envs": {"VLLM_BATCH_INVARIANT": False},
         "vllm.logger": {"init_logger": Unused()},
         "vllm.platforms": {"current_platform": Platform()},
+        "vllm.platforms.rocm": {"use_rocm_custom_paged_attention": lambda *_: False},
         "vllm.triton_utils": {"triton": triton, "tl": language},
         "vllm.utils": {"round_up": _round_up},
-        "vllm.utils.math_utils": {"round_up": _round_up, "next_power_of_2": _next_power_of_2},
+        "vllm.utils.math_utils": {"round_up": _round_up, "next_power_of_2": _next_power_of_2,
+                                  "RCP_LN2": RCP_LN2},
         "vllm.utils.torch_utils": {"is_quantized_kv_cache": _is_quantised},
         "vllm.v1.kv_cache_interface": {
             "KVQuantMode": KVQuantMode, "is_quantized_kv_cache": _is_quantised,

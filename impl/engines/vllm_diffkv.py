@@ -1,0 +1,124 @@
+"""vLLM's unified attention for keys and values of different head dims, by its 2D and 3D kernel."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+
+from ...reference import Arithmetic, AttentionProblem
+from ...reference.tensors.inputs import PagedAttentionInputs
+from ..gpu.triton_interpreter import scalars_as_bounds
+from ..protocol import implementation
+from ..targets.refusal import Refusal
+from ..targets.target import Target
+from .claims import by_slots, wrong_here
+from .sources import known, load, unavailable
+from .vllm_attention import COLUMNS, INTERPRETED_SEGMENTS, SEGMENTS, TILE
+from .vllm_stubs import stubs
+
+FILE = "vllm.v1.attention.ops.triton_unified_attention_diffkv"
+DECODE_TILE = 16
+MOST_QUERIES_3D = 16
+"""Queries of a request, verified drafts among them, for which vLLM takes the 3D kernel."""
+LEAST_CHANNELS = 16
+"""Channels of a product of tensor cores."""
+
+
+def _supports(problem: AttentionProblem, target: Target) -> Refusal | str | bool:
+    for holds, why in (
+        (problem.more_queries_than_keys,
+         "every query is one of the keys: a request has no more queries than keys"),
+        (not problem.causal or problem.causal_by_request, "it is causal only"),
+        (problem.alibi and problem.sinks and problem.most_queries > 1,
+         "ALiBi is counted from the first new token, which sinks know nothing of"),
+        (min(problem.head_dim_qk, problem.head_dim_vo) < LEAST_CHANNELS,
+         f"tl.dot takes {LEAST_CHANNELS} channels or more"),
+        (not problem.kv_cache and (problem.k_scale != 1 or problem.v_scale != 1),
+         "scales belong to FP8 caches"),
+    ):  # fmt: skip
+        if holds:
+            return why
+    wrong = wrong_here(target, problem.dtype, problem.kv_cache)
+    return wrong or unavailable(FILE, target) or True
+
+
+def _supports_3d(problem: AttentionProblem, target: Target) -> Refusal | str | bool:
+    if problem.most_queries > (1 if problem.window_left >= 0 else MOST_QUERIES_3D):
+        return f"the 3D kernel takes {MOST_QUERIES_3D} queries a request, one with a window"
+    return _supports(problem, target)
+
+
+def _compile_key(problem: AttentionProblem) -> Hashable:
+    return (
+        problem.dtype, problem.kv_cache, problem.num_kv_heads, problem.group_size,
+        problem.head_dim_qk, problem.head_dim_vo, problem.page_size, problem.window_left,
+        problem.logits_soft_cap > 0, problem.alibi, problem.sinks, problem.strided_q,
+        problem.strided_kv, problem.different_kv_strides, problem.kv_layout,
+        (problem.most_queries * problem.group_size - 1).bit_length(),
+    )  # fmt: skip
+
+
+diffkv = functools.partial(
+    implementation, "paged_attention", provider="vllm",
+    features=("fp8_kv", "host_bounds", "alibi", "different_kv_strides"), writes_out=True,
+    # Scales of the cache multiply logits and sums: codes are exact in 16 bits.
+    arithmetic=Arithmetic(probabilities="inputs", operands="tfloat32", tanh="sigmoid"),
+    compile_key=_compile_key, build_ahead="cuda", build_minutes=0.05, build_compilers=1,
+)  # fmt: skip
+
+
+@diffkv(name="vllm-unified-attention-diffkv", supports=_supports, tile=TILE)
+def attend_2d(inputs: PagedAttentionInputs) -> tuple[torch.Tensor | None, None]:
+    """Attend with the 2D kernel: no scratch is given."""
+    return _attend(inputs)
+
+
+@diffkv(
+    name="vllm-unified-attention-diffkv-3d", supports=_supports_3d, tile=DECODE_TILE,
+    split=DECODE_TILE,
+)  # fmt: skip
+def attend_3d(inputs: PagedAttentionInputs) -> tuple[torch.Tensor | None, None]:
+    """Attend with the 3D kernel, whose scratch holds NaN before."""
+    tokens, heads, _ = inputs.q.shape
+    segments = SEGMENTS if inputs.q.is_cuda else INTERPRETED_SEGMENTS
+    padded = 1 << (inputs.head_dim_vo - 1).bit_length()
+    shapes = {"output": (padded,), "max": (), "expsum": ()}
+    scratch = {
+        f"softmax_segm_{name}": inputs.q.new_full(
+            (tokens, heads, segments, *last), torch.nan, dtype=torch.float32
+        )
+        for name, last in shapes.items()
+    }
+    return _attend(
+        inputs, seq_threshold_3D=2**30, num_par_softmax_segments=segments, **scratch,
+    )  # fmt: skip
+
+
+def _attend(
+    inputs: PagedAttentionInputs,
+    **more: Any,  # noqa: ANN401  arguments of vLLM's
+) -> tuple[torch.Tensor | None, None]:
+    caches = [by_slots(each, inputs.kv_layout) for each in (inputs.k_cache, inputs.v_cache)]
+    if inputs.kv_format is not None:
+        caches = [inputs.kv_format.view(each) for each in caches]
+        for name in ("k", "v"):
+            scale = getattr(inputs, f"{name}_scale")
+            more[f"{name}_descale"] = inputs.q.new_tensor(scale, dtype=torch.float32)
+    longest = int(inputs.lengths()[0].max()) if len(inputs.metadata.seq_lens) else 0
+    # A bound that is larger than the truth must not choose the other kernel.
+    bound = longest if "seq_threshold_3D" in more else inputs.max_q_len
+    table = inputs.block_table
+    table = torch.nn.functional.pad(table, (0, -table.shape[1] % COLUMNS or COLUMNS), value=-1)
+    with load(FILE, stubs) as kernels, scalars_as_bounds(inputs.q):
+        attend = kernels.unified_attention_diffkv
+        attend(
+            q=inputs.q, k=caches[0], v=caches[1], out=inputs.out,
+            cu_seqlens_q=inputs.metadata.qo_indptr, seqused_k=inputs.metadata.seq_lens,
+            softmax_scale=inputs.sm_scale, causal=True, window_size=(inputs.window_left, 0),
+            block_table=table, softcap=inputs.logits_soft_cap, max_seqlen_q=bound,
+            alibi_slopes=inputs.alibi_slopes, sinks=inputs.sinks, **known(attend, **more),
+        )  # fmt: skip
+    return inputs.out, None
