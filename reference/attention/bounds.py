@@ -15,7 +15,7 @@ from .error_terms import Roundings, block_bounds
 from .metadata import BatchMetadata
 from .options import OUTPUT_DTYPE, Options, scaled_output
 from .requests import paged_call, ragged_call
-from .softmax import softmax_weights, value_heads
+from .softmax import softmax_weights, value_heads, weighted_values
 
 
 class Bounded(NamedTuple):
@@ -190,7 +190,7 @@ def bounded(
         for batch in batches(call, options):
             for weights in softmax_weights(batch, options):
                 v = value_heads(batch, weights.block, options)
-                attended = weights.probabilities @ v
+                attended = weighted_values(weights, v)
                 bounds = block_bounds(weights, v, attended, options, roundings)
                 answer = scaled_output(attended, options)
                 weights.block.put(torch.cat([answer, weights.lse, *bounds], dim=-1), found)

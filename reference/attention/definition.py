@@ -15,7 +15,7 @@ from .batches import Call, batches
 from .metadata import BatchMetadata
 from .options import Options, scaled_output
 from .requests import paged_call, ragged_call
-from .softmax import softmax_weights, value_heads
+from .softmax import softmax_weights, value_heads, weighted_values
 
 
 class AttentionOutput(NamedTuple):
@@ -94,6 +94,7 @@ def paged_attention(
 
     Returns:
         AttentionOutput in ``compute_dtype``, on q's device, without gradients. No input is changed.
+        A row is a function of the keys and values that it sees: a NaN in another is not in it.
 
     Raises:
         ValueError: shapes that disagree, metadata that contradict themselves, the token count or
@@ -189,6 +190,6 @@ def attend(call: Call, head_dim_vo: int, options: Options) -> AttentionOutput:
         for batch in batches(call, options):
             for weights in softmax_weights(batch, options):
                 v = value_heads(batch, weights.block, options)
-                weights.block.put(scaled_output(weights.probabilities @ v, options), out)
+                weights.block.put(scaled_output(weighted_values(weights, v), options), out)
                 weights.block.put(weights.lse, lse)
     return AttentionOutput(out, lse.squeeze(-1))

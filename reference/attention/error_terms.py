@@ -313,8 +313,9 @@ def _of_requests(like: torch.Tensor, *numbers: Sequence[float]) -> tuple[torch.T
 
 
 def _key_norms(weights: Weights) -> torch.Tensor:
-    """Return the norms of keys, [N, K, S'], NaN where an entry is none."""
+    """Return the norms of keys, [N, K, S'], NaN where an entry is none, or no finite key."""
     norms: torch.Tensor = torch.linalg.vector_norm(weights.k, dim=-1)
+    norms.masked_fill_(torch.isinf(norms), math.nan)
     if weights.block.padding is not None:
         norms.masked_fill_(weights.block.padding.unsqueeze(1), math.nan)
     return norms

@@ -126,6 +126,31 @@ def value_heads(batch: Batch, block: Block, options: Options) -> torch.Tensor:
     return heads
 
 
+def weighted_values(weights: Weights, v: torch.Tensor) -> torch.Tensor:
+    """Return P V [N, K, R, E] of a block; what a row may not see adds nothing to it, NaN neither.
+
+    Args:
+        weights: the block's softmax.
+        v: [N, K, S', E]. Where it may not be finite, NaN and infinities in it are zero afterwards,
+            so that bounds of the other rows stay numbers.
+
+    A key that a row sees counts however small its probability: NaN makes the row's channel NaN.
+    """
+    out = weights.probabilities @ v
+    # 0 * NaN is NaN, so that finite sums need nothing more; a GPU is not waited for.
+    if not out.is_cuda and bool(out.sum().isfinite()):
+        return out
+    seen = (~torch.isneginf(weights.logits)).to(v.dtype)
+    added = torch.zeros_like(out)
+    for value, where in (
+        (math.nan, torch.isnan), (math.inf, torch.isposinf), (-math.inf, torch.isneginf)
+    ):  # fmt: skip
+        count = seen @ where(v).to(v.dtype)
+        added += torch.zeros_like(out).masked_fill_(count > 0, value)
+    v.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+    return (weights.probabilities @ v).add_(added)
+
+
 def _heads_first(
     name: str, tensor: torch.Tensor, scale: float | torch.Tensor, options: Options
 ) -> torch.Tensor:
