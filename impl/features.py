@@ -49,6 +49,7 @@ FEATURES = (
     "host_bounds",
     "slot_mapping",
     "batch_invariant",
+    "unread_hidden_keys",
 )
 """What an implementation may opt into. Those up to ``strided_hidden`` are drawn only where named:
 quantised caches come with ``inputs.kv_format``, which says what they hold, and
@@ -77,7 +78,10 @@ call reads nothing of experts that no token goes to, so that weights may be larg
 ``host_bounds`` is of attention: ``inputs.max_q_len`` and ``inputs.max_kv_len`` are read, so that
 they are made larger than the truth. ``slot_mapping`` is of append_paged_kv: slots are taken from
 ``inputs.slot_mapping``, where -1 stands at tokens that are not written. ``batch_invariant`` is of
-attention: the promise that a request has the same bits alone and in any batch."""
+attention: the promise that a request has the same bits alone and in any batch, and
+``unread_hidden_keys`` that what no query of the call may see (behind every window, masked from all
+rows, past a length, in the tail of a page, their scales too) never changes the result, whatever
+bytes lie there, NaN included."""
 
 
 def drawn_features(problem: Problem) -> list[str]:

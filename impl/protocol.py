@@ -35,6 +35,14 @@ OPERATIONS = tuple(ORACLES)
 EVERY_RULE = "*"
 """Stands for all support rules among those that are not asked: nothing is refused."""
 
+HIDDEN_KEYS = ("any", "finite")
+"""What pages behind every query's window may hold: anything, NaN included, or finite numbers."""
+FINITE_HIDDEN_KEYS = (
+    'declares hidden_keys="finite": pages behind every window must hold finite numbers, so that an '
+    "engine may not free and reuse them uncleared"
+)
+"""The claim of an implementation with ``hidden_keys="finite"``, as reports print it."""
+
 COMPILERS_A_BUILD = 4
 """Most compilers of one module: a module of FlashInfer has only two to eight sources."""
 
@@ -132,6 +140,7 @@ class Implementation:
     session: Callable[[], Session] | None = None
     wide_arithmetic: Sequence[tuple[int, Arithmetic]] = ()
     declared_provider: str | None = None
+    hidden_keys: str = "any"
 
     @property
     def provider(self) -> str:
@@ -152,6 +161,11 @@ class Implementation:
         if self.provider == KERNELPROOF:
             return __version__
         return installed_version(self.provider) if self.provider else None
+
+    @property
+    def claims(self) -> tuple[str, ...]:
+        """Return what it needs of callers beyond the operation's contract, a sentence each."""
+        return (FINITE_HIDDEN_KEYS,) if self.hidden_keys == "finite" else ()
 
     @property
     def declares(self) -> frozenset[str]:
@@ -272,6 +286,7 @@ def implementation(
     decodes: bool = False,
     session: Callable[[], Session] | None = None,
     provider: str | None = None,
+    hidden_keys: Literal["any", "finite"] = "any",
 ) -> Callable[[Callable[[Any], Any]], Implementation]:
     """Make an implementation of a function, for use as a decorator.
 
@@ -324,11 +339,14 @@ def implementation(
         provider: the distribution that it comes from, whose version decides what it does, such as
             "flashinfer-python" for an adapter to it. If None, the one that installed the
             function's module, or "" where there is none.
+        hidden_keys: what pages of a cache may hold that lie behind every query's window: ``"any"``
+            thing, NaN included, as engines that free and reuse them leave it; ``"finite"`` where
+            the kernel multiplies it by 0. Every report says so.
 
     Raises:
         TypeError: a name, provider, arithmetic, tile or split of another type.
-        ValueError: an unknown operation, feature or backend, or no number of compilers, minutes or
-            keys.
+        ValueError: an unknown operation, feature, backend or ``hidden_keys``, or no number of
+            compilers, minutes or keys.
     """
     _check_kinds(name, provider, arithmetic, tile, split)
     if operation not in OPERATIONS:
@@ -341,6 +359,9 @@ def implementation(
         raise ValueError(message)
     if build_ahead not in (False, True, "cpu", "cuda"):
         message = f"build_ahead is {build_ahead!r}; it must be True, False, 'cpu' or 'cuda'"
+        raise ValueError(message)
+    if hidden_keys not in HIDDEN_KEYS:
+        message = f"hidden_keys is {hidden_keys!r}; it must be one of {', '.join(HIDDEN_KEYS)}"
         raise ValueError(message)
     if build_compilers < 1 or build_minutes <= 0:
         message = (
@@ -379,6 +400,7 @@ def implementation(
             session=session,
             wide_arithmetic=wide_arithmetic,
             declared_provider=provider,
+            hidden_keys=hidden_keys,
         )
 
     return decorate

@@ -11,6 +11,7 @@ from .attention.definition import AttentionOutput, attend
 from .attention.merge import merge_error_bound, merge_states
 from .attention.metadata import BatchMetadata, build_metadata
 from .attention.options import Options
+from .attention.visibility import seen_slots
 from .formats.arithmetic import Arithmetic
 from .moe.bounds import BoundedMoE, bounded_moe
 from .moe.calls import MoEOptions, checked_call
@@ -32,6 +33,15 @@ def bounded_attention(inputs: AttentionInputs, arithmetic: Arithmetic) -> Bounde
     options = Options(**inputs.keywords())
     values = Values(inputs.head_dim_vo, value_dtype(inputs.q, inputs.values))
     return bounded(inputs.call(options), values, options, arithmetic, inputs.out_dtype)
+
+
+def seen_keys(inputs: AttentionInputs) -> torch.Tensor:
+    """Return which slots of the record's keys some query sees, bool [pages, page_size].
+
+    Keys without pages are pages of one key.
+    """
+    options = Options(**inputs.keywords())
+    return seen_slots(inputs.call(options), options)
 
 
 def merged(inputs: MergeInputs) -> AttentionOutput:

@@ -201,7 +201,8 @@ def implementation_table(reports: Iterable[ImplementationReport]) -> Table:
 
 
 def notes(report: ImplementationReport) -> Iterator[str]:
-    """Yield what an implementation did beside its answers: failures that went away, leftovers."""
+    """Yield what an implementation claims, failures that went away, and what it left behind."""
+    yield from report.claims
     flaky = sum(law.flaky for law in report.laws)
     if flaky:
         yield f"{count_of(flaky, 'failure')} not confirmed when the same problem was run again"

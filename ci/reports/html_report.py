@@ -126,7 +126,9 @@ def _row(report: ImplementationReport, summary: Summary) -> tuple[object, ...]:
         len(new_findings(report)),
         len(known_entries(report)),
         round(seconds(report), 1),
-        "; ".join(filter(None, (note, *(f"left {each.text}" for each in report.left)))),
+        "; ".join(
+            filter(None, (note, *report.claims, *(f"left {each.text}" for each in report.left)))
+        ),
     )
 
 

@@ -55,6 +55,7 @@ def _suite(report: ImplementationReport, summary: Summary) -> ET.Element:
         seed=summary.report.seed,
         replayed=report.corpus.replayed,
         coverage=report.coverage.text,
+        **({"claims": "; ".join(report.claims)} if report.claims else {}),
         **({"incomplete": gaps_text(report.coverage.gaps)} if report.coverage.gaps else {}),
         **({"left": "; ".join(each.text for each in report.left)} if report.left else {}),
         **{f"target.{name}": value for name, value in summary.report.target.items() if value},

@@ -52,7 +52,14 @@ flex = functools.partial(
 FEATURES = ("custom_mask", "different_kv_strides", "window_right", "alibi")
 
 
-@flex("paged_attention", name="torch-flex-attention-paged", features=(*FEATURES, "mla"))
+# Uncompiled flex attention multiplies the values of hidden keys by 0: with a page of NaN behind its
+# window, a decode of two keys is NaN (torch 2.13.0 on a CPU).
+@flex(
+    "paged_attention",
+    name="torch-flex-attention-paged",
+    features=(*FEATURES, "mla"),
+    hidden_keys="finite",
+)
 def paged(inputs: PagedAttentionInputs) -> Pair:
     """Gather each request's keys out of its pages and attend."""
     metadata, size = inputs.metadata, inputs.metadata.page_size

@@ -27,6 +27,7 @@ ARITHMETIC = Arithmetic(accumulate="float32", probabilities="inputs", dequantize
 """The CPU and CUDA flash kernels round probabilities to the inputs' dtype before P V."""
 FEATURES = (
     "custom_mask", "tree", "different_kv_strides", "window_right", "output_scale", "large_tensors",
+    "unread_hidden_keys",
 )  # fmt: skip
 POWER_OF_TWO = 0.5
 """The mantissa that math.frexp gives a power of two."""
@@ -113,10 +114,12 @@ def _attend(
         if not queries or not length:
             continue
         mask = _mask(inputs, queries, length, custom)
+        # What no row sees may be NaN, and torch multiplies it by 0.
+        unseen = ~mask.any(dim=0)[:, None, None]
         attended = scaled_dot_product_attention(
             inputs.q[rows].transpose(0, 1),
-            k.transpose(0, 1),
-            v.transpose(0, 1),
+            k.masked_fill(unseen, 0.0).transpose(0, 1),
+            v.masked_fill(unseen, 0.0).transpose(0, 1),
             attn_mask=mask,
             scale=inputs.sm_scale * float(inputs.k_scale),
             enable_gqa=True,

@@ -303,6 +303,11 @@ class ImplementationReport:
         return sum(law.unsupported for law in self.laws)
 
     @property
+    def claims(self) -> list[str]:
+        """What the implementation needs of its callers beyond the contract, a sentence each."""
+        return list(self.declared.get("claims", ()))
+
+    @property
     def ratios(self) -> list[int]:
         """Problems by the bin of their worst error over its bound, see ``RATIO_EDGES``."""
         counts = sum((law.ratios for law in self.laws), Counter[int]())
@@ -321,6 +326,7 @@ class ImplementationReport:
             "operation": self.operation,
             "provider": self.declared.get("provider", ""),
             "provider_version": self.declared.get("provider_version"),
+            "claims": self.claims,
             "cost": self.cost,
             "call_seconds": round(self.call_seconds, 6),
             "judged": self.judged,

@@ -18,6 +18,7 @@ from ..verdicts.contained import Stop
 from ..verdicts.subject import Subject
 from ..verdicts.verdict import VACUOUS, Verdict
 from .general import run, run_on, same_result
+from .hidden import unused_memory
 from .law import ATTENTION, PAGED, Law, several
 
 SWITCHES: dict[str, tuple[Any, Any]] = {
@@ -42,11 +43,6 @@ OTHER_PAGE_SIZES = (1, 2, 3, 5, 8, 16, 32, 64)
 WITHOUT_CODES: dict[str, Any] = {"kv_cache": "", "q_dtype": "", "q_scale": 1.0}
 SHIFTS = (512.0, -512.0, 8192.0, -8192.0)
 """Raw logits: with the usual scales 45 and more, where exp alone overflows or vanishes."""
-
-
-def unused_memory(subject: Subject, problem: AttentionProblem) -> Verdict:
-    """Poison with NaN what must not be read: unused pages, last pages' tails, canaries."""
-    return same_result(subject, problem, problem, unused=torch.nan)
 
 
 def page_relabelling(subject: Subject, problem: AttentionProblem) -> Verdict:
@@ -318,7 +314,8 @@ LAWS = (
         "unused_memory",
         ATTENTION,
         unused_memory,
-        "NaN in unused pages, in the tail of a last page and around tensors changes nothing",
+        "NaN in unused pages, in the tail of a last page, in pages behind every window and around "
+        "tensors changes nothing",
     ),
     Law(
         "page_relabelling",

@@ -48,6 +48,7 @@ def seeded(
     arithmetic: Arithmetic | None = None,
     writes_out: bool = False,
     session: Callable[[], Session] | None = None,
+    hidden_keys: Literal["any", "finite"] = "any",
 ) -> Callable[[Callable[[Any], Any]], Implementation]:
     """Make an implementation of a function and enter it into a catalogue.
 
@@ -64,6 +65,7 @@ def seeded(
             arithmetic=arithmetic,
             writes_out=writes_out,
             session=session,
+            hidden_keys=hidden_keys,
         )(function)
         catalogue.append(
             SeededBug(

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -150,6 +150,9 @@ class Stages:
     start: float = -math.inf  # the running maximum of q k^T before the first tile
     masked: float = -math.inf  # the logit of a masked key
     reads_tail: bool = False  # multiply the slots behind the last key by zero, not skip them
+    # The same of keys that no row of the request sees: none, those of a page that some key is seen
+    # of, or all.
+    reads_hidden: Literal["", "seen_pages", "all"] = ""
     pages: Callable[[PagedAttentionInputs], list[torch.Tensor]] = page_ids
     counts: Callable[[PagedAttentionInputs], list[int]] = key_counts
     gather: Callable[[torch.Tensor, torch.Tensor, PagedAttentionInputs], torch.Tensor] = (
@@ -265,6 +268,7 @@ def scan(
         v = request.v[tile].float()[:, heads].transpose(0, 1)
         logits = stages.dot(q, k) * factor
         hidden = ~visible(request, inputs, stages, position, tile)
+        v = v.masked_fill(_skipped(hidden, request, inputs, stages, tile).view(1, -1, 1), 0.0)
         if stages.caps_masked:
             logits = stages.cap(logits.masked_fill(hidden, stages.masked), inputs.logits_soft_cap)
         else:
@@ -304,6 +308,19 @@ def visible(
     if request.mask is not None:
         keep = keep & request.mask[:, tile]
     return keep
+
+
+def _skipped(
+    hidden: torch.Tensor, request: Request, inputs: AttentionInputs, stages: Stages, tile: slice
+) -> torch.Tensor:
+    """Return which keys of a tile are left out, [S]: their values add nothing, NaN neither."""
+    key = torch.arange(tile.start, tile.stop, device=hidden.device)
+    skipped = hidden.all(dim=0) & (key < request.num_keys)
+    if stages.reads_hidden == "seen_pages":
+        size = inputs.metadata.page_size if isinstance(inputs, PagedAttentionInputs) else 1
+        first = request.num_keys - request.num_queries - inputs.window_left
+        return skipped & (key < first // size * size) & (inputs.window_left >= 0)
+    return skipped & (stages.reads_hidden == "")
 
 
 def close(

@@ -164,6 +164,7 @@ def describe(payload: Mapping[str, Any], stages: Stages) -> dict[str, Any]:
         "operation": implementation.operation,
         "features": sorted(implementation.features),
         "declares": sorted(implementation.declares),
+        "claims": list(implementation.claims),
         "arithmetic": asdict(implementation.arithmetic),
         "backend": implementation.backend,
         "decodes": implementation.decodes,

@@ -25,6 +25,7 @@ from kernelproof.ci.reports.json_report import to_json
 from kernelproof.ci.reports.junit import to_junit
 from kernelproof.ci.reports.progress import Watch
 from kernelproof.ci.reports.summary import Summary, summarise
+from kernelproof.impl import implementation
 from kernelproof.impl.targets.refusal import Refusal
 from kernelproof.properties.findings.cases import CaseWriter, loading_name, replay_command
 from kernelproof.properties.findings.coverage import Coverage, Gap
@@ -132,6 +133,27 @@ def test_exit_codes(report: RunReport, check: int, gate: int) -> None:
     assert summary(report, gate=True).code == gate
     named = {0: "conforming", 1: "nonconforming", 130: "incomplete", 143: "incomplete"}
     assert to_json(summary(report))["verdict"] == named.get(check, "error")
+
+
+def test_every_report_says_what_an_implementation_needs_of_hidden_keys() -> None:
+    claim = 'declares hidden_keys="finite": pages behind every window must hold finite numbers'
+
+    @implementation("paged_attention", name="needs", hidden_keys="finite")
+    def needs(_: object) -> None:
+        """Do nothing."""
+
+    assert needs.claims[0].startswith(claim)
+    report = passing()
+    report.declared = {"claims": list(needs.claims)}
+    made = summary(run(report))
+    printed = io.StringIO()
+    print_summary(console(printed), made)
+    assert claim in " ".join(printed.getvalue().split())
+    assert to_json(made)["implementations"][0]["claims"] == list(needs.claims)
+    assert claim in html.unescape(to_html(made))
+    assert claim in html.unescape(to_junit(made))
+    with pytest.raises(ValueError, match="hidden_keys is 'none'; it must be one of any, finite"):
+        implementation("paged_attention", name="needs", hidden_keys="none")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("report", [NOT_FOUND, NO_ANSWER])

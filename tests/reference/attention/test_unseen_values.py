@@ -44,7 +44,9 @@ def sees(options: dict[str, Any], row: int) -> list[int]:
     return keys
 
 
-def by_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]) -> Any:
+def by_rows(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Attend row by row to copies of the keys that the row sees, and to nothing else."""
     out, lse = torch.zeros(T, HEADS, DIM, dtype=torch.float64), torch.zeros(T, HEADS).double()
     for row in range(T):
@@ -72,9 +74,11 @@ def tensors() -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("spoil", SPOILS)
-@pytest.mark.parametrize("options", HIDING, ids=lambda each: "-".join(each))
+@pytest.mark.parametrize("options", HIDING, ids="-".join)
 @pytest.mark.parametrize("spoilt", [(0,), (6,), (8,), (0, 6, 8)])
-def test_each_row_is_as_if_it_had_its_own_keys_only(options, spoilt, spoil):
+def test_each_row_is_as_if_it_had_its_own_keys_only(
+    options: dict[str, Any], spoilt: tuple[int, ...], spoil: float
+) -> None:
     q, k, v = tensors()
     for number, key in enumerate(spoilt):
         v[key, :, number::2] = (spoil, math.nan, -spoil)[number]
@@ -84,8 +88,8 @@ def test_each_row_is_as_if_it_had_its_own_keys_only(options, spoilt, spoil):
     torch.testing.assert_close(found.lse, lse, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("options", HIDING[:4], ids=lambda each: "-".join(each))
-def test_a_key_of_nan_spoils_the_rows_that_see_it_and_no_other(options):
+@pytest.mark.parametrize("options", HIDING[:4], ids="-".join)
+def test_a_key_of_nan_spoils_the_rows_that_see_it_and_no_other(options: dict[str, Any]) -> None:
     q, k, v = tensors()
     k[6], v[6] = math.nan, math.nan
     clean = [each.clone() for each in tensors()]
@@ -109,8 +113,10 @@ def test_a_key_of_nan_spoils_the_rows_that_see_it_and_no_other(options):
         Arithmetic(operands="tfloat32", tanh="approximate"),
     ],
 )
-@pytest.mark.parametrize("options", HIDING, ids=lambda each: "-".join(each))
-def test_bounds_of_a_row_are_clean_of_what_it_does_not_see(options, arithmetic, spoil):
+@pytest.mark.parametrize("options", HIDING, ids="-".join)
+def test_bounds_of_a_row_are_clean_of_what_it_does_not_see(
+    options: dict[str, Any], arithmetic: Arithmetic, spoil: float
+) -> None:
     q, k, v = tensors()
     k[6], v[6] = spoil, spoil
     clean = tensors()
@@ -124,7 +130,7 @@ def test_bounds_of_a_row_are_clean_of_what_it_does_not_see(options, arithmetic, 
             torch.testing.assert_close(found.lse[row], expected.lse[row])
 
 
-def test_pages_behind_the_window_of_one_request_and_seen_by_another():
+def test_pages_behind_the_window_of_one_request_and_seen_by_another() -> None:
     q = torch.randn(2, 2, DIM, generator=torch.Generator().manual_seed(3))
     cache = torch.randn(6, 4, 1, DIM, generator=torch.Generator().manual_seed(4))
     metadata = build_metadata([1, 1], [12, 4], [[0, 1, 2], [0, 9, 9]], 4)
