@@ -6,6 +6,7 @@ alignment of queries to the end of the keys are expressed exactly.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -85,9 +86,14 @@ def paged(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
     return _attend(inputs, metadata.qo_indptr.tolist(), keys, values)
 
 
-@sdpa("ragged_attention", name="torch-sdpa-ragged", features=FEATURES)
+@sdpa("ragged_attention", name="torch-sdpa-ragged", features=(*FEATURES, "fp8_kv", "fp8_q"))
 def ragged(inputs: RaggedAttentionInputs) -> tuple[torch.Tensor, None]:
-    """Attend each request's rows."""
+    """Attend each request's rows; FP8 is widened first, with queries in FP8 to float32."""
+    if inputs.q.dtype.itemsize == 1:
+        inputs = dataclasses.replace(inputs, q=inputs.q.float() * float(inputs.q_scale))
+    if inputs.k.dtype.itemsize == 1:
+        k, v = inputs.k.to(inputs.q.dtype), inputs.v.to(inputs.q.dtype)
+        inputs = dataclasses.replace(inputs, k=k, v=v)
     bounds = inputs.kv_indptr.tolist()
     keys = [inputs.k[a:b] for a, b in itertools.pairwise(bounds)]
     values = [inputs.v[a:b] for a, b in itertools.pairwise(bounds)]

@@ -18,6 +18,7 @@ from . import (
 from .attention import (
     exact_bugs,
     feature_bugs,
+    format_bugs,
     graph_bugs,
     hidden_bugs,
     memory_bugs,
@@ -52,6 +53,7 @@ BUGS: tuple[SeededBug, ...] = (
     *reuse_bugs.BUGS,
     *quantised_bugs.BUGS,
     *scale_bugs.BUGS,
+    *format_bugs.BUGS,
     *merge_bugs.BUGS,
     *metadata_bugs.BUGS,
     *phase_bugs.BUGS,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ...reference.formats.cache_elements import FP8, NVFP4, TABLE, TOKEN_SCALED
-from ...reference.tensors.inputs import PagedAttentionInputs
+from ...reference.tensors.inputs import AttentionInputs, PagedAttentionInputs, RaggedAttentionInputs
 
 BLOCK = 16
 
@@ -60,19 +60,19 @@ def spread(scales: torch.Tensor) -> torch.Tensor:
     return scales.repeat_interleave(BLOCK, dim=-1)
 
 
-def queries(inputs: PagedAttentionInputs) -> torch.Tensor:
+def queries(inputs: AttentionInputs) -> torch.Tensor:
     """Return the queries as numbers, scaled: FP8 ones in float32, others as they are."""
     if inputs.q.dtype.itemsize > 1:
         return inputs.q
     return query_values(inputs) * query_scales(inputs)
 
 
-def query_values(inputs: PagedAttentionInputs) -> torch.Tensor:
+def query_values(inputs: AttentionInputs) -> torch.Tensor:
     """Read FP8 queries without their scale."""
     return fp8_values(inputs.q.contiguous().view(torch.uint8), str(inputs.q.dtype))
 
 
-def query_scales(inputs: PagedAttentionInputs) -> torch.Tensor:
+def query_scales(inputs: AttentionInputs) -> torch.Tensor:
     """Return q_scale as one number, [1, 1], or one for each query head, [H, 1]."""
     return torch.as_tensor(inputs.q_scale, dtype=torch.float32).reshape(-1, 1)
 
@@ -104,7 +104,7 @@ class Reading:
     e2m1: Callable[[torch.Tensor], torch.Tensor] = e2m1_values
     scales: Callable[[PagedAttentionInputs, int], torch.Tensor] = block_scales
     spread: Callable[[torch.Tensor], torch.Tensor] = spread
-    queries: Callable[[PagedAttentionInputs], torch.Tensor] = queries
+    queries: Callable[[AttentionInputs], torch.Tensor] = queries
 
 
 HONEST_READING = Reading()
@@ -133,3 +133,14 @@ def widened(
             raise ValueError(message)
     plain = replace(inputs, q=reading.queries(inputs), q_scale=1.0, kv_format=None)
     return replace(plain, k_cache=caches[0], v_cache=caches[1], kv_cache_sf=None)
+
+
+def widened_rows(
+    inputs: RaggedAttentionInputs, reading: Reading = HONEST_READING
+) -> RaggedAttentionInputs:
+    """Return the same call on float32 keys and values, and with FP8 queries read in float32."""
+    element = str(inputs.k.dtype).removeprefix("torch.")
+    if element not in FP8:
+        return inputs
+    k, v = (reading.fp8(each.view(torch.uint8), element) for each in (inputs.k, inputs.v))
+    return replace(inputs, q=reading.queries(inputs), q_scale=1.0, k=k, v=v)

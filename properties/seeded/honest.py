@@ -29,7 +29,7 @@ from .appending import (
     write_scaled,
 )
 from .catalogue import SeededBug, seeded
-from .decoding import widened
+from .decoding import widened, widened_rows
 from .kernels import (
     HONEST,
     Request,
@@ -112,6 +112,26 @@ def without_scales(inputs: PagedAttentionInputs) -> Pair:
 def ragged_float32(inputs: RaggedAttentionInputs) -> Pair:
     """Loop over tiles of keys in float32."""
     return attend(inputs)
+
+
+@seeded(CONTROLS, "ragged_attention", control="honest", features=(*EVERYTHING, "fp8_kv", "fp8_q"))
+def ragged_quantised(inputs: RaggedAttentionInputs) -> Pair:
+    """Widen keys, values and queries in FP8 to float32, then loop over tiles of keys."""
+    return attend(widened_rows(inputs))
+
+
+@seeded(
+    CONTROLS,
+    "ragged_attention",
+    control="honest",
+    features=("fp8_kv", "fp8_q"),
+    arithmetic=Arithmetic(probabilities="inputs"),
+)
+def ragged_quantised_rounded(inputs: RaggedAttentionInputs) -> Pair:
+    """Widen FP8, and round probabilities to the queries' dtype before V."""
+    dtype = inputs.q.dtype if inputs.v.dtype.itemsize == 1 else inputs.v.dtype
+    stages = replace(HONEST, probabilities=lambda rounded, _: _rounded(rounded, dtype))
+    return attend(widened_rows(inputs), stages)
 
 
 def _rounded(probabilities: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -111,7 +111,8 @@ RAGGED_AXES = {
     **ATTENTION_AXES,
     "head_dims": WITHOUT_LATENT,
     **{name: ATTENTION_AXES[name][:1] for name in ("page_size", "kv_layout", "page_order",
-                                                   "shared_prefix_pages", "caches", "q_scale")},
+                                                   "shared_prefix_pages")},
+    "caches": tuple(pair for pair in CACHES if pair[0] in ("", *FP8)),
 }  # fmt: skip
 APPEND_AXES = {
     # Appending reads no query and computes nothing: other axes would only repeat problems.

@@ -163,7 +163,7 @@ def ragged_attention_error_bound(
         compute_dtype=compute_dtype,
     )
     call = ragged_call(q, k, v, qo_indptr, kv_indptr, options)
-    values = Values(v.shape[-1], v.dtype)
+    values = Values(v.shape[-1], value_dtype(q, v))
     bound = bounded(call, values, options, arithmetic, out_dtype).bound
     return AttentionOutput(bound.out.contiguous(), bound.lse.contiguous())
 

@@ -146,8 +146,8 @@ def ragged_attention(
 
     Args:
         q: [tokens, qo_heads, head_dim_qk].
-        k: [keys, kv_heads, head_dim_qk].
-        v: [keys, kv_heads, head_dim_vo].
+        k: [keys, kv_heads, head_dim_qk], any floating dtype; FP8 codes come with ``k_scale``.
+        v: [keys, kv_heads, head_dim_vo], alike with ``v_scale``; FP8 where k is.
         qo_indptr: [R + 1], request i owns query tokens ``qo_indptr[i]:qo_indptr[i + 1]``.
         kv_indptr: [R + 1], the same for keys.
         causal, sm_scale, window_left, logits_soft_cap, sinks, custom_mask, q_scale, k_scale,

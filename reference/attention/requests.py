@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ..formats.cache_elements import stored_dtypes
-from ..formats.kv_format import checked_cache
+from ..formats.cache_elements import element_of, stored_dtypes
+from ..formats.kv_format import KVCacheFormat, checked_cache
 from ..validation import (
     KVLayout,
     check_indptr,
@@ -84,6 +84,9 @@ def ragged_call(
     check_same("v", "keys", v.shape[0], "k", k.shape[0])
     check_same("v", "kv_heads", v.shape[1], "k", k.shape[1])
     check_same("k", "head_dim_qk", k.shape[-1], "q", q.shape[-1])
+    if torch.float8_e4m3fn.itemsize in {k.dtype.itemsize, v.dtype.itemsize} and k.dtype != v.dtype:
+        message = f"v is {v.dtype}, but k is {k.dtype}: codes are of one dtype"
+        raise ValueError(message)
     lists = host_integers_of({"qo_indptr": qo_indptr, "kv_indptr": kv_indptr})
     q_ends, kv_ends = lists["qo_indptr"], lists["kv_indptr"]
     check_indptr("qo_indptr", q_ends, q.shape[0], "query tokens")
@@ -95,7 +98,9 @@ def ragged_call(
     requests = _requests(q_ends, [len(each) for each in keys], keys, options)
     check_options(q, k.shape[1], requests[-1].mask_end if requests else 0, options)
     with_queries = [request for request in requests if request.num_queries]
-    return Call(q, k.unsqueeze(1), v.unsqueeze(1), with_queries)
+    # Keys and values in FP8 say by their dtype what they hold.
+    kv_format = KVCacheFormat(element_of(k).name) if k.dtype.itemsize == 1 else None
+    return Call(q, k.unsqueeze(1), v.unsqueeze(1), with_queries, kv_format=kv_format)
 
 
 def _requests(

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..formats.cache_elements import CacheElement, cache_element
+from ..formats.cache_elements import FP8, CacheElement, cache_element
 from ..validation import KVLayout
 from .base import (
     DTYPES,
@@ -77,7 +77,8 @@ class AttentionProblem(BaseProblem):
             output has ``dtype``.
         per_head_scales: whether head h has k_scale and v_scale times ``2 ** (h % 3 - 1)``.
         kv_cache: format of the cache, one of ``KV_CACHES``: any for paged_attention, those without
-            scales of blocks for append_paged_kv, none for ragged_attention.
+            scales of blocks for append_paged_kv. Of ragged_attention, what k and v are: FP8 that
+            is stored as FP8, or ``dtype``.
         values_in_keys: V is the first head_dim_vo channels of K, in the same memory: multi-head
             latent attention (DeepSeek-V2, arXiv:2405.04434) decodes so, after the projections were
             absorbed, with one latent head, 512 compressed channels and 64 rotary ones.
@@ -202,8 +203,9 @@ class AttentionProblem(BaseProblem):
                 refuse(f"request_ids[{position}]", identity, f"from 0 to {MAX_REQUESTS - 1}")
 
     def _check_cache(self) -> None:
-        if self.kv_cache and self.operation == "ragged_attention":
-            refuse("kv_cache", self.kv_cache, f"empty for {self.operation}")
+        if self.operation == "ragged_attention" and self.kv_cache not in ("", *FP8):
+            expected = f"empty or one of {', '.join(FP8)} for {self.operation}"
+            refuse("kv_cache", self.kv_cache, expected)
         for name, number in multiples_of(self.kv_cache).items():
             if getattr(self, name) % number:
                 expected = f"a multiple of {number} with a cache of {self.kv_cache}"

@@ -175,12 +175,13 @@ def _empty_latent(
 def ragged_inputs(problem: AttentionProblem, home: Allocator) -> RaggedAttentionInputs:
     """Make the tensors of a call of ``ragged_attention``."""
     values = attention_values(problem, home.device)
-    k, v = _place_kv(problem, values.k, values.v, home)
+    codes = [quantised(problem, rows).codes for rows in (values.k, values.v)]
+    k, v = _place_kv(problem, codes[0], codes[1], home)
     placed = home.place_integers(
         {"qo_indptr": _indptr(problem.query_lens), "kv_indptr": _indptr(problem.seq_lens)}
     )
     return RaggedAttentionInputs(
-        q=_place_q(problem, values.q, home),
+        q=_place_q(problem, queries(problem, values.q), home),
         k=k,
         v=v,
         qo_indptr=placed["qo_indptr"],
