@@ -14,6 +14,7 @@ import torch
 from ..formats.kv_format import KVCacheFormat
 from ..scratch import Scratch
 from ..validation import KVLayout
+from .masks import Span, seen_range
 from .options import Options
 
 MAX_BATCH_WORK = 2**20
@@ -32,6 +33,7 @@ class Request(NamedTuple):
     pages: Sequence[int]  # physical pages of its keys
     mask_start: int  # of its [queries, keys] in the flat custom mask
     causal: bool
+    spans: tuple[Span, ...] = ()  # that are not empty
 
     @property
     def num_queries(self) -> int:
@@ -50,14 +52,9 @@ class Request(NamedTuple):
 
     def key_range(self, options: Options, rows: slice) -> slice:
         """Return the keys that any of these rows may see; the others have no part in the answer."""
-        start, stop = 0, self.num_keys if rows.stop > rows.start else 0
-        if self.causal:
-            stop = min(max(rows.stop + self.offset, 0), stop)
-        if options.window_right >= 0:
-            stop = min(max(rows.stop + self.offset + options.window_right, 0), stop)
-        if options.window_left >= 0:
-            start = min(max(rows.start + self.offset - options.window_left, 0), stop)
-        return slice(start, stop)
+        positions = range(rows.start + self.offset, max(rows.stop, rows.start) + self.offset)
+        seen = seen_range(options, self.spans, positions, self.num_keys, causal=self.causal)
+        return slice(seen.start, seen.stop)
 
 
 @dataclass(frozen=True)

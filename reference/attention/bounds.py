@@ -69,13 +69,20 @@ def attention_error_bound(
     window_right: int = -1,
     alibi_slopes: torch.Tensor | None = None,
     output_scale: float | None = None,
+    spans: torch.Tensor | None = None,
+    attention_chunk_size: int = 0,
+    window_dilation: int = 1,
+    sink_tokens: int = 0,
+    logits_bias: torch.Tensor | None = None,
+    alibi_function: str = "linear",
 ) -> AttentionOutput:
     """Bound, element by element, how far an honest kernel may be from ``paged_attention``.
 
     Args:
         q, k_cache, v_cache, metadata, kv_layout, causal, sm_scale, window_left, logits_soft_cap,
             sinks, custom_mask, q_scale, k_scale, v_scale, compute_dtype, kv_format, kv_cache_sf,
-            window_right, alibi_slopes, output_scale: as in ``paged_attention``.
+            window_right, alibi_slopes, output_scale, spans, attention_chunk_size, window_dilation,
+            sink_tokens, logits_bias, alibi_function: as in ``paged_attention``.
         arithmetic: what the kernel rounds where; float32 throughout if None.
         out_dtype: dtype of the kernel's output; if None, q's, or float8_e4m3fn where there is an
             ``output_scale``.
@@ -94,6 +101,12 @@ def attention_error_bound(
         window_right=window_right,
         alibi_slopes=alibi_slopes,
         output_scale=output_scale,
+        spans=spans,
+        attention_chunk_size=attention_chunk_size,
+        window_dilation=window_dilation,
+        sink_tokens=sink_tokens,
+        logits_bias=logits_bias,
+        alibi_function=alibi_function,
         logits_soft_cap=logits_soft_cap,
         sinks=sinks,
         custom_mask=custom_mask,
@@ -132,6 +145,12 @@ def ragged_attention_error_bound(
     window_right: int = -1,
     alibi_slopes: torch.Tensor | None = None,
     output_scale: float | None = None,
+    spans: torch.Tensor | None = None,
+    attention_chunk_size: int = 0,
+    window_dilation: int = 1,
+    sink_tokens: int = 0,
+    logits_bias: torch.Tensor | None = None,
+    alibi_function: str = "linear",
 ) -> AttentionOutput:
     """Bound how far an honest kernel may be from ``ragged_attention``; see attention_error_bound.
 
@@ -154,6 +173,12 @@ def ragged_attention_error_bound(
         window_right=window_right,
         alibi_slopes=alibi_slopes,
         output_scale=output_scale,
+        spans=spans,
+        attention_chunk_size=attention_chunk_size,
+        window_dilation=window_dilation,
+        sink_tokens=sink_tokens,
+        logits_bias=logits_bias,
+        alibi_function=alibi_function,
         logits_soft_cap=logits_soft_cap,
         sinks=sinks,
         custom_mask=custom_mask,

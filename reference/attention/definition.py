@@ -53,6 +53,12 @@ def paged_attention(
     window_right: int = -1,
     alibi_slopes: torch.Tensor | None = None,
     output_scale: float | None = None,
+    spans: torch.Tensor | None = None,
+    attention_chunk_size: int = 0,
+    window_dilation: int = 1,
+    sink_tokens: int = 0,
+    logits_bias: torch.Tensor | None = None,
+    alibi_function: str = "linear",
 ) -> AttentionOutput:
     """Attend a mixed batch of prefills and decodes to a paged KV cache.
 
@@ -72,7 +78,9 @@ def paged_attention(
             neither scaled nor capped.
         custom_mask: bool, [sum of T_i * S_i]: the requests' [T, S] masks, flattened row by row and
             concatenated (FlashInfer's order); True keeps. It removes keys besides those that
-            ``causal`` and ``window_left`` remove (FlashInfer would ignore ``causal``).
+            ``causal`` and ``window_left`` remove (FlashInfer would ignore ``causal``). With a first
+            axis, [kv_heads, sum of T_i * S_i], each key-value head has a mask of its own (sparse
+            attention by blocks that a head chooses, as of MiniMax).
         q_scale: float or [qo_heads], factor of q: FP8 queries come with one.
         k_scale: float or [kv_heads], factor of k.
         v_scale: float or [kv_heads], factor of v.
@@ -91,6 +99,23 @@ def paged_attention(
             slope times its position less the query's, after scale and soft cap.
         output_scale: of outputs in FP8 (float8_e4m3fn), a positive number: ``out`` is divided by it
             and saturates at 448. It is not rounded here. None: the output has no scale.
+        spans: int32 [R, n, 2], ranges [start, stop) of positions of each request; empty where
+            ``start >= stop``. A query whose position lies in one sees all keys of the same one,
+            whatever ``causal``, windows, chunks and dilation say (tokens of an image in Gemma 3 and
+            PaliGemma, prefix LM; vLLM's ``mm_prefix_range``, of which the stop is the last
+            position). ``custom_mask`` removes of these too.
+        attention_chunk_size: c > 0: a query sees keys of the same chunk of c positions only
+            (Llama 4's local attention); 0: off.
+        window_dilation: d > 1: a query sees keys at distances that are multiples of d only
+            (Longformer's dilated windows, arXiv:2004.05150); 1: off.
+        sink_tokens: the first keys of a request, this many, are seen behind a window, in other
+            chunks and at other distances, too (StreamingLLM, arXiv:2309.17453); ``causal`` and
+            ``window_right`` hide them as others.
+        logits_bias: floating, [qo_heads, sum of T_i * S_i], in ``custom_mask``'s order: added to
+            scaled and capped logits (T5's relative bias, arXiv:1910.10683).
+        alibi_function: what ``alibi_slopes`` multiply, of a key's position less the query's:
+            ``"linear"``: itself; ``"sqrt"``: less the root of how far the key is before the query,
+            0 behind it (vLLM's ``use_alibi_sqrt``).
 
     Returns:
         AttentionOutput in ``compute_dtype``, on q's device, without gradients. No input is changed.
@@ -107,6 +132,12 @@ def paged_attention(
         window_right=window_right,
         alibi_slopes=alibi_slopes,
         output_scale=output_scale,
+        spans=spans,
+        attention_chunk_size=attention_chunk_size,
+        window_dilation=window_dilation,
+        sink_tokens=sink_tokens,
+        logits_bias=logits_bias,
+        alibi_function=alibi_function,
         logits_soft_cap=logits_soft_cap,
         sinks=sinks,
         custom_mask=custom_mask,
@@ -141,6 +172,12 @@ def ragged_attention(
     window_right: int = -1,
     alibi_slopes: torch.Tensor | None = None,
     output_scale: float | None = None,
+    spans: torch.Tensor | None = None,
+    attention_chunk_size: int = 0,
+    window_dilation: int = 1,
+    sink_tokens: int = 0,
+    logits_bias: torch.Tensor | None = None,
+    alibi_function: str = "linear",
 ) -> AttentionOutput:
     """Attend requests to keys and values that lie one request after another, without pages.
 
@@ -151,7 +188,8 @@ def ragged_attention(
         qo_indptr: [R + 1], request i owns query tokens ``qo_indptr[i]:qo_indptr[i + 1]``.
         kv_indptr: [R + 1], the same for keys.
         causal, sm_scale, window_left, logits_soft_cap, sinks, custom_mask, q_scale, k_scale,
-            v_scale, compute_dtype, window_right, alibi_slopes, output_scale: as in
+            v_scale, compute_dtype, window_right, alibi_slopes, output_scale, spans,
+            attention_chunk_size, window_dilation, sink_tokens, logits_bias, alibi_function: as in
             ``paged_attention``.
 
     Returns:
@@ -168,6 +206,12 @@ def ragged_attention(
         window_right=window_right,
         alibi_slopes=alibi_slopes,
         output_scale=output_scale,
+        spans=spans,
+        attention_chunk_size=attention_chunk_size,
+        window_dilation=window_dilation,
+        sink_tokens=sink_tokens,
+        logits_bias=logits_bias,
+        alibi_function=alibi_function,
         logits_soft_cap=logits_soft_cap,
         sinks=sinks,
         custom_mask=custom_mask,

@@ -74,7 +74,13 @@ with a failure probability below 2 exp(-LAMBDA^2 / 2): Higham & Mary, SIAM J. Sc
 13. ALiBi of slope a may be counted from any position of the request: FlashAttention counts from
     the first key, vLLM from the first new one. That moves s_j, m and a sink alike, by at most a S,
     which is a S more in each of |s_j| and |m|, and adds a product and a sum: (LOGIT + ALIBI) u a S
-    more in d_j, and 2 LSE u a S in the lse.
+    more in d_j, and 2 LSE u a S in the lse. Of another function f of the distance than itself, the
+    largest |f| takes the place of S: one that is not linear is counted from the query alone, which
+    is less.
+
+14. A bias b_j of the logits is one more addend. Before it is added, the logit may be |s_j| + |b_j|
+    large; it is changed to base 2 and added by itself. So |s_j| + |b_j| takes the place of |s_j| in
+    1. and 6., and BIAS u |b_j| is added to d_j. A bias is an input: it is not rounded.
 """
 
 from __future__ import annotations
@@ -120,6 +126,8 @@ TANH = 2.0**-11
 """Largest relative error of tanh.approx.f32, as the PTX ISA gives it."""
 ALIBI = LOGIT + 2
 """Roundings of a logit with ALiBi, in units of u a S, besides those of |s_j|; see 13."""
+BIAS = 2.0
+"""Roundings of a bias of its own, the change of base and the sum, in units of u |b_j|; see 14."""
 OUTPUT_SCALE = 4.0
 """Roundings of an output's scale, of its inverse and of the product, in units of u; see 12."""
 SIGMOID = 10.0
@@ -334,7 +342,7 @@ def _logit_errors(
     options: Options,
     roundings: Roundings,
 ) -> LogitErrors:
-    """Bound what the logits of a block are off by: 1., 6., 7. and 13., and ``of_products``."""
+    """Bound what logits of a block are off by: 1., 6., 7., 13., 14., and ``of_products``."""
     u, head_dim, scale = roundings.accumulate, weights.q.shape[-1], _scale(weights, options)
     query_norms = torch.linalg.vector_norm(weights.q, dim=-1, keepdim=True)
     sizes, largest = weights.sizes, weights.largest.abs()  # sizes are infinite where masked
@@ -352,6 +360,8 @@ def _logit_errors(
     absolute += of_products
     if weights.slopes is not None:
         absolute += ALIBI * u * weights.farthest
+    if weights.bias is not None:
+        absolute += weights.bias.abs().mul_(BIAS * u)
     absolute.masked_fill_(torch.isneginf(weights.logits), 0.0)
     relative = absolute.clamp(max=LARGEST_LOGIT_ERROR).expm1_()
     weighted = weights.probabilities * relative

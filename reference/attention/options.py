@@ -10,11 +10,15 @@ import torch
 from ..formats.kv_format import KVCacheFormat, Scales
 from ..scratch import Scratch
 from ..validation import check_heads, check_values
+from .masks import ALIBI_FUNCTIONS, Span
 
 OUTPUT_DTYPE = torch.float8_e4m3fn
 """Dtype of outputs with an ``output_scale``."""
 LARGEST_OUTPUT = torch.finfo(OUTPUT_DTYPE).max
 """Largest number of that dtype, 448, at which outputs saturate."""
+
+SPAN_AXES = 3
+"""Axes of a tensor of spans: requests, spans of each, start and stop."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,12 @@ class Options:
     window_right: int = -1
     alibi_slopes: torch.Tensor | None = None
     output_scale: float | None = None
+    spans: torch.Tensor | None = None
+    attention_chunk_size: int = 0
+    window_dilation: int = 1
+    sink_tokens: int = 0
+    logits_bias: torch.Tensor | None = None
+    alibi_function: str = "linear"
     scratch: Scratch = field(default_factory=Scratch, compare=False, repr=False)
 
 
@@ -62,12 +72,58 @@ def check_options(q: torch.Tensor, num_kv_heads: int, mask_size: int, options: O
     check_scale("q_scale", options.q_scale, "qo_heads", q.shape[1])
     for name in ("k_scale", "v_scale"):
         check_scale(name, getattr(options, name), "kv_heads", num_kv_heads)
-    if options.custom_mask is not None:
-        wanted = "bool [sum of query_len * seq_len]"
-        _check_shape("custom_mask", options.custom_mask, (mask_size,), wanted)
+    _check_masks(num_kv_heads, q.shape[1], mask_size, options)
+    _check_structure(options)
     if options.compute_dtype not in (torch.float64, torch.float32):
         message = f"compute_dtype is {options.compute_dtype}; it must be float64 or float32"
         raise ValueError(message)
+
+
+def _check_masks(kv_heads: int, qo_heads: int, size: int, options: Options) -> None:
+    """Check the tensors that have a number for each query row and key."""
+    mask = options.custom_mask
+    if mask is not None and isinstance(mask, torch.Tensor) and mask.dim() > 1:
+        wanted = "bool [kv_heads, sum of query_len * seq_len]"
+        _check_shape("custom_mask", mask, (kv_heads, size), wanted)
+    elif mask is not None:
+        _check_shape("custom_mask", mask, (size,), "bool [sum of query_len * seq_len]")
+    if options.logits_bias is not None:
+        wanted = "floating [qo_heads, sum of query_len * seq_len]"
+        _check_shape("logits_bias", options.logits_bias, (qo_heads, size), wanted)
+
+
+def _check_structure(options: Options) -> None:
+    for name, least in (("attention_chunk_size", 0), ("window_dilation", 1), ("sink_tokens", 0)):
+        number = getattr(options, name)
+        if not isinstance(number, int) or isinstance(number, bool) or number < least:
+            message = f"{name} is {number!r}; it must be an integer of at least {least}"
+            raise ValueError(message)
+    if options.alibi_function not in ALIBI_FUNCTIONS:
+        names = ", ".join(ALIBI_FUNCTIONS)
+        message = f"alibi_function is {options.alibi_function!r}; it must be one of {names}"
+        raise ValueError(message)
+
+
+def spans_of(options: Options, requests: int) -> list[tuple[Span, ...]]:
+    """Return the spans of each request that are not empty; check that a tensor has some of each."""
+    spans = options.spans
+    if spans is None:
+        return [()] * requests
+    if not isinstance(spans, torch.Tensor):
+        message = f"spans must be int32 [requests, n, 2], not {type(spans).__name__}"
+        raise ValueError(message)
+    integers = (torch.int32, torch.int64)
+    if spans.dim() != SPAN_AXES or spans.dtype not in integers or spans.shape[::2] != (requests, 2):
+        message = (
+            f"spans must be int32 [requests, n, 2] with {requests} requests, "
+            f"not {spans.dtype} {list(spans.shape)}"
+        )
+        raise ValueError(message)
+    check_values("spans", spans)
+    return [
+        tuple((start, stop) for start, stop in of_request if start < stop)
+        for of_request in spans.tolist()
+    ]
 
 
 def scaled_output(out: torch.Tensor, options: Options) -> torch.Tensor:

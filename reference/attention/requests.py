@@ -19,7 +19,7 @@ from ..validation import (
 )
 from .batches import Call, Request
 from .metadata import BatchMetadata
-from .options import Options, causal_flags, check_options
+from .options import Options, causal_flags, check_options, spans_of
 
 
 def paged_call(
@@ -109,9 +109,10 @@ def _requests(
     """Number the requests' rows; their flat masks lie one after another."""
     found: list[Request] = []
     flags = causal_flags(options, len(num_keys))
-    for start, end, keys, of_request, causal in zip(
-        qo_indptr, qo_indptr[1:], num_keys, pages, flags, strict=False
+    spans = spans_of(options, len(num_keys))
+    for start, end, keys, of_request, causal, own in zip(
+        qo_indptr, qo_indptr[1:], num_keys, pages, flags, spans, strict=False
     ):
         mask_start = found[-1].mask_end if found else 0
-        found.append(Request(range(start, end), keys, of_request, mask_start, causal))
+        found.append(Request(range(start, end), keys, of_request, mask_start, causal, own))
     return found

@@ -15,6 +15,7 @@ import torch
 
 from .batches import Batch
 from .blocks import Block, block_of, group
+from .masks import ALIBI_REACH
 from .options import Options
 
 MAX_LOGIT_BYTES = 8 * 2**20
@@ -33,18 +34,22 @@ class Weights(NamedTuple):
     lse: torch.Tensor  # [N, K, R, 1]
     sinks: torch.Tensor | None  # [K, R, 1]
     slopes: torch.Tensor | None  # [K, R, 1], of ALiBi
+    reach: torch.Tensor  # [N, 1, 1], the most that a slope may multiply
+    bias: torch.Tensor | None = None  # [N, K, R, S'], added to logits
 
     @property
     def farthest(self) -> torch.Tensor | float:
         """The most that ALiBi may add to a logit, [N, K, R, 1], from wherever it is counted."""
         if self.slopes is None:
             return 0.0
-        return self.slopes.abs() * self.block.lengths.unsqueeze(-1)
+        return self.slopes.abs() * self.reach.unsqueeze(-1)
 
     @property
     def sizes(self) -> torch.Tensor:
-        """|logits|, or how large they may have been without ALiBi; infinite where masked."""
+        """|logits|, or how large they may have been without addends; infinite where masked."""
         sizes = self.logits.abs()
+        if self.bias is not None:
+            sizes.add_(self.bias.abs())
         return sizes if self.slopes is None else sizes.add_(self.farthest)
 
 
@@ -75,9 +80,16 @@ def _block_weights(batch: Batch, options: Options, block: Block) -> Weights:
     )
     if slopes is not None and block.distances is not None:
         by_token += slopes.unflatten(1, by_token.shape[2:4]) * block.distances[:, None, :, None]
+    bias = None
+    if block.bias is not None:
+        of_heads = block.bias.unflatten(1, (num_kv_heads, -1)).transpose(2, 3)
+        by_token += of_heads
+        bias = of_heads.flatten(2, 3)
     if block.hidden is not None:
-        by_token.masked_fill_(block.hidden[:, None, :, None], -math.inf)
-    return _normalise(Weights(block, q, k, logits, logits, logits, logits, sinks, slopes))
+        by_token.masked_fill_(block.hidden.unsqueeze(3), -math.inf)
+    reach = ALIBI_REACH[options.alibi_function](block.lengths).to(logits.dtype)
+    empty = Weights(block, q, k, logits, logits, logits, logits, sinks, slopes, reach, bias)
+    return _normalise(empty)
 
 
 def _per_row(
