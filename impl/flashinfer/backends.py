@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from ...reference import Arithmetic, AttentionProblem
 from ..protocol import CompileKey, Implementation, Library, Operation, implementation
@@ -37,6 +37,7 @@ class Backend:
     split: int = 0
     decodes: bool = False
     writes_out: bool = False
+    hidden_keys: Literal["any", "finite"] = "any"
 
     def adapter(
         self,
@@ -54,6 +55,8 @@ class Backend:
             **differences: options of ``implementation`` in which it differs from its backend.
         """
         options = {**vars(self), "provider": FLASHINFER, **differences}
+        if operation != "paged_attention":  # only a cache has pages that an engine frees
+            options["hidden_keys"] = "any"
         refuses = either(*refusals)
 
         def supports(problem: Any, target: Target) -> bool | str:  # noqa: ANN401  its operation's
@@ -109,8 +112,10 @@ CUDA_CORE = Backend(
     library=attention_library("batch_decode"),
     build_minutes=1.5,
     split=SPLIT,
+    hidden_keys="finite",
 )
-"""Decode without tensor cores (``decode.cuh``)."""
+"""Decode without tensor cores (``decode.cuh``). On an H100 its outputs are NaN where a page behind
+the window holds NaN (0.7.2.post1), and so are those of FA3 and XQA; FA2's are not."""
 FA2 = Backend(
     "fa2",
     _PREFILL,
@@ -136,6 +141,7 @@ FA3 = Backend(
     library=attention_library("batch_prefill", "fa3"),
     build_minutes=15.0,
     tile=192,  # with 128 channels and no causal mask; 128 or 64 elsewhere
+    hidden_keys="finite",
 )
 """``hopper/attention_updater.cuh``: row sums before the rounding, no split."""
 TRTLLM_GEN = Backend(
@@ -153,6 +159,7 @@ XQA = Backend(
     build_ahead=True,
     library=attention_library("xqa"),
     build_minutes=6.0,
+    hidden_keys="finite",
 )
 """``xqa/mha.cu``: exp2(s c - m c); probabilities rounded as they are stored, and once more where a
 later tile has a larger maximum, after the row sum; outputs of warps and blocks in the output's

@@ -110,3 +110,10 @@ def test_a_built_in_implementation_comes_from_its_backends_distribution(name: st
 def test_a_name_that_is_not_built_in_has_no_provider_here() -> None:
     assert built_in_provider("my_kernels:mine") is None
     assert set(BACKENDS) == set(PROVIDERS)
+
+
+def test_only_kernels_of_a_cache_need_finite_numbers_behind_windows() -> None:
+    needed = {name: find_implementation(name).hidden_keys for name in BUILT_IN}
+    finite = {name for name, need in needed.items() if need == "finite"}
+    assert {"flashinfer-decode", "flashinfer-prefill-fa3", "flashinfer-xqa-decode"} <= finite
+    assert not finite & {"flashinfer-ragged-fa3", "flashinfer-prefill-fa2", "triton-attention"}
