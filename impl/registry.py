@@ -144,6 +144,9 @@ BUILT_IN: dict[str, str] = {
     "sglang-extend": "kernelproof.impl.engines.sglang_extend:extend",
     "sglang-prefill": "kernelproof.impl.engines.sglang_prefill:prefill",
     "sglang-merge-state": "kernelproof.impl.engines.sglang_merge:merge",
+    "lmdeploy-decode": "kernelproof.impl.engines.lmdeploy_attention:decode",
+    "lmdeploy-prefill": "kernelproof.impl.engines.lmdeploy_attention:prefill",
+    "lmdeploy-fill-kv-cache": "kernelproof.impl.engines.lmdeploy_append:append",
 }
 """Implementations that Kernelproof ships, by name."""
 

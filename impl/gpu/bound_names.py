@@ -2,7 +2,7 @@
 
 Triton's interpreter replaces functions of the language where they are attributes. A global that
 still is the original (``log2 = tl.log2``, ``from triton.language import range``) gets for the time
-of a launch what the attribute got.
+of a launch what the attribute got. Functions of libdevice get what ``libdevice.py`` has of them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import importlib
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
+
+from .libdevice import modules, replacements
 
 LANGUAGE = "triton.language"
 PLACES = (LANGUAGE, f"{LANGUAGE}.core", f"{LANGUAGE}.math")
@@ -34,44 +36,57 @@ def reach_bound_names(
         patch: takes a function and returns the scope of what it changed.
         interpreter: the module ``triton.runtime.interpreter``, while no kernel runs.
     """
-    places = [importlib.import_module(name) for name in PLACES]
-    language, core, _ = places
-    originals = _originals(places)
-    launch: list[Any] = []
-    reached: set[int] = set()
+    return _Launches(patch, interpreter).patched
 
-    def patched(fn: Any) -> Any:  # noqa: ANN401  a kernel or a helper
+
+class _Launches:
+    def __init__(self, patch: Callable[[Any], Any], interpreter: Any) -> None:  # noqa: ANN401
+        self._patch, self._interpreter = patch, interpreter
+        self._language, self._core, _ = places = [importlib.import_module(n) for n in PLACES]
+        self._libraries, self._by_numpy = modules(), replacements(interpreter)
+        self._places = [*places, *self._libraries]
+        self._originals = _originals(self._places)
+        self._launch: list[Any] = []
+        self._reached: set[int] = set()
+
+    def patched(self, fn: Any) -> Any:  # noqa: ANN401  a kernel or a helper
+        """Replace the language's functions, and those that the function's module bound."""
         names = fn.__globals__
-        outermost = core.is_builtin(language.add)  # each launch replaces and restores it
+        outermost = self._core.is_builtin(self._language.add)  # a launch replaces and restores it
+        visible = [each for each in names.values() if isinstance(each, ModuleType)]
         seen = fn
-        modules = [each for each in names.values() if isinstance(each, ModuleType)]
-        if language not in modules and (outermost or core not in modules):
+        if self._language not in visible and (outermost or self._core not in visible):
             # The interpreter looks for the module, which `from triton.language import ...` lacks.
-            seen = SimpleNamespace(__globals__={**names, LANGUAGE: language})
-        scope = patch(seen)
+            seen = SimpleNamespace(__globals__={**names, LANGUAGE: self._language})
+        scope = self._patch(seen)
         if outermost:
-            launch[:] = [scope]
-            reached.clear()
-        if id(names) not in reached:
-            reached.add(id(names))
+            self._begin(scope)
+        if id(names) not in self._reached:
+            self._reached.add(id(names))
             # Nobody restores the scope of a helper's call: its names belong to the launch's.
-            _replace(names, launch[0] if launch else scope)
+            self._replace(names, self._launch[0] if self._launch else scope)
         return scope
 
-    def _replace(names: dict[str, Any], scope: Any) -> None:  # noqa: ANN401
-        if any(names is vars(place) for place in places):
+    def _begin(self, scope: Any) -> None:  # noqa: ANN401
+        self._launch[:] = [scope]
+        self._reached.clear()
+        for library in self._libraries:
+            for name in self._by_numpy.keys() & vars(library).keys():
+                scope.set_attr(library, name, self._by_numpy[name])
+
+    def _replace(self, names: dict[str, Any], scope: Any) -> None:  # noqa: ANN401
+        if any(names is vars(place) for place in self._places):
             return
         target = _Globals(names)
         for name, value in list(names.items()):
-            now = [vars(place)[known] for place, known in originals.get(id(value), ())]
+            places = self._originals.get(id(value), ())
+            now = [vars(place)[known] for place, known in places]
             replaced = [each for each in now if each is not value]
             if replaced:
                 scope.set_attr(target, name, replaced[0])
-            elif now and core.is_builtin(value):
-                builder = interpreter.interpreter_builder
-                interpreter._patch_attr(target, name, value, builder, scope)  # noqa: SLF001
-
-    return patched
+            elif now and self._core.is_builtin(value):
+                builder, patch = self._interpreter.interpreter_builder, self._interpreter
+                patch._patch_attr(target, name, value, builder, scope)  # noqa: SLF001
 
 
 def _originals(places: list[ModuleType]) -> dict[int, list[tuple[ModuleType, str]]]:

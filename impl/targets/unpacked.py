@@ -11,7 +11,7 @@ from pathlib import Path
 
 FROM = "KERNELPROOF_FROM"
 """The environment variable whose folders are searched first, separated as in ``PATH``."""
-ENGINES = ("vllm", "sglang")
+ENGINES = ("vllm", "sglang", "lmdeploy")
 """Names of the packages whose kernel files adapters load, and of their distributions."""
 INSIDE = ("", "python", "src")
 """Where a folder may hold the package: directly, as wheels do, or as source archives do."""

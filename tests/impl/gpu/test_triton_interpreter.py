@@ -179,10 +179,12 @@ KERNELS = """
 import triton
 import triton.language as tl
 from triton.language import associative_scan, load, multiple_of, range as loop, store
+from triton.language.extra.cuda import libdevice
 from helpers import total
 
 logarithm, power = tl.log2, tl.math.exp2
 take, first = tl.reshape, tl.arange
+hyperbolic = tl.extra.cuda.libdevice.tanh
 
 @triton.jit
 def plus(a, b):
@@ -194,6 +196,7 @@ def kernel(X, Out, n, SIZE: tl.constexpr):
     x = take(load(X + at), (SIZE,))
     for _ in loop(0, n):
         x = logarithm(power(x)) + 1
+    x += hyperbolic(x) + libdevice.fast_dividef(x, 4.0) + tl.extra.cuda.libdevice.rsqrt(x)
     x = associative_scan(x, 0, plus)
     store(Out, total(x))
 """
@@ -227,7 +230,8 @@ print(json.dumps([failed, *found, same, kernels.logarithm is language.log2]))
 def test_names_that_modules_bind_are_reached_and_given_back(tmp_path: Path) -> None:
     (tmp_path / "helpers.py").write_text(HELPERS, encoding="utf-8")
     (tmp_path / "kernels.py").write_text(KERNELS, encoding="utf-8")
-    scanned = torch.arange(2.0, 6.0).cumsum(0)
+    x = torch.arange(2.0, 6.0)
+    scanned = (x + x.tanh() + x / 4 + x.rsqrt()).cumsum(0)
     expected = float((scanned + 2 * torch.exp2(scanned)).sum())
     found = printed(BOUND.format(folder=str(tmp_path)))
     assert found == [None, pytest.approx(expected), pytest.approx(expected), True, True]
