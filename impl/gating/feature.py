@@ -23,6 +23,8 @@ PHASES = ("decode", "prefill", "mixed")
 FLOAT_DTYPES = ("float32", "float16", "bfloat16")
 FP8_DTYPES = ("float8_e4m3fn", "float8_e5m2")
 FP4_DTYPES = ("nvfp4", "mxfp4")
+INT4_DTYPE = "int4_per_token_head"
+"""A cache with a scale and a zero point for each token and head."""
 TOKEN_SCALED_DTYPES = ("int8_per_token_head", "fp8_per_token_head")
 """Caches with a scale for each token and head. The oracle's table has them too, but needs torch."""
 DTYPES = (*FLOAT_DTYPES, *FP8_DTYPES, "mxfp8", *FP4_DTYPES)
@@ -94,7 +96,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "backend": (*BACKENDS, AUTO),
     "phase": PHASES,
     "q_dtype": DTYPES,
-    "kv_dtype": (*DTYPES, *TOKEN_SCALED_DTYPES),
+    "kv_dtype": (*DTYPES, *TOKEN_SCALED_DTYPES, INT4_DTYPE),
     "kv_storage": STORAGES,
     "kv_layout": LAYOUTS,
     "mask": MASKS,
@@ -119,8 +121,8 @@ class Feature:
         head_dim_qk, head_dim_vo: channels of queries and keys, and of values (0: the same).
         q_dtype: of queries and output, or of activations of a MoE. torch's names, or an alias
             such as ``bf16`` and ``fp8`` (e4m3).
-        kv_dtype: element format of the KV cache: the above, ``nvfp4``, ``int8_per_token_head`` or
-            ``fp8_per_token_head``; q_dtype if empty.
+        kv_dtype: element format of the KV cache: the above, ``nvfp4``, ``int8_per_token_head``,
+            ``fp8_per_token_head`` or ``int4_per_token_head``; q_dtype if empty.
         kv_storage: ``"uint8"`` where the cache is a tensor of bytes; empty where its dtype says
             what it holds.
         kv_layout: ``"NHD"`` or ``"HND"``.

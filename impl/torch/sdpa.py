@@ -58,7 +58,7 @@ sdpa = functools.partial(
 @sdpa(
     "paged_attention",
     name="torch-sdpa-paged",
-    features=(*FEATURES, "mla", "per_token_head_kv"),
+    features=(*FEATURES, "mla", "per_token_head_kv", "int4_kv"),
 )
 def paged(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
     """Gather each request's pages and attend; codes are widened to the queries' dtype."""
@@ -80,7 +80,8 @@ def paged(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
             return found
         scales = [gather(inputs.kv_cache_sf[which], request) for request in range(len(seq_lens))]
         pairs = zip(found, scales, strict=True)
-        return [(codes.float() * scale).to(inputs.q.dtype) for codes, scale in pairs]
+        values = _int4_values if inputs.k_cache.dtype == torch.uint8 else _scaled
+        return [values(codes, scale).to(inputs.q.dtype) for codes, scale in pairs]
 
     keys, values = rows(0), rows(1)
     return _attend(inputs, metadata.qo_indptr.tolist(), keys, values)
@@ -100,14 +101,27 @@ def ragged(inputs: RaggedAttentionInputs) -> tuple[torch.Tensor, None]:
     return _attend(inputs, inputs.qo_indptr.tolist(), keys, values)
 
 
+def _scaled(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    return codes.float() * scales
+
+
+def _int4_values(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Return [S, K, channels] of int4 codes, two a byte, and scales that end in a zero point."""
+    bits = scales.contiguous().view(torch.int32)
+    zero_points = torch.bitwise_and(bits, 15)
+    values = codes.new_empty((*codes.shape[:-1], 2 * codes.shape[-1]), dtype=torch.float32)
+    values[..., 0::2] = codes.remainder(16)
+    values[..., 1::2] = codes.div(16, rounding_mode="floor")
+    return (values - zero_points) * (bits ^ zero_points).view(torch.float32)
+
+
 def _attend(
     inputs: AttentionInputs,
     qo_indptr: list[int],
     keys: list[torch.Tensor],
     values: list[torch.Tensor],
 ) -> tuple[torch.Tensor, None]:
-    source = inputs.values
-    out = inputs.q.new_zeros((*inputs.q.shape[:2], source.shape[-1]))
+    out = inputs.q.new_zeros((*inputs.q.shape[:2], inputs.head_dim_vo))
     mask_start = 0
     for request, (k, v) in enumerate(zip(keys, values, strict=True)):
         rows = slice(qo_indptr[request], qo_indptr[request + 1])

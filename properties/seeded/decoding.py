@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ...reference.formats.cache_elements import FP8, NVFP4, TABLE, TOKEN_SCALED
+from ...reference.formats.cache_elements import FP8, INT4, NVFP4, TABLE, TOKEN_SCALED
 from ...reference.tensors.inputs import AttentionInputs, PagedAttentionInputs, RaggedAttentionInputs
 
 BLOCK = 16
@@ -49,7 +49,7 @@ def e2m1_values(codes: torch.Tensor) -> torch.Tensor:
 def block_scales(inputs: PagedAttentionInputs, which: int) -> torch.Tensor:
     """Return the block scales of K (0) or V (1) as numbers."""
     assert inputs.kv_cache_sf is not None  # noqa: S101  such a cache has them
-    if element_of(inputs) in TOKEN_SCALED:
+    if element_of(inputs) in (*TOKEN_SCALED, INT4):
         return inputs.kv_cache_sf[which]
     scales = fp8_values(inputs.kv_cache_sf[which].view(torch.uint8), "e4m3")
     return linear_v_scales(inputs, scales) if which else scales
@@ -94,6 +94,17 @@ def element_of(inputs: PagedAttentionInputs) -> str:
     return inputs.kv_format.element if inputs.kv_format else ""
 
 
+def zero_points(scales: torch.Tensor) -> torch.Tensor:
+    """Return the zero points in the four lowest bits of int4's scales."""
+    return (scales.contiguous().view(torch.int32) % 16).float()
+
+
+def without_zero_points(scales: torch.Tensor) -> torch.Tensor:
+    """Return int4's scales with the four lowest bits cleared."""
+    bits = scales.contiguous().view(torch.int32)
+    return (bits - bits % 16).view(torch.float32)
+
+
 @dataclass(frozen=True)
 class Reading:
     """The steps; the defaults are right."""
@@ -104,6 +115,8 @@ class Reading:
     e2m1: Callable[[torch.Tensor], torch.Tensor] = e2m1_values
     scales: Callable[[PagedAttentionInputs, int], torch.Tensor] = block_scales
     spread: Callable[[torch.Tensor], torch.Tensor] = spread
+    zeros: Callable[[torch.Tensor], torch.Tensor] = zero_points
+    steps: Callable[[torch.Tensor], torch.Tensor] = without_zero_points
     queries: Callable[[AttentionInputs], torch.Tensor] = queries
 
 
@@ -126,6 +139,10 @@ def widened(
         elif element in TOKEN_SCALED:
             values = cache.float() if cache.dtype == torch.int8 else reading.fp8(codes, "e4m3")
             caches.append(values * reading.scales(inputs, which))
+        elif element == INT4:
+            scales = reading.scales(inputs, which)
+            values = reading.nibbles(codes).float() - reading.zeros(scales)
+            caches.append(values * reading.steps(scales))
         elif element in FP8:
             caches.append(reading.fp8(codes, element))
         else:

@@ -122,7 +122,7 @@ APPEND_AXES = {
     "phase": ("decode", "prefill", "chunk", "no_query"),
     "head_dims": WITHOUT_LATENT,
     "caches": tuple((name, "") for name in KV_CACHES
-                    if not name or not cache_element(element_of(name)).block),
+                    if not name or cache_element(element_of(name)).multiple == 1),
     "k_scale": (1.0, 0.5, 2.0),
     "v_scale": (1.0, 0.5, 2.0),
 }  # fmt: skip

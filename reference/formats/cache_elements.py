@@ -16,6 +16,7 @@ import torch
 from ..validation import KVLayout
 from .fp4 import pack_e2m1, quantize_e2m1
 from .fp8 import quantize_fp8
+from .int4 import LARGEST_CODE, dequantize_int4, quantize_int4
 from .quantization import NVFP4_BLOCK, dequantize_nvfp4, quantize_nvfp4
 from .scale_layouts import deinterleave_v_scales, interleave_v_scales
 
@@ -24,6 +25,8 @@ FP8 = ("float8_e4m3fn", "float8_e5m2")
 NVFP4 = "nvfp4"
 TOKEN_SCALED = ("int8_per_token_head", "fp8_per_token_head")
 """Elements with a float32 scale for each token and head, by vLLM's names of such caches."""
+INT4 = "int4_per_token_head"
+"""Element with a zero point besides, and two codes a byte, by vLLM's name."""
 LEAST_TOKEN_SCALE = 1e-6
 """Least scale of a token and head: a row of zeros has this one, as in vLLM."""
 TABLE = "CACHE_ELEMENTS in kernelproof/reference/formats/cache_elements.py"
@@ -127,6 +130,25 @@ def token_scales(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return (amax / _largest(dtype)).clamp_min(LEAST_TOKEN_SCALE)
 
 
+def _encode_int4(rows: torch.Tensor, scale: Scale, _: torch.dtype) -> Codes:
+    """Quantise each row between its least and its largest number."""
+    return Codes(*quantize_int4(rows.double() / scale))
+
+
+def _encode_int4_exactly(rows: torch.Tensor, scale: Scale, _: torch.dtype) -> Codes:
+    """Quantise each row by a scale that is a power of two: small integers keep their digits."""
+    return Codes(
+        *quantize_int4(
+            rows.double() / scale, lambda exact: torch.exp2(torch.ceil(torch.log2(exact)))
+        )
+    )
+
+
+def _decode_int4(rows: Codes) -> torch.Tensor:
+    assert rows.scales is not None  # noqa: S101  `checked_cache` has refused their absence
+    return dequantize_int4(rows.codes, rows.scales)
+
+
 def _largest(dtype: torch.dtype) -> float:
     limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
     return float(limits.max)
@@ -204,8 +226,8 @@ class CacheElement:
 
     @property
     def largest_code(self) -> float:
-        """The largest number of the element's dtype, where codes are numbers of it."""
-        return _largest(self.dtype)
+        """The largest number of a code, where codes are numbers, or four bits of a byte."""
+        return LARGEST_CODE if self.packed > 1 else _largest(self.dtype)
 
     @property
     def multiple(self) -> int:
@@ -213,6 +235,8 @@ class CacheElement:
         return max(self.packed, self.block)
 
 
+INT4_SCALES = ((0x0F, 0x00, 0x00, 0x00), (0x00, 0x00, 0x80, 0x35), (0x08, 0x00, 0x00, 0x42))
+"""Bytes of float32 scales and zero points: 0 and 15, 2^-20 and 0, 2^5 and 8."""
 FLOAT_SCALES = ((0x00, 0x00, 0x00, 0x00), (0x00, 0x00, 0x80, 0x35), (0x00, 0x00, 0x00, 0x42))
 """Bytes of the float32 scales 0, 2^-20 and 2^5: with the last, codes still fit into float16."""
 
@@ -245,6 +269,11 @@ CACHE_ELEMENTS = {
                 TOKEN_SCALED, (torch.int8, torch.float8_e4m3fn),
                 (0xFF, 0x81), (0x7F, 0x7E), (0x80, 0xFE), strict=True,
             )
+        ),
+        CacheElement(
+            INT4, torch.uint8, _encode_int4, "int4_kv", ("",), ("",),
+            ((0x00,), (0x01, 0x10), (0x0F, 0xF0)),
+            2, 0, torch.float32, INT4_SCALES, _encode_int4_exactly, _decode_int4,
         ),
     )
 }  # fmt: skip

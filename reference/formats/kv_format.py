@@ -23,7 +23,8 @@ class KVCacheFormat:
             nibble, with an e4m3 scale for each 16 channels in ``kv_cache_sf`` and the global scale
             in ``k_scale`` and ``v_scale``. ``"int8_per_token_head"`` and ``"fp8_per_token_head"``
             (e4m3) have a float32 scale for each token and key-value head in ``kv_cache_sf``
-            (vLLM's ``kv_quant_mode`` of these names).
+            (vLLM's ``kv_quant_mode`` of these names). ``"int4_per_token_head"`` has two codes in a
+            byte and a zero point in the lowest bits of each scale, see ``formats/int4.py``.
         storage: dtype of the tensor: ``"uint8"``, or empty for the element's own.
         kv_layout: ``"NHD"`` or ``"HND"``, of codes and block scales alike.
         v_scale_layout: of V's block scales: ``"linear"``, or ``"interleaved"`` in groups of four

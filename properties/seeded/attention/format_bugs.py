@@ -7,9 +7,17 @@ from typing import Any
 
 import torch
 
-from ....reference.tensors.inputs import RaggedAttentionInputs
+from ....reference.tensors.inputs import PagedAttentionInputs, RaggedAttentionInputs
 from ..catalogue import SeededBug, seeded
-from ..decoding import HONEST_READING, fp8_values, query_values, widened_rows
+from ..decoding import (
+    HONEST_READING,
+    fp8_values,
+    query_values,
+    widened,
+    widened_rows,
+    without_zero_points,
+    zero_points,
+)
 from ..kernels import attend
 
 BUGS: list[SeededBug] = []
@@ -17,6 +25,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 PAGED, RAGGED = "paged_attention", "ragged_attention"
 FP8 = ("fp8_kv",)
 FP8_QUERIES = (*FP8, "fp8_q")
+INT4 = ("int4_kv",)
 
 
 def _rows(inputs: RaggedAttentionInputs, **steps: Any) -> Pair:  # noqa: ANN401  of a Reading
@@ -53,3 +62,47 @@ def ragged_q_scale_dropped(inputs: RaggedAttentionInputs) -> Pair:
     """Ignore q_scale of ragged attention's FP8 queries."""
     wide = inputs.q.dtype.itemsize > 1
     return _rows(inputs, queries=lambda given: given.q if wide else query_values(given))
+
+
+def _pages(inputs: PagedAttentionInputs, **steps: Any) -> Pair:  # noqa: ANN401  of a Reading
+    return attend(widened(inputs, replace(HONEST_READING, **steps)))
+
+
+@seeded(BUGS, PAGED, "parity", features=INT4)
+def int4_nibbles_swapped(inputs: PagedAttentionInputs) -> Pair:
+    """Read the high nibble of each byte of int4 codes first."""
+    return _pages(
+        inputs, nibbles=lambda codes: torch.stack([codes >> 4, codes & 0xF], -1).flatten(-2)
+    )
+
+
+@seeded(BUGS, PAGED, "parity", features=INT4)
+def int4_nibbles_by_halves(inputs: PagedAttentionInputs) -> Pair:
+    """Take the low nibbles of int4 codes for the first half of the channels."""
+    return _pages(inputs, nibbles=lambda codes: torch.cat([codes & 0xF, codes >> 4], dim=-1))
+
+
+@seeded(BUGS, PAGED, "parity", features=INT4)
+def int4_zero_point_forgotten(inputs: PagedAttentionInputs) -> Pair:
+    """Multiply int4 codes by their scale without taking the zero point off."""
+    return _pages(inputs, zeros=torch.zeros_like)
+
+
+@seeded(BUGS, PAGED, "parity", features=INT4)
+def int4_codes_taken_as_signed(inputs: PagedAttentionInputs) -> Pair:
+    """Read int4 codes with a zero point of 8 for all rows, as symmetric formats have it."""
+    return _pages(inputs, zeros=lambda scales: torch.full_like(scales, 8.0))
+
+
+@seeded(BUGS, PAGED, "parity", features=INT4)
+def int4_zero_point_of_next_token(inputs: PagedAttentionInputs) -> Pair:
+    """Take the zero point of the token behind each token of a page."""
+    axis = 1 if inputs.kv_layout == "NHD" else 2
+    return _pages(inputs, zeros=lambda scales: zero_points(scales.roll(-1, dims=axis)))
+
+
+@seeded(BUGS, PAGED, "parity", features=INT4)
+def int4_scale_of_next_head(inputs: PagedAttentionInputs) -> Pair:
+    """Scale int4 codes by the scale of the next key-value head."""
+    axis = 2 if inputs.kv_layout == "NHD" else 1
+    return _pages(inputs, steps=lambda scales: without_zero_points(scales.roll(-1, dims=axis)))

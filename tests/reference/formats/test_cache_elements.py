@@ -46,6 +46,9 @@ LOST = {
     # The scale is the largest number of the row over 127 or 448, and rounded to float32.
     "int8_per_token_head": (0.0, (1 + 2.0**-10) / 254, 0.0),
     "fp8_per_token_head": (2.0**-4, 2.0**-10 / 448, 0.0),
+    # Of a range that is at most twice the largest number: half a step of fifteen, and as much again
+    # at the ends, where the rounded zero point moves the codes.
+    "int4_per_token_head": (0.0, 2 * (1 + 2.0**-10) / 15, 0.0),
 }
 ENTRIES = pytest.mark.parametrize("entry", CACHE_ELEMENTS.values(), ids=CACHE_ELEMENTS)
 
@@ -163,7 +166,12 @@ def test_the_extreme_codes_are_zeros_the_smallest_and_the_largest(name: str) -> 
         for pattern in entry.extreme_scales
         if entry.scale_dtype is not None
     ]
-    assert scales in ([], [0.0, 2.0**-9, 448.0], [0.0, 2.0**-20, 32.0])
+    assert scales in ([], [0.0, 2.0**-9, 448.0], [0.0, 2.0**-20, 32.0]) or int4_scales(scales)
+
+
+def int4_scales(scales: list[float]) -> bool:
+    """Whether scales are 0, 2^-20 and 32 with zero points of 15, 0 and 8 in their lowest bits."""
+    return scales == [15 * 2.0**-149, 2.0**-20, 32.0 + 8 * 2.0**-18]
 
 
 def test_an_unknown_element_is_an_error_that_names_the_table() -> None:
