@@ -23,6 +23,7 @@ from ...reference.tensors.allocation import FENCE
 from ...reference.tensors.inputs import Inputs
 from .comparison import Result, fail, unusable
 from .contained import Stop, contained, crash, out_of_memory
+from .filled_scratch import filled_scratch
 from .operations import OPERATIONS
 from .records import tensors_of
 from .text import compact
@@ -152,7 +153,7 @@ class Subject:
         hasten()
         start = perf_counter()
         try:
-            with self._stages.stage(stage):
+            with self._stages.stage(stage), filled_scratch():
                 result = (function or self.implementation)(inputs)
             # A kernel that was launched runs by now, whatever came before: a hang of a first call
             # does not last as long as a compiler may.
@@ -312,7 +313,7 @@ class Subject:
         Raises:
             Stop: it raised, or made something else.
         """
-        with contained("making a session raised "):
+        with contained("making a session raised "), filled_scratch():
             made: Any = self.implementation.session and self.implementation.session()
             for name in SESSION:
                 if not callable(getattr(made, name, None)):
