@@ -55,7 +55,10 @@ FEATURES = (
 quantised caches come with ``inputs.kv_format``, which says what they hold, and
 ``inputs.kv_cache_sf``, which ``per_token_head_kv`` has for each token and head (append_paged_kv
 writes and returns them), FP8 queries with
-``inputs.q_scale``; ``mla`` is multi-head latent attention: there is one key-value head, and
+``inputs.q_scale``; ``int4_kv`` has zero points in the lowest bits of these scales; ``fp8_kv`` and
+``fp8_q`` of ragged_attention are FP8 ``inputs.k``, ``inputs.v`` and ``inputs.q``; ``fp8_ds_mla``
+and ``nvfp4_ds_mla``, which need ``mla`` too, are records of bytes, and ``inputs.v_cache`` is
+``inputs.k_cache``; ``mla`` is multi-head latent attention: there is one key-value head, and
 ``inputs.v_cache`` is a view of the first channels of ``inputs.k_cache``; ``different_kv_strides``:
 K and V lie by themselves, in rows and pages of strides of their own; ``window_right``: an
 ``inputs.window_right``; ``alibi``: ``inputs.alibi_slopes``; ``output_scale``: an

@@ -23,6 +23,8 @@ PHASES = ("decode", "prefill", "mixed")
 FLOAT_DTYPES = ("float32", "float16", "bfloat16")
 FP8_DTYPES = ("float8_e4m3fn", "float8_e5m2")
 FP4_DTYPES = ("nvfp4", "mxfp4")
+RECORD_DTYPES = ("fp8_ds_mla", "nvfp4_ds_mla")
+"""Records of latent attention."""
 INT4_DTYPE = "int4_per_token_head"
 """A cache with a scale and a zero point for each token and head."""
 TOKEN_SCALED_DTYPES = ("int8_per_token_head", "fp8_per_token_head")
@@ -96,7 +98,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "backend": (*BACKENDS, AUTO),
     "phase": PHASES,
     "q_dtype": DTYPES,
-    "kv_dtype": (*DTYPES, *TOKEN_SCALED_DTYPES, INT4_DTYPE),
+    "kv_dtype": (*DTYPES, *TOKEN_SCALED_DTYPES, INT4_DTYPE, *RECORD_DTYPES),
     "kv_storage": STORAGES,
     "kv_layout": LAYOUTS,
     "mask": MASKS,
@@ -122,7 +124,8 @@ class Feature:
         q_dtype: of queries and output, or of activations of a MoE. torch's names, or an alias
             such as ``bf16`` and ``fp8`` (e4m3).
         kv_dtype: element format of the KV cache: the above, ``nvfp4``, ``int8_per_token_head``,
-            ``fp8_per_token_head`` or ``int4_per_token_head``; q_dtype if empty.
+            ``fp8_per_token_head``, ``int4_per_token_head``, ``fp8_ds_mla`` or ``nvfp4_ds_mla``;
+            q_dtype if empty.
         kv_storage: ``"uint8"`` where the cache is a tensor of bytes; empty where its dtype says
             what it holds.
         kv_layout: ``"NHD"`` or ``"HND"``.

@@ -23,6 +23,7 @@ from ...reference.tensors.inputs import (
 from ..protocol import implementation
 from ..targets.backends import TORCH
 from ..targets.target import Target
+from .records import RECORDS
 
 ARITHMETIC = Arithmetic(accumulate="float32", probabilities="inputs", dequantized="inputs")
 """The CPU and CUDA flash kernels round probabilities to the inputs' dtype before P V."""
@@ -58,7 +59,7 @@ sdpa = functools.partial(
 @sdpa(
     "paged_attention",
     name="torch-sdpa-paged",
-    features=(*FEATURES, "mla", "per_token_head_kv", "int4_kv"),
+    features=(*FEATURES, "mla", "per_token_head_kv", "int4_kv", "fp8_ds_mla", "nvfp4_ds_mla"),
 )
 def paged(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
     """Gather each request's pages and attend; codes are widened to the queries' dtype."""
@@ -83,7 +84,15 @@ def paged(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
         values = _int4_values if inputs.k_cache.dtype == torch.uint8 else _scaled
         return [values(codes, scale).to(inputs.q.dtype) for codes, scale in pairs]
 
-    keys, values = rows(0), rows(1)
+    if inputs.kv_format is not None and inputs.kv_format.element in RECORDS:
+        read = RECORDS[inputs.kv_format.element]
+        keys = [
+            read(gather(inputs.k_cache, request)).to(inputs.q.dtype)
+            for request in range(len(seq_lens))
+        ]
+        values = [each[..., : inputs.head_dim_vo] for each in keys]
+    else:
+        keys, values = rows(0), rows(1)
     return _attend(inputs, metadata.qo_indptr.tolist(), keys, values)
 
 

@@ -52,7 +52,7 @@ def _widened(inputs: PagedAttentionInputs, dtype: torch.dtype) -> PagedAttention
         q=(inputs.q.double() * _per_head(inputs.q_scale)).to(dtype),
         q_scale=1.0,
         k_cache=decode(cache.k, cache.k_scales).to(dtype),
-        v_cache=decode(cache.v, cache.v_scales).to(dtype),
+        v_cache=decode(cache.v, cache.v_scales)[..., : cache.head_dim_vo].to(dtype),
         kv_format=None,
         kv_cache_sf=None,
     )

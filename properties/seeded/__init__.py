@@ -87,6 +87,7 @@ HONEST: tuple[SeededBug, ...] = (
     *context_parallel_bugs.CONTROLS,
     *session_bugs.CONTROLS,
     *mla_bugs.CONTROLS,
+    *format_bugs.CONTROLS,
     *soak_bugs.CONTROLS,
     *tensor_cores.CONTROLS,
     *graph_bugs.CONTROLS,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ...reference.formats.cache_elements import FP8, INT4, NVFP4, TABLE, TOKEN_SCALED
+from ...reference.formats.cache_elements import FP8, INT4, NVFP4, RECORDS, TABLE, TOKEN_SCALED
 from ...reference.tensors.inputs import AttentionInputs, PagedAttentionInputs, RaggedAttentionInputs
 
 BLOCK = 16
@@ -105,6 +105,37 @@ def without_zero_points(scales: torch.Tensor) -> torch.Tensor:
     return (bits - bits % 16).view(torch.float32)
 
 
+def record_values(record: torch.Tensor, element: str) -> torch.Tensor:
+    """Read [..., 576] float32 of the bytes of a latent record."""
+    if element == RECORDS[0]:
+        tiles = fp8_values(record[..., :512], "e4m3") * float32_tiles(record[..., 512:528])
+        return torch.cat([tiles, bfloat16_values(record[..., 528:])], dim=-1)
+    blocks = e2m1_values(nibbles(record[..., :256])) * transposed_blocks(record[..., 320:])
+    return torch.cat([blocks, fp8_values(record[..., 256:320], "e4m3")], dim=-1)
+
+
+def float32_tiles(scales: torch.Tensor) -> torch.Tensor:
+    """Return the scale of each of 512 channels, of 16 bytes of four float32."""
+    return words(scales, 4).view(torch.float32).repeat_interleave(128, dim=-1)
+
+
+def transposed_blocks(scales: torch.Tensor) -> torch.Tensor:
+    """Return the scale of each of 512 channels, of 32 bytes of e4m3: four rows of eight blocks."""
+    rows = fp8_values(scales, "e4m3").unflatten(-1, (4, 8))
+    return rows.transpose(-1, -2).flatten(-2).repeat_interleave(BLOCK, dim=-1)
+
+
+def bfloat16_values(pairs: torch.Tensor) -> torch.Tensor:
+    """Read bfloat16 of pairs of bytes: the upper half of a float32."""
+    return (words(pairs, 2) << 16).view(torch.float32)
+
+
+def words(parts: torch.Tensor, size: int) -> torch.Tensor:
+    """Put little-endian bytes together to int32."""
+    whole = parts.unflatten(-1, (-1, size)).to(torch.int32)
+    return sum(whole[..., each] << 8 * each for each in range(size))  # type: ignore[return-value]
+
+
 @dataclass(frozen=True)
 class Reading:
     """The steps; the defaults are right."""
@@ -115,6 +146,7 @@ class Reading:
     e2m1: Callable[[torch.Tensor], torch.Tensor] = e2m1_values
     scales: Callable[[PagedAttentionInputs, int], torch.Tensor] = block_scales
     spread: Callable[[torch.Tensor], torch.Tensor] = spread
+    record: Callable[[torch.Tensor, str], torch.Tensor] = record_values
     zeros: Callable[[torch.Tensor], torch.Tensor] = zero_points
     steps: Callable[[torch.Tensor], torch.Tensor] = without_zero_points
     queries: Callable[[AttentionInputs], torch.Tensor] = queries
@@ -130,6 +162,9 @@ def widened(
     element = reading.element(inputs)
     if not element:
         return inputs
+    if element in RECORDS:
+        keys = reading.record(inputs.k_cache, element)
+        return replace(inputs, k_cache=keys, v_cache=keys[..., :512], kv_format=None)
     caches = []
     for which, cache in enumerate((inputs.k_cache, inputs.v_cache)):
         codes = cache.view(torch.uint8)

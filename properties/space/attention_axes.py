@@ -122,7 +122,8 @@ APPEND_AXES = {
     "phase": ("decode", "prefill", "chunk", "no_query"),
     "head_dims": WITHOUT_LATENT,
     "caches": tuple((name, "") for name in KV_CACHES
-                    if not name or cache_element(element_of(name)).multiple == 1),
+                    if not name or (cache_element(element_of(name)).multiple == 1
+                                    and not cache_element(element_of(name)).record)),
     "k_scale": (1.0, 0.5, 2.0),
     "v_scale": (1.0, 0.5, 2.0),
 }  # fmt: skip
@@ -146,8 +147,11 @@ def attention_example(operation: str, chosen: Mapping[str, Any]) -> AttentionPro
         kv_cache = q_dtype = FP8[0]
     fields |= {"kv_cache": kv_cache, "q_dtype": q_dtype}
     if not cache_fits(kv_cache, fields):
+        multiples = multiples_of(kv_cache)
         fields |= {"head_dim_qk": 64, "head_dim_vo": 64, "values_in_keys": False}
-        fields["page_size"] = multiples_of(kv_cache).get("page_size", fields["page_size"])
+        fields["page_size"] = multiples.get("page_size", fields["page_size"])
+        if cache_element(element_of(kv_cache)).record:
+            fields |= head_fields((multiples["head_dim_qk"], multiples["head_dim_vo"], 0))
     if fields["regime"] == "exact_grid":
         fields |= {"logits_soft_cap": 0.0, "v_scale": 1.0, "alibi": False}
     return AttentionProblem(

@@ -193,7 +193,9 @@ class _Gather(NamedTuple):
         scales = getattr(call, f"{name}_scales")
         if scales is not None:
             scales = self._gathered(call, f"{name}_sf", scales, scratch)
-        return call.kv_format.decode(rows, scales)
+        values = call.kv_format.decode(rows, scales)
+        record = call.kv_format.entry.record
+        return values[..., : record.head_dim_vo] if record and name == "v" else values
 
     def _gathered(
         self, call: Call, name: str, stored: torch.Tensor, scratch: Scratch

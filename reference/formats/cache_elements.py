@@ -17,6 +17,18 @@ from ..validation import KVLayout
 from .fp4 import pack_e2m1, quantize_e2m1
 from .fp8 import quantize_fp8
 from .int4 import LARGEST_CODE, dequantize_int4, quantize_int4
+from .latent_records import (
+    FP4_EXTREMES,
+    FP4_RECORD,
+    FP8_EXTREMES,
+    FP8_RECORD,
+    Record,
+    decode_fp4_record,
+    decode_fp8_record,
+    encode_fp4_record,
+    encode_fp8_record,
+    power_of_two,
+)
 from .quantization import NVFP4_BLOCK, dequantize_nvfp4, quantize_nvfp4
 from .scale_layouts import deinterleave_v_scales, interleave_v_scales
 
@@ -27,6 +39,8 @@ TOKEN_SCALED = ("int8_per_token_head", "fp8_per_token_head")
 """Elements with a float32 scale for each token and head, by vLLM's names of such caches."""
 INT4 = "int4_per_token_head"
 """Element with a zero point besides, and two codes a byte, by vLLM's name."""
+RECORDS = ("fp8_ds_mla", "nvfp4_ds_mla")
+"""Elements whose rows are all of a token's latent channels and their scales, by vLLM's names."""
 LEAST_TOKEN_SCALE = 1e-6
 """Least scale of a token and head: a row of zeros has this one, as in vLLM."""
 TABLE = "CACHE_ELEMENTS in kernelproof/reference/formats/cache_elements.py"
@@ -137,16 +151,18 @@ def _encode_int4(rows: torch.Tensor, scale: Scale, _: torch.dtype) -> Codes:
 
 def _encode_int4_exactly(rows: torch.Tensor, scale: Scale, _: torch.dtype) -> Codes:
     """Quantise each row by a scale that is a power of two: small integers keep their digits."""
-    return Codes(
-        *quantize_int4(
-            rows.double() / scale, lambda exact: torch.exp2(torch.ceil(torch.log2(exact)))
-        )
-    )
+    return Codes(*quantize_int4(rows.double() / scale, power_of_two))
 
 
 def _decode_int4(rows: Codes) -> torch.Tensor:
     assert rows.scales is not None  # noqa: S101  `checked_cache` has refused their absence
     return dequantize_int4(rows.codes, rows.scales)
+
+
+def _record_encoder(
+    encode: Callable[..., torch.Tensor], rounded: Callable[[torch.Tensor], torch.Tensor] | None
+) -> Callable[[torch.Tensor, Scale, torch.dtype], Codes]:
+    return lambda rows, scale, _: Codes(encode(rows.double() / scale, rounded))
 
 
 def _largest(dtype: torch.dtype) -> float:
@@ -190,6 +206,8 @@ class CacheElement:
             where ``encoder`` keeps them.
         decode: from codes and their block scales, linear, to numbers without the call's scale,
             exactly. Codes whose dtype says what they are stay as they are: torch widens them.
+        record: of elements whose row is a token's whole entry; K and V are then one tensor, and
+            ``decode`` gives the key, whose first channels are the value. None for others.
     """
 
     name: str
@@ -205,6 +223,7 @@ class CacheElement:
     extreme_scales: tuple[Bytes, ...] = ()
     exact_encoder: Callable[[torch.Tensor, Scale, torch.dtype], Codes] | None = None
     decode: Callable[[Codes], torch.Tensor] = operator.itemgetter(0)
+    record: Record | None = None
 
     def encode(self, rows: torch.Tensor, scale: Scale, *, exactly: bool = False) -> Codes:
         """Return the codes of rows; with ``exactly`` those that keep the exact grid's digits."""
@@ -274,6 +293,19 @@ CACHE_ELEMENTS = {
             INT4, torch.uint8, _encode_int4, "int4_kv", ("",), ("",),
             ((0x00,), (0x01, 0x10), (0x0F, 0xF0)),
             2, 0, torch.float32, INT4_SCALES, _encode_int4_exactly, _decode_int4,
+        ),
+        *(
+            CacheElement(
+                name, torch.uint8, _record_encoder(encode, None), name, ("",), ("",), extremes,
+                exact_encoder=_record_encoder(encode, power_of_two),
+                decode=lambda rows, decode=decode: decode(rows.codes),  # type: ignore[misc]
+                record=record,
+            )
+            for name, encode, decode, record, extremes in zip(
+                RECORDS, (encode_fp8_record, encode_fp4_record),
+                (decode_fp8_record, decode_fp4_record), (FP8_RECORD, FP4_RECORD),
+                (FP8_EXTREMES, FP4_EXTREMES), strict=True,
+            )
         ),
     )
 }  # fmt: skip

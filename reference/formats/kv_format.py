@@ -8,6 +8,7 @@ import torch
 
 from ..validation import KVLayout, check_kv_layout, check_values
 from .cache_elements import SCALE_LAYOUTS, CacheElement, Codes, cache_element, element_of
+from .latent_records import Record
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class KVCacheFormat:
             (e4m3) have a float32 scale for each token and key-value head in ``kv_cache_sf``
             (vLLM's ``kv_quant_mode`` of these names). ``"int4_per_token_head"`` has two codes in a
             byte and a zero point in the lowest bits of each scale, see ``formats/int4.py``.
+            ``"fp8_ds_mla"`` and ``"nvfp4_ds_mla"`` are records of latent attention, see
+            ``formats/latent_records.py``: K and V are one tensor of bytes.
         storage: dtype of the tensor: ``"uint8"``, or empty for the element's own.
         kv_layout: ``"NHD"`` or ``"HND"``, of codes and block scales alike.
         v_scale_layout: of V's block scales: ``"linear"``, or ``"interleaved"`` in groups of four
@@ -93,7 +96,9 @@ class KVCacheFormat:
 
 
 def stored_head_dim(cache: torch.Tensor, kv_format: KVCacheFormat | None) -> int:
-    """Return the channels of a cache whose last axis may hold several of them an entry."""
+    """Return the channels of the values in a cache, whose entries may hold several of them."""
+    if kv_format is not None and kv_format.entry.record is not None:
+        return kv_format.entry.record.head_dim_vo
     return cache.shape[-1] * (kv_format.packed if kv_format else 1)
 
 
@@ -127,12 +132,13 @@ class CheckedCache:
     @property
     def head_dim_qk(self) -> int:
         """Channels of a key."""
-        return self.k.shape[-1] * self.kv_format.packed
+        record = self.kv_format.entry.record
+        return record.head_dim_qk if record else self.k.shape[-1] * self.kv_format.packed
 
     @property
     def head_dim_vo(self) -> int:
         """Channels of a value."""
-        return self.v.shape[-1] * self.kv_format.packed
+        return stored_head_dim(self.v, self.kv_format)
 
 
 def checked_cache(
@@ -154,6 +160,9 @@ def checked_cache(
             missing, in the way or of another shape; the argument is named.
     """
     found = _format_of(k_cache, v_cache, kv_layout, kv_format)
+    if found.entry.record is not None:
+        for name, cache in (("k", k_cache), ("v", v_cache)):
+            _check_record(name, cache, kv_layout, found.entry, found.entry.record)
     if not found.entry.scaled:
         if kv_cache_sf is not None:
             message = f"kv_cache_sf is given, but {found.element} has no block scales"
@@ -193,6 +202,18 @@ def _format_of(
             message = f"{name} is {cache.dtype}; {kv_format} is stored as {kv_format.dtype}"
             raise ValueError(message)
     return kv_format
+
+
+def _check_record(
+    name: str, cache: torch.Tensor, kv_layout: KVLayout, entry: CacheElement, record: Record
+) -> None:
+    heads = cache.shape[2 if kv_layout == "NHD" else 1]
+    if (heads, cache.shape[-1]) != (1, record.size):
+        message = (
+            f"{name}_cache has {heads} heads of {cache.shape[-1]} bytes; {entry.name} has records "
+            f"of {record.size} bytes, and one head"
+        )
+        raise ValueError(message)
 
 
 def _check_scales(

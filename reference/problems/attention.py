@@ -17,7 +17,15 @@ from .base import (
     is_power_of_two,
     refuse,
 )
-from .cache_names import KV_CACHES, Q_DTYPES, element_of, multiples_of, query_dtypes, storage_of
+from .cache_names import (
+    KV_CACHES,
+    Q_DTYPES,
+    cache_fits,
+    element_of,
+    multiples_of,
+    query_dtypes,
+    storage_of,
+)
 
 ATTENTION_OPERATIONS = ("paged_attention", "ragged_attention", "append_paged_kv")
 ATTENTION_REGIMES = (
@@ -81,7 +89,8 @@ class AttentionProblem(BaseProblem):
             v are: FP8 that is stored as FP8, or ``dtype``.
         values_in_keys: V is the first head_dim_vo channels of K, in the same memory: multi-head
             latent attention (DeepSeek-V2, arXiv:2405.04434) decodes so, after the projections were
-            absorbed, with one latent head, 512 compressed channels and 64 rotary ones.
+            absorbed, with one latent head, 512 compressed channels and 64 rotary ones. Caches of
+            fp8_ds_mla and nvfp4_ds_mla are of such problems.
         strided_q: q is a slice of a packed QKV tensor.
         strided_kv: k and v are views of one larger allocation.
         different_kv_strides: v lies by itself, in wider rows and with pages further apart than k's;
@@ -210,6 +219,9 @@ class AttentionProblem(BaseProblem):
             if getattr(self, name) % number:
                 expected = f"a multiple of {number} with a cache of {self.kv_cache}"
                 refuse(name, getattr(self, name), expected)
+        if not cache_fits(self.kv_cache, vars(self)) and self.cache_entry.record:
+            dims = "{head_dim_qk} and {head_dim_vo}".format(**multiples_of(self.kv_cache))
+            refuse("kv_cache", self.kv_cache, f"one of values_in_keys and head dims {dims}")
         if self.q_dtype not in query_dtypes(self.kv_cache):
             allowed = ", ".join(map(repr, query_dtypes(self.kv_cache)))
             refuse("q_dtype", self.q_dtype, f"{allowed} with kv_cache {self.kv_cache!r}")

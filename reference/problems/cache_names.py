@@ -52,6 +52,8 @@ def has_block_scales(kv_cache: str) -> bool:
 
 def multiples_of(kv_cache: str) -> dict[str, int]:
     """Return, by field, of what a problem's head dims and page size must be multiples."""
+    if kv_cache and (record := cache_element(element_of(kv_cache)).record):
+        return {"head_dim_qk": record.head_dim_qk, "head_dim_vo": record.head_dim_vo}
     multiple = cache_element(element_of(kv_cache)).multiple if kv_cache else 1
     if multiple == 1:
         return {}
@@ -63,6 +65,10 @@ def multiples_of(kv_cache: str) -> dict[str, int]:
 def cache_fits(kv_cache: str, fields: Mapping[str, Any]) -> bool:
     """Whether a problem with these fields may have such a cache."""
     multiples = multiples_of(kv_cache)
+    if kv_cache and cache_element(element_of(kv_cache)).record:
+        # Any of them where nothing is said of the channels.
+        dims = {name: fields[name] for name in multiples}
+        return not any(dims.values()) or (dims == multiples and bool(fields.get("values_in_keys")))
     if fields.get("values_in_keys") and has_block_scales(kv_cache):
         return False
     return not any(fields[name] % number for name, number in multiples.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import accumulate
 
@@ -26,6 +27,8 @@ from .regimes import alibi_slopes, attention_values, custom_mask_values, merge_v
 from .trees import mask_of_trees, tree_masks
 from .values import bits, choose, stream
 
+NAN_BYTE = 0xFF
+"""Byte of which every number of a latent record is NaN."""
 SPARE_CHANNELS = 16
 """Channels by which rows of values are wider than the values, where they are strided so: 16
 bytes in each dtype, or a multiple."""
@@ -169,6 +172,10 @@ def _empty_latent(
         room = home.empty("k", (shape[0], 2, *shape[1:]), dtype)[:, 0]
     else:
         room = home.empty("k", shape, dtype)
+    if problem.cache_entry.record:
+        # Bytes of ones are NaN as e4m3, as float32 and as bfloat16.
+        unused = NAN_BYTE if math.isnan(home.unused) else int(home.fill(dtype))
+        return room.fill_(unused), room
     return room, room[..., : problem.head_dim_vo]
 
 
@@ -197,7 +204,8 @@ def paged_inputs(problem: AttentionProblem, home: Allocator) -> PagedAttentionIn
     """Make the tensors of a call of ``paged_attention``."""
     values = attention_values(problem, home.device)
     placed = placement(problem)
-    k, v = quantised(problem, values.k), quantised(problem, values.v)
+    k = quantised(problem, values.k)
+    v = k if problem.cache_entry.record else quantised(problem, values.v)
     k_cache, v_cache = _paged_caches(problem, k.codes, v.codes, placed, home)
     scales = None
     if k.scales is not None and v.scales is not None:

@@ -144,7 +144,10 @@ def _values_in_keys(problem: AttentionProblem, values: AttentionValues) -> Atten
         q[..., shared], k[..., shared] = 0.0, v
     elif problem.regime == "exact_grid":
         # The rank's digits stand in the first channels.
-        shared = slice(problem.exact_channels, problem.head_dim_vo)
+        # Of a record, the first channels that share no scale with these.
+        block = problem.cache_entry.record.block if problem.cache_entry.record else 1
+        first = -(-problem.exact_channels // block) * block
+        shared = slice(first, problem.head_dim_vo)
         k[..., shared] = v[..., shared]
     return AttentionValues(q, k, k[..., : problem.head_dim_vo])
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from ....reference.formats.cache_elements import RECORDS
 from ....reference.tensors.inputs import PagedAttentionInputs, RaggedAttentionInputs
 from ..catalogue import SeededBug, seeded
 from ..decoding import (
     HONEST_READING,
+    bfloat16_values,
+    e2m1_values,
+    float32_tiles,
     fp8_values,
+    nibbles,
     query_values,
+    record_values,
+    transposed_blocks,
     widened,
     widened_rows,
     without_zero_points,
@@ -21,11 +29,13 @@ from ..decoding import (
 from ..kernels import attend
 
 BUGS: list[SeededBug] = []
+CONTROLS: list[SeededBug] = []
 Pair = tuple[torch.Tensor, torch.Tensor]
 PAGED, RAGGED = "paged_attention", "ragged_attention"
 FP8 = ("fp8_kv",)
 FP8_QUERIES = (*FP8, "fp8_q")
 INT4 = ("int4_kv",)
+FP8_RECORD, FP4_RECORD = ("mla", "fp8_ds_mla"), ("mla", "nvfp4_ds_mla")
 
 
 def _rows(inputs: RaggedAttentionInputs, **steps: Any) -> Pair:  # noqa: ANN401  of a Reading
@@ -106,3 +116,108 @@ def int4_scale_of_next_head(inputs: PagedAttentionInputs) -> Pair:
     """Scale int4 codes by the scale of the next key-value head."""
     axis = 2 if inputs.kv_layout == "NHD" else 1
     return _pages(inputs, steps=lambda scales: without_zero_points(scales.roll(-1, dims=axis)))
+
+
+@seeded(CONTROLS, PAGED, control="honest", features=("mla", *RECORDS))
+def records_float32(inputs: PagedAttentionInputs) -> Pair:
+    """Widen the records of latent attention to float32, then loop over tiles of keys."""
+    return _pages(inputs)
+
+
+def _fp8_record(
+    inputs: PagedAttentionInputs,
+    *,
+    fp8: Callable[[torch.Tensor], torch.Tensor] = lambda codes: fp8_values(codes, "e4m3"),
+    tiles: Callable[[torch.Tensor], torch.Tensor] = float32_tiles,
+    rotary: Callable[[torch.Tensor], torch.Tensor] = lambda record: bfloat16_values(
+        record[..., 528:]
+    ),
+) -> Pair:
+    """Attend to records of fp8_ds_mla, read in steps."""
+
+    def read(record: torch.Tensor, element: str) -> torch.Tensor:
+        del element
+        compressed = fp8(record[..., :512]) * tiles(record[..., 512:528])
+        return torch.cat([compressed, rotary(record)], dim=-1)
+
+    return _pages(inputs, record=read) if _of_records(inputs) else _pages(inputs)
+
+
+def _of_records(inputs: PagedAttentionInputs) -> bool:
+    return bool(inputs.kv_format and inputs.kv_format.element in RECORDS)
+
+
+@seeded(BUGS, PAGED, "parity", features=FP8_RECORD)
+def record_scale_of_next_tile(inputs: PagedAttentionInputs) -> Pair:
+    """Scale each tile of an fp8_ds_mla record by the scale of the tile behind it."""
+    return _fp8_record(inputs, tiles=lambda scales: float32_tiles(scales.roll(-4, dims=-1)))
+
+
+@seeded(BUGS, PAGED, "parity", features=FP8_RECORD)
+def record_scale_of_first_tile(inputs: PagedAttentionInputs) -> Pair:
+    """Scale all channels of an fp8_ds_mla record by the scale of its first tile."""
+    return _fp8_record(inputs, tiles=lambda scales: float32_tiles(scales[..., :4].tile(4)))
+
+
+@seeded(BUGS, PAGED, "parity", features=FP8_RECORD)
+def record_read_as_e5m2(inputs: PagedAttentionInputs) -> Pair:
+    """Read the codes of an fp8_ds_mla record as e5m2."""
+    return _fp8_record(inputs, fp8=lambda codes: fp8_values(codes, "e5m2"))
+
+
+@seeded(BUGS, PAGED, "parity", features=FP8_RECORD)
+def record_rotary_part_behind_codes(inputs: PagedAttentionInputs) -> Pair:
+    """Take the rotary part of an fp8_ds_mla record from behind its codes, scales included."""
+    return _fp8_record(
+        inputs,
+        rotary=lambda record: bfloat16_values(record[..., 512:640]).nan_to_num(0.0, 0.0, 0.0),
+    )
+
+
+@seeded(BUGS, PAGED, "parity", features=FP8_RECORD)
+def record_rotary_part_scaled(inputs: PagedAttentionInputs) -> Pair:
+    """Scale the rotary part of an fp8_ds_mla record by the last tile's scale."""
+    return _fp8_record(
+        inputs,
+        rotary=lambda record: (
+            bfloat16_values(record[..., 528:]) * float32_tiles(record[..., 512:528])[..., -64:]
+        ),
+    )
+
+
+def _fp4_record(
+    inputs: PagedAttentionInputs,
+    *,
+    codes: Callable[[torch.Tensor], torch.Tensor] = nibbles,
+    blocks: Callable[[torch.Tensor], torch.Tensor] = transposed_blocks,
+) -> Pair:
+    """Attend to records of nvfp4_ds_mla, read in steps."""
+
+    def read(record: torch.Tensor, element: str) -> torch.Tensor:
+        whole = record_values(record, element)
+        compressed = e2m1_values(codes(record[..., :256])) * blocks(record[..., 320:])
+        return torch.cat([compressed, whole[..., 512:]], dim=-1)
+
+    return _pages(inputs, record=read) if _of_records(inputs) else _pages(inputs)
+
+
+@seeded(BUGS, PAGED, "parity", features=FP4_RECORD)
+def record_block_scales_in_order(inputs: PagedAttentionInputs) -> Pair:
+    """Take the scales of an nvfp4_ds_mla record for those of its blocks in order."""
+    return _fp4_record(
+        inputs, blocks=lambda scales: fp8_values(scales, "e4m3").repeat_interleave(16, dim=-1)
+    )
+
+
+@seeded(BUGS, PAGED, "parity", features=FP4_RECORD)
+def record_scale_of_next_block(inputs: PagedAttentionInputs) -> Pair:
+    """Scale each block of an nvfp4_ds_mla record by the scale of the block behind it."""
+    return _fp4_record(inputs, blocks=lambda scales: transposed_blocks(scales).roll(-16, dims=-1))
+
+
+@seeded(BUGS, PAGED, "parity", features=FP4_RECORD)
+def record_nibbles_swapped(inputs: PagedAttentionInputs) -> Pair:
+    """Read the high nibble of each byte of an nvfp4_ds_mla record first."""
+    return _fp4_record(
+        inputs, codes=lambda packed: torch.stack([packed >> 4, packed & 0xF], -1).flatten(-2)
+    )

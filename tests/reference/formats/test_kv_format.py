@@ -20,11 +20,13 @@ from kernelproof.reference import (
     oracle,
     paged_attention,
 )
+from kernelproof.reference.formats.cache_elements import INT4, RECORDS
 from kernelproof.reference.problems import ATTENTION_REGIMES
 from kernelproof.reference.problems.cache_names import KV_CACHES
 from kernelproof.reference.tensors.inputs import PagedAttentionInputs
 
-QUANTISED = [name for name in KV_CACHES if name]
+# Records of latent attention have problems of their own: test_latent_records.py.
+QUANTISED = [name for name in KV_CACHES if name and name not in RECORDS]
 PROBLEM = AttentionProblem(
     query_lens=(1, 3, 2), seq_lens=(9, 20, 5), num_kv_heads=2, group_size=2, head_dim_qk=64,
     head_dim_vo=64, dtype="bfloat16", page_size=4, page_order=1, causal=True, k_scale=0.5,
@@ -48,6 +50,12 @@ def by_hand(inputs: PagedAttentionInputs) -> PagedAttentionInputs:
             continue
         if inputs.kv_format.entry.scaled_by_token:
             scale = inputs.kv_cache_sf[which].to(torch.float64)
+            if inputs.kv_format.element == INT4:
+                bits = inputs.kv_cache_sf[which].contiguous().view(torch.int32)
+                scale = (bits - bits % 16).view(torch.float32).to(torch.float64)
+                codes = torch.stack([cache & 15, cache >> 4], dim=-1).flatten(-2)
+                caches.append((codes.to(torch.float64) - bits % 16) * scale)
+                continue
             caches.append(cache.to(torch.float64) * scale)
             continue
         table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
