@@ -38,15 +38,23 @@ HEAD_DIMS: tuple[tuple[int, ...], ...] = (
     (24, 16, 0),
     (576, 512, 0),
     (576, 512, 128),
+    (16, 16, 0),
+    (512, 512, 0),
 )
 """Channels of queries and keys, and of values. A third number says that values are the keys' first
-channels (``values_in_keys``), for so many query heads with the scale of DeepSeek's layers, or for
-any number of heads where it is 0."""
+channels (``values_in_keys``), all of them where both numbers are the same: for that many query
+heads with the scale of DeepSeek's layers, or for any number of heads where it is 0."""
 DEEPSEEK_SCALE = 192**-0.5
 """Of 128 + 64 channels, as before the projections were absorbed; CUTLASS knows no other."""
 PAIR = 2
 CACHES = tuple((name, q_dtype) for name in KV_CACHES for q_dtype in query_dtypes(name))
 """Formats of the cache, each with the dtypes of queries that may meet it."""
+MANY_TO_ONE = (10, 12, 20, 24, 32, 48, 64, 71, 128)
+"""Query heads of a key-value head in layers with one or few of them: multi-query attention (Falcon
+has 71), and latent attention of 20 to 128 heads, whole or shared by ranks."""
+HYBRID_PAGES = (480, 528, 544, 672, 864)
+"""Keys a page in caches that attention shares with layers of a recurrent state, whose state fills a
+page: multiples of 16 that follow from the model (vLLM 37467 and 24280)."""
 PHASES: dict[str, tuple[int, int]] = {
     "decode": (1, 3),
     "prefill": (3, 3),
@@ -69,8 +77,8 @@ ATTENTION_AXES: dict[str, tuple[Any, ...]] = {
     "causal": (False, True),
     "head_dims": HEAD_DIMS,
     "num_kv_heads": (1, 2, 3, 4, 8),
-    "group_size": (1, 2, 3, 4, 5, 6, 7, 8, 16),
-    "page_size": (1, 2, 3, 4, 8, 16, 32, 64, 128, 256),
+    "group_size": (1, 2, 3, 4, 5, 6, 7, 8, 16, *MANY_TO_ONE),
+    "page_size": (1, 2, 3, 4, 8, 16, 32, 64, 128, 256, *HYBRID_PAGES),
     "kv_layout": ("NHD", "HND"),
     "page_order": (0, 1),
     "shared_prefix_pages": (0, 1, 2),

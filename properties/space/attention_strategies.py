@@ -18,7 +18,15 @@ from ...reference import AttentionProblem, MergeProblem, MetadataProblem
 from ...reference.problems import MAX_SEQ_LEN
 from ...reference.problems.base import is_power_of_two
 from ...reference.problems.cache_names import cache_fits, has_block_scales
-from .attention_axes import ATTENTION_AXES, MOST_DRAFTS, PHASES, RAGGED, head_fields
+from .attention_axes import (
+    ATTENTION_AXES,
+    MANY_TO_ONE,
+    MOST_DRAFTS,
+    PAIR,
+    PHASES,
+    RAGGED,
+    head_fields,
+)
 from .axis_values import Axes
 from .strategy_helpers import LARGEST_SEED, features, one_of, sampled
 
@@ -32,6 +40,11 @@ LENGTH_EDGES = (1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 2
                 511, 512, 513, 1024, 1025, 2048, 4096, 8192, 16384)  # fmt: skip
 MOST_KEYS = 2**12
 """Keys of a request at most; verifies have up to ``MAX_SEQ_LEN``, where a GPU has the work."""
+SMALL_PAGE, LARGE_PAGE = 4, 256
+"""Keys a page beyond which some of the batches are one request of two pages, which others rarely
+have within their work: half of them beyond the second number. Pages up to it are twice as usual."""
+PHASES_OF_PAGES = ("decode", "chunk")
+"""Phases of such requests: they may have many keys and few queries."""
 KEYS_A_DRAFT = 4
 """Keys that a verify must be able to have for each of its query tokens."""
 EACH_ITS_OWN = 3
@@ -88,20 +101,25 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
     """
     fields: dict[str, Any] = {
         name: draw(sampled(axes.allows(name)))
-        for name in ("dtype", "causal", "kv_layout", "page_order", "page_size")
+        for name in ("dtype", "causal", "kv_layout", "page_order")
     }
+    fields["page_size"] = draw(_page_size(axes))
     to_afford = MORE_KEYS_TO_AFFORD if axes.max_work >= MUCH_WORK else KEYS_TO_AFFORD
     # A third of the long requests has several tiles of queries, the others have as many keys.
     square = _all_keys_are_new(axes) or (
         bool(axes.edges and _of_many(axes)) and draw(sampled((False, False, True)))
     )
     keys = draw(sampled(axes.edges[: 1 if square else None][-1:] or to_afford))
+    least = draw(_two_pages(axes, fields["page_size"]))
+    if least:
+        keys, square = max(keys, least), False
     heads = draw(_heads(axes, keys, square=square))
-    requests = REQUESTS if keys == KEYS_TO_AFFORD[0] else REQUESTS[: 1 if axes.edges else 3]
+    one_only = bool(axes.edges or least)
+    requests = REQUESTS if keys == KEYS_TO_AFFORD[0] else REQUESTS[: 1 if one_only else 3]
     most = max(1, axes.max_work // (KEYS_TO_AFFORD[0] * _work_of_a_key(heads)))
     if axes.max_heads:
         most = max(1, min(most, axes.max_heads // (heads["num_kv_heads"] * heads["group_size"])))
-    if axes.max_requests:
+    if axes.max_requests and not least:
         requests = tuple(range(1, axes.max_requests + 1))
     count = draw(one_of([number for number in requests if number <= most]))
     per_request = axes.max_work / max(count, 1)
@@ -119,8 +137,10 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
     if verify and (tree := draw(_tree(axes, fields))):
         fields |= {"tree": tree, "custom_mask": False}
     # An empty batch draws a request all the same: it is not to be simpler than a batch of one.
-    one = _verified(axes, fields, per_request, verify) if verify else _request(
-        axes, fields, per_request, square=square)  # fmt: skip
+    if verify:
+        one = _verified(axes, fields, per_request, verify, least)
+    else:
+        one = _request(axes, fields, per_request, square=square, least=least)
     lengths = [draw(one) for _ in range(max(count, 1))][:count]
     if len(lengths) > 1 and axes.operation == "paged_attention":
         shared = draw(sampled(axes.allows("shared_prefix_pages")))
@@ -132,6 +152,26 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
         seed=draw(st.integers(0, LARGEST_SEED)),
         **fields,
     )
+
+
+def _page_size(axes: Axes) -> st.SearchStrategy[int]:
+    """Draw a page size: none beyond ``LARGE_PAGE`` as often as one up to it."""
+    values = axes.allows("page_size")
+    return sampled((*values, *(each for each in values if each <= LARGE_PAGE)))
+
+
+@st.composite
+def _two_pages(draw: st.DrawFn, axes: Axes, page_size: int) -> int:
+    """Draw the fewest keys of a batch of one request: those of two large pages, or else 0.
+
+    It takes what it takes: no limit of work may leave a page size without a second page.
+    """
+    # Drawn in any case: the choices behind it keep their places when a page shrinks.
+    wanted = draw(sampled((0, 0, 1, 2))) if axes.operation != "ragged_attention" else 0
+    if axes.edges or not set(PHASES_OF_PAGES) & set(axes.allows("phase")):
+        return 0
+    enough = 1 if page_size > LARGE_PAGE else 2
+    return page_size + 1 if page_size > SMALL_PAGE and wanted >= enough else 0
 
 
 def long_axes(axes: Axes, tile: int, split: int, *, slow: bool = True) -> Axes | None:
@@ -209,6 +249,9 @@ def _heads(draw: st.DrawFn, axes: Axes, keys: int, *, square: bool) -> dict[str,
     groups = affordable(
         "group_size", lambda size: (rows * size + 8) * kv_heads * channels, kv_heads
     )
+    # Latent attention has many query heads, most other layers few.
+    many = len(dims) > PAIR
+    groups += tuple(size for size in groups if (size >= MANY_TO_ONE[0]) == many)
     drawn = {"num_kv_heads": kv_heads, "group_size": draw(one_of(groups))}
     return drawn | head_fields(dims)
 
@@ -277,12 +320,19 @@ def exact_grid_allowed(fields: dict[str, Any]) -> bool:
 
 @st.composite
 def _request(
-    draw: st.DrawFn, axes: Axes, fields: dict[str, Any], work: float, *, square: bool
+    draw: st.DrawFn,
+    axes: Axes,
+    fields: dict[str, Any],
+    work: float,
+    *,
+    square: bool,
+    least: int = 0,
 ) -> tuple[int, int]:
     """Draw (query_len, seq_len) of one request within its share of the work.
 
     Requests that lack queries or keys, to which most features mean nothing, are half as frequent.
-    A ``square`` long one has several tiles of queries.
+    A ``square`` long one has several tiles of queries; one with ``least`` has that many keys or
+    more, and few queries.
     """
     channels = fields["head_dim_qk"] + fields["head_dim_vo"]
     kv_heads, group = fields["num_kv_heads"], fields["group_size"]
@@ -292,6 +342,8 @@ def _request(
     square = square and bool(axes.edges and _of_many(axes))
     whole = _of_many(axes) if square else whole
     phase = draw(sampled((*phases, *whole) if not (axes.edges and whole) else whole))
+    if least and phase not in PHASES_OF_PAGES:
+        phase = next(each for each in reversed(PHASES_OF_PAGES) if each in phases)
     if phase == "verify":
         return draw(_verified(axes, fields, work, RAGGED))
     decode_cap = int(work / _work_of_a_key(fields))
@@ -310,6 +362,7 @@ def _request(
         seq_len = draw(_beyond(cap, axes.edges) if square else _long_lengths(cap, axes.edges))
     else:
         seq_len = draw(lengths(cap, fields["page_size"], fields.get("window_left", -1)))
+        seq_len = _at_least(least, seq_len)
     if phase in ("decode", "no_query"):
         return PHASES[phase][0], seq_len
     if phase == "prefill":
@@ -345,7 +398,12 @@ def _tree(axes: Axes, fields: Mapping[str, Any]) -> st.SearchStrategy[int]:
 
 @st.composite
 def _verified(
-    draw: st.DrawFn, axes: Axes, fields: Mapping[str, Any], work: float, tokens: int
+    draw: st.DrawFn,
+    axes: Axes,
+    fields: Mapping[str, Any],
+    work: float,
+    tokens: int,
+    least: int = 0,
 ) -> tuple[int, int]:
     """Draw (query_len, seq_len) of a request of which this many, or some, tokens are verified."""
     if tokens == RAGGED:
@@ -356,7 +414,13 @@ def _verified(
     # Half of them are as long as they may be.
     of_any = lengths(cap, fields["page_size"], fields.get("window_left", -1))
     several = st.integers(cap // 2, cap) if draw(st.booleans()) else of_any
-    return tokens, max(tokens, draw(_long_lengths(cap, axes.edges) if axes.edges else several))
+    seq_len = draw(_long_lengths(cap, axes.edges) if axes.edges else several)
+    return tokens, max(tokens, _at_least(least, seq_len))
+
+
+def _at_least(least: int, seq_len: int) -> int:
+    """Return a length of at least ``least`` keys: another one for another ``seq_len``."""
+    return seq_len if seq_len >= least else min(least + seq_len - 1, 2 * least)
 
 
 @functools.lru_cache(maxsize=4096)

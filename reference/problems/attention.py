@@ -89,8 +89,9 @@ class AttentionProblem(BaseProblem):
             v are: FP8 that is stored as FP8, or ``dtype``.
         values_in_keys: V is the first head_dim_vo channels of K, in the same memory: multi-head
             latent attention (DeepSeek-V2, arXiv:2405.04434) decodes so, after the projections were
-            absorbed, with one latent head, 512 compressed channels and 64 rotary ones. Caches of
-            fp8_ds_mla and nvfp4_ds_mla are of such problems.
+            absorbed, with one latent head, 512 compressed channels and 64 rotary ones. With as many
+            channels as K has, V is all of K (DeepSeek-V4). Caches of fp8_ds_mla and nvfp4_ds_mla
+            are of such problems.
         strided_q: q is a slice of a packed QKV tensor.
         strided_kv: k and v are views of one larger allocation.
         different_kv_strides: v lies by itself, in wider rows and with pages further apart than k's;
@@ -251,7 +252,7 @@ class AttentionProblem(BaseProblem):
         for name, fits, expected in (
             ("operation", self.operation == "paged_attention", "paged_attention"),
             ("num_kv_heads", self.num_kv_heads == 1, "1"),
-            ("head_dim_vo", self.head_dim_vo < self.head_dim_qk, "less than head_dim_qk"),
+            ("head_dim_vo", self.head_dim_vo <= self.head_dim_qk, "at most head_dim_qk"),
             ("kv_cache", not self.cache_entry.scaled, "one without block scales"),
         ):
             if not fits:

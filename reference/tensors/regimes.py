@@ -153,7 +153,10 @@ def _values_in_keys(problem: AttentionProblem, values: AttentionValues) -> Atten
 
 
 def _marked_channel(problem: AttentionProblem) -> int:
-    """Choose the channel by which a regime moves logits: a rotary one, where V has the others."""
+    """Choose the channel by which a regime moves logits: a rotary one, where V has the others.
+
+    It is V's last one where V is all of K.
+    """
     return problem.head_dim_qk - 1 if problem.values_in_keys else 0
 
 

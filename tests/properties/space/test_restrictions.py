@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kernelproof.impl import Target, find_implementation
+from kernelproof.properties.space.attention_axes import HYBRID_PAGES
 from kernelproof.properties.space.axes import Axes, narrow
 from kernelproof.properties.space.restrictions import Only, OnlyError
 from kernelproof.reference import AttentionProblem, MergeProblem, MoEProblem
@@ -49,7 +50,7 @@ def test_a_part_that_is_refused_is_no_part_of_the_space(drawn: Draw) -> None:
 
 def test_other_caches_leave_only_the_shapes_that_they_can_have() -> None:
     axes = Only.read(["kv_cache=nvfp4 interleaved"]).axes("paged_attention")
-    assert axes["page_size"] == (4, 8, 16, 32, 64, 128, 256)
+    assert axes["page_size"] == (4, 8, 16, 32, 64, 128, 256, *HYBRID_PAGES)
     assert axes["head_dims"] == ((64, 64), (128, 128), (192, 128), (256, 256), (512, 512))
 
 

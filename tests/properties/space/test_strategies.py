@@ -190,6 +190,21 @@ def test_long_requests_have_several_tiles_of_queries_and_windows(
     assert max(each.work for each in drawn) <= 2 * long.max_work
 
 
+@pytest.mark.parametrize("operation", ["paged_attention", "append_paged_kv"])
+@pytest.mark.parametrize("max_work", [2_000, 50_000, GATE_WORK])
+def test_every_page_size_has_requests_of_two_pages(operation: str, max_work: int) -> None:
+    """However little work a problem may have: else a second large page is never read."""
+    drawn = draw(operation, 600, max_work)
+    several = {each.page_size for each in drawn if each.most_keys > each.page_size}
+    assert several == set(all_axes(operation)["page_size"])
+    assert all(each.most_keys <= MOST_KEYS for each in drawn)
+
+
+def test_latent_attention_has_many_heads_and_odd_numbers_of_them() -> None:
+    heads = {each.num_qo_heads for each in draw("paged_attention", 800) if each.values_in_keys}
+    assert heads >= {1, 3, 5, 7, 16, 20, 32, 64, 71, 128}
+
+
 @pytest.mark.parametrize("operation", ATTENTION)
 def test_every_value_of_every_axis_is_drawn(operation: str, paged: Any) -> None:  # noqa: ANN401
     drawn = paged if operation == "paged_attention" else draw(operation, 800)

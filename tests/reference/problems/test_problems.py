@@ -281,7 +281,7 @@ LATENT: dict[str, Any] = {"values_in_keys": True, "head_dim_qk": 24, "head_dim_v
     [
         ("operation", {"operation": "ragged_attention"}),
         ("num_kv_heads", {"num_kv_heads": 2}),
-        ("head_dim_vo", {"head_dim_vo": 24}),
+        ("head_dim_vo", {"head_dim_vo": 25}),
         ("kv_cache", {"kv_cache": "nvfp4", "head_dim_qk": 32}),
     ],
 )

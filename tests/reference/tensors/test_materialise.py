@@ -512,3 +512,25 @@ def test_latent_values_are_the_keys_first_channels(
     if problem.exact:
         assert torch.equal(attended.out, attended.out.bfloat16().to(attended.out.dtype))
         assert attended.out.unique().numel() > 8
+
+
+@pytest.mark.parametrize("regime", ATTENTION_REGIMES)
+@pytest.mark.parametrize(("channels", "heads"), [(16, 5), (32, 71)])
+def test_values_may_be_the_whole_of_the_keys(regime: str, channels: int, heads: int) -> None:
+    problem = AttentionProblem(
+        query_lens=(1, 2), seq_lens=(11, 6), group_size=heads, head_dim_qk=channels,
+        head_dim_vo=channels, page_size=4, page_order=1, values_in_keys=True, regime=regime,
+    )  # fmt: skip
+    inputs = materialise(problem)
+    assert isinstance(inputs, PagedAttentionInputs)
+    assert torch.equal(inputs.v_cache, inputs.k_cache)
+    attended = oracle.attention(inputs)
+    indptr = inputs.metadata.paged_kv_indptr.tolist()
+    row = 0
+    for request, (t, s) in enumerate(zip(problem.query_lens, problem.seq_lens, strict=True)):
+        pages = inputs.metadata.paged_kv_indices[indptr[request] : indptr[request + 1]].long()
+        keys = inputs.k_cache[pages].flatten(0, 2)[:s].double()
+        for q in inputs.q[row : row + t].double():
+            weights = torch.softmax(q @ keys.T * inputs.sm_scale, dim=-1)
+            assert torch.allclose(attended.out[row], weights @ keys, atol=1e-9, rtol=1e-9)
+            row += 1
