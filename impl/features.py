@@ -20,10 +20,22 @@ MOE_FEATURES = (
     "strided_hidden",
 )
 """Those of ``moe`` that are drawn only where named."""
-FLAGS = ("custom_mask", "per_head_scales", "different_kv_strides", "alibi", "causal_by_request")
+FLAGS = (
+    "custom_mask", "per_head_scales", "different_kv_strides", "alibi", "causal_by_request",
+    "mask_by_head",
+)  # fmt: skip
 """Those of attention that are the name of a problem's field."""
 STATES = {"padded": "padded_states", "different": "different_state_strides"}
 """Those of merging, by what they need of a problem's ``strides``."""
+MASKS = {
+    "image_spans": ("spans", ""),
+    "chunked_attention": ("chunk", 0),
+    "dilated_window": ("window_dilation", 1),
+    "sink_tokens": ("sink_tokens", 0),
+    "logits_bias": ("logits_bias", ""),
+    "alibi_sqrt": ("alibi_function", "linear"),
+}
+"""Those of attention that other values than one of a problem's field need."""
 CONTEXT = "context_tokens"
 """That of merging a first state that not all tokens have."""
 FEATURES = (
@@ -38,6 +50,8 @@ FEATURES = (
     "alibi",
     "causal_by_request",
     "output_scale",
+    "mask_by_head",
+    *MASKS,
     *STATES.values(),
     CONTEXT,
     *MOE_FEATURES,
@@ -64,7 +78,12 @@ K and V lie by themselves, in rows and pages of strides of their own; ``window_r
 ``inputs.window_right``; ``alibi``: ``inputs.alibi_slopes``; ``output_scale``: an
 ``inputs.output_scale``, with outputs in FP8; ``causal_by_request``: ``inputs.causal`` is a tensor;
 ``tree``: the query tokens of a request are a draft tree, which ``inputs.tree_mask`` describes, and
-``inputs.custom_mask`` with all keys. Of ``merge_state``: ``padded_states`` are outs in wider rows,
+``inputs.custom_mask`` with all keys; ``mask_by_head``: besides ``custom_mask``, one of each
+key-value head, [kv_heads, sum of T_i * S_i]; ``image_spans``: ``inputs.spans``;
+``chunked_attention``: an ``inputs.attention_chunk_size``; ``dilated_window``: an
+``inputs.window_dilation``; ``sink_tokens``: ``inputs.sink_tokens``; ``logits_bias``: an
+``inputs.logits_bias``; ``alibi_sqrt``: besides ``alibi``, an ``inputs.alibi_function`` of
+``"sqrt"``. Of ``merge_state``: ``padded_states`` are outs in wider rows,
 ``different_state_strides`` give ``inputs.states``, each with strides of its own, and
 ``context_tokens`` is ``inputs.context_tokens``. Of ``moe``: ``expert_parallel`` is an offset, ids
 of other ranks, and -1; ``fp8_weights``, ``nvfp4_weights`` and ``mxfp4_weights`` give a
@@ -105,6 +124,7 @@ def _of_attention(problem: AttentionProblem) -> list[str]:
     found += ["output_scale"] if problem.output_scale is not None else []
     found += ["window_right"] if problem.window_right >= 0 else []
     found += ["tree"] if problem.tree else []
+    found += [name for name, (field, off) in MASKS.items() if getattr(problem, field) != off]
     if not problem.kv_cache:
         return found
     layout = SCALE_LAYOUTS[layout_of(problem.kv_cache)]

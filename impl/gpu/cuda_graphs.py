@@ -194,6 +194,8 @@ def options_of(inputs: PagedAttentionInputs) -> Hashable:
         inputs.window_left, inputs.logits_soft_cap, inputs.sinks is None,
         inputs.custom_mask is None,
         inputs.window_right, inputs.alibi_slopes is None, inputs.output_scale,
+        inputs.spans is None, inputs.attention_chunk_size, inputs.window_dilation,
+        inputs.sink_tokens, inputs.logits_bias is None, inputs.alibi_function,
         inputs.metadata.page_size,
     )  # fmt: skip
 

@@ -49,7 +49,10 @@ flex = functools.partial(
     provider=TORCH,
     supports=_supports,
 )
-FEATURES = ("custom_mask", "different_kv_strides", "window_right", "alibi")
+FEATURES = (
+    "custom_mask", "different_kv_strides", "window_right", "alibi", "mask_by_head", "image_spans",
+    "chunked_attention", "dilated_window", "sink_tokens", "logits_bias", "alibi_sqrt",
+)  # fmt: skip
 
 
 # Uncompiled flex attention multiplies the values of hidden keys by 0: with a page of NaN behind its
@@ -93,34 +96,35 @@ def _attend(
     starts = itertools.accumulate(
         (t * len(k) for t, k in zip(lengths, keys, strict=True)), initial=0
     )
-    for q, k, v, start, *written in zip(
+    for request, (q, k, v, start, *written) in enumerate(zip(
         inputs.q.split(lengths), keys, values, starts, out.split(lengths), lse.split(lengths),
         strict=False,
-    ):  # fmt: skip
+    )):  # fmt: skip
         if len(q) and len(k):
-            attended, sums = _attend_one(inputs, q, k, v, start)
+            attended, sums = _attend_one(inputs, q, k, v, (request, start))
             written[0].copy_(attended)
             written[1].copy_(sums)
     return out * float(inputs.v_scale), lse
 
 
 def _attend_one(
-    inputs: AttentionInputs, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: int
-) -> Pair:
-    """Attend to one request, whose custom mask begins at ``start``; out [T, H, E], lse [T, H]."""
-    first = len(k) - len(q)
+    inputs: AttentionInputs, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+    which: tuple[int, int],
+) -> Pair:  # fmt: skip
+    """Attend to one request: its number, and where its custom mask begins.
 
-    def keeps(_: Any, __: Any, row: torch.Tensor, key: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
-        distance = key - row - first
-        kept = distance == distance  # noqa: PLR0124  all, in the shape of the others
-        if inputs.causal:
-            kept = kept & (distance <= 0)
-        if inputs.window_left >= 0:
-            kept = kept & (distance >= -inputs.window_left)
-        if inputs.window_right >= 0:
-            kept = kept & (distance <= inputs.window_right)
+    Returns:
+        Out [T, H, E] and lse [T, H].
+    """
+    request, start = which
+    first, group = len(k) - len(q), q.shape[1] // k.shape[1]
+
+    def keeps(_: Any, head: torch.Tensor, row: torch.Tensor, key: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+        kept = _keeps(inputs, request, row + first, key)
         if inputs.custom_mask is not None:
-            kept = kept & inputs.custom_mask[start + row * len(k) + key]
+            place = start + row * len(k) + key
+            mask = inputs.custom_mask
+            kept = kept & (mask[place] if mask.dim() == 1 else mask[head // group, place])
         return kept
 
     def score(
@@ -132,22 +136,54 @@ def _attend_one(
     ) -> torch.Tensor:
         if inputs.logits_soft_cap:
             logit = inputs.logits_soft_cap * torch.tanh(logit / inputs.logits_soft_cap)
+        if inputs.logits_bias is not None:
+            logit = logit + inputs.logits_bias[head, start + row * len(k) + key]
         if inputs.alibi_slopes is not None:
-            logit = logit + inputs.alibi_slopes[head] * (key - row - first)
+            distance = key - row - first
+            if inputs.alibi_function == "sqrt":
+                distance = -torch.sqrt(torch.relu((-distance).to(logit.dtype)))
+            logit = logit + inputs.alibi_slopes[head] * distance
         return logit
 
+    by_head = inputs.custom_mask is not None and inputs.custom_mask.dim() > 1
+    heads = q.shape[1] if by_head else None
     with _uncompiled() as flex_attention:
         out, aux = flex_attention.flex_attention(
             *(each.transpose(0, 1).unsqueeze(0) for each in (q, k, v)),
             score_mod=score,
             block_mask=flex_attention.create_block_mask(
-                keeps, None, None, len(q), len(k), device=q.device
+                keeps, None, heads, len(q), len(k), device=q.device
             ),
             scale=inputs.sm_scale * float(inputs.k_scale),
             enable_gqa=True,
             return_aux=flex_attention.AuxRequest(lse=True),
         )
     return out[0].transpose(0, 1), aux.lse[0].T
+
+
+def _keeps(
+    inputs: AttentionInputs, request: int, position: torch.Tensor, key: torch.Tensor
+) -> torch.Tensor:
+    """Return whether the query at a position sees a key, a custom mask aside."""
+    distance = key - position
+    kept = distance == distance  # noqa: PLR0124  all, in the shape of the others
+    if inputs.window_left >= 0:
+        kept = kept & (distance >= -inputs.window_left)
+    if inputs.attention_chunk_size:
+        size = inputs.attention_chunk_size
+        kept = kept & (position >= 0) & (key // size == position // size)
+    if inputs.window_dilation > 1:
+        kept = kept & (distance.abs() % inputs.window_dilation == 0)
+    kept = kept | (key < inputs.sink_tokens)
+    if inputs.causal:
+        kept = kept & (distance <= 0)
+    if inputs.window_right >= 0:
+        kept = kept & (distance <= inputs.window_right)
+    if inputs.spans is not None:
+        for start, stop in inputs.spans[request].unbind():
+            both = (position >= start) & (key >= start) & (position < stop) & (key < stop)
+            kept = kept | both
+    return kept
 
 
 @contextmanager

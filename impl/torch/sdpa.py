@@ -30,6 +30,8 @@ ARITHMETIC = Arithmetic(accumulate="float32", probabilities="inputs", dequantize
 FEATURES = (
     "custom_mask", "tree", "different_kv_strides", "window_right", "output_scale", "large_tensors",
     "unread_hidden_keys",
+    "mask_by_head", "image_spans", "chunked_attention", "dilated_window", "sink_tokens",
+    "logits_bias", "alibi", "alibi_sqrt",
 )  # fmt: skip
 POWER_OF_TWO = 0.5
 """The mantissa that math.frexp gives a power of two."""
@@ -42,6 +44,8 @@ def _supports(problem: AttentionProblem, _: Target) -> bool | str:
         return "scaled_dot_product_attention has no attention sinks"
     if problem.dtype != "float32" and math.frexp(problem.v_scale)[0] != POWER_OF_TWO:
         return f"v_scale {problem.v_scale} on a {problem.dtype} output would round it twice"
+    if problem.dtype != "float32" and (problem.alibi or problem.logits_bias):
+        return f"a bias is added in {problem.dtype}: Arithmetic has no word for it"
     if problem.dtype != "float32" and problem.output_scale is not None:
         return f"an output in FP8 would be rounded to {problem.dtype} before"
     return True
@@ -135,25 +139,34 @@ def _attend(
     for request, (k, v) in enumerate(zip(keys, values, strict=True)):
         rows = slice(qo_indptr[request], qo_indptr[request + 1])
         queries, length = rows.stop - rows.start, k.shape[0]
-        custom = None
-        if inputs.custom_mask is not None:
-            flat = inputs.custom_mask[mask_start : mask_start + queries * length]
-            custom = flat.view(queries, length)
+        custom, bias = (
+            None
+            if each is None
+            else each[..., mask_start : mask_start + queries * length].unflatten(
+                -1, (queries, length)
+            )
+            for each in (inputs.custom_mask, inputs.logits_bias)
+        )
         mask_start += queries * length
         if not queries or not length:
             continue
-        mask = _mask(inputs, queries, length, custom)
+        mask = _mask(inputs, queries, length, request)
+        if custom is not None:
+            group = inputs.q.shape[1] // k.shape[1]
+            by_head = custom.dim() > mask.dim()
+            mask = mask & (custom.repeat_interleave(group, dim=0) if by_head else custom)
+        added = _addend(inputs, queries, length, bias)
         # What no row sees may be NaN, and torch multiplies it by 0.
-        unseen = ~mask.any(dim=0)[:, None, None]
+        unseen = ~mask.flatten(0, -2).any(dim=0)[:, None, None]
         attended = scaled_dot_product_attention(
             inputs.q[rows].transpose(0, 1),
             k.masked_fill(unseen, 0.0).transpose(0, 1),
             v.masked_fill(unseen, 0.0).transpose(0, 1),
-            attn_mask=mask,
+            attn_mask=mask if added is None else added.masked_fill(~mask, -math.inf),
             scale=inputs.sm_scale * float(inputs.k_scale),
             enable_gqa=True,
         )
-        sees_a_key = mask.any(dim=-1)[None, :, None]
+        sees_a_key = mask.any(dim=-1).expand(inputs.q.shape[1], -1).unsqueeze(-1)
         out[rows] = torch.where(sees_a_key, attended, 0.0).transpose(0, 1) * float(inputs.v_scale)
     if inputs.output_scale is not None:
         largest = torch.finfo(inputs.out_dtype).max
@@ -161,18 +174,46 @@ def _attend(
     return out.to(inputs.out_dtype), None
 
 
-def _mask(
-    inputs: AttentionInputs, queries: int, length: int, custom: torch.Tensor | None
-) -> torch.Tensor:
+def _places(
+    inputs: AttentionInputs, queries: int, length: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the positions of queries [T, 1] and keys [1, S]."""
     position = torch.arange(queries, device=inputs.q.device).unsqueeze(1) + length - queries
-    key = torch.arange(length, device=inputs.q.device).unsqueeze(0)
+    return position, torch.arange(length, device=inputs.q.device).unsqueeze(0)
+
+
+def _mask(inputs: AttentionInputs, queries: int, length: int, request: int) -> torch.Tensor:
+    """Return which keys each query sees, [T, S], a custom mask aside."""
+    position, key = _places(inputs, queries, length)
     keep = torch.ones((queries, length), dtype=torch.bool, device=inputs.q.device)
-    if inputs.causal:
-        keep &= key <= position
     if inputs.window_left >= 0:
         keep &= key >= position - inputs.window_left
+    if inputs.attention_chunk_size:
+        size = inputs.attention_chunk_size
+        keep &= key // size == torch.div(position, size, rounding_mode="floor")
+    if inputs.window_dilation > 1:
+        keep &= torch.remainder(position - key, inputs.window_dilation) == 0
+    keep[:, : inputs.sink_tokens] = True
+    if inputs.causal:
+        keep &= key <= position
     if inputs.window_right >= 0:
         keep &= key <= position + inputs.window_right
-    if custom is not None:
-        keep &= custom
+    if inputs.spans is not None:
+        for start, stop in inputs.spans[request].tolist():
+            first = max(start - length + queries, 0)
+            keep[first : max(stop - length + queries, first), start:stop] = True
     return keep
+
+
+def _addend(
+    inputs: AttentionInputs, queries: int, length: int, bias: torch.Tensor | None
+) -> torch.Tensor | None:
+    """Return what is added to logits [H, T, S]; None where nothing is."""
+    if inputs.alibi_slopes is None:
+        return None if bias is None else bias.to(inputs.q.dtype)
+    position, key = _places(inputs, queries, length)
+    distance = (key - position).to(inputs.q.dtype)
+    if inputs.alibi_function == "sqrt":
+        distance = -torch.clamp(-distance, min=0).sqrt()
+    alibi = inputs.alibi_slopes.to(inputs.q.dtype).view(-1, 1, 1) * distance
+    return alibi if bias is None else alibi + bias

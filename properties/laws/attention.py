@@ -13,6 +13,7 @@ import torch
 from ...reference import AttentionOutput, AttentionProblem
 from ...reference.attention.bounds import Bounded
 from ...reference.problems.cache_names import multiples_of
+from ...reference.problems.mask_fields import NO_MASK
 from ..verdicts.comparison import Result, agree, bitwise, fail, worse
 from ..verdicts.contained import Stop
 from ..verdicts.subject import Subject
@@ -37,8 +38,20 @@ SWITCHES: dict[str, tuple[Any, Any]] = {
     "custom_mask": (False, True),
     "tree": (0, None),
     "per_head_scales": (False, True),
+    "mask_by_head": (False, True),
+    "spans": ("", "images"),
+    "chunk": (0, 16),
+    "window_dilation": (1, 2),
+    "sink_tokens": (0, 1),
+    "logits_bias": ("", "dense"),
+    "alibi_function": ("linear", "sqrt"),
 }
 """Options that must matter: the value of each that switches it off, and one that switches it on."""
+TOGETHER: dict[str, dict[str, Any]] = {
+    "custom_mask": NO_MASK,
+    "alibi": {"alibi": False, "alibi_function": "linear"},
+}
+"""Options that others need: all of them that are switched off with one."""
 OTHER_PAGE_SIZES = (1, 2, 3, 5, 8, 16, 32, 64)
 WITHOUT_CODES: dict[str, Any] = {"kv_cache": "", "q_dtype": "", "q_scale": 1.0}
 SHIFTS = (512.0, -512.0, 8192.0, -8192.0)
@@ -212,7 +225,7 @@ def switched(problem: AttentionProblem) -> dict[str, AttentionProblem]:
         without["window_left"] = replace(problem, window_left=longest // 2)
     for name, (off, _) in SWITCHES.items():
         if getattr(problem, name) != off:
-            switched_off: dict[str, Any] = {name: off}
+            switched_off = TOGETHER.get(name, {name: off})
             without[name] = replace(problem, **switched_off)
     return without
 

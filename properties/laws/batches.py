@@ -11,9 +11,10 @@ from ...impl.gpu.cuda_graphs import with_rows
 from ...reference import AttentionProblem, BatchMetadata, build_metadata
 from ...reference.problems import MAX_SEQ_LEN
 from ...reference.problems.base import DTYPES
+from ...reference.problems.mask_fields import WITHOUT_TABLES
 from ...reference.tensors.inputs import PagedAttentionInputs, RaggedAttentionInputs
+from ...reference.tensors.mask_patterns import mask_values
 from ...reference.tensors.placement import block_table
-from ...reference.tensors.regimes import custom_mask_values
 from ...reference.tensors.values import choose
 from ..verdicts.subject import Subject
 from .general import others
@@ -79,7 +80,7 @@ def batches_of(subject: Subject, problem: AttentionProblem) -> dict[str, Batch]:
     problem itself can be planned.
     """
     # A mask is planned by some and given to each run by others: one batch alone has any, in full.
-    problem = replace(problem, custom_mask=False, tree=0)
+    problem = replace(problem, **WITHOUT_TABLES, tree=0)
     other = next(others(problem))
     assert isinstance(other, AttentionProblem)  # noqa: S101  of the same kind
     wanted = {
@@ -124,7 +125,7 @@ def tensors(subject: Subject, batch: Batch, step: int) -> Any:  # noqa: ANN401  
     """Make a batch's tensors with the values of a step; slots that it has room for hold zeros."""
     made = subject.materialise(replace(batch.room, seed=batch.room.seed + step))
     if made.custom_mask is not None:  # the one that was planned
-        made = replace(made, custom_mask=custom_mask_values(batch.room, made.q.device))
+        made = replace(made, custom_mask=mask_values(batch.room, made.q.device))
     if isinstance(made, RaggedAttentionInputs):
         return made
     inputs = described(_on_pages(made, batch.pages), batch.problem)

@@ -10,6 +10,7 @@ import torch
 
 from ...reference import AttentionOutput, AttentionProblem, MoEProblem, RouteProblem
 from ...reference.problems import MAX_SEQ_LEN
+from ...reference.problems.mask_fields import WITHOUT_TABLES
 from ...reference.tensors.inputs import AttentionInputs, PagedAttentionInputs
 from ...reference.tensors.values import choose
 from ..verdicts.comparison import (
@@ -279,7 +280,8 @@ def slack_bounds(subject: Subject, problem: AttentionProblem) -> Verdict:
 
 def exact_lengths(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Call with lengths of whole pages, write the exact ones to the same tensors, call again."""
-    problem = replace(problem, custom_mask=False, tree=0)  # a mask is of one number of keys
+    # A mask is of one number of keys.
+    problem = replace(problem, **WITHOUT_TABLES, tree=0)
     size = problem.page_size
     bounds = tuple(min(-(-s // size) * size, MAX_SEQ_LEN) for s in problem.seq_lens)
     bound = replace(problem, seq_lens=bounds)

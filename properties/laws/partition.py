@@ -17,6 +17,7 @@ from ...reference import (
     merge_states,
 )
 from ...reference.attention.bounds import Bounded
+from ...reference.problems.mask_fields import NO_MASK, PLAIN_MASK, WITHOUT_TABLES
 from ...reference.tensors.inputs import AttentionInputs
 from ..verdicts.comparison import Result, agree, worse
 from ..verdicts.subject import Subject
@@ -30,7 +31,7 @@ EXACT_MERGE = Arithmetic(accumulate="float64")
 
 
 CAUSAL: dict[str, Any] = {
-    "causal": True, "causal_by_request": False, "custom_mask": False, "tree": 0
+    "causal": True, "causal_by_request": False, "tree": 0, **WITHOUT_TABLES
 }  # fmt: skip
 """Fields of a batch whose rows see the keys up to their own, and no fewer."""
 
@@ -158,7 +159,7 @@ def verify_chain(subject: Subject, problem: AttentionProblem) -> Verdict:
 def split_kv(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Attend to two ranges of the keys and merge the states: attention to all of them."""
     one_query_each = max(problem.query_lens, default=0) <= 1
-    problem = replace(problem, custom_mask=False, tree=0, sinks=False, alibi=False, window_left=-1,
+    problem = replace(problem, **PLAIN_MASK, tree=0, sinks=False, alibi=False, window_left=-1,
                       window_right=-1, output_scale=None, causal=problem.causal and one_query_each,
                       causal_by_request=problem.causal_by_request and one_query_each)  # fmt: skip
     size = problem.page_size
@@ -198,7 +199,8 @@ def split_kv(subject: Subject, problem: AttentionProblem) -> Verdict:
 
 def keys_behind_window(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Drop the pages of keys that lie behind every row's window: nothing changes."""
-    problem = replace(problem, custom_mask=False, tree=0)
+    # First keys and chunks count positions from the first key, which goes.
+    problem = replace(problem, **WITHOUT_TABLES, tree=0, chunk=0, sink_tokens=0)
     longest = max((s - t for t, s in zip(problem.query_lens, problem.seq_lens, strict=True)),
                   default=0)  # fmt: skip
     for window in dict.fromkeys((problem.window_left, max(longest, 0) // 2, 0)):
@@ -229,7 +231,7 @@ def _behind(part: Part, problem: AttentionProblem) -> Part:
 def doubled_keys(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Attend to every key twice: each takes half its weight, and lse grows by log 2."""
     one_query_each = max(problem.query_lens, default=0) <= 1
-    problem = replace(problem, custom_mask=False, tree=0, sinks=False, alibi=False, window_left=-1,
+    problem = replace(problem, **PLAIN_MASK, tree=0, sinks=False, alibi=False, window_left=-1,
                       window_right=-1, causal=problem.causal and one_query_each,
                       causal_by_request=problem.causal_by_request and one_query_each)  # fmt: skip
     size = problem.page_size
@@ -255,7 +257,7 @@ def doubled_keys(subject: Subject, problem: AttentionProblem) -> Verdict:
 
 def request_order(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Put the requests into another order: each keeps its rows."""
-    problem = replace(problem, custom_mask=False, tree=0)
+    problem = replace(problem, **NO_MASK, logits_bias="", tree=0)
     parts = whole(problem)[::-1]
     if len(parts) < 2 or not subject.supports(problem):  # noqa: PLR2004  nothing to reorder
         return VACUOUS

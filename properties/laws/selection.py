@@ -58,10 +58,15 @@ def described(problem: AttentionProblem, parts: Sequence[Part]) -> AttentionProb
 
 
 def select(inputs: AttentionInputs, parts: Sequence[Part]) -> AttentionInputs:
-    """Return the inputs of a batch of these parts; it must have no custom mask."""
+    """Return the inputs of a batch of these parts; it must have no custom mask and no bias.
+
+    Spans go with their requests: they are of positions, so that parts are to begin at the first.
+    """
+    requests = [part.request for part in parts]
     if isinstance(inputs.causal, torch.Tensor):
-        flags = inputs.causal[[part.request for part in parts]]
-        inputs = replace(inputs, causal=flags)
+        inputs = replace(inputs, causal=inputs.causal[requests])
+    if inputs.spans is not None:
+        inputs = replace(inputs, spans=inputs.spans[requests])
     if isinstance(inputs, PagedAttentionInputs):
         return _select_paged(inputs, parts)
     return _select_ragged(inputs, parts)

@@ -188,7 +188,7 @@ def _lanes(subject: Subject, problem: Computing, inputs: Any) -> Iterator[list[_
 
 def _in_sessions(problem: AttentionProblem) -> bool:
     # A mask is planned by some and given to each run by others.
-    masked = problem.custom_mask or problem.tree
+    masked = problem.custom_mask or problem.tree or problem.spans or problem.logits_bias
     return problem.seed % 2 == 0 and problem.num_tokens > 0 and not masked
 
 

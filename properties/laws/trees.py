@@ -13,6 +13,7 @@ from itertools import accumulate
 import torch
 
 from ...reference import AttentionOutput, AttentionProblem
+from ...reference.problems.mask_fields import PLAIN_MASK
 from ...reference.tensors.inputs import AttentionInputs, PagedAttentionInputs
 from ...reference.tensors.trees import ancestry, mask_of_trees, tree_parents
 from ..verdicts.comparison import Result, agree
@@ -97,12 +98,12 @@ def tree_siblings(subject: Subject, problem: AttentionProblem) -> Verdict:
 def _as_tree(subject: Subject, problem: AttentionProblem) -> AttentionProblem | None:
     """Return the problem with a tree and no window; None where there is none, or no support.
 
-    Windows and ALiBi count rows, which change when tokens move.
+    Windows, chunks and ALiBi count rows, which change when tokens move.
     """
     if problem.more_queries_than_keys or problem.most_queries <= 1:
         return None
     number = problem.tree or 1 + problem.seed % 3
-    tree = replace(problem, custom_mask=False, tree=number, window_left=-1, window_right=-1,
+    tree = replace(problem, **PLAIN_MASK, tree=number, window_left=-1, window_right=-1,
                    alibi=False, shared_prefix_pages=0)  # fmt: skip
     return tree if subject.supports(tree) else None
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ...impl import Target
-from ...impl.features import CONTEXT, STATES
+from ...impl.features import CONTEXT, MASKS, STATES
 from ...reference import Arithmetic, AttentionProblem, Problem
 from ...reference.formats.cache_elements import CACHE_FEATURES
 from ...reference.tensors.inputs import (
@@ -53,6 +53,8 @@ EVERYTHING = (
     "alibi",
     "causal_by_request",
     "output_scale",
+    "mask_by_head",
+    *MASKS,
 )
 QUANTISED = (*CACHE_FEATURES, "fp8_q")
 PLAIN = AttentionProblem()

@@ -19,6 +19,7 @@ from ...reference.tensors.inputs import (
     PagedAttentionInputs,
     RaggedAttentionInputs,
 )
+from .masking import HONEST_MASKS, Masks
 
 LARGEST_FP8 = 448.0
 """Largest number of float8_e4m3fn."""
@@ -33,8 +34,10 @@ class Request(NamedTuple):
     num_keys: int
     k: torch.Tensor
     v: torch.Tensor
-    mask: torch.Tensor | None  # [t, S] bool, True keeps
+    mask: torch.Tensor | None  # [t, S] bool, or [K, t, S]; True keeps
     causal: bool
+    spans: torch.Tensor | None = None  # [n, 2]
+    bias: torch.Tensor | None = None  # [H, t, S]
 
     @property
     def num_queries(self) -> int:
@@ -166,6 +169,7 @@ class Stages:
     window: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor] = in_window
     right: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor] = in_right_window
     bias: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] = alibi
+    masks: Masks = HONEST_MASKS
     probabilities: Callable[[torch.Tensor, torch.dtype], torch.Tensor] = keep_probabilities
     summed: Callable[[torch.Tensor, torch.dtype], torch.Tensor] = keep_probabilities
     weigh: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = weigh
@@ -213,15 +217,17 @@ def requests(inputs: AttentionInputs, stages: Stages) -> Iterator[Request]:
     mask_start = 0
     for index, (num_keys, k, v) in enumerate(keys):
         rows = slice(indptr[index], indptr[index + 1])
-        mask = None
-        if inputs.custom_mask is not None:
-            shape = (rows.stop - rows.start, num_keys)
-            mask_stop = mask_start + shape[0] * shape[1]
-            mask = inputs.custom_mask[mask_start:mask_stop].view(shape)
-            mask_start = mask_stop
+        shape = (rows.stop - rows.start, num_keys)
+        flat = slice(mask_start, mask_start + shape[0] * shape[1])
+        mask, bias = (
+            None if each is None else each[..., flat].unflatten(-1, shape)
+            for each in (inputs.custom_mask, inputs.logits_bias)
+        )
+        mask_start = flat.stop
         causal = inputs.causal
         causal = bool(causal[index]) if isinstance(causal, torch.Tensor) else causal
-        yield Request(rows, num_keys, k, v, mask, causal)
+        spans = None if inputs.spans is None else inputs.spans[index]
+        yield Request(rows, num_keys, k, v, mask, causal, spans, bias)
 
 
 def _paged_keys(
@@ -267,15 +273,20 @@ def scan(
         k = request.k[tile].float()[:, heads].transpose(0, 1)
         v = request.v[tile].float()[:, heads].transpose(0, 1)
         logits = stages.dot(q, k) * factor
-        hidden = ~visible(request, inputs, stages, position, tile)
+        hidden = ~visible(request, inputs, stages, position, tile, heads)
         v = v.masked_fill(_skipped(hidden, request, inputs, stages, tile).view(1, -1, 1), 0.0)
         if stages.caps_masked:
             logits = stages.cap(logits.masked_fill(hidden, stages.masked), inputs.logits_soft_cap)
         else:
-            logits = stages.cap(logits, inputs.logits_soft_cap)
+            bias = None if request.bias is None else request.bias[:, :, tile]
+            logits = stages.masks.bias(
+                logits, bias, lambda bent: stages.cap(bent, inputs.logits_soft_cap)
+            )
             if inputs.alibi_slopes is not None:
                 key = torch.arange(tile.start, tile.stop, device=q.device).unsqueeze(0)
-                logits = logits + stages.bias(inputs.alibi_slopes, position, key)
+                root = inputs.alibi_function == "sqrt"
+                added = stages.masks.root if root else stages.bias
+                logits = logits + added(inputs.alibi_slopes, position, key)
             logits = logits.masked_fill(hidden, stages.masked)
         largest = torch.maximum(state.largest, logits.amax(dim=-1, keepdim=True))
         base = finite(largest)
@@ -295,18 +306,30 @@ def visible(
     stages: Stages,
     position: torch.Tensor,
     tile: slice,
+    heads: torch.Tensor,
 ) -> torch.Tensor:
-    """Return which keys of a tile each query row sees."""
+    """Return which keys of a tile each query row sees, [t, S], or [H, t, S] with masks of heads."""
+    masks = stages.masks
     key = torch.arange(tile.start, tile.stop, device=position.device).unsqueeze(0)
-    keep = (key < request.num_keys).expand(position.shape[0], -1)
-    if request.causal:
-        keep = keep & (key <= position)
+    valid = (key < request.num_keys).expand(position.shape[0], -1)
+    keep = valid
     if inputs.window_left >= 0:
         keep = keep & stages.window(position, key, inputs.window_left)
+    if inputs.attention_chunk_size:
+        keep = keep & masks.chunk(position, key, inputs.attention_chunk_size)
+    if inputs.window_dilation > 1:
+        keep = keep & masks.dilated(position, key, inputs.window_dilation)
+    if inputs.sink_tokens:
+        keep = valid & (keep | masks.firsts(key, inputs.sink_tokens))
+    if request.causal:
+        keep = keep & (key <= position)
     if inputs.window_right >= 0:
         keep = keep & stages.right(position, key, inputs.window_right)
+    if request.spans is not None:
+        keep = valid & (keep | masks.spans(position, key, request.spans))
     if request.mask is not None:
-        keep = keep & request.mask[:, tile]
+        mask = request.mask[..., tile]
+        keep = keep & (mask if mask.dim() == position.dim() else masks.heads(mask, heads))
     return keep
 
 
@@ -315,7 +338,7 @@ def _skipped(
 ) -> torch.Tensor:
     """Return which keys of a tile are left out, [S]: their values add nothing, NaN neither."""
     key = torch.arange(tile.start, tile.stop, device=hidden.device)
-    skipped = hidden.all(dim=0) & (key < request.num_keys)
+    skipped = hidden.flatten(0, -2).all(dim=0) & (key < request.num_keys)
     if stages.reads_hidden == "seen_pages":
         size = inputs.metadata.page_size if isinstance(inputs, PagedAttentionInputs) else 1
         first = request.num_keys - request.num_queries - inputs.window_left

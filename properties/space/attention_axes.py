@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...reference import AttentionProblem
+from ...reference.attention.masks import ALIBI_FUNCTIONS
 from ...reference.formats.cache_elements import FP8, cache_element
 from ...reference.problems import (
     ATTENTION_REGIMES,
@@ -23,6 +24,7 @@ from ...reference.problems.cache_names import (
     multiples_of,
     query_dtypes,
 )
+from ...reference.problems.mask_fields import BIASES, MASK_PATTERNS, NO_MASK, SPANS
 
 HEAD_DIMS: tuple[tuple[int, ...], ...] = (
     (16, 16),
@@ -100,6 +102,14 @@ ATTENTION_AXES: dict[str, tuple[Any, ...]] = {
     "alibi": (False, True),
     "causal_by_request": (False, True),
     "output_scale": (None, 1.0, 0.25, 2.0**-8),
+    "mask_pattern": MASK_PATTERNS,
+    "mask_by_head": (False, True),
+    "spans": SPANS,
+    "chunk": (0, 16, 2, 7, 64, 128),
+    "window_dilation": (1, 2, 3, 4),
+    "sink_tokens": (0, 1, 4, 16, 64),
+    "logits_bias": BIASES,
+    "alibi_function": tuple(ALIBI_FUNCTIONS),
     "regime": ATTENTION_REGIMES,
 }
 """Values by axis, the simplest first. Of ``verify``, which is no field of a problem: 0 where each
@@ -143,8 +153,9 @@ def attention_example(operation: str, chosen: Mapping[str, Any]) -> AttentionPro
     phase, verify = fields.pop("phase"), fields.pop("verify", 0)
     lengths = _lengths_of(phase, verify)
     if fields.get("tree"):
-        fields["custom_mask"] = False
+        fields |= {**NO_MASK, "spans": ""}
         lengths = [(min(pair), max(pair)) for pair in lengths]
+    fields |= with_what_it_needs(fields)
     fields |= head_fields(fields.pop("head_dims"))
     kv_cache, q_dtype = fields.pop("caches")
     if operation == "append_paged_kv" and (fields["k_scale"], fields["v_scale"]) != (1.0, 1.0):
@@ -161,13 +172,24 @@ def attention_example(operation: str, chosen: Mapping[str, Any]) -> AttentionPro
         if cache_element(element_of(kv_cache)).record:
             fields |= head_fields((multiples["head_dim_qk"], multiples["head_dim_vo"], 0))
     if fields["regime"] == "exact_grid":
-        fields |= {"logits_soft_cap": 0.0, "v_scale": 1.0, "alibi": False}
+        fields |= {"logits_soft_cap": 0.0, "v_scale": 1.0, "alibi": False,
+                   "logits_bias": "", "alibi_function": "linear"}  # fmt: skip
     return AttentionProblem(
         operation=operation,
         query_lens=tuple(t for t, _ in lengths),
         seq_lens=tuple(s for _, s in lengths),
         **fields,
     )
+
+
+def with_what_it_needs(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that a mask's pattern and ALiBi's function ask for besides."""
+    found: dict[str, Any] = {}
+    if fields.get("mask_pattern") or fields.get("mask_by_head"):
+        found["custom_mask"] = True
+    if fields.get("alibi_function", "linear") != "linear":
+        found["alibi"] = True
+    return found
 
 
 def _lengths_of(phase: str, verify: int) -> list[tuple[int, int]]:

@@ -18,6 +18,7 @@ from ...reference import AttentionProblem, MergeProblem, MetadataProblem
 from ...reference.problems import MAX_SEQ_LEN
 from ...reference.problems.base import is_power_of_two
 from ...reference.problems.cache_names import cache_fits, has_block_scales
+from ...reference.problems.mask_fields import NO_MASK
 from .attention_axes import (
     ATTENTION_AXES,
     MANY_TO_ONE,
@@ -26,6 +27,7 @@ from .attention_axes import (
     PHASES,
     RAGGED,
     head_fields,
+    with_what_it_needs,
 )
 from .axis_values import Axes
 from .strategy_helpers import LARGEST_SEED, features, one_of, sampled
@@ -64,7 +66,8 @@ USUAL_TILE, MOST_TILES = 64, 4
 FEW = {
     "num_kv_heads": 2, "group_size": 3, "logits_soft_cap": 1, "sm_scale": 1, "k_scale": 1,
     "v_scale": 1, "per_head_scales": 1, "strided_q": 1, "strided_kv": 1,
-    "different_kv_strides": 1, "window_right": 2, "causal_by_request": 1,
+    "different_kv_strides": 1, "window_right": 2, "causal_by_request": 1, "mask_by_head": 1,
+    "logits_bias": 1,
 }  # fmt: skip
 """Values of an axis, the simplest first, that long requests are drawn with: what hides keys matters
 at an edge, other features are judged on short requests. An output's scale is not among them:
@@ -85,8 +88,18 @@ FEATURES = (
     "alibi",
     "causal_by_request",
     "output_scale",
+    "mask_pattern",
+    "mask_by_head",
+    "spans",
+    "chunk",
+    "window_dilation",
+    "sink_tokens",
+    "logits_bias",
+    "alibi_function",
 )
 MOST_FEATURES, MOST_FEATURES_LONG = 5, 2
+OF_TILES = ("leading_tile", "inner_tile", "holes")
+"""Patterns of masks that hide tiles of keys: of long requests only, whole ones."""
 OFF = AttentionProblem()
 PLAIN = ("", "")
 """A cache in the queries' dtype, which is theirs."""
@@ -124,18 +137,19 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
     count = draw(one_of([number for number in requests if number <= most]))
     per_request = axes.max_work / max(count, 1)
     fields |= heads
-    windowed = _with_windows_that_hide(axes, heads, per_request)
+    windowed = _with_windows_that_hide(_without_lone_masks(axes), heads, per_request)
     if square and axes.edges and draw(st.booleans()):
         windowed = _with_windows_only(windowed)
     # Each is drawn as often where there are many: half of them at a time then.
     half = (sum(len(windowed.allows(name)) > 1 for name in FEATURES) + 1) // 2
     most_features = MOST_FEATURES_LONG if axes.edges else max(MOST_FEATURES, half)
     fields |= draw(features(windowed, FEATURES, OFF, most_features))
+    fields |= draw(_masks(windowed, fields, room=keys > KEYS_TO_AFFORD[0]))
     fields |= draw(_cache(axes, fields))
     fields["regime"] = draw(_regime(axes, fields))
     verify = draw(_verify(axes, fields, per_request))
     if verify and (tree := draw(_tree(axes, fields))):
-        fields |= {"tree": tree, "custom_mask": False}
+        fields |= {"tree": tree, **NO_MASK, "spans": ""}
     # An empty batch draws a request all the same: it is not to be simpler than a batch of one.
     if verify:
         one = _verified(axes, fields, per_request, verify, least)
@@ -273,6 +287,17 @@ def _with_windows_that_hide(axes: Axes, heads: Mapping[str, Any], work: float) -
     return replace(axes, values={**axes.values, **hiding}) if hiding else axes
 
 
+def _without_lone_masks(axes: Axes) -> Axes:
+    """Leave out patterns of masks and functions of ALiBi where there is no mask, or no ALiBi."""
+    left = {
+        name: axes.allows(name)[:1]
+        for name, of in (("mask_pattern", "custom_mask"), ("mask_by_head", "custom_mask"),
+                         ("alibi_function", "alibi"))
+        if True not in axes.allows(of) and getattr(OFF, name) in axes.allows(name)
+    }  # fmt: skip
+    return replace(axes, values={**axes.values, **left}) if left else axes
+
+
 def _with_windows_only(axes: Axes) -> Axes:
     """Leave out that there is no window, if one is allowed."""
     windows = tuple(each for each in axes.allows("window_left") if each >= 0)
@@ -312,9 +337,36 @@ def _cache(draw: st.DrawFn, axes: Axes, fields: Mapping[str, Any]) -> dict[str, 
     return found
 
 
+@st.composite
+def _masks(draw: st.DrawFn, axes: Axes, fields: Mapping[str, Any], *, room: bool) -> dict[str, Any]:
+    """Draw what masks and ALiBi need besides: a pattern for most masks, a window for first keys.
+
+    Where there is ``room`` for long requests, a third of them has a mask that hides tiles whole.
+    """
+    found = with_what_it_needs(fields)
+    given, patterns = {**fields, **found}, axes.allows("mask_pattern")
+    of_tiles = tuple(each for each in patterns if each in OF_TILES) if room else ()
+    if of_tiles and not given.get("custom_mask") and draw(sampled((False, False, True))):
+        found["custom_mask"] = given["custom_mask"] = True
+    if given.get("custom_mask") and not given.get("mask_pattern") and len(patterns) > 1:
+        found["mask_pattern"] = draw(sampled(of_tiles or patterns))
+    pattern = found.get("mask_pattern", fields.get("mask_pattern"))
+    if pattern == "block_causal" and False in axes.allows("causal"):
+        # Under a causal mask it would hide nothing.
+        found["causal"] = False
+    if fields.get("spans") and not fields["causal"] and True in axes.allows("causal"):
+        # Where nothing else hides keys, they show none.
+        found["causal"] = draw(sampled((True, True, False)))
+    windows = tuple(each for each in axes.allows("window_left") if each >= 0)
+    behind = fields.get("chunk") or fields.get("window_left", -1) >= 0
+    if fields.get("sink_tokens") and windows and not behind:
+        found["window_left"] = draw(sampled(windows))
+    return found
+
+
 def exact_grid_allowed(fields: dict[str, Any]) -> bool:
     """Whether the exact grid stays exact with these options."""
-    bent = fields.get("logits_soft_cap") or fields.get("alibi")
+    bent = any(fields.get(name) for name in ("logits_soft_cap", "alibi", "logits_bias"))
     return not bent and is_power_of_two(fields.get("v_scale", 1.0))
 
 
@@ -361,8 +413,10 @@ def _request(
     if axes.edges:
         seq_len = draw(_beyond(cap, axes.edges) if square else _long_lengths(cap, axes.edges))
     else:
-        seq_len = draw(lengths(cap, fields["page_size"], fields.get("window_left", -1)))
-        seq_len = _at_least(least, seq_len)
+        of_any = lengths(cap, fields["page_size"], fields.get("window_left", -1))
+        if fields.get("mask_pattern") in OF_TILES and cap > SHORT and draw(st.booleans()):
+            of_any = st.integers(min(LONG, cap // 2 + 1), cap)
+        seq_len = _at_least(least, draw(of_any))
     if phase in ("decode", "no_query"):
         return PHASES[phase][0], seq_len
     if phase == "prefill":

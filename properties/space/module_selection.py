@@ -25,7 +25,9 @@ Free = Callable[["Module"], bool]
 """Whether a module costs nothing: it exists, or is built for another implementation."""
 OF_CODES = ("caches", "quantisation")
 """Axes whose first value is that of plain numbers."""
-WITH_ANOTHER = ("q_scale", "k_scale", "v_scale")
+WITH_ANOTHER = (
+    "q_scale", "k_scale", "v_scale", "mask_pattern", "mask_by_head", "alibi_function"
+)  # fmt: skip
 """Axes whose values come with those of another axis, which decides."""
 MOST_COMBINATIONS = 4096
 """Most combinations of groups of values that are tried; of more, an even sample."""

@@ -26,6 +26,7 @@ from .cache_names import (
     query_dtypes,
     storage_of,
 )
+from .mask_fields import check_masks
 
 ATTENTION_OPERATIONS = ("paged_attention", "ragged_attention", "append_paged_kv")
 ATTENTION_REGIMES = (
@@ -78,6 +79,20 @@ class AttentionProblem(BaseProblem):
             tree that hashes of this number and of the request's identity choose, parents before
             children. Each sees all keys before the queries, and of the queries its ancestors and
             itself. Causal and windows count rows, not depths, as FlashInfer and XQA do.
+        mask_pattern: what a custom mask keeps, one of ``MASK_PATTERNS``: about three of four keys,
+            by hash, where empty; all but a tile of keys (``leading_tile``, ``inner_tile``) or one
+            or two ``holes``, hidden from all rows of a request; the keys of the row's document;
+            those of its block of positions and of all before (``block_causal``); some ``blocks`` of
+            keys, or a few keys (``sparse``), which each row has chosen.
+        mask_by_head: whether each key-value head has a custom mask of its own.
+        spans: whether requests have ranges of tokens that see each other, one of ``SPANS``: those
+            of up to three images, or of a prefix.
+        chunk: ``attention_chunk_size``, as in ``paged_attention``.
+        window_dilation, sink_tokens: as in ``paged_attention``.
+        logits_bias: whether there is a ``logits_bias``, one of ``BIASES``: a number of its own for
+            each head, row and key (``dense``), or one of the head and of the distance between both,
+            from T5's buckets (``relative``).
+        alibi_function: what slopes of ALiBi multiply, as in ``paged_attention``.
         causal_by_request: whether ``causal`` is a flag of each request: every second one, by its
             identity, is causal where the others are not.
         alibi: whether there are ``alibi_slopes``, as in ``paged_attention``.
@@ -114,6 +129,14 @@ class AttentionProblem(BaseProblem):
         "alibi",
         "causal_by_request",
         "output_scale",
+        "mask_pattern",
+        "mask_by_head",
+        "spans",
+        "chunk",
+        "window_dilation",
+        "sink_tokens",
+        "logits_bias",
+        "alibi_function",
     )
 
     operation: str = "paged_attention"
@@ -149,6 +172,14 @@ class AttentionProblem(BaseProblem):
     alibi: bool = False
     causal_by_request: bool = False
     output_scale: float | None = None
+    mask_pattern: str = ""
+    mask_by_head: bool = False
+    spans: str = ""
+    chunk: int = 0
+    window_dilation: int = 1
+    sink_tokens: int = 0
+    logits_bias: str = ""
+    alibi_function: str = "linear"
     regime: str = "iid"
     seed: int = 0
     request_ids: tuple[int, ...] = ()
@@ -187,10 +218,10 @@ class AttentionProblem(BaseProblem):
         scale = self.output_scale
         if scale is not None and not (math.isfinite(scale) and scale > 0):
             refuse("output_scale", scale, "positive and finite, or null")
-        if self.regime == "exact_grid" and (
-            self.logits_soft_cap or self.alibi or not is_power_of_two(self.v_scale)
-        ):
-            expected = "without soft cap and ALiBi, and with v_scale a power of two"
+        check_masks(self)
+        bent = self.logits_soft_cap or self.alibi or self.logits_bias
+        if self.regime == "exact_grid" and (bent or not is_power_of_two(self.v_scale)):
+            expected = "without soft cap, ALiBi and bias, and with v_scale a power of two"
             refuse("regime", self.regime, expected)
         if self.regime == "exact_grid" and self.scale * self.k_scale < LEAST_EXACT_SCALE:
             refuse("regime", self.regime, f"with sm_scale * k_scale at least {LEAST_EXACT_SCALE}")

@@ -42,6 +42,12 @@ class AttentionOptions:
     window_right: int = field(default=-1, kw_only=True)
     alibi_slopes: torch.Tensor | None = field(default=None, kw_only=True)
     output_scale: float | None = field(default=None, kw_only=True)
+    spans: torch.Tensor | None = field(default=None, kw_only=True)
+    attention_chunk_size: int = field(default=0, kw_only=True)
+    window_dilation: int = field(default=1, kw_only=True)
+    sink_tokens: int = field(default=0, kw_only=True)
+    logits_bias: torch.Tensor | None = field(default=None, kw_only=True)
+    alibi_function: str = field(default="linear", kw_only=True)
 
     def keywords(self) -> dict[str, Any]:
         """Return the options as keyword arguments of the oracle."""

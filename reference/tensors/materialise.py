@@ -22,8 +22,9 @@ from .inputs import (
     RaggedAttentionInputs,
 )
 from .kv_codes import format_of, quantised, queries
+from .mask_patterns import bias_values, mask_values, span_values
 from .placement import Placement, block_table, placement
-from .regimes import alibi_slopes, attention_values, custom_mask_values, merge_values, sink_values
+from .regimes import alibi_slopes, attention_values, merge_values, sink_values
 from .trees import mask_of_trees, tree_masks
 from .values import bits, choose, stream
 
@@ -70,12 +71,16 @@ def _options(problem: AttentionProblem, home: Allocator) -> AttentionOptions:
     sinks = home.place("sinks", sink_values(problem, home.device)) if problem.sinks else None
     mask = None
     if problem.custom_mask:
-        mask = home.place("custom_mask", custom_mask_values(problem, home.device))
+        mask = home.place("custom_mask", mask_values(problem, home.device))
     if problem.tree:
         mask = home.place("custom_mask", mask_of_trees(tree_masks(problem), problem.seq_lens))
     slopes = (
         home.place("alibi_slopes", alibi_slopes(problem, home.device)) if problem.alibi else None
     )
+    spans = home.place("spans", span_values(problem)) if problem.spans else None
+    bias = None
+    if problem.logits_bias:
+        bias = home.place("logits_bias", bias_values(problem, home.device))
     kv_heads = problem.num_kv_heads
     return AttentionOptions(
         causal=_causal(problem, home),
@@ -84,6 +89,12 @@ def _options(problem: AttentionProblem, home: Allocator) -> AttentionOptions:
         window_right=problem.window_right,
         alibi_slopes=slopes,
         output_scale=problem.output_scale,
+        spans=spans,
+        attention_chunk_size=problem.chunk,
+        window_dilation=problem.window_dilation,
+        sink_tokens=problem.sink_tokens,
+        logits_bias=bias,
+        alibi_function=problem.alibi_function,
         logits_soft_cap=problem.logits_soft_cap,
         sinks=sinks,
         custom_mask=mask,

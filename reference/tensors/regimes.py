@@ -99,13 +99,13 @@ def _rows(problem: AttentionProblem) -> tuple[torch.Tensor, torch.Tensor]:
             problem.page_size * min(problem.shared_prefix_pages, length // problem.page_size)
             for length in problem.seq_lens
         )
-    return _numbered(problem.ids, problem.query_lens), _numbered(
+    return numbered(problem.ids, problem.query_lens), numbered(
         problem.ids, problem.seq_lens, shared
     )
 
 
 @functools.lru_cache(maxsize=REMEMBERED)
-def _numbered(
+def numbered(
     ids: tuple[int, ...], lengths: tuple[int, ...], shared: tuple[int, ...] = ()
 ) -> torch.Tensor:
     """Return the row number of every token of requests of these lengths, some of them shared.
@@ -280,17 +280,6 @@ def alibi_slopes(problem: AttentionProblem, device: torch.device) -> torch.Tenso
     """Make [qo_heads] float32 slopes of ALiBi: 2^(-8 h / H) of the h-th of H heads, from 1."""
     heads = torch.arange(1, problem.num_qo_heads + 1, device=device)
     return torch.exp2(-8.0 * heads / problem.num_qo_heads)
-
-
-def custom_mask_values(problem: AttentionProblem, device: torch.device) -> torch.Tensor:
-    """Make the flat custom mask: each row keeps about three quarters of its keys."""
-    rows = _numbered(problem.ids, problem.query_lens)
-    most = max(problem.seq_lens, default=0)
-    keeps = bits(stream(problem.seed, "mask"), rows.to(device, non_blocking=True), most) % 4 != 0
-    masks = [torch.empty(0, dtype=torch.bool, device=device)]
-    of_requests = keeps.split(list(problem.query_lens))
-    masks += [keep[:, :s].flatten() for keep, s in zip(of_requests, problem.seq_lens, strict=True)]
-    return torch.cat(masks)
 
 
 def merge_values(problem: MergeProblem, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

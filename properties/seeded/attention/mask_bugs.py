@@ -1,0 +1,242 @@
+"""Faults in masks with a structure, in biases of logits and in functions of ALiBi."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from ....impl import Target
+from ....reference import AttentionProblem, Problem
+from ....reference.tensors.inputs import AttentionInputs, RaggedAttentionInputs
+from ..catalogue import SeededBug, seeded
+from ..kernels import HONEST, Request, State, assemble, attend, close, scan
+from ..masking import HONEST_MASKS, Masks, in_span, on_grid, same_chunk
+
+BUGS: list[SeededBug] = []
+Pair = tuple[torch.Tensor, torch.Tensor]
+RAGGED = "ragged_attention"
+SHORT_TILE = 16
+"""Keys of the tiles of some of these kernels."""
+Cap = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _with(inputs: AttentionInputs, masks: Masks) -> Pair:
+    return attend(inputs, replace(HONEST, masks=masks))
+
+
+@seeded(BUGS, RAGGED, "parity", features=("custom_mask",))
+def hole_ends_keys(inputs: RaggedAttentionInputs) -> Pair:
+    """Take a tile of keys that the mask hides whole, behind others, for the end of the keys."""
+
+    def end(request: Request) -> int:
+        for begin in range(SHORT_TILE, request.num_keys, SHORT_TILE):
+            if request.mask is not None and not request.mask[:, begin : begin + SHORT_TILE].any():
+                return begin
+        return request.num_keys
+
+    def one(request: Request) -> Pair:
+        state = scan(request, inputs, keys=slice(0, end(request)))
+        return close(state, request, inputs)
+
+    return assemble(inputs, one)
+
+
+def _without_windows(problem: Problem, target: Target) -> bool | str:
+    del target
+    assert isinstance(problem, AttentionProblem)  # noqa: S101  of ragged_attention
+    return "no window" if problem.window_left >= 0 or problem.causal_by_request else True
+
+
+@seeded(BUGS, RAGGED, "parity", features=("custom_mask",), supports=_without_windows)
+def hidden_first_tile(inputs: RaggedAttentionInputs) -> Pair:
+    """Subtract a running maximum of minus infinity from itself after a first tile that is hidden.
+
+    Rows that see no key at all are guarded.
+    """
+
+    def one(request: Request) -> Pair:
+        first = scan(request, inputs, keys=slice(0, min(SHORT_TILE, request.num_keys)))
+        state = scan(request, inputs)
+        spoilt = torch.exp(first.largest - first.largest)
+        factor = torch.where(state.total > 0, spoilt, torch.ones_like(spoilt))
+        spoilt_state = State(state.weighted * factor, state.total * factor, state.largest)
+        return close(spoilt_state, request, inputs)
+
+    return assemble(inputs, one)
+
+
+@seeded(BUGS, RAGGED, "parity", features=("custom_mask",))
+def hidden_tile_counts(inputs: RaggedAttentionInputs) -> Pair:
+    """Skip a tile that the mask hides whole without the mask's columns: the next tile has them."""
+
+    def one(request: Request) -> Pair:
+        if request.mask is None or request.num_keys <= SHORT_TILE:
+            return close(scan(request, inputs), request, inputs)
+        mask, at = request.mask.clone(), 0
+        for begin in range(0, request.num_keys - SHORT_TILE, SHORT_TILE):
+            columns = request.mask[:, begin : begin + SHORT_TILE]
+            if columns.any():
+                mask[:, begin : begin + SHORT_TILE] = request.mask[:, at : at + SHORT_TILE]
+                at += SHORT_TILE
+        return close(scan(request._replace(mask=mask), inputs), request, inputs)
+
+    return assemble(inputs, one)
+
+
+@seeded(BUGS, RAGGED, "parity", features=("custom_mask", "mask_by_head"))
+def mask_of_first_head(inputs: RaggedAttentionInputs) -> Pair:
+    """Use the mask of the first key-value head for all."""
+
+    def heads(mask: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        return mask[torch.zeros_like(chosen)]
+
+    return _with(inputs, replace(HONEST_MASKS, heads=heads))
+
+
+@seeded(BUGS, RAGGED, "parity", features=("custom_mask", "mask_by_head"))
+def mask_by_query_head(inputs: RaggedAttentionInputs) -> Pair:
+    """Look the mask up by query head modulo key-value heads, not by the head that is read."""
+
+    def heads(mask: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        return mask[torch.arange(len(chosen)) % len(mask)]
+
+    return _with(inputs, replace(HONEST_MASKS, heads=heads))
+
+
+@seeded(BUGS, RAGGED, "parity", features=("image_spans",))
+def causal_spans(inputs: RaggedAttentionInputs) -> Pair:
+    """Keep the causal mask inside of spans."""
+
+    def spans(position: torch.Tensor, key: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+        return in_span(position, key, own) & (key <= position)
+
+    return _with(inputs, replace(HONEST_MASKS, spans=spans))
+
+
+@seeded(BUGS, RAGGED, "parity", features=("image_spans",))
+def window_over_spans(inputs: RaggedAttentionInputs) -> Pair:
+    """Apply the window after spans were let in: it hides what lies further back in the image."""
+
+    def spans(position: torch.Tensor, key: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+        found = in_span(position, key, own)
+        left = inputs.window_left
+        return found & (position - key <= left) if left >= 0 else found
+
+    return _with(inputs, replace(HONEST_MASKS, spans=spans))
+
+
+@seeded(BUGS, RAGGED, "parity", features=("image_spans",))
+def stop_in_span(inputs: RaggedAttentionInputs) -> Pair:
+    """Take the stop of a span for its last token."""
+
+    def spans(position: torch.Tensor, key: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+        longer = own.clone()
+        longer[:, 1] += own[:, 0] < own[:, 1]
+        return in_span(position, key, longer)
+
+    return _with(inputs, replace(HONEST_MASKS, spans=spans))
+
+
+@seeded(BUGS, RAGGED, "parity", features=("chunked_attention",))
+def chunk_off_by_one(inputs: RaggedAttentionInputs) -> Pair:
+    """Begin each chunk one position early: its first query sees the last key before it."""
+
+    def chunk(position: torch.Tensor, key: torch.Tensor, size: int) -> torch.Tensor:
+        begin = torch.floor(position / size) * size
+        return (key >= begin - 1) & (key < begin + size)
+
+    return _with(inputs, replace(HONEST_MASKS, chunk=chunk))
+
+
+@seeded(BUGS, RAGGED, "parity", features=("chunked_attention",))
+def chunk_of_rows(inputs: RaggedAttentionInputs) -> Pair:
+    """Count a query's chunk from the request's first new token, not from its first key."""
+
+    def chunk(position: torch.Tensor, key: torch.Tensor, size: int) -> torch.Tensor:
+        return same_chunk(position - position[:1], key, size)
+
+    return _with(inputs, replace(HONEST_MASKS, chunk=chunk))
+
+
+@seeded(BUGS, RAGGED, "parity", features=("dilated_window",))
+def dilated_from_first_key(inputs: RaggedAttentionInputs) -> Pair:
+    """Count the multiples of a dilated window from the first key, not from the query."""
+
+    def dilated(position: torch.Tensor, key: torch.Tensor, dilation: int) -> torch.Tensor:
+        return on_grid(torch.zeros_like(position), key, dilation)
+
+    return _with(inputs, replace(HONEST_MASKS, dilated=dilated))
+
+
+@seeded(BUGS, RAGGED, "parity", features=("sink_tokens",))
+def sinks_behind_window(inputs: RaggedAttentionInputs) -> Pair:
+    """Leave out the first keys where the window does not reach them."""
+    masks = replace(HONEST_MASKS, firsts=lambda key, _: torch.zeros_like(key, dtype=torch.bool))
+    return _with(inputs, masks)
+
+
+@seeded(BUGS, RAGGED, "parity", features=("sink_tokens",))
+def sinks_in_whole_tiles(inputs: RaggedAttentionInputs) -> Pair:
+    """Show all of the tile that the first keys lie in."""
+    size = 16
+
+    def firsts(key: torch.Tensor, count: int) -> torch.Tensor:
+        return key < math.ceil(count / size) * size
+
+    return _with(inputs, replace(HONEST_MASKS, firsts=firsts))
+
+
+@seeded(BUGS, RAGGED, "parity", features=("logits_bias",))
+def bias_of_first_head(inputs: RaggedAttentionInputs) -> Pair:
+    """Add the first head's bias to the logits of all."""
+
+    def bias(logits: torch.Tensor, added: torch.Tensor | None, cap: Cap) -> torch.Tensor:
+        own = None if added is None else added[:1].expand_as(added)
+        return HONEST_MASKS.bias(logits, own, cap)
+
+    return _with(inputs, replace(HONEST_MASKS, bias=bias))
+
+
+@seeded(BUGS, RAGGED, "parity", features=("logits_bias",))
+def bias_within_cap(inputs: RaggedAttentionInputs) -> Pair:
+    """Add the bias before the soft cap bends the logits."""
+
+    def bias(logits: torch.Tensor, added: torch.Tensor | None, cap: Cap) -> torch.Tensor:
+        return cap(logits if added is None else logits + added.float())
+
+    return _with(inputs, replace(HONEST_MASKS, bias=bias))
+
+
+@seeded(BUGS, RAGGED, "parity", features=("logits_bias",))
+def bias_rows_of_longest(inputs: RaggedAttentionInputs) -> Pair:
+    """Step from row to row of the bias by the keys of the batch's longest request."""
+    if inputs.logits_bias is None:
+        return attend(inputs)
+    queries, keys = (each.tolist() for each in inputs.lengths())
+    longest, flat = max(keys, default=0), inputs.logits_bias
+    taken, start = [flat.new_zeros(0, dtype=torch.long)], 0
+    for t, s in zip(queries, keys, strict=True):
+        row, key = torch.arange(t).unsqueeze(1), torch.arange(s).unsqueeze(0)
+        taken.append((start + row * longest + key).flatten())
+        start += t * s
+    places = torch.cat(taken).clamp(max=max(flat.shape[1] - 1, 0))
+    return attend(replace(inputs, logits_bias=flat[:, places]))
+
+
+@seeded(BUGS, RAGGED, "parity", features=("alibi", "alibi_sqrt"))
+def linear_for_root(inputs: RaggedAttentionInputs) -> Pair:
+    """Ignore that ALiBi is one of the distance's root."""
+    return attend(replace(inputs, alibi_function="linear"))
+
+
+@seeded(BUGS, RAGGED, "parity", features=("alibi", "alibi_sqrt"))
+def root_of_slope(inputs: RaggedAttentionInputs) -> Pair:
+    """Take the root of slope times distance, not of the distance alone."""
+
+    def root(slopes: torch.Tensor, position: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return HONEST_MASKS.root(slopes.sqrt(), position, key)
+
+    return _with(inputs, replace(HONEST_MASKS, root=root))
