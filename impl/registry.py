@@ -142,6 +142,7 @@ BUILT_IN: dict[str, str] = {
     "sglang-decode": "kernelproof.impl.engines.sglang_decode:alone",
     "sglang-decode-grouped": "kernelproof.impl.engines.sglang_decode:grouped",
     "sglang-extend": "kernelproof.impl.engines.sglang_extend:extend",
+    "sglang-verify-splitkv": "kernelproof.impl.engines.sglang_verify:verify",
     "sglang-prefill": "kernelproof.impl.engines.sglang_prefill:prefill",
     "sglang-merge-state": "kernelproof.impl.engines.sglang_merge:merge",
     "lmdeploy-decode": "kernelproof.impl.engines.lmdeploy_attention:decode",

@@ -12,6 +12,7 @@ BFLOAT16 = (
     "Triton's interpreter multiplies bfloat16 by its bit patterns and drops bits where it stores it"
 )
 """Why problems in bfloat16 are judged on a GPU only."""
+E5M2_TO_HALF = ("float8_e5m2", "float16")
 FP8_SM = 89
 """Least compute capability, times ten, with Triton's FP8 (``fp8e4nv``)."""
 
@@ -22,6 +23,14 @@ def wrong_here(target: Target, dtype: str, kv_cache: str = "") -> Refusal | None
         return Refusal(BFLOAT16, "device", "a GPU")
     if target.sm is not None and target.sm < FP8_SM and kv_cache:
         return Refusal(f"FP8 needs sm_{FP8_SM} or newer", "device", f"sm_{FP8_SM} or newer")
+    return None
+
+
+def loses_subnormals(problem: AttentionProblem, target: Target) -> Refusal | None:
+    """Refuse an e5m2 cache that a kernel widens to float16 at once, where no GPU does it."""
+    if target.device == "cpu" and (problem.kv_element, problem.dtype) == E5M2_TO_HALF:
+        reason = "Triton's interpreter makes 0 of e5m2's smallest numbers in float16"
+        return Refusal(reason, "device", "a GPU")
     return None
 
 

@@ -12,7 +12,7 @@ from ..gpu.block_pointers import block_pointers, needs_older_triton
 from ..gpu.triton_interpreter import scalars_as_bounds
 from ..targets.refusal import Refusal
 from ..targets.target import Target
-from .claims import by_slots, wrong_here
+from .claims import by_slots, loses_subnormals, wrong_here
 from .lmdeploy_calls import KERNELS, LEAST_PAGE, POLICIES, is_page, kernel, stubs
 from .sources import load, unavailable
 
@@ -33,7 +33,8 @@ def _refusal(problem: AttentionProblem, file: str, target: Target) -> Refusal | 
     ):  # fmt: skip
         if holds:
             return why
-    return wrong_here(target, problem.dtype, problem.kv_cache) or unavailable(file, target)
+    wrong = wrong_here(target, problem.dtype, problem.kv_cache)
+    return wrong or loses_subnormals(problem, target) or unavailable(file, target)
 
 
 def _decodes(problem: AttentionProblem, target: Target) -> Refusal | str | bool:
