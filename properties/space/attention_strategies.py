@@ -66,8 +66,7 @@ USUAL_TILE, MOST_TILES = 64, 4
 FEW = {
     "num_kv_heads": 2, "group_size": 3, "logits_soft_cap": 1, "sm_scale": 1, "k_scale": 1,
     "v_scale": 1, "per_head_scales": 1, "strided_q": 1, "strided_kv": 1,
-    "different_kv_strides": 1, "window_right": 2, "causal_by_request": 1, "mask_by_head": 1,
-    "logits_bias": 1,
+    "different_kv_strides": 1, "window_right": 2, "causal_by_request": 1,
 }  # fmt: skip
 """Values of an axis, the simplest first, that long requests are drawn with: what hides keys matters
 at an edge, other features are judged on short requests. An output's scale is not among them:
@@ -98,6 +97,8 @@ FEATURES = (
     "alibi_function",
 )
 MOST_FEATURES, MOST_FEATURES_LONG = 5, 2
+MANY_FEATURES = 10
+"""Features of long requests from which on half of them are drawn at a time, too."""
 OF_TILES = ("leading_tile", "inner_tile", "holes")
 """Patterns of masks that hide tiles of keys: of long requests only, whole ones."""
 OFF = AttentionProblem()
@@ -141,8 +142,10 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
     if square and axes.edges and draw(st.booleans()):
         windowed = _with_windows_only(windowed)
     # Each is drawn as often where there are many: half of them at a time then.
-    half = (sum(len(windowed.allows(name)) > 1 for name in FEATURES) + 1) // 2
-    most_features = MOST_FEATURES_LONG if axes.edges else max(MOST_FEATURES, half)
+    several = sum(len(windowed.allows(name)) > 1 for name in FEATURES)
+    most_features = max(MOST_FEATURES, (several + 1) // 2)
+    if axes.edges:
+        most_features = MOST_FEATURES_LONG if several <= MANY_FEATURES else several // 2
     fields |= draw(features(windowed, FEATURES, OFF, most_features))
     fields |= draw(_masks(windowed, fields, room=keys > KEYS_TO_AFFORD[0]))
     fields |= draw(_cache(axes, fields))
