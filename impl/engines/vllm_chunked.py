@@ -39,7 +39,10 @@ def _supports(problem: AttentionProblem, target: Target) -> Refusal | str | bool
         (problem.logits_soft_cap, "it has no soft cap"),
         (problem.page_size % PART, f"pages are multiples of {PART} keys"),
         (problem.head_dim_qk * size % PART, f"keys are parts of {PART} bytes"),
-        (problem.alibi and problem.sinks, "it has no sinks beside ALiBi"),
+        (0 in problem.query_lens,
+         "a request without queries is written as one with a query, into its neighbour's row"),
+        (problem.alibi and (problem.sinks or problem.window_left >= 0),
+         "it has no sinks and no windows beside ALiBi"),
     ):  # fmt: skip
         if holds:
             return why

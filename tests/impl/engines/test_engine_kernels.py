@@ -228,6 +228,8 @@ def test_a_window_of_one_key_more_is_found(
         ),
         ("vllm-unified-attention-td", replace(MIXED, page_size=4), "whole tiles"),
         ("vllm-chunked-prefill-paged-decode", replace(MIXED, page_size=5), "multiples of 16"),
+        ("vllm-chunked-prefill-paged-decode", replace(MIXED, query_lens=(3, 0, 5)), "neighbour"),
+        ("vllm-chunked-prefill-paged-decode", replace(MIXED, alibi=True, window_left=3), "beside"),
         ("lmdeploy-decode", MIXED, "same number of queries"),
         ("lmdeploy-decode", replace(DECODED, query_lens=(2, 2, 2), causal=True), "its last key"),
         ("lmdeploy-decode", replace(DECODED, page_size=24), "powers of two"),
