@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from ...impl.targets.unpacked import ENGINES, FROM, engines_in
+from ...impl.targets.unpacked import FROM, packages_in
 from ..console.errors import UsageRefusedError
 
 
@@ -29,8 +29,8 @@ def from_option(command: Callable[..., int]) -> Callable[..., int]:
         multiple=True,
         type=click.Path(path_type=Path),
         metavar="FOLDER",
-        help="Folder with an unpacked vLLM or SGLang, whose kernels are judged instead of the "
-        f"installed ones; may be repeated; also ${FROM}.",
+        help="Folder with an unpacked package (vLLM, SGLang, lmdeploy or any other), whose kernels "
+        f"are judged instead of the installed ones; may be repeated; also ${FROM}.",
     )(run)
 
 
@@ -39,15 +39,14 @@ def _named(folders: Sequence[Path]) -> Iterator[None]:
     """Put folders into the environment, which workers inherit.
 
     Raises:
-        UsageRefusedError: a folder holds no engine.
+        UsageRefusedError: a folder holds no package.
     """
     if not folders:
         yield
         return
     for folder in folders:
-        if not engines_in(folder):
-            known = " or ".join(f"{name}/" for name in ENGINES)
-            message = f"--from {folder}: it must be a folder that holds {known}, unpacked"
+        if not packages_in(folder):
+            message = f"--from {folder}: it must be a folder that holds a package, unpacked"
             raise UsageRefusedError(message)
     before = os.environ.get(FROM)
     os.environ[FROM] = os.pathsep.join(str(folder.absolute()) for folder in folders)

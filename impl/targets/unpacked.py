@@ -11,8 +11,6 @@ from pathlib import Path
 
 FROM = "KERNELPROOF_FROM"
 """The environment variable whose folders are searched first, separated as in ``PATH``."""
-ENGINES = ("vllm", "sglang", "lmdeploy")
-"""Names of the packages whose kernel files adapters load, and of their distributions."""
 INSIDE = ("", "python", "src")
 """Where a folder may hold the package: directly, as wheels do, or as source archives do."""
 VERSION = re.compile(r"^(?:__version__|version)\b[^'\"\n]*=\s*['\"]([^'\"]+)", re.MULTILINE)
@@ -47,9 +45,11 @@ def package_in(folder: Path, name: str) -> Package | None:
     return None
 
 
-def engines_in(folder: Path) -> list[Package]:
-    """Return the engines' packages in a folder."""
-    return [found for name in ENGINES if (found := package_in(folder, name))]
+def packages_in(folder: Path) -> list[Package]:
+    """Return all packages in an unpacked wheel or source archive, by their names."""
+    inits = (each for inside in INSIDE for each in (folder / inside).glob("*/__init__.py"))
+    found = (package_in(folder, name) for name in sorted({each.parent.name for each in inits}))
+    return list(filter(None, found))
 
 
 def unpacked(name: str) -> Package | None:

@@ -12,7 +12,7 @@ import pytest
 from kernelproof.impl import Target
 from kernelproof.impl.engines.sources import find, load, missing_file
 from kernelproof.impl.targets.target import UnsupportedError, installed_version
-from kernelproof.impl.targets.unpacked import FROM, engines_in
+from kernelproof.impl.targets.unpacked import FROM, packages_in
 
 FILE = "vllm.ops.merge"
 SOURCE = """
@@ -159,16 +159,16 @@ def test_the_version_is_read_from_what_lies_beside(tmp_path: Path, inside: str) 
     beside = roots[-1] / "vllm-1.2.5.dist-info"
     beside.mkdir()
     (beside / "METADATA").write_text("Name: vllm\nVersion: 1.2.5\n", encoding="utf-8")
-    titles = [found.title for folder in (own, source, wheel) for found in engines_in(folder)]
+    titles = [found.title for folder in (own, source, wheel) for found in packages_in(folder)]
     assert titles == ["vllm 1.2.3", "vllm 1.2.4", "vllm 1.2.5"]
 
 
 def test_the_version_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wheel's METADATA has hundreds of lines, and thousands of problems ask for support."""
     folder = engine(tmp_path)
-    assert engines_in(folder)
+    assert packages_in(folder)
     monkeypatch.setattr(Path, "read_text", None)
-    assert [each.title for each in engines_in(folder)] == ["vllm 1.2.3"]
+    assert [each.title for each in packages_in(folder)] == ["vllm 1.2.3"]
 
 
 def test_a_folder_without_a_version_has_none(
