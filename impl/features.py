@@ -52,6 +52,8 @@ FEATURES = (
     "output_scale",
     "mask_by_head",
     *MASKS,
+    "kv_views",
+    "strided_channels",
     *STATES.values(),
     CONTEXT,
     *MOE_FEATURES,
@@ -74,7 +76,10 @@ writes and returns them), FP8 queries with
 and ``nvfp4_ds_mla``, which need ``mla`` too, are records of bytes, and ``inputs.v_cache`` is
 ``inputs.k_cache``; ``mla`` is multi-head latent attention: there is one key-value head, and
 ``inputs.v_cache`` is a view of the first channels of ``inputs.k_cache``; ``different_kv_strides``:
-K and V lie by themselves, in rows and pages of strides of their own; ``window_right``: an
+K and V lie by themselves, in rows and pages of strides of their own; ``kv_views``: they are views
+of one allocation, in one row, interleaved by page, slot or head, or between the pages of other
+layers, and axes of size 1 have any stride; ``strided_channels``: channels have a stride of 2;
+``window_right``: an
 ``inputs.window_right``; ``alibi``: ``inputs.alibi_slopes``; ``output_scale``: an
 ``inputs.output_scale``, with outputs in FP8; ``causal_by_request``: ``inputs.causal`` is a tensor;
 ``tree``: the query tokens of a request are a draft tree, which ``inputs.tree_mask`` describes, and
@@ -122,6 +127,8 @@ def _of_attention(problem: AttentionProblem) -> list[str]:
     found = [name for name in FLAGS if getattr(problem, name)]
     found += ["mla"] if problem.values_in_keys else []
     found += ["output_scale"] if problem.output_scale is not None else []
+    if problem.kv_views:
+        found += ["strided_channels" if problem.kv_views == "channels" else "kv_views"]
     found += ["window_right"] if problem.window_right >= 0 else []
     found += ["tree"] if problem.tree else []
     found += [name for name, (field, off) in MASKS.items() if getattr(problem, field) != off]

@@ -51,7 +51,8 @@ flex = functools.partial(
 )
 FEATURES = (
     "custom_mask", "different_kv_strides", "window_right", "alibi", "mask_by_head", "image_spans",
-    "chunked_attention", "dilated_window", "sink_tokens", "logits_bias", "alibi_sqrt",
+    "chunked_attention", "dilated_window", "sink_tokens", "logits_bias", "alibi_sqrt", "kv_views",
+    "strided_channels",
 )  # fmt: skip
 
 

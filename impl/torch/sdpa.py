@@ -29,7 +29,7 @@ ARITHMETIC = Arithmetic(accumulate="float32", probabilities="inputs", dequantize
 """The CPU and CUDA flash kernels round probabilities to the inputs' dtype before P V."""
 FEATURES = (
     "custom_mask", "tree", "different_kv_strides", "window_right", "output_scale", "large_tensors",
-    "unread_hidden_keys",
+    "unread_hidden_keys", "kv_views", "strided_channels",
     "mask_by_head", "image_spans", "chunked_attention", "dilated_window", "sink_tokens",
     "logits_bias", "alibi", "alibi_sqrt",
 )  # fmt: skip

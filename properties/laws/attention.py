@@ -12,8 +12,10 @@ import torch
 
 from ...reference import AttentionOutput, AttentionProblem
 from ...reference.attention.bounds import Bounded
+from ...reference.problems import KV_VIEWS
 from ...reference.problems.cache_names import multiples_of
 from ...reference.problems.mask_fields import NO_MASK
+from ...reference.tensors.values import choose
 from ..verdicts.comparison import Result, agree, bitwise, fail, worse
 from ..verdicts.contained import Stop
 from ..verdicts.subject import Subject
@@ -52,6 +54,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
     "alibi": {"alibi": False, "alibi_function": "linear"},
 }
 """Options that others need: all of them that are switched off with one."""
+VIEWS = KV_VIEWS[1:]
 OTHER_PAGE_SIZES = (1, 2, 3, 5, 8, 16, 32, 64)
 WITHOUT_CODES: dict[str, Any] = {"kv_cache": "", "q_dtype": "", "q_scale": 1.0}
 SHIFTS = (512.0, -512.0, 8192.0, -8192.0)
@@ -74,9 +77,18 @@ def layout_invariance(subject: Subject, problem: AttentionProblem) -> Verdict:
 def contiguity(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Make q a slice of packed QKV and the caches views of one allocation, then neither.
 
-    Every other time K and V have strides of their own, where that is supported.
+    At other times K and V are ``kv_views``, or have strides of their own, where that is supported.
     """
-    dense = replace(problem, strided_q=False, strided_kv=False, different_kv_strides=False)
+    dense = replace(
+        problem, strided_q=False, strided_kv=False, different_kv_strides=False, kv_views=""
+    )
+    if choose(problem.seed, "kv_views", 0, 2) and not problem.values_in_keys:
+        begin = choose(problem.seed, "kv_views", 1, len(VIEWS))
+        for view in VIEWS[begin:] + VIEWS[:begin]:
+            viewed = replace(problem, strided_q=True, kv_views=view)
+            if subject.supports(viewed) and subject.supports(dense):
+                return same_result(subject, viewed, dense)
+    problem = replace(problem, kv_views="")
     different = bool(problem.seed % 2)
     for apart, (q, kv) in itertools.product(
         (different, not different), ((True, True), (False, True), (True, False))

@@ -73,7 +73,8 @@ def narrow(subject: Subject, problem: AnyProblem) -> AnyProblem:
 
 def far_pages(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Keep a batch's pages far apart in caches of more than 2^32 numbers: nothing changes."""
-    near = narrow(subject, replace(problem, strided_kv=False, different_kv_strides=False))
+    plain = replace(problem, strided_kv=False, different_kv_strides=False, kv_views="")
+    near = narrow(subject, plain)
     if not _asked(subject, near) or near.cache_entry.scaled or not near.num_pages:
         return VACUOUS
     inputs = subject.materialise(near)
@@ -151,7 +152,7 @@ def far_tokens(subject: Subject, problem: AttentionProblem) -> Verdict:
     """Keep rows of queries, and of ragged keys, far apart: nothing changes."""
     ragged = problem.operation == "ragged_attention"
     strided_kv = ragged or problem.strided_kv
-    near = narrow(subject, replace(problem, strided_q=True, strided_kv=strided_kv))
+    near = narrow(subject, replace(problem, strided_q=True, strided_kv=strided_kv, kv_views=""))
     if not _asked(subject, near) or near.num_tokens < LEAST_ROWS:
         return VACUOUS
     inputs = subject.materialise(near)

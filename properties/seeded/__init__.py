@@ -38,6 +38,7 @@ from .attention import (
     stateful_bugs,
     tensor_cores,
     verify_bugs,
+    view_bugs,
 )
 from .catalogue import SeededBug
 from .moe import bugs as moe_bugs
@@ -72,6 +73,7 @@ BUGS: tuple[SeededBug, ...] = (
     *padding_bugs.BUGS,
     *hidden_bugs.BUGS,
     *scratch_bugs.BUGS,
+    *view_bugs.BUGS,
     *exact_bugs.BUGS,
     *moe_bugs.BUGS,
     *sorting_bugs.BUGS,

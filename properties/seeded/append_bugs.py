@@ -65,6 +65,42 @@ def append_clears_page(inputs: AppendInputs) -> Pair:
     return caches
 
 
+@seeded(BUGS, APPEND, "append_parity", features=("different_kv_strides",))
+def values_appended_by_strides_of_keys(inputs: AppendInputs) -> Pair:
+    """Write values of as many channels where K's strides would put them, if that is in place."""
+    if not inputs.in_place or inputs.k_cache.shape != inputs.v_cache.shape:
+        return append(inputs)  # type: ignore[no-any-return]  # an implementation may return anything
+    mistaken = inputs.v_cache.as_strided(inputs.v_cache.shape, inputs.k_cache.stride())
+    append(replace(inputs, v_cache=mistaken))
+    return inputs.k_cache, inputs.v_cache
+
+
+@seeded(BUGS, APPEND, "append_parity", features=("kv_views",))
+def slots_appended_by_dense_rows(inputs: AppendInputs) -> Pair:
+    """Write slots, or heads of HND, as far apart as dense ones, where that is in place."""
+    if not inputs.in_place:
+        return append(inputs)  # type: ignore[no-any-return]  # an implementation may return anything
+    k, v = (
+        each.as_strided(
+            each.shape,
+            (each.stride(0), each.shape[2] * each.stride(2), each.stride(2), each.stride(3)),
+        )
+        for each in (inputs.k_cache, inputs.v_cache)
+    )
+    append(replace(inputs, k_cache=k, v_cache=v))
+    return inputs.k_cache, inputs.v_cache
+
+
+@seeded(BUGS, APPEND, "append_parity")
+def append_takes_decodes_by_request(inputs: AppendInputs) -> Pair:
+    """Take the row of a request's number in a batch of decodes, though some have no new token."""
+    counts = inputs.metadata.qo_indptr.diff()
+    if not len(counts) or int(counts.max()) != 1:
+        return append(inputs)  # type: ignore[no-any-return]  # an implementation may return anything
+    rows = counts.nonzero().flatten().clamp(max=len(inputs.k) - 1)
+    return write(inputs, *addresses(inputs), (inputs.k[rows], inputs.v[rows]))
+
+
 @seeded(BUGS, APPEND, "append_parity")
 def append_one_token_a_request(inputs: AppendInputs) -> Pair:
     """Append only the last token of each request, as in a decode."""

@@ -55,6 +55,8 @@ EVERYTHING = (
     "output_scale",
     "mask_by_head",
     *MASKS,
+    "kv_views",
+    "strided_channels",
 )
 QUANTISED = (*CACHE_FEATURES, "fp8_q")
 PLAIN = AttentionProblem()
@@ -394,7 +396,14 @@ def phased_metadata(inputs: MetadataInputs) -> Phased:
     return split(Built(**stored), num_decodes_of(inputs))
 
 
-@seeded(CONTROLS, "append_paged_kv", control="honest", features=("fp8_kv", "per_token_head_kv"))
+@seeded(
+    CONTROLS,
+    "append_paged_kv",
+    control="honest",
+    features=(
+        "fp8_kv", "per_token_head_kv", "different_kv_strides", "kv_views", "strided_channels",
+    ),
+)  # fmt: skip
 def append(inputs: AppendInputs) -> Caches:
     """Write new keys and values into their slots, as FP8 or by scales of tokens where those are."""
     if inputs.kv_cache_sf is not None:

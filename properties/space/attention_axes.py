@@ -13,6 +13,7 @@ from ...reference.problems import (
     CONTEXTS,
     DTYPES,
     EMPTY_STATES,
+    KV_VIEWS,
     MERGE_REGIMES,
     STATE_STRIDES,
 )
@@ -110,6 +111,7 @@ ATTENTION_AXES: dict[str, tuple[Any, ...]] = {
     "sink_tokens": (0, 1, 4, 16, 64),
     "logits_bias": BIASES,
     "alibi_function": tuple(ALIBI_FUNCTIONS),
+    "kv_views": KV_VIEWS,
     "regime": ATTENTION_REGIMES,
 }
 """Values by axis, the simplest first. Of ``verify``, which is no field of a problem: 0 where each
@@ -136,7 +138,8 @@ APPEND_AXES = {
     # Appending reads no query and computes nothing: other axes would only repeat problems.
     **{name: values[:1] for name, values in ATTENTION_AXES.items()},
     **{name: ATTENTION_AXES[name] for name in ("dtype", "num_kv_heads", "page_size", "kv_layout",
-                                               "page_order", "strided_kv", "regime")},
+                                               "page_order", "strided_kv", "different_kv_strides",
+                                               "kv_views", "regime")},
     "phase": ("decode", "prefill", "chunk", "no_query"),
     "head_dims": WITHOUT_LATENT,
     "caches": tuple((name, "") for name in KV_CACHES
@@ -157,6 +160,8 @@ def attention_example(operation: str, chosen: Mapping[str, Any]) -> AttentionPro
         lengths = [(min(pair), max(pair)) for pair in lengths]
     fields |= with_what_it_needs(fields)
     fields |= head_fields(fields.pop("head_dims"))
+    if fields.get("values_in_keys"):
+        fields["kv_views"] = ""
     kv_cache, q_dtype = fields.pop("caches")
     if operation == "append_paged_kv" and (fields["k_scale"], fields["v_scale"]) != (1.0, 1.0):
         kv_cache = kv_cache or FP8[0]

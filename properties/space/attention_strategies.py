@@ -66,7 +66,7 @@ USUAL_TILE, MOST_TILES = 64, 4
 FEW = {
     "num_kv_heads": 2, "group_size": 3, "logits_soft_cap": 1, "sm_scale": 1, "k_scale": 1,
     "v_scale": 1, "per_head_scales": 1, "strided_q": 1, "strided_kv": 1,
-    "different_kv_strides": 1, "window_right": 2, "causal_by_request": 1,
+    "different_kv_strides": 1, "kv_views": 1, "window_right": 2, "causal_by_request": 1,
 }  # fmt: skip
 """Values of an axis, the simplest first, that long requests are drawn with: what hides keys matters
 at an edge, other features are judged on short requests. An output's scale is not among them:
@@ -95,7 +95,10 @@ FEATURES = (
     "sink_tokens",
     "logits_bias",
     "alibi_function",
+    "kv_views",
 )
+DECODES = ("decode", "no_query")
+"""Phases of a batch of decodes to append, some of whose requests have no new token."""
 MOST_FEATURES, MOST_FEATURES_LONG = 5, 2
 MANY_FEATURES = 10
 """Features of long requests from which on half of them are drawn at a time, too."""
@@ -148,11 +151,15 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
         most_features = MOST_FEATURES_LONG if several <= MANY_FEATURES else several // 2
     fields |= draw(features(windowed, FEATURES, OFF, most_features))
     fields |= draw(_masks(windowed, fields, room=keys > KEYS_TO_AFFORD[0]))
+    if fields.get("values_in_keys"):
+        fields["kv_views"] = ""
     fields |= draw(_cache(axes, fields))
     fields["regime"] = draw(_regime(axes, fields))
     verify = draw(_verify(axes, fields, per_request))
     if verify and (tree := draw(_tree(axes, fields))):
         fields |= {"tree": tree, **NO_MASK, "spans": ""}
+    if axes.operation == "append_paged_kv" and count > 1 and draw(sampled((False, False, True))):
+        axes = _of_decodes(axes)
     # An empty batch draws a request all the same: it is not to be simpler than a batch of one.
     if verify:
         one = _verified(axes, fields, per_request, verify, least)
@@ -305,6 +312,12 @@ def _with_windows_only(axes: Axes) -> Axes:
     """Leave out that there is no window, if one is allowed."""
     windows = tuple(each for each in axes.allows("window_left") if each >= 0)
     return replace(axes, values={**axes.values, "window_left": windows}) if windows else axes
+
+
+def _of_decodes(axes: Axes) -> Axes:
+    """Leave decodes only, and requests without a new token among them, if both are allowed."""
+    phases = tuple(each for each in axes.allows("phase") if each in DECODES)
+    return replace(axes, values={**axes.values, "phase": phases}) if len(phases) > 1 else axes
 
 
 def _least_group(dims: Sequence[int]) -> int:

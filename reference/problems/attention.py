@@ -37,6 +37,9 @@ ATTENTION_REGIMES = (
     "outlier_channels",
     "exact_grid",
 )
+KV_VIEWS = ("", "row", "page", "slot", "head", "layers", "channels")
+"""Ways in which K and V share one allocation: not, in one row of channels, interleaved by page, by
+slot or by head, between the pages of other layers; or each by itself with every second channel."""
 EXACT_KEYS = 256
 """Keys a request that the exact grid tells apart in a quantised cache: four digits of base 4."""
 EXACT_RANKS = 2**12
@@ -111,6 +114,9 @@ class AttentionProblem(BaseProblem):
         strided_kv: k and v are views of one larger allocation.
         different_kv_strides: v lies by itself, in wider rows and with pages further apart than k's;
             no meaning where values are in keys.
+        kv_views: how K and V lie in memory, one of ``KV_VIEWS``; where it is not empty,
+            ``strided_kv`` and ``different_kv_strides`` say nothing, and the strides of axes of
+            size 1 are numbers that no dense tensor has.
         regime: how values are made, one of ``ATTENTION_REGIMES``.
         seed: of the values.
         request_ids: identity of each request's values; its position if empty. A request keeps its
@@ -137,6 +143,7 @@ class AttentionProblem(BaseProblem):
         "sink_tokens",
         "logits_bias",
         "alibi_function",
+        "kv_views",
     )
 
     operation: str = "paged_attention"
@@ -180,6 +187,7 @@ class AttentionProblem(BaseProblem):
     sink_tokens: int = 0
     logits_bias: str = ""
     alibi_function: str = "linear"
+    kv_views: str = ""
     regime: str = "iid"
     seed: int = 0
     request_ids: tuple[int, ...] = ()
@@ -192,6 +200,7 @@ class AttentionProblem(BaseProblem):
         check_one_of("regime", self.regime, ATTENTION_REGIMES)
         check_one_of("kv_cache", self.kv_cache, KV_CACHES)
         check_one_of("q_dtype", self.q_dtype, Q_DTYPES)
+        check_one_of("kv_views", self.kv_views, KV_VIEWS)
         self._check_cache()
         self._check_lengths()
         check_at_least(
@@ -285,6 +294,7 @@ class AttentionProblem(BaseProblem):
             ("num_kv_heads", self.num_kv_heads == 1, "1"),
             ("head_dim_vo", self.head_dim_vo <= self.head_dim_qk, "at most head_dim_qk"),
             ("kv_cache", not self.cache_entry.scaled, "one without block scales"),
+            ("kv_views", not self.kv_views, "empty"),
         ):
             if not fits:
                 refuse(name, getattr(self, name), f"{expected} with values_in_keys")

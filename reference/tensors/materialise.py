@@ -22,6 +22,7 @@ from .inputs import (
     RaggedAttentionInputs,
 )
 from .kv_codes import format_of, quantised, queries
+from .kv_views import kv_views
 from .mask_patterns import bias_values, mask_values, span_values
 from .placement import Placement, block_table, placement
 from .regimes import alibi_slopes, attention_values, merge_values, sink_values
@@ -163,6 +164,8 @@ def _empty_kv(
     of: str = "",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return memory for [a, b, c, D] and [a, b, c, E] (or without b), shared if strided."""
+    if problem.kv_views and not of:
+        return kv_views(problem, k_shape, v_shape, dtype, home)
     if problem.different_kv_strides:
         k_room = (k_shape[0], 3 if problem.strided_kv else 1, *k_shape[1:])
         v_room = (v_shape[0], 2, *v_shape[1:-1], v_shape[-1] + SPARE_CHANNELS)
