@@ -102,7 +102,7 @@ def zero_points(scales: torch.Tensor) -> torch.Tensor:
 def without_zero_points(scales: torch.Tensor) -> torch.Tensor:
     """Return int4's scales with the four lowest bits cleared."""
     bits = scales.contiguous().view(torch.int32)
-    return (bits - bits % 16).view(torch.float32)
+    return torch.sub(bits, bits % 16).view(torch.float32)
 
 
 def record_values(record: torch.Tensor, element: str) -> torch.Tensor:
@@ -121,7 +121,7 @@ def float32_tiles(scales: torch.Tensor) -> torch.Tensor:
 
 def transposed_blocks(scales: torch.Tensor) -> torch.Tensor:
     """Return the scale of each of 512 channels, of 32 bytes of e4m3: four rows of eight blocks."""
-    rows = fp8_values(scales, "e4m3").unflatten(-1, (4, 8))
+    rows: torch.Tensor = torch.unflatten(fp8_values(scales, "e4m3"), -1, (4, 8))
     return rows.transpose(-1, -2).flatten(-2).repeat_interleave(BLOCK, dim=-1)
 
 
@@ -132,8 +132,8 @@ def bfloat16_values(pairs: torch.Tensor) -> torch.Tensor:
 
 def words(parts: torch.Tensor, size: int) -> torch.Tensor:
     """Put little-endian bytes together to int32."""
-    whole = parts.unflatten(-1, (-1, size)).to(torch.int32)
-    return sum(whole[..., each] << 8 * each for each in range(size))  # type: ignore[return-value]
+    whole: torch.Tensor = torch.unflatten(parts, -1, (-1, size)).to(torch.int32)
+    return (whole << 8 * torch.arange(size, device=parts.device)).sum(dim=-1, dtype=torch.int32)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from ...reference import AttentionProblem, MergeProblem, MetadataProblem
+from ...reference.formats.cache_elements import RECORDS
 from ...reference.problems import MAX_SEQ_LEN
 from ...reference.problems.base import is_power_of_two
 from ...reference.problems.cache_names import cache_fits, has_block_scales
@@ -116,6 +117,7 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
     A third of the batches is long: heads and channels are then chosen small enough to leave work
     for requests of several tiles.
     """
+    axes = _with_dims_of_records(axes)
     fields: dict[str, Any] = {
         name: draw(sampled(axes.allows(name)))
         for name in ("dtype", "causal", "kv_layout", "page_order")
@@ -278,6 +280,19 @@ def _heads(draw: st.DrawFn, axes: Axes, keys: int, *, square: bool) -> dict[str,
     groups += tuple(size for size in groups if (size >= MANY_TO_ONE[0]) == many)
     drawn = {"num_kv_heads": kv_heads, "group_size": draw(one_of(groups))}
     return drawn | head_fields(dims)
+
+
+def _with_dims_of_records(axes: Axes) -> Axes:
+    """Leave out the head dims that no cache has, where all caches are records of latent heads."""
+    names = [pair[0] for pair in axes.allows("caches")]
+    if not all(name in RECORDS for name in names):
+        return axes
+    fitting = tuple(
+        dims
+        for dims in axes.allows("head_dims")
+        if any(cache_fits(name, head_fields(dims)) for name in names)
+    )
+    return replace(axes, values={**axes.values, "head_dims": fitting}) if fitting else axes
 
 
 def _work_of_a_key(fields: Mapping[str, Any], tokens: int = 1) -> int:

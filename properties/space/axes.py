@@ -107,10 +107,13 @@ def narrow(
         for name, values in axes.items()
         for value in values
     ]
-    replies = probe([example(operation, chosen) for _, _, chosen in questions])
+    asked = [example(operation, chosen) for _, _, chosen in questions]
+    replies = probe(asked)
     supported: dict[str, set[int]] = {name: set() for name in axes}
     refused: dict[str, str] = {}
-    for (name, value, _), reason in zip(questions, replies, strict=True):
+    for (name, value, _), problem, reason in zip(questions, asked, replies, strict=True):
+        if reason is None and _of_other_dims(problem, name, value):
+            continue
         if reason is None:
             supported[name].add(axes[name].index(value))
         else:
@@ -127,6 +130,13 @@ def narrow(
             refused.pop(f"{name}={value}", None)
     alone = _takes_one_request(example(operation, bases[0]), probe)
     return Axes(operation, values, max_work, refused, bases[0], max_requests=int(alone))
+
+
+def _of_other_dims(problem: Problem, name: str, value: Any) -> bool:  # noqa: ANN401  any axis
+    """Whether an example could not have these head dims, as its cache has records of others."""
+    if name != "head_dims" or not isinstance(problem, AttentionProblem):
+        return False
+    return problem.cache_entry.record is not None and not has(problem, name, value)
 
 
 def _takes_one_request(problem: Problem, probe: Probe) -> bool:

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from ....impl import Target
+from ....reference import AttentionProblem, Problem
 from ....reference.formats.cache_elements import RECORDS
 from ....reference.tensors.inputs import PagedAttentionInputs, RaggedAttentionInputs
 from ..catalogue import SeededBug, seeded
@@ -118,7 +120,13 @@ def int4_scale_of_next_head(inputs: PagedAttentionInputs) -> Pair:
     return _pages(inputs, steps=lambda scales: without_zero_points(scales.roll(-1, dims=axis)))
 
 
-@seeded(CONTROLS, PAGED, control="honest", features=("mla", *RECORDS))
+def _latent_heads(problem: Problem, target: Target) -> bool | str:
+    del target
+    assert isinstance(problem, AttentionProblem)  # noqa: S101  of paged_attention
+    return problem.head_dim_qk == 576 or "records have 576 channels"  # noqa: PLR2004
+
+
+@seeded(CONTROLS, PAGED, control="honest", features=("mla", *RECORDS), supports=_latent_heads)
 def records_float32(inputs: PagedAttentionInputs) -> Pair:
     """Widen the records of latent attention to float32, then loop over tiles of keys."""
     return _pages(inputs)

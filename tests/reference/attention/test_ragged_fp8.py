@@ -87,8 +87,9 @@ def by_loops(inputs: RaggedAttentionInputs) -> torch.Tensor:
 @pytest.mark.parametrize("q_dtype", ["", "same"])
 @pytest.mark.parametrize("kv_cache", FP8)
 def test_codes_are_read_by_their_bits(kv_cache: str, q_dtype: str, per_head: bool) -> None:
-    fields = {"q_dtype": kv_cache, "q_scale": 2.0} if q_dtype else {}
-    problem = replace(PROBLEM, kv_cache=kv_cache, per_head_scales=per_head, **fields)
+    problem = replace(PROBLEM, kv_cache=kv_cache, per_head_scales=per_head)
+    if q_dtype:
+        problem = replace(problem, q_dtype=kv_cache, q_scale=2.0)
     inputs = inputs_of(problem)
     assert inputs.k.dtype == inputs.v.dtype == getattr(torch, kv_cache)
     assert inputs.q.dtype == getattr(torch, kv_cache if q_dtype else "bfloat16")

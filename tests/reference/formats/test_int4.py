@@ -24,6 +24,7 @@ from kernelproof.reference import (
 )
 from kernelproof.reference.formats.int4 import dequantize_int4, quantize_int4
 from kernelproof.reference.tensors.inputs import PagedAttentionInputs
+from kernelproof.reference.validation import KVLayout
 
 NAME = "int4_per_token_head"
 PROBLEM = AttentionProblem(
@@ -77,7 +78,7 @@ def test_an_empty_batch_of_rows_is_quantised() -> None:
 
 
 @pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
-def test_attention_reads_each_token_by_its_own_scale_and_zero_point(kv_layout: str) -> None:
+def test_attention_reads_each_token_by_its_own_scale_and_zero_point(kv_layout: KVLayout) -> None:
     problem = replace(PROBLEM, kv_layout=kv_layout, k_scale=0.5, v_scale=2.0)
     inputs = materialise(problem)
     assert isinstance(inputs, PagedAttentionInputs)

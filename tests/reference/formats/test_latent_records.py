@@ -23,6 +23,7 @@ from kernelproof.reference import (
 from kernelproof.reference.formats.cache_elements import RECORDS, cache_element
 from kernelproof.reference.formats.kv_format import checked_cache
 from kernelproof.reference.tensors.inputs import PagedAttentionInputs
+from kernelproof.reference.validation import KVLayout
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 PROBLEM = AttentionProblem(
@@ -74,7 +75,7 @@ def decoded(inputs: PagedAttentionInputs, name: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
 @NAMES
-def test_attention_reads_records_by_their_bytes(name: str, kv_layout: str) -> None:
+def test_attention_reads_records_by_their_bytes(name: str, kv_layout: KVLayout) -> None:
     problem = replace(PROBLEM, kv_cache=name, kv_layout=kv_layout, k_scale=0.5, v_scale=2.0)
     inputs = inputs_of(problem)
     assert inputs.k_cache.dtype == torch.uint8
