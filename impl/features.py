@@ -54,6 +54,7 @@ FEATURES = (
     *MASKS,
     "kv_views",
     "strided_channels",
+    "output_divisor",
     *STATES.values(),
     CONTEXT,
     *MOE_FEATURES,
@@ -81,7 +82,8 @@ of one allocation, in one row, interleaved by page, slot or head, or between the
 layers, and axes of size 1 have any stride; ``strided_channels``: channels have a stride of 2;
 ``window_right``: an
 ``inputs.window_right``; ``alibi``: ``inputs.alibi_slopes``; ``output_scale``: an
-``inputs.output_scale``, with outputs in FP8; ``causal_by_request``: ``inputs.causal`` is a tensor;
+``inputs.output_scale``, with outputs in FP8; ``output_divisor``: an ``inputs.output_divisor`` of
+outputs of any dtype; ``causal_by_request``: ``inputs.causal`` is a tensor;
 ``tree``: the query tokens of a request are a draft tree, which ``inputs.tree_mask`` describes, and
 ``inputs.custom_mask`` with all keys; ``mask_by_head``: besides ``custom_mask``, one of each
 key-value head, [kv_heads, sum of T_i * S_i]; ``image_spans``: ``inputs.spans``;
@@ -129,6 +131,7 @@ def _of_attention(problem: AttentionProblem) -> list[str]:
     found += ["output_scale"] if problem.output_scale is not None else []
     if problem.kv_views:
         found += ["strided_channels" if problem.kv_views == "channels" else "kv_views"]
+    found += ["output_divisor"] if problem.output_divisor != 1 else []
     found += ["window_right"] if problem.window_right >= 0 else []
     found += ["tree"] if problem.tree else []
     found += [name for name, (field, off) in MASKS.items() if getattr(problem, field) != off]

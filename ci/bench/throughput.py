@@ -54,6 +54,7 @@ SETTING: dict[str, tuple[Any, ...]] = {
     "tree": (0,),
     "per_head_scales": (False,),
     "output_scale": (None,),
+    "output_divisor": (1.0,),
     "caches": (("", ""),),
 }
 """One module of a kernel that is compiled; what else an implementation supports is drawn."""

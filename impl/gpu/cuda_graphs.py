@@ -196,6 +196,7 @@ def options_of(inputs: PagedAttentionInputs) -> Hashable:
         inputs.window_right, inputs.alibi_slopes is None, inputs.output_scale,
         inputs.spans is None, inputs.attention_chunk_size, inputs.window_dilation,
         inputs.sink_tokens, inputs.logits_bias is None, inputs.alibi_function,
+        inputs.output_divisor,
         inputs.metadata.page_size,
     )  # fmt: skip
 

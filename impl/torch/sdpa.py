@@ -29,6 +29,7 @@ ARITHMETIC = Arithmetic(accumulate="float32", probabilities="inputs", dequantize
 """The CPU and CUDA flash kernels round probabilities to the inputs' dtype before P V."""
 FEATURES = (
     "custom_mask", "tree", "different_kv_strides", "window_right", "output_scale", "large_tensors",
+    "output_divisor",
     "unread_hidden_keys", "kv_views", "strided_channels",
     "mask_by_head", "image_spans", "chunked_attention", "dilated_window", "sink_tokens",
     "logits_bias", "alibi", "alibi_sqrt",
@@ -46,6 +47,8 @@ def _supports(problem: AttentionProblem, _: Target) -> bool | str:
         return f"v_scale {problem.v_scale} on a {problem.dtype} output would round it twice"
     if problem.dtype != "float32" and (problem.alibi or problem.logits_bias):
         return f"a bias is added in {problem.dtype}: Arithmetic has no word for it"
+    if problem.dtype != "float32" and math.frexp(problem.output_divisor)[0] != POWER_OF_TWO:
+        return f"output_divisor {problem.output_divisor} would round a {problem.dtype} output twice"
     if problem.dtype != "float32" and problem.output_scale is not None:
         return f"an output in FP8 would be rounded to {problem.dtype} before"
     return True
@@ -168,6 +171,8 @@ def _attend(
         )
         sees_a_key = mask.any(dim=-1).expand(inputs.q.shape[1], -1).unsqueeze(-1)
         out[rows] = torch.where(sees_a_key, attended, 0.0).transpose(0, 1) * float(inputs.v_scale)
+    if inputs.output_divisor != 1:
+        out = out / inputs.output_divisor
     if inputs.output_scale is not None:
         largest = torch.finfo(inputs.out_dtype).max
         out = (out / inputs.output_scale).clamp(-largest, largest)

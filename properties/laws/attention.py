@@ -37,6 +37,7 @@ SWITCHES: dict[str, tuple[Any, Any]] = {
     "alibi": (False, True),
     "causal_by_request": (False, True),
     "output_scale": (None, 0.25),
+    "output_divisor": (1.0, 4.0),
     "custom_mask": (False, True),
     "tree": (0, None),
     "per_head_scales": (False, True),

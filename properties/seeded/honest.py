@@ -57,6 +57,7 @@ EVERYTHING = (
     *MASKS,
     "kv_views",
     "strided_channels",
+    "output_divisor",
 )
 QUANTISED = (*CACHE_FEATURES, "fp8_q")
 PLAIN = AttentionProblem()

@@ -176,6 +176,7 @@ class Stages:
     rescale: Callable[[State, torch.Tensor], State] = rescale
     sinks: Callable[[AttentionInputs, Request], torch.Tensor | None] = sinks_of
     lse: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = natural_lse
+    divide: Callable[[torch.Tensor, float], torch.Tensor] = torch.div
     to_codes: Callable[[torch.Tensor, float], torch.Tensor] = to_codes
 
 
@@ -359,6 +360,7 @@ def close(
     heads = stages.heads(inputs.q.shape[1], request.v.shape[1]).to(inputs.q.device)
     out = state.weighted / torch.where(state.total == 0, 1.0, state.total)
     out = out * per_head(inputs.v_scale, heads)
+    out = stages.divide(out, inputs.output_divisor)
     if inputs.output_scale is not None:
         out = stages.to_codes(out, inputs.output_scale)
     return out, stages.lse(state.total, finite(state.largest))

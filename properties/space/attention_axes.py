@@ -112,6 +112,7 @@ ATTENTION_AXES: dict[str, tuple[Any, ...]] = {
     "logits_bias": BIASES,
     "alibi_function": tuple(ALIBI_FUNCTIONS),
     "kv_views": KV_VIEWS,
+    "output_divisor": (1.0, 2.0, 4.0, 3.0),
     "regime": ATTENTION_REGIMES,
 }
 """Values by axis, the simplest first. Of ``verify``, which is no field of a problem: 0 where each

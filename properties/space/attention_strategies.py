@@ -97,6 +97,7 @@ FEATURES = (
     "logits_bias",
     "alibi_function",
     "kv_views",
+    "output_divisor",
 )
 DECODES = ("decode", "no_query")
 """Phases of a batch of decodes to append, some of whose requests have no new token."""

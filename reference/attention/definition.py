@@ -59,6 +59,7 @@ def paged_attention(
     sink_tokens: int = 0,
     logits_bias: torch.Tensor | None = None,
     alibi_function: str = "linear",
+    output_divisor: float = 1.0,
 ) -> AttentionOutput:
     """Attend a mixed batch of prefills and decodes to a paged KV cache.
 
@@ -117,6 +118,9 @@ def paged_attention(
         alibi_function: what ``alibi_slopes`` multiply, of a key's position less the query's:
             ``"linear"``: itself; ``"sqrt"``: less the root of how far the key is before the query,
             0 behind it (vLLM's ``use_alibi_sqrt``).
+        output_divisor: a positive number by which ``out`` is divided, whatever its dtype: kernels
+            whose second product has the factor ``v_scale / o_scale`` (trtllm-gen's bmm2_scale) give
+            16-bit outputs so.
 
     Returns:
         AttentionOutput in ``compute_dtype``, on q's device, without gradients. No input is changed.
@@ -139,6 +143,7 @@ def paged_attention(
         sink_tokens=sink_tokens,
         logits_bias=logits_bias,
         alibi_function=alibi_function,
+        output_divisor=output_divisor,
         logits_soft_cap=logits_soft_cap,
         sinks=sinks,
         custom_mask=custom_mask,
@@ -179,6 +184,7 @@ def ragged_attention(
     sink_tokens: int = 0,
     logits_bias: torch.Tensor | None = None,
     alibi_function: str = "linear",
+    output_divisor: float = 1.0,
 ) -> AttentionOutput:
     """Attend requests to keys and values that lie one request after another, without pages.
 
@@ -190,7 +196,8 @@ def ragged_attention(
         kv_indptr: [R + 1], the same for keys.
         causal, sm_scale, window_left, logits_soft_cap, sinks, custom_mask, q_scale, k_scale,
             v_scale, compute_dtype, window_right, alibi_slopes, output_scale, spans,
-            attention_chunk_size, window_dilation, sink_tokens, logits_bias, alibi_function: as in
+            attention_chunk_size, window_dilation, sink_tokens, logits_bias, alibi_function,
+            output_divisor: as in
             ``paged_attention``.
 
     Returns:
@@ -213,6 +220,7 @@ def ragged_attention(
         sink_tokens=sink_tokens,
         logits_bias=logits_bias,
         alibi_function=alibi_function,
+        output_divisor=output_divisor,
         logits_soft_cap=logits_soft_cap,
         sinks=sinks,
         custom_mask=custom_mask,

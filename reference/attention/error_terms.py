@@ -69,7 +69,8 @@ with a failure probability below 2 exp(-LAMBDA^2 / 2): Higham & Mary, SIAM J. Sc
 12. An output in FP8 is O / s of an output scale s, saturated and rounded. The division moves it by
     (E_accumulate + E_probabilities) / s, and by OUTPUT_SCALE u |O| / s for roundings of s, 1 / s
     and the product. Saturation brings two numbers no further apart. So E of 4., with
-    min(|O / s|, 448) in the place of |O|: o is the half ulp of FP8.
+    min(|O / s|, 448) in the place of |O|: o is the half ulp of FP8. An ``output_divisor`` moves the
+    output of any dtype alike, before; nothing saturates.
 
 13. ALiBi of slope a may be counted from any position of the request: FlashAttention counts from
     the first key, vLLM from the first new one. That moves s_j, m and a sink alike, by at most a S,
@@ -87,6 +88,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -306,6 +308,10 @@ def _rounded_output(
     error: torch.Tensor, out_size: torch.Tensor, options: Options, roundings: Roundings
 ) -> torch.Tensor:
     """Bound the output once it is rounded, or scaled and rounded: 4. and 12."""
+    if options.output_divisor != 1:
+        error.add_(out_size, alpha=OUTPUT_SCALE * roundings.accumulate).div_(options.output_divisor)
+        out_size = out_size / options.output_divisor
+        options = replace(options, output_divisor=1.0)
     if options.output_scale is not None:
         error.add_(out_size, alpha=OUTPUT_SCALE * roundings.accumulate).div_(options.output_scale)
         out_size = scaled_output(out_size, options)

@@ -46,6 +46,7 @@ class Options:
     sink_tokens: int = 0
     logits_bias: torch.Tensor | None = None
     alibi_function: str = "linear"
+    output_divisor: float = 1.0
     scratch: Scratch = field(default_factory=Scratch, compare=False, repr=False)
 
 
@@ -64,7 +65,8 @@ def check_options(q: torch.Tensor, num_kv_heads: int, mask_size: int, options: O
     if options.sm_scale is not None and not _is_finite(options.sm_scale):
         message = f"sm_scale is {options.sm_scale!r}; it must be a finite number or None"
         raise ValueError(message)
-    _check_output_scale(options.output_scale)
+    _check_output_scale("output_scale", options.output_scale)
+    _check_output_scale("output_divisor", options.output_divisor)
     if options.sinks is not None:
         _check_shape("sinks", options.sinks, (q.shape[1],), "floating [qo_heads]")
     if options.alibi_slopes is not None:
@@ -127,7 +129,9 @@ def spans_of(options: Options, requests: int) -> list[tuple[Span, ...]]:
 
 
 def scaled_output(out: torch.Tensor, options: Options) -> torch.Tensor:
-    """Return what an output in FP8 would be if it were not rounded; without a scale, ``out``."""
+    """Return what an output would be if it were not rounded: divided, in FP8 saturated too."""
+    if options.output_divisor != 1:
+        out = out / options.output_divisor
     if options.output_scale is None:
         return out
     return (out / options.output_scale).clamp_(-LARGEST_OUTPUT, LARGEST_OUTPUT)
@@ -142,9 +146,9 @@ def causal_flags(options: Options, requests: int) -> list[bool]:
     return flags
 
 
-def _check_output_scale(scale: float | None) -> None:
+def _check_output_scale(name: str, scale: float | None) -> None:
     if scale is not None and not (_is_finite(scale) and scale > 0):
-        message = f"output_scale is {scale!r}; it must be a positive, finite number or None"
+        message = f"{name} is {scale!r}; it must be a positive, finite number or None"
         raise ValueError(message)
 
 

@@ -101,6 +101,8 @@ class AttentionProblem(BaseProblem):
         alibi: whether there are ``alibi_slopes``, as in ``paged_attention``.
         output_scale: of outputs in FP8 (float8_e4m3fn), as in ``paged_attention``; null where the
             output has ``dtype``.
+        output_divisor: number by which outputs are divided, those in ``dtype`` too, as in
+            ``paged_attention``; 1 where there is none.
         per_head_scales: whether head h has k_scale and v_scale times ``2 ** (h % 3 - 1)``.
         kv_cache: format of the cache, one of ``KV_CACHES``: any for paged_attention, those without
             scales of blocks and packed codes for append_paged_kv. Of ragged_attention, what k and
@@ -144,6 +146,7 @@ class AttentionProblem(BaseProblem):
         "logits_bias",
         "alibi_function",
         "kv_views",
+        "output_divisor",
     )
 
     operation: str = "paged_attention"
@@ -188,6 +191,7 @@ class AttentionProblem(BaseProblem):
     logits_bias: str = ""
     alibi_function: str = "linear"
     kv_views: str = ""
+    output_divisor: float = 1.0
     regime: str = "iid"
     seed: int = 0
     request_ids: tuple[int, ...] = ()
@@ -231,6 +235,11 @@ class AttentionProblem(BaseProblem):
         bent = self.logits_soft_cap or self.alibi or self.logits_bias
         if self.regime == "exact_grid" and (bent or not is_power_of_two(self.v_scale)):
             expected = "without soft cap, ALiBi and bias, and with v_scale a power of two"
+        self._check_output()
+        if self.regime == "exact_grid" and (
+            self.logits_soft_cap or self.alibi or not is_power_of_two(self.v_scale)
+        ):
+            expected = "without soft cap and ALiBi, and with v_scale a power of two"
             refuse("regime", self.regime, expected)
         if self.regime == "exact_grid" and self.scale * self.k_scale < LEAST_EXACT_SCALE:
             refuse("regime", self.regime, f"with sm_scale * k_scale at least {LEAST_EXACT_SCALE}")
@@ -269,6 +278,12 @@ class AttentionProblem(BaseProblem):
         if self.q_scale != 1 and not self.q_dtype:
             refuse("q_scale", self.q_scale, "1 where q_dtype is empty")
 
+    def _check_output(self) -> None:
+        for name, or_null in (("output_scale", ", or null"), ("output_divisor", "")):
+            scale = getattr(self, name)
+            if scale is not None and not (math.isfinite(scale) and scale > 0):
+                refuse(name, scale, f"positive and finite{or_null}")
+
     def _check_append(self) -> None:
         for position, (t, s) in enumerate(zip(self.query_lens, self.seq_lens, strict=True)):
             if t > s:
@@ -285,6 +300,8 @@ class AttentionProblem(BaseProblem):
                 refuse(name, scale, expected)
         if self.output_scale is not None:
             refuse("output_scale", self.output_scale, "null for append_paged_kv")
+        if self.output_divisor != 1:
+            refuse("output_divisor", self.output_divisor, "1 for append_paged_kv")
         if self.shared_prefix_pages:
             refuse("shared_prefix_pages", self.shared_prefix_pages, "0 for append_paged_kv")
 
@@ -416,7 +433,7 @@ class AttentionProblem(BaseProblem):
         """Whether the output is exactly representable, so that it is compared bitwise."""
         if self.regime != "exact_grid" or self.most_keys > EXACT_RANKS:
             return False
-        if self.output_scale is not None:
+        if self.output_scale is not None or not is_power_of_two(self.output_divisor):
             return False  # FP8 does not hold the grid's values
         return not self.kv_cache or self._exact_in_codes
 

@@ -96,6 +96,7 @@ def _options(problem: AttentionProblem, home: Allocator) -> AttentionOptions:
         sink_tokens=problem.sink_tokens,
         logits_bias=bias,
         alibi_function=problem.alibi_function,
+        output_divisor=problem.output_divisor,
         logits_soft_cap=problem.logits_soft_cap,
         sinks=sinks,
         custom_mask=mask,

@@ -28,7 +28,7 @@ from ..decoding import (
     without_zero_points,
     zero_points,
 )
-from ..kernels import attend
+from ..kernels import HONEST, attend
 
 BUGS: list[SeededBug] = []
 CONTROLS: list[SeededBug] = []
@@ -229,3 +229,15 @@ def record_nibbles_swapped(inputs: PagedAttentionInputs) -> Pair:
     return _fp4_record(
         inputs, codes=lambda packed: torch.stack([packed >> 4, packed & 0xF], -1).flatten(-2)
     )
+
+
+@seeded(BUGS, RAGGED, "parity", features=("output_divisor",))
+def output_divisor_dropped(inputs: RaggedAttentionInputs) -> Pair:
+    """Leave outputs of 16 bits or more as they are, where they are to be divided."""
+    return attend(inputs, replace(HONEST, divide=lambda out, _: out))
+
+
+@seeded(BUGS, PAGED, "parity", features=("output_divisor",))
+def output_divisor_multiplied(inputs: PagedAttentionInputs) -> Pair:
+    """Multiply outputs by their divisor."""
+    return attend(inputs, replace(HONEST, divide=torch.mul))
