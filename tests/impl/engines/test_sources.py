@@ -189,3 +189,19 @@ def test_the_first_folder_that_has_the_engine_decides(
     monkeypatch.setenv(FROM, os.pathsep.join(map(str, named)))
     assert Target().version_of("vLLM") == installed_version("vllm") == "1.2.3"
     assert installed_version("torch")
+
+
+def test_a_file_of_any_package_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "src" / "other_engine" / "ops"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").write_text("raise SystemExit", encoding="utf-8")
+    text = "from other_engine.utils import twice\n\ndef merge(x):\n    return twice(x) + 1\n"
+    (package / "merge.py").write_text(text, encoding="utf-8")
+    monkeypatch.setenv(FROM, str(tmp_path))
+    assert [each.name for each in packages_in(tmp_path)] == ["other_engine"]
+    with load("other_engine.ops.merge", other_stubs) as kernels:
+        assert kernels.merge(3) == 7
+
+
+def other_stubs() -> Mapping[str, Mapping[str, object]]:
+    return {"other_engine.utils": {"twice": lambda x: 2 * x}}
