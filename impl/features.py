@@ -38,6 +38,8 @@ MASKS = {
 """Those of attention that other values than one of a problem's field need."""
 CONTEXT = "context_tokens"
 """That of merging a first state that not all tokens have."""
+LSE_VIEWS = "lse_views"
+"""That of merging lses whose strides are not dense."""
 FEATURES = (
     "custom_mask",
     "per_head_scales",
@@ -57,6 +59,7 @@ FEATURES = (
     "output_divisor",
     *STATES.values(),
     CONTEXT,
+    LSE_VIEWS,
     *MOE_FEATURES,
     "nondeterministic",
     "phases",
@@ -92,7 +95,8 @@ key-value head, [kv_heads, sum of T_i * S_i]; ``image_spans``: ``inputs.spans``;
 ``inputs.logits_bias``; ``alibi_sqrt``: besides ``alibi``, an ``inputs.alibi_function`` of
 ``"sqrt"``. Of ``merge_state``: ``padded_states`` are outs in wider rows,
 ``different_state_strides`` give ``inputs.states``, each with strides of its own, and
-``context_tokens`` is ``inputs.context_tokens``. Of ``moe``: ``expert_parallel`` is an offset, ids
+``context_tokens`` is ``inputs.context_tokens``; ``lse_views``: lses are views of [states, heads,
+tokens], or of wider rows. Of ``moe``: ``expert_parallel`` is an offset, ids
 of other ranks, and -1; ``fp8_weights``, ``nvfp4_weights`` and ``mxfp4_weights`` give a
 QuantizedMatrix for weights, and ``quantized_hidden`` for hidden states too; ``swiglu_parameters``
 are alpha, beta and limit other than the activation's own, numbers or tensors.
@@ -121,7 +125,8 @@ def drawn_features(problem: Problem) -> list[str]:
         return _of_experts(problem)
     if isinstance(problem, MergeProblem):
         strides = [STATES[problem.strides]] if problem.strides else []
-        return strides if problem.context == "all" else [*strides, CONTEXT]
+        lses = [LSE_VIEWS] if problem.lse_layout else []
+        return [*strides, *([] if problem.context == "all" else [CONTEXT]), *lses]
     return []
 
 

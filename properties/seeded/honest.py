@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ...impl import Target
-from ...impl.features import CONTEXT, MASKS, STATES
+from ...impl.features import CONTEXT, LSE_VIEWS, MASKS, STATES
 from ...reference import Arithmetic, AttentionProblem, Problem
 from ...reference.formats.cache_elements import CACHE_FEATURES
 from ...reference.tensors.inputs import (
@@ -242,7 +242,7 @@ def given_outputs(inputs: PagedAttentionInputs) -> None:
         inputs.lse.copy_(lse)
 
 
-@seeded(CONTROLS, "merge_state", control="honest", features=(*STATES.values(), CONTEXT))
+@seeded(CONTROLS, "merge_state", control="honest", features=(*STATES.values(), CONTEXT, LSE_VIEWS))
 def merge(inputs: MergeInputs) -> Pair:
     """Merge all states at once in float32."""
     return merge_within(inputs, inputs.context_tokens)

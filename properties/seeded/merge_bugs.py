@@ -109,6 +109,15 @@ def padding_of_states_read(inputs: MergeInputs) -> Pair:
     return merge_states(outs, inputs.lses, inputs.out_dtype)
 
 
+@seeded(BUGS, MERGE, "parity", features=("lse_views",))
+def lses_taken_for_dense(inputs: MergeInputs) -> Pair:
+    """Read lses as if they were dense."""
+    dense = torch.empty(inputs.lses.shape, device="meta").stride()
+    return merge_states(
+        inputs.outs, inputs.lses.as_strided(inputs.lses.shape, dense), inputs.out_dtype
+    )
+
+
 @seeded(BUGS, MERGE, "parity", features=("different_state_strides",))
 def strides_of_first_state(inputs: MergeInputs) -> Pair:
     """Read every state with the strides of the first."""

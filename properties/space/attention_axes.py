@@ -14,6 +14,7 @@ from ...reference.problems import (
     DTYPES,
     EMPTY_STATES,
     KV_VIEWS,
+    LSE_LAYOUTS,
     MERGE_REGIMES,
     STATE_STRIDES,
 )
@@ -126,6 +127,7 @@ MERGE_AXES: dict[str, tuple[Any, ...]] = {
     "regime": MERGE_REGIMES,
     "strides": STATE_STRIDES,
     "context": CONTEXTS,
+    "lse_layout": LSE_LAYOUTS,
 }
 WITHOUT_LATENT = tuple(dims for dims in HEAD_DIMS if len(dims) == PAIR)
 RAGGED_AXES = {

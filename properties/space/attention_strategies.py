@@ -556,7 +556,7 @@ def merge_problems(draw: st.DrawFn, axes: Axes) -> MergeProblem:
     """Draw one merge."""
     fields: dict[str, Any] = {
         name: draw(sampled(axes.allows(name)))
-        for name in ("num_states", "dtype", "empty", "regime", "strides", "context")
+        for name in ("num_states", "dtype", "empty", "regime", "strides", "context", "lse_layout")
     }
     room = axes.max_work // (8 * fields["num_states"])
     dims = [dim for dim in axes.allows("head_dim") if dim < room] or [axes.allows("head_dim")[0]]

@@ -116,8 +116,8 @@ def _known_to_torchscript(function: Callable[..., Any], filled: Callable[..., An
     find, register = (
         getattr(_builtins, name, None) for name in ("_find_builtin", "_register_builtin")
     )
-    operator = find(function) if find and register else None
-    if operator:
+    operator = find(function) if find else None
+    if operator and register:
         register(filled, operator)
 
 

@@ -20,7 +20,7 @@ from .attention import (
 )
 from .base import DTYPES, MAX_SEQ_LEN, BaseProblem
 from .context_parallel import ContextParallelProblem
-from .merge import CONTEXTS, EMPTY_STATES, MERGE_REGIMES, STATE_STRIDES, MergeProblem
+from .merge import CONTEXTS, EMPTY_STATES, LSE_LAYOUTS, MERGE_REGIMES, STATE_STRIDES, MergeProblem
 from .metadata import MetadataProblem
 from .moe import MoEProblem, RouteProblem
 
@@ -45,6 +45,7 @@ __all__ = [
     "KV_VIEWS",
     "LARGEST_EXACT_QUERY",
     "LEAST_EXACT_SCALE",
+    "LSE_LAYOUTS",
     "MAX_REQUESTS",
     "MAX_SEQ_LEN",
     "MERGE_REGIMES",

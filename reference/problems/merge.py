@@ -12,6 +12,9 @@ EMPTY_STATES = ("none", "some", "all")
 STATE_STRIDES = ("", "padded", "different")
 CONTEXTS = ("all", "some", "none")
 
+LSE_LAYOUTS = ("", "heads_first", "padded")
+"""Ways in which lses lie in memory, the dense one first."""
+
 
 @dataclass(frozen=True)
 class MergeProblem(BaseProblem):
@@ -30,12 +33,14 @@ class MergeProblem(BaseProblem):
             (``inputs.states``), with strides of its own.
         context: which tokens the first state has: ``all``; ``some``, those before
             ``context_tokens``; or ``none``. Behind them it is NaN and is not to be read.
+        lse_layout: how lses lie: dense if empty; ``heads_first``: a view of [states, heads,
+            tokens]; ``padded``: rows of each state have room for more heads, full of garbage.
         seed: of the values.
     """
 
     kind: ClassVar[str] = "merge"
     operation: ClassVar[str] = "merge_state"
-    later_fields: ClassVar[tuple[str, ...]] = ("strides", "context")
+    later_fields: ClassVar[tuple[str, ...]] = ("strides", "context", "lse_layout")
 
     num_states: int = 2
     num_tokens: int = 1
@@ -46,6 +51,7 @@ class MergeProblem(BaseProblem):
     regime: str = "iid"
     strides: str = ""
     context: str = "all"
+    lse_layout: str = ""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -55,6 +61,7 @@ class MergeProblem(BaseProblem):
         check_one_of("regime", self.regime, MERGE_REGIMES)
         check_one_of("strides", self.strides, STATE_STRIDES)
         check_one_of("context", self.context, CONTEXTS)
+        check_one_of("lse_layout", self.lse_layout, LSE_LAYOUTS)
         check_at_least(
             self,
             (("num_states", 1), ("num_heads", 1), ("head_dim", 1), ("num_tokens", 0), ("seed", 0)),

@@ -35,6 +35,9 @@ SPARE_CHANNELS = 16
 """Channels by which rows of values are wider than the values, where they are strided so: 16
 bytes in each dtype, or a multiple."""
 
+SPARE_HEADS = 3
+"""Heads by which padded rows of lses are wider."""
+
 
 def merge_inputs(problem: MergeProblem, home: Allocator) -> MergeInputs:
     """Make the tensors of a call of ``merge_states``."""
@@ -42,7 +45,7 @@ def merge_inputs(problem: MergeProblem, home: Allocator) -> MergeInputs:
     dtype = getattr(torch, problem.dtype)
     return MergeInputs(
         outs=_place_outs(problem, outs.to(dtype), home),
-        lses=home.place("lses", lses),
+        lses=_place_lses(problem, lses, home),
         apart=_place_apart(outs.to(dtype), home) if problem.strides == "different" else None,
         context_tokens=None if problem.context == "all" else problem.context_tokens,
         out_dtype=dtype,
@@ -55,6 +58,16 @@ def _place_outs(problem: MergeProblem, outs: torch.Tensor, home: Allocator) -> t
         return home.place("outs", outs)
     *rows, dim = outs.shape
     return home.empty("outs", (*rows, dim + SPARE_CHANNELS), outs.dtype)[..., :dim].copy_(outs)
+
+
+def _place_lses(problem: MergeProblem, lses: torch.Tensor, home: Allocator) -> torch.Tensor:
+    states, tokens, heads = lses.shape
+    if problem.lse_layout == "heads_first":
+        return home.empty("lses", (states, heads, tokens), lses.dtype).transpose(1, 2).copy_(lses)
+    if problem.lse_layout == "padded":
+        room = home.empty("lses", (states, tokens, heads + SPARE_HEADS), lses.dtype)
+        return room[..., :heads].copy_(lses)
+    return home.place("lses", lses)
 
 
 def _place_apart(outs: torch.Tensor, home: Allocator) -> tuple[torch.Tensor, ...]:

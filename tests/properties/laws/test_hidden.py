@@ -129,9 +129,10 @@ def test_a_kernel_that_multiplies_freed_pages_by_zero_is_found_in_any_cache(kv_c
     problem = AttentionProblem(
         query_lens=(1,), seq_lens=(8,), page_size=2, window_left=1, kv_cache=kv_cache
     )
-    for claim in ("any", "finite"):
+    claims: tuple[Any, ...] = ("any", "finite")
+    for claim in claims:
         made: Any = implementation(
-            "paged_attention", name="x", features=features, hidden_keys=claim  # type: ignore[arg-type]
+            "paged_attention", name="x", features=features, hidden_keys=claim
         )(widened)  # fmt: skip
         subject = Subject(made, Target.here("cpu"), Stages())
         said = [

@@ -92,10 +92,10 @@ def test_each_row_is_as_if_it_had_its_own_keys_only(
 def test_a_key_of_nan_spoils_the_rows_that_see_it_and_no_other(options: dict[str, Any]) -> None:
     q, k, v = tensors()
     k[6], v[6] = math.nan, math.nan
-    clean = [each.clone() for each in tensors()]
-    indptr = torch.tensor([0, T]), torch.tensor([0, S])
+    clean: Any = [each.clone() for each in tensors()]
+    indptr: Any = torch.tensor([0, T]), torch.tensor([0, S])
     found = ragged_attention(q, k, v, *indptr, **options)
-    expected = ragged_attention(*clean, *indptr, **options)
+    expected = ragged_attention(clean[0], clean[1], clean[2], *indptr, **options)
     for row in range(T):
         if 6 in sees(options, row):
             assert found.out[row].isnan().all()
@@ -119,11 +119,13 @@ def test_bounds_of_a_row_are_clean_of_what_it_does_not_see(
 ) -> None:
     q, k, v = tensors()
     k[6], v[6] = spoil, spoil
-    clean = tensors()
+    clean: Any = tensors()
     clean[1][6], clean[2][6] = 0.0, 0.0
-    indptr = torch.tensor([0, T]), torch.tensor([0, S])
+    indptr: Any = torch.tensor([0, T]), torch.tensor([0, S])
     found = ragged_attention_error_bound(q, k, v, *indptr, arithmetic=arithmetic, **options)
-    expected = ragged_attention_error_bound(*clean, *indptr, arithmetic=arithmetic, **options)
+    expected = ragged_attention_error_bound(
+        clean[0], clean[1], clean[2], *indptr, arithmetic=arithmetic, **options
+    )
     for row in range(T):
         if 6 not in sees(options, row):
             torch.testing.assert_close(found.out[row], expected.out[row])

@@ -23,7 +23,7 @@ PROBLEM = AttentionProblem(
 @pytest.mark.parametrize("operation", ["paged_attention", "ragged_attention", "append_paged_kv"])
 def test_views_hold_the_same_values(operation: str, kv_layout: Any, kv_views: str) -> None:  # noqa: ANN401
     dense = replace(PROBLEM, operation=operation, kv_layout=kv_layout)
-    of = append if operation == "append_paged_kv" else attention
+    of: Any = append if operation == "append_paged_kv" else attention
     first, second = (of(materialise(each)) for each in (dense, replace(dense, kv_views=kv_views)))
     assert all(map(torch.equal, first, second))
 
