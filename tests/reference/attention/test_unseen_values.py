@@ -94,8 +94,8 @@ def test_a_key_of_nan_spoils_the_rows_that_see_it_and_no_other(options: dict[str
     k[6], v[6] = math.nan, math.nan
     clean: Any = [each.clone() for each in tensors()]
     indptr: Any = torch.tensor([0, T]), torch.tensor([0, S])
-    found = ragged_attention(q, k, v, *indptr, **options)
-    expected = ragged_attention(clean[0], clean[1], clean[2], *indptr, **options)
+    found = ragged_attention(q, k, v, indptr[0], indptr[1], **options)
+    expected = ragged_attention(clean[0], clean[1], clean[2], indptr[0], indptr[1], **options)
     for row in range(T):
         if 6 in sees(options, row):
             assert found.out[row].isnan().all()
@@ -122,7 +122,9 @@ def test_bounds_of_a_row_are_clean_of_what_it_does_not_see(
     clean: Any = tensors()
     clean[1][6], clean[2][6] = 0.0, 0.0
     indptr: Any = torch.tensor([0, T]), torch.tensor([0, S])
-    found = ragged_attention_error_bound(q, k, v, *indptr, arithmetic=arithmetic, **options)
+    found = ragged_attention_error_bound(
+        q, k, v, indptr[0], indptr[1], arithmetic=arithmetic, **options
+    )
     expected = ragged_attention_error_bound(
         clean[0], clean[1], clean[2], *indptr, arithmetic=arithmetic, **options
     )
