@@ -69,7 +69,7 @@ sdpa = functools.partial(
     features=(*FEATURES, "mla", "per_token_head_kv", "int4_kv", "fp8_ds_mla", "nvfp4_ds_mla"),
 )
 def paged(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
-    """Gather each request's pages and attend; codes are widened to the queries' dtype."""
+    """Gather each request's pages and attend; codes are widened to float32, and so are queries."""
     metadata = inputs.metadata
     pages = metadata.paged_kv_indptr.tolist()
     seq_lens = metadata.seq_lens.tolist()
@@ -89,7 +89,7 @@ def paged(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
         scales = [gather(inputs.kv_cache_sf[which], request) for request in range(len(seq_lens))]
         pairs = zip(found, scales, strict=True)
         values = _int4_values if inputs.k_cache.dtype == torch.uint8 else _scaled
-        return [values(codes, scale).to(inputs.q.dtype) for codes, scale in pairs]
+        return [values(codes, scale) for codes, scale in pairs]
 
     if inputs.kv_format is not None and inputs.kv_format.element in RECORDS:
         read = RECORDS[inputs.kv_format.element]
@@ -162,7 +162,7 @@ def _attend(
         # What no row sees may be NaN, and torch multiplies it by 0.
         unseen = ~mask.flatten(0, -2).any(dim=0)[:, None, None]
         attended = scaled_dot_product_attention(
-            inputs.q[rows].transpose(0, 1),
+            inputs.q[rows].to(k.dtype).transpose(0, 1),
             k.masked_fill(unseen, 0.0).transpose(0, 1),
             v.masked_fill(unseen, 0.0).transpose(0, 1),
             attn_mask=mask if added is None else added.masked_fill(~mask, -math.inf),

@@ -66,6 +66,8 @@ class Coverage:
         pairs: pairs of values of two axes that were seen together, and how many there are.
         unseen: claimed values of which no problem was judged, by axis.
         gaps: floors that were not reached.
+        without_long: why no request of many thousand keys was judged; empty where one was, or the
+            profile asks for none.
     """
 
     asked: int = 0
@@ -77,6 +79,7 @@ class Coverage:
     pairs: tuple[int, int] = (0, 0)
     unseen: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     gaps: tuple[Gap, ...] = ()
+    without_long: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dictionary."""
@@ -115,7 +118,8 @@ class Coverage:
         crossed = [f"{EDGES[name]} {count:,}" for name, count in self.edges.items()]
         seen, of = self.pairs
         pairs = [f"{seen:,} of {of:,} pairs of axis values"] if of else []
-        return "; ".join([*parts, *crossed, *pairs])
+        long = [f"no very long request: {self.without_long}"] if self.without_long else []
+        return "; ".join([*parts, *crossed, *pairs, *long])
 
 
 def gaps_text(gaps: tuple[Gap, ...]) -> str:

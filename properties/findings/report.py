@@ -127,6 +127,8 @@ class LawReport:
         ended: why it did not judge all the problems that it was to judge; empty where it did, or
             found a failure. ``time``: its time was over; ``stopped``: the run's was; ``idle``: it
             found nothing to judge; ``rare``: too little.
+        without_long: why its one very long problem was not judged; empty where it was, or the
+            profile has none.
     """
 
     law: str
@@ -146,6 +148,7 @@ class LawReport:
     error: str = ""
     lost: str = ""
     problems: dict[str, ProblemVerdict] = field(default_factory=dict)
+    without_long: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dictionary."""

@@ -100,6 +100,7 @@ class Reached:
             pairs=(len(self._seen.pairs), values.all_pairs),
             unseen=unseen,
             gaps=tuple(gaps),
+            without_long=next((each.without_long for each in reports if each.without_long), ""),
         )
 
 

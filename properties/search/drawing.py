@@ -13,6 +13,7 @@ from hypothesis import Phase
 from ...reference import Problem
 from ..space.axis_values import Axes
 from ..space.drawers import Drawers
+from ..space.operations import OPERATIONS
 from ..space.profiles import Profile
 from ..space.rounds import (
     EXAMPLES_A_ROUND,
@@ -22,6 +23,7 @@ from ..space.rounds import (
     most_rounds,
     seed_of_round,
 )
+from ..verdicts.operations import OPERATIONS as ANSWERS
 from .case_runner import CaseRunner
 from .examples import Examples
 
@@ -33,6 +35,8 @@ has time for as many problems as are planned, and as many as the second for each
 may have something to say of one only."""
 LONG_SHARE = 0.5
 """Share of a law's problems and of its seconds that a slow implementation's long problems take."""
+MOST_LONGER = 800
+"""Times the work of an implementation's other problems that its one very long problem may have."""
 Look = Callable[[Problem], None]
 """Called with each drawn problem; raises ``Counterexample`` or ``Enough``, see ``draw_round``."""
 
@@ -52,6 +56,7 @@ class SearchOptions:
         confirm: judge a FAIL once more, in a fresh process.
         examples: what other runs have kept, tried first.
         drawers: processes that draw, where there are any.
+        longest: whether the law's very long problem is judged too, see ``Profile.long``.
     """
 
     profile: Profile
@@ -63,6 +68,7 @@ class SearchOptions:
     confirm: bool = True
     examples: Examples | None = None
     drawers: Drawers | None = None
+    longest: bool = True
 
 
 class Search:
@@ -86,6 +92,22 @@ class Search:
     def has_something(self) -> bool:
         """Whether there are problems that may hold something for the law."""
         return self._axes is not None
+
+    def longest(self) -> tuple[Problem | None, str]:
+        """Return the one very long problem of the law, and why it has none where it should."""
+        candidate, law, which = self._runner.candidate, self._runner.law, self._options.profile.long
+        compares = ANSWERS[candidate.axes.operation].law == law.name
+        longest = OPERATIONS[candidate.axes.operation].longest
+        if not self._options.longest or self._axes is None or longest is None:
+            return None, ""
+        if which == "none" or (which == "oracle" and not compares):
+            return None, ""
+        problem = longest(self._axes, candidate.address.device)
+        if problem is None:
+            return None, "its requests have as many queries as keys"
+        if problem.work > MOST_LONGER * candidate.cost.max_work:
+            return None, "its calls take too long"
+        return problem, ""
 
     def suspects(self) -> Iterator[Problem]:
         """Yield each problem that fails when it is first judged, until there were enough.

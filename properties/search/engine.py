@@ -439,14 +439,14 @@ class Run:
             )
             if first:
                 fewer = min(options.problems, FIRST_PROBLEMS)
-                options = replace(options, problems=fewer, floor=0, examples=None)
+                options = replace(options, problems=fewer, floor=0, examples=None, longest=False)
 
             def work(worker: Worker, law: Law = law, options: SearchOptions = options) -> LawReport:
                 if plan.first_only and candidate.smallest:
                     return LawReport(law.name)
                 if not plan.shrink_all and candidate.smallest:
                     fewer = min(options.problems, LATER_PROBLEMS)
-                    options = replace(options, shrink=False, problems=fewer)
+                    options = replace(options, shrink=False, problems=fewer, longest=False)
                 return self._search(worker, candidate, law, options)
 
             submit(REPLAY_PRIORITY if first else rank, report, work, done)

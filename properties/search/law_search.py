@@ -100,6 +100,8 @@ class LawSearch:
         if self._options.examples is not None:
             self._search.show_kept(self._look_at_kept)
         shown = self._shrink is not None or self._draw()
+        if self._shrink is None and not self._noted:
+            self._look_at_longest()
         if self._shrink is not None and self._options.shrink:
             self._end_shrinking(self._shrink, shown=shown)
 
@@ -117,6 +119,16 @@ class LawSearch:
                     shrink.simplify()  # this law may not need what another one did
                 return True
         return False
+
+    def _look_at_longest(self) -> None:
+        """Judge the one very long problem of the law, after all others: it costs most."""
+        problem, why = self._search.longest()
+        if problem is not None and not self._stopped():
+            verdict = self._runner.verdict(problem)
+            why = verdict.message if verdict.status == "UNSUPPORTED" else ""
+            if verdict.bad:
+                self._confirm(problem)
+        self._runner.report.without_long = why
 
     def _draw(self) -> bool:
         """Draw until a problem fails; whether it was shown to Hypothesis again."""

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from ...reference import AttentionProblem, MergeProblem, MetadataProblem
 from ...reference.formats.cache_elements import RECORDS
-from ...reference.problems import MAX_SEQ_LEN
 from ...reference.problems.base import is_power_of_two
 from ...reference.problems.cache_names import cache_fits, has_block_scales
 from ...reference.problems.mask_fields import NO_MASK
@@ -42,7 +41,10 @@ MUCH_WORK, MORE_KEYS_TO_AFFORD = 10_000_000, (4, 300, 600)
 LENGTH_EDGES = (1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257,
                 511, 512, 513, 1024, 1025, 2048, 4096, 8192, 16384)  # fmt: skip
 MOST_KEYS = 2**12
-"""Keys of a request at most; verifies have up to ``MAX_SEQ_LEN``, where a GPU has the work."""
+"""Keys of a request at most, see ``longest`` and ``MOST_VERIFIED`` for others."""
+MOST_VERIFIED = 2**15
+"""Keys of a verify at most, where a GPU has the work: some kernels reduce such a one in several
+passes."""
 SMALL_PAGE, LARGE_PAGE = 4, 256
 """Keys a page beyond which some of the batches are one request of two pages, which others rarely
 have within their work: half of them beyond the second number. Pages up to it are twice as usual."""
@@ -496,7 +498,7 @@ def _verified(
         affordable = (t for t in range(3, MOST_DRAFTS + 1)
                       if KEYS_A_DRAFT * t * _work_of_a_key(fields, t) <= work)  # fmt: skip
         tokens = draw(st.integers(1, max(affordable, default=2)))
-    cap = min(max(int(work / _work_of_a_key(fields, tokens)), tokens + 1), MAX_SEQ_LEN)
+    cap = min(max(int(work / _work_of_a_key(fields, tokens)), tokens + 1), MOST_VERIFIED)
     # Half of them are as long as they may be.
     of_any = lengths(cap, fields["page_size"], fields.get("window_left", -1))
     several = st.integers(cap // 2, cap) if draw(st.booleans()) else of_any

@@ -36,6 +36,7 @@ from .context_parallel import (
     context_parallel_example,
     context_parallel_problems,
 )
+from .longest import longest
 from .moe_axes import MOE_AXES, ROUTE_AXES, moe_example, route_example
 from .moe_strategies import moe_problems, route_problems
 from .simplifying import (
@@ -91,6 +92,8 @@ class Space:
         edges: which structural edges a problem crosses, given the keys of a tile and of a split.
         long: axes of long requests, from those of an implementation's other problems, its tile, its
             split and whether it is slow; None where it needs none.
+        longest: the one very long problem of a law, of axes and a device; None where the operation
+            has none.
     """
 
     axes: Mapping[str, tuple[Any, ...]]
@@ -107,6 +110,7 @@ class Space:
     lengths: Callable[[Any], dict[str, int]] = sizes.lengths_of_tokens
     edges: Callable[[Any, int, int], dict[str, bool]] = _no_edges
     long: Callable[..., Axes | None] = _nothing
+    longest: Callable[[Axes, str], Problem | None] | None = None
 
 
 def _attention(operation: str, axes: Mapping[str, tuple[Any, ...]], **differing: Any) -> Space:  # noqa: ANN401
@@ -115,7 +119,8 @@ def _attention(operation: str, axes: Mapping[str, tuple[Any, ...]], **differing:
         Space(axes, partial(attention_example, operation), attention_problems, sizes.of_pages,
               simpler_paged_batch, on_few_pages, exact_where_allowed,
               sizes.more_requests, sizes.more_keys, sizes.is_on_few_pages,
-              lengths=sizes.lengths_of_batch, edges=sizes.edges_of_batch, long=long_axes),
+              lengths=sizes.lengths_of_batch, edges=sizes.edges_of_batch, long=long_axes,
+              longest=longest),
         **differing,
     )  # fmt: skip
 

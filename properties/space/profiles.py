@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Literal
 
 CHEAP_MINUTES = 1.0
 """Minutes of one core: of modules that take less there may be many, and they come in pairs."""
@@ -25,6 +26,8 @@ class Profile:
         little_minutes: minutes of one core in which more modules than these may be built, of those
             that take less than ``CHEAP_MINUTES``, as Triton's.
         explore: draw other problems in every run, and keep failures in an example database.
+        long: the laws that judge one request of many thousand keys: ``"none"``, the one that
+            compares with the ``"oracle"``, or ``"all"``.
     """
 
     name: str
@@ -37,6 +40,7 @@ class Profile:
     little_minutes: float = 0.0
     soak: int = 50
     explore: bool = False
+    long: Literal["none", "oracle", "all"] = "none"
 
     def modules_of(self, minutes: float, *, together: bool = False) -> int:
         """Count the modules to build of an implementation, at most.
@@ -55,7 +59,7 @@ class Profile:
 
 PROFILES = {
     "quick": Profile("quick", 20, 200_000, 5.0, 20.0, 3, 20.0, 2.0, 50),
-    "gate": Profile("gate", 120, 400_000, 10.0, 50.0, 8, 45.0, 12.0, 200),
+    "gate": Profile("gate", 120, 400_000, 10.0, 50.0, 8, 45.0, 12.0, 200, long="oracle"),
     "nightly": Profile(
         "nightly",
         3000,
@@ -66,6 +70,7 @@ PROFILES = {
         little_minutes=60.0,
         soak=5000,
         explore=True,
+        long="all",
     ),
 }
 MINUTES = {("quick", "cuda"): 5.0, ("gate", "cuda"): 15.0}

@@ -14,8 +14,8 @@ from ...fixtures.suggestions import did_you_mean
 
 SCHEMA = "kernelproof/problem/1"
 DTYPES = ("float32", "float16", "bfloat16")
-MAX_SEQ_LEN = 2**15
-"""Longest request, in keys: some kernels reduce such a one in several passes."""
+MAX_SEQ_LEN = 2**18
+"""Longest request, in keys: twice the context of most models."""
 LARGEST_SIZE, LARGEST_SEED = 2**31 - 1, 2**63 - 1
 """Sizes are int32 to kernels, seeds int64 to torch."""
 _fields: dict[type[Any], tuple[tuple[str, bool, Any], ...]] = {}

@@ -9,13 +9,25 @@ import torch
 from ....reference.problems.base import is_power_of_two
 from ....reference.tensors.inputs import AttentionInputs, PagedAttentionInputs
 from ..catalogue import SeededBug, seeded
-from ..kernels import HONEST, attend, gather_pages, page_ids, shared_heads
+from ..kernels import (
+    HONEST,
+    Request,
+    assemble,
+    attend,
+    close,
+    gather_pages,
+    page_ids,
+    scan,
+    shared_heads,
+)
 
 BUGS: list[SeededBug] = []
 Pair = tuple[torch.Tensor, torch.Tensor]
 PAGED, RAGGED = "paged_attention", "ragged_attention"
 LARGE = 256
 """Keys of the largest page that the faulty kernels take right."""
+MOST_PARTS, PART = 64, 64
+"""Parts of a request that the faulty kernel has scratch for, and their keys."""
 ROWS = 16
 """Query heads of a tile of the faulty kernels."""
 
@@ -92,6 +104,17 @@ def rotary_part_of_whole_keys(inputs: PagedAttentionInputs) -> Pair:
         q[..., -8:] *= 2.0
         inputs = replace(inputs, q=q)
     return attend(inputs)
+
+
+@seeded(BUGS, PAGED, "parity")
+def sixty_four_parts(inputs: PagedAttentionInputs) -> Pair:
+    """Merge the first 64 parts of 64 keys, which is all that the scratch memory has room for."""
+
+    def one(request: Request) -> Pair:
+        keys = slice(0, min(request.k.shape[0], MOST_PARTS * PART))
+        return close(scan(request, inputs, keys=keys), request, inputs)
+
+    return assemble(inputs, one)
 
 
 def _kv_heads(inputs: PagedAttentionInputs) -> int:
