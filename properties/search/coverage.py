@@ -15,6 +15,7 @@ from ..findings.coverage import Coverage, Gap
 from ..findings.report import EARLY, LawReport
 from ..laws import Law
 from ..space.axes import Axes, fields_of, has
+from ..space.axis_values import NO_FIELDS
 from ..space.operations import OPERATIONS
 
 EDGE_FLOOR = 3
@@ -154,6 +155,8 @@ class _Values:
         self._names: dict[str, tuple[str, ...]] = {}
         self._known: dict[tuple[Hashable, ...], str | None] = {}
         for axis, values in axes.values.items():
+            if axis in NO_FIELDS:
+                continue
             # Modules that were built hold these values only.
             part = tuple(value for each in axes.restrictions for value in each.get(axis, ()))
             names = dict.fromkeys(name for each in part or values for name in fields_of(axis, each))

@@ -13,6 +13,7 @@ from hypothesis import Phase
 from ...reference import Problem
 from ..space.axis_values import Axes
 from ..space.drawers import Drawers
+from ..space.given_lengths import given
 from ..space.operations import OPERATIONS
 from ..space.profiles import Profile
 from ..space.rounds import (
@@ -100,7 +101,7 @@ class Search:
         longest = OPERATIONS[candidate.axes.operation].longest
         if not self._options.longest or self._axes is None or longest is None:
             return None, ""
-        if which == "none" or (which == "oracle" and not compares):
+        if which == "none" or (which == "oracle" and not compares) or given(self._axes.values):
             return None, ""
         problem = longest(self._axes, candidate.address.device)
         if problem is None:

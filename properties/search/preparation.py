@@ -17,6 +17,7 @@ from ..findings.report import ImplementationReport
 from ..isolation.sanitizer import LESS_WORK
 from ..isolation.workers import Deadlines, Outcome, Worker
 from ..space.axes import Axes, example, narrow
+from ..space.given_lengths import given, without_lengths
 from ..space.module_selection import Keys, Libraries, Module, Selection
 from ..space.operations import OPERATIONS
 from ..space.profiles import CHEAP_MINUTES, NO_COST, SLOW, Cost, Profile, Timing, cost_of, on_device
@@ -345,7 +346,7 @@ def _time(
     Where the cost class is given, calls are timed for their deadlines only.
     """
     address = candidate.address
-    timing = example(candidate.axes.operation, candidate.axes.simplest)
+    timing = example(candidate.axes.operation, without_lengths(candidate.axes.simplest))
     timing = OPERATIONS[timing.operation].timed(timing)
     timed = _ask(worker, address, "cost", problem=timing.to_json())
     if timed.get("stopped", {}).get("status") == "HANG":
@@ -359,7 +360,8 @@ def _time(
     candidate.axes = replace(candidate.axes, max_work=cost.max_work, max_heads=cost.max_heads)
     slow = cost.name == SLOW
     long, declared = OPERATIONS[timing.operation].long, report.declared
-    candidate.long = long(candidate.axes, declared["tile"], declared["split"], slow=slow)
+    if not given(candidate.axes.values):  # else there are no others
+        candidate.long = long(candidate.axes, declared["tile"], declared["split"], slow=slow)
     if slow:
         candidate.deadlines.patience = PATIENCE
     candidate.deadlines.slowness = address.slowness

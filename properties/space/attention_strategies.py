@@ -30,6 +30,7 @@ from .attention_axes import (
     with_what_it_needs,
 )
 from .axis_values import Axes
+from .given_lengths import given
 from .strategy_helpers import LARGEST_SEED, features, one_of, sampled
 
 REQUESTS = (1, 2, 3, 4, 6, 1, 2, 3, 4, 6, 2, 0)
@@ -133,8 +134,9 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
     )
     keys = draw(sampled(axes.edges[: 1 if square else None][-1:] or to_afford))
     least = draw(_two_pages(axes, fields["page_size"]))
-    if least:
-        keys, square = max(keys, least), False
+    wanted = given(axes.values).get("seq_lens", ())
+    if least or wanted:
+        keys, square = max(keys, least, *wanted), False
     heads = draw(_heads(axes, keys, square=square))
     one_only = bool(axes.edges or least)
     requests = REQUESTS if keys == KEYS_TO_AFFORD[0] else REQUESTS[: 1 if one_only else 3]

@@ -17,6 +17,7 @@ from ...reference import AttentionProblem, Problem
 from ...reference.formats.cache_elements import FP8
 from .attention_axes import PHASES, head_fields
 from .axis_values import FIELDS, Axes
+from .given_lengths import LENGTHS, with_lengths, without_lengths
 from .operations import OPERATIONS
 
 __all__ = [
@@ -54,7 +55,9 @@ def all_axes(operation: str) -> dict[str, tuple[Any, ...]]:
 
 def example(operation: str, chosen: Mapping[str, Any]) -> Problem:
     """Return the simplest problem with these values."""
-    return OPERATIONS[operation].example(chosen)
+    made = OPERATIONS[operation].example(without_lengths(chosen))
+    lengths = {name: chosen[name] for name in LENGTHS if name in chosen}
+    return with_lengths(made, lengths, all_new=chosen.get("phase") == "prefill")
 
 
 def fields_of(axis: str, value: Any) -> dict[str, Any]:  # noqa: ANN401  a value of any axis

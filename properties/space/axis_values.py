@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..laws.law import Choice
+from .given_lengths import LENGTHS
 from .moe_axes import TOGETHER
 
 FIELDS = {
@@ -15,8 +16,8 @@ FIELDS = {
     **TOGETHER,
 }
 """Fields of the axes that have two each."""
-NO_FIELDS = ("phase", "verify")
-"""Axes that are lengths of a problem, no field."""
+NO_FIELDS = ("phase", "verify", *LENGTHS)
+"""Axes that are lengths of a problem, no field of one value."""
 
 
 @dataclass(frozen=True)

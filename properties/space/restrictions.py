@@ -16,6 +16,7 @@ from ...reference import AttentionProblem, Problem
 from ...reference.problems.cache_names import cache_fits, multiples_of
 from .attention_axes import head_fields
 from .axes import all_axes, has
+from .given_lengths import LENGTHS, conflict, has_lengths
 from .operations import OPERATIONS
 
 PARTS = {
@@ -71,6 +72,9 @@ class Only:
                 there = f"there are {', '.join(sorted(known))}"
                 message = f"{name!r} is no field of a problem; {meant}{there}"
                 raise OnlyError(message)
+            if name in LENGTHS:
+                found[name] = _lengths(name, rest, twice=name in found)
+                continue
             values = [_value(name, word.strip()) for word in rest.split(",")]
             found[name] = tuple(dict.fromkeys([*found.get(name, ()), *values]))
         only = cls(found)
@@ -94,7 +98,13 @@ class Only:
             OnlyError: the operation's problems have no such field, or none of its values.
         """
         kept = all_axes(operation)
+        lengths = {name: wanted for name, wanted in self.values.items() if name in LENGTHS}
         for name, wanted in self.values.items():
+            if name in lengths and has_lengths(operation):
+                if why := conflict(operation, lengths):
+                    raise OnlyError(why)
+                kept[name] = (wanted,)
+                continue
             axis, place = PARTS.get(name, (name, None))
             if axis not in kept:
                 message = f"problems of {operation} have no {name}"
@@ -114,7 +124,9 @@ class Only:
     def meets(self, problem: Problem) -> bool:
         """Whether a problem has one of the wanted values in each field; none has a phase."""
         return all(
-            any(has(problem, name, value) for value in values)
+            _has_lengths(problem, name, values)
+            if name in LENGTHS
+            else any(has(problem, name, value) for value in values)
             for name, values in self.values.items()
         )
 
@@ -126,6 +138,31 @@ class Only:
 
 
 WHOLE_SPACE = Only()
+
+
+def _lengths(name: str, words: str, *, twice: bool) -> tuple[int, ...]:
+    """Read the lengths of all requests, or of each one.
+
+    Raises:
+        OnlyError: they are no numbers, or are given a second time.
+    """
+    if twice:
+        message = f"{name} is given twice; write the lengths of one batch behind each other: 1,5"
+        raise OnlyError(message)
+    try:
+        return tuple(int(word) for word in words.split(","))
+    except ValueError:
+        message = (
+            f"{name}={words} is no length; give one number for every request, or one for each "
+            "request, as in 8200,17"
+        )
+        raise OnlyError(message) from None
+
+
+def _has_lengths(problem: Problem, name: str, wanted: tuple[int, ...]) -> bool:
+    """Whether every request has the one length, or each its own."""
+    found = getattr(problem, name, ())
+    return set(found) == {*wanted} if len(wanted) == 1 else found == wanted
 
 
 def _among(
@@ -172,6 +209,7 @@ def _known() -> dict[str, list[Any]]:
                 found.setdefault(name, []).extend(value[PARTS[name][1]] for value in values)
             if axis not in UNSPOKEN:
                 found.setdefault(axis, []).extend(values)
+    found |= {name: [] for name in LENGTHS}
     return {name: list(dict.fromkeys(values)) for name, values in found.items()}
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from hypothesis import strategies as st
 
 from ...reference import Problem
 from .axes import Axes, all_axes
+from .given_lengths import given, with_lengths
 from .operations import OPERATIONS
 from .strategy_helpers import sampled
 
@@ -25,7 +27,13 @@ def problems(axes: Axes | None = None, *, operation: str = "paged_attention",
         axes = Axes(operation, all_axes(operation), max_work, {})
     if axes.restrictions:
         return st.sampled_from(axes.restricted()).flatmap(problems)
-    return OPERATIONS[axes.operation].strategy(axes)
+    strategy, lengths = OPERATIONS[axes.operation].strategy(axes), given(axes.values)
+    if not lengths:
+        return strategy
+    phases = axes.values.get("phase", ("decode",))
+    all_new = not {"decode", "chunk"} & set(phases)
+    every = partial(with_lengths, lengths=lengths, max_work=axes.max_work, all_new=all_new)
+    return strategy.map(every)
 
 
 @st.composite

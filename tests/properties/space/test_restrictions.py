@@ -80,7 +80,7 @@ def test_what_may_be_asked_for(texts: list[str], found: dict[str, tuple[Any, ...
     [
         (["window_left"], "'window_left' is no FIELD=VALUE"),
         (["colour=red"], "'colour' is no field of a problem; there are activation, "),
-        (["query_lens=3"], "'query_lens' is no field"),
+        (["query_lens=three"], "query_lens=three is no length; give one number"),
         (["windw"], "'windw' is no FIELD=VALUE[,VALUE...]; did you mean window_left?"),
         (["windw=3"], "'windw' is no field of a problem; did you mean window_left? there are "),
         (["causal=TRUE"], "did you mean true? there are false, true"),
