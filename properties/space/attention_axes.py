@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...reference import AttentionProblem
-from ...reference.attention.masks import ALIBI_FUNCTIONS
+from ...reference.attention.alibi import ALIBI_FUNCTIONS
 from ...reference.formats.cache_elements import FP8, cache_element
 from ...reference.problems import (
     ATTENTION_REGIMES,

@@ -14,7 +14,8 @@ import torch
 from ..formats.kv_format import KVCacheFormat
 from ..scratch import Scratch
 from ..validation import KVLayout
-from .masks import Span, seen_range
+from .alibi import Span
+from .masks import seen_range
 from .options import Options
 
 MAX_BATCH_WORK = 2**20

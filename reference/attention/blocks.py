@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import torch
 
+from .alibi import ALIBI_FUNCTIONS
 from .batches import Batch, Request, on_device
-from .masks import ALIBI_FUNCTIONS, seen, structured
+from .masks import seen, structured
 from .options import Options
 
 

@@ -10,7 +10,7 @@ import torch
 from ..formats.kv_format import KVCacheFormat, Scales
 from ..scratch import Scratch
 from ..validation import check_heads, check_values
-from .masks import ALIBI_FUNCTIONS, Span
+from .alibi import ALIBI_FUNCTIONS, Span
 
 OUTPUT_DTYPE = torch.float8_e4m3fn
 """Dtype of outputs with an ``output_scale``."""

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import torch
 
+from .alibi import ALIBI_REACH
 from .batches import Batch
 from .blocks import Block, block_of, group
-from .masks import ALIBI_REACH
 from .options import Options
 
 MAX_LOGIT_BYTES = 8 * 2**20

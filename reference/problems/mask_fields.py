@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..attention.masks import ALIBI_FUNCTIONS
+from ..attention.alibi import ALIBI_FUNCTIONS
 from .base import check_at_least, check_one_of, refuse
-
-if TYPE_CHECKING:
-    from .attention import AttentionProblem
 
 MASK_PATTERNS = (
     "",
@@ -36,17 +33,18 @@ PLAIN_MASK: dict[str, Any] = {
 """Fields of a problem whose rows see keys between two ends, and which has no bias but ALiBi."""
 
 
-def check_masks(problem: AttentionProblem) -> None:
-    """Refuse what no mask and no bias of a call can look like."""
-    check_one_of("mask_pattern", problem.mask_pattern, MASK_PATTERNS)
-    check_one_of("spans", problem.spans, SPANS)
-    check_one_of("logits_bias", problem.logits_bias, BIASES)
-    check_one_of("alibi_function", problem.alibi_function, tuple(ALIBI_FUNCTIONS))
+def check_masks(problem: object) -> None:
+    """Refuse what no mask and no bias of a call of attention can look like."""
+    fields = vars(problem)
+    check_one_of("mask_pattern", fields["mask_pattern"], MASK_PATTERNS)
+    check_one_of("spans", fields["spans"], SPANS)
+    check_one_of("logits_bias", fields["logits_bias"], BIASES)
+    check_one_of("alibi_function", fields["alibi_function"], tuple(ALIBI_FUNCTIONS))
     check_at_least(problem, (("chunk", 0), ("window_dilation", 1), ("sink_tokens", 0)))
     for name in ("mask_pattern", "mask_by_head"):
-        if getattr(problem, name) and not problem.custom_mask:
-            refuse(name, getattr(problem, name), "empty or false where custom_mask is false")
-    if problem.alibi_function != "linear" and not problem.alibi:
-        refuse("alibi_function", problem.alibi_function, "linear where alibi is false")
-    if problem.spans and problem.tree:
-        refuse("spans", problem.spans, "empty with a tree: its tokens see each other as it says")
+        if fields[name] and not fields["custom_mask"]:
+            refuse(name, fields[name], "empty or false where custom_mask is false")
+    if fields["alibi_function"] != "linear" and not fields["alibi"]:
+        refuse("alibi_function", fields["alibi_function"], "linear where alibi is false")
+    if fields["spans"] and fields["tree"]:
+        refuse("spans", fields["spans"], "empty with a tree: its tokens see each other as it says")

@@ -144,7 +144,7 @@ def test_dilation_leaves_multiples(causal: bool, window: int) -> None:
 @pytest.mark.usefixtures("blocks")
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("more", [{}, {"attention_chunk_size": 4}, {"window_dilation": 2}])
-def test_the_first_keys_are_seen_behind_a_window(causal: bool, more: dict[str, int]) -> None:
+def test_the_first_keys_are_seen_behind_a_window(causal: bool, more: dict[str, Any]) -> None:
     def sees(_: int, position: int, key: int, __: int) -> bool:
         near = position - key <= 1
         if "attention_chunk_size" in more:

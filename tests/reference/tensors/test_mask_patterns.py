@@ -11,6 +11,7 @@ import torch
 from kernelproof.impl.features import FEATURES, drawn_features
 from kernelproof.reference import AttentionProblem, materialise, problem_from_json
 from kernelproof.reference.problems.mask_fields import BIASES, MASK_PATTERNS, PLAIN_MASK
+from kernelproof.reference.tensors.inputs import RaggedAttentionInputs
 from kernelproof.reference.tensors.mask_patterns import TILES, bias_values, mask_values, span_values
 
 CPU = torch.device("cpu")
@@ -118,7 +119,9 @@ def test_inputs_have_the_oracles_names() -> None:
     problem = AttentionProblem(
         "ragged_attention", (2,), (5,), chunk=4, window_dilation=2, sink_tokens=1, spans="prefix"
     )
-    given = materialise(problem).keywords()
+    inputs = materialise(problem)
+    assert isinstance(inputs, RaggedAttentionInputs)
+    given = inputs.keywords()
     assert (given["attention_chunk_size"], given["window_dilation"], given["sink_tokens"]) == (
         4, 2, 1
     )  # fmt: skip
