@@ -39,19 +39,28 @@ POWER_OF_TWO = 0.5
 
 
 def _supports(problem: AttentionProblem, _: Target) -> bool | str:
-    if problem.logits_soft_cap:
-        return "scaled_dot_product_attention has no logits soft cap"
-    if problem.sinks:
-        return "scaled_dot_product_attention has no attention sinks"
-    if problem.dtype != "float32" and math.frexp(problem.v_scale)[0] != POWER_OF_TWO:
-        return f"v_scale {problem.v_scale} on a {problem.dtype} output would round it twice"
-    if problem.dtype != "float32" and (problem.alibi or problem.logits_bias):
-        return f"a bias is added in {problem.dtype}: Arithmetic has no word for it"
-    if problem.dtype != "float32" and math.frexp(problem.output_divisor)[0] != POWER_OF_TWO:
-        return f"output_divisor {problem.output_divisor} would round a {problem.dtype} output twice"
-    if problem.dtype != "float32" and problem.output_scale is not None:
-        return f"an output in FP8 would be rounded to {problem.dtype} before"
-    return True
+    narrow, divisor = problem.dtype != "float32", problem.output_divisor
+    refusals = (
+        (problem.logits_soft_cap, "scaled_dot_product_attention has no logits soft cap"),
+        (problem.sinks, "scaled_dot_product_attention has no attention sinks"),
+        (
+            narrow and math.frexp(problem.v_scale)[0] != POWER_OF_TWO,
+            f"v_scale {problem.v_scale} on a {problem.dtype} output would round it twice",
+        ),
+        (
+            narrow and (problem.alibi or problem.logits_bias),
+            f"a bias is added in {problem.dtype}: Arithmetic has no word for it",
+        ),
+        (
+            narrow and math.frexp(divisor)[0] != POWER_OF_TWO,
+            f"output_divisor {divisor} would round a {problem.dtype} output twice",
+        ),
+        (
+            narrow and problem.output_scale is not None,
+            f"an output in FP8 would be rounded to {problem.dtype} before",
+        ),
+    )
+    return next((reason for refused, reason in refusals if refused), True)
 
 
 sdpa = functools.partial(

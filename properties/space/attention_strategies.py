@@ -151,15 +151,9 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
     windowed = _with_windows_that_hide(_without_lone_masks(axes), heads, per_request)
     if square and axes.edges and draw(st.booleans()):
         windowed = _with_windows_only(windowed)
-    # Each is drawn as often where there are many: half of them at a time then.
-    several = sum(len(windowed.allows(name)) > 1 for name in FEATURES)
-    most_features = max(MOST_FEATURES, (several + 1) // 2)
-    if axes.edges:
-        most_features = MOST_FEATURES_LONG if several <= MANY_FEATURES else several // 2
-    fields |= draw(features(windowed, FEATURES, OFF, most_features))
+    fields |= draw(features(windowed, FEATURES, OFF, _most_features(windowed)))
     fields |= draw(_masks(windowed, fields, room=keys > KEYS_TO_AFFORD[0]))
-    if fields.get("values_in_keys"):
-        fields["kv_views"] = ""
+    fields |= {"kv_views": ""} if fields.get("values_in_keys") else {}
     fields |= draw(_cache(axes, fields))
     fields["regime"] = draw(_regime(axes, fields))
     verify = draw(_verify(axes, fields, per_request))
@@ -183,6 +177,14 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
         seed=draw(st.integers(0, LARGEST_SEED)),
         **fields,
     )
+
+
+def _most_features(axes: Axes) -> int:
+    """Return most features of one problem: where there are many, half of them at a time."""
+    several = sum(len(axes.allows(name)) > 1 for name in FEATURES)
+    if axes.edges:
+        return MOST_FEATURES_LONG if several <= MANY_FEATURES else several // 2
+    return max(MOST_FEATURES, (several + 1) // 2)
 
 
 def _page_size(axes: Axes) -> st.SearchStrategy[int]:
@@ -449,10 +451,7 @@ def _request(
     if axes.edges:
         seq_len = draw(_beyond(cap, axes.edges) if square else _long_lengths(cap, axes.edges))
     else:
-        of_any = lengths(cap, fields["page_size"], fields.get("window_left", -1))
-        if fields.get("mask_pattern") in OF_TILES and cap > SHORT and draw(st.booleans()):
-            of_any = st.integers(min(LONG, cap // 2 + 1), cap)
-        seq_len = _at_least(least, draw(of_any))
+        seq_len = _at_least(least, draw(_lengths_within(fields, cap)))
     if phase in ("decode", "no_query"):
         return PHASES[phase][0], seq_len
     if phase == "prefill":
@@ -462,6 +461,14 @@ def _request(
     largest = max(1, int(work / (kv_heads * group * channels * max(seq_len, 1))))
     some = st.integers(1, min(largest, seq_len))
     return min(seq_len, draw(_beyond(seq_len, axes.edges) if square else some)), seq_len
+
+
+@st.composite
+def _lengths_within(draw: st.DrawFn, fields: Mapping[str, Any], cap: int) -> int:
+    """Draw a length up to cap: half of those with a mask of tiles have room for whole ones."""
+    if fields.get("mask_pattern") in OF_TILES and cap > SHORT and draw(st.booleans()):
+        return draw(st.integers(min(LONG, cap // 2 + 1), cap))
+    return draw(lengths(cap, fields["page_size"], fields.get("window_left", -1)))
 
 
 def _verify(axes: Axes, fields: Mapping[str, Any], work: float) -> st.SearchStrategy[int]:

@@ -228,18 +228,11 @@ class AttentionProblem(BaseProblem):
                 refuse(name, getattr(self, name), "finite and not negative")
         if self.sm_scale is not None and not math.isfinite(self.sm_scale):
             refuse("sm_scale", self.sm_scale, "finite or null")
-        scale = self.output_scale
-        if scale is not None and not (math.isfinite(scale) and scale > 0):
-            refuse("output_scale", scale, "positive and finite, or null")
         check_masks(self)
+        self._check_output()
         bent = self.logits_soft_cap or self.alibi or self.logits_bias
         if self.regime == "exact_grid" and (bent or not is_power_of_two(self.v_scale)):
             expected = "without soft cap, ALiBi and bias, and with v_scale a power of two"
-        self._check_output()
-        if self.regime == "exact_grid" and (
-            self.logits_soft_cap or self.alibi or not is_power_of_two(self.v_scale)
-        ):
-            expected = "without soft cap and ALiBi, and with v_scale a power of two"
             refuse("regime", self.regime, expected)
         if self.regime == "exact_grid" and self.scale * self.k_scale < LEAST_EXACT_SCALE:
             refuse("regime", self.regime, f"with sm_scale * k_scale at least {LEAST_EXACT_SCALE}")
