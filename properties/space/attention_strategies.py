@@ -123,8 +123,7 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
     """
     axes = _with_dims_of_records(axes)
     fields: dict[str, Any] = {
-        name: draw(sampled(axes.allows(name)))
-        for name in ("dtype", "causal", "kv_layout", "page_order")
+        name: draw(sampled(axes.allows(name))) for name in ("dtype", "kv_layout", "page_order")
     }
     fields["page_size"] = draw(_page_size(axes))
     to_afford = MORE_KEYS_TO_AFFORD if axes.max_work >= MUCH_WORK else KEYS_TO_AFFORD
@@ -153,6 +152,7 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
         windowed = _with_windows_only(windowed)
     fields |= draw(features(windowed, FEATURES, OFF, _most_features(windowed)))
     fields |= draw(_masks(windowed, fields, room=keys > KEYS_TO_AFFORD[0]))
+    fields["causal"] = draw(_causal(axes, fields))
     fields |= {"kv_views": ""} if fields.get("values_in_keys") else {}
     fields |= draw(_cache(axes, fields))
     fields["regime"] = draw(_regime(axes, fields))
@@ -200,7 +200,7 @@ def _two_pages(draw: st.DrawFn, axes: Axes, page_size: int) -> int:
     It takes what it takes: no limit of work may leave a page size without a second page.
     """
     # Drawn in any case: the choices behind it keep their places when a page shrinks.
-    wanted = draw(sampled((0, 0, 1, 2))) if axes.operation != "ragged_attention" else 0
+    wanted = draw(sampled((0, 0, 0, 0, 1, 2))) if axes.operation != "ragged_attention" else 0
     if axes.edges or not set(PHASES_OF_PAGES) & set(axes.allows("phase")):
         return 0
     enough = 1 if page_size > LARGE_PAGE else 2
@@ -388,18 +388,20 @@ def _masks(draw: st.DrawFn, axes: Axes, fields: Mapping[str, Any], *, room: bool
         found["custom_mask"] = given["custom_mask"] = True
     if given.get("custom_mask") and not given.get("mask_pattern") and len(patterns) > 1:
         found["mask_pattern"] = draw(sampled(of_tiles or patterns))
-    pattern = found.get("mask_pattern", fields.get("mask_pattern"))
-    if pattern == "block_causal" and False in axes.allows("causal"):
-        # Under a causal mask it would hide nothing.
-        found["causal"] = False
-    if fields.get("spans") and not fields["causal"] and True in axes.allows("causal"):
-        # Where nothing else hides keys, they show none.
-        found["causal"] = draw(sampled((True, True, False)))
     windows = tuple(each for each in axes.allows("window_left") if each >= 0)
     behind = fields.get("chunk") or fields.get("window_left", -1) >= 0
     if fields.get("sink_tokens") and windows and not behind:
         found["window_left"] = draw(sampled(windows))
     return found
+
+
+def _causal(axes: Axes, fields: Mapping[str, Any]) -> st.SearchStrategy[bool]:
+    """Draw whether a call is causal: where masks and spans would show nothing, mostly otherwise."""
+    values = axes.allows("causal")
+    if fields.get("mask_pattern") == "block_causal" and False in values:
+        return sampled((False,))  # under a causal mask it would hide nothing
+    # Where nothing else hides keys, spans show none.
+    return sampled(values + (values[-1:] if fields.get("spans") else ()))
 
 
 def exact_grid_allowed(fields: dict[str, Any]) -> bool:
@@ -451,7 +453,7 @@ def _request(
     if axes.edges:
         seq_len = draw(_beyond(cap, axes.edges) if square else _long_lengths(cap, axes.edges))
     else:
-        seq_len = _at_least(least, draw(_lengths_within(fields, cap)))
+        seq_len = draw(_from(least) if least else _lengths_within(fields, cap))
     if phase in ("decode", "no_query"):
         return PHASES[phase][0], seq_len
     if phase == "prefill":
@@ -513,6 +515,12 @@ def _verified(
     several = st.integers(cap // 2, cap) if draw(st.booleans()) else of_any
     seq_len = draw(_long_lengths(cap, axes.edges) if axes.edges else several)
     return tokens, max(tokens, _at_least(least, seq_len))
+
+
+@functools.lru_cache(maxsize=64)
+def _from(least: int) -> st.SearchStrategy[int]:
+    """Draw a length of two pages: an integer first, which ``lengths`` then takes for the same."""
+    return st.integers(least, 2 * least) | one_of([least, 2 * least - 2, 2 * least - 1])
 
 
 def _at_least(least: int, seq_len: int) -> int:

@@ -150,17 +150,20 @@ def weighted_values(weights: Weights, v: torch.Tensor) -> torch.Tensor:
     """
     out = weights.probabilities @ v
     # 0 * NaN is NaN, so that finite sums need nothing more; a GPU is not waited for.
-    if not out.is_cuda and bool(out.sum().isfinite()):
+    if reads_are_free(out) and bool(out.sum().isfinite()):
         return out
     seen = (~torch.isneginf(weights.logits)).to(v.dtype)
-    added = torch.zeros_like(out)
-    for value, where in (
-        (math.nan, torch.isnan), (math.inf, torch.isposinf), (-math.inf, torch.isneginf)
-    ):  # fmt: skip
-        count = seen @ where(v).to(v.dtype)
-        added += torch.zeros_like(out).masked_fill_(count > 0, value)
+    strange = torch.cat([torch.isnan(v), torch.isposinf(v), torch.isneginf(v)], dim=-1).to(v.dtype)
+    nans, largest, smallest = ((seen @ strange) > 0).chunk(3, dim=-1)
+    added = torch.zeros_like(out).masked_fill_(largest, math.inf)
+    added.masked_fill_(smallest, -math.inf).masked_fill_(nans | (largest & smallest), math.nan)
     v.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
     return (weights.probabilities @ v).add_(added)
+
+
+def reads_are_free(tensor: torch.Tensor) -> bool:
+    """Whether the host may read a number of it without waiting for a GPU."""
+    return not tensor.is_cuda
 
 
 def _heads_first(

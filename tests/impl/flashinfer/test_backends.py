@@ -101,7 +101,7 @@ def test_a_built_in_implementation_comes_from_its_backends_distribution(name: st
     expected = FLASHINFER if name.startswith("flashinfer-") else KERNELPROOF
     if name.startswith(("torch-sdpa", "torch-flex", "torch-varlen")):
         expected = TORCH
-    if name.startswith(("sglang-", "vllm-")):
+    if name.startswith(("lmdeploy-", "sglang-", "vllm-")):
         expected = name.partition("-")[0]
     assert found.provider == built_in_provider(name) == expected
     assert not found.backend or PROVIDERS[found.backend] == found.provider

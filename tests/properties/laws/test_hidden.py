@@ -15,8 +15,9 @@ from kernelproof.properties.laws import find_law
 from kernelproof.properties.laws.hidden import FILLS, HARMLESS, behind_windows, overwrite
 from kernelproof.properties.verdicts.subject import Subject
 from kernelproof.reference import AttentionProblem, materialise
+from kernelproof.reference.formats.cache_elements import RECORDS
 from kernelproof.reference.oracle import attention, seen_keys
-from kernelproof.reference.problems.cache_names import KV_CACHES
+from kernelproof.reference.problems.cache_names import KV_CACHES, element_of
 from kernelproof.reference.tensors.inputs import PagedAttentionInputs
 
 PROBLEMS = (
@@ -96,10 +97,12 @@ def test_only_pages_behind_the_windows_of_all_their_requests_are_freed(
 @pytest.mark.parametrize("fill", [*dict.fromkeys(FILLS), HARMLESS])
 @pytest.mark.parametrize("kv_cache", KV_CACHES)
 def test_hidden_slots_of_any_cache_may_hold_anything(kv_cache: str, fill: Any) -> None:  # noqa: ANN401
+    heads: dict[str, Any] = {"num_kv_heads": 2, "head_dim_qk": 64, "head_dim_vo": 64}
+    if element_of(kv_cache) in RECORDS:
+        heads = {"values_in_keys": True, "head_dim_qk": 576, "head_dim_vo": 512}
     problem = AttentionProblem(
         query_lens=(2, 1), seq_lens=(13, 6), page_size=4, window_left=2, causal=True,
-        head_dim_qk=64, head_dim_vo=64, num_kv_heads=2, kv_cache=kv_cache,
-        dtype="float16", kv_layout="HND",
+        kv_cache=kv_cache, dtype="float16", kv_layout="HND", **heads,
     )  # fmt: skip
     inputs: Any = materialise(problem)
     before = attention(inputs)

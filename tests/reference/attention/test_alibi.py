@@ -156,10 +156,10 @@ def test_slopes_are_one_a_head() -> None:
 
 
 def test_only_kernels_that_name_it_get_it() -> None:
-    refusal = find_implementation("torch-sdpa-ragged").refusal(PROBLEM, CPU)
+    refusal = find_implementation("torch-varlen-attn").refusal(PROBLEM, CPU)
     assert refusal is not None
     assert (refusal.code, refusal.about) == ("feature", "alibi")
     assert "alibi" not in PLAIN.to_json()
     assert problem_from_json(PROBLEM.to_json()) == PROBLEM
-    with pytest.raises(ValueError, match="without soft cap and ALiBi"):
+    with pytest.raises(ValueError, match="without soft cap, ALiBi and bias"):
         replace(PROBLEM, regime="exact_grid")
