@@ -163,8 +163,6 @@ def attention_example(operation: str, chosen: Mapping[str, Any]) -> AttentionPro
         lengths = [(min(pair), max(pair)) for pair in lengths]
     fields |= with_what_it_needs(fields)
     fields |= head_fields(fields.pop("head_dims"))
-    if fields.get("values_in_keys"):
-        fields["kv_views"] = ""
     kv_cache, q_dtype = fields.pop("caches")
     if operation == "append_paged_kv" and (fields["k_scale"], fields["v_scale"]) != (1.0, 1.0):
         kv_cache = kv_cache or FP8[0]
@@ -179,6 +177,8 @@ def attention_example(operation: str, chosen: Mapping[str, Any]) -> AttentionPro
         fields["page_size"] = multiples.get("page_size", fields["page_size"])
         if cache_element(element_of(kv_cache)).record:
             fields |= head_fields((multiples["head_dim_qk"], multiples["head_dim_vo"], 0))
+    if fields.get("values_in_keys"):
+        fields["kv_views"] = ""
     if fields["regime"] == "exact_grid":
         fields |= {"logits_soft_cap": 0.0, "v_scale": 1.0, "alibi": False,
                    "logits_bias": "", "alibi_function": "linear"}  # fmt: skip
