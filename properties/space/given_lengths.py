@@ -14,6 +14,8 @@ from ...reference import AttentionProblem, ContextParallelProblem, Problem
 from ...reference.operations import OPERATIONS as REFERENCE
 from ...reference.problems import MAX_SEQ_LEN
 
+WITH_LENGTHS = (AttentionProblem, ContextParallelProblem)
+"""Types of problems whose requests have numbers of queries and of keys."""
 LENGTHS = ("query_lens", "seq_lens")
 """Fields of a problem, and names among axes where lengths are given."""
 Batch = AttentionProblem | ContextParallelProblem
@@ -71,7 +73,7 @@ def with_lengths(
         max_work: most work of the batch, but for its first request; 0 for any.
         all_new: each request has as many queries as keys, where these are not given.
     """
-    if not lengths or not isinstance(problem, AttentionProblem | ContextParallelProblem):
+    if not lengths or not isinstance(problem, WITH_LENGTHS):
         return problem
     queries, keys = (lengths.get(name, ()) for name in LENGTHS)
     exactly = max(len(queries), len(keys))

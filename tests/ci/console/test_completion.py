@@ -30,7 +30,7 @@ def test_names_are_completed() -> None:
     assert completed("check", "") == registered()
     assert completed("bump", "a", "b", "--implementation", "torch-mo") == ["torch-moe"]
     assert set(completed("support", "--backend", "")) == set(CHOICES["backend"])
-    assert completed("support", "--kv-dtype", "nv") == ["nvfp4"]
+    assert completed("support", "--kv-dtype", "nv") == ["nvfp4", "nvfp4_ds_mla"]
     assert completed("check", "--profile", "ni") == ["nightly"]
     assert completed("gate", "--bas") == []
 
