@@ -363,7 +363,17 @@ def test_two_faults_of_a_kernel_become_two_entries_and_a_third_is_still_found(
     Path("mine.py").write_text(TWO_FAULTS)
     Path("known.toml").write_text("")
     outputs = ["--json", "r.json", "--html", "r.html", "--junit", "r.xml", "--allow-incomplete"]
-    words = ["check", "mine.py:attend", "--profile", "quick", "--law", "parity", "--seed", "1", *outputs]
+    words = [
+        "check",
+        "mine.py:attend",
+        "--profile",
+        "quick",
+        "--law",
+        "parity",
+        "--seed",
+        "1",
+        *outputs,
+    ]
     check = [*words, "--expectations", "known.toml"]
     updates = 0
     while (code := main(check)) == 1 and updates < 6:
