@@ -70,7 +70,7 @@ def with_lengths(
     Args:
         problem: whose lengths say which requests are decodes, chunks and prefills.
         lengths: given ones, by field.
-        max_work: most work of the batch, but for its first request; 0 for any.
+        max_work: most work of the batch besides its first request; 0 for any.
         all_new: each request has as many queries as keys, where these are not given.
     """
     if not lengths or not isinstance(problem, WITH_LENGTHS):

@@ -51,7 +51,7 @@ def _axis(problem: AttentionProblem, outer: int) -> int:
 
 
 def _degenerate(view: torch.Tensor) -> torch.Tensor:
-    """Give the axes of size 1 a stride of their own, channels left out."""
+    """Return the view with another stride of each axis of size 1, channels left out."""
     strides = [
         ODD_STRIDE if size == 1 else stride
         for size, stride in zip(view.shape[:-1], view.stride()[:-1], strict=True)

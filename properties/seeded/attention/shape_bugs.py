@@ -82,7 +82,7 @@ def second_tile_of_a_group(inputs: PagedAttentionInputs) -> Pair:
 
 @seeded(BUGS, RAGGED, "parity")
 def group_spills_over(inputs: AttentionInputs) -> Pair:
-    """Give query heads of a group beyond the first 16 the keys of the next key-value head."""
+    """Let query heads of a group beyond the first 16 read the next key-value head."""
     return attend(inputs, replace(HONEST, heads=_first_tile))
 
 
