@@ -43,6 +43,7 @@ MLA_FA3 = replace(
     features=FEATURES,
     library=attention_library("batch_mla", "fa3"),
     tile=0,
+    hidden_keys="any",  # it has no windows
 )
 """``mla_hopper.cuh``: row sums before the rounding, parts in the output's dtype."""
 RECORDS = ">=0.7.0.dev0"

@@ -116,7 +116,13 @@ def mla_trtllm(inputs: PagedAttentionInputs) -> Result:
     return _decode(inputs, "trtllm-gen")
 
 
-@XQA.adapter("paged_attention", "flashinfer-mla-xqa", *VERIFIES, features=QUANTISED)
+@XQA.adapter(
+    "paged_attention",
+    "flashinfer-mla-xqa",
+    *VERIFIES,
+    features=QUANTISED,
+    hidden_keys="any",  # it has no windows
+)
 def mla_xqa(inputs: PagedAttentionInputs) -> Result:
     """Decode from a latent cache by XQA; no LSE."""
     return _decode(inputs, "xqa")

@@ -307,8 +307,8 @@ class ImplementationReport:
 
     @property
     def claims(self) -> list[str]:
-        """What the implementation needs of its callers beyond the contract, a sentence each."""
-        return list(self.declared.get("claims", ()))
+        """What it needs of its callers beyond the contract, a sentence each; none unless judged."""
+        return list(self.declared.get("claims", ())) if self.judged else []
 
     @property
     def ratios(self) -> list[int]:

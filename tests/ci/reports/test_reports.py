@@ -145,6 +145,7 @@ def test_every_report_says_what_an_implementation_needs_of_hidden_keys() -> None
     assert needs.claims[0].startswith(claim)
     report = passing()
     report.declared = {"claims": list(needs.claims)}
+    assert replace(report, laws=[]).claims == [], "nothing was judged"
     made = summary(run(report))
     printed = io.StringIO()
     print_summary(console(printed), made)
