@@ -21,7 +21,6 @@ from ..findings.report import ImplementationReport
 from ..isolation.workers import Deadlines, Worker
 from ..search.candidate import Candidate
 from ..search.costs import CostsError, keep_costs, read_costs
-from ..search.plan import LEAST_PROBLEMS
 from ..search.preparation import survey, usable
 from ..space.axes import Axes
 from ..space.profiles import Cost, Profile
@@ -30,6 +29,8 @@ from ..worker.requests import Address, HarnessError
 from .items import EVERYTHING, Configuration, Survey, Surveyed
 from .xdist_lock import SuiteRefusedError
 
+LEAST_OF_A_PART = 2
+"""Fewest problems of a law for each part of what an implementation supports."""
 COMPILED = ("dtype", "head_dims", "head_dim")
 """Axes whose values make a kernel compile anew, coarsest first."""
 
@@ -162,7 +163,7 @@ def configurations(axes: Axes, profile: Profile) -> tuple[Configuration, ...]:
     names = [name for name in COMPILED if name in axes.values]
     while True:
         parts = list(itertools.product(*(axes.values[name] for name in names)))
-        if len(names) < 2 or len(parts) * LEAST_PROBLEMS <= profile.problems:  # noqa: PLR2004
+        if len(names) < 2 or len(parts) * LEAST_OF_A_PART <= profile.problems:  # noqa: PLR2004
             return tuple(Configuration(dict(zip(names, part, strict=True))) for part in parts)
         names.pop()
 
