@@ -14,7 +14,7 @@ from ...reference.operations import OPERATIONS as REFERENCE
 from ..findings.coverage import Coverage, Gap
 from ..findings.report import EARLY, LawReport
 from ..laws import Law
-from ..space.axes import Axes, fields_of, has
+from ..space.axes import Axes, all_axes, example, fields_of, has
 from ..space.axis_values import NO_FIELDS
 from ..space.operations import OPERATIONS
 
@@ -88,7 +88,7 @@ class Reached:
                 if axis in values.named and self._judged >= DUE * len(values.claimed[axis])
                 # What was refused each time that it was drawn is not claimed.
                 for value in missing
-                if (axis, value) not in self._refused.values
+                if (axis, value) not in self._refused.values and values.reachable(axis, value)
             ),
         ]
         return Coverage(
@@ -151,6 +151,7 @@ class _Values:
 
     def __init__(self, axes: Axes, kind: type[Problem]) -> None:
         fixed = {name for part in axes.restrictions for name in part}
+        self._axes = axes
         self.claimed: dict[str, tuple[Any, ...]] = {}
         self._names: dict[str, tuple[str, ...]] = {}
         self._known: dict[tuple[Hashable, ...], str | None] = {}
@@ -189,6 +190,28 @@ class _Values:
             if left:
                 missing[axis] = left
         return missing
+
+    def reachable(self, axis: str, name: str) -> bool:
+        """Whether a problem of the modules that were built can have a claimed value of an axis.
+
+        A pattern needs a mask, and views need keys that do not hold the values: where all modules
+        are of other values, no problem that is drawn has them.
+        """
+        value = next(each for each in self.claimed[axis] if str(each) == name)
+        space = all_axes(self._axes.operation)
+        for part in self._axes.restrictions or ({},):
+            fixed = {each: values for each, values in part.items() if each not in NO_FIELDS}
+            base = {each: values[0] for each, values in {**space, **part}.items()}
+            base |= {k: v for k, v in self._axes.simplest.items() if k not in part}
+            for dims in part.get("head_dims") or self._axes.values.get("head_dims") or (None,):
+                chosen = {**base, **({} if dims is None else {"head_dims": dims}), axis: value}
+                problem = example(self._axes.operation, chosen)
+                if has(problem, axis, value) and all(
+                    any(has(problem, each, allowed) for allowed in values)
+                    for each, values in fixed.items()
+                ):
+                    return True
+        return False
 
     @property
     def all_pairs(self) -> int:

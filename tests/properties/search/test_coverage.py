@@ -111,6 +111,24 @@ def test_axes_that_modules_fix_are_reported_only() -> None:
     assert [(gap.name, gap.value) for gap in free.gaps] == [("kv_layout", "HND")]
 
 
+def test_what_no_module_can_have_is_no_gap() -> None:
+    problems = [attention(n) for n in range(1, 61)]
+    for values, part in (
+        ({"mask_pattern": ("", "holes"), "custom_mask": (False, True)}, {"custom_mask": (False,)}),
+        ({"kv_views": ("", "page"), "head_dims": ((64, 64), (576, 512, 128))},
+         {"head_dims": ((576, 512, 128),)}),
+        ({"regime": ("iid", "exact_grid"), "logits_soft_cap": (0.0, 30.0)},
+         {"logits_soft_cap": (30.0,)}),
+    ):  # fmt: skip
+        name, missing = next(iter(values)), values[next(iter(values))][1]
+        whole = axes(**values)
+        for restrictions, gaps in (((), [missing]), ((part,), [])):
+            claimed = replace(whole, restrictions=restrictions)
+            found = covered(claimed, [], [judged(*problems)], {})
+            assert [gap.value for gap in found.gaps if gap.name == name] == gaps
+            assert found.unseen[name] == (missing,)
+
+
 def test_head_dims_of_the_same_channels_are_told_apart() -> None:
     claimed = axes(head_dims=((24, 16), (24, 16, 0)))
     latent = attention(1, head_dim_qk=24, head_dim_vo=16, values_in_keys=True)
