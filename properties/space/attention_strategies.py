@@ -46,6 +46,8 @@ MOST_KEYS = 2**12
 MOST_VERIFIED = 2**15
 """Keys of a verify at most, where a GPU has the work: some kernels reduce such a one in several
 passes."""
+TILE_OF_HEADS = 16
+"""Rows of the smallest product of tensor cores: larger groups fill several tiles of heads."""
 SMALL_PAGE, LARGE_PAGE = 4, 256
 """Keys a page beyond which some of the batches are one request of two pages, which others rarely
 have within their work: half of them beyond the second number. Pages up to it are twice as usual."""
@@ -259,8 +261,13 @@ def _of_many(axes: Axes) -> list[str]:
 def _heads(draw: st.DrawFn, axes: Axes, keys: int, *, square: bool) -> dict[str, Any]:
     """Draw head dims and head counts at which a decode of this many keys is within the work.
 
-    Of a ``square`` long request, as many queries as keys are.
+    Of a ``square`` long request, as many queries as keys are. One group in ten is one that fills
+    more than a tile of heads, on the fewest channels, whatever it costs.
     """
+    dims_of_any = [dims for dims in axes.allows("head_dims") if _least_group(dims) == 1]
+    large = tuple(size for size in axes.allows("group_size") if size > TILE_OF_HEADS)
+    # One choice, so that those behind it keep their places when it shrinks.
+    wide = draw(sampled((*(0,) * (9 * len(large)), *large) or (0,)))
 
     def affordable(name: str, work: Callable[[Any], int], heads: int = 0) -> tuple[Any, ...]:
         values = axes.allows(name)
@@ -286,6 +293,9 @@ def _heads(draw: st.DrawFn, axes: Axes, keys: int, *, square: bool) -> dict[str,
     many = len(dims) > PAIR
     groups += tuple(size for size in groups if (size >= MANY_TO_ONE[0]) == many)
     drawn = {"num_kv_heads": kv_heads, "group_size": draw(one_of(groups))}
+    if wide and dims_of_any and not axes.edges and keys == KEYS_TO_AFFORD[0]:
+        dims = min(dims_of_any, key=lambda dims: sum(dims[:2]))
+        drawn = {"num_kv_heads": axes.allows("num_kv_heads")[0], "group_size": wide}
     return drawn | head_fields(dims)
 
 
