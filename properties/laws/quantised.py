@@ -206,6 +206,10 @@ def _quantised(caches: Values) -> Values:
     return tuple(pair for pair in caches if pair[0])
 
 
+def _first(values: Values) -> Values:
+    return values[:1]
+
+
 LAWS = (
     Law(
         "dequantised",
@@ -232,7 +236,7 @@ LAWS = (
         "caches of zeros, of the smallest and of the largest codes are read right",
         weight=0.5,
         needs=QUANTISED_KV,
-        looks_at=({"caches": _quantised},),
+        looks_at=({"caches": _quantised, "regime": _first},),  # it writes the codes itself
     ),
     Law(
         "formats_in_turn",

@@ -49,8 +49,9 @@ passes."""
 TILE_OF_HEADS = 16
 """Rows of the smallest product of tensor cores: larger groups fill several tiles of heads."""
 SMALL_PAGE, LARGE_PAGE = 4, 256
-"""Keys a page beyond which some of the batches are one request of two pages, which others rarely
-have within their work: half of them beyond the second number. Pages up to it are twice as usual."""
+"""Keys a page beyond which some of the requests have two pages whatever the work, which others
+rarely have within it: half of them beyond the second number. Pages up to it are three times as
+usual."""
 PHASES_OF_PAGES = ("decode", "chunk")
 """Phases of such requests: they may have many keys and few queries."""
 KEYS_A_DRAFT = 4
@@ -139,9 +140,8 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
     if least or wanted:
         keys, square = max(keys, least, *wanted), False
     heads = draw(_heads(axes, keys, square=square))
-    one_only = bool(axes.edges or least)
-    requests = REQUESTS if keys == KEYS_TO_AFFORD[0] else REQUESTS[: 1 if one_only else 3]
-    most = max(1, axes.max_work // (KEYS_TO_AFFORD[0] * _work_of_a_key(heads)))
+    requests = REQUESTS if keys == KEYS_TO_AFFORD[0] else REQUESTS[: 1 if axes.edges else 3]
+    most = max(1, axes.max_work // (max(KEYS_TO_AFFORD[0], least) * _work_of_a_key(heads)))
     if axes.max_heads:
         most = max(1, min(most, axes.max_heads // (heads["num_kv_heads"] * heads["group_size"])))
     if axes.max_requests and not least:
@@ -190,19 +190,20 @@ def _most_features(axes: Axes) -> int:
 
 
 def _page_size(axes: Axes) -> st.SearchStrategy[int]:
-    """Draw a page size: none beyond ``LARGE_PAGE`` as often as one up to it."""
+    """Draw a page size: one beyond ``LARGE_PAGE`` a third as often as one up to it."""
     values = axes.allows("page_size")
-    return sampled((*values, *(each for each in values if each <= LARGE_PAGE)))
+    usual = tuple(each for each in values if each <= LARGE_PAGE)
+    return sampled((*values, *usual, *usual))
 
 
 @st.composite
 def _two_pages(draw: st.DrawFn, axes: Axes, page_size: int) -> int:
-    """Draw the fewest keys of a batch of one request: those of two large pages, or else 0.
+    """Draw the fewest keys of each request: those of two large pages, or else 0.
 
     It takes what it takes: no limit of work may leave a page size without a second page.
     """
     # Drawn in any case: the choices behind it keep their places when a page shrinks.
-    wanted = draw(sampled((0, 0, 0, 0, 1, 2))) if axes.operation != "ragged_attention" else 0
+    wanted = draw(sampled((0, 0, 0, 1, 1, 2))) if axes.operation != "ragged_attention" else 0
     if axes.edges or not set(PHASES_OF_PAGES) & set(axes.allows("phase")):
         return 0
     enough = 1 if page_size > LARGE_PAGE else 2
@@ -320,12 +321,16 @@ def _work_of_a_key(fields: Mapping[str, Any], tokens: int = 1) -> int:
 
 
 def _with_windows_that_hide(axes: Axes, heads: Mapping[str, Any], work: float) -> Axes:
-    """Leave out windows that hide no key of any request of this work, unless no other is left."""
+    """Leave out windows, chunks and first keys that hide no key of any request of this work.
+
+    They stay where no other is left.
+    """
     longest = min(work / _work_of_a_key(heads), MOST_KEYS)
     hiding: dict[str, tuple[Any, ...]] = {}
-    for name in ("window_left", "window_right"):
-        short = tuple(value for value in axes.allows(name) if value + 2 <= longest)
-        hiding |= {name: short} if any(value >= 0 for value in short) else {}
+    for name, more in (("window_left", 2), ("window_right", 2), ("chunk", 1), ("sink_tokens", 2)):
+        short = tuple(value for value in axes.allows(name) if value + more <= longest)
+        on = any(value != getattr(OFF, name) for value in short)
+        hiding |= {name: short} if on else {}
     return replace(axes, values={**axes.values, **hiding}) if hiding else axes
 
 
@@ -443,6 +448,8 @@ def _request(
     whole = [each for each in phases if all(PHASES[each]) and (each != "verify" or axes.edges)]
     square = square and bool(axes.edges and _of_many(axes))
     whole = _of_many(axes) if square else whole
+    # A row before the first key sees none under a causal mask only.
+    whole += ["surplus"] if fields["causal"] and "surplus" in whole else []
     phase = draw(sampled((*phases, *whole) if not (axes.edges and whole) else whole))
     if least and phase not in PHASES_OF_PAGES:
         phase = next(each for each in reversed(PHASES_OF_PAGES) if each in phases)
@@ -480,7 +487,17 @@ def _lengths_within(draw: st.DrawFn, fields: Mapping[str, Any], cap: int) -> int
     """Draw a length up to cap: half of those with a mask of tiles have room for whole ones."""
     if fields.get("mask_pattern") in OF_TILES and cap > SHORT and draw(st.booleans()):
         return draw(st.integers(min(LONG, cap // 2 + 1), cap))
-    return draw(lengths(cap, fields["page_size"], fields.get("window_left", -1)))
+    return draw(lengths(cap, fields["page_size"], _keys_seen(fields)))
+
+
+def _keys_seen(fields: Mapping[str, Any]) -> int:
+    """Return how many keys a query may have before it without one that is hidden; -1 for any.
+
+    Of a window, or of chunks, besides first keys that are always seen.
+    """
+    chunk = fields.get("chunk", 0)
+    limits = [each for each in (fields.get("window_left", -1), chunk - 1) if each >= 0]
+    return min(limits) + fields.get("sink_tokens", 0) if limits else -1
 
 
 def _verify(axes: Axes, fields: Mapping[str, Any], work: float) -> st.SearchStrategy[int]:
@@ -521,7 +538,7 @@ def _verified(
         tokens = draw(st.integers(1, max(affordable, default=2)))
     cap = min(max(int(work / _work_of_a_key(fields, tokens)), tokens + 1), MOST_VERIFIED)
     # Half of them are as long as they may be.
-    of_any = lengths(cap, fields["page_size"], fields.get("window_left", -1))
+    of_any = lengths(cap, fields["page_size"], _keys_seen(fields))
     several = st.integers(cap // 2, cap) if draw(st.booleans()) else of_any
     seq_len = draw(_long_lengths(cap, axes.edges) if axes.edges else several)
     return tokens, max(tokens, _at_least(least, seq_len))
@@ -539,8 +556,8 @@ def _at_least(least: int, seq_len: int) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def lengths(cap: int, page_size: int, window_left: int = -1) -> st.SearchStrategy[int]:
-    """Draw a length from 1 to cap: anything, or an edge of pages and tiles, or of the window."""
+def lengths(cap: int, page_size: int, seen: int = -1) -> st.SearchStrategy[int]:
+    """Draw a length from 1 to cap: anything, or an edge of pages and tiles, or of what is seen."""
     page_edges = {page_size - 1, page_size, page_size + 1, 2 * page_size, 2 * page_size + 1}
     chosen = (
         st.integers(1, cap)
@@ -550,8 +567,8 @@ def lengths(cap: int, page_size: int, window_left: int = -1) -> st.SearchStrateg
     if cap > SHORT:
         # Several tiles, where there is room for them: most edges are within the first.
         chosen |= st.integers(min(LONG, cap // 2), cap)
-    if window_left >= 0:
-        window = window_left + 1
+    if seen >= 0:
+        window = seen + 1
         window_edges = {window - 1, window, window + 1, window + 65, 2 * window, 3 * window + 64}
         chosen |= one_of(_within(cap, {1, *window_edges}))
         if cap > window:
