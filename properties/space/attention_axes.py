@@ -56,6 +56,11 @@ CACHES = tuple((name, q_dtype) for name in KV_CACHES for q_dtype in query_dtypes
 MANY_TO_ONE = (10, 12, 20, 24, 32, 48, 64, 71, 128)
 """Query heads of a key-value head in layers with one or few of them: multi-query attention (Falcon
 has 71), and latent attention of 20 to 128 heads, whole or shared by ranks."""
+FEW_HEADS = 8
+"""Key-value heads that most layers have at most, whole or shared by ranks."""
+MANY_HEADS = (10, 12, 13, 16, 20, 32, 40)
+"""Key-value heads of layers in which each query head has its own (GPT-2, Whisper, Llama 2), and of
+others that no rank shares."""
 HYBRID_PAGES = (480, 528, 544, 672, 864)
 """Keys a page in caches that attention shares with layers of a recurrent state, whose state fills a
 page: multiples of 16 that follow from the model (vLLM 37467 and 24280)."""
@@ -80,7 +85,7 @@ ATTENTION_AXES: dict[str, tuple[Any, ...]] = {
     "dtype": DTYPES,
     "causal": (False, True),
     "head_dims": HEAD_DIMS,
-    "num_kv_heads": (1, 2, 3, 4, 8),
+    "num_kv_heads": (*range(1, FEW_HEADS + 1), *MANY_HEADS),
     "group_size": (1, 2, 3, 4, 5, 6, 7, 8, 16, *MANY_TO_ONE),
     "page_size": (1, 2, 3, 4, 8, 16, 32, 64, 128, 256, *HYBRID_PAGES),
     "kv_layout": ("NHD", "HND"),

@@ -21,6 +21,7 @@ from ...reference.problems.cache_names import cache_fits, has_block_scales
 from ...reference.problems.mask_fields import NO_MASK
 from .attention_axes import (
     ATTENTION_AXES,
+    FEW_HEADS,
     MANY_TO_ONE,
     MOST_DRAFTS,
     PAIR,
@@ -286,7 +287,9 @@ def _heads(draw: st.DrawFn, axes: Axes, keys: int, *, square: bool) -> dict[str,
     counts = affordable(
         "num_kv_heads", lambda heads: (rows + 8) * heads * channels, _least_group(dims)
     )
-    kv_heads = draw(one_of(counts))
+    # Many heads are rarer, for they leave less work for keys.
+    few = tuple(count for count in counts if count <= FEW_HEADS)
+    kv_heads = draw(one_of(counts + 3 * few))
     groups = affordable(
         "group_size", lambda size: (rows * size + 8) * kv_heads * channels, kv_heads
     )

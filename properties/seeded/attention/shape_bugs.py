@@ -86,6 +86,26 @@ def group_spills_over(inputs: AttentionInputs) -> Pair:
     return attend(inputs, replace(HONEST, heads=_first_tile))
 
 
+@seeded(BUGS, RAGGED, "parity")
+def heads_modulo_eight(inputs: AttentionInputs) -> Pair:
+    """Take the number of a key-value head from three bits: the ninth head reads the first one."""
+
+    def heads(num_qo_heads: int, num_kv_heads: int) -> torch.Tensor:
+        return shared_heads(num_qo_heads, num_kv_heads) % 8
+
+    return attend(inputs, replace(HONEST, heads=heads))
+
+
+@seeded(BUGS, PAGED, "parity")
+def heads_in_pairs(inputs: PagedAttentionInputs) -> Pair:
+    """Take key-value heads two at a time: beyond four heads, an odd one is left without answer."""
+    out, lse = attend(inputs)
+    count = _kv_heads(inputs)
+    if count > 4 and count % 2:  # noqa: PLR2004  as documented
+        out[:, -(inputs.q.shape[1] // count) :] = 0.0
+    return out, lse
+
+
 @seeded(BUGS, PAGED, "parity", features=("mla",))
 def latent_tile_cut(inputs: PagedAttentionInputs) -> Pair:
     """Drop the last query heads of latent attention that do not fill a tile, beyond the first."""
