@@ -23,8 +23,11 @@ EDGE_FLOOR = 3
 MOST_KNOWN = 10_000
 """Problems of an implementation that are counted once each, whatever laws judge them; later ones
 count for each law, for memory must not grow with the length of a run."""
-DUE = 20
-"""Problems judged for each value of an axis from which on a value that none has is a gap."""
+DUE, LEAST_DUE = 20, 60
+"""Structures judged for each value of an axis, and at all, from which on a value that none has is a
+gap. A structure counts once, whatever values of its tensors it is tried with: it is what is drawn,
+and a switch of a slow implementation, half of whose problems are long ones without it, is missed by
+chance once in a hundred times of forty structures."""
 QUANTILES = (0.0, 0.5, 0.9, 1.0)
 
 
@@ -41,7 +44,7 @@ class Reached:
         self._tile, self._split = int(declared.get("tile") or 0), int(declared.get("split") or 0)
         self._values = _Values(axes, REFERENCE[axes.operation].problem)
         self._known: set[str] = set()
-        self._judged = 0
+        self._structures: set[Hashable] = set()
         self._edges: Counter[str] = Counter()
         self._lengths: dict[str, Counter[int]] = {}
         self._seen = _Seen()
@@ -58,12 +61,16 @@ class Reached:
                 self._add(each.problem)
 
     def _add(self, problem: Problem) -> None:
-        self._judged += 1
         for name, crossed in self._space.edges(problem, self._tile, self._split).items():
             self._edges[name] += crossed
         for name, length in self._space.lengths(problem).items():
             self._lengths.setdefault(name, Counter())[length] += 1
-        self._seen.add(self._values.of(problem))
+        values = self._values.of(problem)
+        self._seen.add(values)
+        if len(self._structures) < MOST_KNOWN:
+            lengths = (getattr(problem, "query_lens", ()), getattr(problem, "seq_lens", ()))
+            named = (pair for pair in values.items() if pair[0] != "regime")
+            self._structures.add((*lengths, *named))
 
     def coverage(self, laws: Sequence[Law], reports: Sequence[LawReport]) -> Coverage:
         """Return what was reached.
@@ -85,7 +92,8 @@ class Reached:
             *(
                 Gap("axis", axis, value)
                 for axis, missing in unseen.items()
-                if axis in values.named and self._judged >= DUE * len(values.claimed[axis])
+                if axis in values.named
+                and len(self._structures) >= max(LEAST_DUE, DUE * len(values.claimed[axis]))
                 # What was refused each time that it was drawn is not claimed.
                 for value in missing
                 if (axis, value) not in self._refused.values and values.reachable(axis, value)

@@ -68,8 +68,12 @@ def test_a_law_below_its_floor_is_a_gap_where_its_time_was_over() -> None:
 
 def test_claimed_names_that_nobody_saw_are_gaps_and_numbers_are_reported() -> None:
     claimed = axes(causal=(False, True), kv_layout=("NHD", "HND"), window_left=(-1, 7))
-    seen = [*(attention(n) for n in range(1, 40)), attention(2, kv_layout="HND")]
-    assert not covered(claimed, LAWS[:1], [judged(*seen[1:])], {}).gaps  # none was due yet
+    seen = [*(attention(n) for n in range(1, 60)), attention(2, kv_layout="HND")]
+    # Of one structure.
+    again = [
+        attention(2, regime="outlier_channels", seed=n) for n in range(100)
+    ]
+    assert not covered(claimed, LAWS[:1], [judged(*seen[1:], *again)], {}).gaps  # none was due yet
     found = covered(claimed, LAWS[:1], [judged(*seen)], {})
     assert found.unseen == {"causal": ("True",), "window_left": ("7",)}
     assert [(gap.code, gap.name, gap.value) for gap in found.gaps] == [("axis", "causal", "True")]
@@ -92,7 +96,7 @@ def test_what_held_nothing_to_judge_reaches_nothing() -> None:
 def test_what_is_refused_whenever_it_is_drawn_is_not_claimed() -> None:
     refused = judged(attention(1, causal=True), law="call_order", status="UNSUPPORTED")
     found = covered(
-        axes(causal=(False, True)), LAWS[:1], [judged(*map(attention, range(40))), refused], {}
+        axes(causal=(False, True)), LAWS[:1], [judged(*map(attention, range(70))), refused], {}
     )
     assert found.unseen == {"causal": ("True",)}
     assert not found.gaps
@@ -103,7 +107,7 @@ def test_axes_that_modules_fix_are_reported_only() -> None:
         "paged_attention", {"causal": (False, True), "kv_layout": ("NHD", "HND")}, 10_000,
         restrictions=({"kv_layout": ("NHD",)}, {"kv_layout": ("HND",)}),
     )  # fmt: skip
-    due = judged(*map(attention, range(1, 60)), attention(1, causal=True))
+    due = judged(*map(attention, range(1, 70)), attention(1, causal=True))
     found = covered(claimed, LAWS[:1], [due], {})
     assert found.unseen == {"kv_layout": ("HND",)}
     assert not found.gaps
@@ -112,7 +116,7 @@ def test_axes_that_modules_fix_are_reported_only() -> None:
 
 
 def test_what_no_module_can_have_is_no_gap() -> None:
-    problems = [attention(n) for n in range(1, 61)]
+    problems = [attention(n) for n in range(1, 71)]
     for values, part in (
         ({"mask_pattern": ("", "holes"), "custom_mask": (False, True)}, {"custom_mask": (False,)}),
         ({"kv_views": ("", "page"), "head_dims": ((64, 64), (576, 512, 128))},
