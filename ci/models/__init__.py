@@ -1,0 +1,1 @@
+"""Facts of models: the table of real values, and how many of them problems can state."""

@@ -1,0 +1,136 @@
+"""Which rows of facts of models are problems: each is made of its words, and the oracle answers.
+
+A row counts where its problem can be made and the oracle's answer is a number everywhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ...properties.space.real_values import OF_KIND, WINDOWS, fields_of_row
+from ...reference import AttentionProblem, MoEProblem, Problem, RouteProblem
+from ...reference.attention.definition import AttentionOutput
+from ...reference.moe.activations import ACTIVATIONS
+from ...reference.moe.routing import Routing
+from ...reference.moe.routing_methods import METHODS
+from ...reference.operations import OPERATIONS, materialise
+from .words import Row, figures
+
+LENGTHS: dict[str, Any] = {"query_lens": (3, 1), "seq_lens": (5, 9), "page_size": 4}
+"""A small batch: a chunk and a decode on pages that are not full."""
+SMALL_WINDOW = 4
+"""Window, or chunk, of the small call of a row whose words have none."""
+UNNUMBERED = {"chunk": {"chunk": SMALL_WINDOW}, "encwin": {"window_right": 2}}
+"""Fields of kinds whose numbers the words leave out."""
+GROUPS = re.compile(r"(\d+) of (\d+) groups")
+ROUTE = re.compile(r"^route (\w+)(, bias)?, top (\d+) of (\d+)")
+EXPERTS: dict[str, dict[str, Any]] = {
+    "weights on input": {"weights_on_input": True},
+    "experts: gelu(g) (up + 1)": {"activation": "geglu", "biases": True},
+}
+"""What is said of experts in words of their own: the second by way of a bias, as vLLM does it."""
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many rows and families can be stated.
+
+    Attributes:
+        attention, of_attention: rows of attention that are problems, and all of them.
+        families, of_families: families all of whose rows are problems, and all of them.
+        not_stated: the rows that are none, and why.
+    """
+
+    attention: int
+    of_attention: int
+    families: int
+    of_families: int
+    not_stated: tuple[tuple[Row, str], ...]
+
+
+def counted(rows: Sequence[Row]) -> Count:
+    """Try each row."""
+    families: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        families[row["family"]].append(row)
+    why = {id(row): why_not(row, families[row["family"]]) for row in rows}
+    attention = [row for row in rows if row["class"] == "attention"]
+    return Count(
+        sum(not why[id(row)] for row in attention),
+        len(attention),
+        sum(not any(why[id(row)] for row in each) for each in families.values()),
+        len(families),
+        tuple((row, reason) for row in rows if (reason := why[id(row)])),
+    )
+
+
+def why_not(row: Row, family: Iterable[Row]) -> str:
+    """Return why a row is no problem; empty if it is one, and the oracle answers it."""
+    try:
+        problems = stated(row, family)
+    except ValueError as error:
+        return str(error)
+    if not problems:
+        return "no words"
+    return next((f"{each!r}: {said}" for each in problems if (said := _unanswered(each))), "")
+
+
+def stated(row: Row, family: Iterable[Row]) -> list[Problem]:
+    """Return a row's calls as problems, with all of its heads; none where there are no words.
+
+    Args:
+        row: of facts.
+        family: its rows: layers with an indexer have the heads of the others.
+
+    Raises:
+        ValueError: there is no such problem.
+    """
+    if row["class"] == "attention":
+        return list(_attention(row, family))
+    if row["class"] != "moe":
+        return []
+    words = row["parameters"]
+    if found := ROUTE.match(words):
+        method, bias, top_k, experts = found.groups()
+        if method not in METHODS:
+            return []
+        chosen, groups = map(int, found.groups()) if (found := GROUPS.search(words)) else (1, 1)
+        route = RouteProblem(num_tokens=3, num_experts=int(experts), top_k=int(top_k))
+        return [replace(route, method=method, bias=bool(bias),
+                        num_groups=groups, topk_groups=chosen)]  # fmt: skip
+    activation = words.removeprefix("experts ")
+    fields = {"activation": activation} if activation in ACTIVATIONS else EXPERTS.get(words)
+    return [MoEProblem(num_tokens=3, num_experts=4, top_k=2, **fields)] if fields else []
+
+
+def _attention(row: Row, family: Iterable[Row]) -> Iterable[AttentionProblem]:
+    latent = OF_KIND.get(row["kind"], {}).get("values_in_keys", False)
+    others = [each for other in family if other["class"] == "attention" for each in figures(other)
+              if (each.get("kind") == "mla") == latent]  # fmt: skip
+    several = figures(row) or others[-1:]
+    for each in several:
+        kind = each["kind"] if row["kind"] == "mla" else row["kind"]
+        if kind not in OF_KIND:
+            continue
+        fields = fields_of_row({**each, "kind": kind})
+        if kind in WINDOWS and fields["window_left"] < 0:
+            fields["window_left"] = SMALL_WINDOW
+        yield AttentionProblem(**LENGTHS, **{**fields, **UNNUMBERED.get(kind, {})})
+
+
+def _unanswered(problem: Problem) -> str:
+    """Return what the oracle fails to say of a problem; empty if it answers."""
+    answer = OPERATIONS[problem.operation].answer(materialise(problem))
+    found: Mapping[str, torch.Tensor] = {"result": answer}
+    if isinstance(answer, AttentionOutput):
+        found = {"out": answer.out}
+    elif isinstance(answer, Routing):
+        found = {"weights": answer.topk_weights}
+    return next((f"{name} is no number" for name, each in found.items()
+                 if not torch.isfinite(each).all()), "")  # fmt: skip

@@ -1,0 +1,163 @@
+"""Values that models have, from the table ``fixtures/real/values.tsv``: axes draw whole rows of it.
+
+Rows that differ only in what a call of attention does not show, or in how many key-value heads
+there are, are one here: ranks share the heads of a layer, and keep the group.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...fixtures import REAL_VALUES
+from ...reference.problems.mask_fields import PLAIN_MASK
+
+COLUMNS = (
+    "family", "class", "kind", "query_heads", "kv_heads", "head_dim_qk", "head_dim_vo",
+    "window_left", "window_right", "soft_cap", "chunk", "page_size", "hidden", "inter", "experts",
+    "top_k", "ranks", "source", "date",
+)  # fmt: skip
+"""Columns of the table. A cell is empty where its figure is not known."""
+TABLE = "fixtures/real/values.tsv"
+MANY = 10
+"""Families from which on a value of theirs is asked for by the floor of a run."""
+OF_KIND: dict[str, dict[str, Any]] = {
+    "full": {"causal": True},
+    "swa": {"causal": True},
+    "cap": {"causal": True},
+    "chunk": {"causal": True},
+    "sink": {"causal": True, "sinks": True},
+    "diffkv": {"causal": True, "sinks": True},
+    "mla": {"causal": True, "values_in_keys": True},
+    "mla_prefill": {"causal": True},
+    "dsa": {"causal": True, "values_in_keys": True, "custom_mask": True, "mask_pattern": "sparse"},
+    "dsv4": {"values_in_keys": True, "sinks": True, "custom_mask": True, "mask_pattern": "sparse"},
+    "enc": {},
+    "encwin": {},
+    "cross": {},
+    "mmprefix": {"causal": True, "spans": "images"},
+    "prefixlm": {"causal": True, "spans": "prefix"},
+    "relbias": {"logits_bias": "dense"},
+    "alibi": {"causal": True, "alibi": True},
+    "alibisqrt": {"causal": True, "alibi": True, "alibi_function": "sqrt"},
+    "causalreq": {"causal_by_request": True},
+    "blk": {"causal": True, "custom_mask": True, "mask_by_head": True, "mask_pattern": "blocks"},
+    "staticsink": {"causal": True, "sink_tokens": 16},
+    "rswa": {"causal": True, "sink_tokens": 16},
+}
+"""What a problem has of each kind of row, besides its figures: fields that are not plain."""
+WINDOWS = ("swa", "encwin", "causalreq", "staticsink", "rswa")
+"""Kinds that say nothing without the number of their windows."""
+PLAIN: dict[str, Any] = {
+    **PLAIN_MASK, "causal": False, "causal_by_request": False, "sinks": False, "alibi": False,
+    "values_in_keys": False, "window_left": -1, "window_right": -1, "logits_soft_cap": 0.0,
+    "sm_scale": None,
+}  # fmt: skip
+NUMBERS = {"window_left": "window_left", "window_right": "window_right", "chunk": "chunk",
+           "soft_cap": "logits_soft_cap"}  # fmt: skip
+"""Columns of numbers that a mask or the logits have, and their fields."""
+LATENT_SCALE = 192**-0.5
+"""Scale of latent layers of 512 + 64 channels: that of 128 + 64 before the projections."""
+LATENT_DIMS = (576, 512)
+
+
+@dataclass(frozen=True)
+class Real:
+    """What one call of attention has in some models.
+
+    Attributes:
+        fields: of a problem, all but the number of key-value heads.
+        kv_heads: numbers of them that ranks have, ascending.
+        groups: numbers of query heads that a rank has of one key-value head, ascending; one unless
+            ranks share a single key-value head.
+        page_size: keys a page, 0 if it is an engine's choice.
+        families: that have it.
+    """
+
+    fields: Mapping[str, Any]
+    kv_heads: tuple[int, ...]
+    groups: tuple[int, ...]
+    page_size: int
+    families: frozenset[str]
+
+    @property
+    def head_dims(self) -> tuple[int, ...]:
+        """The value of the axis ``head_dims``."""
+        pair = (self.fields["head_dim_qk"], self.fields["head_dim_vo"])
+        return (*pair, 0) if self.fields["values_in_keys"] else pair
+
+    def values(self, operation: str) -> dict[str, Any]:
+        """Return its value of each axis of an operation, those of heads left out."""
+        found: dict[str, Any] = {"head_dims": self.head_dims}
+        if self.page_size and operation != "ragged_attention":
+            found["page_size"] = self.page_size
+        if operation == "append_paged_kv":
+            return found
+        fields = ("head_dim_qk", "head_dim_vo", "values_in_keys", "sm_scale")
+        return found | {name: v for name, v in self.fields.items() if name not in fields}
+
+    def problem_fields(self, operation: str) -> dict[str, Any]:
+        """Return the fields of a problem, with the fewest heads that a rank has."""
+        dims = {name: self.fields[name] for name in ("head_dim_qk", "head_dim_vo")}
+        page = {"page_size": self.page_size} if self.page_size else {}
+        heads = {"num_kv_heads": self.kv_heads[0], "group_size": self.groups[0]}
+        if operation == "append_paged_kv":
+            return {**dims, **page, "num_kv_heads": self.kv_heads[0]}
+        return {**self.fields, **heads, **({} if operation == "ragged_attention" else page)}
+
+
+def fields_of_row(row: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of a problem that a row of attention states, with all heads of the layer.
+
+    Raises:
+        KeyError: problems have no words for its kind.
+    """
+    found = {**PLAIN, **OF_KIND[row["kind"]]}
+    for column, name in NUMBERS.items():
+        if row.get(column):
+            found[name] = float(row[column]) if column == "soft_cap" else int(row[column])
+    heads, kv_heads = int(row["query_heads"]), int(row["kv_heads"])
+    found |= {"head_dim_qk": int(row["head_dim_qk"]), "head_dim_vo": int(row["head_dim_vo"])}
+    found |= {"num_kv_heads": kv_heads, "group_size": heads // kv_heads}
+    if (found["head_dim_qk"], found["head_dim_vo"]) == LATENT_DIMS and found["values_in_keys"]:
+        found["sm_scale"] = LATENT_SCALE
+    return found
+
+
+@functools.cache
+def rows_of_attention() -> tuple[Real, ...]:
+    """Read what models have, those with most families first."""
+    merged: dict[tuple[Any, ...], list[tuple[str, int, int]]] = defaultdict(list)
+    for row in read_table():
+        if row["class"] != "attention" or (row["kind"] in WINDOWS and not row["window_left"]):
+            continue
+        fields = fields_of_row(row)
+        kv_heads, group = fields.pop("num_kv_heads"), fields.pop("group_size")
+        page = int(row["page_size"] or 0)
+        alone = group if kv_heads > 1 else 0
+        key = (tuple(fields.items()), page, alone)
+        merged[key].append((row["family"], kv_heads, group))
+    found = []
+    for (fields, page, _), several in merged.items():
+        shares = {n for _, kv, _ in several for n in _shares(kv)}
+        groups = {n for _, kv, group in several for n in (_shares(group) if kv == 1 else [group])}
+        families = frozenset(family for family, _, _ in several)
+        found.append(
+            Real(dict(fields), tuple(sorted(shares)), tuple(sorted(groups)), page, families)
+        )
+    return tuple(sorted(found, key=lambda real: -len(real.families)))
+
+
+def read_table() -> list[dict[str, str]]:
+    """Read the rows of the table."""
+    with REAL_VALUES.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+def _shares(heads: int) -> list[int]:
+    """Return how many of these heads a rank has, of up to eight ranks."""
+    return [heads // n for n in (1, 2, 4, 8) if heads % n == 0]
