@@ -143,6 +143,8 @@ BUILT_IN: dict[str, str] = {
     "sglang-decode-grouped": "kernelproof.impl.engines.sglang_decode:grouped",
     "sglang-extend": "kernelproof.impl.engines.sglang_extend:extend",
     "sglang-verify-splitkv": "kernelproof.impl.engines.sglang_verify:verify",
+    "sglang-verify-mla": "kernelproof.impl.engines.sglang_verify:verify_grouped",
+    "sglang-unified-attention-3d-mtp": "kernelproof.impl.engines.sglang_mtp:attend",
     "sglang-prefill": "kernelproof.impl.engines.sglang_prefill:prefill",
     "sglang-merge-state": "kernelproof.impl.engines.sglang_merge:merge",
     "lmdeploy-decode": "kernelproof.impl.engines.lmdeploy_attention:decode",

@@ -44,6 +44,8 @@ FEW = {"group_size": 2}
 OF_QUANTISED = {"num_experts": (8, 256)}
 """Values of a limit that are tried with quantised weights: such kernels are made for models, and
 each of these limits is tried with every quantisation."""
+OF_ONE_SHAPE = {"page_size": (16, 64), "caches": (("", ""), (FP8[0], ""))}
+"""Values that are tried with each group size, for kernels that are made for one model's heads."""
 OPTIONAL = ("head_dims", "caches", "quantisation")
 """Axes with values that some kernels do not name the feature of, whatever the others are."""
 
@@ -204,6 +206,7 @@ def _starts(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
     tried = [axes[name][: FEW.get(name)] for name in limits]
     found = [dict(zip(limits, limit, strict=True)) for limit in itertools.product(*tried)]
     yield from found
+    shapes = [start for start in found if start.get("page_size") in OF_ONE_SHAPE["page_size"]]
     found = [start for start in found if start.get("group_size", 1) == 1]
     caches = [pair for pair in axes.get("caches", ())[1:] if pair != IN_FP8]
     for pair in ([IN_FP8] if IN_FP8 in axes.get("caches", ()) else []) + caches:
@@ -216,6 +219,18 @@ def _starts(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
     for values in ({}, {"regime": "exact_grid"}):  # which a kernel's own quantising leaves alone
         for pair in axes.get("quantisation", ())[1:]:
             yield from ({**start, "quantisation": pair, **values} for start in found)
+    for pair in OF_ONE_SHAPE["caches"]:
+        if pair in axes.get("caches", ()):
+            yield from _with_each_group(axes, [{**start, "caches": pair} for start in shapes])
+
+
+def _with_each_group(
+    axes: Mapping[str, tuple[Any, ...]], starts: Sequence[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Return starts with the group sizes that are not tried before."""
+    alone = [start for start in starts if start.get("group_size") == 1]
+    for group in axes.get("group_size", ())[FEW["group_size"] :]:
+        yield from ({**start, "group_size": group} for start in alone)
 
 
 def _add_caches_of_other_dims(

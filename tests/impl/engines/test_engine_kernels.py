@@ -137,6 +137,14 @@ def fill_kv_cache(
 """,
 }
 
+GROUPED = replace(VERIFIED, num_kv_heads=1, group_size=6, head_dim_qk=48, head_dim_vo=32)
+DRAFTED = AttentionProblem(
+    query_lens=(3, 1), seq_lens=(37, 100), num_kv_heads=2, group_size=16, head_dim_qk=256,
+    head_dim_vo=256, causal=True, page_size=16, page_order=3, kv_cache="float8_e4m3fn",
+    k_scale=0.5, v_scale=2.0,
+)  # fmt: skip
+"""The one shape that ``unified_attention_3d_mtp`` takes."""
+
 
 class Stages:
     """Stages that nobody watches."""
@@ -239,6 +247,17 @@ def test_a_window_of_one_key_more_is_found(
         ("lmdeploy-fill-kv-cache", replace(APPENDED, page_size=4), "powers of two"),
         ("sglang-verify-splitkv", MIXED, "same number of drafts"),
         ("sglang-verify-splitkv", replace(VERIFIED, seq_lens=(3, 9)), "has a prefix"),
+        ("sglang-verify-splitkv", GROUPED, "one head dim"),
+        ("sglang-verify-mla", MIXED, "same number of drafts"),
+        ("sglang-verify-mla", replace(GROUPED, seq_lens=(3, 9)), "has a prefix"),
+        ("sglang-verify-mla", replace(GROUPED, num_kv_heads=2), "power of two"),
+        ("sglang-verify-mla", replace(GROUPED, head_dim_vo=64), "no more channels"),
+        ("sglang-verify-mla", replace(GROUPED, head_dim_vo=40), "channels or more"),
+        ("sglang-verify-mla", replace(GROUPED, window_left=3), "extend kernel"),
+        ("sglang-unified-attention-3d-mtp", replace(DRAFTED, query_lens=(5, 1)), "2 to 4 drafts"),
+        ("sglang-unified-attention-3d-mtp", replace(DRAFTED, group_size=8), "16 share keys"),
+        ("sglang-unified-attention-3d-mtp", replace(DRAFTED, page_size=32), "pages have 16"),
+        ("sglang-unified-attention-3d-mtp", replace(DRAFTED, sinks=True), "AITER's kernel"),
     ],
 )
 def test_what_is_not_claimed(name: str, problem: Problem, said: str) -> None:
@@ -282,6 +301,10 @@ def real() -> Iterator[Worker]:
         ("lmdeploy-prefill", replace(RAGGED, logits_soft_cap=3.0, sinks=True)),
         ("lmdeploy-fill-kv-cache", APPENDED),
         ("sglang-verify-splitkv", VERIFIED),
+        ("sglang-verify-mla", GROUPED),
+        ("sglang-verify-mla", replace(GROUPED, values_in_keys=True, dtype="float16")),
+        ("sglang-verify-mla", replace(VERIFIED, query_lens=(1, 1), k_scale=0.5)),
+        ("sglang-unified-attention-3d-mtp", DRAFTED),
     ],
 )
 def test_real_files(real: Worker, name: str, problem: Problem) -> None:
