@@ -20,6 +20,7 @@ from ...reference.tensors.inputs import PagedAttentionInputs
 from ..gpu.triton_interpreter import scalars_as_bounds
 from ..protocol import implementation
 from ..targets.target import Target, UnsupportedError
+from . import vllm_masks as masks
 from .claims import by_slots, refused_attention, wrong_here
 from .sources import load, says, unavailable
 from .vllm_stubs import KVQuantMode, stubs
@@ -56,6 +57,7 @@ LATER: tuple[tuple[str, Callable[[AttentionProblem], bool], str], ...] = (
     ("k_scale_cache", lambda problem: problem.cache_entry.scaled_by_token,
      "no scales of tokens and heads"),
     ("output_scale", lambda problem: problem.output_scale is not None, "no outputs in FP8"),
+    *masks.LATER,
 )  # fmt: skip
 """What older releases do not have: a word of the file, whose problems need it, and the reason."""
 
@@ -68,7 +70,11 @@ def _supports(problem: AttentionProblem, target: Target) -> bool | str:
             return f"this release has {reason}"
     if problem.window_left >= 0 and not _all_causal(problem):
         return "a window without a causal mask has two sides"
-    if problem.alibi and problem.sinks and max(problem.query_lens, default=0) > 1:
+    unsaid = masks.refusal(problem, causal=_all_causal(problem))
+    if unsaid:
+        return unsaid
+    linear = problem.alibi and problem.alibi_function == "linear"
+    if linear and problem.sinks and max(problem.query_lens, default=0) > 1:
         return "ALiBi is counted from the first new token, which sinks know nothing of"
     wrong = refused_attention(problem) or wrong_here(target, problem.dtype, _in_fp8(problem))
     return wrong or unavailable(FILE, target) or True
@@ -78,6 +84,9 @@ def _supports_3d(problem: AttentionProblem, target: Target) -> bool | str:
     if not says(FILE, "seq_threshold_3D") and says(FILE, "unified_attention"):
         return "this release chooses between its 2D and 3D kernels by itself"
     most = _most_queries_3d()
+    several = max(problem.query_lens, default=0) > 1
+    if several and problem.spans:
+        return "the 3D kernel takes ranges that see both ways with one query a request"
     if max(problem.query_lens, default=0) > most or (most > 1 and not _all_causal(problem)):
         return f"the 3D kernel takes requests of up to {most} queries, several under a causal mask"
     return _supports(problem, target)
@@ -126,7 +135,7 @@ def _compile_key(problem: AttentionProblem) -> Hashable:
         problem.group_size, problem.page_size, problem.window_left, problem.causal, problem.sinks,
         problem.logits_soft_cap > 0, problem.alibi, strides if problem.head_dim_qk % 16 else None,
         several and problem.head_dim_qk == LARGE_HEAD, problem.causal_by_request,
-        problem.output_scale is not None,
+        problem.output_scale is not None, *masks.compile_key(problem),
     )  # fmt: skip
 
 
@@ -152,6 +161,7 @@ unified = functools.partial(
         "host_bounds",
         "alibi",
         "causal_by_request",
+        *masks.FEATURES,
     ),
     arithmetic=ARITHMETIC,
     writes_out=True,
@@ -242,16 +252,17 @@ def _attend(
     causal = causal.int() if isinstance(causal, torch.Tensor) else causal
     # An engine's table has room for its longest request; what is behind a request's is garbage.
     table = torch.nn.functional.pad(table, (0, -table.shape[1] % COLUMNS or COLUMNS), value=-1)
+    left, structure = masks.arguments(inputs)
     with load(FILE, stubs) as kernels, scalars_as_bounds(inputs.q):
         kernels.unified_attention(
             q=inputs.q, k=caches[0], v=caches[1], out=out,
             cu_seqlens_q=metadata.qo_indptr, max_seqlen_q=inputs.max_q_len,
             seqused_k=metadata.seq_lens, max_seqlen_k=inputs.max_kv_len,
             softmax_scale=inputs.sm_scale, causal=causal,
-            window_size=(inputs.window_left, 0 if causal is True else -1), block_table=table,
+            window_size=(left, 0 if causal is True else -1), block_table=table,
             softcap=inputs.logits_soft_cap, q_descale=None, k_descale=scales[0],
             v_descale=scales[1], sinks=inputs.sinks,
-            alibi_slopes=inputs.alibi_slopes, **more,
+            alibi_slopes=inputs.alibi_slopes, **structure, **more,
         )  # fmt: skip
     if out is not inputs.out and inputs.out is not None and out is not None:
         inputs.out.copy_(out)

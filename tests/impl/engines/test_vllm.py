@@ -40,7 +40,7 @@ import torch
 from kernelproof.reference import KVCacheFormat, build_metadata, paged_attention
 from vllm.v1.kv_cache_interface import KVQuantMode
 
-USE_CAUSAL = USE_PER_SEQ_CAUSAL = MAX_3D_QUERY_LEN = 8
+USE_CAUSAL = USE_PER_SEQ_CAUSAL = MAX_3D_QUERY_LEN = MAX_MM_RANGES = 8
 
 
 def unified_attention(
@@ -48,8 +48,24 @@ def unified_attention(
     window_size, block_table, softcap, q_descale, k_descale, v_descale, seq_threshold_3D=None,
     num_par_softmax_segments=None, softmax_segm_output=None, softmax_segm_max=None,
     softmax_segm_expsum=None, alibi_slopes=None, sinks=None, kv_quant_mode=KVQuantMode.NONE,
-    output_scale=None, k_scale_cache=None, v_scale_cache=None,
+    output_scale=None, k_scale_cache=None, v_scale_cache=None, mm_prefix_range=None,
+    rswa_prefix_lens=None, rswa_window=None, use_alibi_sqrt=False, chunk_lookback=-1,
 ):
+    more = {}
+    if mm_prefix_range is not None:
+        start, last = mm_prefix_range.unbind(-1)
+        assert (last < seqused_k[:, None]).all() and mm_prefix_range.is_contiguous()
+        # A range of one token is none to vLLM.
+        stop = torch.where(start < last, last + 1, start)
+        more["spans"] = torch.stack((start, stop), -1).int()
+    left = window_size[0]
+    if chunk_lookback >= 0:
+        more["attention_chunk_size"], left = (left + 1) // (chunk_lookback + 1), -1
+    if rswa_window is not None:
+        assert left == -1
+        left, more["sink_tokens"] = rswa_window - 1, int(rswa_prefix_lens.unique())
+    if use_alibi_sqrt:
+        more["alibi_function"] = "sqrt"
     if isinstance(causal, torch.Tensor):
         assert causal.dtype == torch.int32 and window_size == (-1, -1)
         causal = causal.bool()
@@ -76,8 +92,8 @@ def unified_attention(
         form = KVCacheFormat(by_token)
         scales = (k_scale_cache.unsqueeze(-1), v_scale_cache.unsqueeze(-1))
     found = paged_attention(
-        q, k, v, metadata, causal=causal, sm_scale=softmax_scale, window_left=window_size[0],
-        logits_soft_cap=softcap, sinks=sinks, kv_format=form,
+        q, k, v, metadata, causal=causal, sm_scale=softmax_scale, window_left=left,
+        logits_soft_cap=softcap, sinks=sinks, kv_format=form, **more,
         alibi_slopes=alibi_slopes,
         k_scale=1.0 if k_descale is None else float(k_descale),
         v_scale=1.0 if k_descale is None else float(v_descale),
@@ -241,6 +257,12 @@ def judged(name: str, problem: Problem, law: str = "parity") -> Verdict:
         ("vllm-unified-attention", replace(MIXED, kv_cache="int8_per_token_head")),
         ("vllm-unified-attention", replace(MIXED, kv_cache="fp8_per_token_head", kv_layout="HND")),
         ("vllm-unified-attention", replace(MIXED, output_scale=0.25)),
+        ("vllm-unified-attention", replace(MIXED, spans="images", window_left=2)),
+        ("vllm-unified-attention", replace(MIXED, spans="prefix", causal=False)),
+        ("vllm-unified-attention", replace(MIXED, chunk=2)),
+        ("vllm-unified-attention", replace(MIXED, sink_tokens=1, window_left=1)),
+        ("vllm-unified-attention", replace(MIXED, sink_tokens=1)),
+        ("vllm-unified-attention", replace(MIXED, alibi=True, alibi_function="sqrt", sinks=True)),
         ("vllm-unified-attention-3d", SHORT),
         ("vllm-unified-attention-3d", replace(SHORT, head_dim_qk=24, head_dim_vo=24)),
         ("vllm-merge-attn-states", MergeProblem(num_tokens=3, num_heads=2, empty="some")),
@@ -291,6 +313,12 @@ def test_an_older_release_is_called_by_its_own_names(
             "has two sides",
         ),
         ("vllm-unified-attention", replace(MIXED, alibi=True, sinks=True), "first new token"),
+        ("vllm-unified-attention", replace(MIXED, chunk=2, causal=False), "earlier keys only"),
+        ("vllm-unified-attention", replace(MIXED, chunk=2, window_left=3), "is the window"),
+        ("vllm-unified-attention", replace(MIXED, chunk=2, spans="images"), "no model has"),
+        ("vllm-unified-attention", replace(MIXED, chunk=2, sink_tokens=1), "not a chunk"),
+        ("vllm-unified-attention", replace(MIXED, logits_bias="dense"), "feature logits_bias"),
+        ("vllm-unified-attention-3d", replace(SHORT, spans="images"), "with one query"),
         ("vllm-unified-attention", replace(MIXED, head_dim_vo=32), "one head dim"),
         ("vllm-unified-attention", replace(MIXED, v_scale=2.0), "belong to FP8 caches"),
         (
@@ -339,6 +367,14 @@ def test_what_older_releases_do_not_have(vllm: Path, monkeypatch: pytest.MonkeyP
     assert said == "this release has no scales of tokens and heads"
     said = plain.refusal(replace(MIXED, output_scale=1.0), here)
     assert said == "this release has no outputs in FP8"
+    for fields, missing_part in (
+        ({"spans": "images"}, "no ranges that see both ways"),
+        ({"chunk": 2}, "no chunks"),
+        ({"sink_tokens": 1}, "no keys that a window never hides"),
+        ({"alibi": True, "alibi_function": "sqrt"}, "no root of a distance"),
+    ):
+        said = plain.refusal(replace(MIXED, **fields), here)
+        assert said == f"this release has {missing_part}"
     said = find_implementation("vllm-unified-attention-3d").refusal(SHORT, here)
     assert said == "this release chooses between its 2D and 3D kernels by itself"
     append = find_implementation("vllm-reshape-and-cache-flash")
