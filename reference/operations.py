@@ -162,6 +162,7 @@ def materialise(
     device: torch.device | str = "cpu",
     *,
     unused: float = CANARY,
+    garbage: int | None = None,
     **options: int,
 ) -> Inputs:
     """Make the tensors of a problem.
@@ -171,10 +172,12 @@ def materialise(
         device: where; the bits are the same everywhere.
         unused: fills whatever must not be read: canaries, pages of no request, the tail of each
             last page. NaN poisons them.
+        garbage: where engines have padded the tensors, what integers hold behind them: then whole
+            rows of ``unused`` lie behind tensors of floats, and this number behind integers.
         options: what a problem's operation takes besides: ``step`` of a MetadataProblem.
 
     Returns:
         The record of the problem's operation, see ``reference.tensors.inputs``.
     """
-    home = Allocator(torch.device(device), unused)
+    home = Allocator(torch.device(device), unused, garbage)
     return OPERATIONS[problem.operation].materialise(problem, home, **options)

@@ -22,6 +22,7 @@ from . import (
     partition,
     quantised,
     routing,
+    slack,
     soak,
     trees,
 )
@@ -34,6 +35,7 @@ LAWS: tuple[Law, ...] = (
     *trees.LAWS,
     *quantised.LAWS,
     *padding.LAWS,
+    *slack.LAWS,
     *hidden.LAWS,
     *far.LAWS,
     *life_cycle.LAWS,

@@ -22,6 +22,8 @@ Caches = tuple[torch.Tensor, ...]
 """Both caches, and their scales where each token and head has one."""
 PADDED_ROWS = 3
 """Rows of keys and values behind a batch's tokens."""
+SLOTS_BEHIND, SLOTS_IN_BUFFER = (2**62, -1, -(2**63)), 64
+"""What stands behind a slot mapping in its buffer, and in how many places."""
 
 
 def appended(subject: Subject, problem: AttentionProblem, inputs: AppendInputs) -> Caches:
@@ -101,8 +103,14 @@ def never_written(subject: Subject, problem: AttentionProblem) -> Verdict:
     slots = mapping.masked_fill(skipped, -1)
     if choose(problem.seed, "padded slots", 1, 2):
         slots = torch.cat([slots, slots.new_full((PADDED_ROWS,), -1)])
-    given = replace(inputs, k=rows[0], v=rows[1], slots=slots)
+    given = replace(inputs, k=rows[0], v=rows[1], slots=_in_a_buffer(slots, problem.seed))
     return _compared(appended(subject, problem, given), wanted, bounds)
+
+
+def _in_a_buffer(slots: torch.Tensor, seed: int) -> torch.Tensor:
+    """Return the slots as the beginning of a buffer that holds slots of no cache behind them."""
+    stale = SLOTS_BEHIND[choose(seed, "padded slots", 2, len(SLOTS_BEHIND))]
+    return torch.cat([slots, slots.new_full((SLOTS_IN_BUFFER,), stale)])[: len(slots)]
 
 
 def _scales_of_no_token(caches: Values) -> Values:

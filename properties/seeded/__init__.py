@@ -14,6 +14,7 @@ from . import (
     merge_bugs,
     metadata_bugs,
     phase_bugs,
+    slack_bugs,
 )
 from .attention import (
     exact_bugs,
@@ -71,6 +72,7 @@ BUGS: tuple[SeededBug, ...] = (
     *graph_bugs.BUGS,
     *verify_bugs.BUGS,
     *padding_bugs.BUGS,
+    *slack_bugs.BUGS,
     *hidden_bugs.BUGS,
     *scratch_bugs.BUGS,
     *view_bugs.BUGS,
@@ -98,6 +100,7 @@ HONEST: tuple[SeededBug, ...] = (
     *tensor_cores.CONTROLS,
     *graph_bugs.CONTROLS,
     *padding_bugs.CONTROLS,
+    *slack_bugs.CONTROLS,
     *hidden_bugs.CONTROLS,
     *exact_bugs.CONTROLS,
     *append_bugs.CONTROLS,

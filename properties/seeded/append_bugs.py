@@ -258,10 +258,10 @@ def append_counts_rows(inputs: AppendInputs) -> Pair:
     """Write as many rows as there are keys; behind the slot mapping stand zeros."""
     behind = len(inputs.k) - len(inputs.slot_mapping)
     slots = torch.nn.functional.pad(inputs.slot_mapping, (0, behind))
-    return _written_slots(inputs, slots)
+    return written_slots(inputs, slots)
 
 
-def _written_slots(inputs: AppendInputs, slots: torch.Tensor) -> Pair:
+def written_slots(inputs: AppendInputs, slots: torch.Tensor) -> Pair:
     """Write rows into those slots that are slots."""
     written, size = (slots >= 0).nonzero().flatten(), inputs.metadata.page_size
     rows = inputs.k[written], inputs.v[written]
@@ -271,4 +271,4 @@ def _written_slots(inputs: AppendInputs, slots: torch.Tensor) -> Pair:
 @seeded(CONTROLS, APPEND, control="honest", features=SLOTS)
 def append_by_slot_mapping(inputs: AppendInputs) -> Pair:
     """Write each token into the slot that the mapping gives it, if any."""
-    return _written_slots(inputs, inputs.slot_mapping)
+    return written_slots(inputs, inputs.slot_mapping)

@@ -19,7 +19,7 @@ from ...impl.targets.refusal import Refusal
 from ...reference import Arithmetic, Problem, materialise
 from ...reference.operations import OPERATIONS as ORACLES
 from ...reference.operations import operation_of
-from ...reference.tensors.allocation import FENCE
+from ...reference.tensors.allocation import FENCE, MOST_SLACK, SLACK_ROWS
 from ...reference.tensors.inputs import Inputs
 from .comparison import Result, fail, unusable
 from .contained import Stop, contained, crash, out_of_memory
@@ -66,10 +66,12 @@ class Subject:
         self.seconds = 0.0
         self.calls = 0
         self.buffers: dict[str, torch.Tensor] = {}
+        self._ends: dict[str, int] = {}
         self._stages = stages
         self._compiled = set() if compiled is None else compiled
         self._modules, self._without_rules = frozenset(modules), tuple(without_rules)
         self._waits = True
+        self._surroundings: dict[str, Any] = {}
 
     def refusal(self, problem: Problem) -> Refusal | None:
         """Return the reason why the implementation does not claim this problem; None if it does.
@@ -124,12 +126,21 @@ class Subject:
         """
         with self._stages.stage("materialise"):
             try:
-                return materialise(problem, self.target.device, **options)
+                return materialise(problem, self.target.device, **{**self._surroundings, **options})
             except RuntimeError as error:
                 if not out_of_memory(error):
                     raise
                 message = f"no room for the tensors of {compact(problem)}: {message_of(error)}"
                 raise MemoryError(message) from error
+
+    @contextmanager
+    def surrounded(self, **options: Any) -> Iterator[None]:  # noqa: ANN401  of ``materialise``
+        """Materialise with these options, where no others are given, within a with block."""
+        before, self._surroundings = self._surroundings, options
+        try:
+            yield
+        finally:
+            self._surroundings = before
 
     def call(
         self,
@@ -328,15 +339,16 @@ class Subject:
         views: dict[str, torch.Tensor] = {}
         for name, (size, dtype, device) in OPERATIONS[operation_of(inputs)].outputs(inputs).items():
             count = int(torch.Size(size).numel())
-            storage = torch.full((count + 2 * FENCE,), torch.nan, dtype=dtype, device=device)
-            self.buffers[name] = storage
+            behind = FENCE + min(SLACK_ROWS * math.prod(size[1:]), MOST_SLACK)
+            storage = torch.full((FENCE + count + behind,), torch.nan, dtype=dtype, device=device)
+            self.buffers[name], self._ends[name] = storage, FENCE + count
             views[name] = storage[FENCE : FENCE + count].view(size).fill_(fill)
         return dataclasses.replace(inputs, **views), views
 
     def written_outside(self) -> str | None:
         """Name the output buffer whose canaries were overwritten in the last call."""
         for name, storage in self.buffers.items():
-            if not (storage[:FENCE].isnan().all() and storage[-FENCE:].isnan().all()):
+            if not (storage[:FENCE].isnan().all() and storage[self._ends[name] :].isnan().all()):
                 return name
         return None
 

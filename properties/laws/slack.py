@@ -1,0 +1,130 @@
+"""The law of slack: whatever an engine leaves behind the rows of a batch changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ...reference import AttentionProblem, MergeProblem
+from ...reference.tensors.allocation import SLACK_ROWS
+from ...reference.tensors.inputs import AttentionInputs, PagedAttentionInputs
+from ...reference.tensors.values import choose
+from ..verdicts.comparison import Result, against_oracle, fail
+from ..verdicts.snapshot import Snapshot
+from ..verdicts.subject import Subject
+from ..verdicts.verdict import Verdict
+from . import context_parallel, metadata
+from .append import append_parity
+from .general import expectation_of, kept, parity
+from .law import APPEND, ATTENTION, CONTEXT_PARALLEL, MERGE, METADATA, Law
+
+INTEGERS = (2**31 - 1, -1, -(2**31), 2**30)
+"""What integers hold behind a batch: a page, a slot, an offset or a length that does not exist."""
+LSES = (torch.nan, torch.inf, -torch.inf, 3e38)
+"""What lses hold behind a batch; -inf is also that of a state without keys."""
+PARITY: dict[str, Callable[[Subject, Any], Verdict]] = {
+    **dict.fromkeys((*ATTENTION, *MERGE), parity),
+    **dict.fromkeys(APPEND, append_parity),
+    **dict.fromkeys(METADATA, metadata.parity),
+    **dict.fromkeys(CONTEXT_PARALLEL, context_parallel.parity),
+}
+"""How answers of each operation are compared with the oracle's."""
+
+
+def slack_rows(subject: Subject, problem: Any) -> Verdict:  # noqa: ANN401  of the operations
+    """Leave garbage behind the batch, as engines do that pad their tensors.
+
+    It lies behind the tensors in their memory, or, where the operation or the implementation
+    allows, mostly in rows that tensors have and the batch has not.
+    """
+    if choose(problem.seed, "slack", 0, 4):
+        if isinstance(problem, MergeProblem):
+            return _more_states(subject, problem)
+        if "padded_rows" in subject.implementation.features:
+            return _more_rows(subject, problem)
+    integer = INTEGERS[choose(problem.seed, "slack", 1, len(INTEGERS))]
+    with subject.surrounded(unused=torch.nan, garbage=integer):
+        return _said(PARITY[problem.operation](subject, problem), f"NaN and {integer} in memory")
+
+
+def _more_states(subject: Subject, problem: MergeProblem) -> Verdict:
+    """Merge more tokens than the batch has: those behind it hold garbage, and so may their out."""
+    problem = replace(problem, strides="", context="all", lse_layout="")
+    inputs = subject.materialise(problem)
+    expectation = expectation_of(subject, inputs)
+    more = 1 + choose(problem.seed, "slack", 2, SLACK_ROWS)
+    states, tokens, *row = inputs.outs.shape
+    outs = inputs.outs.new_full((states, more, *row), torch.nan)
+    lses = inputs.lses.new_full((states, more, row[0]), _lse(problem.seed))
+    padded = replace(
+        inputs,
+        outs=torch.cat([inputs.outs, outs], dim=1),
+        lses=torch.cat([inputs.lses, lses], dim=1),
+    )
+    result = subject.run_operation(replace(problem, num_tokens=tokens + more), padded)
+    verdict = against_oracle(_first(result, tokens), expectation, exact=subject.exact(problem))
+    return _said(verdict, f"{more} tokens whose lses are {_lse(problem.seed)}")
+
+
+def _lse(seed: int) -> float:
+    return LSES[choose(seed, "slack", 3, len(LSES))]
+
+
+def _more_rows(subject: Subject, problem: AttentionProblem) -> Verdict:
+    """Give rows of queries, keys and tables that no request has; out has as many rows as q."""
+    inputs: AttentionInputs = subject.materialise(problem)
+    expectation = expectation_of(subject, inputs)
+    more = 1 + choose(problem.seed, "slack", 2, SLACK_ROWS)
+    fields: dict[str, torch.Tensor] = {"q": _with_rows(inputs.q, more)}
+    if isinstance(inputs, PagedAttentionInputs):
+        table = inputs.block_table
+        rows = table.new_full((more, table.shape[1]), INTEGERS[problem.seed % len(INTEGERS)])
+        fields["block_table"] = torch.cat([table, rows])
+    else:
+        fields |= {"k": _with_rows(inputs.k, more), "v": _with_rows(inputs.v, more)}
+    padded: AttentionInputs = replace(inputs, **fields)  # type: ignore[arg-type]
+    before = Snapshot(padded)
+    result = kept(subject.run_operation(problem, padded))
+    wrote = [*before.changed_views(), *before.changed_outside()]
+    buffer = subject.written_outside() if subject.implementation.writes_out else None
+    said = f"{more} rows of NaN"
+    if wrote or buffer:
+        wrote += [buffer] if buffer else []
+        return fail("wrote_outside", f"with {said} behind the batch: wrote into {', '.join(wrote)}")
+    first = _first(result, problem.num_tokens)
+    return _said(against_oracle(first, expectation, exact=subject.exact(problem)), said)
+
+
+def _with_rows(rows: torch.Tensor, more: int) -> torch.Tensor:
+    """Return a tensor with more rows of NaN."""
+    code = 0xFF if rows.element_size() > 1 else 0x7F  # NaN in both FP8 types
+    tail = rows.new_empty((more, *rows.shape[1:]))
+    tail.view(torch.uint8).fill_(code)
+    parts = [each.contiguous().view(torch.uint8) for each in (rows, tail)]
+    return torch.cat(parts).view(rows.dtype)
+
+
+def _first(result: Result, tokens: int) -> Result:
+    out, lse = result
+    return out[:tokens], None if lse is None else lse[:tokens]
+
+
+def _said(verdict: Verdict, what: str) -> Verdict:
+    if not verdict.bad:
+        return verdict
+    return replace(verdict, message=f"with {what} behind the batch: {verdict.message}")
+
+
+LAWS = (
+    Law(
+        "slack_rows",
+        (*ATTENTION, *MERGE, *APPEND, *METADATA, *CONTEXT_PARALLEL),
+        slack_rows,
+        "garbage behind the rows of a batch, where engines pad queries, states, lses, scales, "
+        "lengths, tables and slots, changes nothing",
+        weight=0.5,
+    ),
+)
