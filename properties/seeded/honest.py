@@ -92,6 +92,31 @@ def quantised_rounded(inputs: PagedAttentionInputs) -> Pair:
     return attend(widened(inputs), stages)
 
 
+@seeded(
+    CONTROLS,
+    "paged_attention",
+    control="honest",
+    features=(*QUANTISED, "per_head_scales"),
+    arithmetic=Arithmetic(probabilities="inputs", dequantized="inputs"),
+)
+def quantised_in_inputs_dtype(inputs: PagedAttentionInputs) -> Pair:
+    """Widen quantised caches to the queries' dtype, scaled in it, before anything is multiplied."""
+    dtype = inputs.q.dtype if inputs.kv_format else inputs.v_cache.dtype
+    stages = replace(HONEST, probabilities=lambda rounded, _: _rounded(rounded, dtype))
+    if inputs.kv_format is None or dtype.itemsize == 1:
+        return attend(widened(inputs), stages)
+    plain = widened(inputs)
+
+    def scaled(cache: torch.Tensor, scale: float | torch.Tensor) -> torch.Tensor:
+        by_head = torch.as_tensor(scale, dtype=torch.float32)
+        if by_head.dim():
+            by_head = by_head.view((1, -1, 1) if inputs.kv_layout == "NHD" else (-1, 1, 1))
+        return (cache.to(dtype).float() * by_head).to(dtype).float()
+
+    keys, values = scaled(plain.k_cache, plain.k_scale), scaled(plain.v_cache, plain.v_scale)
+    return attend(replace(plain, k_cache=keys, v_cache=values, k_scale=1.0, v_scale=1.0), stages)
+
+
 def _without_scales(problem: Problem, target: Target) -> bool | str:
     del target
     assert isinstance(problem, AttentionProblem)  # noqa: S101  of paged_attention

@@ -249,7 +249,7 @@ def block_bounds(
     sums = (2 * grown + SUM) * u + grown * roundings.products + parts
     lse_sums = (grown + SUM) * u + (roundings.probabilities if roundings.sums_rounded else 0.0)
     of_products = roundings.of_products
-    rounded = rounded_products(weights, _scale(weights, options), of_products)
+    rounded = rounded_products(weights, _scale(weights, options), options.k_scale, of_products)
     errors = _logit_errors(weights, key_norms, rounded.single, options, roundings)
     sees_nothing = torch.isneginf(weights.lse)
     lse, out_size = weights.lse.masked_fill(sees_nothing, 0.0), out.abs()
@@ -284,7 +284,11 @@ def block_bounds(
         moved = torch.where(errors.reorder, anywhere, moved)
         lse_moved = torch.where(errors.reorder, errors.largest, lse_moved)
     by_products = moved_by_products(
-        weights, rounded, Values(v, v_squared, out_size, confidence), errors, of_products
+        weights,
+        rounded,
+        Values(v, options.v_scale, v_squared, out_size, confidence),
+        errors,
+        of_products,
     )
     error.add_(moved).add_(by_products.out)
     out_bound = _rounded_output(error, out_size, options, roundings)

@@ -25,11 +25,17 @@ r"""Bounds on what rounded operands and products add; parts 8 to 10 of ``error_t
     the roundings of keys differ from key to key; those of a query are the same for all. What they
     have in common for all keys cancels in O, and not in the lse: LAMBDA sum P_j v_j there.
 
-10. Where keys and values of a quantised cache are rounded to the queries' dtype, scale applied,
-    before they are multiplied (``Arithmetic.dequantized``), the roundings are known: those of the
-    codes. With k^ and v^ for what is left, |scale q (k^_j - k_j)| more in d_j, and
-    |sum P_j (v^_j - v_j)| + sqrt(sum P_j e_j^2) sqrt(sum P_j (v^_j - v_j)^2) in O. Nothing is lost
-    where the scale is a power of two. There is no term for overflow, as in 8.
+10. Where keys and values of a quantised cache are rounded to the queries' dtype before they are
+    multiplied (``Arithmetic.dequantized``), the roundings are known: those of the codes, times the
+    scales of blocks or tokens. With k^ and v^ for what is left, |scale q (k^_j - k_j)| more in d_j,
+    and |sum P_j (v^_j - v_j)| + sqrt(sum P_j e_j^2) sqrt(sum P_j (v^_j - v_j)^2) in O. Nothing is
+    lost where the scales are powers of two. There is no term for overflow, as in 8.
+
+    ``k_scale`` and ``v_scale`` multiply before the rounding, after it, or in the queries' dtype,
+    which rounds once more. Each has its own k^ and v^, and the largest of the three counts; for a
+    power of two all are the same. Scales are multiplied with each other first, or with codes, in
+    float32: an element within SCALED of a midpoint may be rounded up or down, and its step h_ji is
+    added: |scale| |q| h_j in d_j, and sum P_j h_j in O.
 """
 
 from __future__ import annotations
@@ -48,8 +54,12 @@ LAMBDA = 5.0
 rounding were as large as it can be; roundings are about 0.4 of that, which leaves 2 exp(-78)."""
 CUT = 2 * UNIT_ROUNDOFF["tfloat32"]
 """Largest share of a float32 operand that cutting it off to TF32 loses: twice that of rounding."""
+SCALED = 4 * UNIT_ROUNDOFF["float32"]
+"""Share of a code times two scales by which float32 products in any order may be off, and more."""
 OPERANDS = CUT / math.sqrt(2)
 """Share of a product by which its two operands' losses vary at most."""
+POWER_OF_TWO = 0.5
+"""Mantissa that frexp gives a power of two."""
 
 
 class ProductRoundings(NamedTuple):
@@ -97,7 +107,8 @@ class RoundedProducts(NamedTuple):
 class Values(NamedTuple):
     """What is known of the values of a block, for ``moved_by_products``."""
 
-    v: torch.Tensor  # [N, K, S', E]
+    v: torch.Tensor  # [N, K, S', E], v_scale applied
+    v_scale: float | torch.Tensor  # or [K]
     v_squared: torch.Tensor  # [N, K, S', E]
     out_size: torch.Tensor  # [N, K, R, E], |O|
     confidence: torch.Tensor  # [N, 1, 1, 1], LAMBDA sqrt(c)
@@ -111,9 +122,16 @@ class Moved(NamedTuple):
 
 
 def rounded_products(
-    weights: Weights, scale: float, roundings: ProductRoundings
+    weights: Weights, scale: float, k_scale: float | torch.Tensor, roundings: ProductRoundings
 ) -> RoundedProducts:
-    """Bound what rounded products and operands add to logits, which ``scale`` multiplies."""
+    """Bound what rounded products and operands add to logits, which ``scale`` multiplies.
+
+    Args:
+        weights: the block's softmax.
+        scale: of the logits.
+        k_scale: that was applied to the keys.
+        roundings: of the kernel.
+    """
     spread: torch.Tensor | None = None
     single: torch.Tensor | float = 0.0
     if roundings.spread:
@@ -126,8 +144,11 @@ def rounded_products(
         single += torch.minimum(largest.square(), largest)
         single += head_dim * abs(scale) * roundings.floor
     if roundings.dequantized is not None:
-        lost = _lost_by_rounding(weights.k, roundings.dequantized)
-        single = single + (weights.q @ lost.transpose(-1, -2)).abs_().mul_(abs(scale))
+        lost, steps = _lost_by_rounding(weights.k, k_scale, roundings.dequantized)
+        q = weights.q
+        moved = torch.stack([(q @ each.transpose(-1, -2)).abs_() for each in lost]).amax(dim=0)
+        moved += q.abs() @ steps.transpose(-1, -2)
+        single = single + moved.mul_(abs(scale))
     return RoundedProducts(spread, single)
 
 
@@ -162,13 +183,42 @@ def moved_by_products(
         out = out + 2 * roundings.cut * values.out_size
         out.addcmul_(values.confidence, independent, value=OPERANDS)
     if roundings.dequantized is not None:
-        lost = _lost_by_rounding(values.v, roundings.dequantized)
-        out = out + (weights.probabilities @ lost).abs_()
-        out.addcmul_((weights.probabilities @ lost.square()).sqrt_(), errors.deviation)
+        lost, steps = _lost_by_rounding(values.v, values.v_scale, roundings.dequantized)
+        p = weights.probabilities
+        out = out + torch.stack([(p @ each).abs_() for each in lost]).amax(dim=0) + p @ steps
+        most = torch.stack(lost).abs_().amax(dim=0).add_(steps)
+        out.addcmul_((p @ most.square_()).sqrt_(), errors.deviation)
     return Moved(out, lse)
 
 
-def _lost_by_rounding(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return what rounding to a dtype by way of float32 adds to values; 0 where it overflows."""
-    rounded = values.float().to(dtype).to(values.dtype)
-    return (rounded - values).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+def _lost_by_rounding(
+    values: torch.Tensor, scale: float | torch.Tensor, dtype: torch.dtype
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Return what rounding to a dtype by way of float32 adds to values [N, K, S', D]; see 10.
+
+    Args:
+        values: with their scale applied.
+        scale: a number, or [K].
+        dtype: of the queries.
+
+    Returns:
+        What is added, by each place of the scale, and the step h, 0 away from midpoints. Both are
+        0 where a value overflows.
+    """
+
+    def rounded(each: torch.Tensor) -> torch.Tensor:
+        return each.float().to(dtype).to(values.dtype)
+
+    candidates = [rounded(values)]
+    factor = torch.as_tensor(scale, device=values.device, dtype=values.dtype).reshape(-1, 1, 1)
+    mantissas = torch.frexp(torch.as_tensor(scale).double()).mantissa.abs()
+    if not bool((mantissas == POWER_OF_TWO).all()):
+        after = rounded(values / factor) * factor
+        candidates += [after, rounded(after)]
+    steps = rounded(values * (1 + SCALED)) - rounded(values * (1 - SCALED))
+    lost = [_finite(each - values) for each in candidates]
+    return lost, _finite(steps).abs_()
+
+
+def _finite(values: torch.Tensor) -> torch.Tensor:
+    return values.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
