@@ -70,9 +70,7 @@ def test_claimed_names_that_nobody_saw_are_gaps_and_numbers_are_reported() -> No
     claimed = axes(causal=(False, True), kv_layout=("NHD", "HND"), window_left=(-1, 7))
     seen = [*(attention(n) for n in range(1, 60)), attention(2, kv_layout="HND")]
     # Of one structure.
-    again = [
-        attention(2, regime="outlier_channels", seed=n) for n in range(100)
-    ]
+    again = [attention(2, regime="outlier_channels", seed=n) for n in range(100)]
     assert not covered(claimed, LAWS[:1], [judged(*seen[1:], *again)], {}).gaps  # none was due yet
     found = covered(claimed, LAWS[:1], [judged(*seen)], {})
     assert found.unseen == {"causal": ("True",), "window_left": ("7",)}
