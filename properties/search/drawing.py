@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import hypothesis
@@ -94,21 +94,21 @@ class Search:
         """Whether there are problems that may hold something for the law."""
         return self._axes is not None
 
-    def longest(self) -> tuple[Problem | None, str]:
-        """Return the one very long problem of the law, and why it has none where it should."""
+    def longest(self) -> tuple[Sequence[Problem], str]:
+        """Return the very long problems of the law, and why it has none where it should."""
         candidate, law, which = self._runner.candidate, self._runner.law, self._options.profile.long
         compares = ANSWERS[candidate.axes.operation].law == law.name
         longest = OPERATIONS[candidate.axes.operation].longest
         if not self._options.longest or self._axes is None or longest is None:
-            return None, ""
+            return (), ""
         if which == "none" or (which == "oracle" and not compares) or given(self._axes.values):
-            return None, ""
-        problem = longest(self._axes, candidate.address.device)
-        if problem is None:
-            return None, "its requests have as many queries as keys"
-        if problem.work > MOST_LONGER * candidate.cost.max_work:
-            return None, "its calls take too long"
-        return problem, ""
+            return (), ""
+        problems = longest(self._axes, candidate.address.device)
+        if not problems:
+            return (), "its requests have as many queries as keys"
+        most = MOST_LONGER * candidate.cost.max_work
+        short = [problem for problem in problems if problem.work <= most]
+        return short, "" if short else "its calls take too long"
 
     def suspects(self) -> Iterator[Problem]:
         """Yield each problem that fails when it is first judged, until there were enough.

@@ -121,14 +121,19 @@ class LawSearch:
         return False
 
     def _look_at_longest(self) -> None:
-        """Judge the one very long problem of the law, after all others: it costs most."""
-        problem, why = self._search.longest()
-        if problem is not None and not self._stopped():
+        """Judge the very long problems of the law, after all others: they cost most."""
+        problems, why = self._search.longest()
+        judged = False
+        for problem in problems:
+            if self._stopped() or self._shrink is not None:
+                break
             verdict = self._runner.verdict(problem)
-            why = verdict.message if verdict.status == "UNSUPPORTED" else ""
+            if verdict.status == "UNSUPPORTED":
+                why = verdict.message
+            judged |= verdict.status != "UNSUPPORTED"
             if verdict.bad:
                 self._confirm(problem)
-        self._runner.report.without_long = why
+        self._runner.report.without_long = "" if judged else why
 
     def _draw(self) -> bool:
         """Draw until a problem fails; whether it was shown to Hypothesis again."""

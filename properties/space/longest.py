@@ -1,11 +1,13 @@
-"""One very long request of attention: a fault of many splits needs thousands of keys."""
+"""Very long requests of attention: a fault of many splits needs thousands of keys."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from ...reference import AttentionProblem
+from ...reference.formats.cache_elements import FP8
 from .attention_axes import attention_example
 from .axis_values import Axes
 
@@ -15,6 +17,15 @@ KEYS = {"cpu": 2**14, "cuda": 2**17}
 """Fewest keys of the longest request, by device."""
 OF_FEW_QUERIES = ("decode", "verify", "chunk")
 """Phases whose requests may have one or two queries, and any number of keys."""
+OTHER_VALUES: dict[str, tuple[Any, ...]] = {
+    "phase": ("chunk", "verify", "decode"),
+    "caches": tuple((name, "") for name in FP8),
+    "regime": ("dominant_key",),
+}
+"""Values of the second long request, where they may be drawn: first choices come first."""
+LAST_KEY = 18
+"""Seed with which the dominant key of a request is its last one: among this many keys, another one
+that is lost moves the answer by less than its bound."""
 PAGES = (16, 32, 64)
 """Keys a page of a long request, where they may be drawn: single keys need a long page table."""
 PLAIN: dict[str, tuple[Any, ...]] = {
@@ -24,10 +35,12 @@ PLAIN: dict[str, tuple[Any, ...]] = {
 """Values that show a lost key of many, where they may be drawn: first choices come first."""
 
 
-def longest(axes: Axes, device: str = "cpu") -> AttentionProblem | None:
-    """Return one long request on the fewest heads and channels; None where there is no such call.
+def longest(axes: Axes, device: str = "cpu") -> tuple[AttentionProblem, ...]:
+    """Return very long requests on the fewest heads and channels; none where there is no such call.
 
-    It is the same in each run: nothing is drawn.
+    The first is plain, and its last tile is not full. The second has as many keys as fill tiles and
+    parts of any power of two, several queries and a cache in FP8, where they are allowed, and its
+    last key has almost all weight. Both are the same in each run: nothing is drawn.
 
     Args:
         axes: what may be drawn.
@@ -37,13 +50,19 @@ def longest(axes: Axes, device: str = "cpu") -> AttentionProblem | None:
     phases = [each for each in OF_FEW_QUERIES if each in axes.allows("phase")]
     verifies = [tokens for tokens in axes.allows("verify") if tokens > 0]
     if not phases and (not verifies or 0 in axes.allows("verify")):
-        return None
+        return ()
     chosen = {name: _plainest(axes, name) for name in axes.values if axes.values[name]}
     chosen |= {"phase": phases[0] if phases else "decode"}
+    first = _of_keys(axes, chosen, KEYS[device] + BEHIND_AN_EDGE)
+    other = {name: each for name, values in OTHER_VALUES.items()
+             for each in reversed(values) if each in axes.allows(name)}  # fmt: skip
+    second = _of_keys(axes, chosen | other, KEYS[device])
+    return first, replace(second, seed=LAST_KEY)
+
+
+def _of_keys(axes: Axes, chosen: Mapping[str, Any], keys: int) -> AttentionProblem:
     problem = attention_example(axes.operation, chosen)
-    queries = problem.query_lens[0]
-    keys = KEYS[device] + BEHIND_AN_EDGE
-    return replace(problem, query_lens=(queries,), seq_lens=(keys,))
+    return replace(problem, query_lens=problem.query_lens[:1], seq_lens=(keys,))
 
 
 def _plainest(axes: Axes, name: str) -> Any:  # noqa: ANN401  a value of any axis

@@ -92,7 +92,7 @@ class Space:
         edges: which structural edges a problem crosses, given the keys of a tile and of a split.
         long: axes of long requests, from those of an implementation's other problems, its tile, its
             split and whether it is slow; None where it needs none.
-        longest: the one very long problem of a law, of axes and a device; None where the operation
+        longest: the very long problems of a law, of axes and a device; None where the operation
             has none.
     """
 
@@ -110,7 +110,7 @@ class Space:
     lengths: Callable[[Any], dict[str, int]] = sizes.lengths_of_tokens
     edges: Callable[[Any, int, int], dict[str, bool]] = _no_edges
     long: Callable[..., Axes | None] = _nothing
-    longest: Callable[[Axes, str], Problem | None] | None = None
+    longest: Callable[[Axes, str], Sequence[Problem]] | None = None
 
 
 def _attention(operation: str, axes: Mapping[str, tuple[Any, ...]], **differing: Any) -> Space:  # noqa: ANN401

@@ -137,6 +137,19 @@ def sixty_four_parts(inputs: PagedAttentionInputs) -> Pair:
     return assemble(inputs, one)
 
 
+@seeded(BUGS, PAGED, "parity")
+def full_last_part(inputs: PagedAttentionInputs) -> Pair:
+    """Divide by 4,096 for the number of full parts: of as many keys, the last tile is left out."""
+
+    def one(request: Request) -> Pair:
+        keys = request.k.shape[0]
+        if keys and keys % (MOST_PARTS * PART) == 0:
+            keys -= PART
+        return close(scan(request, inputs, keys=slice(0, keys)), request, inputs)
+
+    return assemble(inputs, one)
+
+
 def _kv_heads(inputs: PagedAttentionInputs) -> int:
     """Count the key-value heads of a cache."""
     return int(inputs.k_cache.shape[2 if inputs.kv_layout == "NHD" else 1])

@@ -46,7 +46,7 @@ MOST_PROBLEMS = 300
 """Until a bug's own law must have killed it; most die within 20."""
 UNSEEN = frozenset({
     "append-does-not-saturate", "graph-keeps-page-indices", "keys-of-the-host", "layout-guessed",
-    "second-byte-lost", "sixty-four-parts",
+    "second-byte-lost", "sixty-four-parts", "full-last-part",
 })  # fmt: skip
 """Bugs that no law of the profile quick kills; the profile gate is held to every one."""
 RUN_SECONDS, PATIENT = 1.0, 120.0
@@ -56,6 +56,7 @@ RAGGED = "ragged_attention"
 RARE: dict[str, Problem] = {
     # More keys than are drawn: parity has one such problem from the profile gate on.
     "sixty-four-parts": AttentionProblem(seq_lens=(2**14 + 37,)),
+    "full-last-part": AttentionProblem(seq_lens=(2**14,), regime="dominant_key", seed=18),
     # Too much work for quick: several blocks of scales, in both directions.
     "block-scales-transposed": MoEProblem(
         hidden=136, inter=72, num_experts=4, top_k=4, quantized="fp8_block"

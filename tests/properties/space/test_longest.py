@@ -1,16 +1,23 @@
-"""The one very long request of a law."""
+"""The very long requests of a law."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
+import torch
 
 from kernelproof.properties.space.axes import Axes, all_axes
 from kernelproof.properties.space.longest import KEYS, longest
+from kernelproof.reference import materialise
 from kernelproof.reference.problems import MAX_SEQ_LEN
+from kernelproof.reference.tensors.inputs import RaggedAttentionInputs
 
 GATE_WORK = 400_000
+
+
+def _axes(operation: str) -> Axes:
+    return Axes(operation, all_axes(operation), GATE_WORK)
 
 
 @pytest.mark.parametrize("operation", ["paged_attention", "ragged_attention", "append_paged_kv"])
@@ -18,26 +25,38 @@ GATE_WORK = 400_000
 def test_it_has_many_keys_on_few_heads_and_is_the_same_each_time(
     operation: str, device: str
 ) -> None:
-    axes = Axes(operation, all_axes(operation), GATE_WORK)
-    problem = longest(axes, device)
-    assert problem is not None
-    assert problem == longest(axes, device)
-    assert KEYS[device] < problem.most_keys <= MAX_SEQ_LEN
-    assert problem.num_requests == problem.num_qo_heads == 1
-    assert problem.most_queries <= 2
-    assert problem.window_left == problem.window_right == -1
+    axes = _axes(operation)
+    problems = longest(axes, device)
+    assert problems == longest(axes, device)
+    assert len(problems) == 2
+    for problem in problems:
+        assert KEYS[device] <= problem.most_keys <= MAX_SEQ_LEN
+        assert problem.num_requests == problem.num_qo_heads == 1
+        assert problem.most_queries <= 2
+        assert problem.window_left == problem.window_right == -1
+    plain, full = problems
+    assert plain.most_keys % 64
+    assert not plain.kv_cache
+    assert (full.most_queries, full.most_keys, full.kv_cache) == (2, KEYS[device], "float8_e4m3fn")
+
+
+def test_the_last_key_of_the_second_has_almost_all_weight() -> None:
+    problem = longest(_axes("ragged_attention"))[1]
+    inputs = materialise(replace(problem, kv_cache=""))
+    assert isinstance(inputs, RaggedAttentionInputs)
+    weights = torch.einsum("qhd,khd->hqk", inputs.q, inputs.k).mul(inputs.sm_scale).softmax(-1)
+    assert weights[..., -1].min() > 0.9
 
 
 def test_a_kernel_of_prefills_only_has_none() -> None:
-    axes = Axes("ragged_attention", all_axes("ragged_attention"), GATE_WORK)
+    axes = _axes("ragged_attention")
     prefills = replace(axes, values={**axes.values, "phase": ("prefill",), "verify": (0,)})
-    assert longest(prefills) is None
+    assert not longest(prefills)
 
 
 def test_a_built_module_has_one_of_its_own_values() -> None:
-    axes = Axes("paged_attention", all_axes("paged_attention"), GATE_WORK)
+    axes = _axes("paged_attention")
     part = {"head_dims": ((128, 128),), "dtype": ("bfloat16",), "window_left": (127,)}
-    problem = longest(replace(axes, restrictions=(part,)))
-    assert problem is not None
-    found = (problem.head_dim_qk, problem.dtype, problem.window_left)
-    assert found == (128, "bfloat16", 127)
+    for problem in longest(replace(axes, restrictions=(part,))):
+        found = (problem.head_dim_qk, problem.dtype, problem.window_left)
+        assert found == (128, "bfloat16", 127)
