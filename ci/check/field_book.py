@@ -10,6 +10,7 @@ from typing import Any
 
 from ... import reference
 from ...properties.space.axes import FIELDS, all_axes
+from ...properties.space.real_values import TABLE, rows_of
 from ...reference.operations import OPERATIONS
 
 HEAD = """\
@@ -55,6 +56,7 @@ def _section(operation: str) -> list[str]:
         for each in fields(entry.problem)
         if (values := drawn.pop(each.name, "any")) and each.name != "operation"
     ]
+    lines += ["", real] if (real := _of_models(operation)) else []
     if drawn:
         lines += ["", "Further words of `--only`, each of which sets several fields:", ""]
         lines += [f"- `{name}`: {values}" for name, values in drawn.items()]
@@ -87,10 +89,37 @@ def _drawn(operation: str) -> dict[str, str]:
     """Return the values of each field that are drawn, and those of axes that are no field."""
     found = {}
     for axis, values in all_axes(operation).items():
+        if axis == "real":
+            continue
         columns = list(zip(*values, strict=False)) if axis in FIELDS else [values]
         for name, column in zip(FIELDS.get(axis, (axis,)), columns, strict=False):
             found[name] = _listed(list(dict.fromkeys(column)))
     return found
+
+
+def _of_models(operation: str) -> str:
+    """Return the ranges of what an eighth of the problems has from the table of models."""
+    if "real" not in all_axes(operation):
+        return ""
+    rows = rows_of(operation)
+    several = [real.values(operation) for real in rows]
+    ranges = {"key-value heads": [n for real in rows for n in real.kv_heads]}
+    if operation != "append_paged_kv":
+        ranges["query heads of each"] = [n for real in rows for n in real.groups]
+    for name in ("page_size", "window_left", "logits_soft_cap", "chunk"):
+        ranges[f"`{name}`"] = [v for each in several if (v := each.get(name, 0)) and v > 0]
+    dims = sorted({each["head_dims"][:2] for each in several})
+    said = [f"{words} {_range(found)}" for words, found in ranges.items() if found]
+    first, last = (f"{qk} and {vo}" for qk, vo in (dims[0], dims[-1]))
+    return (
+        f"About an eighth of the problems has a row of `{TABLE}`, which other values are drawn "
+        f"beside: {len(rows)} rows; head dims from {first} to {last}; {'; '.join(said)}."
+    )
+
+
+def _range(numbers: Sequence[float]) -> str:
+    least, most = min(numbers), max(numbers)
+    return f"{least:g}" if least == most else f"{least:g} to {most:g}"
 
 
 def _listed(values: Sequence[object]) -> str:

@@ -27,7 +27,8 @@ class Gap:
 
     Attributes:
         code: ``law``: problems of a law; ``edge``: problems that cross a structural edge; ``axis``:
-            problems with a value of a run-time axis.
+            problems with a value of a run-time axis; ``real``: problems with a value that ten
+            families of models have.
         name: of the law, the edge or the axis.
         value: of the axis.
         judged, floor: problems that were judged, and that are wanted.
@@ -35,7 +36,7 @@ class Gap:
             judged, which leaves it unknown.
     """
 
-    code: Literal["law", "edge", "axis"]
+    code: Literal["law", "edge", "axis", "real"]
     name: str
     value: str = ""
     judged: int = 0
@@ -45,7 +46,8 @@ class Gap:
     @property
     def text(self) -> str:
         """What is missing, in words."""
-        of = {"law": f"under {self.name}", "axis": f"with {self.name}={self.value}"}
+        value = f"with {self.name}={self.value}"
+        of = {"law": f"under {self.name}", "axis": value, "real": f"{value}, as models have"}
         about = of.get(self.code, f"with {EDGES.get(self.name, self.name)}")
         return f"{self.judged} of {count_of(self.floor, 'problem')} {about}"
 
@@ -66,6 +68,8 @@ class Coverage:
         pairs: pairs of values of two axes that were seen together, and how many there are.
         unseen: claimed values of which no problem was judged, by axis.
         gaps: floors that were not reached.
+        real: values of the table of what models have that judged problems had, by axis.
+        real_unseen: those that might have been drawn and were not.
         without_long: why no request of many thousand keys was judged; empty where one was, or the
             profile asks for none.
     """
@@ -79,6 +83,8 @@ class Coverage:
     pairs: tuple[int, int] = (0, 0)
     unseen: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     gaps: tuple[Gap, ...] = ()
+    real: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    real_unseen: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     without_long: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -118,8 +124,10 @@ class Coverage:
         crossed = [f"{EDGES[name]} {count:,}" for name, count in self.edges.items()]
         seen, of = self.pairs
         pairs = [f"{seen:,} of {of:,} pairs of axis values"] if of else []
+        drawn, left = (sum(map(len, each.values())) for each in (self.real, self.real_unseen))
+        real = [f"{drawn:,} of {drawn + left:,} values of models"] if drawn + left else []
         long = [f"no very long request: {self.without_long}"] if self.without_long else []
-        return "; ".join([*parts, *crossed, *pairs, *long])
+        return "; ".join([*parts, *crossed, *pairs, *real, *long])
 
 
 def gaps_text(gaps: tuple[Gap, ...]) -> str:

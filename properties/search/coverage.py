@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
@@ -47,6 +47,7 @@ class Reached:
         self._structures: set[Hashable] = set()
         self._edges: Counter[str] = Counter()
         self._lengths: dict[str, Counter[int]] = {}
+        self._real = _Real(axes)
         self._seen = _Seen()
         self._refused = _Seen()
 
@@ -55,6 +56,7 @@ class Reached:
         for name, each in report.problems.items():
             if each.status == "UNSUPPORTED":
                 self._refused.add(self._values.of(each.problem))
+                self._real.refused |= self._real.of(each.problem)
             elif not each.vacuous and name not in self._known:
                 if len(self._known) < MOST_KNOWN:
                     self._known.add(name)
@@ -71,6 +73,7 @@ class Reached:
             lengths = (getattr(problem, "query_lens", ()), getattr(problem, "seq_lens", ()))
             named = (pair for pair in values.items() if pair[0] != "regime")
             self._structures.add((*lengths, *named))
+        self._real.seen |= self._real.of(problem)
 
     def coverage(self, laws: Sequence[Law], reports: Sequence[LawReport]) -> Coverage:
         """Return what was reached.
@@ -98,6 +101,7 @@ class Reached:
                 for value in missing
                 if (axis, value) not in self._refused.values and values.reachable(axis, value)
             ),
+            *self._real.gaps(len(self._structures)),
         ]
         return Coverage(
             asked=len(laws),
@@ -109,8 +113,52 @@ class Reached:
             pairs=(len(self._seen.pairs), values.all_pairs),
             unseen=unseen,
             gaps=tuple(gaps),
+            real=self._real.by_axis(self._real.seen),
+            real_unseen=self._real.by_axis(self._real.known - self._real.seen),
             without_long=next((each.without_long for each in reports if each.without_long), ""),
         )
+
+
+class _Real:
+    """Values that models have, of the table ``real_values.TABLE``.
+
+    Attributes:
+        known: those that may be drawn, by axis and in words.
+        seen, refused: those that judged problems had, and refused ones.
+    """
+
+    def __init__(self, axes: Axes) -> None:
+        real = OPERATIONS[axes.operation].real
+        parts = axes.restricted() if real else []
+        rows = [row for part in parts for row in real.values(part)] if real else []
+        self._values = {(axis, value) for row in rows for axis, value in row.items()}
+        self.known = {(axis, str(value)) for axis, value in self._values}
+        # One part's problems are a part of all: its shares are of those.
+        self._many: dict[tuple[str, str], float] = {}
+        for part in parts:
+            for key, share in (real.many(part) if real else {}).items():
+                self._many[key] = self._many.get(key, 0.0) + share / len(parts)
+        self.seen: set[tuple[str, str]] = set()
+        self.refused: set[tuple[str, str]] = set()
+
+    def of(self, problem: Problem) -> set[tuple[str, str]]:
+        """Return the values that a problem has."""
+        return {(axis, str(value)) for axis, value in self._values if has(problem, axis, value)}
+
+    def by_axis(self, values: Iterable[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
+        """Return values by axis, in order."""
+        found: dict[str, list[str]] = {}
+        for axis, value in sorted(values, key=lambda each: (each[0], len(each[1]), each[1])):
+            found.setdefault(axis, []).append(value)
+        return {axis: tuple(each) for axis, each in found.items()}
+
+    def gaps(self, judged: int) -> list[Gap]:
+        """Return the values of many families that no problem had, though many were to have it."""
+        return [
+            Gap("real", axis, value)
+            for (axis, value), share in self._many.items()
+            if (axis, value) not in self.seen | self.refused and share * judged >= DUE
+        ]
 
 
 @dataclass

@@ -101,6 +101,8 @@ class LawSearch:
             self._search.show_kept(self._look_at_kept)
         shown = self._shrink is not None or self._draw()
         if self._shrink is None and not self._noted:
+            self._look_at_wide()
+        if self._shrink is None and not self._noted:
             self._look_at_longest()
         if self._shrink is not None and self._options.shrink:
             self._end_shrinking(self._shrink, shown=shown)
@@ -119,6 +121,14 @@ class LawSearch:
                     shrink.simplify()  # this law may not need what another one did
                 return True
         return False
+
+    def _look_at_wide(self) -> None:
+        """Judge the requests beyond windows that models have, until one fails."""
+        for problem in self._search.wide():
+            if self._stopped() or self._shrink is not None:
+                return
+            if self._runner.verdict(problem).bad:
+                self._confirm(problem)
 
     def _look_at_longest(self) -> None:
         """Judge the very long problems of the law, after all others: they cost most."""

@@ -27,6 +27,7 @@ from ...reference.problems.cache_names import (
     query_dtypes,
 )
 from ...reference.problems.mask_fields import BIASES, MASK_PATTERNS, NO_MASK, SPANS
+from .real_values import real_axis, rows_of
 
 HEAD_DIMS: tuple[tuple[int, ...], ...] = (
     (16, 16),
@@ -120,10 +121,12 @@ ATTENTION_AXES: dict[str, tuple[Any, ...]] = {
     "kv_views": KV_VIEWS,
     "output_divisor": (1.0, 2.0, 4.0, 3.0),
     "regime": ATTENTION_REGIMES,
+    "real": real_axis("paged_attention"),
 }
-"""Values by axis, the simplest first. Of ``verify``, which is no field of a problem: 0 where each
-request has a phase of its own; n where each is a verify of n query tokens; ``RAGGED`` where each is
-one of 1 to ``MOST_DRAFTS``."""
+"""Values by axis, the simplest first. ``real`` is no field of a problem: 0, or the number of a row
+of the table of what models have, all of whose values a problem then has. Nor is ``verify``: 0 where
+each request has a phase of its own; n where each is a verify of n query tokens; ``RAGGED`` where
+each is one of 1 to ``MOST_DRAFTS``."""
 MERGE_AXES: dict[str, tuple[Any, ...]] = {
     "num_states": (2, 1, 3, 4, 7),
     "dtype": DTYPES,
@@ -138,6 +141,7 @@ WITHOUT_LATENT = tuple(dims for dims in HEAD_DIMS if len(dims) == PAIR)
 RAGGED_AXES = {
     **ATTENTION_AXES,
     "head_dims": WITHOUT_LATENT,
+    "real": real_axis("ragged_attention"),
     **{name: ATTENTION_AXES[name][:1] for name in ("page_size", "kv_layout", "page_order",
                                                    "shared_prefix_pages")},
     "caches": tuple(pair for pair in CACHES if pair[0] in ("", *FP8)),
@@ -150,6 +154,7 @@ APPEND_AXES = {
                                                "kv_views", "regime")},
     "phase": ("decode", "prefill", "chunk", "no_query"),
     "head_dims": WITHOUT_LATENT,
+    "real": real_axis("append_paged_kv"),
     "caches": tuple((name, "") for name in KV_CACHES
                     if not name or (cache_element(element_of(name)).multiple == 1
                                     and not cache_element(element_of(name)).record)),
@@ -162,12 +167,14 @@ def attention_example(operation: str, chosen: Mapping[str, Any]) -> AttentionPro
     """Return the simplest problem of an operation of attention with these values."""
     fields = dict(chosen)
     phase, verify = fields.pop("phase"), fields.pop("verify", 0)
+    real = fields.pop("real", 0)
     lengths = _lengths_of(phase, verify)
     if fields.get("tree"):
         fields |= {**NO_MASK, "spans": ""}
         lengths = [(min(pair), max(pair)) for pair in lengths]
     fields |= with_what_it_needs(fields)
     fields |= head_fields(fields.pop("head_dims"))
+    fields |= rows_of(operation)[real - 1].problem_fields(operation) if real else {}
     kv_cache, q_dtype = fields.pop("caches")
     if operation == "append_paged_kv" and (fields["k_scale"], fields["v_scale"]) != (1.0, 1.0):
         kv_cache = kv_cache or FP8[0]

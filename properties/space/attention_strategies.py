@@ -32,6 +32,7 @@ from .attention_axes import (
 )
 from .axis_values import Axes
 from .given_lengths import given
+from .real_drawing import heads_of, mask_of, page_of, real_rows, row_of
 from .strategy_helpers import LARGEST_SEED, features, one_of, sampled
 
 REQUESTS = (1, 2, 3, 4, 6, 1, 2, 3, 4, 6, 2, 0)
@@ -74,7 +75,7 @@ USUAL_TILE, MOST_TILES = 64, 4
 FEW = {
     "num_kv_heads": 2, "group_size": 3, "logits_soft_cap": 1, "sm_scale": 1, "k_scale": 1,
     "v_scale": 1, "per_head_scales": 1, "strided_q": 1, "strided_kv": 1,
-    "different_kv_strides": 1, "kv_views": 1, "window_right": 2, "causal_by_request": 1,
+    "different_kv_strides": 1, "kv_views": 1, "window_right": 2, "causal_by_request": 1, "real": 1,
 }  # fmt: skip
 """Values of an axis, the simplest first, that long requests are drawn with: what hides keys matters
 at an edge, other features are judged on short requests. An output's scale is not among them:
@@ -130,6 +131,9 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
         name: draw(sampled(axes.allows(name))) for name in ("dtype", "kv_layout", "page_order")
     }
     fields["page_size"] = draw(_page_size(axes))
+    # What a row has replaces what is drawn, so that the choices behind it keep their places.
+    real = row_of(axes, draw(real_rows(axes)))
+    fields["page_size"] = page_of(axes, real) or fields["page_size"]
     to_afford = MORE_KEYS_TO_AFFORD if axes.max_work >= MUCH_WORK else KEYS_TO_AFFORD
     # A third of the long requests has several tiles of queries, the others have as many keys.
     square = _all_keys_are_new(axes) or (
@@ -141,6 +145,7 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
     if least or wanted:
         keys, square = max(keys, least, *wanted), False
     heads = draw(_heads(axes, keys, square=square))
+    heads = heads_of(axes, real, heads)
     requests = REQUESTS if keys == KEYS_TO_AFFORD[0] else REQUESTS[: 1 if axes.edges else 3]
     most = max(1, axes.max_work // (max(KEYS_TO_AFFORD[0], least) * _work_of_a_key(heads)))
     if axes.max_heads:
@@ -156,6 +161,7 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
     fields |= draw(features(windowed, FEATURES, OFF, _most_features(windowed)))
     fields |= draw(_masks(windowed, fields, room=keys > KEYS_TO_AFFORD[0]))
     fields["causal"] = draw(_causal(axes, fields))
+    fields |= mask_of(axes, real, heads)
     fields |= {"kv_views": ""} if fields.get("values_in_keys") else {}
     fields |= draw(_cache(axes, fields))
     fields["regime"] = draw(_regime(axes, fields))

@@ -19,6 +19,7 @@ from .attention_axes import PHASES, head_fields
 from .axis_values import FIELDS, Axes
 from .given_lengths import LENGTHS, with_lengths, without_lengths
 from .operations import OPERATIONS
+from .real_values import rows_of
 
 __all__ = [
     "FIELDS",
@@ -138,7 +139,13 @@ def narrow(
 
 
 def _of_other_dims(problem: Problem, name: str, value: Any) -> bool:  # noqa: ANN401  any axis
-    """Whether an example could not have these head dims, as its cache has records of others."""
+    """Whether an example could not have these head dims, as its cache has records of others.
+
+    Nor may a cache leave a row of models without its own.
+    """
+    if name == "real" and value and isinstance(problem, AttentionProblem):
+        wanted = rows_of(problem.operation)[value - 1].problem_fields(problem.operation)
+        return any(getattr(problem, field) != each for field, each in wanted.items())
     if name != "head_dims" or not isinstance(problem, AttentionProblem):
         return False
     return problem.cache_entry.record is not None and not has(problem, name, value)

@@ -16,8 +16,8 @@ FIELDS = {
     **TOGETHER,
 }
 """Fields of the axes that have two each."""
-NO_FIELDS = ("phase", "verify", *LENGTHS)
-"""Axes that are lengths of a problem, no field of one value."""
+NO_FIELDS = ("phase", "verify", "real", *LENGTHS)
+"""Axes that are lengths of a problem, or rows of several fields, no field of one value."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ Free = Callable[["Module"], bool]
 OF_CODES = ("caches", "quantisation")
 """Axes whose first value is that of plain numbers."""
 WITH_ANOTHER = (
-    "q_scale", "k_scale", "v_scale", "mask_pattern", "mask_by_head", "alibi_function"
+    "q_scale", "k_scale", "v_scale", "mask_pattern", "mask_by_head", "alibi_function",
+    "real",
 )  # fmt: skip
 """Axes whose values come with those of another axis, which decides."""
 MOST_COMBINATIONS = 4096

@@ -39,6 +39,7 @@ from .context_parallel import (
 from .longest import longest
 from .moe_axes import MOE_AXES, ROUTE_AXES, moe_example, route_example
 from .moe_strategies import moe_problems, route_problems
+from .real_drawing import many_values, row_values, wide_problems
 from .simplifying import (
     Cheap,
     Fails,
@@ -72,6 +73,21 @@ def _no_edges(*_: object) -> dict[str, bool]:
 
 
 @dataclass(frozen=True)
+class Real:
+    """What to know of values that models have, see ``real_drawing``.
+
+    Attributes:
+        wide: problems beyond the windows that many families have.
+        many: values that many families have, with the share of problems that has each.
+        values: of each row that may be drawn, by axis.
+    """
+
+    wide: Callable[[Axes], Sequence[Problem]]
+    many: Callable[[Axes], Mapping[tuple[str, str], float]]
+    values: Callable[[Axes], Sequence[Mapping[str, Any]]]
+
+
+@dataclass(frozen=True)
 class Space:
     """What drawing, simplifying and measuring need to know of an operation's problems.
 
@@ -94,6 +110,7 @@ class Space:
             split and whether it is slow; None where it needs none.
         longest: the very long problems of a law, of axes and a device; None where the operation
             has none.
+        real: what models have: the floors of a run ask for some; None where nothing is known.
     """
 
     axes: Mapping[str, tuple[Any, ...]]
@@ -111,6 +128,7 @@ class Space:
     edges: Callable[[Any, int, int], dict[str, bool]] = _no_edges
     long: Callable[..., Axes | None] = _nothing
     longest: Callable[[Axes, str], Sequence[Problem]] | None = None
+    real: Real | None = None
 
 
 def _attention(operation: str, axes: Mapping[str, tuple[Any, ...]], **differing: Any) -> Space:  # noqa: ANN401
@@ -120,7 +138,7 @@ def _attention(operation: str, axes: Mapping[str, tuple[Any, ...]], **differing:
               simpler_paged_batch, on_few_pages, exact_where_allowed,
               sizes.more_requests, sizes.more_keys, sizes.is_on_few_pages,
               lengths=sizes.lengths_of_batch, edges=sizes.edges_of_batch, long=long_axes,
-              longest=longest),
+              longest=longest, real=Real(wide_problems, many_values, row_values)),
         **differing,
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ import csv
 import functools
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...fixtures import REAL_VALUES
@@ -90,6 +90,15 @@ class Real:
         pair = (self.fields["head_dim_qk"], self.fields["head_dim_vo"])
         return (*pair, 0) if self.fields["values_in_keys"] else pair
 
+    def joined(self, other: Real) -> Real:
+        """Return what both have, that an operation's problems do not tell apart."""
+        return replace(
+            self,
+            kv_heads=tuple(sorted({*self.kv_heads, *other.kv_heads})),
+            groups=tuple(sorted({*self.groups, *other.groups})),
+            families=self.families | other.families,
+        )
+
     def values(self, operation: str) -> dict[str, Any]:
         """Return its value of each axis of an operation, those of heads left out."""
         found: dict[str, Any] = {"head_dims": self.head_dims}
@@ -108,6 +117,26 @@ class Real:
         if operation == "append_paged_kv":
             return {**dims, **page, "num_kv_heads": self.kv_heads[0]}
         return {**self.fields, **heads, **({} if operation == "ragged_attention" else page)}
+
+
+def real_axis(operation: str) -> tuple[int, ...]:
+    """Return the values of the axis ``real``: 0 for no row, then the number of each."""
+    rows = rows_of(operation)
+    return tuple(range(len(rows) + 1))
+
+
+@functools.cache
+def rows_of(operation: str) -> tuple[Real, ...]:
+    """Return the rows that an operation's problems can have, none of which is another's double."""
+    found: dict[tuple[Any, ...], Real] = {}
+    for real in rows_of_attention():
+        if operation != "paged_attention" and real.fields["values_in_keys"]:
+            continue
+        key = (tuple(real.values(operation).items()), len(real.groups), real.groups[0])
+        if operation == "append_paged_kv":
+            key = key[:1]
+        found[key] = found[key].joined(real) if key in found else real
+    return tuple(found.values())
 
 
 def fields_of_row(row: Mapping[str, str]) -> dict[str, Any]:

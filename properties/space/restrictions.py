@@ -14,10 +14,11 @@ from ...fixtures.suggestions import did_you_mean
 from ...impl.gating.feature import DTYPE_ALIASES
 from ...reference import AttentionProblem, Problem
 from ...reference.problems.cache_names import cache_fits, multiples_of
-from .attention_axes import head_fields
+from .attention_axes import PAIR, head_fields
 from .axes import all_axes, has
 from .given_lengths import LENGTHS, conflict, has_lengths
 from .operations import OPERATIONS
+from .real_values import rows_of
 
 PARTS = {
     "head_dim_qk": ("head_dims", 0),
@@ -32,7 +33,7 @@ PARTS = {
     "topk_groups": ("groups", 1),
 }
 """Fields whose values are drawn together: their axis, and their place in its values."""
-UNSPOKEN = ("caches", "quantisation", "groups")
+UNSPOKEN = ("caches", "quantisation", "groups", "real")
 """Axes that are named only by their fields."""
 
 
@@ -118,8 +119,24 @@ class Only:
                 others = "" if place is None else ", with the other values that were asked for"
                 message = f"no problem of {operation} has {name}={words}{others}"
                 raise OnlyError(message)
+        if "real" in kept:
+            kept["real"] = tuple(each for each in kept["real"] if self._has_row(operation, each))
         _drop_what_no_cache_fits(operation, kept)
         return kept
+
+    def _has_row(self, operation: str, number: int) -> bool:
+        """Whether a row of what models have has none but the wanted values; 0 stands for none."""
+        if not number:
+            return True
+        real = rows_of(operation)[number - 1]
+        fields = real.problem_fields(operation)
+        # Ranks have several numbers of heads.
+        if {"num_kv_heads", "group_size"} & self.values.keys():
+            return False
+        dims = self.values.get("head_dims", ())
+        return (not dims or real.head_dims in dims or real.head_dims[:PAIR] in dims) and all(
+            fields[name] in values for name, values in self.values.items() if name in fields
+        )
 
     def meets(self, problem: Problem) -> bool:
         """Whether a problem has one of the wanted values in each field; none has a phase."""

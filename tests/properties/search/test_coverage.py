@@ -143,3 +143,28 @@ def test_every_operation_has_lengths() -> None:
     found = covered(merge, LAWS[:1], [judged(MergeProblem(num_tokens=3))], {})
     assert found.lengths == {"tokens": (3, 3, 3, 3), "states": (2, 2, 2, 2)}
     assert found.to_json()["lengths"]["tokens"]["most"] == 3
+
+
+def test_values_of_models_are_counted_and_those_of_many_families_are_asked_for() -> None:
+    rows = all_axes("paged_attention")
+    claimed = replace(axes(**rows), max_work=400_000)
+    one = attention(4, head_dim_qk=128, head_dim_vo=128, group_size=4, causal=True)
+    wide = attention(4, head_dim_qk=128, head_dim_vo=128, causal=True, window_left=1023)
+    found = covered(claimed, LAWS[:1], [judged(one, wide)], {})
+    assert found.real["head_dims"] == ("(128, 128)",)
+    assert found.real["window_left"] == ("1023",)
+    assert "4095" in found.real_unseen["window_left"]
+    assert not [gap for gap in found.gaps if gap.code == "real"]  # none was due yet
+    assert f"{sum(map(len, found.real.values()))} of" in found.text
+    assert found.to_json()["real"]["window_left"] == ("1023",)
+    short = [attention(n, window_left=w) for n in range(1, 200) for w in range(40)]
+    late = covered(claimed, LAWS[:1], [judged(*short)], {})
+    gaps = {(gap.name, gap.value) for gap in late.gaps if gap.code == "real"}
+    assert ("window_left", "4095") in gaps
+    assert ("window_left", "1023") not in gaps  # of fewer families
+    assert "with window_left=4095, as models have" in next(
+        gap.text for gap in late.gaps if gap.value == "4095"
+    )
+    refused = judged(attention(3, window_left=4095), law="soak", status="UNSUPPORTED")
+    not_claimed = covered(claimed, LAWS[:1], [judged(*short), refused], {})
+    assert "4095" not in {gap.value for gap in not_claimed.gaps}
