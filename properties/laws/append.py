@@ -113,6 +113,27 @@ def _in_a_buffer(slots: torch.Tensor, seed: int) -> torch.Tensor:
     return torch.cat([slots, slots.new_full((SLOTS_IN_BUFFER,), stale)])[: len(slots)]
 
 
+def vectors_of_one_value(subject: Subject, problem: AttentionProblem) -> Verdict:
+    """Give new keys and values whose channels are all alike, or all zero: they are as others.
+
+    A quantiser divides by the range or the largest value of a vector, which is 0 then.
+    """
+    if not problem.num_tokens:
+        return VACUOUS
+    inputs = subject.materialise(problem)
+    changed = {}
+    for name in ("k", "v"):
+        rows = getattr(inputs, name).clone()
+        tokens = torch.arange(len(rows))
+        kind = bits(stream(problem.seed, f"alike {name}"), tokens, rows.shape[1]) % 3
+        kind = kind.to(rows.device)[..., None]
+        rows = torch.where(kind == 0, rows[..., :1], rows)
+        changed[name] = torch.where(kind == 1, torch.zeros_like(rows), rows)
+    given = replace(inputs, **changed)
+    wanted, bounds = oracle.bounded_append(given)
+    return _compared(appended(subject, problem, given), wanted, bounds)
+
+
 def _scales_of_no_token(caches: Values) -> Values:
     return tuple(pair for pair in caches if not has_block_scales(pair[0]))
 
@@ -147,5 +168,12 @@ LAWS = (
         "tokens of slot -1, and rows behind the slot mapping, are not written",
         weight=0.5,
         needs=("slot_mapping",),
+    ),
+    Law(
+        "vectors_of_one_value",
+        APPEND,
+        vectors_of_one_value,
+        "new keys and values whose channels are all alike, or all zero, are written as others are",
+        weight=0.5,
     ),
 )

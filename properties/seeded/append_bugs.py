@@ -219,6 +219,42 @@ def append_codes_truncated(inputs: AppendInputs) -> Caches:
     return write_scaled(inputs, (k, v), scales)
 
 
+@seeded(BUGS, APPEND, "vectors_of_one_value", features=TOKENS)
+def append_scale_of_zero(inputs: AppendInputs) -> Caches:
+    """Divide a vector of zeros by its largest value, and write a scale of 0."""
+    if inputs.kv_cache_sf is None:
+        return write(inputs, *addresses(inputs), rounded(inputs))
+    scales = scales_of(inputs)
+    k, v = codes_of(inputs, scales)
+    for scale, rows in zip(scales, (inputs.k, inputs.v), strict=True):
+        scale[~rows.any(-1, keepdim=True)] = 0
+    return write_scaled(inputs, (k, v), scales)
+
+
+@seeded(BUGS, APPEND, "vectors_of_one_value", features=TOKENS)
+def append_nan_of_no_range(inputs: AppendInputs) -> Caches:
+    """Divide by the range of a vector's channels: alike ones get a scale of NaN."""
+    if inputs.kv_cache_sf is None:
+        return write(inputs, *addresses(inputs), rounded(inputs))
+    scales = scales_of(inputs)
+    codes = codes_of(inputs, scales)
+    for scale, rows in zip(scales, (inputs.k, inputs.v), strict=True):
+        scale[rows.amax(-1, keepdim=True) == rows.amin(-1, keepdim=True)] = torch.nan
+    return write_scaled(inputs, codes, scales)
+
+
+@seeded(BUGS, APPEND, "vectors_of_one_value")
+def append_skips_zeros(inputs: AppendInputs) -> Caches:
+    """Leave a slot as it was where the token's key is zero in all heads, as padding is."""
+    pages, slots = addresses(inputs)
+    if inputs.kv_cache_sf is not None:
+        scales = scales_of(inputs)
+        return write_scaled(inputs, codes_of(inputs, scales), scales)
+    kept = inputs.k.flatten(1).any(1)
+    k, v = rounded(inputs)
+    return write(inputs, pages[kept], slots[kept], (k[kept], v[kept]))
+
+
 @seeded(BUGS, APPEND, "row_containment")
 def append_blends_page(inputs: AppendInputs) -> Pair:
     """Write a whole page: what was there, less the new row times 0 where the row is not."""
