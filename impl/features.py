@@ -40,6 +40,8 @@ CONTEXT = "context_tokens"
 """That of merging a first state that not all tokens have."""
 LSE_VIEWS = "lse_views"
 """That of merging lses whose strides are not dense."""
+INF_MARKS = "inf_marks_empty"
+"""That of merging states of no keys whose lse is inf."""
 FEATURES = (
     "custom_mask",
     "per_head_scales",
@@ -60,6 +62,7 @@ FEATURES = (
     *STATES.values(),
     CONTEXT,
     LSE_VIEWS,
+    INF_MARKS,
     *MOE_FEATURES,
     "nondeterministic",
     "phases",
@@ -97,7 +100,8 @@ key-value head, [kv_heads, sum of T_i * S_i]; ``image_spans``: ``inputs.spans``;
 ``"sqrt"``. Of ``merge_state``: ``padded_states`` are outs in wider rows,
 ``different_state_strides`` give ``inputs.states``, each with strides of its own, and
 ``context_tokens`` is ``inputs.context_tokens``; ``lse_views``: lses are views of [states, heads,
-tokens], or of wider rows. Of ``moe``: ``expert_parallel`` is an offset, ids
+tokens], or of wider rows; ``inf_marks_empty``: an lse of inf, too, is that of a state of no keys,
+as FlashAttention 2 gives it. Of ``moe``: ``expert_parallel`` is an offset, ids
 of other ranks, and -1; ``fp8_weights``, ``nvfp4_weights`` and ``mxfp4_weights`` give a
 QuantizedMatrix for weights, and ``quantized_hidden`` for hidden states too; ``swiglu_parameters``
 are alpha, beta and limit other than the activation's own, numbers or tensors.
@@ -130,7 +134,8 @@ def drawn_features(problem: Problem) -> list[str]:
     if isinstance(problem, MergeProblem):
         strides = [STATES[problem.strides]] if problem.strides else []
         lses = [LSE_VIEWS] if problem.lse_layout else []
-        return [*strides, *([] if problem.context == "all" else [CONTEXT]), *lses]
+        marks = [INF_MARKS] if problem.inf_marks_empty else []
+        return [*strides, *([] if problem.context == "all" else [CONTEXT]), *lses, *marks]
     return []
 
 

@@ -46,7 +46,12 @@ def seen_keys(inputs: AttentionInputs) -> torch.Tensor:
 
 def merged(inputs: MergeInputs) -> AttentionOutput:
     """Merge the record's states, in float64."""
-    return merge_states(inputs.outs, inputs.lses, context_tokens=inputs.context_tokens)
+    return merge_states(
+        inputs.outs,
+        inputs.lses,
+        context_tokens=inputs.context_tokens,
+        inf_marks_empty=inputs.inf_marks_empty,
+    )
 
 
 def bounded_merge(inputs: MergeInputs, arithmetic: Arithmetic) -> Bounded:
@@ -57,6 +62,7 @@ def bounded_merge(inputs: MergeInputs, arithmetic: Arithmetic) -> Bounded:
             inputs.outs,
             inputs.lses,
             context_tokens=inputs.context_tokens,
+            inf_marks_empty=inputs.inf_marks_empty,
             arithmetic=arithmetic,
             out_dtype=inputs.out_dtype,
         ),

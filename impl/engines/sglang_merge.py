@@ -36,6 +36,7 @@ def _kernels(problem: MergeProblem) -> list[MergeProblem]:
 @kernel(
     "merge_state",
     name="sglang-merge-state",
+    features=("inf_marks_empty",),
     supports=_supports,
     compile_key=_compile_key,
     kernels=_kernels,

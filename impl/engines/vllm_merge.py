@@ -45,7 +45,7 @@ def _kernels(problem: MergeProblem) -> Iterator[MergeProblem]:
     provider="vllm",
     supports=_supports,
     # One head stride is read of both: vLLM's own merge_attn_states refuses others before it.
-    features=("padded_states", "context_tokens"),
+    features=("padded_states", "context_tokens", "inf_marks_empty"),
     writes_out=True,
     compile_key=_compile_key,
     kernels=_kernels,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ...impl import Target
-from ...impl.features import CONTEXT, LSE_VIEWS, MASKS, STATES
+from ...impl.features import CONTEXT, INF_MARKS, LSE_VIEWS, MASKS, STATES
 from ...reference import Arithmetic, AttentionProblem, Problem
 from ...reference.formats.cache_elements import CACHE_FEATURES
 from ...reference.tensors.inputs import (
@@ -267,7 +267,12 @@ def given_outputs(inputs: PagedAttentionInputs) -> None:
         inputs.lse.copy_(lse)
 
 
-@seeded(CONTROLS, "merge_state", control="honest", features=(*STATES.values(), CONTEXT, LSE_VIEWS))
+@seeded(
+    CONTROLS,
+    "merge_state",
+    control="honest",
+    features=(*STATES.values(), CONTEXT, LSE_VIEWS, INF_MARKS),
+)
 def merge(inputs: MergeInputs) -> Pair:
     """Merge all states at once in float32."""
     return merge_within(inputs, inputs.context_tokens)
@@ -276,6 +281,8 @@ def merge(inputs: MergeInputs) -> Pair:
 def merge_within(inputs: MergeInputs, context_tokens: int | None) -> Pair:
     """Merge with the first state of this many tokens, of all of them if None."""
     outs, lses = torch.stack(inputs.states), inputs.lses
+    if inputs.inf_marks_empty:
+        lses = torch.where(lses == torch.inf, -torch.inf, lses)
     if context_tokens is not None:
         lses = lses.clone()
         outs[0, context_tokens:], lses[0, context_tokens:] = 0.0, -torch.inf

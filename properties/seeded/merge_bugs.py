@@ -118,6 +118,15 @@ def lses_taken_for_dense(inputs: MergeInputs) -> Pair:
     )
 
 
+@seeded(BUGS, MERGE, "parity", features=("lse_views",))
+def heads_of_lses_by_tokens(inputs: MergeInputs) -> Pair:
+    """Read lses that are [heads, tokens] as if each head had no more than the batch's tokens."""
+    lses = inputs.lses
+    if lses.stride(1) == 1 and lses.shape[1] > 1:
+        lses = lses.as_strided(lses.shape, (lses.stride(0), 1, lses.shape[1]))
+    return merge_states(inputs.outs, lses, inputs.out_dtype)
+
+
 @seeded(BUGS, MERGE, "parity", features=("different_state_strides",))
 def strides_of_first_state(inputs: MergeInputs) -> Pair:
     """Read every state with the strides of the first."""
@@ -131,3 +140,17 @@ def context_one_token_too_long(inputs: MergeInputs) -> Pair:
     """Merge the first state into one token more than has it."""
     tokens = inputs.context_tokens
     return merge_within(inputs, None if tokens is None else tokens + 1)
+
+
+@seeded(BUGS, MERGE, "parity", features=("inf_marks_empty",))
+def inf_taken_for_a_logarithm(inputs: MergeInputs) -> Pair:
+    """Subtract the largest LSE from all of them where it is inf and marks an empty state."""
+    return merge_states(inputs.outs, inputs.lses, inputs.out_dtype)
+
+
+@seeded(BUGS, MERGE, "parity", features=("inf_marks_empty",))
+def inf_marks_first_state_only(inputs: MergeInputs) -> Pair:
+    """Take inf for the mark of an empty state in the first state, and for a large LSE in others."""
+    lses = inputs.lses.clone()
+    lses[:1].masked_fill_(lses[:1] == torch.inf, -torch.inf)
+    return merge_states(inputs.outs, lses.clamp(max=torch.finfo(lses.dtype).max), inputs.out_dtype)

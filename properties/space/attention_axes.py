@@ -136,6 +136,7 @@ MERGE_AXES: dict[str, tuple[Any, ...]] = {
     "strides": STATE_STRIDES,
     "context": CONTEXTS,
     "lse_layout": LSE_LAYOUTS,
+    "inf_marks_empty": (False, True),
 }
 WITHOUT_LATENT = tuple(dims for dims in HEAD_DIMS if len(dims) == PAIR)
 RAGGED_AXES = {

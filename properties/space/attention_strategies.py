@@ -611,7 +611,16 @@ def merge_problems(draw: st.DrawFn, axes: Axes) -> MergeProblem:
     """Draw one merge."""
     fields: dict[str, Any] = {
         name: draw(sampled(axes.allows(name)))
-        for name in ("num_states", "dtype", "empty", "regime", "strides", "context", "lse_layout")
+        for name in (
+            "num_states",
+            "dtype",
+            "empty",
+            "regime",
+            "strides",
+            "context",
+            "lse_layout",
+            "inf_marks_empty",
+        )
     }
     room = axes.max_work // (8 * fields["num_states"])
     dims = [dim for dim in axes.allows("head_dim") if dim < room] or [axes.allows("head_dim")[0]]

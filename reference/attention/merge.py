@@ -29,6 +29,7 @@ def merge_states(
     lses: torch.Tensor,
     *,
     context_tokens: int | None = None,
+    inf_marks_empty: bool = False,
     compute_dtype: torch.dtype = torch.float64,
 ) -> AttentionOutput:
     """Merge attention states over disjoint sets of keys.
@@ -39,6 +40,8 @@ def merge_states(
             never read.
         context_tokens: tokens of the first state, which is not read behind them; None for all. So
             vLLM merges a prefix that only the first tokens of a batch have.
+        inf_marks_empty: whether an lse of inf marks a state of no keys, too, as FlashAttention 2
+            gives it: it is read as -inf.
         compute_dtype: float64 (default) or float32.
 
     Returns:
@@ -48,16 +51,26 @@ def merge_states(
     Raises:
         ValueError: shapes that disagree, a dtype that is not floating, or negative tokens.
     """
-    weights, lse = _weights(_checked(outs, lses, context_tokens), compute_dtype)
+    weights, lse = _weights(
+        _checked(outs, lses, context_tokens, inf_marks_empty=inf_marks_empty), compute_dtype
+    )
     return AttentionOutput(_sum(weights, outs.to(compute_dtype)), lse)
 
 
-def _checked(outs: torch.Tensor, lses: torch.Tensor, context_tokens: int | None) -> torch.Tensor:
-    """Return the lses, those of the first state -inf behind its tokens."""
+def _checked(
+    outs: torch.Tensor,
+    lses: torch.Tensor,
+    context_tokens: int | None,
+    *,
+    inf_marks_empty: bool = False,
+) -> torch.Tensor:
+    """Return the lses, -inf where a mark is inf and behind the first state's tokens."""
     check_tensor("outs", outs, "states tokens heads dim")
     check_tensor("lses", lses, "states tokens heads")
     for axis, name in enumerate(("states", "tokens", "heads")):
         check_same("lses", name, lses.shape[axis], "outs", outs.shape[axis])
+    if inf_marks_empty:
+        lses = lses.masked_fill(torch.isposinf(lses), -torch.inf)
     if context_tokens is None:
         return lses
     if not isinstance(context_tokens, int) or context_tokens < 0:
@@ -93,6 +106,7 @@ def merge_error_bound(
     lses: torch.Tensor,
     *,
     context_tokens: int | None = None,
+    inf_marks_empty: bool = False,
     out_errors: torch.Tensor | None = None,
     lse_errors: torch.Tensor | None = None,
     arithmetic: Arithmetic | None = None,
@@ -107,7 +121,7 @@ def merge_error_bound(
     enter with their weights.
 
     Args:
-        outs, lses, context_tokens: as in ``merge_states``.
+        outs, lses, context_tokens, inf_marks_empty: as in ``merge_states``.
         out_errors: [states, tokens, heads, dim], how far each out may already be off; 0 if None.
         lse_errors: [states, tokens, heads], the same for lses.
         arithmetic: what the kernel rounds; float32 throughout if None. ``partial_outputs``: some
@@ -121,7 +135,7 @@ def merge_error_bound(
     Raises:
         ValueError: as ``merge_states``.
     """
-    lses = _checked(outs, lses, context_tokens)
+    lses = _checked(outs, lses, context_tokens, inf_marks_empty=inf_marks_empty)
     weights, lse = _weights(lses, compute_dtype)
     u = UNIT_ROUNDOFF[checked_arithmetic(arithmetic).accumulate]
     out_format = dtype_name(out_dtype or outs.dtype)

@@ -12,7 +12,7 @@ EMPTY_STATES = ("none", "some", "all")
 STATE_STRIDES = ("", "padded", "different")
 CONTEXTS = ("all", "some", "none")
 
-LSE_LAYOUTS = ("", "heads_first", "padded")
+LSE_LAYOUTS = ("", "heads_first", "padded", "padded_heads_first")
 """Ways in which lses lie in memory, the dense one first."""
 
 
@@ -34,13 +34,21 @@ class MergeProblem(BaseProblem):
         context: which tokens the first state has: ``all``; ``some``, those before
             ``context_tokens``; or ``none``. Behind them it is NaN and is not to be read.
         lse_layout: how lses lie: dense if empty; ``heads_first``: a view of [states, heads,
-            tokens]; ``padded``: rows of each state have room for more heads, full of garbage.
+            tokens]; ``padded``: rows of each state have room for more heads, full of garbage;
+            ``padded_heads_first``: rows of each head have room for more tokens.
+        inf_marks_empty: whether the lse of an empty state is inf, of every other one by hash, as
+            FlashAttention 2 marks a state of no keys; else -inf.
         seed: of the values.
     """
 
     kind: ClassVar[str] = "merge"
     operation: ClassVar[str] = "merge_state"
-    later_fields: ClassVar[tuple[str, ...]] = ("strides", "context", "lse_layout")
+    later_fields: ClassVar[tuple[str, ...]] = (
+        "strides",
+        "context",
+        "lse_layout",
+        "inf_marks_empty",
+    )
 
     num_states: int = 2
     num_tokens: int = 1
@@ -52,6 +60,7 @@ class MergeProblem(BaseProblem):
     strides: str = ""
     context: str = "all"
     lse_layout: str = ""
+    inf_marks_empty: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:

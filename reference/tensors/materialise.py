@@ -35,8 +35,8 @@ SPARE_CHANNELS = 16
 """Channels by which rows of values are wider than the values, where they are strided so: 16
 bytes in each dtype, or a multiple."""
 
-SPARE_HEADS = 3
-"""Heads by which padded rows of lses are wider."""
+SPARE_HEADS, SPARE_TOKENS = 3, 5
+"""Heads, or tokens, by which padded rows of lses are wider."""
 
 
 def merge_inputs(problem: MergeProblem, home: Allocator) -> MergeInputs:
@@ -48,6 +48,7 @@ def merge_inputs(problem: MergeProblem, home: Allocator) -> MergeInputs:
         lses=_place_lses(problem, lses, home),
         apart=_place_apart(outs.to(dtype), home) if problem.strides == "different" else None,
         context_tokens=None if problem.context == "all" else problem.context_tokens,
+        inf_marks_empty=problem.inf_marks_empty,
         out_dtype=dtype,
         storages=home.storages,
     )
@@ -64,6 +65,9 @@ def _place_lses(problem: MergeProblem, lses: torch.Tensor, home: Allocator) -> t
     states, tokens, heads = lses.shape
     if problem.lse_layout == "heads_first":
         return home.empty("lses", (states, heads, tokens), lses.dtype).transpose(1, 2).copy_(lses)
+    if problem.lse_layout == "padded_heads_first":
+        room = home.empty("lses", (states, heads, tokens + SPARE_TOKENS), lses.dtype)
+        return room[..., :tokens].transpose(1, 2).copy_(lses)
     if problem.lse_layout == "padded":
         room = home.empty("lses", (states, tokens, heads + SPARE_HEADS), lses.dtype)
         return room[..., :heads].copy_(lses)

@@ -299,6 +299,9 @@ def merge_values(problem: MergeProblem, device: torch.device) -> tuple[torch.Ten
         lses = (-2 * EXACT_GAP * ranks).view(-1, 1, 1).expand(shape).to(torch.float32)
     empty = empty_states(problem, device)
     outs, lses = outs.masked_fill(empty.unsqueeze(-1), 0.0), lses.masked_fill(empty, -torch.inf)
+    if problem.inf_marks_empty:
+        marked = (bits(stream(problem.seed, "inf"), rows, 1) % 2 == 0).view(shape)
+        lses = lses.masked_fill(empty & marked, torch.inf)
     # An engine's buffers hold what was there before.
     outs[0, problem.context_tokens :] = torch.nan
     lses[0, problem.context_tokens :] = torch.nan

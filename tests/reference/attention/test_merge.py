@@ -412,3 +412,21 @@ def test_cuda_agrees() -> None:
         found = function(*on_device)
         assert found.out.is_cuda
         assert_close(AttentionOutput(*(each.cpu() for each in found)), function(*made))
+
+
+@pytest.mark.parametrize("marks", [(INF, 0.5), (0.5, INF), (INF, -INF), (INF, INF), (-INF, -INF)])
+def test_an_lse_of_inf_marks_a_state_of_no_keys_where_that_is_said(
+    marks: tuple[float, float],
+) -> None:
+    outs, _ = make_states(2, tokens=1, heads=1)
+    lses = torch.tensor(marks).view(2, 1, 1)
+    out, lse = merge_states(outs, lses, inf_marks_empty=True)
+    full = [number for number, mark in enumerate(marks) if math.isfinite(mark)]
+    assert torch.equal(out, outs[full[0]].double() if full else torch.zeros_like(out))
+    assert lse.item() == (marks[full[0]] if full else -INF)
+    bound = merge_error_bound(outs, lses, inf_marks_empty=True)
+    assert bound.out.isfinite().all()
+    assert bound.lse.isfinite().all()
+    unmarked = torch.where(lses == INF, -INF, lses)
+    for mine, theirs in zip(bound, merge_error_bound(outs, unmarked), strict=True):
+        assert torch.equal(mine, theirs)
