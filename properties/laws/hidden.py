@@ -20,7 +20,7 @@ from ..verdicts.comparison import agree
 from ..verdicts.subject import Subject
 from ..verdicts.verdict import VACUOUS, Verdict
 from .general import kept, run, run_on
-from .law import ATTENTION, PAGED, Law, Values
+from .law import ATTENTION, PAGED, Law, Values, chosen
 
 SMALLER_PAGES = (16, 8, 4, 1)
 """Page sizes to fall back on, where no page of a request is behind its window."""
@@ -49,7 +49,7 @@ def unused_memory(subject: Subject, problem: AttentionProblem) -> Verdict:
     if isinstance(inputs, PagedAttentionInputs):
         if inputs.k_cache.element_size() == 1:  # bytes are no NaN by themselves
             overwrite(inputs, ~_owned(problem).to(inputs.q.device), NAN)
-        if subject.implementation.hidden_keys == "any" and problem.window_left >= 0:
+        if subject.implementation.hidden_keys == "any" and _frees_pages(problem):
             overwrite(inputs, behind_windows(inputs, problem), NAN)
     second, poisoned = run_on(subject, problem, inputs)
     bounds = (bounded.bound, poisoned.bound)
@@ -80,8 +80,13 @@ def unread_hidden_keys(subject: Subject, problem: AttentionProblem) -> Verdict:
 
 
 def hides(problem: AttentionProblem) -> bool:
-    """Whether a window or a mask may hide keys from every query of a request."""
-    return problem.window_left >= 0 or problem.custom_mask
+    """Whether a window, a chunk or a mask may hide keys from every query of a request."""
+    return _frees_pages(problem) or problem.custom_mask
+
+
+def _frees_pages(problem: AttentionProblem) -> bool:
+    """Whether pages may lie behind a window, or in chunks before the queries' own."""
+    return problem.window_left >= 0 or problem.chunk > 0
 
 
 def _hiding(problem: AttentionProblem) -> Iterator[AttentionProblem]:
@@ -101,10 +106,18 @@ def _longest(problem: AttentionProblem) -> int:
 
 
 def _windowed(problem: AttentionProblem) -> Iterator[AttentionProblem]:
-    """Yield problems with a page behind the window of a request: those most like it first."""
+    """Yield problems with a page behind the window, or the chunk, of a request's queries.
+
+    Those most like the problem come first.
+    """
     least = multiples_of(problem.kv_cache).get("page_size", 1)
     smaller = [size for size in SMALLER_PAGES if size < problem.page_size and not size % least]
     for size in (problem.page_size, *smaller):
+        if problem.chunk or problem.seed % 2:
+            before = _longest(problem)
+            for chunk in dict.fromkeys((problem.chunk, max(size, 2))):
+                if chunk and before // chunk * chunk >= size:
+                    yield replace(problem, page_size=size, window_left=-1, chunk=chunk)
         widest = _longest(problem) - size  # that leaves the request's first page behind it
         for window in dict.fromkeys((problem.window_left, widest // 2, 0)):
             if 0 <= window <= widest:
@@ -133,24 +146,35 @@ def _unchanged(subject: Subject, problem: AttentionProblem, *, everything: bool)
 def behind_windows(inputs: AttentionInputs, problem: AttentionProblem) -> torch.Tensor:
     """Return the slots, bool [pages, page_size], of pages behind the windows of all their requests.
 
-    What no query sees for another reason, such as a mask, is not among them.
+    Pages of chunks before the queries' own are among them, as those behind windows are: an engine
+    frees both. What no query sees for another reason, such as a custom mask or the gaps of a
+    dilated window, is not among them, and nor are pages with tokens that are seen from everywhere.
     """
-    seen = seen_keys(inputs)
+    if not isinstance(inputs, PagedAttentionInputs) or not _frees_pages(problem):
+        return torch.zeros_like(seen_keys(inputs))
+    # An engine frees no page for the sake of a mask: first tokens and spans keep theirs under one.
+    seen = seen_keys(replace(inputs, custom_mask=None, tree_mask=None))
     behind = torch.zeros(len(seen), dtype=torch.bool)
     kept_pages = torch.zeros_like(behind)
-    if not isinstance(inputs, PagedAttentionInputs) or problem.window_left < 0:
-        return torch.zeros_like(seen)
     indptr = inputs.metadata.paged_kv_indptr.tolist()
     indices = inputs.metadata.paged_kv_indices.long().cpu()
     for begin, end, t, s in zip(
         indptr, indptr[1:], problem.query_lens, problem.seq_lens, strict=False
     ):
         pages = indices[begin:end]
-        whole = max(s - t - problem.window_left, 0) // problem.page_size
+        whole = _first_kept(problem, s - t) // problem.page_size
         behind[pages[:whole]] = True
         kept_pages[pages[whole:]] = True
     freed = (behind & ~kept_pages).to(seen.device) & ~seen.any(dim=1)
     return freed.unsqueeze(1).expand_as(seen)
+
+
+def _first_kept(problem: AttentionProblem, position: int) -> int:
+    """Return the first key that windows and chunks leave to a query at a position, or to later."""
+    first = max(position, 0)
+    of_window = position - problem.window_left if problem.window_left >= 0 else 0
+    of_chunk = first // problem.chunk * problem.chunk if problem.chunk else 0
+    return max(of_window, of_chunk, 0)
 
 
 def overwrite(inputs: AttentionInputs, slots: torch.Tensor, fill: Fill) -> None:
@@ -198,10 +222,10 @@ LAWS = (
         "pages_behind_window",
         PAGED,
         pages_behind_window,
-        "NaN in pages that lie behind every window, and in their scales, changes nothing: engines "
-        "free and reuse them",
+        "NaN in pages that lie behind every window or chunk, and in their scales, changes nothing: "
+        "engines free and reuse them",
         weight=0.5,
-        looks_at=({"window_left": _windows},),
+        looks_at=({"window_left": _windows}, {"chunk": chosen}),
         overlap="unused_memory poisons such pages too, where a problem happens to have some",
     ),
     Law(

@@ -23,6 +23,13 @@ def freed_pages_times_zero(inputs: PagedAttentionInputs) -> Pair:
     return attend(inputs, replace(HONEST, reads_hidden="all"))
 
 
+@seeded(BUGS, PAGED, "pages_behind_window", features=("chunked_attention",))
+def pages_of_chunks_before_times_zero(inputs: PagedAttentionInputs) -> Pair:
+    """Multiply values of the chunks before the queries' own by zero, where no window hides any."""
+    alone = inputs.attention_chunk_size and inputs.window_left < 0
+    return attend(inputs, replace(HONEST, reads_hidden="all" if alone else ""))
+
+
 @seeded(BUGS, PAGED, "unread_hidden_keys", features=PROMISE)
 def masked_values_times_zero(inputs: PagedAttentionInputs) -> Pair:
     """Promise not to read hidden keys, and multiply those of pages with a seen key by zero."""

@@ -94,6 +94,35 @@ def test_only_pages_behind_the_windows_of_all_their_requests_are_freed(
         assert freed[page].all() == freed[page].any() == (behind and full), page
 
 
+ONE: dict[str, Any] = {"query_lens": (1,), "seq_lens": (12,), "page_size": 2}
+TWO: dict[str, Any] = {"query_lens": (1, 1), "page_size": 2, "chunk": 4}
+FREED = (
+    (AttentionProblem(**{**ONE, "seq_lens": (11,)}, chunk=4), {0, 1, 2, 3}),
+    (AttentionProblem(**{**ONE, "query_lens": (3,)}, chunk=5, causal=True), {0, 1}),
+    (AttentionProblem(**ONE, chunk=16), set()),
+    (AttentionProblem(**ONE, chunk=8, window_left=1), {0, 1, 2, 3, 4}),
+    (AttentionProblem(**ONE, chunk=4, sink_tokens=1), {1, 2, 3}),
+    (AttentionProblem(**ONE, window_left=3, sink_tokens=3), {2, 3}),
+    (AttentionProblem(**ONE, window_left=6, window_dilation=3), {0, 1}),
+    (AttentionProblem(**TWO, seq_lens=(12, 5), shared_prefix_pages=2), {0, 1, 2, 3}),
+    (AttentionProblem(**TWO, seq_lens=(12, 4), shared_prefix_pages=1), {1, 2, 3}),
+)
+"""Problems, and the pages that an engine frees, in the order in which they are placed."""
+
+
+@pytest.mark.parametrize(("problem", "pages"), FREED)
+def test_pages_before_a_chunk_are_freed_and_those_of_first_tokens_and_gaps_kept(
+    problem: AttentionProblem, pages: set[int]
+) -> None:
+    for each in (problem, replace(problem, custom_mask=True, mask_pattern="sparse")):
+        inputs: Any = materialise(each)
+        freed = behind_windows(inputs, each)
+        assert set(freed.all(dim=1).nonzero().flatten().tolist()) == pages
+        before = attention(inputs)
+        overwrite(inputs, freed, FILLS[0])
+        assert torch.equal(before.out, attention(inputs).out)
+
+
 @pytest.mark.parametrize("fill", [*dict.fromkeys(FILLS), HARMLESS])
 @pytest.mark.parametrize("kv_cache", KV_CACHES)
 def test_hidden_slots_of_any_cache_may_hold_anything(kv_cache: str, fill: Any) -> None:  # noqa: ANN401
