@@ -7,9 +7,10 @@ are no graphs: a replay runs the function once more on the same tensors, and not
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Hashable
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -23,6 +24,12 @@ WARM_UPS = 2
 """Runs before a capture: what is built, tuned or allocated at first is none of the graph's."""
 GRAPHS_KEPT = 8
 LEAST_ROOM, LEAST_PAGES = 4, 64
+OUTSIDE = ("metadata", "block_table", "out", "lse", "storages")
+"""Fields of a call that a graph does not read: plans put the first two into buffers that stay."""
+OF_THE_BATCH = ("causal", "custom_mask", "tree_mask", "spans", "logits_bias")
+"""Fields with tensors whose shapes follow from the batch, so that they may differ in a replay."""
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""By bytes of an element, the dtype that its bits are copied in."""
 
 
 class Recorded:
@@ -52,8 +59,13 @@ class Recorded:
         Returns:
             out and lse of these query tokens, in ``inputs.out`` and ``inputs.lse`` where given.
         """
-        for mine, theirs in zip(_values(self._inputs), _values(inputs), strict=True):
-            _bytes(mine[: len(theirs)]).copy_(_bytes(theirs))
+        mine, theirs = tensors_by_field(self._inputs), tensors_by_field(inputs)
+        if mine.keys() != theirs.keys():
+            odd = ", ".join(sorted(mine.keys() ^ theirs.keys()))
+            message = f"the recorded call and its replay differ in which tensors there are: {odd}"
+            raise ValueError(message)
+        for name, tensor in theirs.items():
+            _take(mine[name], tensor, of_the_batch=name in OF_THE_BATCH)
         if self._graph is None:
             self._result = self._function(self._inputs)
         else:
@@ -86,38 +98,48 @@ def _captured(
     return graph, result
 
 
+def tensors_by_field(inputs: PagedAttentionInputs) -> dict[str, torch.Tensor]:
+    """Return the tensors that a replay reads, by field and place in it: all but ``OUTSIDE``."""
+    found: dict[str, torch.Tensor] = {}
+    for field in fields(inputs):
+        value = getattr(inputs, field.name)
+        parts = value if isinstance(value, tuple) else (value,)
+        for place, part in enumerate(parts):
+            if field.name not in OUTSIDE and isinstance(part, torch.Tensor):
+                found[f"{field.name}[{place}]" if place else field.name] = part
+    return found
+
+
+def _take(mine: torch.Tensor, theirs: torch.Tensor, *, of_the_batch: bool) -> None:
+    """Copy values of a call to where a recorded function reads them.
+
+    Nothing old is left of what a batch describes: where it has another shape, a plan's buffers hold
+    it, and what is here hides all keys, or is NaN.
+    """
+    if of_the_batch:
+        mine.fill_(math.nan if mine.is_floating_point() else 0)
+        if mine.shape[1:] != theirs.shape[1:] or len(mine) < len(theirs):
+            return
+    part = mine[: len(theirs)] if mine.dim() else mine
+    _bits(part).copy_(_bits(theirs))
+
+
 def _own(inputs: PagedAttentionInputs, tokens: int) -> PagedAttentionInputs:
     """Copy the tensors of a call, with room for ``tokens`` query tokens."""
 
-    def copied(value: Any) -> Any:  # noqa: ANN401  a number, a tensor or None
-        return value.clone() if isinstance(value, torch.Tensor) else value
+    def copied(value: Any, rows: int = 0) -> Any:  # noqa: ANN401  a field's
+        if isinstance(value, tuple):
+            return tuple(copied(each) for each in value)
+        if not isinstance(value, torch.Tensor):
+            return value
+        return with_rows(value, rows) if value.dim() else value.clone()
 
-    scales = inputs.kv_cache_sf
-    return replace(
-        inputs,
-        q=with_rows(inputs.q, tokens),
-        k_cache=with_rows(inputs.k_cache, len(inputs.k_cache)),
-        v_cache=with_rows(inputs.v_cache, len(inputs.v_cache)),
-        kv_cache_sf=scales and (with_rows(scales[0], len(scales[0])),
-                                with_rows(scales[1], len(scales[1]))),
-        sinks=copied(inputs.sinks),
-        alibi_slopes=copied(inputs.alibi_slopes),
-        q_scale=copied(inputs.q_scale),
-        k_scale=copied(inputs.k_scale),
-        v_scale=copied(inputs.v_scale),
-        out=None,
-        lse=None,
-        storages={},
-    )  # fmt: skip
-
-
-def _values(inputs: PagedAttentionInputs) -> Iterator[torch.Tensor]:
-    yield from (inputs.q, inputs.k_cache, inputs.v_cache, *(inputs.kv_cache_sf or ()))
-    for each in (
-        inputs.sinks, inputs.alibi_slopes, inputs.q_scale, inputs.k_scale, inputs.v_scale
-    ):  # fmt: skip
-        if isinstance(each, torch.Tensor):
-            yield each
+    named = {
+        each.name: copied(getattr(inputs, each.name), tokens if each.name == "q" else 0)
+        for each in fields(inputs)
+        if each.name not in OUTSIDE
+    }
+    return replace(inputs, **named, out=None, lse=None, storages={})
 
 
 def with_rows(tensor: torch.Tensor, rows: int) -> torch.Tensor:
@@ -125,16 +147,19 @@ def with_rows(tensor: torch.Tensor, rows: int) -> torch.Tensor:
 
     The rows behind its own are zeros.
     """
-    shape = (max(rows, len(tensor)), *tensor.shape[1:])
-    made = torch.empty_strided(shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-    _bytes(made).zero_()
-    _bytes(made[: len(tensor)]).copy_(_bytes(tensor))
+    shape, stride = (max(rows, len(tensor)), *tensor.shape[1:]), tensor.stride()
+    if len(tensor) == 1:  # any number may stand there for one row
+        inner = zip(shape[1:], stride[1:], strict=True)
+        stride = (1 + sum((size - 1) * step for size, step in inner), *stride[1:])
+    made = torch.empty_strided(shape, stride, dtype=tensor.dtype, device=tensor.device)
+    _bits(made).zero_()
+    _bits(made[: len(tensor)]).copy_(_bits(tensor))
     return made
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    # Not every dtype of codes can be filled and copied everywhere.
-    return tensor.view(torch.uint8)
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    # Not every dtype of codes can be filled and copied everywhere; channels may have a stride.
+    return tensor.view(INTEGERS[tensor.itemsize])
 
 
 def padded(metadata: BatchMetadata, requests: int, tokens: int | None = None) -> BatchMetadata:
@@ -185,20 +210,13 @@ def room_for(count: int, least: int = LEAST_ROOM) -> int:
 
 def options_of(inputs: PagedAttentionInputs) -> Hashable:
     """Return what is part of a recorded run besides sizes: dtypes, strides, layout and options."""
-    numbers = (inputs.q_scale, inputs.k_scale, inputs.v_scale)
     tensors = (inputs.q, inputs.k_cache, inputs.v_cache, *(inputs.kv_cache_sf or ()))
+    values = (getattr(inputs, each.name) for each in fields(inputs) if each.name not in OUTSIDE)
     return (
         *((each.dtype, each.stride(), each.shape[1:], each.device) for each in tensors),
-        *(None if isinstance(each, torch.Tensor) else each for each in numbers),
-        inputs.kv_layout, inputs.kv_format, inputs.out_dtype, inputs.causal, inputs.sm_scale,
-        inputs.window_left, inputs.logits_soft_cap, inputs.sinks is None,
-        inputs.custom_mask is None,
-        inputs.window_right, inputs.alibi_slopes is None, inputs.output_scale,
-        inputs.spans is None, inputs.attention_chunk_size, inputs.window_dilation,
-        inputs.sink_tokens, inputs.logits_bias is None, inputs.alibi_function,
-        inputs.output_divisor,
+        *("tensor" if isinstance(each, torch.Tensor | tuple) else each for each in values),
         inputs.metadata.page_size,
-    )  # fmt: skip
+    )
 
 
 class Replays:

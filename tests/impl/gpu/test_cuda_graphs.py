@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,10 @@ from kernelproof.impl.gpu.cuda_graphs import (
     GRAPHS_KEPT,
     Recorded,
     Replays,
+    options_of,
     padded,
     room_for,
+    tensors_by_field,
     with_rows,
 )
 from kernelproof.impl.triton.attention_keys import compile_key
@@ -48,6 +50,91 @@ def test_a_replay_reads_the_new_values_and_keeps_nothing_of_the_old() -> None:
     recorded.replay(replace(other, out=given[0], lse=given[1]))
     assert torch.equal(given[0], out)
     assert torch.equal(given[1], lse)
+
+
+OPTIONAL = AttentionProblem(
+    query_lens=(2, 1), seq_lens=(5, 3), page_size=2, sinks=True, custom_mask=True, alibi=True,
+    spans="images", logits_bias="dense", per_head_scales=True, k_scale=0.5,
+)  # fmt: skip
+
+
+def test_a_replay_reads_the_new_values_of_every_optional_tensor() -> None:
+    first: Any = materialise(OPTIONAL)
+    recorded = Recorded(lambda own: attend(replace(own, metadata=first.metadata)), first, tokens=3)
+    other: Any = materialise(replace(OPTIONAL, seed=9))
+    different = {
+        name
+        for name, tensor in tensors_by_field(other).items()
+        if not torch.equal(tensor, tensors_by_field(first)[name])
+    }
+    assert different >= {"q", "k_cache", "v_cache", "sinks", "custom_mask", "logits_bias"}
+    out, lse = recorded.replay(other)
+    expected = oracle.attention(other)
+    torch.testing.assert_close(out.double(), expected.out, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(lse.double(), expected.lse, rtol=1e-5, atol=1e-6)
+
+
+@dataclass(frozen=True, eq=False)
+class MoreInputs(PagedAttentionInputs):
+    """A call with tensors that nobody has thought of yet."""
+
+    one: torch.Tensor | None = None
+    two: tuple[torch.Tensor, torch.Tensor] | None = None
+
+
+def test_a_new_field_is_copied_and_is_part_of_the_options() -> None:
+    def made(number: float | None) -> Any:  # noqa: ANN401
+        inputs = materialise(PROBLEM)
+        more = {} if number is None else {
+            "one": torch.tensor(number), "two": (torch.full((2,), number), torch.full((3,), number))
+        }  # fmt: skip
+        return MoreInputs(**vars(inputs), **more)
+
+    read: list[float] = []
+
+    def function(own: Any) -> Any:  # noqa: ANN401
+        read[:] = [float(own.one), *own.two[0].tolist(), *own.two[1].tolist()]
+        return attend(replace(own, metadata=first.metadata))
+
+    first = made(1.0)
+    recorded = Recorded(function, first, tokens=3)
+    recorded.replay(made(2.0))
+    assert read == [2.0] * 6
+    assert options_of(made(1.0)) == options_of(made(2.0)) != options_of(made(None))
+    with pytest.raises(ValueError, match=r"which tensors there are: one, two, two\[1\]"):
+        recorded.replay(made(None))
+
+
+def test_nothing_old_is_left_of_a_mask_of_other_lengths() -> None:
+    masks: list[torch.Tensor] = []
+
+    def function(own: Any) -> Any:  # noqa: ANN401
+        masks.append(own.custom_mask.clone())
+        return attend(replace(own, custom_mask=None, metadata=first.metadata))
+
+    masked = replace(PROBLEM, page_size=16, custom_mask=True)
+    first: Any = materialise(masked)
+    recorded = Recorded(function, first, tokens=3)
+    shorter: Any = materialise(replace(masked, seq_lens=(4, 3)))
+    recorded.replay(shorter)
+    assert torch.equal(masks[-1][:11], shorter.custom_mask)
+    assert not masks[-1][11:].any()
+    recorded.replay(materialise(replace(masked, seq_lens=(9, 3))))
+    assert not masks[-1].any(), "a plan holds longer ones"
+
+
+@pytest.mark.parametrize("stride", [(10**9, 4, 1), (0, 4, 1)])
+def test_a_single_row_may_have_any_stride(stride: tuple[int, ...]) -> None:
+    one = torch.arange(8.0).as_strided((1, 2, 4), stride)
+    more = with_rows(one, 3)
+    assert more.untyped_storage().nbytes() == 3 * 8 * 4
+    assert torch.equal(more[:1], one)
+    assert not more[1:].any()
+
+
+def test_channels_with_a_stride_are_copied() -> None:
+    strided = torch.arange(24.0).view(3, 8)[:, ::2]
+    assert torch.equal(with_rows(strided, 4)[:3], strided)
 
 
 def test_a_copy_with_more_rows_keeps_strides() -> None:
