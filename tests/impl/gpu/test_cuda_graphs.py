@@ -84,11 +84,11 @@ class MoreInputs(PagedAttentionInputs):
 
 def test_a_new_field_is_copied_and_is_part_of_the_options() -> None:
     def made(number: float | None) -> Any:  # noqa: ANN401
-        inputs = materialise(PROBLEM)
-        more = {} if number is None else {
-            "one": torch.tensor(number), "two": (torch.full((2,), number), torch.full((3,), number))
-        }  # fmt: skip
-        return MoreInputs(**vars(inputs), **more)
+        values: dict[str, Any] = dict(vars(materialise(PROBLEM)))
+        if number is not None:
+            values["one"] = torch.tensor(number)
+            values["two"] = (torch.full((2,), number), torch.full((3,), number))
+        return MoreInputs(**values)
 
     read: list[float] = []
 
@@ -119,7 +119,8 @@ def test_nothing_old_is_left_of_a_mask_of_other_lengths() -> None:
     recorded.replay(shorter)
     assert torch.equal(masks[-1][:11], shorter.custom_mask)
     assert not masks[-1][11:].any()
-    recorded.replay(materialise(replace(masked, seq_lens=(9, 3))))
+    longer: Any = materialise(replace(masked, seq_lens=(9, 3)))
+    recorded.replay(longer)
     assert not masks[-1].any(), "a plan holds longer ones"
 
 
