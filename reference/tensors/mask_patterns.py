@@ -14,7 +14,7 @@ from ..problems import AttentionProblem
 from .regimes import numbered
 from .values import bell, bits, choose, stream
 
-TILES = (128, 64, 32, 16)
+TILES = (256, 128, 64, 32, 16)
 """Keys of the tiles that kernels take at a time, which a mask may hide whole: as a larger one is
 hidden, all smaller ones in it are."""
 MOST_SPANS = 4
@@ -166,11 +166,11 @@ def span_values(problem: AttentionProblem) -> torch.Tensor:
 
 def _images(queries: int, keys: int, place: Place) -> list[tuple[int, int]]:
     new = min(queries, keys)
-    # Short enough for two of them among the queries, where there are some.
-    longest = min((6, 3, 40, 200)[place("longest", 4)], max(new // 2, 2))
-    count = IMAGES - place("fewer", IMAGES)
-    # The first lies among the queries, others there or anywhere.
-    ranges = [new if place(f"near {number}", 2) or not number else keys for number in range(count)]
+    count = IMAGES - place("fewer", 5) // 2
+    # Short enough for all of them among the queries, where there are some.
+    longest = min((6, 3, 40, 200)[place("longest", 4)], max(new // count, 2))
+    # The first lies among the queries, most others there too, or else anywhere.
+    ranges = [new if place(f"near {number}", 3) or not number else keys for number in range(count)]
     middles = sorted(
         keys - size + place(f"middle {number}", size) for number, size in enumerate(ranges)
     )
