@@ -132,7 +132,11 @@ def rows_of(operation: str) -> tuple[Real, ...]:
     for real in rows_of_attention():
         if operation != "paged_attention" and real.fields["values_in_keys"]:
             continue
-        key = (tuple(real.values(operation).items()), len(real.groups), real.groups[0])
+        key: tuple[Any, ...] = (
+            tuple(real.values(operation).items()),
+            len(real.groups),
+            real.groups[0],
+        )
         if operation == "append_paged_kv":
             key = key[:1]
         found[key] = found[key].joined(real) if key in found else real
