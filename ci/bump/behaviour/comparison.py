@@ -97,6 +97,7 @@ class Compared:
         reference: MODULE:NAME.
         operation, backend: as it declares.
         declares: what laws may need of it, on either side, see ``Implementation.declares``.
+        claims: what it needs of its callers, on either side, see ``Implementation.claims``.
         reasons: by side, why it cannot run; empty where it can.
         errors: by side, why it could not be asked.
         unimported: sides on which that is because it cannot be imported.
@@ -119,6 +120,7 @@ class Compared:
     operation: str = ""
     backend: str = ""
     declares: frozenset[str] = frozenset()
+    claims: tuple[str, ...] = ()
     reasons: dict[str, str] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
     unimported: set[str] = field(default_factory=set)
@@ -152,6 +154,7 @@ def survey_both(name: str, reference: str, sides: Sides, plan: Plan) -> Compared
         found.operation = known["operation"] or found.operation
         found.backend = known["backend"] or found.backend
         found.declares |= set(known["declares"])
+        found.claims = tuple(dict.fromkeys((*found.claims, *known.get("claims", ()))))
         found.build_minutes = max(found.build_minutes, known["build_minutes"])
         found.build_compilers = known["build_compilers"]
         if known["error"]:

@@ -26,6 +26,7 @@ def implementation_json(found: Compared) -> dict[str, Any]:
         "runs": list(found.runs),
         "reasons": {**found.reasons, **found.errors},
         "judged": sum(_any_judged(each) for each in found.tried),
+        "claims": list(found.claims),
         "laws": [_law_json(law, members, found) for law, members in by_law.items()],
         "ratios": {side: _ratios(found, side) for side in found.runs},
         "bits": {

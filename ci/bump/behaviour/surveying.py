@@ -43,6 +43,7 @@ def _survey(side: Side, address: Address, name: str, max_work: int, plan: Plan) 
         "operation": report.operation,
         "backend": str(declared.get("backend", "")),
         "declares": declared.get("declares", []),
+        "claims": declared.get("claims", []),
         "build_minutes": declared.get("build_minutes", 0.0) if declared.get("build_ahead") else 0.0,
         "build_compilers": declared.get("build_compilers", COMPILERS_A_BUILD),
         "error": report.error,

@@ -276,6 +276,12 @@ def stored_first(machine: Mapping[str, Any]) -> str:
     return f", {stored} replayed ({corpus['of_ledger']} of the ledger)"
 
 
+def claims_of(machine: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return (name, claim) of implementations judged on a machine that ask more of callers."""
+    judged = [each for each in machine.get("implementations", ()) if each.get("judged")]
+    return [(each["name"], claim) for each in judged for claim in each.get("claims", ())]
+
+
 def _line(out: Console, label: str, text: str) -> None:
     out.print(Text.assemble((f"{label}: ", "dim"), one_line(text)), soft_wrap=True)
 

@@ -11,6 +11,7 @@ from ..verdicts.findings import engines_in_words, spared, uses_in_words
 from .display import (
     NEW,
     REPORTED_IN_FULL,
+    claims_of,
     is_known,
     known_lines,
     problems_in_words,
@@ -148,6 +149,8 @@ def _machines(report: Mapping[str, Any]) -> Iterator[str]:
             f"{count_of(len(machine['implementations']), 'implementation')}, profile "
             f"{machine['profile']}{stored_first(machine)}"
         )
+        for name, claim in claims_of(machine):
+            yield f"  - {code(name)} {escaped(claim)}"
         for each in machine["not_tested"]:
             yield f"  - not tested: {escaped(each['what'])}: {escaped(each['why'])}"
     for each in report["not_tested"]:

@@ -9,7 +9,15 @@ from ....properties.verdicts.text import count_of
 from ...console.rendering import render
 from ..sides.releases import SIDES
 from ..verdicts.findings import engines_in_words
-from .display import alike, package_of, side_name, stored_first, title, version_of
+from .display import (
+    alike,
+    claims_of,
+    package_of,
+    side_name,
+    stored_first,
+    title,
+    version_of,
+)
 from .page_findings import anchors, groups
 from .page_matrix import backends, columns
 from .page_numbers import compiled, speeds, spreads
@@ -58,6 +66,7 @@ def to_page(report: Mapping[str, Any]) -> str:
             {
                 "told": each,
                 "stored": stored_first(each),
+                "claims": claims_of(each),
                 "name": chip_label(each["chip"]),
                 "spreads": list(spreads(each)),
                 "speeds": speeds(each, float(policy["slower"])),

@@ -190,6 +190,7 @@ class ImplementationNumbers(msgspec.Struct):
     ratios: dict[str, list[Number]]
     bits: Bits
     modules: int
+    claims: list[str] = []
 
 
 class Soaked(msgspec.Struct):

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from kernelproof.ci.bump.report.display import alike
+from kernelproof.ci.bump.report.markdown import to_markdown
 from kernelproof.ci.bump.report.page import to_page
 from kernelproof.ci.bump.report.page_findings import anchors, groups, link
 from kernelproof.ci.bump.report.page_matrix import backends
@@ -343,3 +344,15 @@ def test_merge_writes_the_page_of_several_machines(
     assert "NVIDIA H200" in text
     assert "NVIDIA B6000" in text
     assert "inf" in text  # a number that JSON has no other way to write
+
+
+def test_claims_of_what_was_judged_are_told(report: Callable[..., dict[str, Any]]) -> None:
+    made = report()
+    machine = next(each for each in made["machines"] if each["implementations"])
+    first = machine["implementations"][0]
+    first |= {"claims": ["declares something"], "judged": 3}
+    told = f"{first['name']} declares something"
+    assert told in " ".join(Page(to_page(made)).text.split())
+    assert f"`{first['name']}` declares something" in to_markdown(made)
+    first["judged"] = 0
+    assert "declares something" not in to_page(made) + to_markdown(made)
