@@ -11,6 +11,8 @@ import torch
 from ...reference import AttentionProblem, MergeProblem, MoEProblem, RouteProblem
 from ...reference.attention.bounds import Bounded
 from ...reference.operations import bounded_answer
+from ...reference.problems import LSE_LAYOUTS
+from ...reference.tensors.values import choose
 from ..verdicts.comparison import Result, against_oracle, agree, fail, same_bits, worse
 from ..verdicts.contained import Stop
 from ..verdicts.operations import OPERATIONS
@@ -167,6 +169,24 @@ def output_buffers(subject: Subject, problem: Computing) -> Verdict:
     if verdict.bad:
         message = f"output buffers that held {OTHER_FILL} and not NaN before: {verdict.message}"
         return dataclasses.replace(verdict, message=message)
+    if "lse_views" in subject.implementation.features and isinstance(problem, AttentionProblem):
+        return _lse_views(subject, problem, poisoned)
+    return verdict
+
+
+def _lse_views(subject: Subject, problem: AttentionProblem, dense: Result) -> Verdict:
+    """Give views as buffers for the LSE, as engines do whose LSEs are [heads, padded tokens]."""
+    layouts = LSE_LAYOUTS[1:]
+    layout = layouts[choose(problem.seed, "lse_layout", 0, len(layouts))]
+    with subject.lse_laid_out(layout):
+        result = subject.run_operation(problem, subject.materialise(problem))
+        outside = subject.written_outside()
+    said = f"with an lse whose buffer is {layout}"
+    if outside:
+        return fail("wrote_outside", f"{said}: the call wrote outside of {outside}")
+    verdict = _same_bits(dense, result)
+    if verdict.bad:
+        return dataclasses.replace(verdict, message=f"{said}: {verdict.message}")
     return verdict
 
 

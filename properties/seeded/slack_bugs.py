@@ -85,6 +85,41 @@ def append_checks_whole_tiles(inputs: AppendInputs) -> Pair:
     return written_slots(inputs, slots.masked_fill(out, -1))
 
 
+VIEWS = ("lse_views",)
+
+
+@seeded(BUGS, PAGED, "output_buffers", features=VIEWS, writes_out=True)
+def lse_heads_by_tokens(inputs: PagedAttentionInputs) -> None:
+    """Write the LSE of a head as many numbers behind the one before as there are tokens."""
+    out, lse = attend(inputs)
+    if inputs.out is None or inputs.lse is None:
+        return
+    inputs.out.copy_(out)
+    given = inputs.lse
+    if given.stride(0) == 1 and given.numel():
+        given = given.as_strided(given.shape, (1, len(given)))
+    given.copy_(lse)
+
+
+@seeded(BUGS, RAGGED, "output_buffers", features=VIEWS, writes_out=True)
+def lse_rows_by_heads(inputs: RaggedAttentionInputs) -> None:
+    """Write the LSE as if its buffer were dense."""
+    out, lse = attend(inputs)
+    if inputs.out is not None and inputs.lse is not None:
+        inputs.out.copy_(out)
+        dense = torch.empty(inputs.lse.shape, device="meta").stride()
+        inputs.lse.as_strided(inputs.lse.shape, dense).copy_(lse)
+
+
+@seeded(CONTROLS, PAGED, control="honest", features=VIEWS, writes_out=True)
+def lse_by_its_strides(inputs: PagedAttentionInputs) -> None:
+    """Write the LSE by the strides of its buffer."""
+    out, lse = attend(inputs)
+    if inputs.out is not None and inputs.lse is not None:
+        inputs.out.copy_(out)
+        inputs.lse.copy_(lse)
+
+
 @seeded(CONTROLS, PAGED, control="honest", features=PADDED)
 def rows_that_are_named(inputs: PagedAttentionInputs) -> Pair:
     """Attend to the rows that qo_indptr names; others are zeros."""

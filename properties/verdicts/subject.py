@@ -41,6 +41,8 @@ Read = TypeVar("Read")
 SESSION = ("plan", "run")
 """Methods that a session has at least."""
 SPIN_SECONDS = 1e-3
+LSE_GAP = 5
+"""Numbers between the rows of a buffer for the LSE that is padded."""
 LAUNCHES = 50
 """Launches of one problem in the soak, where nothing else is asked for."""
 NOT_BUILT = Refusal("its module is not among those that were built for this run", "module")
@@ -67,6 +69,8 @@ class Subject:
         self.calls = 0
         self.buffers: dict[str, torch.Tensor] = {}
         self._ends: dict[str, int] = {}
+        self._gaps: list[tuple[str, torch.Tensor]] = []
+        self._lse_layout = ""
         self._stages = stages
         self._compiled = set() if compiled is None else compiled
         self._modules, self._without_rules = frozenset(modules), tuple(without_rules)
@@ -335,18 +339,46 @@ class Subject:
 
     def _with_buffers(self, inputs: Any, fill: float) -> tuple[Any, dict[str, torch.Tensor]]:  # noqa: ANN401
         """Return a record whose outputs are buffers of ``fill`` between canaries, and these."""
-        self.buffers = {}
+        self.buffers, self._gaps = {}, []
         views: dict[str, torch.Tensor] = {}
         for name, (size, dtype, device) in OPERATIONS[operation_of(inputs)].outputs(inputs).items():
             count = int(torch.Size(size).numel())
+            if name == "lse" and self._lse_layout:
+                views[name] = self._lse_buffer(size, dtype, device).fill_(fill)
+                continue
             behind = FENCE + min(SLACK_ROWS * math.prod(size[1:]), MOST_SLACK)
             storage = torch.full((FENCE + count + behind,), torch.nan, dtype=dtype, device=device)
             self.buffers[name], self._ends[name] = storage, FENCE + count
             views[name] = storage[FENCE : FENCE + count].view(size).fill_(fill)
         return dataclasses.replace(inputs, **views), views
 
+    @contextmanager
+    def lse_laid_out(self, layout: str) -> Iterator[None]:
+        """Give buffers for the LSE that lie as one of ``LSE_LAYOUTS``, within a with block."""
+        self._lse_layout = layout
+        try:
+            yield
+        finally:
+            self._lse_layout = ""
+
+    def _lse_buffer(
+        self, size: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Return a view [tokens, heads] of a buffer whose gaps are canaries."""
+        first = self._lse_layout.endswith("heads_first")
+        rows, row = reversed(size) if first else size
+        wide = row + (LSE_GAP if self._lse_layout.startswith("padded") else 0)
+        storage = torch.full((rows * wide + 2 * FENCE,), torch.nan, dtype=dtype, device=device)
+        self.buffers["lse"], self._ends["lse"] = storage, FENCE + rows * wide
+        room = storage[FENCE : FENCE + rows * wide].view(rows, wide)
+        self._gaps.append(("lse", room[:, row:]))
+        return room[:, :row].T if first else room[:, :row]
+
     def written_outside(self) -> str | None:
         """Name the output buffer whose canaries were overwritten in the last call."""
+        for name, gap in self._gaps:
+            if not gap.isnan().all():
+                return name
         for name, storage in self.buffers.items():
             if not (storage[:FENCE].isnan().all() and storage[self._ends[name] :].isnan().all()):
                 return name
