@@ -96,7 +96,7 @@ def test_only_pages_behind_the_windows_of_all_their_requests_are_freed(
 
 ONE: dict[str, Any] = {"query_lens": (1,), "seq_lens": (12,), "page_size": 2}
 TWO: dict[str, Any] = {"query_lens": (1, 1), "page_size": 2, "chunk": 4}
-FREED = (
+FREED: tuple[tuple[AttentionProblem, set[int]], ...] = (
     (AttentionProblem(**{**ONE, "seq_lens": (11,)}, chunk=4), {0, 1, 2, 3}),
     (AttentionProblem(**{**ONE, "query_lens": (3,)}, chunk=5, causal=True), {0, 1}),
     (AttentionProblem(**ONE, chunk=16), set()),
