@@ -105,6 +105,6 @@ merge = triton.jit(
     _merge,
     do_not_specialize=(
         "num_states", "num_tokens", "num_heads", "outs_state", "outs_token", "outs_head",
-        "lses_state", "lses_token", "out_token", "out_head", "lse_token",
+        "lses_state", "lses_token", "lses_head", "out_token", "out_head", "lse_token",
     ),
 )  # fmt: skip
