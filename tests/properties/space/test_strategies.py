@@ -72,7 +72,7 @@ def drawn_from(strategy: st.SearchStrategy[Problem], count: int) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def paged() -> Sequence[AttentionProblem]:
-    return draw("paged_attention", 2000)
+    return draw("paged_attention", 3000)
 
 
 def requests(problems: Sequence[AttentionProblem]) -> list[tuple[int, int, AttentionProblem]]:
