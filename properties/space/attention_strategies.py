@@ -150,7 +150,7 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
     most = max(1, axes.max_work // (max(KEYS_TO_AFFORD[0], least) * _work_of_a_key(heads)))
     if axes.max_heads:
         most = max(1, min(most, axes.max_heads // (heads["num_kv_heads"] * heads["group_size"])))
-    if axes.max_requests and not least:
+    if axes.max_requests:
         requests = tuple(range(1, axes.max_requests + 1))
     count = draw(one_of([number for number in requests if number <= most]))
     per_request = axes.max_work / max(count, 1)

@@ -157,7 +157,8 @@ def test_values_of_models_are_counted_and_those_of_many_families_are_asked_for()
     assert not [gap for gap in found.gaps if gap.code == "real"]  # none was due yet
     assert f"{sum(map(len, found.real.values()))} of" in found.text
     assert found.to_json()["real"]["window_left"] == ("1023",)
-    short = [attention(n, window_left=w) for n in range(1, 200) for w in range(40)]
+    windows = (0, 1, 2, 7, 15, 16, 127, 128)
+    short = [attention(n, window_left=w) for n in range(1, 1001) for w in windows]
     late = covered(claimed, LAWS[:1], [judged(*short)], {})
     gaps = {(gap.name, gap.value) for gap in late.gaps if gap.code == "real"}
     assert ("window_left", "4095") in gaps
