@@ -412,6 +412,11 @@ def _masks(draw: st.DrawFn, axes: Axes, fields: Mapping[str, Any], *, room: bool
         found["custom_mask"] = given["custom_mask"] = True
     if given.get("custom_mask") and not given.get("mask_pattern") and len(patterns) > 1:
         found["mask_pattern"] = draw(sampled(of_tiles or patterns))
+    # Of masks by head too few come otherwise: each feature is one of many.
+    if given.get("custom_mask") and len(axes.allows("mask_by_head")) > 1:
+        found["mask_by_head"] = given.get("mask_by_head", False) or draw(
+            sampled((False, False, True))
+        )
     windows = tuple(each for each in axes.allows("window_left") if each >= 0)
     behind = fields.get("chunk") or fields.get("window_left", -1) >= 0
     if fields.get("sink_tokens") and windows and not behind:

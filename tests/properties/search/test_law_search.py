@@ -670,9 +670,9 @@ class TestLawSearch:
             return draw_round(axes, profile, seed + len(calls), *args, **more)
 
         def rarely(problem: AttentionProblem) -> Outcome:
-            bad = len(calls) == 1 and max(problem.seq_lens, default=0) >= 5
+            bad = len(calls) == 1 and max(problem.seq_lens, default=0) >= 2
             found.update([problem.id] if bad else [])
-            return wrong(problem) if problem.id in found or not calls else honest(problem)
+            return done("FAIL", kind="numeric") if problem.id in found else honest(problem)
 
         found: set[str] = set()
         monkeypatch.setattr("kernelproof.properties.search.drawing.draw_round", otherwise)

@@ -44,6 +44,8 @@ FAST = Cost("fast", 1.0, QUICK.max_work)
 """The cost class of every bug and control, whatever the machine."""
 MOST_PROBLEMS = 300
 """Until a bug's own law must have killed it; most die within 20."""
+SEEDS = (0, 1)
+"""Of which one must do: a bug of trees with windows takes 70 to 350 problems, whatever the draws."""
 UNSEEN = frozenset({
     "append-does-not-saturate", "graph-keeps-page-indices", "keys-of-the-host", "layout-guessed",
     "second-byte-lost", "sixty-four-parts", "full-last-part",
@@ -168,7 +170,8 @@ def test_a_bug_is_killed_by_the_law_that_it_was_seeded_for(bug: SeededBug) -> No
     if bug.name in RARE:
         problem = RARE[bug.name]
     else:
-        found = found or search(implementation, law, MOST_PROBLEMS, seeds=(0,)).found
+        for seed in SEEDS:
+            found = found or search(implementation, law, MOST_PROBLEMS, seeds=(seed,)).found
         assert found, f"{law.name} finds nothing in {MOST_PROBLEMS} problems"
         problem = found[1]
     # Once more, as the engine confirms it: a fault of the second call must show again.
