@@ -45,7 +45,7 @@ FAST = Cost("fast", 1.0, QUICK.max_work)
 MOST_PROBLEMS = 300
 """Until a bug's own law must have killed it; most die within 20."""
 SEEDS = (0, 1)
-"""Of which one must do: a bug of trees with windows takes 70 to 350 problems, whatever the draws."""
+"""One of them must do: a bug of trees with windows takes 70 to 350 problems, whatever is drawn."""
 UNSEEN = frozenset({
     "append-does-not-saturate", "graph-keeps-page-indices", "keys-of-the-host", "layout-guessed",
     "second-byte-lost", "sixty-four-parts", "full-last-part",
