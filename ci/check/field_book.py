@@ -98,7 +98,7 @@ def _drawn(operation: str) -> dict[str, str]:
 
 
 def _of_models(operation: str) -> str:
-    """Return the ranges of what an eighth of the problems has from the table of models."""
+    """Return the ranges of the values that rows of the table of models have."""
     if "real" not in all_axes(operation):
         return ""
     rows = rows_of(operation)
@@ -112,7 +112,7 @@ def _of_models(operation: str) -> str:
     said = [f"{words} {_range(found)}" for words, found in ranges.items() if found]
     first, last = (f"{qk} and {vo}" for qk, vo in (dims[0], dims[-1]))
     return (
-        f"About an eighth of the problems has a row of `{TABLE}`, which other values are drawn "
+        f"At most one problem in eight has a row of `{TABLE}`, which other values are drawn "
         f"beside: {len(rows)} rows; head dims from {first} to {last}; {'; '.join(said)}."
     )
 

@@ -55,7 +55,7 @@ class Count:
 
 
 def counted(rows: Sequence[Row]) -> Count:
-    """Try each row."""
+    """Return how many rows, and how many whole families, can be stated as problems."""
     families: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         families[row["family"]].append(row)

@@ -114,9 +114,9 @@ def _in_a_buffer(slots: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 def vectors_of_one_value(subject: Subject, problem: AttentionProblem) -> Verdict:
-    """Give new keys and values whose channels are all alike, or all zero: they are as others.
+    """Check the cache after new keys and values whose channels are all alike, or all zero.
 
-    A quantiser divides by the range or the largest value of a vector, which is 0 then.
+    A quantiser divides by the range or the largest value of a vector, which may be 0 there.
     """
     if not problem.num_tokens:
         return VACUOUS

@@ -175,7 +175,10 @@ def output_buffers(subject: Subject, problem: Computing) -> Verdict:
 
 
 def _lse_views(subject: Subject, problem: AttentionProblem, dense: Result) -> Verdict:
-    """Give views as buffers for the LSE, as engines do whose LSEs are [heads, padded tokens]."""
+    """Check that the result has the same bits where the buffer for the LSE is a view.
+
+    Engines keep LSEs as [heads, padded tokens], for example.
+    """
     layouts = LSE_LAYOUTS[1:]
     layout = layouts[choose(problem.seed, "lse_layout", 0, len(layouts))]
     with subject.lse_laid_out(layout):

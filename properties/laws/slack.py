@@ -35,10 +35,10 @@ PARITY: dict[str, Callable[[Subject, Any], Verdict]] = {
 
 
 def slack_rows(subject: Subject, problem: Any) -> Verdict:  # noqa: ANN401  of the operations
-    """Leave garbage behind the batch, as engines do that pad their tensors.
+    """Check that garbage behind the rows of a batch changes nothing.
 
-    It lies behind the tensors in their memory, or, where the operation or the implementation
-    allows, mostly in rows that tensors have and the batch has not.
+    Engines pad their tensors. The garbage lies behind the tensors in memory or, in three problems
+    of four where the operation or the implementation allows it, in additional rows of the tensors.
     """
     if choose(problem.seed, "slack", 0, 4):
         if isinstance(problem, MergeProblem):
@@ -51,7 +51,7 @@ def slack_rows(subject: Subject, problem: Any) -> Verdict:  # noqa: ANN401  of t
 
 
 def _more_states(subject: Subject, problem: MergeProblem) -> Verdict:
-    """Merge more tokens than the batch has: those behind it hold garbage, and so may their out."""
+    """Check a merge of more tokens than the batch has, those behind it of garbage."""
     problem = replace(problem, strides="", context="all", lse_layout="")
     inputs = subject.materialise(problem)
     expectation = expectation_of(subject, inputs)
@@ -74,7 +74,10 @@ def _lse(seed: int) -> float:
 
 
 def _more_rows(subject: Subject, problem: AttentionProblem) -> Verdict:
-    """Give rows of queries, keys and tables that no request has; out has as many rows as q."""
+    """Check a call whose queries, keys and tables have rows that belong to no request.
+
+    Its out has as many rows as its q.
+    """
     inputs: AttentionInputs = subject.materialise(problem)
     expectation = expectation_of(subject, inputs)
     more = 1 + choose(problem.seed, "slack", 2, SLACK_ROWS)

@@ -25,9 +25,8 @@ MOST_KNOWN = 10_000
 count for each law, for memory must not grow with the length of a run."""
 DUE, LEAST_DUE = 20, 60
 """Structures judged for each value of an axis, and at all, from which on a value that none has is a
-gap. A structure counts once, whatever values of its tensors it is tried with: it is what is drawn,
-and a switch of a slow implementation, half of whose problems are long ones without it, is missed by
-chance once in a hundred times of forty structures."""
+gap. A structure is a problem without its regime and seed: it counts once, because its switches are
+drawn once. Half of those of a slow implementation are long requests, which have few switches."""
 QUANTILES = (0.0, 0.5, 0.9, 1.0)
 
 

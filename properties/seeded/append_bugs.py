@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -219,28 +220,31 @@ def append_codes_truncated(inputs: AppendInputs) -> Caches:
     return write_scaled(inputs, (k, v), scales)
 
 
-@seeded(BUGS, APPEND, "vectors_of_one_value", features=TOKENS)
-def append_scale_of_zero(inputs: AppendInputs) -> Caches:
-    """Divide a vector of zeros by its largest value, and write a scale of 0."""
-    if inputs.kv_cache_sf is None:
-        return write(inputs, *addresses(inputs), rounded(inputs))
-    scales = scales_of(inputs)
-    k, v = codes_of(inputs, scales)
-    for scale, rows in zip(scales, (inputs.k, inputs.v), strict=True):
-        scale[~rows.any(-1, keepdim=True)] = 0
-    return write_scaled(inputs, (k, v), scales)
-
-
-@seeded(BUGS, APPEND, "vectors_of_one_value", features=TOKENS)
-def append_nan_of_no_range(inputs: AppendInputs) -> Caches:
-    """Divide by the range of a vector's channels: alike ones get a scale of NaN."""
+def _with_scales(
+    inputs: AppendInputs, wrong: Callable[[torch.Tensor], torch.Tensor], scale_there: float
+) -> Caches:
+    """Append right codes, and another scale where ``wrong`` says so of the vectors."""
     if inputs.kv_cache_sf is None:
         return write(inputs, *addresses(inputs), rounded(inputs))
     scales = scales_of(inputs)
     codes = codes_of(inputs, scales)
     for scale, rows in zip(scales, (inputs.k, inputs.v), strict=True):
-        scale[rows.amax(-1, keepdim=True) == rows.amin(-1, keepdim=True)] = torch.nan
+        scale[wrong(rows)] = scale_there
     return write_scaled(inputs, codes, scales)
+
+
+@seeded(BUGS, APPEND, "vectors_of_one_value", features=TOKENS)
+def append_scale_of_zero(inputs: AppendInputs) -> Caches:
+    """Divide a vector of zeros by its largest value, and write a scale of 0."""
+    return _with_scales(inputs, lambda rows: ~rows.any(-1, keepdim=True), 0.0)
+
+
+@seeded(BUGS, APPEND, "vectors_of_one_value", features=TOKENS)
+def append_nan_of_no_range(inputs: AppendInputs) -> Caches:
+    """Divide by the range of a vector's channels: alike ones get a scale of NaN."""
+    return _with_scales(
+        inputs, lambda rows: rows.amax(-1, keepdim=True) == rows.amin(-1, keepdim=True), torch.nan
+    )
 
 
 @seeded(BUGS, APPEND, "vectors_of_one_value")

@@ -139,7 +139,7 @@ class Subject:
 
     @contextmanager
     def surrounded(self, **options: Any) -> Iterator[None]:  # noqa: ANN401  of ``materialise``
-        """Materialise with these options, where no others are given, within a with block."""
+        """Within a with block, materialise with these options unless others are given."""
         before, self._surroundings = self._surroundings, options
         try:
             yield
@@ -354,7 +354,7 @@ class Subject:
 
     @contextmanager
     def lse_laid_out(self, layout: str) -> Iterator[None]:
-        """Give buffers for the LSE that lie as one of ``LSE_LAYOUTS``, within a with block."""
+        """Within a with block, lay out buffers for the LSE as one of ``LSE_LAYOUTS``."""
         self._lse_layout = layout
         try:
             yield
