@@ -113,15 +113,15 @@ class Search:
         return short, "" if short else "its calls take too long"
 
     def wide(self) -> list[Problem]:
-        """Return the law's requests beyond windows that models have, where it is the oracle's."""
+        """Return the law's requests of many keys with windows and masks, if it is the oracle's."""
         candidate, law, which = self._runner.candidate, self._runner.law, self._options.profile.long
-        real = OPERATIONS[candidate.axes.operation].real
         compares = ANSWERS[candidate.axes.operation].law == law.name
-        if which == "none" or not (compares and self._options.longest and self._axes and real):
+        if which == "none" or not (compares and self._options.longest and self._axes):
             return []
         most = MOST_LONGER * candidate.cost.max_work
-        wide = [] if given(self._axes.values) else real.wide(self._axes)
-        return [problem for problem in wide if problem.work <= most]
+        wide = OPERATIONS[candidate.axes.operation].wide
+        found = [] if given(self._axes.values) else wide(self._axes)
+        return [problem for problem in found if problem.work <= most]
 
     def suspects(self) -> Iterator[Problem]:
         """Yield each problem that fails when it is first judged, until there were enough.

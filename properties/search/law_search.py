@@ -123,7 +123,7 @@ class LawSearch:
         return False
 
     def _look_at_wide(self) -> None:
-        """Judge the requests beyond windows that models have, until one fails."""
+        """Judge the requests beyond windows of models and with hidden tiles, until one fails."""
         for problem in self._search.wide():
             if self._stopped() or self._shrink is not None:
                 return

@@ -15,6 +15,12 @@ BEHIND_AN_EDGE = 37
 """Keys behind a multiple of every tile: the last tile of a long request is not full."""
 KEYS = {"cpu": 2**14, "cuda": 2**17}
 """Fewest keys of the longest request, by device."""
+HIDDEN_TILES = ("leading_tile", "inner_tile")
+"""Patterns of masks of the requests that hide tiles."""
+TILED_KEYS = 2**10 + BEHIND_AN_EDGE
+"""Their keys: four tiles of 256, and a last one that is not full."""
+TILE_SEEDS = (0, 1)
+"""Their seeds, which choose the tile."""
 OF_FEW_QUERIES = ("decode", "verify", "chunk")
 """Phases whose requests may have one or two queries, and any number of keys."""
 OTHER_VALUES: dict[str, tuple[Any, ...]] = {
@@ -47,17 +53,40 @@ def longest(axes: Axes, device: str = "cpu") -> tuple[AttentionProblem, ...]:
         device: ``"cpu"`` or ``"cuda"``.
     """
     axes = axes.restricted()[0]
-    phases = [each for each in OF_FEW_QUERIES if each in axes.allows("phase")]
-    verifies = [tokens for tokens in axes.allows("verify") if tokens > 0]
-    if not phases and (not verifies or 0 in axes.allows("verify")):
+    chosen = _of_few_queries(axes)
+    if chosen is None:
         return ()
-    chosen = {name: _plainest(axes, name) for name in axes.values if axes.values[name]}
-    chosen |= {"phase": phases[0] if phases else "decode"}
     first = _of_keys(axes, chosen, KEYS[device] + BEHIND_AN_EDGE)
     other = {name: each for name, values in OTHER_VALUES.items()
              for each in reversed(values) if each in axes.allows(name)}  # fmt: skip
     second = _of_keys(axes, chosen | other, KEYS[device])
     return first, replace(second, seed=LAST_KEY)
+
+
+def of_hidden_tiles(axes: Axes) -> list[AttentionProblem]:
+    """Return long requests whose masks hide a tile of 256 keys, and smaller ones, from all rows.
+
+    Requests that are drawn rarely have two such tiles. They are the same in each run.
+    """
+    axes = axes.restricted()[0]
+    if axes.operation == "append_paged_kv" or True not in axes.allows("custom_mask"):
+        return []
+    chosen = _of_few_queries(axes)
+    patterns = [each for each in HIDDEN_TILES if each in axes.allows("mask_pattern")]
+    return [] if chosen is None else [
+        replace(_of_keys(axes, {**chosen, "mask_pattern": pattern}, TILED_KEYS), seed=seed)
+        for pattern in patterns for seed in TILE_SEEDS
+    ]  # fmt: skip
+
+
+def _of_few_queries(axes: Axes) -> dict[str, Any] | None:
+    """Return the plainest values of a request of one or two queries; None if there is no such."""
+    phases = [each for each in OF_FEW_QUERIES if each in axes.allows("phase")]
+    verifies = [tokens for tokens in axes.allows("verify") if tokens > 0]
+    if not phases and (not verifies or 0 in axes.allows("verify")):
+        return None
+    chosen = {name: _plainest(axes, name) for name in axes.values if axes.values[name]}
+    return chosen | {"phase": phases[0] if phases else "decode"}
 
 
 def _of_keys(axes: Axes, chosen: Mapping[str, Any], keys: int) -> AttentionProblem:

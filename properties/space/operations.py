@@ -36,7 +36,7 @@ from .context_parallel import (
     context_parallel_example,
     context_parallel_problems,
 )
-from .longest import longest
+from .longest import longest, of_hidden_tiles
 from .moe_axes import MOE_AXES, ROUTE_AXES, moe_example, route_example
 from .moe_strategies import moe_problems, route_problems
 from .real_drawing import many_values, row_values, wide_problems
@@ -63,6 +63,15 @@ def _no_others(*_: object) -> Iterator[Problem]:
     return iter(())
 
 
+def _none_wide(axes: Axes) -> Sequence[Problem]:
+    del axes
+    return ()
+
+
+def _wide(axes: Axes) -> Sequence[Problem]:
+    return [*wide_problems(axes), *of_hidden_tiles(axes)]
+
+
 def _regimes(problem: Problem, axes: Axes) -> Sequence[str]:
     del problem
     return axes.values.get("regime", ())
@@ -77,12 +86,10 @@ class Real:
     """What to know of values that models have, see ``real_drawing``.
 
     Attributes:
-        wide: problems beyond the windows that many families have.
         many: values that many families have, with the share of problems that has each.
         values: of each row that may be drawn, by axis.
     """
 
-    wide: Callable[[Axes], Sequence[Problem]]
     many: Callable[[Axes], Mapping[tuple[str, str], float]]
     values: Callable[[Axes], Sequence[Mapping[str, Any]]]
 
@@ -110,6 +117,7 @@ class Space:
             split and whether it is slow; None where it needs none.
         longest: the very long problems of a law, of axes and a device; None where the operation
             has none.
+        wide: requests of more keys than are drawn, which show what hides many keys.
         real: what models have: the floors of a run ask for some; None where nothing is known.
     """
 
@@ -128,6 +136,7 @@ class Space:
     edges: Callable[[Any, int, int], dict[str, bool]] = _no_edges
     long: Callable[..., Axes | None] = _nothing
     longest: Callable[[Axes, str], Sequence[Problem]] | None = None
+    wide: Callable[[Axes], Sequence[Problem]] = _none_wide
     real: Real | None = None
 
 
@@ -138,7 +147,7 @@ def _attention(operation: str, axes: Mapping[str, tuple[Any, ...]], **differing:
               simpler_paged_batch, on_few_pages, exact_where_allowed,
               sizes.more_requests, sizes.more_keys, sizes.is_on_few_pages,
               lengths=sizes.lengths_of_batch, edges=sizes.edges_of_batch, long=long_axes,
-              longest=longest, real=Real(wide_problems, many_values, row_values)),
+              longest=longest, wide=_wide, real=Real(many_values, row_values)),
         **differing,
     )  # fmt: skip
 

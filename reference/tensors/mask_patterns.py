@@ -169,8 +169,10 @@ def _images(queries: int, keys: int, place: Place) -> list[tuple[int, int]]:
     count = IMAGES - place("fewer", 5) // 2
     # Short enough for all of them among the queries, where there are some.
     longest = min((6, 3, 40, 200)[place("longest", 4)], max(new // count, 2))
-    # The first lies among the queries, most others there too, or else anywhere.
-    ranges = [new if place(f"near {number}", 3) or not number else keys for number in range(count)]
+    # The first lies among the queries; others mostly too, if there is room for all, or anywhere.
+    room = new >= 3 * count
+    ranges = [new if not number or (room and place(f"near {number}", 3)) else keys
+              for number in range(count)]  # fmt: skip
     middles = sorted(
         keys - size + place(f"middle {number}", size) for number, size in enumerate(ranges)
     )

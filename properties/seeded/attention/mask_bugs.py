@@ -18,7 +18,7 @@ from ..masking import HONEST_MASKS, Masks, in_span, on_grid, same_chunk
 BUGS: list[SeededBug] = []
 Pair = tuple[torch.Tensor, torch.Tensor]
 RAGGED = "ragged_attention"
-SHORT_TILE = 16
+SHORT_TILE, WIDE_TILE = 16, 256
 """Keys of the tiles of some of these kernels."""
 Cap = Callable[[torch.Tensor], torch.Tensor]
 
@@ -86,6 +86,28 @@ def hidden_tile_counts(inputs: RaggedAttentionInputs) -> Pair:
     return assemble(inputs, one)
 
 
+@seeded(BUGS, RAGGED, "parity", features=("custom_mask",))
+def hidden_wide_tile_resets(inputs: RaggedAttentionInputs) -> Pair:
+    """Begin anew behind a tile of 256 keys that the mask hides whole: earlier keys are lost."""
+
+    def one(request: Request) -> Pair:
+        start = 0
+        if request.mask is not None:
+            seen = request.mask.any(dim=0)
+            whole = range(0, request.num_keys - WIDE_TILE + 1, WIDE_TILE)
+            start = max((at for at in whole if not seen[at : at + WIDE_TILE].any()), default=0)
+        return close(scan(request, inputs, keys=slice(start, request.num_keys)), request, inputs)
+
+    return assemble(inputs, one)
+
+
+@seeded(BUGS, RAGGED, "parity")
+def window_of_eleven_bits(inputs: RaggedAttentionInputs) -> Pair:
+    """Keep eleven bits of the window: one of 4,095 keys becomes one of 2,047."""
+    left = inputs.window_left
+    return attend(replace(inputs, window_left=left % 2**11 if left >= 0 else left))
+
+
 @seeded(BUGS, RAGGED, "parity", features=("custom_mask", "mask_by_head"))
 def mask_of_first_head(inputs: RaggedAttentionInputs) -> Pair:
     """Use the mask of the first key-value head for all."""
@@ -138,6 +160,12 @@ def stop_in_span(inputs: RaggedAttentionInputs) -> Pair:
         return in_span(position, key, longer)
 
     return _with(inputs, replace(HONEST_MASKS, spans=spans))
+
+
+@seeded(BUGS, RAGGED, "parity", features=("image_spans",))
+def first_two_spans(inputs: RaggedAttentionInputs) -> Pair:
+    """Read the first two spans of a request only."""
+    return attend(replace(inputs, spans=None if inputs.spans is None else inputs.spans[:, :2]))
 
 
 @seeded(BUGS, RAGGED, "parity", features=("chunked_attention",))

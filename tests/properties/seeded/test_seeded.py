@@ -49,6 +49,7 @@ SEEDS = (0, 1)
 UNSEEN = frozenset({
     "append-does-not-saturate", "graph-keeps-page-indices", "keys-of-the-host", "layout-guessed",
     "second-byte-lost", "sixty-four-parts", "full-last-part",
+    "window-of-eleven-bits", "hidden-wide-tile-resets", "first-two-spans",
 })  # fmt: skip
 """Bugs that no law of the profile quick kills; the profile gate is held to every one."""
 RUN_SECONDS, PATIENT = 1.0, 120.0
@@ -59,6 +60,13 @@ RARE: dict[str, Problem] = {
     # More keys than are drawn: parity has one such problem from the profile gate on.
     "sixty-four-parts": AttentionProblem(seq_lens=(2**14 + 37,)),
     "full-last-part": AttentionProblem(seq_lens=(2**14,), regime="dominant_key", seed=18),
+    # Parity has such requests from the profile gate on.
+    "window-of-eleven-bits": AttentionProblem(
+        RAGGED, query_lens=(1,), seq_lens=(4133,), causal=True, window_left=4095
+    ),
+    "hidden-wide-tile-resets": AttentionProblem(
+        RAGGED, seq_lens=(1061,), custom_mask=True, mask_pattern="inner_tile", seed=1
+    ),
     # Too much work for quick: several blocks of scales, in both directions.
     "block-scales-transposed": MoEProblem(
         hidden=136, inter=72, num_experts=4, top_k=4, quantized="fp8_block"

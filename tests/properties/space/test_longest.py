@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernelproof.properties.space.axes import Axes, all_axes
-from kernelproof.properties.space.longest import KEYS, longest
+from kernelproof.properties.space.longest import KEYS, longest, of_hidden_tiles
 from kernelproof.reference import materialise
 from kernelproof.reference.problems import MAX_SEQ_LEN
 from kernelproof.reference.tensors.inputs import RaggedAttentionInputs
@@ -46,6 +46,22 @@ def test_the_last_key_of_the_second_has_almost_all_weight() -> None:
     assert isinstance(inputs, RaggedAttentionInputs)
     weights = torch.einsum("qhd,khd->hqk", inputs.q, inputs.k).mul(inputs.sm_scale).softmax(-1)
     assert weights[..., -1].min() > 0.9
+
+
+@pytest.mark.parametrize("operation", ["paged_attention", "ragged_attention"])
+def test_long_masks_hide_a_leading_and_an_inner_tile_of_256_keys(operation: str) -> None:
+    axes = _axes(operation)
+    hidden = set()
+    for problem in of_hidden_tiles(axes):
+        mask = materialise(problem).custom_mask
+        seen = mask.view(problem.num_tokens, -1).any(dim=0)
+        assert len(seen) == problem.most_keys
+        starts = range(0, len(seen) - 255, 256)
+        hidden |= {(problem.mask_pattern, at > 0) for at in starts if not seen[at : at + 256].any()}
+    assert hidden == {("leading_tile", False), ("inner_tile", True)}
+    without = replace(axes, values={**axes.values, "custom_mask": (False,)})
+    assert not of_hidden_tiles(without)
+    assert not of_hidden_tiles(_axes("append_paged_kv"))
 
 
 def test_a_kernel_of_prefills_only_has_none() -> None:
