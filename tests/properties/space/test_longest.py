@@ -11,7 +11,7 @@ from kernelproof.properties.space.axes import Axes, all_axes
 from kernelproof.properties.space.longest import KEYS, longest, of_hidden_tiles
 from kernelproof.reference import materialise
 from kernelproof.reference.problems import MAX_SEQ_LEN
-from kernelproof.reference.tensors.inputs import RaggedAttentionInputs
+from kernelproof.reference.tensors.inputs import AttentionInputs, RaggedAttentionInputs
 
 GATE_WORK = 400_000
 
@@ -53,8 +53,10 @@ def test_long_masks_hide_a_leading_and_an_inner_tile_of_256_keys(operation: str)
     axes = _axes(operation)
     hidden = set()
     for problem in of_hidden_tiles(axes):
-        mask = materialise(problem).custom_mask
-        seen = mask.view(problem.num_tokens, -1).any(dim=0)
+        inputs = materialise(problem)
+        assert isinstance(inputs, AttentionInputs)
+        assert inputs.custom_mask is not None
+        seen = inputs.custom_mask.view(problem.num_tokens, -1).any(dim=0)
         assert len(seen) == problem.most_keys
         starts = range(0, len(seen) - 255, 256)
         hidden |= {(problem.mask_pattern, at > 0) for at in starts if not seen[at : at + 256].any()}
