@@ -32,7 +32,7 @@ from .attention_axes import (
 )
 from .axis_values import Axes
 from .given_lengths import given
-from .real_drawing import heads_of, mask_of, page_of, real_rows, row_of
+from .real_drawing import affords, heads_of, mask_of, page_of, real_rows, row_of
 from .strategy_helpers import LARGEST_SEED, features, one_of, sampled
 
 REQUESTS = (1, 2, 3, 4, 6, 1, 2, 3, 4, 6, 2, 0)
@@ -144,8 +144,10 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
     wanted = given(axes.values).get("seq_lens", ())
     if least or wanted:
         keys, square = max(keys, least, *wanted), False
+    # The page of a row stays, its heads may be too dear for two such pages.
+    real = real if real is None or affords(axes, real, least) else None
     heads = draw(_heads(axes, keys, square=square))
-    heads = heads_of(axes, real, heads)
+    heads = heads_of(axes, real, heads, least)
     requests = REQUESTS if keys == KEYS_TO_AFFORD[0] else REQUESTS[: 1 if axes.edges else 3]
     most = max(1, axes.max_work // (max(KEYS_TO_AFFORD[0], least) * _work_of_a_key(heads)))
     if axes.max_heads:

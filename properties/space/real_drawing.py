@@ -99,10 +99,20 @@ def _fitting(
             if name in values
         )
         alone = len(groups) == 1 and group not in groups and operation != "append_paged_kv"
-        least = real.kv_heads[0] * sum(real.head_dims[:2]) * (group + 8)
-        if fits and not alone and LEAST_KEYS * least <= work and not 0 < heads < group:
+        affordable = LEAST_KEYS * _work_of_a_key(real) <= work
+        if fits and not alone and affordable and not 0 < heads < group:
             found.append(number)
     return tuple(found)
+
+
+def _work_of_a_key(real: Real) -> int:
+    """Count the work of a key of a decode on the fewest heads of a row."""
+    return real.kv_heads[0] * sum(real.head_dims[:2]) * (real.groups[0] + 8)
+
+
+def affords(axes: Axes, real: Real, keys: int) -> bool:
+    """Whether a decode of this many keys is within the work on the fewest heads of a row."""
+    return keys * _work_of_a_key(real) <= axes.max_work
 
 
 def page_of(axes: Axes, real: Real | None) -> int:
@@ -110,15 +120,19 @@ def page_of(axes: Axes, real: Real | None) -> int:
     return real.page_size if real is not None and axes.operation != "ragged_attention" else 0
 
 
-def heads_of(axes: Axes, real: Real | None, drawn: dict[str, Any]) -> dict[str, Any]:
-    """Return head dims and head counts of a row: as many heads as were drawn, if it has them."""
+def heads_of(axes: Axes, real: Real | None, drawn: dict[str, Any], keys: int = 0) -> dict[str, Any]:
+    """Return head dims and head counts of a row: as many heads as were drawn, if it has them.
+
+    A request of this many keys is within the work, or has the fewest heads.
+    """
     if real is None:
         return drawn
+    keys = max(LEAST_KEYS, keys)
     fields = real.problem_fields(axes.operation)
     channels = fields["head_dim_qk"] + fields["head_dim_vo"]
 
     def most(name: str, values: tuple[int, ...], each: int, heads: int) -> int:
-        affordable = axes.max_work // (LEAST_KEYS * each)
+        affordable = axes.max_work // (keys * each)
         few = axes.max_heads // heads if axes.max_heads else drawn[name]
         fewer = [n for n in values if n <= min(drawn[name], affordable, few)]
         return max(fewer, default=values[0])

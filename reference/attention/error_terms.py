@@ -26,6 +26,10 @@ with a failure probability below 2 exp(-LAMBDA^2 / 2): Higham & Mary, SIAM J. Sc
     to the next, all go the same way. Where c keys of a request are equal, as when a block table
     names a page twice, n(S) is min(S, LAMBDA sqrt(c S)).
 
+    Nor are those of addends that are small beside the sum: one below u of it is lost, each time.
+    Where one key has almost all weight, t others have a weight above 0 and of at most FEW u, and
+    n(S) is t more: none of them is off by more than u.
+
     Where w > 1, or a d_j is beyond exp's reach, the errors may reorder the keys, and no expansion
     holds: a key of no weight may get all of it. No weight is above
     Q_j = min(1, P_j exp(d_j + max d)), and O is moved by at most sum P'_j |V_j - O|, that is by
@@ -120,6 +124,8 @@ EXP = 8.0
 """Error of the exponential and of rescaling by a new maximum, in units of u (ex2.approx: 2 ulp)."""
 SUM = 8.0
 """Divisions, v_scale, rescaling of the accumulator: roundings that do not grow with S."""
+FEW = 16.0
+"""Units of roundoff below which addends of a sum are rounded alike, or lost; see 2."""
 LSE = 4.0
 """Roundings of the normaliser: logarithm, base change, addition of m, storage."""
 VARIANCE_FLOOR = 2.0**-40
@@ -245,7 +251,10 @@ def block_bounds(
     )
     key_norms = _key_norms(weights)
     confidence = LAMBDA * most_equal_keys(key_norms).view(-1, 1, 1, 1).to(out.dtype).sqrt_()
-    grown = torch.minimum(keys, confidence * most_share)
+    probabilities = weights.probabilities
+    # Of few keys, the sum's bound is the worst case.
+    small = _small_weights(probabilities, u) if max(num_keys, default=0) > LAMBDA**2 else 0.0
+    grown = torch.minimum(keys, confidence * most_share + small)
     sums = (2 * grown + SUM) * u + grown * roundings.products + parts
     lse_sums = (grown + SUM) * u + (roundings.probabilities if roundings.sums_rounded else 0.0)
     of_products = roundings.of_products
@@ -254,7 +263,6 @@ def block_bounds(
     sees_nothing = torch.isneginf(weights.lse)
     lse, out_size = weights.lse.masked_fill(sees_nothing, 0.0), out.abs()
     largest = weights.largest.abs() + 2 * weights.farthest
-    probabilities = weights.probabilities
     v_squared = options.scratch.take("v_squared", tuple(v.shape), v.dtype, v.device)
     torch.mul(v, v, out=v_squared)
     # One product for sum P V^2 and sum P^2 V^2: both read V^2, which dominates a decode.
@@ -295,6 +303,12 @@ def block_bounds(
     lse_bound = torch.add(lse_sums, lse_moved + by_products.lse).add_(largest, alpha=LSE * u)
     lse_bound.add_(lse.abs(), alpha=LSE * u + UNIT_ROUNDOFF["float32"])
     return out_bound.masked_fill_(sees_nothing, 0.0), lse_bound.masked_fill_(sees_nothing, 0.0)
+
+
+def _small_weights(probabilities: torch.Tensor, u: float) -> torch.Tensor:
+    """Count the keys [N, K, R, 1] of a small weight, but of some: t of 2."""
+    small = (probabilities <= FEW * u).logical_and_(probabilities > 0)
+    return small.sum(dim=-1, keepdim=True)
 
 
 def _largest_factor(

@@ -557,6 +557,26 @@ def test_keys_in_reach_of_the_logits_errors_may_change_places() -> None:
     assert exact_products.lse.item() < gap
 
 
+def test_keys_that_a_sum_of_float32_loses_one_by_one_are_within_it() -> None:
+    # exp(-18) is less than half a unit in the last place of 1: a sum that begins with the first
+    # key stays what it is, and what it loses grows with the number of keys, not with its root.
+    num_keys, logit = 65_536, 18.0
+    k = torch.zeros(num_keys, 1, 4)
+    k[:, 0, 1] = torch.arange(num_keys) / 1024.0  # no two keys are equal
+    k[0, 0, 0] = logit
+    v = torch.ones(num_keys, 1, 4)
+    v[0] = 0.5
+    rows = Rows(torch.tensor([[[1.0, 0.0, 0.0, 0.0]]]), k, v, {"sm_scale": 1.0})
+    expected, bound = rows.exact(), rows.bound()
+    sum_of_float32 = torch.tensor(1.0)
+    for _ in range(64):
+        sum_of_float32 = sum_of_float32 + math.exp(-logit)
+    assert sum_of_float32 == 1
+    assert bool(((logit - expected.lse).abs() <= bound.lse).all())
+    assert bool(((0.5 - expected.out).abs() <= bound.out).all())
+    assert float(bound.lse.max()) < num_keys * 2.0**-23
+
+
 def test_it_is_zero_where_a_row_sees_nothing() -> None:
     rows = make_rows(5, 3)
     bound = rows.bound(Arithmetic(probabilities="bfloat16"))
