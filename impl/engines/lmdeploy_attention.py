@@ -30,6 +30,8 @@ def _refusal(problem: AttentionProblem, file: str, target: Target) -> Refusal | 
         (not problem.kv_cache and (problem.k_scale != 1 or problem.v_scale != 1),
          "scales belong to FP8 caches"),
         (problem.scale < 0, "the largest logit is taken before the scale"),
+        (target.device != "cpu" and problem.dtype == "float32",
+         "its blocks are made for 16 bits: a GPU's shared memory has no room for float32"),
     ):  # fmt: skip
         if holds:
             return why

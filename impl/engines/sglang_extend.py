@@ -57,6 +57,8 @@ def _kernels(problem: AttentionProblem) -> list[AttentionProblem]:
     arithmetic=Arithmetic(probabilities="inputs", operands="tfloat32", tanh="sigmoid"),
     compile_key=_compile_key,
     kernels=_kernels,
+    # A tile that the window cuts is read whole. SGLang leaves pages behind it out of the indices.
+    hidden_keys="finite",
     tile=64,  # 128 on SM80, SM89 and SM120, 32 with head dims above 128 in the interpreter
 )
 def extend(inputs: PagedAttentionInputs) -> sglang.Pair:

@@ -98,6 +98,8 @@ def _by_descriptors(
     """Add to what is refused what tensor descriptors do not take."""
 
     def supports_descriptors(problem: AttentionProblem, target: Target) -> Any:  # noqa: ANN401
+        if problem.empty_batch:
+            return "engines make no call without a token"
         # The kernel asserts that a page has whole tiles.
         if problem.page_size < LEAST_TILE or problem.page_size % min(tile, problem.page_size):
             return f"a descriptor reads {LEAST_TILE} keys or {tile} of a page that has whole tiles"

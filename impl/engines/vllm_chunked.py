@@ -26,7 +26,7 @@ FILE = (f"vllm.v1.attention.{NAME}", f"vllm.attention.{NAME}")
 PART = 16
 """Bytes of a key's channels that lie side by side, and the least keys of a page."""
 COLUMNS = 128
-"""Columns behind a request's pages: the kernel reads whole tiles of a table."""
+"""Fewest columns behind a request's pages: the kernel reads whole tiles of a table."""
 
 
 def _supports(problem: AttentionProblem, target: Target) -> Refusal | str | bool:
@@ -72,7 +72,9 @@ def attend(inputs: PagedAttentionInputs) -> tuple[torch.Tensor | None, None]:
     k, v = (by_slots(each, inputs.kv_layout) for each in (inputs.k_cache, inputs.v_cache))
     new = [_new_rows(inputs, each) for each in (k, v)]
     part = PART // k.element_size()
-    table = torch.nn.functional.pad(inputs.block_table, (0, COLUMNS), value=-1)
+    # Of a width that is a multiple of 16, always: Triton compiles for others again.
+    spare = COLUMNS + -inputs.block_table.shape[1] % COLUMNS
+    table = torch.nn.functional.pad(inputs.block_table, (0, spare), value=-1)
     one = inputs.q.new_ones(1, dtype=torch.float32)
     with load(FILE, stubs) as kernels, scalars_as_bounds(inputs.q):
         run = kernels.chunked_prefill_paged_decode

@@ -492,7 +492,9 @@ def _request(
     if phase == "prefill":
         return seq_len, seq_len
     if phase == "surplus":
-        return seq_len + draw(st.integers(1, MOST_SURPLUS)), seq_len
+        tokens = int(work / (8 * kv_heads * group * channels))  # see ``AttentionProblem.work``
+        more = min(MOST_SURPLUS, max(1, tokens - seq_len))
+        return seq_len + draw(st.integers(1, more)), seq_len
     largest = max(1, int(work / (kv_heads * group * channels * max(seq_len, 1))))
     some = st.integers(1, min(largest, seq_len))
     return min(seq_len, draw(_beyond(seq_len, axes.edges) if square else some)), seq_len

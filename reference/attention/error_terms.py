@@ -56,7 +56,9 @@ with a failure probability below 2 exp(-LAMBDA^2 / 2): Higham & Mary, SIAM J. Sc
 6.  tanh.approx of a soft cap c adds TANH |s_j| to d_j. Taken as 2 / (1 + exp(-2 x)) - 1, which
     cancels where x is small, it adds SIGMOID u c: of h = 1 / (1 + exp(-y)), the exponential's
     (EXP + |y|) u enters with h (1 - h), at most 1/4 and 0.23 with |y|, the sum and the division
-    with u each; twice that and the difference make (EXP / 2 + 5.5) u.
+    with u each; twice that and the difference make (EXP / 2 + 5.5) u. A compiler may take such a
+    logit twice, for the row sum and for the second product, and contract one of them otherwise
+    (Triton does): then it does not cancel in the quotient, and O moves by SIGMOID u c A more.
 
 7.  Where FP8 operands are multiplied in fixed point, each addend of a dot product loses at most
     FIXED_POINT of the largest one, which is at most max|q_i| max|k_ji| or a sum on the way to s_j:
@@ -283,6 +285,8 @@ def block_bounds(
     else:
         weighted = (probabilities @ v_squared).sqrt_()
         error = sums * weighted
+    if options.logits_soft_cap and roundings.tanh_absolute:
+        error.add_(weighted, alpha=roundings.tanh_absolute * options.logits_soft_cap)
     variance = weighted.square().mul_(1 + VARIANCE_FLOOR).addcmul_(out, out, value=-1)
     moved = variance.clamp_(min=0.0).sqrt_().mul_(errors.deviation).mul_(2)
     lse_moved = 2 * errors.mean

@@ -412,6 +412,11 @@ class AttentionProblem(BaseProblem):
         return self.num_qo_heads * self.head_dim_vo
 
     @property
+    def kv_row_size(self) -> int:
+        """Elements of the values of a key, those of all key-value heads."""
+        return self.num_kv_heads * self.head_dim_vo
+
+    @property
     def empty_requests(self) -> bool:
         """Whether some request that has queries has no keys."""
         return any(t and not s for t, s in zip(self.query_lens, self.seq_lens, strict=True))
