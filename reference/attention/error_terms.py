@@ -258,6 +258,7 @@ def block_bounds(
     small = _small_weights(probabilities, u) if max(num_keys, default=0) > LAMBDA**2 else 0.0
     grown = torch.minimum(keys, confidence * most_share + small)
     sums = (2 * grown + SUM) * u + grown * roundings.products + parts
+    sums += roundings.tanh_absolute * options.logits_soft_cap  # see the end of 6.
     lse_sums = (grown + SUM) * u + (roundings.probabilities if roundings.sums_rounded else 0.0)
     of_products = roundings.of_products
     rounded = rounded_products(weights, _scale(weights, options), options.k_scale, of_products)
@@ -285,8 +286,6 @@ def block_bounds(
     else:
         weighted = (probabilities @ v_squared).sqrt_()
         error = sums * weighted
-    if options.logits_soft_cap and roundings.tanh_absolute:
-        error.add_(weighted, alpha=roundings.tanh_absolute * options.logits_soft_cap)
     variance = weighted.square().mul_(1 + VARIANCE_FLOOR).addcmul_(out, out, value=-1)
     moved = variance.clamp_(min=0.0).sqrt_().mul_(errors.deviation).mul_(2)
     lse_moved = 2 * errors.mean
