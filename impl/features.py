@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..reference import AttentionProblem, MergeProblem, MoEProblem, Problem
+from ..reference import AttentionProblem, MergeProblem, MoEProblem, Problem, RouteProblem
 from ..reference.formats.cache_elements import CACHE_FEATURES, SCALE_LAYOUTS
 from ..reference.moe.weights import WEIGHT_FORMATS
 from ..reference.problems.cache_names import layout_of
@@ -20,6 +20,15 @@ MOE_FEATURES = (
     "strided_hidden",
 )
 """Those of ``moe`` that are drawn only where named."""
+ROUTE_FEATURES = (
+    "renormalise_floor",
+    "expert_scales",
+    "best_of_each_group",
+    "joint_shared_experts",
+    "hash_routing",
+    "sparsemixer",
+)
+"""Those of ``route``, which are drawn only where named."""
 FLAGS = (
     "custom_mask", "per_head_scales", "different_kv_strides", "alibi", "causal_by_request",
     "mask_by_head",
@@ -63,6 +72,7 @@ FEATURES = (
     CONTEXT,
     LSE_VIEWS,
     INF_MARKS,
+    *ROUTE_FEATURES,
     *MOE_FEATURES,
     "nondeterministic",
     "phases",
@@ -101,8 +111,13 @@ key-value head, [kv_heads, sum of T_i * S_i]; ``image_spans``: ``inputs.spans``;
 ``different_state_strides`` give ``inputs.states``, each with strides of its own, and
 ``context_tokens`` is ``inputs.context_tokens``; ``lse_views``: lses are views of [states, heads,
 tokens], or of wider rows; ``inf_marks_empty``: an lse of inf, too, is that of a state of no keys,
-as FlashAttention 2 gives it. Of ``moe``: ``expert_parallel`` is an offset, ids
-of other ranks, and -1; ``fp8_weights``, ``nvfp4_weights`` and ``mxfp4_weights`` give a
+as FlashAttention 2 gives it. Of ``route``: ``renormalise_floor`` is an
+``inputs.renormalise_floor`` other than 1e-20, ``expert_scales`` and ``best_of_each_group`` are
+inputs of these names; ``joint_shared_experts``: an ``inputs.shared_experts``, mostly with a
+``renormalise_floor`` of 0; ``hash_routing``: ``inputs.expert_table`` and ``inputs.input_ids``;
+``sparsemixer``: an ``inputs.method`` of that name, and ``inputs.jitter``. Of ``moe``:
+``expert_parallel`` is an offset, ids of other ranks, and -1; ``fp8_weights``, ``nvfp4_weights``
+and ``mxfp4_weights`` give a
 QuantizedMatrix for weights, and ``quantized_hidden`` for hidden states too; ``swiglu_parameters``
 are alpha, beta and limit other than the activation's own, numbers or tensors.
 
@@ -131,6 +146,8 @@ def drawn_features(problem: Problem) -> list[str]:
         return _of_attention(problem)
     if isinstance(problem, MoEProblem):
         return _of_experts(problem)
+    if isinstance(problem, RouteProblem):
+        return _of_routing(problem)
     if isinstance(problem, MergeProblem):
         strides = [STATES[problem.strides]] if problem.strides else []
         lses = [LSE_VIEWS] if problem.lse_layout else []
@@ -154,6 +171,18 @@ def _of_attention(problem: AttentionProblem) -> list[str]:
     layout = SCALE_LAYOUTS[layout_of(problem.kv_cache)]
     cache = [problem.cache_entry.feature, layout.feature, "fp8_q" if problem.q_dtype else ""]
     return [*found, *filter(None, cache)]
+
+
+def _of_routing(problem: RouteProblem) -> list[str]:
+    needs = (
+        problem.renormalise_floor != problem.usual_floor,
+        problem.expert_scales,
+        problem.best_of_each_group,
+        problem.shared_experts > 0,
+        problem.hash_vocabulary > 0,
+        problem.method == "sparsemixer",
+    )
+    return [name for name, needed in zip(ROUTE_FEATURES, needs, strict=True) if needed]
 
 
 def _of_experts(problem: MoEProblem) -> list[str]:

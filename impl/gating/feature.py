@@ -92,6 +92,7 @@ ROUTINGS = (
     "minimax2",
     "topk_sigmoid",
     "deepseek_v4",
+    "sparsemixer",
 )
 CHOICES: dict[str, tuple[str, ...]] = {
     "operation": OPERATIONS,

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from ...reference.tensors.moe_inputs import MoEInputs, RouteInputs
-from ..features import MOE_FEATURES
+from ..features import MOE_FEATURES, ROUTE_FEATURES
 from ..protocol import implementation
 from .moe_weights import expert_weights, hidden_states
 
@@ -47,7 +47,12 @@ def scores_of(method: str, logits: torch.Tensor) -> torch.Tensor:
 
 def choose(inputs: RouteInputs, scores: torch.Tensor) -> torch.Tensor:
     """Return the experts [tokens, top_k] of the best scores and groups; ties in any order."""
-    ranking = scores if inputs.bias is None else scores + inputs.bias
+    if inputs.expert_table is not None and inputs.input_ids is not None:
+        return inputs.expert_table[inputs.input_ids].long()
+    ranking = scores[:, : scores.shape[1] - inputs.shared_experts]
+    ranking = ranking if inputs.bias is None else ranking + inputs.bias
+    if inputs.best_of_each_group:
+        return best_of_each(ranking, inputs.num_groups or 1, inputs.top_k)
     if inputs.num_groups and inputs.topk_groups:
         groups = ranking.unflatten(1, (inputs.num_groups, -1))
         two = inputs.method == "deepseek_v3" or inputs.bias is not None
@@ -60,22 +65,55 @@ def choose(inputs: RouteInputs, scores: torch.Tensor) -> torch.Tensor:
 
 
 def weigh(inputs: RouteInputs, scores: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Return the weights [tokens, top_k] of chosen experts."""
+    """Return the weights [tokens, slots] of chosen experts."""
     weights = scores.gather(1, ids)
     if inputs.method in RENORMALISED:
-        weights = weights / (weights.sum(dim=1, keepdim=True) + 1e-20)
+        weights = weights / (weights.sum(dim=1, keepdim=True) + inputs.renormalise_floor)
     elif inputs.method == "renormalize":
         weights = torch.softmax(weights, dim=1)
     elif inputs.method in ("llama4", "topk_sigmoid"):
         weights = torch.sigmoid(weights)
+    elif inputs.method == "sparsemixer":
+        weights = one_after_another(scores, ids, inputs.jitter)
+    if inputs.expert_scales is not None:
+        weights = weights * inputs.expert_scales[ids]
     return weights * inputs.scaling_factor
 
 
-@implementation("route", name="torch-route")
+def best_of_each(ranking: torch.Tensor, groups: int, top_k: int) -> torch.Tensor:
+    """Return the experts [tokens, top_k], the same number from each group."""
+    parts = ranking.chunk(groups, dim=1)
+    found = [part.topk(top_k // groups, dim=1).indices for part in parts]
+    size = parts[0].shape[1]
+    return torch.cat([number * size + each for number, each in enumerate(found)], dim=1)
+
+
+def one_after_another(logits: torch.Tensor, ids: torch.Tensor, jitter: float) -> torch.Tensor:
+    """Return sparsemixer's weights of the best, and of the best of the others."""
+    weights, left = [], logits
+    for taken in ids.split(1, dim=1):
+        best = left.gather(1, taken)
+        far = (best - logits) / torch.maximum(logits.abs(), best) > 2 * jitter
+        near = left.masked_fill(far, -math.inf)
+        weights.append(torch.softmax(near, dim=1).gather(1, taken))
+        left = left.scatter(1, taken, -math.inf)
+    return torch.cat(weights, dim=1)
+
+
+def with_shared(inputs: RouteInputs, ids: torch.Tensor) -> torch.Tensor:
+    """Return ids with those of the shared experts behind them."""
+    if not inputs.shared_experts:
+        return ids
+    experts = inputs.logits.shape[1]
+    shared = torch.arange(experts - inputs.shared_experts, experts, device=ids.device)
+    return torch.cat([ids, shared.expand(len(ids), -1)], dim=1)
+
+
+@implementation("route", name="torch-route", features=ROUTE_FEATURES)
 def route(inputs: RouteInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Score in float32, take the best with torch.topk, and weigh them."""
     scores = scores_of(inputs.method, inputs.logits.float())
-    ids = choose(inputs, scores)
+    ids = with_shared(inputs, choose(inputs, scores))
     return ids.to(torch.int32), weigh(inputs, scores, ids)
 
 

@@ -132,12 +132,12 @@ def _routes_contained(subject: Subject, problem: RouteProblem) -> Verdict:
     assert ids is not None  # noqa: S101  of route there are always both
     chosen: list[int] = ids[token].tolist()
     # Experts sort the slots by these numbers: one outside is a write outside.
-    if min(chosen) < 0 or max(chosen) >= problem.num_experts:
+    if min(chosen) < 0 or max(chosen) >= inputs.logits.shape[1]:
         return fail("shape", f"{said}: it has ids that are no expert's: {chosen}")
     if len(set(chosen)) < len(chosen):
         return fail("shape", f"{said}: it has an expert twice: {chosen}")
     others = others.to(ids.device)
-    rows = replace(inputs, logits=inputs.logits[others])
+    rows = inputs.of_tokens(others)
     pairs = [(each[0][others], each[1][others]) for each in (first, second) if each[1] is not None]
     return _said(agree_routes(subject.implementation, rows, *pairs), said)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -32,6 +33,10 @@ LEAST_LOGIT = {"exponential": -30.0, "tanh": -11.0}
 arithmetic loses: 0.5 tanh(x / 2) + 0.5 is a multiple of 2**-25 there, so that below -18 it is 0."""
 
 
+LARGEST_FLOOR, NO_FLOOR = 2.0**-10, 2.0**-126
+"""Above the first no sum of scores is far above the floor; below the second it may be flushed."""
+
+
 def parity(subject: Subject, problem: RouteProblem) -> Verdict:
     """Check that no better expert was left out, and the weights of those that were taken."""
     inputs = subject.materialise(problem)
@@ -47,7 +52,8 @@ def invariants(subject: Subject, problem: RouteProblem) -> Verdict:
         return PASS
     wide = ids.long()
     ordered = wide.sort(dim=1).values
-    outside = (ordered[:, 0] < 0) | (ordered[:, -1] >= problem.num_experts)
+    columns = problem.num_experts + problem.shared_experts
+    outside = (ordered[:, 0] < 0) | (ordered[:, -1] >= columns)
     twice = (ordered[:, 1:] == ordered[:, :-1]).any(dim=1)
     group = wide // (problem.num_experts // problem.num_groups)
     used = torch.zeros((len(wide), problem.num_groups), device=wide.device)
@@ -55,18 +61,31 @@ def invariants(subject: Subject, problem: RouteProblem) -> Verdict:
     scattered = used.sum(dim=1) > problem.topk_groups
     if problem.masked_groups == "zero":
         scattered[:] = False  # a negative score is below that of an expert of a masked group
+    known = wide.clamp(0, columns - 1)
+    least = _least_logit(problem, subject.implementation.arithmetic.sigmoid)
+    something = (inputs.logits.double().gather(1, known) > least).any(dim=1)
+    how = METHODS[problem.method]
+    # Without a floor a sum of scores that are all 0 in float32 makes NaN.
+    no_floor = how.weight == "renormalize" and problem.renormalise_floor < NO_FLOOR
+    lost = ~something & no_floor
     for wrong, said in (
         (outside, "has ids that are no expert's"),
         (twice, "has an expert twice"),
         (scattered, f"has experts of more than {problem.topk_groups} groups"),
-        (~weights.isfinite().all(dim=1), "has weights that are not finite"),
+        (~weights.isfinite().all(dim=1) & ~lost, "has weights that are not finite"),
     ):
         if bool(wrong.any()):
             token = int(wrong.nonzero()[0])
             return fail("shape", f"token {token} {said}: {ids[token].tolist()}")
-    least = LEAST_LOGIT[subject.implementation.arithmetic.sigmoid]
-    something = (inputs.logits.double().gather(1, wide) > least).any(dim=1)
     return _sums(problem, weights, something)
+
+
+def _least_logit(problem: RouteProblem, sigmoid: str) -> float:
+    """Return the least logit whose score is far above the floor of the sum, and above errors."""
+    floor = problem.renormalise_floor
+    if floor > LARGEST_FLOOR:
+        return math.inf
+    return max(LEAST_LOGIT[sigmoid], math.log(floor / LARGEST_FLOOR) if floor else -math.inf)
 
 
 def _sums(problem: RouteProblem, weights: torch.Tensor, something: torch.Tensor) -> Verdict:
@@ -77,6 +96,8 @@ def _sums(problem: RouteProblem, weights: torch.Tensor, something: torch.Tensor)
     """
     how = METHODS[problem.method]
     if how.weight not in ("renormalize", "softmax") or how.score == "softmax":
+        return PASS
+    if problem.expert_scales:
         return PASS
     total = weights.double().sum(dim=1) / problem.scaling_factor
     something = something | (how.weight == "softmax")
@@ -96,7 +117,7 @@ def token_order(subject: Subject, problem: RouteProblem) -> Verdict:
     inputs = subject.materialise(problem)
     weights, ids = _routed(subject, problem, inputs)
     order = order.to(ids.device)
-    other = replace(inputs, logits=inputs.logits[order])
+    other = inputs.of_tokens(order)
     second = _routed(subject, problem, other)
     return agree_routes(subject.implementation, other, (weights[order], ids[order]), second)
 
@@ -114,14 +135,18 @@ def expert_order(subject: Subject, problem: RouteProblem) -> Verdict:
     order = order.to(ids.device)
     places = torch.empty_like(order)
     places[order] = torch.arange(problem.num_experts, device=order.device)
-    bias = inputs.bias
+    bias, scales, table = inputs.bias, inputs.expert_scales, inputs.expert_table
+    columns = inputs.logits.shape[1]
+    shared = torch.arange(problem.num_experts, columns, device=order.device)
     other = replace(
         inputs,
-        logits=inputs.logits[:, order].contiguous(),
+        logits=inputs.logits[:, torch.cat([order, shared])].contiguous(),
         bias=None if bias is None else bias[order],
+        expert_scales=None if scales is None else scales[order],
+        expert_table=None if table is None else places[table.long()].to(table.dtype),
     )
     second = _routed(subject, problem, other)
-    moved = places[ids.long().clamp(0, problem.num_experts - 1)].to(ids.dtype)
+    moved = torch.cat([places, shared])[ids.long().clamp(0, columns - 1)].to(ids.dtype)
     return agree_routes(subject.implementation, other, (weights, moved), second)
 
 
@@ -144,9 +169,10 @@ def monotone(subject: Subject, problem: RouteProblem) -> Verdict:
     """Raise the logit of an expert that a token goes to: it still goes there."""
     inputs = subject.materialise(problem)
     _, ids = _routed(subject, problem, inputs)
-    if not problem.num_tokens or not bool(((ids >= 0) & (ids < problem.num_experts)).all()):
+    columns = inputs.logits.shape[1]
+    if not problem.num_tokens or not bool(((ids >= 0) & (ids < columns)).all()):
         return VACUOUS
-    last = ids[:, -1:].long()
+    last = ids[:, problem.top_k - 1 : problem.top_k].long()
     raised = inputs.logits.scatter_add(1, last, torch.full_like(last, 1).to(inputs.logits) * RAISED)
     other = replace(inputs, logits=raised)
     again = _routed(subject, problem, other)

@@ -46,7 +46,7 @@ from .moe import bugs as moe_bugs
 from .moe import honest as moe_honest
 from .moe import process_bugs as moe_process_bugs
 from .moe import quantised_bugs as moe_quantised_bugs
-from .moe import routing_bugs, sorting_bugs
+from .moe import routing_bugs, rule_bugs, sorting_bugs
 from .moe import stateful_bugs as moe_stateful_bugs
 
 BUGS: tuple[SeededBug, ...] = (
@@ -82,6 +82,7 @@ BUGS: tuple[SeededBug, ...] = (
     *moe_quantised_bugs.BUGS,
     *moe_stateful_bugs.BUGS,
     *routing_bugs.BUGS,
+    *rule_bugs.BUGS,
 )
 """Wrong answers: each must be killed by at least one law."""
 PROCESS_CONTROLS: tuple[SeededBug, ...] = (

@@ -18,6 +18,7 @@ from ...reference.formats.cache_elements import FP8
 from .attention_axes import PHASES, head_fields
 from .axis_values import FIELDS, Axes
 from .given_lengths import LENGTHS, with_lengths, without_lengths
+from .moe_axes import ROUTE_RULES
 from .operations import OPERATIONS
 from .real_values import rows_of
 
@@ -45,9 +46,12 @@ FEW = {"group_size": 2}
 OF_QUANTISED = {"num_experts": (8, 256)}
 """Values of a limit that are tried with quantised weights: such kernels are made for models, and
 each of these limits is tried with every quantisation."""
+OF_RULES = (2, 16, 128)
+"""Numbers of experts that are tried with each rule of single families, for kernels that have no
+routing but theirs."""
 OF_ONE_SHAPE = {"page_size": (16, 64), "caches": (("", ""), (FP8[0], ""))}
 """Values that are tried with each group size, for kernels that are made for one model's heads."""
-OPTIONAL = ("head_dims", "caches", "quantisation")
+OPTIONAL = ("head_dims", "caches", "quantisation", *ROUTE_RULES)
 """Axes with values that some kernels do not name the feature of, whatever the others are."""
 
 
@@ -213,6 +217,9 @@ def _starts(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
     tried = [axes[name][: FEW.get(name)] for name in limits]
     found = [dict(zip(limits, limit, strict=True)) for limit in itertools.product(*tried)]
     yield from found
+    of_models = [each for each in found if each.get("num_experts") in OF_RULES]
+    for rule in (name for name in ROUTE_RULES if name in axes):
+        yield from ({**start, rule: value} for value in axes[rule][1:] for start in of_models)
     shapes = [start for start in found if start.get("page_size") in OF_ONE_SHAPE["page_size"]]
     found = [start for start in found if start.get("group_size", 1) == 1]
     caches = [pair for pair in axes.get("caches", ())[1:] if pair != IN_FP8]

@@ -7,6 +7,8 @@ from typing import Any
 
 from ...reference import METHODS, MoEProblem, RouteProblem
 from ...reference.moe.activations import ACTIVATIONS
+from ...reference.moe.routing_methods import RENORMALISE_FLOOR
+from ...reference.moe.routing_rules import JITTER, JOINT
 from ...reference.problems.base import DTYPES
 from ...reference.problems.moe import (
     ASSIGNMENTS,
@@ -64,7 +66,15 @@ ROUTE_AXES: dict[str, tuple[Any, ...]] = {
     "scaling_factor": (1.0, 2.5, 0.5),
     "masked_groups": ("-inf", "zero"),
     "regime": ROUTE_REGIMES,
+    "renormalise_floor": (RENORMALISE_FLOOR, 1e-6, 0.0, 1e-3, 1e-9),
+    "expert_scales": (False, True),
+    "best_of_each_group": (False, True),
+    "shared_experts": (0, 1, 2),
+    "hash_vocabulary": (0, 97, 1000, 129_280),
+    "jitter": (JITTER, 0.1, 0.5, 0.0),
 }
+ROUTE_RULES = tuple(ROUTE_AXES)[-6:]
+"""Axes of rules that single families of models have, which kernels opt into by features."""
 MOE_AXES: dict[str, tuple[Any, ...]] = {
     "num_tokens": NUM_TOKENS,
     "sizes": SIZES,
@@ -89,13 +99,57 @@ def route_example(chosen: Mapping[str, Any]) -> RouteProblem:
     """Return the simplest routing problem with these values."""
     fields = dict(chosen)
     groups, of_groups = fields.pop("groups")
+    if fields["best_of_each_group"]:
+        groups = of_groups = max(2, groups)
     if groups > 1 and METHODS[fields["method"]].score == "logit":
         fields["method"] = "deepseek_v3"
+    fields |= fitting_rules(fields)
+    alone = fields["shared_experts"] or fields["hash_vocabulary"]
+    if alone or METHODS[fields["method"]].score == "logit":
+        groups = of_groups = 1
+    if fields["best_of_each_group"] and fields["top_k"] % groups:
+        fields["top_k"] *= groups
     if fields["num_experts"] % groups:
         fields["num_experts"] = 4 * groups
     if fields["top_k"] > of_groups * (fields["num_experts"] // groups):
         fields["num_experts"] = groups * fields["top_k"]
     return RouteProblem(num_groups=groups, topk_groups=of_groups, **fields)
+
+
+def fitting_rules(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what has to change of a routing problem's fields, for its rules to go together."""
+    changed = dict(fields)
+    if changed["shared_experts"]:
+        changed |= {"hash_vocabulary": 0, "best_of_each_group": False, "expert_scales": False}
+    if changed["hash_vocabulary"]:
+        changed |= {"best_of_each_group": False, "bias": False}
+    if any(changed[name] for name in ("shared_experts", "hash_vocabulary", "best_of_each_group")):
+        changed["jitter"] = JITTER
+    if changed["jitter"] != JITTER:
+        changed["renormalise_floor"] = RENORMALISE_FLOOR
+    if not method_fits(changed):
+        other = changed["jitter"] != JITTER
+        changed["method"] = "sparsemixer" if other else "sigmoid_renorm"
+    if changed["method"] == "sparsemixer":
+        changed["bias"] = False
+    usual = changed["renormalise_floor"] == RENORMALISE_FLOOR
+    if changed["shared_experts"] and METHODS[changed["method"]].weight == "renormalize" and usual:
+        changed["renormalise_floor"] = 0.0
+    return {name: value for name, value in changed.items() if value != fields.get(name)}
+
+
+def method_fits(fields: Mapping[str, Any]) -> bool:
+    """Whether a routing problem's method has what its rules speak of."""
+    how = METHODS[fields["method"]]
+    floor = fields["renormalise_floor"] != RENORMALISE_FLOOR
+    table = bool(fields["hash_vocabulary"])
+    return not (
+        (fields["shared_experts"] and how.weight not in JOINT)
+        or (fields["best_of_each_group"] and how.score == "logit")
+        or (table and how.weight == "sparsemixer")
+        or (floor and how.weight != "renormalize")
+        or (fields["jitter"] != JITTER and how.weight != "sparsemixer")
+    )
 
 
 def moe_example(chosen: Mapping[str, Any]) -> MoEProblem:

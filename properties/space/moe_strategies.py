@@ -13,6 +13,7 @@ from ...reference.moe.activations import ACTIVATIONS
 from ...reference.moe.weights import SCALE_BLOCK
 from ...reference.problems.moe import MULTIPLES
 from .axis_values import Axes
+from .moe_axes import ROUTE_AXES, ROUTE_RULES, fitting_rules, method_fits
 from .strategy_helpers import LARGEST_SEED, features, one_of, sampled
 
 FEATURES = (
@@ -34,6 +35,8 @@ OFF = SimpleNamespace(
     shared_experts=0,
     strided_hidden=False,
 )
+MOST_RULES = 2
+WITHOUT_RULES = SimpleNamespace(**{name: ROUTE_AXES[name][0] for name in ROUTE_RULES})
 OPERANDS = (8, 40, 200)
 """Experts' weights, each as dear as four tokens, and tokens that a problem must have work for."""
 WEIGHTS = 4
@@ -140,13 +143,33 @@ def _affordable(values: Sequence[Any], work: Any, axes: Axes) -> Sequence[Any]: 
 
 
 @st.composite
+def _rules(draw: st.DrawFn, axes: Axes, method: str) -> dict[str, Any]:
+    """Draw rules of single families of models, few at a time, and a method that has them."""
+    found: dict[str, Any] = {**vars(WITHOUT_RULES), "method": method}
+    found |= draw(features(axes, ROUTE_RULES, WITHOUT_RULES, MOST_RULES))
+    fitting = [each for each in axes.allows("method") if method_fits({**found, "method": each})]
+    if fitting and method not in fitting:
+        found["method"] = draw(one_of(fitting))
+    elif not fitting:  # rules that do not go together, or not with this kernel's methods
+        found |= vars(WITHOUT_RULES)
+    return found | fitting_rules(found)
+
+
+@st.composite
 def route_problems(draw: st.DrawFn, axes: Axes) -> RouteProblem:
     """Draw one call of routing."""
     fields: dict[str, Any] = {
         name: draw(one_of(axes.allows(name)))
         for name in ("method", "dtype", "bias", "scaling_factor", "masked_groups", "regime")
     }
+    fields |= draw(_rules(axes, fields["method"]))
     groups = axes.allows("groups")
+    if fields["best_of_each_group"]:
+        groups = tuple((many, many) for many in dict(groups) if many > 1)
+    elif fields["shared_experts"] or fields["hash_vocabulary"]:
+        groups = ((1, 1),)
+    fields["best_of_each_group"] &= bool(groups)
+    groups = groups or ((1, 1),)
     if METHODS[fields["method"]].score == "logit":
         groups = tuple(pair for pair in groups if pair[0] == 1) or ((1, 1),)
     num_groups, of_groups = draw(one_of(groups))
@@ -162,11 +185,14 @@ def route_problems(draw: st.DrawFn, axes: Axes) -> RouteProblem:
         )
     )
     within = of_groups * (experts // num_groups)
-    slots = [k for k in axes.allows("top_k") if k <= within]
+    step = num_groups if fields["best_of_each_group"] else 1
+    slots = [k for k in axes.allows("top_k") if k <= within and not k % step]
     if not slots:
-        slots = list(axes.allows("top_k")[:1])
+        slots = [step] if step > 1 else list(axes.allows("top_k")[:1])
         experts = num_groups * slots[0]
-    most = max(1, axes.max_work // (16 * (experts + slots[-1])))
+    if fields["hash_vocabulary"] * slots[-1] // 16 > axes.max_work:
+        fields["hash_vocabulary"] = min(filter(None, axes.allows("hash_vocabulary")))
+    most = max(1, axes.max_work // (16 * (experts + slots[-1] + 2 * fields["shared_experts"])))
     tokens = [n for n in axes.allows("num_tokens") if n <= most]
     return RouteProblem(
         num_experts=experts,

@@ -13,12 +13,15 @@ from ...reference.tensors.moe_inputs import RouteInputs
 from .comparison import Check, Result, fail, listed, off
 from .verdict import PASS, Verdict
 
+COPIED = ("logits", "bias", "expert_scales", "expert_table", "input_ids")
+"""Tensors of a routing's record."""
+
 
 def guarded(inputs: RouteInputs) -> RouteInputs:
     """Return a copy of what a call may change."""
-    bias = inputs.bias
+    copies = {name: getattr(inputs, name) for name in COPIED}
     return replace(
-        inputs, logits=inputs.logits.clone(), bias=None if bias is None else bias.clone()
+        inputs, **{name: each.clone() for name, each in copies.items() if each is not None}
     )
 
 
@@ -38,7 +41,7 @@ def misshapen(inputs: RouteInputs, result: Result) -> Verdict | None:
     """Return what is wrong with shapes or dtypes of (topk_weights, topk_ids), if anything is."""
     weights, ids = result
     assert ids is not None  # noqa: S101  of route there are always both
-    wanted = [len(inputs.logits), inputs.top_k]
+    wanted = [len(inputs.logits), inputs.slots]
     for name, tensor in (("topk_ids", ids), ("topk_weights", weights)):
         if list(tensor.shape) != wanted:
             return fail("shape", f"{name} has shape {list(tensor.shape)}, not {wanted}")

@@ -11,17 +11,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from ..validation import check_tensor, checked_number
 from .routing_methods import (
     MASKED_GROUPS,
+    RENORMALISE_FLOOR,
     RoutingMethod,
     router_scores,
     router_weights,
     routing_method,
+)
+from .routing_rules import (
+    JITTER,
+    RoutingRules,
+    best_of_groups,
+    check_together,
+    checked_rules,
+    sparsemixer_weights,
+    with_shared,
 )
 
 
@@ -29,8 +39,9 @@ class Routing(NamedTuple):
     """The experts of each token.
 
     Attributes:
-        topk_ids: int32 [tokens, top_k], best first.
-        topk_weights: [tokens, top_k].
+        topk_ids: int32 [tokens, top_k], best first; with shared experts [tokens, top_k + shared
+            experts], theirs last.
+        topk_weights: of the same shape.
     """
 
     topk_ids: torch.Tensor
@@ -43,11 +54,12 @@ class Router:
 
     Attributes:
         how: the method.
-        logits: [tokens, experts].
+        logits: [tokens, experts], those of shared experts last.
         scores: [tokens, experts], without bias.
         bias: [experts], or None.
         top_k, num_groups, topk_groups, scaling_factor: as in ``route``; without groups, one group.
         masked: the score of an expert in a group that was not chosen.
+        rules: those of single families of models.
     """
 
     how: RoutingMethod
@@ -59,17 +71,24 @@ class Router:
     topk_groups: int
     scaling_factor: float
     masked: float
+    rules: RoutingRules
+
+    @property
+    def experts(self) -> int:
+        """Experts that are selected from: all but the shared ones."""
+        return self.scores.shape[1] - self.rules.shared_experts
 
     @property
     def ranking(self) -> torch.Tensor:
         """The scores [tokens, experts] that experts are selected by: with the bias."""
-        return self.scores if self.bias is None else self.scores + self.bias
+        scores = self.scores[:, : self.experts]
+        return scores if self.bias is None else scores + self.bias
 
     @property
     def best_of_group(self) -> int:
         """Of how many of its best experts a group's score is the sum."""
         two = self.how.two_best or self.bias is not None
-        return min(2 if two else 1, self.scores.shape[1] // self.num_groups)
+        return min(2 if two else 1, self.experts // self.num_groups)
 
 
 @torch.no_grad()
@@ -83,6 +102,13 @@ def route(
     topk_groups: int | None = None,
     scaling_factor: float = 1.0,
     masked_groups: str = "-inf",
+    renormalise_floor: float = RENORMALISE_FLOOR,
+    expert_scales: torch.Tensor | None = None,
+    best_of_each_group: bool = False,
+    shared_experts: int = 0,
+    expert_table: torch.Tensor | None = None,
+    input_ids: torch.Tensor | None = None,
+    jitter: float = JITTER,
     compute_dtype: torch.dtype = torch.float64,
 ) -> Routing:
     """Route tokens to experts.
@@ -106,6 +132,22 @@ def route(
         scaling_factor: multiplies the weights at the end.
         masked_groups: ``"-inf"`` or ``"zero"``: what the score of an expert in a group that was not
             chosen becomes, see ``MASKED_GROUPS``.
+        renormalise_floor: added to the sum that renormalised weights are divided by: 1e-20
+            (DeepSeek-V3), 1e-6 (LFM2), 0 for none. Without one, a token whose scores are all 0 has
+            weights of NaN.
+        expert_scales: [experts], a factor on each expert's weight after the normalisation
+            (Gemma 4).
+        best_of_each_group: each group gives its top_k / num_groups best experts (InternS1-Pro);
+            topk_groups is num_groups.
+        shared_experts: the last columns of ``logits`` belong to so many experts that every token
+            goes to. Their weights are normalised together with those of the selected ones and
+            follow them, with their ids (Inkling). Only for methods that normalise.
+        expert_table, input_ids: integers [vocabulary, top_k] and [tokens]: the experts of each
+            token are the row of its id in the vocabulary (the first layers of DeepSeek-V4); the
+            scores only weigh. Without bias and groups.
+        jitter: of ``"sparsemixer"`` (PhiMoE): the best logit is taken, weighed by its share of the
+            softmax over the experts whose distance to it is at most 2 jitter max(|logit|, best);
+            then the same among the others. Without bias.
         compute_dtype: float64 (default) or float32.
 
     Returns:
@@ -125,11 +167,26 @@ def route(
         topk_groups=topk_groups,
         scaling_factor=scaling_factor,
         masked_groups=masked_groups,
+        renormalise_floor=renormalise_floor,
+        expert_scales=expert_scales,
+        best_of_each_group=best_of_each_group,
+        shared_experts=shared_experts,
+        expert_table=expert_table,
+        input_ids=input_ids,
+        jitter=jitter,
         compute_dtype=compute_dtype,
     )
-    allowed = masked(router, best(group_scores(router), router.topk_groups))
-    ids = best(allowed, router.top_k)
+    ids = with_shared(selected(router), router.experts, shared_experts)
     return Routing(ids.to(torch.int32), weights_of(router, ids))
+
+
+def selected(router: Router) -> torch.Tensor:
+    """Return the experts [tokens, top_k] that tokens go to besides the shared ones."""
+    if router.rules.chosen is not None:
+        return router.rules.chosen
+    if router.rules.best_of_each_group:
+        return best_of_groups(router.ranking, router.num_groups, router.top_k)
+    return best(masked(router, best(group_scores(router), router.topk_groups)), router.top_k)
 
 
 def best(scores: torch.Tensor, count: int) -> torch.Tensor:
@@ -150,14 +207,23 @@ def masked(router: Router, groups: torch.Tensor) -> torch.Tensor:
     chosen = torch.zeros(
         (len(groups), router.num_groups), dtype=torch.bool, device=groups.device
     ).scatter_(1, groups, value=True)
-    size = router.scores.shape[1] // router.num_groups
+    size = router.experts // router.num_groups
     return router.ranking.masked_fill(~chosen.repeat_interleave(size, dim=1), router.masked)
 
 
 def weights_of(router: Router, ids: torch.Tensor) -> torch.Tensor:
-    """Return the weights [tokens, top_k] that belong to these experts (int64 [tokens, top_k])."""
-    weights = router_weights(router.how, router.logits, router.scores, ids)
-    return weights * router.scaling_factor
+    """Return the weights [tokens, slots] that belong to these experts (int64 [tokens, slots])."""
+    weights = unscaled(router, ids) * router.scaling_factor
+    scales = router.rules.expert_scales
+    return weights if scales is None else weights * scales[ids]
+
+
+def unscaled(router: Router, ids: torch.Tensor) -> torch.Tensor:
+    """Return the weights of ``weights_of`` without the factors on them."""
+    if router.how.weight == "sparsemixer":
+        return sparsemixer_weights(router.logits, ids, router.rules.jitter)
+    floor = router.rules.renormalise_floor
+    return router_weights(router.how, router.logits, router.scores, ids, floor)
 
 
 def checked_router(
@@ -171,11 +237,16 @@ def checked_router(
     scaling_factor: float,
     masked_groups: str,
     compute_dtype: torch.dtype,
+    **rules: Any,  # noqa: ANN401  those of ``RoutingRules``, which ``checked_rules`` checks
 ) -> Router:
     """Check the arguments of ``route``, which says what they are."""
     how = routing_method(method)
     check_tensor("logits", logits, "tokens experts")
-    experts = logits.shape[1]
+    if compute_dtype not in (torch.float64, torch.float32):
+        message = f"compute_dtype is {compute_dtype}; it must be float64 or float32"
+        raise ValueError(message)
+    made = checked_rules(how, logits.to(compute_dtype), top_k=top_k, **rules)
+    experts = logits.shape[1] - made.shared_experts
     groups, of_groups = _checked_groups(how, method, experts, num_groups, topk_groups)
     if masked_groups not in MASKED_GROUPS:
         message = f"masked_groups is {masked_groups!r}; it must be one of {tuple(MASKED_GROUPS)}"
@@ -186,9 +257,6 @@ def checked_router(
             f"top_k is {top_k}, but {of_groups} groups of {experts // groups} experts are used"
         )
         raise ValueError(message)
-    if compute_dtype not in (torch.float64, torch.float32):
-        message = f"compute_dtype is {compute_dtype}; it must be float64 or float32"
-        raise ValueError(message)
     factor = checked_number("scaling_factor", scaling_factor)
     if isinstance(scaling_factor, bool) or not math.isfinite(factor):
         message = f"scaling_factor is {scaling_factor!r}; it must be a finite number"
@@ -198,6 +266,7 @@ def checked_router(
         if len(bias) != experts or not bool(bias.isfinite().all()):
             message = f"bias must be {experts} finite numbers, one for each expert of logits"
             raise ValueError(message)
+    check_together(made, how, top_k, groups=(groups, of_groups), biased=bias is not None)
     wide = logits.to(compute_dtype)
     _check_order(wide)
     return Router(
@@ -210,6 +279,7 @@ def checked_router(
         of_groups,
         factor,
         MASKED_GROUPS[masked_groups],
+        made,
     )
 
 

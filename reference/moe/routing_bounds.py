@@ -17,8 +17,10 @@ loses:
     with a bias b       u (|score| + |b|) more, for the selection
 
 Weights: renormalised scores s_i / S, S the sum of k of them: (error_i + w_i sum of errors) / S +
-(n(k) + SUM) u w. Softmax over the selected: as above, with k in the place of E. The scaling factor
-multiplies all, and what the weights are stored in rounds once more.
+(n(k) + SUM) u w; S has the floor that is added to it. Softmax over the selected: as above, with k
+in the place of E. Sparsemixer: the same over what is near the expert, with all that a kernel may
+take for near, and without it. The scaling factor multiplies all, a scale of each expert too, with a
+rounding of its own, and what the weights are stored in rounds once more.
 """
 
 from __future__ import annotations
@@ -41,8 +43,18 @@ from ..formats.arithmetic import (
     unit_roundoff,
 )
 from ..validation import check_index_tensor, check_tensor
-from .routing import Router, Routing, checked_router, group_scores, masked, weights_of
-from .routing_methods import RENORMALISE_FLOOR, router_weights
+from .routing import (
+    Router,
+    Routing,
+    checked_router,
+    group_scores,
+    masked,
+    unscaled,
+    weights_of,
+)
+from .routing_methods import RENORMALISE_FLOOR
+from .routing_rules import JITTER
+from .routing_rules_bounds import best_of_each_were_taken, sparsemixer_error
 
 TINY = 2.0**-126
 """The smallest normal float32: a kernel may flush what is below it to zero."""
@@ -58,8 +70,8 @@ class RoutingComparison(NamedTuple):
     Attributes:
         ids_right: bool [tokens]: distinct experts, and no better one was left out.
         weights_right: bool [tokens]: the weights that belong to these ids, within the bound.
-        expected: [tokens, top_k], those weights; 0 where an id is no expert.
-        bound: [tokens, top_k], how far an honest kernel's may be from them.
+        expected: [tokens, slots], those weights; 0 where an id is no expert.
+        bound: [tokens, slots], how far an honest kernel's may be from them.
     """
 
     ids_right: torch.Tensor
@@ -85,13 +97,20 @@ def compare_routing(
     topk_groups: int | None = None,
     scaling_factor: float = 1.0,
     masked_groups: str = "-inf",
+    renormalise_floor: float = RENORMALISE_FLOOR,
+    expert_scales: torch.Tensor | None = None,
+    best_of_each_group: bool = False,
+    shared_experts: int = 0,
+    expert_table: torch.Tensor | None = None,
+    input_ids: torch.Tensor | None = None,
+    jitter: float = JITTER,
     compute_dtype: torch.dtype = torch.float64,
     arithmetic: Arithmetic | None = None,
 ) -> RoutingComparison:
     """Judge a routing, in which ties and near ties may have gone either way.
 
     Args:
-        found: topk_ids, integers [tokens, top_k] in any order; topk_weights of any floating dtype,
+        found: topk_ids, integers [tokens, slots] in any order; topk_weights of any floating dtype,
             which is taken for what the kernel stores them in.
         logits, top_k, and the options: as in ``route``.
         arithmetic: what the kernel computes in (``accumulate``, ``sigmoid``); float32 if None.
@@ -109,9 +128,17 @@ def compare_routing(
         topk_groups=topk_groups,
         scaling_factor=scaling_factor,
         masked_groups=masked_groups,
+        renormalise_floor=renormalise_floor,
+        expert_scales=expert_scales,
+        best_of_each_group=best_of_each_group,
+        shared_experts=shared_experts,
+        expert_table=expert_table,
+        input_ids=input_ids,
+        jitter=jitter,
         compute_dtype=compute_dtype,
     )
-    wanted = (len(logits), top_k)
+    slots = top_k + shared_experts
+    wanted = (len(logits), slots)
     if not isinstance(found, Routing):
         message = f"found must be a Routing(topk_ids, topk_weights), not {type(found).__name__}"
         raise ValueError(message)
@@ -121,22 +148,25 @@ def compare_routing(
             raise ValueError(message)
         if tuple(tensor.shape) != wanted:
             message = (
-                f"{name} has shape {tuple(tensor.shape)}; it must be [tokens, top_k] = {wanted}"
+                f"{name} has shape {tuple(tensor.shape)}; it must be [tokens, slots] = {wanted}"
             )
             raise ValueError(message)
     check_index_tensor("topk_ids", found.topk_ids)
     check_tensor("topk_weights", found.topk_weights, "tokens top_k")
     arithmetic, ids = checked_arithmetic(arithmetic), found.topk_ids.to(torch.int64)
     valid = ((ids >= 0) & (ids < logits.shape[1])).all(dim=1)
-    ids = ids.where(valid.unsqueeze(1), torch.arange(top_k, device=ids.device))
+    ids = ids.where(valid.unsqueeze(1), torch.arange(slots, device=ids.device))
     ordered = ids.sort(dim=1).values
     distinct = (ordered[:, 1:] != ordered[:, :-1]).all(dim=1)
+    shared = torch.arange(router.experts, logits.shape[1], device=ids.device)
+    distinct &= (ordered[:, top_k:] == shared).all(dim=1)
     errors = score_errors(router, arithmetic)
-    ids_right = valid & distinct & _choice_is_right(router, errors, ids)
-    expected = weights_of(router, ids)
-    bound = _weight_bound(router, errors, ids, arithmetic, found.topk_weights.dtype)
+    routed = ordered[:, :top_k].clamp(max=router.experts - 1)
+    ids_right = valid & distinct & _choice_is_right(router, errors, routed)
     given = found.topk_weights.to(compute_dtype)
+    expected, bound = _weights(router, errors, ids, arithmetic, given, found.topk_weights.dtype)
     inside = (given == expected) | ((given - expected).abs() <= bound)  # equal infinities too
+    inside |= _may_be_nothing(router, errors, ids).unsqueeze(1)
     known = valid.unsqueeze(1)
     return RoutingComparison(
         ids_right, valid & inside.all(dim=1), expected.where(known, 0.0), bound.where(known, 0.0)
@@ -174,7 +204,13 @@ def _sigmoid_error(u: float, x: torch.Tensor, arithmetic: Arithmetic) -> torch.T
 
 def _choice_is_right(router: Router, errors: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """Return, for each token [tokens], whether these experts may have been selected."""
-    errors = errors + _bias_error(router)
+    if router.rules.chosen is not None:
+        right: torch.Tensor = (ids == router.rules.chosen.sort(dim=1).values).all(dim=1)
+        return right
+    errors = errors[:, : router.experts] + _bias_error(router)
+    if router.rules.best_of_each_group:
+        groups = router.num_groups, router.top_k // router.num_groups
+        return best_of_each_were_taken(router.ranking, errors, ids, groups)
     if router.topk_groups == router.num_groups:
         return _best_were_taken(router.ranking, errors, ids)
     sure, maybe = _groups(router, errors)
@@ -231,7 +267,8 @@ def _some_choice_is_right(
 
 
 def _of_tokens(router: Router, index: torch.Tensor) -> Router:
-    return replace(router, logits=router.logits[index], scores=router.scores[index])
+    rules = router.rules.of_tokens(index)
+    return replace(router, logits=router.logits[index], scores=router.scores[index], rules=rules)
 
 
 def _groups(router: Router, errors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -258,8 +295,48 @@ def _best_were_taken(scores: torch.Tensor, errors: torch.Tensor, ids: torch.Tens
 def _bias_error(router: Router) -> torch.Tensor:
     if router.bias is None:
         return torch.zeros((), dtype=router.scores.dtype, device=router.scores.device)
-    size = router.scores.abs().masked_fill(router.scores.isneginf(), 0.0)
+    scores = router.scores[:, : router.experts]
+    size = scores.abs().masked_fill(scores.isneginf(), 0.0)
     return UNIT_ROUNDOFF["float32"] * (size + router.bias.abs())
+
+
+def _weights(
+    router: Router,
+    errors: torch.Tensor,
+    ids: torch.Tensor,
+    arithmetic: Arithmetic,
+    given: torch.Tensor,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the weights [tokens, slots] of these experts, and their bound.
+
+    Weights of sparsemixer are those of an order. Equal logits may be taken in that of the slots, or
+    in its reverse: the one that ``given`` [tokens, slots] agrees with is expected.
+    """
+    if router.how.weight != "sparsemixer":
+        bound = _weight_bound(router, errors, ids, arithmetic, dtype)
+        return weights_of(router, ids), bound
+    found = []
+    for slots in (ids, ids.flip(1)):
+        order = router.logits.gather(1, slots).sort(dim=1, descending=True, stable=True).indices
+        taken = slots.gather(1, order)
+        pair = (weights_of(router, taken), _weight_bound(router, errors, taken, arithmetic, dtype))
+        put = [torch.empty_like(each).scatter_(1, order, each) for each in pair]
+        found.append(put if slots is ids else [each.flip(1) for each in put])
+    (expected, bound), (other, other_bound) = found
+    closer = ((given - other).abs() <= other_bound).all(dim=1, keepdim=True)
+    return torch.where(closer, other, expected), torch.where(closer, other_bound, bound)
+
+
+def _may_be_nothing(router: Router, errors: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Return the tokens [tokens] whose scores may all be 0 in a kernel that adds nothing to them.
+
+    It divides 0 by 0, and no weight of theirs is a wrong one.
+    """
+    if router.how.weight != "renormalize" or router.rules.renormalise_floor > TINY:
+        return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+    lost: torch.Tensor = (router.scores <= errors).gather(1, ids).all(dim=1)
+    return lost
 
 
 def _weight_bound(
@@ -269,13 +346,14 @@ def _weight_bound(
     arithmetic: Arithmetic,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Bound the weights [tokens, top_k] of these experts."""
+    """Bound the weights [tokens, slots] of these experts."""
     u, how, top_k = UNIT_ROUNDOFF[arithmetic.accumulate], router.how, ids.shape[1]
-    weights = router_weights(how, router.logits, router.scores, ids).abs()
+    weights = unscaled(router, ids).abs()
     logits, selected = router.logits.gather(1, ids), errors.gather(1, ids)
     sums = (growth(top_k) + SUM) * u
     if how.weight == "renormalize":
-        total = router.scores.gather(1, ids).sum(dim=1, keepdim=True) + RENORMALISE_FLOOR
+        total = router.scores.gather(1, ids).sum(dim=1, keepdim=True)
+        total = total + router.rules.renormalise_floor
         error = (selected + weights * selected.sum(dim=1, keepdim=True)) / total + sums * weights
     elif how.weight == "softmax":
         relative = _exponential(u, logits)
@@ -283,9 +361,14 @@ def _weight_bound(
         error = weights * (relative + common + sums) + TINY
     elif how.weight == "sigmoid":
         error = _sigmoid_error(u, logits, arithmetic)
+    elif how.weight == "sparsemixer":
+        error = sparsemixer_error(router.logits, ids, router.rules.jitter, u) + TINY
     else:
         error = selected
-    factor = abs(router.scaling_factor)
+    factor: torch.Tensor | float = abs(router.scaling_factor)
+    if router.rules.expert_scales is not None:
+        factor = factor * router.rules.expert_scales[ids].abs()
+        error = error + u * weights
     rounding, floor = unit_roundoff(dtype), SMALLEST_SUBNORMAL[dtype_name(dtype)] / 2
     error = factor * (error + u * weights)
     return (1 + rounding) * error + rounding * factor * weights + floor

@@ -18,8 +18,8 @@ class RoutingMethod(NamedTuple):
         score: by which experts are ranked: ``"logit"``, ``"softmax"`` (over all experts),
             ``"sigmoid"`` or ``"sqrt_softplus"`` of the logit.
         weight: of a selected expert: its ``"score"``, the scores divided by their sum over the
-            selected (``"renormalize"``), the ``"softmax"`` over the selected logits, or the
-            ``"sigmoid"`` of the logit.
+            selected (``"renormalize"``), the ``"softmax"`` over the selected logits, the
+            ``"sigmoid"`` of the logit, or its share of what is near it (``"sparsemixer"``).
         two_best: a group is ranked by the sum of its two best experts even where no bias is given.
     """
 
@@ -40,9 +40,10 @@ METHODS: dict[str, RoutingMethod] = {
     "sigmoid": RoutingMethod("sigmoid", "score"),
     "topk_sigmoid": RoutingMethod("logit", "sigmoid"),
     "deepseek_v4": RoutingMethod("sqrt_softplus", "renormalize"),
+    "sparsemixer": RoutingMethod("logit", "sparsemixer"),
 }
-"""FlashInfer's ``RoutingMethodType`` in snake case, and vLLM's DeepseekV4. Numbers of that enum
-moved between releases (6 was Unspecified, and is SigmoidRenorm), names did not."""
+"""FlashInfer's ``RoutingMethodType`` in snake case, vLLM's DeepseekV4, and PhiMoE's. Numbers
+of that enum moved between releases (6 was Unspecified, and is SigmoidRenorm), names did not."""
 
 MASKED_GROUPS = {"-inf": float("-inf"), "zero": 0.0}
 """What the score of an expert in a group that was not chosen becomes. Minus infinity: FlashInfer,
@@ -123,18 +124,25 @@ def router_scores(how: RoutingMethod, logits: torch.Tensor) -> torch.Tensor:
 
 
 def router_weights(
-    how: RoutingMethod, logits: torch.Tensor, scores: torch.Tensor, ids: torch.Tensor
+    how: RoutingMethod,
+    logits: torch.Tensor,
+    scores: torch.Tensor,
+    ids: torch.Tensor,
+    floor: float = RENORMALISE_FLOOR,
 ) -> torch.Tensor:
     """Return the weights [tokens, top_k] that belong to selected experts, unscaled.
+
+    Those of sparsemixer depend on the order of the experts: see ``sparsemixer_weights``.
 
     Args:
         how: the method.
         logits, scores: [tokens, experts]; the scores without bias.
         ids: int64 [tokens, top_k].
+        floor: added to the sum that weights are divided by.
     """
     selected = scores.gather(1, ids)
     if how.weight == "renormalize":
-        return selected / (selected.sum(dim=1, keepdim=True) + RENORMALISE_FLOOR)
+        return selected / (selected.sum(dim=1, keepdim=True) + floor)
     if how.weight == "softmax":
         return torch.softmax(logits.gather(1, ids), dim=1)
     if how.weight == "sigmoid":

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..moe.activations import ACTIVATIONS
-from ..moe.routing_methods import MASKED_GROUPS, METHODS
+from ..moe.routing_methods import MASKED_GROUPS, METHODS, RENORMALISE_FLOOR
+from ..moe.routing_rules import JITTER, JOINT
 from ..moe.weights import WEIGHT_FORMATS
 from .base import DTYPES, BaseProblem, check_at_least, check_one_of, refuse
 
@@ -19,6 +20,7 @@ ROUTE_REGIMES = (
     "negative_scores",
     "dominant_expert",
     "exact_grid",
+    "faint_scores",
 )
 MOE_REGIMES = (
     "iid",
@@ -55,10 +57,23 @@ class RouteProblem(BaseProblem):
         regime: how values are made, one of ``ROUTE_REGIMES``.
         seed: of the values.
         token_ids: identity of each token's logits; its position if empty.
+        renormalise_floor, best_of_each_group, shared_experts, jitter: as in ``route``. Experts that
+            are shared come on top of ``num_experts``.
+        expert_scales: whether each expert's weight has a factor of its own.
+        hash_vocabulary: rows of the table that experts are taken from by a token's id in the
+            vocabulary; 0: experts are taken by their scores.
     """
 
     kind: ClassVar[str] = "route"
     operation: ClassVar[str] = "route"
+    later_fields: ClassVar[tuple[str, ...]] = (
+        "renormalise_floor",
+        "expert_scales",
+        "best_of_each_group",
+        "shared_experts",
+        "hash_vocabulary",
+        "jitter",
+    )
 
     num_tokens: int = 1
     num_experts: int = 2
@@ -73,6 +88,12 @@ class RouteProblem(BaseProblem):
     regime: str = "iid"
     seed: int = 0
     token_ids: tuple[int, ...] = ()
+    renormalise_floor: float = RENORMALISE_FLOOR
+    expert_scales: bool = False
+    best_of_each_group: bool = False
+    shared_experts: int = 0
+    hash_vocabulary: int = 0
+    jitter: float = JITTER
 
     def __post_init__(self) -> None:
         """Refuse what no call can look like."""
@@ -88,6 +109,8 @@ class RouteProblem(BaseProblem):
                 ("top_k", 1),
                 ("num_groups", 1),
                 ("topk_groups", 1),
+                ("shared_experts", 0),
+                ("hash_vocabulary", 0),
                 ("seed", 0),
             ),
         )
@@ -103,6 +126,45 @@ class RouteProblem(BaseProblem):
         within = self.topk_groups * (self.num_experts // self.num_groups)
         if self.top_k > within:
             refuse("top_k", self.top_k, f"at most {within}, the experts of topk_groups groups")
+        self._check_rules()
+
+    def _check_rules(self) -> None:
+        weight = METHODS[self.method].weight
+        for name in ("renormalise_floor", "jitter"):
+            if not 0 <= getattr(self, name) < math.inf:
+                refuse(name, getattr(self, name), "a number from 0 upwards")
+        for name, usual, kind in (
+            ("renormalise_floor", RENORMALISE_FLOOR, "renormalize"),
+            ("jitter", JITTER, "sparsemixer"),
+        ):
+            if getattr(self, name) != usual and weight != kind:
+                refuse(name, getattr(self, name), f"{usual} with {self.method}, which has none")
+        if self.best_of_each_group and not (
+            self.topk_groups == self.num_groups and self.top_k % self.num_groups == 0
+        ):
+            expected = "false where topk_groups is not num_groups, or does not divide top_k"
+            refuse("best_of_each_group", self.best_of_each_group, expected)
+        table = self.hash_vocabulary > 0
+        if self.bias and (table or weight == "sparsemixer"):
+            refuse("bias", self.bias, "false with a table of experts, and with sparsemixer")
+        if table and (self.grouped or weight == "sparsemixer"):
+            refuse("hash_vocabulary", self.hash_vocabulary, "0 with groups, and with sparsemixer")
+        if self.shared_experts and (
+            weight not in JOINT or self.grouped or table or self.expert_scales
+        ):
+            expected = "0 with groups, a table, scales of experts, or weights not normalised"
+            refuse("shared_experts", self.shared_experts, expected)
+
+    @property
+    def slots(self) -> int:
+        """Experts of each token, the shared ones too."""
+        return self.top_k + self.shared_experts
+
+    @property
+    def usual_floor(self) -> float:
+        """The floor that needs no feature: shared experts are normalised without one."""
+        normalised = METHODS[self.method].weight == "renormalize"
+        return 0.0 if self.shared_experts and normalised else RENORMALISE_FLOOR
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -127,7 +189,9 @@ class RouteProblem(BaseProblem):
     @property
     def work(self) -> int:
         """Elements of its tensors, roughly weighted by what is done to them."""
-        return 16 * self.num_tokens * (self.num_experts + self.top_k) + self.num_experts
+        experts = self.num_experts + self.shared_experts
+        table = self.hash_vocabulary * self.top_k // 32
+        return 16 * self.num_tokens * (experts + self.slots) + self.num_experts + table
 
 
 @dataclass(frozen=True)

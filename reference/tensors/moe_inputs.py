@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
 
 from ..moe.calls import MoEOptions
+from ..moe.routing_methods import RENORMALISE_FLOOR
+from ..moe.routing_rules import JITTER
 from ..moe.weights import QuantizedMatrix
 
 
@@ -22,6 +24,10 @@ class RouteInputs:
     Attributes:
         bias: float32 [experts], or None.
         num_groups, topk_groups: None without groups.
+        expert_scales: float32 [experts], or None.
+        shared_experts: how many of the last columns of ``logits`` are theirs.
+        expert_table: int32 [vocabulary, top_k], or None.
+        input_ids: int64 [tokens] where there is a table, or None.
         storages: by field name, the flat buffer that each tensor is a view of.
     """
 
@@ -33,12 +39,33 @@ class RouteInputs:
     topk_groups: int | None = None
     scaling_factor: float = 1.0
     masked_groups: str = "-inf"
+    renormalise_floor: float = RENORMALISE_FLOOR
+    expert_scales: torch.Tensor | None = None
+    best_of_each_group: bool = False
+    shared_experts: int = 0
+    expert_table: torch.Tensor | None = None
+    input_ids: torch.Tensor | None = None
+    jitter: float = JITTER
     storages: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def slots(self) -> int:
+        """Experts of each token, the shared ones too."""
+        return self.top_k + self.shared_experts
 
     def keywords(self) -> dict[str, Any]:
         """Return the options as keyword arguments of the oracle."""
-        names = ("method", "bias", "num_groups", "topk_groups", "scaling_factor", "masked_groups")
+        names = ("method", "bias", "num_groups", "topk_groups", "scaling_factor", "masked_groups",
+                 "renormalise_floor", "expert_scales", "best_of_each_group", "shared_experts",
+                 "expert_table", "input_ids", "jitter")  # fmt: skip
         return {name: getattr(self, name) for name in names}
+
+    def of_tokens(self, index: torch.Tensor) -> RouteInputs:
+        """Return the same call with some of the tokens, or with them in another order."""
+        ids = self.input_ids
+        return replace(
+            self, logits=self.logits[index], input_ids=None if ids is None else ids[index]
+        )
 
 
 @dataclass(frozen=True, eq=False)

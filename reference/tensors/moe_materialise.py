@@ -21,7 +21,10 @@ from .moe_regimes import (
     largest_hidden,
     logit_values,
     routing_weights,
+    scale_values,
     swiglu_numbers,
+    table_values,
+    vocabulary_ids,
 )
 from .values import choose, stream
 
@@ -32,6 +35,12 @@ INTERMEDIATE_SCALE = 2.0**-4
 def route_inputs(problem: RouteProblem, home: Allocator) -> RouteInputs:
     """Make the tensors of a call of ``route``."""
     bias = home.place("bias", bias_values(problem, home.device)) if problem.bias else None
+    scales = table = ids = None
+    if problem.expert_scales:
+        scales = home.place("expert_scales", scale_values(problem, home.device))
+    if problem.hash_vocabulary:
+        table = home.place("expert_table", table_values(problem, home.device))
+        ids = home.place("input_ids", vocabulary_ids(problem, home.device))
     return RouteInputs(
         logits=home.place("logits", logit_values(problem, home.device)),
         top_k=problem.top_k,
@@ -41,6 +50,13 @@ def route_inputs(problem: RouteProblem, home: Allocator) -> RouteInputs:
         topk_groups=problem.topk_groups if problem.grouped else None,
         scaling_factor=problem.scaling_factor,
         masked_groups=problem.masked_groups,
+        renormalise_floor=problem.renormalise_floor,
+        expert_scales=scales,
+        best_of_each_group=problem.best_of_each_group,
+        shared_experts=problem.shared_experts,
+        expert_table=table,
+        input_ids=ids,
+        jitter=problem.jitter,
         storages=home.storages,
     )
 

@@ -29,6 +29,10 @@ GATE_LIKE = ("silu", "gelu", "gelu_tanh")
 LOGIT_SPREAD = 2.0
 DOMINANT, ALL_NEGATIVE, SATURATING = 24.0, -200.0, 64.0
 """A dominant logit; the shift of negative ones; logits whose sigmoids are 1 or nearly 0."""
+FAINT = (6, 80)
+"""What a token's logits lie below 0, least and most: its sigmoids are tiny, and numbers still."""
+TABLE_ROWS = 4099
+"""Rows of a table of experts that differ: a prime, so that no power of two is between equals."""
 NEGATIVE_BIAS = -2.0
 """Makes every biased sigmoid negative, where groups masked by 0 or by -inf differ."""
 
@@ -203,7 +207,8 @@ def routing_weights(problem: MoEProblem, device: torch.device) -> torch.Tensor:
 def logit_values(problem: RouteProblem, device: torch.device) -> torch.Tensor:
     """Make logits [tokens, experts] in the problem's dtype."""
     tokens = torch.tensor(problem.ids, dtype=torch.int64, device=device)
-    key, experts = stream(problem.seed, "logits"), problem.num_experts
+    key = stream(problem.seed, "logits")
+    experts = problem.num_experts + problem.shared_experts
     values = LOGIT_SPREAD * bell(key, tokens, experts)
     if problem.regime == "ties":
         values = integers(key, tokens, experts, -3, 3) / 2
@@ -211,6 +216,8 @@ def logit_values(problem: RouteProblem, device: torch.device) -> torch.Tensor:
         values += ALL_NEGATIVE
     elif problem.regime == "saturated":
         values *= SATURATING / LOGIT_SPREAD
+    elif problem.regime == "faint_scores":
+        values -= integers(stream(problem.seed, "faint"), tokens, 1, *FAINT)
     elif problem.regime == "dominant_expert":
         values.scatter_(1, bits(stream(problem.seed, "dominant"), tokens, 1) % experts, DOMINANT)
     elif problem.regime == "exact_grid":
@@ -218,6 +225,33 @@ def logit_values(problem: RouteProblem, device: torch.device) -> torch.Tensor:
         ranks = bits(key, tokens, experts).argsort(dim=1, stable=True).argsort(dim=1)
         values = EXACT_GATE * (ranks.to(torch.float32) - experts // 2)
     return values.to(getattr(torch, problem.dtype))
+
+
+def scale_values(problem: RouteProblem, device: torch.device) -> torch.Tensor:
+    """Make the factors [experts] on the experts' weights, float32 from 0.5 to 1.5."""
+    rows = torch.arange(problem.num_experts, device=device)
+    return 1 + bell(stream(problem.seed, "expert scales"), rows, 1).flatten() / 8
+
+
+def table_values(problem: RouteProblem, device: torch.device) -> torch.Tensor:
+    """Make the experts [vocabulary, top_k] of each token id, int32, distinct in each row."""
+    # Rows come again: to hash a million entries takes longer than to route.
+    experts, count = problem.num_experts, min(problem.hash_vocabulary, TABLE_ROWS)
+    numbers = bits(stream(problem.seed, "expert table"), torch.arange(count, device=device), 2)
+    strides = [n for n in range(1, experts + 1) if math.gcd(n, experts) == 1]
+    stride = torch.tensor(strides, device=device)[numbers[:, 1:] % len(strides)]
+    slots = torch.arange(problem.top_k, device=device)
+    rows = ((numbers[:, :1] + stride * slots) % experts).to(torch.int32)
+    times = -(-problem.hash_vocabulary // count)
+    return rows.repeat(times, 1)[: problem.hash_vocabulary]
+
+
+def vocabulary_ids(problem: RouteProblem, device: torch.device) -> torch.Tensor:
+    """Make the token ids [tokens], int64: the first and the last of the vocabulary among them."""
+    tokens = torch.tensor(problem.ids, dtype=torch.int64, device=device)
+    ids = bits(stream(problem.seed, "input ids"), tokens, 1).flatten() % problem.hash_vocabulary
+    ids = ids.where(tokens % 5 != 0, problem.hash_vocabulary - 1)
+    return ids.where(tokens % 5 != 1, 0)
 
 
 def bias_values(problem: RouteProblem, device: torch.device) -> torch.Tensor:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ....impl.features import MOE_FEATURES
-from ....impl.torch.moe import activated, choose, scores_of, weigh
+from ....impl.features import MOE_FEATURES, ROUTE_FEATURES
+from ....impl.torch.moe import activated, choose, scores_of, weigh, with_shared
 from ....reference import Arithmetic
 from ....reference.tensors.moe_inputs import MoEInputs, RouteInputs
 from ..catalogue import SeededBug, seeded
@@ -131,11 +131,11 @@ def experts_strided_output(inputs: MoEInputs) -> torch.Tensor:
     return wide[:, 1::2]
 
 
-@seeded(CONTROLS, ROUTE, control="honest")
+@seeded(CONTROLS, ROUTE, control="honest", features=ROUTE_FEATURES)
 def routes_in_float64(inputs: RouteInputs) -> Routed:
     """Compute scores and weights in float64, with ids in int64."""
     scores = scores_of(inputs.method, inputs.logits.double())
-    ids = choose(inputs, scores)
+    ids = with_shared(inputs, choose(inputs, scores))
     return ids, weigh(inputs, scores, ids).float()
 
 
@@ -153,20 +153,27 @@ def routes_with_ties_to_last(inputs: RouteInputs) -> Routed:
     return order.to(torch.int32), weigh(inputs, scores.flip(1), order)
 
 
-@seeded(CONTROLS, ROUTE, control="honest", arithmetic=Arithmetic(sigmoid="tanh"))
+@seeded(
+    CONTROLS,
+    ROUTE,
+    control="honest",
+    features=ROUTE_FEATURES,
+    arithmetic=Arithmetic(sigmoid="tanh"),
+)
 def routes_with_tanh(inputs: RouteInputs) -> Routed:
     """Compute sigmoids as (1 + tanh(x / 2)) / 2, as FlashInfer's kernels do."""
     logits = inputs.logits.float()
     scores = scores_of(inputs.method, logits)
     if inputs.method in ("deepseek_v3", "minimax2", "sigmoid", "sigmoid_renorm"):
         scores = 0.5 * (1.0 + torch.tanh(0.5 * logits))
-    ids = choose(inputs, scores)
+    ids = with_shared(inputs, choose(inputs, scores))
     return ids.to(torch.int32), weigh(inputs, scores, ids)
 
 
-@seeded(CONTROLS, ROUTE, control="honest")
+@seeded(CONTROLS, ROUTE, control="honest", features=ROUTE_FEATURES)
 def routes_with_bfloat16_weights(inputs: RouteInputs) -> Routed:
     """Store the weights in bfloat16, the worst expert first."""
     scores = scores_of(inputs.method, inputs.logits.float())
-    ids = choose(inputs, scores).flip(1)
-    return ids.to(torch.int32), weigh(inputs, scores, ids).to(torch.bfloat16)
+    ids = with_shared(inputs, choose(inputs, scores))
+    weights = weigh(inputs, scores, ids).to(torch.bfloat16)
+    return ids.flip(1).to(torch.int32), weights.flip(1)
