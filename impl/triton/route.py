@@ -9,6 +9,7 @@ import torch
 
 from ...reference import RouteProblem, Routing
 from ...reference.tensors.moe_inputs import RouteInputs
+from ..features import ROUTE_FEATURES
 from ..targets.optional import require
 from ..targets.target import Target
 from .support import ceil_div, kernel, next_power_of_two, require_triton, unavailable
@@ -26,7 +27,8 @@ class Method(NamedTuple):
 
     Attributes:
         score: ``"logit"``, ``"softmax"``, ``"sigmoid"`` or ``"sqrt_softplus"``.
-        weight: ``"score"``, ``"renormalize"``, ``"softmax"`` or ``"sigmoid"``.
+        weight: ``"score"``, ``"renormalize"``, ``"softmax"``, ``"sigmoid"`` or
+            ``"sparsemixer"``.
         best_of_group: how many of its experts rank a group where there is no bias.
     """
 
@@ -47,11 +49,12 @@ METHODS = {
     "sigmoid": Method("sigmoid", "score"),
     "sigmoid_renorm": Method("sigmoid", "renormalize"),
     "deepseek_v4": Method("sqrt_softplus", "renormalize"),
+    "sparsemixer": Method("logit", "sparsemixer"),
 }
 
 
 def _supports(problem: RouteProblem, target: Target) -> bool | str:
-    if problem.num_experts > MOST_EXPERTS:
+    if problem.num_experts + problem.shared_experts > MOST_EXPERTS:
         return f"at most {MOST_EXPERTS} experts, not {problem.num_experts}"
     return unavailable(target) or True
 
@@ -59,13 +62,16 @@ def _supports(problem: RouteProblem, target: Target) -> bool | str:
 def _compile_key(problem: RouteProblem) -> Hashable:
     return (
         problem.dtype, problem.method, problem.bias, problem.top_k, problem.num_groups,
-        problem.topk_groups, next_power_of_two(problem.num_experts), problem.group_experts > 1,
+        problem.topk_groups, next_power_of_two(problem.num_experts + problem.shared_experts),
+        problem.group_experts > 1, problem.expert_scales, problem.best_of_each_group,
+        problem.shared_experts, problem.hash_vocabulary > 0,
     )  # fmt: skip
 
 
 @kernel(
     "route",
     name="triton-route",
+    features=ROUTE_FEATURES,
     supports=_supports,
     compile_key=_compile_key,
     build_minutes=BUILD_MINUTES,
@@ -78,30 +84,36 @@ def route(inputs: RouteInputs) -> Routing:
             in float32.
 
     Returns:
-        topk_ids int32 [tokens, top_k], best first, and topk_weights float32 [tokens, top_k].
+        topk_ids int32 [tokens, slots], best first, and topk_weights float32 [tokens, slots].
     """
     require_triton()
     logits, method = inputs.logits, METHODS[inputs.method]
-    tokens, experts = logits.shape
-    ids = torch.empty((tokens, inputs.top_k), dtype=torch.int32, device=logits.device)
+    tokens, columns_of_logits = logits.shape
+    experts = columns_of_logits - inputs.shared_experts
+    ids = torch.empty((tokens, inputs.slots), dtype=torch.int32, device=logits.device)
     weights = torch.empty_like(ids, dtype=torch.float32)
     if tokens == 0:
         return Routing(ids, weights)
     groups = inputs.num_groups or 1
     two = method.best_of_group if inputs.bias is None else 2
-    columns = next_power_of_two(experts)
+    columns = next_power_of_two(columns_of_logits)
     rows = max(ELEMENTS // columns, 1)
     if not logits.is_cuda:
         rows = min(max(INTERPRETED_ELEMENTS // columns, 1), next_power_of_two(tokens))
     require(KERNEL, "triton").route[(ceil_div(tokens, rows),)](
         logits=logits, bias=inputs.bias, ids=ids, weights=weights, num_tokens=tokens,
         num_experts=experts, group_size=experts // groups,
-        scaling_factor=float(inputs.scaling_factor), masked=MASKED[inputs.masked_groups],
+        expert_scales=inputs.expert_scales, expert_table=inputs.expert_table,
+        input_ids=inputs.input_ids, floor=float(inputs.renormalise_floor),
+        jitter=float(inputs.jitter), scaling_factor=float(inputs.scaling_factor),
+        masked=MASKED[inputs.masked_groups],
         logits_token=logits.stride(0), logits_expert=logits.stride(1),
         bias_expert=None if inputs.bias is None else inputs.bias.stride(0),
         SCORE=method.score, WEIGHT=method.weight, TOP_K=inputs.top_k, GROUPS=groups,
         TOPK_GROUPS=inputs.topk_groups or 1, BEST_OF_GROUP=min(two, experts // groups),
-        TOKENS=rows, EXPERTS=columns, SLOTS=next_power_of_two(inputs.top_k),
+        OF_EACH=inputs.top_k // groups if inputs.best_of_each_group else 0,
+        SHARED=inputs.shared_experts, TABLE=inputs.expert_table is not None,
+        TOKENS=rows, EXPERTS=columns, SLOTS=next_power_of_two(inputs.slots),
         GROUP_COLUMNS=next_power_of_two(groups),
     )  # fmt: skip
     return Routing(ids, weights)

@@ -15,9 +15,6 @@ import triton.language as tl
 
 from .device_functions import device_function
 
-RENORMALISE_FLOOR = tl.constexpr(1e-20)
-"""Added to the sum that weights are divided by: sigmoids that underflow give 0, not NaN."""
-
 
 def _softplus(x: tl.tensor) -> tl.tensor:
     """Return log(1 + exp(x)) to a few last bits, however small it is."""
@@ -120,10 +117,22 @@ def _of_best_groups(
 of_best_groups = device_function(_of_best_groups)
 
 
-def _weighed_slots(found: tl.tensor, is_slot: tl.tensor, WEIGHT: tl.constexpr) -> tl.tensor:
-    """Return the weights [tokens, slots] of what was found: scores, or logits."""
+def _near_share(x: tl.tensor, left: tl.tensor, value: tl.tensor, jitter: tl.tensor) -> tl.tensor:
+    """Return the share [tokens] of a logit in the softmax over what is left and near it."""
+    distance = value[:, None] - x
+    near = left & (distance <= 2.0 * jitter * tl.maximum(tl.abs(x), value[:, None]))
+    return 1.0 / tl.sum(tl.where(near, tl.exp(-distance), 0.0), axis=1)
+
+
+near_share = device_function(_near_share)
+
+
+def _weighed_slots(
+    found: tl.tensor, is_slot: tl.tensor, floor: tl.tensor, WEIGHT: tl.constexpr
+) -> tl.tensor:
+    """Return the weights [tokens, slots] of what was found: scores, or logits, or weights."""
     if WEIGHT == "renormalize":
-        total = tl.sum(tl.where(is_slot, found, 0.0), axis=1) + RENORMALISE_FLOOR
+        total = tl.sum(tl.where(is_slot, found, 0.0), axis=1) + floor
         weight = found / total[:, None]
     elif WEIGHT == "softmax":
         largest = tl.max(tl.where(is_slot, found, float("-inf")), axis=1)
@@ -142,11 +151,16 @@ weighed_slots = device_function(_weighed_slots)
 def _route(
     logits: tl.tensor,  # [tokens, experts]
     bias: tl.tensor | None,  # [experts]
-    ids: tl.tensor,  # [tokens, TOP_K] int32
-    weights: tl.tensor,  # [tokens, TOP_K] float32
+    expert_scales: tl.tensor | None,  # [experts] float32
+    expert_table: tl.tensor | None,  # [vocabulary, TOP_K] int32
+    input_ids: tl.tensor | None,  # [tokens] int64
+    ids: tl.tensor,  # [tokens, TOP_K + SHARED] int32
+    weights: tl.tensor,  # [tokens, TOP_K + SHARED] float32
     num_tokens: tl.tensor,
     num_experts: tl.tensor,
     group_size: tl.tensor,
+    floor: tl.tensor,
+    jitter: tl.tensor,
     scaling_factor: tl.tensor,
     masked: tl.tensor,
     logits_token: tl.tensor,
@@ -158,6 +172,9 @@ def _route(
     GROUPS: tl.constexpr,
     TOPK_GROUPS: tl.constexpr,
     BEST_OF_GROUP: tl.constexpr,
+    OF_EACH: tl.constexpr,
+    SHARED: tl.constexpr,
+    TABLE: tl.constexpr,
     TOKENS: tl.constexpr,
     EXPERTS: tl.constexpr,
     SLOTS: tl.constexpr,
@@ -166,7 +183,8 @@ def _route(
     """Route TOKENS tokens; EXPERTS, SLOTS and GROUP_COLUMNS are counts rounded up to powers of two.
 
     SCORE, WEIGHT and BEST_OF_GROUP are as in ``reference``; ``masked`` is the score of an expert
-    in a group that was not chosen.
+    in a group that was not chosen. OF_EACH are the experts that each group gives, 0 where the best
+    groups are chosen. SHARED experts follow the routed ones. TABLE: experts are the table's.
     """
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     is_token = token < num_tokens
@@ -175,18 +193,18 @@ def _route(
     row = token.to(tl.int64)
     x = tl.load(
         logits + (row * logits_token)[:, None] + expert * logits_expert,
-        mask=is_token[:, None] & is_expert,
+        mask=is_token[:, None] & (expert < num_experts + SHARED),
         other=0.0,
     ).to(tl.float32)
-    scores = scores_of(x, is_expert, SCORE)
+    scores = scores_of(x, expert < num_experts + SHARED, SCORE)
     ranking = scores
     if bias is not None:
         added = tl.load(bias + expert * bias_expert, mask=is_expert, other=0.0)
         ranking = scores + added.to(tl.float32)
 
     left = is_expert & (token[:, None] >= 0)
-    if GROUPS > 1:
-        group = expert // group_size
+    group = expert // group_size
+    if GROUPS > 1 and OF_EACH == 0:
         allowed = of_best_groups(
             ranking, left, expert, group, GROUPS, TOPK_GROUPS, BEST_OF_GROUP, TOKENS, GROUP_COLUMNS
         )
@@ -196,17 +214,32 @@ def _route(
     found = tl.full((TOKENS, SLOTS), 0, tl.int32)
     of_found = tl.full((TOKENS, SLOTS), 0.0, tl.float32)
     for number in tl.static_range(TOP_K):
-        taken = best(ranking, left, expert)
+        if TABLE:
+            entry = tl.load(input_ids + row, mask=is_token, other=0) * TOP_K + number
+            taken = tl.load(expert_table + entry, mask=is_token, other=0)
+        elif OF_EACH > 0:
+            taken = best(ranking, left & (group == number // OF_EACH), expert)
+        else:
+            taken = best(ranking, left, expert)
         is_taken = expert == taken[:, None]
-        left = left & (expert != taken[:, None])
         weighed = scores if WEIGHT == "score" or WEIGHT == "renormalize" else x  # noqa: PLR1714
         value = tl.sum(tl.where(is_taken, weighed, 0.0), axis=1)
+        if WEIGHT == "sparsemixer":
+            value = near_share(x, left, value, jitter)
+        left = left & (expert != taken[:, None])
         found = tl.where(slot == number, taken[:, None], found)
         of_found = tl.where(slot == number, value[:, None], of_found)
-    is_slot = slot < TOP_K
-    weight = weighed_slots(of_found, is_slot, WEIGHT)
-    target = (row * TOP_K)[:, None] + slot
+    for number in tl.static_range(SHARED):
+        weighed = scores if WEIGHT == "score" or WEIGHT == "renormalize" else x  # noqa: PLR1714
+        value = tl.sum(tl.where(expert == num_experts + number, weighed, 0.0), axis=1)
+        found = tl.where(slot == TOP_K + number, num_experts + number, found)
+        of_found = tl.where(slot == TOP_K + number, value[:, None], of_found)
+    is_slot = slot < TOP_K + SHARED
+    weight = weighed_slots(of_found, is_slot, floor, WEIGHT)
+    target = (row * (TOP_K + SHARED))[:, None] + slot
     is_stored = is_token[:, None] & is_slot
+    if expert_scales is not None:
+        weight = weight * tl.load(expert_scales + found, mask=is_stored, other=0.0)
     tl.store(ids + target, found, mask=is_stored)
     tl.store(weights + target, weight * scaling_factor, mask=is_stored)
 

@@ -28,8 +28,9 @@ def _routed(inputs: RouteInputs, weighed: RouteInputs | None = None) -> Routed:
 
 @seeded(BUGS, ROUTE, "routing_parity")
 def floor_of_wide_rows(inputs: RouteInputs) -> Routed:
-    """Add 1e-6 to the sum of the weights where there are more experts than a warp has threads."""
-    wide = inputs.logits.shape[1] > WARP
+    """Add 1e-6 to the sum of sigmoids where there are more experts than a warp has threads."""
+    sigmoids = inputs.method in RENORMALISED and inputs.method != "renormalize_naive"
+    wide = sigmoids and inputs.logits.shape[1] > WARP
     return _routed(inputs, replace(inputs, renormalise_floor=LFM2) if wide else None)
 
 
