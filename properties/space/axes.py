@@ -217,9 +217,7 @@ def _starts(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
     tried = [axes[name][: FEW.get(name)] for name in limits]
     found = [dict(zip(limits, limit, strict=True)) for limit in itertools.product(*tried)]
     yield from found
-    of_models = [each for each in found if each.get("num_experts") in OF_RULES]
-    for rule in (name for name in ROUTE_RULES if name in axes):
-        yield from ({**start, rule: value} for value in axes[rule][1:] for start in of_models)
+    yield from _of_rules(axes, found)
     shapes = [start for start in found if start.get("page_size") in OF_ONE_SHAPE["page_size"]]
     found = [start for start in found if start.get("group_size", 1) == 1]
     caches = [pair for pair in axes.get("caches", ())[1:] if pair != IN_FP8]
@@ -236,6 +234,23 @@ def _starts(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
     for pair in OF_ONE_SHAPE["caches"]:
         if pair in axes.get("caches", ()):
             yield from _with_each_group(axes, [{**start, "caches": pair} for start in shapes])
+
+
+def _of_rules(
+    axes: Mapping[str, tuple[Any, ...]], starts: Sequence[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Return starts with the rules of routing and the top_k of single families."""
+    of_models = [start for start in starts if start.get("num_experts") in OF_RULES]
+    alone = [start for start in of_models if start.get("groups") == (1, 1)]
+    rules = [name for name in ROUTE_RULES if name in axes]
+    if not rules:
+        return
+    for top_k in axes["top_k"]:
+        yield from ({**start, "top_k": top_k} for start in alone)
+        for rule in rules:
+            several = of_models if rule == "best_of_each_group" else alone
+            made = ({rule: value, "top_k": top_k} for value in axes[rule][1:])
+            yield from ({**start, **chosen} for chosen in made for start in several)
 
 
 def _with_each_group(

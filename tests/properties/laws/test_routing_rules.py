@@ -117,7 +117,8 @@ def interns1(inputs: RouteInputs) -> Routed:
 
 def of_interns1(problem: RouteProblem, _: Target) -> bool | str:
     softmax = problem.method in ("default", "renormalize_naive") and not problem.bias
-    return (softmax and problem.best_of_each_group) or "InternS1-Pro's routing only"
+    eight = problem.num_groups == problem.top_k == 8
+    return (softmax and eight and problem.best_of_each_group) or "InternS1-Pro's routing only"
 
 
 def phimoe(inputs: RouteInputs) -> Routed:
@@ -135,7 +136,8 @@ def phimoe(inputs: RouteInputs) -> Routed:
 
 def of_phimoe(problem: RouteProblem, _: Target) -> bool | str:
     plain = problem.method == "sparsemixer" and not problem.expert_scales
-    return (plain and problem.top_k <= 2) or "PhiMoE's routing only"
+    two = problem.top_k == 2 and problem.jitter == 0.01
+    return (plain and two) or "PhiMoE's routing only"
 
 
 KERNELS: dict[str, tuple[Callable[[RouteInputs], Routed], Any, tuple[str, ...]]] = {

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from kernelproof.impl import Target, find_implementation
+from kernelproof.impl.features import ROUTE_FEATURES, drawn_features
 from kernelproof.properties.laws.general import others
 from kernelproof.properties.space.axes import Axes, all_axes, narrow
+from kernelproof.properties.space.moe_axes import ROUTE_AXES, ROUTE_RULES
 from kernelproof.properties.space.simplify import simplify
 from kernelproof.reference import ACTIVATIONS, METHODS, MoEProblem, Problem, RouteProblem
 from kernelproof.reference.problems.moe import ASSIGNMENTS, MOE_REGIMES, QUANTISED, ROUTE_REGIMES
@@ -59,6 +61,10 @@ def test_every_route_is_drawn(routes: Sequence[RouteProblem]) -> None:
     for name in ("bias", "grouped"):
         assert sum(getattr(each, name) for each in routes) > 100, name
     assert {each.masked_groups for each in routes if each.grouped} == {"-inf", "zero"}
+    for name in ROUTE_FEATURES:
+        assert sum(name in drawn_features(each) for each in routes) > 20, name
+    for name in ROUTE_RULES:
+        assert {getattr(each, name) for each in routes} == set(ROUTE_AXES[name]), name
 
 
 def test_what_is_not_named_is_not_drawn(drawn: Draw) -> None:
