@@ -116,10 +116,9 @@ as FlashAttention 2 gives it. Of ``route``: ``renormalise_floor`` is an
 inputs of these names; ``joint_shared_experts``: an ``inputs.shared_experts``, mostly with a
 ``renormalise_floor`` of 0; ``hash_routing``: ``inputs.expert_table`` and ``inputs.input_ids``;
 ``sparsemixer``: an ``inputs.method`` of that name, and ``inputs.jitter``. Of ``moe``:
-``expert_parallel`` is an offset, ids of other ranks, and -1; ``fp8_weights``, ``nvfp4_weights``
-and ``mxfp4_weights`` give a
-QuantizedMatrix for weights, and ``quantized_hidden`` for hidden states too; ``swiglu_parameters``
-are alpha, beta and limit other than the activation's own, numbers or tensors.
+``expert_parallel`` is an offset, ids of other ranks, and -1; ``fp8_weights``, ``nvfp4_weights``,
+``mxfp4_weights`` and ``int8_weights`` give a QuantizedMatrix for weights, and
+``quantized_hidden`` for hidden states too; ``swiglu_parameters`` are alpha, beta and limit other than the activation's own, numbers or tensors.
 
 ``nondeterministic`` says that repeated calls may differ within the bound (atomics), so that they
 are not compared bitwise. ``phases`` and ``no_host_sync`` are of build_metadata: that the result has

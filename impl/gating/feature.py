@@ -29,6 +29,8 @@ INT4_DTYPE = "int4_per_token_head"
 """A cache with a scale and a zero point for each token and head."""
 TOKEN_SCALED_DTYPES = ("int8_per_token_head", "fp8_per_token_head")
 """Caches with a scale for each token and head. The oracle's table has them too, but needs torch."""
+INT8_DTYPE = "int8"
+"""Of hidden states, with a scale for each token."""
 DTYPES = (*FLOAT_DTYPES, *FP8_DTYPES, "mxfp8", *FP4_DTYPES)
 DTYPE_ALIASES = {
     "fp32": "float32",
@@ -79,6 +81,9 @@ QUANTISATIONS = (
     "mxfp8_mxfp4",
     "w4a16",
     "w4a8",
+    "int8_per_tensor",
+    "int8_per_channel",
+    "int8_block",
 )
 ROUTINGS = (
     "default",
@@ -98,8 +103,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "operation": OPERATIONS,
     "backend": (*BACKENDS, AUTO),
     "phase": PHASES,
-    "q_dtype": DTYPES,
-    "kv_dtype": (*DTYPES, *TOKEN_SCALED_DTYPES, INT4_DTYPE, *RECORD_DTYPES),
+    "q_dtype": (*DTYPES, INT8_DTYPE),
+    "kv_dtype": (*DTYPES, INT8_DTYPE, *TOKEN_SCALED_DTYPES, INT4_DTYPE, *RECORD_DTYPES),
     "kv_storage": STORAGES,
     "kv_layout": LAYOUTS,
     "mask": MASKS,

@@ -13,6 +13,9 @@ QUANTISATIONS = {
     "fp8_block": "fp8_block",
     "nvfp4": "nvfp4",
     "mxfp4": "mxfp4",
+    "int8_tensor": "int8_per_tensor",
+    "int8_channel": "int8_per_channel",
+    "int8_block": "int8_block",
 }
 """Of weights, by a problem's ``quantized``."""
 QUANTISED_BY_THE_KERNEL = (("cutlass", "fp8_block"),)

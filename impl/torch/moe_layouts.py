@@ -117,6 +117,6 @@ def numbers_of(matrix: torch.Tensor | QuantizedMatrix, dtype: torch.dtype) -> to
     scales = matrix.scales
     if matrix.format.scales == "channel":
         scales = scales.unsqueeze(1)
-    elif matrix.format.scales == "block":
+    elif matrix.format.in_blocks:
         scales = scales.repeat_interleave(128, dim=1)[:, : matrix.codes.shape[1]]
     return (matrix.codes.float() * scales).to(dtype)

@@ -60,7 +60,7 @@ def widened(
         return values * factors.repeat_interleave(COLUMNS_A_SCALE[element], dim=1)
     if matrix.format.scales == "channel":
         return values * scales.unsqueeze(1)
-    if matrix.format.scales == "block":
+    if matrix.format.in_blocks:
         if blocks_of_rows:
             scales = scales.repeat_interleave(SCALE_BLOCK, dim=0)[:rows]
         return values * scales.repeat_interleave(SCALE_BLOCK, dim=1)[:, : values.shape[1]]

@@ -20,8 +20,9 @@ ARITHMETIC = Arithmetic(
     fp8_products="fixed_point",
 )
 """The intermediate is stored in the dtype of the hidden states (FP8 ones: with a scale for each
-tile of a row), each slot's output in that of the result. (Not so in the interpreter, for bfloat16.)
-Where both operands are FP8, Hopper's tensor cores sum in fixed point."""
+tile of a row; int8 ones: in the dtype of the result), each slot's output in that of the result.
+(Not so in the interpreter, for bfloat16.) Where both operands are FP8, Hopper's tensor cores sum in
+fixed point."""
 BUILD_MINUTES = 0.4
 """Of a core: 30 modules took 43 s of 16 on an H200 (h200-triton-moe.json)."""
 WITH_GATHER = ">=3.3.dev0"
@@ -55,7 +56,8 @@ def experts(inputs: MoEInputs) -> torch.Tensor:
 
     Args:
         inputs: the arguments of ``reference.moe``; float32, float16 or bfloat16, strided or not;
-            e4m3 weights with scales by tensor, row or block of 128, and hidden states likewise.
+            e4m3 and int8 weights with scales by tensor, row or block of 128, and hidden states
+            likewise.
             Where hidden states are FP8, so is the intermediate.
 
     Returns:

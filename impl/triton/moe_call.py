@@ -18,7 +18,7 @@ from ..targets.optional import require
 from ..targets.target import UnsupportedError
 from .device import shared_memory
 from .moe_blocks import Shape, Tile, columns_of, moe_tiles
-from .moe_operands import E4M3, Operand, check_dtypes, multiplied, operand
+from .moe_operands import E4M3, INT8, Operand, check_dtypes, multiplied, operand
 from .moe_sort import Sorted, sort_pairs
 from .support import ceil_div, finish, next_power_of_two, require_triton, stored
 from .units import in_units, strides, unit_of
@@ -263,6 +263,8 @@ def _run(
 def _middle_dtype(plan: Plan) -> torch.dtype:
     """Return what the intermediate is stored in."""
     dtype = plan.hidden.values.dtype
+    if plan.hidden.format == INT8:
+        dtype = plan.inputs.out_dtype  # it is not quantised again
     if plan.interpreted:
         # The interpreter drops bits where it stores bfloat16, and has no FP8.
         return dtype if dtype == torch.float16 else torch.float32

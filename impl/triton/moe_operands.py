@@ -1,4 +1,4 @@
-"""Matrices of an MoE call as the Triton kernels take them: numbers, or FP8 codes with scales."""
+"""Matrices of an MoE call as the Triton kernels take them: numbers, or codes with scales."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..targets.target import UnsupportedError
 from .device import converts_e4m3
 from .moe_blocks import SCALE_BLOCK
 
-E4M3 = "float8_e4m3fn"
+E4M3, INT8 = "float8_e4m3fn", "int8"
 
 
 class Operand(NamedTuple):
@@ -45,15 +45,16 @@ def operand(name: str, matrix: torch.Tensor | QuantizedMatrix) -> Operand:
     if not isinstance(matrix, QuantizedMatrix):
         return Operand(matrix, None, "", 0)
     form, codes, scales = matrix.format, matrix.codes, matrix.scales.to(torch.float32)
-    if form.element != E4M3:
-        message = f"{name} is {form.element}; the Triton MoE reads {E4M3}"
+    if form.element not in (E4M3, INT8):
+        message = f"{name} is {form.element}; the Triton MoE reads {E4M3} and {INT8}"
         raise UnsupportedError(message)
-    values = codes if converts_e4m3(codes.device) else codes.view(torch.uint8)
+    readable = form.element == INT8 or converts_e4m3(codes.device)
+    values = codes if readable else codes.view(torch.uint8)
     while scales.dim() < codes.dim():
         scales = scales.unsqueeze(-1)
-    if form.scales != "block":
+    if not form.in_blocks:
         scales = scales.expand(*codes.shape[:-1], 1)
-    return Operand(values, scales, form.element, SCALE_BLOCK if form.scales == "block" else 0)
+    return Operand(values, scales, form.element, SCALE_BLOCK if form.in_blocks else 0)
 
 
 def check_dtypes(hidden: Operand, w13: Operand, w2: Operand) -> None:
@@ -74,7 +75,8 @@ def multiplied(a: torch.Tensor, b: torch.Tensor, *, interpreted: bool) -> str | 
     """Name the dtype that both are widened to before they are multiplied; None: as they are."""
     if interpreted:
         return "float32"
-    if a.dtype == b.dtype and a.dtype != torch.uint8:
+    if a.dtype == b.dtype and a.dtype not in (torch.uint8, torch.int8):
         return None
+    # Bytes are exact in float16; sums of their products are kept in float32.
     wide = [each.dtype for each in (a, b) if each.element_size() > 1]
     return str(wide[0] if wide else torch.float16).removeprefix("torch.")

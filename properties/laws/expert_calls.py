@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...reference import MoEProblem, QuantizedMatrix
-from ...reference.moe.weights import SCALE_BLOCK
+from ...reference.moe.weights import IN_BLOCKS, SCALE_BLOCK
 from ...reference.problems.moe import MULTIPLES
 from ...reference.tensors.moe_inputs import MoEInputs, map_matrix
 from ...reference.tensors.values import bits, stream
@@ -106,7 +106,7 @@ def unshared(problem: MoEProblem, inputs: MoEInputs) -> tuple[MoEProblem, MoEInp
 
 def inter_steps(problem: MoEProblem) -> int:
     """Return the multiples of inter at which a call may be cut: no block of scales is."""
-    if problem.quantized == "fp8_block":
+    if problem.quantized in IN_BLOCKS:
         return SCALE_BLOCK
     return MULTIPLES.get(problem.quantized, 1)
 
@@ -142,7 +142,7 @@ def with_rows(matrix: torch.Tensor | QuantizedMatrix, rows: torch.Tensor) -> Any
     if isinstance(matrix, torch.Tensor):
         return chosen(matrix)
     scales = matrix.scales
-    if matrix.format.scales == "block":
+    if matrix.format.in_blocks:
         scales = _blocks(scales, 1, rows[::SCALE_BLOCK] // SCALE_BLOCK)
     elif matrix.format.scales != "tensor":
         scales = chosen(scales)
@@ -156,7 +156,7 @@ def _columns(matrix: torch.Tensor | QuantizedMatrix, start: int, stop: int) -> A
     packed = matrix.format.packed
     codes = matrix.codes[:, :, start // packed : stop // packed].contiguous()
     scales, columns = matrix.scales, torch.arange(start, stop)
-    if matrix.format.scales == "block":
+    if matrix.format.in_blocks:
         scales = _blocks(scales, 2, columns[::SCALE_BLOCK] // SCALE_BLOCK)
     elif not matrix.format.scales:
         step = matrix.codes.shape[2] * packed // scales.shape[2]

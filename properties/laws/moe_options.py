@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...reference import MoEProblem, QuantizedMatrix
-from ...reference.moe.weights import SCALE_BLOCK, checked_matrix
+from ...reference.moe.weights import IN_BLOCKS, SCALE_BLOCK, WEIGHT_FORMATS, checked_matrix
 from ...reference.tensors.moe_inputs import MoEInputs
 from ..verdicts.comparison import fail
 from ..verdicts.subject import Subject
@@ -65,7 +65,7 @@ def gate_up_swap(subject: Subject, problem: MoEProblem) -> Verdict:
     moves as much, and parity sees it: this law is about kernels for which the halves are alike, and
     about weights that were packed once and are not looked at again.
     """
-    cut = problem.quantized == "fp8_block" and problem.inter % SCALE_BLOCK
+    cut = problem.quantized in IN_BLOCKS and problem.inter % SCALE_BLOCK
     if not (problem.gated and problem.num_tokens) or (cut and not problem.interleaved):
         return VACUOUS
     inputs = subject.materialise(problem)
@@ -177,7 +177,7 @@ LAWS = (
         "quantised weights and hidden states give what the numbers that they stand for give",
         weight=0.5,
         overlap="parity kills its bugs too: this law asks for no codec of the oracle's",
-        needs=("fp8_weights", "nvfp4_weights", "mxfp4_weights"),
+        needs=tuple(dict.fromkeys(form.feature for form in WEIGHT_FORMATS.values())),
     ),
     Law(
         "hidden_strides",

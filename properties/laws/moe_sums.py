@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from ...reference import MoEProblem
+from ...reference.moe.weights import IN_BLOCKS
 from ...reference.tensors.moe_inputs import MoEInputs
 from ...reference.tensors.values import bits, choose, stream
 from ..verdicts.subject import Subject
@@ -81,7 +82,7 @@ def inter_shards(subject: Subject, problem: MoEProblem) -> Verdict:
     """Split inter over two ranks: their outputs add up to the whole."""
     step = inter_steps(problem)
     cut = problem.inter // 2 // step * step
-    if not cut or (problem.quantized == "fp8_block" and problem.inter % step):
+    if not cut or (problem.quantized in IN_BLOCKS and problem.inter % step):
         return VACUOUS
     parts, inputs = [], subject.materialise(problem)
     for start, stop in ((0, cut), (cut, problem.inter)):

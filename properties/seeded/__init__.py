@@ -48,6 +48,7 @@ from .moe import process_bugs as moe_process_bugs
 from .moe import quantised_bugs as moe_quantised_bugs
 from .moe import routing_bugs, rule_bugs, sorting_bugs
 from .moe import stateful_bugs as moe_stateful_bugs
+from .moe import weight_format_bugs as moe_weight_format_bugs
 
 BUGS: tuple[SeededBug, ...] = (
     *option_bugs.BUGS,
@@ -83,6 +84,7 @@ BUGS: tuple[SeededBug, ...] = (
     *moe_stateful_bugs.BUGS,
     *routing_bugs.BUGS,
     *rule_bugs.BUGS,
+    *moe_weight_format_bugs.BUGS,
 )
 """Wrong answers: each must be killed by at least one law."""
 PROCESS_CONTROLS: tuple[SeededBug, ...] = (
@@ -106,6 +108,7 @@ HONEST: tuple[SeededBug, ...] = (
     *exact_bugs.CONTROLS,
     *append_bugs.CONTROLS,
     *moe_honest.CONTROLS,
+    *moe_weight_format_bugs.CONTROLS,
 )
 """Right answers by unusual ways: no law may accuse one."""
 CATALOGUE: tuple[SeededBug, ...] = (*BUGS, *PROCESS_CONTROLS, *HONEST)

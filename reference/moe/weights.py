@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,17 +11,16 @@ import torch
 from ..formats.quantization import (
     MX_BLOCK,
     NVFP4_BLOCK,
-    dequantize_fp8,
     dequantize_mxfp4,
     dequantize_mxfp8,
     dequantize_nvfp4,
-    quantize_fp8,
     quantize_mxfp4,
     quantize_mxfp8,
     quantize_nvfp4,
 )
 from ..scratch import Scratch
 from ..validation import check_values, checked_number
+from .matrix_elements import SCALES, MatrixElement, fp8, int8
 
 SCALE_BLOCK = 128
 """Rows and columns of one scale of ``"block"``, as DeepSeek-V3's checkpoints have them."""
@@ -29,45 +28,9 @@ NUMBERS = 3 * 2**18
 """Of an expert's weights widened at once: few calls, and what a cache holds is multiplied there."""
 CODES = NUMBERS // 2
 """The same of codes, whose decoding has more tensors of that size."""
-SCALES = ("tensor", "channel", "block")
-Scale = float | torch.Tensor
-
-
-class MatrixElement(NamedTuple):
-    """What the codes of a matrix are, and how they are made and read.
-
-    Attributes:
-        dtype: of the tensor of codes.
-        encode: from numbers and scales that broadcast to them (of block formats: a global scale)
-            to codes and, of block formats, block scales.
-        decode: from codes, scales and a global scale to float64 numbers.
-        scales: what ``MatrixFormat.scales`` may be.
-        packed: columns in one code's byte.
-        block: columns that share a block scale; 0: ``scales`` says which numbers share one.
-        has_global_scale: whether a global scale multiplies the block scales.
-    """
-
-    dtype: torch.dtype
-    encode: Callable[[torch.Tensor, Scale], tuple[torch.Tensor, ...]]
-    decode: Callable[[torch.Tensor, torch.Tensor, Scale], torch.Tensor]
-    scales: tuple[str, ...] = ("",)
-    packed: int = 1
-    block: int = 0
-    has_global_scale: bool = False
-
-
-def _fp8(dtype: torch.dtype) -> MatrixElement:
-    return MatrixElement(
-        dtype,
-        lambda values, scales: (quantize_fp8(values, dtype, scales),),
-        lambda codes, scales, _: dequantize_fp8(codes, scales),
-        SCALES,
-    )
-
-
 MATRIX_ELEMENTS = {
-    "float8_e4m3fn": _fp8(torch.float8_e4m3fn),
-    "float8_e5m2": _fp8(torch.float8_e5m2),
+    "float8_e4m3fn": fp8(torch.float8_e4m3fn),
+    "float8_e5m2": fp8(torch.float8_e5m2),
     "nvfp4": MatrixElement(
         torch.uint8, quantize_nvfp4, dequantize_nvfp4, packed=2, block=NVFP4_BLOCK,
         has_global_scale=True,
@@ -84,6 +47,7 @@ MATRIX_ELEMENTS = {
         lambda codes, scales, _: dequantize_mxfp8(codes, scales),
         block=MX_BLOCK,
     ),
+    "int8": int8(),
 }  # fmt: skip
 """Every element that the codes of a matrix may have, by name."""
 TABLE = "MATRIX_ELEMENTS in kernelproof/reference/moe/weights.py"
@@ -95,10 +59,11 @@ class MatrixFormat:
 
     Attributes:
         element: ``"float8_e4m3fn"``, ``"float8_e5m2"``, ``"nvfp4"`` (e2m1, an e4m3 scale for 16
-            columns), ``"mxfp4"`` (e2m1, an e8m0 scale for 32) or ``"mxfp8"`` (e4m3, the same).
-        scales: of FP8: ``"tensor"`` (one; one an expert for weights), ``"channel"`` (one a row:
-            an output channel, or a token) or ``"block"`` (one for 128 columns of a token, or for
-            128 x 128 of a weight). Empty for the block formats.
+            columns), ``"mxfp4"`` (e2m1, an e8m0 scale for 32), ``"mxfp8"`` (e4m3, the same) or
+            ``"int8"``.
+        scales: of FP8 and int8: ``"tensor"`` (one; one an expert for weights), ``"channel"`` (one a
+            row: an output channel, or a token) or ``"block"`` (one for 128 columns of a token, or
+            for 128 x 128 of a weight). Empty for the block formats.
 
     Raises:
         ValueError: an unknown element, or scales that it does not have.
@@ -133,6 +98,11 @@ class MatrixFormat:
         """Columns in one code's byte."""
         return self.entry.packed
 
+    @property
+    def in_blocks(self) -> bool:
+        """Whether a scale is one for 128 columns of a token, or for 128 x 128 of a weight."""
+        return self.scales == "block"
+
 
 class WeightFormat(NamedTuple):
     """What a problem's ``quantized`` stands for.
@@ -148,13 +118,21 @@ class WeightFormat(NamedTuple):
 
 
 _FP8 = {f"fp8_{scales}": MatrixFormat("float8_e4m3fn", scales) for scales in SCALES}
+_INT8 = {scales: MatrixFormat("int8", scales) for scales in SCALES}
 _NVFP4, _MXFP4, _MXFP8 = (MatrixFormat(element) for element in ("nvfp4", "mxfp4", "mxfp8"))
 WEIGHT_FORMATS = {
     **{name: WeightFormat(form, form, "fp8_weights") for name, form in _FP8.items()},
     "nvfp4": WeightFormat(_NVFP4, _NVFP4, "nvfp4_weights"),
     "mxfp4": WeightFormat(_MXFP4, _MXFP8, "mxfp4_weights"),
+    "int8_tensor": WeightFormat(_INT8["tensor"], _INT8["channel"], "int8_weights"),
+    "int8_channel": WeightFormat(_INT8["channel"], _INT8["channel"], "int8_weights"),
+    "int8_block": WeightFormat(_INT8["block"], _INT8["block"], "int8_weights"),
 }
-"""Quantised weights of problems by name: FP8 with scales of a tensor, ..., and block formats."""
+"""Quantised weights of problems by name: FP8 with scales of a tensor, ..., and block formats.
+
+Hidden states in int8 have a scale a token, or one for 128 columns where weights have blocks."""
+IN_BLOCKS = tuple(name for name, form in WEIGHT_FORMATS.items() if form.weights.in_blocks)
+"""Those whose scales are of 128 x 128 weights."""
 
 
 class QuantizedMatrix(NamedTuple):
@@ -163,10 +141,10 @@ class QuantizedMatrix(NamedTuple):
     Attributes:
         codes: of the format's dtype; half as many bytes as columns for nvfp4 and mxfp4, the even
             column in the low nibble.
-        scales: floating for FP8: ``"tensor"``: [experts], or [] for hidden states; ``"channel"``:
-            [experts, rows] or [tokens]; ``"block"``: [experts, rows / 128, columns / 128] or
-            [tokens, columns / 128], rounded up. Block formats: e4m3 [..., columns / 16] or e8m0
-            [..., columns / 32], in linear order.
+        scales: floating for FP8 and int8: ``"tensor"``: [experts], or [] for hidden states;
+            ``"channel"``: [experts, rows] or [tokens]; ``"block"``: [experts, rows / 128,
+            columns / 128] or [tokens, columns / 128], rounded up. Block formats: e4m3
+            [..., columns / 16] or e8m0 [..., columns / 32], in linear order.
         format: how to read them.
         global_scale: of nvfp4: a float, or a tensor [experts]; it multiplies.
     """
@@ -230,7 +208,7 @@ class Matrix(NamedTuple):
         form, scales = given.format, given.scales[expert]
         if form.scales == "channel":
             scales = scales[start:stop].unsqueeze(-1)
-        elif form.scales == "block":
+        elif form.in_blocks:
             scales = _spread(scales[start // SCALE_BLOCK : -(-stop // SCALE_BLOCK)], 0, len(codes))
             scales = _spread(scales, 1, self.columns)
         elif form.entry.block:
@@ -247,7 +225,7 @@ class Matrix(NamedTuple):
             scales = scales[index]
         if form.scales == "channel":
             scales = scales.unsqueeze(-1)
-        elif form.scales == "block":
+        elif form.in_blocks:
             scales = _spread(scales, 1, self.columns)
         return form.entry.decode(codes, scales, self.quantized.global_scale).to(dtype)
 

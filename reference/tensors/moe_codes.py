@@ -1,7 +1,8 @@
 """Quantising the matrices of MoE problems: codes and scales that kernels read.
 
-Scales of FP8 and global scales have three significant bits, so that the numbers which codes stand
-for fit into bfloat16: a matrix of these numbers can be given in its place.
+Scales of FP8 and global scales have three significant bits, and those of int8 are powers of two, so
+that the numbers which codes stand for fit into bfloat16: a matrix of these numbers can be given in
+its place.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from ..moe.weights import SCALE_BLOCK, MatrixFormat
 from .values import bits
 
 LARGEST_E4M3, LARGEST_E2M1 = 448.0, 6.0
+POWERS = 3
+"""Powers of two among which a scale of int8 is chosen, whose codes leave no bits for others."""
 
 
 class Codes(NamedTuple):
@@ -46,7 +49,7 @@ def quantised(
     entry, amax = form.entry, values.abs()
     if form.scales == "channel":
         amax = amax.amax(dim=-1)
-    elif form.scales == "block":
+    elif form.in_blocks:
         amax = functools.reduce(_block_amax, range(1, values.dim()), amax)
     elif entry.block and not entry.has_global_scale:
         codes, scales = entry.encode(values, 1.0)
@@ -61,8 +64,9 @@ def quantised(
         scale = _scale(amax, 2 * hashes, LARGEST_E2M1 * LARGEST_E4M3)
         codes, scales, _ = entry.encode(values, _fitted(scale, values))
         return Codes(codes, scales, form, scale)
-    scales = spread = _scale(amax, hashes, LARGEST_E4M3)
-    if form.scales == "block":
+    choose = _power if entry.dtype == torch.int8 else _scale
+    scales = spread = choose(amax, hashes, entry.largest)
+    if form.in_blocks:
         for dim in range(1, values.dim()):
             spread = _spread(spread, dim, values.shape[dim])
     codes = entry.encode(values, _fitted(spread, values).expand_as(values))[0]
@@ -78,6 +82,12 @@ def _scale(largest: torch.Tensor, hashes: torch.Tensor, room: float) -> torch.Te
     """Return 1, 1.25, 1.5 or 1.75 times the least power of two that keeps all within room."""
     exponent = torch.frexp(largest / room).exponent
     return torch.ldexp(1.0 + (hashes % 4).to(torch.float32) / 4, exponent)
+
+
+def _power(largest: torch.Tensor, hashes: torch.Tensor, room: float) -> torch.Tensor:
+    """Return 1, 2 or 4 times the least power of two that keeps all within room."""
+    exponent = torch.frexp(largest / room).exponent + (hashes % POWERS).to(torch.int32)
+    return torch.ldexp(torch.ones_like(largest), exponent)
 
 
 def _block_amax(values: torch.Tensor, dim: int) -> torch.Tensor:

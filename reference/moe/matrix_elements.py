@@ -1,0 +1,62 @@
+"""What the codes of a matrix may be: how each element is made and read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from ..formats.integers import LARGEST_INT8, dequantize_int8, quantize_int8
+from ..formats.quantization import dequantize_fp8, quantize_fp8
+from ..formats.small_floats import FP8_FORMATS
+
+SCALES = ("tensor", "channel", "block")
+Scale = float | torch.Tensor
+
+
+class MatrixElement(NamedTuple):
+    """What the codes of a matrix are, and how they are made and read.
+
+    Attributes:
+        dtype: of the tensor of codes.
+        encode: from numbers and scales that broadcast to them (of block formats: a global scale)
+            to codes and, of block formats, block scales.
+        decode: from codes, scales and a global scale to float64 numbers.
+        scales: what ``MatrixFormat.scales`` may be.
+        packed: columns in one code's byte.
+        block: columns that share a block scale; 0: ``scales`` says which numbers share one.
+        has_global_scale: whether a global scale multiplies the block scales.
+        largest: the largest number of a code, which scales that are not the element's are made for.
+    """
+
+    dtype: torch.dtype
+    encode: Callable[[torch.Tensor, Scale], tuple[torch.Tensor, ...]]
+    decode: Callable[[torch.Tensor, torch.Tensor, Scale], torch.Tensor]
+    scales: tuple[str, ...] = ("",)
+    packed: int = 1
+    block: int = 0
+    has_global_scale: bool = False
+    largest: float = 0.0
+
+
+def fp8(dtype: torch.dtype) -> MatrixElement:
+    """Return the element of an FP8 format."""
+    return MatrixElement(
+        dtype,
+        lambda values, scales: (quantize_fp8(values, dtype, scales),),
+        lambda codes, scales, _: dequantize_fp8(codes, scales),
+        SCALES,
+        largest=FP8_FORMATS[dtype].largest,
+    )
+
+
+def int8() -> MatrixElement:
+    """Return the element of signed bytes."""
+    return MatrixElement(
+        torch.int8,
+        lambda values, scales: (quantize_int8(values, scales),),
+        lambda codes, scales, _: dequantize_int8(codes, scales),
+        SCALES,
+        largest=LARGEST_INT8,
+    )
