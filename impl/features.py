@@ -111,14 +111,16 @@ key-value head, [kv_heads, sum of T_i * S_i]; ``image_spans``: ``inputs.spans``;
 ``different_state_strides`` give ``inputs.states``, each with strides of its own, and
 ``context_tokens`` is ``inputs.context_tokens``; ``lse_views``: lses are views of [states, heads,
 tokens], or of wider rows; ``inf_marks_empty``: an lse of inf, too, is that of a state of no keys,
-as FlashAttention 2 gives it. Of ``route``: ``renormalise_floor`` is an
-``inputs.renormalise_floor`` other than 1e-20, ``expert_scales`` and ``best_of_each_group`` are
-inputs of these names; ``joint_shared_experts``: an ``inputs.shared_experts``, mostly with a
-``renormalise_floor`` of 0; ``hash_routing``: ``inputs.expert_table`` and ``inputs.input_ids``;
-``sparsemixer``: an ``inputs.method`` of that name, and ``inputs.jitter``. Of ``moe``:
-``expert_parallel`` is an offset, ids of other ranks, and -1; ``fp8_weights``, ``nvfp4_weights``,
-``mxfp4_weights`` and ``int8_weights`` give a QuantizedMatrix for weights, and
-``quantized_hidden`` for hidden states too; ``swiglu_parameters`` are alpha, beta and limit other than the activation's own, numbers or tensors.
+as FlashAttention 2 gives it. Of ``route``: ``renormalise_floor`` is an ``inputs.renormalise_floor``
+other than 1e-20, ``expert_scales`` and ``best_of_each_group`` are inputs of these names;
+``joint_shared_experts``: an ``inputs.shared_experts``, mostly with a ``renormalise_floor`` of 0;
+``hash_routing``: ``inputs.expert_table`` and ``inputs.input_ids``; ``sparsemixer``: an
+``inputs.method`` of that name, and ``inputs.jitter``. Of ``moe``: ``expert_parallel`` is an offset,
+ids of other ranks, and -1; ``fp8_weights``, ``nvfp4_weights``, ``mxfp4_weights``, ``int8_weights``,
+``mxfp8_weights`` and ``int4_weights`` give a QuantizedMatrix for weights, and ``quantized_hidden``
+for hidden states too; ``swiglu_parameters`` are alpha, beta and limit other than the activation's
+own, numbers or tensors; ``ue8m0_scales`` are FP8 blocks with e8m0 scales, ``int4_zero_points`` come
+with its ``zero_points``, and ``nvfp4_gate_up_scales`` are global scales [experts, 2] of w13.
 
 ``nondeterministic`` says that repeated calls may differ within the bound (atomics), so that they
 are not compared bitwise. ``phases`` and ``no_host_sync`` are of build_metadata: that the result has

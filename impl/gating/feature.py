@@ -84,6 +84,7 @@ QUANTISATIONS = (
     "int8_per_tensor",
     "int8_per_channel",
     "int8_block",
+    "fp8_block_ue8m0",
 )
 ROUTINGS = (
     "default",

@@ -16,6 +16,13 @@ QUANTISATIONS = {
     "int8_tensor": "int8_per_tensor",
     "int8_channel": "int8_per_channel",
     "int8_block": "int8_block",
+    "fp8_block_ue8m0": "fp8_block_ue8m0",
+    "mxfp8": "mxfp8",
+    "int4_g32": "w4a16",
+    "int4_g128": "w4a16",
+    "int4_zp_g32": "w4a16",
+    "int4_zp_g128": "w4a16",
+    "nvfp4_gate_up": "nvfp4",
 }
 """Of weights, by a problem's ``quantized``."""
 QUANTISED_BY_THE_KERNEL = (("cutlass", "fp8_block"),)
@@ -84,6 +91,8 @@ def _of_experts(problem: MoEProblem, backend: str) -> Feature:
     quantisation, q_dtype = QUANTISATIONS[problem.quantized], problem.dtype
     if problem.quantized_hidden and (backend, problem.quantized) not in QUANTISED_BY_THE_KERNEL:
         q_dtype = WEIGHT_FORMATS[problem.quantized].hidden.element
+    if problem.quantized.startswith("int4") and problem.quantized_hidden:
+        quantisation = "w4a8"
     if problem.quantized == "mxfp4":
         if problem.quantized_hidden:
             quantisation = "mxfp8_mxfp4"

@@ -140,7 +140,7 @@ def _expert(inputs: MoEInputs, x: torch.Tensor, weights: torch.Tensor, expert: i
     """Return what an expert adds to its tokens."""
     if inputs.weights_on_input:
         x = x * weights
-    projected = x @ expert_weights(inputs.w13, expert).T
+    projected = x @ expert_weights(inputs.w13, expert, interleaved=inputs.interleaved).T
     if inputs.w13_bias is not None:
         projected += inputs.w13_bias[expert].float()
     middle = activated(inputs, projected, expert)
@@ -159,7 +159,8 @@ def _shared(inputs: MoEInputs, hidden: torch.Tensor) -> torch.Tensor:
         return total
     first = inputs.shared_w13
     for expert in range(len(first if isinstance(first, torch.Tensor) else first.codes)):
-        middle = activated(inputs, hidden @ expert_weights(first, expert).T, expert)
+        weights = expert_weights(first, expert, interleaved=inputs.interleaved)
+        middle = activated(inputs, hidden @ weights.T, expert)
         total += middle @ expert_weights(inputs.shared_w2, expert).T
     return total * inputs.shared_weight
 

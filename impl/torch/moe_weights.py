@@ -13,18 +13,27 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E8M0_BIAS = 127
 SCALE_BLOCK = 128
 COLUMNS_A_SCALE = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}
+MIDDLE = 8
+"""The zero point of int4 without zero points."""
 
 
-def expert_weights(matrix: torch.Tensor | QuantizedMatrix, expert: int) -> torch.Tensor:
-    """Return an expert's weights [rows, columns] in float32."""
+def expert_weights(
+    matrix: torch.Tensor | QuantizedMatrix, expert: int, *, interleaved: bool = False
+) -> torch.Tensor:
+    """Return an expert's weights [rows, columns] in float32; gate and up rows may alternate."""
     if isinstance(matrix, torch.Tensor):
         return matrix[expert].float()
     scale = matrix.global_scale
+    if isinstance(scale, torch.Tensor) and scale.numel() > 1:
+        scale = scale[expert]
+        if scale.dim():  # of gate and of up
+            rows = matrix.codes.shape[1] // 2
+            scale = (scale.repeat(rows) if interleaved else scale.repeat_interleave(rows))[:, None]
     return widened(
         matrix.codes[expert],
         matrix.scales[expert],
         matrix,
-        scale[expert] if isinstance(scale, torch.Tensor) and scale.numel() > 1 else scale,
+        scale if matrix.zero_points is None else matrix.zero_points[expert],
         blocks_of_rows=True,
     )
 
@@ -40,7 +49,7 @@ def widened(
     codes: torch.Tensor,
     scales: torch.Tensor,
     matrix: QuantizedMatrix,
-    global_scale: float | torch.Tensor,
+    other: float | torch.Tensor,
     *,
     blocks_of_rows: bool,
 ) -> torch.Tensor:
@@ -50,21 +59,33 @@ def widened(
         codes: [rows, columns], or half as many bytes.
         scales: of these rows.
         matrix: that they are part of.
-        global_scale: of nvfp4.
+        other: the global scale of nvfp4, one or one a row; the zero points of int4.
         blocks_of_rows: a scale of a block belongs to 128 rows too, not to one.
     """
     element, rows = matrix.format.element, codes.shape[0]
+    if element.startswith("int4"):
+        return _int4(codes, scales, other if isinstance(other, torch.Tensor) else MIDDLE)
     values = _e2m1(codes) if codes.dtype == torch.uint8 else codes.float()
     if element in COLUMNS_A_SCALE:
-        factors = scales.float() * global_scale if element == "nvfp4" else _e8m0(scales)
+        factors = scales.float() * other if element == "nvfp4" else _e8m0(scales)
         return values * factors.repeat_interleave(COLUMNS_A_SCALE[element], dim=1)
     if matrix.format.scales == "channel":
         return values * scales.unsqueeze(1)
     if matrix.format.in_blocks:
+        if matrix.format.powers:
+            scales = _e8m0(scales)
         if blocks_of_rows:
             scales = scales.repeat_interleave(SCALE_BLOCK, dim=0)[:rows]
         return values * scales.repeat_interleave(SCALE_BLOCK, dim=1)[:, : values.shape[1]]
     return values * scales
+
+
+def _int4(codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | int) -> torch.Tensor:
+    """Return (code - zero point) * scale of groups of columns, even ones in the low nibbles."""
+    numbers = torch.stack([codes & 0xF, codes >> 4], dim=-1).flatten(-2).float()
+    groups = numbers.view(*scales.shape, -1)
+    each = zeros.float().unsqueeze(-1) if isinstance(zeros, torch.Tensor) else zeros
+    return ((groups - each) * scales.unsqueeze(-1)).view_as(numbers)
 
 
 def _e2m1(packed: torch.Tensor) -> torch.Tensor:

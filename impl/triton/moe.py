@@ -26,7 +26,10 @@ fixed point."""
 BUILD_MINUTES = 0.4
 """Of a core: 30 modules took 43 s of 16 on an H200 (h200-triton-moe.json)."""
 WITH_GATHER = ">=3.3.dev0"
-NOT_READ = ("nvfp4_weights", "mxfp4_weights")
+NOT_READ = (
+    "nvfp4_weights", "mxfp4_weights", "mxfp8_weights", "int4_weights", "int4_zero_points",
+    "nvfp4_gate_up_scales",
+)  # fmt: skip
 """Features of ``moe`` that these kernels do not have."""
 FEATURES = (*(name for name in MOE_FEATURES if name not in NOT_READ), "large_weights")
 
@@ -56,8 +59,8 @@ def experts(inputs: MoEInputs) -> torch.Tensor:
 
     Args:
         inputs: the arguments of ``reference.moe``; float32, float16 or bfloat16, strided or not;
-            e4m3 and int8 weights with scales by tensor, row or block of 128, and hidden states
-            likewise.
+            e4m3 and int8 weights with scales by tensor, row or block of 128 (of e4m3: powers of
+            two as well), and hidden states likewise.
             Where hidden states are FP8, so is the intermediate.
 
     Returns:

@@ -11,6 +11,8 @@ from ..targets.target import UnsupportedError
 from .device import converts_e4m3
 from .moe_blocks import SCALE_BLOCK
 
+MANTISSA = 23
+"""Bits of a float32 below its exponent."""
 E4M3, INT8 = "float8_e4m3fn", "int8"
 
 
@@ -44,17 +46,23 @@ def operand(name: str, matrix: torch.Tensor | QuantizedMatrix) -> Operand:
     """
     if not isinstance(matrix, QuantizedMatrix):
         return Operand(matrix, None, "", 0)
-    form, codes, scales = matrix.format, matrix.codes, matrix.scales.to(torch.float32)
+    form, codes = matrix.format, matrix.codes
     if form.element not in (E4M3, INT8):
         message = f"{name} is {form.element}; the Triton MoE reads {E4M3} and {INT8}"
         raise UnsupportedError(message)
     readable = form.element == INT8 or converts_e4m3(codes.device)
     values = codes if readable else codes.view(torch.uint8)
+    scales = powers(matrix.scales) if form.powers else matrix.scales.to(torch.float32)
     while scales.dim() < codes.dim():
         scales = scales.unsqueeze(-1)
     if not form.in_blocks:
         scales = scales.expand(*codes.shape[:-1], 1)
     return Operand(values, scales, form.element, SCALE_BLOCK if form.in_blocks else 0)
+
+
+def powers(codes: torch.Tensor) -> torch.Tensor:
+    """Return e8m0 bytes as float32 numbers, by their exponents' bits: from 2^-126 on."""
+    return (codes.view(torch.uint8).to(torch.int32) << MANTISSA).view(torch.float32)
 
 
 def check_dtypes(hidden: Operand, w13: Operand, w2: Operand) -> None:

@@ -126,15 +126,17 @@ def of_inter(problem: MoEProblem, inputs: MoEInputs, start: int, stop: int) -> M
         w13_bias = w13_bias[:, rows.to(w13_bias.device)]
     return replace(
         inputs,
-        w13=with_rows(inputs.w13, rows),
+        w13=with_rows(inputs.w13, rows, interleaved=problem.interleaved),
         w2=_columns(inputs.w2, start, stop),
         w13_bias=w13_bias,
         w2_bias=inputs.w2_bias if start == 0 else None,
     )
 
 
-def with_rows(matrix: torch.Tensor | QuantizedMatrix, rows: torch.Tensor) -> Any:  # noqa: ANN401
-    """Select rows of every expert; blocks of scales must stay whole."""
+def with_rows(
+    matrix: torch.Tensor | QuantizedMatrix, rows: torch.Tensor, *, interleaved: bool = False
+) -> Any:  # noqa: ANN401
+    """Select rows of every expert of a w13; blocks of scales, gate and up must stay whole."""
 
     def chosen(tensor: torch.Tensor) -> torch.Tensor:
         return take(tensor.transpose(0, 1), rows).transpose(0, 1).contiguous()
@@ -146,7 +148,18 @@ def with_rows(matrix: torch.Tensor | QuantizedMatrix, rows: torch.Tensor) -> Any
         scales = _blocks(scales, 1, rows[::SCALE_BLOCK] // SCALE_BLOCK)
     elif matrix.format.scales != "tensor":
         scales = chosen(scales)
-    return matrix._replace(codes=chosen(matrix.codes), scales=scales)
+    zeros, scale = matrix.zero_points, matrix.global_scale
+    if isinstance(scale, torch.Tensor) and scale.dim() > 1:
+        # Rows of what was the gate's half, or the up's, make each of the halves.
+        old, first = matrix.codes.shape[1], torch.tensor([0, 1 if interleaved else len(rows) // 2])
+        halves = rows[first] % 2 if interleaved else rows[first] // (old // 2)
+        scale = take(scale.transpose(0, 1), halves).transpose(0, 1).contiguous()
+    return matrix._replace(
+        codes=chosen(matrix.codes),
+        scales=scales,
+        global_scale=scale,
+        zero_points=None if zeros is None else chosen(zeros),
+    )
 
 
 def _columns(matrix: torch.Tensor | QuantizedMatrix, start: int, stop: int) -> Any:  # noqa: ANN401
@@ -155,14 +168,16 @@ def _columns(matrix: torch.Tensor | QuantizedMatrix, start: int, stop: int) -> A
         return matrix[:, :, start:stop].contiguous()
     packed = matrix.format.packed
     codes = matrix.codes[:, :, start // packed : stop // packed].contiguous()
-    scales, columns = matrix.scales, torch.arange(start, stop)
+    scales, zeros, columns = matrix.scales, matrix.zero_points, torch.arange(start, stop)
     if matrix.format.in_blocks:
         scales = _blocks(scales, 2, columns[::SCALE_BLOCK] // SCALE_BLOCK)
     elif not matrix.format.scales:
         step = matrix.codes.shape[2] * packed // scales.shape[2]
         scales = scales[:, :, start // step : stop // step].contiguous()
-    return matrix._replace(codes=codes, scales=scales)
+        if zeros is not None:
+            zeros = zeros[:, :, start // step : stop // step].contiguous()
+    return matrix._replace(codes=codes, scales=scales, zero_points=zeros)
 
 
 def _blocks(scales: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
-    return scales.index_select(dim, index.to(scales.device))
+    return take(scales.transpose(0, dim), index).transpose(0, dim).contiguous()

@@ -74,7 +74,7 @@ def gate_up_swap(subject: Subject, problem: MoEProblem) -> Verdict:
     bias = inputs.w13_bias
     swapped = replace(
         inputs,
-        w13=with_rows(inputs.w13, rows),
+        w13=with_rows(inputs.w13, rows, interleaved=problem.interleaved),
         w13_bias=None if bias is None else bias[:, rows.to(bias.device)],
     )
     return _must_move(subject, problem, inputs, [("order of gate and up rows", problem, swapped)])
@@ -120,7 +120,7 @@ def dequantised_experts(subject: Subject, problem: MoEProblem) -> Verdict:
     inputs = subject.materialise(problem)
     if inputs.intermediate_scale is not None:
         return VACUOUS  # kernels of 16 bits take none
-    numbers = {name: _numbers(name, getattr(inputs, name), inputs.out_dtype) for name in MATRICES}
+    numbers = {name: _numbers(name, inputs) for name in MATRICES}
     if any(numbers[name] is None and getattr(inputs, name) is not None for name in MATRICES):
         return VACUOUS  # the dtype does not hold them
     first = answer(subject, problem, inputs)
@@ -128,14 +128,14 @@ def dequantised_experts(subject: Subject, problem: MoEProblem) -> Verdict:
     return same(first.out, second.out, first.bound + second.bound)
 
 
-def _numbers(
-    name: str, matrix: torch.Tensor | QuantizedMatrix | None, dtype: torch.dtype
-) -> torch.Tensor | None:
-    """Return the numbers of a matrix in a dtype that holds them exactly; None if it does not."""
+def _numbers(name: str, inputs: MoEInputs) -> torch.Tensor | None:
+    """Return the numbers of a matrix in the output's dtype; None if it does not hold them."""
+    matrix, dtype = getattr(inputs, name), inputs.out_dtype
     if not isinstance(matrix, QuantizedMatrix):
         return matrix
     hidden = name == "hidden"
-    checked = checked_matrix(name, matrix, "tokens hidden" if hidden else "experts rows columns")
+    axes = "tokens hidden" if hidden else "experts rows columns"
+    checked = checked_matrix(name, matrix, axes, interleaved=inputs.interleaved)
     if hidden:
         index = torch.arange(len(matrix.codes), device=matrix.codes.device)
         wide = checked.tokens(index, torch.float64)

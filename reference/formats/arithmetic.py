@@ -28,8 +28,10 @@ SMALLEST_SUBNORMAL: dict[str, float] = {
 }
 """The distance between neighbours around zero, by format: half of it is lost however small x is."""
 
-BLOCK_FORMATS = ("nvfp4", "mxfp8", "mxfp4")
-"""Formats in which a block of elements shares a scale."""
+UE8M0 = "float8_e4m3fn_ue8m0"
+"""FP8 whose scales are rounded up to powers of two, as an intermediate."""
+BLOCK_FORMATS = ("nvfp4", "mxfp8", "mxfp4", "int8", UE8M0)
+"""Formats in which a block of elements, or a row of an intermediate, shares a scale."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,9 @@ class Arithmetic:
         projections: of experts: format in which the first product is stored before the activation
             (``"inputs"``: vLLM's Triton kernels); None: it stays in ``accumulate``.
         intermediate: of experts: format to which the activation's result is rounded before the
-            second product; ``"inputs"`` means the format of the hidden states. FP8 and the block
-            formats are scaled by the largest element of the row, or of a part of it.
+            second product; ``"inputs"`` means the format of the hidden states. FP8 (``_ue8m0``:
+            by powers of two), int8 and the block formats are scaled by the largest element of the
+            row, or of a part of it.
         combine: of experts: format in which their weighted outputs are added; None: ``accumulate``.
             ``partial_outputs`` says that each of them is stored in the output's dtype before.
         sigmoid: of routers and activations: ``"exponential"``, 1 / (1 + exp(-x)), or ``"tanh"``,

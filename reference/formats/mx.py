@@ -10,11 +10,14 @@ import torch
 from ..validation import check_values
 from .block_scales import check_block_scales, scale_blocks, split_blocks
 from .fp4 import check_packed, encode_e2m1, pack_e2m1, packed_values
-from .fp8 import check_fp8_dtype, check_wide_dtype, dequantize_fp8
+from .fp8 import check_floating, check_fp8_dtype, check_scale, check_wide_dtype, dequantize_fp8
 from .small_floats import E2M1, FP8_FORMATS, SmallFloat, elementwise, round_to_format
 
 MX_BLOCK = 32
 """Elements of one e8m0 block scale (OCP Microscaling Formats v1.0, table 1)."""
+
+E8M0: torch.dtype = getattr(torch, "float8_e8m0fnu", torch.uint8)
+"""Of scales that are powers of two, where torch has it."""
 
 _E8M0_BIAS = 127
 _E8M0_NAN = 255
@@ -152,11 +155,38 @@ def dequantize_e8m0(codes: torch.Tensor) -> torch.Tensor:
     Raises:
         ValueError: codes of another dtype.
     """
-    if codes.dtype not in (torch.uint8, getattr(torch, "float8_e8m0fnu", torch.uint8)):
+    if codes.dtype not in (torch.uint8, E8M0):
         message = f"block_scales must hold e8m0 codes (uint8 or float8_e8m0fnu), not {codes.dtype}"
         raise ValueError(message)
     check_values("block_scales", codes)
     return _E8M0_VALUES.to(codes.device)[codes.view(torch.uint8).int()]
+
+
+@torch.no_grad()
+def quantize_e8m0(x: torch.Tensor) -> torch.Tensor:
+    """Round scales up to the codes of powers of two: the least one that is at least x.
+
+    Nothing that x leaves room for saturates then. DeepGEMM rounds so where it quantises with
+    UE8M0 scales (``ceil_to_ue8m0`` in its ``utils/math.py``), of amax / 448 for FP8; so do the
+    checkpoints of DeepSeek-V3.1 (``"scale_fmt": "ue8m0"``).
+
+    Args:
+        x: positive and finite, any floating dtype and shape; 2^-127 and less becomes 2^-127.
+
+    Returns:
+        e8m0 codes of x's shape: torch's float8_e8m0fnu, where torch has it, else uint8.
+
+    Raises:
+        ValueError: an x that is not floating, not positive or not finite, or beyond 2^127.
+    """
+    check_floating("x", x)
+    wide = check_scale("x", x, x)
+    mantissa, exponent = torch.frexp(wide)
+    codes = exponent - (mantissa == 0.5).to(exponent.dtype) + _E8M0_BIAS  # noqa: PLR2004  2^(e - 1)
+    if (codes >= _E8M0_NAN).any():
+        message = f"x holds {wide.max().item()}; the largest e8m0 scale is 2^127"
+        raise ValueError(message)
+    return codes.clamp(min=0).to(torch.uint8).view(E8M0)
 
 
 def _shared_exponents(blocks: torch.Tensor, form: SmallFloat) -> torch.Tensor:

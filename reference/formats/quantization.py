@@ -29,6 +29,7 @@ from .mx import (
     dequantize_e8m0,
     dequantize_mxfp4,
     dequantize_mxfp8,
+    quantize_e8m0,
     quantize_mxfp4,
     quantize_mxfp8,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "interleave_v_scales",
     "pack_e2m1",
     "quantize_e2m1",
+    "quantize_e8m0",
     "quantize_fp8",
     "quantize_mxfp4",
     "quantize_mxfp8",

@@ -143,7 +143,7 @@ def bounded_moe(
     """Compute the experts and their bounds in one pass over the weights."""
     stored = call.hidden.values.dtype
     out_dtype = out_dtype or (stored if stored.itemsize > 1 else torch.bfloat16)
-    roundings = MoERoundings.of(checked_arithmetic(arithmetic), call.hidden.element, out_dtype)
+    roundings = MoERoundings.of(checked_arithmetic(arithmetic), call.hidden.rounding, out_dtype)
     out = torch.zeros(call.shape, dtype=dtype, device=call.hidden.values.device)
     bound = torch.zeros_like(out)
     r, slots = roundings, call.top_k

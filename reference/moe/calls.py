@@ -171,7 +171,7 @@ def _checked_weights(
     hidden: Matrix,
     options: MoEOptions,
 ) -> tuple[Matrix, Matrix]:
-    first = checked_matrix(name13, w13, "experts rows hidden")
+    first = checked_matrix(name13, w13, "experts rows hidden", interleaved=options.interleaved)
     second = checked_matrix(name2, w2, "experts hidden inter")
     check_same(name13, "columns", first.columns, "hidden", hidden.columns)
     check_same(name2, "experts", second.values.shape[0], name13, first.values.shape[0])

@@ -7,11 +7,19 @@ from typing import NamedTuple
 
 import torch
 
+from ..formats.int4_groups import (
+    ROOM,
+    Int4Groups,
+    dequantize_int4_groups,
+    quantize_int4_groups,
+)
 from ..formats.integers import LARGEST_INT8, dequantize_int8, quantize_int8
 from ..formats.quantization import dequantize_fp8, quantize_fp8
 from ..formats.small_floats import FP8_FORMATS
 
 SCALES = ("tensor", "channel", "block")
+POWERS = "block_ue8m0"
+"""Scales of FP8 in blocks that are powers of two, as bytes of their exponents."""
 Scale = float | torch.Tensor
 
 
@@ -22,11 +30,12 @@ class MatrixElement(NamedTuple):
         dtype: of the tensor of codes.
         encode: from numbers and scales that broadcast to them (of block formats: a global scale)
             to codes and, of block formats, block scales.
-        decode: from codes, scales and a global scale to float64 numbers.
+        decode: from codes, scales, and a global scale or zero points, to float64 numbers.
         scales: what ``MatrixFormat.scales`` may be.
         packed: columns in one code's byte.
         block: columns that share a block scale; 0: ``scales`` says which numbers share one.
         has_global_scale: whether a global scale multiplies the block scales.
+        has_zero_points: whether each block has one, which is subtracted from its codes.
         largest: the largest number of a code, which scales that are not the element's are made for.
     """
 
@@ -37,6 +46,7 @@ class MatrixElement(NamedTuple):
     packed: int = 1
     block: int = 0
     has_global_scale: bool = False
+    has_zero_points: bool = False
     largest: float = 0.0
 
 
@@ -46,7 +56,7 @@ def fp8(dtype: torch.dtype) -> MatrixElement:
         dtype,
         lambda values, scales: (quantize_fp8(values, dtype, scales),),
         lambda codes, scales, _: dequantize_fp8(codes, scales),
-        SCALES,
+        (*SCALES, POWERS),
         largest=FP8_FORMATS[dtype].largest,
     )
 
@@ -60,3 +70,19 @@ def int8() -> MatrixElement:
         SCALES,
         largest=LARGEST_INT8,
     )
+
+
+def int4(group: int, *, zero_points: bool = False) -> MatrixElement:
+    """Return the element of 4 bits with a scale for a group of columns, and maybe a zero point."""
+
+    def encode(values: torch.Tensor, _: Scale) -> Int4Groups:
+        return quantize_int4_groups(values, group, zero_points=zero_points)
+
+    def decode(codes: torch.Tensor, scales: torch.Tensor, zeros: Scale) -> torch.Tensor:
+        given = zeros if zero_points and isinstance(zeros, torch.Tensor) else None
+        return dequantize_int4_groups(codes, scales, given)
+
+    return MatrixElement(
+        torch.uint8, encode, decode, packed=2, block=group, has_zero_points=zero_points,
+        largest=ROOM,
+    )  # fmt: skip

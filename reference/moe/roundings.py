@@ -9,6 +9,7 @@ import torch
 from ..attention.error_terms import FIXED_POINT, TANH
 from ..formats.arithmetic import (
     SMALLEST_SUBNORMAL,
+    UE8M0,
     UNIT_ROUNDOFF,
     Arithmetic,
     dtype_name,
@@ -24,13 +25,15 @@ SCALED: dict[str, tuple[float, float]] = {
     "nvfp4": (2.0**-2, (1 + 2.0**-4) / 24),
     "mxfp8": (2.0**-3, 2.0**-9 / 448),
     "mxfp4": (2.0**-2, 2.0**-4),
+    UE8M0: (2.0**-4, 2.0**-9 / 448),
     "int8": (0.0, (1 + 2.0**-10) / 254),
 }
 """Formats with a scale that follows the data: unit roundoff, saturation at the largest element
 included, and what the smallest numbers lose, as a share of the largest in the row. A scale of
 FP8 that is given beforehand is ``intermediate_scale`` of the call; a global scale of nvfp4 under
 which block scales saturate or become subnormal is not covered. int8 has equal steps, of which half
-is lost everywhere; scales and quotients are rounded, too."""
+is lost everywhere; scales and quotients are rounded, too. Scales that are rounded up to powers of
+two may be twice as large."""
 
 
 class MoERoundings(NamedTuple):

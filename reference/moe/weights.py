@@ -8,9 +8,12 @@ from typing import NamedTuple
 
 import torch
 
+from ..formats.int4_groups import check_zero_points
+from ..formats.mx import E8M0
 from ..formats.quantization import (
     MX_BLOCK,
     NVFP4_BLOCK,
+    dequantize_e8m0,
     dequantize_mxfp4,
     dequantize_mxfp8,
     dequantize_nvfp4,
@@ -20,7 +23,7 @@ from ..formats.quantization import (
 )
 from ..scratch import Scratch
 from ..validation import check_values, checked_number
-from .matrix_elements import SCALES, MatrixElement, fp8, int8
+from .matrix_elements import POWERS, SCALES, MatrixElement, fp8, int4, int8
 
 SCALE_BLOCK = 128
 """Rows and columns of one scale of ``"block"``, as DeepSeek-V3's checkpoints have them."""
@@ -48,6 +51,10 @@ MATRIX_ELEMENTS = {
         block=MX_BLOCK,
     ),
     "int8": int8(),
+    "int4_g32": int4(32),
+    "int4_g128": int4(128),
+    "int4_zp_g32": int4(32, zero_points=True),
+    "int4_zp_g128": int4(128, zero_points=True),
 }  # fmt: skip
 """Every element that the codes of a matrix may have, by name."""
 TABLE = "MATRIX_ELEMENTS in kernelproof/reference/moe/weights.py"
@@ -59,11 +66,13 @@ class MatrixFormat:
 
     Attributes:
         element: ``"float8_e4m3fn"``, ``"float8_e5m2"``, ``"nvfp4"`` (e2m1, an e4m3 scale for 16
-            columns), ``"mxfp4"`` (e2m1, an e8m0 scale for 32), ``"mxfp8"`` (e4m3, the same) or
-            ``"int8"``.
+            columns), ``"mxfp4"`` (e2m1, an e8m0 scale for 32), ``"mxfp8"`` (e4m3, the same),
+            ``"int8"``, ``"int4_g32"`` or ``"int4_g128"`` (4 bits around 8, a scale for 32 or 128
+            columns), ``"int4_zp_g32"`` or ``"int4_zp_g128"`` (around a zero point for as many).
         scales: of FP8 and int8: ``"tensor"`` (one; one an expert for weights), ``"channel"`` (one a
             row: an output channel, or a token) or ``"block"`` (one for 128 columns of a token, or
-            for 128 x 128 of a weight). Empty for the block formats.
+            for 128 x 128 of a weight); of FP8 also ``"block_ue8m0"``, the same as e8m0 bytes,
+            powers of two (DeepGEMM; DeepSeek-V3.1). Empty for the block formats.
 
     Raises:
         ValueError: an unknown element, or scales that it does not have.
@@ -101,7 +110,12 @@ class MatrixFormat:
     @property
     def in_blocks(self) -> bool:
         """Whether a scale is one for 128 columns of a token, or for 128 x 128 of a weight."""
-        return self.scales == "block"
+        return self.scales in ("block", POWERS)
+
+    @property
+    def powers(self) -> bool:
+        """Whether these scales are powers of two, as bytes of their exponents."""
+        return self.scales == POWERS
 
 
 class WeightFormat(NamedTuple):
@@ -120,6 +134,9 @@ class WeightFormat(NamedTuple):
 _FP8 = {f"fp8_{scales}": MatrixFormat("float8_e4m3fn", scales) for scales in SCALES}
 _INT8 = {scales: MatrixFormat("int8", scales) for scales in SCALES}
 _NVFP4, _MXFP4, _MXFP8 = (MatrixFormat(element) for element in ("nvfp4", "mxfp4", "mxfp8"))
+_UE8M0 = MatrixFormat("float8_e4m3fn", POWERS)
+GATE_UP = "nvfp4_gate_up_scales"
+"""Feature of global scales of gate and up apart."""
 WEIGHT_FORMATS = {
     **{name: WeightFormat(form, form, "fp8_weights") for name, form in _FP8.items()},
     "nvfp4": WeightFormat(_NVFP4, _NVFP4, "nvfp4_weights"),
@@ -127,10 +144,22 @@ WEIGHT_FORMATS = {
     "int8_tensor": WeightFormat(_INT8["tensor"], _INT8["channel"], "int8_weights"),
     "int8_channel": WeightFormat(_INT8["channel"], _INT8["channel"], "int8_weights"),
     "int8_block": WeightFormat(_INT8["block"], _INT8["block"], "int8_weights"),
+    "fp8_block_ue8m0": WeightFormat(_UE8M0, _UE8M0, "ue8m0_scales"),
+    "mxfp8": WeightFormat(_MXFP8, _MXFP8, "mxfp8_weights"),
+    "int4_g32": WeightFormat(MatrixFormat("int4_g32"), _INT8["channel"], "int4_weights"),
+    "int4_g128": WeightFormat(MatrixFormat("int4_g128"), _FP8["fp8_channel"], "int4_weights"),
+    "int4_zp_g32": WeightFormat(MatrixFormat("int4_zp_g32"), _INT8["channel"], "int4_zero_points"),
+    "int4_zp_g128": WeightFormat(
+        MatrixFormat("int4_zp_g128"), _FP8["fp8_channel"], "int4_zero_points"
+    ),
+    "nvfp4_gate_up": WeightFormat(_NVFP4, _NVFP4, GATE_UP),
 }
 """Quantised weights of problems by name: FP8 with scales of a tensor, ..., and block formats.
 
-Hidden states in int8 have a scale a token, or one for 128 columns where weights have blocks."""
+Hidden states in int8 have a scale a token, or one for 128 columns where weights have blocks; beside
+int4 they are int8 (groups of 32, as vLLM's w4a8 int8) or FP8 (of 128, as its CUTLASS w4a8), with a
+scale a token. ``nvfp4_gate_up`` has two global scales for each expert's w13, as checkpoints have
+them whose gate and up were quantised apart."""
 IN_BLOCKS = tuple(name for name, form in WEIGHT_FORMATS.items() if form.weights.in_blocks)
 """Those whose scales are of 128 x 128 weights."""
 
@@ -139,20 +168,24 @@ class QuantizedMatrix(NamedTuple):
     """Weights [experts, rows, columns] or hidden states [tokens, columns] as codes.
 
     Attributes:
-        codes: of the format's dtype; half as many bytes as columns for nvfp4 and mxfp4, the even
-            column in the low nibble.
+        codes: of the format's dtype; half as many bytes as columns for nvfp4, mxfp4 and int4, the
+            even column in the low nibble.
         scales: floating for FP8 and int8: ``"tensor"``: [experts], or [] for hidden states;
             ``"channel"``: [experts, rows] or [tokens]; ``"block"``: [experts, rows / 128,
             columns / 128] or [tokens, columns / 128], rounded up. Block formats: e4m3
-            [..., columns / 16] or e8m0 [..., columns / 32], in linear order.
+            [..., columns / 16] or e8m0 [..., columns / 32], in linear order; int4: floating
+            [..., columns / group]; ``"block_ue8m0"``: e8m0, as uint8 or float8_e8m0fnu.
         format: how to read them.
-        global_scale: of nvfp4: a float, or a tensor [experts]; it multiplies.
+        global_scale: of nvfp4: a float, or a tensor [experts]; it multiplies. Of a w13 also
+            [experts, 2]: gate's and up's, wherever their rows are.
+        zero_points: of int4 with zero points: uint8, one for each scale.
     """
 
     codes: torch.Tensor
     scales: torch.Tensor
     format: MatrixFormat
     global_scale: float | torch.Tensor = 1.0
+    zero_points: torch.Tensor | None = None
 
 
 class Matrix(NamedTuple):
@@ -162,11 +195,13 @@ class Matrix(NamedTuple):
         values: numbers, or codes.
         columns: numbers in a row.
         quantized: how to read codes; None for numbers.
+        interleaved: whether gate and up rows alternate.
     """
 
     values: torch.Tensor
     columns: int
     quantized: QuantizedMatrix | None
+    interleaved: bool = False
 
     @property
     def element(self) -> str:
@@ -174,6 +209,12 @@ class Matrix(NamedTuple):
         if self.quantized:
             return self.quantized.format.element
         return str(self.values.dtype).removeprefix("torch.")
+
+    @property
+    def rounding(self) -> str:
+        """What is quantised as this is loses: its entry in ``roundings.SCALED``, or its element."""
+        powers = self.quantized is not None and self.quantized.format.powers
+        return f"{self.element}_ue8m0" if powers else self.element
 
     @property
     def step(self) -> int:
@@ -205,7 +246,7 @@ class Matrix(NamedTuple):
     def _decoded(self, given: QuantizedMatrix, expert: int, start: int, stop: int) -> torch.Tensor:
         """Decode rows; start is a multiple of 128, so that it cuts no block of scales."""
         codes = self.values[expert, start:stop]
-        form, scales = given.format, given.scales[expert]
+        form, scales = given.format, _numbers(given, expert)
         if form.scales == "channel":
             scales = scales[start:stop].unsqueeze(-1)
         elif form.in_blocks:
@@ -213,16 +254,30 @@ class Matrix(NamedTuple):
             scales = _spread(scales, 1, self.columns)
         elif form.entry.block:
             scales = scales[start:stop]
-        return form.entry.decode(codes, scales, _of_expert(given, expert))
+        return form.entry.decode(codes, scales, self._third(given, expert, start, stop))
+
+    def _third(
+        self, given: QuantizedMatrix, expert: int, start: int, stop: int
+    ) -> float | torch.Tensor:
+        """Return the zero points or the global scale of rows of an expert, those of w13 by half."""
+        if given.zero_points is not None:
+            return given.zero_points[expert, start:stop]
+        scale = given.global_scale
+        if not isinstance(scale, torch.Tensor) or scale.numel() == 1:
+            return scale
+        if scale.dim() == 1:
+            return scale[expert]
+        rows = torch.arange(self.values.shape[1], device=scale.device)
+        half = rows % 2 if self.interleaved else rows // -(-len(rows) // 2)
+        return scale[expert][half[start:stop]].unsqueeze(1)
 
     def tokens(self, index: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Return the numbers [rows, columns] of these tokens' hidden states."""
         codes = self.values[index]
         if self.quantized is None:
             return codes.to(dtype)
-        form, scales = self.quantized.format, self.quantized.scales
-        if form.scales != "tensor":
-            scales = scales[index]
+        form = self.quantized.format
+        scales = _numbers(self.quantized, None if form.scales == "tensor" else index)
         if form.scales == "channel":
             scales = scales.unsqueeze(-1)
         elif form.in_blocks:
@@ -235,20 +290,27 @@ def _spread(scales: torch.Tensor, dim: int, size: int) -> torch.Tensor:
     return scales.repeat_interleave(SCALE_BLOCK, dim=dim).narrow(dim, 0, size)
 
 
-def _of_expert(matrix: QuantizedMatrix, expert: int) -> float | torch.Tensor:
-    scale = matrix.global_scale
-    if isinstance(scale, torch.Tensor) and scale.numel() > 1:
-        return scale[expert]
-    return scale
+def _numbers(matrix: QuantizedMatrix, index: int | torch.Tensor | None) -> torch.Tensor:
+    """Return scales at an index of the first axis: powers of two as numbers."""
+    scales = matrix.scales.view(torch.uint8) if matrix.format.powers else matrix.scales
+    chosen = scales if index is None else scales[index]
+    return dequantize_e8m0(chosen) if matrix.format.powers else chosen
 
 
-def checked_matrix(name: str, given: torch.Tensor | QuantizedMatrix, axes: str) -> Matrix:
+def checked_matrix(
+    name: str,
+    given: torch.Tensor | QuantizedMatrix,
+    axes: str,
+    *,
+    interleaved: bool = False,
+) -> Matrix:
     """Bring a matrix and its format together.
 
     Args:
         name: of the argument.
         given: numbers, or codes with their scales.
         axes: ``"experts rows columns"`` or ``"tokens columns"``, in words for the message.
+        interleaved: of a w13 whose gate and up rows alternate.
 
     Raises:
         ValueError: bytes that do not say what they hold, a dtype that is not the format's, or
@@ -286,7 +348,7 @@ def checked_matrix(name: str, given: torch.Tensor | QuantizedMatrix, axes: str) 
         raise ValueError(message)
     columns = values.shape[-1] * given.format.packed
     _check_scales(name, given, columns)
-    return Matrix(values, columns, given)
+    return Matrix(values, columns, given, interleaved)
 
 
 def _check_scales(name: str, given: QuantizedMatrix, columns: int) -> None:
@@ -308,9 +370,19 @@ def _check_scales(name: str, given: QuantizedMatrix, columns: int) -> None:
     if list(given.scales.shape) != wanted:
         message = f"{name}.scales has shape {list(given.scales.shape)}; {form} needs {wanted}"
         raise ValueError(message)
+    if form.powers and given.scales.dtype not in (torch.uint8, E8M0):
+        message = f"{name}.scales is {given.scales.dtype}; {form} has e8m0 bytes: uint8 or {E8M0}"
+        raise ValueError(message)
+    if form.entry.has_zero_points != (given.zero_points is not None):
+        needed = "needs them" if form.entry.has_zero_points else "has none"
+        message = f"{name}.zero_points: {form} {needed}"
+        raise ValueError(message)
+    if given.zero_points is not None:
+        check_zero_points(f"{name}.zero_points", given.zero_points, given.scales)
     scale = given.global_scale
-    one_each = weights and isinstance(scale, torch.Tensor) and list(scale.shape) == shape[:1]
+    allowed = [shape[:1], [shape[0], 2]] if weights and not shape[1] % 2 else [shape[:1]]
+    one_each = weights and isinstance(scale, torch.Tensor) and list(scale.shape) in allowed
     if isinstance(scale, torch.Tensor) and scale.numel() != 1 and not one_each:
-        each = f" or [{shape[0]}]" if weights else ""
+        each = f", [{shape[0]}], or of a w13 [{shape[0]}, 2]" if weights else ""
         message = f"{name}.global_scale has shape {list(scale.shape)}; give one number{each}"
         raise ValueError(message)

@@ -215,11 +215,14 @@ class MoEProblem(BaseProblem):
         weights_on_input: the routing weights multiply the hidden states.
         shared_experts: experts that every token goes to.
         quantized: format of the weights, one of ``QUANTISED``: FP8 with one scale an expert, one
-            a row, or one for 128 x 128; nvfp4 or mxfp4; int8 with the scales of FP8. Empty: they
-            are numbers.
+            a row, or one for 128 x 128; nvfp4 or mxfp4; int8 with the scales of FP8;
+            ``"fp8_block_ue8m0"``, whose scales are powers of two; mxfp8; int4 with a scale for 32
+            or 128 columns, ``zp`` with a zero point too; ``"nvfp4_gate_up"``, with a global scale
+            of gate and of up for each expert. Empty: they are numbers.
         quantized_hidden: the hidden states are quantised too: as the weights, with one scale for
             all, one a token, or one for 128 columns; mxfp8 where weights are mxfp4; int8 where they
-            are, with one scale a token, or for 128 columns where weights have blocks.
+            are, with one scale a token, or for 128 columns where weights have blocks; beside int4
+            with one scale a token: int8 with groups of 32, FP8 with groups of 128.
         assignment: how tokens are spread over experts: ``"iid"``; ``"balanced"``, in turn;
             ``"one_expert"``, all tokens to the same ones; ``"sparse"``, to few; ``"duplicates"``,
             where an expert may appear twice; ``"masked"``, where a third of the ids is -1.

@@ -1,8 +1,8 @@
 """Quantising the matrices of MoE problems: codes and scales that kernels read.
 
-Scales of FP8 and global scales have three significant bits, and those of int8 are powers of two, so
-that the numbers which codes stand for fit into bfloat16: a matrix of these numbers can be given in
-its place.
+Scales of FP8 and int4, and global scales, have three significant bits, and those of int8 are powers
+of two: the numbers which codes stand for fit into bfloat16, so that a matrix of these numbers can
+be given in its place.
 """
 
 from __future__ import annotations
@@ -12,12 +12,16 @@ from typing import NamedTuple
 
 import torch
 
+from ..formats.int4_groups import LARGEST_CODE, encode_int4_groups
+from ..formats.mx import quantize_e8m0
 from ..moe.weights import SCALE_BLOCK, MatrixFormat
 from .values import bits
 
 LARGEST_E4M3, LARGEST_E2M1 = 448.0, 6.0
 POWERS = 3
 """Powers of two among which a scale of int8 is chosen, whose codes leave no bits for others."""
+ZERO_POINTS = (3, 10)
+"""The least zero point of int4, and how many there are: they leave room on both sides."""
 
 
 class Codes(NamedTuple):
@@ -27,6 +31,7 @@ class Codes(NamedTuple):
     scales: torch.Tensor
     format: MatrixFormat
     global_scale: torch.Tensor | None = None
+    zero_points: torch.Tensor | None = None
 
 
 def quantised(
@@ -51,6 +56,8 @@ def quantised(
         amax = amax.amax(dim=-1)
     elif form.in_blocks:
         amax = functools.reduce(_block_amax, range(1, values.dim()), amax)
+    elif entry.dtype == torch.uint8 and entry.largest:
+        return _int4(values, form, key, ids)
     elif entry.block and not entry.has_global_scale:
         codes, scales = entry.encode(values, 1.0)
         return Codes(codes, scales, form)
@@ -64,13 +71,48 @@ def quantised(
         scale = _scale(amax, 2 * hashes, LARGEST_E2M1 * LARGEST_E4M3)
         codes, scales, _ = entry.encode(values, _fitted(scale, values))
         return Codes(codes, scales, form, scale)
-    choose = _power if entry.dtype == torch.int8 else _scale
+    choose = _power if entry.dtype == torch.int8 or form.powers else _scale
     scales = spread = choose(amax, hashes, entry.largest)
     if form.in_blocks:
         for dim in range(1, values.dim()):
             spread = _spread(spread, dim, values.shape[dim])
     codes = entry.encode(values, _fitted(spread, values).expand_as(values))[0]
-    return Codes(codes, scales, form)
+    return Codes(codes, quantize_e8m0(scales) if form.powers else scales, form)
+
+
+def quantised_by_half(
+    values: torch.Tensor, form: MatrixFormat, key: int, ids: torch.Tensor, *, interleaved: bool
+) -> Codes:
+    """Quantise a w13 with global scales [experts, 2], one of its gate and one of its up rows."""
+    experts, rows, columns = values.shape
+    axis = 2 if interleaved else 1
+    halves = [experts, rows // 2, rows // 2, columns]
+    halves[axis] = 2
+    split = values.view(halves).movedim(axis, 1).flatten(0, 1).contiguous()
+    made = quantised(split, form, key, torch.stack([2 * ids, 2 * ids + 1], dim=1).flatten())
+    assert made.global_scale is not None  # noqa: S101  the format has one
+
+    def joined(tensor: torch.Tensor) -> torch.Tensor:
+        found = tensor.view(torch.uint8).view(experts, 2, rows // 2, -1).movedim(1, axis)
+        return found.reshape(experts, rows, -1).view(tensor.dtype)
+
+    scale = made.global_scale.view(experts, 2)
+    return made._replace(codes=joined(made.codes), scales=joined(made.scales), global_scale=scale)
+
+
+def _int4(values: torch.Tensor, form: MatrixFormat, key: int, ids: torch.Tensor) -> Codes:
+    """Quantise groups of columns to 4 bits, with zero points by hash where the format has them."""
+    amax = values.abs().unflatten(-1, (-1, form.entry.block)).amax(dim=-1)
+    hashes = bits(key, ids, amax.shape[1:].numel()).view(amax.shape)
+    zero_points, room = None, torch.tensor(form.entry.largest, device=values.device)
+    if form.entry.has_zero_points:
+        least, many = ZERO_POINTS
+        zero_points = ((hashes >> 2) % many + least).to(torch.uint8)
+        room = torch.minimum(zero_points, LARGEST_CODE - zero_points).to(amax.dtype)
+    scales = _scale(amax / room, hashes, 1.0)
+    return Codes(
+        encode_int4_groups(values, scales, zero_points), scales, form, zero_points=zero_points
+    )
 
 
 def _fitted(scales: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

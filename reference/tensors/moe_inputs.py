@@ -132,4 +132,5 @@ def map_matrix(
         codes=change(matrix.codes),
         scales=change(matrix.scales) if matrix.scales.dim() else matrix.scales,
         global_scale=change(scale) if isinstance(scale, torch.Tensor) else scale,
+        zero_points=None if matrix.zero_points is None else change(matrix.zero_points),
     )

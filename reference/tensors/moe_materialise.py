@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from ..moe.weights import WEIGHT_FORMATS, QuantizedMatrix
+from ..moe.weights import GATE_UP, WEIGHT_FORMATS, QuantizedMatrix
 from ..problems.moe import MoEProblem, RouteProblem
 from .allocation import Allocator
-from .moe_codes import Codes, quantised
+from .moe_codes import Codes, quantised, quantised_by_half
 from .moe_inputs import MoEInputs, RouteInputs
 from .moe_regimes import (
     SHARED,
@@ -126,11 +126,19 @@ def _weights(
         if problem.quantized:
             key = stream(problem.seed, f"{name} scales")
             ids = torch.arange(first, first + len(matrix), device=matrix.device)
-            made = quantised(matrix, WEIGHT_FORMATS[problem.quantized].weights, key, ids)
-            placed.append(_place_codes(name, made, home))
+            placed.append(_place_codes(name, _coded(problem, name, matrix, key, ids), home))
         else:
             placed.append(home.place(name, matrix.to(getattr(torch, problem.dtype))))
     return placed[0], placed[1]
+
+
+def _coded(
+    problem: MoEProblem, name: str, matrix: torch.Tensor, key: int, ids: torch.Tensor
+) -> Codes:
+    form = WEIGHT_FORMATS[problem.quantized]
+    if form.feature == GATE_UP and problem.gated and name.endswith("w13"):
+        return quantised_by_half(matrix, form.weights, key, ids, interleaved=problem.interleaved)
+    return quantised(matrix, form.weights, key, ids)
 
 
 def _place_codes(
@@ -144,7 +152,10 @@ def _place_codes(
         scale = home.place(f"{name}.global_scale", made.global_scale)
         # Hidden states have one number, weights one an expert.
         scale = float(scale) if not scale.dim() else scale
-    return QuantizedMatrix(codes.view(made.codes.dtype), scales, made.format, scale)
+    zeros = made.zero_points
+    if zeros is not None:
+        zeros = home.place(f"{name}.zero_points", zeros)
+    return QuantizedMatrix(codes.view(made.codes.dtype), scales, made.format, scale, zeros)
 
 
 def _storable(scales: torch.Tensor) -> torch.Tensor:

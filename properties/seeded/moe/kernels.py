@@ -56,7 +56,8 @@ def shared(inputs: MoEInputs, hidden: torch.Tensor) -> torch.Tensor | float:
     first = inputs.shared_w13
     total = torch.zeros_like(hidden)
     for expert in range(len(first if isinstance(first, torch.Tensor) else first.codes)):
-        middle = activated(inputs, hidden @ expert_weights(first, expert).T, expert)
+        weights = expert_weights(first, expert, interleaved=inputs.interleaved)
+        middle = activated(inputs, hidden @ weights.T, expert)
         total += middle @ expert_weights(inputs.shared_w2, expert).T
     return total * inputs.shared_weight
 
@@ -69,7 +70,9 @@ class Stages:
     """The parts of the kernel."""
 
     hidden: Callable[[MoEInputs], torch.Tensor] = lambda inputs: hidden_states(inputs.hidden)
-    w13: Callable[[MoEInputs, int], torch.Tensor] = lambda inputs, e: expert_weights(inputs.w13, e)
+    w13: Callable[[MoEInputs, int], torch.Tensor] = lambda inputs, e: expert_weights(
+        inputs.w13, e, interleaved=inputs.interleaved
+    )
     w2: Callable[[MoEInputs, int], torch.Tensor] = lambda inputs, e: expert_weights(inputs.w2, e)
     ids: Callable[[MoEInputs], torch.Tensor] = local_ids
     weights: Callable[[MoEInputs], torch.Tensor] = lambda inputs: inputs.topk_weights

@@ -20,6 +20,10 @@ LOST = {
     "mxfp4": 2.0**-2,
     "mxfp8": 2.0**-3,
     "int8": 0.0,
+    "int4_g32": 1 / 14,
+    "int4_g128": 1 / 14,
+    "int4_zp_g32": 2 / 15,
+    "int4_zp_g128": 2 / 15,
 }
 STEPS = {"int8": 0.5}
 """What is lost besides, in units of the scale, where steps are equal."""
@@ -30,19 +34,21 @@ STEPS = {"int8": 0.5}
 def test_every_element_is_read_as_written(entry: MatrixElement, scale: float) -> None:
     name = next(name for name, each in MATRIX_ELEMENTS.items() if each is entry)
     generator = torch.Generator().manual_seed(5)
-    values = torch.randn(40, 64, generator=generator)
+    values = torch.randn(40, 128, generator=generator)
     codes, *rest = entry.encode(values, scale)
     assert codes.dtype == entry.dtype
-    assert codes.shape[-1] * entry.packed == 64
+    assert codes.shape[-1] * entry.packed == 128
     scales = rest[0] if entry.block else torch.tensor(scale)
-    read = entry.decode(codes, scales, scale)
+    third = rest[1] if entry.has_zero_points else scale
+    read = entry.decode(codes, scales, third)
     amax = values.abs().unflatten(-1, (-1, entry.block or 1)).amax(dim=-1)
     room = LOST[name] * amax.repeat_interleave(entry.block or 1, dim=-1)
     assert ((read - values).abs() <= room + STEPS.get(name, 2.0**-9) * scale).all()
     if entry.block:
-        assert scales.shape[-1] * entry.block == 64
+        assert scales.shape[-1] * entry.block == 128
         again = entry.encode(read, scale)
-        assert torch.equal(entry.decode(again[0], again[1], scale), read)
+        third = again[2] if entry.has_zero_points else scale
+        assert torch.equal(entry.decode(again[0], again[1], third), read)
 
 
 def test_every_format_of_problems_has_its_entry_and_its_feature() -> None:
