@@ -20,7 +20,7 @@ ARITHMETIC = Arithmetic(
     fp8_products="fixed_point",
 )
 """The intermediate is stored in the dtype of the hidden states (FP8 ones: with a scale for each
-tile of a row; int8 ones: in the dtype of the result), each slot's output in that of the result.
+tile of a row; int8 ones: in two bytes), each slot's output in that of the result.
 (Not so in the interpreter, for bfloat16.) Where both operands are FP8, Hopper's tensor cores sum in
 fixed point."""
 BUILD_MINUTES = 0.4

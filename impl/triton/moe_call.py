@@ -26,6 +26,8 @@ from .units import in_units, strides, unit_of
 KERNEL = "kernelproof.impl.triton.kernels.moe"
 CHANNELS = 1024
 """Of the output, added by one program."""
+HALF = 2
+"""Bytes of float16 and bfloat16."""
 
 
 class Swiglu(NamedTuple):
@@ -138,7 +140,7 @@ def _plan(inputs: MoEInputs, hidden: Operand, w13: Operand, w2: Operand) -> Plan
     first, second = moe_tiles(
         Shape(
             ids.numel() / (inputs.num_experts or experts),
-            hidden.size,
+            HALF if hidden.format == INT8 else hidden.size,  # what int8 is widened to
             w13.size,
             gated=inputs.activation in GATED,
             interpreted=interpreted,
@@ -264,7 +266,9 @@ def _middle_dtype(plan: Plan) -> torch.dtype:
     """Return what the intermediate is stored in."""
     dtype = plan.hidden.values.dtype
     if plan.hidden.format == INT8:
-        dtype = plan.inputs.out_dtype  # it is not quantised again
+        # It is not quantised again: two bytes, of which bfloat16's lose less than int8 would.
+        half = plan.inputs.out_dtype.itemsize == HALF
+        dtype = plan.inputs.out_dtype if half else torch.bfloat16
     if plan.interpreted:
         # The interpreter drops bits where it stores bfloat16, and has no FP8.
         return dtype if dtype == torch.float16 else torch.float32

@@ -130,7 +130,8 @@ def dequantised_experts(subject: Subject, problem: MoEProblem) -> Verdict:
 
 def _numbers(name: str, inputs: MoEInputs) -> torch.Tensor | None:
     """Return the numbers of a matrix in the output's dtype; None if it does not hold them."""
-    matrix, dtype = getattr(inputs, name), inputs.out_dtype
+    matrix: torch.Tensor | QuantizedMatrix | None = getattr(inputs, name)
+    dtype = inputs.out_dtype
     if not isinstance(matrix, QuantizedMatrix):
         return matrix
     hidden = name == "hidden"

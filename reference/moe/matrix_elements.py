@@ -9,7 +9,6 @@ import torch
 
 from ..formats.int4_groups import (
     ROOM,
-    Int4Groups,
     dequantize_int4_groups,
     quantize_int4_groups,
 )
@@ -75,8 +74,9 @@ def int8() -> MatrixElement:
 def int4(group: int, *, zero_points: bool = False) -> MatrixElement:
     """Return the element of 4 bits with a scale for a group of columns, and maybe a zero point."""
 
-    def encode(values: torch.Tensor, _: Scale) -> Int4Groups:
-        return quantize_int4_groups(values, group, zero_points=zero_points)
+    def encode(values: torch.Tensor, _: Scale) -> tuple[torch.Tensor, ...]:
+        made = quantize_int4_groups(values, group, zero_points=zero_points)
+        return tuple(each for each in made if each is not None)
 
     def decode(codes: torch.Tensor, scales: torch.Tensor, zeros: Scale) -> torch.Tensor:
         given = zeros if zero_points and isinstance(zeros, torch.Tensor) else None

@@ -127,7 +127,7 @@ def by_hand(matrix: QuantizedMatrix, expert: int | None, *, interleaved: bool) -
 
 def as_numbers(inputs: MoEInputs) -> MoEInputs:
     """Return the call with the numbers that ``by_hand`` reads in the place of codes."""
-    numbers = {}
+    numbers: dict[str, Any] = {}
     for name in ("w13", "w2"):
         matrix = codes_of(getattr(inputs, name))
         each = [

@@ -8,7 +8,8 @@ import torch
 from kernelproof.impl.features import FEATURES
 from kernelproof.impl.gating.of_problem import QUANTISATIONS
 from kernelproof.reference import MatrixFormat
-from kernelproof.reference.moe.weights import MATRIX_ELEMENTS, WEIGHT_FORMATS, MatrixElement
+from kernelproof.reference.moe.matrix_elements import MatrixElement
+from kernelproof.reference.moe.weights import MATRIX_ELEMENTS, WEIGHT_FORMATS
 from kernelproof.reference.problems.moe import QUANTISED
 
 # What rounding loses at most, as a share of the largest number that shares a scale: half a step
