@@ -13,7 +13,7 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E8M0_BIAS = 127
 SCALE_BLOCK = 128
 COLUMNS_A_SCALE = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}
-MIDDLE = 8
+MIDDLE = 8.0
 """The zero point of int4 without zero points."""
 
 
@@ -64,7 +64,8 @@ def widened(
     """
     element, rows = matrix.format.element, codes.shape[0]
     if element.startswith("int4"):
-        return _int4(codes, scales, other if isinstance(other, torch.Tensor) else MIDDLE)
+        given = other if isinstance(other, torch.Tensor) else torch.tensor(MIDDLE)
+        return _int4(codes, scales, given, int(element.rpartition("g")[2]))
     values = _e2m1(codes) if codes.dtype == torch.uint8 else codes.float()
     if element in COLUMNS_A_SCALE:
         factors = scales.float() * other if element == "nvfp4" else _e8m0(scales)
@@ -80,12 +81,15 @@ def widened(
     return values * scales
 
 
-def _int4(codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | int) -> torch.Tensor:
+def _int4(
+    codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, group: int
+) -> torch.Tensor:
     """Return (code - zero point) * scale of groups of columns, even ones in the low nibbles."""
     numbers = torch.stack([codes & 0xF, codes >> 4], dim=-1).flatten(-2).float()
-    groups = numbers.view(*scales.shape, -1)
-    each = zeros.float().unsqueeze(-1) if isinstance(zeros, torch.Tensor) else zeros
-    return ((groups - each) * scales.unsqueeze(-1)).view_as(numbers)
+    of_column = torch.arange(numbers.shape[1], device=codes.device) // group
+    if zeros.dim():
+        zeros = zeros.float()[:, of_column]
+    return (numbers - zeros) * scales[:, of_column]
 
 
 def _e2m1(packed: torch.Tensor) -> torch.Tensor:

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...reference import MoEProblem, QuantizedMatrix
-from ...reference.moe.weights import IN_BLOCKS, SCALE_BLOCK
-from ...reference.problems.moe import MULTIPLES
+from ...reference.moe.weights import IN_BLOCKS, SCALE_BLOCK, WEIGHT_FORMATS
 from ...reference.tensors.moe_inputs import MoEInputs, map_matrix
 from ...reference.tensors.values import bits, stream
 from ..verdicts.comparison import bitwise, fail, within
@@ -108,7 +107,8 @@ def inter_steps(problem: MoEProblem) -> int:
     """Return the multiples of inter at which a call may be cut: no block of scales is."""
     if problem.quantized in IN_BLOCKS:
         return SCALE_BLOCK
-    return MULTIPLES.get(problem.quantized, 1)
+    form = WEIGHT_FORMATS.get(problem.quantized)
+    return max(form.weights.entry.block, 1) if form else 1
 
 
 def of_inter(problem: MoEProblem, inputs: MoEInputs, start: int, stop: int) -> MoEInputs:
@@ -172,10 +172,10 @@ def _columns(matrix: torch.Tensor | QuantizedMatrix, start: int, stop: int) -> A
     if matrix.format.in_blocks:
         scales = _blocks(scales, 2, columns[::SCALE_BLOCK] // SCALE_BLOCK)
     elif not matrix.format.scales:
-        step = matrix.codes.shape[2] * packed // scales.shape[2]
-        scales = scales[:, :, start // step : stop // step].contiguous()
-        if zeros is not None:
-            zeros = zeros[:, :, start // step : stop // step].contiguous()
+        step = matrix.format.entry.block
+        groups = slice(start // step, -(-stop // step))
+        scales = scales[:, :, groups].contiguous()
+        zeros = None if zeros is None else zeros[:, :, groups].contiguous()
     return matrix._replace(codes=codes, scales=scales, zero_points=zeros)
 
 

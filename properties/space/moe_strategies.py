@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ...reference import METHODS, MoEProblem, RouteProblem
 from ...reference.moe.activations import ACTIVATIONS
-from ...reference.moe.weights import IN_BLOCKS, SCALE_BLOCK
+from ...reference.moe.weights import OF_128, SCALE_BLOCK
 from ...reference.problems.moe import MULTIPLES
 from .axis_values import Axes
 from .moe_axes import ROUTE_AXES, ROUTE_RULES, fitting_rules, method_fits
@@ -116,7 +116,7 @@ def _sizes(draw: st.DrawFn, axes: Axes, quantized: str) -> Sequence[tuple[int, i
     """Return the sizes that a format may have; scales of blocks have several half of the time."""
     multiple = MULTIPLES.get(quantized, 1)
     sizes = [size for size in axes.allows("sizes") if not any(n % multiple for n in size)]
-    if quantized in IN_BLOCKS and draw(st.booleans()):
+    if quantized in OF_128 and draw(st.booleans()):
         several = [size for size in sizes if max(size) > SCALE_BLOCK]
         # Both ways, in the first weights: a table that is read the wrong way round shows there.
         square = [(h, i) for h, i in several if h > SCALE_BLOCK and 2 * i > SCALE_BLOCK]

@@ -3,8 +3,9 @@
 A number is (code - zero point) * scale; without zero points, 8 is the zero point of all. Two codes
 lie in a byte along the input axis, the one of even column in the low nibble. That is what vLLM's
 ``fused_moe_kernel_gptq_awq`` reads (0.33.0, ``fused_moe.py``: ``use_int4_w4a16`` takes byte k // 2
-and shifts by 4 (k % 2); without ``has_zp`` it subtracts 8). There, zero points are packed too, two
-rows a byte, even row in the low nibble; here they are one a byte.
+and shifts by 4 (k % 2); the scale is that of k // group; without ``has_zp`` it subtracts 8). There,
+zero points are packed too, two rows a byte, even row in the low nibble; here they are one a byte.
+The last group of a row has what is left.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from torch.nn import functional
 
 from ..validation import check_values
-from .block_scales import check_block_scales, scale_blocks, split_blocks
 from .fp4 import check_packed, unpack_e2m1
-from .fp8 import check_scale, check_wide_dtype
+from .fp8 import check_floating, check_scale, check_wide_dtype
+from .small_floats import round_to_dtype
 
 LARGEST_CODE = 15
 MIDDLE = 8
@@ -30,8 +32,8 @@ class Int4Groups(NamedTuple):
 
     Attributes:
         codes: uint8 [..., n / 2], two codes a byte, the even element in the low nibble.
-        scales: float32 [..., n / group], positive.
-        zero_points: uint8 [..., n / group], 0 to 15; None: 8.
+        scales: float32 [..., n / group], rounded up; positive.
+        zero_points: uint8 of the scales' shape, 0 to 15; None: 8.
     """
 
     codes: torch.Tensor
@@ -47,17 +49,17 @@ def quantize_int4_groups(x: torch.Tensor, group: int, *, zero_points: bool = Fal
     that includes 0, and the zero point is where 0 falls, rounded. A group of zeros has scale 1.
 
     Args:
-        x: any floating dtype, [..., n]; n is a multiple of the group, finite.
-        group: columns that share a scale; even.
+        x: any floating dtype, [..., n], finite; n is even.
+        group: columns that share a scale.
         zero_points: whether groups have one each.
 
     Returns:
         Int4Groups.
 
     Raises:
-        ValueError: an x that is not floating, or an n that is no multiple of the group.
+        ValueError: an x that is not floating, or an odd n.
     """
-    blocks = split_blocks(x, group).to(torch.float64)
+    blocks = groups_of(x, group)
     if zero_points:
         least, largest = blocks.amin(-1).clamp(max=0), blocks.amax(-1).clamp(min=0)
         scales = ((largest - least) / LARGEST_CODE).to(torch.float32)
@@ -67,36 +69,53 @@ def quantize_int4_groups(x: torch.Tensor, group: int, *, zero_points: bool = Fal
     zeros = None
     if zero_points:
         zeros = (-least / scales).round().clamp(0, LARGEST_CODE).to(torch.uint8)
-    return Int4Groups(encode_int4_groups(x, scales, zeros), scales, zeros)
+    return Int4Groups(encode_int4_groups(x, group, scales, zeros), scales, zeros)
+
+
+def groups_of(x: torch.Tensor, group: int) -> torch.Tensor:
+    """Return [..., n] as float64 [..., groups, group], zeros behind what the last group has.
+
+    Raises:
+        ValueError: an x that is not floating, or an odd n.
+    """
+    check_floating("x", x)
+    if x.dim() == 0 or x.shape[-1] % 2:
+        message = f"x has shape {tuple(x.shape)}; its last dim must be even to be packed"
+        raise ValueError(message)
+    wide = functional.pad(x.to(torch.float64), (0, -x.shape[-1] % group))
+    return wide.view(*x.shape[:-1], -(-x.shape[-1] // group), group)
 
 
 @torch.no_grad()
 def encode_int4_groups(
-    x: torch.Tensor, scales: torch.Tensor, zero_points: torch.Tensor | None = None
+    x: torch.Tensor, group: int, scales: torch.Tensor, zero_points: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Round x / scale + zero point to packed codes: to nearest even, saturating at 0 and 15.
 
     Args:
-        x: any floating dtype, [..., n].
-        scales: positive, [..., n / group].
+        x: any floating dtype, [..., n]; n is even.
+        group: columns that share a scale.
+        scales: positive, [..., n / group], rounded up.
         zero_points: integers of the scales' shape; 8 if None.
 
     Returns:
         uint8 [..., n / 2].
 
     Raises:
-        ValueError: an x that is not floating, or whose columns the scales do not divide.
+        ValueError: an x that is not floating, or an odd n.
     """
-    blocks = split_blocks(x, x.shape[-1] // scales.shape[-1]).to(torch.float64)
+    blocks = groups_of(x, group)
     steps = check_scale("scales", scales, scales).unsqueeze(-1)
     zeros = MIDDLE if zero_points is None else zero_points.to(torch.float64).unsqueeze(-1)
     codes = ((blocks / steps).round() + zeros).clamp(0, LARGEST_CODE).to(torch.uint8).flatten(-2)
+    codes = codes[..., : x.shape[-1]]
     return codes[..., 0::2] | codes[..., 1::2] << 4
 
 
 @torch.no_grad()
 def dequantize_int4_groups(
     codes: torch.Tensor,
+    group: int,
     scales: torch.Tensor,
     zero_points: torch.Tensor | None = None,
     dtype: torch.dtype = torch.float64,
@@ -105,7 +124,8 @@ def dequantize_int4_groups(
 
     Args:
         codes: uint8 [..., n / 2], the element of even index in the low nibble.
-        scales: positive, [..., n / group].
+        group: columns that share a scale.
+        scales: positive, [..., n / group], rounded up.
         zero_points: uint8 of the scales' shape, 0 to 15; 8 if None.
         dtype: float64, float32, float16 or bfloat16; rounded to once.
 
@@ -117,16 +137,24 @@ def dequantize_int4_groups(
     """
     check_packed("codes", codes)
     check_wide_dtype(dtype)
-    steps = check_scale("scales", scales, scales)
-    group = 2 * codes.shape[-1] // max(scales.shape[-1], 1)
-    check_block_scales(codes, 2, scales, group)
+    columns = 2 * codes.shape[-1]
+    wanted = (*codes.shape[:-1], -(-columns // group))
+    if tuple(scales.shape) != wanted:
+        message = f"scales has shape {tuple(scales.shape)}; {columns} columns need {wanted}"
+        raise ValueError(message)
     numbers = unpack_e2m1(codes).to(torch.float64)
     if zero_points is None:
         numbers -= MIDDLE
     else:
         check_zero_points("zero_points", zero_points, scales)
-        numbers.unflatten(-1, (-1, group)).sub_(zero_points.to(torch.float64).unsqueeze(-1))
-    return scale_blocks(numbers, steps, group, dtype)
+        numbers -= _spread(zero_points, group, columns)
+    numbers *= _spread(check_scale("scales", scales, scales), group, columns)
+    return round_to_dtype(numbers, dtype)
+
+
+def _spread(each: torch.Tensor, group: int, columns: int) -> torch.Tensor:
+    """Repeat what a group has for each of its columns."""
+    return each.repeat_interleave(group, dim=-1)[..., :columns]
 
 
 def check_zero_points(name: str, zero_points: torch.Tensor, scales: torch.Tensor) -> None:

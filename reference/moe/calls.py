@@ -184,6 +184,14 @@ def _checked_weights(
             f"{name2} needs {wanted} {kind}"
         )
         raise ValueError(message)
+    for name, matrix, halves in ((name13, first, gated), (name2, second, False)):
+        scale = matrix.quantized and matrix.quantized.global_scale
+        if not halves and isinstance(scale, torch.Tensor) and scale.dim() > 1:
+            message = (
+                f"{name}.global_scale has shape {list(scale.shape)}, one of gate and one of up, "
+                "which it does not have"
+            )
+            raise ValueError(message)
     return first, second
 
 

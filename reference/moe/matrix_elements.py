@@ -16,6 +16,8 @@ from ..formats.integers import LARGEST_INT8, dequantize_int8, quantize_int8
 from ..formats.quantization import dequantize_fp8, quantize_fp8
 from ..formats.small_floats import FP8_FORMATS
 
+SCALE_BLOCK = 128
+"""Rows and columns of one scale of ``"block"``, as DeepSeek-V3's checkpoints have them."""
 SCALES = ("tensor", "channel", "block")
 POWERS = "block_ue8m0"
 """Scales of FP8 in blocks that are powers of two, as bytes of their exponents."""
@@ -34,6 +36,7 @@ class MatrixElement(NamedTuple):
         packed: columns in one code's byte.
         block: columns that share a block scale; 0: ``scales`` says which numbers share one.
         has_global_scale: whether a global scale multiplies the block scales.
+        short: whether the last block of a row may have fewer columns.
         has_zero_points: whether each block has one, which is subtracted from its codes.
         largest: the largest number of a code, which scales that are not the element's are made for.
     """
@@ -45,6 +48,7 @@ class MatrixElement(NamedTuple):
     packed: int = 1
     block: int = 0
     has_global_scale: bool = False
+    short: bool = False
     has_zero_points: bool = False
     largest: float = 0.0
 
@@ -80,9 +84,9 @@ def int4(group: int, *, zero_points: bool = False) -> MatrixElement:
 
     def decode(codes: torch.Tensor, scales: torch.Tensor, zeros: Scale) -> torch.Tensor:
         given = zeros if zero_points and isinstance(zeros, torch.Tensor) else None
-        return dequantize_int4_groups(codes, scales, given)
+        return dequantize_int4_groups(codes, group, scales, given)
 
     return MatrixElement(
-        torch.uint8, encode, decode, packed=2, block=group, has_zero_points=zero_points,
+        torch.uint8, encode, decode, packed=2, block=group, short=True, has_zero_points=zero_points,
         largest=ROOM,
     )  # fmt: skip

@@ -23,10 +23,24 @@ from ..formats.quantization import (
 )
 from ..scratch import Scratch
 from ..validation import check_values, checked_number
-from .matrix_elements import POWERS, SCALES, MatrixElement, fp8, int4, int8
+from .matrix_elements import POWERS, SCALE_BLOCK, SCALES, MatrixElement, fp8, int4, int8
 
-SCALE_BLOCK = 128
-"""Rows and columns of one scale of ``"block"``, as DeepSeek-V3's checkpoints have them."""
+__all__ = [
+    "GATE_UP",
+    "IN_BLOCKS",
+    "MATRIX_ELEMENTS",
+    "OF_128",
+    "SCALES",
+    "SCALE_BLOCK",
+    "WEIGHT_FORMATS",
+    "Matrix",
+    "MatrixElement",
+    "MatrixFormat",
+    "QuantizedMatrix",
+    "WeightFormat",
+    "checked_matrix",
+]
+
 NUMBERS = 3 * 2**18
 """Of an expert's weights widened at once: few calls, and what a cache holds is multiplied there."""
 CODES = NUMBERS // 2
@@ -108,6 +122,11 @@ class MatrixFormat:
         return self.entry.packed
 
     @property
+    def multiple(self) -> int:
+        """What the number of columns is a multiple of."""
+        return self.packed if self.entry.short else max(self.entry.block, 1)
+
+    @property
     def in_blocks(self) -> bool:
         """Whether a scale is one for 128 columns of a token, or for 128 x 128 of a weight."""
         return self.scales in ("block", POWERS)
@@ -162,6 +181,11 @@ scale a token. ``nvfp4_gate_up`` has two global scales for each expert's w13, as
 them whose gate and up were quantised apart."""
 IN_BLOCKS = tuple(name for name, form in WEIGHT_FORMATS.items() if form.weights.in_blocks)
 """Those whose scales are of 128 x 128 weights."""
+OF_128 = (
+    *IN_BLOCKS,
+    *(name for name, form in WEIGHT_FORMATS.items() if form.weights.entry.block == SCALE_BLOCK),
+)
+"""Those whose scales are of 128 columns: small matrices have one of them."""
 
 
 class QuantizedMatrix(NamedTuple):
@@ -174,7 +198,7 @@ class QuantizedMatrix(NamedTuple):
             ``"channel"``: [experts, rows] or [tokens]; ``"block"``: [experts, rows / 128,
             columns / 128] or [tokens, columns / 128], rounded up. Block formats: e4m3
             [..., columns / 16] or e8m0 [..., columns / 32], in linear order; int4: floating
-            [..., columns / group]; ``"block_ue8m0"``: e8m0, as uint8 or float8_e8m0fnu.
+            [..., columns / group], rounded up; ``"block_ue8m0"``: e8m0, as uint8 or float8_e8m0fnu.
         format: how to read them.
         global_scale: of nvfp4: a float, or a tensor [experts]; it multiplies. Of a w13 also
             [experts, 2]: gate's and up's, wherever their rows are.
@@ -291,8 +315,9 @@ def _spread(scales: torch.Tensor, dim: int, size: int) -> torch.Tensor:
 
 
 def _numbers(matrix: QuantizedMatrix, index: int | torch.Tensor | None) -> torch.Tensor:
-    """Return scales at an index of the first axis: powers of two as numbers."""
-    scales = matrix.scales.view(torch.uint8) if matrix.format.powers else matrix.scales
+    """Return scales at an index of the first axis: those of FP8 that are powers of two, decoded."""
+    # As bytes: torch does not index their dtype everywhere.
+    scales = matrix.scales.view(torch.uint8) if matrix.scales.dtype == E8M0 else matrix.scales
     chosen = scales if index is None else scales[index]
     return dequantize_e8m0(chosen) if matrix.format.powers else chosen
 
@@ -356,10 +381,10 @@ def _check_scales(name: str, given: QuantizedMatrix, columns: int) -> None:
     weights = len(shape) > len(("tokens", "columns"))
     block = form.entry.block
     if block:
-        if columns % block:
+        if columns % block and not form.entry.short:
             message = f"{name} has {columns} columns; {form.element} needs a multiple of {block}"
             raise ValueError(message)
-        wanted = [*shape[:-1], columns // block]
+        wanted = [*shape[:-1], -(-columns // block)]
     elif form.scales == "tensor":
         wanted = shape[:-2]
     elif form.scales == "channel":
@@ -370,15 +395,6 @@ def _check_scales(name: str, given: QuantizedMatrix, columns: int) -> None:
     if list(given.scales.shape) != wanted:
         message = f"{name}.scales has shape {list(given.scales.shape)}; {form} needs {wanted}"
         raise ValueError(message)
-    if form.powers and given.scales.dtype not in (torch.uint8, E8M0):
-        message = f"{name}.scales is {given.scales.dtype}; {form} has e8m0 bytes: uint8 or {E8M0}"
-        raise ValueError(message)
-    if form.entry.has_zero_points != (given.zero_points is not None):
-        needed = "needs them" if form.entry.has_zero_points else "has none"
-        message = f"{name}.zero_points: {form} {needed}"
-        raise ValueError(message)
-    if given.zero_points is not None:
-        check_zero_points(f"{name}.zero_points", given.zero_points, given.scales)
     scale = given.global_scale
     allowed = [shape[:1], [shape[0], 2]] if weights and not shape[1] % 2 else [shape[:1]]
     one_each = weights and isinstance(scale, torch.Tensor) and list(scale.shape) in allowed
@@ -386,3 +402,22 @@ def _check_scales(name: str, given: QuantizedMatrix, columns: int) -> None:
         each = f", [{shape[0]}], or of a w13 [{shape[0]}, 2]" if weights else ""
         message = f"{name}.global_scale has shape {list(scale.shape)}; give one number{each}"
         raise ValueError(message)
+    _check_contents(name, given)
+
+
+def _check_contents(name: str, given: QuantizedMatrix) -> None:
+    """Check that scales are bytes where the format has them, and that there are zero points."""
+    form = given.format
+    found, is_byte = given.scales.dtype, given.scales.dtype in (torch.uint8, E8M0)
+    if form.powers and not is_byte:
+        message = f"{name}.scales is {found}; {form} has e8m0 bytes: uint8 or {E8M0}"
+        raise ValueError(message)
+    if form.scales in SCALES and is_byte:
+        message = f"{name}.scales is {found}; {form} has numbers, e8m0 bytes are {POWERS!r} of FP8"
+        raise ValueError(message)
+    if form.entry.has_zero_points != (given.zero_points is not None):
+        needed = "needs them" if form.entry.has_zero_points else "has none"
+        message = f"{name}.zero_points: {form} {needed}"
+        raise ValueError(message)
+    if given.zero_points is not None:
+        check_zero_points(f"{name}.zero_points", given.zero_points, given.scales)

@@ -33,8 +33,8 @@ MOE_REGIMES = (
 ASSIGNMENTS = ("iid", "balanced", "one_expert", "sparse", "duplicates", "masked")
 SWIGLU_PARAMETERS = ("", "one", "each")
 QUANTISED = ("", *WEIGHT_FORMATS)
-MULTIPLES = {name: max(form.weights.entry.block, 1) for name, form in WEIGHT_FORMATS.items()}
-"""Columns that share a scale, by format: hidden and inter are multiples of their number."""
+MULTIPLES = {name: form.weights.multiple for name, form in WEIGHT_FORMATS.items()}
+"""What hidden and inter are multiples of, by format: columns that share a scale, or a byte."""
 MAX_TOKENS = 2**20
 INEXACT = ("swiglu_oai",)
 """Activations that no argument saturates: the limit of swiglu_oai leaves a sigmoid below 1."""
@@ -217,8 +217,9 @@ class MoEProblem(BaseProblem):
         quantized: format of the weights, one of ``QUANTISED``: FP8 with one scale an expert, one
             a row, or one for 128 x 128; nvfp4 or mxfp4; int8 with the scales of FP8;
             ``"fp8_block_ue8m0"``, whose scales are powers of two; mxfp8; int4 with a scale for 32
-            or 128 columns, ``zp`` with a zero point too; ``"nvfp4_gate_up"``, with a global scale
-            of gate and of up for each expert. Empty: they are numbers.
+            or 128 columns (the last group may be short), ``zp`` with a zero point too;
+            ``"nvfp4_gate_up"``, with a global scale of gate and of up for each expert. Empty: they
+            are numbers.
         quantized_hidden: the hidden states are quantised too: as the weights, with one scale for
             all, one a token, or one for 128 columns; mxfp8 where weights are mxfp4; int8 where they
             are, with one scale a token, or for 128 columns where weights have blocks; beside int4

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..formats.int4_groups import LARGEST_CODE, encode_int4_groups
+from ..formats.int4_groups import LARGEST_CODE, encode_int4_groups, groups_of
 from ..formats.mx import quantize_e8m0
 from ..moe.weights import SCALE_BLOCK, MatrixFormat
 from .values import bits
@@ -102,7 +102,7 @@ def quantised_by_half(
 
 def _int4(values: torch.Tensor, form: MatrixFormat, key: int, ids: torch.Tensor) -> Codes:
     """Quantise groups of columns to 4 bits, with zero points by hash where the format has them."""
-    amax = values.abs().unflatten(-1, (-1, form.entry.block)).amax(dim=-1)
+    amax = groups_of(values, form.entry.block).abs().amax(dim=-1).to(torch.float32)
     hashes = bits(key, ids, amax.shape[1:].numel()).view(amax.shape)
     zero_points, room = None, torch.tensor(form.entry.largest, device=values.device)
     if form.entry.has_zero_points:
@@ -110,9 +110,8 @@ def _int4(values: torch.Tensor, form: MatrixFormat, key: int, ids: torch.Tensor)
         zero_points = ((hashes >> 2) % many + least).to(torch.uint8)
         room = torch.minimum(zero_points, LARGEST_CODE - zero_points).to(amax.dtype)
     scales = _scale(amax / room, hashes, 1.0)
-    return Codes(
-        encode_int4_groups(values, scales, zero_points), scales, form, zero_points=zero_points
-    )
+    codes = encode_int4_groups(values, form.entry.block, scales, zero_points)
+    return Codes(codes, scales, form, zero_points=zero_points)
 
 
 def _fitted(scales: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

@@ -323,13 +323,10 @@ def experts_with_zero_points_beside(inputs: MoEInputs) -> Tensor:
         scales, zeros = matrix.scales[expert], torch.tensor(MIDDLE)
         if matrix.zero_points is not None:
             zeros = matrix.zero_points[expert].float()
-        codes = torch.stack([matrix.codes[expert] & 0xF, matrix.codes[expert] >> 4], dim=-1)
-        columns = 2 * codes.shape[1] // scales.shape[1]
-        wide, shift = (
-            each.expand_as(scales).repeat_interleave(columns, dim=1)
-            for each in (scales, zeros * scales)
-        )
-        return codes.flatten(1).float() * wide - shift
+        codes = matrix.codes[expert]
+        numbers = torch.stack([codes & 0xF, codes >> 4], dim=-1).flatten(1).float()
+        of_column = torch.arange(numbers.shape[1]) // matrix.format.entry.block
+        return numbers * scales[:, of_column] - (zeros * scales)[:, of_column]
 
     return apply(
         inputs, changed(w13=lambda i, e: product(i.w13, e), w2=lambda i, e: product(i.w2, e))

@@ -147,7 +147,7 @@ def as_numbers(inputs: MoEInputs) -> MoEInputs:
 def test_weights_are_what_loops_over_bytes_read(
     quantized: str, hidden: bool, interleaved: bool
 ) -> None:
-    base = BLOCKS if "block" in quantized else SMALL
+    base = BLOCKS if quantized.startswith(("int", "fp8")) else SMALL
     problem = replace(base, quantized=quantized, quantized_hidden=hidden, interleaved=interleaved)
     features = ["interleaved_w13"] if interleaved else []
     features += [FEATURES[quantized]] + (["quantized_hidden"] if hidden else [])
@@ -192,6 +192,19 @@ def test_scales_of_bytes_are_the_same_without_their_dtype() -> None:
         oracle.experts(numbers)
 
 
+def test_bytes_of_exponents_are_not_read_as_numbers() -> None:
+    inputs = inputs_of(replace(BLOCKS, quantized="fp8_block_ue8m0"))
+    w13 = codes_of(inputs.w13)
+    linear = w13._replace(format=MatrixFormat("float8_e4m3fn", "block"))
+    for scales in (w13.scales, w13.scales.view(torch.uint8)):
+        with pytest.raises(ValueError, match=r"w13\.scales is .* e8m0 bytes are 'block_ue8m0'"):
+            oracle.experts(replace(inputs, w13=linear._replace(scales=scales)))
+    made = inputs_of(replace(SMALL, quantized="mxfp8", quantized_hidden=True))
+    hidden = codes_of(made.hidden)
+    typed = hidden._replace(scales=hidden.scales.view(w13.scales.dtype))
+    assert torch.equal(oracle.experts(made), oracle.experts(replace(made, hidden=typed)))
+
+
 def test_scales_are_rounded_up_to_powers_of_two() -> None:
     exact = torch.tensor([2.0**-130, 2.0**-127, 0.25, 0.2500001, 0.3, 0.5, 1.0, 1.5, 448.0])
     codes = quantize_e8m0(exact).view(torch.uint8).tolist()
@@ -216,13 +229,13 @@ def test_nothing_saturates_under_a_scale_that_is_rounded_up() -> None:
 
 @pytest.mark.parametrize("group", [32, 128])
 def test_int4_is_quantised_to_the_nearest_code_of_each_group(group: int) -> None:
-    x = torch.randn(3, 256, generator=torch.Generator().manual_seed(2))
+    x = torch.randn(3, 240, generator=torch.Generator().manual_seed(2))
     for zero_points in (False, True):
         made = quantize_int4_groups(x, group, zero_points=zero_points)
-        assert made.codes.shape == (3, 128)
-        assert made.scales.shape == (3, 256 // group)
-        read = dequantize_int4_groups(*made)
-        steps = made.scales.repeat_interleave(group, dim=1)
+        assert made.codes.shape == (3, 120)
+        assert made.scales.shape == (3, -(-240 // group))
+        read = dequantize_int4_groups(made.codes, group, made.scales, made.zero_points)
+        steps = made.scales.repeat_interleave(group, dim=1)[:, :240]
         # A zero point that is rounded moves the range by up to half a step.
         assert float(((read - x).abs() / steps).max()) <= (1.0 if zero_points else 0.5) + 1e-6
 
@@ -256,6 +269,9 @@ def test_gate_and_up_have_global_scales_of_their_own() -> None:
         of_second = codes_of(inputs.w2).global_scale
         assert isinstance(of_second, torch.Tensor)
         assert list(of_second.shape) == [4]
+    w13, w2 = codes_of(inputs.w13), codes_of(inputs.w2)
+    with pytest.raises(ValueError, match=r"w2\.global_scale .* one of gate and one of up"):
+        oracle.experts(replace(inputs, w2=w2._replace(global_scale=w13.global_scale)))
     alone = codes_of(inputs_of(replace(problem, interleaved=False, activation="relu2")).w13)
     assert isinstance(alone.global_scale, torch.Tensor)
     assert list(alone.global_scale.shape) == [4], "there is no gate"
