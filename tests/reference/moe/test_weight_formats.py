@@ -17,9 +17,9 @@ from kernelproof.reference import (
     QuantizedMatrix,
     materialise,
     oracle,
-    quantize_e8m0,
 )
 from kernelproof.reference.formats.int4_groups import dequantize_int4_groups, quantize_int4_groups
+from kernelproof.reference.formats.mx import quantize_e8m0
 from kernelproof.reference.moe.weights import checked_matrix
 from kernelproof.reference.tensors.moe_inputs import MoEInputs
 
