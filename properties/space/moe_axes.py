@@ -160,7 +160,7 @@ def moe_example(chosen: Mapping[str, Any]) -> MoEProblem:
     sharded = fields.pop("expert_parallel")
     multiple = MULTIPLES.get(quantized, 1)
     if hidden % multiple or inter % multiple:
-        hidden = inter = max(64, multiple)
+        hidden, inter = 64, 64
     if sharded or fields["top_k"] > fields["num_experts"]:
         fields["num_experts"] = 2 * max(fields["top_k"], fields["num_experts"])
     half = fields["num_experts"] // 2
