@@ -7,6 +7,8 @@ from ..reference.formats.cache_elements import CACHE_FEATURES, SCALE_LAYOUTS
 from ..reference.moe.weights import WEIGHT_FORMATS
 from ..reference.problems.cache_names import layout_of
 
+LATER_ACTIVATIONS = ("swiglu_step", "situ", "geglu1")
+"""Activations that are drawn only where named: kernels were written before they were here."""
 MOE_FEATURES = (
     "moe_biases",
     "interleaved_w13",
@@ -18,6 +20,7 @@ MOE_FEATURES = (
     "quantized_hidden",
     "swiglu_parameters",
     "strided_hidden",
+    *LATER_ACTIVATIONS,
 )
 """Those of ``moe`` that are drawn only where named."""
 ROUTE_FEATURES = (
@@ -85,8 +88,8 @@ FEATURES = (
     "unread_hidden_keys",
     "padded_rows",
 )
-"""What an implementation may opt into. Those up to ``strided_hidden`` are drawn only where named:
-quantised caches come with ``inputs.kv_format``, which says what they hold, and
+"""What an implementation may opt into. Those before ``nondeterministic`` are drawn only where
+named: quantised caches come with ``inputs.kv_format``, which says what they hold, and
 ``inputs.kv_cache_sf``, which ``per_token_head_kv`` has for each token and head (append_paged_kv
 writes and returns them), FP8 queries with
 ``inputs.q_scale``; ``int4_kv`` has zero points in the lowest bits of these scales; ``fp8_kv`` and
@@ -119,8 +122,9 @@ other than 1e-20, ``expert_scales`` and ``best_of_each_group`` are inputs of the
 ids of other ranks, and -1; ``fp8_weights``, ``nvfp4_weights``, ``mxfp4_weights``, ``int8_weights``,
 ``mxfp8_weights`` and ``int4_weights`` give a QuantizedMatrix for weights, and ``quantized_hidden``
 for hidden states too; ``swiglu_parameters`` are alpha, beta and limit other than the activation's
-own, numbers or tensors; ``ue8m0_scales`` are FP8 blocks with e8m0 scales, ``int4_zero_points`` come
-with its ``zero_points``, and ``nvfp4_gate_up_scales`` are global scales [experts, 2] of w13.
+own, all or some of them, numbers or tensors; ``ue8m0_scales`` are FP8 blocks with e8m0 scales,
+``int4_zero_points`` come with its ``zero_points``, and ``nvfp4_gate_up_scales`` are global scales
+[experts, 2] of w13; ``swiglu_step``, ``situ`` and ``geglu1`` are the activations of these names.
 
 ``nondeterministic`` says that repeated calls may differ within the bound (atomics), so that they
 are not compared bitwise. ``phases`` and ``no_host_sync`` are of build_metadata: that the result has
@@ -198,5 +202,6 @@ def _of_experts(problem: MoEProblem) -> list[str]:
         "quantized_hidden": problem.quantized_hidden,
         "swiglu_parameters": bool(problem.swiglu_parameters),
         "strided_hidden": problem.strided_hidden,
+        **({problem.activation: True} if problem.activation in LATER_ACTIVATIONS else {}),
     }
     return [name for name, needed in needs.items() if needed]

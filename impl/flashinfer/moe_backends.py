@@ -95,7 +95,7 @@ def _not_cute_dsl(problem: MoEProblem, _: Target) -> str | None:
     rows = INTERLEAVED_ROWS if problem.gated else 8
     return first_reason(
         (problem.quantized, "its weights are of 16 bits"),
-        (problem.swiglu_parameters == "each", "it takes one alpha, beta and limit for all experts"),
+        (problem.numbers_of_each, "it takes one alpha, beta and limit for all experts"),
         (problem.hidden % 8, "hidden is a multiple of 8"),
         (problem.inter % rows, f"inter is a multiple of {rows}"),
     )

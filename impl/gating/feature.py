@@ -69,6 +69,9 @@ ACTIVATIONS = (
     "relu",
     "relu2",
     "identity",
+    "swiglu_step",
+    "situ",
+    "geglu1",
 )
 QUANTISATIONS = (
     "none",

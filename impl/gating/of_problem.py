@@ -89,6 +89,7 @@ def _padding(problem: AttentionProblem) -> str:
 def _of_experts(problem: MoEProblem, backend: str) -> Feature:
     """Return the feature of experts; SwiGLU with numbers of its own is a kernel of its own."""
     quantisation, q_dtype = QUANTISATIONS[problem.quantized], problem.dtype
+    swiglu = problem.activation == "swiglu"
     if problem.quantized_hidden and (backend, problem.quantized) not in QUANTISED_BY_THE_KERNEL:
         q_dtype = WEIGHT_FORMATS[problem.quantized].hidden.element
     if problem.quantized.startswith("int4") and problem.quantized_hidden:
@@ -102,6 +103,6 @@ def _of_experts(problem: MoEProblem, backend: str) -> Feature:
         "moe",
         backend,
         q_dtype=q_dtype,
-        activation="swiglu_oai" if problem.swiglu_parameters else problem.activation,
+        activation="swiglu_oai" if swiglu and problem.swiglu_parameters else problem.activation,
         quantisation=quantisation,
     )

@@ -20,6 +20,8 @@ RENORMALISED = ("renormalize_naive", "deepseek_v3", "minimax2", "sigmoid_renorm"
 LARGEST_FP8 = 448.0
 SWIGLU = {"swiglu": (1.0, 0.0, math.inf), "swiglu_oai": (1.702, 1.0, 7.0)}
 """alpha, beta and limit that the activations have by themselves."""
+LATER = {"swiglu_step": (1.0, 0.0, 7.0), "situ": (1.0, 4.0, 25.0), "geglu1": (1.0, 1.0, math.inf)}
+"""The same of activations that a feature is named for."""
 GATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "geglu": functional.gelu,
     "geglu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
@@ -172,7 +174,20 @@ def activated(inputs: MoEInputs, projected: torch.Tensor, expert: int) -> torch.
     gate, up = halves(inputs, projected)
     if inputs.activation in GATES:
         return GATES[inputs.activation](gate) * up
-    alpha, beta, limit = swiglu_numbers(inputs, expert)
+    return gated_by_numbers(inputs.activation, gate, up, *swiglu_numbers(inputs, expert))
+
+
+def gated_by_numbers(
+    activation: str, gate: torch.Tensor, up: torch.Tensor, alpha: float, beta: float, limit: float
+) -> torch.Tensor:
+    """Return an activation of gates and ups that takes some of alpha, beta and limit."""
+    if activation == "geglu1":
+        return functional.gelu(gate) * (up + beta)
+    if activation == "situ":
+        gate = beta * torch.tanh(gate / beta) * torch.sigmoid(gate)
+        return gate * (up if math.isinf(limit) else limit * torch.tanh(up / limit))
+    if activation == "swiglu_step":
+        return functional.silu(gate).clamp(max=limit) * up.clamp(-limit, limit)
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return gate * torch.sigmoid(alpha * gate) * (up + beta)
 
@@ -190,7 +205,9 @@ def swiglu_numbers(inputs: MoEInputs, expert: int) -> tuple[float, float, float]
     alpha, beta, limit = (
         usual if given is None else of_expert(given, expert)
         for given, usual in zip(
-            (inputs.alpha, inputs.beta, inputs.limit), SWIGLU[inputs.activation], strict=True
+            (inputs.alpha, inputs.beta, inputs.limit),
+            (SWIGLU | LATER)[inputs.activation],
+            strict=True,
         )
     )
     return alpha, beta, limit

@@ -18,6 +18,7 @@ ARITHMETIC = Arithmetic(
     intermediate="inputs",
     partial_outputs=True,
     fp8_products="fixed_point",
+    tanh="sigmoid",
 )
 """The intermediate is stored in the dtype of the hidden states (FP8 ones: with a scale for each
 tile of a row; int8 ones: in two bytes), each slot's output in that of the result.

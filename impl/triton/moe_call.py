@@ -39,7 +39,14 @@ class Swiglu(NamedTuple):
 
 
 SWIGLU = {"swiglu": Swiglu(1.0, 0.0, math.inf), "swiglu_oai": Swiglu(1.702, 1.0, 7.0)}
-GATED = (*SWIGLU, "geglu", "geglu_tanh")
+NUMBERS = {
+    **SWIGLU,
+    "swiglu_step": Swiglu(1.0, 0.0, 7.0),
+    "situ": Swiglu(1.0, 4.0, 25.0),
+    "geglu1": Swiglu(1.0, 1.0, math.inf),
+}
+"""What activations have by themselves, of those that take some of these numbers."""
+GATED = (*NUMBERS, "geglu", "geglu_tanh")
 UNGATED = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "identity")
 
 
@@ -164,11 +171,7 @@ def _project(plan: Plan) -> tuple[torch.Tensor, torch.Tensor | None]:
     new = hidden.values.new_zeros if plan.interpreted else hidden.values.new_empty
     middle = new((rows, plan.inter), dtype=_middle_dtype(plan))
     scales = middle.new_empty((rows, tiles), dtype=torch.float32) if plan.rounds else None
-    usual = SWIGLU.get(inputs.activation, SWIGLU["swiglu"])
-    numbers = {
-        name: _one_or_each(getattr(inputs, name), getattr(usual, name), experts)
-        for name in Swiglu._fields
-    }
+    numbers = _numbers(inputs, experts, hidden.values.device)
     given = inputs.intermediate_scale
     if given is not None and not isinstance(given, torch.Tensor):
         given = middle.new_full((experts,), given, dtype=torch.float32)
@@ -198,7 +201,7 @@ def _project(plan: Plan) -> tuple[torch.Tensor, torch.Tensor | None]:
         "HIDDEN_FORMAT": hidden.format, "W13_FORMAT": w13.format,
         "HIDDEN_SCALED": hidden.scaled, "W13_SCALED": w13.scaled,
         "ACTIVATION": "swiglu" if inputs.activation in SWIGLU else inputs.activation,
-        "GATED": plan.gated, "ROUNDS": plan.rounds,
+        "GATED": plan.gated, "NUMBERS": inputs.activation in NUMBERS, "ROUNDS": plan.rounds,
     }  # fmt: skip
     dtype = multiplied(hidden.values, w13.values, interpreted=plan.interpreted)
     _run("project", tile, tiles, hidden.values.shape[1], dtype, plan, arguments)
@@ -276,10 +279,26 @@ def _middle_dtype(plan: Plan) -> torch.dtype:
     return torch.float16 if dtype == torch.uint8 else dtype
 
 
-def _one_or_each(
-    given: float | torch.Tensor | None, usual: float, experts: int
-) -> tuple[float, torch.Tensor | None]:
-    """Return a number as one, and as one of each expert where there are such."""
-    if isinstance(given, torch.Tensor):
-        return usual, given.to(torch.float32).expand(experts).contiguous()
-    return usual if given is None else float(given), None
+def _numbers(
+    inputs: MoEInputs, experts: int, device: torch.device
+) -> dict[str, tuple[float, torch.Tensor | None]]:
+    """Return each number as one, and as one of each expert where one of them is a tensor.
+
+    Either all are tensors or none: there are two kernels, and not one for each choice.
+    """
+    usual = NUMBERS.get(inputs.activation, SWIGLU["swiglu"])
+    found = {}
+    for name, value in usual._asdict().items():
+        given = getattr(inputs, name)
+        found[name] = value if given is None else given
+    if not any(isinstance(given, torch.Tensor) for given in found.values()):
+        return {name: (float(given), None) for name, given in found.items()}
+    return {
+        name: (
+            getattr(usual, name),
+            given.to(torch.float32).expand(experts).contiguous()
+            if isinstance(given, torch.Tensor)
+            else torch.full((experts,), given, dtype=torch.float32, device=device),
+        )
+        for name, given in found.items()
+    }

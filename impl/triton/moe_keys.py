@@ -64,7 +64,7 @@ def module_fields(problem: MoEProblem) -> tuple[Hashable, ...]:
     return (
         problem.dtype, problem.activation, problem.quantized, problem.quantized_hidden,
         problem.biases, problem.weights_on_input, problem.shared_experts,
-        problem.swiglu_parameters == "each", *divides,
+        problem.numbers_of_each, *divides,
         min(next_power_of_two(problem.hidden), CHANNELS),
     )  # fmt: skip
 

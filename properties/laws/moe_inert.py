@@ -11,6 +11,7 @@ import torch
 
 from ...impl import Implementation
 from ...reference import MoEProblem, QuantizedMatrix
+from ...reference.problems.moe import as_one
 from ...reference.tensors.moe_inputs import MoEInputs
 from ...reference.tensors.moe_regimes import assignment
 from ...reference.tensors.values import bits, stream
@@ -111,7 +112,7 @@ def far_experts(subject: Subject, problem: MoEProblem) -> Verdict:
         local_experts=0,
         expert_offset=0,
         biases=False,
-        swiglu_parameters="one" if problem.swiglu_parameters else "",
+        swiglu_parameters=as_one(problem.swiglu_parameters),
         assignment="balanced",
         strided_hidden=False,
         token_ids=(),

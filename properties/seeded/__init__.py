@@ -43,10 +43,10 @@ from .attention import (
 )
 from .catalogue import SeededBug
 from .moe import bugs as moe_bugs
+from .moe import expert_bugs, routing_bugs, rule_bugs, sorting_bugs
 from .moe import honest as moe_honest
 from .moe import process_bugs as moe_process_bugs
 from .moe import quantised_bugs as moe_quantised_bugs
-from .moe import routing_bugs, rule_bugs, sorting_bugs
 from .moe import stateful_bugs as moe_stateful_bugs
 from .moe import weight_format_bugs as moe_weight_format_bugs
 
@@ -80,6 +80,7 @@ BUGS: tuple[SeededBug, ...] = (
     *exact_bugs.BUGS,
     *moe_bugs.BUGS,
     *sorting_bugs.BUGS,
+    *expert_bugs.BUGS,
     *moe_quantised_bugs.BUGS,
     *moe_stateful_bugs.BUGS,
     *routing_bugs.BUGS,

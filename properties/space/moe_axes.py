@@ -17,6 +17,7 @@ from ...reference.problems.moe import (
     QUANTISED,
     ROUTE_REGIMES,
     SWIGLU_PARAMETERS,
+    takes,
 )
 
 NUM_TOKENS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256,
@@ -165,11 +166,11 @@ def moe_example(chosen: Mapping[str, Any]) -> MoEProblem:
         fields["num_experts"] = 2 * max(fields["top_k"], fields["num_experts"])
     half = fields["num_experts"] // 2
     activation = ACTIVATIONS[fields["activation"]]
-    if (fields["interleaved"] and not activation.gated) or (
-        fields["swiglu_parameters"] and activation.alpha is None
+    if (fields["interleaved"] and not activation.gated) or not takes(
+        fields["activation"], fields["swiglu_parameters"]
     ):
         fields["activation"] = "swiglu"
-    if fields["swiglu_parameters"] == "each":
+    if fields["swiglu_parameters"].startswith("each"):
         fields["shared_experts"] = 0
     return MoEProblem(
         hidden=hidden,

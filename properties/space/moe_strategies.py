@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ...reference import METHODS, MoEProblem, RouteProblem
 from ...reference.moe.activations import ACTIVATIONS
 from ...reference.moe.weights import OF_128, SCALE_BLOCK
-from ...reference.problems.moe import MULTIPLES
+from ...reference.problems.moe import MULTIPLES, takes
 from .axis_values import Axes
 from .moe_axes import ROUTE_AXES, ROUTE_RULES, fitting_rules, method_fits
 from .strategy_helpers import LARGEST_SEED, features, one_of, sampled
@@ -98,12 +98,11 @@ def _activation(axes: Axes, fields: dict[str, Any]) -> st.SearchStrategy[str]:
     """Draw another activation where what was drawn has no gate to interleave, or no alpha."""
     drawn = fields["activation"]
     fitting = [drawn]
-    if fields.get("swiglu_parameters"):
-        fitting = [name for name in axes.allows("activation")
-                   if ACTIVATIONS[name].alpha is not None]  # fmt: skip
+    if given := fields.get("swiglu_parameters", ""):
+        fitting = [name for name in axes.allows("activation") if takes(name, given)]
     elif fields.get("interleaved"):
         fitting = [name for name in axes.allows("activation") if ACTIVATIONS[name].gated]
-    if fields.get("swiglu_parameters") == "each":
+    if given.startswith("each"):
         fields.pop("shared_experts", None)
     if not fitting:
         fields.pop("swiglu_parameters", None)

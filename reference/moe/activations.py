@@ -6,6 +6,13 @@ the defaults of swiglu_oai:
 
     gate' = min(gate, limit),   up' = min(max(up, -limit), limit)
     out   = gate' * sigmoid(alpha * gate') * (up' + beta)
+
+Others take some of them. swiglu_step (Step-3.5's SwigluStep) limits after the activation, situ
+(Kimi K3) has soft limits, geglu1 (Moondream 3) adds beta = 1:
+
+    swiglu_step: min(silu(gate), limit) * up'
+    situ:        beta * tanh(gate / beta) * sigmoid(gate) * limit * tanh(up / limit)
+    geglu1:      gelu(gate) * (up + beta)
 """
 
 from __future__ import annotations
@@ -90,6 +97,50 @@ def swish(alpha: float) -> Phi:
     return smooth(value, slope, 0.5 * abs(alpha))
 
 
+def _soft_cap_slope(x: torch.Tensor, cap: float) -> torch.Tensor:
+    return 1.0 - torch.tanh(x / cap).square()
+
+
+TANH_CURVATURE = 4.0 / (3.0 * math.sqrt(3.0))
+"""Largest absolute value of the second derivative of tanh."""
+SIGMOID_CURVATURE = 1.0 / (6.0 * math.sqrt(3.0))
+"""Largest absolute value of the second derivative of the sigmoid."""
+
+
+def soft_cap(cap: float) -> Phi:
+    """Return cap tanh(x / cap), whose slope is at most 1."""
+    inner = smooth(
+        lambda x: cap * torch.tanh(x / cap),
+        lambda x: _soft_cap_slope(x, cap),
+        TANH_CURVATURE / cap,
+    )
+    return Phi(inner.value, lambda x, error: torch.minimum(error, inner.change(x, error)))
+
+
+def situ(beta: float) -> Phi:
+    """Return beta tanh(x / beta) sigmoid(x)."""
+
+    def value(x: torch.Tensor) -> torch.Tensor:
+        return beta * torch.tanh(x / beta) * torch.sigmoid(x)
+
+    def slope(x: torch.Tensor) -> torch.Tensor:
+        share = torch.sigmoid(x)
+        falling = beta * torch.tanh(x / beta) * share * (1.0 - share)
+        return _soft_cap_slope(x, beta) * share + falling
+
+    # t'' s + 2 t' s' + t s'' with |t'| <= 1, |s'| <= 1/4 and |t| <= min(beta, |x|); |x s''| < 0.17.
+    curvature = TANH_CURVATURE / beta + 0.5 + min(0.17, SIGMOID_CURVATURE * beta)
+    return smooth(value, slope, curvature)
+
+
+def chain(first: Phi, second: Phi) -> Phi:
+    """Return second(first(x))."""
+    return Phi(
+        lambda x: second.value(first.value(x)),
+        lambda x, error: second.change(first.value(x), first.change(x, error)),
+    )
+
+
 def clamp(low: float, high: float) -> Phi:
     """Return x within [low, high]: an error beyond an end by less than itself is cut."""
 
@@ -120,6 +171,8 @@ class Activation(NamedTuple):
         phi: of the gate, or of the only projection; None for the swiglu family, see ``phi_of``.
         alpha, beta, limit: the family's defaults; None: the activation takes no such argument.
         cancels: its formulas, x (1 + erf) / 2 and x (1 + tanh) / 2, lose digits for negative x.
+        limits: how its limit is applied: ``"before"`` the function of the gate, ``"after"`` it, or
+            ``"softly"``, by tanh and to the ups only.
     """
 
     gated: bool
@@ -128,6 +181,12 @@ class Activation(NamedTuple):
     beta: float | None = None
     limit: float | None = None
     cancels: bool = False
+    limits: str = "before"
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the numbers that it takes, of alpha, beta and limit."""
+        return tuple(name for name in Swiglu._fields if getattr(self, name) is not None)
 
 
 ACTIVATIONS: dict[str, Activation] = {
@@ -141,10 +200,15 @@ ACTIVATIONS: dict[str, Activation] = {
     "relu": Activation(gated=False, phi=RELU),
     "relu2": Activation(gated=False, phi=RELU2),
     "identity": Activation(gated=False, phi=IDENTITY),
+    "swiglu_step": Activation(gated=True, phi=swish(1.0), limit=7.0, limits="after"),
+    "situ": Activation(gated=True, beta=4.0, limit=25.0, limits="softly"),
+    "geglu1": Activation(gated=True, phi=GELU, beta=1.0, cancels=True),
 }
 """By name. FlashInfer's ActivationType calls them Swiglu, SwigluBias (swiglu_oai: alpha, beta and
 limit are given by tensors), Geglu, GegluTanh, Silu, Gelu, Relu, Relu2 and Identity; vLLM's
-SILU_NO_MUL, GELU_NO_MUL, RELU2_NO_MUL are silu, gelu and relu2, its SILU is swiglu."""
+SILU_NO_MUL, GELU_NO_MUL, RELU2_NO_MUL are silu, gelu and relu2, its SILU is swiglu; its SWIGLUSTEP
+and SITU (``layers/activation.py``) are swiglu_step and situ, whose ``linear_beta`` is limit here;
+geglu1 is the experts' activation of its ``models/moondream3.py``."""
 
 
 class Swiglu(NamedTuple):
@@ -192,9 +256,8 @@ def activate(
     if not activation.gated:
         return phi_of(activation, numbers).value(projected)
     gate, up = halves(projected, interleaved=interleaved)
-    if math.isfinite(numbers.limit):
-        gate, up = gate.clamp(max=numbers.limit), up.clamp(-numbers.limit, numbers.limit)
-    return phi_of(activation, numbers).value(gate) * (up + numbers.beta)
+    of_gate, of_up = gated_parts(activation, numbers)
+    return of_gate.value(gate) * (of_up.value(up) + shift_of(activation, numbers))
 
 
 def carried_error(
@@ -219,16 +282,69 @@ def carried_error(
         return phi.change(projected, errors)
     gate, up = halves(projected, interleaved=interleaved)
     gate_error, up_error = halves(errors, interleaved=interleaved)
-    below, within = clamp(-math.inf, numbers.limit), clamp(-numbers.limit, numbers.limit)
-    gate_error, up_error = below.change(gate, gate_error), within.change(up, up_error)
-    gate, up = below.value(gate), within.value(up) + numbers.beta
-    moved = phi.change(gate, gate_error)
-    return moved * (up.abs() + up_error) + phi.value(gate).abs() * up_error
+    of_gate, of_up = gated_parts(activation, numbers)
+    moved, up_error = of_gate.change(gate, gate_error), of_up.change(up, up_error)
+    up = of_up.value(up) + shift_of(activation, numbers)
+    return moved * (up.abs() + up_error) + of_gate.value(gate).abs() * up_error
 
 
 def phi_of(activation: Activation, numbers: Swiglu) -> Phi:
     """Return the function of the gate, or of the only projection."""
+    if activation.limits == "softly":
+        return situ(numbers.beta)
     return activation.phi or swish(numbers.alpha)
+
+
+def gated_parts(activation: Activation, numbers: Swiglu) -> tuple[Phi, Phi]:
+    """Return the functions of the gate and of the up projection, limits included."""
+    phi, limit = phi_of(activation, numbers), numbers.limit
+    if not math.isfinite(limit):
+        return phi, IDENTITY
+    if activation.limits == "softly":
+        return phi, soft_cap(limit)
+    below, within = clamp(-math.inf, limit), clamp(-limit, limit)
+    return chain(phi, below) if activation.limits == "after" else chain(below, phi), within
+
+
+def shift_of(activation: Activation, numbers: Swiglu) -> float:
+    """Return what is added to the up projection: beta, where it is no soft cap of the gate's."""
+    return 0.0 if activation.limits == "softly" else numbers.beta
+
+
+def lost_by_functions(
+    activation: Activation,
+    projected: torch.Tensor,
+    numbers: Swiglu,
+    *,
+    share: float,
+    tanh: float,
+    interleaved: bool = False,
+) -> torch.Tensor | float:
+    """Bound what the activation's own sigmoid, erf or tanh loses: [rows, inter], or 0.
+
+    Args:
+        activation, projected, numbers, interleaved: as in ``activate``.
+        share: absolute error of the sigmoid, or of (1 + erf) / 2, that the gate is multiplied by.
+        tanh: absolute error of each tanh of a soft cap.
+    """
+    soft = activation.limits == "softly"
+    if not (share or (tanh and soft)):
+        return 0.0
+    if not activation.gated:
+        return share * projected.abs()
+    gate, up = halves(projected, interleaved=interleaved)
+    of_gate, of_up = gated_parts(activation, numbers)
+    other = (of_up.value(up) + shift_of(activation, numbers)).abs()
+    if not soft:
+        # The gate as it is multiplied: beyond a limit that comes before, it is the limit.
+        if activation.limits == "before":
+            gate = gate.clamp(max=numbers.limit)
+        return share * gate.abs() * other
+    capped = soft_cap(numbers.beta).value(gate).abs()
+    lost = (share * capped + tanh * numbers.beta * torch.sigmoid(gate)) * other
+    if math.isfinite(numbers.limit):
+        lost = lost + tanh * numbers.limit * of_gate.value(gate).abs()
+    return lost
 
 
 def halves(x: torch.Tensor, *, interleaved: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -26,7 +26,8 @@ c_s for the routing weights, and LAMBDA and n(k) = min(k, LAMBDA sqrt(k)) as in 
 
 4.  What the activation function itself loses is no rounding of mean zero, but the same function of
     g_j in every j: t_j = ACTIVATION u |a_j|; for gelu, whose (1 + erf) / 2 has an absolute error,
-    CANCELLED u |x| more, with tanh.approx or a sigmoid made of tanh as well. It adds |t| |W_k|
+    CANCELLED u |x| more, with tanh.approx or a sigmoid made of tanh as well; for the soft caps of
+    situ, an error of tanh times the cap and the other factor. It adds |t| |W_k|
     (Cauchy-Schwarz), as does the second product: u (n(I) + DOT) |a| |W_k|, and
     LOGIT u (|y_k| + |bias|).
 
@@ -54,7 +55,7 @@ from ..attention.error_terms import DOT, LOGIT, SUM, growth, most_equal_keys
 from ..attention.product_terms import LAMBDA
 from ..formats.arithmetic import SMALLEST_SUBNORMAL, Arithmetic, checked_arithmetic
 from ..scratch import Scratch
-from .activations import activate, carried_error, halves
+from .activations import Swiglu, activate, carried_error, lost_by_functions
 from .calls import Experts, MoECall, MoEOptions, checked_call
 from .roundings import MoERoundings
 from .weights import Matrix, QuantizedMatrix
@@ -202,7 +203,7 @@ def _expert(
     second = _product(a, part.w2, expert, scratch, spread)
     y = second.value
     error = min(LAMBDA, math.sqrt(inter)) * second.spread
-    systematic = _systematic(part, projected, size, roundings)
+    systematic = _systematic(part, projected, size, numbers, roundings)
     error += systematic * second.row_norms
     error += u * (growth(inter) + DOT) * second.norms
     if part.w2_bias is not None:
@@ -215,20 +216,26 @@ def _expert(
 
 
 def _systematic(
-    part: Experts, projected: torch.Tensor, size: torch.Tensor, roundings: MoERoundings
+    part: Experts,
+    projected: torch.Tensor,
+    size: torch.Tensor,
+    numbers: Swiglu,
+    roundings: MoERoundings,
 ) -> torch.Tensor:
     """Return the norm [n, 1] of what the activation function itself may lose."""
     lost = ACTIVATION * roundings.accumulate * size
     absolute = roundings.sigmoid + 0.5 * roundings.tanh
     if part.activation.cancels:
         absolute += CANCELLED * roundings.accumulate
-    if absolute:
-        # a = x share up, so that an absolute error of the share counts with |x up|.
-        if part.activation.gated:
-            gate, up = halves(projected, interleaved=part.interleaved)
-            lost = lost + absolute * (gate * up).abs()
-        else:
-            lost = lost + absolute * projected.abs()
+    # a = x share up, so that an absolute error of the share counts with |x up|.
+    lost = lost + lost_by_functions(
+        part.activation,
+        projected,
+        numbers,
+        share=absolute,
+        tanh=roundings.tanh + roundings.tanh_absolute,
+        interleaved=part.interleaved,
+    )
     norm: torch.Tensor = torch.linalg.vector_norm(lost, dim=1, keepdim=True)
     return norm
 

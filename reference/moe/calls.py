@@ -246,6 +246,10 @@ def _numbers(activation: Activation, options: MoEOptions, experts: int) -> list[
         if given is None:
             given = neutral if usual is None else usual
         columns.append(_number_of_each(name, given, experts))
+        if activation.limits == "softly" and usual is not None and min(columns[-1]) <= 0:
+            expert, least = columns[-1].index(min(columns[-1])), min(columns[-1])
+            message = f"{name}[{expert}] is {least}; of {options.activation} it is above 0"
+            raise ValueError(message)
     return [Swiglu(*each) for each in zip(*columns, strict=True)]
 
 

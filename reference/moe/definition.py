@@ -50,11 +50,13 @@ def moe(
         topk_ids: integers [tokens, top_k]; -1 is no expert. An expert may appear twice.
         topk_weights: [tokens, top_k], floating. A slot of weight 0 contributes exactly 0.
         activation: ``"swiglu"``, ``"swiglu_oai"``, ``"geglu"``, ``"geglu_tanh"`` (gated),
-            ``"silu"``, ``"gelu"``, ``"gelu_tanh"``, ``"relu"``, ``"relu2"``, ``"identity"``.
+            ``"silu"``, ``"gelu"``, ``"gelu_tanh"``, ``"relu"``, ``"relu2"``, ``"identity"``;
+            ``"swiglu_step"``, ``"situ"``, ``"geglu1"`` (gated).
         w13_bias, w2_bias: [experts, rows of w13], [experts, hidden], added to each product; an
             expert-parallel or tensor-parallel shard gets w2_bias once.
         alpha, beta, limit: of swiglu (1, 0, none) and swiglu_oai (1.702, 1, 7), see
-            ``activations``: a float, or a tensor [experts].
+            ``activations``: a float, or a tensor [experts]. swiglu_step takes a limit (7), situ
+            beta (4) and a limit (25), both of them soft, and geglu1 beta (1).
         interleaved: the rows of w13 and w13_bias are gate 0, up 0, gate 1, up 1, ...; with a gate.
         expert_offset: global id of w13's first expert. Ids of other experts contribute nothing.
         num_experts: how many experts there are in all; w13's if None.

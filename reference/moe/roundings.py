@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..attention.error_terms import FIXED_POINT, TANH
+from ..attention.error_terms import FIXED_POINT, SIGMOID, TANH
 from ..formats.arithmetic import (
     SMALLEST_SUBNORMAL,
     UE8M0,
@@ -51,6 +51,7 @@ class MoERoundings(NamedTuple):
     out: float
     out_floor: float
     tanh: float
+    tanh_absolute: float  # of a soft cap, beside the relative one
     sigmoid: float
     first_products: float  # in fixed point
     second_products: float
@@ -85,6 +86,7 @@ class MoERoundings(NamedTuple):
             unit_roundoff(out_dtype),
             SMALLEST_SUBNORMAL[out] / 2,
             TANH if arithmetic.tanh == "approximate" else 0.0,
+            SIGMOID * u if arithmetic.tanh == "sigmoid" else 0.0,
             SIGMOID_BY_TANH * u if arithmetic.sigmoid == "tanh" else 0.0,
             fixed_point if inputs.startswith("float8") else 0.0,
             fixed_point if intermediate[2] else 0.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import ClassVar
@@ -31,13 +32,23 @@ MOE_REGIMES = (
     "exact_grid",
 )
 ASSIGNMENTS = ("iid", "balanced", "one_expert", "sparse", "duplicates", "masked")
-SWIGLU_PARAMETERS = ("", "one", "each")
+SWIGLU_SUBSETS = {
+    "": ("alpha", "beta", "limit"),
+    **{"_".join(names): names for count in (1, 2)
+       for names in itertools.combinations(("limit", "alpha", "beta"), count)},
+}  # fmt: skip
+"""Which of alpha, beta and limit a call gives, by name; empty: all that the activation takes."""
+SWIGLU_PARAMETERS = (
+    "", "one", "each",
+    *(f"{each}{names}" for names in SWIGLU_SUBSETS if names for each in ("", "each_")),
+)  # fmt: skip
 QUANTISED = ("", *WEIGHT_FORMATS)
 MULTIPLES = {name: form.weights.multiple for name, form in WEIGHT_FORMATS.items()}
 """What hidden and inter are multiples of, by format: columns that share a scale, or a byte."""
 MAX_TOKENS = 2**20
-INEXACT = ("swiglu_oai",)
-"""Activations that no argument saturates: the limit of swiglu_oai leaves a sigmoid below 1."""
+INEXACT = ("swiglu_oai", "swiglu_step", "situ")
+"""Activations that no argument saturates to few bits: the limit of swiglu_oai leaves a sigmoid
+below 1, that of swiglu_step is 7, and those of situ are soft."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +220,9 @@ class MoEProblem(BaseProblem):
         biases: whether both products have one.
         interleaved: gate and up rows alternate.
         swiglu_parameters: alpha, beta and limit: empty: the activation's own; ``"one"``: others,
-            the same for all experts; ``"each"``: a tensor with other ones for each expert.
+            the same for all experts; ``"each"``: a tensor with other ones for each expert;
+            ``"limit"``, ``"alpha_beta"``, ...: only these, one for all experts; ``"each_limit"``,
+            ...: for each. ``"one"`` and ``"each"`` are all that the activation takes.
         local_experts: experts of this rank; 0: all of them.
         expert_offset: global id of this rank's first expert.
         weights_on_input: the routing weights multiply the hidden states.
@@ -288,9 +301,12 @@ class MoEProblem(BaseProblem):
         activation = ACTIVATIONS[self.activation]
         if self.interleaved and not activation.gated:
             refuse("interleaved", self.interleaved, f"false: {self.activation} has no gate")
-        if self.swiglu_parameters and activation.alpha is None:
-            refuse("swiglu_parameters", self.swiglu_parameters, f"empty for {self.activation}")
-        if self.swiglu_parameters == "each" and self.shared_experts:
+        if not takes(self.activation, self.swiglu_parameters):
+            expected = (
+                f"of {', '.join(activation.parameters)}" if activation.parameters else "empty"
+            )
+            refuse("swiglu_parameters", self.swiglu_parameters, f"{expected} for {self.activation}")
+        if self.numbers_of_each and self.shared_experts:
             refuse("swiglu_parameters", self.swiglu_parameters, "'' or 'one' with shared experts")
         if self.quantized_hidden and not self.quantized:
             refuse("quantized_hidden", self.quantized_hidden, "false where quantized is empty")
@@ -320,6 +336,16 @@ class MoEProblem(BaseProblem):
         return ACTIVATIONS[self.activation].gated
 
     @property
+    def numbers_given(self) -> tuple[str, ...]:
+        """Names of the numbers that a call gives, of alpha, beta and limit."""
+        return numbers_given(self.activation, self.swiglu_parameters)
+
+    @property
+    def numbers_of_each(self) -> bool:
+        """Whether each expert has numbers of its own."""
+        return self.swiglu_parameters.startswith("each")
+
+    @property
     def here(self) -> int:
         """Experts of this rank."""
         return self.local_experts or self.num_experts
@@ -345,6 +371,26 @@ class MoEProblem(BaseProblem):
         expert = self.inter * self.hidden * (3 if self.gated else 2)
         pairs = self.num_tokens * (self.top_k + self.shared_experts)
         return (pairs + 4 * (self.here + self.shared_experts)) * expert + self.num_tokens
+
+
+def numbers_given(activation: str, parameters: str) -> tuple[str, ...]:
+    """Return the names of the numbers that a value of ``swiglu_parameters`` stands for."""
+    if not parameters:
+        return ()
+    subset = parameters.removeprefix("each").removeprefix("one").removeprefix("_")
+    taken = ACTIVATIONS[activation].parameters
+    return tuple(name for name in SWIGLU_SUBSETS[subset] if subset or name in taken)
+
+
+def takes(activation: str, parameters: str) -> bool:
+    """Whether an activation takes the numbers that a value of ``swiglu_parameters`` stands for."""
+    given, taken = numbers_given(activation, parameters), ACTIVATIONS[activation].parameters
+    return not parameters or (bool(given) and set(given) <= set(taken))
+
+
+def as_one(parameters: str) -> str:
+    """Return the value of ``swiglu_parameters`` with the same names and one number for all."""
+    return parameters.removeprefix("each_") if parameters != "each" else "one"
 
 
 def _check_token_ids(num_tokens: int, token_ids: tuple[int, ...]) -> None:

@@ -166,7 +166,7 @@ def _numbers(problem: MoEProblem, home: Allocator) -> dict[str, Any]:
     if not problem.swiglu_parameters:
         return {}
     made = swiglu_numbers(problem, home.device)
-    if problem.swiglu_parameters == "each":
+    if problem.numbers_of_each:
         return {name: home.place(name, values) for name, values in made.items()}
     return {name: float(values[0]) for name, values in made.items()}
 

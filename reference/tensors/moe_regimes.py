@@ -149,12 +149,19 @@ def _signs(key: int, rows: torch.Tensor, columns: int, count: int) -> torch.Tens
 
 
 def swiglu_numbers(problem: MoEProblem, device: torch.device) -> dict[str, torch.Tensor]:
-    """Make alpha, beta and limit [experts] other than the activation's own, float32."""
+    """Make alpha, beta and limit [experts], those that the call gives, float32.
+
+    The limit is within what gates and ups are of: 0.5 to 3. The beta of situ is a soft limit, too.
+    """
     experts = torch.arange(problem.here, device=device) + problem.expert_offset
-    if problem.swiglu_parameters == "one":
+    if not problem.numbers_of_each:
         experts = torch.zeros_like(experts)
     found = {}
-    for name, low, high in (("alpha", 3, 8), ("beta", -2, 4), ("limit", 2, 12)):
+    ranges = {"alpha": (3, 8), "beta": (-2, 4), "limit": (2, 12)}
+    if problem.activation == "situ":
+        ranges["beta"] = ranges["limit"]
+    for name in problem.numbers_given:
+        low, high = ranges[name]
         found[name] = integers(stream(problem.seed, name), experts, 1, low, high).flatten() / 4
     return found
 

@@ -72,6 +72,7 @@ def _project(  # noqa: C901, PLR0915  in one piece: it shares most of its names
     W13_SCALED: tl.constexpr,
     ACTIVATION: tl.constexpr,
     GATED: tl.constexpr,
+    NUMBERS: tl.constexpr,
     ROUNDS: tl.constexpr,
     UNIT: tl.constexpr,
     DTYPE: tl.constexpr,
@@ -136,8 +137,9 @@ def _project(  # noqa: C901, PLR0915  in one piece: it shares most of its names
         bias = tl.load(w13_bias + expert * w13_bias_expert + w_row * w13_bias_row)
         x += bias.to(tl.float32)[None, :]
     y = activated(
-        x, expert, alphas, betas, limits, alpha, beta, limit, ACTIVATION, GATED, BLOCK_M, OUT
-    )
+        x, expert, alphas, betas, limits, alpha, beta, limit, ACTIVATION, GATED, NUMBERS, BLOCK_M,
+        OUT,
+    )  # fmt: skip
 
     channel = tile * OUT + tl.arange(0, OUT)
     is_stored = is_row[:, None] & (channel < inter)[None, :]

@@ -158,6 +158,40 @@ def _swiglu(
 swiglu = device_function(_swiglu)
 
 
+def _soft_cap(x: tl.tensor, cap: tl.tensor) -> tl.tensor:
+    """Return cap tanh(x / cap), by way of a sigmoid; x where there is no cap. NaN stays NaN."""
+    capped = cap * (2.0 / (1.0 + tl.exp(-2.0 * x / cap)) - 1.0)
+    return tl.where(cap == float("inf"), x, capped)
+
+
+soft_cap = device_function(_soft_cap)
+
+
+def _gated(
+    gate: tl.tensor,
+    up: tl.tensor,
+    alpha: tl.tensor,
+    beta: tl.tensor,
+    limit: tl.tensor,
+    ACTIVATION: tl.constexpr,
+) -> tl.tensor:
+    """Apply an activation that takes some of alpha, beta and limit; NaN stays NaN."""
+    if ACTIVATION == "swiglu_step":
+        kept = gate / (1.0 + tl.exp(-gate))
+        kept = tl.where(kept > limit, limit, kept)
+        y = kept * tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+    elif ACTIVATION == "situ":
+        y = soft_cap(gate, beta) / (1.0 + tl.exp(-gate)) * soft_cap(up, limit)
+    elif ACTIVATION == "geglu1":
+        y = 0.5 * gate * (1.0 + tl.erf(gate * SQRT_HALF)) * (up + beta)
+    else:
+        y = swiglu(gate, up, alpha, beta, limit)
+    return y
+
+
+gated = device_function(_gated)
+
+
 def _activated(
     x: tl.tensor,
     expert: tl.tensor,
@@ -169,6 +203,7 @@ def _activated(
     limit: tl.tensor,
     ACTIVATION: tl.constexpr,
     GATED: tl.constexpr,
+    NUMBERS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tl.tensor:
@@ -179,19 +214,19 @@ def _activated(
         expert: of these rows.
         alphas, betas, limits: [experts], where each has its own.
         alpha, beta, limit: otherwise.
-        ACTIVATION, GATED: which.
+        ACTIVATION, GATED, NUMBERS: which; whether it takes some of alpha, beta and limit.
         BLOCK_M, COLUMNS: sizes.
     """
     if GATED:
         gate, up = tl.split(tl.reshape(x, (BLOCK_M, COLUMNS, 2)))
-        if ACTIVATION == "swiglu":
+        if NUMBERS:
             if alphas is not None:
                 alpha = tl.load(alphas + expert)
             if betas is not None:
                 beta = tl.load(betas + expert)
             if limits is not None:
                 limit = tl.load(limits + expert)
-            y = swiglu(gate, up, alpha, beta, limit)
+            y = gated(gate, up, alpha, beta, limit, ACTIVATION)
         else:
             y = phi(gate, ACTIVATION) * up
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ....impl.features import MOE_FEATURES, ROUTE_FEATURES
+from ....impl.features import LATER_ACTIVATIONS, MOE_FEATURES, ROUTE_FEATURES
 from ....impl.torch.moe import activated, choose, scores_of, weigh, with_shared
 from ....reference import Arithmetic
 from ....reference.tensors.moe_inputs import MoEInputs, RouteInputs
@@ -33,7 +33,7 @@ def _as_inputs(inputs: MoEInputs) -> torch.dtype:
     CONTROLS,
     MOE,
     control="honest",
-    features=PLAIN,
+    features=(*PLAIN, *LATER_ACTIVATIONS),
     arithmetic=Arithmetic(projections="inputs", intermediate="inputs", partial_outputs=True),
 )
 def experts_as_vllm_triton(inputs: MoEInputs) -> torch.Tensor:

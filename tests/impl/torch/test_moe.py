@@ -39,7 +39,7 @@ PROBLEM = MoEProblem(
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_experts_agree_with_the_oracle(activation: str, quantized: str) -> None:
     gated = ACTIVATIONS[activation].gated
-    swiglu = "each" if ACTIVATIONS[activation].alpha is not None else ""
+    swiglu = "each" if ACTIVATIONS[activation].parameters else ""
     for hidden in (False, True) if quantized else (False,):
         problem = replace(
             PROBLEM,

@@ -38,6 +38,11 @@ FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "swiglu_oai": swiglu_oai,
     "geglu": lambda gate, up: functional.gelu(gate) * up,
     "geglu_tanh": lambda gate, up: functional.gelu(gate, approximate="tanh") * up,
+    "swiglu_step": lambda gate, up: functional.silu(gate).clamp(max=7.0) * up.clamp(-7.0, 7.0),
+    "situ": lambda gate, up: (
+        4.0 * torch.tanh(gate / 4.0) * torch.sigmoid(gate) * 25.0 * torch.tanh(up / 25.0)
+    ),
+    "geglu1": lambda gate, up: functional.gelu(gate) * (up + 1.0),
     "silu": functional.silu,
     "gelu": functional.gelu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
@@ -331,6 +336,10 @@ def last_column_dropped(kernel: Kernel) -> torch.Tensor:
     return replace(kernel, w2=w2).run()
 
 
+def ups_not_capped(kernel: Kernel) -> torch.Tensor:
+    return kernel.run(lambda gate, up: 4.0 * torch.tanh(gate / 4.0) * torch.sigmoid(gate) * up)
+
+
 def no_limit(kernel: Kernel) -> torch.Tensor:
     return kernel.run(lambda gate, up: gate * torch.sigmoid(1.702 * gate) * (up + 1.0))
 
@@ -347,6 +356,10 @@ FAULTS: dict[str, tuple[str, Callable[[Kernel], torch.Tensor]]] = {
     "second bias forgotten": ("swiglu", without("w2_bias")),
     "limit not applied": ("swiglu_oai", no_limit),
     "alpha and beta forgotten": ("swiglu_oai", lambda kernel: kernel.run(FUNCTIONS["swiglu"])),
+    "limit after silu not applied": ("swiglu_step", lambda k: k.run(FUNCTIONS["swiglu"])),
+    "ups not capped": ("situ", ups_not_capped),
+    "gates not capped": ("situ", lambda kernel: kernel.run(FUNCTIONS["swiglu"])),
+    "1 not added to ups": ("geglu1", lambda kernel: kernel.run(FUNCTIONS["geglu"])),
     "last column dropped": ("swiglu", last_column_dropped),
 }
 

@@ -58,12 +58,32 @@ def clip(x: float, limit: float) -> float:
     return min(max(x, -limit), limit)
 
 
+def soft(x: float, cap: float) -> float:
+    return cap * math.tanh(x / cap) if math.isfinite(cap) else x
+
+
+def step_of(gate: float, up: float, limit: float) -> float:
+    return min(silu(gate), limit) * clip(up, limit)
+
+
+def situ_of(gate: float, up: float, beta: float, limit: float) -> float:
+    return soft(gate, beta) / (1.0 + math.exp(-gate)) * soft(up, limit)
+
+
+def swiglu_of(gate: float, up: float, alpha: float, beta: float, limit: float) -> float:
+    return silu(min(gate, limit), alpha) * (clip(up, limit) + beta)
+
+
 GATED: dict[str, Callable[[float, float], float]] = {
     "swiglu": lambda gate, up: silu(gate) * up,
     "swiglu_oai": lambda gate, up: silu(min(gate, 7.0), 1.702) * (clip(up, 7.0) + 1.0),
     "geglu": lambda gate, up: gelu(gate) * up,
     "geglu_tanh": lambda gate, up: gelu_tanh(gate) * up,
+    "swiglu_step": lambda gate, up: min(silu(gate), 7.0) * clip(up, 7.0),
+    "situ": lambda gate, up: soft(gate, 4.0) / (1.0 + math.exp(-gate)) * soft(up, 25.0),
+    "geglu1": lambda gate, up: gelu(gate) * (up + 1.0),
 }
+NUMBERED = ("swiglu_oai", "swiglu_step", "situ", "geglu1")
 PLAIN: dict[str, Callable[[float], float]] = {
     "silu": silu,
     "gelu": gelu,
@@ -435,6 +455,9 @@ FP8 = torch.zeros(4, 6, 6, dtype=torch.float8_e4m3fn)
         ({"w13_bias": torch.zeros(4, 5)}, r"w13_bias has shape \[4, 5\]"),
         ({"w2_bias": torch.zeros(4, 5)}, r"w2_bias has shape \[4, 5\]"),
         ({"limit": -1.0}, r"limit\[0\] is -1.0"),
+        ({"activation": "situ", "beta": 0.0}, r"beta\[0\] is 0.0; of situ it is above 0"),
+        ({"activation": "situ", "alpha": 1.0}, "alpha is given, but activation 'situ' takes none"),
+        ({"activation": "swiglu_step", "beta": 1.0}, "beta is given, but activation 'swiglu_step'"),
         ({"alpha": torch.ones(3)}, r"alpha has shape \[3\]; give one number or \[4\]"),
         ({"activation": "geglu", "alpha": 1.0}, "alpha is given, but activation 'geglu' takes"),
         (
@@ -481,6 +504,48 @@ def test_bad_arguments_are_named(options: dict[str, Any], message: str) -> None:
         moe(**{**call(), **options})
 
 
+ALPHA, BETA, LIMIT = 1.5, 0.75, 0.5
+NUMBERS_GIVEN: list[tuple[str, dict[str, float], Callable[[float, float], float]]] = [
+    ("swiglu", {"limit": LIMIT}, lambda g, u: swiglu_of(g, u, 1.0, 0.0, LIMIT)),
+    ("swiglu", {"alpha": ALPHA}, lambda g, u: swiglu_of(g, u, ALPHA, 0.0, math.inf)),
+    ("swiglu", {"beta": BETA}, lambda g, u: swiglu_of(g, u, 1.0, BETA, math.inf)),
+    ("swiglu_oai", {"limit": LIMIT}, lambda g, u: swiglu_of(g, u, 1.702, 1.0, LIMIT)),
+    ("swiglu_oai", {"alpha": ALPHA}, lambda g, u: swiglu_of(g, u, ALPHA, 1.0, 7.0)),
+    ("swiglu_oai", {"beta": BETA}, lambda g, u: swiglu_of(g, u, 1.702, BETA, 7.0)),
+    ("swiglu_step", {"limit": LIMIT}, lambda g, u: step_of(g, u, LIMIT)),
+    ("swiglu_step", {"limit": math.inf}, lambda g, u: silu(g) * u),
+    ("situ", {"beta": BETA}, lambda g, u: situ_of(g, u, BETA, 25.0)),
+    ("situ", {"limit": LIMIT}, lambda g, u: situ_of(g, u, 4.0, LIMIT)),
+    ("situ", {"beta": BETA, "limit": math.inf}, lambda g, u: situ_of(g, u, BETA, math.inf)),
+    ("geglu1", {"beta": BETA}, lambda g, u: gelu(g) * (u + BETA)),
+]
+
+
+@pytest.mark.parametrize(("activation", "given", "rule"), NUMBERS_GIVEN)
+@pytest.mark.parametrize("each", [False, True])
+def test_numbers_given_by_themselves(
+    activation: str,
+    given: dict[str, float],
+    rule: Callable[[float, float], float],
+    each: bool,
+) -> None:
+    """A limit alone, as engines give it, leaves alpha and beta what the activation has."""
+    inputs = call(activation)
+    options: dict[str, Any] = dict(given)
+    if each:
+        options = {name: torch.full((4,), value, dtype=FLOAT64) for name, value in given.items()}
+    found = moe(**inputs, activation=activation, **options)
+    wanted = torch.zeros_like(found)
+    ids, weights = inputs["topk_ids"].tolist(), inputs["topk_weights"].double()
+    for token, experts in enumerate(ids):
+        for slot, expert in enumerate(experts):
+            first = (inputs["w13"][expert] @ inputs["hidden"][token]).tolist()
+            middle = [rule(gate, up) for gate, up in zip(first[:3], first[3:], strict=True)]
+            y = inputs["w2"][expert] @ torch.tensor(middle, dtype=FLOAT64)
+            wanted[token] += weights[token, slot] * y
+    close(found, wanted)
+
+
 # What bounds an activation's change
 
 
@@ -497,10 +562,12 @@ def test_an_error_of_the_projections_is_carried_no_further(name: str, error: flo
     assert (bound <= reached + error**2).all()  # and is no wild guess
 
 
-@pytest.mark.parametrize("name", ["swiglu", "swiglu_oai", "geglu", "geglu_tanh"])
+@pytest.mark.parametrize("name", [*GATED, "situ without a cap"])
 def test_gated_errors_are_carried_no_further(name: str) -> None:
-    activation = activation_of(name)
-    numbers = Swiglu(1.702, 1.0, 3.0) if name == "swiglu_oai" else Swiglu()
+    activation = activation_of(name.removesuffix(" without a cap"))
+    numbers = Swiglu(1.702, 1.0, 3.0) if name in NUMBERED else Swiglu()
+    if name == "situ without a cap":
+        numbers = Swiglu(beta=1.5)
     projected, errors = 4 * draw(200, 16, seed=1), 0.2 * draw(200, 16, seed=2).abs()
     bound = carried_error(activation, projected, errors, numbers)
     here = activate(activation, projected, numbers)

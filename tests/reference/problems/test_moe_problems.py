@@ -21,7 +21,13 @@ from kernelproof.reference import (
     problem_from_json,
 )
 from kernelproof.reference.moe.weights import checked_matrix
-from kernelproof.reference.problems.moe import ASSIGNMENTS, MOE_REGIMES, QUANTISED, ROUTE_REGIMES
+from kernelproof.reference.problems.moe import (
+    ASSIGNMENTS,
+    INEXACT,
+    MOE_REGIMES,
+    QUANTISED,
+    ROUTE_REGIMES,
+)
 from kernelproof.reference.tensors.allocation import CANARY
 from kernelproof.reference.tensors.moe_inputs import MoEInputs, RouteInputs
 
@@ -62,6 +68,9 @@ def numbers(matrix: torch.Tensor | QuantizedMatrix) -> torch.Tensor:
         ({"activation": "relu2", "interleaved": True}, "interleaved"),
         ({"activation": "geglu", "swiglu_parameters": "one"}, "swiglu_parameters"),
         ({"swiglu_parameters": "each", "shared_experts": 1}, "swiglu_parameters"),
+        ({"swiglu_parameters": "each_limit", "shared_experts": 1}, "swiglu_parameters"),
+        ({"activation": "swiglu_step", "swiglu_parameters": "alpha"}, "swiglu_parameters"),
+        ({"activation": "geglu1", "swiglu_parameters": "beta_limit"}, "swiglu_parameters"),
         ({"quantized_hidden": True}, "quantized_hidden"),
         ({"quantized": "nvfp4", "inter": 24}, "inter"),
         ({"quantized": "mxfp4", "hidden": 48}, "hidden"),
@@ -172,7 +181,7 @@ def test_the_exact_grid_is_exact(activation: str, dtype: str) -> None:
             BASE, num_tokens=30, num_experts=9, top_k=many, activation=activation, dtype=dtype,
             regime="exact_grid", weights_on_input=on_input,
         )  # fmt: skip
-        assert problem.exact == (activation != "swiglu_oai")
+        assert problem.exact == (activation not in INEXACT)
         if problem.exact:
             out = oracle.experts(experts_of(problem))
             # silu(-128) is not 0 in float64, but smaller than any number that a kernel has.
