@@ -21,6 +21,9 @@ MOE_FEATURES = (
     "swiglu_parameters",
     "strided_hidden",
     *LATER_ACTIVATIONS,
+    "output_norm",
+    "routed_scaling_factor",
+    "shared_gate",
 )
 """Those of ``moe`` that are drawn only where named."""
 ROUTE_FEATURES = (
@@ -124,7 +127,10 @@ ids of other ranks, and -1; ``fp8_weights``, ``nvfp4_weights``, ``mxfp4_weights`
 for hidden states too; ``swiglu_parameters`` are alpha, beta and limit other than the activation's
 own, all or some of them, numbers or tensors; ``ue8m0_scales`` are FP8 blocks with e8m0 scales,
 ``int4_zero_points`` come with its ``zero_points``, and ``nvfp4_gate_up_scales`` are global scales
-[experts, 2] of w13; ``swiglu_step``, ``situ`` and ``geglu1`` are the activations of these names.
+[experts, 2] of w13; ``swiglu_step``, ``situ`` and ``geglu1`` are the activations of these names;
+``output_norm`` is an ``inputs.output_norm_eps`` and, in part, an ``inputs.output_norm_gain``;
+``routed_scaling_factor`` is one other than 1; ``shared_gate`` is one of the shared experts, which
+``shared_experts`` gives.
 
 ``nondeterministic`` says that repeated calls may differ within the bound (atomics), so that they
 are not compared bitwise. ``phases`` and ``no_host_sync`` are of build_metadata: that the result has
@@ -202,6 +208,9 @@ def _of_experts(problem: MoEProblem) -> list[str]:
         "quantized_hidden": problem.quantized_hidden,
         "swiglu_parameters": bool(problem.swiglu_parameters),
         "strided_hidden": problem.strided_hidden,
+        "output_norm": bool(problem.output_norm),
+        "routed_scaling_factor": problem.routed_scaling_factor != 1,
+        "shared_gate": bool(problem.shared_gate),
         **({problem.activation: True} if problem.activation in LATER_ACTIVATIONS else {}),
     }
     return [name for name, needed in needs.items() if needed]

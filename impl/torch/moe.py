@@ -135,7 +135,8 @@ def experts(inputs: MoEInputs) -> torch.Tensor:
         tokens, slots = (used == expert).nonzero(as_tuple=True)
         weights = inputs.topk_weights[tokens, slots].unsqueeze(1)
         parts[tokens, slots] = _expert(inputs, hidden[tokens], weights, expert)
-    return (parts.sum(dim=1) + _shared(inputs, hidden)).to(inputs.out_dtype)
+    routed = parts.sum(dim=1) * inputs.routed_scaling_factor
+    return (routed + _shared(inputs, hidden)).to(inputs.out_dtype)
 
 
 def _expert(inputs: MoEInputs, x: torch.Tensor, weights: torch.Tensor, expert: int) -> torch.Tensor:
@@ -152,6 +153,7 @@ def _expert(inputs: MoEInputs, x: torch.Tensor, weights: torch.Tensor, expert: i
     y = middle @ expert_weights(inputs.w2, expert).T
     if inputs.w2_bias is not None:
         y += inputs.w2_bias[expert].float()
+    y = normalised(inputs, y)
     return y if inputs.weights_on_input else y * weights
 
 
@@ -163,8 +165,28 @@ def _shared(inputs: MoEInputs, hidden: torch.Tensor) -> torch.Tensor:
     for expert in range(len(first if isinstance(first, torch.Tensor) else first.codes)):
         weights = expert_weights(first, expert, interleaved=inputs.interleaved)
         middle = activated(inputs, hidden @ weights.T, expert)
-        total += middle @ expert_weights(inputs.shared_w2, expert).T
+        out = middle @ expert_weights(inputs.shared_w2, expert).T
+        total += out * gate_of_shared(inputs, expert)
     return total * inputs.shared_weight
+
+
+def normalised(inputs: MoEInputs, y: torch.Tensor) -> torch.Tensor:
+    """Divide an expert's outputs [rows, hidden] by their root mean square, where that is asked."""
+    if inputs.output_norm_eps is None:
+        return y
+    gain = 1.0 if inputs.output_norm_gain is None else inputs.output_norm_gain.float()
+    before, after = (gain, 1.0) if inputs.output_norm_first else (1.0, gain)
+    y = y * before
+    return y * torch.rsqrt(y.square().mean(dim=1, keepdim=True) + inputs.output_norm_eps) * after
+
+
+def gate_of_shared(inputs: MoEInputs, expert: int) -> torch.Tensor | float:
+    """Return what a shared expert's outputs are multiplied by, [tokens, 1] or 1."""
+    if inputs.shared_gate is None:
+        return 1.0
+    gate = inputs.shared_gate.float()
+    gate = gate[:, expert : expert + 1] if gate.shape[1] > 1 else gate
+    return torch.sigmoid(gate) if inputs.shared_gate_logits else gate
 
 
 def activated(inputs: MoEInputs, projected: torch.Tensor, expert: int) -> torch.Tensor:

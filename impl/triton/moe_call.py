@@ -119,6 +119,8 @@ def run_experts(inputs: MoEInputs) -> torch.Tensor:
     partial = written.new_empty((ids.numel(), out.shape[1]))
     middle, scales = _project(plan)
     _contract(plan, middle, scales, partial)
+    if inputs.output_norm_eps is not None:
+        _normalise(inputs, partial)
     _combine(plan, partial, shared, written)
     return finish(out, written)
 
@@ -132,11 +134,15 @@ def _shared(inputs: MoEInputs) -> MoEInputs:
     experts = torch.arange(codes.shape[0], dtype=torch.int32, device=codes.device)
     ids = experts.expand(inputs.topk_ids.shape[0], -1)
     weights = torch.full_like(ids, 1, dtype=torch.float32) * inputs.shared_weight
+    if inputs.shared_gate is not None:
+        gate = inputs.shared_gate.float()
+        weights = weights * (torch.sigmoid(gate) if inputs.shared_gate_logits else gate)
     return replace(
         inputs, w13=w13, w2=w2, topk_ids=ids, topk_weights=weights, w13_bias=None,
         w2_bias=None, expert_offset=0, num_experts=None, weights_on_input=False,
         intermediate_scale=None, shared_w13=None, shared_w2=None, out=None,
-        out_dtype=torch.float32,
+        out_dtype=torch.float32, output_norm_eps=None, output_norm_gain=None,
+        routed_scaling_factor=1.0, shared_gate=None,
     )  # fmt: skip
 
 
@@ -235,6 +241,16 @@ def _contract(
     _run("contract", tile, ceil_div(rows, tile.n), plan.inter, dtype, plan, arguments)
 
 
+def _normalise(inputs: MoEInputs, partial: torch.Tensor) -> None:
+    """Divide the outputs by their root mean square; what was not computed is not read later."""
+    y = partial.float()
+    gain = 1.0 if inputs.output_norm_gain is None else inputs.output_norm_gain.float()
+    before, after = (gain, 1.0) if inputs.output_norm_first else (1.0, gain)
+    y = y * before
+    mean = y.square().mean(dim=1, keepdim=True)
+    partial.copy_(y * torch.rsqrt(mean + inputs.output_norm_eps) * after)
+
+
 def _combine(
     plan: Plan, partial: torch.Tensor, shared: torch.Tensor | None, out: torch.Tensor
 ) -> None:
@@ -243,7 +259,8 @@ def _combine(
     block = min(next_power_of_two(channels), CHANNELS)
     ids, weights = inputs.topk_ids, inputs.topk_weights
     require(KERNEL, "triton").combine[(tokens, ceil_div(channels, block))](
-        partial, shared, ids, weights, out, channels, inputs.expert_offset,
+        partial, shared, ids, weights, out, channels, float(inputs.routed_scaling_factor),
+        inputs.expert_offset,
         plan.w13.values.shape[0],
         partial.stride(0), *ids.stride(), *weights.stride(), *out.stride(),
         ON_INPUT=inputs.weights_on_input, TOP_K=ids.shape[1], BLOCK=block,

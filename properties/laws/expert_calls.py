@@ -9,6 +9,7 @@ import torch
 
 from ...reference import MoEProblem, QuantizedMatrix
 from ...reference.moe.weights import IN_BLOCKS, SCALE_BLOCK, WEIGHT_FORMATS
+from ...reference.problems.moe import MULTIPLES, WITHOUT_SHARED
 from ...reference.tensors.moe_inputs import MoEInputs, map_matrix
 from ...reference.tensors.values import bits, stream
 from ..verdicts.comparison import bitwise, fail, within
@@ -18,7 +19,12 @@ from .general import run_on
 
 OF_EXPERTS = ("w13", "w2", "w13_bias", "w2_bias", "alpha", "beta", "limit", "intermediate_scale")
 """Fields that have an entry for each expert, if they are tensors or matrices."""
-OF_TOKENS = ("hidden", "topk_ids", "topk_weights")
+NOTHING_SHARED: dict[str, Any] = {
+    "shared_w13": None, "shared_w2": None, "shared_weight": 1.0,
+    "shared_gate": None, "shared_gate_logits": False,
+}  # fmt: skip
+"""Arguments of a call without shared experts."""
+OF_TOKENS = ("hidden", "topk_ids", "topk_weights", "shared_gate")
 
 
 class Answer(NamedTuple):
@@ -77,7 +83,9 @@ def take(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 def of_tokens(inputs: MoEInputs, index: torch.Tensor) -> MoEInputs:
     """Return the call on some tokens, in this order."""
-    return replace(inputs, **{name: _taken(getattr(inputs, name), index) for name in OF_TOKENS})
+    found = {name: getattr(inputs, name) for name in OF_TOKENS}
+    taken = {name: _taken(value, index) for name, value in found.items() if value is not None}
+    return replace(inputs, **taken)
 
 
 def of_experts(inputs: MoEInputs, index: torch.Tensor) -> dict[str, Any]:
@@ -98,8 +106,8 @@ def _taken(value: Any, index: torch.Tensor) -> Any:  # noqa: ANN401  a tensor or
 def unshared(problem: MoEProblem, inputs: MoEInputs) -> tuple[MoEProblem, MoEInputs]:
     """Return the call without its shared experts."""
     return (
-        replace(problem, shared_experts=0),
-        replace(inputs, shared_w13=None, shared_w2=None, shared_weight=1.0),
+        replace(problem, **WITHOUT_SHARED),
+        replace(inputs, **NOTHING_SHARED),
     )
 
 

@@ -10,16 +10,32 @@ import torch
 
 from ...reference import MoEProblem, QuantizedMatrix
 from ...reference.moe.weights import IN_BLOCKS, SCALE_BLOCK, WEIGHT_FORMATS, checked_matrix
+from ...reference.problems.moe import WITHOUT_SHARED
 from ...reference.tensors.moe_inputs import MoEInputs
 from ..verdicts.comparison import fail
 from ..verdicts.subject import Subject
 from ..verdicts.verdict import VACUOUS, Verdict
-from .expert_calls import answer, guarded, result, same, with_rows
+from .expert_calls import NOTHING_SHARED, answer, guarded, result, same, with_rows
 from .general import run_on
 from .law import MOE, Law
 
 Call = tuple[str, MoEProblem, MoEInputs]
 MATRICES = ("hidden", "w13", "w2", "shared_w13", "shared_w2")
+SWITCHES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    # Both at once: kernels take both or none.
+    "biases": ({"biases": False}, {"w13_bias": None, "w2_bias": None}),
+    "swiglu_parameters": ({"swiglu_parameters": ""}, {"alpha": None, "beta": None, "limit": None}),
+    "weights_on_input": ({"weights_on_input": False}, {"weights_on_input": False}),
+    "interleaved": ({"interleaved": False}, {"interleaved": False}),
+    "shared_experts": (WITHOUT_SHARED, NOTHING_SHARED),
+    "shared_gate": ({"shared_gate": ""}, {"shared_gate": None, "shared_gate_logits": False}),
+    "output_norm": (
+        {"output_norm": ""},
+        {"output_norm_eps": None, "output_norm_gain": None, "output_norm_first": False},
+    ),
+    "routed_scaling_factor": ({"routed_scaling_factor": 1.0}, {"routed_scaling_factor": 1.0}),
+}
+"""Fields of a problem, and arguments of its call, that switch an option off."""
 MOVED = 4.0
 """Times the bounds that the oracle's answer must move for the subject's to have to."""
 
@@ -34,22 +50,11 @@ def moe_sensitivity(subject: Subject, problem: MoEProblem) -> Verdict:
 
 def _switched(subject: Subject, problem: MoEProblem, inputs: MoEInputs) -> Iterator[Call]:
     """Return the call without each option that it has, where the subject claims it."""
-    changes: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
-    if problem.biases:
-        # Both at once: kernels take both or none.
-        changes.append(("biases", {"biases": False}, {"w13_bias": None, "w2_bias": None}))
-    if problem.swiglu_parameters:
-        without = {"alpha": None, "beta": None, "limit": None}
-        changes.append(("swiglu_parameters", {"swiglu_parameters": ""}, without))
-    if problem.weights_on_input:
-        off = {"weights_on_input": False}
-        changes.append(("weights_on_input", dict(off), dict(off)))
-    if problem.interleaved:
-        off = {"interleaved": False}
-        changes.append(("interleaved", dict(off), dict(off)))
-    if problem.shared_experts:
-        alone = {"shared_w13": None, "shared_w2": None, "shared_weight": 1.0}
-        changes.append(("shared_experts", {"shared_experts": 0}, alone))
+    changes = [
+        (name, fields, arguments)
+        for name, (fields, arguments) in SWITCHES.items()
+        if any(getattr(problem, field) != off for field, off in fields.items())
+    ]
     if problem.activation == "swiglu_oai" and not problem.swiglu_parameters:
         changes.append(("activation", {"activation": "swiglu"}, {"activation": "swiglu"}))
     for name, fields, arguments in changes:

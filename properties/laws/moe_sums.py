@@ -8,6 +8,7 @@ import torch
 
 from ...reference import MoEProblem
 from ...reference.moe.weights import IN_BLOCKS
+from ...reference.problems.moe import WITHOUT_SHARED
 from ...reference.tensors.moe_inputs import MoEInputs
 from ...reference.tensors.values import bits, choose, stream
 from ..verdicts.subject import Subject
@@ -64,7 +65,7 @@ def expert_shards(subject: Subject, problem: MoEProblem) -> Verdict:
             problem,
             local_experts=stop - start,
             expert_offset=problem.expert_offset + start,
-            shared_experts=0 if start else problem.shared_experts,
+            **(WITHOUT_SHARED if start else {}),
         )
         if not subject.supports(shard):
             return VACUOUS
@@ -82,6 +83,8 @@ def inter_shards(subject: Subject, problem: MoEProblem) -> Verdict:
     """Split inter over two ranks: their outputs add up to the whole."""
     step = inter_steps(problem)
     cut = problem.inter // 2 // step * step
+    if problem.output_norm:
+        return VACUOUS  # of the sum of the ranks' outputs, and not of each
     if not cut or (problem.quantized in IN_BLOCKS and problem.inter % step):
         return VACUOUS
     parts, inputs = [], subject.materialise(problem)

@@ -14,8 +14,10 @@ from ...reference.problems.moe import (
     ASSIGNMENTS,
     MOE_REGIMES,
     MULTIPLES,
+    OUTPUT_NORMS,
     QUANTISED,
     ROUTE_REGIMES,
+    SHARED_GATES,
     SWIGLU_PARAMETERS,
     takes,
 )
@@ -93,6 +95,10 @@ MOE_AXES: dict[str, tuple[Any, ...]] = {
     "assignment": ASSIGNMENTS,
     "strided_hidden": (False, True),
     "regime": MOE_REGIMES,
+    "output_norm": OUTPUT_NORMS,
+    "routed_scaling_factor": (1.0, 2.5, 0.5),
+    "shared_gate": SHARED_GATES,
+    "shared_weight": (0.0, 2.5, 1.0),
 }
 
 
@@ -172,6 +178,10 @@ def moe_example(chosen: Mapping[str, Any]) -> MoEProblem:
         fields["activation"] = "swiglu"
     if fields["swiglu_parameters"].startswith("each"):
         fields["shared_experts"] = 0
+    if fields["output_norm"]:
+        fields["weights_on_input"] = False
+    if fields["shared_gate"] or fields["shared_weight"]:
+        fields["shared_experts"] = max(fields["shared_experts"], 1)
     return MoEProblem(
         hidden=hidden,
         inter=inter,

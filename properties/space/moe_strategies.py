@@ -24,8 +24,11 @@ FEATURES = (
     "weights_on_input",
     "shared_experts",
     "strided_hidden",
+    "output_norm",
+    "routed_scaling_factor",
+    "shared_gate",
 )
-MOST_FEATURES = 4
+MOST_FEATURES = 5
 OFF = SimpleNamespace(
     biases=False,
     interleaved=False,
@@ -34,6 +37,9 @@ OFF = SimpleNamespace(
     weights_on_input=False,
     shared_experts=0,
     strided_hidden=False,
+    output_norm="",
+    routed_scaling_factor=1.0,
+    shared_gate="",
 )
 MOST_RULES = 2
 WITHOUT_RULES = SimpleNamespace(**{name: ROUTE_AXES[name][0] for name in ROUTE_RULES})
@@ -54,6 +60,7 @@ def moe_problems(draw: st.DrawFn, axes: Axes) -> MoEProblem:
     fields["quantized"], fields["quantized_hidden"] = draw(_mostly_first(axes, "quantisation", 2))
     fields["assignment"] = draw(_mostly_first(axes, "assignment", 1))
     fields["activation"] = draw(_activation(axes, fields))
+    fields |= draw(_sums(axes, fields))
     products = 3 if ACTIVATIONS[fields["activation"]].gated else 2
     least = 2 * WEIGHTS * (1 + sharded + fields.get("shared_experts", 0))
     operands = max(least, draw(sampled(OPERANDS)))
@@ -108,6 +115,25 @@ def _activation(axes: Axes, fields: dict[str, Any]) -> st.SearchStrategy[str]:
         fields.pop("swiglu_parameters", None)
         fields.pop("interleaved", None)
     return one_of([drawn] if drawn in fitting or not fitting else fitting)
+
+
+@st.composite
+def _sums(draw: st.DrawFn, axes: Axes, fields: dict[str, Any]) -> dict[str, Any]:
+    """Draw shared experts for what is of them, and let go of what nothing is left for."""
+    found: dict[str, Any] = {}
+    if fields.get("output_norm") and fields.get("weights_on_input"):
+        kept = "weights_on_input" if len(axes.allows("weights_on_input")) == 1 else "output_norm"
+        found |= {"output_norm": ""} if kept == "weights_on_input" else {"weights_on_input": False}
+    several = [number for number in axes.allows("shared_experts") if number]
+    each = fields.get("swiglu_parameters", "").startswith("each")
+    if fields.get("shared_gate") and not fields.get("shared_experts"):
+        if several and not each:
+            found["shared_experts"] = draw(one_of(several))
+        else:
+            found["shared_gate"] = ""
+    if found.get("shared_experts", fields.get("shared_experts")):
+        found["shared_weight"] = draw(one_of(axes.allows("shared_weight")))
+    return found
 
 
 @st.composite

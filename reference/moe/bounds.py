@@ -38,6 +38,11 @@ c_s for the routing weights, and LAMBDA and n(k) = min(k, LAMBDA sqrt(k)) as in 
     outputs that are stored in the output's dtype of roundoff o (``partial_outputs``): o |c_s y_s|
     more.
 
+    A norm of y (``norms``) carries its error on; stored outputs are rounded before it, too. A
+    factor on the sum rounds twice more, in the ``combine`` format once. A gate of shared experts
+    that is a sigmoid is off by ACTIVATION u of itself (2 o more where outputs are stored: it and
+    its product may be), and by what a sigmoid made of tanh loses.
+
 6.  The output is rounded once: E = (1 + o) (the above) + o |out| + floor.
 
 7.  FP8 operands in fixed point: n(D) FIXED_POINT (max|x| max|w_j| + |g_j|) more in g_j, and the
@@ -94,6 +99,12 @@ def moe_error_bound(
     shared_w13: torch.Tensor | QuantizedMatrix | None = None,
     shared_w2: torch.Tensor | QuantizedMatrix | None = None,
     shared_weight: float = 1.0,
+    output_norm_eps: float | None = None,
+    output_norm_gain: torch.Tensor | None = None,
+    output_norm_first: bool = False,
+    routed_scaling_factor: float = 1.0,
+    shared_gate: torch.Tensor | None = None,
+    shared_gate_logits: bool = False,
     compute_dtype: torch.dtype = torch.float64,
     arithmetic: Arithmetic | None = None,
     out_dtype: torch.dtype | None = None,
@@ -129,6 +140,12 @@ def moe_error_bound(
         shared_w2,
         shared_weight,
         compute_dtype,
+        output_norm_eps=output_norm_eps,
+        output_norm_gain=output_norm_gain,
+        output_norm_first=output_norm_first,
+        routed_scaling_factor=routed_scaling_factor,
+        shared_gate=shared_gate,
+        shared_gate_logits=shared_gate_logits,
     )
     call = checked_call(hidden, w13, w2, topk_ids, topk_weights, options)
     return bounded_moe(call, options.compute_dtype, arithmetic, out_dtype).bound
@@ -156,11 +173,15 @@ def bounded_moe(
             if part.on_input:
                 x, scale = x * scale, torch.ones_like(scale)
             y, error = _expert(x, part, expert, roundings, call.scratch)
+            scale, more = scale * part.factor, r.of_factor if part.factor != 1 else 0.0
+            gate = y.abs() * (r.sigmoid + 0.5 * r.tanh) * part.gate
             y *= scale
             out.index_add_(0, tokens, y)
             floor = r.out_floor if r.partial else 0.0
-            lost = scale.abs() * (error + floor) + of_sum * y.abs()
-            lost += r.combine_floor * (scale != 0)
+            lost = scale.abs() * (error + floor) + (of_sum + more) * y.abs()
+            lost += r.combine_floor * max(1.0, abs(part.factor)) * (scale != 0)
+            if part.gate:
+                lost += gate + (ACTIVATION * r.accumulate + 2 * r.partial) * y.abs()
             bound.index_add_(0, tokens, lost)
     bound = (1 + r.out) * bound + r.out * out.abs() + r.out_floor
     # Nothing is added up for a token without an expert: a kernel writes zero there.
@@ -212,6 +233,9 @@ def _expert(
     error += u * LOGIT * y.abs()
     if r.second_products:
         error += r.second_products * growth(inter) * (second.largest + y.abs())
+    if part.norm is not None:
+        error += r.partial * y.abs() + (r.out_floor if r.partial else 0.0)
+        y, error = part.norm.value(y), part.norm.change(y, error, u)
     return y, error
 
 

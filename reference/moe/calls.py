@@ -18,6 +18,7 @@ from ..validation import (
     checked_number,
 )
 from .activations import Activation, Swiglu, activation_of
+from .norms import OutputNorm
 from .weights import Matrix, QuantizedMatrix, checked_matrix
 
 LARGEST_E4M3 = 448.0
@@ -45,6 +46,12 @@ class MoEOptions:
     shared_w2: torch.Tensor | QuantizedMatrix | None = None
     shared_weight: float = 1.0
     compute_dtype: torch.dtype = torch.float64
+    output_norm_eps: float | None = None
+    output_norm_gain: torch.Tensor | None = None
+    output_norm_first: bool = False
+    routed_scaling_factor: float = 1.0
+    shared_gate: torch.Tensor | None = None
+    shared_gate_logits: bool = False
 
 
 class Experts(NamedTuple):
@@ -59,6 +66,9 @@ class Experts(NamedTuple):
         weights: [tokens, top_k] in the dtype of the computation.
         on_input: the weights multiply the hidden states, not the outputs.
         scales: of FP8 intermediates, one an expert; None if they are not given beforehand.
+        norm: of each expert's output, if there is one.
+        factor: what the sum of these experts is multiplied by.
+        gate: what the sigmoids that the weights are made of were multiplied by; 0: of none.
     """
 
     w13: Matrix
@@ -72,6 +82,9 @@ class Experts(NamedTuple):
     weights: torch.Tensor
     on_input: bool
     scales: list[float] | None = None
+    norm: OutputNorm | None = None
+    factor: float = 1.0
+    gate: float = 0.0
 
     def saturated(self, middle: torch.Tensor, expert: int) -> torch.Tensor:
         """Cut the activation's results off where their FP8 codes end."""
@@ -156,6 +169,8 @@ def checked_call(
         topk_weights.to(options.compute_dtype),
         options.weights_on_input,
         _checked_scales(options.intermediate_scale, experts),
+        _checked_norm(options, second),
+        _checked_factor("routed_scaling_factor", options.routed_scaling_factor),
     )
     shared = _shared(states, second, activation, options)
     parts = [routed, shared] if shared else [routed]
@@ -279,11 +294,54 @@ def _checked_scales(given: float | torch.Tensor | None, experts: int) -> list[fl
     return scales
 
 
+def _checked_factor(name: str, value: float) -> float:
+    factor = checked_number(name, value)
+    if not math.isfinite(factor):
+        message = f"{name} is {factor}; it must be finite"
+        raise ValueError(message)
+    return factor
+
+
+def _checked_norm(options: MoEOptions, second: Matrix) -> OutputNorm | None:
+    gain = options.output_norm_gain
+    if options.output_norm_eps is None:
+        if gain is not None:
+            message = "output_norm_gain is given, but output_norm_eps is not: there is no norm"
+            raise ValueError(message)
+        return None
+    eps = checked_number("output_norm_eps", options.output_norm_eps)
+    if not 0 < eps < math.inf:
+        message = f"output_norm_eps is {eps}; it must be positive and finite"
+        raise ValueError(message)
+    if gain is not None:
+        check_tensor("output_norm_gain", gain, "hidden")
+        check_same("output_norm_gain", "channels", len(gain), "w2", second.values.shape[1])
+        gain = gain.to(options.compute_dtype)
+    return OutputNorm(eps, gain, options.output_norm_first)
+
+
+def _checked_gate(options: MoEOptions, tokens: int, experts: int) -> torch.Tensor | None:
+    """Return what the gate multiplies shared experts by [tokens, 1 or experts], if there is one."""
+    gate = options.shared_gate
+    if gate is None:
+        return None
+    check_tensor("shared_gate", gate, "tokens shared")
+    if gate.shape[0] != tokens or gate.shape[1] not in (1, experts):
+        wanted = f"[{tokens}, 1] or [{tokens}, {experts}]: tokens, and shared experts"
+        message = f"shared_gate has shape {list(gate.shape)}; it must be {wanted}"
+        raise ValueError(message)
+    gate = gate.to(options.compute_dtype)
+    return torch.sigmoid(gate) if options.shared_gate_logits else gate
+
+
 def _shared(
     hidden: Matrix, second: Matrix, activation: Activation, options: MoEOptions
 ) -> Experts | None:
     """Return the experts that every token goes to."""
     if options.shared_w13 is None and options.shared_w2 is None:
+        if options.shared_gate is not None:
+            message = "shared_gate is given, but no shared experts"
+            raise ValueError(message)
         return None
     if options.shared_w13 is None or options.shared_w2 is None:
         message = "shared_w13 and shared_w2: give both, or neither"
@@ -303,7 +361,12 @@ def _shared(
     ids = torch.arange(experts, device=device).expand(tokens, experts)
     weight = checked_number("shared_weight", options.shared_weight)
     weights = torch.full(ids.shape, weight, dtype=options.compute_dtype, device=device)
+    gate = _checked_gate(options, tokens, experts)
+    if gate is not None:
+        weights = weights * gate
+    logits = abs(weight) if gate is not None and options.shared_gate_logits else 0.0
     numbers = _numbers(activation, options, experts)
     return Experts(
-        w13, w2, None, None, activation, options.interleaved, numbers, ids, weights, on_input=False
-    )
+        w13, w2, None, None, activation, options.interleaved, numbers, ids, weights,
+        on_input=False, gate=logits,
+    )  # fmt: skip

@@ -3,6 +3,9 @@
     out[t] = sum_s topk_weights[t, s] * expert_{topk_ids[t, s]}(hidden[t])
     expert(x) = w2 activation(w13 x + w13_bias) + w2_bias
 
+Options put a norm around expert(x), a factor before the sum, and add shared experts with a weight
+or a gate a token.
+
 w13 holds the gate rows first, then the up rows. (FlashInfer's CUTLASS and trtllm-gen MoE have the
 gate in the second half: an adapter swaps them.)
 """
@@ -38,6 +41,12 @@ def moe(
     shared_w13: torch.Tensor | QuantizedMatrix | None = None,
     shared_w2: torch.Tensor | QuantizedMatrix | None = None,
     shared_weight: float = 1.0,
+    output_norm_eps: float | None = None,
+    output_norm_gain: torch.Tensor | None = None,
+    output_norm_first: bool = False,
+    routed_scaling_factor: float = 1.0,
+    shared_gate: torch.Tensor | None = None,
+    shared_gate_logits: bool = False,
     compute_dtype: torch.dtype = torch.float64,
 ) -> torch.Tensor:
     """Apply experts to tokens.
@@ -69,6 +78,14 @@ def moe(
         shared_w13, shared_w2: experts that every token goes to, of the same activation, with any
             inter; their outputs are added with ``shared_weight``.
         shared_weight: 1, or 1 / scaling_factor where the caller scales the sum afterwards.
+        output_norm_eps: each routed expert's output is divided by its root mean square, of which
+            this is added to the mean, before its routing weight (Muse Spark); None: it is not.
+        output_norm_gain: [hidden], floating: what the norm is multiplied by, if anything.
+        output_norm_first: the gain multiplies before the norm.
+        routed_scaling_factor: what the sum of the routed experts is multiplied by; not the shared.
+        shared_gate: [tokens, 1] or [tokens, shared experts], floating: what the outputs of the
+            shared experts are multiplied by for each token, besides ``shared_weight`` (Qwen2-MoE).
+        shared_gate_logits: the gate's sigmoid is, and not the gate.
         compute_dtype: float64 (default) or float32.
 
     Returns:
@@ -95,6 +112,12 @@ def moe(
         shared_w2,
         shared_weight,
         compute_dtype,
+        output_norm_eps=output_norm_eps,
+        output_norm_gain=output_norm_gain,
+        output_norm_first=output_norm_first,
+        routed_scaling_factor=routed_scaling_factor,
+        shared_gate=shared_gate,
+        shared_gate_logits=shared_gate_logits,
     )
     with torch.no_grad():
         call = checked_call(hidden, w13, w2, topk_ids, topk_weights, options)
@@ -117,8 +140,12 @@ def _apply(call: MoECall, dtype: torch.dtype) -> torch.Tensor:
             y = product(part.saturated(middle, expert), part.w2, expert, call.scratch)
             if part.w2_bias is not None:
                 y += part.w2_bias[expert]
+            if part.norm is not None:
+                y = part.norm.value(y)
             if not part.on_input:
                 y *= weights.unsqueeze(-1)
+            if part.factor != 1:
+                y *= part.factor
             out.index_add_(0, tokens, y)
     return out
 

@@ -56,6 +56,11 @@ class MoERoundings(NamedTuple):
     first_products: float  # in fixed point
     second_products: float
 
+    @property
+    def of_factor(self) -> float:
+        """What a factor on a sum rounds, as a share of the sum."""
+        return 2 * self.accumulate + self.combine
+
     @classmethod
     def of(cls, arithmetic: Arithmetic, inputs: str, out_dtype: torch.dtype) -> MoERoundings:
         """Look up the roundings of a kernel on hidden states of the format ``inputs``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..moe.activations import ACTIVATIONS
 from ..moe.routing_methods import MASKED_GROUPS, METHODS, RENORMALISE_FLOOR
@@ -45,6 +45,10 @@ SWIGLU_PARAMETERS = (
 QUANTISED = ("", *WEIGHT_FORMATS)
 MULTIPLES = {name: form.weights.multiple for name, form in WEIGHT_FORMATS.items()}
 """What hidden and inter are multiples of, by format: columns that share a scale, or a byte."""
+OUTPUT_NORMS = ("", "plain", "gain", "gain_first")
+SHARED_GATES = ("", "weights", "logits", "weights_each", "logits_each")
+WITHOUT_SHARED: dict[str, Any] = {"shared_experts": 0, "shared_gate": "", "shared_weight": 0.0}
+"""Fields of a problem without shared experts."""
 MAX_TOKENS = 2**20
 INEXACT = ("swiglu_oai", "swiglu_step", "situ")
 """Activations that no argument saturates to few bits: the limit of swiglu_oai leaves a sigmoid
@@ -244,10 +248,22 @@ class MoEProblem(BaseProblem):
         strided_hidden: the hidden states are a slice of wider rows.
         seed: of the values.
         token_ids: identity of each token's values; its position if empty.
+        output_norm: norm of each routed expert's output, one of ``OUTPUT_NORMS``: by its root mean
+            square, ``"plain"``; ``"gain"``: times a gain; ``"gain_first"``: the gain is before it.
+        routed_scaling_factor: what the sum of the routed experts is multiplied by.
+        shared_gate: what shared experts are multiplied by for each token, one of
+            ``SHARED_GATES``: weights, or logits of a sigmoid; one for all, or for each of them.
+        shared_weight: what shared experts are multiplied by; 0: 1 or 0.4, by the seed.
     """
 
     kind: ClassVar[str] = "moe"
     operation: ClassVar[str] = "moe"
+    later_fields: ClassVar[tuple[str, ...]] = (
+        "output_norm",
+        "routed_scaling_factor",
+        "shared_gate",
+        "shared_weight",
+    )
 
     num_tokens: int = 1
     hidden: int = 16
@@ -270,6 +286,10 @@ class MoEProblem(BaseProblem):
     strided_hidden: bool = False
     seed: int = 0
     token_ids: tuple[int, ...] = ()
+    output_norm: str = ""
+    routed_scaling_factor: float = 1.0
+    shared_gate: str = ""
+    shared_weight: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse what no call can look like."""
@@ -280,6 +300,8 @@ class MoEProblem(BaseProblem):
             ("quantized", QUANTISED),
             ("assignment", ASSIGNMENTS),
             ("regime", MOE_REGIMES),
+            ("output_norm", OUTPUT_NORMS),
+            ("shared_gate", SHARED_GATES),
         ):
             check_one_of(name, getattr(self, name), allowed)
         check_at_least(
@@ -310,11 +332,23 @@ class MoEProblem(BaseProblem):
             refuse("swiglu_parameters", self.swiglu_parameters, "'' or 'one' with shared experts")
         if self.quantized_hidden and not self.quantized:
             refuse("quantized_hidden", self.quantized_hidden, "false where quantized is empty")
+        self._check_sums()
         for name in ("hidden", "inter"):
             number = MULTIPLES.get(self.quantized, 1)
             if getattr(self, name) % number:
                 expected = f"a multiple of {number} with weights in {self.quantized}"
                 refuse(name, getattr(self, name), expected)
+
+    def _check_sums(self) -> None:
+        """Refuse factors that are none, and what shared experts would need."""
+        if self.output_norm and self.weights_on_input:
+            refuse("output_norm", self.output_norm, "empty with weights_on_input")
+        for name in ("routed_scaling_factor", "shared_weight"):
+            if not math.isfinite(getattr(self, name)):
+                refuse(name, getattr(self, name), "finite")
+        for name, off in (("shared_gate", ""), ("shared_weight", 0.0)):
+            if getattr(self, name) != off and not self.shared_experts:
+                refuse(name, getattr(self, name), f"{off!r} without shared experts")
 
     def _check_experts(self) -> None:
         if self.top_k > self.num_experts and self.assignment != "duplicates":
@@ -362,6 +396,8 @@ class MoEProblem(BaseProblem):
             self.regime == "exact_grid"
             and self.activation not in INEXACT
             and not (self.swiglu_parameters or self.quantized)
+            and not (self.output_norm or self.shared_gate or self.shared_weight)
+            and self.routed_scaling_factor == 1
             and self.top_k + self.shared_experts <= 8  # noqa: PLR2004  see regimes
         )
 

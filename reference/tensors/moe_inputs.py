@@ -100,6 +100,12 @@ class MoEInputs:
     shared_w13: torch.Tensor | QuantizedMatrix | None = None
     shared_w2: torch.Tensor | QuantizedMatrix | None = None
     shared_weight: float = 1.0
+    output_norm_eps: float | None = None
+    output_norm_gain: torch.Tensor | None = None
+    output_norm_first: bool = False
+    routed_scaling_factor: float = 1.0
+    shared_gate: torch.Tensor | None = None
+    shared_gate_logits: bool = False
     out: torch.Tensor | None = None
     storages: Mapping[str, torch.Tensor] = field(default_factory=dict)
 

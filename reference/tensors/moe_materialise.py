@@ -17,6 +17,8 @@ from .moe_regimes import (
     assignment,
     bias_values,
     expert_values,
+    gain_values,
+    gate_values,
     hidden_values,
     largest_hidden,
     logit_values,
@@ -28,6 +30,8 @@ from .moe_regimes import (
 )
 from .values import choose, stream
 
+NORM_EPS = (1e-6, 1e-5, 2.0**-4)
+"""Epsilons of norms: models', and one that decides where outputs are small."""
 INTERMEDIATE_SCALE = 2.0**-4
 """Of FP8 intermediates where it is given beforehand: what exceeds 28 saturates."""
 
@@ -91,6 +95,9 @@ def expert_inputs(problem: MoEProblem, home: Allocator) -> MoEInputs:
         shared_w13=shared_w13,
         shared_w2=shared_w2,
         shared_weight=_shared_weight(problem),
+        **_norm(problem, home),
+        routed_scaling_factor=problem.routed_scaling_factor,
+        **_gate(problem, home),
         storages=home.storages,
     )
 
@@ -171,6 +178,29 @@ def _numbers(problem: MoEProblem, home: Allocator) -> dict[str, Any]:
     return {name: float(values[0]) for name, values in made.items()}
 
 
+def _norm(problem: MoEProblem, home: Allocator) -> dict[str, Any]:
+    if not problem.output_norm:
+        return {}
+    gain = None
+    if problem.output_norm != "plain":
+        values = gain_values(problem, home.device).to(getattr(torch, problem.dtype))
+        gain = home.place("output_norm_gain", values)
+    return {
+        "output_norm_eps": NORM_EPS[choose(problem.seed, "output_norm_eps", 0, len(NORM_EPS))],
+        "output_norm_gain": gain,
+        "output_norm_first": problem.output_norm == "gain_first",
+    }
+
+
+def _gate(problem: MoEProblem, home: Allocator) -> dict[str, Any]:
+    if not problem.shared_gate:
+        return {}
+    values, logits = gate_values(problem, home.device), problem.shared_gate.startswith("logits")
+    if logits:
+        values = values.to(getattr(torch, problem.dtype))
+    return {"shared_gate": home.place("shared_gate", values), "shared_gate_logits": logits}
+
+
 def _intermediate_scale(problem: MoEProblem) -> float | None:
     """Return the scale of kernels whose scales are all static: one a tensor, hidden states too."""
     static = problem.quantized == "fp8_tensor" and problem.quantized_hidden
@@ -178,6 +208,8 @@ def _intermediate_scale(problem: MoEProblem) -> float | None:
 
 
 def _shared_weight(problem: MoEProblem) -> float:
+    if problem.shared_weight:
+        return problem.shared_weight
     if problem.regime == "exact_grid" or choose(problem.seed, "shared_weight", 0, 2):
         return 1.0
     return 0.4  # the scaling factor of DeepSeek-V3 is 2.5

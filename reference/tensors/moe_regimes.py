@@ -211,6 +211,29 @@ def routing_weights(problem: MoEProblem, device: torch.device) -> torch.Tensor:
     return weights
 
 
+def gain_values(problem: MoEProblem, device: torch.device) -> torch.Tensor:
+    """Make the gain [hidden] of an expert's norm, float32: around 1, a few of them negative."""
+    rows = torch.arange(problem.hidden, device=device)
+    return 1.0 + bell(stream(problem.seed, "output_norm"), rows, 1).flatten() / 2
+
+
+def gate_values(problem: MoEProblem, device: torch.device) -> torch.Tensor:
+    """Make what gates shared experts [tokens, 1 or experts], float32.
+
+    Weights of a gate are up to 1, and 0 for a token in eight; logits are of both signs, and large
+    where values are to saturate.
+    """
+    tokens = torch.tensor(problem.ids, dtype=torch.int64, device=device)
+    columns = problem.shared_experts if problem.shared_gate.endswith("_each") else 1
+    key = stream(problem.seed, "shared_gate")
+    if problem.shared_gate.startswith("logits"):
+        spread = SATURATED if problem.regime == "saturated" else LOGIT_SPREAD
+        return spread * bell(key, tokens, columns)
+    hashes = bits(key, tokens, columns)
+    weights = ((hashes >> 12).to(torch.float32) + 1.0) * 2.0**-20
+    return weights.masked_fill(hashes % 8 == 0, 0.0)
+
+
 def logit_values(problem: RouteProblem, device: torch.device) -> torch.Tensor:
     """Make logits [tokens, experts] in the problem's dtype."""
     tokens = torch.tensor(problem.ids, dtype=torch.int64, device=device)

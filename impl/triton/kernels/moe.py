@@ -246,6 +246,7 @@ def _combine(
     weights: tl.tensor,  # [tokens, top_k]
     out: tl.tensor,  # [tokens, channels]
     channels: tl.tensor,
+    factor: tl.tensor,
     expert_offset: tl.tensor,
     num_experts: tl.tensor,
     partial_row: tl.tensor,
@@ -259,7 +260,7 @@ def _combine(
     TOP_K: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Add BLOCK channels of a token's expert outputs; what was not computed is not read."""
+    """Add BLOCK channels of a token's expert outputs, times a factor; no more is read."""
     token = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_channel = channel < channels
@@ -272,10 +273,11 @@ def _combine(
         local = expert - expert_offset
         is_here = (expert >= 0) & (local >= 0) & (local < num_experts)
         if ON_INPUT:
-            weight = 1.0
+            weight = factor
         else:
             weight = tl.load(weights + token * weights_token + slot * weights_slot).to(tl.float32)
             is_here = is_here & (weight != 0.0)
+            weight *= factor
         # A number and not a condition: spread over a block, a scalar condition is no mask to the
         # interpreter.
         last = tl.where(is_here, channels, 0)

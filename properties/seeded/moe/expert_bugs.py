@@ -1,4 +1,4 @@
-"""Faults in what models' experts do besides two products: limits, other activations."""
+"""Faults in what models' experts do besides two products: limits, norms, factors, gates."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from dataclasses import replace
 import torch
 from torch.nn import functional
 
-from ....impl.torch.moe import activated, halves, swiglu_numbers
+from ....impl.torch.moe import activated, halves, normalised, swiglu_numbers
 from ....reference.tensors.moe_inputs import MoEInputs
 from ..catalogue import SeededBug, seeded
-from .kernels import apply, changed
+from .kernels import apply, biased, changed, shared, weigh
 
 BUGS: list[SeededBug] = []
 MOE = "moe"
 NUMBERS = ("swiglu_parameters",)
+NORM, FACTOR = ("output_norm",), ("routed_scaling_factor",)
+GATE = ("shared_experts", "shared_gate")
 Tensor = torch.Tensor
 
 
@@ -71,3 +73,80 @@ def situ_caps_the_sigmoid(inputs: MoEInputs) -> Tensor:
 def geglu1_as_geglu(inputs: MoEInputs) -> Tensor:
     """Add nothing to the ups of geglu1."""
     return apply(replace(inputs, beta=0.0) if inputs.activation == "geglu1" else inputs)
+
+
+@seeded(BUGS, MOE, "parity", features=NORM)
+def norm_after_routing_weight(inputs: MoEInputs) -> Tensor:
+    """Weigh an expert's output before it is normalised, which undoes the weight."""
+
+    def finish(inputs: MoEInputs, y: Tensor, weights: Tensor, expert: int) -> Tensor:
+        return normalised(inputs, weigh(inputs, biased(y, inputs.w2_bias, expert), weights))
+
+    return apply(inputs, changed(finish=finish))
+
+
+@seeded(BUGS, MOE, "parity", features=NORM)
+def gain_always_after_norm(inputs: MoEInputs) -> Tensor:
+    """Multiply by the norm's gain after it, also where it comes first."""
+    return apply(replace(inputs, output_norm_first=False))
+
+
+@seeded(BUGS, MOE, "parity", features=NORM)
+def norm_with_usual_epsilon(inputs: MoEInputs) -> Tensor:
+    """Take 1e-6 for the norm's epsilon, whatever is given."""
+    given = inputs.output_norm_eps is not None
+    return apply(replace(inputs, output_norm_eps=1e-6) if given else inputs)
+
+
+@seeded(BUGS, MOE, "parity", features=(*NORM, "moe_biases"))
+def bias_after_norm(inputs: MoEInputs) -> Tensor:
+    """Normalise the second product without its bias."""
+
+    def finish(inputs: MoEInputs, y: Tensor, weights: Tensor, expert: int) -> Tensor:
+        return weigh(inputs, biased(normalised(inputs, y), inputs.w2_bias, expert), weights)
+
+    return apply(inputs, changed(finish=finish))
+
+
+@seeded(BUGS, MOE, "parity", features=("shared_experts", *FACTOR))
+def factor_on_shared_experts_too(inputs: MoEInputs) -> Tensor:
+    """Multiply the sum of routed and shared experts by the routed ones' factor."""
+
+    def of_shared(inputs: MoEInputs, hidden: Tensor) -> Tensor | float:
+        return shared(inputs, hidden) * inputs.routed_scaling_factor
+
+    return apply(inputs, changed(shared=of_shared))
+
+
+@seeded(BUGS, MOE, "parity", features=("weights_on_input", *FACTOR))
+def factor_in_unused_weights(inputs: MoEInputs) -> Tensor:
+    """Multiply the routing weights by the factor after they have multiplied the input."""
+    lost = inputs.weights_on_input
+    return apply(replace(inputs, routed_scaling_factor=1.0) if lost else inputs)
+
+
+@seeded(BUGS, MOE, "parity", features=GATE)
+def gate_of_first_token(inputs: MoEInputs) -> Tensor:
+    """Gate the shared experts of all tokens by the first token's gate."""
+    gate = inputs.shared_gate
+    return apply(inputs if gate is None else replace(inputs, shared_gate=gate[:1].expand_as(gate)))
+
+
+@seeded(BUGS, MOE, "parity", features=GATE)
+def gate_without_sigmoid(inputs: MoEInputs) -> Tensor:
+    """Take the logits of the shared experts' gate for its weights."""
+    return apply(replace(inputs, shared_gate_logits=False))
+
+
+@seeded(BUGS, MOE, "parity", features=GATE)
+def gate_of_first_shared_expert(inputs: MoEInputs) -> Tensor:
+    """Gate all shared experts of a token by the first one's gate."""
+    gate = inputs.shared_gate
+    return apply(inputs if gate is None else replace(inputs, shared_gate=gate[:, :1]))
+
+
+@seeded(BUGS, MOE, "parity", features=GATE)
+def gate_instead_of_shared_weight(inputs: MoEInputs) -> Tensor:
+    """Drop the shared experts' weight where there is a gate."""
+    gated = inputs.shared_gate is not None
+    return apply(replace(inputs, shared_weight=1.0) if gated else inputs)

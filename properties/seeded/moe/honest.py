@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 
 from ....impl.features import LATER_ACTIVATIONS, MOE_FEATURES, ROUTE_FEATURES
-from ....impl.torch.moe import activated, choose, scores_of, weigh, with_shared
+from ....impl.torch.moe import activated, choose, normalised, scores_of, with_shared
+from ....impl.torch.moe import weigh as weigh_chosen
 from ....reference import Arithmetic
 from ....reference.tensors.moe_inputs import MoEInputs, RouteInputs
 from ..catalogue import SeededBug, seeded
-from .kernels import HONEST, PLAIN, apply, changed
+from .kernels import HONEST, PLAIN, apply, biased, changed, weigh
 
 CONTROLS: list[SeededBug] = []
 MOE, ROUTE = "moe", "route"
@@ -33,7 +34,14 @@ def _as_inputs(inputs: MoEInputs) -> torch.dtype:
     CONTROLS,
     MOE,
     control="honest",
-    features=(*PLAIN, *LATER_ACTIVATIONS),
+    features=(
+        *PLAIN,
+        *LATER_ACTIVATIONS,
+        "shared_experts",
+        "shared_gate",
+        "output_norm",
+        "routed_scaling_factor",
+    ),
     arithmetic=Arithmetic(projections="inputs", intermediate="inputs", partial_outputs=True),
 )
 def experts_as_vllm_triton(inputs: MoEInputs) -> torch.Tensor:
@@ -46,7 +54,16 @@ def experts_as_vllm_triton(inputs: MoEInputs) -> torch.Tensor:
     def combine(out: torch.Tensor, tokens: torch.Tensor, y: torch.Tensor) -> None:
         out.index_add_(0, tokens, rounded(y))
 
-    return apply(inputs, changed(projected=rounded, middle=rounded, combine=combine))
+    def finish(
+        inputs: MoEInputs, y: torch.Tensor, weights: torch.Tensor, expert: int
+    ) -> torch.Tensor:
+        y = biased(y, inputs.w2_bias, expert)
+        return weigh(
+            inputs, y if inputs.output_norm_eps is None else normalised(inputs, rounded(y)), weights
+        )
+
+    stages = changed(projected=rounded, middle=rounded, combine=combine, finish=finish)
+    return apply(inputs, stages)
 
 
 @seeded(
@@ -136,7 +153,7 @@ def routes_in_float64(inputs: RouteInputs) -> Routed:
     """Compute scores and weights in float64, with ids in int64."""
     scores = scores_of(inputs.method, inputs.logits.double())
     ids = with_shared(inputs, choose(inputs, scores))
-    return ids, weigh(inputs, scores, ids).float()
+    return ids, weigh_chosen(inputs, scores, ids).float()
 
 
 @seeded(CONTROLS, ROUTE, control="honest")
@@ -150,7 +167,7 @@ def routes_with_ties_to_last(inputs: RouteInputs) -> Routed:
     )
     scores = scores_of(inputs.method, mirrored.logits.float())
     order = scores.shape[1] - 1 - choose(mirrored, scores)
-    return order.to(torch.int32), weigh(inputs, scores.flip(1), order)
+    return order.to(torch.int32), weigh_chosen(inputs, scores.flip(1), order)
 
 
 @seeded(
@@ -167,7 +184,7 @@ def routes_with_tanh(inputs: RouteInputs) -> Routed:
     if inputs.method in ("deepseek_v3", "minimax2", "sigmoid", "sigmoid_renorm"):
         scores = 0.5 * (1.0 + torch.tanh(0.5 * logits))
     ids = with_shared(inputs, choose(inputs, scores))
-    return ids.to(torch.int32), weigh(inputs, scores, ids)
+    return ids.to(torch.int32), weigh_chosen(inputs, scores, ids)
 
 
 @seeded(CONTROLS, ROUTE, control="honest", features=ROUTE_FEATURES)
@@ -175,5 +192,5 @@ def routes_with_bfloat16_weights(inputs: RouteInputs) -> Routed:
     """Store the weights in bfloat16, the worst expert first."""
     scores = scores_of(inputs.method, inputs.logits.float())
     ids = with_shared(inputs, choose(inputs, scores))
-    weights = weigh(inputs, scores, ids).to(torch.bfloat16)
+    weights = weigh_chosen(inputs, scores, ids).to(torch.bfloat16)
     return ids.flip(1).to(torch.int32), weights.flip(1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ....impl.torch.moe import LARGEST_FP8, activated, of_expert
+from ....impl.torch.moe import LARGEST_FP8, activated, gate_of_shared, normalised, of_expert
 from ....impl.torch.moe_weights import expert_weights, hidden_states
 from ....reference.tensors.moe_inputs import MoEInputs
 
@@ -45,8 +45,8 @@ def biased(y: torch.Tensor, bias: torch.Tensor | None, expert: int) -> torch.Ten
 def finished(
     inputs: MoEInputs, y: torch.Tensor, weights: torch.Tensor, expert: int
 ) -> torch.Tensor:
-    """Add the second product's bias and weigh."""
-    return weigh(inputs, biased(y, inputs.w2_bias, expert), weights)
+    """Add the second product's bias, normalise where that is asked, and weigh."""
+    return weigh(inputs, normalised(inputs, biased(y, inputs.w2_bias, expert)), weights)
 
 
 def shared(inputs: MoEInputs, hidden: torch.Tensor) -> torch.Tensor | float:
@@ -58,7 +58,8 @@ def shared(inputs: MoEInputs, hidden: torch.Tensor) -> torch.Tensor | float:
     for expert in range(len(first if isinstance(first, torch.Tensor) else first.codes)):
         weights = expert_weights(first, expert, interleaved=inputs.interleaved)
         middle = activated(inputs, hidden @ weights.T, expert)
-        total += middle @ expert_weights(inputs.shared_w2, expert).T
+        out = middle @ expert_weights(inputs.shared_w2, expert).T
+        total += out * gate_of_shared(inputs, expert)
     return total * inputs.shared_weight
 
 
@@ -82,6 +83,9 @@ class Stages:
     middle: Callable[[torch.Tensor], torch.Tensor] = lambda middle: middle
     finish: Callable[[MoEInputs, torch.Tensor, torch.Tensor, int], torch.Tensor] = finished
     combine: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None] = add
+    scaled: Callable[[MoEInputs, torch.Tensor], torch.Tensor] = lambda inputs, out: (
+        out * inputs.routed_scaling_factor
+    )
     shared: Callable[[MoEInputs, torch.Tensor], torch.Tensor | float] = shared
 
 
@@ -99,6 +103,7 @@ def apply(inputs: MoEInputs, stages: Stages = HONEST) -> torch.Tensor:
         if len(tokens):
             scale = weights[tokens, slots].unsqueeze(1)
             stages.combine(out, tokens, _expert(inputs, stages, hidden[tokens], scale, expert))
+    out = stages.scaled(inputs, out)
     return (out + stages.shared(inputs, hidden)).to(inputs.out_dtype)
 
 

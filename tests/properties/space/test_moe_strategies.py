@@ -14,7 +14,15 @@ from kernelproof.properties.space.axes import Axes, all_axes, narrow
 from kernelproof.properties.space.moe_axes import ROUTE_AXES, ROUTE_RULES
 from kernelproof.properties.space.simplify import simplify
 from kernelproof.reference import ACTIVATIONS, METHODS, MoEProblem, Problem, RouteProblem
-from kernelproof.reference.problems.moe import ASSIGNMENTS, MOE_REGIMES, QUANTISED, ROUTE_REGIMES
+from kernelproof.reference.problems.moe import (
+    ASSIGNMENTS,
+    MOE_REGIMES,
+    OUTPUT_NORMS,
+    QUANTISED,
+    ROUTE_REGIMES,
+    SHARED_GATES,
+    SWIGLU_PARAMETERS,
+)
 
 Draw = Callable[[Axes, int], list[Any]]
 WORK = 400_000
@@ -46,8 +54,14 @@ def test_everything_is_drawn(experts: Sequence[MoEProblem]) -> None:
     assert {each.assignment for each in experts} == set(ASSIGNMENTS)
     assert {each.quantized for each in experts} == set(QUANTISED)
     for name in ("biases", "interleaved", "expert_parallel", "weights_on_input", "shared_experts",
-                 "quantized_hidden", "swiglu_parameters", "strided_hidden"):  # fmt: skip
+                 "quantized_hidden", "swiglu_parameters", "strided_hidden", "output_norm",
+                 "shared_gate", "shared_weight"):  # fmt: skip
         assert sum(bool(getattr(each, name)) for each in experts) > 20, name
+    assert {each.swiglu_parameters for each in experts} == set(SWIGLU_PARAMETERS)
+    assert {each.output_norm for each in experts} == set(OUTPUT_NORMS)
+    assert {each.shared_gate for each in experts} == set(SHARED_GATES)
+    assert {each.routed_scaling_factor for each in experts} == {1.0, 2.5, 0.5}
+    assert {each.shared_weight for each in experts if each.shared_experts} == {0.0, 1.0, 2.5}
     assert any(each.num_tokens == 0 for each in experts)
     assert any(each.num_experts >= 32 for each in experts)
     assert any(each.num_tokens * each.top_k > 64 for each in experts)
