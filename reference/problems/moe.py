@@ -30,6 +30,7 @@ MOE_REGIMES = (
     "outlier_channels",
     "saturated",
     "exact_grid",
+    "one_sign",
 )
 ASSIGNMENTS = ("iid", "balanced", "one_expert", "sparse", "duplicates", "masked")
 SWIGLU_SUBSETS = {

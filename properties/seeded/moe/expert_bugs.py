@@ -8,7 +8,9 @@ from dataclasses import replace
 import torch
 from torch.nn import functional
 
+from ....impl.targets.target import Target
 from ....impl.torch.moe import activated, halves, normalised, swiglu_numbers
+from ....reference import Arithmetic, MoEProblem
 from ....reference.tensors.moe_inputs import MoEInputs
 from ..catalogue import SeededBug, seeded
 from .kernels import apply, biased, changed, shared, weigh
@@ -150,3 +152,19 @@ def gate_instead_of_shared_weight(inputs: MoEInputs) -> Tensor:
     """Drop the shared experts' weight where there is a gate."""
     gated = inputs.shared_gate is not None
     return apply(replace(inputs, shared_weight=1.0) if gated else inputs)
+
+
+def _only_bfloat16(problem: MoEProblem, _: Target) -> bool | str:
+    return problem.dtype == "bfloat16" or "the kernel is for bfloat16"
+
+
+@seeded(
+    BUGS,
+    MOE,
+    "parity",
+    supports=_only_bfloat16,
+    arithmetic=Arithmetic(intermediate="inputs"),
+)
+def intermediate_in_float16(inputs: MoEInputs) -> Tensor:
+    """Store the activation's results in float16, whose range bfloat16 exceeds."""
+    return apply(inputs, changed(middle=lambda middle: middle.to(torch.float16).float()))
