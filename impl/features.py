@@ -24,6 +24,7 @@ MOE_FEATURES = (
     "output_norm",
     "routed_scaling_factor",
     "shared_gate",
+    "one_product",
 )
 """Those of ``moe`` that are drawn only where named."""
 ROUTE_FEATURES = (
@@ -130,7 +131,7 @@ own, all or some of them, numbers or tensors; ``ue8m0_scales`` are FP8 blocks wi
 [experts, 2] of w13; ``swiglu_step``, ``situ`` and ``geglu1`` are the activations of these names;
 ``output_norm`` is an ``inputs.output_norm_eps`` and, in part, an ``inputs.output_norm_gain``;
 ``routed_scaling_factor`` is one other than 1; ``shared_gate`` is one of the shared experts, which
-``shared_experts`` gives.
+``shared_experts`` gives; ``one_product``: there is no second product, and ``inputs.w2`` is empty.
 
 ``nondeterministic`` says that repeated calls may differ within the bound (atomics), so that they
 are not compared bitwise. ``phases`` and ``no_host_sync`` are of build_metadata: that the result has
@@ -211,6 +212,7 @@ def _of_experts(problem: MoEProblem) -> list[str]:
         "output_norm": bool(problem.output_norm),
         "routed_scaling_factor": problem.routed_scaling_factor != 1,
         "shared_gate": bool(problem.shared_gate),
+        "one_product": problem.one_product,
         **({problem.activation: True} if problem.activation in LATER_ACTIVATIONS else {}),
     }
     return [name for name, needed in needs.items() if needed]

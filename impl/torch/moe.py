@@ -125,7 +125,8 @@ def experts(inputs: MoEInputs) -> torch.Tensor:
     hidden = hidden_states(inputs.hidden)
     # A row a slot, and the slots added up in their order: an expert may be in several slots of a
     # token, and index_add_ on a GPU adds what has one place in any order.
-    parts = hidden.new_zeros(*inputs.topk_ids.shape, hidden.shape[1])
+    channels = inputs.w2.shape[1] if inputs.one_product else hidden.shape[1]
+    parts = hidden.new_zeros(*inputs.topk_ids.shape, channels)
     ids = inputs.topk_ids - inputs.expert_offset
     used = ids if inputs.weights_on_input else ids.masked_fill(inputs.topk_weights == 0, -1)
     count = len(inputs.w13 if isinstance(inputs.w13, torch.Tensor) else inputs.w13.codes)
@@ -150,7 +151,7 @@ def _expert(inputs: MoEInputs, x: torch.Tensor, weights: torch.Tensor, expert: i
     if inputs.intermediate_scale is not None:
         largest = LARGEST_FP8 * of_expert(inputs.intermediate_scale, expert)
         middle = middle.clamp(-largest, largest)
-    y = middle @ expert_weights(inputs.w2, expert).T
+    y = middle if inputs.one_product else middle @ expert_weights(inputs.w2, expert).T
     if inputs.w2_bias is not None:
         y += inputs.w2_bias[expert].float()
     y = normalised(inputs, y)
@@ -158,9 +159,9 @@ def _expert(inputs: MoEInputs, x: torch.Tensor, weights: torch.Tensor, expert: i
 
 
 def _shared(inputs: MoEInputs, hidden: torch.Tensor) -> torch.Tensor:
-    total = torch.zeros_like(hidden)
     if inputs.shared_w13 is None or inputs.shared_w2 is None:
-        return total
+        return hidden.new_zeros(())
+    total = torch.zeros_like(hidden)
     first = inputs.shared_w13
     for expert in range(len(first if isinstance(first, torch.Tensor) else first.codes)):
         weights = expert_weights(first, expert, interleaved=inputs.interleaved)

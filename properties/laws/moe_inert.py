@@ -115,6 +115,7 @@ def far_experts(subject: Subject, problem: MoEProblem) -> Verdict:
         swiglu_parameters=as_one(problem.swiglu_parameters),
         assignment="balanced",
         strided_hidden=False,
+        one_product=False,
         token_ids=(),
     )
     near = narrow(subject, near)

@@ -83,8 +83,8 @@ def inter_shards(subject: Subject, problem: MoEProblem) -> Verdict:
     """Split inter over two ranks: their outputs add up to the whole."""
     step = inter_steps(problem)
     cut = problem.inter // 2 // step * step
-    if problem.output_norm:
-        return VACUOUS  # of the sum of the ranks' outputs, and not of each
+    if problem.output_norm or problem.one_product:
+        return VACUOUS  # a norm is of the sum of ranks' outputs; of one product they are parts
     if not cut or (problem.quantized in IN_BLOCKS and problem.inter % step):
         return VACUOUS
     parts, inputs = [], subject.materialise(problem)

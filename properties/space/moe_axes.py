@@ -19,6 +19,7 @@ from ...reference.problems.moe import (
     ROUTE_REGIMES,
     SHARED_GATES,
     SWIGLU_PARAMETERS,
+    WITHOUT_SHARED,
     takes,
 )
 
@@ -99,6 +100,7 @@ MOE_AXES: dict[str, tuple[Any, ...]] = {
     "routed_scaling_factor": (1.0, 2.5, 0.5),
     "shared_gate": SHARED_GATES,
     "shared_weight": (0.0, 2.5, 1.0),
+    "one_product": (False, True),
 }
 
 
@@ -182,6 +184,8 @@ def moe_example(chosen: Mapping[str, Any]) -> MoEProblem:
         fields["weights_on_input"] = False
     if fields["shared_gate"] or fields["shared_weight"]:
         fields["shared_experts"] = max(fields["shared_experts"], 1)
+    if fields["one_product"]:
+        fields |= {"output_norm": "", **WITHOUT_SHARED}
     return MoEProblem(
         hidden=hidden,
         inter=inter,

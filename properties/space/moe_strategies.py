@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ...reference import METHODS, MoEProblem, RouteProblem
 from ...reference.moe.activations import ACTIVATIONS
 from ...reference.moe.weights import OF_128, SCALE_BLOCK
-from ...reference.problems.moe import MULTIPLES, takes
+from ...reference.problems.moe import MULTIPLES, WITHOUT_SHARED, takes
 from .axis_values import Axes
 from .moe_axes import ROUTE_AXES, ROUTE_RULES, fitting_rules, method_fits
 from .strategy_helpers import LARGEST_SEED, features, one_of, sampled
@@ -27,6 +27,7 @@ FEATURES = (
     "output_norm",
     "routed_scaling_factor",
     "shared_gate",
+    "one_product",
 )
 MOST_FEATURES = 5
 OFF = SimpleNamespace(
@@ -40,6 +41,7 @@ OFF = SimpleNamespace(
     output_norm="",
     routed_scaling_factor=1.0,
     shared_gate="",
+    one_product=False,
 )
 MOST_RULES = 2
 WITHOUT_RULES = SimpleNamespace(**{name: ROUTE_AXES[name][0] for name in ROUTE_RULES})
@@ -121,6 +123,8 @@ def _activation(axes: Axes, fields: dict[str, Any]) -> st.SearchStrategy[str]:
 def _sums(draw: st.DrawFn, axes: Axes, fields: dict[str, Any]) -> dict[str, Any]:
     """Draw shared experts for what is of them, and let go of what nothing is left for."""
     found: dict[str, Any] = {}
+    if fields.get("one_product"):
+        return {"output_norm": "", **WITHOUT_SHARED}
     if fields.get("output_norm") and fields.get("weights_on_input"):
         kept = "weights_on_input" if len(axes.allows("weights_on_input")) == 1 else "output_norm"
         found |= {"output_norm": ""} if kept == "weights_on_input" else {"weights_on_input": False}

@@ -45,6 +45,9 @@ c_s for the routing weights, and LAMBDA and n(k) = min(k, LAMBDA sqrt(k)) as in 
 
 6.  The output is rounded once: E = (1 + o) (the above) + o |out| + floor.
 
+    Where the activation's results are the outputs (``one_product``), what they are off by is
+    LAMBDA v_j + t_j, each by itself, in which p |g_j| and q |a_j| count once.
+
 7.  FP8 operands in fixed point: n(D) FIXED_POINT (max|x| max|w_j| + |g_j|) more in g_j, and the
     same in y_k where the intermediate is FP8 too.
 """
@@ -105,6 +108,7 @@ def moe_error_bound(
     routed_scaling_factor: float = 1.0,
     shared_gate: torch.Tensor | None = None,
     shared_gate_logits: bool = False,
+    one_product: bool = False,
     compute_dtype: torch.dtype = torch.float64,
     arithmetic: Arithmetic | None = None,
     out_dtype: torch.dtype | None = None,
@@ -146,6 +150,7 @@ def moe_error_bound(
         routed_scaling_factor=routed_scaling_factor,
         shared_gate=shared_gate,
         shared_gate_logits=shared_gate_logits,
+        one_product=one_product,
     )
     call = checked_call(hidden, w13, w2, topk_ids, topk_weights, options)
     return bounded_moe(call, options.compute_dtype, arithmetic, out_dtype).bound
@@ -198,9 +203,8 @@ def _expert(
     bias = 0.0 if part.w13_bias is None else part.w13_bias[expert]
     projected += bias
     sums = u * (growth(columns) / LAMBDA + DOT)
-    errors = (
-        sums * first.norms + (u * LOGIT + r.projections) * projected.abs() + r.projections_floor
-    )
+    stored = r.projections * projected.abs() + r.projections_floor
+    errors = sums * first.norms + u * LOGIT * projected.abs() + stored
     if part.w13_bias is not None:
         errors += u * LOGIT * part.w13_bias[expert].abs()
     if r.first_products:
@@ -210,9 +214,15 @@ def _expert(
     a = activate(part.activation, projected, numbers, interleaved=interleaved)
     a = part.saturated(a, expert)
     errors *= LAMBDA
+    if part.one_product:
+        errors -= (LAMBDA - 1) * stored  # of one element it is at most once
     spread = carried_error(part.activation, projected, errors, numbers, interleaved=interleaved)
-    spread /= LAMBDA
     size = a.abs()
+    if part.one_product:
+        spread += _lost(part, projected, size, numbers, roundings)
+        narrow = 0.0 if r.intermediate_share else r.intermediate  # FP8 would be for a product
+        return a, spread + (narrow + u * LOGIT) * size + r.intermediate_floor
+    spread /= LAMBDA
     spread += r.intermediate * size + r.intermediate_floor
     if part.scales is not None and r.intermediate_share:
         spread += SMALLEST_SUBNORMAL["float8_e4m3fn"] / 2 * part.scales[expert]
@@ -224,7 +234,8 @@ def _expert(
     second = _product(a, part.w2, expert, scratch, spread)
     y = second.value
     error = min(LAMBDA, math.sqrt(inter)) * second.spread
-    systematic = _systematic(part, projected, size, numbers, roundings)
+    lost = _lost(part, projected, size, numbers, roundings)
+    systematic: torch.Tensor = torch.linalg.vector_norm(lost, dim=1, keepdim=True)
     error += systematic * second.row_norms
     error += u * (growth(inter) + DOT) * second.norms
     if part.w2_bias is not None:
@@ -239,20 +250,20 @@ def _expert(
     return y, error
 
 
-def _systematic(
+def _lost(
     part: Experts,
     projected: torch.Tensor,
     size: torch.Tensor,
     numbers: Swiglu,
     roundings: MoERoundings,
 ) -> torch.Tensor:
-    """Return the norm [n, 1] of what the activation function itself may lose."""
+    """Return what the activation function itself may lose, [n, inter]."""
     lost = ACTIVATION * roundings.accumulate * size
     absolute = roundings.sigmoid + 0.5 * roundings.tanh
     if part.activation.cancels:
         absolute += CANCELLED * roundings.accumulate
     # a = x share up, so that an absolute error of the share counts with |x up|.
-    lost = lost + lost_by_functions(
+    return lost + lost_by_functions(
         part.activation,
         projected,
         numbers,
@@ -260,8 +271,6 @@ def _systematic(
         tanh=roundings.tanh + roundings.tanh_absolute,
         interleaved=part.interleaved,
     )
-    norm: torch.Tensor = torch.linalg.vector_norm(lost, dim=1, keepdim=True)
-    return norm
 
 
 class _Product(NamedTuple):

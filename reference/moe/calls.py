@@ -52,6 +52,7 @@ class MoEOptions:
     routed_scaling_factor: float = 1.0
     shared_gate: torch.Tensor | None = None
     shared_gate_logits: bool = False
+    one_product: bool = False
 
 
 class Experts(NamedTuple):
@@ -68,6 +69,7 @@ class Experts(NamedTuple):
         scales: of FP8 intermediates, one an expert; None if they are not given beforehand.
         norm: of each expert's output, if there is one.
         factor: what the sum of these experts is multiplied by.
+        one_product: there is no second product, and nothing in w2.
         gate: what the sigmoids that the weights are made of were multiplied by; 0: of none.
     """
 
@@ -85,6 +87,7 @@ class Experts(NamedTuple):
     norm: OutputNorm | None = None
     factor: float = 1.0
     gate: float = 0.0
+    one_product: bool = False
 
     def saturated(self, middle: torch.Tensor, expert: int) -> torch.Tensor:
         """Cut the activation's results off where their FP8 codes end."""
@@ -147,7 +150,8 @@ def checked_call(
         raise ValueError(message)
     states = checked_matrix("hidden", hidden, "tokens hidden")
     tokens = states.values.shape[0]
-    first, second = _checked_weights("w13", "w2", w13, w2, states, options)
+    weights = _checked_first if options.one_product else _checked_weights
+    first, second = weights("w13", "w2", w13, w2, states, options)
     experts = first.values.shape[0]
     ids = _checked_ids(topk_ids, tokens, experts, options)
     check_tensor("topk_weights", topk_weights, "tokens top_k")
@@ -171,6 +175,7 @@ def checked_call(
         _checked_scales(options.intermediate_scale, experts),
         _checked_norm(options, second),
         _checked_factor("routed_scaling_factor", options.routed_scaling_factor),
+        one_product=options.one_product,
     )
     shared = _shared(states, second, activation, options)
     parts = [routed, shared] if shared else [routed]
@@ -208,6 +213,32 @@ def _checked_weights(
             )
             raise ValueError(message)
     return first, second
+
+
+def _checked_first(
+    name13: str,
+    name2: str,
+    w13: torch.Tensor | QuantizedMatrix,
+    w2: torch.Tensor | QuantizedMatrix,
+    hidden: Matrix,
+    options: MoEOptions,
+) -> tuple[Matrix, Matrix]:
+    """Return the weights of the only product, and what stands for those of a second one."""
+    first = checked_matrix(name13, w13, "experts rows hidden")
+    check_same(name13, "columns", first.columns, "hidden", hidden.columns)
+    experts, rows = first.values.shape[:2]
+    inter = rows // 2 if activation_of(options.activation).gated else rows
+    wanted = [experts, inter, 0]
+    if not isinstance(w2, torch.Tensor) or list(w2.shape) != wanted:
+        shape = list(w2.shape) if isinstance(w2, torch.Tensor) else type(w2).__name__
+        message = f"{name2} is {shape}; with one product it must be a tensor {wanted}"
+        raise ValueError(message)
+    others = ("w2_bias", "intermediate_scale", "output_norm_eps", "shared_w13", "shared_w2")
+    for name in others:
+        if getattr(options, name) is not None:
+            message = f"{name} is given, but one_product says that there is no second product"
+            raise ValueError(message)
+    return first, Matrix(w2, inter, None)
 
 
 def _checked_ids(ids: torch.Tensor, tokens: int, experts: int, options: MoEOptions) -> torch.Tensor:

@@ -47,6 +47,7 @@ def moe(
     routed_scaling_factor: float = 1.0,
     shared_gate: torch.Tensor | None = None,
     shared_gate_logits: bool = False,
+    one_product: bool = False,
     compute_dtype: torch.dtype = torch.float64,
 ) -> torch.Tensor:
     """Apply experts to tokens.
@@ -86,6 +87,9 @@ def moe(
         shared_gate: [tokens, 1] or [tokens, shared experts], floating: what the outputs of the
             shared experts are multiplied by for each token, besides ``shared_weight`` (Qwen2-MoE).
         shared_gate_logits: the gate's sigmoid is, and not the gate.
+        one_product: the activation's results are an expert's output, of inter channels: there is
+            no second product, w2 is [experts, inter, 0], and w2_bias is None (the routed value
+            projections of K2 Horizon's attention, MoVA).
         compute_dtype: float64 (default) or float32.
 
     Returns:
@@ -118,6 +122,7 @@ def moe(
         routed_scaling_factor=routed_scaling_factor,
         shared_gate=shared_gate,
         shared_gate_logits=shared_gate_logits,
+        one_product=one_product,
     )
     with torch.no_grad():
         call = checked_call(hidden, w13, w2, topk_ids, topk_weights, options)
@@ -137,7 +142,9 @@ def _apply(call: MoECall, dtype: torch.dtype) -> torch.Tensor:
             middle = activate(
                 part.activation, projected, part.numbers[expert], interleaved=part.interleaved
             )
-            y = product(part.saturated(middle, expert), part.w2, expert, call.scratch)
+            y = part.saturated(middle, expert)
+            if not part.one_product:
+                y = product(y, part.w2, expert, call.scratch)
             if part.w2_bias is not None:
                 y += part.w2_bias[expert]
             if part.norm is not None:

@@ -255,6 +255,7 @@ class MoEProblem(BaseProblem):
         shared_gate: what shared experts are multiplied by for each token, one of
             ``SHARED_GATES``: weights, or logits of a sigmoid; one for all, or for each of them.
         shared_weight: what shared experts are multiplied by; 0: 1 or 0.4, by the seed.
+        one_product: there is no second product: outputs are of inter channels.
     """
 
     kind: ClassVar[str] = "moe"
@@ -264,6 +265,7 @@ class MoEProblem(BaseProblem):
         "routed_scaling_factor",
         "shared_gate",
         "shared_weight",
+        "one_product",
     )
 
     num_tokens: int = 1
@@ -291,6 +293,7 @@ class MoEProblem(BaseProblem):
     routed_scaling_factor: float = 1.0
     shared_gate: str = ""
     shared_weight: float = 0.0
+    one_product: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what no call can look like."""
@@ -344,6 +347,9 @@ class MoEProblem(BaseProblem):
         """Refuse factors that are none, and what shared experts would need."""
         if self.output_norm and self.weights_on_input:
             refuse("output_norm", self.output_norm, "empty with weights_on_input")
+        for name in ("output_norm", "shared_experts"):
+            if self.one_product and getattr(self, name):
+                refuse("one_product", self.one_product, f"false with {name}")
         for name in ("routed_scaling_factor", "shared_weight"):
             if not math.isfinite(getattr(self, name)):
                 refuse(name, getattr(self, name), "finite")

@@ -73,6 +73,7 @@ class MoEInputs:
     """Arguments of ``moe``.
 
     Attributes:
+        w2: with one_product [experts, inter, 0], and then the result is [tokens, inter].
         topk_ids: int32 [tokens, top_k].
         topk_weights: float32 [tokens, top_k].
         out_dtype: dtype of the result.
@@ -106,6 +107,7 @@ class MoEInputs:
     routed_scaling_factor: float = 1.0
     shared_gate: torch.Tensor | None = None
     shared_gate_logits: bool = False
+    one_product: bool = False
     out: torch.Tensor | None = None
     storages: Mapping[str, torch.Tensor] = field(default_factory=dict)
 

@@ -75,7 +75,9 @@ def expert_inputs(problem: MoEProblem, home: Allocator) -> MoEInputs:
         shared = expert_values(problem, home.device, shared=True)
         shared_w13, shared_w2 = _weights(problem, shared, home, "shared_", SHARED)
     w13_bias = home.place("w13_bias", routed.w13_bias.to(dtype)) if problem.biases else None
-    w2_bias = home.place("w2_bias", routed.w2_bias.to(dtype)) if problem.biases else None
+    w2_bias = None
+    if problem.biases and not problem.one_product:
+        w2_bias = home.place("w2_bias", routed.w2_bias.to(dtype))
     return MoEInputs(
         hidden=_hidden(problem, home),
         w13=w13,
@@ -98,6 +100,7 @@ def expert_inputs(problem: MoEProblem, home: Allocator) -> MoEInputs:
         **_norm(problem, home),
         routed_scaling_factor=problem.routed_scaling_factor,
         **_gate(problem, home),
+        one_product=problem.one_product,
         storages=home.storages,
     )
 
@@ -130,7 +133,10 @@ def _weights(
 ) -> tuple[torch.Tensor | QuantizedMatrix, torch.Tensor | QuantizedMatrix]:
     placed: list[torch.Tensor | QuantizedMatrix] = []
     for name, matrix in ((f"{prefix}w13", values.w13), (f"{prefix}w2", values.w2)):
-        if problem.quantized:
+        if problem.one_product and name == "w2":
+            empty = matrix.new_empty((len(matrix), problem.inter, 0))
+            placed.append(home.place(name, empty.to(getattr(torch, problem.dtype))))
+        elif problem.quantized:
             key = stream(problem.seed, f"{name} scales")
             ids = torch.arange(first, first + len(matrix), device=matrix.device)
             placed.append(_place_codes(name, _coded(problem, name, matrix, key, ids), home))
@@ -204,7 +210,8 @@ def _gate(problem: MoEProblem, home: Allocator) -> dict[str, Any]:
 def _intermediate_scale(problem: MoEProblem) -> float | None:
     """Return the scale of kernels whose scales are all static: one a tensor, hidden states too."""
     static = problem.quantized == "fp8_tensor" and problem.quantized_hidden
-    return INTERMEDIATE_SCALE if static and not problem.shared_experts else None
+    others = problem.shared_experts or problem.one_product
+    return INTERMEDIATE_SCALE if static and not others else None
 
 
 def _shared_weight(problem: MoEProblem) -> float:

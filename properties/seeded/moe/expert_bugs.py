@@ -168,3 +168,10 @@ def _only_bfloat16(problem: MoEProblem, _: Target) -> bool | str:
 def intermediate_in_float16(inputs: MoEInputs) -> Tensor:
     """Store the activation's results in float16, whose range bfloat16 exceeds."""
     return apply(inputs, changed(middle=lambda middle: middle.to(torch.float16).float()))
+
+
+@seeded(BUGS, MOE, "parity", features=("one_product",))
+def one_product_activated(inputs: MoEInputs) -> Tensor:
+    """Apply silu to the only product of routed value projections, whatever the activation."""
+    linear = inputs.one_product and inputs.activation == "identity"
+    return apply(replace(inputs, activation="silu") if linear else inputs)

@@ -41,6 +41,7 @@ def _as_inputs(inputs: MoEInputs) -> torch.dtype:
         "shared_gate",
         "output_norm",
         "routed_scaling_factor",
+        "one_product",
     ),
     arithmetic=Arithmetic(projections="inputs", intermediate="inputs", partial_outputs=True),
 )

@@ -96,6 +96,8 @@ def apply(inputs: MoEInputs, stages: Stages = HONEST) -> torch.Tensor:
     """Compute the experts one after another, and add up what they give."""
     hidden, ids, weights = stages.hidden(inputs), stages.ids(inputs), stages.weights(inputs)
     out = torch.zeros_like(hidden)
+    if isinstance(inputs.w2, torch.Tensor):
+        out = hidden.new_zeros((len(hidden), inputs.w2.shape[1]))
     for expert in ids.unique().tolist():
         if expert < 0:
             continue
@@ -117,7 +119,9 @@ def _expert(
     if inputs.intermediate_scale is not None:
         largest = LARGEST_FP8 * of_expert(inputs.intermediate_scale, expert)
         middle = middle.clamp(-largest, largest)
-    y = stages.middle(middle) @ stages.w2(inputs, expert).T
+    y = stages.middle(middle)
+    if not inputs.one_product:
+        y = y @ stages.w2(inputs, expert).T
     return stages.finish(inputs, y, weights, expert)
 
 

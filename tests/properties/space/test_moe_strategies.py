@@ -55,7 +55,7 @@ def test_everything_is_drawn(experts: Sequence[MoEProblem]) -> None:
     assert {each.quantized for each in experts} == set(QUANTISED)
     for name in ("biases", "interleaved", "expert_parallel", "weights_on_input", "shared_experts",
                  "quantized_hidden", "swiglu_parameters", "strided_hidden", "output_norm",
-                 "shared_gate", "shared_weight"):  # fmt: skip
+                 "shared_gate", "shared_weight", "one_product"):  # fmt: skip
         assert sum(bool(getattr(each, name)) for each in experts) > 20, name
     assert {each.swiglu_parameters for each in experts} == set(SWIGLU_PARAMETERS)
     assert {each.output_norm for each in experts} == set(OUTPUT_NORMS)

@@ -305,3 +305,51 @@ def test_the_bound_has_the_same_options() -> None:
     )  # fmt: skip
     assert bound.shape == (TOKENS, HIDDEN)
     assert bool((bound > 0).all())
+
+
+@pytest.mark.parametrize("activation", ["identity", "silu", "swiglu"])
+@pytest.mark.parametrize("biases", [False, True])
+def test_one_product_an_expert(activation: str, biases: bool) -> None:
+    """Routed value projections: outputs have the channels of the only product."""
+    problem = MoEProblem(
+        num_tokens=TOKENS, hidden=HIDDEN, inter=INTER, num_experts=EXPERTS, top_k=2, seed=3,
+        activation=activation, biases=biases, one_product=True, dtype="bfloat16",
+        routed_scaling_factor=2.5,
+    )  # fmt: skip
+    inputs = materialise(problem)
+    assert isinstance(inputs, MoEInputs)
+    hidden, w13 = numbers(inputs.hidden).double(), numbers(inputs.w13).double()
+    wanted = torch.zeros(TOKENS, INTER, dtype=FLOAT64)
+    for token, experts in enumerate(inputs.topk_ids.tolist()):
+        for slot, which in enumerate(experts):
+            first = [
+                sum(a * b for a, b in zip(row, hidden[token].tolist(), strict=True))
+                for row in w13[which].tolist()
+            ]
+            if inputs.w13_bias is not None:
+                of = inputs.w13_bias[which].tolist()
+                first = [a + b for a, b in zip(first, of, strict=True)]
+            y = first[:INTER]
+            if activation != "identity":
+                y = [a / (1.0 + math.exp(-a)) for a in y]
+            if activation == "swiglu":
+                y = [a * b for a, b in zip(y, first[INTER:], strict=True)]
+            weight = 2.5 * float(inputs.topk_weights[token, slot])
+            wanted[token] += torch.tensor([weight * a for a in y], dtype=FLOAT64)
+    arithmetic = Arithmetic(intermediate="inputs", projections="inputs", partial_outputs=True)
+    expected, bound = oracle.bounded_experts(inputs, arithmetic)
+    close(expected, wanted)
+    assert ((expected.to(torch.bfloat16).double() - expected).abs() <= bound).all()
+    assert (bound < 0.03 * expected.abs().amax()).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, r"w2 is \[4, 6, 3\]; with one product it must be a tensor \[4, 3, 0\]"),
+        ({"w2": torch.empty(4, 3, 0), "w2_bias": torch.zeros(4, 3)}, "w2_bias is given, but one_p"),
+    ],
+)
+def test_one_product_takes_nothing_of_a_second(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        moe(**{**call(), **options}, one_product=True)

@@ -76,6 +76,8 @@ def numbers(matrix: torch.Tensor | QuantizedMatrix) -> torch.Tensor:
         ({"shared_gate": "logits"}, "shared_gate"),
         ({"shared_gate": "sigmoid", "shared_experts": 1}, "shared_gate"),
         ({"shared_weight": 2.5}, "shared_weight"),
+        ({"one_product": True, "shared_experts": 1}, "one_product"),
+        ({"one_product": True, "output_norm": "plain"}, "one_product"),
         ({"routed_scaling_factor": float("inf")}, "routed_scaling_factor"),
         ({"quantized_hidden": True}, "quantized_hidden"),
         ({"quantized": "nvfp4", "inter": 24}, "inter"),
