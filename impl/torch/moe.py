@@ -125,7 +125,9 @@ def experts(inputs: MoEInputs) -> torch.Tensor:
     hidden = hidden_states(inputs.hidden)
     # A row a slot, and the slots added up in their order: an expert may be in several slots of a
     # token, and index_add_ on a GPU adds what has one place in any order.
-    channels = inputs.w2.shape[1] if inputs.one_product else hidden.shape[1]
+    channels = hidden.shape[1]
+    if inputs.one_product and isinstance(inputs.w2, torch.Tensor):
+        channels = inputs.w2.shape[1]
     parts = hidden.new_zeros(*inputs.topk_ids.shape, channels)
     ids = inputs.topk_ids - inputs.expert_offset
     used = ids if inputs.weights_on_input else ids.masked_fill(inputs.topk_weights == 0, -1)

@@ -120,7 +120,7 @@ def run_experts(inputs: MoEInputs) -> torch.Tensor:
     middle, scales = _project(plan)
     _contract(plan, middle, scales, partial)
     if inputs.output_norm_eps is not None:
-        _normalise(inputs, partial)
+        _normalise(inputs, partial, inputs.output_norm_eps)
     _combine(plan, partial, shared, written)
     return finish(out, written)
 
@@ -241,14 +241,14 @@ def _contract(
     _run("contract", tile, ceil_div(rows, tile.n), plan.inter, dtype, plan, arguments)
 
 
-def _normalise(inputs: MoEInputs, partial: torch.Tensor) -> None:
+def _normalise(inputs: MoEInputs, partial: torch.Tensor, eps: float) -> None:
     """Divide the outputs by their root mean square; what was not computed is not read later."""
     y = partial.float()
     gain = 1.0 if inputs.output_norm_gain is None else inputs.output_norm_gain.float()
     before, after = (gain, 1.0) if inputs.output_norm_first else (1.0, gain)
     y = y * before
     mean = y.square().mean(dim=1, keepdim=True)
-    partial.copy_(y * torch.rsqrt(mean + inputs.output_norm_eps) * after)
+    partial.copy_(y * torch.rsqrt(mean + eps) * after)
 
 
 def _combine(

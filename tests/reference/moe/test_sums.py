@@ -201,9 +201,10 @@ def test_problems_say_what_is_given(changes: dict[str, Any], dtype: str) -> None
     inputs = materialise(problem)
     assert isinstance(inputs, MoEInputs)
     assert inputs.routed_scaling_factor == problem.routed_scaling_factor
-    wide = {
+    wide: dict[str, Any] = {
         name: getattr(inputs, name).double() for name in ("hidden", "w13", "w2", "topk_weights")
-    } | {"topk_ids": inputs.topk_ids}
+    }
+    wide["topk_ids"] = inputs.topk_ids
     shared = None
     if isinstance(inputs.shared_w13, torch.Tensor) and isinstance(inputs.shared_w2, torch.Tensor):
         shared = inputs.shared_w13.double(), inputs.shared_w2.double()
@@ -233,7 +234,7 @@ def test_kernels_that_round_are_inside_and_others_outside(changes: dict[str, Any
     arithmetic = Arithmetic(intermediate="inputs", projections="inputs", partial_outputs=True)
     expected, bound = oracle.bounded_experts(inputs, arithmetic)
     assert ((rounding(inputs) - expected).abs() / bound).max() < 0.95
-    off = {
+    off: dict[str, dict[str, Any]] = {
         "output_norm": {"output_norm_eps": None, "output_norm_gain": None},
         "routed_scaling_factor": {"routed_scaling_factor": 1.0},
         "shared_gate": {"shared_gate": None},
