@@ -246,6 +246,12 @@ def against_oracle(result: Result, bounded: Bounded, *, exact: bool) -> Verdict:
     return verdict if verdict.bad else worse(verdict, all_within(looks))
 
 
+def within_bounds_of_zero(bounded: Bounded) -> bool:
+    """Whether an out of zeros would be called right though the oracle's is not zero."""
+    expected, bound = bounded.expected.out, bounded.bound.out
+    return bool(expected.any()) and bool((expected.abs() <= bound).all())
+
+
 def agree(
     first: Result, second: Result, bounds: tuple[AttentionOutput, AttentionOutput], *, exact: bool
 ) -> Verdict:

@@ -11,7 +11,7 @@ from ...reference import Routing, oracle
 from ...reference.moe.routing_bounds import RoutingComparison
 from ...reference.tensors.moe_inputs import RouteInputs
 from .comparison import Check, Result, fail, listed, off
-from .verdict import PASS, Verdict
+from .verdict import PASS, VACUOUS, Verdict
 
 COPIED = ("logits", "bias", "expert_scales", "expert_table", "input_ids")
 """Tensors of a routing's record."""
@@ -70,6 +70,8 @@ def judge_route(implementation: Implementation, inputs: RouteInputs, result: Res
     ratio = (difference / compared.bound).masked_fill(difference == 0, 0.0)
     if not bool(compared.weights_right.all()):
         misplaced = ~(difference <= compared.bound)
+        if not bool(misplaced.any()):
+            return _unlike(given, compared)
         token, slot = misplaced.nonzero()[0].tolist()
         nan = bool(weights[token, slot].isnan())
         bound = f"{float(compared.bound[token, slot]):.3g}"
@@ -87,7 +89,26 @@ def judge_route(implementation: Implementation, inputs: RouteInputs, result: Res
                 ratio.nan_to_num(nan=torch.inf),
             ),
         )
+    if _tells_nothing(compared):
+        return VACUOUS
     return Verdict("PASS", ratio=float(ratio.max()) if ratio.numel() else 0.0)
+
+
+def _unlike(given: torch.Tensor, compared: RoutingComparison) -> Verdict:
+    """Return the FAIL of weights within bounds that exceed them, as no arithmetic makes them."""
+    token = int((~compared.weights_right).nonzero()[0])
+    weights, expected = (
+        [float(f"{each:.6g}") for each in row[token].tolist()] for row in (given, compared.expected)
+    )
+    said = f"the weights of token {token} are {weights}, expected {expected}"
+    sums = (float(row[token].sum()) for row in (given, compared.expected))
+    return fail("numeric", "{}: they add up to {:.6g}, expected {:.6g}".format(said, *sums))
+
+
+def _tells_nothing(compared: RoutingComparison) -> bool:
+    """Whether there are tokens, and weights of 0 would be within the bounds of all of them."""
+    judged = compared.weights_judged
+    return bool(judged.numel()) and not bool(judged.any())
 
 
 def agree_routes(
@@ -135,6 +156,8 @@ def agree_routes(
         said = f"the weight of expert {int(ids[token, slot])} for token {token} is "
         said += f"{float(weights[token, slot]):.9g}, then {float(other_weights[token, slot]):.9g}"
         return fail("numeric", said)
+    if _tells_nothing(compared) or _tells_nothing(second_compared):
+        return VACUOUS
     return PASS
 
 

@@ -13,14 +13,15 @@ loses:
     logit               0: read as it is
     softmax             p (expm1(d) + sum p expm1(d) + (n(E) + SUM) u) + TINY
     sigmoid             s ((1 - s) expm1(LOGIT u |x| + EXP u) + SUM u) + TINY; from tanh: 8 u more
-    sqrt(softplus)      s (LOGIT u |x| + 2 EXP u) + TINY
+    sqrt(softplus)      s (LOGIT u |x| + 2 EXP u) + min(s, sqrt(TINY)) + sqrt(SUBNORMAL)
     with a bias b       u (|score| + |b|) more, for the selection
 
 Weights: renormalised scores s_i / S, S the sum of k of them: (error_i + w_i sum of errors) / S +
 (n(k) + SUM) u w; S has the floor that is added to it. Softmax over the selected: as above, with k
 in the place of E. Sparsemixer: the same over what is near the expert, with all that a kernel may
 take for near, and without it. The scaling factor multiplies all, a scale of each expert too, with a
-rounding of its own, and what the weights are stored in rounds once more.
+rounding of its own, and what the weights are stored in rounds once more. Where such a bound
+exceeds the weights, they are held to what else the arithmetic promises, see ``routing_promises``.
 """
 
 from __future__ import annotations
@@ -43,21 +44,12 @@ from ..formats.arithmetic import (
     unit_roundoff,
 )
 from ..validation import check_index_tensor, check_tensor
-from .routing import (
-    Router,
-    Routing,
-    checked_router,
-    group_scores,
-    masked,
-    unscaled,
-    weights_of,
-)
-from .routing_methods import RENORMALISE_FLOOR
+from .routing import Router, Routing, checked_router, group_scores, masked, unscaled, weights_of
+from .routing_methods import RENORMALISE_FLOOR, router_weights
+from .routing_promises import TINY, keeps_promises, zero_is_right
 from .routing_rules import JITTER
 from .routing_rules_bounds import best_of_each_were_taken, sparsemixer_error
 
-TINY = 2.0**-126
-"""The smallest normal float32: a kernel may flush what is below it to zero."""
 MOST_CHOICES = 20_000
 """Of groups that cannot be told apart: a token of which there are more is not judged."""
 SIGMOID_BY_TANH = 8.0
@@ -72,12 +64,16 @@ class RoutingComparison(NamedTuple):
         weights_right: bool [tokens]: the weights that belong to these ids, within the bound.
         expected: [tokens, slots], those weights; 0 where an id is no expert.
         bound: [tokens, slots], how far an honest kernel's may be from them.
+        weights_judged: bool [tokens]: the arithmetic promises weights other than 0 for these ids,
+            or 0 is right. Of other tokens any weights within the bound are called right, weights
+            that are all 0 among them.
     """
 
     ids_right: torch.Tensor
     weights_right: torch.Tensor
     expected: torch.Tensor
     bound: torch.Tensor
+    weights_judged: torch.Tensor
 
     @property
     def right(self) -> bool:
@@ -163,14 +159,37 @@ def compare_routing(
     errors = score_errors(router, arithmetic)
     routed = ordered[:, :top_k].clamp(max=router.experts - 1)
     ids_right = valid & distinct & _choice_is_right(router, errors, routed)
-    given = found.topk_weights.to(compute_dtype)
-    expected, bound = _weights(router, errors, ids, arithmetic, given, found.topk_weights.dtype)
+    given, stored = found.topk_weights.to(compute_dtype), found.topk_weights.dtype
+    expected, bound = _weights(router, errors, ids, arithmetic, given, stored)
+    parts = _weighed(router, errors, ids, arithmetic)
     inside = (given == expected) | ((given - expected).abs() <= bound)  # equal infinities too
-    inside |= _may_be_nothing(router, errors, ids).unsqueeze(1)
+    inside &= keeps_promises(router, ids, *parts, given, arithmetic, stored)
+    anything = _may_be_nothing(router, errors, ids)
+    inside |= anything.unsqueeze(1)
+    nothing = torch.zeros_like(expected)
+    told = keeps_promises(router, ids, *parts, nothing, arithmetic, stored)
+    told &= expected.abs() <= bound
+    judged = ~told.all(dim=1) | zero_is_right(router, *parts, expected, bound, stored)
+    judged &= ~anything
     known = valid.unsqueeze(1)
     return RoutingComparison(
-        ids_right, valid & inside.all(dim=1), expected.where(known, 0.0), bound.where(known, 0.0)
+        ids_right,
+        valid & inside.all(dim=1),
+        expected.where(known, 0.0),
+        bound.where(known, 0.0),
+        judged,
     )
+
+
+def _weighed(
+    router: Router, errors: torch.Tensor, ids: torch.Tensor, arithmetic: Arithmetic
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what the weights [tokens, top_k] of these experts are made of, and its errors."""
+    if router.how.weight != "sigmoid":
+        return router.scores.gather(1, ids), errors.gather(1, ids)
+    logits = router.logits.gather(1, ids)
+    error = _sigmoid_error(UNIT_ROUNDOFF[arithmetic.accumulate], logits, arithmetic)
+    return torch.sigmoid(logits), error
 
 
 def score_errors(router: Router, arithmetic: Arithmetic) -> torch.Tensor:
@@ -184,7 +203,9 @@ def score_errors(router: Router, arithmetic: Arithmetic) -> torch.Tensor:
     if router.how.score == "sigmoid":
         return _sigmoid_error(u, x, arithmetic)
     if router.how.score == "sqrt_softplus":
-        return scores * (LOGIT * u * size + 2 * EXP * u) + math.sqrt(TINY)
+        # Flushing loses no more than there is; of what is not flushed, last digits.
+        flushed = scores.clamp(max=math.sqrt(TINY)) + math.sqrt(SMALLEST_SUBNORMAL["float32"])
+        return scores * (LOGIT * u * size + 2 * EXP * u) + flushed
     return torch.zeros_like(x)
 
 

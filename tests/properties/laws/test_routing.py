@@ -79,3 +79,23 @@ def test_an_answer_of_the_wrong_shape_is_named_as_routing_does() -> None:
     subject = Subject(kernel, Target.here("cpu"), Stages())
     with pytest.raises(Stop, match="topk_weights has shape"):
         find_law("no_tokens").check(subject, RouteProblem(num_tokens=3))
+
+
+def test_parity_judges_nothing_where_zeros_are_all_that_tanh_promises() -> None:
+    def zeros(inputs: RouteInputs) -> tuple[torch.Tensor, torch.Tensor]:
+        ids, weights = by_tanh(inputs)
+        return ids, torch.zeros_like(weights)
+
+    low = RouteProblem(num_tokens=9, method="deepseek_v3", regime="all_negative")
+    vacuous = {}
+    for name, route in (("honest", by_tanh), ("zeros", zeros)):
+        made = implementation("route", name=name, arithmetic=Arithmetic(sigmoid="tanh"))(route)
+        subject = Subject(made, Target.here("cpu"), Stages())
+        for law in ("routing_parity", "routing_token_order"):
+            said = find_law(law).check(subject, low)
+            assert said.status == "PASS"
+            vacuous[name, law] = said.vacuous
+    assert all(vacuous.values())
+    exponential = Subject(kernel("exponential"), Target.here("cpu"), Stages())
+    said = find_law("routing_parity").check(exponential, low)
+    assert (said.status, said.vacuous) == ("PASS", False)
