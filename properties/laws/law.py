@@ -31,6 +31,8 @@ class Law:
         overlap: why the law is kept though others kill every seeded bug that it kills; empty where
             it kills one alone.
         floor: fewest problems that it must judge of an implementation to count.
+        cpu_seconds: least deadline of each call on a CPU: of a law whose calls are much larger
+            than the problem that it is given.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Law:
     looks_at: tuple[Choice, ...] = field(default=(), hash=False)
     overlap: str = ""
     floor: int = 3
+    cpu_seconds: float = 0.0
 
     def concerns(self, declared: Collection[str]) -> bool:
         """Whether an implementation that declares this has anything for the law to look at."""

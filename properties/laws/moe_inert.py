@@ -27,12 +27,14 @@ FAR_EXPERTS = 2**12 + 3
 FAR_PLACES = (0, 2**11 + 1, 2**12 + 2)
 """Experts in use. Those of gated w13 begin 2^20 numbers apart, those of w2 2^19, so that the last
 ones begin beyond 2^32 and beyond 2^31: products of an id and a stride that int32 cannot hold."""
-SOME_EXPERTS, LEAST_GROWTH, MOST_SECONDS = 259, 1.5, 2.0
-"""On a CPU: experts with which a call is timed first; how much slower than with few it must be to
-count, times; and seconds that a call with all of them may then take. The interpreter runs a program
-for each expert of some kernels, which would look like a hang."""
+SOME_EXPERTS, MOST_SECONDS, CPU_SECONDS = 259, 6.0, 60.0
+"""On a CPU: experts with which a call is timed first; seconds that it may be expected to take with
+all of them; and the deadline of each call. The interpreter runs programs for each tile of weights
+that are far larger than those of other problems, and of some kernels for each expert."""
+SHARES = (8, 2)
+"""Divisors of hidden and inter of calls that are timed before the first of full size."""
 _too_slow: WeakKeyDictionary[Implementation, str] = WeakKeyDictionary()
-"""Why an implementation is not asked, once that has been measured in this process."""
+"""Why an implementation is not asked, once that has been measured in this process; empty: it is."""
 
 
 def unselected_experts(subject: Subject, problem: MoEProblem) -> Verdict:
@@ -96,11 +98,10 @@ def far_experts(subject: Subject, problem: MoEProblem) -> Verdict:
     On a CPU these are memory that is mapped and, but for the experts in use, never touched; on a
     GPU they are allocated, and not written.
     """
-    if "large_weights" not in subject.implementation.features:
-        return VACUOUS
-    if subject.implementation in _too_slow:
-        return Verdict("UNSUPPORTED", "time", _too_slow[subject.implementation])
-    if problem.quantized or problem.shared_experts or not problem.num_tokens:
+    if reason := _too_slow.get(subject.implementation):
+        return Verdict("UNSUPPORTED", "time", reason)
+    asked = "large_weights" in subject.implementation.features and problem.num_tokens
+    if not asked or problem.quantized or problem.shared_experts:
         return VACUOUS
     near = replace(
         problem,
@@ -123,19 +124,48 @@ def far_experts(subject: Subject, problem: MoEProblem) -> Verdict:
     if not (subject.claims(near) and subject.claims(far)) or _too_large(subject, near):
         return VACUOUS
     inputs = subject.materialise(near)
+    if subject.target.device == "cpu" and subject.implementation not in _too_slow:
+        reason = _too_slow[subject.implementation] = _would_take_long(subject, near, inputs)
+        if reason:
+            return Verdict("UNSUPPORTED", "time", reason)
     first, bound = answer(subject, near, inputs)
-    seconds = _seconds_with_all(subject, near, inputs) if subject.target.device == "cpu" else 0.0
-    if seconds > MOST_SECONDS:
-        reason = f"{FAR_EXPERTS:,} experts would take it about {seconds:.0f} s a call on a CPU"
-        _too_slow[subject.implementation] = reason
-        return Verdict("UNSUPPORTED", "time", reason)
     given = _moved(inputs, FAR_PLACES, FAR_EXPERTS)
     second = result(subject, far, given)
     return same(second, first, 2 * bound, exact=subject.exact(near))
 
 
+def _would_take_long(subject: Subject, near: MoEProblem, inputs: MoEInputs) -> str:
+    """Return why calls of this size are not made; empty if they are."""
+    experts = f"{len(FAR_PLACES)} experts of {FAR_HIDDEN} by {FAR_INTER}"
+    seconds = _seconds_of_full_size(subject, near)
+    if seconds <= MOST_SECONDS:
+        experts, seconds = f"{FAR_EXPERTS:,} experts", _seconds_with_all(subject, near, inputs)
+    if seconds <= MOST_SECONDS:
+        return ""
+    return f"{experts} would take it about {seconds:.0f} s a call on a CPU"
+
+
+def _seconds_of_full_size(subject: Subject, near: MoEProblem) -> float:
+    """Return what a call of full size would take by two smaller ones; 0 if they are not claimed."""
+    timed = []
+    for share in SHARES:
+        smaller = replace(near, hidden=FAR_HIDDEN // share, inter=FAR_INTER // share)
+        if not subject.claims(smaller):
+            return 0.0
+        inputs = subject.materialise(smaller)
+        before = perf_counter()
+        result(subject, smaller, inputs)
+        seconds = perf_counter() - before
+        if seconds > MOST_SECONDS:
+            return seconds
+        timed.append((smaller.work, seconds))
+    (little, first), (some, second) = timed
+    slope = max(second - first, 0.0) / (some - little)
+    return second + slope * (near.work - some)
+
+
 def _seconds_with_all(subject: Subject, near: MoEProblem, inputs: MoEInputs) -> float:
-    """Return what a call with all experts would take if it grows with them; 0 if it does not."""
+    """Return what a call with all experts would take, by calls with few and with some."""
     counts, seconds = (len(FAR_PLACES), SOME_EXPERTS), []
     for count in counts:
         places = (*range(len(FAR_PLACES) - 1), count - 1)
@@ -144,8 +174,8 @@ def _seconds_with_all(subject: Subject, near: MoEProblem, inputs: MoEInputs) -> 
         result(subject, replace(near, num_experts=count), given)
         seconds.append(perf_counter() - before)
     few, some = seconds
-    growing = some > LEAST_GROWTH * few
-    return some * FAR_EXPERTS / SOME_EXPERTS if growing else 0.0
+    more = (FAR_EXPERTS - SOME_EXPERTS) / (SOME_EXPERTS - len(FAR_PLACES))
+    return some + more * max(some - few, 0.0)
 
 
 def _moved(inputs: MoEInputs, places: Sequence[int], count: int) -> MoEInputs:
@@ -200,5 +230,6 @@ LAWS = (
         "weights of more than 2^32 numbers give what those of the experts in use give",
         weight=0.1,
         needs=("large_weights",),
+        cpu_seconds=CPU_SECONDS,
     ),
 )

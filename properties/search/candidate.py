@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...impl import Target
 from ...reference import Problem
 from ..findings.ledger import Entry, Ledger, holds
+from ..isolation.stages import Deadlines
 from ..isolation.workers import Worker
+from ..laws.law import Law
 from ..space.axes import Axes
 from ..space.profiles import Cost
 from ..verdicts.verdict import Verdict
@@ -88,6 +90,12 @@ class Candidate:
     def explanation(self, law: str, verdict: Verdict, problem: Problem) -> Entry | None:
         """Return the ledger entry that explains a verdict under a law, if one does."""
         return self.ledger.explanation(self.name, law, verdict, problem, self.target)
+
+    def deadlines_of(self, law: Law, problem: Problem, *, hurried: bool = False) -> Deadlines:
+        """Return the deadlines of the next case of a law, see ``DeadlineModel.of``."""
+        found = self.deadlines.of(problem, hurried=hurried)
+        least = law.cpu_seconds if self.address.device == "cpu" else 0.0
+        return replace(found, run=max(found.run, least))
 
 
 def warm_up(worker: Worker, candidate: Candidate) -> None:

@@ -71,7 +71,7 @@ class CaseRunner:
         """
         if self.always_fresh:
             self.renew()
-        deadlines = self.candidate.deadlines.of(problem, hurried=hurried)
+        deadlines = self.candidate.deadlines_of(self.law, problem, hurried=hurried)
         request, address = self._request(problem), self.candidate.address
         if hurried and address.device == "cpu":
             request = address.attempt(self.law.name, problem, deadlines)
@@ -106,7 +106,8 @@ class CaseRunner:
             return
         if problem.id not in self.verdicts and problem.id not in self._asked:
             self._asked[problem.id] = problem
-            self._worker.ask(self._request(problem), self.candidate.deadlines.of(problem))
+            deadlines = self.candidate.deadlines_of(self.law, problem)
+            self._worker.ask(self._request(problem), deadlines)
 
     def take(self) -> Problem | None:
         """Wait for the verdict on the oldest problem that was asked about ahead, and count it.
@@ -196,7 +197,7 @@ class CaseRunner:
         """
         if not self.died:  # else it has a fresh process already
             self.renew()
-        deadlines = self.candidate.deadlines.of(problem)
+        deadlines = self.candidate.deadlines_of(self.law, problem)
         verdict = self._learn(problem, self._worker.run(self._request(problem), deadlines))
         self.candidate.alone = self.candidate.alone or not verdict.bad
         return verdict

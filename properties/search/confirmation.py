@@ -91,7 +91,7 @@ class Confirmation:
         What passes there may fail in the first calls of a process only. Fresh processes tell,
         once in a search: each costs a start, and what comes and goes may do so often.
         """
-        limit = self._runner.candidate.deadlines.of(problem).run
+        limit = self._runner.candidate.deadlines_of(self._runner.law, problem).run
         if verdict.status in ("HANG", "CRASH"):
             self._runner.renew()
         again = self._runner.judge(problem)

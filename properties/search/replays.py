@@ -11,6 +11,7 @@ from ..findings.corpus import Case, load_case
 from ..findings.ledger import Entry
 from ..findings.report import CorpusReport, Finding
 from ..isolation.workers import Worker
+from ..laws import find_law
 from ..verdicts.verdict import Verdict
 from ..worker.requests import probe_device, verdict_of
 from .candidate import Candidate, warm_up
@@ -109,7 +110,9 @@ def judge_stored(case: Case, worker: Worker, candidate: Candidate) -> Verdict:
     """
     address = candidate.address
     # A case's module need not be one of those that were built before.
-    deadlines = replace(candidate.deadlines.of(case.problem), compile=COMPILE_SECONDS)
+    deadlines = replace(
+        candidate.deadlines_of(find_law(case.law), case.problem), compile=COMPILE_SECONDS
+    )
     outcome = worker.run(case.request(address), deadlines)
     verdict = verdict_of(outcome, address.tool)
     if outcome.died:

@@ -1,4 +1,4 @@
-"""Weights whose bound exceeds them: what a router's arithmetic still promises, and where nothing."""
+"""Weights whose bound exceeds them: what a router's arithmetic still promises, and where none."""
 
 from __future__ import annotations
 
