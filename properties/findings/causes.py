@@ -25,6 +25,8 @@ SIZES = {"most_keys": 0, "most_queries": 0, "num_requests": 1, "num_pages": 1}
 LENGTHS = ("query_lens", "seq_lens")
 MOST_VALUES = 3
 """Most values of one field that failing problems may have for the field to be named."""
+IGNORED = " are ignored: "
+"""What a verdict of a case from before verdicts named such options says."""
 FEW = 3
 """Failing problems required to conclude that a law fails on every problem, where none passes, or
 that it fails for a reason of its own."""
@@ -58,7 +60,12 @@ class Cause:
     @property
     def ignored(self) -> str:
         """Which options are ignored, where the finding is of another kind."""
-        said = (each.verdict for each in self.members if each.verdict.kind == "insensitive")
+        said = (
+            each.verdict
+            for each in self.members
+            if each.verdict.kind == "insensitive"
+            and (each.verdict.ignored or IGNORED in each.verdict.message)
+        )
         alone = self.finding.verdict.kind == "insensitive"
         return "" if alone else next((one.message.partition("; ")[0] for one in said), "")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from ..verdicts.comparison import Result, agree, bitwise, fail, worse
 from ..verdicts.contained import Stop
 from ..verdicts.subject import Subject
 from ..verdicts.verdict import VACUOUS, Verdict
-from .general import run, run_on, same_result
+from .general import parity, run, run_on, same_result
 from .hidden import unused_memory
 from .law import ATTENTION, PAGED, Law, several
 
@@ -274,10 +274,33 @@ def sensitivity(subject: Subject, problem: AttentionProblem) -> Verdict:
                 stuck |= {name: move} if move.still else {}
     # An option that is ignored makes the answer wrong, so that it moves too little with others.
     ignored = {name: move for name, move in stuck.items() if move.still}
+    if not _right_without(subject, problem, ignored):
+        ignored = {}
     message = "; ".join(move.verdict.message for move in (ignored or stuck).values())
     if len(ignored) > 1:
         message = f"{', '.join(ignored)} are ignored: {message}"
-    return replace(fail("insensitive", message), about=about[0] if all(about) else None)
+    failure = replace(fail("insensitive", message), ignored=tuple(ignored))
+    return replace(failure, about=about[0] if all(about) else None)
+
+
+def _right_without(subject: Subject, problem: AttentionProblem, names: Collection[str]) -> bool:
+    """Whether an answer is right with these options or without: ignoring them is what is wrong.
+
+    What is wrong for another reason may stand still, too, such as an answer of zeros.
+    """
+    off: dict[str, Any] = {}
+    for name in names:
+        if getattr(problem, name) != SWITCHES[name][0]:
+            off |= TOGETHER.get(name, {name: SWITCHES[name][0]})
+    with suppress(Stop, ValueError):  # there is no such call
+        bare = replace(problem, **off)
+        asked = [bare, problem] if names and subject.supports(bare) else []
+        return any(not parity(subject, each).bad for each in asked)
+    return False
+
+
+STILL = 16.0
+"""An answer that moves by less than the oracle's over this, and no more than bounds, stays."""
 
 
 class Move(NamedTuple):
@@ -297,7 +320,7 @@ def _moves(
     """Check that another value of one option moves the answer wherever it moves the oracle's."""
     (out, lse), bounded = first
     (other_out, other_lse), other_bounded = run(subject, other)
-    verdict = VACUOUS
+    verdict, still = VACUOUS, True
     for field, with_it, without_it in (("out", out, other_out), ("lse", lse, other_lse)):
         if with_it is None or without_it is None or with_it.shape != without_it.shape:
             continue
@@ -323,7 +346,8 @@ def _moves(
             about = None if wrong is problem else wrong.to_json()
             verdict = replace(fail("nan", message), about=about)
         stuck &= ~lost
-        if stuck.any():
+        still &= bool((actual <= torch.minimum(2 * bound, moved / STILL))[must_move].all())
+        if stuck.any() and verdict.kind != "insensitive":
             where = tuple(int(i) for i in stuck.nonzero()[0])
             off = (after - expected).abs() > getattr(other_bounded.bound, field)
             too = f"; with {getattr(other, name)} it is wrong, see parity" if off.any() else ""
@@ -335,9 +359,8 @@ def _moves(
                 f"{actual[where].item():.3g} ({int(stuck.sum())} of "
                 f"{int(must_move.sum())} elements that must move do not){too}",
             )
-            found = replace(found, about=other.to_json() if off.any() else None)
-            return Move(found, bool((actual <= 2 * bound)[must_move].all()))
-    return Move(verdict)
+            verdict = replace(found, about=other.to_json() if off.any() else None)
+    return Move(verdict, still and verdict.kind == "insensitive")
 
 
 def _finite_difference(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:

@@ -50,6 +50,8 @@ class Verdict:
             head, see ``error_map``; infinite for NaN, and where every bit counts.
         worst: of a FAIL, up to ten wrong elements, the worst first: the same four as text, and
             ``at``, the element's place by axis (request, token, head, page, channel).
+        ignored: of a FAIL of kind insensitive, the options that the answer shows to be ignored: it
+            stays the same, and is right where they are off.
         printed: of a finding, the end of what its process printed in that case.
     """
 
@@ -66,6 +68,7 @@ class Verdict:
     error_map: Mapping[str, Any] | None = None
     worst: Sequence[Mapping[str, Any]] = ()
     printed: str = ""
+    ignored: Sequence[str] = ()
 
     @property
     def bad(self) -> bool:
@@ -74,7 +77,7 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dictionary."""
-        optional = ("about", "element", "error_map", "worst", "printed")
+        optional = ("about", "element", "error_map", "worst", "printed", "ignored")
         return {name: value for name, value in vars(self).items() if value or name not in optional}
 
     @classmethod

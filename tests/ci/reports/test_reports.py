@@ -259,6 +259,16 @@ def test_ignored_options_are_named_beside_a_wrong_answer(monkeypatch: pytest.Mon
     laws.reverse()
     alone = summary(run(ImplementationReport("mine", "kernels:mine", "merge_state", laws=laws[:1])))
     assert to_json(alone)["findings"][0]["ignored"] == ""
+    # What moves too little is no option that is ignored.
+    message = "sinks = True in place of False moves the oracle's out[0] by 2, ours by 1"
+    for names, shown in (((), ""), (("sinks",), message)):
+        little = Verdict("FAIL", "insensitive", message, ignored=names)
+        laws[:] = [
+            LawReport(each.law, judged=3, finding=each)
+            for each in (finding(), finding("sensitivity", verdict=little))
+        ]
+        made = ImplementationReport("mine", "kernels:mine", "merge_state", laws=laws)
+        assert to_json(summary(run(made)))["findings"][0]["ignored"] == shown
 
 
 def test_the_live_progress_shows_a_cause_once() -> None:

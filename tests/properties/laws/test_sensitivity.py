@@ -11,12 +11,14 @@ import pytest
 import torch
 
 from kernelproof.impl import Target, implementation
+from kernelproof.impl.features import MOE_FEATURES
 from kernelproof.properties.laws import find_law
 from kernelproof.properties.seeded.kernels import attend
 from kernelproof.properties.verdicts.subject import Subject
 from kernelproof.properties.verdicts.verdict import Verdict
-from kernelproof.reference import AttentionProblem
+from kernelproof.reference import AttentionProblem, MoEProblem, oracle
 from kernelproof.reference.tensors.inputs import PagedAttentionInputs
+from kernelproof.reference.tensors.moe_inputs import MoEInputs
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 SINKS = AttentionProblem(seq_lens=(6,), sinks=True)
@@ -75,3 +77,56 @@ def test_nan_is_called_nan(with_sinks: bool) -> None:
     assert (verdict.status, verdict.kind) == ("FAIL", "nan")
     # Where the answer to the given problem is right, the verdict names the one that is wrong.
     assert (verdict.about is None) == with_sinks
+
+
+def test_an_ignored_option_is_named_as_data() -> None:
+    assert judged(without(sinks=None), SINKS).ignored == ("sinks",)
+    assert judged(attend, SINKS).ignored == ()
+
+
+def test_a_wrong_answer_that_stays_or_moves_too_little_accuses_no_option() -> None:
+    """An option is ignored where the answer is right without it, and stays the same with it."""
+
+    def zeros(inputs: PagedAttentionInputs) -> Pair:
+        out, lse = attend(inputs)
+        return torch.zeros_like(out), torch.zeros_like(lse)
+
+    def shrunk(inputs: PagedAttentionInputs) -> Pair:
+        out, lse = attend(inputs)
+        return out / 8, lse / 8
+
+    def lse_of_zeros(inputs: PagedAttentionInputs) -> Pair:
+        out, lse = attend(inputs)
+        return out, torch.zeros_like(lse)
+
+    for kernel in (zeros, shrunk, lse_of_zeros):
+        verdict = judged(kernel, replace(SINKS, window_left=2, logits_soft_cap=1.0))
+        assert (verdict.status, verdict.kind) == ("FAIL", "insensitive")
+        assert verdict.ignored == ()
+        assert "ignored" not in verdict.message
+
+
+def experts_judged(kernel: Callable[[MoEInputs], torch.Tensor], problem: MoEProblem) -> Verdict:
+    decorate = implementation("moe", name="mine", features=MOE_FEATURES)
+    subject = Subject(decorate(kernel), Target(), Anywhere())
+    return find_law("moe_sensitivity").check(subject, problem)
+
+
+def test_options_of_experts_that_are_honoured_are_not_called_ignored() -> None:
+    problem = MoEProblem(num_tokens=4, biases=True, interleaved=True, shared_experts=1, hidden=32)
+
+    def unbiased(inputs: MoEInputs) -> torch.Tensor:
+        return oracle.experts(
+            replace(inputs, w13_bias=None, w2_bias=None, interleaved=False)
+        ).float()
+
+    verdict = experts_judged(unbiased, problem)
+    assert set(verdict.ignored) == {"biases", "interleaved"}
+    assert verdict.message.startswith("biases, interleaved are ignored: ")
+    for wrong in (
+        lambda inputs: oracle.experts(inputs).float() / 8,
+        lambda inputs: torch.zeros_like(oracle.experts(inputs).float()),
+    ):
+        verdict = experts_judged(wrong, problem)
+        assert (verdict.status, verdict.kind, verdict.ignored) == ("FAIL", "insensitive", ())
+        assert "ignored" not in verdict.message
