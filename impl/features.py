@@ -36,6 +36,8 @@ ROUTE_FEATURES = (
     "sparsemixer",
 )
 """Those of ``route``, which are drawn only where named."""
+ROUTE_VALUES = {"bf16_bias": ("bias_dtype", "float32"), "group_score": ("group_score", "")}
+"""Those of ``route`` that other values than one of a problem's field need."""
 FLAGS = (
     "custom_mask", "per_head_scales", "different_kv_strides", "alibi", "causal_by_request",
     "mask_by_head",
@@ -80,6 +82,7 @@ FEATURES = (
     LSE_VIEWS,
     INF_MARKS,
     *ROUTE_FEATURES,
+    *ROUTE_VALUES,
     *MOE_FEATURES,
     "nondeterministic",
     "phases",
@@ -122,16 +125,18 @@ as FlashAttention 2 gives it. Of ``route``: ``renormalise_floor`` is an ``inputs
 other than 1e-20, ``expert_scales`` and ``best_of_each_group`` are inputs of these names;
 ``joint_shared_experts``: an ``inputs.shared_experts``, mostly with a ``renormalise_floor`` of 0;
 ``hash_routing``: ``inputs.expert_table`` and ``inputs.input_ids``; ``sparsemixer``: an
-``inputs.method`` of that name, and ``inputs.jitter``. Of ``moe``: ``expert_parallel`` is an offset,
-ids of other ranks, and -1; ``fp8_weights``, ``nvfp4_weights``, ``mxfp4_weights``, ``int8_weights``,
-``mxfp8_weights`` and ``int4_weights`` give a QuantizedMatrix for weights, and ``quantized_hidden``
-for hidden states too; ``swiglu_parameters`` are alpha, beta and limit other than the activation's
-own, all or some of them, numbers or tensors; ``ue8m0_scales`` are FP8 blocks with e8m0 scales,
-``int4_zero_points`` come with its ``zero_points``, and ``nvfp4_gate_up_scales`` are global scales
-[experts, 2] of w13; ``swiglu_step``, ``situ`` and ``geglu1`` are the activations of these names;
-``output_norm`` is an ``inputs.output_norm_eps`` and, in part, an ``inputs.output_norm_gain``;
-``routed_scaling_factor`` is one other than 1; ``shared_gate`` is one of the shared experts, which
-``shared_experts`` gives; ``one_product``: there is no second product, and ``inputs.w2`` is empty.
+``inputs.method`` of that name, and ``inputs.jitter``; ``bf16_bias`` is an ``inputs.bias`` in
+bfloat16, and ``group_score`` an ``inputs.group_score`` other than what the method and the bias say.
+Of ``moe``: ``expert_parallel`` is an offset, ids of other ranks, and -1; ``fp8_weights``,
+``nvfp4_weights``, ``mxfp4_weights``, ``int8_weights``, ``mxfp8_weights`` and ``int4_weights`` give
+a QuantizedMatrix for weights, and ``quantized_hidden`` for hidden states too; ``swiglu_parameters``
+are alpha, beta and limit other than the activation's own, all or some of them, numbers or tensors;
+``ue8m0_scales`` are FP8 blocks with e8m0 scales, ``int4_zero_points`` come with its
+``zero_points``, and ``nvfp4_gate_up_scales`` are global scales [experts, 2] of w13;
+``swiglu_step``, ``situ`` and ``geglu1`` are the activations of these names; ``output_norm`` is an
+``inputs.output_norm_eps`` and, in part, an ``inputs.output_norm_gain``; ``routed_scaling_factor``
+is one other than 1; ``shared_gate`` is one of the shared experts, which ``shared_experts`` gives;
+``one_product``: there is no second product, and ``inputs.w2`` is empty.
 
 ``nondeterministic`` says that repeated calls may differ within the bound (atomics), so that they
 are not compared bitwise. ``phases`` and ``no_host_sync`` are of build_metadata: that the result has
@@ -160,6 +165,8 @@ def drawn_features(problem: Problem) -> list[str]:
         return _of_experts(problem)
     if isinstance(problem, RouteProblem):
         return _of_routing(problem)
+        return [name for name, (field, off) in ROUTE_VALUES.items()
+                if getattr(problem, field) != off]  # fmt: skip
     if isinstance(problem, MergeProblem):
         strides = [STATES[problem.strides]] if problem.strides else []
         lses = [LSE_VIEWS] if problem.lse_layout else []

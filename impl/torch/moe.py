@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from ...reference.tensors.moe_inputs import MoEInputs, RouteInputs
-from ..features import MOE_FEATURES, ROUTE_FEATURES
+from ..features import MOE_FEATURES, ROUTE_FEATURES, ROUTE_VALUES
 from ..protocol import implementation
 from .moe_weights import expert_weights, hidden_states
 
@@ -58,6 +58,7 @@ def choose(inputs: RouteInputs, scores: torch.Tensor) -> torch.Tensor:
     if inputs.num_groups and inputs.topk_groups:
         groups = ranking.unflatten(1, (inputs.num_groups, -1))
         two = inputs.method == "deepseek_v3" or inputs.bias is not None
+        two = inputs.group_score == "two_best" if inputs.group_score else two
         of_group = groups.topk(min(2 if two else 1, groups.shape[2]), dim=-1).values.sum(dim=-1)
         keep = torch.zeros_like(of_group, dtype=torch.bool)
         keep.scatter_(1, of_group.topk(inputs.topk_groups, dim=-1).indices, value=True)
@@ -111,7 +112,7 @@ def with_shared(inputs: RouteInputs, ids: torch.Tensor) -> torch.Tensor:
     return torch.cat([ids, shared.expand(len(ids), -1)], dim=1)
 
 
-@implementation("route", name="torch-route", features=ROUTE_FEATURES)
+@implementation("route", name="torch-route", features=(*ROUTE_FEATURES, *ROUTE_VALUES))
 def route(inputs: RouteInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Score in float32, take the best with torch.topk, and weigh them."""
     scores = scores_of(inputs.method, inputs.logits.float())

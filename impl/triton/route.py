@@ -9,7 +9,7 @@ import torch
 
 from ...reference import RouteProblem, Routing
 from ...reference.tensors.moe_inputs import RouteInputs
-from ..features import ROUTE_FEATURES
+from ..features import ROUTE_FEATURES, ROUTE_VALUES
 from ..targets.optional import require
 from ..targets.target import Target
 from .support import ceil_div, kernel, next_power_of_two, require_triton, unavailable
@@ -65,13 +65,14 @@ def _compile_key(problem: RouteProblem) -> Hashable:
         problem.topk_groups, next_power_of_two(problem.num_experts + problem.shared_experts),
         problem.group_experts > 1, problem.expert_scales, problem.best_of_each_group,
         problem.shared_experts, problem.hash_vocabulary > 0,
+        problem.bias_dtype, problem.group_score,
     )  # fmt: skip
 
 
 @kernel(
     "route",
     name="triton-route",
-    features=ROUTE_FEATURES,
+    features=(*ROUTE_FEATURES, *ROUTE_VALUES),
     supports=_supports,
     compile_key=_compile_key,
     build_minutes=BUILD_MINUTES,
@@ -96,6 +97,8 @@ def route(inputs: RouteInputs) -> Routing:
         return Routing(ids, weights)
     groups = inputs.num_groups or 1
     two = method.best_of_group if inputs.bias is None else 2
+    if inputs.group_score:
+        two = 2 if inputs.group_score == "two_best" else 1
     columns = next_power_of_two(columns_of_logits)
     rows = max(ELEMENTS // columns, 1)
     if not logits.is_cuda:

@@ -26,6 +26,8 @@ GRID, MOST = 0.5, 15.5
 RAISED = 8.0
 """By so much the last expert of a token is raised: no rounding is as large."""
 BIAS_SHIFT = -4.0
+BIAS_GRID = {"float32": 64, "bfloat16": 16}
+"""Parts of 1 that a bias is rounded to, so that the shift adds exactly: it stays below 8."""
 WEIGHTS_SLACK = 2.0**-6
 """Tolerance of the sum of renormalised weights that may be stored in bfloat16."""
 LEAST_LOGIT = {"exponential": -30.0, "tanh": -11.0}
@@ -192,18 +194,38 @@ def monotone(subject: Subject, problem: RouteProblem) -> Verdict:
 
 
 def bias_shift(subject: Subject, problem: RouteProblem) -> Verdict:
-    """Add a constant to the bias: it selects and does not weigh, so that nothing changes."""
+    """Add a constant to the bias: it selects and does not weigh, so that nothing changes.
+
+    No bias is one of zeros: where there is none, such a one must change nothing either.
+    """
+    if not problem.bias:
+        return _zeros_for_no_bias(subject, problem)
     grouped_by_zero = problem.num_groups > 1 and problem.masked_groups == "zero"
     if not (problem.bias and problem.num_tokens) or grouped_by_zero:
         return VACUOUS
     inputs = subject.materialise(problem)
     assert inputs.bias is not None  # noqa: S101  the problem has one
-    # Multiples of 1/64 below 8, to which the shift adds exactly.
-    base = replace(inputs, bias=(inputs.bias * 64).round() / 64)
+    parts = BIAS_GRID[problem.bias_dtype]
+    base = replace(inputs, bias=(inputs.bias * parts).round() / parts)
     shifted = replace(inputs, bias=base.bias + BIAS_SHIFT)
     first = _routed(subject, problem, base)
     return agree_routes(
         subject.implementation, base, first, _routed(subject, problem, shifted), other=shifted
+    )
+
+
+def _zeros_for_no_bias(subject: Subject, problem: RouteProblem) -> Verdict:
+    """Give a bias of zeros where there is none."""
+    zeros = replace(problem, bias=True, bias_values="zeros")
+    if problem.grouped and not (problem.group_score or METHODS[problem.method].two_best):
+        return VACUOUS  # a bias says that groups are ranked by their two best
+    if not (problem.num_tokens and subject.supports(zeros)):
+        return VACUOUS
+    inputs = subject.materialise(problem)
+    biased = replace(inputs, bias=torch.zeros(problem.num_experts, device=inputs.logits.device))
+    first = _routed(subject, problem, inputs)
+    return agree_routes(
+        subject.implementation, inputs, first, _routed(subject, zeros, biased), other=biased
     )
 
 
@@ -284,7 +306,7 @@ LAWS = (
         "routing_bias_shift",
         ROUTE,
         bias_shift,
-        "a constant added to the bias of all experts changes nothing",
+        "a constant added to the bias of all experts, or a bias of zeros for none, changes nothing",
     ),
     Law(
         "routing_scaling",

@@ -43,7 +43,7 @@ from .attention import (
 )
 from .catalogue import SeededBug
 from .moe import bugs as moe_bugs
-from .moe import expert_bugs, routing_bugs, rule_bugs, sorting_bugs
+from .moe import expert_bugs, router_value_bugs, routing_bugs, rule_bugs, sorting_bugs
 from .moe import honest as moe_honest
 from .moe import process_bugs as moe_process_bugs
 from .moe import quantised_bugs as moe_quantised_bugs
@@ -86,6 +86,7 @@ BUGS: tuple[SeededBug, ...] = (
     *routing_bugs.BUGS,
     *rule_bugs.BUGS,
     *moe_weight_format_bugs.BUGS,
+    *router_value_bugs.BUGS,
 )
 """Wrong answers: each must be killed by at least one law."""
 PROCESS_CONTROLS: tuple[SeededBug, ...] = (

@@ -7,11 +7,13 @@ from typing import Any
 
 from ...reference import METHODS, MoEProblem, RouteProblem
 from ...reference.moe.activations import ACTIVATIONS
-from ...reference.moe.routing_methods import RENORMALISE_FLOOR
+from ...reference.moe.routing_methods import GROUP_SCORES, RENORMALISE_FLOOR
 from ...reference.moe.routing_rules import JITTER, JOINT
 from ...reference.problems.base import DTYPES
 from ...reference.problems.moe import (
     ASSIGNMENTS,
+    BIAS_DTYPES,
+    BIAS_VALUES,
     MOE_REGIMES,
     MULTIPLES,
     OUTPUT_NORMS,
@@ -61,15 +63,18 @@ TOGETHER = {
 
 ROUTE_AXES: dict[str, tuple[Any, ...]] = {
     "num_tokens": NUM_TOKENS,
-    "num_experts": (2, 1, 3, 4, 8, 16, 24, 32, 64, 128, 160, 256, 512),
+    "num_experts": (2, 1, 3, 4, 8, 16, 24, 32, 64, 128, 160, 256, 288, 384, 512, 896),
     "groups": GROUPS,
-    "top_k": (1, 2, 3, 4, 6, 8),
+    "top_k": (1, 2, 3, 4, 6, 8, 10, 12, 16, 22),
     "method": tuple(METHODS),
     "dtype": DTYPES,
     "bias": (False, True),
-    "scaling_factor": (1.0, 2.5, 0.5),
+    "scaling_factor": (1.0, 2.5, 0.5, 16.0),
     "masked_groups": ("-inf", "zero"),
     "regime": ROUTE_REGIMES,
+    "bias_values": BIAS_VALUES,
+    "bias_dtype": BIAS_DTYPES,
+    "group_score": ("", *GROUP_SCORES),
     "renormalise_floor": (RENORMALISE_FLOOR, 1e-6, 0.0, 1e-3, 1e-9),
     "expert_scales": (False, True),
     "best_of_each_group": (False, True),
@@ -110,6 +115,10 @@ def route_example(chosen: Mapping[str, Any]) -> RouteProblem:
     groups, of_groups = fields.pop("groups")
     if fields["best_of_each_group"]:
         groups = of_groups = max(2, groups)
+    if (fields["bias_values"], fields["bias_dtype"]) != (BIAS_VALUES[0], BIAS_DTYPES[0]):
+        fields["bias"] = True
+    if fields["group_score"] and groups == 1:
+        groups, of_groups = GROUPS[1]
     if groups > 1 and METHODS[fields["method"]].score == "logit":
         fields["method"] = "deepseek_v3"
     fields |= fitting_rules(fields)

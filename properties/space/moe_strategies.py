@@ -47,6 +47,9 @@ MOST_RULES = 2
 WITHOUT_RULES = SimpleNamespace(**{name: ROUTE_AXES[name][0] for name in ROUTE_RULES})
 OPERANDS = (8, 40, 200)
 """Experts' weights, each as dear as four tokens, and tokens that a problem must have work for."""
+IDS_OF_A_BYTE, FEW_TOKENS = 256, 4
+"""A third of the problems of routing has more experts than the first, and all may have as many
+tokens as the second, whatever calls cost."""
 WEIGHTS = 4
 """What making and widening an expert's weights costs, in multiplications of a token by it."""
 
@@ -192,6 +195,8 @@ def route_problems(draw: st.DrawFn, axes: Axes) -> RouteProblem:
         for name in ("method", "dtype", "bias", "scaling_factor", "masked_groups", "regime")
     }
     fields |= draw(_rules(axes, fields["method"]))
+    if fields["bias"]:
+        fields |= {name: draw(one_of(axes.allows(name))) for name in ("bias_values", "bias_dtype")}
     groups = axes.allows("groups")
     if fields["best_of_each_group"]:
         groups = tuple((many, many) for many in dict(groups) if many > 1)
@@ -202,17 +207,13 @@ def route_problems(draw: st.DrawFn, axes: Axes) -> RouteProblem:
     if METHODS[fields["method"]].score == "logit":
         groups = tuple(pair for pair in groups if pair[0] == 1) or ((1, 1),)
     num_groups, of_groups = draw(one_of(groups))
+    if num_groups > 1:
+        fields["group_score"] = draw(one_of(axes.allows("group_score")))
     fewest = max(2, num_groups) if num_groups > 1 else 1
-    experts = draw(
-        one_of(
-            [
-                n
-                for n in axes.allows("num_experts")
-                if not n % num_groups and fewest <= n <= axes.max_work // 64
-            ]
-            or [4 * num_groups]
-        )
-    )
+    counts = [n for n in axes.allows("num_experts") if not n % num_groups and n >= fewest]
+    few = [n for n in counts if n <= axes.max_work // 64] or [4 * num_groups]
+    many = [n for n in counts if n > IDS_OF_A_BYTE]
+    experts = draw(one_of(many if many and draw(sampled((False, False, True))) else few))
     within = of_groups * (experts // num_groups)
     step = num_groups if fields["best_of_each_group"] else 1
     slots = [k for k in axes.allows("top_k") if k <= within and not k % step]
@@ -221,7 +222,8 @@ def route_problems(draw: st.DrawFn, axes: Axes) -> RouteProblem:
         experts = num_groups * slots[0]
     if fields["hash_vocabulary"] * slots[-1] // 16 > axes.max_work:
         fields["hash_vocabulary"] = min(filter(None, axes.allows("hash_vocabulary")))
-    most = max(1, axes.max_work // (16 * (experts + slots[-1] + 2 * fields["shared_experts"])))
+    each = 16 * (experts + slots[-1] + 2 * fields["shared_experts"])
+    most = max(FEW_TOKENS, axes.max_work // each)
     tokens = [n for n in axes.allows("num_tokens") if n <= most]
     return RouteProblem(
         num_experts=experts,

@@ -17,6 +17,7 @@ import torch
 
 from ..validation import check_tensor, checked_number
 from .routing_methods import (
+    GROUP_SCORES,
     MASKED_GROUPS,
     RENORMALISE_FLOOR,
     RoutingMethod,
@@ -60,6 +61,7 @@ class Router:
         top_k, num_groups, topk_groups, scaling_factor: as in ``route``; without groups, one group.
         masked: the score of an expert in a group that was not chosen.
         rules: those of single families of models.
+        group_score: as in ``route``.
     """
 
     how: RoutingMethod
@@ -72,6 +74,7 @@ class Router:
     scaling_factor: float
     masked: float
     rules: RoutingRules
+    group_score: str | None = None
 
     @property
     def experts(self) -> int:
@@ -88,7 +91,9 @@ class Router:
     def best_of_group(self) -> int:
         """Of how many of its best experts a group's score is the sum."""
         two = self.how.two_best or self.bias is not None
-        return min(2 if two else 1, self.experts // self.num_groups)
+        usual = "two_best" if two else "best"
+        count = GROUP_SCORES[self.group_score or usual]
+        return min(count, self.experts // self.num_groups)
 
 
 @torch.no_grad()
@@ -109,6 +114,7 @@ def route(
     expert_table: torch.Tensor | None = None,
     input_ids: torch.Tensor | None = None,
     jitter: float = JITTER,
+    group_score: str | None = None,
     compute_dtype: torch.dtype = torch.float64,
 ) -> Routing:
     """Route tokens to experts.
@@ -126,9 +132,8 @@ def route(
         bias: [experts], added to the scores (probabilities, sigmoids, or logits, whatever the
             method ranks by) for selection alone.
         num_groups, topk_groups: into how many groups of equal size the experts fall, and how many
-            of them a token may use; both or neither. A group's score is the sum of its two best
-            experts for ``"deepseek_v3"`` and wherever there is a bias, else its best one
-            (DeepSeek-V2). Only for methods that do not rank by the logits.
+            of them a token may use; both or neither. Only for methods that do not rank by the
+            logits.
         scaling_factor: multiplies the weights at the end.
         masked_groups: ``"-inf"`` or ``"zero"``: what the score of an expert in a group that was not
             chosen becomes, see ``MASKED_GROUPS``.
@@ -148,6 +153,9 @@ def route(
         jitter: of ``"sparsemixer"`` (PhiMoE): the best logit is taken, weighed by its share of the
             softmax over the experts whose distance to it is at most 2 jitter max(|logit|, best);
             then the same among the others. Without bias.
+        group_score: ``"best"`` or ``"two_best"``: a group's score is that of its best expert, or
+            the sum of its two best, see ``GROUP_SCORES``. None: two for ``"deepseek_v3"`` and
+            wherever there is a bias, be it of zeros, else one.
         compute_dtype: float64 (default) or float32.
 
     Returns:
@@ -174,6 +182,7 @@ def route(
         expert_table=expert_table,
         input_ids=input_ids,
         jitter=jitter,
+        group_score=group_score,
         compute_dtype=compute_dtype,
     )
     ids = with_shared(selected(router), router.experts, shared_experts)
@@ -237,6 +246,7 @@ def checked_router(
     scaling_factor: float,
     masked_groups: str,
     compute_dtype: torch.dtype,
+    group_score: str | None = None,
     **rules: Any,  # noqa: ANN401  those of ``RoutingRules``, which ``checked_rules`` checks
 ) -> Router:
     """Check the arguments of ``route``, which says what they are."""
@@ -250,6 +260,9 @@ def checked_router(
     groups, of_groups = _checked_groups(how, method, experts, num_groups, topk_groups)
     if masked_groups not in MASKED_GROUPS:
         message = f"masked_groups is {masked_groups!r}; it must be one of {tuple(MASKED_GROUPS)}"
+        raise ValueError(message)
+    if group_score is not None and group_score not in GROUP_SCORES:
+        message = f"group_score is {group_score!r}; it must be None or one of {tuple(GROUP_SCORES)}"
         raise ValueError(message)
     _check_count("top_k", top_k, experts, "experts")
     if top_k > of_groups * (experts // groups):
@@ -280,6 +293,7 @@ def checked_router(
         factor,
         MASKED_GROUPS[masked_groups],
         made,
+        group_score,
     )
 
 

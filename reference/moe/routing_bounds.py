@@ -100,6 +100,7 @@ def compare_routing(
     expert_table: torch.Tensor | None = None,
     input_ids: torch.Tensor | None = None,
     jitter: float = JITTER,
+    group_score: str | None = None,
     compute_dtype: torch.dtype = torch.float64,
     arithmetic: Arithmetic | None = None,
 ) -> RoutingComparison:
@@ -131,6 +132,7 @@ def compare_routing(
         expert_table=expert_table,
         input_ids=input_ids,
         jitter=jitter,
+        group_score=group_score,
         compute_dtype=compute_dtype,
     )
     slots = top_k + shared_experts

@@ -51,6 +51,10 @@ vLLM and SGLang's biased grouped top-k. Zero: DeepSeek's published code, Hugging
 and SGLang's grouped top-k without a bias. They differ where a bias makes scores negative: zero then
 lets experts of masked groups in."""
 
+GROUP_SCORES = {"best": 1, "two_best": 2}
+"""Of how many of its best experts a group's score is the sum, by name. The best one: DeepSeek-V2
+(``group_limited_greedy``). The two best: DeepSeek-V3 (``noaux_tc``)."""
+
 ROUTING_NAMES: dict[str, dict[str, str]] = {
     "flashinfer": {
         "Default": "default",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..moe.activations import ACTIVATIONS
-from ..moe.routing_methods import MASKED_GROUPS, METHODS, RENORMALISE_FLOOR
+from ..moe.routing_methods import GROUP_SCORES, MASKED_GROUPS, METHODS, RENORMALISE_FLOOR
 from ..moe.routing_rules import JITTER, JOINT
 from ..moe.weights import WEIGHT_FORMATS
 from .base import DTYPES, BaseProblem, check_at_least, check_one_of, refuse
@@ -22,7 +22,14 @@ ROUTE_REGIMES = (
     "dominant_expert",
     "exact_grid",
     "faint_scores",
+    "negative",
+    "positive",
 )
+"""The last two: all logits of one sign, with a size of its own for each token, 16 at most."""
+BIAS_VALUES = ("spread", "trained", "zeros")
+"""How a router's bias is made: of the size of the scores around 0; around 7, as trained ones are,
+with differences of the size of the scores; or zeros, which select as no bias does."""
+BIAS_DTYPES = ("float32", "bfloat16")
 MOE_REGIMES = (
     "iid",
     "zero_weights",
@@ -78,6 +85,9 @@ class RouteProblem(BaseProblem):
         expert_scales: whether each expert's weight has a factor of its own.
         hash_vocabulary: rows of the table that experts are taken from by a token's id in the
             vocabulary; 0: experts are taken by their scores.
+        bias_values: one of ``BIAS_VALUES``.
+        bias_dtype: of the bias, one of ``BIAS_DTYPES``.
+        group_score: as in ``route``; empty for None.
     """
 
     kind: ClassVar[str] = "route"
@@ -89,6 +99,9 @@ class RouteProblem(BaseProblem):
         "shared_experts",
         "hash_vocabulary",
         "jitter",
+        "bias_values",
+        "bias_dtype",
+        "group_score",
     )
 
     num_tokens: int = 1
@@ -110,10 +123,21 @@ class RouteProblem(BaseProblem):
     shared_experts: int = 0
     hash_vocabulary: int = 0
     jitter: float = JITTER
+    bias_values: str = "spread"
+    bias_dtype: str = "float32"
+    group_score: str = ""
 
     def __post_init__(self) -> None:
         """Refuse what no call can look like."""
         check_one_of("method", self.method, tuple(METHODS))
+        check_one_of("bias_values", self.bias_values, BIAS_VALUES)
+        check_one_of("bias_dtype", self.bias_dtype, BIAS_DTYPES)
+        check_one_of("group_score", self.group_score, ("", *GROUP_SCORES))
+        for name, usual in (("bias_values", BIAS_VALUES[0]), ("bias_dtype", BIAS_DTYPES[0])):
+            if not self.bias and getattr(self, name) != usual:
+                refuse(name, getattr(self, name), f"{usual} without a bias")
+        if self.group_score and self.num_groups == 1:
+            refuse("group_score", self.group_score, "empty without groups")
         check_one_of("dtype", self.dtype, DTYPES)
         check_one_of("regime", self.regime, ROUTE_REGIMES)
         check_one_of("masked_groups", self.masked_groups, tuple(MASKED_GROUPS))

@@ -22,12 +22,13 @@ class RouteInputs:
     """Arguments of ``route``.
 
     Attributes:
-        bias: float32 [experts], or None.
+        bias: float32 or bfloat16 [experts], or None.
         num_groups, topk_groups: None without groups.
         expert_scales: float32 [experts], or None.
         shared_experts: how many of the last columns of ``logits`` are theirs.
         expert_table: int32 [vocabulary, top_k], or None.
         input_ids: int64 [tokens] where there is a table, or None.
+        group_score: ``"best"``, ``"two_best"``, or None for what the method and the bias say.
         storages: by field name, the flat buffer that each tensor is a view of.
     """
 
@@ -47,6 +48,7 @@ class RouteInputs:
     input_ids: torch.Tensor | None = None
     jitter: float = JITTER
     storages: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    group_score: str | None = None
 
     @property
     def slots(self) -> int:
@@ -57,7 +59,7 @@ class RouteInputs:
         """Return the options as keyword arguments of the oracle."""
         names = ("method", "bias", "num_groups", "topk_groups", "scaling_factor", "masked_groups",
                  "renormalise_floor", "expert_scales", "best_of_each_group", "shared_experts",
-                 "expert_table", "input_ids", "jitter")  # fmt: skip
+                 "expert_table", "input_ids", "jitter", "group_score")  # fmt: skip
         return {name: getattr(self, name) for name in names}
 
     def of_tokens(self, index: torch.Tensor) -> RouteInputs:

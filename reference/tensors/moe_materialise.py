@@ -62,6 +62,7 @@ def route_inputs(problem: RouteProblem, home: Allocator) -> RouteInputs:
         input_ids=ids,
         jitter=problem.jitter,
         storages=home.storages,
+        group_score=problem.group_score or None,
     )
 
 

@@ -35,6 +35,10 @@ FAINT = (6, 80)
 """What a token's logits lie below 0, least and most: its sigmoids are tiny, and numbers still."""
 TABLE_ROWS = 4099
 """Rows of a table of experts that differ: a prime, so that no power of two is between equals."""
+MOST_OF_ONE_SIGN = 16
+"""By so much at most all logits of a token lie on one side of 0."""
+TRAINED_BIAS = 7.0
+"""Mean of a trained bias: those of DeepSeek-V3 have several units, and differ by tenths."""
 NEGATIVE_BIAS = -2.0
 """Makes every biased sigmoid negative, where groups masked by 0 or by -inf differ."""
 
@@ -270,6 +274,10 @@ def logit_values(problem: RouteProblem, device: torch.device) -> torch.Tensor:
         values -= integers(stream(problem.seed, "faint"), tokens, 1, *FAINT)
     elif problem.regime == "dominant_expert":
         values.scatter_(1, bits(stream(problem.seed, "dominant"), tokens, 1) % experts, DOMINANT)
+    elif problem.regime in ("negative", "positive"):
+        level = integers(stream(problem.seed, "level"), tokens, 1, 0, MOST_OF_ONE_SIGN)
+        values = values.abs() + level
+        values = -values if problem.regime == "negative" else values
     elif problem.regime == "exact_grid":
         # Distances of 128: a softmax is one-hot, a sigmoid 1 or nearly 0.
         ranks = bits(key, tokens, experts).argsort(dim=1, stable=True).argsort(dim=1)
@@ -305,11 +313,14 @@ def vocabulary_ids(problem: RouteProblem, device: torch.device) -> torch.Tensor:
 
 
 def bias_values(problem: RouteProblem, device: torch.device) -> torch.Tensor:
-    """Make the bias [experts], float32: of the size of the scores, so that it decides."""
+    """Make the bias [experts]: its differences are of the scores' size, so that it decides."""
     rows = torch.arange(problem.num_experts, device=device)
     values = bell(stream(problem.seed, "bias"), rows, 1).flatten() / 4
+    if problem.bias_values != "spread":
+        values = TRAINED_BIAS + values if problem.bias_values == "trained" else 0 * values
+        return values.to(getattr(torch, problem.bias_dtype))
     if problem.regime == "negative_scores":
         values += NEGATIVE_BIAS
     elif problem.regime == "ties":
         values = (values * 4).round() / 4
-    return values
+    return values.to(getattr(torch, problem.bias_dtype))

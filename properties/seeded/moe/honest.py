@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ....impl.features import LATER_ACTIVATIONS, MOE_FEATURES, ROUTE_FEATURES
+from ....impl.features import LATER_ACTIVATIONS, MOE_FEATURES, ROUTE_FEATURES, ROUTE_VALUES
 from ....impl.torch.moe import activated, choose, normalised, scores_of, with_shared
 from ....impl.torch.moe import weigh as weigh_chosen
 from ....reference import Arithmetic
@@ -149,7 +149,7 @@ def experts_strided_output(inputs: MoEInputs) -> torch.Tensor:
     return wide[:, 1::2]
 
 
-@seeded(CONTROLS, ROUTE, control="honest", features=ROUTE_FEATURES)
+@seeded(CONTROLS, ROUTE, control="honest", features=(*ROUTE_FEATURES, *ROUTE_VALUES))
 def routes_in_float64(inputs: RouteInputs) -> Routed:
     """Compute scores and weights in float64, with ids in int64."""
     scores = scores_of(inputs.method, inputs.logits.double())
@@ -157,7 +157,7 @@ def routes_in_float64(inputs: RouteInputs) -> Routed:
     return ids, weigh_chosen(inputs, scores, ids).float()
 
 
-@seeded(CONTROLS, ROUTE, control="honest")
+@seeded(CONTROLS, ROUTE, control="honest", features=tuple(ROUTE_VALUES))
 def routes_with_ties_to_last(inputs: RouteInputs) -> Routed:
     """Take the last of equal experts, and of equal groups, first."""
     from dataclasses import replace
