@@ -25,6 +25,7 @@ MOE_FEATURES = (
     "routed_scaling_factor",
     "shared_gate",
     "one_product",
+    "identity_experts",
 )
 """Those of ``moe`` that are drawn only where named."""
 ROUTE_FEATURES = (
@@ -136,7 +137,8 @@ are alpha, beta and limit other than the activation's own, all or some of them, 
 ``swiglu_step``, ``situ`` and ``geglu1`` are the activations of these names; ``output_norm`` is an
 ``inputs.output_norm_eps`` and, in part, an ``inputs.output_norm_gain``; ``routed_scaling_factor``
 is one other than 1; ``shared_gate`` is one of the shared experts, which ``shared_experts`` gives;
-``one_product``: there is no second product, and ``inputs.w2`` is empty.
+``one_product``: there is no second product, and ``inputs.w2`` is empty; ``identity_experts`` is an
+``inputs.identity_experts``.
 
 ``nondeterministic`` says that repeated calls may differ within the bound (atomics), so that they
 are not compared bitwise. ``phases`` and ``no_host_sync`` are of build_metadata: that the result has
@@ -221,5 +223,6 @@ def _of_experts(problem: MoEProblem) -> list[str]:
         "shared_gate": bool(problem.shared_gate),
         "one_product": problem.one_product,
         **({problem.activation: True} if problem.activation in LATER_ACTIVATIONS else {}),
+        "identity_experts": problem.identity_experts > 0,
     }
     return [name for name, needed in needs.items() if needed]

@@ -139,8 +139,18 @@ def experts(inputs: MoEInputs) -> torch.Tensor:
         tokens, slots = (used == expert).nonzero(as_tuple=True)
         weights = inputs.topk_weights[tokens, slots].unsqueeze(1)
         parts[tokens, slots] = _expert(inputs, hidden[tokens], weights, expert)
+    parts += identities(inputs, hidden)
     routed = parts.sum(dim=1) * inputs.routed_scaling_factor
     return (routed + _shared(inputs, hidden)).to(inputs.out_dtype)
+
+
+def identities(inputs: MoEInputs, hidden: torch.Tensor) -> torch.Tensor | float:
+    """Return what experts whose output is the hidden state give [tokens, top_k, hidden]."""
+    if not inputs.identity_experts:
+        return 0.0
+    named = (inputs.topk_ids >= (inputs.num_experts or 0)) & (inputs.topk_weights != 0)
+    given = inputs.topk_weights.unsqueeze(-1) * hidden.unsqueeze(1)
+    return torch.where(named.unsqueeze(-1), given, 0.0)
 
 
 def _expert(inputs: MoEInputs, x: torch.Tensor, weights: torch.Tensor, expert: int) -> torch.Tensor:

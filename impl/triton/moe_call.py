@@ -114,6 +114,9 @@ def run_experts(inputs: MoEInputs) -> torch.Tensor:
         out.zero_()
         return out
     shared = None if inputs.shared_w13 is None else run_experts(_shared(inputs))
+    if inputs.identity_experts and isinstance(inputs.hidden, torch.Tensor):
+        same = _identities(inputs, inputs.hidden)
+        shared = same if shared is None else shared + same
     plan = _plan(inputs, hidden, w13, w2)
     written = stored(out)
     partial = written.new_empty((ids.numel(), out.shape[1]))
@@ -123,6 +126,14 @@ def run_experts(inputs: MoEInputs) -> torch.Tensor:
         _normalise(inputs, partial, inputs.output_norm_eps)
     _combine(plan, partial, shared, written)
     return finish(out, written)
+
+
+def _identities(inputs: MoEInputs, hidden: torch.Tensor) -> torch.Tensor:
+    """Return what experts whose output is the hidden state give, float32."""
+    named = inputs.topk_ids >= (inputs.num_experts or 0)
+    weight = torch.where(named, inputs.topk_weights, 0.0).sum(dim=1, keepdim=True)
+    weight = weight * inputs.routed_scaling_factor
+    return torch.where(weight != 0, weight * hidden.float(), 0.0)
 
 
 def _shared(inputs: MoEInputs) -> MoEInputs:
@@ -142,7 +153,7 @@ def _shared(inputs: MoEInputs) -> MoEInputs:
         w2_bias=None, expert_offset=0, num_experts=None, weights_on_input=False,
         intermediate_scale=None, shared_w13=None, shared_w2=None, out=None,
         out_dtype=torch.float32, output_norm_eps=None, output_norm_gain=None,
-        routed_scaling_factor=1.0, shared_gate=None,
+        routed_scaling_factor=1.0, shared_gate=None, identity_experts=0,
     )  # fmt: skip
 
 

@@ -49,7 +49,8 @@ def kernels(problem: MoEProblem) -> Iterator[MoEProblem]:
     module = replace(problem, **NO_BATCH)
     most = max(MOST_WEIGHTS // ((2 + module.gated) * module.hidden * module.inter), 1)
     seen: set[Hashable] = set()
-    for (experts, local), tokens in itertools.product(EXPERTS, TOKENS):
+    shards = [each for each in EXPERTS if not (each[1] and module.identity_experts)]
+    for (experts, local), tokens in itertools.product(shards, TOKENS):
         made = replace(module, num_tokens=tokens, num_experts=experts, local_experts=local)
         if experts <= most and (key := _batch(made)) not in seen:
             seen.add(key)
@@ -64,6 +65,7 @@ def module_fields(problem: MoEProblem) -> tuple[Hashable, ...]:
     return (
         problem.dtype, problem.activation, problem.quantized, problem.quantized_hidden,
         problem.biases, problem.weights_on_input, problem.shared_experts,
+        problem.identity_experts > 0,
         problem.numbers_of_each, *divides,
         min(next_power_of_two(problem.hidden), CHANNELS),
     )  # fmt: skip

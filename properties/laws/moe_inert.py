@@ -118,6 +118,7 @@ def far_experts(subject: Subject, problem: MoEProblem) -> Verdict:
         strided_hidden=False,
         one_product=False,
         token_ids=(),
+        identity_experts=0,
     )
     near = narrow(subject, near)
     far = replace(near, num_experts=FAR_EXPERTS)

@@ -73,7 +73,7 @@ def expert_order(subject: Subject, problem: MoEProblem) -> Verdict:
     places = torch.empty_like(order)
     places[order] = torch.arange(problem.here)
     # Ids of other ranks, and of nobody, stay.
-    named = torch.arange(-1, problem.num_experts)
+    named = torch.arange(-1, problem.num_experts + problem.identity_experts)
     start = 1 + problem.expert_offset
     named[start : start + problem.here] = places + problem.expert_offset
     ids = named.to(inputs.topk_ids.device)[inputs.topk_ids.long() + 1].to(inputs.topk_ids.dtype)

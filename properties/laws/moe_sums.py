@@ -56,7 +56,7 @@ def routing_weight_linearity(subject: Subject, problem: MoEProblem) -> Verdict:
 def expert_shards(subject: Subject, problem: MoEProblem) -> Verdict:
     """Split the experts over two ranks: their outputs add up to the whole."""
     here = problem.here
-    if here < 2:  # noqa: PLR2004  nothing to share out
+    if here < 2 or problem.identity_experts:  # noqa: PLR2004  nothing to share out, or no rank's
         return VACUOUS
     cut = here // 2 if here % 2 == 0 else 1 + choose(problem.seed, "shards", 0, here - 1)
     shards = []
@@ -85,7 +85,8 @@ def inter_shards(subject: Subject, problem: MoEProblem) -> Verdict:
     cut = problem.inter // 2 // step * step
     if problem.output_norm or problem.one_product:
         return VACUOUS  # a norm is of the sum of ranks' outputs; of one product they are parts
-    if not cut or (problem.quantized in IN_BLOCKS and problem.inter % step):
+    blocks_are_cut = problem.quantized in IN_BLOCKS and problem.inter % step
+    if not cut or blocks_are_cut or problem.identity_experts:  # which have no inter
         return VACUOUS
     parts, inputs = [], subject.materialise(problem)
     for start, stop in ((0, cut), (cut, problem.inter)):

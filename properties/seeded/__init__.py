@@ -45,6 +45,7 @@ from .catalogue import SeededBug
 from .moe import bugs as moe_bugs
 from .moe import expert_bugs, router_value_bugs, routing_bugs, rule_bugs, sorting_bugs
 from .moe import honest as moe_honest
+from .moe import identity_bugs, router_value_bugs, routing_bugs, sorting_bugs
 from .moe import process_bugs as moe_process_bugs
 from .moe import quantised_bugs as moe_quantised_bugs
 from .moe import stateful_bugs as moe_stateful_bugs
@@ -87,6 +88,7 @@ BUGS: tuple[SeededBug, ...] = (
     *rule_bugs.BUGS,
     *moe_weight_format_bugs.BUGS,
     *router_value_bugs.BUGS,
+    *identity_bugs.BUGS,
 )
 """Wrong answers: each must be killed by at least one law."""
 PROCESS_CONTROLS: tuple[SeededBug, ...] = (

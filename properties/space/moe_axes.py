@@ -106,6 +106,7 @@ MOE_AXES: dict[str, tuple[Any, ...]] = {
     "shared_gate": SHARED_GATES,
     "shared_weight": (0.0, 2.5, 1.0),
     "one_product": (False, True),
+    "identity_experts": (0, 1, 8, 256),
 }
 
 
@@ -195,6 +196,8 @@ def moe_example(chosen: Mapping[str, Any]) -> MoEProblem:
         fields["shared_experts"] = max(fields["shared_experts"], 1)
     if fields["one_product"]:
         fields |= {"output_norm": "", **WITHOUT_SHARED}
+    if fields["identity_experts"]:
+        sharded = quantized_hidden = False
     return MoEProblem(
         hidden=hidden,
         inter=inter,

@@ -28,6 +28,7 @@ FEATURES = (
     "routed_scaling_factor",
     "shared_gate",
     "one_product",
+    "identity_experts",
 )
 MOST_FEATURES = 5
 OFF = SimpleNamespace(
@@ -42,6 +43,7 @@ OFF = SimpleNamespace(
     routed_scaling_factor=1.0,
     shared_gate="",
     one_product=False,
+    identity_experts=0,
 )
 MOST_RULES = 2
 WITHOUT_RULES = SimpleNamespace(**{name: ROUTE_AXES[name][0] for name in ROUTE_RULES})
@@ -63,6 +65,8 @@ def moe_problems(draw: st.DrawFn, axes: Axes) -> MoEProblem:
     fields |= draw(features(axes, FEATURES, OFF, MOST_FEATURES))
     sharded = fields.pop("expert_parallel", False)
     fields["quantized"], fields["quantized_hidden"] = draw(_mostly_first(axes, "quantisation", 2))
+    if sharded or fields["quantized_hidden"]:
+        fields.pop("identity_experts", None)
     fields["assignment"] = draw(_mostly_first(axes, "assignment", 1))
     fields["activation"] = draw(_activation(axes, fields))
     fields |= draw(_sums(axes, fields))

@@ -43,6 +43,9 @@ c_s for the routing weights, and LAMBDA and n(k) = min(k, LAMBDA sqrt(k)) as in 
     that is a sigmoid is off by ACTIVATION u of itself (2 o more where outputs are stored: it and
     its product may be), and by what a sigmoid made of tanh loses.
 
+    An identity expert's output is the hidden state: c_s x_k rounds as any other part of the sum,
+    and LOGIT u |c_s x_k| is the product's.
+
 6.  The output is rounded once: E = (1 + o) (the above) + o |out| + floor.
 
     Where the activation's results are the outputs (``one_product``), what they are off by is
@@ -109,6 +112,7 @@ def moe_error_bound(
     shared_gate: torch.Tensor | None = None,
     shared_gate_logits: bool = False,
     one_product: bool = False,
+    identity_experts: int = 0,
     compute_dtype: torch.dtype = torch.float64,
     arithmetic: Arithmetic | None = None,
     out_dtype: torch.dtype | None = None,
@@ -151,6 +155,7 @@ def moe_error_bound(
         shared_gate=shared_gate,
         shared_gate_logits=shared_gate_logits,
         one_product=one_product,
+        identity_experts=identity_experts,
     )
     call = checked_call(hidden, w13, w2, topk_ids, topk_weights, options)
     return bounded_moe(call, options.compute_dtype, arithmetic, out_dtype).bound
@@ -188,6 +193,13 @@ def bounded_moe(
             if part.gate:
                 lost += gate + (ACTIVATION * r.accumulate + 2 * r.partial) * y.abs()
             bound.index_add_(0, tokens, lost)
+    more = r.of_factor if call.parts[0].factor != 1 else 0.0
+    for tokens, weights, x in call.identities(dtype):
+        y = weights * x
+        out.index_add_(0, tokens, y)
+        lost = (of_sum + more + r.accumulate * LOGIT) * y.abs() + r.combine_floor
+        lost += weights.abs() * r.out_floor if r.partial else 0.0
+        bound.index_add_(0, tokens, lost)
     bound = (1 + r.out) * bound + r.out * out.abs() + r.out_floor
     # Nothing is added up for a token without an expert: a kernel writes zero there.
     return BoundedMoE(out, bound)

@@ -53,6 +53,7 @@ class MoEOptions:
     shared_gate: torch.Tensor | None = None
     shared_gate_logits: bool = False
     one_product: bool = False
+    identity_experts: int = 0
 
 
 class Experts(NamedTuple):
@@ -127,6 +128,8 @@ class MoECall(NamedTuple):
         shape: of the result.
         top_k: slots that a token's sum has, shared experts included.
         scratch: memory for what is widened.
+        identity: weights [tokens, top_k] of slots that name identity experts, and 0 elsewhere;
+            None where there are no such experts.
     """
 
     hidden: Matrix
@@ -134,6 +137,16 @@ class MoECall(NamedTuple):
     shape: tuple[int, int]
     top_k: int
     scratch: Scratch
+    identity: torch.Tensor | None = None
+
+    def identities(self, dtype: torch.dtype) -> Iterator[tuple[torch.Tensor, ...]]:
+        """Return (tokens, weights [n, 1], their hidden states) of slots of identity experts.
+
+        A slot of weight 0 is none: whatever NaN is there stays there.
+        """
+        for weights in () if self.identity is None else self.identity.unbind(dim=1):
+            for tokens in weights.nonzero()[:, 0].split(TOKENS):
+                yield tokens, weights[tokens].unsqueeze(-1), self.hidden.tokens(tokens, dtype)
 
 
 def checked_call(
@@ -180,7 +193,18 @@ def checked_call(
     shared = _shared(states, second, activation, options)
     parts = [routed, shared] if shared else [routed]
     slots = sum(part.ids.shape[1] for part in parts)
-    return MoECall(states, parts, (tokens, second.values.shape[1]), slots, Scratch())
+    identity = None
+    if options.identity_experts:
+        check_same("w2", "rows", second.values.shape[1], "hidden, for identities,", states.columns)
+        identity = routed.weights.masked_fill(ids < _everywhere(experts, options), 0.0)
+        identity = identity * options.routed_scaling_factor
+    return MoECall(states, parts, (tokens, second.values.shape[1]), slots, Scratch(), identity)
+
+
+def _everywhere(experts: int, options: MoEOptions) -> int:
+    """Return how many experts all ranks have, of which this one has some."""
+    total = options.num_experts
+    return experts if total is None else checked_integer("num_experts", total)
 
 
 def _checked_weights(
@@ -247,8 +271,7 @@ def _checked_ids(ids: torch.Tensor, tokens: int, experts: int, options: MoEOptio
         message = f"topk_ids must be [tokens, top_k] with hidden's {tokens} tokens, not {shape}"
         raise ValueError(message)
     check_index_tensor("topk_ids", ids)
-    total = options.num_experts
-    everywhere = experts if total is None else checked_integer("num_experts", total)
+    everywhere = _everywhere(experts, options)
     offset = checked_integer("expert_offset", options.expert_offset)
     last = offset + experts
     if offset < 0 or last > everywhere:
@@ -257,13 +280,15 @@ def _checked_ids(ids: torch.Tensor, tokens: int, experts: int, options: MoEOptio
             f"{last}, but num_experts is {everywhere}"
         )
         raise ValueError(message)
-    wide = ids.to(torch.int64)
-    wrong = (wide < -1) | (wide >= everywhere)
+    wide, identities = ids.to(torch.int64), options.identity_experts
+    if checked_integer("identity_experts", identities) < 0:
+        message = f"identity_experts is {identities}; it must be 0 or more"
+        raise ValueError(message)
+    wrong = (wide < -1) | (wide >= everywhere + identities)
     if bool(wrong.any()):
         token, slot = wrong.nonzero()[0].tolist()
-        message = (
-            f"topk_ids[{token}, {slot}] is {int(wide[token, slot])}; there are {everywhere} experts"
-        )
+        there = f"{everywhere} experts" + (f" and {identities} identities" if identities else "")
+        message = f"topk_ids[{token}, {slot}] is {int(wide[token, slot])}; there are {there}"
         raise ValueError(message)
     return wide
 

@@ -48,6 +48,7 @@ def moe(
     shared_gate: torch.Tensor | None = None,
     shared_gate_logits: bool = False,
     one_product: bool = False,
+    identity_experts: int = 0,
     compute_dtype: torch.dtype = torch.float64,
 ) -> torch.Tensor:
     """Apply experts to tokens.
@@ -90,6 +91,9 @@ def moe(
         one_product: the activation's results are an expert's output, of inter channels: there is
             no second product, w2 is [experts, inter, 0], and w2_bias is None (the routed value
             projections of K2 Horizon's attention, MoVA).
+        identity_experts: experts without weights, whose ids follow those of all others: their
+            output is the hidden state, which routing weights multiply (LongCat-Flash's zero
+            experts of type identity).
         compute_dtype: float64 (default) or float32.
 
     Returns:
@@ -123,6 +127,7 @@ def moe(
         shared_gate=shared_gate,
         shared_gate_logits=shared_gate_logits,
         one_product=one_product,
+        identity_experts=identity_experts,
     )
     with torch.no_grad():
         call = checked_call(hidden, w13, w2, topk_ids, topk_weights, options)
@@ -154,6 +159,8 @@ def _apply(call: MoECall, dtype: torch.dtype) -> torch.Tensor:
             if part.factor != 1:
                 y *= part.factor
             out.index_add_(0, tokens, y)
+    for tokens, weights, x in call.identities(dtype):
+        out.index_add_(0, tokens, weights * x)
     return out
 
 

@@ -280,6 +280,7 @@ class MoEProblem(BaseProblem):
             ``SHARED_GATES``: weights, or logits of a sigmoid; one for all, or for each of them.
         shared_weight: what shared experts are multiplied by; 0: 1 or 0.4, by the seed.
         one_product: there is no second product: outputs are of inter channels.
+        identity_experts: experts whose output is the hidden state; their ids follow all others.
     """
 
     kind: ClassVar[str] = "moe"
@@ -290,6 +291,7 @@ class MoEProblem(BaseProblem):
         "shared_gate",
         "shared_weight",
         "one_product",
+        "identity_experts",
     )
 
     num_tokens: int = 1
@@ -318,6 +320,7 @@ class MoEProblem(BaseProblem):
     shared_gate: str = ""
     shared_weight: float = 0.0
     one_product: bool = False
+    identity_experts: int = 0
 
     def __post_init__(self) -> None:
         """Refuse what no call can look like."""
@@ -343,6 +346,7 @@ class MoEProblem(BaseProblem):
                 ("local_experts", 0),
                 ("expert_offset", 0),
                 ("shared_experts", 0),
+                ("identity_experts", 0),
                 ("seed", 0),
             ),
         )
@@ -382,6 +386,9 @@ class MoEProblem(BaseProblem):
                 refuse(name, getattr(self, name), f"{off!r} without shared experts")
 
     def _check_experts(self) -> None:
+        if self.identity_experts and (self.quantized_hidden or self.local_experts):
+            expected = "0 with hidden states that are quantised, or experts of other ranks"
+            refuse("identity_experts", self.identity_experts, expected)
         if self.top_k > self.num_experts and self.assignment != "duplicates":
             expected = f"at most num_experts = {self.num_experts} without duplicates"
             refuse("top_k", self.top_k, expected)
@@ -426,7 +433,7 @@ class MoEProblem(BaseProblem):
         return (
             self.regime == "exact_grid"
             and self.activation not in INEXACT
-            and not (self.swiglu_parameters or self.quantized)
+            and not (self.swiglu_parameters or self.quantized or self.identity_experts)
             and not (self.output_norm or self.shared_gate or self.shared_weight)
             and self.routed_scaling_factor == 1
             and self.top_k + self.shared_experts <= 8  # noqa: PLR2004  see regimes

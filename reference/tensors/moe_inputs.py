@@ -112,6 +112,7 @@ class MoEInputs:
     one_product: bool = False
     out: torch.Tensor | None = None
     storages: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    identity_experts: int = 0
 
     def tensors(self) -> tuple[Any, Any, Any, Any, Any]:
         """Return the positional arguments of the oracle."""

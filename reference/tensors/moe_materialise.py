@@ -102,6 +102,7 @@ def expert_inputs(problem: MoEProblem, home: Allocator) -> MoEInputs:
         routed_scaling_factor=problem.routed_scaling_factor,
         **_gate(problem, home),
         one_product=problem.one_product,
+        identity_experts=problem.identity_experts,
         storages=home.storages,
     )
 

@@ -193,7 +193,7 @@ def swiglu_numbers(problem: MoEProblem, device: torch.device) -> dict[str, torch
 def assignment(problem: MoEProblem, device: torch.device) -> torch.Tensor:
     """Choose the experts of each token: int32 [tokens, top_k], ids of all ranks."""
     tokens = torch.tensor(problem.ids, dtype=torch.int64, device=device)
-    experts, top_k = problem.num_experts, problem.top_k
+    experts, top_k = problem.num_experts + problem.identity_experts, problem.top_k
     slots = torch.arange(top_k, device=device)
     key = stream(problem.seed, "assignment")
     if problem.assignment == "balanced":

@@ -7,7 +7,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ....impl.torch.moe import LARGEST_FP8, activated, gate_of_shared, normalised, of_expert
+from ....impl.torch.moe import (
+    LARGEST_FP8,
+    activated,
+    gate_of_shared,
+    identities,
+    normalised,
+    of_expert,
+)
 from ....impl.torch.moe_weights import expert_weights, hidden_states
 from ....reference.tensors.moe_inputs import MoEInputs
 
@@ -77,6 +84,7 @@ class Stages:
     w2: Callable[[MoEInputs, int], torch.Tensor] = lambda inputs, e: expert_weights(inputs.w2, e)
     ids: Callable[[MoEInputs], torch.Tensor] = local_ids
     weights: Callable[[MoEInputs], torch.Tensor] = lambda inputs: inputs.topk_weights
+    identities: Callable[[MoEInputs, torch.Tensor], torch.Tensor | float] = identities
     schedule: Callable[[torch.Tensor, torch.Tensor], Pairs] = lambda tokens, slots: (tokens, slots)
     projected: Callable[[torch.Tensor], torch.Tensor] = lambda projected: projected
     activate: Callable[[MoEInputs, torch.Tensor, int], torch.Tensor] = activated
@@ -105,6 +113,8 @@ def apply(inputs: MoEInputs, stages: Stages = HONEST) -> torch.Tensor:
         if len(tokens):
             scale = weights[tokens, slots].unsqueeze(1)
             stages.combine(out, tokens, _expert(inputs, stages, hidden[tokens], scale, expert))
+    same = stages.identities(inputs, hidden)
+    out += same.sum(dim=1) if isinstance(same, torch.Tensor) else same
     out = stages.scaled(inputs, out)
     return (out + stages.shared(inputs, hidden)).to(inputs.out_dtype)
 

@@ -174,6 +174,14 @@ class TestExperts:
         verdict = ask(worker, device, experts(num_tokens=70, assignment="sparse"), law)
         assert verdict.status == "PASS", verdict
 
+    @pytest.mark.parametrize("shared", [0, 1])
+    def test_identity_experts(self, shared: int, worker: Worker, device: str) -> None:
+        problem = experts(
+            num_tokens=20, num_experts=5, top_k=3, identity_experts=4, shared_experts=shared
+        )
+        verdict = ask(worker, device, problem, "parity")
+        assert verdict.status == "PASS", verdict
+
     def test_experts_that_are_beyond_an_int32(self, worker: Worker, device: str) -> None:
         problem = experts(num_tokens=9, hidden=64, inter=32)
         verdict = ask(worker, device, problem, "far_experts")
