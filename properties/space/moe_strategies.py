@@ -50,8 +50,9 @@ WITHOUT_RULES = SimpleNamespace(**{name: ROUTE_AXES[name][0] for name in ROUTE_R
 OPERANDS = (8, 40, 200)
 """Experts' weights, each as dear as four tokens, and tokens that a problem must have work for."""
 IDS_OF_A_BYTE, FEW_TOKENS = 256, 4
-"""A third of the problems of routing has more experts than the first, and all may have as many
+"""A quarter of the problems of routing has more experts than the first, and all may have as many
 tokens as the second, whatever calls cost."""
+MOSTLY_FEW = (False, False, False, True)
 WEIGHTS = 4
 """What making and widening an expert's weights costs, in multiplications of a token by it."""
 
@@ -217,7 +218,7 @@ def route_problems(draw: st.DrawFn, axes: Axes) -> RouteProblem:
     counts = [n for n in axes.allows("num_experts") if not n % num_groups and n >= fewest]
     few = [n for n in counts if n <= axes.max_work // 64] or [4 * num_groups]
     many = [n for n in counts if n > IDS_OF_A_BYTE]
-    experts = draw(one_of(many if many and draw(sampled((False, False, True))) else few))
+    experts = draw(one_of(many if many and draw(sampled(MOSTLY_FEW)) else few))
     within = of_groups * (experts // num_groups)
     step = num_groups if fields["best_of_each_group"] else 1
     slots = [k for k in axes.allows("top_k") if k <= within and not k % step]

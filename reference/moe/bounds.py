@@ -193,11 +193,13 @@ def bounded_moe(
             if part.gate:
                 lost += gate + (ACTIVATION * r.accumulate + 2 * r.partial) * y.abs()
             bound.index_add_(0, tokens, lost)
-    more = r.of_factor if call.parts[0].factor != 1 else 0.0
+    factor = call.parts[0].factor  # of the routed experts, and in the weights of identities
+    more = r.of_factor if factor != 1 else 0.0
     for tokens, weights, x in call.identities(dtype):
         y = weights * x
         out.index_add_(0, tokens, y)
-        lost = (of_sum + more + r.accumulate * LOGIT) * y.abs() + r.combine_floor
+        lost = (of_sum + more + r.accumulate * LOGIT) * y.abs()
+        lost += r.combine_floor * max(1.0, abs(factor))
         lost += weights.abs() * r.out_floor if r.partial else 0.0
         bound.index_add_(0, tokens, lost)
     bound = (1 + r.out) * bound + r.out * out.abs() + r.out_floor

@@ -116,4 +116,5 @@ def zero_is_right(
         underflows[:] = False  # their sum is 1, however low the logits are
     step = SMALLEST_SUBNORMAL[dtype_name(dtype)]
     stored = (expected.abs() <= step / 2) & (bound <= 2 * step)
-    return (underflows | stored).all(dim=1)
+    right: torch.Tensor = (underflows | stored).all(dim=1)
+    return right

@@ -261,8 +261,9 @@ def test_ignored_options_are_named_beside_a_wrong_answer(monkeypatch: pytest.Mon
     assert to_json(alone)["findings"][0]["ignored"] == ""
     # What moves too little is no option that is ignored.
     message = "sinks = True in place of False moves the oracle's out[0] by 2, ours by 1"
-    for names, shown in (((), ""), (("sinks",), message)):
-        little = Verdict("FAIL", "insensitive", message, ignored=names)
+    told: tuple[tuple[list[str], str], ...] = (([], ""), (["sinks"], message))
+    for options, shown in told:
+        little = Verdict("FAIL", "insensitive", message, ignored=options)
         laws[:] = [
             LawReport(each.law, judged=3, finding=each)
             for each in (finding(), finding("sensitivity", verdict=little))

@@ -94,4 +94,4 @@ def test_ids_beyond_identities_and_impossible_problems_are_refused() -> None:
         {"local_experts": 2}, {"quantized": "fp8_tensor", "quantized_hidden": True}
     ):  # fmt: skip
         with pytest.raises(ValueError, match="identity_experts"):
-            replace(PROBLEM, **more)  # type: ignore[arg-type]
+            replace(PROBLEM, **more)
