@@ -1,0 +1,58 @@
+"""Parity of experts where bounds exceed all that the oracle gives: nothing is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import torch
+
+from kernelproof.impl import Target, implementation
+from kernelproof.impl.features import MOE_FEATURES
+from kernelproof.properties.laws import find_law
+from kernelproof.properties.verdicts.subject import Subject
+from kernelproof.properties.verdicts.verdict import Verdict
+from kernelproof.reference import Arithmetic, MoEProblem, oracle
+from kernelproof.reference.tensors.moe_inputs import MoEInputs
+
+LOST = MoEProblem(
+    num_tokens=5, num_experts=16, top_k=8, activation="gelu_tanh", quantized="nvfp4",
+    quantized_hidden=True, assignment="duplicates", regime="exact_grid", seed=3096,
+)  # fmt: skip
+"""A call of which every number is smaller than its bound in the arithmetic ``NARROW``."""
+NARROW = Arithmetic(projections="inputs", intermediate="inputs", partial_outputs=True)
+
+
+class Stages:
+    """Stages that nobody watches."""
+
+    def stage(self, _name: str) -> nullcontext[None]:
+        """Go through one."""
+        return nullcontext()
+
+
+def judged(kernel: Callable[[MoEInputs], torch.Tensor], arithmetic: Arithmetic) -> Verdict:
+    decorate = implementation("moe", name="mine", features=MOE_FEATURES, arithmetic=arithmetic)
+    subject = Subject(decorate(kernel), Target.here("cpu"), Stages())
+    return find_law("parity").check(subject, LOST)
+
+
+def honest(inputs: MoEInputs) -> torch.Tensor:
+    return oracle.experts(inputs).to(inputs.out_dtype)
+
+
+def zeros(inputs: MoEInputs) -> torch.Tensor:
+    return torch.zeros_like(honest(inputs))
+
+
+def test_zeros_within_all_bounds_are_no_evidence() -> None:
+    for kernel in (honest, zeros):
+        verdict = judged(kernel, NARROW)
+        assert (verdict.status, verdict.vacuous) == ("PASS", True)
+    assert judged(lambda inputs: honest(inputs) + 1e6, NARROW).status == "FAIL"
+
+
+def test_the_same_problem_judges_a_kernel_of_float32() -> None:
+    verdict = judged(honest, Arithmetic())
+    assert (verdict.status, verdict.vacuous) == ("PASS", False)
+    assert judged(zeros, Arithmetic()).status == "FAIL"
