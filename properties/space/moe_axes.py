@@ -189,7 +189,7 @@ def moe_example(chosen: Mapping[str, Any]) -> MoEProblem:
     ):
         fields["activation"] = "swiglu"
     if fields["swiglu_parameters"].startswith("each"):
-        fields["shared_experts"] = 0
+        fields |= WITHOUT_SHARED
     if fields["output_norm"]:
         fields["weights_on_input"] = False
     if fields["shared_gate"] or fields["shared_weight"]:

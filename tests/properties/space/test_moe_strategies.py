@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from kernelproof.impl import Target, find_implementation
 from kernelproof.impl.features import ROUTE_FEATURES, drawn_features
 from kernelproof.properties.laws.general import others
 from kernelproof.properties.space.axes import Axes, all_axes, narrow
-from kernelproof.properties.space.moe_axes import ROUTE_AXES, ROUTE_RULES
+from kernelproof.properties.space.moe_axes import ROUTE_AXES, ROUTE_RULES, moe_example
 from kernelproof.properties.space.simplify import simplify
 from kernelproof.reference import ACTIVATIONS, METHODS, MoEProblem, Problem, RouteProblem
 from kernelproof.reference.problems.moe import (
@@ -121,3 +122,10 @@ def test_a_crash_is_simplified_to_what_it_takes() -> None:
     assert isinstance(found, MoEProblem)
     assert found == MoEProblem(num_tokens=17, activation="relu2")
     assert tried[0] < 100
+
+
+def test_every_combination_has_an_example() -> None:
+    """As modules are chosen: of values that no problem has together some are let go."""
+    chance, axes = random.Random(0), all_axes("moe")  # noqa: S311  no secret
+    for _ in range(3000):
+        moe_example({name: chance.choice(values) for name, values in axes.items()})
