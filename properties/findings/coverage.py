@@ -15,6 +15,9 @@ EDGES = {
     "several_tiles": "several tiles of keys",
     "several_splits": "several splits of the keys",
     "several_chunks": "queries behind earlier keys",
+    "several_experts": "tokens on four experts or more",
+    "rows_beyond_a_tile": "more tokens of an expert than a tile has rows",
+    "several_slots": "several experts a token",
 }
 """Structural edges that a problem may cross, by the field that counts them, in words."""
 MOST_NAMED = 3

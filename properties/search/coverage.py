@@ -46,6 +46,7 @@ class Reached:
         self._structures: set[Hashable] = set()
         self._edges: Counter[str] = Counter()
         self._lengths: dict[str, Counter[int]] = {}
+        self._owed = self._space.owed(axes)
         self._real = _Real(axes)
         self._seen = _Seen()
         self._refused = _Seen()
@@ -83,7 +84,9 @@ class Reached:
         """
         values = self._values
         unseen = values.unseen(self._seen)
-        edges = (("several_tiles", self._tile), ("several_splits", self._split))
+        edges = [("several_tiles", self._tile), ("several_splits", self._split)]
+        if len(self._structures) >= DUE:
+            edges += [(name, 1) for name in self._owed]
         gaps = [
             *_of_laws(laws, reports),
             *(

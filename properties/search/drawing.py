@@ -105,7 +105,7 @@ class Search:
             return (), ""
         problems = longest(self._axes, candidate.address.device)
         if not problems:
-            return (), "its requests have as many queries as keys"
+            return (), OPERATIONS[candidate.axes.operation].no_longest
         most = MOST_LONGER * candidate.cost.max_work
         if candidate.cost.name != "fast" and candidate.address.device == "cpu":
             problems = problems[-1:]  # of seconds each: the last shows more

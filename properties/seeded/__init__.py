@@ -43,9 +43,16 @@ from .attention import (
 )
 from .catalogue import SeededBug
 from .moe import bugs as moe_bugs
-from .moe import expert_bugs, router_value_bugs, routing_bugs, rule_bugs, sorting_bugs
+from .moe import (
+    expert_bugs,
+    identity_bugs,
+    router_value_bugs,
+    routing_bugs,
+    rule_bugs,
+    size_bugs,
+    sorting_bugs,
+)
 from .moe import honest as moe_honest
-from .moe import identity_bugs, router_value_bugs, routing_bugs, sorting_bugs
 from .moe import process_bugs as moe_process_bugs
 from .moe import quantised_bugs as moe_quantised_bugs
 from .moe import stateful_bugs as moe_stateful_bugs
@@ -89,6 +96,7 @@ BUGS: tuple[SeededBug, ...] = (
     *moe_weight_format_bugs.BUGS,
     *router_value_bugs.BUGS,
     *identity_bugs.BUGS,
+    *size_bugs.BUGS,
 )
 """Wrong answers: each must be killed by at least one law."""
 PROCESS_CONTROLS: tuple[SeededBug, ...] = (
@@ -113,6 +121,7 @@ HONEST: tuple[SeededBug, ...] = (
     *append_bugs.CONTROLS,
     *moe_honest.CONTROLS,
     *moe_weight_format_bugs.CONTROLS,
+    *size_bugs.CONTROLS,
 )
 """Right answers by unusual ways: no law may accuse one."""
 CATALOGUE: tuple[SeededBug, ...] = (*BUGS, *PROCESS_CONTROLS, *HONEST)

@@ -26,7 +26,7 @@ from ...reference.problems.moe import (
 )
 
 NUM_TOKENS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256,
-              257, 511, 512, 1024, 4096, 0)  # fmt: skip
+              257, 511, 512, 1024, 4096, 4097, 8192, 16411, 0)  # fmt: skip
 """At and beside the edges of usual tiles. No token at all comes last: others say more."""
 SIZES = (
     (16, 16),
@@ -45,8 +45,20 @@ SIZES = (
     (512, 256),
     (1024, 768),
     (2048, 768),
+    (256, 256),
+    (192, 320),
+    (264, 136),
+    (512, 512),
+    (1024, 1024),
+    (1056, 352),
+    (2048, 1024),
+    (2048, 2048),
+    (128, 256),
+    (256, 512),
+    (512, 1024),
+    (1024, 512),
 )
-"""Hidden and inter."""
+"""Hidden and inter: multiples of tiles up to 2,048, and numbers that fill none of 128 or of 256."""
 QUANTISATION = (
     ("", False),
     *((name, hidden) for name in QUANTISED[1:] for hidden in (False, True)),
@@ -63,7 +75,7 @@ TOGETHER = {
 
 ROUTE_AXES: dict[str, tuple[Any, ...]] = {
     "num_tokens": NUM_TOKENS,
-    "num_experts": (2, 1, 3, 4, 8, 16, 24, 32, 64, 128, 160, 256, 288, 384, 512, 896),
+    "num_experts": (2, 1, 3, 4, 8, 16, 24, 32, 64, 128, 160, 192, 256, 288, 384, 512, 896),
     "groups": GROUPS,
     "top_k": (1, 2, 3, 4, 6, 8, 10, 12, 16, 22),
     "method": tuple(METHODS),
@@ -87,8 +99,8 @@ ROUTE_RULES = tuple(ROUTE_AXES)[-6:]
 MOE_AXES: dict[str, tuple[Any, ...]] = {
     "num_tokens": NUM_TOKENS,
     "sizes": SIZES,
-    "num_experts": (1, 2, 3, 4, 5, 8, 16, 32, 64, 128, 256),
-    "top_k": (1, 2, 3, 4, 6, 8),
+    "num_experts": (1, 2, 3, 4, 5, 8, 16, 32, 64, 128, 256, 288, 384, 512, 896),
+    "top_k": (1, 2, 3, 4, 6, 8, 10, 16, 22),
     "activation": tuple(ACTIVATIONS),
     "dtype": DTYPES,
     "biases": (False, True),

@@ -13,6 +13,7 @@ from ...reference.moe.activations import ACTIVATIONS
 from ...reference.moe.weights import OF_128, SCALE_BLOCK
 from ...reference.problems.moe import MULTIPLES, WITHOUT_SHARED, takes
 from .axis_values import Axes
+from .floors import WEIGHTS, beyond_the_work, few_sizes
 from .moe_axes import ROUTE_AXES, ROUTE_RULES, fitting_rules, method_fits
 from .strategy_helpers import LARGEST_SEED, features, one_of, sampled
 
@@ -53,8 +54,6 @@ IDS_OF_A_BYTE, FEW_TOKENS = 256, 4
 """A quarter of the problems of routing has more experts than the first, and all may have as many
 tokens as the second, whatever calls cost."""
 MOSTLY_FEW = (False, False, False, True)
-WEIGHTS = 4
-"""What making and widening an expert's weights costs, in multiplications of a token by it."""
 
 
 @st.composite
@@ -75,17 +74,22 @@ def moe_problems(draw: st.DrawFn, axes: Axes) -> MoEProblem:
     least = 2 * WEIGHTS * (1 + sharded + fields.get("shared_experts", 0))
     operands = max(least, draw(sampled(OPERANDS)))
     sizes = draw(_sizes(axes, fields["quantized"]))
-    hidden, inter = draw(
-        one_of(_affordable(sizes, lambda size: operands * products * size[0] * size[1], axes))
-    )
+    cheapest = sorted(sizes, key=lambda size: size[0] * size[1])[: few_sizes(axes)]
+    floor = draw(beyond_the_work(axes, products * cheapest[0][0] * cheapest[0][1]))
+    if 2 * WEIGHTS * products * cheapest[0][0] * cheapest[0][1] <= axes.max_work:
+        cheapest = cheapest[:1]
+    affordable = [] if floor else _affordable(sizes, operands * products, axes)
+    hidden, inter = draw(one_of(affordable or [cheapest[0], *cheapest[: 1 if floor else None]]))
     room = axes.max_work // (products * hidden * inter) - WEIGHTS * fields.get("shared_experts", 0)
-    experts = draw(one_of([n for n in axes.allows("num_experts") if 2 * WEIGHTS * n <= room]
+    experts = draw(one_of(floor.experts if floor else
+                          [n for n in axes.allows("num_experts") if 2 * WEIGHTS * n <= room]
                           or axes.allows("num_experts")[:1]))  # fmt: skip
     if sharded:
         experts = max(2, experts)
         fields |= draw(_shard(experts))
     anything = fields["assignment"] == "duplicates"
-    slots = [k for k in axes.allows("top_k") if anything or k <= experts]
+    slots = [k for k in (floor.top_k if floor else axes.allows("top_k"))
+             if anything or k <= experts]  # fmt: skip
     if not slots:
         slots = list(axes.allows("top_k")[:1])
         experts = max(experts, slots[0])
@@ -93,6 +97,7 @@ def moe_problems(draw: st.DrawFn, axes: Axes) -> MoEProblem:
     room = max(1, room - WEIGHTS * experts)
     each = top_k + fields.get("shared_experts", 0)
     tokens = [n for n in axes.allows("num_tokens") if n * each <= room]
+    tokens = list(floor.tokens) if floor else tokens
     return MoEProblem(
         num_tokens=draw(one_of(tokens or axes.allows("num_tokens")[:1])),
         hidden=hidden,
@@ -175,8 +180,11 @@ def _shard(draw: st.DrawFn, experts: int) -> dict[str, int]:
     return {"local_experts": local, "expert_offset": draw(st.integers(0, experts - local))}
 
 
-def _affordable(values: Sequence[Any], work: Any, axes: Axes) -> Sequence[Any]:  # noqa: ANN401  value -> int
-    return [value for value in values if work(value) <= axes.max_work] or values[:1]
+def _affordable(
+    sizes: Sequence[tuple[int, int]], operands: int, axes: Axes
+) -> list[tuple[int, int]]:
+    """Return the sizes at which this number of operands with a weight each is within the work."""
+    return [size for size in sizes if operands * size[0] * size[1] <= axes.max_work]
 
 
 @st.composite

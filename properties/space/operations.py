@@ -36,6 +36,7 @@ from .context_parallel import (
     context_parallel_example,
     context_parallel_problems,
 )
+from .floors import edges_of_experts, edges_owed_by_experts, floor_problems, long_problems
 from .longest import longest, of_hidden_tiles
 from .moe_axes import MOE_AXES, ROUTE_AXES, moe_example, route_example
 from .moe_strategies import moe_problems, route_problems
@@ -81,6 +82,17 @@ def _no_edges(*_: object) -> dict[str, bool]:
     return {}
 
 
+def _none_owed(axes: Axes) -> tuple[str, ...]:
+    del axes
+    return ()
+
+
+def _several_requests(axes: Axes) -> tuple[str, ...]:
+    # Axes without phases say nothing about requests.
+    several = "phase" in axes.values and axes.max_requests != 1
+    return ("several_requests",) if several else ()
+
+
 @dataclass(frozen=True)
 class Real:
     """What to know of values that models have, see ``real_drawing``.
@@ -113,10 +125,12 @@ class Space:
         fixed: axes that ``--only`` adds no other values to.
         lengths: lengths of a problem by name, the one that matters most first.
         edges: which structural edges a problem crosses, given the keys of a tile and of a split.
+        owed: edges that some problems of a run must cross, of what may be drawn.
         long: axes of long requests, from those of an implementation's other problems, its tile, its
             split and whether it is slow; None where it needs none.
         longest: the very long problems of a law, of axes and a device; None where the operation
             has none.
+        no_longest: why there is no such problem where ``longest`` returns none.
         wide: requests of more keys than are drawn, which show what hides many keys.
         real: what models have: the floors of a run ask for some; None where nothing is known.
     """
@@ -134,8 +148,10 @@ class Space:
     fixed: tuple[str, ...] = ()
     lengths: Callable[[Any], dict[str, int]] = sizes.lengths_of_tokens
     edges: Callable[[Any, int, int], dict[str, bool]] = _no_edges
+    owed: Callable[[Axes], Sequence[str]] = _none_owed
     long: Callable[..., Axes | None] = _nothing
     longest: Callable[[Axes, str], Sequence[Problem]] | None = None
+    no_longest: str = ""
     wide: Callable[[Axes], Sequence[Problem]] = _none_wide
     real: Real | None = None
 
@@ -147,7 +163,8 @@ def _attention(operation: str, axes: Mapping[str, tuple[Any, ...]], **differing:
               simpler_paged_batch, on_few_pages, exact_where_allowed,
               sizes.more_requests, sizes.more_keys, sizes.is_on_few_pages,
               lengths=sizes.lengths_of_batch, edges=sizes.edges_of_batch, long=long_axes,
-              longest=longest, wide=_wide, real=Real(many_values, row_values)),
+              longest=longest, no_longest="its requests have as many queries as keys",
+              owed=_several_requests, wide=_wide, real=Real(many_values, row_values)),
         **differing,
     )  # fmt: skip
 
@@ -183,5 +200,7 @@ OPERATIONS = Table("kernelproof.properties.space.operations.OPERATIONS", {
     "moe": Space(
         MOE_AXES, moe_example, moe_problems, sizes.of_experts,
         simpler_values, timed=sizes.some_tokens, larger=sizes.more_tokens,
+        edges=edges_of_experts, owed=edges_owed_by_experts, longest=long_problems,
+        wide=floor_problems,
     ),
 })  # fmt: skip

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from kernelproof.impl import Target, find_implementation
 from kernelproof.impl.features import ROUTE_FEATURES, drawn_features
+from kernelproof.impl.targets.refusal import Refusal
 from kernelproof.properties.laws.general import others
 from kernelproof.properties.space.axes import Axes, all_axes, narrow
+from kernelproof.properties.space.floors import (
+    LEAST_EXPERTS,
+    MANY_EXPERTS,
+    MANY_SLOTS,
+    RARELY,
+    edges_of_experts,
+    edges_owed_by_experts,
+    floor_problems,
+    long_problems,
+)
 from kernelproof.properties.space.moe_axes import ROUTE_AXES, ROUTE_RULES, moe_example
 from kernelproof.properties.space.simplify import simplify
 from kernelproof.reference import ACTIVATIONS, METHODS, MoEProblem, Problem, RouteProblem
@@ -24,6 +38,7 @@ from kernelproof.reference.problems.moe import (
     SHARED_GATES,
     SWIGLU_PARAMETERS,
 )
+from kernelproof.reference.tensors.moe_regimes import assignment
 
 Draw = Callable[[Axes, int], list[Any]]
 WORK = 400_000
@@ -45,7 +60,13 @@ def routes(drawn: Draw) -> Sequence[RouteProblem]:
 
 
 def test_problems_stay_within_the_work(experts: Sequence[MoEProblem]) -> None:
-    assert max(each.work for each in experts) <= WORK
+    beyond = [each for each in experts if each.work > WORK]
+    assert len(beyond) < len(experts) / RARELY
+    # Only those that show what no problem within the work does, and several blocks of scales.
+    assert all(
+        each.num_experts > MANY_EXPERTS or each.top_k > MANY_SLOTS or each.quantized == "fp8_block"
+        for each in beyond
+    )
     assert sum(each.work > WORK // 4 for each in experts) > 40
 
 
@@ -90,6 +111,73 @@ def test_what_is_not_named_is_not_drawn(drawn: Draw) -> None:
     assert axes.allows("assignment") == ("iid", "balanced", "one_expert", "sparse")
     assert "does not name the feature moe_biases" in axes.refused["biases=True"]
     assert all(plain.refusal(each, TARGET) is None for each in drawn(axes, 100))
+
+
+def of_tiles(number: int) -> Axes:
+    """Return the axes of a kernel that takes hidden and inter in multiples of a number only."""
+    axes = narrow(
+        "moe",
+        lambda asked: [None if not (each.hidden % number or each.inter % number)
+                       else Refusal("no") for each in asked],  # type: ignore[union-attr]
+        WORK,
+    )  # fmt: skip
+    assert axes is not None
+    return axes
+
+
+@pytest.mark.parametrize("number", [128, 256, 512, 1024])
+def test_a_kernel_of_whole_tiles_has_several_experts_and_rows_beyond_a_tile(
+    drawn: Draw, number: int
+) -> None:
+    axes = of_tiles(number)
+    found = drawn(axes, 200)
+    assert sum(edges_of_experts(each)["several_experts"] for each in found) > 8
+    # Tokens on each of four experts at least, whose loads differ.
+    loads = [Counter(assignment(each, torch.device("cpu")).flatten().tolist()) for each in found
+             if each.num_experts >= LEAST_EXPERTS and not each.expert_parallel]  # fmt: skip
+    assert sum(len(load) >= LEAST_EXPERTS for load in loads) > 8
+    assert sum(len(set(load.values())) > 1 for load in loads) > 8
+    rows = [each.num_tokens * each.top_k / each.num_experts for each in found]
+    assert [sum(each > tile for each in rows) > 4 for tile in (16, 64)] == [True, True]
+    assert max(rows) > 128
+    assert sum(each.top_k > 1 for each in found) > 20
+    assert any(each.hidden != each.inter for each in found)
+
+
+@pytest.mark.parametrize("work", [4_000, WORK])
+@pytest.mark.parametrize("number", [1, 256])
+def test_floors_of_experts_are_reached_by_a_few_problems_of_each_run(
+    number: int, work: int
+) -> None:
+    axes = replace(of_tiles(number), max_work=work)
+    found = floor_problems(axes)
+    assert found == floor_problems(axes)
+    crossed = [edges_of_experts(each) for each in found]
+    owed = edges_owed_by_experts(axes)
+    assert owed == ("several_experts", "rows_beyond_a_tile", "several_slots")
+    assert all(any(each[name] for each in crossed) for name in owed)
+    assert len(found) <= 4
+
+
+def test_many_experts_slots_and_tokens_are_asked_for_on_the_smallest_sizes() -> None:
+    axes = of_tiles(1)
+    found = floor_problems(axes)
+    assert max(each.num_experts for each in found) == 896
+    assert max(each.top_k for each in found) == 22
+    assert max(each.work for each in found) < 10 * WORK
+    (long,) = long_problems(axes)
+    assert (long.num_tokens, long.top_k, long.num_experts) == (4097, 1, 4)
+    (longer,) = long_problems(axes, "cuda")
+    assert longer.num_tokens == 16411
+    assert longer.top_k > 1
+    assert long_problems(replace(axes, max_work=6_250)) == ()
+
+
+def test_a_kernel_of_one_expert_owes_no_others() -> None:
+    axes = of_tiles(256)
+    alone = {**axes.values, "num_experts": (1,), "top_k": (1,)}
+    assert edges_owed_by_experts(replace(axes, values=alone)) == ("rows_beyond_a_tile",)
+    assert all(each.num_experts == 1 for each in floor_problems(replace(axes, values=alone)))
 
 
 @pytest.mark.parametrize("name", ["torch-moe", "torch-route"])
