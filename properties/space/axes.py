@@ -8,19 +8,21 @@ axes are narrowed first, by asking about the simplest problem with each single v
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ...impl.targets.refusal import OF_THE_MACHINE, Refusal
-from ...reference import AttentionProblem, Problem
+from ...reference import AttentionProblem, MoEProblem, Problem, RouteProblem
 from ...reference.formats.cache_elements import FP8
 from .attention_axes import PHASES, head_fields
-from .axis_values import FIELDS, Axes
+from .axis_values import FIELDS, NO_FIELDS, Axes
 from .given_lengths import LENGTHS, with_lengths, without_lengths
 from .moe_axes import ROUTE_RULES
 from .operations import OPERATIONS
 from .real_values import rows_of
+from .wide_starts import wide_start
 
 __all__ = [
     "FIELDS",
@@ -41,7 +43,7 @@ FREE = ("phase", "dtype", "causal", "kv_layout", "num_states", "activation", "me
 """Axes on which the simplest supported problem is looked for in every combination."""
 LIMITS = ("page_size", "head_dims", "group_size", "head_dim", "sizes", "num_experts", "groups")
 """Axes whose simplest value many kernels do not have: the next ones are tried in turn."""
-FEW = {"group_size": 2}
+FEW = {"group_size": 2, "sizes": 16, "num_experts": 11}
 """Values of a limit that are tried, where that is not all: a kernel of groups has each above 1."""
 OF_QUANTISED = {"num_experts": (8, 256)}
 """Values of a limit that are tried with quantised weights: such kernels are made for models, and
@@ -51,6 +53,9 @@ OF_RULES = (2, 16, 128)
 routing but theirs."""
 OF_ONE_SHAPE = {"page_size": (16, 64), "caches": (("", ""), (FP8[0], ""))}
 """Values that are tried with each group size, for kernels that are made for one model's heads."""
+MOST_PLAIN, MOST_ASKED = 6_000, 60_000
+"""Questions about simple combinations before those near to what models have are asked about, and
+most of them: a question takes up to half a millisecond."""
 OPTIONAL = ("head_dims", "caches", "quantisation", *ROUTE_RULES)
 """Axes with values that some kernels do not name the feature of, whatever the others are."""
 
@@ -122,7 +127,7 @@ def narrow(
     supported: dict[str, set[int]] = {name: set() for name in axes}
     refused: dict[str, str] = {}
     for (name, value, _), problem, reason in zip(questions, asked, replies, strict=True):
-        if reason is None and _of_other_dims(problem, name, value):
+        if reason is None and _of_another(problem, name, value):
             continue
         if reason is None:
             supported[name].add(axes[name].index(value))
@@ -140,6 +145,13 @@ def narrow(
             refused.pop(f"{name}={value}", None)
     alone = _takes_one_request(example(operation, bases[0]), probe)
     return Axes(operation, values, max_work, refused, bases[0], max_requests=int(alone))
+
+
+def _of_another(problem: Problem, name: str, value: Any) -> bool:  # noqa: ANN401  any axis
+    """Whether an example could not have a value, so that it says nothing about it."""
+    if isinstance(problem, MoEProblem | RouteProblem):
+        return not has(problem, name, value)  # fewer experts than a token goes to, say
+    return _of_other_dims(problem, name, value)
 
 
 def _of_other_dims(problem: Problem, name: str, value: Any) -> bool:  # noqa: ANN401  any axis
@@ -181,9 +193,15 @@ def _bases(
     """Return the simplest supported combinations of values, with the least of all limits."""
     simplest = {name: values[0] for name, values in axes.items()}
     free = [name for name in FREE if name in axes]
-    said: set[Refusal | None] = set()
     not_named: set[object] = set()
+    asked, wide_asked = 0, False
     for limited in _starts(axes):
+        if asked > MOST_PLAIN and not wide_asked:
+            wide_asked = True
+            if found := _wide_bases(operation, axes, free, probe):
+                return found
+        if asked > MOST_ASKED:
+            break
         optional = tuple(limited.get(name) for name in OPTIONAL)
         if optional in not_named:
             continue
@@ -194,18 +212,47 @@ def _bases(
             for values in itertools.product(*(values_of[name] for name in free))
         ]
         answers = probe([example(operation, chosen) for chosen in combinations])
+        asked += len(combinations)
         bases = [chosen for chosen, reason in zip(combinations, answers, strict=True) if not reason]
         if bases:
             return bases
         if any(refusal and refusal.code in OF_THE_MACHINE for refusal in answers):
-            break
+            return []
         if all(refusal and refusal.code == "feature" for refusal in answers):
             not_named.add(optional)
-        elif not ("caches" in limited or "quantisation" in limited):
-            said |= set(answers)
-        elif "quantisation" in limited and len(said) == 1 and said == set(answers):
-            break  # the reason has nothing to do with the weights
-    return []
+    return [] if wide_asked else _wide_bases(operation, axes, free, probe)
+
+
+def _wide_bases(
+    operation: str, axes: Mapping[str, tuple[Any, ...]], free: Sequence[str], probe: Probe
+) -> list[dict[str, Any]]:
+    """Return supported combinations of uncommon values; none where there is none among many."""
+    found = wide_start(operation, axes, probe, example)
+    if found is None:
+        return []
+    found = _simplified(operation, axes, found, probe)
+    others = [
+        {**found, **dict(zip(free, values, strict=True))}
+        for values in itertools.product(*(axes[name] for name in free))
+    ]
+    answers = probe([example(operation, chosen) for chosen in others])
+    bases = [chosen for chosen, reason in zip(others, answers, strict=True) if not reason]
+    return [found, *(base for base in bases if base != found)]
+
+
+def _simplified(
+    operation: str, axes: Mapping[str, tuple[Any, ...]], chosen: dict[str, Any], probe: Probe
+) -> dict[str, Any]:
+    """Return a supported combination with the simplest value of each axis that still is."""
+    for name, values in axes.items():
+        simpler = sorted(values, key=math.prod) if name == "sizes" else list(values)
+        asked = [{**chosen, name: value} for value in simpler[: simpler.index(chosen[name])]]
+        problems = [example(operation, each) for each in asked]
+        for each, problem, refusal in zip(asked, problems, probe(problems), strict=True):
+            if refusal is None and (name in NO_FIELDS or has(problem, name, each[name])):
+                chosen = each
+                break
+    return chosen
 
 
 def _starts(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:

@@ -85,7 +85,7 @@ def expert_floors(axes: Axes, each: int) -> dict[str, Floor]:
     if several:
         fitting = [k for k in slots if k <= several[0]]
         enough = [t for t in tokens if t * fitting[0] >= max(PAIRS, 2 * several[0])]
-        found["experts"] = Floor(tuple(several), tuple(fitting), tuple(enough[:4] or tokens[-1:]))
+        found["experts"] = Floor(tuple(several), tuple(fitting), tuple(enough[:3] or tokens[-1:]))
     few = [n for n in experts if n >= slots[0]][:2]
     fast = axes.max_work >= FAST_WORK
     beyond = [t for t in tokens if t in BEYOND_TILES[: None if fast else SLOW_TILES]]

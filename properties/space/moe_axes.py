@@ -59,6 +59,8 @@ SIZES = (
     (1024, 512),
 )
 """Hidden and inter: multiples of tiles up to 2,048, and numbers that fill none of 128 or of 256."""
+LARGE_SIZES, SMALL_SIZES = (2048, 2048), (64, 64)
+"""Sizes that are multiples of every tile, and small ones that are multiples of usual ones."""
 QUANTISATION = (
     ("", False),
     *((name, hidden) for name in QUANTISED[1:] for hidden in (False, True)),
@@ -192,7 +194,7 @@ def moe_example(chosen: Mapping[str, Any]) -> MoEProblem:
     multiple = MULTIPLES.get(quantized, 1)
     if hidden % multiple or inter % multiple:
         hidden, inter = 64, 64
-    if sharded or fields["top_k"] > fields["num_experts"]:
+    if fields["num_experts"] < (2 if sharded else 1) or fields["top_k"] > fields["num_experts"]:
         fields["num_experts"] = 2 * max(fields["top_k"], fields["num_experts"])
     half = fields["num_experts"] // 2
     activation = ACTIVATIONS[fields["activation"]]

@@ -10,6 +10,7 @@ from ....impl.protocol import Supports
 from ....impl.targets.target import Target
 from ....impl.torch.moe_weights import expert_weights
 from ....reference import MoEProblem, Problem
+from ....reference.moe.weights import SCALE_BLOCK
 from ....reference.tensors.moe_inputs import MoEInputs
 from ..catalogue import SeededBug, seeded
 from .kernels import Pairs, apply, changed, local_ids
@@ -34,6 +35,15 @@ def whole_tiles(number: int) -> Supports:
         return fits or f"hidden and inter are multiples of {number}"
 
     return supports
+
+
+def one_model(problem: Problem, target: Target) -> bool:
+    """Return whether sizes, counts and format are those of one model's experts; no sentence."""
+    del target
+    assert isinstance(problem, MoEProblem)  # noqa: S101  it is asked about no others
+    tiles = not (problem.hidden % SCALE_BLOCK or problem.inter % SCALE_BLOCK)
+    counts = not problem.num_experts % 8 and problem.top_k == 8  # noqa: PLR2004
+    return tiles and counts and problem.quantized == "fp8_block" and problem.quantized_hidden
 
 
 @seeded(CONTROLS, MOE, control="honest", supports=whole_tiles(256))
@@ -65,6 +75,12 @@ def rows_of_an_equal_share(inputs: MoEInputs) -> Tensor:
         return tokens[:share], slots[:share]
 
     return apply(inputs, changed(schedule=schedule))
+
+
+@seeded(BUGS, MOE, "parity", supports=one_model, features=("fp8_weights", "quantized_hidden"))
+def one_model_last_expert(inputs: MoEInputs) -> Tensor:
+    """Read the first expert's weights for every eighth one, in a kernel for one model only."""
+    return apply(inputs, changed(w2=lambda i, e: expert_weights(i.w2, 0 if e % 8 == 7 else e)))  # noqa: PLR2004
 
 
 @seeded(BUGS, MOE, "parity")
