@@ -49,6 +49,8 @@ PATIENCE = 4.0
 size differ in cost, by their heads for one, and a busy machine does the rest."""
 FAILURES = {"error", "stopped"}
 """Fields of the worker's answers that say what went wrong."""
+MANY_QUESTIONS = 1_000
+"""Problems that an implementation is asked about from which on a refusal of all says how many."""
 IMPORT_SECONDS = 60.0
 """Deadline for importing an implementation's module."""
 _STACK_TOP = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in')
@@ -118,13 +120,14 @@ def survey(
     report.declared = declared
     report.name, report.operation = str(declared["name"]), str(declared["operation"])
     refusal: Refusal | None = None
-    ended = False
+    ended, questions = False, 0
 
     def probe(problems: Sequence[Problem]) -> list[Refusal | None]:
-        nonlocal refusal, ended
+        nonlocal refusal, ended, questions
         if ended:
             return [None] * len(problems)
         asked = [problem.to_json() for problem in problems]
+        questions += len(asked)
         reply = _ask(worker, address, "probe", problems=asked)
         if "stopped" in reply:  # a law finds that ``supports`` ends its process
             ended = True
@@ -142,10 +145,18 @@ def survey(
         report.error = str(error)
         return None
     if axes is None:
-        report.refusal = refusal
+        report.refusal = refusal and _counted(refusal, questions)
         return None
     report.refused = dict(axes.refused)
     return axes
+
+
+def _counted(refusal: Refusal, questions: int) -> Refusal:
+    """Return a refusal that says how many problems were asked about, where these were many."""
+    if refusal.code != "supports" or questions < MANY_QUESTIONS:
+        return refusal
+    reason = f"{refusal} (none of {questions:,} problems that it was asked about is supported)"
+    return Refusal(reason, refusal.code, refusal.about)
 
 
 def _here(name: str, do: Callable[[], None]) -> None:

@@ -37,6 +37,10 @@ from .strategy_helpers import LARGEST_SEED, features, one_of, sampled
 
 REQUESTS = (1, 2, 3, 4, 6, 1, 2, 3, 4, 6, 2, 0)
 """Requests a batch. The empty batch is rare and comes last: a counterexample with one says more."""
+FEW_REQUESTS = (1, 1, 1, 1, 3)
+"""Most requests of batches whose work has room for a single one: of heads that are dear, say."""
+MOST_DEARER = 40
+"""Times the work of a problem that such a batch has at most."""
 KEYS_TO_AFFORD = (4, 4, 300)
 """Keys that a request must be able to have: any heads will do for the first, few for the last."""
 MUCH_WORK, MORE_KEYS_TO_AFFORD = 10_000_000, (4, 300, 600)
@@ -152,6 +156,8 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
     most = max(1, axes.max_work // (max(KEYS_TO_AFFORD[0], least) * _work_of_a_key(heads)))
     if axes.max_heads:
         most = max(1, min(most, axes.max_heads // (heads["num_kv_heads"] * heads["group_size"])))
+    if most == 1 and _few_requests(axes, max(KEYS_TO_AFFORD[0], least) * _work_of_a_key(heads)):
+        most = draw(sampled(FEW_REQUESTS))  # it takes what it takes
     if axes.max_requests:
         requests = tuple(range(1, axes.max_requests + 1))
     count = draw(one_of([number for number in requests if number <= most]))
@@ -322,6 +328,17 @@ def _with_dims_of_records(axes: Axes) -> Axes:
         if any(cache_fits(name, head_fields(dims)) for name in names)
     )
     return replace(axes, values={**axes.values, "head_dims": fitting}) if fitting else axes
+
+
+def _few_requests(axes: Axes, work: int) -> bool:
+    """Whether no heads leave room for two requests, though several of this work may be drawn."""
+    cheapest = {"num_kv_heads": axes.allows("num_kv_heads")[0],
+                "group_size": min(axes.allows("group_size"))}  # fmt: skip
+    dims = min((head_fields(each) for each in axes.allows("head_dims")),
+               key=lambda each: int(each["head_dim_qk"] + each["head_dim_vo"]))  # fmt: skip
+    least = 2 * KEYS_TO_AFFORD[0] * _work_of_a_key(cheapest | dims)
+    affordable = FEW_REQUESTS[-1] * work <= MOST_DEARER * axes.max_work
+    return least > axes.max_work and affordable and not axes.edges
 
 
 def _work_of_a_key(fields: Mapping[str, Any], tokens: int = 1) -> int:

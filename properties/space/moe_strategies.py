@@ -13,7 +13,7 @@ from ...reference.moe.activations import ACTIVATIONS
 from ...reference.moe.weights import OF_128, SCALE_BLOCK
 from ...reference.problems.moe import MULTIPLES, WITHOUT_SHARED, takes
 from .axis_values import Axes
-from .floors import WEIGHTS, beyond_the_work, few_sizes
+from .floors import BEYOND_TILES, SELDOM, TILE_ROWS, WEIGHTS, beyond_the_work, few_sizes
 from .moe_axes import ROUTE_AXES, ROUTE_RULES, fitting_rules, method_fits
 from .strategy_helpers import LARGEST_SEED, features, one_of, sampled
 
@@ -224,7 +224,7 @@ def route_problems(draw: st.DrawFn, axes: Axes) -> RouteProblem:
         fields["group_score"] = draw(one_of(axes.allows("group_score")))
     fewest = max(2, num_groups) if num_groups > 1 else 1
     counts = [n for n in axes.allows("num_experts") if not n % num_groups and n >= fewest]
-    few = [n for n in counts if n <= axes.max_work // 64] or [4 * num_groups]
+    few = [n for n in counts if n <= axes.max_work // 64] or counts[:1] or [4 * num_groups]
     many = [n for n in counts if n > IDS_OF_A_BYTE]
     experts = draw(one_of(many if many and draw(sampled(MOSTLY_FEW)) else few))
     within = of_groups * (experts // num_groups)
@@ -238,6 +238,9 @@ def route_problems(draw: st.DrawFn, axes: Axes) -> RouteProblem:
     each = 16 * (experts + slots[-1] + 2 * fields["shared_experts"])
     most = max(FEW_TOKENS, axes.max_work // each)
     tokens = [n for n in axes.allows("num_tokens") if n <= most]
+    if most <= TILE_ROWS and draw(sampled((False,) * (SELDOM - 1) + (True,))):
+        beyond = [n for n in axes.allows("num_tokens") if n in BEYOND_TILES]
+        tokens = beyond[:2] or tokens  # it takes what it takes
     return RouteProblem(
         num_experts=experts,
         num_groups=num_groups,

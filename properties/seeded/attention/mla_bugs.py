@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import torch
 
+from ....impl.targets.target import Target
+from ....reference import AttentionProblem, Problem
 from ....reference.tensors.inputs import PagedAttentionInputs
 from ..catalogue import SeededBug, seeded
 from ..decoding import widened
-from ..kernels import attend
+from ..kernels import HONEST, attend, page_ids
 
 BUGS: list[SeededBug] = []
 CONTROLS: list[SeededBug] = []
@@ -58,3 +60,23 @@ def scale_of_values(inputs: PagedAttentionInputs) -> Pair:
     if _is_latent(inputs) and inputs.sm_scale == 1.0 / math.sqrt(whole):
         inputs = replace(inputs, sm_scale=1.0 / math.sqrt(compressed))
     return attend(inputs)
+
+
+def _of_many_heads(problem: Problem, target: Target) -> bool:
+    """Return whether it is a call of 128 query heads on one latent cache; no sentence."""
+    del target
+    assert isinstance(problem, AttentionProblem)  # noqa: S101  it is asked about no others
+    return problem.values_in_keys and problem.group_size == 128 and problem.head_dim_qk == 576  # noqa: PLR2004
+
+
+@seeded(BUGS, PAGED, "parity", features=("mla",), supports=_of_many_heads)
+def pages_of_first_request(inputs: PagedAttentionInputs) -> Pair:
+    """Read the first request's pages for all others, in a kernel of 128 latent heads only."""
+
+    def pages(inputs: PagedAttentionInputs) -> list[torch.Tensor]:
+        found = page_ids(inputs)
+        first = found[0] if found else None
+        return [each if first is None or not len(first)
+                else first[torch.arange(len(each)) % len(first)] for each in found]  # fmt: skip
+
+    return attend(inputs, replace(HONEST, pages=pages))

@@ -173,6 +173,22 @@ def test_many_experts_slots_and_tokens_are_asked_for_on_the_smallest_sizes() -> 
     assert long_problems(replace(axes, max_work=6_250)) == ()
 
 
+@pytest.mark.parametrize("work", [6_250, WORK])
+def test_a_router_of_many_experts_has_tokens_beyond_a_tile_whatever_its_calls_cost(
+    drawn: Draw, work: int
+) -> None:
+    axes = narrow(
+        "route",
+        lambda asked: [None if each.num_experts == 256 else Refusal("no")  # type: ignore[union-attr]
+                       for each in asked],
+        work,
+    )  # fmt: skip
+    assert axes is not None
+    found = drawn(axes, 100)
+    assert {each.num_experts for each in found} == {256}
+    assert sum(each.num_tokens > 16 for each in found) > 5
+
+
 def test_a_kernel_of_one_expert_owes_no_others() -> None:
     axes = of_tiles(256)
     alone = {**axes.values, "num_experts": (1,), "top_k": (1,)}

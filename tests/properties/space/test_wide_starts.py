@@ -109,3 +109,14 @@ def test_the_start_is_the_simplest_of_its_kind() -> None:
     assert axes.simplest["num_experts"] == 8
     assert axes.allows("top_k") == (8,)
     assert all(number % 8 == 0 for number in axes.allows("num_experts"))
+
+
+def test_heads_that_are_dear_have_batches_of_several_requests(drawn: Draw) -> None:
+    def of_many_heads(problem: Any) -> bool:  # noqa: ANN401  any problem
+        return problem.values_in_keys and problem.group_size == 128 and problem.head_dim_qk == 576
+
+    axes = narrow("paged_attention", refusing(of_many_heads, []), WORK)
+    assert axes is not None
+    found = drawn(axes, 150)
+    assert sum(sum(keys > 0 for keys in each.seq_lens) > 1 for each in found) > 8
+    assert sum(each.num_pages > each.num_requests for each in found) > 8
