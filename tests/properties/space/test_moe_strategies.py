@@ -113,16 +113,18 @@ def test_what_is_not_named_is_not_drawn(drawn: Draw) -> None:
     assert all(plain.refusal(each, TARGET) is None for each in drawn(axes, 100))
 
 
-def of_tiles(number: int) -> Axes:
-    """Return the axes of a kernel that takes hidden and inter in multiples of a number only."""
+def supported(operation: str, rule: Callable[[Any], bool], work: int = WORK) -> Axes:
+    """Return the axes of a kernel that supports the problems of a rule."""
     axes = narrow(
-        "moe",
-        lambda asked: [None if not (each.hidden % number or each.inter % number)
-                       else Refusal("no") for each in asked],  # type: ignore[union-attr]
-        WORK,
-    )  # fmt: skip
+        operation, lambda asked: [None if rule(each) else Refusal("no") for each in asked], work
+    )
     assert axes is not None
     return axes
+
+
+def of_tiles(number: int) -> Axes:
+    """Return the axes of a kernel that takes hidden and inter in multiples of a number only."""
+    return supported("moe", lambda each: not (each.hidden % number or each.inter % number))
 
 
 @pytest.mark.parametrize("number", [128, 256, 512, 1024])
@@ -177,13 +179,7 @@ def test_many_experts_slots_and_tokens_are_asked_for_on_the_smallest_sizes() -> 
 def test_a_router_of_many_experts_has_tokens_beyond_a_tile_whatever_its_calls_cost(
     drawn: Draw, work: int
 ) -> None:
-    axes = narrow(
-        "route",
-        lambda asked: [None if each.num_experts == 256 else Refusal("no")  # type: ignore[union-attr]
-                       for each in asked],
-        work,
-    )  # fmt: skip
-    assert axes is not None
+    axes = supported("route", lambda each: each.num_experts == 256, work)
     found = drawn(axes, 100)
     assert {each.num_experts for each in found} == {256}
     assert sum(each.num_tokens > 16 for each in found) > 5

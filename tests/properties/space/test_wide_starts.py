@@ -50,6 +50,8 @@ ATTENTION: dict[str, Rule] = {
     and p.group_size == 16 and p.kv_cache == "float8_e4m3fn" and p.q_dtype != "",
     "latent": lambda p: p.values_in_keys and p.group_size == 128 and p.dtype == "bfloat16"
     and p.page_size == 64,
+    "128 latent heads": lambda p: p.values_in_keys and p.group_size == 128
+    and p.head_dim_qk == 576,
     "sinks and a window": lambda p: p.head_dim_qk == p.head_dim_vo == 64 and p.group_size == 8
     and p.sinks and p.window_left == 127 and p.dtype == "bfloat16",
     "heads of one rank": lambda p: (p.num_kv_heads, p.group_size, p.page_size) == (8, 4, 16)
@@ -112,9 +114,7 @@ def test_the_start_is_the_simplest_of_its_kind() -> None:
 
 
 def test_heads_that_are_dear_have_batches_of_several_requests(drawn: Draw) -> None:
-    def of_many_heads(problem: Any) -> bool:  # noqa: ANN401  any problem
-        return problem.values_in_keys and problem.group_size == 128 and problem.head_dim_qk == 576
-
+    of_many_heads = ATTENTION["128 latent heads"]
     axes = narrow("paged_attention", refusing(of_many_heads, []), WORK)
     assert axes is not None
     found = drawn(axes, 150)
