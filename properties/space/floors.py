@@ -24,7 +24,7 @@ TILE_ROWS = 16
 """Rows of the smallest tile of an expert: some problems have more tokens of one expert."""
 BEYOND_TILES = (17, 33, 65, 129)
 """Tokens beyond the usual tiles of an expert's rows."""
-SLOW_TILES = 3
+SLOW_TILES = 2
 """How many of these are drawn where calls are slow."""
 MANY_EXPERTS = 128
 """Experts beyond which some problems have more."""
