@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..reference import Arithmetic, AttentionOutput
+    from ..reference.tensors.batched_moe import BatchedMoEInputs
     from ..reference.tensors.context_parallel import ContextParallelInputs
     from ..reference.tensors.inputs import (
         AppendInputs,
@@ -31,6 +32,7 @@ __all__ = [
     "AppendInputs",
     "Arithmetic",
     "AttentionOutput",
+    "BatchedMoEInputs",
     "ContextParallelInputs",
     "Implementation",
     "ImplementationNotFoundError",
@@ -50,6 +52,7 @@ _HOMES = {
     "Arithmetic": "..reference",
     "AttentionOutput": "..reference",
     "AppendInputs": "..reference.tensors.inputs",
+    "BatchedMoEInputs": "..reference.tensors.batched_moe",
     "ContextParallelInputs": "..reference.tensors.context_parallel",
     "MergeInputs": "..reference.tensors.inputs",
     "MetadataInputs": "..reference.tensors.inputs",

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from ..reference import AttentionProblem, MergeProblem, MoEProblem, Problem, RouteProblem
+from ..reference import (
+    AttentionProblem,
+    BatchedMoEProblem,
+    MergeProblem,
+    MoEProblem,
+    Problem,
+    RouteProblem,
+)
 from ..reference.formats.cache_elements import CACHE_FEATURES, SCALE_LAYOUTS
 from ..reference.moe.weights import WEIGHT_FORMATS
 from ..reference.problems.cache_names import layout_of
@@ -169,6 +176,8 @@ def drawn_features(problem: Problem) -> list[str]:
         return _of_routing(problem)
         return [name for name, (field, off) in ROUTE_VALUES.items()
                 if getattr(problem, field) != off]  # fmt: skip
+    if isinstance(problem, BatchedMoEProblem):
+        return _of_experts(problem.rows)
     if isinstance(problem, MergeProblem):
         strides = [STATES[problem.strides]] if problem.strides else []
         lses = [LSE_VIEWS] if problem.lse_layout else []

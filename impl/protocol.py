@@ -27,6 +27,7 @@ Operation = Literal[
     "slice_context_parallel",
     "route",
     "moe",
+    "batched_moe",
 ]
 
 OPERATIONS = tuple(ORACLES)

@@ -111,6 +111,7 @@ BUILT_IN: dict[str, str] = {
     "flashinfer-top-k-route": "kernelproof.impl.flashinfer.routing:top_k_route",
     "torch-route": "kernelproof.impl.torch.moe:route",
     "torch-moe": "kernelproof.impl.torch.moe:experts",
+    "torch-batched-moe": "kernelproof.impl.torch.batched_moe:experts",
     "torch-slice-context-parallel": (
         "kernelproof.impl.torch.context_parallel:slice_context_parallel"
     ),
@@ -139,6 +140,8 @@ BUILT_IN: dict[str, str] = {
     "vllm-reshape-and-cache-flash": "kernelproof.impl.engines.vllm_append:append",
     "vllm-reshape-and-cache-per-token-head": "kernelproof.impl.engines.vllm_append_tokens:append",
     "vllm-fused-moe": "kernelproof.impl.engines.vllm_moe:experts",
+    "vllm-batched-moe": "kernelproof.impl.engines.vllm_batched_moe:experts",
+    "vllm-batched-moe-fp8": "kernelproof.impl.engines.vllm_batched_moe:experts_fp8",
     "sglang-decode": "kernelproof.impl.engines.sglang_decode:alone",
     "sglang-decode-grouped": "kernelproof.impl.engines.sglang_decode:grouped",
     "sglang-extend": "kernelproof.impl.engines.sglang_extend:extend",

@@ -41,6 +41,7 @@ from .formats.quantization import (
     unswizzle_scales_128x4,
 )
 from .moe.activations import ACTIVATIONS
+from .moe.batched import batched_moe
 from .moe.bounds import moe_error_bound
 from .moe.definition import moe
 from .moe.routing import Routing, route
@@ -50,6 +51,7 @@ from .moe.weights import MatrixFormat, QuantizedMatrix
 from .operations import materialise, problem_from_json
 from .problems import (
     AttentionProblem,
+    BatchedMoEProblem,
     ContextParallelProblem,
     MergeProblem,
     MetadataProblem,
@@ -72,6 +74,7 @@ __all__ = [
     "AttentionOutput",
     "AttentionProblem",
     "BatchMetadata",
+    "BatchedMoEProblem",
     "ContextParallelProblem",
     "KVCacheFormat",
     "KVLayout",
@@ -91,6 +94,7 @@ __all__ = [
     "append_paged_nvfp4",
     "append_paged_scaled",
     "attention_error_bound",
+    "batched_moe",
     "build_metadata",
     "compare_routing",
     "deinterleave_v_scales",

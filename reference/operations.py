@@ -17,7 +17,7 @@ from .attention.bounds import Bounded
 from .formats.arithmetic import BLOCK_FORMATS, Arithmetic
 from .problems import Problem
 from .problems.from_json import hints_of, read_problem
-from .tensors import context_parallel
+from .tensors import batched_moe, context_parallel
 from .tensors import inputs as records
 from .tensors import materialise as tensors
 from .tensors import moe_inputs as moe_records
@@ -109,6 +109,9 @@ OPERATIONS = Table("kernelproof.reference.operations.OPERATIONS", {
     "moe": Operation(
         problems.MoEProblem, moe_records.MoEInputs, moe_tensors.expert_inputs,
         oracle.experts, oracle.paired_experts, _wide_intermediates),
+    "batched_moe": Operation(
+        problems.BatchedMoEProblem, batched_moe.BatchedMoEInputs, batched_moe.batched_inputs,
+        oracle.batched_experts, oracle.paired_batched_experts, _wide_intermediates),
 })  # fmt: skip
 """Every operation, in the order in which commands name them."""
 PROBLEM_TYPES: dict[str, type[Problem]] = {

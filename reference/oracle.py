@@ -13,11 +13,13 @@ from .attention.metadata import BatchMetadata, build_metadata
 from .attention.options import Options
 from .attention.visibility import seen_slots
 from .formats.arithmetic import Arithmetic
+from .moe.batched import batched_moe, bounded_batched
 from .moe.bounds import BoundedMoE, bounded_moe
 from .moe.calls import MoEOptions, checked_call
 from .moe.definition import moe
 from .moe.routing import Routing, route
 from .moe.routing_bounds import RoutingComparison, compare_routing
+from .tensors.batched_moe import BatchedMoEInputs
 from .tensors.inputs import AppendInputs, AttentionInputs, MergeInputs, MetadataInputs
 from .tensors.moe_inputs import MoEInputs, RouteInputs
 
@@ -146,3 +148,16 @@ def bounded_experts(inputs: MoEInputs, arithmetic: Arithmetic) -> BoundedMoE:
     """Apply experts as the record says, and bound what an honest kernel may differ."""
     call = checked_call(*inputs.tensors(), MoEOptions(**inputs.keywords()))
     return bounded_moe(call, torch.float64, arithmetic, inputs.out_dtype)
+
+
+def batched_experts(inputs: BatchedMoEInputs) -> torch.Tensor:
+    """Apply each expert to its own rows as the record says, in float64."""
+    return batched_moe(*inputs.tensors(), **inputs.keywords())
+
+
+def paired_batched_experts(inputs: BatchedMoEInputs, arithmetic: Arithmetic) -> Bounded:
+    """Return the answer of ``batched_experts`` and its bound, with nothing in place of an lse."""
+    options = MoEOptions(**inputs.keywords())
+    answer = bounded_batched(inputs.tensors(), options, arithmetic, inputs.out_dtype)
+    nothing = answer.expected.new_empty(0)
+    return Bounded(*(AttentionOutput(each, nothing) for each in answer))

@@ -160,6 +160,15 @@ CALLS = {
         **inputs.keywords(),  # activation and what the features ask for
     )
     return out.to(inputs.out_dtype)  # [tokens, hidden]""",
+    "batched_moe": """\
+    out = reference.batched_moe(
+        inputs.hidden,  # [experts, rows, hidden]
+        inputs.w13,  # [experts, 2 * inter, hidden]: gate rows first, then up rows
+        inputs.w2,  # [experts, hidden, inter]
+        inputs.counts,  # [experts] int32: rows in use; those behind hold anything
+        **inputs.keywords(),  # activation and what the features ask for
+    )
+    return out.to(inputs.out_dtype)  # [experts, rows, hidden]""",
 }
 """Body of an adapter that calls the oracle, by operation."""
 EXAMPLES = {
@@ -171,6 +180,7 @@ EXAMPLES = {
     "slice_context_parallel": ("problem.world > 8", "at most 8 ranks"),
     "route": ('problem.method != "renormalize"', "renormalize only"),
     "moe": ('problem.activation != "swiglu"', "swiglu only"),
+    "batched_moe": ('problem.activation != "swiglu"', "swiglu only"),
 }
 """What a kernel may not take, and how it says so, by operation."""
 

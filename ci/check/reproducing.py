@@ -22,10 +22,16 @@ from ...reference import Problem
 
 MOST_INSIDE = 64 << 10
 """Most bytes of compressed tensors in the script itself; more lie in a file beside it."""
+IN_USE = (
+    '{{"out": {0}.masked_fill((torch.arange({0}.shape[1], device={0}.device) '
+    ">= inputs.counts.unsqueeze(1)).unsqueeze(2), 0)}}"
+)
+"""Of batched experts: nothing is promised of rows behind the counts."""
 ANSWERS = {
     "append_paged_kv": f"dict(zip({APPENDED!r}, result))",
     "route": 'dict(zip(("topk_ids", "topk_weights"), result))',
     "moe": '{"out": result}',
+    "batched_moe": IN_USE.format("result"),
     "build_metadata": '{name: getattr(result, name) for name in tensors["expected"]}',
     "slice_context_parallel": '{name: getattr(result, name) for name in tensors["expected"]}',
 }
@@ -131,6 +137,8 @@ def _answer(kept: Kept) -> str:
     """Return the expression of a kept call's answer as tensors by name."""
     if not kept.writes_out:
         return ANSWERS.get(kept.operation, PAIR)
+    if kept.operation == "batched_moe":
+        return IN_USE.format("inputs.out")
     return WITHOUT_LSE if kept.result and "lse" not in kept.result else WRITTEN
 
 

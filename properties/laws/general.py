@@ -8,7 +8,13 @@ from typing import Any
 
 import torch
 
-from ...reference import AttentionProblem, MergeProblem, MoEProblem, RouteProblem
+from ...reference import (
+    AttentionProblem,
+    BatchedMoEProblem,
+    MergeProblem,
+    MoEProblem,
+    RouteProblem,
+)
 from ...reference.attention.bounds import Bounded
 from ...reference.operations import bounded_answer
 from ...reference.problems import LSE_LAYOUTS
@@ -27,9 +33,9 @@ from ..verdicts.operations import OPERATIONS
 from ..verdicts.snapshot import Snapshot
 from ..verdicts.subject import Subject
 from ..verdicts.verdict import PASS, VACUOUS, Verdict
-from .law import ATTENTION, MERGE, MOE, ROUTE, Law
+from .law import ATTENTION, BATCHED, MERGE, MOE, ROUTE, Law
 
-Computing = AttentionProblem | MergeProblem | MoEProblem
+Computing = AttentionProblem | MergeProblem | MoEProblem | BatchedMoEProblem
 Running = Computing | RouteProblem
 OTHER_FILL = -416.0
 """Second fill of output buffers: a kernel may clear NaN first; float8_e4m3fn can hold it, too."""
@@ -226,7 +232,7 @@ def _same_bits(first: Result, second: Result) -> Verdict:
 LAWS = (
     Law(
         "parity",
-        ATTENTION + MERGE + MOE,
+        ATTENTION + MERGE + MOE + BATCHED,
         parity,
         "the answer (out, and lse where there is one) lies within the error bound around the "
         "oracle's, bitwise on the exact grid",
@@ -235,21 +241,21 @@ LAWS = (
     ),
     Law(
         "well_formed",
-        ATTENTION + MERGE + MOE,
+        ATTENTION + MERGE + MOE + BATCHED,
         well_formed,
         "out and lse have the promised shapes and dtypes and hold no NaN",
         weight=0.5,
     ),
     Law(
         "inputs_unchanged",
-        ATTENTION + MERGE + MOE + ROUTE,
+        ATTENTION + MERGE + MOE + BATCHED + ROUTE,
         inputs_unchanged,
         "inputs, and the canaries around inputs and outputs, keep every bit",
         weight=0.5,
     ),
     Law(
         "repeated_calls",
-        ATTENTION + MERGE + MOE + ROUTE,
+        ATTENTION + MERGE + MOE + BATCHED + ROUTE,
         repeated_calls,
         "the same call gives the same bits every time",
         weight=0.5,
@@ -257,14 +263,14 @@ LAWS = (
     ),
     Law(
         "call_order",
-        ATTENTION + MERGE + MOE + ROUTE,
+        ATTENTION + MERGE + MOE + BATCHED + ROUTE,
         call_order,
         "the same call gives the same bits after a call on another batch",
         weight=0.5,
     ),
     Law(
         "output_buffers",
-        ATTENTION + MERGE + MOE,
+        ATTENTION + MERGE + MOE + BATCHED,
         output_buffers,
         "what the given output buffers held before makes no difference",
         weight=0.5,

@@ -12,6 +12,7 @@ import torch
 from ...impl import Implementation
 from ...reference import MoEProblem, QuantizedMatrix
 from ...reference.problems.moe import as_one
+from ...reference.tensors.batched_moe import BatchedMoEInputs
 from ...reference.tensors.moe_inputs import MoEInputs
 from ...reference.tensors.moe_regimes import assignment
 from ...reference.tensors.values import bits, stream
@@ -51,7 +52,11 @@ def _poison(inputs: MoEInputs, problem: MoEProblem) -> None:
     """Overwrite the weights and biases of experts that no slot names with NaN."""
     here = torch.arange(problem.expert_offset, problem.expert_offset + problem.here)
     named = torch.isin(here, inputs.topk_ids.cpu().long())
-    unread = (~named).nonzero().flatten()
+    spoil_experts(inputs, (~named).nonzero().flatten())
+
+
+def spoil_experts(inputs: MoEInputs | BatchedMoEInputs, unread: torch.Tensor) -> None:
+    """Overwrite the weights and biases of experts, by their place on this rank, with NaN."""
     for value in (inputs.w13, inputs.w2, inputs.w13_bias, inputs.w2_bias):
         if isinstance(value, QuantizedMatrix):
             _fill(value.scales, unread)

@@ -1,19 +1,29 @@
-"""Laws of experts about order: of tokens, of batches, of slots, of the experts themselves."""
+"""Laws of experts about order: of tokens, of batches, of slots, of experts and of their rows."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
-from ...reference import MoEProblem, RouteProblem
+from ...reference import BatchedMoEProblem, MoEProblem, RouteProblem
+from ...reference.problems.batched_moe import MOST_ROWS
+from ...reference.tensors.batched_moe import BatchedMoEInputs
+from ...reference.tensors.moe_inputs import map_matrix
 from ...reference.tensors.values import choose
 from ..verdicts.comparison import same_bits
 from ..verdicts.subject import Subject
 from ..verdicts.verdict import PASS, VACUOUS, Verdict
-from .expert_calls import answer, of_experts, of_tokens, result, same, shuffled
-from .general import kept, run
-from .law import MOE, ROUTE, Law
+from .expert_calls import answer, of_experts, of_tokens, result, same, shuffled, take
+from .general import kept, run, run_on
+from .law import BATCHED, MOE, ROUTE, Law
+from .moe_inert import spoil_experts
+
+MORE_ROWS = (1, 3, 8, 64)
+"""Rows of room that each expert has more."""
+OF_BATCHED = ("hidden", "w13", "w2", "w13_bias", "w2_bias", "alpha", "beta", "limit", "counts")
+"""Fields with an entry for each expert, if they are tensors or matrices."""
 
 
 def token_order(subject: Subject, problem: MoEProblem) -> Verdict:
@@ -98,6 +108,53 @@ def no_tokens(subject: Subject, problem: MoEProblem | RouteProblem) -> Verdict:
     return PASS
 
 
+def rows_behind_counts(subject: Subject, problem: BatchedMoEProblem) -> Verdict:
+    """Put NaN behind the counts, into experts without a row, and around all tensors."""
+    (first, _), bounded = run(subject, problem)
+    poisoned = subject.materialise(problem, unused=torch.nan)
+    spoil_experts(poisoned, (torch.tensor(problem.counts) == 0).nonzero().flatten())
+    second = subject.run_operation(problem, poisoned)[0]
+    return same(second, first, 2 * bounded.bound.out, exact=subject.exact(problem))
+
+
+def room_for_rows(subject: Subject, problem: BatchedMoEProblem) -> Verdict:
+    """Give every expert room for more rows: what is in use stays what it was."""
+    more = MORE_ROWS[choose(problem.seed, "room for rows", 0, len(MORE_ROWS))]
+    other = replace(problem, most_rows=min(problem.most_rows + more, MOST_ROWS))
+    if other == problem or not subject.supports(other):
+        return VACUOUS
+    (first, _), bounded = run(subject, problem)
+    second = subject.run_operation(other, subject.materialise(other))[0]
+    second = second[:, : problem.most_rows]
+    return same(second, first, 2 * bounded.bound.out, exact=subject.exact(problem))
+
+
+def batched_expert_order(subject: Subject, problem: BatchedMoEProblem) -> Verdict:
+    """Put the experts into another order, and their rows and counts with them."""
+    order = shuffled(problem.seed, "expert order", problem.num_experts)
+    if torch.equal(order, torch.arange(problem.num_experts)):
+        return VACUOUS
+    inputs = subject.materialise(problem)
+    (first, _), bounded = run_on(subject, problem, inputs)
+    counts = tuple(problem.counts[expert] for expert in order.tolist())
+    second = subject.run_operation(replace(problem, counts=counts), _ordered(inputs, order))[0]
+    order = order.to(first.device)
+    bound = 2 * bounded.bound.out[order]
+    return same(second, first[order], bound, exact=subject.exact(problem))
+
+
+def _ordered(inputs: BatchedMoEInputs, order: torch.Tensor) -> BatchedMoEInputs:
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        return take(tensor, order)
+
+    changed: dict[str, Any] = {}
+    for name in OF_BATCHED:
+        value = getattr(inputs, name)
+        if value is not None and not isinstance(value, float):
+            changed[name] = map_matrix(value, change)
+    return replace(inputs, **changed)
+
+
 LAWS = (
     Law(
         "token_order",
@@ -134,5 +191,26 @@ LAWS = (
         "a call without tokens gives no rows and leaves nothing behind",
         weight=0.5,
         overlap="parity kills its bug when the draw before happened to have no tokens",
+    ),
+    Law(
+        "rows_behind_counts",
+        BATCHED,
+        rows_behind_counts,
+        "NaN in rows behind an expert's count, in experts without a row and around tensors changes "
+        "nothing",
+    ),
+    Law(
+        "room_for_rows",
+        BATCHED,
+        room_for_rows,
+        "rows in use stay the same where every expert has room for more",
+        weight=0.5,
+    ),
+    Law(
+        "batched_expert_order",
+        BATCHED,
+        batched_expert_order,
+        "experts in another order give their rows in that order",
+        weight=0.5,
     ),
 )

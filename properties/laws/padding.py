@@ -8,7 +8,13 @@ from typing import Any
 
 import torch
 
-from ...reference import AttentionOutput, AttentionProblem, MoEProblem, RouteProblem
+from ...reference import (
+    AttentionOutput,
+    AttentionProblem,
+    BatchedMoEProblem,
+    MoEProblem,
+    RouteProblem,
+)
 from ...reference.problems import MAX_SEQ_LEN
 from ...reference.problems.mask_fields import WITHOUT_TABLES
 from ...reference.tensors.inputs import AttentionInputs, PagedAttentionInputs
@@ -31,8 +37,8 @@ from ..verdicts.verdict import VACUOUS, Verdict
 from .append import appended, by_slot
 from .batches import described
 from .expert_calls import answer, guarded, same
-from .general import expectation_of, kept, run
-from .law import APPEND, ATTENTION, MOE, PAGED, ROUTE, Law
+from .general import expectation_of, kept, run, run_on
+from .law import APPEND, ATTENTION, BATCHED, MOE, PAGED, ROUTE, Law
 
 SPOILS = ("nan", "nan", "inf", "-inf", "max")
 """What a spoilt row holds, each as often as it is named. NaN is what engines leave most often."""
@@ -115,6 +121,23 @@ def _experts_contained(subject: Subject, problem: MoEProblem) -> Verdict:
     return _said(verdict, f"with {_what(problem.seed)} in token {token} alone")
 
 
+def _rows_contained(subject: Subject, problem: BatchedMoEProblem) -> Verdict:
+    """Spoil a row in use, or one behind a count: no other row changes."""
+    inputs, spoilt = subject.materialise(problem), subject.materialise(problem)
+    if not isinstance(inputs.hidden, torch.Tensor):
+        return VACUOUS  # codes and scales, of which a NaN is another thing each
+    (first, _), bounded = run_on(subject, problem, inputs)
+    rows = problem.num_experts * problem.most_rows
+    expert, row = divmod(choose(problem.seed, "spoilt row", 0, rows), problem.most_rows)
+    _spoil(spoilt.hidden[expert, row : row + 1], problem.seed)
+    second = kept(subject.run_operation(problem, spoilt))[0]
+    others = torch.ones(first.shape[:2], dtype=torch.bool, device=first.device)
+    others[expert, row] = False
+    bound = 2 * bounded.bound.out[others]
+    verdict = same(second[others], first[others], bound, exact=subject.exact(problem))
+    return _said(verdict, f"with {_what(problem.seed)} in row {row} of expert {expert} alone")
+
+
 def _routes_contained(subject: Subject, problem: RouteProblem) -> Verdict:
     if problem.num_tokens < 2:  # noqa: PLR2004  nobody else is there
         return VACUOUS
@@ -147,6 +170,7 @@ CONTAINED: dict[str, Callable[[Subject, Any], Verdict]] = {
     **dict.fromkeys(APPEND, _appends_contained),
     **dict.fromkeys(ROUTE, _routes_contained),
     **dict.fromkeys(MOE, _experts_contained),
+    **dict.fromkeys(BATCHED, _rows_contained),
 }
 """How ``row_containment`` is checked of each operation."""
 

@@ -20,7 +20,7 @@ from ..verdicts.subject import Subject
 from ..verdicts.verdict import PASS, Verdict
 from .batches import on_host
 from .general import Computing, kept, run_on
-from .law import ATTENTION, MERGE, MOE, Law
+from .law import ATTENTION, BATCHED, MERGE, MOE, Law
 
 STREAMS = 4
 MOST_UNWATCHED, SECONDS_UNWATCHED, BYTES_UNWATCHED = 64, 0.5, 256 << 20
@@ -206,7 +206,7 @@ def share_scratch(sessions: Sequence[Session]) -> bool:
 LAWS = (
     Law(
         "soak",
-        ATTENTION + MERGE + MOE,
+        ATTENTION + MERGE + MOE + BATCHED,
         soak,
         "launched again and again, on several streams of a GPU, a call gives the same bits",
         weight=0.2,

@@ -42,8 +42,8 @@ from .attention import (
     view_bugs,
 )
 from .catalogue import SeededBug
-from .moe import bugs as moe_bugs
 from .moe import (
+    batched_bugs,
     expert_bugs,
     identity_bugs,
     router_value_bugs,
@@ -52,6 +52,7 @@ from .moe import (
     size_bugs,
     sorting_bugs,
 )
+from .moe import bugs as moe_bugs
 from .moe import honest as moe_honest
 from .moe import process_bugs as moe_process_bugs
 from .moe import quantised_bugs as moe_quantised_bugs
@@ -97,6 +98,7 @@ BUGS: tuple[SeededBug, ...] = (
     *router_value_bugs.BUGS,
     *identity_bugs.BUGS,
     *size_bugs.BUGS,
+    *batched_bugs.BUGS,
 )
 """Wrong answers: each must be killed by at least one law."""
 PROCESS_CONTROLS: tuple[SeededBug, ...] = (
@@ -122,6 +124,7 @@ HONEST: tuple[SeededBug, ...] = (
     *moe_honest.CONTROLS,
     *moe_weight_format_bugs.CONTROLS,
     *size_bugs.CONTROLS,
+    *batched_bugs.CONTROLS,
 )
 """Right answers by unusual ways: no law may accuse one."""
 CATALOGUE: tuple[SeededBug, ...] = (*BUGS, *PROCESS_CONTROLS, *HONEST)

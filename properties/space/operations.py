@@ -31,6 +31,15 @@ from .attention_strategies import (
     metadata_problems,
 )
 from .axis_values import Axes
+from .batched_moe import (
+    BATCHED_AXES,
+    batched_example,
+    batched_problems,
+    full_experts,
+    lengths_of_batched,
+    more_rows,
+    size_of_batched,
+)
 from .context_parallel import (
     CONTEXT_PARALLEL_AXES,
     context_parallel_example,
@@ -46,6 +55,7 @@ from .simplifying import (
     Fails,
     on_few_pages,
     simpler_batch,
+    simpler_batched,
     simpler_merge,
     simpler_paged_batch,
     simpler_values,
@@ -202,5 +212,9 @@ OPERATIONS = Table("kernelproof.properties.space.operations.OPERATIONS", {
         simpler_values, timed=sizes.some_tokens, larger=sizes.more_tokens,
         edges=edges_of_experts, owed=edges_owed_by_experts, longest=long_problems,
         wide=floor_problems,
+    ),
+    "batched_moe": Space(
+        BATCHED_AXES, batched_example, batched_problems, size_of_batched,
+        simpler_batched, timed=full_experts, larger=more_rows, lengths=lengths_of_batched,
     ),
 })  # fmt: skip

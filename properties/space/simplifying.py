@@ -12,7 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from ...reference import AttentionProblem, MergeProblem, MoEProblem, Problem, RouteProblem
+from ...reference import (
+    AttentionProblem,
+    BatchedMoEProblem,
+    MergeProblem,
+    MoEProblem,
+    Problem,
+    RouteProblem,
+)
 from ...reference.problems.cache_names import multiples_of
 from .attention_axes import head_fields
 from .attention_strategies import LENGTH_EDGES
@@ -24,7 +31,9 @@ ALWAYS_FREE: dict[str, Any] = {"seed": 0, "request_ids": (), "token_ids": ()}
 RUNGS = 16
 """Lengths that are tried at a time between one that passes and one that fails."""
 
-Attending = TypeVar("Attending", AttentionProblem, MergeProblem, RouteProblem, MoEProblem)
+Attending = TypeVar(
+    "Attending", AttentionProblem, MergeProblem, RouteProblem, MoEProblem, BatchedMoEProblem
+)
 Fails = Callable[[Problem], bool]
 """Whether a problem fails in the same way; always False once the budget is used up."""
 Cheap = Callable[[], bool]
@@ -218,6 +227,27 @@ def simpler_merge(problem: MergeProblem, axes: Axes, fails: Fails, cheap: Cheap)
     problem = replace(problem, num_tokens=tokens)
     heads = least(problem.num_heads, lambda n: fails(replace(problem, num_heads=n)))
     return replace(problem, num_heads=heads)
+
+
+def simpler_batched(
+    problem: BatchedMoEProblem, axes: Axes, fails: Fails, cheap: Cheap
+) -> BatchedMoEProblem:
+    """Simplify batched experts: fewer experts, then simpler values, then fewer rows."""
+    for expert in reversed(range(problem.num_experts)):
+        if problem.num_experts > 1:
+            counts = problem.counts[:expert] + problem.counts[expert + 1 :]
+            fewer = replace(problem, counts=counts)
+            problem = fewer if fails(fewer) else problem
+    problem = simpler_values(problem, axes, fails, cheap)
+    for expert, count in enumerate(problem.counts):
+        for fewer_rows in sorted({0, 1, count // 2} - {count}):
+            if fewer_rows < count:
+                counts = (*problem.counts[:expert], fewer_rows, *problem.counts[expert + 1 :])
+                fewer = replace(problem, counts=counts)
+                if fails(fewer):
+                    problem = fewer
+                    break
+    return problem
 
 
 def _shorter_request(problem: AttentionProblem, position: int, fails: Fails) -> AttentionProblem:

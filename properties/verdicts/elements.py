@@ -8,7 +8,14 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
-from ...reference import AttentionProblem, MergeProblem, MoEProblem, Problem, RouteProblem
+from ...reference import (
+    AttentionProblem,
+    BatchedMoEProblem,
+    MergeProblem,
+    MoEProblem,
+    Problem,
+    RouteProblem,
+)
 from ...reference.tensors.placement import placement
 from .operations import APPENDED
 from .verdict import Verdict
@@ -84,6 +91,15 @@ def _of_rows(*axes: str) -> Callable[..., Place]:
     return place
 
 
+def _of_experts(
+    problem: BatchedMoEProblem, name: str, shape: Sequence[int], index: Sequence[int]
+) -> Place:
+    del name
+    if list(shape[:2]) != [problem.num_experts, problem.most_rows]:
+        return {}
+    return dict(zip(("expert", "row", "channel"), index, strict=False))
+
+
 def _unnamed(*_: object) -> Place:
     return {}
 
@@ -97,5 +113,6 @@ PLACES: dict[str, Callable[[Any, str, Sequence[int], Sequence[int]], Place]] = {
     "slice_context_parallel": _unnamed,
     "route": _of_rows("token", "choice"),
     "moe": _of_rows("token", "channel"),
+    "batched_moe": _of_experts,
 }
 """What names an element of each operation's answer, of its tensor's name, shape and index."""

@@ -14,11 +14,13 @@ import torch
 from ...impl import Implementation
 from ...reference import (
     AttentionProblem,
+    BatchedMoEProblem,
     MergeProblem,
     MoEProblem,
     RouteProblem,
 )
 from ...reference.operations import Table
+from ...reference.tensors.batched_moe import BatchedMoEInputs
 from ...reference.tensors.inputs import AttentionInputs, MergeInputs
 from ...reference.tensors.moe_inputs import MoEInputs
 from .comparison import Result
@@ -53,6 +55,8 @@ class Answers:
         judge_apart: judges an implementation's answer to a record, where right answers may differ
             by more than bounds; None where two answers are right if they agree within theirs.
         names: the names of the two tensors of ``pair``, for messages.
+        unused: which elements of ``pair``'s first tensor nothing is promised of, as a mask that
+            broadcasts to it, of the inputs: laws see zeros there; None where all are judged.
     """
 
     law: str = "parity"
@@ -61,6 +65,7 @@ class Answers:
     other_batch: Callable[[Any], Any] = _undefined
     judge_apart: Callable[[Implementation, Any, Result], Verdict] | None = None
     names: tuple[str, str] = ("out", "lse")
+    unused: Callable[[Any], torch.Tensor] | None = None
 
     @property
     def has_pair(self) -> bool:
@@ -136,6 +141,13 @@ def _of_experts(inputs: MoEInputs) -> dict[str, Buffer]:
     return {"out": ((hidden.shape[0], weights.shape[1]), inputs.out_dtype, hidden.device)}
 
 
+def _of_batched(inputs: BatchedMoEInputs) -> dict[str, Buffer]:
+    hidden = inputs.hidden if isinstance(inputs.hidden, torch.Tensor) else inputs.hidden.codes
+    weights = inputs.w2 if isinstance(inputs.w2, torch.Tensor) else inputs.w2.codes
+    shape = (*hidden.shape[:2], weights.shape[1])
+    return {"out": (shape, inputs.out_dtype, hidden.device)}
+
+
 def _other_requests(problem: AttentionProblem) -> AttentionProblem:
     if len(problem.query_lens) > 1:
         return replace(
@@ -163,6 +175,14 @@ def _more_tokens(problem: Any) -> MoEProblem | RouteProblem:  # noqa: ANN401  on
     return other
 
 
+def _other_counts(problem: BatchedMoEProblem) -> BatchedMoEProblem:
+    """Return a batch of the same shape in which other rows are in use."""
+    counts = tuple(problem.most_rows - count for count in problem.counts)
+    if counts == problem.counts:
+        counts = (*counts[1:], 0)
+    return replace(problem, counts=counts)
+
+
 ATTENTION = Answers("parity", _out_and_lse, _attended, _other_requests)
 OPERATIONS = Table("kernelproof.properties.verdicts.operations.OPERATIONS", {
     "paged_attention": ATTENTION,
@@ -174,4 +194,6 @@ OPERATIONS = Table("kernelproof.properties.verdicts.operations.OPERATIONS", {
     "route": Answers("routing_parity", _weights_and_ids, other_batch=_more_tokens,
                      judge_apart=judge_route, names=("topk_weights", "topk_ids")),
     "moe": Answers("parity", _out, _of_experts, _more_tokens),
+    "batched_moe": Answers("parity", _out, _of_batched, _other_counts,
+                           unused=BatchedMoEInputs.unused),
 })  # fmt: skip

@@ -244,6 +244,7 @@ class Subject:
             inputs, views = self._with_buffers(inputs, fill)
         answers = OPERATIONS[problem.operation]
         wanted = answers.outputs(inputs) if answers.has_outputs else {}
+        unused = answers.unused(inputs) if answers.unused else None
         result = self.call(problem, inputs, function, wait=wait)
         # The record is the implementation's to spoil: its buffers are known without it.
         pair = (
@@ -272,7 +273,7 @@ class Subject:
                 raise Stop(fail("shape", f"{name} has shape {shapes}"))
         first, second = named.values()
         assert first is not None  # noqa: S101  of a pair the second only may be missing
-        return first, second
+        return first if unused is None else first.masked_fill(unused, 0.0), second
 
     def written_lse(
         self,

@@ -156,11 +156,16 @@ class Keeper(Subject):
             found = dict(named)
         else:
             found = self.read(lambda value: {n: getattr(value, n, None) for n in FIELDS}, result)
-        return {
+        kept = {
             name: each.detach().clone()
             for name, each in found.items()
             if isinstance(each, torch.Tensor) and unusable(name, each, self.target.device) is None
         }
+        if answers.unused and "out" in kept:
+            mask = answers.unused(inputs)
+            if kept["out"].shape[:2] == mask.shape[:2]:
+                kept["out"].masked_fill_(mask, 0)
+        return kept
 
     def _is_wrong(self, inputs: Any, answer: Named, expected: Named, bound: Named) -> bool:  # noqa: ANN401
         judge = OPERATIONS[operation_of(inputs)].judge_apart

@@ -11,15 +11,18 @@ from typing import Any
 
 import torch
 
+from ...impl.torch.batched_moe import rows_of
 from ...reference import Problem
 from ...reference.operations import OPERATIONS as ORACLES
 from ...reference.operations import Table
+from ...reference.tensors.batched_moe import BatchedMoEInputs
 from ...reference.tensors.inputs import AttentionInputs, MergeInputs, PagedAttentionInputs
 from ...reference.tensors.moe_inputs import MoEInputs
 from ..laws.general import parity
 from ..seeded.decoding import widened
 from ..seeded.honest import merge_states
 from ..seeded.kernels import HONEST, attend
+from ..seeded.moe.batched_bugs import apply as batched
 from ..seeded.moe.kernels import apply, changed
 from ..verdicts.contained import Stop
 from ..verdicts.operations import OPERATIONS
@@ -150,6 +153,11 @@ def _experts(inputs: MoEInputs) -> torch.Tensor:
     return apply(inputs, changed(projected=rounded, middle=rounded))
 
 
+def _batched_experts(inputs: BatchedMoEInputs) -> torch.Tensor:
+    rounded = _rounding(inputs)
+    return batched(inputs, hidden=rounded(rows_of(inputs))).masked_fill(inputs.unused(), 0.0)
+
+
 LOW_PRECISION: Table[Callable[[Any], torch.Tensor]] = Table(
     "kernelproof.properties.worker.tolerance_baselines.LOW_PRECISION",
     {
@@ -157,6 +165,7 @@ LOW_PRECISION: Table[Callable[[Any], torch.Tensor]] = Table(
         "ragged_attention": _attention,
         "merge_state": _merged,
         "moe": _experts,
+        "batched_moe": _batched_experts,
     },
 )
 """Plain code in the inputs' dtype, which rounds intermediates too, of each operation with a

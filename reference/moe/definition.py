@@ -131,10 +131,11 @@ def moe(
     )
     with torch.no_grad():
         call = checked_call(hidden, w13, w2, topk_ids, topk_weights, options)
-        return _apply(call, options.compute_dtype)
+        return apply_experts(call, options.compute_dtype)
 
 
-def _apply(call: MoECall, dtype: torch.dtype) -> torch.Tensor:
+def apply_experts(call: MoECall, dtype: torch.dtype) -> torch.Tensor:
+    """Compute each expert's rows, and add them up by token."""
     out = torch.zeros(call.shape, dtype=dtype, device=call.hidden.values.device)
     for part in call.parts:
         for expert, tokens, weights in part.rows():

@@ -19,6 +19,7 @@ from .attention import (
     AttentionProblem,
 )
 from .base import DTYPES, MAX_SEQ_LEN, BaseProblem
+from .batched_moe import BatchedMoEProblem
 from .context_parallel import ContextParallelProblem
 from .merge import CONTEXTS, EMPTY_STATES, LSE_LAYOUTS, MERGE_REGIMES, STATE_STRIDES, MergeProblem
 from .metadata import MetadataProblem
@@ -31,6 +32,7 @@ Problem = (
     | ContextParallelProblem
     | RouteProblem
     | MoEProblem
+    | BatchedMoEProblem
 )
 
 __all__ = [
@@ -52,6 +54,7 @@ __all__ = [
     "STATE_STRIDES",
     "AttentionProblem",
     "BaseProblem",
+    "BatchedMoEProblem",
     "ContextParallelProblem",
     "MergeProblem",
     "MetadataProblem",

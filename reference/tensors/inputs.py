@@ -19,6 +19,7 @@ from ..attention.options import Options
 from ..attention.requests import paged_call, ragged_call
 from ..formats.kv_format import KVCacheFormat, stored_head_dim
 from ..validation import KVLayout
+from .batched_moe import BatchedMoEInputs
 from .context_parallel import ContextParallelInputs
 from .moe_inputs import MoEInputs, RouteInputs
 
@@ -315,4 +316,5 @@ Inputs = (
     | ContextParallelInputs
     | RouteInputs
     | MoEInputs
+    | BatchedMoEInputs
 )

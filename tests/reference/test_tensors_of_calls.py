@@ -65,6 +65,13 @@ EXPERTS = {
     "topk_weights": torch.ones(3, 2),
     "w13_bias": torch.zeros(4, 6),
 }
+ROWS = {
+    "hidden": torch.ones(4, 2, 4),
+    "w13": EXPERTS["w13"],
+    "w2": EXPERTS["w2"],
+    "counts": torch.ones(4, dtype=INT32),
+    "w13_bias": EXPERTS["w13_bias"],
+}
 NIBBLES = torch.zeros(4, 64, dtype=torch.uint8)
 
 
@@ -96,6 +103,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
             "append_paged_kv": {**NEW, **CACHES, "metadata": METADATA},
             "route": ROUTE,
             "moe": EXPERTS,
+            "batched_moe": ROWS,
             "moe_error_bound": EXPERTS,
             "quantize_fp8": {"x": X, "scale": torch.ones(1)},
             "dequantize_fp8": {"codes": quantize_fp8(X), "scale": torch.ones(1)},

@@ -43,7 +43,7 @@ class Stages:
 
 def right(inputs: Any, operation: str) -> Any:  # noqa: ANN401  any operation's
     answer = ORACLES[operation].answer(inputs)
-    if operation == "moe":
+    if operation in ("moe", "batched_moe"):
         return answer.to(inputs.out_dtype)
     if hasattr(inputs, "out_dtype"):
         return answer.out.to(inputs.out_dtype), answer.lse.float()
@@ -54,14 +54,16 @@ def wrong(inputs: Any, operation: str) -> Any:  # noqa: ANN401
     """Return the right answer with another first element of its first tensor."""
     answer = right(inputs, operation)
     fields = answer.tensors() if hasattr(answer, "tensors") else None
-    first = answer if operation == "moe" else fields["qo_indptr"] if fields else answer[0]
+    first = (
+        answer if isinstance(answer, torch.Tensor) else fields["qo_indptr"] if fields else answer[0]
+    )
     first = first.clone()
     first.flatten()[0] += 1
     if fields:
         return types.SimpleNamespace(
             **{**fields, "qo_indptr": first}, page_size=getattr(answer, "page_size", 0)
         )
-    return first if operation == "moe" else (first, *answer[1:])
+    return first if isinstance(answer, torch.Tensor) else (first, *answer[1:])
 
 
 def kernel_of(

@@ -18,7 +18,7 @@ from kernelproof.properties.verdicts.subject import Subject
 from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.properties.worker.requests import Address
 from kernelproof.properties.worker.tasks import HANDLER
-from kernelproof.reference import AttentionProblem, Problem
+from kernelproof.reference import AttentionProblem, BatchedMoEProblem, Problem
 
 ABSENT = missing("triton", "triton")
 pytestmark = pytest.mark.skipif(ABSENT is not None, reason=str(ABSENT))
@@ -34,6 +34,7 @@ RAGGED = replace(MIXED, operation="ragged_attention", page_size=1, page_order=0)
 ENCODED = replace(RAGGED, seq_lens=RAGGED.query_lens)
 APPENDED = replace(MIXED, operation="append_paged_kv")
 DIFFERENT = replace(MIXED, head_dim_vo=32)
+BATCHED = BatchedMoEProblem(counts=(3, 0, 18, 1), most_rows=18, hidden=136, inter=144)
 VERIFIED = replace(MIXED, query_lens=(3, 3), seq_lens=(118, 110))
 """Requests whose prefixes have keys in each of four parts."""
 
@@ -307,6 +308,12 @@ def real() -> Iterator[Worker]:
         ("vllm-unified-attention-td", replace(MIXED, alibi=True, alibi_function="sqrt")),
         ("vllm-chunked-prefill-paged-decode", replace(MIXED, sinks=True, window_left=2)),
         ("vllm-chunked-prefill-paged-decode", replace(MIXED, alibi=True)),
+        ("vllm-batched-moe", BATCHED),
+        ("vllm-batched-moe", replace(BATCHED, activation="relu2", dtype="float16")),
+        *(
+            ("vllm-batched-moe-fp8", replace(BATCHED, quantized=name, quantized_hidden=True))
+            for name in ("fp8_tensor", "fp8_channel", "fp8_block")
+        ),
         ("lmdeploy-decode", replace(DECODED, logits_soft_cap=3.0, seq_lens=(70, 1, 33))),
         ("lmdeploy-prefill", replace(RAGGED, logits_soft_cap=3.0, sinks=True)),
         ("lmdeploy-fill-kv-cache", APPENDED),

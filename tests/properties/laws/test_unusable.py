@@ -20,6 +20,7 @@ from kernelproof.properties.verdicts.subject import Subject
 from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.reference import (
     AttentionProblem,
+    BatchedMoEProblem,
     BatchMetadata,
     ContextParallelProblem,
     MergeProblem,
@@ -40,6 +41,7 @@ PROBLEMS: tuple[Problem, ...] = (
     ContextParallelProblem(),
     RouteProblem(4, 16, 2),
     MoEProblem(),
+    BatchedMoEProblem(counts=(2, 1), most_rows=3),
 )
 
 
@@ -102,7 +104,7 @@ def right(problem: Problem, inputs: Any) -> Any:  # noqa: ANN401  any operation'
     if problem.operation == "route":  # the oracle refuses NaN, which has no rank
         inputs = replace(inputs, logits=inputs.logits.nan_to_num())
     answer = OPERATIONS[problem.operation].answer(inputs)
-    if problem.operation == "moe":
+    if problem.operation in ("moe", "batched_moe"):
         return answer.to(inputs.out_dtype)
     if problem.operation == "route":
         return answer.topk_ids.int(), answer.topk_weights.float()
@@ -226,7 +228,12 @@ def test_a_result_whose_own_methods_raise_is_a_crash_that_says_so(problem: Probl
             raise KeyboardInterrupt(name)
 
     found = of_call(lambda _: Unread((0, 0)), problem)
-    pair = problem.operation not in ("build_metadata", "slice_context_parallel", "moe")
+    pair = problem.operation not in (
+        "build_metadata",
+        "slice_context_parallel",
+        "moe",
+        "batched_moe",
+    )
     if pair:
         assert (found.status, found.kind) == ("CRASH", "RuntimeError")
         assert found.message == "its result raised RuntimeError: no length"

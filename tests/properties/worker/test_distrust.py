@@ -36,6 +36,7 @@ from kernelproof.properties.worker.link import Link, Packer, unpack
 from kernelproof.properties.worker.requests import ON_ITS_GPU, Address
 from kernelproof.reference import (
     AttentionProblem,
+    BatchedMoEProblem,
     ContextParallelProblem,
     MergeProblem,
     MetadataProblem,
@@ -109,6 +110,7 @@ TRIED: dict[str, Problem] = {
     "slice_context_parallel": ContextParallelProblem(),
     "route": RouteProblem(num_tokens=3, num_experts=8),
     "moe": MoEProblem(num_tokens=3),
+    "batched_moe": BatchedMoEProblem(counts=(2, 1), most_rows=3),
 }
 
 
