@@ -117,8 +117,9 @@ of one allocation, in one row, interleaved by page, slot or head, or between the
 layers, and axes of size 1 have any stride; ``strided_channels``: channels have a stride of 2;
 ``window_right``: an
 ``inputs.window_right``; ``alibi``: ``inputs.alibi_slopes``; ``output_scale``: an
-``inputs.output_scale``, with outputs in FP8; ``output_divisor``: an ``inputs.output_divisor`` of
-outputs of any dtype; ``causal_by_request``: ``inputs.causal`` is a tensor;
+``inputs.output_scale``, with outputs in FP8, of merges too; ``output_divisor``: an
+``inputs.output_divisor`` of outputs of any dtype;
+``causal_by_request``: ``inputs.causal`` is a tensor;
 ``tree``: the query tokens of a request are a draft tree, which ``inputs.tree_mask`` describes, and
 ``inputs.custom_mask`` with all keys; ``mask_by_head``: besides ``custom_mask``, one of each
 key-value head, [kv_heads, sum of T_i * S_i]; ``image_spans``: ``inputs.spans``;
@@ -182,6 +183,7 @@ def drawn_features(problem: Problem) -> list[str]:
         strides = [STATES[problem.strides]] if problem.strides else []
         lses = [LSE_VIEWS] if problem.lse_layout else []
         marks = [INF_MARKS] if problem.inf_marks_empty else []
+        marks += ["output_scale"] if problem.output_scale is not None else []
         return [*strides, *([] if problem.context == "all" else [CONTEXT]), *lses, *marks]
     return []
 

@@ -53,6 +53,7 @@ def merged(inputs: MergeInputs) -> AttentionOutput:
         inputs.lses,
         context_tokens=inputs.context_tokens,
         inf_marks_empty=inputs.inf_marks_empty,
+        output_scale=inputs.output_scale,
     )
 
 
@@ -65,6 +66,7 @@ def bounded_merge(inputs: MergeInputs, arithmetic: Arithmetic) -> Bounded:
             inputs.lses,
             context_tokens=inputs.context_tokens,
             inf_marks_empty=inputs.inf_marks_empty,
+            output_scale=inputs.output_scale,
             arithmetic=arithmetic,
             out_dtype=inputs.out_dtype,
         ),

@@ -26,11 +26,17 @@ def _supports(problem: MergeProblem, target: Target) -> bool | str:
         return "this release reads states as dense"
     if problem.context != "all" and not says(FILE, "prefill_tokens_with_context"):
         return "this release merges all tokens with a prefix"
-    return wrong_here(target, problem.dtype) or unavailable(FILE, target) or True
+    if problem.output_scale is not None and not says(FILE, "output_scale"):
+        return "this release writes no outputs in FP8"
+    narrow = "" if problem.output_scale is None else "an output"
+    return wrong_here(target, problem.dtype, narrow) or unavailable(FILE, target) or True
 
 
 def _compile_key(problem: MergeProblem) -> Hashable:
-    return problem.dtype, problem.head_dim, problem.num_heads % 16 == 0, problem.num_heads == 1
+    return (
+        problem.dtype, problem.head_dim, problem.num_heads % 16 == 0, problem.num_heads == 1,
+        problem.output_scale is not None,
+    )  # fmt: skip
 
 
 def _kernels(problem: MergeProblem) -> Iterator[MergeProblem]:
@@ -45,7 +51,7 @@ def _kernels(problem: MergeProblem) -> Iterator[MergeProblem]:
     provider="vllm",
     supports=_supports,
     # One head stride is read of both: vLLM's own merge_attn_states refuses others before it.
-    features=("padded_states", "context_tokens", "inf_marks_empty"),
+    features=("padded_states", "context_tokens", "inf_marks_empty", "output_scale"),
     writes_out=True,
     compile_key=_compile_key,
     kernels=_kernels,
@@ -63,14 +69,24 @@ def merge(inputs: MergeInputs) -> tuple[torch.Tensor | None, torch.Tensor | None
     if not says(FILE, "prefix_lse_head_stride"):
         lses = [each.contiguous() for each in lses]
         merged = torch.full_like(lses[0], torch.nan)
+    out, scale = inputs.out, None
+    if inputs.output_scale is not None and out is not None:
+        scale = inputs.lses.new_tensor([inputs.output_scale])
+        # Triton's interpreter drops bits where it stores FP8: torch rounds in its place.
+        out = out if out.is_cuda else out.float()
     with load(FILE, stubs) as kernels:
         merge_states = kernels.merge_attn_states
         merge_states(
-            output=inputs.out, output_lse=merged,
+            output=out, output_lse=merged,
             prefix_output=inputs.outs[0], prefix_lse=lses[0],
             suffix_output=inputs.outs[1], suffix_lse=lses[1],
-            **known(merge_states, prefill_tokens_with_context=inputs.context_tokens),
+            **known(
+                merge_states, prefill_tokens_with_context=inputs.context_tokens,
+                output_scale=scale,
+            ),
         )  # fmt: skip
+    if inputs.out is not None and out is not inputs.out:
+        inputs.out.copy_(out)
     if inputs.lse is not None and merged is not None:
         inputs.lse.copy_(merged.T)
     return inputs.out, inputs.lse

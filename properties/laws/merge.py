@@ -72,7 +72,9 @@ def _pair(subject: Subject, problem: MergeProblem, num_states: int) -> _Pair | N
 
 def _dense(problem: MergeProblem) -> MergeProblem:
     """Return the problem with whole, dense states: a law's own are so, and parity has others."""
-    return dataclasses.replace(problem, strides="", context="all", inf_marks_empty=False)
+    return dataclasses.replace(
+        problem, strides="", context="all", inf_marks_empty=False, output_scale=None
+    )
 
 
 def identity(subject: Subject, problem: MergeProblem) -> Verdict:

@@ -40,6 +40,7 @@ from .kernels import (
     close,
     finite,
     scan,
+    to_codes,
 )
 
 CONTROLS: list[SeededBug] = []
@@ -271,7 +272,7 @@ def given_outputs(inputs: PagedAttentionInputs) -> None:
     CONTROLS,
     "merge_state",
     control="honest",
-    features=(*STATES.values(), CONTEXT, LSE_VIEWS, INF_MARKS),
+    features=(*STATES.values(), CONTEXT, LSE_VIEWS, INF_MARKS, "output_scale"),
 )
 def merge(inputs: MergeInputs) -> Pair:
     """Merge all states at once in float32."""
@@ -286,7 +287,10 @@ def merge_within(inputs: MergeInputs, context_tokens: int | None) -> Pair:
     if context_tokens is not None:
         lses = lses.clone()
         outs[0, context_tokens:], lses[0, context_tokens:] = 0.0, -torch.inf
-    return merge_states(outs, lses, inputs.out_dtype)
+    if inputs.output_scale is None:
+        return merge_states(outs, lses, inputs.out_dtype)
+    out, lse = merge_states(outs, lses, torch.float32)
+    return to_codes(out, inputs.output_scale).to(inputs.out_dtype), lse
 
 
 def merge_states(outs: torch.Tensor, lses: torch.Tensor, dtype: torch.dtype) -> Pair:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
+from ...impl.features import CONTEXT
 from ...reference.tensors.inputs import MergeInputs
 from .catalogue import SeededBug, seeded
 from .honest import merge_states, merge_within
+from .kernels import to_codes
 
 BUGS: list[SeededBug] = []
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -154,3 +158,43 @@ def inf_marks_first_state_only(inputs: MergeInputs) -> Pair:
     lses = inputs.lses.clone()
     lses[:1].masked_fill_(lses[:1] == torch.inf, -torch.inf)
     return merge_states(inputs.outs, lses.clamp(max=torch.finfo(lses.dtype).max), inputs.out_dtype)
+
+
+def _in_fp8(inputs: MergeInputs, codes: Callable[[torch.Tensor, float], torch.Tensor]) -> Pair:
+    """Merge, and make an output in FP8 by another function of the output and its scale."""
+    if inputs.output_scale is None:
+        return merge_within(inputs, inputs.context_tokens)
+    wide = replace(inputs, output_scale=None, out_dtype=torch.float32)
+    out, lse = merge_within(wide, inputs.context_tokens)
+    return codes(out, inputs.output_scale).to(inputs.out_dtype), lse
+
+
+@seeded(BUGS, MERGE, "parity", features=("output_scale",))
+def merge_scale_multiplied(inputs: MergeInputs) -> Pair:
+    """Multiply a merged output in FP8 by its scale."""
+    return _in_fp8(inputs, lambda out, scale: to_codes(out, 1 / scale))
+
+
+@seeded(BUGS, MERGE, "parity", features=("output_scale",))
+def merge_not_saturated(inputs: MergeInputs) -> Pair:
+    """Let a merged output beyond the largest number of FP8 become NaN."""
+
+    def wild(out: torch.Tensor, scale: float) -> torch.Tensor:
+        codes = out / scale
+        return codes.masked_fill(codes.abs() > to_codes(codes, 1.0).abs(), torch.nan)
+
+    return _in_fp8(inputs, wild)
+
+
+@seeded(BUGS, MERGE, "parity", features=("output_scale", CONTEXT))
+def copied_state_not_scaled(inputs: MergeInputs) -> Pair:
+    """Leave an output in FP8 unscaled where a token has no first state, and others are copied."""
+    first = inputs.context_tokens
+
+    def codes(out: torch.Tensor, scale: float) -> torch.Tensor:
+        scaled = to_codes(out, scale)
+        if first is not None:
+            scaled[first:] = to_codes(out[first:], 1.0)
+        return scaled
+
+    return _in_fp8(inputs, codes)

@@ -137,6 +137,7 @@ MERGE_AXES: dict[str, tuple[Any, ...]] = {
     "context": CONTEXTS,
     "lse_layout": LSE_LAYOUTS,
     "inf_marks_empty": (False, True),
+    "output_scale": (None, 1.0, 0.25, 2.0**-8),
 }
 WITHOUT_LATENT = tuple(dims for dims in HEAD_DIMS if len(dims) == PAIR)
 RAGGED_AXES = {

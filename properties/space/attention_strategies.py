@@ -648,6 +648,8 @@ def merge_problems(draw: st.DrawFn, axes: Axes) -> MergeProblem:
             "inf_marks_empty",
         )
     }
+    dense, *scales = axes.allows("output_scale")
+    fields["output_scale"] = draw(sampled((*[dense] * max(1, 2 * len(scales)), *scales)))
     room = axes.max_work // (8 * fields["num_states"])
     dims = [dim for dim in axes.allows("head_dim") if dim < room] or [axes.allows("head_dim")[0]]
     fields["head_dim"] = draw(sampled(dims))

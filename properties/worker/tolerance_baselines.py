@@ -21,7 +21,7 @@ from ...reference.tensors.moe_inputs import MoEInputs
 from ..laws.general import parity
 from ..seeded.decoding import widened
 from ..seeded.honest import merge_states
-from ..seeded.kernels import HONEST, attend
+from ..seeded.kernels import HONEST, attend, to_codes
 from ..seeded.moe.batched_bugs import apply as batched
 from ..seeded.moe.kernels import apply, changed
 from ..verdicts.contained import Stop
@@ -145,7 +145,9 @@ def _paged_attention(inputs: PagedAttentionInputs) -> torch.Tensor:
 
 
 def _merged(inputs: MergeInputs) -> torch.Tensor:
-    return merge_states(inputs.outs, _rounding(inputs)(inputs.lses), inputs.out_dtype)[0]
+    scale, lses = inputs.output_scale, inputs.lses.to(inputs.outs.dtype).float()
+    merged = merge_states(inputs.outs, lses, inputs.outs.dtype)[0]
+    return merged if scale is None else to_codes(merged.float(), scale).to(inputs.out_dtype)
 
 
 def _experts(inputs: MoEInputs) -> torch.Tensor:

@@ -19,7 +19,8 @@ from ..formats.arithmetic import (
 )
 from ..validation import check_same, check_tensor
 from .definition import AttentionOutput
-from .error_terms import EXP, LOGIT, LSE, SUM, growth
+from .error_terms import EXP, LOGIT, LSE, OUTPUT_SCALE, SUM, growth
+from .options import LARGEST_OUTPUT, OUTPUT_DTYPE, check_output_scale
 from .reordering import LARGEST_LOGIT_ERROR
 
 
@@ -30,6 +31,7 @@ def merge_states(
     *,
     context_tokens: int | None = None,
     inf_marks_empty: bool = False,
+    output_scale: float | None = None,
     compute_dtype: torch.dtype = torch.float64,
 ) -> AttentionOutput:
     """Merge attention states over disjoint sets of keys.
@@ -42,6 +44,8 @@ def merge_states(
             vLLM merges a prefix that only the first tokens of a batch have.
         inf_marks_empty: whether an lse of inf marks a state of no keys, too, as FlashAttention 2
             gives it: it is read as -inf.
+        output_scale: of outputs in FP8 (float8_e4m3fn), a positive number: the merged ``out`` is
+            divided by it and saturates, as that of ``paged_attention``.
         compute_dtype: float64 (default) or float32.
 
     Returns:
@@ -54,7 +58,15 @@ def merge_states(
     weights, lse = _weights(
         _checked(outs, lses, context_tokens, inf_marks_empty=inf_marks_empty), compute_dtype
     )
-    return AttentionOutput(_sum(weights, outs.to(compute_dtype)), lse)
+    return AttentionOutput(_scaled(_sum(weights, outs.to(compute_dtype)), output_scale), lse)
+
+
+def _scaled(out: torch.Tensor, output_scale: float | None) -> torch.Tensor:
+    """Return what an output would be if it were not rounded: divided and saturated, if in FP8."""
+    check_output_scale("output_scale", output_scale)
+    if output_scale is None:
+        return out
+    return (out / output_scale).clamp_(-LARGEST_OUTPUT, LARGEST_OUTPUT)
 
 
 def _checked(
@@ -107,6 +119,7 @@ def merge_error_bound(
     *,
     context_tokens: int | None = None,
     inf_marks_empty: bool = False,
+    output_scale: float | None = None,
     out_errors: torch.Tensor | None = None,
     lse_errors: torch.Tensor | None = None,
     arithmetic: Arithmetic | None = None,
@@ -118,15 +131,17 @@ def merge_error_bound(
     The weight of state s is ``exp(lse_s - lse)``. Its relative error is
     ``expm1(u [LOGIT (|lse_s| + max |lse_s|) + EXP] + lse_error_s)``, by the reasoning of
     ``attention_error_bound`` with states in the place of keys. The errors of the states themselves
-    enter with their weights.
+    enter with their weights. An output in FP8 is divided by its scale, which adds
+    ``OUTPUT_SCALE u |out|`` before the division, and is rounded once, as that of attention is.
 
     Args:
-        outs, lses, context_tokens, inf_marks_empty: as in ``merge_states``.
+        outs, lses, context_tokens, inf_marks_empty, output_scale: as in ``merge_states``.
         out_errors: [states, tokens, heads, dim], how far each out may already be off; 0 if None.
         lse_errors: [states, tokens, heads], the same for lses.
         arithmetic: what the kernel rounds; float32 throughout if None. ``partial_outputs``: some
             states are merged first, and stored in the output's dtype.
-        out_dtype: dtype of the kernel's output; that of outs if None.
+        out_dtype: dtype of the kernel's output; that of outs if None, with ``output_scale``
+            float8_e4m3fn.
         compute_dtype: float64 (default) or float32.
 
     Returns:
@@ -138,7 +153,8 @@ def merge_error_bound(
     lses = _checked(outs, lses, context_tokens, inf_marks_empty=inf_marks_empty)
     weights, lse = _weights(lses, compute_dtype)
     u = UNIT_ROUNDOFF[checked_arithmetic(arithmetic).accumulate]
-    out_format = dtype_name(out_dtype or outs.dtype)
+    usual = outs.dtype if output_scale is None else OUTPUT_DTYPE
+    out_format = dtype_name(out_dtype or usual)
     finite = torch.where(torch.isneginf(lses), 0.0, lses.to(compute_dtype))
     magnitude = finite.abs()
     largest = magnitude.amax(dim=0) if len(lses) else lse.abs()
@@ -158,7 +174,11 @@ def merge_error_bound(
     out = _sum(weights, defined)
     rounding = UNIT_ROUNDOFF[out_format]
     if arithmetic is not None and arithmetic.partial_outputs:
-        error = error + rounding * weighted
+        # What is merged first is stored as states are.
+        error = error + UNIT_ROUNDOFF[dtype_name(outs.dtype)] * weighted
+    if output_scale is not None:
+        error = (error + OUTPUT_SCALE * u * out.abs()) / output_scale
+        out = _scaled(out, output_scale)
     out_bound = (1 + rounding) * error + rounding * out.abs() + SMALLEST_SUBNORMAL[out_format] / 2
     empty = torch.isneginf(lse)
     finite_lse = torch.where(empty, 0.0, lse)

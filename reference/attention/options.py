@@ -65,8 +65,8 @@ def check_options(q: torch.Tensor, num_kv_heads: int, mask_size: int, options: O
     if options.sm_scale is not None and not _is_finite(options.sm_scale):
         message = f"sm_scale is {options.sm_scale!r}; it must be a finite number or None"
         raise ValueError(message)
-    _check_output_scale("output_scale", options.output_scale)
-    _check_output_scale("output_divisor", options.output_divisor)
+    check_output_scale("output_scale", options.output_scale)
+    check_output_scale("output_divisor", options.output_divisor)
     if options.sinks is not None:
         _check_shape("sinks", options.sinks, (q.shape[1],), "floating [qo_heads]")
     if options.alibi_slopes is not None:
@@ -146,7 +146,8 @@ def causal_flags(options: Options, requests: int) -> list[bool]:
     return flags
 
 
-def _check_output_scale(name: str, scale: float | None) -> None:
+def check_output_scale(name: str, scale: float | None) -> None:
+    """Check a number that outputs are divided by."""
     if scale is not None and not (_is_finite(scale) and scale > 0):
         message = f"{name} is {scale!r}; it must be a positive, finite number or None"
         raise ValueError(message)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .base import DTYPES, BaseProblem, check_at_least, check_one_of
+from .base import DTYPES, BaseProblem, check_at_least, check_one_of, refuse
 
 MERGE_REGIMES = ("iid", "dominant_state", "shifted", "exact_grid")
 EMPTY_STATES = ("none", "some", "all")
@@ -38,6 +39,8 @@ class MergeProblem(BaseProblem):
             ``padded_heads_first``: rows of each head have room for more tokens.
         inf_marks_empty: whether the lse of an empty state is inf, of every other one by hash, as
             FlashAttention 2 marks a state of no keys; else -inf.
+        output_scale: of outputs in FP8 (float8_e4m3fn), by which they are divided; null where the
+            output has the dtype of the outs.
         seed: of the values.
     """
 
@@ -48,6 +51,7 @@ class MergeProblem(BaseProblem):
         "context",
         "lse_layout",
         "inf_marks_empty",
+        "output_scale",
     )
 
     num_states: int = 2
@@ -62,6 +66,7 @@ class MergeProblem(BaseProblem):
     lse_layout: str = ""
     inf_marks_empty: bool = False
     seed: int = 0
+    output_scale: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no call can look like."""
@@ -76,10 +81,14 @@ class MergeProblem(BaseProblem):
             (("num_states", 1), ("num_heads", 1), ("head_dim", 1), ("num_tokens", 0), ("seed", 0)),
         )
 
+        scale = self.output_scale
+        if scale is not None and not (math.isfinite(scale) and scale > 0):
+            refuse("output_scale", scale, "positive and finite, or null")
+
     @property
     def exact(self) -> bool:
         """Whether the output is exactly representable, so that it is compared bitwise."""
-        return self.regime == "exact_grid"
+        return self.regime == "exact_grid" and self.output_scale is None
 
     @property
     def context_tokens(self) -> int:

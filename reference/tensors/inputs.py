@@ -230,11 +230,13 @@ class MergeInputs(_WithOutput, _States):
         apart: the outs of states that lie by themselves, else None; ``states`` has them always.
         context_tokens: tokens of the first state, which is not to be read behind them; None: all.
         inf_marks_empty: whether an lse of inf marks a state of no keys, as -inf does.
+        output_scale: of an out in FP8, else None.
     """
 
     apart: tuple[torch.Tensor, ...] | None = None
     context_tokens: int | None = None
     inf_marks_empty: bool = False
+    output_scale: float | None = None
 
     @property
     def states(self) -> tuple[torch.Tensor, ...]:

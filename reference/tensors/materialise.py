@@ -49,7 +49,8 @@ def merge_inputs(problem: MergeProblem, home: Allocator) -> MergeInputs:
         apart=_place_apart(outs.to(dtype), home) if problem.strides == "different" else None,
         context_tokens=None if problem.context == "all" else problem.context_tokens,
         inf_marks_empty=problem.inf_marks_empty,
-        out_dtype=dtype,
+        output_scale=problem.output_scale,
+        out_dtype=dtype if problem.output_scale is None else OUTPUT_DTYPE,
         storages=home.storages,
     )
 

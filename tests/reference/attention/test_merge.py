@@ -12,11 +12,14 @@ import torch
 from kernelproof.reference import (
     Arithmetic,
     AttentionOutput,
+    MergeProblem,
+    materialise,
     merge_error_bound,
     merge_states,
     ragged_attention,
     ragged_attention_error_bound,
 )
+from kernelproof.reference.tensors.inputs import MergeInputs
 
 FLOAT64 = torch.float64
 INF = math.inf
@@ -430,3 +433,37 @@ def test_an_lse_of_inf_marks_a_state_of_no_keys_where_that_is_said(
     unmarked = torch.where(lses == INF, -INF, lses)
     for mine, theirs in zip(bound, merge_error_bound(outs, unmarked), strict=True):
         assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.25, 2.0**-8, 0.3])
+def test_an_output_in_fp8_is_divided_by_its_scale_and_saturates(scale: float) -> None:
+    problem = MergeProblem(
+        num_states=2, num_tokens=5, num_heads=2, empty="some", output_scale=scale
+    )
+    inputs = materialise(problem)
+    assert isinstance(inputs, MergeInputs)
+    assert inputs.out_dtype == torch.float8_e4m3fn
+    found = merge_states(inputs.outs, inputs.lses, output_scale=scale)
+    bound = merge_error_bound(inputs.outs, inputs.lses, output_scale=scale)
+    for token in range(5):
+        for head in range(2):
+            lses = [float(lse) for lse in inputs.lses[:, token, head]]
+            weights = [math.exp(lse) for lse in lses]
+            for channel in range(16):
+                outs = [float(out) for out in inputs.outs[:, token, head, channel]]
+                terms = [w * o for w, o in zip(weights, outs, strict=True) if w]
+                out = sum(terms) / (sum(weights) or 1.0) / scale
+                place = (token, head, channel)
+                assert float(found.out[place]) == pytest.approx(max(min(out, 448.0), -448.0))
+                rounded = torch.tensor(found.out[place].item()).to(torch.float8_e4m3fn).double()
+                assert abs(rounded - found.out[place]) <= bound.out[place]
+    assert float(found.out.abs().max()) == 448.0 or scale > 2.0**-8
+
+
+def test_a_scale_of_outputs_is_positive() -> None:
+    outs, lses = torch.ones(2, 1, 1, 4), torch.zeros(2, 1, 1)
+    with pytest.raises(ValueError, match=r"output_scale is -1\.0; it must be a positive"):
+        merge_states(outs, lses, output_scale=-1.0)
+    with pytest.raises(ValueError, match="field output_scale is 0; it must be positive"):
+        MergeProblem(output_scale=0)
+    assert "output_scale" not in MergeProblem().to_json()
