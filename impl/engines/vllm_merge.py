@@ -85,7 +85,7 @@ def merge(inputs: MergeInputs) -> tuple[torch.Tensor | None, torch.Tensor | None
                 output_scale=scale,
             ),
         )  # fmt: skip
-    if inputs.out is not None and out is not inputs.out:
+    if inputs.out is not None and out is not None and out is not inputs.out:
         inputs.out.copy_(out)
     if inputs.lse is not None and merged is not None:
         inputs.lse.copy_(merged.T)

@@ -45,7 +45,8 @@ def rows_of(inputs: BatchedMoEInputs) -> torch.Tensor:
     flat = hidden._replace(
         codes=hidden.codes.flatten(0, 1), scales=scales.flatten(0, 1) if scales.dim() else scales
     )
-    return hidden_states(flat).unflatten(0, hidden.codes.shape[:2])
+    rows: torch.Tensor = hidden_states(flat).unflatten(0, hidden.codes.shape[:2])
+    return rows
 
 
 def options_of(inputs: BatchedMoEInputs) -> MoEInputs:

@@ -87,11 +87,11 @@ def batched_problems(draw: st.DrawFn, axes: Axes) -> BatchedMoEProblem:
     most = draw(one_of([n for n in axes.allows("most_rows") if n <= room] or
                        axes.allows("most_rows")[:1]))  # fmt: skip
     experts = draw(one_of([n for n in EXPERTS if 2 * WEIGHTS * n <= room] or EXPERTS[:1]))
-    each = max(1, (room - WEIGHTS * experts) // experts)
-    counts = []
+    share = max(1, (room - WEIGHTS * experts) // experts)
+    counts: list[int] = []
     for _ in range(experts):
-        count = draw(sampled((most, 0, 1, most - 1, most // 2)) | st.integers(0, most))
-        counts.append(min(count, max(each, 1)))
+        count: int = draw(sampled((most, 0, 1, most - 1, most // 2)) | st.integers(0, most))
+        counts.append(min(count, share))
     # One expert may have as many rows as there is room for, whatever the others cost.
     full = draw(st.integers(0, experts - 1))
     if most <= room:
