@@ -159,7 +159,7 @@ UNUSED: Mapping[str, tuple[str, ...]] = {
     f"{MOE}.rocm_aiter_fused_moe": ("is_rocm_aiter_moe_enabled",),
     f"{MOE}.topk_weight_and_reduce": ("TopKWeightAndReduceNoOP",),
     f"{MOE}.utils": (
-        "_resize_cache", "activation_without_mul", "disable_inplace", "enable_swap_ab",
+        "_resize_cache", "activation_without_mul", "disable_inplace",
         "moe_kernel_quantize_input", "warn_if_moe_use_td_ineffective",
     ),
     f"{QUANTISATION}.mxfp4_utils": ("dequant_mxfp4",),
@@ -192,7 +192,9 @@ def stubs() -> Mapping[str, Mapping[str, object]]:
         "vllm.v1.kv_cache_interface": {
             "KVQuantMode": KVQuantMode, "is_quantized_kv_cache": _is_quantised,
         },
-        f"{MOE}.utils": {"resolve_moe_use_td": lambda: False},
+        f"{MOE}.utils": {
+            "resolve_moe_use_td": lambda: False, "enable_swap_ab": lambda *_: False,
+        },
         f"{QUANTISATION}.quant_utils": {
             "FP8_DTYPE": torch.float8_e4m3fn, "get_fp8_min_max": lambda: (limits.min, limits.max),
         },
@@ -201,3 +203,18 @@ def stubs() -> Mapping[str, Mapping[str, object]]:
         module: {**dict.fromkeys(UNUSED.get(module, ()), Unused()), **used.get(module, {})}
         for module in {*used, *UNUSED}
     }
+
+
+def stubs_with_swapped_operands() -> Mapping[str, Mapping[str, object]]:
+    """Stand in for vLLM on Hopper, where blocks of few rows are the second operand."""
+    return _with_choice(enable_swap_ab=lambda rows, columns: rows < 64 <= columns)  # noqa: PLR2004
+
+
+def stubs_with_descriptors() -> Mapping[str, Mapping[str, object]]:
+    """Stand in for vLLM where VLLM_TRITON_USE_TD asks for tensor descriptors."""
+    return _with_choice(resolve_moe_use_td=lambda: True)
+
+
+def _with_choice(**choices: object) -> Mapping[str, Mapping[str, object]]:
+    usual = stubs()
+    return {**usual, f"{MOE}.utils": {**usual[f"{MOE}.utils"], **choices}}

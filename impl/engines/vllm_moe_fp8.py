@@ -1,0 +1,138 @@
+"""vLLM's Triton experts on FP8 weights, and by tensor descriptors: ``fused_moe_kernel``.
+
+Hidden states are FP8 as well, and the activation's results are quantised again. vLLM does that by a
+CUDA operator, torch does it here. On Hopper the kernel swaps its operands where a block has few
+rows (``SWAP_AB``).
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import cast
+
+import torch
+
+from ...reference import MoEProblem, QuantizedMatrix
+from ...reference.tensors.moe_inputs import MoEInputs
+from ..targets.refusal import Refusal
+from ..targets.target import Target
+from ..torch.moe_layouts import codes_of, scales_of
+from .claims import wrong_here
+from .sources import says
+from .vllm_moe import FEATURES, FILE, ROUNDED, Form, kernel, multiplied, refusal
+from .vllm_stubs import stubs_with_descriptors, stubs_with_swapped_operands
+
+LARGEST = 448.0
+GROUP = 128
+SWAPPED_TOKENS = {"fp8_block": 64, "fp8_tensor": 96, "fp8_channel": 96}
+"""Most tokens for which vLLM chooses blocks of fewer than 64 rows."""
+HOPPER = 90
+GATHERS = 100
+"""Compute capabilities, times ten: of Hopper, and the least with ``tile::gather4``."""
+TILE = 32
+"""Channels of a tile without a GPU: vLLM's own of 128 would leave few problems."""
+
+
+def _other_weights(problem: MoEProblem, target: Target) -> bool | str:
+    if not (problem.quantized.startswith("fp8") and problem.quantized_hidden):
+        return "weights and hidden states are FP8"
+    return wrong_here(target, problem.dtype, "float8_e4m3fn") or refusal(problem, target)
+
+
+def _not_swapped(problem: MoEProblem, target: Target) -> bool | str:
+    if target.sm is not None and target.sm // 10 != HOPPER // 10:
+        return Refusal("vLLM swaps the operands on Hopper only", "device", "sm_90")
+    if problem.quantized and problem.num_tokens > SWAPPED_TOKENS.get(problem.quantized, 0):
+        return "vLLM swaps the operands of blocks of fewer than 64 rows only"
+    if not says(FILE, "SWAP_AB"):
+        return "this release never swaps its operands"
+    return _other_weights(problem, target)
+
+
+FP8 = functools.partial(
+    kernel,
+    features=(*FEATURES, "fp8_weights", "quantized_hidden", "strided_hidden"),
+    arithmetic=replace(ROUNDED, fp8_products="fixed_point"),
+)
+
+
+@FP8(name="vllm-fused-moe-fp8", supports=_other_weights)
+def fp8(inputs: MoEInputs) -> torch.Tensor:
+    """Multiply FP8 by FP8, with scales of tensors, of rows, or of 128 by 128."""
+    return _quantised(inputs, _form(inputs))
+
+
+@FP8(name="vllm-fused-moe-fp8-swap-ab", supports=_not_swapped)
+def fp8_swapped(inputs: MoEInputs) -> torch.Tensor:
+    """Do the same with the weights as the first operand."""
+    return _quantised(inputs, _form(inputs)._replace(stubs=stubs_with_swapped_operands))
+
+
+def _quantised(inputs: MoEInputs, form: Form) -> torch.Tensor:
+    scale = scales_of(inputs.hidden)
+    scale = scale.unsqueeze(1) if scale.dim() == 1 else scale
+    return multiplied(inputs, codes_of(inputs.hidden), scale, form)
+
+
+def _form(inputs: MoEInputs) -> Form:
+    scales = cast("QuantizedMatrix", inputs.w13).format.scales
+    flags = {
+        "use_fp8_w8a8": True,
+        "per_channel_quant": scales == "channel",
+        "block_shape": [GROUP, GROUP] if scales == "block" else None,
+    }
+    given = inputs.intermediate_scale if scales == "tensor" else None
+    group = GROUP if scales == "block" else 0
+    return Form(
+        "fp8_w8a8", flags, _weights, functools.partial(quantised_rows, group=group, given=given)
+    )
+
+
+def _weights(matrix: torch.Tensor | QuantizedMatrix) -> torch.Tensor:
+    scales = scales_of(matrix)
+    return scales.unsqueeze(-1) if scales.dim() == 2 else scales  # noqa: PLR2004  [experts, rows]
+
+
+def quantised_rows(
+    x: torch.Tensor, *, group: int = 0, given: float | torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise rows [n, columns] to FP8 with a scale for each, for each of its groups, or for all.
+
+    Args:
+        x: the rows.
+        group: columns that share a scale; 0 for all of a row.
+        given: the scale of all rows, beforehand.
+
+    Returns:
+        Codes, and scales [n, groups] or [1].
+    """
+    wide = x.float()
+    if given is not None:
+        scale = torch.as_tensor(given, dtype=torch.float32, device=x.device).reshape(1)
+        spread = scale
+    else:
+        parts = wide.split(group or wide.shape[1], dim=1)
+        scale = torch.cat([part.abs().amax(dim=1, keepdim=True) for part in parts], dim=1) / LARGEST
+        scale = torch.where(scale > 0, scale, 1.0)
+        spread = scale.repeat_interleave(group or wide.shape[1], dim=1)[:, : wide.shape[1]]
+    return (wide / spread).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn), scale
+
+
+def _no_whole_tiles(problem: MoEProblem, target: Target) -> bool | str:
+    if target.sm is not None and target.sm < GATHERS:
+        return Refusal("tile::gather4 needs sm_100 or newer", "device", "sm_100")
+    if not says(FILE, "USE_TD"):
+        return "this release has no tensor descriptors for experts"
+    tile = TILE if target.device == "cpu" else GROUP
+    if problem.hidden % tile or problem.inter % tile:
+        return f"vLLM reads by pointers where rows are no whole tiles of {tile} channels"
+    return refusal(problem, target)
+
+
+@kernel(name="vllm-fused-moe-td", supports=_no_whole_tiles, features=FEATURES, arithmetic=ROUNDED)
+def descriptors(inputs: MoEInputs) -> torch.Tensor:
+    """Read hidden states and weights by tensor descriptors."""
+    hidden = codes_of(inputs.hidden)
+    small = {} if hidden.is_cuda else {"BLOCK_SIZE_K": TILE, "BLOCK_SIZE_N": TILE}
+    return multiplied(inputs, hidden, None, Form(stubs=stubs_with_descriptors, blocks=small))

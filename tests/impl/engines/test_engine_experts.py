@@ -1,0 +1,91 @@
+"""Adapters to engines' experts and routers: what they claim, and real files judged by parity."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kernelproof.impl import BUILT_IN, Target, find_implementation
+from kernelproof.impl.targets.optional import missing
+from kernelproof.impl.targets.unpacked import FROM
+from kernelproof.properties.isolation.workers import Deadlines, Worker, WorkerPool
+from kernelproof.properties.laws import laws_of
+from kernelproof.properties.verdicts.verdict import Verdict
+from kernelproof.properties.worker.requests import Address
+from kernelproof.properties.worker.tasks import HANDLER
+from kernelproof.reference import MoEProblem, Problem
+
+ABSENT = missing("triton", "triton")
+pytestmark = pytest.mark.skipif(ABSENT is not None, reason=str(ABSENT))
+
+ENGINES = Path(__file__).parents[3] / ".engines"
+NEWEST = ("vllm-0.33.0", "sglang-0.5.23", "lmdeploy-0.18.0")
+EXPERTS = MoEProblem(num_tokens=7, hidden=32, inter=64, num_experts=4, top_k=2)
+FP8 = replace(EXPERTS, quantized="fp8_channel", quantized_hidden=True)
+OF_A_TENSOR = replace(FP8, quantized="fp8_tensor", dtype="float16", weights_on_input=True)
+BLOCKS = replace(FP8, quantized="fp8_block", hidden=144, inter=136, biases=True)
+SHARD = replace(BLOCKS, num_tokens=40, local_experts=2, expert_offset=1)
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    """Lend a worker that loads the engines' files."""
+    folders = [str(ENGINES / name) for name in NEWEST if (ENGINES / name).is_dir()]
+    if not folders:
+        pytest.skip("the engines' files are not there: `make engines` fetches them")
+    environment = {"TRITON_INTERPRET": "1", FROM: ":".join(folders)}
+    preload = ("torch", "kernelproof.properties.worker.tasks")
+    with (
+        WorkerPool(HANDLER, preload=preload, environment=environment, standby=False) as pool,
+        pool.lease() as lent,
+    ):
+        yield lent
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("vllm-fused-moe-td", EXPERTS),
+        ("vllm-fused-moe-td", replace(EXPERTS, num_tokens=1, num_experts=8, biases=True)),
+        *(
+            (name, problem)
+            for name in ("vllm-fused-moe-fp8", "vllm-fused-moe-fp8-swap-ab")
+            for problem in (FP8, OF_A_TENSOR, BLOCKS, SHARD)
+        ),
+    ],
+)
+def test_real_files(worker: Worker, name: str, problem: Problem) -> None:
+    engine = name.partition("-")[0]
+    if not any(each.startswith(engine) and (ENGINES / each).is_dir() for each in NEWEST):
+        pytest.skip(f"the files of {engine} are not there: `make engines` fetches them")
+    (law,) = (law.name for law in laws_of(problem.operation) if law.name.endswith("parity"))
+    address = Address(BUILT_IN[name], None, "cpu")
+    outcome = worker.run(address.case(law, problem), Deadlines(run=60.0))
+    assert outcome.result is not None, outcome
+    verdict = Verdict.from_json(outcome.result)
+    assert verdict.status == "PASS", verdict.message
+
+
+@pytest.mark.parametrize(
+    ("name", "problem", "said"),
+    [
+        ("vllm-fused-moe-fp8", EXPERTS, "hidden states are FP8"),
+        ("vllm-fused-moe-fp8", replace(FP8, quantized_hidden=False), "hidden states are FP8"),
+        ("vllm-fused-moe-fp8-swap-ab", replace(BLOCKS, num_tokens=65), "fewer than 64 rows"),
+        ("vllm-fused-moe-td", replace(EXPERTS, inter=40), "whole tiles of 32"),
+    ],
+)
+def test_what_is_not_claimed(
+    name: str, problem: Problem, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    if (ENGINES / NEWEST[0]).is_dir():
+        monkeypatch.setenv(FROM, str(ENGINES / NEWEST[0]))
+    elif "swap" in name or name.endswith("td"):
+        pytest.skip("what a release has is read from its file")
+    refusal = find_implementation(name).refusal(problem, Target.here("cpu"))
+    assert refusal is not None
+    assert said in refusal
