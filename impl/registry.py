@@ -153,9 +153,16 @@ BUILT_IN: dict[str, str] = {
     "sglang-unified-attention-3d-mtp": "kernelproof.impl.engines.sglang_mtp:attend",
     "sglang-prefill": "kernelproof.impl.engines.sglang_prefill:prefill",
     "sglang-merge-state": "kernelproof.impl.engines.sglang_merge:merge",
+    "sglang-fused-moe": "kernelproof.impl.engines.sglang_moe:experts",
+    "sglang-fused-moe-fp8": "kernelproof.impl.engines.sglang_moe:quantised",
+    "sglang-fused-moe-fp8-swap-ab": "kernelproof.impl.engines.sglang_moe:swapped",
     "lmdeploy-decode": "kernelproof.impl.engines.lmdeploy_attention:decode",
     "lmdeploy-prefill": "kernelproof.impl.engines.lmdeploy_attention:prefill",
     "lmdeploy-fill-kv-cache": "kernelproof.impl.engines.lmdeploy_append:append",
+    "lmdeploy-fused-moe": "kernelproof.impl.engines.lmdeploy_moe:experts",
+    "lmdeploy-fused-moe-compact": "kernelproof.impl.engines.lmdeploy_moe:compact",
+    "lmdeploy-fused-moe-fp8-block": "kernelproof.impl.engines.lmdeploy_moe:blocked",
+    "lmdeploy-fused-moe-w8a8": "kernelproof.impl.engines.lmdeploy_moe:of_channels",
 }
 """Implementations that Kernelproof ships, by name."""
 

@@ -35,8 +35,10 @@ TILE = 32
 
 
 def _other_weights(problem: MoEProblem, target: Target) -> bool | str:
-    if not (problem.quantized.startswith("fp8") and problem.quantized_hidden):
-        return "weights and hidden states are FP8"
+    if not problem.quantized.startswith("fp8"):
+        return "weights are FP8"
+    if not problem.quantized_hidden:
+        return "FP8 weights are multiplied by FP8 hidden states, which are to be given"
     return wrong_here(target, problem.dtype, "float8_e4m3fn") or refusal(problem, target)
 
 

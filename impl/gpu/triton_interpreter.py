@@ -7,6 +7,9 @@ with AttributeError. Found with FlashInfer's ``variable_length_merge_states_kern
 A scalar that a kernel takes or loads bounds a loop, compiled; to the interpreter it is an array of
 shape [1], which up to triton 3.6 it hands to ``int``. NumPy 2.4 refuses that with TypeError.
 
+A comparison of scalars is a condition, compiled; the interpreter's loses its dtype when it is
+broadcast (found with lmdeploy's ``fused_moe_blocked_fp8_kernel``).
+
 A launch replaces the attributes of ``triton.language``, and not what a module bound when it was
 imported: ``log2 = tl.log2`` and ``from triton.language import log2`` then fail for want of a
 ``_semantic``, where they compile. ``bound_names.py`` replaces those globals too.
@@ -95,6 +98,31 @@ def _then_index(patch: Callable[..., None]) -> Callable[..., None]:
     def patched(tensor: Any, *scope: Any) -> None:  # noqa: ANN401  the scope came with triton 3.6
         patch(tensor, *scope)
         tensor.__index__ = lambda self: self.handle.data.item()
+
+    return patched
+
+
+@contextmanager
+def scalar_conditions(tensor: torch.Tensor) -> Iterator[None]:
+    """Let comparisons of scalars join masks in kernels launched on CPU tensors within this context.
+
+    The interpreter makes a block of such a comparison in the dtype of what it compared, and then
+    refuses ``mask & (start < size)`` as the mask of a load.
+    """
+    if tensor.is_cuda:
+        yield
+        return
+    builder = importlib.import_module("triton.runtime.interpreter").InterpreterBuilder
+    with mock.patch.object(builder, "create_splat", _splat_conditions(builder.create_splat)):
+        yield
+
+
+def _splat_conditions(splat: Callable[..., Any]) -> Callable[..., Any]:
+    def patched(builder: Any, block: Any, scalar: Any) -> Any:  # noqa: ANN401  of the interpreter
+        made = splat(builder, block, scalar)
+        if scalar.data.dtype == bool:
+            made.data = made.data.astype(bool)
+        return made
 
     return patched
 

@@ -55,6 +55,26 @@ def worker() -> Iterator[Worker]:
             for name in ("vllm-fused-moe-fp8", "vllm-fused-moe-fp8-swap-ab")
             for problem in (FP8, OF_A_TENSOR, BLOCKS, SHARD)
         ),
+        ("sglang-fused-moe", replace(EXPERTS, dtype="float16", biases=True, activation="relu2")),
+        ("sglang-fused-moe", replace(EXPERTS, activation="geglu_tanh", weights_on_input=True)),
+        ("sglang-fused-moe", replace(SHARD, quantized="", quantized_hidden=False)),
+        *(
+            (name, problem)
+            for name in ("sglang-fused-moe-fp8", "sglang-fused-moe-fp8-swap-ab")
+            for problem in (FP8, OF_A_TENSOR, BLOCKS, SHARD)
+        ),
+        *(
+            (name, replace(EXPERTS, **fields))
+            for name in ("lmdeploy-fused-moe", "lmdeploy-fused-moe-compact")
+            for fields in (
+                {"dtype": "float16", "biases": True, "activation": "relu2"},
+                {"local_experts": 2, "expert_offset": 1, "num_tokens": 70},
+            )
+        ),
+        ("lmdeploy-fused-moe-fp8-block", replace(BLOCKS, hidden=64, inter=64)),
+        ("lmdeploy-fused-moe-fp8-block", replace(BLOCKS, hidden=256, inter=128, dtype="float16")),
+        ("lmdeploy-fused-moe-w8a8", FP8),
+        ("lmdeploy-fused-moe-w8a8", replace(FP8, local_experts=2, num_tokens=70)),
     ],
 )
 def test_real_files(worker: Worker, name: str, problem: Problem) -> None:
@@ -72,20 +92,27 @@ def test_real_files(worker: Worker, name: str, problem: Problem) -> None:
 @pytest.mark.parametrize(
     ("name", "problem", "said"),
     [
-        ("vllm-fused-moe-fp8", EXPERTS, "hidden states are FP8"),
-        ("vllm-fused-moe-fp8", replace(FP8, quantized_hidden=False), "hidden states are FP8"),
+        ("vllm-fused-moe-fp8", EXPERTS, "weights are FP8"),
+        ("vllm-fused-moe-fp8", replace(FP8, quantized_hidden=False), "are to be given"),
         ("vllm-fused-moe-fp8-swap-ab", replace(BLOCKS, num_tokens=65), "fewer than 64 rows"),
         ("vllm-fused-moe-td", replace(EXPERTS, inter=40), "whole tiles of 32"),
+        ("sglang-fused-moe", replace(EXPERTS, num_tokens=0), "launches nothing"),
+        ("sglang-fused-moe-fp8", EXPERTS, "weights are FP8"),
+        ("sglang-fused-moe-fp8", replace(FP8, quantized_hidden=False), "are to be given"),
+        ("lmdeploy-fused-moe", replace(EXPERTS, assignment="masked"), "never -1"),
+        ("lmdeploy-fused-moe-fp8-block", FP8, "scales of blocks"),
+        ("lmdeploy-fused-moe-fp8-block", BLOCKS, "one power of two"),
+        ("lmdeploy-fused-moe-w8a8", replace(FP8, activation="silu"), "is SwiGLU"),
     ],
 )
 def test_what_is_not_claimed(
     name: str, problem: Problem, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    if (ENGINES / NEWEST[0]).is_dir():
-        monkeypatch.setenv(FROM, str(ENGINES / NEWEST[0]))
-    elif "swap" in name or name.endswith("td"):
-        pytest.skip("what a release has is read from its file")
+    found = [ENGINES / each for each in NEWEST if each.startswith(name.partition("-")[0])]
+    if not found[0].is_dir():
+        pytest.skip("what a release has is read from its files")
+    monkeypatch.setenv(FROM, str(found[0]))
     refusal = find_implementation(name).refusal(problem, Target.here("cpu"))
     assert refusal is not None
     assert said in refusal

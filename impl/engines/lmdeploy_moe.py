@@ -1,0 +1,191 @@
+"""lmdeploy's Triton experts: its sort of pairs, products, activation and weighted sum.
+
+The sum rounds routing weights to the dtype of the outputs and adds up in it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable
+from unittest import mock
+
+import torch
+
+from ...reference import Arithmetic, MoEProblem
+from ...reference.tensors.moe_inputs import MoEInputs
+from ..gpu.autotuning import smallest_configurations
+from ..gpu.triton_interpreter import scalar_conditions
+from ..targets.refusal import Refusal
+from ..targets.target import Target
+from ..torch.moe_layouts import codes_of, scales_of
+from ..torch.moe_rows import Rows, activated
+from .claims import wrong_here
+from .lmdeploy_calls import KERNELS, kernel, stubs
+from .sources import load, unavailable
+from .vllm_moe_fp8 import GROUP, quantised_rows
+
+FILE = f"{KERNELS}.moe.fused_moe"
+BLOCKED, W8A8 = f"{KERNELS}.moe.blocked_fp8", f"{KERNELS}.moe.w8a8"
+SWIGLU = "swiglu"
+HOPPER = 90
+Answer = bool | str
+
+
+def _refusal(problem: MoEProblem, target: Target, file: str = FILE) -> Answer:
+    if not problem.num_tokens:
+        return "without tokens lmdeploy launches nothing"
+    if problem.assignment == "masked":
+        return "ids are those of experts, never -1"
+    if problem.dtype == "float32" and target.device != "cpu":
+        return "a GPU multiplies float32 as TF32, which bounds of experts cannot say"
+    return wrong_here(target, problem.dtype) or unavailable(file, target) or True
+
+
+def _not_compact(problem: MoEProblem, target: Target) -> Answer:
+    if target.sm is not None and target.sm < HOPPER:
+        return Refusal("lmdeploy takes these kernels on Hopper and newer", "device", "sm_90")
+    return _refusal(problem, target)
+
+
+def _fp8(problem: MoEProblem, target: Target, scales: str, file: str) -> Answer:
+    if problem.quantized != f"fp8_{scales}":
+        return f"weights are FP8 with scales of {scales}s"
+    if not problem.quantized_hidden:
+        return "FP8 weights are multiplied by FP8 hidden states, which are to be given"
+    return wrong_here(target, problem.dtype, "float8_e4m3fn") or _refusal(problem, target, file)
+
+
+def _not_blocked(problem: MoEProblem, target: Target) -> Answer:
+    answer = _fp8(problem, target, "block", BLOCKED)
+    first, *others = {-(-size // -(-size // GROUP)) for size in (problem.hidden, problem.inter)}
+    uneven = others or first & (first - 1) or problem.hidden % first or problem.inter % first
+    if answer is True and (uneven or first < 16):  # noqa: PLR2004  the least that tl.dot takes
+        return "a block is hidden / scales and inter / scales, one power of two from 16 on"
+    return answer
+
+
+def _not_w8a8(problem: MoEProblem, target: Target) -> Answer:
+    answer = _fp8(problem, target, "channel", W8A8)
+    return "the activation is SwiGLU" if answer is True and problem.activation != SWIGLU else answer
+
+
+def _compile_key(problem: MoEProblem) -> Hashable:
+    """Name the kernels' constants: sizes are such, and the tokens' next power of two."""
+    return (
+        problem.dtype, problem.quantized, problem.biases, problem.top_k, problem.activation,
+        problem.hidden, problem.inter, problem.num_experts, problem.expert_offset,
+        max(64, 1 << (problem.num_tokens - 1).bit_length()),
+    )  # fmt: skip
+
+
+moe = functools.partial(
+    kernel,
+    "moe",
+    compile_key=_compile_key,
+    arithmetic=Arithmetic(
+        projections="inputs", intermediate="inputs", combine="inputs", partial_outputs=True
+    ),
+)
+quantised = functools.partial(moe, arithmetic=Arithmetic(
+    projections="inputs", intermediate="inputs", combine="inputs", partial_outputs=True,
+    fp8_products="fixed_point",
+))  # fmt: skip
+BIASES = ("moe_biases", "expert_parallel")
+FP8 = ("expert_parallel", "fp8_weights", "quantized_hidden")
+
+
+def _stubs() -> dict[str, dict[str, object]]:
+    """Stand in for the rest of lmdeploy, and for what stores FP8, which the interpreter cannot."""
+    return {
+        **stubs(),
+        "lmdeploy.pytorch.envs": {"moe_static_fp8_use_compiled_quant": False},
+        f"{KERNELS}.blocked_gemm_fp8": {"quant_fp8": _groups},
+        f"{KERNELS}.w8a8_triton_kernels": {
+            "per_token_quant_int8": _tokens, "per_tensor_quant_fp8": None,
+        },
+    }  # fmt: skip
+
+
+def _groups(x: torch.Tensor, size: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    del dtype
+    return quantised_rows(x, group=size)
+
+
+def _tokens(
+    x: torch.Tensor, _: float, quant_dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    del quant_dtype
+    codes, scales = quantised_rows(x.flatten(0, -2))
+    return codes.view(x.shape), scales.view(*x.shape[:-1], 1)
+
+
+@moe(name="lmdeploy-fused-moe", supports=_refusal, features=BIASES)
+def experts(inputs: MoEInputs) -> torch.Tensor:
+    """Multiply numbers, expert by expert."""
+    return _numbers(inputs, compact=False)
+
+
+@moe(name="lmdeploy-fused-moe-compact", supports=_not_compact, features=BIASES)
+def compact(inputs: MoEInputs) -> torch.Tensor:
+    """Multiply numbers, block by block, as lmdeploy does where experts have many tokens."""
+    return _numbers(inputs, compact=True)
+
+
+@quantised(
+    name="lmdeploy-fused-moe-fp8-block", supports=_not_blocked, features=(*FP8, "moe_biases")
+)
+def blocked(inputs: MoEInputs) -> torch.Tensor:
+    """Multiply FP8 by FP8, with scales of 128 by 128."""
+    hidden = codes_of(inputs.hidden)
+    with load(BLOCKED, _stubs) as kernels, scalar_conditions(hidden):
+        out: torch.Tensor = kernels.fused_moe_blocked_fp8(
+            hidden, scales_of(inputs.hidden), codes_of(inputs.w13), scales_of(inputs.w13),
+            codes_of(inputs.w2), scales_of(inputs.w2), w1_bias=inputs.w13_bias,
+            w2_bias=inputs.w2_bias, act_func=_activation(inputs), out_dtype=inputs.out_dtype,
+            **_routing(inputs),
+        )  # fmt: skip
+    return out
+
+
+@quantised(name="lmdeploy-fused-moe-w8a8", supports=_not_w8a8, features=FP8)
+def of_channels(inputs: MoEInputs) -> torch.Tensor:
+    """Multiply FP8 by FP8, with scales of tokens and of channels."""
+    hidden = codes_of(inputs.hidden)
+    with load(W8A8, _stubs) as kernels, smallest_configurations(hidden):
+        out: torch.Tensor = kernels.fused_moe_w8a8(
+            hidden, scales_of(inputs.hidden), codes_of(inputs.w13), scales_of(inputs.w13),
+            codes_of(inputs.w2), scales_of(inputs.w2), out_dtype=inputs.out_dtype,
+            quant_dtype=hidden.dtype, **_routing(inputs),
+        )  # fmt: skip
+    return out
+
+
+def _numbers(inputs: MoEInputs, *, compact: bool) -> torch.Tensor:
+    hidden = codes_of(inputs.hidden)
+    with (
+        load(FILE, _stubs) as kernels,
+        smallest_configurations(hidden),
+        mock.patch.object(kernels, "_should_use_compact_moe", return_value=compact),
+    ):
+        out: torch.Tensor = kernels.fused_moe(
+            hidden, inputs.w13, inputs.w2, w1_bias=inputs.w13_bias, w2_bias=inputs.w2_bias,
+            act_func=_activation(inputs), **_routing(inputs),
+        )  # fmt: skip
+    return out
+
+
+def _routing(inputs: MoEInputs) -> dict[str, object]:
+    return {
+        "topk_weights": inputs.topk_weights, "topk_ids": inputs.topk_ids,
+        "topk": inputs.topk_ids.shape[1], "expert_offset": inputs.expert_offset,
+        "num_experts": inputs.num_experts,
+    }  # fmt: skip
+
+
+def _activation(inputs: MoEInputs) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """Return an activation that lmdeploy does not have; None for its own."""
+    if inputs.activation == SWIGLU:
+        return None
+    ids, weights = inputs.topk_ids, inputs.topk_weights
+    rows = Rows(ids, ids, ids.flatten(), weights, ids)
+    return lambda x: activated(inputs, x.float(), rows).to(x.dtype)

@@ -1,0 +1,242 @@
+"""SGLang's Triton experts: ``fused_moe_kernel``, the activation and the sum of a token's experts.
+
+SGLang's alignment of pairs is a CUDA operator, as is what makes FP8 of numbers: torch computes what
+these give. On Hopper the kernel swaps its operands where a block has few rows (``swap_ab``).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import replace
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+
+from ...reference import MoEProblem, QuantizedMatrix
+from ...reference.tensors.moe_inputs import MoEInputs
+from ..gpu.triton_interpreter import scalars_as_bounds
+from ..targets.refusal import Refusal
+from ..targets.target import Target
+from ..torch.moe_layouts import codes_of, scales_of
+from ..torch.moe_rows import Rows, activated
+from .claims import wrong_here
+from .sglang_calls import SGLANG, stubs
+from .sources import Stubs, load, unavailable
+from .vllm_moe import FEATURES, ROUNDED, kernel
+from .vllm_moe_fp8 import GROUP, HOPPER, quantised_rows
+from .vllm_stubs import Unused, align
+
+FILE = "sglang.kernels.ops.moe.fused_moe_triton_kernels"
+TOKENS = (1, 3, 16, 33, 65)
+WRITTEN = {"swiglu": "silu", "geglu_tanh": "gelu"}
+"""Activations of ``act_and_mul_triton``, by ours."""
+SMALL = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 4}
+"""Blocks without a GPU of FP8, of whose default ones one would hold a whole problem."""
+
+
+def _refusal(problem: MoEProblem, target: Target) -> bool | str:
+    if not problem.num_tokens:
+        return "without tokens SGLang launches nothing"
+    if problem.dtype == "float32" and target.device != "cpu":
+        return "a GPU multiplies float32 as TF32, which bounds of experts cannot say"
+    if problem.weights_on_input and problem.biases:
+        return "a weight of the input multiplies the bias too"
+    return wrong_here(target, problem.dtype) or unavailable(FILE, target) or True
+
+
+def _other_weights(problem: MoEProblem, target: Target) -> bool | str:
+    if not problem.quantized.startswith("fp8"):
+        return "weights are FP8"
+    if not problem.quantized_hidden:
+        return "FP8 weights are multiplied by FP8 hidden states, which are to be given"
+    return wrong_here(target, problem.dtype, "float8_e4m3fn") or _refusal(problem, target)
+
+
+def _not_swapped(problem: MoEProblem, target: Target) -> bool | str:
+    if target.sm is not None and target.sm // 10 != HOPPER // 10:
+        return Refusal("SGLang swaps the operands on Hopper only", "device", "sm_90")
+    return _other_weights(problem, target)
+
+
+def _compile_key(problem: MoEProblem) -> Hashable:
+    pairs = problem.num_tokens * problem.top_k
+    return (
+        problem.dtype, problem.quantized, problem.biases, problem.weights_on_input, problem.top_k,
+        problem.activation, problem.hidden, problem.inter, problem.num_tokens <= problem.here,
+        pairs == 1, pairs % 16 == 0,
+    )  # fmt: skip
+
+
+def _kernels(problem: MoEProblem) -> Iterator[MoEProblem]:
+    for tokens in TOKENS:
+        yield replace(problem, num_tokens=tokens, token_ids=())
+
+
+moe = functools.partial(
+    kernel, provider=SGLANG, compile_key=_compile_key, kernels=_kernels, build_minutes=0.2
+)
+fp8 = functools.partial(
+    moe,
+    features=(*FEATURES, "fp8_weights", "quantized_hidden", "strided_hidden"),
+    arithmetic=replace(ROUNDED, fp8_products="fixed_point"),
+)
+
+
+def _stubs(*, swapped: bool = False) -> dict[str, Mapping[str, object]]:
+    """Stand in for the rest of SGLang."""
+    quant = "sglang.kernels.ops.quantization"
+    groups = ("per_token_group_quant", "sglang_per_token_group_quant")
+    usual: dict[str, object] = {
+        "cpu_has_amx_support": lambda: False, "is_cpu": lambda: False,
+        "is_sm90_supported": lambda: swapped, "is_cuda": lambda: swapped,
+    }  # fmt: skip
+    return {
+        "sglang.kernels.jit.utils": {"is_arch_support_pdl": lambda: False},
+        f"{quant}.fp8_kernel": {
+            "scaled_fp8_quant": _fp8, **{f"{name}_fp8": quantised_rows for name in groups},
+        },
+        f"{quant}.int8_kernel": {
+            f"{name}_int8": Unused() for name in (*groups, "per_token_quant")
+        },
+        "sglang.srt.batch_invariant_ops": {"is_batch_invariant_mode_enabled": lambda: False},
+        "sglang.srt.environ": {"envs": Unused()},
+        "sglang.srt.layers.moe.utils": {"get_moe_padding_size": lambda _: 0},
+        "sglang.srt.utils": {**stubs()["sglang.srt.utils"], **usual},
+    }  # fmt: skip
+
+
+def _swapped() -> dict[str, Mapping[str, object]]:
+    return _stubs(swapped=True)
+
+
+def _fp8(
+    x: torch.Tensor, scale: torch.Tensor | None, *, use_per_token_if_dynamic: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise rows as ``scaled_fp8_quant`` does; codes stay as they are."""
+    del use_per_token_if_dynamic
+    if x.element_size() == 1 and scale is not None:
+        return x, scale
+    return quantised_rows(x, given=scale)
+
+
+@moe(name="sglang-fused-moe", supports=_refusal, features=FEATURES, arithmetic=ROUNDED)
+def experts(inputs: MoEInputs) -> torch.Tensor:
+    """Multiply numbers, in SGLang's blocks where it was not tuned."""
+    tokens, few = inputs.topk_ids.shape[0], codes_of(inputs.w13).shape[0]
+    sizes = (16, 32, 64, 1) if tokens <= few else (64, 64, 32, 8)
+    return _multiplied(inputs, dict(zip(SMALL, sizes, strict=True)), {}, _stubs)
+
+
+@fp8(name="sglang-fused-moe-fp8", supports=_other_weights)
+def quantised(inputs: MoEInputs) -> torch.Tensor:
+    """Multiply FP8 by FP8, with scales of tensors, of rows, or of 128 by 128."""
+    return _quantised(inputs, _stubs)
+
+
+@fp8(name="sglang-fused-moe-fp8-swap-ab", supports=_not_swapped)
+def swapped(inputs: MoEInputs) -> torch.Tensor:
+    """Do the same with the weights as the first operand."""
+    return _quantised(inputs, _swapped)
+
+
+def _quantised(inputs: MoEInputs, stands_in: Stubs) -> torch.Tensor:
+    assert isinstance(inputs.w13, QuantizedMatrix)  # noqa: S101  supports said so
+    scales = inputs.w13.format.scales
+    flags: dict[str, object] = {"use_fp8_w8a8": True, "per_channel_quant": scales == "channel"}
+    config = SMALL
+    if scales == "block":
+        flags["block_shape"] = [GROUP, GROUP]
+        config = {**SMALL, "BLOCK_SIZE_K": GROUP}
+        if stands_in is _swapped:
+            # In narrower blocks it indexes a scalar as if it had two axes: triton 3.9 refuses that.
+            config["BLOCK_SIZE_N"] = 2 * GROUP
+    return _multiplied(inputs, config, flags, stands_in)
+
+
+def _multiplied(
+    inputs: MoEInputs, config: dict[str, int], flags: Mapping[str, object], stands_in: Stubs
+) -> torch.Tensor:
+    hidden, ids, dtype = codes_of(inputs.hidden), inputs.topk_ids, inputs.out_dtype
+    with load(FILE, stands_in) as kernels, scalars_as_bounds(hidden):
+        local = ids - inputs.expert_offset
+        local = torch.where((local >= 0) & (local < codes_of(inputs.w13).shape[0]), local, -1)
+        call = _Call(kernels, inputs, local, _blocks(local, config, inputs), config, flags)
+        first = call.product(hidden, _rows(inputs), inputs.w13, inputs.w13_bias, first=True)
+        middle = call.activated(first.flatten(0, 1))
+        given = inputs.intermediate_scale
+        scale = None if given is None else torch.as_tensor(given, device=ids.device).float()
+        if "block_shape" in flags:
+            middle, scale = quantised_rows(middle, group=GROUP)
+        second = call.product(middle, scale, inputs.w2, inputs.w2_bias, first=False)
+        out = torch.full_like(second[:, 0], torch.nan)
+        kernels.moe_sum_reduce_triton(second, out, 1.0)
+    return out.to(dtype)
+
+
+def _rows(inputs: MoEInputs) -> torch.Tensor | None:
+    """Return the scales of the hidden states, if they are codes."""
+    if isinstance(inputs.hidden, torch.Tensor):
+        return None
+    scale = scales_of(inputs.hidden)
+    return scale.unsqueeze(1) if scale.dim() == 1 else scale
+
+
+def _blocks(
+    local: torch.Tensor, config: Mapping[str, int], inputs: MoEInputs
+) -> tuple[torch.Tensor, ...]:
+    """Return sorted pairs, the experts of blocks, -1 first, and the number of sorted pairs."""
+    count, size = codes_of(inputs.w13).shape[0] + 1, config["BLOCK_SIZE_M"]
+    room = -(-local.numel() // size) + count
+    found = [local.new_empty(n) for n in (room * size, room, 1)]
+    align(local + 1, count, size, *found)
+    return found[0], found[1] - 1, found[2]
+
+
+class _Call(NamedTuple):
+    """What both products of a call share."""
+
+    kernels: ModuleType
+    inputs: MoEInputs
+    local: torch.Tensor
+    blocks: tuple[torch.Tensor, ...]
+    config: dict[str, int]
+    flags: Mapping[str, object]
+
+    def product(
+        self,
+        x: torch.Tensor,
+        scale: torch.Tensor | None,
+        w: torch.Tensor | QuantizedMatrix,
+        bias: torch.Tensor | None,
+        *,
+        first: bool,
+    ) -> torch.Tensor:
+        """Multiply rows by their experts' weights: [tokens, top_k, channels]."""
+        inputs, weights = self.inputs, self.inputs.topk_weights
+        shape = (*weights.shape, codes_of(w).shape[1])
+        out = torch.full(shape, torch.nan, dtype=inputs.out_dtype, device=weights.device)
+        none = ("use_fp8_w8a8", "use_int8_w8a8", "use_int8_w8a16", "use_int4_w4a16")
+        scales = None if isinstance(w, torch.Tensor) else scales_of(w)
+        self.kernels.invoke_fused_moe_kernel(
+            A=x, B=codes_of(w), bias=bias, C=out, A_scale=scale, B_scale=scales, B_zp=None,
+            topk_weights=weights, topk_ids=self.local, sorted_token_ids=self.blocks[0],
+            expert_ids=self.blocks[1], num_tokens_post_padded=self.blocks[2],
+            mul_routed_weight=first == inputs.weights_on_input,
+            top_k=weights.shape[1] if first else 1, config=self.config,
+            compute_type=getattr(self.kernels.tl, str(out.dtype).removeprefix("torch.")),
+            **{**dict.fromkeys(none, False), "per_channel_quant": False, **self.flags},
+        )  # fmt: skip
+        return out
+
+    def activated(self, x: torch.Tensor) -> torch.Tensor:
+        """Activate rows, by SGLang's kernel where it has the activation."""
+        name = WRITTEN.get(self.inputs.activation)
+        if name is None:
+            ids = self.local
+            rows = Rows(ids, ids, ids.flatten(), self.inputs.topk_weights, ids)
+            return activated(self.inputs, x.float(), rows).to(x.dtype)
+        out = x.new_full((x.shape[0], x.shape[1] // 2), torch.nan)
+        self.kernels.act_and_mul_triton(x, out, self.config, self.local, None, activation=name)
+        return out
