@@ -145,6 +145,8 @@ BUILT_IN: dict[str, str] = {
     "vllm-fused-moe-td": "kernelproof.impl.engines.vllm_moe_fp8:descriptors",
     "vllm-fused-moe-fp8": "kernelproof.impl.engines.vllm_moe_fp8:fp8",
     "vllm-fused-moe-fp8-swap-ab": "kernelproof.impl.engines.vllm_moe_fp8:fp8_swapped",
+    "vllm-dsv4-topk": "kernelproof.impl.engines.vllm_route:deepseek_v4",
+    "vllm-musespark1x-routing": "kernelproof.impl.engines.vllm_route:muse",
     "sglang-decode": "kernelproof.impl.engines.sglang_decode:alone",
     "sglang-decode-grouped": "kernelproof.impl.engines.sglang_decode:grouped",
     "sglang-extend": "kernelproof.impl.engines.sglang_extend:extend",
@@ -156,6 +158,10 @@ BUILT_IN: dict[str, str] = {
     "sglang-fused-moe": "kernelproof.impl.engines.sglang_moe:experts",
     "sglang-fused-moe-fp8": "kernelproof.impl.engines.sglang_moe:quantised",
     "sglang-fused-moe-fp8-swap-ab": "kernelproof.impl.engines.sglang_moe:swapped",
+    "sglang-moe-fused-gate": "kernelproof.impl.engines.sglang_route:gate",
+    "sglang-gemma4-routing": "kernelproof.impl.engines.sglang_route:gemma4",
+    "sglang-sigmoid-gate-topk-renorm": "kernelproof.impl.engines.sglang_route:inkling",
+    "sglang-muse-spark-routing": "kernelproof.impl.engines.sglang_route:muse",
     "lmdeploy-decode": "kernelproof.impl.engines.lmdeploy_attention:decode",
     "lmdeploy-prefill": "kernelproof.impl.engines.lmdeploy_attention:prefill",
     "lmdeploy-fill-kv-cache": "kernelproof.impl.engines.lmdeploy_append:append",
@@ -163,6 +169,8 @@ BUILT_IN: dict[str, str] = {
     "lmdeploy-fused-moe-compact": "kernelproof.impl.engines.lmdeploy_moe:compact",
     "lmdeploy-fused-moe-fp8-block": "kernelproof.impl.engines.lmdeploy_moe:blocked",
     "lmdeploy-fused-moe-w8a8": "kernelproof.impl.engines.lmdeploy_moe:of_channels",
+    "lmdeploy-noaux-tc": "kernelproof.impl.engines.lmdeploy_route:noaux",
+    "lmdeploy-single-group-topk": "kernelproof.impl.engines.lmdeploy_route:single",
 }
 """Implementations that Kernelproof ships, by name."""
 

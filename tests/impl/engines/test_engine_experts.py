@@ -16,7 +16,7 @@ from kernelproof.properties.laws import laws_of
 from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.properties.worker.requests import Address
 from kernelproof.properties.worker.tasks import HANDLER
-from kernelproof.reference import MoEProblem, Problem
+from kernelproof.reference import MoEProblem, Problem, RouteProblem
 
 ABSENT = missing("triton", "triton")
 pytestmark = pytest.mark.skipif(ABSENT is not None, reason=str(ABSENT))
@@ -28,6 +28,12 @@ FP8 = replace(EXPERTS, quantized="fp8_channel", quantized_hidden=True)
 OF_A_TENSOR = replace(FP8, quantized="fp8_tensor", dtype="float16", weights_on_input=True)
 BLOCKS = replace(FP8, quantized="fp8_block", hidden=144, inter=136, biases=True)
 SHARD = replace(BLOCKS, num_tokens=40, local_experts=2, expert_offset=1)
+ROUTED = RouteProblem(num_tokens=5, num_experts=20, top_k=6, method="renormalize")
+BIASED = replace(ROUTED, num_experts=32, method="deepseek_v3", bias=True, scaling_factor=2.5)
+GROUPED = replace(BIASED, num_groups=4, topk_groups=2)
+ZEROED = replace(GROUPED, masked_groups="zero")
+OF_192 = replace(BIASED, num_experts=192, top_k=8)
+OF_384 = replace(BIASED, num_experts=384, method="deepseek_v4")
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +81,22 @@ def worker() -> Iterator[Worker]:
         ("lmdeploy-fused-moe-fp8-block", replace(BLOCKS, hidden=256, inter=128, dtype="float16")),
         ("lmdeploy-fused-moe-w8a8", FP8),
         ("lmdeploy-fused-moe-w8a8", replace(FP8, local_experts=2, num_tokens=70)),
+        *(
+            ("sglang-moe-fused-gate", problem)
+            for problem in (ROUTED, BIASED, GROUPED, OF_384, replace(ROUTED, method="sigmoid"))
+        ),
+        ("sglang-gemma4-routing", replace(ROUTED, dtype="float16", scaling_factor=2.5)),
+        ("sglang-sigmoid-gate-topk-renorm", BIASED),
+        ("sglang-sigmoid-gate-topk-renorm", replace(OF_192, bias=False)),
+        ("sglang-muse-spark-routing", BIASED),
+        ("sglang-muse-spark-routing", replace(OF_192, method="renormalize_naive")),
+        ("vllm-musespark1x-routing", BIASED),
+        ("vllm-musespark1x-routing", replace(OF_192, method="renormalize_naive")),
+        ("vllm-dsv4-topk", OF_384),
+        ("lmdeploy-noaux-tc", BIASED),
+        ("lmdeploy-noaux-tc", ZEROED),
+        ("lmdeploy-noaux-tc", replace(ZEROED, method="sigmoid", regime="ties")),
+        ("lmdeploy-single-group-topk", OF_192),
     ],
 )
 def test_real_files(worker: Worker, name: str, problem: Problem) -> None:
@@ -103,6 +125,29 @@ def test_real_files(worker: Worker, name: str, problem: Problem) -> None:
         ("lmdeploy-fused-moe-fp8-block", FP8, "scales of blocks"),
         ("lmdeploy-fused-moe-fp8-block", BLOCKS, "one power of two"),
         ("lmdeploy-fused-moe-w8a8", replace(FP8, activation="silu"), "is SwiGLU"),
+        ("sglang-moe-fused-gate", replace(ROUTED, method="llama4"), "weights are scores"),
+        ("sglang-moe-fused-gate", replace(ROUTED, bias=True), "a bias of its logits"),
+        ("sglang-moe-fused-gate", ZEROED, "are never chosen"),
+        (
+            "sglang-moe-fused-gate",
+            replace(GROUPED, method="sigmoid", bias=False),
+            "their two best experts",
+        ),
+        ("sglang-gemma4-routing", replace(ROUTED, bias=True), "there is no bias"),
+        ("sglang-gemma4-routing", BIASED, "there is no bias"),
+        ("sglang-gemma4-routing", replace(ROUTED, num_experts=1025), "at most 1024"),
+        ("sglang-sigmoid-gate-topk-renorm", GROUPED, "no groups of experts"),
+        ("sglang-sigmoid-gate-topk-renorm", replace(BIASED, dtype="float16"), "of the logits"),
+        ("sglang-sigmoid-gate-topk-renorm", replace(OF_192, top_k=33), "at most 32"),
+        ("sglang-muse-spark-routing", ROUTED, "the method is deepseek_v3 or"),
+        ("vllm-musespark1x-routing", replace(BIASED, num_tokens=0), "nothing is launched"),
+        ("vllm-dsv4-topk", replace(OF_384, num_experts=128), "256 or 384 experts"),
+        ("vllm-dsv4-topk", replace(OF_384, bias=False), "there is a bias"),
+        ("lmdeploy-noaux-tc", ROUTED, "the method is deepseek_v3 or"),
+        ("lmdeploy-noaux-tc", replace(BIASED, num_experts=96), "a power of two"),
+        ("lmdeploy-noaux-tc", GROUPED, "a score of zero"),
+        ("lmdeploy-noaux-tc", replace(ZEROED, num_groups=32, topk_groups=16), "two experts or"),
+        ("lmdeploy-single-group-topk", BIASED, "there are 192 experts"),
     ],
 )
 def test_what_is_not_claimed(
