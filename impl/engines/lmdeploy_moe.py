@@ -47,16 +47,17 @@ def _not_compact(problem: MoEProblem, target: Target) -> Answer:
     return _refusal(problem, target)
 
 
-def _fp8(problem: MoEProblem, target: Target, scales: str, file: str) -> Answer:
-    if problem.quantized != f"fp8_{scales}":
-        return f"weights are FP8 with scales of {scales}s"
+def _quantised(problem: MoEProblem, target: Target, file: str, *weights: str) -> Answer:
+    if problem.quantized not in weights:
+        return f"weights are {' or '.join(weights)}"
     if not problem.quantized_hidden:
-        return "FP8 weights are multiplied by FP8 hidden states, which are to be given"
-    return wrong_here(target, problem.dtype, "float8_e4m3fn") or _refusal(problem, target, file)
+        return "such weights are multiplied by hidden states of their format, which are to be given"
+    fp8 = "float8_e4m3fn" if problem.quantized.startswith("fp8") else ""
+    return wrong_here(target, problem.dtype, fp8) or _refusal(problem, target, file)
 
 
 def _not_blocked(problem: MoEProblem, target: Target) -> Answer:
-    answer = _fp8(problem, target, "block", BLOCKED)
+    answer = _quantised(problem, target, BLOCKED, "fp8_block")
     first, *others = {-(-size // -(-size // GROUP)) for size in (problem.hidden, problem.inter)}
     uneven = others or first & (first - 1) or problem.hidden % first or problem.inter % first
     if answer is True and (uneven or first < 16):  # noqa: PLR2004  the least that tl.dot takes
@@ -65,7 +66,7 @@ def _not_blocked(problem: MoEProblem, target: Target) -> Answer:
 
 
 def _not_w8a8(problem: MoEProblem, target: Target) -> Answer:
-    answer = _fp8(problem, target, "channel", W8A8)
+    answer = _quantised(problem, target, W8A8, "fp8_channel", "int8_channel")
     return "the activation is SwiGLU" if answer is True and problem.activation != SWIGLU else answer
 
 
@@ -107,15 +108,13 @@ def _stubs() -> dict[str, dict[str, object]]:
 
 
 def _groups(x: torch.Tensor, size: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    del dtype
-    return quantised_rows(x, group=size)
+    return quantised_rows(x, dtype=dtype, group=size)
 
 
 def _tokens(
     x: torch.Tensor, _: float, quant_dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    del quant_dtype
-    codes, scales = quantised_rows(x.flatten(0, -2))
+    codes, scales = quantised_rows(x.flatten(0, -2), dtype=quant_dtype)
     return codes.view(x.shape), scales.view(*x.shape[:-1], 1)
 
 
@@ -147,9 +146,9 @@ def blocked(inputs: MoEInputs) -> torch.Tensor:
     return out
 
 
-@quantised(name="lmdeploy-fused-moe-w8a8", supports=_not_w8a8, features=FP8)
+@quantised(name="lmdeploy-fused-moe-w8a8", supports=_not_w8a8, features=(*FP8, "int8_weights"))
 def of_channels(inputs: MoEInputs) -> torch.Tensor:
-    """Multiply FP8 by FP8, with scales of tokens and of channels."""
+    """Multiply FP8 by FP8, or int8 by int8, with scales of tokens and of channels."""
     hidden = codes_of(inputs.hidden)
     with load(W8A8, _stubs) as kernels, smallest_configurations(hidden):
         out: torch.Tensor = kernels.fused_moe_w8a8(

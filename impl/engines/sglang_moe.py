@@ -1,16 +1,19 @@
 """SGLang's Triton experts: ``fused_moe_kernel``, the activation and the sum of a token's experts.
 
-SGLang's alignment of pairs is a CUDA operator, as is what makes FP8 of numbers: torch computes what
-these give. On Hopper the kernel swaps its operands where a block has few rows (``swap_ab``).
+SGLang's alignment of pairs is a CUDA operator, as is what makes FP8 or int8 of numbers: torch
+computes what these give. On Hopper the kernel swaps its operands where a block of FP8 has few rows
+(``swap_ab``).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from types import ModuleType
 from typing import NamedTuple
+from unittest import mock
 
 import torch
 
@@ -32,6 +35,11 @@ FILE = "sglang.kernels.ops.moe.fused_moe_triton_kernels"
 TOKENS = (1, 3, 16, 33, 65)
 WRITTEN = {"swiglu": "silu", "geglu_tanh": "gelu"}
 """Activations of ``act_and_mul_triton``, by ours."""
+QUANTISERS = (
+    "scaled_fp8_quant", "per_token_quant_int8", "per_token_group_quant_int8",
+    "sglang_per_token_group_quant_int8",
+)  # fmt: skip
+"""What the launcher makes codes with: it is given codes, which these return."""
 SMALL = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 4}
 """Blocks without a GPU of FP8, of whose default ones one would hold a whole problem."""
 
@@ -94,12 +102,10 @@ def _stubs(*, swapped: bool = False) -> dict[str, Mapping[str, object]]:
     }  # fmt: skip
     return {
         "sglang.kernels.jit.utils": {"is_arch_support_pdl": lambda: False},
-        f"{quant}.fp8_kernel": {
-            "scaled_fp8_quant": _fp8, **{f"{name}_fp8": quantised_rows for name in groups},
-        },
-        f"{quant}.int8_kernel": {
-            f"{name}_int8": Unused() for name in (*groups, "per_token_quant")
-        },
+        f"{quant}.fp8_kernel": dict.fromkeys(
+            ("scaled_fp8_quant", *(f"{name}_fp8" for name in groups)), Unused()
+        ),
+        f"{quant}.int8_kernel": dict.fromkeys(QUANTISERS, Unused()),
         "sglang.srt.batch_invariant_ops": {"is_batch_invariant_mode_enabled": lambda: False},
         "sglang.srt.environ": {"envs": Unused()},
         "sglang.srt.layers.moe.utils": {"get_moe_padding_size": lambda _: 0},
@@ -109,16 +115,6 @@ def _stubs(*, swapped: bool = False) -> dict[str, Mapping[str, object]]:
 
 def _swapped() -> dict[str, Mapping[str, object]]:
     return _stubs(swapped=True)
-
-
-def _fp8(
-    x: torch.Tensor, scale: torch.Tensor | None, *, use_per_token_if_dynamic: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise rows as ``scaled_fp8_quant`` does; codes stay as they are."""
-    del use_per_token_if_dynamic
-    if x.element_size() == 1 and scale is not None:
-        return x, scale
-    return quantised_rows(x, given=scale)
 
 
 @moe(name="sglang-fused-moe", supports=_refusal, features=FEATURES, arithmetic=ROUNDED)
@@ -141,38 +137,64 @@ def swapped(inputs: MoEInputs) -> torch.Tensor:
     return _quantised(inputs, _swapped)
 
 
+def _other_integers(problem: MoEProblem, target: Target) -> bool | str:
+    if not problem.quantized.startswith("int8"):
+        return "weights are int8"
+    if problem.quantized == "int8_tensor":
+        return "a scale is one of a channel, or of 128 by 128"
+    if problem.quantized == "int8_block" and not problem.quantized_hidden:
+        return "scales are of 128 by 128 beside int8 only"
+    return _refusal(problem, target)
+
+
+@moe(
+    name="sglang-fused-moe-int8",
+    supports=_other_integers,
+    features=(*FEATURES, "int8_weights", "quantized_hidden", "strided_hidden"),
+    arithmetic=ROUNDED,
+)
+def int8(inputs: MoEInputs) -> torch.Tensor:
+    """Multiply int8 by int8 or by numbers."""
+    if isinstance(inputs.hidden, torch.Tensor):
+        return _multiplied(inputs, SMALL, {"use_int8_w8a16": True}, _stubs)
+    return _quantised(inputs, _stubs)
+
+
 def _quantised(inputs: MoEInputs, stands_in: Stubs) -> torch.Tensor:
     assert isinstance(inputs.w13, QuantizedMatrix)  # noqa: S101  supports said so
-    scales = inputs.w13.format.scales
-    flags: dict[str, object] = {"use_fp8_w8a8": True, "per_channel_quant": scales == "channel"}
-    config = SMALL
-    if scales == "block":
-        flags["block_shape"] = [GROUP, GROUP]
+    form, config, group = inputs.w13.format, SMALL, 0
+    name = "use_int8_w8a8" if form.dtype == torch.int8 else "use_fp8_w8a8"
+    flags: dict[str, object] = {name: True, "per_channel_quant": form.scales == "channel"}
+    if form.in_blocks:
+        group, flags["block_shape"] = GROUP, [GROUP, GROUP]
         config = {**SMALL, "BLOCK_SIZE_K": GROUP}
         if stands_in is _swapped:
             # In narrower blocks it indexes a scalar as if it had two axes: triton 3.9 refuses that.
             config["BLOCK_SIZE_N"] = 2 * GROUP
-    return _multiplied(inputs, config, flags, stands_in)
+    given = inputs.intermediate_scale if form.scales == "tensor" else None
+    rows = functools.partial(quantised_rows, dtype=form.dtype, group=group, given=given)
+    return _multiplied(inputs, config, flags, stands_in, rows)
 
 
 def _multiplied(
-    inputs: MoEInputs, config: dict[str, int], flags: Mapping[str, object], stands_in: Stubs
+    inputs: MoEInputs,
+    config: dict[str, int],
+    flags: Mapping[str, object],
+    stands_in: Stubs,
+    rows: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]] = lambda x: (x, None),
 ) -> torch.Tensor:
-    hidden, ids, dtype = codes_of(inputs.hidden), inputs.topk_ids, inputs.out_dtype
+    """Call the kernels, with ``rows`` to make codes and scales of the activation's results."""
+    hidden, ids = codes_of(inputs.hidden), inputs.topk_ids
     with load(FILE, stands_in) as kernels, scalars_as_bounds(hidden):
         local = ids - inputs.expert_offset
         local = torch.where((local >= 0) & (local < codes_of(inputs.w13).shape[0]), local, -1)
         call = _Call(kernels, inputs, local, _blocks(local, config, inputs), config, flags)
-        first = call.product(hidden, _rows(inputs), inputs.w13, inputs.w13_bias, first=True)
-        middle = call.activated(first.flatten(0, 1))
-        given = inputs.intermediate_scale
-        scale = None if given is None else torch.as_tensor(given, device=ids.device).float()
-        if "block_shape" in flags:
-            middle, scale = quantised_rows(middle, group=GROUP)
-        second = call.product(middle, scale, inputs.w2, inputs.w2_bias, first=False)
+        first = call.product((hidden, _rows(inputs)), inputs.w13, inputs.w13_bias, first=True)
+        middle = rows(call.activated(first.flatten(0, 1)))
+        second = call.product(middle, inputs.w2, inputs.w2_bias, first=False)
         out = torch.full_like(second[:, 0], torch.nan)
         kernels.moe_sum_reduce_triton(second, out, 1.0)
-    return out.to(dtype)
+    return out
 
 
 def _rows(inputs: MoEInputs) -> torch.Tensor | None:
@@ -206,8 +228,7 @@ class _Call(NamedTuple):
 
     def product(
         self,
-        x: torch.Tensor,
-        scale: torch.Tensor | None,
+        given: tuple[torch.Tensor, torch.Tensor | None],
         w: torch.Tensor | QuantizedMatrix,
         bias: torch.Tensor | None,
         *,
@@ -219,15 +240,19 @@ class _Call(NamedTuple):
         out = torch.full(shape, torch.nan, dtype=inputs.out_dtype, device=weights.device)
         none = ("use_fp8_w8a8", "use_int8_w8a8", "use_int8_w8a16", "use_int4_w4a16")
         scales = None if isinstance(w, torch.Tensor) else scales_of(w)
-        self.kernels.invoke_fused_moe_kernel(
-            A=x, B=codes_of(w), bias=bias, C=out, A_scale=scale, B_scale=scales, B_zp=None,
-            topk_weights=weights, topk_ids=self.local, sorted_token_ids=self.blocks[0],
-            expert_ids=self.blocks[1], num_tokens_post_padded=self.blocks[2],
-            mul_routed_weight=first == inputs.weights_on_input,
-            top_k=weights.shape[1] if first else 1, config=self.config,
-            compute_type=getattr(self.kernels.tl, str(out.dtype).removeprefix("torch.")),
-            **{**dict.fromkeys(none, False), "per_channel_quant": False, **self.flags},
-        )  # fmt: skip
+        with ExitStack() as stack:
+            for name in QUANTISERS:
+                stack.enter_context(mock.patch.object(self.kernels, name, return_value=given))
+            self.kernels.invoke_fused_moe_kernel(
+                A=given[0], B=codes_of(w), bias=bias, C=out, A_scale=given[1], B_scale=scales,
+                B_zp=None, topk_weights=weights, topk_ids=self.local,
+                sorted_token_ids=self.blocks[0], expert_ids=self.blocks[1],
+                num_tokens_post_padded=self.blocks[2],
+                mul_routed_weight=first == inputs.weights_on_input,
+                top_k=weights.shape[1] if first else 1, config=self.config,
+                compute_type=getattr(self.kernels.tl, str(out.dtype).removeprefix("torch.")),
+                **{**dict.fromkeys(none, False), "per_channel_quant": False, **self.flags},
+            )  # fmt: skip
         return out
 
     def activated(self, x: torch.Tensor) -> torch.Tensor:

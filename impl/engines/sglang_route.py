@@ -63,6 +63,8 @@ def _not_the_gate(problem: RouteProblem, target: Target) -> Answer:
         return "experts of other groups are never chosen"
     if problem.grouped and not (problem.bias or how.two_best):
         return "groups are ranked by their two best experts"
+    if problem.grouped and problem.group_experts == 1:
+        return "a group has two experts or more"
     return unavailable(GATE, target) or True
 
 

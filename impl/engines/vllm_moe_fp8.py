@@ -1,8 +1,8 @@
-"""vLLM's Triton experts on FP8 weights, and by tensor descriptors: ``fused_moe_kernel``.
+"""vLLM's Triton experts on FP8 and int8 weights, and by tensor descriptors: ``fused_moe_kernel``.
 
-Hidden states are FP8 as well, and the activation's results are quantised again. vLLM does that by a
-CUDA operator, torch does it here. On Hopper the kernel swaps its operands where a block has few
-rows (``SWAP_AB``).
+Hidden states are of the same format, and the activation's results are quantised again (vLLM does
+that by a CUDA operator, torch does it here), or they are numbers beside weights in int8. On Hopper
+the kernel swaps its operands where a block of FP8 has few rows (``SWAP_AB``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .sources import says
 from .vllm_moe import FEATURES, FILE, ROUNDED, Form, kernel, multiplied, refusal
 from .vllm_stubs import stubs_with_descriptors, stubs_with_swapped_operands
 
-LARGEST = 448.0
+LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 GROUP = 128
 SWAPPED_TOKENS = {"fp8_block": 64, "fp8_tensor": 96, "fp8_channel": 96}
 """Most tokens for which vLLM chooses blocks of fewer than 64 rows."""
@@ -71,6 +71,36 @@ def fp8_swapped(inputs: MoEInputs) -> torch.Tensor:
     return _quantised(inputs, _form(inputs)._replace(stubs=stubs_with_swapped_operands))
 
 
+def _other_integers(problem: MoEProblem, target: Target) -> bool | str:
+    if not problem.quantized.startswith("int8"):
+        return "weights are int8"
+    refused = {"int8_tensor": problem.quantized_hidden, "int8_block": not problem.quantized_hidden}
+    if refused.get(problem.quantized):
+        return "scales are of 128 by 128 beside int8 only, those of tensors beside numbers only"
+    return refusal(problem, target)
+
+
+@kernel(
+    name="vllm-fused-moe-int8",
+    supports=_other_integers,
+    features=(*FEATURES, "int8_weights", "quantized_hidden", "strided_hidden"),
+    arithmetic=ROUNDED,
+)
+def int8(inputs: MoEInputs) -> torch.Tensor:
+    """Multiply int8 by int8 or by numbers."""
+    if isinstance(inputs.hidden, torch.Tensor):
+        form = Form("int8_w8a16", {"use_int8_w8a16": True}, _weights)
+        return multiplied(inputs, inputs.hidden, None, form)
+    blocks = cast("QuantizedMatrix", inputs.w13).format.scales == "block"
+    flags = {
+        "use_int8_w8a8": True,
+        "per_channel_quant": not blocks,
+        "block_shape": [GROUP, GROUP] if blocks else None,
+    }
+    rows = functools.partial(quantised_rows, dtype=torch.int8, group=GROUP if blocks else 0)
+    return _quantised(inputs, Form("int8_w8a8", flags, _weights, rows))
+
+
 def _quantised(inputs: MoEInputs, form: Form) -> torch.Tensor:
     scale = scales_of(inputs.hidden)
     scale = scale.unsqueeze(1) if scale.dim() == 1 else scale
@@ -86,39 +116,45 @@ def _form(inputs: MoEInputs) -> Form:
     }
     given = inputs.intermediate_scale if scales == "tensor" else None
     group = GROUP if scales == "block" else 0
-    return Form(
-        "fp8_w8a8", flags, _weights, functools.partial(quantised_rows, group=group, given=given)
-    )
+    rows = functools.partial(quantised_rows, dtype=torch.float8_e4m3fn, group=group, given=given)
+    return Form("fp8_w8a8", flags, _weights, rows)
 
 
 def _weights(matrix: torch.Tensor | QuantizedMatrix) -> torch.Tensor:
+    """Return scales [experts], or with an axis of channels or blocks for each of a matrix's."""
     scales = scales_of(matrix)
     return scales.unsqueeze(-1) if scales.dim() == 2 else scales  # noqa: PLR2004  [experts, rows]
 
 
 def quantised_rows(
-    x: torch.Tensor, *, group: int = 0, given: float | torch.Tensor | None = None
+    x: torch.Tensor,
+    *,
+    dtype: torch.dtype,
+    group: int = 0,
+    given: float | torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise rows [n, columns] to FP8 with a scale for each, for each of its groups, or for all.
+    """Quantise rows [n, columns] with a scale for each, for each of its groups, or for all.
 
     Args:
         x: the rows.
+        dtype: of the codes.
         group: columns that share a scale; 0 for all of a row.
         given: the scale of all rows, beforehand.
 
     Returns:
         Codes, and scales [n, groups] or [1].
     """
-    wide = x.float()
+    wide, largest = x.float(), LARGEST[dtype]
     if given is not None:
         scale = torch.as_tensor(given, dtype=torch.float32, device=x.device).reshape(1)
         spread = scale
     else:
         parts = wide.split(group or wide.shape[1], dim=1)
-        scale = torch.cat([part.abs().amax(dim=1, keepdim=True) for part in parts], dim=1) / LARGEST
+        scale = torch.cat([part.abs().amax(dim=1, keepdim=True) for part in parts], dim=1) / largest
         scale = torch.where(scale > 0, scale, 1.0)
         spread = scale.repeat_interleave(group or wide.shape[1], dim=1)[:, : wide.shape[1]]
-    return (wide / spread).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn), scale
+    codes = (wide / spread).clamp(-largest, largest)
+    return (codes.round() if dtype == torch.int8 else codes).to(dtype), scale
 
 
 def _no_whole_tiles(problem: MoEProblem, target: Target) -> bool | str:

@@ -28,6 +28,8 @@ FP8 = replace(EXPERTS, quantized="fp8_channel", quantized_hidden=True)
 OF_A_TENSOR = replace(FP8, quantized="fp8_tensor", dtype="float16", weights_on_input=True)
 BLOCKS = replace(FP8, quantized="fp8_block", hidden=144, inter=136, biases=True)
 SHARD = replace(BLOCKS, num_tokens=40, local_experts=2, expert_offset=1)
+INTEGERS = replace(FP8, quantized="int8_channel", dtype="float16", biases=True)
+W8A16 = replace(INTEGERS, quantized_hidden=False, weights_on_input=True, biases=False)
 ROUTED = RouteProblem(num_tokens=5, num_experts=20, top_k=6, method="renormalize")
 BIASED = replace(ROUTED, num_experts=32, method="deepseek_v3", bias=True, scaling_factor=2.5)
 GROUPED = replace(BIASED, num_groups=4, topk_groups=2)
@@ -61,6 +63,13 @@ def worker() -> Iterator[Worker]:
             for name in ("vllm-fused-moe-fp8", "vllm-fused-moe-fp8-swap-ab")
             for problem in (FP8, OF_A_TENSOR, BLOCKS, SHARD)
         ),
+        *(
+            (name, problem)
+            for name in ("vllm-fused-moe-int8", "sglang-fused-moe-int8")
+            for problem in (INTEGERS, W8A16, replace(SHARD, quantized="int8_block"))
+        ),
+        ("vllm-fused-moe-int8", replace(W8A16, quantized="int8_tensor")),
+        ("lmdeploy-fused-moe-w8a8", replace(INTEGERS, biases=False)),
         ("sglang-fused-moe", replace(EXPERTS, dtype="float16", biases=True, activation="relu2")),
         ("sglang-fused-moe", replace(EXPERTS, activation="geglu_tanh", weights_on_input=True)),
         ("sglang-fused-moe", replace(SHARD, quantized="", quantized_hidden=False)),
@@ -121,8 +130,13 @@ def test_real_files(worker: Worker, name: str, problem: Problem) -> None:
         ("sglang-fused-moe", replace(EXPERTS, num_tokens=0), "launches nothing"),
         ("sglang-fused-moe-fp8", EXPERTS, "weights are FP8"),
         ("sglang-fused-moe-fp8", replace(FP8, quantized_hidden=False), "are to be given"),
+        ("vllm-fused-moe-int8", EXPERTS, "weights are int8"),
+        ("vllm-fused-moe-int8", replace(W8A16, quantized="int8_block"), "beside int8 only"),
+        ("sglang-fused-moe-int8", EXPERTS, "weights are int8"),
+        ("sglang-fused-moe-int8", replace(W8A16, quantized="int8_tensor"), "of a channel"),
+        ("sglang-fused-moe-int8", replace(W8A16, quantized="int8_block"), "beside int8 only"),
         ("lmdeploy-fused-moe", replace(EXPERTS, assignment="masked"), "never -1"),
-        ("lmdeploy-fused-moe-fp8-block", FP8, "scales of blocks"),
+        ("lmdeploy-fused-moe-fp8-block", FP8, "weights are fp8_block"),
         ("lmdeploy-fused-moe-fp8-block", BLOCKS, "one power of two"),
         ("lmdeploy-fused-moe-w8a8", replace(FP8, activation="silu"), "is SwiGLU"),
         ("sglang-moe-fused-gate", replace(ROUTED, method="llama4"), "weights are scores"),
@@ -132,6 +146,11 @@ def test_real_files(worker: Worker, name: str, problem: Problem) -> None:
             "sglang-moe-fused-gate",
             replace(GROUPED, method="sigmoid", bias=False),
             "their two best experts",
+        ),
+        (
+            "sglang-moe-fused-gate",
+            replace(GROUPED, num_groups=32, topk_groups=16),
+            "two experts or",
         ),
         ("sglang-gemma4-routing", replace(ROUTED, bias=True), "there is no bias"),
         ("sglang-gemma4-routing", BIASED, "there is no bias"),
