@@ -164,6 +164,7 @@ BUILT_IN: dict[str, str] = {
     "sglang-gemma4-routing": "kernelproof.impl.engines.sglang_route:gemma4",
     "sglang-sigmoid-gate-topk-renorm": "kernelproof.impl.engines.sglang_route:inkling",
     "sglang-muse-spark-routing": "kernelproof.impl.engines.sglang_route:muse",
+    "liger-fused-moe": "kernelproof.impl.engines.liger_moe:experts",
     "lmdeploy-decode": "kernelproof.impl.engines.lmdeploy_attention:decode",
     "lmdeploy-prefill": "kernelproof.impl.engines.lmdeploy_attention:prefill",
     "lmdeploy-fill-kv-cache": "kernelproof.impl.engines.lmdeploy_append:append",

@@ -38,6 +38,7 @@ import torch
 from ..targets.refusal import Refusal
 from ..targets.target import Target
 from .bound_names import reach_bound_names
+from .reductions import by_slices
 
 FIRST_THAT_INDEXES = (3, 7)
 """The first triton whose interpreter makes an integer of an array of shape [1] itself."""
@@ -140,6 +141,7 @@ def _hasten(interpreter: Any) -> None:  # noqa: ANN401  a module
     # Each integer operation is done again in 64 bits, for an assertion that only debug makes.
     if getattr(options, "sanitize_overflow", False) and not getattr(options, "debug", True):
         builder.options = replace(options, sanitize_overflow=False)
+    by_slices(interpreter)
     if hasattr(interpreter, "_LangPatchScope"):
         patch = interpreter._patch_lang  # noqa: SLF001  there is no public way to it
         once = _once(patch, interpreter)

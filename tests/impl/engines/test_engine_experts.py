@@ -22,7 +22,7 @@ ABSENT = missing("triton", "triton")
 pytestmark = pytest.mark.skipif(ABSENT is not None, reason=str(ABSENT))
 
 ENGINES = Path(__file__).parents[3] / ".engines"
-NEWEST = ("vllm-0.33.0", "sglang-0.5.23", "lmdeploy-0.18.0")
+NEWEST = ("vllm-0.33.0", "sglang-0.5.23", "lmdeploy-0.18.0", "liger_kernel-0.8.5")
 EXPERTS = MoEProblem(num_tokens=7, hidden=32, inter=64, num_experts=4, top_k=2)
 FP8 = replace(EXPERTS, quantized="fp8_channel", quantized_hidden=True)
 OF_A_TENSOR = replace(FP8, quantized="fp8_tensor", dtype="float16", weights_on_input=True)
@@ -69,6 +69,8 @@ def worker() -> Iterator[Worker]:
             for problem in (INTEGERS, W8A16, replace(SHARD, quantized="int8_block"))
         ),
         ("vllm-fused-moe-int8", replace(W8A16, quantized="int8_tensor")),
+        ("liger-fused-moe", replace(EXPERTS, num_tokens=70, top_k=3, dtype="float16")),
+        ("liger-fused-moe", replace(EXPERTS, num_experts=5, assignment="duplicates", top_k=4)),
         ("lmdeploy-fused-moe-w8a8", replace(INTEGERS, biases=False)),
         ("sglang-fused-moe", replace(EXPERTS, dtype="float16", biases=True, activation="relu2")),
         ("sglang-fused-moe", replace(EXPERTS, activation="geglu_tanh", weights_on_input=True)),
@@ -135,6 +137,8 @@ def test_real_files(worker: Worker, name: str, problem: Problem) -> None:
         ("sglang-fused-moe-int8", EXPERTS, "weights are int8"),
         ("sglang-fused-moe-int8", replace(W8A16, quantized="int8_tensor"), "of a channel"),
         ("sglang-fused-moe-int8", replace(W8A16, quantized="int8_block"), "beside int8 only"),
+        ("liger-fused-moe", replace(EXPERTS, activation="silu"), "is SwiGLU"),
+        ("liger-fused-moe", replace(EXPERTS, num_tokens=0), "at least one"),
         ("lmdeploy-fused-moe", replace(EXPERTS, assignment="masked"), "never -1"),
         ("lmdeploy-fused-moe-fp8-block", FP8, "weights are fp8_block"),
         ("lmdeploy-fused-moe-fp8-block", BLOCKS, "one power of two"),

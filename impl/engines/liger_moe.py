@@ -1,0 +1,78 @@
+"""Liger-Kernel's fused experts in Triton, forward: ``LigerFusedMoEFunction``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Iterator
+from dataclasses import replace
+from unittest import mock
+
+import torch
+
+from ...reference import Arithmetic, MoEProblem
+from ...reference.tensors.moe_inputs import MoEInputs
+from ..gpu.triton_interpreter import scalars_as_bounds
+from ..protocol import implementation
+from ..targets.target import Target
+from .claims import wrong_here
+from .sources import load, unavailable
+from .vllm_stubs import Unused
+
+LIGER = "liger_kernel"
+FILE = f"{LIGER}.ops.fused_moe"
+UNTUNED = {"LIGER_FUSED_MOE_AUTOTUNE": "0"}
+"""Read where the kernels are defined: one configuration, instead of 32 that are timed."""
+TOKENS = (1, 3, 16)
+
+
+def _supports(problem: MoEProblem, target: Target) -> bool | str:
+    if problem.activation != "swiglu":
+        return "the activation is SwiGLU"
+    if not problem.num_tokens:
+        return "a launch has one program a token, and so at least one"
+    if problem.dtype == "float32" and target.device != "cpu":
+        return "a GPU multiplies float32 as TF32, which bounds of experts cannot say"
+    return wrong_here(target, problem.dtype) or unavailable(FILE, target) or True
+
+
+def _stubs() -> dict[str, dict[str, object]]:
+    """Stand in for the helpers of all operations, which ask which kinds of devices there are."""
+    return {f"{LIGER}.ops.utils": {"ensure_contiguous": lambda function: function}}
+
+
+def _compile_key(problem: MoEProblem) -> Hashable:
+    return (
+        problem.dtype, problem.hidden, problem.inter, problem.num_experts, problem.top_k,
+        problem.num_tokens == 1, problem.num_tokens % 16 == 0,
+    )  # fmt: skip
+
+
+def _kernels(problem: MoEProblem) -> Iterator[MoEProblem]:
+    for tokens in TOKENS:
+        yield replace(problem, num_tokens=tokens, token_ids=())
+
+
+@implementation(
+    "moe",
+    name="liger-fused-moe",
+    provider=LIGER,
+    supports=_supports,
+    features=("duplicate_ids",),
+    arithmetic=Arithmetic(intermediate="inputs", partial_outputs=True),
+    compile_key=_compile_key,
+    kernels=_kernels,
+    build_ahead="cuda",
+    build_minutes=0.2,
+    build_compilers=1,
+)
+def experts(inputs: MoEInputs) -> torch.Tensor:
+    """Sort pairs by expert, multiply and activate, multiply again, and add up."""
+    with (
+        mock.patch.dict(os.environ, UNTUNED),
+        load(FILE, _stubs) as kernels,
+        scalars_as_bounds(inputs.topk_weights),
+    ):
+        out: torch.Tensor = kernels.LigerFusedMoEFunction.forward(
+            Unused(), inputs.hidden, inputs.w13, inputs.w2, inputs.topk_ids, inputs.topk_weights
+        )
+    return out

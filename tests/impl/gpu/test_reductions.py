@@ -1,0 +1,84 @@
+"""Reductions by slices have the bits of those by element, which Triton's interpreter has."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernelproof.impl.targets.optional import missing
+
+ABSENT = missing("triton", "triton")
+
+KERNEL = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def both(a, b, c, d):
+    return a * c, tl.maximum(b, d)
+
+
+@triton.jit
+def product(a, b):
+    return a * b
+
+
+@triton.jit
+def runs(x, y):
+    key: tl.constexpr = 0xFFFF0000
+    return tl.where((x & key) == (y & key), x + y - (x & key), y)
+
+
+@triton.jit
+def kernel(x_ptr, out_ptr, run_ptr):
+    r, c = tl.arange(0, 8), tl.arange(0, 16)
+    place = r[:, None] * 16 + c[None, :]
+    x = tl.load(x_ptr + place)
+    tl.store(out_ptr + place, tl.sort(x, dim=1, descending=True))
+    a, b = tl.reduce((x, x), 1, both)
+    tl.store(out_ptr + 128 + r, a)
+    tl.store(out_ptr + 136 + r, b)
+    tl.store(out_ptr + 144 + c[None, :], tl.reduce(x, 0, product, keep_dims=True))
+    tl.store(out_ptr + 160, tl.reduce(x, None, product))
+    tl.store(out_ptr + 161, tl.reduce(tl.sort(tl.load(x_ptr + c), 0), 0, product))
+    tl.store(out_ptr + 162 + r[:, None] * 4 + tl.arange(0, 4)[None, :], tl.topk(x, 4, dim=1))
+    tl.store(out_ptr + 194 + place, tl.associative_scan(x, 1, product))
+    keys = (tl.sort((x * 4).to(tl.int32).to(tl.uint32) << 16, 1)) | 1
+    tl.store(run_ptr + place, tl.associative_scan(keys, 1, runs).to(tl.int64))
+    tl.store(run_ptr + 128 + place, tl.associative_scan(keys, 1, runs, reverse=True).to(tl.int64))
+
+
+def found():
+    torch.manual_seed(1)
+    x, out = torch.randn(8, 16), torch.zeros(322)
+    run = torch.zeros(256, dtype=torch.int64)
+    kernel[(1,)](x, out, run)
+    assert out[:128].view(8, 16).equal(x.sort(dim=1, descending=True).values)
+    return out, run
+
+
+first = found()
+from kernelproof.impl.gpu.triton_interpreter import hasten
+from triton.runtime.interpreter import ReduceOps, ScanOps
+before = ReduceOps.generic_reduce, ScanOps.generic_scan
+hasten()
+assert ReduceOps.generic_reduce is not before[0] and ScanOps.generic_scan is not before[1]
+assert all(old.equal(new) for old, new in zip(first, found(), strict=True))
+"""
+
+
+@pytest.mark.skipif(ABSENT is not None, reason=str(ABSENT))
+def test_the_bits_are_those_of_reductions_by_element(tmp_path: Path) -> None:
+    file = tmp_path / "reductions.py"
+    file.write_text(KERNEL, encoding="utf-8")
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    run = subprocess.run(
+        [sys.executable, str(file)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert not run.returncode, run.stderr
