@@ -5,6 +5,8 @@ The interpreter knows sums, and the largest and smallest numbers. For any other 
 once for every element: ``tl.sort`` and ``tl.topk``, whose steps are such reductions of pairs, took
 40 s of a router's 1,024 keys. The function is elementwise, or it would not compile, so that a
 slice is combined with the next one in the same order by one call, with the same bits.
+
+``tl.argmax`` of NaN alone is an error of NumPy's in the interpreter, where compiled it is an index.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ def by_slices(interpreter: Any) -> None:
     operations = interpreter.ReduceOps, interpreter.ScanOps
     if all(hasattr(each, name) for each, name in zip(operations, GENERIC, strict=True)):
         interpreter.ReduceOps.generic_reduce = _reduce
+        interpreter.ReduceOps.min_max = _min_max_of(interpreter.ReduceOps.min_max)
         interpreter.ScanOps.generic_scan = _scan_of(interpreter.ScanOps.generic_scan)
 
 
@@ -44,6 +47,26 @@ def _reduce(operation: Any, given: Any) -> Any:
     elif whole or len(shape) == 1:
         results = [each.reshape(-1)[0] for each in results]
     return [operation.to_tensor(each, dtype) for each, dtype in zip(results, dtypes, strict=True)]
+
+
+def _min_max_of(usual: Any) -> Any:
+    def min_max(operation: Any, given: Any, val_reduce_op: Any, idx_reduce_op: Any = None) -> Any:
+        return usual(operation, given, val_reduce_op, idx_reduce_op and _last_of_nan(idx_reduce_op))
+
+    return min_max
+
+
+def _last_of_nan(find: Any) -> Any:
+    """Find the last index where all is NaN, which NumPy refuses: no NaN is larger than a later."""
+
+    def found(data: Any, axis: int | None = None, **options: Any) -> Any:
+        if np.issubdtype(data.dtype, np.floating) and axis is not None:
+            last = np.full(data.shape, np.nan)
+            last[_at(axis, -1)] = 0
+            data = np.where(np.isnan(data).all(axis, keepdims=True), last, data)
+        return find(data, axis=axis, **options)
+
+    return found
 
 
 def _scan_of(element_by_element: Any) -> Any:

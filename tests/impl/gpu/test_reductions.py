@@ -54,6 +54,13 @@ def kernel(x_ptr, out_ptr, run_ptr):
     tl.store(run_ptr + 128 + place, tl.associative_scan(keys, 1, runs, reverse=True).to(tl.int64))
 
 
+@triton.jit
+def best(x_ptr, out_ptr):
+    r, c = tl.arange(0, 4), tl.arange(0, 8)
+    x = tl.load(x_ptr + r[:, None] * 8 + c[None, :])
+    tl.store(out_ptr + r, tl.argmax(x, axis=1))
+
+
 def found():
     torch.manual_seed(1)
     x, out = torch.randn(8, 16), torch.zeros(322)
@@ -70,6 +77,11 @@ before = ReduceOps.generic_reduce, ScanOps.generic_scan
 hasten()
 assert ReduceOps.generic_reduce is not before[0] and ScanOps.generic_scan is not before[1]
 assert all(old.equal(new) for old, new in zip(first, found(), strict=True))
+
+x, indices = torch.arange(32.0).view(4, 8), torch.zeros(4, dtype=torch.int32)
+x[0] = x[1, 7] = torch.nan
+best[(1,)](x, indices)
+assert indices.tolist() == [7, 6, 7, 7]
 """
 
 
