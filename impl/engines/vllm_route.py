@@ -42,8 +42,8 @@ def _not_deepseek_v4(problem: RouteProblem, target: Target) -> Answer:
         return refused
     if problem.num_experts not in EXPERTS or problem.top_k != TOP_K:
         return f"there are {' or '.join(map(str, EXPERTS))} experts, and {TOP_K} of a token"
-    if problem.dtype != "float32" or not problem.bias:
-        return "logits and the bias are float32, and there is a bias"
+    if problem.dtype != "float32":
+        return "logits are float32"
     return unavailable(DEEPSEEK_V4, target) or True
 
 
@@ -52,7 +52,7 @@ def deepseek_v4(inputs: RouteInputs) -> Routing:
     """Call DeepSeek V4's router."""
     with load(DEEPSEEK_V4, _stubs) as kernels, scalars_as_bounds(inputs.logits):
         weights, ids = kernels.dsv4_topk(
-            inputs.logits.contiguous(), inputs.bias, torch.int32, inputs.scaling_factor
+            inputs.logits.contiguous(), bias_of(inputs), torch.int32, inputs.scaling_factor
         )
     return Routing(ids, weights)
 

@@ -281,6 +281,9 @@ def _starts(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
     for pair in OF_ONE_SHAPE["caches"]:
         if pair in axes.get("caches", ()):
             yield from _with_each_group(axes, [{**start, "caches": pair} for start in shapes])
+    if "method" in axes:  # routers of one model have one number of experts, and of a token's
+        numbers = itertools.product(axes["num_experts"], axes["top_k"])
+        yield from ({"groups": (1, 1), "num_experts": n, "top_k": k} for n, k in numbers)
 
 
 def _of_rules(

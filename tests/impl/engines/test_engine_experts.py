@@ -22,7 +22,7 @@ ABSENT = missing("triton", "triton")
 pytestmark = pytest.mark.skipif(ABSENT is not None, reason=str(ABSENT))
 
 ENGINES = Path(__file__).parents[3] / ".engines"
-NEWEST = ("vllm-0.33.0", "sglang-0.5.23", "lmdeploy-0.18.0", "liger_kernel-0.8.5")
+NEWEST = ("vllm-0.33.0", "sglang-0.5.23", "lmdeploy-0.18.0", "liger-kernel-0.8.5")
 EXPERTS = MoEProblem(num_tokens=7, hidden=32, inter=64, num_experts=4, top_k=2)
 FP8 = replace(EXPERTS, quantized="fp8_channel", quantized_hidden=True)
 OF_A_TENSOR = replace(FP8, quantized="fp8_tensor", dtype="float16", weights_on_input=True)
@@ -104,6 +104,7 @@ def worker() -> Iterator[Worker]:
         ("vllm-musespark1x-routing", BIASED),
         ("vllm-musespark1x-routing", replace(OF_192, method="renormalize_naive")),
         ("vllm-dsv4-topk", OF_384),
+        ("vllm-dsv4-topk", replace(OF_384, num_experts=256, bias=False)),
         ("lmdeploy-noaux-tc", BIASED),
         ("lmdeploy-noaux-tc", ZEROED),
         ("lmdeploy-noaux-tc", replace(ZEROED, method="sigmoid", regime="ties")),
@@ -165,7 +166,7 @@ def test_real_files(worker: Worker, name: str, problem: Problem) -> None:
         ("sglang-muse-spark-routing", ROUTED, "the method is deepseek_v3 or"),
         ("vllm-musespark1x-routing", replace(BIASED, num_tokens=0), "nothing is launched"),
         ("vllm-dsv4-topk", replace(OF_384, num_experts=128), "256 or 384 experts"),
-        ("vllm-dsv4-topk", replace(OF_384, bias=False), "there is a bias"),
+        ("vllm-dsv4-topk", replace(OF_384, dtype="float16"), "logits are float32"),
         ("lmdeploy-noaux-tc", ROUTED, "the method is deepseek_v3 or"),
         ("lmdeploy-noaux-tc", replace(BIASED, num_experts=96), "a power of two"),
         ("lmdeploy-noaux-tc", GROUPED, "a score of zero"),

@@ -8,7 +8,7 @@ import pytest
 
 from kernelproof.impl.targets.refusal import Refusal
 from kernelproof.properties.space.axes import narrow
-from kernelproof.reference import AttentionProblem, Problem
+from kernelproof.reference import AttentionProblem, Problem, RouteProblem
 
 
 @pytest.mark.parametrize("kv_cache", ["", "float8_e4m3fn"])
@@ -29,3 +29,19 @@ def test_a_kernel_of_one_shape_is_found(kv_cache: str, page_size: int) -> None:
     assert axes.allows("group_size") == (16,)
     assert axes.allows("page_size") == (page_size,)
     assert {pair[0] for pair in axes.allows("caches")} == {kv_cache}
+
+
+@pytest.mark.parametrize("wanted", [(256, 6, "deepseek_v4"), (64, 8, "sigmoid")])
+def test_a_router_of_one_model_is_found(wanted: tuple[int, int, str]) -> None:
+    def probe(problems: Sequence[Problem]) -> list[Refusal | None]:
+        found = []
+        for each in problems:
+            assert isinstance(each, RouteProblem)
+            model = each.num_experts, each.top_k, each.method
+            found.append(None if model == wanted and not each.grouped else Refusal("another model"))
+        return found
+
+    axes = narrow("route", probe, 100_000)
+    assert axes is not None
+    names = "num_experts", "top_k", "method"
+    assert tuple(axes.allows(name) for name in names) == tuple((each,) for each in wanted)
