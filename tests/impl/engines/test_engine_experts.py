@@ -34,6 +34,10 @@ ROUTED = RouteProblem(num_tokens=5, num_experts=20, top_k=6, method="renormalize
 BIASED = replace(ROUTED, num_experts=32, method="deepseek_v3", bias=True, scaling_factor=2.5)
 GROUPED = replace(BIASED, num_groups=4, topk_groups=2)
 ZEROED = replace(GROUPED, masked_groups="zero")
+INKLING = replace(BIASED, shared_experts=2, renormalise_floor=0.0)
+HASHED = replace(
+    ROUTED, method="deepseek_v4", hash_vocabulary=50, renormalise_floor=0.0, scaling_factor=1.5
+)
 OF_192 = replace(BIASED, num_experts=192, top_k=8)
 OF_384 = replace(BIASED, num_experts=384, method="deepseek_v4")
 
@@ -97,8 +101,10 @@ def worker() -> Iterator[Worker]:
             for problem in (ROUTED, BIASED, GROUPED, OF_384, replace(ROUTED, method="sigmoid"))
         ),
         ("sglang-gemma4-routing", replace(ROUTED, dtype="float16", scaling_factor=2.5)),
-        ("sglang-sigmoid-gate-topk-renorm", BIASED),
-        ("sglang-sigmoid-gate-topk-renorm", replace(OF_192, bias=False)),
+        ("sglang-gemma4-routing", replace(ROUTED, expert_scales=True)),
+        ("sglang-sigmoid-gate-topk-renorm", INKLING),
+        ("sglang-sigmoid-gate-topk-renorm", replace(INKLING, shared_experts=0, bias=False)),
+        ("sglang-hash-topk", HASHED),
         ("sglang-muse-spark-routing", BIASED),
         ("sglang-muse-spark-routing", replace(OF_192, method="renormalize_naive")),
         ("vllm-musespark1x-routing", BIASED),
@@ -160,7 +166,16 @@ def test_real_files(worker: Worker, name: str, problem: Problem) -> None:
         ("sglang-gemma4-routing", replace(ROUTED, bias=True), "there is no bias"),
         ("sglang-gemma4-routing", BIASED, "there is no bias"),
         ("sglang-gemma4-routing", replace(ROUTED, num_experts=1025), "at most 1024"),
-        ("sglang-sigmoid-gate-topk-renorm", GROUPED, "no groups of experts"),
+        (
+            "sglang-sigmoid-gate-topk-renorm",
+            replace(GROUPED, renormalise_floor=0.0),
+            "no groups of experts",
+        ),
+        ("sglang-sigmoid-gate-topk-renorm", BIASED, "has no floor"),
+        ("sglang-sigmoid-gate-topk-renorm", replace(INKLING, top_k=7), "next power of two"),
+        ("sglang-hash-topk", ROUTED, "the method is deepseek_v4"),
+        ("sglang-hash-topk", replace(HASHED, hash_vocabulary=0), "those of a table"),
+        ("sglang-hash-topk", replace(HASHED, renormalise_floor=1e-20), "has no floor"),
         ("sglang-sigmoid-gate-topk-renorm", replace(BIASED, dtype="float16"), "of the logits"),
         ("sglang-sigmoid-gate-topk-renorm", replace(OF_192, top_k=33), "at most 32"),
         ("sglang-muse-spark-routing", ROUTED, "the method is deepseek_v3 or"),

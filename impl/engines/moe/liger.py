@@ -9,14 +9,14 @@ from unittest import mock
 
 import torch
 
-from ...reference import Arithmetic, MoEProblem
-from ...reference.tensors.moe_inputs import MoEInputs
-from ..gpu.triton_interpreter import scalars_as_bounds
-from ..protocol import implementation
-from ..targets.target import Target
-from .claims import wrong_here
-from .sources import load, unavailable
-from .vllm_stubs import Unused
+from ....reference import Arithmetic, MoEProblem
+from ....reference.tensors.moe_inputs import MoEInputs
+from ...gpu.triton_interpreter import scalars_as_bounds
+from ...protocol import implementation
+from ...targets.target import Target
+from ..claims import wrong_here
+from ..sources import load, unavailable
+from ..vllm_stubs import Unused
 
 LIGER = "liger_kernel"
 FILE = f"{LIGER}.ops.fused_moe"

@@ -13,15 +13,15 @@ from typing import cast
 
 import torch
 
-from ...reference import MoEProblem, QuantizedMatrix
-from ...reference.tensors.moe_inputs import MoEInputs
-from ..targets.refusal import Refusal
-from ..targets.target import Target
-from ..torch.moe_layouts import codes_of, scales_of
-from .claims import wrong_here
-from .sources import says
-from .vllm_moe import FEATURES, FILE, ROUNDED, Form, kernel, multiplied, refusal
-from .vllm_stubs import stubs_with_descriptors, stubs_with_swapped_operands
+from ....reference import MoEProblem, QuantizedMatrix
+from ....reference.tensors.moe_inputs import MoEInputs
+from ...targets.refusal import Refusal
+from ...targets.target import Target
+from ...torch.moe_layouts import codes_of, scales_of
+from ..claims import wrong_here
+from ..sources import says
+from ..vllm_moe import FEATURES, FILE, ROUNDED, Form, kernel, multiplied, refusal
+from ..vllm_stubs import stubs_with_descriptors, stubs_with_swapped_operands
 
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 GROUP = 128

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 import torch
 
-from ...reference import RouteProblem, Routing
-from ...reference.moe.routing_methods import METHODS, RENORMALISE_FLOOR
-from ...reference.tensors.moe_inputs import RouteInputs
-from ..gpu.triton_interpreter import scalars_as_bounds
-from ..targets.target import Target
-from .sglang_route import Answer, bias_of, muse_refusal, router, ungrouped
-from .sources import load, unavailable
-from .vllm_stubs import Platform, stubs
+from ....reference import RouteProblem, Routing
+from ....reference.moe.routing_methods import METHODS
+from ....reference.tensors.moe_inputs import RouteInputs
+from ...gpu.triton_interpreter import scalars_as_bounds
+from ...targets.target import Target
+from ..sources import load, unavailable
+from ..vllm_stubs import Platform, stubs
+from .sglang_route import FLOOR, Answer, bias_of, muse_refusal, router, ungrouped
 
 DEEPSEEK_V4 = "vllm.model_executor.layers.fused_moe.router.dsv4_topk"
 MUSE = "vllm.models.muse_spark.common.ops.fused_routing"
@@ -61,13 +61,13 @@ def _not_muse(problem: RouteProblem, target: Target) -> Answer:
     return muse_refusal(problem) or unavailable(MUSE, target) or True
 
 
-@router(name="vllm-musespark1x-routing", provider="vllm", supports=_not_muse)
+@router(name="vllm-musespark1x-routing", provider="vllm", supports=_not_muse, features=FLOOR)
 def muse(inputs: RouteInputs) -> Routing:
     """Call Muse Spark's router."""
     with load(MUSE, _stubs) as kernels, scalars_as_bounds(inputs.logits):
         weights, ids = kernels.fused_musespark1x_routing(
             inputs.logits, bias_of(inputs), inputs.top_k, inputs.scaling_factor,
             router_score_normalization=METHODS[inputs.method].score,
-            router_score_division_eps=RENORMALISE_FLOOR,
+            router_score_division_eps=inputs.renormalise_floor,
         )  # fmt: skip
     return Routing(ids, weights)

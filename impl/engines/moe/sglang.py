@@ -17,19 +17,19 @@ from unittest import mock
 
 import torch
 
-from ...reference import MoEProblem, QuantizedMatrix
-from ...reference.tensors.moe_inputs import MoEInputs
-from ..gpu.triton_interpreter import scalars_as_bounds
-from ..targets.refusal import Refusal
-from ..targets.target import Target
-from ..torch.moe_layouts import codes_of, scales_of
-from ..torch.moe_rows import Rows, activated
-from .claims import wrong_here
-from .sglang_calls import SGLANG, stubs
-from .sources import Stubs, load, unavailable
-from .vllm_moe import FEATURES, ROUNDED, kernel
-from .vllm_moe_fp8 import GROUP, HOPPER, quantised_rows
-from .vllm_stubs import Unused, align
+from ....reference import MoEProblem, QuantizedMatrix
+from ....reference.tensors.moe_inputs import MoEInputs
+from ...gpu.triton_interpreter import scalars_as_bounds
+from ...targets.refusal import Refusal
+from ...targets.target import Target
+from ...torch.moe_layouts import codes_of, scales_of
+from ...torch.moe_rows import Rows, activated
+from ..claims import wrong_here
+from ..sglang_calls import SGLANG, stubs
+from ..sources import Stubs, load, unavailable
+from ..vllm_moe import FEATURES, ROUNDED, kernel
+from ..vllm_stubs import Unused, align
+from .vllm_formats import GROUP, HOPPER, quantised_rows
 
 FILE = "sglang.kernels.ops.moe.fused_moe_triton_kernels"
 TOKENS = (1, 3, 16, 33, 65)

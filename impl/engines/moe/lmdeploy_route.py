@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ...reference import RouteProblem, Routing
-from ...reference.tensors.moe_inputs import RouteInputs
-from ..gpu.autotuning import smallest_configurations
-from ..targets.target import Target
-from .lmdeploy_calls import KERNELS, LMDEPLOY, stubs
+from ....reference import RouteProblem, Routing
+from ....reference.tensors.moe_inputs import RouteInputs
+from ...gpu.autotuning import smallest_configurations
+from ...targets.target import Target
+from ..lmdeploy_calls import KERNELS, LMDEPLOY, stubs
+from ..sources import load, unavailable
 from .sglang_route import Answer, bias_of, router, ungrouped
-from .sources import load, unavailable
 
 NOAUX, SINGLE = f"{KERNELS}.moe.route_noaux_tc", f"{KERNELS}.moe.route_single_group"
 RENORMALISED = ("deepseek_v3", "minimax2", "sigmoid_renorm")

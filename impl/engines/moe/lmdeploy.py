@@ -11,18 +11,18 @@ from unittest import mock
 
 import torch
 
-from ...reference import Arithmetic, MoEProblem
-from ...reference.tensors.moe_inputs import MoEInputs
-from ..gpu.autotuning import smallest_configurations
-from ..gpu.triton_interpreter import scalar_conditions
-from ..targets.refusal import Refusal
-from ..targets.target import Target
-from ..torch.moe_layouts import codes_of, scales_of
-from ..torch.moe_rows import Rows, activated
-from .claims import wrong_here
-from .lmdeploy_calls import KERNELS, kernel, stubs
-from .sources import load, unavailable
-from .vllm_moe_fp8 import GROUP, quantised_rows
+from ....reference import Arithmetic, MoEProblem
+from ....reference.tensors.moe_inputs import MoEInputs
+from ...gpu.autotuning import smallest_configurations
+from ...gpu.triton_interpreter import scalar_conditions
+from ...targets.refusal import Refusal
+from ...targets.target import Target
+from ...torch.moe_layouts import codes_of, scales_of
+from ...torch.moe_rows import Rows, activated
+from ..claims import wrong_here
+from ..lmdeploy_calls import KERNELS, kernel, stubs
+from ..sources import load, unavailable
+from .vllm_formats import GROUP, quantised_rows
 
 FILE = f"{KERNELS}.moe.fused_moe"
 BLOCKED, W8A8 = f"{KERNELS}.moe.blocked_fp8", f"{KERNELS}.moe.w8a8"

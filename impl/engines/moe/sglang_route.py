@@ -1,4 +1,4 @@
-"""SGLang's Triton routers: its general one, and those of Gemma 4, Inkling and Muse Spark."""
+"""SGLang's Triton routers: its general one, and those of four families of models."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from collections.abc import Hashable
 
 import torch
 
-from ...reference import RouteProblem, Routing
-from ...reference.moe.routing_methods import METHODS, RENORMALISE_FLOOR
-from ...reference.tensors.moe_inputs import RouteInputs
-from ..gpu.triton_interpreter import scalars_as_bounds
-from ..protocol import implementation
-from ..targets.refusal import Refusal
-from ..targets.target import Target
-from .sglang_calls import SGLANG, stubs
-from .sources import load, unavailable
-from .vllm_stubs import Unused
+from ....reference import RouteProblem, Routing
+from ....reference.moe.routing_methods import METHODS
+from ....reference.tensors.moe_inputs import RouteInputs
+from ...gpu.triton_interpreter import scalars_as_bounds
+from ...protocol import implementation
+from ...targets.refusal import Refusal
+from ...targets.target import Target
+from ..sglang_calls import SGLANG, stubs
+from ..sources import load, unavailable
+from ..vllm_stubs import Unused
 
 HOME = "sglang.kernels.ops.moe"
 GATE, GEMMA4 = f"{HOME}.moe_fused_gate", f"{HOME}.gemma4_routing"
 INKLING, MUSE = f"{HOME}.sigmoid_gate_topk_renorm", f"{HOME}.muse_spark_routing"
+HASH = f"{HOME}.triton_hash_topk"
 SCORES = {"sigmoid": "sigmoid", "sqrt_softplus": "sqrtsoftplus", "softmax": "softmax"}
 """Scoring functions of ``moe_fused_gate``, by what experts are ranked by."""
 SOFTMAX = ("default", "renormalize", "renormalize_naive")
@@ -93,10 +94,14 @@ def bias_of(inputs: RouteInputs) -> torch.Tensor:
     """Return a call's bias, or zeros."""
     if inputs.bias is not None:
         return inputs.bias
-    return torch.zeros(inputs.logits.shape[1], device=inputs.logits.device)
+    experts = inputs.logits.shape[1] - inputs.shared_experts
+    return torch.zeros(experts, device=inputs.logits.device)
 
 
-@router(name="sglang-moe-fused-gate", provider=SGLANG, supports=_not_the_gate)
+FLOOR = ("renormalise_floor",)
+
+
+@router(name="sglang-moe-fused-gate", provider=SGLANG, supports=_not_the_gate, features=FLOOR)
 def gate(inputs: RouteInputs) -> Routing:
     """Call the general router, ``moe_fused_gate``."""
     softmax = inputs.method in SOFTMAX
@@ -107,7 +112,7 @@ def gate(inputs: RouteInputs) -> Routing:
             scoring_func="softmax" if softmax else SCORES[how.score],
             renormalize=how.weight != "score", routed_scaling_factor=inputs.scaling_factor,
             apply_routed_scaling_factor_on_output=True, num_expert_group=inputs.num_groups or 1,
-            topk_group=inputs.topk_groups or 1, renormalize_epsilon=RENORMALISE_FLOOR,
+            topk_group=inputs.topk_groups or 1, renormalize_epsilon=inputs.renormalise_floor,
         )  # fmt: skip
     return Routing(ids, weights)
 
@@ -120,11 +125,15 @@ def _not_gemma4(problem: RouteProblem, target: Target) -> Answer:
     return ungrouped(problem, "renormalize") or unavailable(GEMMA4, target) or True
 
 
-@router(name="sglang-gemma4-routing", provider=SGLANG, supports=_not_gemma4)
+@router(
+    name="sglang-gemma4-routing", provider=SGLANG, supports=_not_gemma4, features=("expert_scales",)
+)
 def gemma4(inputs: RouteInputs) -> Routing:
-    """Call Gemma 4's router; the scaling factor is every expert's own."""
+    """Call Gemma 4's router; every expert's scale has the scaling factor."""
     logits = inputs.logits
     scales = torch.full((logits.shape[1],), inputs.scaling_factor, device=logits.device)
+    if inputs.expert_scales is not None:
+        scales = scales * inputs.expert_scales
     with load(GEMMA4, _stubs) as kernels, scalars_as_bounds(logits):
         weights, ids = kernels.gemma4_fused_routing(logits, scales, inputs.top_k)
     return Routing(ids, weights)
@@ -137,19 +146,57 @@ def _not_inkling(problem: RouteProblem, target: Target) -> Answer:
         return f"at most {INKLING_TOP_K} experts a token"
     if not problem.num_tokens:
         return "without tokens SGLang launches nothing"
+    if problem.renormalise_floor:
+        return "the sum of the weights has no floor"
+    if (problem.slots - 1).bit_length() != (problem.top_k - 1).bit_length():
+        return "the next power of two is one for experts with shared ones and without"
     methods = ("deepseek_v3", "minimax2", "sigmoid_renorm")
     return ungrouped(problem, *methods) or unavailable(INKLING, target) or True
 
 
-@router(name="sglang-sigmoid-gate-topk-renorm", provider=SGLANG, supports=_not_inkling)
+@router(
+    name="sglang-sigmoid-gate-topk-renorm",
+    provider=SGLANG,
+    supports=_not_inkling,
+    features=("joint_shared_experts", *FLOOR),
+)
 def inkling(inputs: RouteInputs) -> Routing:
-    """Call Inkling's router, without shared experts."""
-    one = torch.ones(1, device=inputs.logits.device)
-    with load(INKLING, _stubs) as kernels, scalars_as_bounds(inputs.logits):
-        weights, ids, _, _ = kernels.sigmoid_gate_topk_renorm(
-            inputs.logits, inputs.top_k, 0, inputs.scaling_factor, one, bias_of(inputs)
+    """Call Inkling's router; shared experts come last."""
+    logits, shared = inputs.logits, inputs.shared_experts
+    one = torch.ones(1, device=logits.device)
+    with load(INKLING, _stubs) as kernels, scalars_as_bounds(logits):
+        weights, ids, of_shared, _ = kernels.sigmoid_gate_topk_renorm(
+            logits, inputs.top_k, shared, inputs.scaling_factor, one, bias_of(inputs)
         )
-    return Routing(ids, weights)
+    last = torch.arange(logits.shape[1] - shared, logits.shape[1], device=logits.device)
+    ids = torch.cat((ids, last.int().expand(len(ids), shared)), dim=1)
+    return Routing(ids, torch.cat((weights, of_shared), dim=1))
+
+
+def _not_hashed(problem: RouteProblem, target: Target) -> Answer:
+    if problem.method != "deepseek_v4":
+        return "the method is deepseek_v4"
+    if not problem.hash_vocabulary:
+        return "experts are those of a table"
+    if problem.renormalise_floor:
+        return "the sum of the weights has no floor"
+    return unavailable(HASH, target) or True
+
+
+@router(
+    name="sglang-hash-topk",
+    provider=SGLANG,
+    supports=_not_hashed,
+    features=("hash_routing", *FLOOR),
+)
+def hashed(inputs: RouteInputs) -> Routing:
+    """Call the router of DeepSeek V4's first layers, whose caller scales the weights."""
+    with load(HASH, _stubs) as kernels, scalars_as_bounds(inputs.logits):
+        weights, ids = kernels.hash_topk_triton(
+            inputs.logits.contiguous(), inputs.input_ids, inputs.expert_table, 0, 1.0,
+            "sqrtsoftplus",
+        )  # fmt: skip
+    return Routing(ids, weights * inputs.scaling_factor)
 
 
 MUSE_METHODS = ("deepseek_v3", "minimax2", "sigmoid_renorm", "renormalize_naive")
@@ -168,13 +215,13 @@ def _not_muse(problem: RouteProblem, target: Target) -> Answer:
     return muse_refusal(problem) or unavailable(MUSE, target) or True
 
 
-@router(name="sglang-muse-spark-routing", provider=SGLANG, supports=_not_muse)
+@router(name="sglang-muse-spark-routing", provider=SGLANG, supports=_not_muse, features=FLOOR)
 def muse(inputs: RouteInputs) -> Routing:
     """Call Muse Spark's router, which is unrolled for eight experts a token."""
     with load(MUSE, _stubs) as kernels, scalars_as_bounds(inputs.logits):
         weights, ids, _ = kernels.fused_muse_spark_routing(
             inputs.logits.contiguous(), bias_of(inputs), inputs.top_k, inputs.scaling_factor,
             router_score_normalization=METHODS[inputs.method].score,
-            router_score_division_eps=RENORMALISE_FLOOR,
+            router_score_division_eps=inputs.renormalise_floor,
         )  # fmt: skip
     return Routing(ids, weights)

@@ -1,0 +1,1 @@
+"""Adapters to engines' experts and routers."""
