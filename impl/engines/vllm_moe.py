@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from ...reference import Arithmetic, MoEProblem
+from ...reference import Arithmetic, MoEProblem, QuantizedMatrix
 from ...reference.tensors.moe_inputs import MoEInputs
 from ..gpu.triton_interpreter import scalars_as_bounds
 from ..protocol import implementation
@@ -44,7 +44,7 @@ class Form(NamedTuple):
 
     name: str | None = None
     flags: Mapping[str, object] = {}
-    weights: Callable[[object], torch.Tensor | None] = lambda _: None
+    weights: Callable[[torch.Tensor | QuantizedMatrix], torch.Tensor | None] = lambda _: None
     rows: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]] = lambda x: (x, None)
     stubs: Stubs = stubs
     blocks: Mapping[str, int] = {}

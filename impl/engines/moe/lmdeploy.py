@@ -48,6 +48,8 @@ def _not_compact(problem: MoEProblem, target: Target) -> Answer:
 
 
 def _quantised(problem: MoEProblem, target: Target, file: str, *weights: str) -> Answer:
+    if not problem.quantized:
+        return "weights are codes, for which this kernel has scales"
     if problem.quantized not in weights:
         return f"weights are {' or '.join(weights)}"
     if not problem.quantized_hidden:

@@ -148,6 +148,7 @@ def test_real_files(worker: Worker, name: str, problem: Problem) -> None:
         ("liger-fused-moe", replace(EXPERTS, num_tokens=0), "at least one"),
         ("lmdeploy-fused-moe", replace(EXPERTS, assignment="masked"), "never -1"),
         ("lmdeploy-fused-moe-fp8-block", FP8, "weights are fp8_block"),
+        ("lmdeploy-fused-moe-w8a8", EXPERTS, "weights are codes"),
         ("lmdeploy-fused-moe-fp8-block", BLOCKS, "one power of two"),
         ("lmdeploy-fused-moe-w8a8", replace(FP8, activation="silu"), "is SwiGLU"),
         ("sglang-moe-fused-gate", replace(ROUTED, method="llama4"), "weights are scores"),
