@@ -10,6 +10,8 @@ from typing import Any
 
 from ... import reference
 from ...properties.space.axes import FIELDS, all_axes
+from ...properties.space.real_layers.rows import OPERATIONS as OF_LAYERS
+from ...properties.space.real_layers.rows import layers_of
 from ...properties.space.real_values import TABLE, rows_of
 from ...reference.operations import OPERATIONS
 
@@ -101,6 +103,8 @@ def _of_models(operation: str) -> str:
     """Return the ranges of the values that rows of the table of models have."""
     if "real" not in all_axes(operation):
         return ""
+    if operation in OF_LAYERS:
+        return _of_layers(operation)
     rows = rows_of(operation)
     several = [real.values(operation) for real in rows]
     ranges = {"key-value heads": [n for real in rows for n in real.kv_heads]}
@@ -114,6 +118,26 @@ def _of_models(operation: str) -> str:
     return (
         f"At most one problem in eight has a row of `{TABLE}`, which other values are drawn "
         f"beside: {len(rows)} rows; head dims from {first} to {last}; {'; '.join(said)}."
+    )
+
+
+def _of_layers(operation: str) -> str:
+    """Return the ranges of the routers, or the experts, that rows of the table have."""
+    layers = layers_of(operation)
+    numbers = ("num_experts", "top_k", "num_groups", "topk_groups", "scaling_factor")
+    found = {name: [layer.fields[name] for layer in layers if name in layer.fields]
+             for name in (*numbers, "method", "activation")}  # fmt: skip
+    said = [f"`{name}` {_range(found[name])}" for name in numbers if found[name]]
+    said += [f"`{name}` {', '.join(sorted({*found[name]}))}"
+             for name in ("method", "activation") if found[name]]  # fmt: skip
+    if operation == "moe":
+        hidden, inter = zip(*(layer.sizes for layer in layers), strict=True)
+        said.append(
+            f"`hidden` {_range(hidden)} and `inter` {_range(inter)}, smaller where too dear"
+        )
+    return (
+        f"About one problem in eight has a row of `{TABLE}`, in place of its own values: "
+        f"{len(layers)} rows; {'; '.join(said)}."
     )
 
 

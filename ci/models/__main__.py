@@ -41,6 +41,7 @@ def _count(rows: Sequence[dict[str, str]]) -> int:
     for row, why in found.not_stated:
         print(f"{row['family']} {row['kind']}: {why}")
     print(f"rows of attention that are problems: {found.attention} of {found.of_attention}")
+    print(f"rows of experts that are problems: {found.experts} of {found.of_experts}")
     print(f"families all of whose rows are problems: {found.families} of {found.of_families}")
     return 0
 

@@ -5,20 +5,19 @@ A row counts where its problem can be made and the oracle's answer is a number e
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ...properties.space.real_layers.rows import router_of
 from ...properties.space.real_values import OF_KIND, WINDOWS, fields_of_row
 from ...reference import AttentionProblem, MoEProblem, Problem, RouteProblem
 from ...reference.attention.definition import AttentionOutput
 from ...reference.moe.activations import ACTIVATIONS
 from ...reference.moe.routing import Routing
-from ...reference.moe.routing_methods import METHODS
 from ...reference.operations import OPERATIONS, materialise
 from .words import Row, figures
 
@@ -28,8 +27,6 @@ SMALL_WINDOW = 4
 """Window, or chunk, of the small call of a row whose words have none."""
 UNNUMBERED = {"chunk": {"chunk": SMALL_WINDOW}, "encwin": {"window_right": 2}}
 """Fields of kinds whose numbers the words leave out."""
-GROUPS = re.compile(r"(\d+) of (\d+) groups")
-ROUTE = re.compile(r"^route (\w+)(, bias)?, top (\d+) of (\d+)")
 EXPERTS: dict[str, dict[str, Any]] = {
     "weights on input": {"weights_on_input": True},
     "experts: gelu(g) (up + 1)": {"activation": "geglu", "biases": True},
@@ -43,6 +40,7 @@ class Count:
 
     Attributes:
         attention, of_attention: rows of attention that are problems, and all of them.
+        experts, of_experts: rows of class ``moe``, routers and experts, likewise.
         families, of_families: families all of whose rows are problems, and all of them.
         not_stated: the rows that are none, and why.
     """
@@ -52,6 +50,8 @@ class Count:
     families: int
     of_families: int
     not_stated: tuple[tuple[Row, str], ...]
+    experts: int = 0
+    of_experts: int = 0
 
 
 def counted(rows: Sequence[Row]) -> Count:
@@ -61,12 +61,15 @@ def counted(rows: Sequence[Row]) -> Count:
         families[row["family"]].append(row)
     why = {id(row): why_not(row, families[row["family"]]) for row in rows}
     attention = [row for row in rows if row["class"] == "attention"]
+    experts = [row for row in rows if row["class"] == "moe"]
     return Count(
         sum(not why[id(row)] for row in attention),
         len(attention),
         sum(not any(why[id(row)] for row in each) for each in families.values()),
         len(families),
         tuple((row, reason) for row in rows if (reason := why[id(row)])),
+        sum(not why[id(row)] for row in experts),
+        len(experts),
     )
 
 
@@ -95,15 +98,15 @@ def stated(row: Row, family: Iterable[Row]) -> list[Problem]:
         return list(_attention(row, family))
     if row["class"] != "moe":
         return []
+    return _routed(row)
+
+
+def _routed(row: Row) -> list[Problem]:
+    """Return a router, or an expert's activation, as a small problem; none without words for it."""
     words = row["parameters"]
-    if found := ROUTE.match(words):
-        method, bias, top_k, experts = found.groups()
-        if method not in METHODS:
-            return []
-        chosen, groups = map(int, found.groups()) if (found := GROUPS.search(words)) else (1, 1)
-        route = RouteProblem(num_tokens=3, num_experts=int(experts), top_k=int(top_k))
-        return [replace(route, method=method, bias=bool(bias),
-                        num_groups=groups, topk_groups=chosen)]  # fmt: skip
+    for given in figures(row):
+        router = router_of({**given, "family": row["family"], "scaling_factor": ""})
+        return [RouteProblem(num_tokens=3, **router.fields)] if router else []
     activation = words.removeprefix("experts ")
     fields = {"activation": activation} if activation in ACTIVATIONS else EXPERTS.get(words)
     return [MoEProblem(num_tokens=3, num_experts=4, top_k=2, **fields)] if fields else []

@@ -32,38 +32,46 @@ class Table:
 def table_of(inputs: Iterable[Sequence[Row]], date: str) -> Table:
     """Make the table.
 
-    A row with a source of its own is a public configuration. Another one counts where it was
-    compared with the defaults of a library's configuration, unless its family has a public
-    configuration of that kind.
+    A row with a source of its own is a public configuration: of attention, or of experts where it
+    names a method of routing. Another one counts where it was compared with the defaults of a
+    library's configuration, unless its family has a public configuration of that kind, or of
+    experts where it is a row of those.
 
     Args:
         inputs: rows of each file.
         date: on which the rows were compared that do not say themselves.
     """
     given = [row for rows in inputs for row in rows]
-    public = [row for row in given if row.get("source")]
+    experts = [row for row in given if row.get("source") and row.get("method")]
+    public = [row for row in given if row.get("source") and not row.get("method")]
     known = {(row["family"], row["kind"]) for row in public}
+    of_experts = {row["family"] for row in experts}
+    whole = {(row["family"], row["source"]) for row in experts}
     facts = [row for row in given if "source" not in row]
     latent = {(row["family"], compared_with(row)) for row in facts if row["kind"] in LATENT}
     found = [_completed(row, "attention") for row in public]
-    experts = {row["family"]: row["kind"] for row in reversed(facts)
-               if row["class"] == "moe" and row["parameters"].startswith("experts")}  # fmt: skip
+    found += [_completed(row, "moe") for row in experts]
+    kinds = {row["family"]: row["kind"] for row in reversed(facts)
+             if row["class"] == "moe" and row["parameters"].startswith("experts")}  # fmt: skip
     for row in public:
-        if row["experts"] and row["family"] in experts:
+        said = (row["family"], row["source"]) in whole
+        if row["experts"] and row["family"] in kinds and not said:
             columns = ("family", "hidden", "inter", "experts", "top_k", "source", "date")
             same = {name: row[name] for name in columns}
-            found.append(_completed({**same, "kind": experts[row["family"]]}, "moe"))
+            found.append(_completed({**same, "kind": kinds[row["family"]]}, "moe"))
     for row in facts:
         library, configuration = compared_with(row)
         of_part = row["class"] == "attention" and row["kind"] not in LATENT
         if not configuration or (of_part and (row["family"], compared_with(row)) in latent):
             continue
+        if row["class"] == "moe" and row["family"] in of_experts:
+            continue
         source = f"{library} configuration {configuration}"
         for each in figures(row):
             kind = each.get("kind", row["kind"])
             if (row["family"], kind) not in known:
-                whole = {**each, "family": row["family"], "kind": kind}
-                found.append(_completed({**whole, "source": source, "date": date}, row["class"]))
+                named = {**each, "family": row["family"], "kind": kind}
+                found.append(_completed({**named, "source": source, "date": date}, row["class"]))
     families = {row["family"] for row in given}
     sourced = {row["family"] for row in found}
     return Table(tuple(_sorted(found)), len(families), tuple(sorted(families - sourced)))

@@ -13,7 +13,8 @@ HEADS = re.compile(r"^(\d+)/(\d+) heads, (?:QK (\d+), V (\d+)|(\d+))")
 LATENT = re.compile(r"MLA absorbed, (\d+) heads, (\d+)\+(\d+), V in K")
 BEFORE = re.compile(r"MLA prefill, (\d+) heads, QK (\d+)\+(\d+), V (\d+)")
 WHOLE = re.compile(r"^(\d+) heads, one KV head, V is K \((\d+)\), sinks, window (\d+)")
-ROUTE = re.compile(r"\btop (\d+) of (\d+)")
+ROUTE = re.compile(r"^route (\w+)(, bias)?, top (\d+) of (\d+)")
+GROUPS = re.compile(r"(\d+) of (\d+) groups")
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
@@ -37,8 +38,8 @@ def figures(row: Row) -> list[dict[str, str]]:
     Nothing where the words have none: a layer of latent attention is two calls.
     """
     words = row["parameters"]
-    if row["class"] == "moe" and (route := ROUTE.search(words)):
-        return [{"top_k": route[1], "experts": route[2]}]
+    if row["class"] == "moe":
+        return [router] if (router := _route(words)) else []
     if row["class"] != "attention":
         return []
     found = _latent(words) or [each for each in (_whole(words), _heads(words)) if each][:1]
@@ -50,6 +51,16 @@ def figures(row: Row) -> list[dict[str, str]]:
             if name not in each and (number := re.search(pattern, words)):
                 each[name] = number[1]
     return found
+
+
+def _route(words: str) -> dict[str, str]:
+    """Return method, bias, experts and groups of a router; 1 of 1 group where none are named."""
+    if not (route := ROUTE.match(words)):
+        return {}
+    method, bias, top_k, experts = route.groups()
+    chosen, groups = found.groups() if (found := GROUPS.search(words)) else ("1", "1")
+    return {"method": method, "bias": "yes" if bias else "no", "top_k": top_k, "experts": experts,
+            "groups": groups, "topk_groups": chosen}  # fmt: skip
 
 
 def _heads(words: str) -> dict[str, str]:

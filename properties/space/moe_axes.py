@@ -24,6 +24,7 @@ from ...reference.problems.moe import (
     WITHOUT_SHARED,
     takes,
 )
+from .real_layers.rows import layer_axis, layers_of
 
 NUM_TOKENS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256,
               257, 511, 512, 1024, 4096, 4097, 8192, 16411, 0)  # fmt: skip
@@ -86,6 +87,7 @@ ROUTE_AXES: dict[str, tuple[Any, ...]] = {
     "scaling_factor": (1.0, 2.5, 0.5, 16.0),
     "masked_groups": ("-inf", "zero"),
     "regime": ROUTE_REGIMES,
+    "real": layer_axis("route"),
     "bias_values": BIAS_VALUES,
     "bias_dtype": BIAS_DTYPES,
     "group_score": ("", *GROUP_SCORES),
@@ -121,12 +123,15 @@ MOE_AXES: dict[str, tuple[Any, ...]] = {
     "shared_weight": (0.0, 2.5, 1.0),
     "one_product": (False, True),
     "identity_experts": (0, 1, 8, 256),
+    "real": layer_axis("moe"),
 }
 
 
 def route_example(chosen: Mapping[str, Any]) -> RouteProblem:
     """Return the simplest routing problem with these values."""
     fields = dict(chosen)
+    if real := fields.pop("real", 0):
+        fields |= layers_of("route")[real - 1].values
     groups, of_groups = fields.pop("groups")
     if fields["best_of_each_group"]:
         groups = of_groups = max(2, groups)
@@ -188,6 +193,8 @@ def method_fits(fields: Mapping[str, Any]) -> bool:
 def moe_example(chosen: Mapping[str, Any]) -> MoEProblem:
     """Return the simplest problem of experts with these values."""
     fields = dict(chosen)
+    if real := fields.pop("real", 0):
+        fields |= layers_of("moe")[real - 1].values
     hidden, inter = fields.pop("sizes")
     quantized, quantized_hidden = fields.pop("quantisation")
     sharded = fields.pop("expert_parallel")

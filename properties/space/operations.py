@@ -50,6 +50,7 @@ from .longest import longest, of_hidden_tiles
 from .moe_axes import MOE_AXES, ROUTE_AXES, moe_example, route_example
 from .moe_strategies import moe_problems, route_problems
 from .real_drawing import many_values, row_values, wide_problems
+from .real_layers import drawing as layers
 from .simplifying import (
     Cheap,
     Fails,
@@ -204,14 +205,15 @@ OPERATIONS = Table("kernelproof.properties.space.operations.OPERATIONS", {
         edges=lambda problem, *blocks: sizes.edges_of_batch(problem.whole, *blocks),
     ),
     "route": Space(
-        ROUTE_AXES, route_example, route_problems, sizes.of_experts,
-        simpler_values, timed=sizes.some_tokens, larger=sizes.more_tokens,
+        ROUTE_AXES, route_example, partial(layers.of_models, strategy=route_problems),
+        sizes.of_experts, simpler_values, timed=sizes.some_tokens, larger=sizes.more_tokens,
+        real=Real(layers.many_values, layers.row_values),
     ),
     "moe": Space(
-        MOE_AXES, moe_example, moe_problems, sizes.of_experts,
-        simpler_values, timed=sizes.some_tokens, larger=sizes.more_tokens,
+        MOE_AXES, moe_example, partial(layers.of_models, strategy=moe_problems),
+        sizes.of_experts, simpler_values, timed=sizes.some_tokens, larger=sizes.more_tokens,
         edges=edges_of_experts, owed=edges_owed_by_experts, longest=long_problems,
-        wide=floor_problems,
+        wide=floor_problems, real=Real(layers.many_values, layers.row_values),
     ),
     "batched_moe": Space(
         BATCHED_AXES, batched_example, batched_problems, size_of_batched,

@@ -42,20 +42,23 @@ def row_of(axes: Axes, number: int) -> Real | None:
 
 def real_rows(axes: Axes) -> st.SearchStrategy[int]:
     """Draw the number of a row, or mostly 0: rows by how many families have them."""
-    return _weighted(axes.operation, fitting(axes))
+    numbers, rows = fitting(axes), rows_of(axes.operation)
+    return weighted(numbers, tuple(len(rows[number - 1].families) for number in numbers))
 
 
 @functools.lru_cache(maxsize=1024)
-def _weighted(operation: str, numbers: tuple[int, ...]) -> st.SearchStrategy[int]:
+def weighted(
+    numbers: tuple[int, ...], families: tuple[int, ...], others: int = OTHERS
+) -> st.SearchStrategy[int]:
+    """Draw one of some rows, or mostly 0: each as often as its number of families says."""
     if not numbers:
         return st.just(0)
-    rows = rows_of(operation)
     # Of a long list, Hypothesis draws the first values more often than others: two short ones.
-    each = [number for number in numbers for _ in rows[number - 1].families]
+    each = [number for number, n in zip(numbers, families, strict=True) for _ in range(n)]
     size = max(1, round(len(each) ** 0.5))
     parts = [st.sampled_from(each[start : start + size]) for start in range(0, len(each), size)]
     row = st.sampled_from(parts).flatmap(_itself)
-    return st.sampled_from((*(st.just(0),) * OTHERS, row)).flatmap(_itself)
+    return st.sampled_from((*(st.just(0),) * others, row)).flatmap(_itself)
 
 
 def _itself(strategy: st.SearchStrategy[int]) -> st.SearchStrategy[int]:

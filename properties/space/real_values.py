@@ -19,7 +19,8 @@ from ...reference.problems.mask_fields import PLAIN_MASK
 COLUMNS = (
     "family", "class", "kind", "query_heads", "kv_heads", "head_dim_qk", "head_dim_vo",
     "window_left", "window_right", "soft_cap", "chunk", "page_size", "hidden", "inter", "experts",
-    "top_k", "ranks", "source", "date",
+    "top_k", "groups", "topk_groups", "shared_experts", "shared_gate", "method", "bias",
+    "scaling_factor", "activation", "limit", "weights", "ranks", "source", "date",
 )  # fmt: skip
 """Columns of the table. A cell is empty where its figure is not known."""
 TABLE = "fixtures/real/values.tsv"

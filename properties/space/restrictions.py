@@ -18,6 +18,8 @@ from .attention_axes import PAIR, head_fields
 from .axes import all_axes, has
 from .given_lengths import LENGTHS, conflict, has_lengths
 from .operations import OPERATIONS
+from .real_layers.rows import OPERATIONS as OF_LAYERS
+from .real_layers.rows import layers_of
 from .real_values import rows_of
 
 PARTS = {
@@ -128,6 +130,12 @@ class Only:
         """Whether a row of what models have has none but the wanted values; 0 stands for none."""
         if not number:
             return True
+        if operation in OF_LAYERS:
+            # Sizes of a row are made smaller as the work of a problem asks for.
+            own = layers_of(operation)[number - 1].fields
+            return not {"sizes", "hidden", "inter"} & self.values.keys() and all(
+                own[name] in values for name, values in self.values.items() if name in own
+            )
         real = rows_of(operation)[number - 1]
         fields = real.problem_fields(operation)
         # Ranks have several numbers of heads.
