@@ -56,6 +56,7 @@ from .moe import bugs as moe_bugs
 from .moe import honest as moe_honest
 from .moe import process_bugs as moe_process_bugs
 from .moe import quantised_bugs as moe_quantised_bugs
+from .moe import real_bugs as moe_real_bugs
 from .moe import stateful_bugs as moe_stateful_bugs
 from .moe import weight_format_bugs as moe_weight_format_bugs
 
@@ -99,6 +100,7 @@ BUGS: tuple[SeededBug, ...] = (
     *identity_bugs.BUGS,
     *size_bugs.BUGS,
     *batched_bugs.BUGS,
+    *moe_real_bugs.BUGS,
 )
 """Wrong answers: each must be killed by at least one law."""
 PROCESS_CONTROLS: tuple[SeededBug, ...] = (
