@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ...properties.space.real_layers.rows import router_of
+from ...properties.space.real_layers.rows import OF_METHOD, router_of
 from ...properties.space.real_values import OF_KIND, WINDOWS, fields_of_row
 from ...reference import AttentionProblem, MoEProblem, Problem, RouteProblem
 from ...reference.attention.definition import AttentionOutput
@@ -29,9 +29,31 @@ UNNUMBERED = {"chunk": {"chunk": SMALL_WINDOW}, "encwin": {"window_right": 2}}
 """Fields of kinds whose numbers the words leave out."""
 EXPERTS: dict[str, dict[str, Any]] = {
     "weights on input": {"weights_on_input": True},
-    "experts: gelu(g) (up + 1)": {"activation": "geglu", "biases": True},
+    "experts swiglu, limit": {"swiglu_parameters": "limit"},
+    "experts: gelu(g) (up + 1)": {"activation": "geglu1"},
+    "experts: beta tanh(g / beta) sigmoid(g), up soft-capped": {"activation": "situ"},
+    "experts: silu(gate) clamped after the activation, up clamped": {"activation": "swiglu_step"},
+    "experts: RMS norm of each expert's output before its weight": {"output_norm": "gain"},
+    "shared expert times sigmoid of a gate": {"shared_experts": 1, "shared_gate": "logits"},
 }
-"""What is said of experts in words of their own: the second by way of a bias, as vLLM does it."""
+"""Fields of experts that are said in words of their own."""
+ROUTES: dict[str, dict[str, Any]] = {
+    "route: softmax, top-k, renormalised, times a scale of each expert": OF_METHOD["perexpert"],
+    "route: softmax, the best of each group": {
+        "method": "renormalize_naive", "num_groups": 4, "topk_groups": 4, "top_k": 4,
+        "best_of_each_group": True,
+    },
+    "route: sigmoids of routed and shared experts normalised together": {
+        "method": "sigmoid_renorm", "shared_experts": 2, "renormalise_floor": 0.0,
+    },
+    "route: experts by a table of token ids, weights by scores": {
+        "method": "deepseek_v4", "hash_vocabulary": 97,
+    },
+    "route: sparsemixer: softmax over what is near the best, twice": {"method": "sparsemixer"},
+}  # fmt: skip
+"""Fields of routers that are said in words of their own, without figures."""
+FEW_EXPERTS: dict[str, int] = {"num_tokens": 3, "num_experts": 16, "top_k": 2}
+"""The small call of a router whose words have no figures."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +129,8 @@ def _routed(row: Row) -> list[Problem]:
     for given in figures(row):
         router = router_of({**given, "family": row["family"], "scaling_factor": ""})
         return [RouteProblem(num_tokens=3, **router.fields)] if router else []
+    if words in ROUTES:
+        return [RouteProblem(**{**FEW_EXPERTS, **ROUTES[words]})]
     activation = words.removeprefix("experts ")
     fields = {"activation": activation} if activation in ACTIVATIONS else EXPERTS.get(words)
     return [MoEProblem(num_tokens=3, num_experts=4, top_k=2, **fields)] if fields else []

@@ -9,18 +9,20 @@ work, up to ``EXPERTS_WORK``: an implementation computes with those of its token
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 
 from ....reference import MoEProblem, RouteProblem
 from ....reference.moe.activations import ACTIVATIONS
-from ....reference.problems.moe import MULTIPLES
+from ....reference.problems.moe import MULTIPLES, WITHOUT_SHARED, takes
 from ..axis_values import Axes
+from ..floors import MANY_EXPERTS, WEIGHTS
 from ..moe_axes import MOE_AXES, ROUTE_AXES
 from ..real_drawing import weighted
 from ..real_values import MANY
@@ -29,15 +31,13 @@ from .rows import Layer, layers_of
 OTHERS = 3
 """Problems that are drawn without a row of the table for each one with a row."""
 AXES = {"route": ROUTE_AXES, "moe": MOE_AXES}
-WEIGHTS = 4
-"""What making an expert's weights costs, in multiplications of a token by it."""
 EXPERTS_WORK = 3_200_000
 """Most work of the weights of a row whose experts a problem's own work leaves no room for."""
 MOST_PAIRS = 32
 """Most tokens times slots beside such weights: so many experts at most have a token."""
 TILES = (256, 128, 64, 32, 16)
 """Tiles beyond whole ones of which a row's sizes are drawn where they are too dear."""
-RARELY = 4
+RARELY = 8
 """One problem in this number has all experts beyond its work, where they may be other ranks'."""
 OF_RANKS = (1, 2, 4, 8)
 """Ranks among which the columns of an expert are shared."""
@@ -45,6 +45,7 @@ RANKS = (2, 4, 8, 16, 32, 64)
 """Ranks among which the experts are shared, where a problem is of one rank."""
 ALWAYS = ("num_experts", "top_k", "method", "activation")
 """Values that coverage counts whatever they are: of the others, those that are not the simplest."""
+Routed = TypeVar("Routed", RouteProblem, MoEProblem)
 Size = tuple[int, int]
 
 
@@ -63,7 +64,7 @@ def of_models(
     rows = layers_of(axes.operation)
     families = tuple(len(rows[number - 1].families) for number in numbers)
     number = draw(weighted(numbers, families, OTHERS))
-    if not number:
+    if not number or problem.work > axes.max_work:  # a problem beyond the work shows what it is for
         return problem
     if isinstance(problem, RouteProblem):
         return _router(axes, problem, rows[number - 1])
@@ -73,7 +74,9 @@ def of_models(
 def _router(axes: Axes, problem: RouteProblem, layer: Layer) -> RouteProblem:
     fields = dict(layer.fields)
     each = 16 * (fields["num_experts"] + fields["top_k"])
-    return replace(problem, **fields, num_tokens=_tokens(axes, problem, axes.max_work // each))
+    fields["num_tokens"] = _tokens(axes, problem, axes.max_work // each)
+    found = _with(problem, fields)
+    return found if found.work <= max(axes.max_work, problem.work) else problem
 
 
 def _experts(axes: Axes, problem: MoEProblem, layer: Layer) -> MoEProblem:
@@ -83,11 +86,12 @@ def _experts(axes: Axes, problem: MoEProblem, layer: Layer) -> MoEProblem:
     if found is None:
         return problem
     (hidden, inter), shard = found
-    activation = ACTIVATIONS[fields["activation"]]
-    if not activation.gated:
-        fields["interleaved"] = False
-    if activation.alpha is None or fields["shared_experts"]:
+    parameters = fields.setdefault("swiglu_parameters", problem.swiglu_parameters)
+    each_its_own = parameters.startswith("each") and fields["shared_experts"]
+    if each_its_own or not takes(fields["activation"], parameters):
         fields["swiglu_parameters"] = ""
+    if not ACTIVATIONS[fields["activation"]].gated:
+        fields["interleaved"] = False
     slots = fields["top_k"] + fields["shared_experts"]
     each = _products(fields) * hidden * inter
     here = shard["local_experts"] or fields["num_experts"]
@@ -95,21 +99,44 @@ def _experts(axes: Axes, problem: MoEProblem, layer: Layer) -> MoEProblem:
     pairs = left if left >= slots else min(axes.max_work // each, MOST_PAIRS)
     tokens = _tokens(axes, problem, max(1, pairs // slots))
     fields |= {**shard, "hidden": hidden, "inter": inter, "num_tokens": tokens}
-    made = replace(problem, **fields)
+    made = _with(problem, fields)
     off = ("interleaved", "swiglu_parameters", "shared_experts")
     return made if all(getattr(made, name) in axes.allows(name) for name in off) else problem
 
 
+def _with(problem: Routed, fields: Mapping[str, Any]) -> Routed:
+    """Return a problem with these fields: without its rarer options where they do not go together.
+
+    As it is where it cannot have them at all.
+    """
+    defaults = {each.name: each.default for each in dataclasses.fields(problem)}
+    plain = {name: defaults[name] for name in problem.later_fields}
+    return _made(problem, fields) or _made(problem, {**plain, **fields}) or problem
+
+
+def _made(problem: Routed, fields: Mapping[str, Any]) -> Routed | None:
+    try:
+        return replace(problem, **fields)
+    except ValueError:
+        return None
+
+
 def _options(axes: Axes, problem: MoEProblem, layer: Layer) -> dict[str, Any]:
-    """Return shared experts and formats of a row that may be drawn; formats half of the time."""
-    shared = layer.options.get("shared_experts", 0)
-    kept = shared if shared in axes.allows("shared_experts") else problem.shared_experts
-    found: dict[str, Any] = {"shared_experts": kept, "quantized": problem.quantized}
+    """Return options of a row that may be drawn: formats of weights half of the time.
+
+    Shared experts come with the gate that they have in a row, or not at all.
+    """
+    found: dict[str, Any] = {name: getattr(problem, name) for name in WITHOUT_SHARED}
+    shared = {name: layer.options.get(name, off) for name, off in WITHOUT_SHARED.items()}
+    if all(value in axes.allows(name) for name, value in shared.items()):
+        found |= shared
+    parameters = layer.options.get("swiglu_parameters", "")
+    if parameters and parameters in axes.allows("swiglu_parameters"):
+        found["swiglu_parameters"] = parameters
     form = layer.options.get("quantized")
     pair = (form, problem.quantized_hidden)
-    if form and problem.seed % 2 and pair in axes.allows("quantisation"):
-        found["quantized"] = form
-    return found
+    wanted = form and problem.seed % 2 and pair in axes.allows("quantisation")
+    return {**found, "quantized": form if wanted else problem.quantized}
 
 
 def _sharded(
@@ -124,7 +151,8 @@ def _sharded(
     shared = True in axes.allows("expert_parallel")
     experts, found = fields["num_experts"], None
     if (problem is None or not problem.expert_parallel) and False in axes.allows("expert_parallel"):
-        beyond = not shared or (problem is not None and problem.seed % RARELY == 0)
+        rare = problem is not None and problem.seed % RARELY == 0 and experts > MANY_EXPERTS
+        beyond = not shared or rare
         found = _sized(axes, layer, fields, experts, EXPERTS_WORK if beyond else 0)
         if found is not None:
             return found, {"local_experts": 0, "expert_offset": 0}
@@ -254,9 +282,9 @@ def values_of(axes: Axes, layer: Layer) -> dict[str, Any]:
     usual = AXES[axes.operation]
     found = {name: value for name, value in layer.values.items()
              if name in ALWAYS or value != usual[name][0]}  # fmt: skip
-    shared = layer.options.get("shared_experts", 0)
-    if shared and shared in axes.allows("shared_experts"):
-        found["shared_experts"] = shared
+    shared = {name: layer.options[name] for name in WITHOUT_SHARED if name in layer.options}
+    if all(value in axes.allows(name) for name, value in shared.items()):
+        found |= shared
     if axes.operation == "moe" and (sizes := _plain(axes, layer)) is not None:
         pairs = zip(("hidden", "inter"), sizes, layer.sizes, strict=True)
         found |= {name: real for name, drawn, real in pairs if drawn == real}

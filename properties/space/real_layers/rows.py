@@ -14,13 +14,18 @@ from ..real_values import read_table
 
 OPERATIONS = ("route", "moe")
 """Operations that have rows of class ``moe``."""
-FORMATS = {"bf16": "", "fp8_block_ue8m0": "fp8_block"}
-"""Formats of problems that stand for published ones with another name; a format that problems do
-not have at all is left out of its row."""
-OF_METHOD: dict[str, dict[str, Any]] = {}
+FORMATS = {"bf16": ("",), "fp8_block_ue8m0": ("fp8_block_ue8m0", "fp8_block"),
+           "int4": ("int4_g32",)}  # fmt: skip
+"""Formats of problems that stand for published ones, the closest first; of a name that is not here,
+the one of that name. A format that problems do not have is left out of its row."""
+OF_METHOD: dict[str, dict[str, Any]] = {
+    "perexpert": {"method": "renormalize_naive", "expert_scales": True},
+}
 """Fields of a routing problem by words of the column ``method`` that are no method's name."""
-OF_ACTIVATION: dict[str, dict[str, Any]] = {}
+OF_ACTIVATION: dict[str, dict[str, Any]] = {"swiglustep": {"activation": "swiglu_step"}}
 """Fields of a problem of experts by words of ``activation`` that are no activation's name."""
+LIMITED = "swiglulim"
+"""Kind of experts whose gates and ups have a limit, whether or not it is known."""
 
 
 @dataclass(frozen=True)
@@ -96,11 +101,13 @@ def experts_of(row: Mapping[str, str]) -> Layer | None:
         return None
     fields = {"num_experts": int(row["experts"]), "top_k": int(row["top_k"]), **activation}
     options: dict[str, Any] = {}
-    # A gate of the shared expert is another call: the row is drawn without it.
-    if row["shared_experts"] not in ("", "0") and not row["shared_gate"]:
+    if row["shared_experts"] not in ("", "0"):
         options["shared_experts"] = int(row["shared_experts"])
-    form = FORMATS.get(row["weights"], row["weights"])
-    if form and form in QUANTISED:
+        options |= {"shared_gate": "logits"} if row["shared_gate"] else {}
+    if row["kind"] == LIMITED:
+        options["swiglu_parameters"] = "limit"
+    known = FORMATS.get(row["weights"], (row["weights"],))
+    if form := next((each for each in known if each in QUANTISED), ""):
         options["quantized"] = form
     sizes = (int(row["hidden"]), int(row["inter"]))
     return Layer(fields, options, sizes, frozenset((row["family"],)))

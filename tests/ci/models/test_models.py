@@ -97,6 +97,7 @@ def test_rows_are_stated_as_problems_which_the_oracle_answers(files: tuple[Path,
     rows = read_rows(files[0])
     count = counted(rows)
     assert (count.attention, count.of_attention) == (7, 7)
+    assert (count.experts, count.of_experts) == (2, 2)
     assert (count.families, count.of_families) == (3, 4)  # an indexer is no problem
     assert [(row["kind"], why) for row, why in count.not_stated] == [("idx", "no words")]
     problems = {(row["family"], row["kind"]): stated(row, rows) for row in rows}
@@ -119,7 +120,31 @@ def test_rows_are_stated_as_problems_which_the_oracle_answers(files: tuple[Path,
 def test_most_layers_of_models_can_be_stated(repository: Path) -> None:
     count = counted(read_rows(repository / "fixtures" / "real" / "models.tsv"))
     assert (count.attention, count.of_attention) == (467, 467)
-    assert (count.families, count.of_families) == (195, 243)
+    assert (count.experts, count.of_experts) == (183, 185)
+    assert (count.families, count.of_families) == (205, 243)
+    left = {(row["family"], row["kind"]) for row, _ in count.not_stated if row["class"] == "moe"}
+    assert left == {("k2_horizon", "mova"), ("longcat_flash", "zeroexp")}
+
+
+def test_rows_of_experts_are_stated_by_their_words(repository: Path) -> None:
+    rows = read_rows(repository / "fixtures" / "real" / "models.tsv")
+    found = {row["kind"]: stated(row, [row]) for row in rows if row["class"] == "moe"}
+
+    def field(kind: str, name: str) -> object:
+        (problem,) = found[kind]
+        return getattr(problem, name)
+
+    assert field("swiglulim", "swiglu_parameters") == "limit"
+    assert field("gateshared", "shared_gate") == "logits"
+    assert field("swiglustep", "activation") == "swiglu_step"
+    assert field("postnorm", "output_norm") == "gain"
+    assert field("r:perexpert", "expert_scales")
+    assert field("r:hash", "hash_vocabulary")
+    assert field("r:groupeach", "best_of_each_group")
+    assert field("r:joint", "shared_experts") == 2
+    assert field("r:sparsemixer", "method") == "sparsemixer"
+    assert field("r:logitbias", "num_experts") == 384
+    assert field("r:default+b", "bias")
 
 
 def test_words_without_figures_have_none() -> None:

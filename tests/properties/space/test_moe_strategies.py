@@ -132,7 +132,7 @@ def test_a_kernel_of_whole_tiles_has_several_experts_and_rows_beyond_a_tile(
     drawn: Draw, number: int
 ) -> None:
     axes = of_tiles(number)
-    found = drawn(axes, 200)
+    found = drawn(axes, 260)
     assert sum(edges_of_experts(each)["several_experts"] for each in found) > 8
     # Tokens on each of four experts at least, whose loads differ.
     loads = [Counter(assignment(each, torch.device("cpu")).flatten().tolist()) for each in found

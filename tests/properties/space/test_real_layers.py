@@ -12,7 +12,6 @@ from kernelproof.impl.targets.refusal import Refusal
 from kernelproof.properties.space.axes import Axes, all_axes, example, narrow
 from kernelproof.properties.space.profiles import PROFILES
 from kernelproof.properties.space.real_layers.drawing import (
-    EXPERTS_WORK,
     TILES,
     fitting,
     many_values,
@@ -25,7 +24,8 @@ from kernelproof.properties.space.rounds import draw_problems
 from kernelproof.reference import MoEProblem, Problem, RouteProblem
 
 WORK = 400_000
-KIMI = {"family": "kimi", "experts": "384", "top_k": "8", "groups": "1", "topk_groups": "1",
+KIMI = {"family": "kimi", "kind": "swiglu",
+        "experts": "384", "top_k": "8", "groups": "1", "topk_groups": "1",
         "method": "deepseek_v3", "bias": "yes", "scaling_factor": "2.827", "hidden": "7168",
         "inter": "2048", "shared_experts": "1", "shared_gate": "", "activation": "swiglu",
         "weights": "fp8_block"}  # fmt: skip
@@ -49,6 +49,13 @@ def test_a_row_is_the_fields_of_two_problems() -> None:
     assert dict(experts.fields) == {"num_experts": 384, "top_k": 8, "activation": "swiglu"}
     assert dict(experts.options) == {"shared_experts": 1, "quantized": "fp8_block"}
     assert experts.sizes == (7168, 2048)
+    gated = experts_of({**KIMI, "shared_gate": "sigmoid", "kind": "swiglulim", "weights": "bf16"})
+    assert gated is not None
+    assert dict(gated.options) == {"shared_experts": 1, "shared_gate": "logits",
+                                   "swiglu_parameters": "limit"}  # fmt: skip
+    scaled = router_of({**KIMI, "method": "perexpert", "bias": "no"})
+    assert scaled is not None
+    assert scaled.fields["expert_scales"]
     assert not experts_of({**KIMI, "hidden": ""})  # a router alone
     assert not router_of({**KIMI, "method": "unheard_of"})
 
@@ -90,7 +97,10 @@ def test_experts_are_affordable_at_sizes_that_keep_what_is_left_of_a_tile() -> N
     beyond = [each for each in problems if each.work > WORK]
     assert beyond
     assert len(beyond) < len(problems) / 16
-    assert all(each.num_experts > 128 and each.work < 2 * EXPERTS_WORK for each in beyond)
+    of_rows = {(layer.fields["num_experts"], layer.fields["top_k"]) for layer in layers_of("moe")}
+    sizes = {(each.hidden, each.inter) for each in problems if
+             (each.num_experts, each.top_k) in of_rows and each.num_experts > 32}  # fmt: skip
+    assert {(16, 16), (64, 64)} <= sizes
     assert any(each.num_experts > 256 and not each.expert_parallel for each in problems)
     whole = drawn(axes("moe", 1024 * WORK), 200)
     assert any(isinstance(each, MoEProblem) and (each.hidden, each.inter) in
