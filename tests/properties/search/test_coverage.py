@@ -11,7 +11,7 @@ from kernelproof.properties.findings.report import LawReport, ProblemVerdict
 from kernelproof.properties.laws import Law, find_law
 from kernelproof.properties.search.coverage import Reached
 from kernelproof.properties.space.axes import Axes, all_axes
-from kernelproof.reference import AttentionProblem, MergeProblem, Problem
+from kernelproof.reference import AttentionProblem, MergeProblem, MoEProblem, Problem, RouteProblem
 
 LAWS = [find_law("parity"), find_law("soak")]
 
@@ -169,3 +169,28 @@ def test_values_of_models_are_counted_and_those_of_many_families_are_asked_for()
     refused = judged(attention(3, window_left=4095), law="soak", status="UNSUPPORTED")
     not_claimed = covered(claimed, LAWS[:1], [judged(*short), refused], {})
     assert "4095" not in {gap.value for gap in not_claimed.gaps}
+
+
+def test_values_of_routers_and_experts_are_counted_too() -> None:
+    claimed = Axes("route", all_axes("route"), 400_000)
+    deepseek = RouteProblem(
+        num_tokens=2, num_experts=256, top_k=8, num_groups=8, topk_groups=4, bias=True,
+        method="deepseek_v3", scaling_factor=2.5,
+    )  # fmt: skip
+    found = covered(claimed, LAWS[:1], [judged(deepseek)], {})
+    assert found.real["num_experts"] == ("256",)
+    assert found.real["groups"] == ("(8, 4)",)
+    assert found.real["scaling_factor"] == ("2.5",)
+    assert "384" in found.real_unseen["num_experts"]
+    few = [RouteProblem(num_tokens=n, num_experts=e, scaling_factor=s, dtype=dtype)
+           for n in (1, 2, 3, 4, 5, 7, 8, 9) for e in (2, 3, 4, 8, 16, 24, 32) for s in (1.0, 0.5)
+           for dtype in ("float32", "float16", "bfloat16")]  # fmt: skip
+    late = covered(claimed, LAWS[:1], [judged(*few)], {})
+    gaps = {(gap.name, gap.value) for gap in late.gaps if gap.code == "real"}
+    assert {("num_experts", "256"), ("top_k", "8"), ("method", "deepseek_v3")} <= gaps
+    assert ("num_experts", "384") not in gaps  # of fewer families
+    experts = Axes("moe", all_axes("moe"), 400_000)
+    qwen = MoEProblem(hidden=16, inter=16, num_experts=128, top_k=8)
+    told = covered(experts, LAWS[:1], [judged(qwen)], {})
+    assert told.real["num_experts"] == ("128",)
+    assert "hidden" not in told.real_unseen  # too dear on a CPU
