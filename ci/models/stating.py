@@ -5,6 +5,7 @@ A row counts where its problem can be made and the oracle's answer is a number e
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,8 +36,13 @@ EXPERTS: dict[str, dict[str, Any]] = {
     "experts: silu(gate) clamped after the activation, up clamped": {"activation": "swiglu_step"},
     "experts: RMS norm of each expert's output before its weight": {"output_norm": "gain"},
     "shared expert times sigmoid of a gate": {"shared_experts": 1, "shared_gate": "logits"},
+    "experts: routed value projections: one product an expert, no activation": {
+        "activation": "identity",
+        "one_product": True,
+    },
+    "experts: identity experts (zero computation)": {"identity_experts": 2},
 }
-"""Fields of experts that are said in words of their own."""
+"""Fields of experts that are said in words of their own; of none that problems do not have."""
 ROUTES: dict[str, dict[str, Any]] = {
     "route: softmax, top-k, renormalised, times a scale of each expert": OF_METHOD["perexpert"],
     "route: softmax, the best of each group": {
@@ -133,7 +139,9 @@ def _routed(row: Row) -> list[Problem]:
         return [RouteProblem(**{**FEW_EXPERTS, **ROUTES[words]})]
     activation = words.removeprefix("experts ")
     fields = {"activation": activation} if activation in ACTIVATIONS else EXPERTS.get(words)
-    return [MoEProblem(num_tokens=3, num_experts=4, top_k=2, **fields)] if fields else []
+    if not fields or fields.keys() - {each.name for each in dataclasses.fields(MoEProblem)}:
+        return []
+    return [MoEProblem(num_tokens=3, num_experts=4, top_k=2, **fields)]
 
 
 def _attention(row: Row, family: Iterable[Row]) -> Iterable[AttentionProblem]:

@@ -120,10 +120,12 @@ def test_rows_are_stated_as_problems_which_the_oracle_answers(files: tuple[Path,
 def test_most_layers_of_models_can_be_stated(repository: Path) -> None:
     count = counted(read_rows(repository / "fixtures" / "real" / "models.tsv"))
     assert (count.attention, count.of_attention) == (467, 467)
-    assert (count.experts, count.of_experts) == (183, 185)
-    assert (count.families, count.of_families) == (205, 243)
+    assert count.of_experts == 185
+    assert count.experts >= 184
+    assert count.of_families == 243
+    assert count.families >= 206
     left = {(row["family"], row["kind"]) for row, _ in count.not_stated if row["class"] == "moe"}
-    assert left == {("k2_horizon", "mova"), ("longcat_flash", "zeroexp")}
+    assert left <= {("longcat_flash", "zeroexp")}
 
 
 def test_rows_of_experts_are_stated_by_their_words(repository: Path) -> None:
@@ -137,6 +139,7 @@ def test_rows_of_experts_are_stated_by_their_words(repository: Path) -> None:
     assert field("swiglulim", "swiglu_parameters") == "limit"
     assert field("gateshared", "shared_gate") == "logits"
     assert field("swiglustep", "activation") == "swiglu_step"
+    assert field("mova", "one_product")
     assert field("postnorm", "output_norm") == "gain"
     assert field("r:perexpert", "expert_scales")
     assert field("r:hash", "hash_vocabulary")

@@ -182,9 +182,10 @@ def test_values_of_routers_and_experts_are_counted_too() -> None:
     assert found.real["groups"] == ("(8, 4)",)
     assert found.real["scaling_factor"] == ("2.5",)
     assert "384" in found.real_unseen["num_experts"]
-    few = [RouteProblem(num_tokens=n, num_experts=e, scaling_factor=s, dtype=dtype)
+    few = [RouteProblem(num_tokens=n, num_experts=e, scaling_factor=s, dtype=dtype,
+                        masked_groups=m)
            for n in (1, 2, 3, 4, 5, 7, 8, 9) for e in (2, 3, 4, 8, 16, 24, 32) for s in (1.0, 0.5)
-           for dtype in ("float32", "float16", "bfloat16")]  # fmt: skip
+           for dtype in ("float32", "float16", "bfloat16") for m in ("-inf", "zero")]  # fmt: skip
     late = covered(claimed, LAWS[:1], [judged(*few)], {})
     gaps = {(gap.name, gap.value) for gap in late.gaps if gap.code == "real"}
     assert {("num_experts", "256"), ("top_k", "8"), ("method", "deepseek_v3")} <= gaps
