@@ -10,9 +10,7 @@ from typing import Any
 
 from ... import reference
 from ...properties.space.axes import FIELDS, all_axes
-from ...properties.space.real_layers.rows import OPERATIONS as OF_LAYERS
-from ...properties.space.real_layers.rows import layers_of
-from ...properties.space.real_values import TABLE, rows_of
+from ...properties.space.real_values import OF_LAYERS, TABLE, layers_of, rows_of
 from ...reference.operations import OPERATIONS
 
 HEAD = """\

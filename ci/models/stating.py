@@ -13,8 +13,13 @@ from typing import Any
 
 import torch
 
-from ...properties.space.real_layers.rows import OF_METHOD, router_of
-from ...properties.space.real_values import OF_KIND, WINDOWS, fields_of_row
+from ...properties.space.real_values import (
+    OF_KIND,
+    OF_METHOD,
+    WINDOWS,
+    fields_of_row,
+    router_of,
+)
 from ...reference import AttentionProblem, MoEProblem, Problem, RouteProblem
 from ...reference.attention.definition import AttentionOutput
 from ...reference.moe.activations import ACTIVATIONS

@@ -18,9 +18,7 @@ from .attention_axes import PAIR, head_fields
 from .axes import all_axes, has
 from .given_lengths import LENGTHS, conflict, has_lengths
 from .operations import OPERATIONS
-from .real_layers.rows import OPERATIONS as OF_LAYERS
-from .real_layers.rows import layers_of
-from .real_values import rows_of
+from .real_values import OF_LAYERS, layers_of, rows_of
 
 PARTS = {
     "head_dim_qk": ("head_dims", 0),

@@ -1,1 +1,1 @@
-"""Layers of experts that models have, from the table of real values, and how they are drawn."""
+"""How routers and experts that models have are drawn, from the table of real values."""

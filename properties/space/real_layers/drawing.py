@@ -25,8 +25,7 @@ from ..axis_values import Axes
 from ..floors import MANY_EXPERTS, WEIGHTS
 from ..moe_axes import MOE_AXES, ROUTE_AXES
 from ..real_drawing import weighted
-from ..real_values import MANY
-from .rows import Layer, layers_of
+from ..real_values import MANY, Layer, layers_of
 
 OTHERS = 3
 """Problems that are drawn without a row of the table for each one with a row."""
@@ -59,7 +58,8 @@ def of_models(
 
     Of a list, Hypothesis draws the last values less often than others: one problem in eight or so.
     """
-    problem: RouteProblem | MoEProblem = draw(strategy(axes))
+    drawn: st.SearchStrategy[Any] = strategy(axes)
+    problem: RouteProblem | MoEProblem = draw(drawn)
     numbers = fitting(axes)
     rows = layers_of(axes.operation)
     families = tuple(len(rows[number - 1].families) for number in numbers)

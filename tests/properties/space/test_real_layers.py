@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -17,8 +18,13 @@ from kernelproof.properties.space.real_layers.drawing import (
     many_values,
     row_values,
 )
-from kernelproof.properties.space.real_layers.rows import experts_of, layers_of, router_of
-from kernelproof.properties.space.real_values import MANY, read_table
+from kernelproof.properties.space.real_values import (
+    MANY,
+    experts_of,
+    layers_of,
+    read_table,
+    router_of,
+)
 from kernelproof.properties.space.restrictions import Only
 from kernelproof.properties.space.rounds import draw_problems
 from kernelproof.reference import MoEProblem, Problem, RouteProblem
@@ -110,10 +116,10 @@ def test_experts_are_affordable_at_sizes_that_keep_what_is_left_of_a_tile() -> N
 def test_a_kernel_of_aligned_sizes_has_rows_too() -> None:
     tile = 128
 
-    def probe(asked: object) -> list[Refusal | None]:
-        assert isinstance(asked, list)
-        return [None if not (each.hidden % tile or each.inter % tile) else Refusal("no")
+    def probe(asked: Sequence[Problem]) -> list[Refusal | None]:
+        fits = [isinstance(each, MoEProblem) and not (each.hidden % tile or each.inter % tile)
                 for each in asked]  # fmt: skip
+        return [None if each else Refusal("no") for each in fits]
 
     space = narrow("moe", probe, WORK)
     assert space is not None
