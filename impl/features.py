@@ -175,17 +175,17 @@ def drawn_features(problem: Problem) -> list[str]:
         return _of_experts(problem)
     if isinstance(problem, RouteProblem):
         return _of_routing(problem)
-        return [name for name, (field, off) in ROUTE_VALUES.items()
-                if getattr(problem, field) != off]  # fmt: skip
     if isinstance(problem, BatchedMoEProblem):
         return _of_experts(problem.rows)
-    if isinstance(problem, MergeProblem):
-        strides = [STATES[problem.strides]] if problem.strides else []
-        lses = [LSE_VIEWS] if problem.lse_layout else []
-        marks = [INF_MARKS] if problem.inf_marks_empty else []
-        marks += ["output_scale"] if problem.output_scale is not None else []
-        return [*strides, *([] if problem.context == "all" else [CONTEXT]), *lses, *marks]
-    return []
+    return _of_merging(problem) if isinstance(problem, MergeProblem) else []
+
+
+def _of_merging(problem: MergeProblem) -> list[str]:
+    strides = [STATES[problem.strides]] if problem.strides else []
+    lses = [LSE_VIEWS] if problem.lse_layout else []
+    marks = [INF_MARKS] if problem.inf_marks_empty else []
+    marks += ["output_scale"] if problem.output_scale is not None else []
+    return [*strides, *([] if problem.context == "all" else [CONTEXT]), *lses, *marks]
 
 
 def _of_attention(problem: AttentionProblem) -> list[str]:
@@ -214,7 +214,8 @@ def _of_routing(problem: RouteProblem) -> list[str]:
         problem.hash_vocabulary > 0,
         problem.method == "sparsemixer",
     )
-    return [name for name, needed in zip(ROUTE_FEATURES, needs, strict=True) if needed]
+    found = [name for name, needed in zip(ROUTE_FEATURES, needs, strict=True) if needed]
+    return found + [n for n, (field, off) in ROUTE_VALUES.items() if getattr(problem, field) != off]
 
 
 def _of_experts(problem: MoEProblem) -> list[str]:

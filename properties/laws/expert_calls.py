@@ -9,7 +9,7 @@ import torch
 
 from ...reference import MoEProblem, QuantizedMatrix
 from ...reference.moe.weights import IN_BLOCKS, SCALE_BLOCK, WEIGHT_FORMATS
-from ...reference.problems.moe import MULTIPLES, WITHOUT_SHARED
+from ...reference.problems.moe import WITHOUT_SHARED
 from ...reference.tensors.moe_inputs import MoEInputs, map_matrix
 from ...reference.tensors.values import bits, stream
 from ..verdicts.comparison import bitwise, fail, within

@@ -13,8 +13,8 @@ from ...reference.moe.activations import ACTIVATIONS
 from ...reference.problems.base import DTYPES
 from ...reference.problems.moe import MULTIPLES, SWIGLU_PARAMETERS
 from .axis_values import Axes
+from .floors import WEIGHTS
 from .moe_axes import QUANTISATION, SIZES
-from .moe_strategies import WEIGHTS
 from .sizes import COST_ROWS
 from .strategy_helpers import LARGEST_SEED, one_of, sampled
 

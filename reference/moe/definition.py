@@ -157,8 +157,7 @@ def apply_experts(call: MoECall, dtype: torch.dtype) -> torch.Tensor:
                 y = part.norm.value(y)
             if not part.on_input:
                 y *= weights.unsqueeze(-1)
-            if part.factor != 1:
-                y *= part.factor
+            y *= part.factor
             out.index_add_(0, tokens, y)
     for tokens, weights, x in call.identities(dtype):
         out.index_add_(0, tokens, weights * x)

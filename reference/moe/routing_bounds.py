@@ -45,7 +45,7 @@ from ..formats.arithmetic import (
 )
 from ..validation import check_index_tensor, check_tensor
 from .routing import Router, Routing, checked_router, group_scores, masked, unscaled, weights_of
-from .routing_methods import RENORMALISE_FLOOR, router_weights
+from .routing_methods import RENORMALISE_FLOOR
 from .routing_promises import TINY, keeps_promises, zero_is_right
 from .routing_rules import JITTER
 from .routing_rules_bounds import best_of_each_were_taken, sparsemixer_error

@@ -83,7 +83,8 @@ def keeps_promises(
     if arithmetic.sigmoid == "tanh" and how.score == "sigmoid":
         # Scores of tanh are 0 or far above the floor; exponentials are allowed, too.
         coarse = LEAST_BY_TANH * u
-        usual = _share(*[scores.sum(dim=1, keepdim=True)] * 2, floor)
+        sums = scores.sum(dim=1, keepdim=True)
+        usual = _share(sums, sums, floor)
         fine = (total - usual).abs() <= near + FINER * usual
         adds_up &= (least > 0) | (total >= coarse / (coarse + floor) - near) | fine
         adds_up |= (least == 0) & (weights.abs() <= lost).all(dim=1, keepdim=True)

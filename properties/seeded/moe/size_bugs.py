@@ -101,7 +101,7 @@ def _slots(inputs: MoEInputs, most: int) -> Tensor:
 
 
 @seeded(BUGS, MOE, "parity")
-def sum_of_eight_slots(inputs: MoEInputs) -> Tensor:
+def outputs_of_eight_slots(inputs: MoEInputs) -> Tensor:
     """Add up the first eight experts of a token."""
     return _slots(inputs, 8)
 

@@ -164,7 +164,7 @@ def mxfp8_scales_of_tokens_transposed(inputs: MoEInputs) -> Tensor:
 
 
 @seeded(BUGS, MOE, "parity", features=INT4)
-def int4_nibbles_swapped(inputs: MoEInputs) -> Tensor:
+def int4_weights_nibbles_swapped(inputs: MoEInputs) -> Tensor:
     """Take the even column from the high nibble."""
     return _read(inputs, lambda m: m._replace(codes=(m.codes >> 4) | ((m.codes & 0xF) << 4)))
 
