@@ -18,6 +18,7 @@ from kernelproof.reference import (
 )
 from kernelproof.reference.tensors.moe_inputs import RouteInputs
 
+BIASED = tuple(name for name in METHODS if name != "sparsemixer")
 GROUPED = tuple(name for name, how in METHODS.items() if how.score != "logit")
 
 
@@ -65,7 +66,7 @@ def test_the_groups_score_is_what_was_asked_for(
     assert not oracle.judge_routing(inputs, differs, torch_route.arithmetic).right
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", BIASED)
 def test_a_bias_of_zeros_selects_as_none_does(method: str) -> None:
     logits = made(RouteProblem(num_tokens=30, num_experts=16, seed=3)).logits
     zeros = torch.zeros(16)
