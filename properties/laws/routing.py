@@ -216,6 +216,8 @@ def bias_shift(subject: Subject, problem: RouteProblem) -> Verdict:
 
 def _zeros_for_no_bias(subject: Subject, problem: RouteProblem) -> Verdict:
     """Give a bias of zeros where there is none."""
+    if problem.method == "sparsemixer" or problem.hash_vocabulary:
+        return VACUOUS  # which have none
     zeros = replace(problem, bias=True, bias_values="zeros")
     if problem.grouped and not (problem.group_score or METHODS[problem.method].two_best):
         return VACUOUS  # a bias says that groups are ranked by their two best

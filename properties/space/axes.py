@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...impl.targets.refusal import OF_THE_MACHINE, Refusal
-from ...reference import AttentionProblem, MoEProblem, Problem, RouteProblem
+from ...reference import AttentionProblem, Problem
 from ...reference.formats.cache_elements import FP8
 from .attention_axes import PHASES, head_fields
 from .axis_values import FIELDS, NO_FIELDS, Axes
@@ -149,20 +149,21 @@ def narrow(
 
 def _of_another(problem: Problem, name: str, value: Any) -> bool:  # noqa: ANN401  any axis
     """Whether an example could not have a value, so that it says nothing about it."""
-    if isinstance(problem, MoEProblem | RouteProblem):
-        return not has(problem, name, value)  # fewer experts than a token goes to, say
-    return _of_other_dims(problem, name, value)
+    if isinstance(problem, AttentionProblem):
+        return _of_other_dims(problem, name, value)
+    # It has more experts where a token goes to more than the value, say.
+    return name not in NO_FIELDS and not has(problem, name, value)
 
 
-def _of_other_dims(problem: Problem, name: str, value: Any) -> bool:  # noqa: ANN401  any axis
+def _of_other_dims(problem: AttentionProblem, name: str, value: Any) -> bool:  # noqa: ANN401  any axis
     """Whether an example could not have these head dims, as its cache has records of others.
 
     Nor may a cache leave a row of models without its own.
     """
-    if name == "real" and value and isinstance(problem, AttentionProblem):
+    if name == "real" and value:
         wanted = rows_of(problem.operation)[value - 1].problem_fields(problem.operation)
         return any(getattr(problem, field) != each for field, each in wanted.items())
-    if name != "head_dims" or not isinstance(problem, AttentionProblem):
+    if name != "head_dims":
         return False
     return problem.cache_entry.record is not None and not has(problem, name, value)
 

@@ -67,7 +67,7 @@ QUANTISATION = (
     *((name, hidden) for name in QUANTISED[1:] for hidden in (False, True)),
 )
 """Formats of the weights, and whether hidden states are quantised too."""
-GROUPS = ((1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (8, 4), (8, 3))
+GROUPS = ((1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (8, 4), (8, 3), (4, 4), (8, 8))
 """Groups of experts, and how many of them a token may use."""
 TOGETHER = {
     "sizes": ("hidden", "inter"),
@@ -151,6 +151,10 @@ def route_example(chosen: Mapping[str, Any]) -> RouteProblem:
         fields["num_experts"] = 4 * groups
     if fields["top_k"] > of_groups * (fields["num_experts"] // groups):
         fields["num_experts"] = groups * fields["top_k"]
+    if not fields["bias"]:
+        fields |= {"bias_values": BIAS_VALUES[0], "bias_dtype": BIAS_DTYPES[0]}
+    if groups == 1:
+        fields["group_score"] = ""
     return RouteProblem(num_groups=groups, topk_groups=of_groups, **fields)
 
 

@@ -220,7 +220,7 @@ def route_problems(draw: st.DrawFn, axes: Axes) -> RouteProblem:
     if METHODS[fields["method"]].score == "logit":
         groups = tuple(pair for pair in groups if pair[0] == 1) or ((1, 1),)
     num_groups, of_groups = draw(one_of(groups))
-    if num_groups > 1:
+    if num_groups > 1 and not fields["best_of_each_group"]:
         fields["group_score"] = draw(one_of(axes.allows("group_score")))
     fewest = max(2, num_groups) if num_groups > 1 else 1
     counts = [n for n in axes.allows("num_experts") if not n % num_groups and n >= fewest]

@@ -29,6 +29,7 @@ from kernelproof.properties.space.floors import (
 from kernelproof.properties.space.moe_axes import ROUTE_AXES, ROUTE_RULES, moe_example
 from kernelproof.properties.space.simplify import simplify
 from kernelproof.reference import ACTIVATIONS, METHODS, MoEProblem, Problem, RouteProblem
+from kernelproof.reference.moe.weights import OF_128
 from kernelproof.reference.problems.moe import (
     ASSIGNMENTS,
     MOE_REGIMES,
@@ -87,7 +88,7 @@ def test_everything_is_drawn(experts: Sequence[MoEProblem]) -> None:
     assert any(each.num_tokens == 0 for each in experts)
     assert any(each.num_experts >= 32 for each in experts)
     assert any(each.num_tokens * each.top_k > 64 for each in experts)
-    assert any(each.quantized == "fp8_block" and each.hidden > 128 for each in experts)
+    assert any(each.quantized in OF_128 and each.hidden > 128 for each in experts)
 
 
 def test_every_route_is_drawn(routes: Sequence[RouteProblem]) -> None:
