@@ -142,8 +142,7 @@ def route_example(chosen: Mapping[str, Any]) -> RouteProblem:
     if groups > 1 and METHODS[fields["method"]].score == "logit":
         fields["method"] = "deepseek_v3"
     fields |= fitting_rules(fields)
-    alone = fields["shared_experts"] or fields["hash_vocabulary"]
-    if alone or METHODS[fields["method"]].score == "logit":
+    if _has_no_groups(fields):
         groups = of_groups = 1
     if fields["best_of_each_group"] and fields["top_k"] % groups:
         fields["top_k"] *= groups
@@ -151,11 +150,21 @@ def route_example(chosen: Mapping[str, Any]) -> RouteProblem:
         fields["num_experts"] = 4 * groups
     if fields["top_k"] > of_groups * (fields["num_experts"] // groups):
         fields["num_experts"] = groups * fields["top_k"]
-    if not fields["bias"]:
-        fields |= {"bias_values": BIAS_VALUES[0], "bias_dtype": BIAS_DTYPES[0]}
-    if groups == 1:
-        fields["group_score"] = ""
-    return RouteProblem(num_groups=groups, topk_groups=of_groups, **fields)
+    fields |= {"num_groups": groups, "topk_groups": of_groups}
+    return RouteProblem(**{**fields, **_without_lone_values(fields)})
+
+
+def _without_lone_values(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what has to change of a bias's values, and a groups' score, where there are none."""
+    found = {} if fields["num_groups"] > 1 else {"group_score": ""}
+    if fields["bias"]:
+        return found
+    return {**found, "bias_values": BIAS_VALUES[0], "bias_dtype": BIAS_DTYPES[0]}
+
+
+def _has_no_groups(fields: Mapping[str, Any]) -> bool:
+    alone = fields["shared_experts"] or fields["hash_vocabulary"]
+    return bool(alone) or METHODS[fields["method"]].score == "logit"
 
 
 def fitting_rules(fields: Mapping[str, Any]) -> dict[str, Any]:
