@@ -33,6 +33,7 @@ MOE_FEATURES = (
     "shared_gate",
     "one_product",
     "identity_experts",
+    "padded_widths",
 )
 """Those of ``moe`` that are drawn only where named."""
 ROUTE_FEATURES = (
@@ -102,6 +103,7 @@ FEATURES = (
     "batch_invariant",
     "unread_hidden_keys",
     "padded_rows",
+    "unread_padding",
 )
 """What an implementation may opt into. Those before ``nondeterministic`` are drawn only where
 named: quantised caches come with ``inputs.kv_format``, which says what they hold, and
@@ -146,7 +148,9 @@ are alpha, beta and limit other than the activation's own, all or some of them, 
 ``inputs.output_norm_eps`` and, in part, an ``inputs.output_norm_gain``; ``routed_scaling_factor``
 is one other than 1; ``shared_gate`` is one of the shared experts, which ``shared_experts`` gives;
 ``one_product``: there is no second product, and ``inputs.w2`` is empty; ``identity_experts`` is an
-``inputs.identity_experts``.
+``inputs.identity_experts``; ``padded_widths``: the weights' tensors, and it may be the hidden
+states', are wider than ``inputs.hidden_size`` and ``inputs.inter_size``, with zeros behind these,
+and the result has ``hidden_size`` channels.
 
 ``nondeterministic`` says that repeated calls may differ within the bound (atomics), so that they
 are not compared bitwise. ``phases`` and ``no_host_sync`` are of build_metadata: that the result has
@@ -164,7 +168,8 @@ from ``inputs.slot_mapping``, where -1 stands at tokens that are not written. ``
 of attention: the promise that a request has the same bits alone and in any batch, and
 ``unread_hidden_keys`` that what no query of the call may see (behind every window, masked from all
 rows, past a length, in the tail of a page, their scales too) never changes the result, whatever
-bytes lie there, NaN included."""
+bytes lie there, NaN included. ``unread_padding`` is of moe, and promises the same of what lies
+behind ``hidden_size`` and ``inter_size``."""
 
 
 def drawn_features(problem: Problem) -> list[str]:
@@ -236,5 +241,6 @@ def _of_experts(problem: MoEProblem) -> list[str]:
         "one_product": problem.one_product,
         **({problem.activation: True} if problem.activation in LATER_ACTIVATIONS else {}),
         "identity_experts": problem.identity_experts > 0,
+        "padded_widths": problem.pad_to > 0,
     }
     return [name for name, needed in needs.items() if needed]

@@ -14,7 +14,7 @@ from torch.nn import functional
 from ...reference.tensors.moe_inputs import MoEInputs, RouteInputs
 from ..features import MOE_FEATURES, ROUTE_FEATURES, ROUTE_VALUES
 from ..protocol import implementation
-from .moe_weights import expert_weights, hidden_states
+from .moe_weights import first_weights, hidden_states, second_weights, true_rows
 
 RENORMALISED = ("renormalize_naive", "deepseek_v3", "minimax2", "sigmoid_renorm", "deepseek_v4")
 LARGEST_FP8 = 448.0
@@ -120,10 +120,12 @@ def route(inputs: RouteInputs) -> tuple[torch.Tensor, torch.Tensor]:
     return ids.to(torch.int32), weigh(inputs, scores, ids)
 
 
-@implementation("moe", name="torch-moe", features=(*MOE_FEATURES, "large_weights"))
+@implementation(
+    "moe", name="torch-moe", features=(*MOE_FEATURES, "large_weights", "unread_padding")
+)
 def experts(inputs: MoEInputs) -> torch.Tensor:
     """Compute each expert's tokens in turn and add up what they give."""
-    hidden = hidden_states(inputs.hidden)
+    hidden = hidden_states(inputs.hidden)[:, : inputs.hidden_size]
     # A row a slot, and the slots added up in their order: an expert may be in several slots of a
     # token, and index_add_ on a GPU adds what has one place in any order.
     channels = hidden.shape[1]
@@ -157,16 +159,16 @@ def _expert(inputs: MoEInputs, x: torch.Tensor, weights: torch.Tensor, expert: i
     """Return what an expert adds to its tokens."""
     if inputs.weights_on_input:
         x = x * weights
-    projected = x @ expert_weights(inputs.w13, expert, interleaved=inputs.interleaved).T
+    projected = x @ first_weights(inputs, inputs.w13, expert).T
     if inputs.w13_bias is not None:
-        projected += inputs.w13_bias[expert].float()
+        projected += true_rows(inputs, inputs.w13_bias[expert].float())
     middle = activated(inputs, projected, expert)
     if inputs.intermediate_scale is not None:
         largest = LARGEST_FP8 * of_expert(inputs.intermediate_scale, expert)
         middle = middle.clamp(-largest, largest)
-    y = middle if inputs.one_product else middle @ expert_weights(inputs.w2, expert).T
+    y = middle if inputs.one_product else middle @ second_weights(inputs, inputs.w2, expert).T
     if inputs.w2_bias is not None:
-        y += inputs.w2_bias[expert].float()
+        y += inputs.w2_bias[expert, : inputs.hidden_size].float()
     y = normalised(inputs, y)
     return y if inputs.weights_on_input else y * weights
 
@@ -177,9 +179,8 @@ def _shared(inputs: MoEInputs, hidden: torch.Tensor) -> torch.Tensor:
     total = torch.zeros_like(hidden)
     first = inputs.shared_w13
     for expert in range(len(first if isinstance(first, torch.Tensor) else first.codes)):
-        weights = expert_weights(first, expert, interleaved=inputs.interleaved)
-        middle = activated(inputs, hidden @ weights.T, expert)
-        out = middle @ expert_weights(inputs.shared_w2, expert).T
+        middle = activated(inputs, hidden @ first_weights(inputs, first, expert).T, expert)
+        out = middle @ second_weights(inputs, inputs.shared_w2, expert).T
         total += out * gate_of_shared(inputs, expert)
     return total * inputs.shared_weight
 

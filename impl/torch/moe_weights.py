@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 
 from ...reference import QuantizedMatrix
+from ...reference.moe.activations import ACTIVATIONS
+from ...reference.tensors.moe_inputs import MoEInputs
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E8M0_BIAS = 127
@@ -43,6 +45,30 @@ def hidden_states(matrix: torch.Tensor | QuantizedMatrix) -> torch.Tensor:
     if isinstance(matrix, torch.Tensor):
         return matrix.float()
     return widened(matrix.codes, matrix.scales, matrix, matrix.global_scale, blocks_of_rows=False)
+
+
+def true_rows(inputs: MoEInputs, rows: torch.Tensor) -> torch.Tensor:
+    """Return the rows of w13, or of its bias, that are no padding: [rows, ...]."""
+    if inputs.inter_size is None:
+        return rows
+    if inputs.interleaved or not ACTIVATIONS[inputs.activation].gated:
+        return rows[: inputs.inter_size * (2 if inputs.interleaved else 1)]
+    gates, ups = rows.chunk(2)
+    return torch.cat([gates[: inputs.inter_size], ups[: inputs.inter_size]])
+
+
+def first_weights(
+    inputs: MoEInputs, matrix: torch.Tensor | QuantizedMatrix, expert: int
+) -> torch.Tensor:
+    """Return an expert's w13 in float32 without padding."""
+    return true_rows(inputs, expert_weights(matrix, expert))[:, : inputs.hidden_size]
+
+
+def second_weights(
+    inputs: MoEInputs, matrix: torch.Tensor | QuantizedMatrix, expert: int
+) -> torch.Tensor:
+    """Return an expert's w2 in float32 without padding."""
+    return expert_weights(matrix, expert)[: inputs.hidden_size, : inputs.inter_size]
 
 
 def widened(

@@ -29,7 +29,7 @@ BUILD_MINUTES = 0.4
 WITH_GATHER = ">=3.3.dev0"
 NOT_READ = (
     "nvfp4_weights", "mxfp4_weights", "mxfp8_weights", "int4_weights", "int4_zero_points",
-    "nvfp4_gate_up_scales", "one_product",
+    "nvfp4_gate_up_scales", "one_product", "padded_widths",
 )  # fmt: skip
 """Features of ``moe`` that these kernels do not have."""
 FEATURES = (*(name for name in MOE_FEATURES if name not in NOT_READ), "large_weights")

@@ -97,6 +97,17 @@ def zero_weight_slots(subject: Subject, problem: MoEProblem) -> Verdict:
     return same(second, first, 2 * bound, exact=subject.exact(problem))
 
 
+def padding_of_widths(subject: Subject, problem: MoEProblem) -> Verdict:
+    """Put NaN behind hidden and inter where tensors are wider: nothing changes."""
+    promised = "unread_padding" in subject.implementation.features
+    if not (promised and problem.pad_to and problem.num_tokens):
+        return VACUOUS
+    inputs = subject.materialise(problem)
+    first, bound = answer(subject, problem, inputs)
+    second = result(subject, problem, subject.materialise(problem, padding=torch.nan))
+    return same(second, first, 2 * bound, exact=subject.exact(problem))
+
+
 def far_experts(subject: Subject, problem: MoEProblem) -> Verdict:
     """Keep few experts far apart in weights of more than 2^32 numbers: nothing changes.
 
@@ -122,6 +133,8 @@ def far_experts(subject: Subject, problem: MoEProblem) -> Verdict:
         assignment="balanced",
         strided_hidden=False,
         one_product=False,
+        pad_to=0,
+        pad_states=False,
         token_ids=(),
         identity_experts=0,
     )
@@ -228,6 +241,15 @@ LAWS = (
         zero_weight_slots,
         "it does not matter which expert a slot of weight 0 names",
         weight=0.5,
+    ),
+    Law(
+        "padding_of_widths",
+        MOE,
+        padding_of_widths,
+        "NaN behind the channels that count, in tensors that are wider, changes nothing",
+        weight=0.5,
+        needs=("unread_padding",),
+        looks_at=({"widths": lambda values: tuple(each for each in values if each[0])},),
     ),
     Law(
         "far_experts",

@@ -72,12 +72,13 @@ def gate_up_swap(subject: Subject, problem: MoEProblem) -> Verdict:
     moves as much, and parity sees it: this law is about kernels for which the halves are alike, and
     about weights that were packed once and are not looked at again.
     """
-    cut = problem.quantized in IN_BLOCKS and problem.inter % SCALE_BLOCK
+    cut = problem.quantized in IN_BLOCKS and problem.wide_inter % SCALE_BLOCK
     if not (problem.gated and problem.num_tokens) or (cut and not problem.interleaved):
         return VACUOUS
     inputs = subject.materialise(problem)
-    rows = torch.arange(2 * problem.inter)
-    rows = rows.view(-1, 2).flip(1).flatten() if problem.interleaved else rows.roll(problem.inter)
+    wide = problem.wide_inter
+    rows = torch.arange(2 * wide)
+    rows = rows.view(-1, 2).flip(1).flatten() if problem.interleaved else rows.roll(wide)
     bias = inputs.w13_bias
     swapped = replace(
         inputs,

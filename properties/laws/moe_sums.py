@@ -83,7 +83,7 @@ def inter_shards(subject: Subject, problem: MoEProblem) -> Verdict:
     """Split inter over two ranks: their outputs add up to the whole."""
     step = inter_steps(problem)
     cut = problem.inter // 2 // step * step
-    if problem.output_norm or problem.one_product:
+    if problem.output_norm or problem.one_product or problem.pad_to:
         return VACUOUS  # a norm is of the sum of ranks' outputs; of one product they are parts
     blocks_are_cut = problem.quantized in IN_BLOCKS and problem.inter % step
     if not cut or blocks_are_cut or problem.identity_experts:  # which have no inter

@@ -51,6 +51,7 @@ from .moe import (
     rule_bugs,
     size_bugs,
     sorting_bugs,
+    width_bugs,
 )
 from .moe import bugs as moe_bugs
 from .moe import honest as moe_honest
@@ -101,6 +102,7 @@ BUGS: tuple[SeededBug, ...] = (
     *size_bugs.BUGS,
     *batched_bugs.BUGS,
     *moe_real_bugs.BUGS,
+    *width_bugs.BUGS,
 )
 """Wrong answers: each must be killed by at least one law."""
 PROCESS_CONTROLS: tuple[SeededBug, ...] = (
@@ -127,6 +129,7 @@ HONEST: tuple[SeededBug, ...] = (
     *moe_weight_format_bugs.CONTROLS,
     *size_bugs.CONTROLS,
     *batched_bugs.CONTROLS,
+    *width_bugs.CONTROLS,
 )
 """Right answers by unusual ways: no law may accuse one."""
 CATALOGUE: tuple[SeededBug, ...] = (*BUGS, *PROCESS_CONTROLS, *HONEST)

@@ -69,6 +69,10 @@ class Floor:
         """Multiplications of a token by an expert's weights that the least of them costs."""
         return WEIGHTS * self.experts[0] + self.tokens[0] * self.top_k[0]
 
+    def most_weights(self, axes: Axes) -> int:
+        """Return how many weights an expert may have with padding, which is no part of a floor."""
+        return min(axes.max_work // self.units, MOST_WEIGHTS // self.experts[-1])
+
 
 def expert_floors(axes: Axes, each: int) -> dict[str, Floor]:
     """Return floors of experts that may be drawn, by name.

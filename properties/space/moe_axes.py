@@ -9,6 +9,7 @@ from ...reference import METHODS, MoEProblem, RouteProblem
 from ...reference.moe.activations import ACTIVATIONS
 from ...reference.moe.routing_methods import GROUP_SCORES, RENORMALISE_FLOOR
 from ...reference.moe.routing_rules import JITTER, JOINT
+from ...reference.moe.weights import SCALE_BLOCK
 from ...reference.problems.base import DTYPES
 from ...reference.problems.moe import (
     ASSIGNMENTS,
@@ -17,6 +18,7 @@ from ...reference.problems.moe import (
     MOE_REGIMES,
     MULTIPLES,
     OUTPUT_NORMS,
+    PADDED_FORMATS,
     QUANTISED,
     ROUTE_REGIMES,
     SHARED_GATES,
@@ -69,10 +71,16 @@ QUANTISATION = (
 """Formats of the weights, and whether hidden states are quantised too."""
 GROUPS = ((1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (8, 4), (8, 3), (4, 4), (8, 8))
 """Groups of experts, and how many of them a token may use."""
+WIDTHS = (
+    (0, False),
+    *((pad_to, states) for pad_to in (24, 96, 256) for states in (True, False)),
+)
+"""Multiples that weights are padded to, and whether hidden states are."""
 TOGETHER = {
     "sizes": ("hidden", "inter"),
     "quantisation": ("quantized", "quantized_hidden"),
     "groups": ("num_groups", "topk_groups"),
+    "widths": ("pad_to", "pad_states"),
 }
 """Axes that stand for several fields each."""
 
@@ -116,6 +124,7 @@ MOE_AXES: dict[str, tuple[Any, ...]] = {
     "quantisation": QUANTISATION,
     "assignment": ASSIGNMENTS,
     "strided_hidden": (False, True),
+    "widths": WIDTHS,
     "regime": MOE_REGIMES,
     "output_norm": OUTPUT_NORMS,
     "routed_scaling_factor": (1.0, 2.5, 0.5),
@@ -125,6 +134,15 @@ MOE_AXES: dict[str, tuple[Any, ...]] = {
     "identity_experts": (0, 1, 8, 256),
     "real": layer_axis("moe"),
 }
+
+
+def can_pad(pad_to: int, quantized: str, inter: int) -> bool:
+    """Whether weights of a format, and of this inter, are padded to multiples of a number."""
+    if not pad_to or not quantized:
+        return True
+    if quantized == "fp8_block":
+        return not (pad_to % SCALE_BLOCK or inter % SCALE_BLOCK)
+    return quantized in PADDED_FORMATS and not pad_to % MULTIPLES.get(quantized, 1)
 
 
 def route_example(chosen: Mapping[str, Any]) -> RouteProblem:
@@ -212,6 +230,9 @@ def moe_example(chosen: Mapping[str, Any]) -> MoEProblem:
     quantized, quantized_hidden = fields.pop("quantisation")
     sharded = fields.pop("expert_parallel")
     multiple = MULTIPLES.get(quantized, 1)
+    fields["pad_to"], fields["pad_states"] = fields.pop("widths")
+    if not can_pad(fields["pad_to"], quantized, inter):
+        hidden, inter, quantized, quantized_hidden = 64, 64, "", False
     if hidden % multiple or inter % multiple:
         hidden, inter = 64, 64
     if fields["num_experts"] < (2 if sharded else 1) or fields["top_k"] > fields["num_experts"]:
@@ -229,7 +250,7 @@ def moe_example(chosen: Mapping[str, Any]) -> MoEProblem:
     if fields["shared_gate"] or fields["shared_weight"]:
         fields["shared_experts"] = max(fields["shared_experts"], 1)
     if fields["one_product"]:
-        fields |= {"output_norm": "", **WITHOUT_SHARED}
+        fields |= {"output_norm": "", "pad_to": 0, "pad_states": False, **WITHOUT_SHARED}
     if fields["identity_experts"]:
         sharded = quantized_hidden = False
     return MoEProblem(

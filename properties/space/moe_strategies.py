@@ -14,7 +14,7 @@ from ...reference.moe.weights import OF_128, SCALE_BLOCK
 from ...reference.problems.moe import MULTIPLES, WITHOUT_SHARED, takes
 from .axis_values import Axes
 from .floors import BEYOND_TILES, SELDOM, TILE_ROWS, WEIGHTS, beyond_the_work, few_sizes
-from .moe_axes import ROUTE_AXES, ROUTE_RULES, fitting_rules, method_fits
+from .moe_axes import ROUTE_AXES, ROUTE_RULES, can_pad, fitting_rules, method_fits
 from .strategy_helpers import LARGEST_SEED, features, one_of, sampled
 
 FEATURES = (
@@ -30,6 +30,7 @@ FEATURES = (
     "shared_gate",
     "one_product",
     "identity_experts",
+    "widths",
 )
 MOST_FEATURES = 5
 OFF = SimpleNamespace(
@@ -45,6 +46,7 @@ OFF = SimpleNamespace(
     shared_gate="",
     one_product=False,
     identity_experts=0,
+    widths=(0, False),
 )
 MOST_RULES = 2
 WITHOUT_RULES = SimpleNamespace(**{name: ROUTE_AXES[name][0] for name in ROUTE_RULES})
@@ -64,6 +66,7 @@ def moe_problems(draw: st.DrawFn, axes: Axes) -> MoEProblem:
     }
     fields |= draw(features(axes, FEATURES, OFF, MOST_FEATURES))
     sharded = fields.pop("expert_parallel", False)
+    widths = axes.allows("widths")
     fields["quantized"], fields["quantized_hidden"] = draw(_mostly_first(axes, "quantisation", 2))
     if sharded or fields["quantized_hidden"]:
         fields.pop("identity_experts", None)
@@ -80,7 +83,18 @@ def moe_problems(draw: st.DrawFn, axes: Axes) -> MoEProblem:
         cheapest = cheapest[:1]
     affordable = [] if floor else _affordable(sizes, operands * products, axes)
     hidden, inter = draw(one_of(affordable or [cheapest[0], *cheapest[: 1 if floor else None]]))
-    room = axes.max_work // (products * hidden * inter) - WEIGHTS * fields.get("shared_experts", 0)
+    drawn = fields.pop("widths", OFF.widths)
+    most = floor.most_weights(axes) if floor else axes.max_work // operands
+    pad_to, states = drawn
+    wide = _wide(hidden, pad_to), _wide(inter, pad_to)
+    if can_pad(pad_to, fields["quantized"], inter) and (
+        products * wide[0] * wide[1] <= most or OFF.widths not in widths
+    ):
+        fields |= {"pad_to": pad_to, "pad_states": states}
+    else:
+        wide = hidden, inter
+    room = axes.max_work // (products * wide[0] * wide[1])
+    room -= WEIGHTS * fields.get("shared_experts", 0)
     experts = draw(one_of(floor.experts if floor else
                           [n for n in axes.allows("num_experts") if 2 * WEIGHTS * n <= room]
                           or axes.allows("num_experts")[:1]))  # fmt: skip
@@ -110,6 +124,11 @@ def moe_problems(draw: st.DrawFn, axes: Axes) -> MoEProblem:
     )
 
 
+def _wide(channels: int, pad_to: int) -> int:
+    """Return channels filled up to a multiple."""
+    return -(-channels // pad_to) * pad_to if pad_to else channels
+
+
 def _mostly_first(axes: Axes, name: str, times: int) -> st.SearchStrategy[Any]:
     """Draw a value of an axis, the simplest as often as ``times`` as many others together."""
     first, *others = axes.allows(name)
@@ -136,6 +155,9 @@ def _activation(axes: Axes, fields: dict[str, Any]) -> st.SearchStrategy[str]:
 def _sums(draw: st.DrawFn, axes: Axes, fields: dict[str, Any]) -> dict[str, Any]:
     """Draw shared experts for what is of them, and let go of what nothing is left for."""
     found: dict[str, Any] = {}
+    if fields.get("one_product") and fields.get("widths", OFF.widths) != OFF.widths:
+        # There is no padding of one product: what another may be drawn of gives way.
+        fields.pop("widths" if OFF.widths in axes.allows("widths") else "one_product")
     if fields.get("one_product"):
         return {"output_norm": "", **WITHOUT_SHARED}
     if fields.get("output_norm") and fields.get("weights_on_input"):

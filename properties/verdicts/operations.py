@@ -138,7 +138,8 @@ def _buffers(rows: torch.Tensor, width: int, dtype: torch.dtype) -> dict[str, Bu
 def _of_experts(inputs: MoEInputs) -> dict[str, Buffer]:
     hidden = inputs.hidden if isinstance(inputs.hidden, torch.Tensor) else inputs.hidden.codes
     weights = inputs.w2 if isinstance(inputs.w2, torch.Tensor) else inputs.w2.codes
-    return {"out": ((hidden.shape[0], weights.shape[1]), inputs.out_dtype, hidden.device)}
+    width = inputs.hidden_size or weights.shape[1]
+    return {"out": ((hidden.shape[0], width), inputs.out_dtype, hidden.device)}
 
 
 def _of_batched(inputs: BatchedMoEInputs) -> dict[str, Buffer]:

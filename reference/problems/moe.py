@@ -58,6 +58,8 @@ SHARED_GATES = ("", "weights", "logits", "weights_each", "logits_each")
 WITHOUT_SHARED: dict[str, Any] = {"shared_experts": 0, "shared_gate": "", "shared_weight": 0.0}
 """Fields of a problem without shared experts."""
 MAX_TOKENS = 2**20
+PADDED_FORMATS = ("", "fp8_tensor", "fp8_channel", "fp8_block", "nvfp4", "mxfp4")
+"""Formats of weights whose tensors may be wider than hidden and inter."""
 INEXACT = ("swiglu_oai", "swiglu_step", "situ")
 """Activations that no argument saturates to few bits: the limit of swiglu_oai leaves a sigmoid
 below 1, that of swiglu_step is 7, and those of situ are soft."""
@@ -281,6 +283,9 @@ class MoEProblem(BaseProblem):
         shared_weight: what shared experts are multiplied by; 0: 1 or 0.4, by the seed.
         one_product: there is no second product: outputs are of inter channels.
         identity_experts: experts whose output is the hidden state; their ids follow all others.
+        pad_to: number of channels of whose multiples the weights' tensors are, zeros behind hidden
+            and inter; 0: they are as wide as these.
+        pad_states: the hidden states' tensor is as wide as the weights', too.
     """
 
     kind: ClassVar[str] = "moe"
@@ -292,6 +297,8 @@ class MoEProblem(BaseProblem):
         "shared_weight",
         "one_product",
         "identity_experts",
+        "pad_to",
+        "pad_states",
     )
 
     num_tokens: int = 1
@@ -321,6 +328,8 @@ class MoEProblem(BaseProblem):
     shared_weight: float = 0.0
     one_product: bool = False
     identity_experts: int = 0
+    pad_to: int = 0
+    pad_states: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what no call can look like."""
@@ -352,6 +361,7 @@ class MoEProblem(BaseProblem):
         )
         _check_token_ids(self.num_tokens, self.token_ids)
         self._check_experts()
+        self._check_padding()
         activation = ACTIVATIONS[self.activation]
         if self.interleaved and not activation.gated:
             refuse("interleaved", self.interleaved, f"false: {self.activation} has no gate")
@@ -384,6 +394,24 @@ class MoEProblem(BaseProblem):
         for name, off in (("shared_gate", ""), ("shared_weight", 0.0)):
             if getattr(self, name) != off and not self.shared_experts:
                 refuse(name, getattr(self, name), f"{off!r} without shared experts")
+
+    def _check_padding(self) -> None:
+        check_at_least(self, (("pad_to", 0),))
+        if not self.pad_to:
+            if self.pad_states:
+                refuse("pad_states", self.pad_states, "false where pad_to is 0")
+            return
+        if self.one_product:
+            refuse("pad_to", self.pad_to, "0 with one_product")
+        check_one_of("quantized", self.quantized, PADDED_FORMATS)
+        multiple = 128 if self.quantized == "fp8_block" else MULTIPLES.get(self.quantized, 1)
+        if self.pad_to % multiple:
+            expected = f"a multiple of {multiple} with weights in {self.quantized}"
+            refuse("pad_to", self.pad_to, expected)
+        if self.quantized == "fp8_block" and self.inter % multiple:
+            refuse(
+                "inter", self.inter, f"a multiple of {multiple} with pad_to and blocks of scales"
+            )
 
     def _check_experts(self) -> None:
         if self.identity_experts and (self.quantized_hidden or self.local_experts):
@@ -418,6 +446,16 @@ class MoEProblem(BaseProblem):
         return self.swiglu_parameters.startswith("each")
 
     @property
+    def wide_hidden(self) -> int:
+        """Channels that the weights' tensors have room for, of hidden."""
+        return -(-self.hidden // self.pad_to) * self.pad_to if self.pad_to else self.hidden
+
+    @property
+    def wide_inter(self) -> int:
+        """Channels that the weights' tensors have room for, of inter."""
+        return -(-self.inter // self.pad_to) * self.pad_to if self.pad_to else self.inter
+
+    @property
     def here(self) -> int:
         """Experts of this rank."""
         return self.local_experts or self.num_experts
@@ -442,7 +480,7 @@ class MoEProblem(BaseProblem):
     @property
     def work(self) -> int:
         """Multiply-adds of the call plus elements of its tensors: what it costs, roughly."""
-        expert = self.inter * self.hidden * (3 if self.gated else 2)
+        expert = self.wide_inter * self.wide_hidden * (3 if self.gated else 2)
         pairs = self.num_tokens * (self.top_k + self.shared_experts)
         return (pairs + 4 * (self.here + self.shared_experts)) * expert + self.num_tokens
 

@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 
+from ..moe.activations import ACTIVATIONS
 from ..moe.calls import MoEOptions
 from ..moe.routing_methods import RENORMALISE_FLOOR
 from ..moe.routing_rules import JITTER
 from ..moe.weights import QuantizedMatrix
+from .moe_widths import cut_columns, cut_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +82,8 @@ class MoEInputs:
         topk_weights: float32 [tokens, top_k].
         out_dtype: dtype of the result.
         out: buffer for the result of implementations with ``writes_out``, else None.
+        hidden_size, inter_size: channels that count where the weights' tensors, and it may be the
+            hidden states', are wider; the result has ``hidden_size``. None: tensors are as wide.
         storages: by field name, the flat buffer that each tensor is a view of.
     """
 
@@ -111,16 +115,41 @@ class MoEInputs:
     shared_gate_logits: bool = False
     one_product: bool = False
     out: torch.Tensor | None = None
+    hidden_size: int | None = None
+    inter_size: int | None = None
     storages: Mapping[str, torch.Tensor] = field(default_factory=dict)
     identity_experts: int = 0
 
     def tensors(self) -> tuple[Any, Any, Any, Any, Any]:
-        """Return the positional arguments of the oracle."""
-        return self.hidden, self.w13, self.w2, self.topk_ids, self.topk_weights
+        """Return the positional arguments of the oracle, without the padding of channels."""
+        hidden, w13, w2 = self.hidden, self.w13, self.w2
+        if self.hidden_size is not None:
+            hidden = cut_columns(hidden, self.hidden_size)
+            w13, w2 = self._first(w13), self._second(w2)
+        return hidden, w13, w2, self.topk_ids, self.topk_weights
 
     def keywords(self) -> dict[str, Any]:
-        """Return the options as keyword arguments of the oracle."""
-        return {name: getattr(self, name) for name in OPTIONS}
+        """Return the options as keyword arguments of the oracle, without padding."""
+        found = {name: getattr(self, name) for name in OPTIONS}
+        if self.hidden_size is not None:
+            cuts = {"w13_bias": self._rows, "w2_bias": lambda each: each[:, : self.hidden_size],
+                    "shared_w13": self._first, "shared_w2": self._second}  # fmt: skip
+            for name, cut in cuts.items():
+                found[name] = None if found[name] is None else cut(found[name])
+        return found
+
+    def _rows(self, rows: Any) -> Any:  # noqa: ANN401  of biases, or a matrix
+        """Return the rows of w13, or of its bias, that count."""
+        size = self.inter_size or 0
+        if not ACTIVATIONS[self.activation].gated:
+            return cut_rows(rows, size)
+        return cut_rows(rows, 2 * size) if self.interleaved else cut_rows(rows, size, parts=2)
+
+    def _first(self, matrix: Any) -> Any:  # noqa: ANN401  a tensor or a QuantizedMatrix
+        return cut_columns(self._rows(matrix), self.hidden_size or 0)
+
+    def _second(self, matrix: Any) -> Any:  # noqa: ANN401  a tensor or a QuantizedMatrix
+        return cut_columns(cut_rows(matrix, self.hidden_size or 0), self.inter_size or 0)
 
 
 OPTIONS = tuple(each.name for each in fields(MoEOptions) if each.name != "compute_dtype")

@@ -28,6 +28,7 @@ from .moe_regimes import (
     table_values,
     vocabulary_ids,
 )
+from .moe_widths import padded, scale_shape
 from .values import choose, stream
 
 NORM_EPS = (1e-6, 1e-5, 2.0**-4)
@@ -66,21 +67,18 @@ def route_inputs(problem: RouteProblem, home: Allocator) -> RouteInputs:
     )
 
 
-def expert_inputs(problem: MoEProblem, home: Allocator) -> MoEInputs:
-    """Make the tensors of a call of ``moe``."""
+def expert_inputs(problem: MoEProblem, home: Allocator, padding: float = 0.0) -> MoEInputs:
+    """Make the tensors of a call of ``moe``; ``padding`` is what lies behind hidden and inter."""
     dtype = getattr(torch, problem.dtype)
     routed = expert_values(problem, home.device)
-    w13, w2 = _weights(problem, routed, home, "", problem.expert_offset)
+    w13, w2 = _weights(problem, routed, home, "", problem.expert_offset, padding)
     shared_w13 = shared_w2 = None
     if problem.shared_experts:
         shared = expert_values(problem, home.device, shared=True)
-        shared_w13, shared_w2 = _weights(problem, shared, home, "shared_", SHARED)
-    w13_bias = home.place("w13_bias", routed.w13_bias.to(dtype)) if problem.biases else None
-    w2_bias = None
-    if problem.biases and not problem.one_product:
-        w2_bias = home.place("w2_bias", routed.w2_bias.to(dtype))
+        shared_w13, shared_w2 = _weights(problem, shared, home, "shared_", SHARED, padding)
+    w13_bias, w2_bias = _biases(problem, routed, home, padding)
     return MoEInputs(
-        hidden=_hidden(problem, home),
+        hidden=_hidden(problem, home, padding),
         w13=w13,
         w2=w2,
         topk_ids=home.place("topk_ids", assignment(problem, home.device)),
@@ -103,14 +101,65 @@ def expert_inputs(problem: MoEProblem, home: Allocator) -> MoEInputs:
         **_gate(problem, home),
         one_product=problem.one_product,
         identity_experts=problem.identity_experts,
+        hidden_size=problem.hidden if problem.pad_to else None,
+        inter_size=problem.inter if problem.pad_to else None,
         storages=home.storages,
     )
 
 
-def _hidden(problem: MoEProblem, home: Allocator) -> torch.Tensor | QuantizedMatrix:
+def _biases(
+    problem: MoEProblem, values: ExpertValues, home: Allocator, padding: float
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    if not problem.biases:
+        return None, None
+    dtype = getattr(torch, problem.dtype)
+    rows = values.w13_bias.to(dtype)
+    if problem.pad_to:
+        rows = padded(rows, _wide_rows(problem, rows), padding, parts=_parts(problem))
+    first = home.place("w13_bias", rows)
+    if problem.one_product:
+        return first, None
+    channels = values.w2_bias.to(dtype)
+    if problem.pad_to:
+        channels = padded(channels, (len(channels), problem.wide_hidden), padding)
+    return first, home.place("w2_bias", channels)
+
+
+def _parts(problem: MoEProblem) -> int:
+    """Return how many parts of w13's rows are padded each for themselves."""
+    return 2 if problem.gated and not problem.interleaved else 1
+
+
+def _wide_rows(problem: MoEProblem, rows: torch.Tensor) -> tuple[int, int]:
+    """Return experts, and the rows of w13 that there is room for."""
+    return len(rows), (2 if problem.gated else 1) * problem.wide_inter
+
+
+def _wide_shape(
+    problem: MoEProblem, matrix: torch.Tensor, *, second: bool
+) -> tuple[tuple[int, int, int], int]:
+    """Return the shape of weights with padding, and the parts of rows that are padded apart."""
+    if second:
+        return (len(matrix), problem.wide_hidden, problem.wide_inter), 1
+    return (*_wide_rows(problem, matrix), problem.wide_hidden), _parts(problem)
+
+
+def _wide(made: Codes, shape: tuple[int, ...], padding: float, *, parts: int = 1) -> Codes:
+    """Pad codes and scales of a matrix to the shape of a wider one; 0 stands for zeros."""
+    packed = made.format.packed
+    codes = padded(made.codes, (*shape[:-1], shape[-1] // packed), padding, parts=parts)
+    if not made.scales.dim() or made.format.scales == "tensor":
+        return made._replace(codes=codes)
+    scales = padded(made.scales, scale_shape(made.format, shape), padding, parts=parts)
+    return made._replace(codes=codes, scales=scales)
+
+
+def _hidden(problem: MoEProblem, home: Allocator, padding: float) -> torch.Tensor | QuantizedMatrix:
     values = hidden_values(problem, home.device)
     if not problem.quantized_hidden:
         values = values.to(getattr(torch, problem.dtype))
+        if problem.pad_states:
+            values = padded(values, (len(values), problem.wide_hidden), padding)
         return _place_rows("hidden", values, home, strided=problem.strided_hidden)
     made = quantised(
         values,
@@ -119,6 +168,8 @@ def _hidden(problem: MoEProblem, home: Allocator) -> torch.Tensor | QuantizedMat
         torch.tensor(problem.ids, dtype=torch.int64, device=home.device),
         largest_hidden(problem),
     )
+    if problem.pad_states:
+        made = _wide(made, (len(made.codes), problem.wide_hidden), padding)
     return _place_codes("hidden", made, home, strided=problem.strided_hidden)
 
 
@@ -131,7 +182,12 @@ def _place_rows(name: str, values: torch.Tensor, home: Allocator, *, strided: bo
 
 
 def _weights(
-    problem: MoEProblem, values: ExpertValues, home: Allocator, prefix: str, first: int
+    problem: MoEProblem,
+    values: ExpertValues,
+    home: Allocator,
+    prefix: str,
+    first: int,
+    padding: float,
 ) -> tuple[torch.Tensor | QuantizedMatrix, torch.Tensor | QuantizedMatrix]:
     placed: list[torch.Tensor | QuantizedMatrix] = []
     for name, matrix in ((f"{prefix}w13", values.w13), (f"{prefix}w2", values.w2)):
@@ -141,9 +197,17 @@ def _weights(
         elif problem.quantized:
             key = stream(problem.seed, f"{name} scales")
             ids = torch.arange(first, first + len(matrix), device=matrix.device)
-            placed.append(_place_codes(name, _coded(problem, name, matrix, key, ids), home))
+            made = _coded(problem, name, matrix, key, ids)
+            if problem.pad_to:
+                shape, parts = _wide_shape(problem, matrix, second=name.endswith("w2"))
+                made = _wide(made, shape, padding, parts=parts)
+            placed.append(_place_codes(name, made, home))
         else:
-            placed.append(home.place(name, matrix.to(getattr(torch, problem.dtype))))
+            numbers = matrix.to(getattr(torch, problem.dtype))
+            if problem.pad_to:
+                shape, parts = _wide_shape(problem, matrix, second=name.endswith("w2"))
+                numbers = padded(numbers, shape, padding, parts=parts)
+            placed.append(home.place(name, numbers))
     return placed[0], placed[1]
 
 

@@ -15,12 +15,22 @@ from ....impl.torch.moe import (
     normalised,
     of_expert,
 )
-from ....impl.torch.moe_weights import expert_weights, hidden_states
+from ....impl.torch.moe_weights import (
+    first_weights,
+    hidden_states,
+    second_weights,
+    true_rows,
+)
 from ....reference.tensors.moe_inputs import MoEInputs
 
 TILE = 8
 """Rows of an expert that a program computes."""
 PLAIN = ("moe_biases", "swiglu_parameters", "interleaved_w13")
+
+
+def true_states(inputs: MoEInputs) -> torch.Tensor:
+    """Return the hidden states in float32 without padding."""
+    return hidden_states(inputs.hidden)[:, : inputs.hidden_size]
 
 
 def local_ids(inputs: MoEInputs) -> torch.Tensor:
@@ -53,7 +63,8 @@ def finished(
     inputs: MoEInputs, y: torch.Tensor, weights: torch.Tensor, expert: int
 ) -> torch.Tensor:
     """Add the second product's bias, normalise where that is asked, and weigh."""
-    return weigh(inputs, normalised(inputs, biased(y, inputs.w2_bias, expert)), weights)
+    bias = None if inputs.w2_bias is None else inputs.w2_bias[:, : inputs.hidden_size]
+    return weigh(inputs, normalised(inputs, biased(y, bias, expert)), weights)
 
 
 def shared(inputs: MoEInputs, hidden: torch.Tensor) -> torch.Tensor | float:
@@ -63,9 +74,8 @@ def shared(inputs: MoEInputs, hidden: torch.Tensor) -> torch.Tensor | float:
     first = inputs.shared_w13
     total = torch.zeros_like(hidden)
     for expert in range(len(first if isinstance(first, torch.Tensor) else first.codes)):
-        weights = expert_weights(first, expert, interleaved=inputs.interleaved)
-        middle = activated(inputs, hidden @ weights.T, expert)
-        out = middle @ expert_weights(inputs.shared_w2, expert).T
+        middle = activated(inputs, hidden @ first_weights(inputs, first, expert).T, expert)
+        out = middle @ second_weights(inputs, inputs.shared_w2, expert).T
         total += out * gate_of_shared(inputs, expert)
     return total * inputs.shared_weight
 
@@ -77,11 +87,9 @@ Pairs = tuple[torch.Tensor, torch.Tensor]
 class Stages:
     """The parts of the kernel."""
 
-    hidden: Callable[[MoEInputs], torch.Tensor] = lambda inputs: hidden_states(inputs.hidden)
-    w13: Callable[[MoEInputs, int], torch.Tensor] = lambda inputs, e: expert_weights(
-        inputs.w13, e, interleaved=inputs.interleaved
-    )
-    w2: Callable[[MoEInputs, int], torch.Tensor] = lambda inputs, e: expert_weights(inputs.w2, e)
+    hidden: Callable[[MoEInputs], torch.Tensor] = true_states
+    w13: Callable[[MoEInputs, int], torch.Tensor] = lambda i, e: first_weights(i, i.w13, e)
+    w2: Callable[[MoEInputs, int], torch.Tensor] = lambda i, e: second_weights(i, i.w2, e)
     ids: Callable[[MoEInputs], torch.Tensor] = local_ids
     weights: Callable[[MoEInputs], torch.Tensor] = lambda inputs: inputs.topk_weights
     identities: Callable[[MoEInputs, torch.Tensor], torch.Tensor | float] = identities
@@ -124,7 +132,9 @@ def _expert(
 ) -> torch.Tensor:
     if inputs.weights_on_input:
         x = x * weights
-    projected = biased(x @ stages.w13(inputs, expert).T, inputs.w13_bias, expert)
+    bias = inputs.w13_bias
+    bias = None if bias is None else true_rows(inputs, bias.transpose(0, 1)).transpose(0, 1)
+    projected = biased(x @ stages.w13(inputs, expert).T, bias, expert)
     middle = stages.activate(inputs, stages.projected(projected), expert)
     if inputs.intermediate_scale is not None:
         largest = LARGEST_FP8 * of_expert(inputs.intermediate_scale, expert)
