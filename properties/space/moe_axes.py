@@ -73,7 +73,7 @@ GROUPS = ((1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (8, 4), (8, 3), (4, 4), (8, 8)
 """Groups of experts, and how many of them a token may use."""
 WIDTHS = (
     (0, False),
-    *((pad_to, states) for pad_to in (24, 96, 256) for states in (True, False)),
+    *((pad_to, states) for pad_to in (24, 64, 96, 256) for states in (True, False)),
 )
 """Multiples that weights are padded to, and whether hidden states are."""
 TOGETHER = {
@@ -221,20 +221,31 @@ def method_fits(fields: Mapping[str, Any]) -> bool:
     )
 
 
+def _sizes_and_format(fields: dict[str, Any]) -> dict[str, Any]:
+    """Take sizes and a format out of chosen values, and return fields that go together."""
+    hidden, inter = fields.pop("sizes")
+    quantized, quantized_hidden = fields.pop("quantisation")
+    multiple = MULTIPLES.get(quantized, 1)
+    if not can_pad(fields["pad_to"], quantized, inter):
+        hidden, inter, quantized, quantized_hidden = 64, 64, "", False
+    if hidden % multiple or inter % multiple:
+        hidden, inter = 64, 64
+    return {
+        "hidden": hidden,
+        "inter": inter,
+        "quantized": quantized,
+        "quantized_hidden": quantized_hidden,
+    }
+
+
 def moe_example(chosen: Mapping[str, Any]) -> MoEProblem:
     """Return the simplest problem of experts with these values."""
     fields = dict(chosen)
     if real := fields.pop("real", 0):
         fields |= layers_of("moe")[real - 1].values
-    hidden, inter = fields.pop("sizes")
-    quantized, quantized_hidden = fields.pop("quantisation")
     sharded = fields.pop("expert_parallel")
-    multiple = MULTIPLES.get(quantized, 1)
     fields["pad_to"], fields["pad_states"] = fields.pop("widths")
-    if not can_pad(fields["pad_to"], quantized, inter):
-        hidden, inter, quantized, quantized_hidden = 64, 64, "", False
-    if hidden % multiple or inter % multiple:
-        hidden, inter = 64, 64
+    fields |= _sizes_and_format(fields)
     if fields["num_experts"] < (2 if sharded else 1) or fields["top_k"] > fields["num_experts"]:
         fields["num_experts"] = 2 * max(fields["top_k"], fields["num_experts"])
     half = fields["num_experts"] // 2
@@ -252,12 +263,8 @@ def moe_example(chosen: Mapping[str, Any]) -> MoEProblem:
     if fields["one_product"]:
         fields |= {"output_norm": "", "pad_to": 0, "pad_states": False, **WITHOUT_SHARED}
     if fields["identity_experts"]:
-        sharded = quantized_hidden = False
+        sharded = fields["quantized_hidden"] = False
     return MoEProblem(
-        hidden=hidden,
-        inter=inter,
-        quantized=quantized,
-        quantized_hidden=quantized_hidden,
         local_experts=half if sharded else 0,
         expert_offset=half if sharded else 0,
         **fields,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from ...reference import METHODS, MoEProblem, RouteProblem
 from ...reference.moe.activations import ACTIVATIONS
-from ...reference.moe.weights import OF_128, SCALE_BLOCK
-from ...reference.problems.moe import MULTIPLES, WITHOUT_SHARED, takes
+from ...reference.moe.weights import IN_BLOCKS, OF_128, SCALE_BLOCK
+from ...reference.problems.moe import MULTIPLES, PADDED_FORMATS, WITHOUT_SHARED, takes
 from .axis_values import Axes
 from .floors import BEYOND_TILES, SELDOM, TILE_ROWS, WEIGHTS, beyond_the_work, few_sizes
 from .moe_axes import ROUTE_AXES, ROUTE_RULES, can_pad, fitting_rules, method_fits
@@ -52,6 +52,8 @@ MOST_RULES = 2
 WITHOUT_RULES = SimpleNamespace(**{name: ROUTE_AXES[name][0] for name in ROUTE_RULES})
 OPERANDS = (8, 40, 200)
 """Experts' weights, each as dear as four tokens, and tokens that a problem must have work for."""
+MOST_PADDING = 4
+"""How many times larger padding makes a problem whose smallest size is beyond the work."""
 IDS_OF_A_BYTE, FEW_TOKENS = 256, 4
 """A quarter of the problems of routing has more experts than the first, and all may have as many
 tokens as the second, whatever calls cost."""
@@ -66,34 +68,34 @@ def moe_problems(draw: st.DrawFn, axes: Axes) -> MoEProblem:
     }
     fields |= draw(features(axes, FEATURES, OFF, MOST_FEATURES))
     sharded = fields.pop("expert_parallel", False)
-    widths = axes.allows("widths")
-    fields["quantized"], fields["quantized_hidden"] = draw(_mostly_first(axes, "quantisation", 2))
+    formats = axes.allows("quantisation")
+    if padded := fields.get("widths", OFF.widths)[0]:
+        formats = tuple(each for each in formats if each[0] in PADDED_FORMATS) or formats
+    fields["quantized"], fields["quantized_hidden"] = draw(_mostly_first(formats, 2))
     if sharded or fields["quantized_hidden"]:
         fields.pop("identity_experts", None)
-    fields["assignment"] = draw(_mostly_first(axes, "assignment", 1))
+    fields["assignment"] = draw(_mostly_first(axes.allows("assignment"), 1))
     fields["activation"] = draw(_activation(axes, fields))
     fields |= draw(_sums(axes, fields))
     products = 3 if ACTIVATIONS[fields["activation"]].gated else 2
     least = 2 * WEIGHTS * (1 + sharded + fields.get("shared_experts", 0))
     operands = max(least, draw(sampled(OPERANDS)))
     sizes = draw(_sizes(axes, fields["quantized"]))
+    if padded and fields["quantized"] in IN_BLOCKS:
+        sizes = [size for size in sizes if not size[1] % SCALE_BLOCK] or sizes
     cheapest = sorted(sizes, key=lambda size: size[0] * size[1])[: few_sizes(axes)]
     floor = draw(beyond_the_work(axes, products * cheapest[0][0] * cheapest[0][1]))
     if 2 * WEIGHTS * products * cheapest[0][0] * cheapest[0][1] <= axes.max_work:
         cheapest = cheapest[:1]
     affordable = [] if floor else _affordable(sizes, operands * products, axes)
     hidden, inter = draw(one_of(affordable or [cheapest[0], *cheapest[: 1 if floor else None]]))
-    drawn = fields.pop("widths", OFF.widths)
-    most = floor.most_weights(axes) if floor else axes.max_work // operands
-    pad_to, states = drawn
-    wide = _wide(hidden, pad_to), _wide(inter, pad_to)
-    if can_pad(pad_to, fields["quantized"], inter) and (
-        products * wide[0] * wide[1] <= most or OFF.widths not in widths
-    ):
-        fields |= {"pad_to": pad_to, "pad_states": states}
-    else:
-        wide = hidden, inter
-    room = axes.max_work // (products * wide[0] * wide[1])
+    # Padding takes the room of further experts and tokens, and of none where there is no room.
+    most = (floor.most_weights(axes) if floor else axes.max_work // least) // products
+    most = most if affordable or floor else max(most, MOST_PADDING * hidden * inter)
+    widths = fields.pop("widths", OFF.widths), axes.allows("widths")
+    pad_to, fields["pad_states"] = _padding(*widths, fields["quantized"], hidden, inter, most)
+    fields["pad_to"] = pad_to
+    room = axes.max_work // (products * _wide(hidden, pad_to) * _wide(inter, pad_to))
     room -= WEIGHTS * fields.get("shared_experts", 0)
     experts = draw(one_of(floor.experts if floor else
                           [n for n in axes.allows("num_experts") if 2 * WEIGHTS * n <= room]
@@ -124,14 +126,45 @@ def moe_problems(draw: st.DrawFn, axes: Axes) -> MoEProblem:
     )
 
 
+def _padding(
+    drawn: tuple[int, bool],
+    allowed: Sequence[tuple[int, bool]],
+    quantized: str,
+    hidden: int,
+    inter: int,
+    most: int,
+) -> tuple[int, bool]:
+    """Return the padding that was drawn, or another one where sizes or the work forbid that.
+
+    Args:
+        drawn: multiple that weights are padded to, and whether hidden states are.
+        allowed: what may be drawn.
+        quantized: format of the weights.
+        hidden, inter: channels.
+        most: numbers that an expert's matrix may have.
+    """
+    if not drawn[0]:
+        return drawn
+    wider = {}
+    for each in (drawn, *allowed):
+        wide = _wide(hidden, each[0]), _wide(inter, each[0])
+        if can_pad(each[0], quantized, inter) and wide != (hidden, inter):
+            wider[each] = wide[0] * wide[1]
+    for each, numbers in wider.items():
+        if numbers <= most and each[1] == drawn[1]:
+            return each
+    none = OFF.widths in allowed or not wider
+    return OFF.widths if none else min(wider, key=wider.__getitem__)
+
+
 def _wide(channels: int, pad_to: int) -> int:
     """Return channels filled up to a multiple."""
     return -(-channels // pad_to) * pad_to if pad_to else channels
 
 
-def _mostly_first(axes: Axes, name: str, times: int) -> st.SearchStrategy[Any]:
-    """Draw a value of an axis, the simplest as often as ``times`` as many others together."""
-    first, *others = axes.allows(name)
+def _mostly_first(values: Sequence[Any], times: int) -> st.SearchStrategy[Any]:
+    """Draw one of some values, the first as often as ``times`` as many others together."""
+    first, *others = values
     return one_of([*[first] * max(1, times * len(others)), *others])
 
 

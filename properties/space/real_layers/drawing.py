@@ -44,6 +44,8 @@ RANKS = (2, 4, 8, 16, 32, 64)
 """Ranks among which the experts are shared, where a problem is of one rank."""
 ALWAYS = ("num_experts", "top_k", "method", "activation")
 """Values that coverage counts whatever they are: of the others, those that are not the simplest."""
+MOST_PADDING = 2
+"""How many times dearer padding makes experts that are beyond a problem's work."""
 Routed = TypeVar("Routed", RouteProblem, MoEProblem)
 Size = tuple[int, int]
 
@@ -100,6 +102,11 @@ def _experts(axes: Axes, problem: MoEProblem, layer: Layer) -> MoEProblem:
     tokens = _tokens(axes, problem, max(1, pairs // slots))
     fields |= {**shard, "hidden": hidden, "inter": inter, "num_tokens": tokens}
     made = _with(problem, fields)
+    narrow = replace(made, pad_to=0, pad_states=False)
+    if made.work > max(axes.max_work, MOST_PADDING * narrow.work):
+        made = narrow
+    if (made.pad_to, made.pad_states) not in axes.allows("widths"):
+        return problem
     off = ("interleaved", "swiglu_parameters", "shared_experts")
     return made if all(getattr(made, name) in axes.allows(name) for name in off) else problem
 
