@@ -263,7 +263,7 @@ def moe_example(chosen: Mapping[str, Any]) -> MoEProblem:
     if fields["one_product"]:
         fields |= {"output_norm": "", "pad_to": 0, "pad_states": False, **WITHOUT_SHARED}
     if fields["identity_experts"]:
-        sharded = fields["quantized_hidden"] = False
+        sharded = fields["quantized_hidden"] = fields["one_product"] = False
     return MoEProblem(
         local_experts=half if sharded else 0,
         expert_offset=half if sharded else 0,

@@ -72,7 +72,7 @@ def moe_problems(draw: st.DrawFn, axes: Axes) -> MoEProblem:
     if padded := fields.get("widths", OFF.widths)[0]:
         formats = tuple(each for each in formats if each[0] in PADDED_FORMATS) or formats
     fields["quantized"], fields["quantized_hidden"] = draw(_mostly_first(formats, 2))
-    if sharded or fields["quantized_hidden"]:
+    if sharded or fields["quantized_hidden"] or fields.get("one_product"):
         fields.pop("identity_experts", None)
     fields["assignment"] = draw(_mostly_first(axes.allows("assignment"), 1))
     fields["activation"] = draw(_activation(axes, fields))

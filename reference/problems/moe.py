@@ -414,8 +414,11 @@ class MoEProblem(BaseProblem):
             )
 
     def _check_experts(self) -> None:
-        if self.identity_experts and (self.quantized_hidden or self.local_experts):
-            expected = "0 with hidden states that are quantised, or experts of other ranks"
+        impossible = self.quantized_hidden or self.local_experts or self.one_product
+        if self.identity_experts and impossible:
+            expected = (
+                "0 with hidden states that are quantised, experts of other ranks, or one_product"
+            )
             refuse("identity_experts", self.identity_experts, expected)
         if self.top_k > self.num_experts and self.assignment != "duplicates":
             expected = f"at most num_experts = {self.num_experts} without duplicates"
