@@ -145,6 +145,11 @@ def can_pad(pad_to: int, quantized: str, inter: int) -> bool:
     return quantized in PADDED_FORMATS and not pad_to % MULTIPLES.get(quantized, 1)
 
 
+def filled(channels: int, pad_to: int) -> int:
+    """Return channels filled up to a multiple."""
+    return -(-channels // pad_to) * pad_to if pad_to else channels
+
+
 def route_example(chosen: Mapping[str, Any]) -> RouteProblem:
     """Return the simplest routing problem with these values."""
     fields = dict(chosen)

@@ -14,7 +14,7 @@ from ...reference.moe.weights import IN_BLOCKS, OF_128, SCALE_BLOCK
 from ...reference.problems.moe import MULTIPLES, PADDED_FORMATS, WITHOUT_SHARED, takes
 from .axis_values import Axes
 from .floors import BEYOND_TILES, SELDOM, TILE_ROWS, WEIGHTS, beyond_the_work, few_sizes
-from .moe_axes import ROUTE_AXES, ROUTE_RULES, can_pad, fitting_rules, method_fits
+from .moe_axes import ROUTE_AXES, ROUTE_RULES, can_pad, filled, fitting_rules, method_fits
 from .strategy_helpers import LARGEST_SEED, features, one_of, sampled
 
 FEATURES = (
@@ -91,11 +91,12 @@ def moe_problems(draw: st.DrawFn, axes: Axes) -> MoEProblem:
     hidden, inter = draw(one_of(affordable or [cheapest[0], *cheapest[: 1 if floor else None]]))
     # Padding takes the room of further experts and tokens, and of none where there is no room.
     most = (floor.most_weights(axes) if floor else axes.max_work // least) // products
-    most = most if affordable or floor else max(most, MOST_PADDING * hidden * inter)
+    if not floor and most < hidden * inter:
+        most = MOST_PADDING * hidden * inter
     widths = fields.pop("widths", OFF.widths), axes.allows("widths")
     pad_to, fields["pad_states"] = _padding(*widths, fields["quantized"], hidden, inter, most)
     fields["pad_to"] = pad_to
-    room = axes.max_work // (products * _wide(hidden, pad_to) * _wide(inter, pad_to))
+    room = axes.max_work // (products * filled(hidden, pad_to) * filled(inter, pad_to))
     room -= WEIGHTS * fields.get("shared_experts", 0)
     experts = draw(one_of(floor.experts if floor else
                           [n for n in axes.allows("num_experts") if 2 * WEIGHTS * n <= room]
@@ -147,7 +148,7 @@ def _padding(
         return drawn
     wider = {}
     for each in (drawn, *allowed):
-        wide = _wide(hidden, each[0]), _wide(inter, each[0])
+        wide = filled(hidden, each[0]), filled(inter, each[0])
         if can_pad(each[0], quantized, inter) and wide != (hidden, inter):
             wider[each] = wide[0] * wide[1]
     for each, numbers in wider.items():
@@ -155,11 +156,6 @@ def _padding(
             return each
     none = OFF.widths in allowed or not wider
     return OFF.widths if none else min(wider, key=wider.__getitem__)
-
-
-def _wide(channels: int, pad_to: int) -> int:
-    """Return channels filled up to a multiple."""
-    return -(-channels // pad_to) * pad_to if pad_to else channels
 
 
 def _mostly_first(values: Sequence[Any], times: int) -> st.SearchStrategy[Any]:

@@ -23,7 +23,7 @@ from ....reference.moe.activations import ACTIVATIONS
 from ....reference.problems.moe import MULTIPLES, WITHOUT_SHARED, takes
 from ..axis_values import Axes
 from ..floors import MANY_EXPERTS, WEIGHTS
-from ..moe_axes import MOE_AXES, ROUTE_AXES
+from ..moe_axes import MOE_AXES, ROUTE_AXES, can_pad, filled
 from ..real_drawing import weighted
 from ..real_values import MANY, Layer, layers_of
 
@@ -44,8 +44,6 @@ RANKS = (2, 4, 8, 16, 32, 64)
 """Ranks among which the experts are shared, where a problem is of one rank."""
 ALWAYS = ("num_experts", "top_k", "method", "activation")
 """Values that coverage counts whatever they are: of the others, those that are not the simplest."""
-MOST_PADDING = 2
-"""How many times dearer padding makes experts that are beyond a problem's work."""
 Routed = TypeVar("Routed", RouteProblem, MoEProblem)
 Size = tuple[int, int]
 
@@ -95,20 +93,31 @@ def _experts(axes: Axes, problem: MoEProblem, layer: Layer) -> MoEProblem:
     if not ACTIVATIONS[fields["activation"]].gated:
         fields["interleaved"] = False
     slots = fields["top_k"] + fields["shared_experts"]
-    each = _products(fields) * hidden * inter
     here = shard["local_experts"] or fields["num_experts"]
+    units = WEIGHTS * (here + fields["shared_experts"]) + slots
+    wide = _padding(problem, fields, found[0], axes.max_work // (units * _products(fields)))
+    each = _products(fields) * math.prod(wide)
     left = axes.max_work // each - WEIGHTS * (here + fields["shared_experts"])
     pairs = left if left >= slots else min(axes.max_work // each, MOST_PAIRS)
     tokens = _tokens(axes, problem, max(1, pairs // slots))
     fields |= {**shard, "hidden": hidden, "inter": inter, "num_tokens": tokens}
     made = _with(problem, fields)
-    narrow = replace(made, pad_to=0, pad_states=False)
-    if made.work > max(axes.max_work, MOST_PADDING * narrow.work):
-        made = narrow
     if (made.pad_to, made.pad_states) not in axes.allows("widths"):
         return problem
     off = ("interleaved", "swiglu_parameters", "shared_experts")
     return made if all(getattr(made, name) in axes.allows(name) for name in off) else problem
+
+
+def _padding(problem: MoEProblem, fields: dict[str, Any], size: Size, most: int) -> Size:
+    """Return a row's sizes with a problem's padding; let go of that beyond ``most`` numbers."""
+    hidden, inter = size
+    wide = filled(hidden, problem.pad_to), filled(inter, problem.pad_to)
+    quantized = fields.get("quantized", problem.quantized)
+    one_product = fields.get("one_product", problem.one_product)
+    if can_pad(problem.pad_to, quantized, inter) and math.prod(wide) <= most and not one_product:
+        return wide
+    fields |= {"pad_to": 0, "pad_states": False}
+    return size
 
 
 def _with(problem: Routed, fields: Mapping[str, Any]) -> Routed:
