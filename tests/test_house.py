@@ -62,6 +62,7 @@ ADDED = {
     "many machines": 1_000,
     "workers are forks": 160,
     "attention as engines call it": 4_600,
+    "experts as engines call them": 5_700,
 }
 """Lines of code that what was added since may take."""
 NO_CODE = {

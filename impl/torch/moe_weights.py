@@ -61,7 +61,8 @@ def first_weights(
     inputs: MoEInputs, matrix: torch.Tensor | QuantizedMatrix, expert: int
 ) -> torch.Tensor:
     """Return an expert's w13 in float32 without padding."""
-    return true_rows(inputs, expert_weights(matrix, expert))[:, : inputs.hidden_size]
+    rows = expert_weights(matrix, expert, interleaved=inputs.interleaved)
+    return true_rows(inputs, rows)[:, : inputs.hidden_size]
 
 
 def second_weights(

@@ -21,7 +21,10 @@ DIVISORS = (16, 32, 64, 128)
 """Of the sizes: alignment, and the columns of tiles, which a size that is a multiple fills."""
 SLOTS = (1, 2, 3, 4, 6, 8)
 """Experts a token, as models have them: adding their outputs is unrolled."""
-EXPERTS = ((1, 0), (2, 0), (4, 0), (8, 0), (16, 0), (32, 0), (64, 0), (128, 0), (256, 0), (64, 32))
+EXPERTS = (
+    (1, 0), (2, 0), (4, 0), (8, 0), (16, 0), (32, 0), (64, 0), (128, 0), (256, 0), (512, 0),
+    (1024, 0), (64, 32),
+)  # fmt: skip
 """Experts, and how many of them this rank has where it does not have all."""
 TOKENS = tuple(2**power for power in range(15))
 """Among these with these numbers of experts is every way of sorting, and every block of rows."""

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ...reference import Problem
+from ..space.operations import on_fewer_pages, simplify
 from ..space.rounds import Counterexample, Enough
-from ..space.simplify import on_fewer_pages, simplify
 from .case_runner import CaseRunner
 from .confirmation import Failure
 from .shrink_budget import ShrinkBudget

@@ -58,6 +58,10 @@ IDS_OF_A_BYTE, FEW_TOKENS = 256, 4
 """A quarter of the problems of routing has more experts than the first, and all may have as many
 tokens as the second, whatever calls cost."""
 MOSTLY_FEW = (False, False, False, True)
+VANISHING = ("all_negative", "faint_scores")
+"""Regimes that show how weights are divided by a sum of scores near 0, or of 0."""
+TOKEN = 2
+"""Multiplications of a token by experts that a problem with the fewest operands has room for."""
 
 
 @st.composite
@@ -71,7 +75,9 @@ def moe_problems(draw: st.DrawFn, axes: Axes) -> MoEProblem:
     formats = axes.allows("quantisation")
     if padded := fields.get("widths", OFF.widths)[0]:
         formats = tuple(each for each in formats if each[0] in PADDED_FORMATS) or formats
-    fields["quantized"], fields["quantized_hidden"] = draw(_mostly_first(formats, 2))
+    if fields.get("identity_experts"):
+        formats = tuple(each for each in formats if not each[1]) or formats
+    fields["quantized"], fields["quantized_hidden"] = draw(_mostly_first(formats, 1))
     if sharded or fields["quantized_hidden"] or fields.get("one_product"):
         fields.pop("identity_experts", None)
     fields["assignment"] = draw(_mostly_first(axes.allows("assignment"), 1))
@@ -88,6 +94,11 @@ def moe_problems(draw: st.DrawFn, axes: Axes) -> MoEProblem:
     if 2 * WEIGHTS * products * cheapest[0][0] * cheapest[0][1] <= axes.max_work:
         cheapest = cheapest[:1]
     affordable = [] if floor else _affordable(sizes, operands * products, axes)
+    if not floor and fields["quantized"] in OF_128:
+        # One expert and a token show a table of scales that is read the wrong way round.
+        both_ways = [size for size in sizes if _has_blocks_both_ways(size)]
+        both_ways = _affordable(both_ways, (least // 2 + TOKEN) * products, axes)
+        affordable = [*(affordable or cheapest[:1]), *both_ways]
     hidden, inter = draw(one_of(affordable or [cheapest[0], *cheapest[: 1 if floor else None]]))
     # Padding takes the room of further experts and tokens, and of none where there is no room.
     most = (floor.most_weights(axes) if floor else axes.max_work // least) // products
@@ -212,9 +223,14 @@ def _sizes(draw: st.DrawFn, axes: Axes, quantized: str) -> Sequence[tuple[int, i
     if quantized in OF_128 and draw(st.booleans()):
         several = [size for size in sizes if max(size) > SCALE_BLOCK]
         # Both ways, in the first weights: a table that is read the wrong way round shows there.
-        square = [(h, i) for h, i in several if h > SCALE_BLOCK and 2 * i > SCALE_BLOCK]
+        square = [size for size in several if _has_blocks_both_ways(size)]
         sizes = [*square, *several] or sizes
     return sizes or [(2 * multiple, 2 * multiple)]
+
+
+def _has_blocks_both_ways(size: tuple[int, int]) -> bool:
+    """Whether first weights with a gate have several blocks of rows, and of columns."""
+    return size[0] > SCALE_BLOCK and 2 * size[1] > SCALE_BLOCK
 
 
 @st.composite
@@ -259,8 +275,9 @@ def route_problems(draw: st.DrawFn, axes: Axes) -> RouteProblem:
         for name in ("method", "dtype", "bias", "scaling_factor", "masked_groups", "regime")
     }
     fields |= draw(_rules(axes, fields["method"]))
-    if fields["bias"]:
-        fields |= {name: draw(one_of(axes.allows(name))) for name in ("bias_values", "bias_dtype")}
+    if METHODS[fields["method"]].weight == "renormalize":
+        vanishing = [each for each in axes.allows("regime") if each in VANISHING]
+        fields["regime"] = draw(one_of([fields["regime"], fields["regime"], *vanishing]))
     groups = axes.allows("groups")
     if fields["best_of_each_group"]:
         groups = tuple((many, many) for many in dict(groups) if many > 1)
@@ -270,9 +287,16 @@ def route_problems(draw: st.DrawFn, axes: Axes) -> RouteProblem:
     groups = groups or ((1, 1),)
     if METHODS[fields["method"]].score == "logit":
         groups = tuple(pair for pair in groups if pair[0] == 1) or ((1, 1),)
-    num_groups, of_groups = draw(one_of(groups))
+    # Most routers have none.
+    num_groups, of_groups = draw(one_of([*[pair for pair in groups if pair[0] == 1] * 2, *groups]))
     if num_groups > 1 and not fields["best_of_each_group"]:
         fields["group_score"] = draw(one_of(axes.allows("group_score")))
+    if fields["bias"]:
+        values = axes.allows("bias_values")
+        # Groups tell a bias of zeros from none: experts alone are ranked as without one.
+        zeros = [each for each in values if each == "zeros"] if num_groups > 1 else []
+        fields["bias_values"] = draw(one_of([*values, *zeros, *zeros]))
+        fields["bias_dtype"] = draw(one_of(axes.allows("bias_dtype")))
     fewest = max(2, num_groups) if num_groups > 1 else 1
     counts = [n for n in axes.allows("num_experts") if not n % num_groups and n >= fewest]
     few = [n for n in counts if n <= axes.max_work // 64] or counts[:1] or [4 * num_groups]

@@ -220,3 +220,27 @@ OPERATIONS = Table("kernelproof.properties.space.operations.OPERATIONS", {
         simpler_batched, timed=full_experts, larger=more_rows, lengths=lengths_of_batched,
     ),
 })  # fmt: skip
+
+
+def simplify(problem: Problem, axes: Axes, fails: Fails, cheap: Cheap) -> Problem:
+    """Return a simple problem that still fails, after few failures.
+
+    Args:
+        problem: that fails.
+        axes: what may be asked for.
+        fails: judges a problem.
+        cheap: tells whether a problem that passes has cost little so far.
+
+    Returns:
+        The last problem that ``fails`` said True to; ``problem`` itself if there was none.
+    """
+    return OPERATIONS[problem.operation].simplify(problem, axes, fails, cheap)
+
+
+def on_fewer_pages(problem: Problem, axes: Axes) -> Iterator[Any]:
+    """Yield the same problem on larger pages, the smallest first, if it has more than a few.
+
+    Pages are drawn before lengths, so Hypothesis ends at pages of one key and as many of them as
+    there are keys. One page of 128 says more than 66 of one.
+    """
+    return OPERATIONS[problem.operation].on_fewer_pages(problem, axes)

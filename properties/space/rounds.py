@@ -12,8 +12,7 @@ from hypothesis.database import ExampleDatabase
 
 from ...reference import Problem
 from .axes import Axes
-from .hypothesis_patch import without_local_constants
-from .hypothesis_settings import settings_of
+from .hypothesis_settings import settings_of, without_local_constants
 from .profiles import Profile
 from .strategies import problems, variations
 

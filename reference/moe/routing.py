@@ -151,7 +151,7 @@ def route(
             token are the row of its id in the vocabulary (the first layers of DeepSeek-V4); the
             scores only weigh. Without bias and groups.
         jitter: of ``"sparsemixer"`` (PhiMoE): the best logit is taken, weighed by its share of the
-            softmax over the experts whose distance to it is at most 2 jitter max(|logit|, best);
+            softmax over the experts whose distance to it is at most 2 jitter max(abs(logit), best);
             then the same among the others. Without bias.
         group_score: ``"best"`` or ``"two_best"``: a group's score is that of its best expert, or
             the sum of its two best, see ``GROUP_SCORES``. None: two for ``"deepseek_v3"`` and

@@ -16,8 +16,8 @@ from ....properties.isolation.outcome import KILLED, KILLED_FOR_MEMORY, Outcome
 from ....properties.laws import Law, laws_of
 from ....properties.space.axes import Axes
 from ....properties.space.drawers import Drawers
+from ....properties.space.operations import simplify
 from ....properties.space.profiles import on_device
-from ....properties.space.simplify import simplify
 from ....properties.verdicts.contained import OUT_OF_MEMORY
 from ....properties.verdicts.verdict import Verdict
 from ....properties.worker.requests import Address, HarnessError, verdict_of

@@ -112,7 +112,7 @@ def apply(inputs: MoEInputs, stages: Stages = HONEST) -> torch.Tensor:
     """Compute the experts one after another, and add up what they give."""
     hidden, ids, weights = stages.hidden(inputs), stages.ids(inputs), stages.weights(inputs)
     out = torch.zeros_like(hidden)
-    if isinstance(inputs.w2, torch.Tensor):
+    if inputs.one_product and isinstance(inputs.w2, torch.Tensor):
         out = hidden.new_zeros((len(hidden), inputs.w2.shape[1]))
     for expert in ids.unique().tolist():
         if expert < 0:

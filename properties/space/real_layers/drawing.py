@@ -36,8 +36,9 @@ MOST_PAIRS = 32
 """Most tokens times slots beside such weights: so many experts at most have a token."""
 TILES = (256, 128, 64, 32, 16)
 """Tiles beyond whole ones of which a row's sizes are drawn where they are too dear."""
-RARELY = 8
-"""One problem in this number has all experts beyond its work, where they may be other ranks'."""
+RARELY = 16
+"""One problem in this number has all experts beyond its work, where they may be other ranks': some
+have many experts without a row, too, as a floor."""
 OF_RANKS = (1, 2, 4, 8)
 """Ranks among which the columns of an expert are shared."""
 RANKS = (2, 4, 8, 16, 32, 64)

@@ -43,7 +43,7 @@ from kernelproof.impl.triton.kernels.route import route
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 INDICES = dict.fromkeys(("pairs", "block_experts", "block_rows", "ids", "counts", "ranks"), "*i32")
-FLOATS = ("alpha", "beta", "limit", "scaling_factor", "masked")
+FLOATS = ("alpha", "beta", "limit", "floor", "jitter", "scaling_factor", "masked")
 SCALES = dict.fromkeys(("hidden_scales", "w13_scales", "middle_scales", "w2_scales"), "*fp32")
 
 def compiled(kernel, pointers, constants, sm, **options):
@@ -113,8 +113,17 @@ def small():
         made[f"combine {len(added)}"] = compiled(kernels.combine, pointers, constants, 90)
     constants = {"SCORE": "sigmoid", "WEIGHT": "renormalize", "TOP_K": 8, "GROUPS": 8,
                  "TOPK_GROUPS": 4, "BEST_OF_GROUP": 2, "TOKENS": 8, "EXPERTS": 256, "SLOTS": 8,
-                 "GROUP_COLUMNS": 8, "logits_expert": 1, "bias_expert": 1}
-    made["route"] = compiled(route, pointers | {"logits": "*bf16", "bias": "*fp32"}, constants, 90)
+                 "GROUP_COLUMNS": 8, "logits_expert": 1, "bias_expert": 1, "SHARED": 0}
+    pointers |= {"logits": "*bf16", "bias": "*fp32", "expert_scales": "*fp32",
+                 "expert_table": "*i32", "input_ids": "*i64"}
+    no_table = {"TABLE": False, "expert_table": None, "input_ids": None}
+    for name, others in {
+        "route": {"OF_EACH": 0, "expert_scales": None} | no_table,
+        "route scaled": {"OF_EACH": 1, "bias": None} | no_table,
+        "route table": {"OF_EACH": 0, "TABLE": True, "GROUPS": 1, "bias": None,
+                        "expert_scales": None},
+    }.items():
+        made[name] = compiled(route, pointers, constants | others, 90)
     return made
 
 print(json.dumps({

@@ -370,7 +370,7 @@ OTHERWISE: tuple[dict[str, Any], ...] = (
     {"query_lens": (1,), "seq_lens": (16,)}, {"query_lens": (), "seq_lens": ()},
     {"page_size": 1}, {"kv_cache": ""}, {"kv_cache": "float8_e4m3fn"}, {"v_scale": 1.0},
     {"custom_mask": False}, {"num_groups": 1, "topk_groups": 1}, {"q_dtype": ""}, {"bias": False},
-    {"head_dim_qk": 64, "head_dim_vo": 64}, {"num_heads": 1}, {"top_k": 1},
+    {"head_dim_qk": 64, "head_dim_vo": 64}, {"num_heads": 1}, {"top_k": 1}, {"num_kv_heads": 1},
 )  # fmt: skip
 """What a problem may be besides, so that it is none that an entry is about."""
 
@@ -462,7 +462,7 @@ class TestShipped:
         assert set(laws) <= {
             "page_size_invariance", "chunked_prefill", "appended_pairs", "scale_homogeneity",
             "host_runs_ahead", "contiguity", "life_cycle", "unused_memory", "verify_chain",
-            "row_containment", "tree_siblings", "tree_paths",
+            "row_containment", "tree_siblings", "tree_paths", "slack_rows",
         }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis.internal.conjecture.providers import HypothesisProvider
 
 from kernelproof.properties.space.axes import Axes, all_axes
-from kernelproof.properties.space.hypothesis_patch import without_local_constants
+from kernelproof.properties.space.hypothesis_settings import without_local_constants
 from kernelproof.properties.space.profiles import PROFILES
 from kernelproof.properties.space.rounds import draw_round
 from kernelproof.reference import Problem

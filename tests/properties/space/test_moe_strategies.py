@@ -27,7 +27,7 @@ from kernelproof.properties.space.floors import (
     long_problems,
 )
 from kernelproof.properties.space.moe_axes import ROUTE_AXES, ROUTE_RULES, moe_example
-from kernelproof.properties.space.simplify import simplify
+from kernelproof.properties.space.operations import simplify
 from kernelproof.reference import ACTIVATIONS, METHODS, MoEProblem, Problem, RouteProblem
 from kernelproof.reference.moe.weights import OF_128
 from kernelproof.reference.problems.moe import (

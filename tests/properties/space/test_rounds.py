@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kernelproof.properties.space import attention_strategies, moe_strategies, rounds
-from kernelproof.properties.space.axes import Axes, all_axes
+from kernelproof.properties.space.axes import Axes, all_axes, has
 from kernelproof.properties.space.profiles import PROFILES, Profile
 from kernelproof.properties.space.rounds import draw_problems, most_rounds
 from kernelproof.reference import METHODS, AttentionProblem, MergeProblem, Problem, RouteProblem
@@ -41,7 +41,7 @@ def switched_on(operation: str, names: tuple[str, ...], off: object) -> Kinds:
     axes = all_axes(operation)
 
     def on(name: str) -> Callable[[Any], bool]:
-        return lambda problem: getattr(problem, name) != getattr(off, name)
+        return lambda problem: not has(problem, name, getattr(off, name))
 
     return {name: on(name) for name in names if len(axes[name]) > 1}
 
@@ -72,7 +72,7 @@ def test_every_seed_soon_draws_every_kind(operation: str) -> None:
     total: Counter[str] = Counter()
     for seed in SEEDS:
         drawn = draw_problems(axes_of(operation), QUICK, seed, EARLY)
-        counts = {kind: sum(map(bool, map(has, drawn))) for kind, has in KINDS[operation].items()}
+        counts = {kind: sum(map(bool, map(is_one, drawn))) for kind, is_one in KINDS[operation].items()}
         assert [kind for kind, count in counts.items() if not count] == [], seed
         total += Counter(counts)
     assert min(total.values()) >= SHARE * EARLY * len(SEEDS), total

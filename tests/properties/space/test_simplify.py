@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kernelproof.properties.space.axes import Axes, all_axes
-from kernelproof.properties.space.simplify import on_fewer_pages, simplify
+from kernelproof.properties.space.operations import on_fewer_pages, simplify
 from kernelproof.properties.space.simplifying import FEW_PAGES
 from kernelproof.reference import AttentionProblem, MergeProblem, MetadataProblem, Problem
 
