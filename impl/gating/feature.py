@@ -108,7 +108,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "backend": (*BACKENDS, AUTO),
     "phase": PHASES,
     "q_dtype": (*DTYPES, INT8_DTYPE),
-    "kv_dtype": (*DTYPES, INT8_DTYPE, *TOKEN_SCALED_DTYPES, INT4_DTYPE, *RECORD_DTYPES),
+    "kv_dtype": (*DTYPES, *TOKEN_SCALED_DTYPES, INT4_DTYPE, *RECORD_DTYPES),
     "kv_storage": STORAGES,
     "kv_layout": LAYOUTS,
     "mask": MASKS,
@@ -196,8 +196,9 @@ class Feature:
         kv_dtype = self.kv_dtype or self.q_dtype
         put(self, "kv_dtype", _dtype("kv_dtype", kv_dtype))
         put(self, "head_dim_vo", self.head_dim_vo or self.head_dim_qk)
+        same = self.kv_dtype == self.q_dtype  # of operations without a cache, too
         for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
+            if getattr(self, name) not in choices and not (name == "kv_dtype" and same):
                 raise ValueError(wrong(name, getattr(self, name), choices))
         for name in INTEGERS:
             value = getattr(self, name)

@@ -7,6 +7,7 @@ once for every element: ``tl.sort`` and ``tl.topk``, whose steps are such reduct
 slice is combined with the next one in the same order by one call, with the same bits.
 
 ``tl.argmax`` of NaN alone is an error of NumPy's in the interpreter, where compiled it is an index.
+That of triton 3.6 takes NaN for the largest number, where later ones and compiled kernels pass it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,13 @@ def by_slices(interpreter: Any) -> None:
 
 
 GENERIC = ("generic_reduce", "generic_scan")
+PASSING_NAN = {
+    np.max: np.nanmax,
+    np.min: np.nanmin,
+    np.argmax: np.nanargmax,
+    np.argmin: np.nanargmin,
+}
+"""NumPy's functions that later interpreters call, by what that of triton 3.6 calls."""
 
 
 def _reduce(operation: Any, given: Any) -> Any:
@@ -51,7 +59,8 @@ def _reduce(operation: Any, given: Any) -> Any:
 
 def _min_max_of(usual: Any) -> Any:
     def min_max(operation: Any, given: Any, val_reduce_op: Any, idx_reduce_op: Any = None) -> Any:
-        return usual(operation, given, val_reduce_op, idx_reduce_op and _last_of_nan(idx_reduce_op))
+        value, index = (PASSING_NAN.get(each, each) for each in (val_reduce_op, idx_reduce_op))
+        return usual(operation, given, value, index and _last_of_nan(index))
 
     return min_max
 

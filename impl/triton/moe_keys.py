@@ -19,8 +19,8 @@ from .support import next_power_of_two
 
 DIVISORS = (16, 32, 64, 128)
 """Of the sizes: alignment, and the columns of tiles, which a size that is a multiple fills."""
-SLOTS = (1, 2, 3, 4, 6, 8)
-"""Experts a token, as models have them: adding their outputs is unrolled."""
+SLOTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 22)
+"""Experts a token, as models and problems have them: adding their outputs is unrolled."""
 EXPERTS = (
     (1, 0), (2, 0), (4, 0), (8, 0), (16, 0), (32, 0), (64, 0), (128, 0), (256, 0), (512, 0),
     (1024, 0), (64, 32),

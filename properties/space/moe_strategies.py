@@ -8,6 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from ...impl.features import LATER_ACTIVATIONS
 from ...reference import METHODS, MoEProblem, RouteProblem
 from ...reference.moe.activations import ACTIVATIONS
 from ...reference.moe.weights import IN_BLOCKS, OF_128, SCALE_BLOCK
@@ -68,16 +69,17 @@ TOKEN = 2
 def moe_problems(draw: st.DrawFn, axes: Axes) -> MoEProblem:
     """Draw one call of experts."""
     fields: dict[str, Any] = {
-        name: draw(one_of(axes.allows(name))) for name in ("activation", "dtype")
+        "activation": draw(one_of(_activations(axes))),
+        "dtype": draw(one_of(axes.allows("dtype"))),
     }
     fields |= draw(features(axes, FEATURES, OFF, MOST_FEATURES))
     sharded = fields.pop("expert_parallel", False)
     formats = axes.allows("quantisation")
     if padded := fields.get("widths", OFF.widths)[0]:
         formats = tuple(each for each in formats if each[0] in PADDED_FORMATS) or formats
-    if fields.get("identity_experts"):
-        formats = tuple(each for each in formats if not each[1]) or formats
-    fields["quantized"], fields["quantized_hidden"] = draw(_mostly_first(formats, 1))
+    plain = tuple(each for each in formats if not each[1])
+    formats = (plain if fields.get("identity_experts") else ()) or formats
+    fields["quantized"], fields["quantized_hidden"] = draw(_mostly_first(formats, 2))
     if sharded or fields["quantized_hidden"] or fields.get("one_product"):
         fields.pop("identity_experts", None)
     fields["assignment"] = draw(_mostly_first(axes.allows("assignment"), 1))
@@ -94,12 +96,12 @@ def moe_problems(draw: st.DrawFn, axes: Axes) -> MoEProblem:
     if 2 * WEIGHTS * products * cheapest[0][0] * cheapest[0][1] <= axes.max_work:
         cheapest = cheapest[:1]
     affordable = [] if floor else _affordable(sizes, operands * products, axes)
-    if not floor and fields["quantized"] in OF_128:
-        # One expert and a token show a table of scales that is read the wrong way round.
-        both_ways = [size for size in sizes if _has_blocks_both_ways(size)]
-        both_ways = _affordable(both_ways, (least // 2 + TOKEN) * products, axes)
-        affordable = [*(affordable or cheapest[:1]), *both_ways]
-    hidden, inter = draw(one_of(affordable or [cheapest[0], *cheapest[: 1 if floor else None]]))
+    affordable = affordable or [cheapest[0], *cheapest[: 1 if floor else None]]
+    # One expert and a token show a table of scales that is read the wrong way round.
+    of_blocks = fields["quantized"] in OF_128 and not floor
+    both_ways = [size for size in sizes if of_blocks and _has_blocks_both_ways(size)]
+    both_ways = 4 * _affordable(both_ways, (least // 2 + TOKEN) * products, axes)
+    hidden, inter = draw(one_of([*affordable, *both_ways]))
     # Padding takes the room of further experts and tokens, and of none where there is no room.
     most = (floor.most_weights(axes) if floor else axes.max_work // least) // products
     if not floor and most < hidden * inter:
@@ -228,6 +230,13 @@ def _sizes(draw: st.DrawFn, axes: Axes, quantized: str) -> Sequence[tuple[int, i
     return sizes or [(2 * multiple, 2 * multiple)]
 
 
+def _activations(axes: Axes) -> list[str]:
+    """Return the activations that may be drawn, those that a kernel names three times as often."""
+    first, *others = axes.allows("activation")
+    named = [each for each in others if each in LATER_ACTIVATIONS]
+    return [first, *named, *others, *named]
+
+
 def _has_blocks_both_ways(size: tuple[int, int]) -> bool:
     """Whether first weights with a gate have several blocks of rows, and of columns."""
     return size[0] > SCALE_BLOCK and 2 * size[1] > SCALE_BLOCK
@@ -277,7 +286,7 @@ def route_problems(draw: st.DrawFn, axes: Axes) -> RouteProblem:
     fields |= draw(_rules(axes, fields["method"]))
     if METHODS[fields["method"]].weight == "renormalize":
         vanishing = [each for each in axes.allows("regime") if each in VANISHING]
-        fields["regime"] = draw(one_of([fields["regime"], fields["regime"], *vanishing]))
+        fields["regime"] = draw(one_of([fields["regime"]] * 4 + vanishing))
     groups = axes.allows("groups")
     if fields["best_of_each_group"]:
         groups = tuple((many, many) for many in dict(groups) if many > 1)
@@ -288,7 +297,7 @@ def route_problems(draw: st.DrawFn, axes: Axes) -> RouteProblem:
     if METHODS[fields["method"]].score == "logit":
         groups = tuple(pair for pair in groups if pair[0] == 1) or ((1, 1),)
     # Most routers have none.
-    num_groups, of_groups = draw(one_of([*[pair for pair in groups if pair[0] == 1] * 2, *groups]))
+    num_groups, of_groups = draw(one_of([*[pair for pair in groups if pair[0] == 1], *groups]))
     if num_groups > 1 and not fields["best_of_each_group"]:
         fields["group_score"] = draw(one_of(axes.allows("group_score")))
     if fields["bias"]:

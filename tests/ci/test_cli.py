@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -210,7 +211,8 @@ def test_a_hang_is_found_and_replayed(
     assert "printed: round\n  printed: and round\n" in again.out
     assert f"default: {defaults(problem)}" in again.out
     # What the call was given was on disk before it began.
-    saved = {"inputs.pt", "oracle.pt", "bound.pt", "index.json"}
+    suffix = "pt" if find_spec("safetensors") is None else "safetensors"
+    saved = {*(f"{name}.{suffix}" for name in ("inputs", "oracle", "bound")), "index.json"}
     assert {each.name for each in Path("kept").iterdir()} == saved
     assert "HANG run of zoo:hanging" in Path("stuck.py").read_text()
 

@@ -290,8 +290,8 @@ def test_where_a_script_cannot_show_a_failure(tmp_path: Path) -> None:
 def test_the_tensors_are_saved_with_an_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, installed: bool
 ) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if installed else None)
     if installed:
-        monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
         stand_in = types.SimpleNamespace(save_file=torch.save)
         monkeypatch.setitem(sys.modules, "safetensors.torch", stand_in)
     _, kept = judged(kernel_of("merge_state", wrong), problem_of("merge_state"), tmp_path)

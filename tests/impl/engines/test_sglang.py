@@ -23,7 +23,13 @@ from kernelproof.properties.verdicts.subject import Subject
 from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.properties.worker.requests import Address
 from kernelproof.properties.worker.tasks import HANDLER
-from kernelproof.reference import AttentionProblem, MergeProblem, Problem
+from kernelproof.reference import (
+    AttentionProblem,
+    MergeProblem,
+    MoEProblem,
+    Problem,
+    RouteProblem,
+)
 
 ABSENT = missing("triton", "triton")
 pytestmark = pytest.mark.skipif(ABSENT is not None, reason=str(ABSENT))
@@ -249,6 +255,20 @@ def test_a_module_is_named_alike_whatever_the_lengths(name: str) -> None:
         merges = [MergeProblem(num_tokens=tokens, num_heads=3) for tokens in range(1, 9)]
         keys = {found.compile_key(problem) for problem in found.problems_of_module(merges[0])}
         assert {found.compile_key(problem) for problem in merges} <= keys
+        return
+    if found.operation == "moe":
+        calls = [MoEProblem(num_tokens=tokens) for tokens in range(1, 65)]
+        assert len({found.module_of(problem) for problem in calls}) == 1
+        keys = {found.compile_key(problem) for problem in found.problems_of_module(calls[0])}
+        assert {found.compile_key(problem) for problem in calls} <= keys
+        return
+    if found.operation == "route":  # Triton compiles for 1, and for what 16 divides
+        kinds = [(1,), (16, 32, 48, 64), (2, 3, 8, 15, 17, 63)]
+        modules = [
+            {found.module_of(RouteProblem(num_tokens=tokens)) for tokens in kind} for kind in kinds
+        ]
+        assert [len(each) for each in modules] == [1, 1, 1]
+        assert len(set.union(*modules)) == len(kinds)
         return
     base = RAGGED if found.operation == "ragged_attention" else DECODED
     batches = [replace(base, query_lens=(1,) * n, seq_lens=(n,) * n) for n in (1, 2, 15, 16, 32)]

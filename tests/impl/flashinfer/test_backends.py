@@ -103,6 +103,8 @@ def test_a_built_in_implementation_comes_from_its_backends_distribution(name: st
         expected = TORCH
     if name.startswith(("lmdeploy-", "sglang-", "vllm-")):
         expected = name.partition("-")[0]
+    if name.startswith("liger-"):
+        expected = "liger_kernel"
     assert found.provider == built_in_provider(name) == expected
     assert not found.backend or PROVIDERS[found.backend] == found.provider
 

@@ -72,7 +72,9 @@ def test_every_seed_soon_draws_every_kind(operation: str) -> None:
     total: Counter[str] = Counter()
     for seed in SEEDS:
         drawn = draw_problems(axes_of(operation), QUICK, seed, EARLY)
-        counts = {kind: sum(map(bool, map(is_one, drawn))) for kind, is_one in KINDS[operation].items()}
+        counts = {
+            kind: sum(map(bool, map(is_one, drawn))) for kind, is_one in KINDS[operation].items()
+        }
         assert [kind for kind, count in counts.items() if not count] == [], seed
         total += Counter(counts)
     assert min(total.values()) >= SHARE * EARLY * len(SEEDS), total
