@@ -74,12 +74,8 @@ def moe_problems(draw: st.DrawFn, axes: Axes) -> MoEProblem:
     }
     fields |= draw(features(axes, FEATURES, OFF, MOST_FEATURES))
     sharded = fields.pop("expert_parallel", False)
-    formats = axes.allows("quantisation")
-    if padded := fields.get("widths", OFF.widths)[0]:
-        formats = tuple(each for each in formats if each[0] in PADDED_FORMATS) or formats
-    plain = tuple(each for each in formats if not each[1])
-    formats = (plain if fields.get("identity_experts") else ()) or formats
-    fields["quantized"], fields["quantized_hidden"] = draw(_mostly_first(formats, 2))
+    padded = fields.get("widths", OFF.widths)[0]
+    fields["quantized"], fields["quantized_hidden"] = draw(_mostly_first(_formats(axes, fields), 2))
     if sharded or fields["quantized_hidden"] or fields.get("one_product"):
         fields.pop("identity_experts", None)
     fields["assignment"] = draw(_mostly_first(axes.allows("assignment"), 1))
@@ -235,6 +231,16 @@ def _activations(axes: Axes) -> list[str]:
     first, *others = axes.allows("activation")
     named = [each for each in others if each in LATER_ACTIVATIONS]
     return [first, *named, *others, *named]
+
+
+def _formats(axes: Axes, fields: dict[str, Any]) -> tuple[tuple[str, bool], ...]:
+    """Return the formats that go with padding, and with identity experts, if these were drawn."""
+    formats: tuple[tuple[str, bool], ...] = axes.allows("quantisation")
+    if fields.get("widths", OFF.widths)[0]:
+        formats = tuple(each for each in formats if each[0] in PADDED_FORMATS) or formats
+    if fields.get("identity_experts"):
+        formats = tuple(each for each in formats if not each[1]) or formats
+    return formats
 
 
 def _has_blocks_both_ways(size: tuple[int, int]) -> bool:
