@@ -198,6 +198,7 @@ LAWS = (
         rows_behind_counts,
         "NaN in rows behind an expert's count, in experts without a row and around tensors changes "
         "nothing",
+        overlap="row_containment, which poisons a row of the batch, kills its bugs too",
     ),
     Law(
         "room_for_rows",
@@ -212,5 +213,6 @@ LAWS = (
         batched_expert_order,
         "experts in another order give their rows in that order",
         weight=0.5,
+        overlap="parity kills its bug where weights of neighbouring calls differ",
     ),
 )
