@@ -118,7 +118,7 @@ def rows_behind_counts(subject: Subject, problem: BatchedMoEProblem) -> Verdict:
 
 
 def room_for_rows(subject: Subject, problem: BatchedMoEProblem) -> Verdict:
-    """Give every expert room for more rows: what is in use stays what it was."""
+    """Check that rows in use stay the same where every expert has room for more."""
     more = MORE_ROWS[choose(problem.seed, "room for rows", 0, len(MORE_ROWS))]
     other = replace(problem, most_rows=min(problem.most_rows + more, MOST_ROWS))
     if other == problem or not subject.supports(other):

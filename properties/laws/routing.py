@@ -215,7 +215,7 @@ def bias_shift(subject: Subject, problem: RouteProblem) -> Verdict:
 
 
 def _zeros_for_no_bias(subject: Subject, problem: RouteProblem) -> Verdict:
-    """Give a bias of zeros where there is none."""
+    """Check that a bias of zeros changes nothing where there is none."""
     if problem.method == "sparsemixer" or problem.hash_vocabulary:
         return VACUOUS  # which have none
     zeros = replace(problem, bias=True, bias_values="zeros")

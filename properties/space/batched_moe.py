@@ -30,7 +30,7 @@ BATCHED_AXES: dict[str, tuple[Any, ...]] = {
     "regime": ("iid", "outlier_channels", "saturated", "exact_grid"),
 }
 EXPERTS = (3, 2, 4, 1, 5, 8, 16, 32, 64)
-"""Experts of a rank. One comes after several: counts are told apart by these."""
+"""Experts of a rank; several come before one, as only several have different counts."""
 
 
 def batched_example(chosen: Mapping[str, Any]) -> BatchedMoEProblem:

@@ -43,7 +43,7 @@ RARELY, SELDOM, OFTEN = 16, 8, 4
 """Of this number of problems one is beyond the work: where only many experts are, where calls are
 slow, and where even few experts are."""
 MOST_FIXED = 129
-"""Most tokens of a problem that is the same in each run, but for the longest."""
+"""Most tokens of a problem that is the same in each run, apart from the longest."""
 LONG_TOKENS = 4096
 """Tokens beyond which one call of a run has more."""
 FEW_SIZES = 3

@@ -144,8 +144,8 @@ def route(
             (Gemma 4).
         best_of_each_group: each group gives its top_k / num_groups best experts (InternS1-Pro);
             topk_groups is num_groups.
-        shared_experts: the last columns of ``logits`` belong to so many experts that every token
-            goes to. Their weights are normalised together with those of the selected ones and
+        shared_experts: number of experts that every token goes to, whose columns are the last of
+            ``logits``. Their weights are normalised together with those of the selected ones and
             follow them, with their ids (Inkling). Only for methods that normalise.
         expert_table, input_ids: integers [vocabulary, top_k] and [tokens]: the experts of each
             token are the row of its id in the vocabulary (the first layers of DeepSeek-V4); the

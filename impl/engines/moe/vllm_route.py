@@ -24,11 +24,11 @@ class _Cuda(Platform):
     """A platform whose Triton kernels are defined, without programmatic dependent launch."""
 
     def is_cuda(self) -> bool:
-        """Say so of the interpreter too."""
+        """Return True, of the interpreter too."""
         return True
 
     def is_arch_support_pdl(self) -> bool:
-        """Say no: launches are alone."""
+        """Return False: launches do not overlap."""
         return False
 
 

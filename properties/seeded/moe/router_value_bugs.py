@@ -89,7 +89,7 @@ def bias_of_bfloat16_added_as_it_is(inputs: RouteInputs) -> Routed:
 
 @seeded(BUGS, ROUTE, "routing_parity", arithmetic=Arithmetic(sigmoid="tanh"))
 def low_sigmoids_give_zeros(inputs: RouteInputs) -> Routed:
-    """Give weights of 0 where no sigmoid is above 9e-7, of which a tanh loses half."""
+    """Return weights of 0 where no sigmoid is above 9e-7, of which a tanh loses half."""
 
     def weights(inputs: RouteInputs, scores: Tensor, ids: Tensor) -> Tensor:
         found = weigh(inputs, scores, ids)
@@ -103,7 +103,7 @@ def low_sigmoids_give_zeros(inputs: RouteInputs) -> Routed:
 
 @seeded(BUGS, ROUTE, "routing_parity")
 def equal_weights_where_scores_vanish(inputs: RouteInputs) -> Routed:
-    """Give all selected experts one weight where the sum of their scores is 0."""
+    """Return equal weights for the selected experts where the sum of their scores is 0."""
 
     def weights(inputs: RouteInputs, scores: Tensor, ids: Tensor) -> Tensor:
         found = weigh(inputs, scores, ids)

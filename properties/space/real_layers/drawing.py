@@ -33,7 +33,7 @@ AXES = {"route": ROUTE_AXES, "moe": MOE_AXES}
 EXPERTS_WORK = 3_200_000
 """Most work of the weights of a row whose experts a problem's own work leaves no room for."""
 MOST_PAIRS = 32
-"""Most tokens times slots beside such weights: so many experts at most have a token."""
+"""Most tokens times slots beside such weights, and thus most experts that have a token."""
 TILES = (256, 128, 64, 32, 16)
 """Tiles beyond whole ones of which a row's sizes are drawn where they are too dear."""
 RARELY = 16
