@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..protocol import implementation
+from .sources import implementation
 from .vllm_stubs import Unused
 
 LMDEPLOY = "lmdeploy"

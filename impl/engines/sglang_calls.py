@@ -12,11 +12,10 @@ import torch
 
 from ...reference import AttentionProblem, MergeProblem
 from ...reference.tensors.inputs import PagedAttentionInputs
-from ..protocol import implementation
 from ..targets.refusal import Refusal
 from ..targets.target import Target
 from .claims import by_slots, wrong_here
-from .sources import unavailable
+from .sources import implementation, unavailable
 
 SGLANG = "sglang"
 HOMES = ("sglang.kernels.ops.attention", "sglang.srt.layers.attention.triton_ops")

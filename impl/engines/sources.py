@@ -41,7 +41,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from .. import protocol
 from ..gpu.triton_interpreter import hasten, uninterpreted
+from ..protocol import Implementation, Operation
 from ..targets.exceptions import message_of
 from ..targets.optional import missing
 from ..targets.refusal import Refusal
@@ -69,6 +71,29 @@ def find(name: str) -> Package | None:
         if spec is not None and spec.origin and spec.submodule_search_locations:
             return Package(name, Path(spec.origin).parent, installed_version(name))
     return None
+
+
+def implementation(
+    operation: Operation,
+    *,
+    provider: str,
+    supports: Callable[[Any, Target], Refusal | str | bool],
+    **options: Any,  # noqa: ANN401  of ``protocol.implementation``
+) -> Callable[[Callable[[Any], Any]], Implementation]:
+    """Make an implementation of an engine's kernel, for use as a decorator.
+
+    It refuses a problem first because the package is not there: a survey then asks nothing more,
+    where it would look for a problem that is supported among many thousands.
+
+    Args:
+        operation, supports, options: as in ``protocol.implementation``.
+        provider: the engine's package.
+    """
+
+    def supported(problem: Any, target: Target) -> Refusal | str | bool:  # noqa: ANN401  any record
+        return _not_installed(provider) or supports(problem, target)
+
+    return protocol.implementation(operation, provider=provider, supports=supported, **options)
 
 
 def missing_file(module: Names) -> Refusal | None:
@@ -132,14 +157,22 @@ def load(module: Names, stubs: Stubs) -> Iterator[ModuleType]:
             raise UnsupportedError(message) from error
 
 
+def _not_installed(engine: str) -> Refusal | None:
+    return None if find(engine) else _absent(engine)
+
+
+def _absent(engine: str) -> Refusal:
+    hint = f"install it, or name a folder with its files by --from (or in {FROM})"
+    return Refusal(f"{engine} is not installed: {hint}", "package", engine)
+
+
 def _found(module: Names) -> tuple[Package, str] | Refusal:
     """Return the package and the first of the names that has a file, or why there is none."""
     names = (module,) if isinstance(module, str) else module
     engine = names[0].partition(".")[0]
     package = find(engine)
     if package is None:
-        hint = f"install it, or name a folder with its files by --from (or in {FROM})"
-        return Refusal(f"{engine} is not installed: {hint}", "package", engine)
+        return _absent(engine)
     for name in names:
         if _place(package, name).with_suffix(".py").is_file():
             return package, name

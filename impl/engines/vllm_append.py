@@ -8,11 +8,10 @@ import torch
 
 from ...reference import AttentionProblem
 from ...reference.tensors.inputs import AppendInputs
-from ..protocol import implementation
 from ..targets.refusal import Refusal
 from ..targets.target import Target
 from .claims import by_slots, wrong_here
-from .sources import load, says, unavailable
+from .sources import implementation, load, says, unavailable
 from .vllm_stubs import stubs
 
 NAME = "ops.triton_reshape_and_cache_flash"

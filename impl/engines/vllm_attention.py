@@ -18,11 +18,10 @@ import torch
 from ...reference import Arithmetic, AttentionProblem
 from ...reference.tensors.inputs import PagedAttentionInputs
 from ..gpu.triton_interpreter import scalars_as_bounds
-from ..protocol import implementation
 from ..targets.target import Target, UnsupportedError
 from . import vllm_masks as masks
 from .claims import by_slots, refused_attention, wrong_here
-from .sources import load, says, unavailable
+from .sources import implementation, load, says, unavailable
 from .vllm_stubs import KVQuantMode, stubs
 
 NAME = "ops.triton_unified_attention"

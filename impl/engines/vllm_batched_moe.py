@@ -17,12 +17,11 @@ import torch
 from ...reference import Arithmetic, BatchedMoEProblem, QuantizedMatrix
 from ...reference.tensors.batched_moe import BatchedMoEInputs
 from ..gpu.triton_interpreter import scalars_as_bounds
-from ..protocol import implementation
 from ..targets.target import Target
 from ..torch.batched_moe import options_of
 from ..torch.moe import activated, of_expert
 from .claims import wrong_here
-from .sources import known, load, unavailable
+from .sources import implementation, known, load, unavailable
 from .vllm_stubs import MOE, QUANTISATION, Unused, stubs
 
 FILE = (f"{MOE}.experts.fused_batched_moe", f"{MOE}.fused_batched_moe")

@@ -14,11 +14,10 @@ import torch
 from ...reference import Arithmetic, AttentionProblem
 from ...reference.tensors.inputs import PagedAttentionInputs
 from ..gpu.triton_interpreter import scalars_as_bounds
-from ..protocol import implementation
 from ..targets.refusal import Refusal
 from ..targets.target import Target
 from .claims import by_slots, refused_attention, wrong_here
-from .sources import known, load, unavailable
+from .sources import implementation, known, load, unavailable
 from .vllm_stubs import stubs
 
 NAME = "ops.chunked_prefill_paged_decode"

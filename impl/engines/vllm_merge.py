@@ -9,10 +9,9 @@ import torch
 
 from ...reference import MergeProblem
 from ...reference.tensors.inputs import MergeInputs
-from ..protocol import implementation
 from ..targets.target import Target
 from .claims import wrong_here
-from .sources import known, load, says, unavailable
+from .sources import implementation, known, load, says, unavailable
 from .vllm_stubs import stubs
 
 NAME = "ops.triton_merge_attn_states"

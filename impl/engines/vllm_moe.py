@@ -17,12 +17,11 @@ import torch
 from ...reference import Arithmetic, MoEProblem, QuantizedMatrix
 from ...reference.tensors.moe_inputs import MoEInputs
 from ..gpu.triton_interpreter import scalars_as_bounds
-from ..protocol import implementation
 from ..targets.target import Target
 from ..torch.moe_layouts import codes_of
 from ..torch.moe_rows import Rows, activated
 from .claims import wrong_here
-from .sources import Stubs, known, load, unavailable
+from .sources import Stubs, implementation, known, load, unavailable
 from .vllm_stubs import stubs
 
 FILE = "vllm.model_executor.layers.fused_moe.fused_moe"

@@ -7,11 +7,10 @@ from collections.abc import Hashable
 from ...reference import Arithmetic, AttentionProblem
 from ...reference.tensors.inputs import RaggedAttentionInputs
 from ..gpu.triton_interpreter import scalars_as_bounds
-from ..protocol import implementation
 from ..targets.refusal import Refusal
 from ..targets.target import Target
 from .claims import refused_attention, wrong_here
-from .sources import load, says, unavailable
+from .sources import implementation, load, says, unavailable
 from .vllm_stubs import stubs
 
 NAME = "ops.triton_prefill_attention"

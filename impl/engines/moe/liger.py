@@ -12,10 +12,9 @@ import torch
 from ....reference import Arithmetic, MoEProblem
 from ....reference.tensors.moe_inputs import MoEInputs
 from ...gpu.triton_interpreter import scalars_as_bounds
-from ...protocol import implementation
 from ...targets.target import Target
 from ..claims import wrong_here
-from ..sources import load, unavailable
+from ..sources import implementation, load, unavailable
 from ..vllm_stubs import Unused
 
 LIGER = "liger_kernel"

@@ -11,11 +11,10 @@ from ....reference import RouteProblem, Routing
 from ....reference.moe.routing_methods import METHODS
 from ....reference.tensors.moe_inputs import RouteInputs
 from ...gpu.triton_interpreter import scalars_as_bounds
-from ...protocol import implementation
 from ...targets.refusal import Refusal
 from ...targets.target import Target
 from ..sglang_calls import SGLANG, stubs
-from ..sources import load, unavailable
+from ..sources import implementation, load, unavailable
 from ..vllm_stubs import Unused
 
 HOME = "sglang.kernels.ops.moe"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +11,11 @@ import pytest
 
 from kernelproof.impl import BUILT_IN, Target, find_implementation
 from kernelproof.impl.targets.optional import missing
+from kernelproof.impl.targets.refusal import Refusal
 from kernelproof.impl.targets.unpacked import FROM
 from kernelproof.properties.isolation.workers import Deadlines, Worker, WorkerPool
 from kernelproof.properties.laws import laws_of
+from kernelproof.properties.space.axes import narrow
 from kernelproof.properties.verdicts.subject import Subject
 from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.properties.worker.requests import Address
@@ -174,6 +176,8 @@ def write(folder: Path, *, less: int) -> None:
 def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Write stand-ins whose windows are what a model means."""
     write(tmp_path, less=1)
+    (tmp_path / "sglang").mkdir()  # a package without a file: what it refuses is asked about only
+    (tmp_path / "sglang" / "__init__.py").touch()
     monkeypatch.setenv(FROM, str(tmp_path))
     monkeypatch.setenv("TRITON_INTERPRET", "1")
 
@@ -265,6 +269,25 @@ def test_what_is_not_claimed(name: str, problem: Problem, said: str) -> None:
     refusal = find_implementation(name).refusal(problem, Target.here("cpu"))
     assert refusal is not None
     assert said in refusal
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name in BUILT_IN if name.startswith(("vllm-", "sglang-", "lmdeploy-", "liger-"))],
+)
+def test_a_kernel_of_an_engine_that_is_not_there_is_asked_little(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FROM, str(tmp_path))
+    found, target, asked = find_implementation(name), Target.here("cpu"), []
+
+    def probe(problems: Sequence[Problem]) -> list[Refusal | None]:
+        asked.extend(found.refusal(each, target) for each in problems)
+        return asked[-len(problems) :]
+
+    assert narrow(found.operation, probe, 200_000) is None
+    assert len(asked) < 200
+    assert any(each and each.code == "package" for each in asked)
 
 
 ENGINES = Path(__file__).parents[3] / ".engines"
