@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -21,6 +22,7 @@ from ....impl.torch.moe_weights import (
     second_weights,
     true_rows,
 )
+from ....reference import QuantizedMatrix
 from ....reference.tensors.moe_inputs import MoEInputs
 
 TILE = 8
@@ -148,3 +150,22 @@ def _expert(
 def changed(**stages: Callable[..., object]) -> Stages:
     """Return the honest stages with some of them replaced."""
     return replace(HONEST, **stages)  # type: ignore[arg-type]  # by name
+
+
+def read_as(
+    inputs: MoEInputs, change: Callable[[QuantizedMatrix], QuantizedMatrix], *names: str
+) -> torch.Tensor:
+    """Apply the experts with the codes of these matrices read in another way.
+
+    Args:
+        inputs: of the call.
+        change: returns a matrix as it is read.
+        names: of the matrices; those of both products if none is named.
+    """
+    given = {name: getattr(inputs, name) for name in names or ("w13", "w2")}
+    read: dict[str, Any] = {
+        name: change(matrix)
+        for name, matrix in given.items()
+        if isinstance(matrix, QuantizedMatrix)
+    }
+    return apply(replace(inputs, **read))

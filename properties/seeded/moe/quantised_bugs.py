@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from ....reference import QuantizedMatrix
 from ....reference.tensors.moe_inputs import MoEInputs
 from ..catalogue import SeededBug, seeded
-from .kernels import apply
+from .kernels import apply, read_as
 
 BUGS: list[SeededBug] = []
 MOE = "moe"
 FP8, FP4 = ("fp8_weights",), ("nvfp4_weights", "mxfp4_weights")
 HIDDEN = ("fp8_weights", "quantized_hidden")
-Change = Callable[[QuantizedMatrix], QuantizedMatrix]
 Tensor = torch.Tensor
-
-
-def _read(inputs: MoEInputs, change: Change, *names: str) -> Tensor:
-    """Apply the experts with the codes of these matrices read in another way."""
-    given = {name: getattr(inputs, name) for name in names or ("w13", "w2")}
-    read: dict[str, Any] = {
-        name: change(matrix)
-        for name, matrix in given.items()
-        if isinstance(matrix, QuantizedMatrix)
-    }
-    return apply(replace(inputs, **read))
 
 
 @seeded(BUGS, MOE, "parity", features=FP8)
@@ -43,13 +29,13 @@ def block_scales_transposed(inputs: MoEInputs) -> Tensor:
         turned = scales.transpose(1, 2).reshape(scales.shape)
         return matrix._replace(scales=turned)
 
-    return _read(inputs, change)
+    return read_as(inputs, change)
 
 
 @seeded(BUGS, MOE, "parity", features=FP8)
 def scale_of_first_expert(inputs: MoEInputs) -> Tensor:
     """Use the first expert's scales for all."""
-    return _read(inputs, lambda m: m._replace(scales=m.scales[:1].expand_as(m.scales)))
+    return read_as(inputs, lambda m: m._replace(scales=m.scales[:1].expand_as(m.scales)))
 
 
 @seeded(BUGS, MOE, "parity", features=FP8)
@@ -61,13 +47,13 @@ def scale_of_first_channel(inputs: MoEInputs) -> Tensor:
             return matrix
         return matrix._replace(scales=matrix.scales[:, :1].expand_as(matrix.scales))
 
-    return _read(inputs, change)
+    return read_as(inputs, change)
 
 
 @seeded(BUGS, MOE, "parity", features=FP8)
 def scale_inverted(inputs: MoEInputs) -> Tensor:
     """Divide by the scales of the second weights."""
-    return _read(inputs, lambda m: m._replace(scales=1 / m.scales), "w2")
+    return read_as(inputs, lambda m: m._replace(scales=1 / m.scales), "w2")
 
 
 @seeded(BUGS, MOE, "parity", features=HIDDEN)
@@ -79,7 +65,7 @@ def hidden_scale_of_first_token(inputs: MoEInputs) -> Tensor:
         first = matrix.scales[:1].expand_as(matrix.scales) if many else matrix.scales
         return matrix._replace(scales=first)
 
-    return _read(inputs, change, "hidden")
+    return read_as(inputs, change, "hidden")
 
 
 @seeded(BUGS, MOE, "parity", features=HIDDEN)
@@ -96,16 +82,16 @@ def weights_nibbles_swapped(inputs: MoEInputs) -> Tensor:
         codes = matrix.codes
         return matrix._replace(codes=(codes >> 4) | ((codes & 0xF) << 4))
 
-    return _read(inputs, change)
+    return read_as(inputs, change)
 
 
 @seeded(BUGS, MOE, "parity", features=("nvfp4_weights",))
 def global_scale_of_weights_dropped(inputs: MoEInputs) -> Tensor:
     """Take the global scale of NVFP4 weights for 1."""
-    return _read(inputs, lambda m: m._replace(global_scale=1.0))
+    return read_as(inputs, lambda m: m._replace(global_scale=1.0))
 
 
 @seeded(BUGS, MOE, "parity", features=("mxfp4_weights",))
 def exponent_bias_126(inputs: MoEInputs) -> Tensor:
     """Take 126 for the bias of e8m0 scales."""
-    return _read(inputs, lambda m: m._replace(scales=m.scales + 1))
+    return read_as(inputs, lambda m: m._replace(scales=m.scales + 1))

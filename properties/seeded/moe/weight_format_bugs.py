@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
-
 import torch
 
 from ....impl.torch.moe_weights import expert_weights
 from ....reference import Arithmetic, MatrixFormat, QuantizedMatrix
 from ....reference.tensors.moe_inputs import MoEInputs
 from ..catalogue import SeededBug, seeded
-from .kernels import PLAIN, apply, changed
+from .kernels import PLAIN, apply, changed, read_as
 
 BUGS: list[SeededBug] = []
 CONTROLS: list[SeededBug] = []
@@ -27,19 +23,7 @@ GATE_UP = ("nvfp4_gate_up_scales",)
 MIDDLE = 8
 LARGEST_INT8, LARGEST_FP8 = 127.0, 448.0
 WIDE = 128
-Change = Callable[[QuantizedMatrix], QuantizedMatrix]
 Tensor = torch.Tensor
-
-
-def _read(inputs: MoEInputs, change: Change, *names: str) -> Tensor:
-    """Apply the experts with the codes of these matrices read in another way."""
-    given = {name: getattr(inputs, name) for name in names or ("w13", "w2")}
-    read: dict[str, Any] = {
-        name: change(matrix)
-        for name, matrix in given.items()
-        if isinstance(matrix, QuantizedMatrix)
-    }
-    return apply(replace(inputs, **read))
 
 
 def _next(scales: Tensor, dim: int) -> Tensor:
@@ -70,7 +54,7 @@ def int8_scale_of_next_channel(inputs: MoEInputs) -> Tensor:
         scales = matrix.scales
         return matrix if scales.dim() == 1 else matrix._replace(scales=_next(scales, 1))
 
-    return _read(inputs, change, "w2")
+    return read_as(inputs, change, "w2")
 
 
 @seeded(BUGS, MOE, "parity", features=INT8_HIDDEN)
@@ -82,7 +66,7 @@ def int8_scale_of_tokens_by_slot(inputs: MoEInputs) -> Tensor:
         place = (torch.arange(tokens) * slots + slots - 1) % max(tokens, 1)
         return matrix._replace(scales=matrix.scales[place])
 
-    return _read(inputs, change, "hidden")
+    return read_as(inputs, change, "hidden")
 
 
 def _as_bytes(scales: Tensor) -> Tensor:
@@ -97,7 +81,7 @@ def ue8m0_read_as_numbers(inputs: MoEInputs) -> Tensor:
         linear = _as_bytes(matrix.scales).float()
         return matrix._replace(scales=linear, format=MatrixFormat(matrix.format.element, "block"))
 
-    return _read(inputs, change, "w2")
+    return read_as(inputs, change, "w2")
 
 
 @seeded(BUGS, MOE, "parity", features=UE8M0)
@@ -108,13 +92,13 @@ def ue8m0_scales_transposed(inputs: MoEInputs) -> Tensor:
         scales = matrix.scales
         return matrix._replace(scales=scales.transpose(1, 2).reshape(scales.shape))
 
-    return _read(inputs, change)
+    return read_as(inputs, change)
 
 
 @seeded(BUGS, MOE, "parity", features=UE8M0)
 def ue8m0_scale_of_next_block(inputs: MoEInputs) -> Tensor:
     """Take the scale of the next block of columns."""
-    return _read(inputs, lambda m: m._replace(scales=_next(m.scales, 2)))
+    return read_as(inputs, lambda m: m._replace(scales=_next(m.scales, 2)))
 
 
 @seeded(BUGS, MOE, "parity", features=UE8M0_HIDDEN)
@@ -127,7 +111,7 @@ def ue8m0_of_tokens_packed_wrong(inputs: MoEInputs) -> Tensor:
             turned[:, first : first + 4] = turned[:, first : first + 4].flip(1)
         return matrix._replace(scales=turned.view(matrix.scales.dtype))
 
-    return _read(inputs, change, "hidden")
+    return read_as(inputs, change, "hidden")
 
 
 @seeded(BUGS, MOE, "parity", features=UE8M0_HIDDEN, arithmetic=Arithmetic(intermediate="inputs"))
@@ -149,7 +133,7 @@ def ue8m0_of_intermediate_rounded_down(inputs: MoEInputs) -> Tensor:
 @seeded(BUGS, MOE, "parity", features=MXFP8)
 def mxfp8_scale_of_next_block(inputs: MoEInputs) -> Tensor:
     """Take the scale of the next 32 columns."""
-    return _read(inputs, lambda m: m._replace(scales=_next(m.scales, 2)))
+    return read_as(inputs, lambda m: m._replace(scales=_next(m.scales, 2)))
 
 
 @seeded(BUGS, MOE, "parity", features=MXFP8_HIDDEN)
@@ -160,25 +144,25 @@ def mxfp8_scales_of_tokens_transposed(inputs: MoEInputs) -> Tensor:
         scales = matrix.scales
         return matrix._replace(scales=scales.t().reshape(scales.shape))
 
-    return _read(inputs, change, "hidden")
+    return read_as(inputs, change, "hidden")
 
 
 @seeded(BUGS, MOE, "parity", features=INT4)
 def int4_weights_nibbles_swapped(inputs: MoEInputs) -> Tensor:
     """Take the even column from the high nibble."""
-    return _read(inputs, lambda m: m._replace(codes=(m.codes >> 4) | ((m.codes & 0xF) << 4)))
+    return read_as(inputs, lambda m: m._replace(codes=(m.codes >> 4) | ((m.codes & 0xF) << 4)))
 
 
 @seeded(BUGS, MOE, "parity", features=("int4_weights",))
 def int4_read_as_signed(inputs: MoEInputs) -> Tensor:
     """Read codes around 8 as two's complement, whose halves are the other way round."""
-    return _read(inputs, lambda m: m._replace(codes=m.codes ^ 0x88))
+    return read_as(inputs, lambda m: m._replace(codes=m.codes ^ 0x88))
 
 
 @seeded(BUGS, MOE, "parity", features=("int4_weights",))
 def int4_scale_of_next_group(inputs: MoEInputs) -> Tensor:
     """Take the scale of the next group of columns, of the second weights."""
-    return _read(inputs, lambda m: m._replace(scales=_next(m.scales, 2)), "w2")
+    return read_as(inputs, lambda m: m._replace(scales=_next(m.scales, 2)), "w2")
 
 
 @seeded(BUGS, MOE, "parity", features=("int4_weights",))
@@ -189,7 +173,7 @@ def int4_scales_transposed(inputs: MoEInputs) -> Tensor:
         scales = matrix.scales
         return matrix._replace(scales=scales.transpose(1, 2).reshape(scales.shape))
 
-    return _read(inputs, change)
+    return read_as(inputs, change)
 
 
 @seeded(BUGS, MOE, "parity", features=("int4_weights",))
@@ -201,7 +185,7 @@ def int4_group_of_the_other_size(inputs: MoEInputs) -> Tensor:
         first = groups // 4 * 4 if matrix.format.entry.block < WIDE else groups
         return matrix._replace(scales=matrix.scales[:, :, first])
 
-    return _read(inputs, change)
+    return read_as(inputs, change)
 
 
 @seeded(BUGS, MOE, "parity", features=ZERO_POINTS)
@@ -213,7 +197,7 @@ def int4_zero_points_ignored(inputs: MoEInputs) -> Tensor:
         assert zeros is not None  # noqa: S101  the format has them
         return matrix._replace(zero_points=torch.full_like(zeros, MIDDLE))
 
-    return _read(inputs, change)
+    return read_as(inputs, change)
 
 
 @seeded(BUGS, MOE, "parity", features=ZERO_POINTS)
@@ -227,7 +211,7 @@ def int4_zero_points_of_next_row(inputs: MoEInputs) -> Tensor:
         other = (rows ^ 1).clamp(max=zeros.shape[1] - 1)
         return matrix._replace(zero_points=zeros[:, other])
 
-    return _read(inputs, change)
+    return read_as(inputs, change)
 
 
 @seeded(BUGS, MOE, "parity", features=ZERO_POINTS)
@@ -239,13 +223,13 @@ def int4_zero_points_less_one(inputs: MoEInputs) -> Tensor:
         assert zeros is not None  # noqa: S101  the format has them
         return matrix._replace(zero_points=zeros + 1)
 
-    return _read(inputs, change, "w13")
+    return read_as(inputs, change, "w13")
 
 
 @seeded(BUGS, MOE, "parity", features=W4A8)
 def w4a8_scale_of_tokens_dropped(inputs: MoEInputs) -> Tensor:
     """Leave the scales of quantised hidden states out beside 4-bit weights."""
-    return _read(inputs, lambda m: m._replace(scales=torch.ones_like(m.scales)), "hidden")
+    return read_as(inputs, lambda m: m._replace(scales=torch.ones_like(m.scales)), "hidden")
 
 
 @seeded(BUGS, MOE, "parity", features=GATE_UP)
@@ -258,7 +242,7 @@ def gate_scale_for_both(inputs: MoEInputs) -> Tensor:
             return matrix
         return matrix._replace(global_scale=scale[:, 0].contiguous())
 
-    return _read(inputs, change, "w13")
+    return read_as(inputs, change, "w13")
 
 
 @seeded(BUGS, MOE, "parity", features=(*GATE_UP, "interleaved_w13"))
