@@ -279,7 +279,8 @@ def test_a_kernel_of_an_engine_that_is_not_there_is_asked_little(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(FROM, str(tmp_path))
-    found, target, asked = find_implementation(name), Target.here("cpu"), []
+    found, target = find_implementation(name), Target.here("cpu")
+    asked: list[Refusal | None] = []
 
     def probe(problems: Sequence[Problem]) -> list[Refusal | None]:
         asked.extend(found.refusal(each, target) for each in problems)
