@@ -48,10 +48,6 @@ def _supports(problem: AttentionProblem, _: Target) -> bool | str:
             f"v_scale {problem.v_scale} on a {problem.dtype} output would round it twice",
         ),
         (
-            narrow and (problem.alibi or problem.logits_bias),
-            f"a bias is added in {problem.dtype}: Arithmetic has no word for it",
-        ),
-        (
             narrow and math.frexp(divisor)[0] != POWER_OF_TWO,
             f"output_divisor {divisor} would round a {problem.dtype} output twice",
         ),
@@ -168,12 +164,14 @@ def _attend(
             by_head = custom.dim() > mask.dim()
             mask = mask & (custom.repeat_interleave(group, dim=0) if by_head else custom)
         added = _addend(inputs, queries, length, bias)
+        # A bias is added in the operands' dtype, and rounding to 16 bits would move its logits.
+        dtype = k.dtype if added is None else torch.float32
         # What no row sees may be NaN, and torch multiplies it by 0.
         unseen = ~mask.flatten(0, -2).any(dim=0)[:, None, None]
         attended = scaled_dot_product_attention(
-            inputs.q[rows].to(k.dtype).transpose(0, 1),
-            k.masked_fill(unseen, 0.0).transpose(0, 1),
-            v.masked_fill(unseen, 0.0).transpose(0, 1),
+            inputs.q[rows].to(dtype).transpose(0, 1),
+            k.masked_fill(unseen, 0.0).to(dtype).transpose(0, 1),
+            v.masked_fill(unseen, 0.0).to(dtype).transpose(0, 1),
             attn_mask=mask if added is None else added.masked_fill(~mask, -math.inf),
             scale=inputs.sm_scale * float(inputs.k_scale),
             enable_gqa=True,
@@ -222,12 +220,12 @@ def _mask(inputs: AttentionInputs, queries: int, length: int, request: int) -> t
 def _addend(
     inputs: AttentionInputs, queries: int, length: int, bias: torch.Tensor | None
 ) -> torch.Tensor | None:
-    """Return what is added to logits [H, T, S]; None where nothing is."""
+    """Return what is added to logits, float32 [H, T, S]; None where nothing is."""
     if inputs.alibi_slopes is None:
-        return None if bias is None else bias.to(inputs.q.dtype)
+        return None if bias is None else bias.float()
     position, key = _places(inputs, queries, length)
-    distance = (key - position).to(inputs.q.dtype)
+    distance = (key - position).float()
     if inputs.alibi_function == "sqrt":
         distance = -torch.clamp(-distance, min=0).sqrt()
-    alibi = inputs.alibi_slopes.to(inputs.q.dtype).view(-1, 1, 1) * distance
+    alibi = inputs.alibi_slopes.float().view(-1, 1, 1) * distance
     return alibi if bias is None else alibi + bias
