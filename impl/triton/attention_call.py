@@ -84,6 +84,7 @@ class Call:
             rows_a_request(q.shape[0], self.requests, self.group_size),
             interpreted=not q.is_cuda,
             packed=self.k.shape[3] < q.shape[2],  # several channels an entry
+            keys=self.most_keys // max(self.requests, 1),
             available=shared_memory(q.device),
         )
 

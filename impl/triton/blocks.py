@@ -29,6 +29,8 @@ WARP_GROUP_ROWS = 64
 EXCHANGE = 4 * 1024
 INTERPRETED_ROWS, INTERPRETED_BLOCK_N = 64, 32
 """Small, so that short sequences take several blocks there too."""
+LONG, INTERPRETED_LONG_BLOCK_N = 2**12, 128
+"""Keys of a request from which on the interpreter's blocks are larger: each takes it 15 ms."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ def attention_blocks(
     *,
     interpreted: bool,
     packed: bool = False,
+    keys: int = 0,
     available: int = SHARED_MEMORY,
 ) -> Blocks:
     """Choose blocks that fit a GPU.
@@ -73,6 +76,7 @@ def attention_blocks(
         interpreted: whether they are for the interpreter, which knows no shared memory.
         packed: whether keys and values come two a byte. Quantised ones need less shared memory
             than plain ones, and take blocks of the same sizes.
+        keys: mean number of keys a request, at most; only the interpreter's blocks depend on it.
         available: bytes of shared memory that a program may take.
     """
     least = least_block(element_size, packed=packed)
@@ -81,7 +85,8 @@ def attention_blocks(
     most = INTERPRETED_ROWS if interpreted else most_rows(max(qk, vo), element_size)
     m = min(max(next_power_of_two(rows), LEAST_BLOCK), most)
     if interpreted:
-        return Blocks(qk, vo, m, INTERPRETED_BLOCK_N, 1, 1)
+        n = INTERPRETED_LONG_BLOCK_N if keys >= LONG else INTERPRETED_BLOCK_N
+        return Blocks(qk, vo, m, n, 1, 1)
     while m > LEAST_BLOCK and shared_memory(qk, vo, m, LEAST_BLOCK, 2, element_size) > available:
         m //= 2
     n, num_warps, num_stages = MEASURED[m]

@@ -102,6 +102,11 @@ def test_decodes_take_small_blocks_and_prefills_large_ones() -> None:
     assert attention_blocks((128, 128), 2, 4096, interpreted=False).m == 128
 
 
+def test_the_interpreter_takes_large_blocks_of_long_requests_only() -> None:
+    found = [attention_blocks((16, 16), 4, 1, interpreted=True, keys=n).n for n in (0, 4095, 4096)]
+    assert found == [32, 32, 128]
+
+
 def test_stages_go_first_where_memory_is_short() -> None:
     def prefill(available: int) -> tuple[int, int]:
         blocks = attention_blocks((128, 128), 2, 4096, interpreted=False, available=available)
