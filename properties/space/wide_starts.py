@@ -143,8 +143,9 @@ def _near(
 ) -> Iterator[Tried]:
     """Return the anchors, then those with one other value, then a few of them with two."""
     yield from ((anchor, ()) for anchor in anchors)
-    others = [(name, value) for name, values in axes.items() for value in values
-              if name != "real"]  # fmt: skip
+    # Kernels that take nothing simple mostly need quantised operands: they are asked about first.
+    names = sorted(axes, key=lambda name: name not in ("quantisation", "caches"))
+    others = [(name, value) for name in names for value in axes[name] if name != "real"]
     for change in others:
         for anchor in anchors:
             if anchor.get(change[0], simplest[change[0]]) != change[1]:

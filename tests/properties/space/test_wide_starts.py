@@ -15,6 +15,8 @@ Rule = Callable[[Any], bool]
 Draw = Callable[[Axes, int], list[Any]]
 MOST_ASKED = 150_000
 """Questions to an implementation that supports nothing, each of a tenth of a millisecond."""
+FEW_ASKED = 12_500
+"""Most questions to a kernel of quantised operands: of each, a start of a run has several."""
 WORK = 400_000
 LONG = "we are sorry, but this kernel is made for one model"
 
@@ -102,6 +104,12 @@ def test_a_kernel_that_supports_nothing_is_asked_often_but_not_for_ever(operatio
     asked: list[int] = []
     assert narrow(operation, refusing(lambda _: False, asked), WORK) is None
     assert sum(asked) < MOST_ASKED
+
+
+def test_quantised_operands_are_asked_about_before_other_uncommon_values() -> None:
+    asked: list[int] = []
+    assert narrow("moe", refusing(EXPERTS["quantised only"], asked), WORK) is not None
+    assert sum(asked) < FEW_ASKED
 
 
 def test_the_start_is_the_simplest_of_its_kind() -> None:
