@@ -165,16 +165,16 @@ class _Real:
 
 @dataclass
 class _Seen:
-    """Values of axes, by their names, that problems had, and pairs of them."""
+    """Values of axes, by their names, that problems had, and pairs of them in the axes' order."""
 
     values: set[tuple[str, str]] = field(default_factory=set)
-    pairs: set[frozenset[tuple[str, str]]] = field(default_factory=set)
+    pairs: set[tuple[tuple[str, str], tuple[str, str]]] = field(default_factory=set)
 
     def add(self, values: Mapping[str, str]) -> None:
         """Add the values of a problem."""
         these = tuple(values.items())
         self.values.update(these)
-        self.pairs.update(map(frozenset, itertools.combinations(these, 2)))
+        self.pairs.update(itertools.combinations(these, 2))
 
 
 def _of_laws(laws: Sequence[Law], reports: Sequence[LawReport]) -> list[Gap]:

@@ -6,11 +6,11 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from ...impl import Target
@@ -109,6 +109,7 @@ class Run:
         self._stop = threading.Event()
         self._asked_to_end = ""
         self._begun: SimpleQueue[tuple[ImplementationReport, Candidate]] = SimpleQueue()
+        self._ended: SimpleQueue[Future[Any]] = SimpleQueue()
         self._prepared: set[int] = set()
         self._first: list[tuple[ImplementationReport, LawReport]] = []
         self._cut_off = False
@@ -245,7 +246,9 @@ class Run:
                     self.candidates[candidate.name] = candidate
                     self._submit_stored(submit, report, candidate)
 
-            pending[others.submit(self._prepare, report)] = (report, prepared)
+            future = others.submit(self._prepare, report)
+            pending[future] = (report, prepared)
+            future.add_done_callback(self._ended.put)
 
     def _submit_to(self, laws: PriorityExecutor, pending: Pending) -> Submit:
         def submit(
@@ -256,7 +259,9 @@ class Run:
         ) -> None:
             if not self._stop.is_set():
                 leased = partial(self._leased, report, work)
-                pending[laws.submit(rank, leased, report.reference)] = (report, done)
+                future = laws.submit(rank, leased, report.reference)
+                pending[future] = (report, done)
+                future.add_done_callback(self._ended.put)
 
         return submit
 
@@ -314,8 +319,16 @@ class Run:
 
     def _collect(self, pending: Pending, timeout: float | None) -> None:
         """Wait for work to end, and take its results."""
-        ended, _ = wait(pending, timeout=timeout, return_when=FIRST_COMPLETED)
+        # Not ``concurrent.futures.wait``: it would look at each of a thousand futures each time.
+        try:
+            ended = [self._ended.get(timeout=timeout)]
+        except Empty:
+            return
+        while not self._ended.empty():
+            ended.append(self._ended.get())
         for future in ended:
+            if future not in pending:  # it was cancelled
+                continue
             report, done = pending.pop(future)
             try:
                 done(future.result())
