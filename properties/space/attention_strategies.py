@@ -69,6 +69,9 @@ MOST_SURPLUS = 5
 SHORT, LONG = 32, 256
 """Of a larger cap than the first, its upper half is drawn besides, of a large one all beyond the
 second."""
+MORE_HEADS, LESS_WORK = 32, 4
+"""Query heads beyond which a batch has only a part of the work: each row of each head has its costs
+besides, which are most of a call where channels are few."""
 LONGER, LONGER_OF_OTHERS = 16, 4
 """Times the work of a slow implementation's problems that its long ones may have, and of one that
 is not slow: their calls take about a second, and about a quarter."""
@@ -152,16 +155,7 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
     real = real if real is None or affords(axes, real, least) else None
     heads = draw(_heads(axes, keys, square=square))
     heads = heads_of(axes, real, heads, least)
-    requests = REQUESTS if keys == KEYS_TO_AFFORD[0] else REQUESTS[: 1 if axes.edges else 3]
-    most = max(1, axes.max_work // (max(KEYS_TO_AFFORD[0], least) * _work_of_a_key(heads)))
-    if axes.max_heads:
-        most = max(1, min(most, axes.max_heads // (heads["num_kv_heads"] * heads["group_size"])))
-    if most == 1 and _few_requests(axes, max(KEYS_TO_AFFORD[0], least) * _work_of_a_key(heads)):
-        most = draw(sampled(FEW_REQUESTS))  # it takes what it takes
-    if axes.max_requests:
-        requests = tuple(range(1, axes.max_requests + 1))
-    count = draw(one_of([number for number in requests if number <= most]))
-    per_request = axes.max_work / max(count, 1)
+    count, per_request = _batch(draw, axes, heads, keys, least)
     fields |= heads
     windowed = _with_windows_that_hide(_without_lone_masks(axes), heads, per_request)
     if square and axes.edges and draw(st.booleans()):
@@ -194,6 +188,26 @@ def attention_problems(draw: st.DrawFn, axes: Axes) -> AttentionProblem:
         seed=draw(st.integers(0, LARGEST_SEED)),
         **fields,
     )
+
+
+def _batch(
+    draw: st.DrawFn, axes: Axes, heads: dict[str, Any], keys: int, least: int
+) -> tuple[int, float]:
+    """Draw the number of requests, and return it with the work that each may take."""
+    requests = REQUESTS if keys == KEYS_TO_AFFORD[0] else REQUESTS[: 1 if axes.edges else 3]
+    most = max(1, axes.max_work // (max(KEYS_TO_AFFORD[0], least) * _work_of_a_key(heads)))
+    query_heads = heads["num_kv_heads"] * heads["group_size"]
+    if axes.max_heads:
+        most = max(1, min(most, axes.max_heads // query_heads))
+    cheap = most > 1 and query_heads > MORE_HEADS and axes.max_work < MUCH_WORK
+    less = LESS_WORK if cheap else 1
+    if most == 1 and _few_requests(axes, max(KEYS_TO_AFFORD[0], least) * _work_of_a_key(heads)):
+        most = draw(sampled(FEW_REQUESTS))  # it takes what it takes
+    most = min(most, max(2, most // less))
+    if axes.max_requests:
+        requests = tuple(range(1, axes.max_requests + 1))
+    count = draw(one_of([number for number in requests if number <= most]))
+    return count, axes.max_work / (less * max(count, 1))
 
 
 def _most_features(axes: Axes) -> int:
