@@ -436,6 +436,8 @@ def _cache(draw: st.DrawFn, axes: Axes, fields: Mapping[str, Any]) -> dict[str, 
 def _masks(draw: st.DrawFn, axes: Axes, fields: Mapping[str, Any], *, room: bool) -> dict[str, Any]:
     """Draw what masks and ALiBi need besides: a pattern for most masks, a window for first keys.
 
+    Half of the spans get a window too, which they reach back beyond.
+
     Where there is ``room`` for long requests, a third of them has a mask that hides tiles whole.
     """
     found = with_what_it_needs(fields)
@@ -452,7 +454,11 @@ def _masks(draw: st.DrawFn, axes: Axes, fields: Mapping[str, Any], *, room: bool
         )
     windows = tuple(each for each in axes.allows("window_left") if each >= 0)
     behind = fields.get("chunk") or fields.get("window_left", -1) >= 0
-    if fields.get("sink_tokens") and windows and not behind:
+    if (
+        windows
+        and not behind
+        and (fields.get("sink_tokens") or (fields.get("spans") and draw(st.booleans())))
+    ):
         found["window_left"] = draw(sampled(windows))
     return found
 

@@ -82,20 +82,21 @@ def split_decode(inputs: Any, part: int, rows: int) -> torch.Tensor:  # noqa: AN
 
 
 def test_split_kv_as_a_gpu_did_it_is_outside_of_the_bound_of_one_rounding() -> None:
-    """22 parts on 16 rows of threads; out[0, 3, 14] and the ratio are an H200's."""
+    """22 parts on 16 rows of threads; out[0, 3, 14] is an H200's, of the first seed."""
     problem = AttentionProblem(
         seq_lens=(2763,), group_size=4, head_dim_qk=64, head_dim_vo=64, dtype="float16",
         regime="dominant_key",
     )  # fmt: skip
-    inputs: Any = materialise(problem)
+    assert split_decode(materialise(problem), part=128, rows=16)[0, 3, 14] == 2.06640625
+    # Of the first seed the bound holds by what a sum in float32 may lose besides.
+    inputs: Any = materialise(replace(problem, seed=9))
     out = split_decode(inputs, part=128, rows=16)
-    assert out[0, 3, 14] == 2.06640625
     once = Arithmetic(partial_outputs=True, tanh="approximate")
     ratios = []
     for arithmetic in (once, replace(once, merged_outputs=260)):
         bounded = oracle.bounded_attention(inputs, arithmetic)
         ratios.append(float(((out - bounded.expected.out).abs() / bounded.bound.out).max()))
-    assert ratios[0] == pytest.approx(1.00729, abs=1e-4)
+    assert ratios[0] == pytest.approx(1.07049, abs=1e-4)
     assert ratios[1] < 0.75
 
 
