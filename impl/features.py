@@ -109,7 +109,8 @@ FEATURES = (
 named: quantised caches come with ``inputs.kv_format``, which says what they hold, and
 ``inputs.kv_cache_sf``, which ``per_token_head_kv`` has for each token and head (append_paged_kv
 writes and returns them), FP8 queries with
-``inputs.q_scale``; ``int4_kv`` has zero points in the lowest bits of these scales; ``fp8_kv`` and
+``inputs.q_scale``; ``int4_kv`` has zero points in the lowest bits of these scales, and
+``zero_point_kv`` has them beside the scales, in the model's dtype; ``fp8_kv`` and
 ``fp8_q`` of ragged_attention are FP8 ``inputs.k``, ``inputs.v`` and ``inputs.q``; ``fp8_ds_mla``
 and ``nvfp4_ds_mla``, which need ``mla`` too, are records of bytes, and ``inputs.v_cache`` is
 ``inputs.k_cache``; ``mla`` is multi-head latent attention: there is one key-value head, and

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ...properties.findings.files import Output, OutputError
-from ...properties.verdicts.operations import APPENDED
+from ...properties.verdicts.operations import APPENDED, AS_READ
 from ...properties.verdicts.text import compact, one_line
 from ...properties.verdicts.verdict import Verdict
 from ...properties.worker.keeping import Kept
@@ -37,6 +37,12 @@ ANSWERS = {
 }
 """How the script reads an answer as tensors by name; others are pairs (out, lse)."""
 PAIR = 'dict(zip(("out", "lse"), result))'
+READ_FROM_CODES = (
+    f"dict(zip({(*APPENDED, *AS_READ)!r}, (*result, *(({{}} - scales[..., 1:].double()) "
+    "* scales[..., :1].double() for codes, scales in zip(result[:2], result[2:])))))"
+)
+"""The same of codes with zero points, with what is read from them."""
+CODES = {"int8": "codes.double()", "int4": "torch.cat([codes & 15, codes >> 4], -1).double()"}
 WRITTEN = '{"out": inputs.out, "lse": getattr(inputs, "lse", None)}'
 WITHOUT_LSE = '{"out": inputs.out}'
 TEMPLATE = Path(__file__).parents[1] / "templates" / "reproduce.py.template"
@@ -135,6 +141,9 @@ def write_script(
 
 def _answer(kept: Kept) -> str:
     """Return the expression of a kept call's answer as tensors by name."""
+    if AS_READ[0] in kept.expected:
+        packed = kept.expected["k_cache"].shape[-1] < kept.expected[AS_READ[0]].shape[-1]
+        return READ_FROM_CODES.format(CODES["int4" if packed else "int8"])
     if not kept.writes_out:
         return ANSWERS.get(kept.operation, PAIR)
     if kept.operation == "batched_moe":

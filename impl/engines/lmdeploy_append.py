@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import replace
 
 import torch
 
@@ -11,8 +12,8 @@ from ...reference.tensors.inputs import AppendInputs
 from ..gpu.triton_interpreter import scalars_as_bounds
 from ..targets.refusal import Refusal
 from ..targets.target import Target
-from .claims import by_slots, wrong_here
-from .lmdeploy_calls import KERNELS, LEAST_PAGE, POLICIES, is_page, kernel, stubs
+from .claims import wrong_here
+from .lmdeploy_calls import KERNELS, LEAST_PAGE, is_page, kernel, quantised, stubs
 from .sources import load, unavailable
 
 FILE = f"{KERNELS}.fill_kv_cache"
@@ -25,7 +26,7 @@ def _supports(problem: AttentionProblem, target: Target) -> Refusal | str | bool
         return f"pages are powers of two from {LEAST_PAGE} keys on"
     if problem.most_queries == 1 and not problem.uniform_queries:
         return "where no request has two new tokens, each has one"
-    if target.device == "cpu" and problem.kv_cache:
+    if target.device == "cpu" and problem.kv_cache and not problem.cache_entry.zero_point:
         return Refusal("Triton's interpreter drops bits where it stores FP8", "device", "a GPU")
     return wrong_here(target, problem.dtype, problem.kv_cache) or unavailable(FILE, target) or True
 
@@ -39,25 +40,21 @@ def _compile_key(problem: AttentionProblem) -> Hashable:
 
 
 @kernel(
-    "append_paged_kv", name="lmdeploy-fill-kv-cache", supports=_supports, features=("fp8_kv",),
-    compile_key=_compile_key,
+    "append_paged_kv", name="lmdeploy-fill-kv-cache", supports=_supports,
+    features=("fp8_kv", "zero_point_kv"), compile_key=_compile_key,
 )  # fmt: skip
-def append(inputs: AppendInputs) -> tuple[torch.Tensor, torch.Tensor]:
+def append(inputs: AppendInputs) -> tuple[torch.Tensor, ...]:
     """Write each request's new tokens behind its earlier keys."""
-    caches = inputs.k_cache, inputs.v_cache
-    if not inputs.in_place:
-        caches = inputs.k_cache.clone(), inputs.v_cache.clone()
-    paged = [by_slots(each, inputs.kv_layout) for each in caches]
+    k_cache, v_cache, *scales = (
+        each if inputs.in_place else each.clone() for each in inputs.written
+    )
+    given = replace(
+        inputs, k_cache=k_cache, v_cache=v_cache,
+        kv_cache_sf=(scales[0], scales[1]) if scales else None,
+    )  # fmt: skip
+    paged, more = quantised(given, inputs.k)
     metadata = inputs.metadata
     queries = metadata.qo_indptr.diff()
-    more: dict[str, object] = {}
-    if inputs.kv_format is not None:
-        paged = [inputs.kv_format.view(each) for each in paged]
-        more = {
-            "k_scales_zeros": inputs.k.new_tensor([inputs.k_scale], dtype=torch.float32),
-            "v_scales_zeros": inputs.k.new_tensor([inputs.v_scale], dtype=torch.float32),
-            "quant_policy": POLICIES[paged[0].dtype],
-        }
     with load(FILE, stubs) as kernels, scalars_as_bounds(inputs.k):
         kernels.fill_kv_cache(
             k_states=inputs.k, v_states=inputs.v, k_caches=paged[0], v_caches=paged[1],
@@ -65,7 +62,7 @@ def append(inputs: AppendInputs) -> tuple[torch.Tensor, torch.Tensor]:
             kv_seq_length=metadata.seq_lens, max_q_seq_length=int(queries.max()),
             block_offsets=_table(inputs), **more,
         )  # fmt: skip
-    return caches
+    return given.written
 
 
 def _table(inputs: AppendInputs) -> torch.Tensor:

@@ -12,8 +12,8 @@ from ..gpu.block_pointers import block_pointers, needs_older_triton
 from ..gpu.triton_interpreter import scalars_as_bounds
 from ..targets.refusal import Refusal
 from ..targets.target import Target
-from .claims import by_slots, loses_subnormals, wrong_here
-from .lmdeploy_calls import KERNELS, LEAST_PAGE, POLICIES, is_page, kernel, stubs
+from .claims import loses_subnormals, wrong_here
+from .lmdeploy_calls import KERNELS, LEAST_PAGE, is_page, kernel, quantised, stubs
 from .sources import load, unavailable
 
 DECODE, PREFILL = f"{KERNELS}.pagedattention", f"{KERNELS}.flashattention"
@@ -27,8 +27,9 @@ def _refusal(problem: AttentionProblem, file: str, target: Target) -> Refusal | 
         (problem.empty_requests, "a request without keys is not written: the new token is one"),
         (min(problem.head_dim_qk, problem.head_dim_vo) < LEAST_CHANNELS,
          f"tl.dot takes {LEAST_CHANNELS} channels or more"),
-        (not problem.kv_cache and (problem.k_scale != 1 or problem.v_scale != 1),
-         "scales belong to FP8 caches"),
+        ((not problem.kv_cache or problem.cache_entry.scaled)
+         and (problem.k_scale != 1 or problem.v_scale != 1),
+         "scales of a whole tensor belong to FP8 caches"),
         (problem.scale < 0, "the largest logit is taken before the scale"),
         (target.device != "cpu" and problem.dtype == "float32",
          "its blocks are made for 16 bits: a GPU's shared memory has no room for float32"),
@@ -46,7 +47,7 @@ def _decodes(problem: AttentionProblem, target: Target) -> Refusal | str | bool:
         (several and (problem.causal or problem.causal_by_request),
          "several queries of a request all see its last key"),
         (several and problem.window_left >= 0, "several queries of a request have one window"),
-        (several and problem.kv_cache, "an FP8 cache has one query a request"),
+        (several and problem.kv_cache, "a quantised cache has one query a request"),
         (several and problem.alibi, "several queries of a request have one distance"),
         (problem.alibi and problem.sinks, "distances begin with 1, which sinks know nothing of"),
         (problem.values_in_keys and not _one_tile(problem),
@@ -84,22 +85,15 @@ def _compile_key(problem: AttentionProblem) -> Hashable:
 
 @kernel(
     "paged_attention", name="lmdeploy-decode", supports=_decodes,
-    features=("fp8_kv", "mla", "alibi", "different_kv_strides"), compile_key=_compile_key,
-    # Scales of the cache multiply logits and probabilities: codes are exact in 16 bits.
-    arithmetic=Arithmetic(probabilities="inputs", operands="tfloat32", row_scales="products"),
+    features=("fp8_kv", "zero_point_kv", "mla", "alibi", "different_kv_strides"),
+    compile_key=_compile_key,
+    # A scale of the tensor multiplies logits and probabilities: codes are exact in 16 bits.
+    arithmetic=Arithmetic(probabilities="inputs", operands="tfloat32", row_scales="steps"),
     tile=LEAST_PAGE, split=LEAST_PAGE,
 )  # fmt: skip
 def decode(inputs: PagedAttentionInputs) -> tuple[torch.Tensor, None]:
     """Attend with ``flash_attn_with_kvcache``: at least four parts of each request."""
-    caches = [by_slots(each, inputs.kv_layout) for each in (inputs.k_cache, inputs.v_cache)]
-    more: dict[str, object] = {}
-    if inputs.kv_format is not None:
-        caches = [inputs.kv_format.view(each) for each in caches]
-        more = {
-            "k_scales_zeros": inputs.q.new_tensor([inputs.k_scale], dtype=torch.float32),
-            "v_scales_zeros": inputs.q.new_tensor([inputs.v_scale], dtype=torch.float32),
-            "quant_policy": POLICIES[caches[0].dtype],
-        }
+    caches, more = quantised(inputs, inputs.q)
     with load(DECODE, stubs) as kernels, scalars_as_bounds(inputs.q):
         out = kernels.flash_attn_with_kvcache(
             q=inputs.q, k_cache=caches[0], v_cache=caches[1],

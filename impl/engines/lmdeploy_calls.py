@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from ...reference.tensors.inputs import AppendInputs, PagedAttentionInputs
+from .claims import by_slots
 from .sources import implementation
 from .vllm_stubs import Unused
 
@@ -28,8 +30,13 @@ class QuantPolicy(enum.IntEnum):
     TURBO_QUANT = 42
 
 
-POLICIES = {torch.float8_e4m3fn: QuantPolicy.FP8, torch.float8_e5m2: QuantPolicy.FP8_E5M2}
-"""How a cache with a scale of the whole tensor is quantised, by its dtype."""
+POLICIES = {
+    "float8_e4m3fn": QuantPolicy.FP8,
+    "float8_e5m2": QuantPolicy.FP8_E5M2,
+    "int8_zero_point": QuantPolicy.INT8,
+    "int4_zero_point": QuantPolicy.INT4,
+}
+"""How a cache is quantised, by its element."""
 
 kernel = functools.partial(
     implementation, provider=LMDEPLOY, build_ahead="cuda", build_minutes=0.05, build_compilers=1
@@ -61,6 +68,26 @@ def stubs() -> dict[str, dict[str, object]]:
         f"{KERNELS}.utils": {
             "get_device_props": _device_props, "is_cuda": torch.cuda.is_available,
         },
+    }  # fmt: skip
+
+
+def quantised(
+    inputs: PagedAttentionInputs | AppendInputs, like: torch.Tensor
+) -> tuple[list[torch.Tensor], dict[str, object]]:
+    """Return the caches by slots, as what they hold, and the arguments that say how to read them.
+
+    Scales of the whole tensor become tensors on the device of ``like``.
+    """
+    caches = [by_slots(each, inputs.kv_layout) for each in (inputs.k_cache, inputs.v_cache)]
+    if inputs.kv_format is None:
+        return caches, {}
+    scales = [like.new_tensor([each], dtype=torch.float32)
+              for each in (inputs.k_scale, inputs.v_scale)]  # fmt: skip
+    if inputs.kv_cache_sf is not None:
+        scales = [by_slots(each, inputs.kv_layout) for each in inputs.kv_cache_sf]
+    return [inputs.kv_format.view(each) for each in caches], {
+        "k_scales_zeros": scales[0], "v_scales_zeros": scales[1],
+        "quant_policy": POLICIES[inputs.kv_format.element],
     }  # fmt: skip
 
 

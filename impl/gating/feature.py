@@ -27,6 +27,8 @@ RECORD_DTYPES = ("fp8_ds_mla", "nvfp4_ds_mla")
 """Records of latent attention."""
 INT4_DTYPE = "int4_per_token_head"
 """A cache with a scale and a zero point for each token and head."""
+ZERO_POINT_DTYPES = ("int8_zero_point", "int4_zero_point")
+"""Caches with a zero point of the model's dtype beside the scale of each token and head."""
 TOKEN_SCALED_DTYPES = ("int8_per_token_head", "fp8_per_token_head")
 """Caches with a scale for each token and head. The oracle's table has them too, but needs torch."""
 INT8_DTYPE = "int8"
@@ -108,7 +110,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "backend": (*BACKENDS, AUTO),
     "phase": PHASES,
     "q_dtype": (*DTYPES, INT8_DTYPE),
-    "kv_dtype": (*DTYPES, *TOKEN_SCALED_DTYPES, INT4_DTYPE, *RECORD_DTYPES),
+    "kv_dtype": (*DTYPES, *TOKEN_SCALED_DTYPES, INT4_DTYPE, *ZERO_POINT_DTYPES, *RECORD_DTYPES),
     "kv_storage": STORAGES,
     "kv_layout": LAYOUTS,
     "mask": MASKS,
@@ -134,8 +136,8 @@ class Feature:
         q_dtype: of queries and output, or of activations of a MoE. torch's names, or an alias
             such as ``bf16`` and ``fp8`` (e4m3).
         kv_dtype: element format of the KV cache: the above, ``nvfp4``, ``int8_per_token_head``,
-            ``fp8_per_token_head``, ``int4_per_token_head``, ``fp8_ds_mla`` or ``nvfp4_ds_mla``;
-            q_dtype if empty.
+            ``fp8_per_token_head``, ``int4_per_token_head``, ``int8_zero_point``,
+            ``int4_zero_point``, ``fp8_ds_mla`` or ``nvfp4_ds_mla``; q_dtype if empty.
         kv_storage: ``"uint8"`` where the cache is a tensor of bytes; empty where its dtype says
             what it holds.
         kv_layout: ``"NHD"`` or ``"HND"``.

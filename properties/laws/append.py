@@ -8,12 +8,13 @@ from functools import partial
 import torch
 
 from ...reference import AttentionProblem, oracle
+from ...reference.attention.append_bounds import as_compared
 from ...reference.problems.cache_names import has_block_scales
 from ...reference.tensors.inputs import AppendInputs
 from ...reference.tensors.values import bits, choose, stream
 from ..verdicts.comparison import Check, all_within, bitwise, fail, same_bits, worse
 from ..verdicts.contained import Stop
-from ..verdicts.operations import APPENDED, appended_caches
+from ..verdicts.operations import APPENDED, AS_READ, appended_caches
 from ..verdicts.subject import Subject
 from ..verdicts.verdict import VACUOUS, Verdict
 from .law import APPEND, Law, Values
@@ -44,11 +45,16 @@ def appended(subject: Subject, problem: AttentionProblem, inputs: AppendInputs) 
     return caches
 
 
-def _compared(caches: Caches, wanted: Caches, bounds: Caches | None) -> Verdict:
+def _compared(
+    inputs: AppendInputs, caches: Caches, wanted: Caches, bounds: Caches | None
+) -> Verdict:
     """Compare caches bit by bit, or element by element where there are bounds."""
     if bounds is not None:
-        columns = zip(APPENDED, caches, wanted, bounds, strict=True)
-        return all_within([Check(*each) for each in columns])
+        found = as_compared(caches, inputs.kv_format)
+        columns = zip((*APPENDED, *AS_READ), found, wanted, bounds, strict=False)
+        checks = [Check(*each) for each in columns]
+        # What is read first: it says more than a code or a scale.
+        return all_within([*checks[len(APPENDED) :], *checks[: len(APPENDED)]])
     verdict = Verdict("PASS", ratio=0.0)
     for name, cache, expected in zip(APPENDED, caches, wanted, strict=False):
         if not same_bits(cache, expected):
@@ -64,7 +70,7 @@ def append_parity(subject: Subject, problem: AttentionProblem) -> Verdict:
     for name, cache, given in zip(APPENDED, caches, inputs.written, strict=False):
         if inputs.in_place and cache.data_ptr() != given.data_ptr():
             return fail("shape", f"in_place: the returned {name} is another tensor")
-    return _compared(caches, expected, bounds)
+    return _compared(inputs, caches, expected, bounds)
 
 
 def append_then_attend(subject: Subject, problem: AttentionProblem) -> Verdict:
@@ -92,7 +98,7 @@ def never_written(subject: Subject, problem: AttentionProblem) -> Verdict:
     skipped = bits(stream(problem.seed, "padded slots"), tokens.cpu(), 1).flatten() % 3 == 0
     skipped = skipped.to(tokens.device)
     page, slot = mapping[skipped] // problem.page_size, mapping[skipped] % problem.page_size
-    for cache, given in zip(wanted, inputs.written, strict=True):
+    for cache, given in zip(wanted, as_compared(inputs.written, inputs.kv_format), strict=True):
         pair = given.to(cache.dtype), cache
         old, new = (by_slot(each, problem.kv_layout).view(torch.uint8) for each in pair)
         new[page, slot] = old[page, slot]
@@ -104,7 +110,7 @@ def never_written(subject: Subject, problem: AttentionProblem) -> Verdict:
     if choose(problem.seed, "padded slots", 1, 2):
         slots = torch.cat([slots, slots.new_full((PADDED_ROWS,), -1)])
     given = replace(inputs, k=rows[0], v=rows[1], slots=_in_a_buffer(slots, problem.seed))
-    return _compared(appended(subject, problem, given), wanted, bounds)
+    return _compared(inputs, appended(subject, problem, given), wanted, bounds)
 
 
 def _in_a_buffer(slots: torch.Tensor, seed: int) -> torch.Tensor:
@@ -131,7 +137,7 @@ def vectors_of_one_value(subject: Subject, problem: AttentionProblem) -> Verdict
         changed[name] = torch.where(kind == 1, torch.zeros_like(rows), rows)
     given = replace(inputs, **changed)
     wanted, bounds = oracle.bounded_append(given)
-    return _compared(appended(subject, problem, given), wanted, bounds)
+    return _compared(given, appended(subject, problem, given), wanted, bounds)
 
 
 def _scales_of_no_token(caches: Values) -> Values:
@@ -148,8 +154,8 @@ LAWS = (
         "append_parity",
         APPEND,
         append_parity,
-        "new keys and values stand in their slots, scales of tokens and their codes within the "
-        "bound, and every other slot keeps its bits",
+        "new keys and values stand in their slots, scales of tokens and their codes, or what is "
+        "read from codes and zero points, within the bound, and every other slot keeps its bits",
         weight=2.0,
     ),
     Law(

@@ -117,9 +117,17 @@ def _rescaled(
         assert inputs.kv_cache_sf is not None  # noqa: S101  by _rescalings
         if not _may_double(inputs.kv_cache_sf):
             return None
-        k, v = ((scales.float() * 2).to(scales.dtype) for scales in inputs.kv_cache_sf)
+        k, v = (_doubled(each, problem) for each in inputs.kv_cache_sf)
         changes["kv_cache_sf"] = (k, v)
     return replace(inputs, **changes)
+
+
+def _doubled(scales: torch.Tensor, problem: AttentionProblem) -> torch.Tensor:
+    """Return twice the scales of blocks or tokens, with the same zero points."""
+    doubled = (scales.float() * 2).to(scales.dtype)
+    if problem.cache_entry.zero_point:
+        doubled[..., 1] = scales[..., 1]
+    return doubled
 
 
 def _may_double(scales: tuple[torch.Tensor, torch.Tensor]) -> bool:

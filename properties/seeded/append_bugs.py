@@ -14,11 +14,15 @@ from .appending import (
     addresses,
     by_slot,
     codes_of,
+    codes_with_zero_points,
+    has_zero_points,
+    pairs_of,
     rounded,
     scaled,
     scales_of,
     writable_caches,
     write,
+    write_pairs,
     write_scaled,
 )
 from .catalogue import SeededBug, seeded
@@ -28,6 +32,7 @@ BUGS: list[SeededBug] = []
 CONTROLS: list[SeededBug] = []
 APPEND = "append_paged_kv"
 FP8, SLOTS, TOKENS = ("fp8_kv",), ("slot_mapping",), ("per_token_head_kv",)
+ZERO_POINTS = ("zero_point_kv",)
 NAN = 0x7F
 """A code of NaN in e4m3fn and in e5m2."""
 
@@ -247,9 +252,53 @@ def append_nan_of_no_range(inputs: AppendInputs) -> Caches:
     )
 
 
+@seeded(BUGS, APPEND, "vectors_of_one_value", features=ZERO_POINTS)
+def append_zero_point_of_no_range(inputs: AppendInputs) -> Caches:
+    """Divide by the range of a vector's channels, and its least number by that scale."""
+    if not has_zero_points(inputs):
+        return append(inputs)  # type: ignore[no-any-return]  # an implementation may return anything
+    pairs = pairs_of(inputs)
+    codes = codes_with_zero_points(inputs, pairs)
+    for rows, pair in zip((inputs.k, inputs.v), pairs, strict=True):
+        alike = rows.amax(-1) == rows.amin(-1)
+        pair[alike] = torch.tensor([0.0, torch.nan])
+    return write_pairs(inputs, codes, pairs)
+
+
+@seeded(BUGS, APPEND, "append_parity", features=ZERO_POINTS)
+def append_largest_code_wraps(inputs: AppendInputs) -> Caches:
+    """Write 0 where a vector's largest number has a code beyond the last one, of a range cut off.
+
+    In bfloat16 a range of 257 is 256: the largest code is 256, of which a byte keeps 0.
+    """
+    if not has_zero_points(inputs):
+        return append(inputs)  # type: ignore[no-any-return]
+    pairs = pairs_of(inputs)
+    codes = codes_with_zero_points(inputs, pairs)
+    for rows, of_rows in zip((inputs.k.float(), inputs.v.float()), codes, strict=True):
+        largest = rows.amax(-1, keepdim=True)
+        width = largest - rows.amin(-1, keepdim=True)
+        beyond = 255 * width / width.bfloat16().float() + 0.5 >= 256  # noqa: PLR2004
+        if of_rows.shape == rows.shape:  # int8
+            of_rows[beyond & (rows == largest)] = 0
+    return write_pairs(inputs, codes, pairs)
+
+
+@seeded(BUGS, APPEND, "append_parity", features=ZERO_POINTS)
+def append_zero_point_of_key(inputs: AppendInputs) -> Caches:
+    """Write the zero point of the token's key beside the scale of its value."""
+    if not has_zero_points(inputs):
+        return append(inputs)  # type: ignore[no-any-return]
+    k, v = pairs_of(inputs)
+    codes = codes_with_zero_points(inputs, (k, v))
+    return write_pairs(inputs, codes, (k, torch.cat([v[..., :1], k[..., 1:]], dim=-1)))
+
+
 @seeded(BUGS, APPEND, "vectors_of_one_value")
 def append_skips_zeros(inputs: AppendInputs) -> Caches:
     """Leave a slot as it was where the token's key is zero in all heads, as padding is."""
+    if has_zero_points(inputs):
+        return append(inputs)  # type: ignore[no-any-return]
     pages, slots = addresses(inputs)
     if inputs.kv_cache_sf is not None:
         scales = scales_of(inputs)

@@ -9,6 +9,8 @@ from ...reference.tensors.inputs import AppendInputs
 Pair = tuple[torch.Tensor, torch.Tensor]
 Caches = tuple[torch.Tensor, ...]
 LEAST_SCALE = 1e-6
+NARROWEST, EIGHT_BITS = 2048, 255
+ZERO_POINTS = ("int8_zero_point", "int4_zero_point")
 
 
 def writable_caches(inputs: AppendInputs) -> Pair:
@@ -73,6 +75,55 @@ def codes_of(inputs: AppendInputs, scales: Pair) -> Pair:
         k, v = k.round(), v.round()
     dtype = inputs.k_cache.dtype
     return k.clamp(-largest, largest).to(dtype), v.clamp(-largest, largest).to(dtype)
+
+
+def pairs_of(inputs: AppendInputs) -> Pair:
+    """Return scale and zero point of each new token and head, [tokens, kv_heads, 2] float32."""
+    k, v = (_pairs(rows.float(), _levels(inputs)) for rows in (inputs.k, inputs.v))
+    return k, v
+
+
+def _pairs(rows: torch.Tensor, levels: int) -> torch.Tensor:
+    least, largest = rows.amin(-1, keepdim=True), rows.amax(-1, keepdim=True)
+    # Of equal numbers a scale is any that leaves the zero point finite.
+    narrowest = rows.abs().amax(-1, keepdim=True) / NARROWEST
+    scales = torch.maximum((largest - least) / levels, narrowest).clamp_min(LEAST_SCALE)
+    return torch.cat([scales, -least / scales], dim=-1)
+
+
+def codes_with_zero_points(inputs: AppendInputs, pairs: Pair) -> Pair:
+    """Return the codes of new keys and values: int4 has the halves of a row in one byte."""
+    levels = _levels(inputs)
+    k, v = (
+        (rows.float() / pair[..., :1] + pair[..., 1:] + 0.5).floor().clamp(0, levels)
+        for rows, pair in zip((inputs.k, inputs.v), pairs, strict=True)
+    )
+    return _in_bytes(k, levels), _in_bytes(v, levels)
+
+
+def write_pairs(inputs: AppendInputs, codes: Pair, pairs: Pair) -> Caches:
+    """Write codes, and scales and zero points in their tensors' dtype."""
+    assert inputs.kv_cache_sf is not None  # noqa: S101  such a cache has them
+    k, v = (pair.to(given.dtype) for pair, given in zip(pairs, inputs.kv_cache_sf, strict=True))
+    return write_scaled(inputs, codes, (k, v))
+
+
+def has_zero_points(inputs: AppendInputs) -> bool:
+    """Whether codes have a zero point beside their scale."""
+    return inputs.kv_format is not None and inputs.kv_format.element in ZERO_POINTS
+
+
+def _in_bytes(codes: torch.Tensor, levels: int) -> torch.Tensor:
+    whole = codes.to(torch.uint8)
+    if levels == EIGHT_BITS:
+        return whole
+    low, high = whole.chunk(2, dim=-1)
+    return low + 16 * high
+
+
+def _levels(inputs: AppendInputs) -> int:
+    int4 = inputs.k_cache.shape[-1] < inputs.k.shape[-1]
+    return 15 if int4 else EIGHT_BITS
 
 
 def write_scaled(inputs: AppendInputs, codes: Pair, scales: Pair) -> Caches:

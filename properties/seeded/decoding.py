@@ -10,7 +10,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ...reference.formats.cache_elements import FP8, INT4, NVFP4, RECORDS, TABLE, TOKEN_SCALED
+from ...reference.formats.cache_elements import (
+    FP8,
+    INT4,
+    NVFP4,
+    RECORDS,
+    TABLE,
+    TOKEN_SCALED,
+    ZERO_POINTS,
+)
 from ...reference.tensors.inputs import AttentionInputs, PagedAttentionInputs, RaggedAttentionInputs
 
 BLOCK = 16
@@ -36,6 +44,11 @@ def nibbles(codes: torch.Tensor) -> torch.Tensor:
     return torch.stack([codes & 0xF, codes >> 4], dim=-1).flatten(-2)
 
 
+def halves(codes: torch.Tensor) -> torch.Tensor:
+    """Return two 4-bit codes of each byte: the low ones of all bytes first."""
+    return torch.cat([codes & 0xF, codes >> 4], dim=-1)
+
+
 def e2m1_values(codes: torch.Tensor) -> torch.Tensor:
     """Read 4-bit codes: sign, two bits of exponent, one of fraction."""
     bits = codes.to(torch.int32)
@@ -49,7 +62,7 @@ def e2m1_values(codes: torch.Tensor) -> torch.Tensor:
 def block_scales(inputs: PagedAttentionInputs, which: int) -> torch.Tensor:
     """Return the block scales of K (0) or V (1) as numbers."""
     assert inputs.kv_cache_sf is not None  # noqa: S101  such a cache has them
-    if element_of(inputs) in (*TOKEN_SCALED, INT4):
+    if element_of(inputs) in (*TOKEN_SCALED, INT4, *ZERO_POINTS):
         return inputs.kv_cache_sf[which]
     scales = fp8_values(inputs.kv_cache_sf[which].view(torch.uint8), "e4m3")
     return linear_v_scales(inputs, scales) if which else scales
@@ -105,6 +118,12 @@ def without_zero_points(scales: torch.Tensor) -> torch.Tensor:
     return torch.sub(bits, bits % 16).view(torch.float32)
 
 
+def less_zero(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Take zero points [..., 2], beside the scales, off codes, and multiply by the scales."""
+    pairs = scales.float()
+    return (codes.float() - pairs[..., 1:]) * pairs[..., :1]
+
+
 def record_values(record: torch.Tensor, element: str) -> torch.Tensor:
     """Read [..., 576] float32 of the bytes of a latent record."""
     if element == RECORDS[0]:
@@ -149,6 +168,8 @@ class Reading:
     record: Callable[[torch.Tensor, str], torch.Tensor] = record_values
     zeros: Callable[[torch.Tensor], torch.Tensor] = zero_points
     steps: Callable[[torch.Tensor], torch.Tensor] = without_zero_points
+    halves: Callable[[torch.Tensor], torch.Tensor] = halves
+    less_zero: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = less_zero
     queries: Callable[[AttentionInputs], torch.Tensor] = queries
 
 
@@ -178,6 +199,9 @@ def widened(
             scales = reading.scales(inputs, which)
             values = reading.nibbles(codes).float() - reading.zeros(scales)
             caches.append(values * reading.steps(scales))
+        elif element in ZERO_POINTS:
+            codes = codes if element == ZERO_POINTS[0] else reading.halves(codes)
+            caches.append(reading.less_zero(codes, reading.scales(inputs, which)))
         elif element in FP8:
             caches.append(reading.fp8(codes, element))
         else:

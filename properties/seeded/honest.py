@@ -23,9 +23,13 @@ from .appending import (
     Caches,
     addresses,
     codes_of,
+    codes_with_zero_points,
+    has_zero_points,
+    pairs_of,
     rounded,
     scales_of,
     write,
+    write_pairs,
     write_scaled,
 )
 from .catalogue import SeededBug, seeded
@@ -438,11 +442,15 @@ def phased_metadata(inputs: MetadataInputs) -> Phased:
     "append_paged_kv",
     control="honest",
     features=(
-        "fp8_kv", "per_token_head_kv", "different_kv_strides", "kv_views", "strided_channels",
+        "fp8_kv", "per_token_head_kv", "zero_point_kv", "different_kv_strides", "kv_views",
+        "strided_channels",
     ),
 )  # fmt: skip
 def append(inputs: AppendInputs) -> Caches:
     """Write new keys and values into their slots, as FP8 or by scales of tokens where those are."""
+    if has_zero_points(inputs):
+        pairs = pairs_of(inputs)
+        return write_pairs(inputs, codes_with_zero_points(inputs, pairs), pairs)
     if inputs.kv_cache_sf is not None:
         scales = scales_of(inputs)
         return write_scaled(inputs, codes_of(inputs, scales), scales)

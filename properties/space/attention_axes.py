@@ -158,8 +158,7 @@ APPEND_AXES = {
     "head_dims": WITHOUT_LATENT,
     "real": real_axis("append_paged_kv"),
     "caches": tuple((name, "") for name in KV_CACHES
-                    if not name or (cache_element(element_of(name)).multiple == 1
-                                    and not cache_element(element_of(name)).record)),
+                    if not name or cache_element(element_of(name)).appendable),
     "k_scale": (1.0, 0.5, 2.0),
     "v_scale": (1.0, 0.5, 2.0),
 }  # fmt: skip

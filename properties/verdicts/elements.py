@@ -17,7 +17,7 @@ from ...reference import (
     RouteProblem,
 )
 from ...reference.tensors.placement import placement
-from .operations import APPENDED
+from .operations import APPENDED, AS_READ
 from .verdict import Verdict
 
 Place = dict[str, int]
@@ -59,7 +59,7 @@ def _of_attention(
 def _of_append(
     problem: AttentionProblem, name: str, shape: Sequence[int], index: Sequence[int]
 ) -> Place:
-    if name not in APPENDED or len(shape) != 4:  # noqa: PLR2004  pages, slots, ...
+    if name not in (*APPENDED, *AS_READ) or len(shape) != 4:  # noqa: PLR2004  pages, slots, ...
         return {}
     slot, head = (1, 2) if problem.kv_layout == "NHD" else (2, 1)
     place = {"page": index[0], "slot": index[slot], "head": index[head], "channel": index[3]}

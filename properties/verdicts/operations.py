@@ -91,6 +91,8 @@ def _pair(result: object, what: str, *, both: bool = False) -> Any:  # noqa: ANN
 
 APPENDED = ("k_cache", "v_cache", "k_scales", "v_scales")
 """Names of what appending returns; the last two where each token and head has a scale."""
+AS_READ = ("k_cache as it is read", "v_cache as it is read")
+"""What codes say together with their scales and zero points, which is compared besides."""
 
 
 def appended_caches(result: object, *, scaled: bool) -> tuple[torch.Tensor, ...] | str:

@@ -18,13 +18,14 @@ from typing import Any
 import torch
 
 from ...reference import Problem
+from ...reference.attention.append_bounds import as_compared
 from ...reference.operations import OPERATIONS as ORACLES
 from ...reference.operations import operation_of
 from ...reference.oracle import bounded_append
 from ...reference.tensors.inputs import AppendInputs
 from ..laws.metadata import FIELDS
 from ..verdicts.comparison import Check, all_within, bitwise, unusable
-from ..verdicts.operations import APPENDED, OPERATIONS, appended_caches
+from ..verdicts.operations import APPENDED, AS_READ, OPERATIONS, appended_caches
 from ..verdicts.subject import Subject
 
 Named = dict[str, torch.Tensor]
@@ -127,8 +128,7 @@ class Keeper(Subject):
                 if not isinstance(inputs, AppendInputs):
                     return oracle.answer(inputs).tensors(), {}
                 answer, bounds = bounded_append(inputs)
-                named = (dict(zip(APPENDED, each, strict=False)) for each in (answer, bounds or ()))
-                return next(named), next(named)
+                return _by_name(answer), _by_name(bounds or ())
             bounded = oracle.bounded(inputs, self.arithmetic_of(inputs))
         except (ValueError, RuntimeError):
             return {}, {}
@@ -152,8 +152,7 @@ class Keeper(Subject):
         elif operation == "append_paged_kv":
             scaled = inputs.kv_cache_sf is not None
             caches = self.read(partial(appended_caches, scaled=scaled), result)
-            named = {} if isinstance(caches, str) else zip(APPENDED, caches, strict=False)
-            found = dict(named)
+            found = {} if isinstance(caches, str) else self._appended(inputs, caches)
         else:
             found = self.read(lambda value: {n: getattr(value, n, None) for n in FIELDS}, result)
         kept = {
@@ -166,6 +165,13 @@ class Keeper(Subject):
             if kept["out"].shape[:2] == mask.shape[:2]:
                 kept["out"].masked_fill_(mask, 0)
         return kept
+
+    def _appended(self, inputs: AppendInputs, caches: tuple[torch.Tensor, ...]) -> Named:
+        """Return appended caches by name, with what is read from them where that is bounded."""
+        device = self.target.device
+        if all(unusable(*each, device) is None for each in zip(APPENDED, caches, strict=False)):
+            caches = as_compared(caches, inputs.kv_format)
+        return _by_name(caches)
 
     def _is_wrong(self, inputs: Any, answer: Named, expected: Named, bound: Named) -> bool:  # noqa: ANN401
         judge = OPERATIONS[operation_of(inputs)].judge_apart
@@ -186,6 +192,10 @@ class Keeper(Subject):
             elif bitwise(name, got.double(), wanted.double()).bad or got.dtype != wanted.dtype:
                 return True
         return False
+
+
+def _by_name(caches: tuple[torch.Tensor, ...]) -> Named:
+    return dict(zip((*APPENDED, *AS_READ), caches, strict=False))
 
 
 def _save(data: Mapping[str, Any], path: Path) -> None:

@@ -94,14 +94,17 @@ def append_paged_scaled(
     the global scales ``k_scale`` and ``v_scale`` (FlashInfer's
     ``nvfp4_quantize_append_paged_kv_cache``, 0.7). With a scale for each token and head it is
     max(amax / largest code, 1e-6), rounded to float32, where amax is of the head's channels (vLLM's
-    ``triton_reshape_and_cache_flash_per_token_head_quant``).
+    ``triton_reshape_and_cache_flash_per_token_head_quant``). With a zero point beside it, it is
+    (largest - least) / largest code, see ``formats/zero_points.py``; both are rounded to the dtype
+    of ``kv_cache_sf`` (lmdeploy's ``fill_kv_cache``).
 
     Args:
         k, v, metadata, in_place: as in ``append_paged_kv``; of nvfp4, head dims are multiples of
             16.
         paged_kv_cache: codes of K and V, as in ``paged_attention``.
         kv_cache_sf: their scales, as in ``paged_attention``: [..., head_dim / 16] float8_e4m3fn of
-            blocks, V's in the layout that ``kv_format`` says, or [..., 1] float32 of tokens.
+            blocks, V's in the layout that ``kv_format`` says, [..., 1] float32 of tokens, or
+            [..., 2] in float16, bfloat16 or float32 of scales and zero points.
         kv_format: of the cache.
         k_scale, v_scale: further scales, with which ``paged_attention`` will multiply.
 
@@ -124,7 +127,11 @@ def append_paged_scaled(
     assert cache.v_scales is not None  # noqa: S101
     k_scales, v_scales = _written(
         (cache.k_scales, cache.v_scales),
-        [each.scales for each in made if each.scales is not None],
+        [
+            each.scales.to(given.dtype)
+            for each, given in zip(made, kv_cache_sf, strict=True)
+            if each.scales is not None
+        ],
         metadata,
         kv_layout,
         in_place=in_place,

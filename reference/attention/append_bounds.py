@@ -7,7 +7,8 @@ import torch
 from ..formats.arithmetic import SMALLEST_SUBNORMAL, UNIT_ROUNDOFF
 from ..formats.cache_elements import token_scales
 from ..formats.kv_format import KVCacheFormat, Scales
-from .append import Caches, addresses, checked_append, in_slots
+from ..formats.zero_points import steps_of
+from .append import Caches, addresses, append_paged_scaled, checked_append, in_slots
 from .metadata import BatchMetadata
 
 AppendedCaches = tuple[torch.Tensor, ...]
@@ -34,12 +35,20 @@ def append_error_bound(
     scale's error, that of 1 / s', and a product. Rounding to int8 then costs 1/2, whichever way
     ties go; to FP8, half an ulp.
 
+    Where zero points lie beside the scales, several codes are right, with the scales that belong
+    to them: bounded is what attention reads, (code - zero point) * scale. Half a step is lost; the
+    range, the scale and the zero point may each be rounded to the scales' dtype, with a unit of
+    roundoff w: w (largest - least) + w |x| + w |least|, and |x| / scale times half of its smallest
+    number, which a scale loses below the smallest normal one.
+
     Args:
         k, v, paged_kv_cache, kv_cache_sf, metadata, kv_format: as in ``append_paged_scaled``.
 
     Returns:
         (expected, bound), each (k_cache, v_cache, k_scales, v_scales) in float64, of the caches'
         shapes. In new slots, codes are expected before they are rounded; all others have bound 0.
+        With zero points, each is of what ``as_compared`` returns; the bound of new codes and scales
+        is inf.
 
     Raises:
         ValueError: as ``append_paged_scaled``, or a format without scales of tokens.
@@ -48,6 +57,8 @@ def append_error_bound(
     if not entry.scaled_by_token:
         message = f"kv_format is {kv_format.element}, which has no scales of tokens and heads"
         raise ValueError(message)
+    if entry.zero_point:
+        return _with_zero_points(k, v, paged_kv_cache, kv_cache_sf, metadata, kv_format)
     checked_append(k, v, paged_kv_cache, kv_cache_sf, metadata, kv_format)
     scales = [token_scales(rows.double(), entry.dtype) for rows in (k, v)]
     codes = [rows.double() / scale for rows, scale in zip((k, v), scales, strict=True)]
@@ -70,3 +81,54 @@ def append_error_bound(
         expected.append(in_slots(whole, rows, slots, layout))
         bound.append(in_slots(torch.zeros_like(whole), error, slots, layout))
     return tuple(expected), tuple(bound)
+
+
+def as_compared(caches: AppendedCaches, kv_format: KVCacheFormat | None) -> AppendedCaches:
+    """Return (k_cache, v_cache, ...), followed by what is read from them, [..., channels] float64.
+
+    Only codes with zero points are read: of others, each tensor is bounded by itself.
+    """
+    if kv_format is None or not kv_format.entry.zero_point:
+        return caches
+    k_cache, v_cache, k_scales, v_scales = caches
+    return *caches, kv_format.decode(k_cache, k_scales), kv_format.decode(v_cache, v_scales)
+
+
+def _with_zero_points(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    paged_kv_cache: Caches,
+    kv_cache_sf: Scales,
+    metadata: BatchMetadata,
+    kv_format: KVCacheFormat,
+) -> tuple[AppendedCaches, AppendedCaches]:
+    codes, scales = append_paged_scaled(
+        k, v, paged_kv_cache, kv_cache_sf, metadata, kv_format=kv_format
+    )
+    slots, layout = addresses(metadata), kv_format.kv_layout
+    expected = [each.double().contiguous() for each in as_compared((*codes, *scales), kv_format)]
+    bound = [torch.zeros_like(each) for each in expected]
+    for each in bound[:4]:
+        anything = each.new_full((*k.shape[:2], each.shape[-1]), torch.inf)
+        in_slots(each, anything, slots, layout)
+    for rows, of_scales, read, error in zip(
+        (k, v), kv_cache_sf, expected[4:], bound[4:], strict=True
+    ):
+        wide = rows.double()
+        in_slots(read, wide, slots, layout)
+        most = _lost_with_zero_points(wide, of_scales.dtype, 8 // kv_format.packed)
+        in_slots(error, most, slots, layout)
+    return tuple(expected), tuple(bound)
+
+
+def _lost_with_zero_points(rows: torch.Tensor, dtype: torch.dtype, bits: int) -> torch.Tensor:
+    """Bound what reading rows [tokens, kv_heads, channels] in float64 back may have lost."""
+    if not rows.numel():
+        return rows
+    name = str(dtype).removeprefix("torch.")
+    w, u = UNIT_ROUNDOFF[name], UNIT_ROUNDOFF["float32"]
+    steps, least = steps_of(rows, bits), rows.amin(dim=-1, keepdim=True)
+    width = rows.amax(dim=-1, keepdim=True) - least
+    rounded = w * (width + rows.abs() + least.abs()) + CODE * u * rows.abs().amax(-1, keepdim=True)
+    # Products of two roundings are below a share of 3 w of each.
+    return (1 + 3 * w) * (steps / 2 + rounded + rows.abs() / steps * SMALLEST_SUBNORMAL[name] / 2)

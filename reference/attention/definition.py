@@ -94,7 +94,9 @@ def paged_attention(
             (FlashInfer's argument of that name). Of int8_per_token_head and fp8_per_token_head,
             one of each token and head, float32 [pages, page_size, kv_heads, 1] (vLLM's
             ``k_scale_cache`` and ``v_scale_cache``); of int4_per_token_head, these with zero points
-            in their lowest bits. ``k_scale`` and ``v_scale`` multiply besides.
+            in their lowest bits; of int8_zero_point and int4_zero_point, scales and zero points
+            [pages, page_size, kv_heads, 2] in the model's dtype (lmdeploy's ``k_scales_zeros`` and
+            ``v_scales_zeros``). ``k_scale`` and ``v_scale`` multiply besides.
         window_right: keys to the right of the query's own position that are kept; -1: all. With
             ``causal`` there are none.
         alibi_slopes: [qo_heads], ALiBi (arXiv:2108.12409): the logit of a key grows by the head's

@@ -174,7 +174,7 @@ class Roundings(NamedTuple):
         cache: CacheElement | None = None,
     ) -> Roundings:
         """Look up the roundings of a kernel on these dtypes; ``cache`` is what its cache holds."""
-        of_tokens = cache is not None and cache.scaled_by_token
+        of_tokens = cache is not None and cache.scaled_by_token and not cache.zero_point
         on_products = of_tokens and arithmetic.row_scales == "products"
         rounded = arithmetic.probabilities_format(value_dtype)
         out = dtype_name(out_dtype)
@@ -192,7 +192,10 @@ class Roundings(NamedTuple):
             FIXED_POINT if value_dtype.itemsize == 1 and fixed_point else 0.0,
             SIGMOID * UNIT_ROUNDOFF[arithmetic.accumulate] if arithmetic.tanh == "sigmoid" else 0.0,
             ProductRoundings.of(
-                arithmetic, value_dtype, dequantises=cache is not None and not on_products
+                arithmetic,
+                value_dtype,
+                dequantises=cache is not None and not on_products,
+                zero_points=cache is not None and cache.zero_point,
             ),
             cache.largest_code if cache is not None and on_products else 0.0,
         )

@@ -36,6 +36,10 @@ r"""Bounds on what rounded operands and products add; parts 8 to 10 of ``error_t
     power of two all are the same. Scales are multiplied with each other first, or with codes, in
     float32: an element within SCALED of a midpoint may be rounded up or down, and its step h_ji is
     added: |scale| |q| h_j in d_j, and sum P_j h_j in O.
+
+    A kernel that takes a zero point off a code and multiplies the scale in the queries' dtype
+    (``Arithmetic.row_scales`` of ``"steps"``) rounds twice, of which the first is not known from
+    the value: h_ji is 2 p (1 + p) |k_ji| more, and half of the smallest number twice.
 """
 
 from __future__ import annotations
@@ -69,21 +73,30 @@ class ProductRoundings(NamedTuple):
     floor: float = 0.0  # what a product loses below the smallest normal number
     cut: float = 0.0  # share of itself that an operand loses; 0: none
     dequantized: torch.dtype | None = None  # of keys and values of a quantised cache; None: not
+    in_steps: bool = False  # each step of dequantizing is rounded
 
     @classmethod
     def of(
-        cls, arithmetic: Arithmetic, value_dtype: torch.dtype, *, dequantises: bool
+        cls,
+        arithmetic: Arithmetic,
+        value_dtype: torch.dtype,
+        *,
+        dequantises: bool,
+        zero_points: bool = False,
     ) -> ProductRoundings:
         """Look up the roundings of a kernel whose queries have the dtype of ``value_dtype``."""
         name = dtype_name(value_dtype)
+        in_steps = zero_points and arithmetic.row_scales == "steps"
         rounds = arithmetic.products == "inputs" and value_dtype.itemsize == 2  # noqa: PLR2004
         return cls(
             UNIT_ROUNDOFF[name] if rounds else 0.0,
             SMALLEST_SUBNORMAL[name] / 2 if rounds else 0.0,
             CUT if arithmetic.operands == "tfloat32" and value_dtype == torch.float32 else 0.0,
             value_dtype
-            if dequantises and arithmetic.dequantized == "inputs" and value_dtype.itemsize > 1
+            if (dequantises and arithmetic.dequantized == "inputs" and value_dtype.itemsize > 1)
+            or in_steps
             else None,
+            in_steps,
         )
 
     @property
@@ -144,7 +157,9 @@ def rounded_products(
         single += torch.minimum(largest.square(), largest)
         single += head_dim * abs(scale) * roundings.floor
     if roundings.dequantized is not None:
-        lost, steps = _lost_by_rounding(weights.k, k_scale, roundings.dequantized)
+        lost, steps = _lost_by_rounding(
+            weights.k, k_scale, roundings.dequantized, in_steps=roundings.in_steps
+        )
         q = weights.q
         moved = torch.stack([(q @ each.transpose(-1, -2)).abs_() for each in lost]).amax(dim=0)
         moved += q.abs() @ steps.transpose(-1, -2)
@@ -183,7 +198,9 @@ def moved_by_products(
         out = out + 2 * roundings.cut * values.out_size
         out.addcmul_(values.confidence, independent, value=OPERANDS)
     if roundings.dequantized is not None:
-        lost, steps = _lost_by_rounding(values.v, values.v_scale, roundings.dequantized)
+        lost, steps = _lost_by_rounding(
+            values.v, values.v_scale, roundings.dequantized, in_steps=roundings.in_steps
+        )
         p = weights.probabilities
         out = out + torch.stack([(p @ each).abs_() for each in lost]).amax(dim=0) + p @ steps
         most = torch.stack(lost).abs_().amax(dim=0).add_(steps)
@@ -192,7 +209,7 @@ def moved_by_products(
 
 
 def _lost_by_rounding(
-    values: torch.Tensor, scale: float | torch.Tensor, dtype: torch.dtype
+    values: torch.Tensor, scale: float | torch.Tensor, dtype: torch.dtype, *, in_steps: bool
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Return what rounding to a dtype by way of float32 adds to values [N, K, S', D]; see 10.
 
@@ -200,6 +217,7 @@ def _lost_by_rounding(
         values: with their scale applied.
         scale: a number, or [K].
         dtype: of the queries.
+        in_steps: whether the zero point and the scale are taken in that dtype.
 
     Returns:
         What is added, by each place of the scale, and the step h, 0 away from midpoints. Both are
@@ -216,6 +234,10 @@ def _lost_by_rounding(
         after = rounded(values / factor) * factor
         candidates += [after, rounded(after)]
     steps = rounded(values * (1 + SCALED)) - rounded(values * (1 - SCALED))
+    if in_steps:
+        name = dtype_name(dtype)
+        share = 2 * UNIT_ROUNDOFF[name] * (1 + UNIT_ROUNDOFF[name])
+        steps = steps.abs() + share * values.abs() + SMALLEST_SUBNORMAL[name]
     lost = [_finite(each - values) for each in candidates]
     return lost, _finite(steps).abs_()
 

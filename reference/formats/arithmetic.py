@@ -67,9 +67,11 @@ class Arithmetic:
         dequantized: keys and values of a quantised cache, scale applied: ``"accumulate"``, or
             ``"inputs"``: rounded to the queries' dtype before they are multiplied (vLLM's unified
             attention with an FP8 cache).
-        row_scales: what scales of tokens and heads multiply: ``"operands"``, keys and values, or
+        row_scales: what scales of tokens and heads multiply: ``"operands"``, keys and values,
             ``"products"``: logits, and the probabilities before they are rounded (vLLM's unified
-            attention with an int8 or FP8 cache of such scales).
+            attention with an int8 or FP8 cache of such scales), or ``"steps"``: codes less their
+            zero point, where the difference and the product are each rounded to the queries' dtype
+            (lmdeploy's decode with an int8 or int4 cache).
         fp8_products: what sums the products of FP8 operands (queries, keys and values):
             ``"accumulate"``, or ``"fixed_point"``: Hopper's tensor cores, which align 32 products
             and the sum so far to the largest of them and cut each off after 13 bits.
@@ -130,7 +132,7 @@ class Arithmetic:
             ("operands", self.operands, (None, "tfloat32")),
             ("products", self.products, ("accumulate", "inputs")),
             ("dequantized", self.dequantized, ("accumulate", "inputs")),
-            ("row_scales", self.row_scales, ("operands", "products")),
+            ("row_scales", self.row_scales, ("operands", "products", "steps")),
             ("fp8_products", self.fp8_products, ("accumulate", "fixed_point")),
             ("sigmoid", self.sigmoid, ("exponential", "tanh")),
         ):

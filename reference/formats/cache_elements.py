@@ -31,6 +31,7 @@ from .latent_records import (
 )
 from .quantization import NVFP4_BLOCK, dequantize_nvfp4, quantize_nvfp4
 from .scale_layouts import deinterleave_v_scales, interleave_v_scales
+from .zero_points import dequantize_zero_points, quantize_zero_points
 
 PLAIN = ("float64", "float32", "float16", "bfloat16")
 FP8 = ("float8_e4m3fn", "float8_e5m2")
@@ -39,6 +40,8 @@ TOKEN_SCALED = ("int8_per_token_head", "fp8_per_token_head")
 """Elements with a float32 scale for each token and head, by vLLM's names of such caches."""
 INT4 = "int4_per_token_head"
 """Element with a zero point besides, and two codes a byte, by vLLM's name."""
+ZERO_POINTS = ("int8_zero_point", "int4_zero_point")
+"""Elements with a scale and a zero point for each token and head, lmdeploy's int8 and int4."""
 RECORDS = ("fp8_ds_mla", "nvfp4_ds_mla")
 """Elements whose rows are all of a token's latent channels and their scales, by vLLM's names."""
 LEAST_TOKEN_SCALE = 1e-6
@@ -159,6 +162,20 @@ def _decode_int4(rows: Codes) -> torch.Tensor:
     return dequantize_int4(rows.codes, rows.scales)
 
 
+def _zero_point_encoder(
+    bits: int, rounded: Callable[[torch.Tensor], torch.Tensor] = lambda scales: scales
+) -> Callable[[torch.Tensor, Scale, torch.dtype], Codes]:
+    return lambda rows, scale, _: Codes(*quantize_zero_points(rows.double() / scale, bits, rounded))
+
+
+def _zero_point_decoder(bits: int) -> Callable[[Codes], torch.Tensor]:
+    def decode(rows: Codes) -> torch.Tensor:
+        assert rows.scales is not None  # noqa: S101  `checked_cache` has refused their absence
+        return dequantize_zero_points(rows.codes, rows.scales, bits)
+
+    return decode
+
+
 def _record_encoder(
     encode: Callable[..., torch.Tensor], rounded: Callable[[torch.Tensor], torch.Tensor] | None
 ) -> Callable[[torch.Tensor, Scale, torch.dtype], Codes]:
@@ -200,12 +217,15 @@ class CacheElement:
             largest and their negatives.
         packed: channels of one entry of the tensor.
         block: channels that share a block scale; 0: all of a token and head, or none.
-        scale_dtype: of block scales; None where there are none.
-        extreme_scales: bytes of one block scale each: zero, the smallest and the largest.
+        scale_dtype: of block scales, as they are encoded; None where there are none.
+        extreme_scales: bytes of one block scale each: zero, the smallest and the largest. None of
+            scales whose dtype is the model's.
         exact_encoder: ``encoder`` on the exact grid, where the digits 0 to 3 must survive; None
             where ``encoder`` keeps them.
         decode: from codes and their block scales, linear, to numbers without the call's scale,
             exactly. Codes whose dtype says what they are stay as they are: torch widens them.
+        zero_point: whether a zero point, no integer, follows the scale of each token and head, and
+            both have the model's dtype.
         record: of elements whose row is a token's whole entry; K and V are then one tensor, and
             ``decode`` gives the key, whose first channels are the value. None for others.
     """
@@ -223,6 +243,7 @@ class CacheElement:
     extreme_scales: tuple[Bytes, ...] = ()
     exact_encoder: Callable[[torch.Tensor, Scale, torch.dtype], Codes] | None = None
     decode: Callable[[Codes], torch.Tensor] = operator.itemgetter(0)
+    zero_point: bool = False
     record: Record | None = None
 
     def encode(self, rows: torch.Tensor, scale: Scale, *, exactly: bool = False) -> Codes:
@@ -239,9 +260,22 @@ class CacheElement:
         """Whether all channels of a token and head have one scale."""
         return self.scaled and not self.block
 
+    @property
+    def appendable(self) -> bool:
+        """Whether problems of ``append_paged_kv`` may have it."""
+        plain = not self.block and self.record is None
+        return plain and (self.packed == 1 or self.zero_point)
+
     def scales_of(self, channels: int) -> int:
-        """Return the block scales of a token and head; 0 where there are none."""
+        """Return the block scales of a token and head, with zero points; 0 where there are none."""
+        if self.zero_point:
+            return 2
         return channels // (self.block or channels) if self.scaled else 0
+
+    @property
+    def scale_dtypes(self) -> tuple[torch.dtype | None, ...]:
+        """Dtypes that the tensors of scales may have."""
+        return MODEL_DTYPES if self.zero_point else (self.scale_dtype,)
 
     @property
     def largest_code(self) -> float:
@@ -254,6 +288,7 @@ class CacheElement:
         return max(self.packed, self.block)
 
 
+MODEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 INT4_SCALES = ((0x0F, 0x00, 0x00, 0x00), (0x00, 0x00, 0x80, 0x35), (0x08, 0x00, 0x00, 0x42))
 """Bytes of float32 scales and zero points: 0 and 15, 2^-20 and 0, 2^5 and 8."""
 FLOAT_SCALES = ((0x00, 0x00, 0x00, 0x00), (0x00, 0x00, 0x80, 0x35), (0x00, 0x00, 0x00, 0x42))
@@ -293,6 +328,18 @@ CACHE_ELEMENTS = {
             INT4, torch.uint8, _encode_int4, "int4_kv", ("",), ("",),
             ((0x00,), (0x01, 0x10), (0x0F, 0xF0)),
             2, 0, torch.float32, INT4_SCALES, _encode_int4_exactly, _decode_int4,
+        ),
+        *(
+            CacheElement(
+                name, torch.uint8, _zero_point_encoder(bits), "zero_point_kv", ("",), ("",),
+                extremes, 8 // bits, 0, torch.float32, (),
+                _zero_point_encoder(bits, power_of_two), _zero_point_decoder(bits), zero_point=True,
+            )
+            for name, bits, extremes in zip(
+                ZERO_POINTS, (8, 4),
+                (((0x00,), (0x01,), (0xFF, 0x00)), ((0x00,), (0x01, 0x10), (0x0F, 0xF0))),
+                strict=True,
+            )
         ),
         *(
             CacheElement(

@@ -26,6 +26,8 @@ class KVCacheFormat:
             (e4m3) have a float32 scale for each token and key-value head in ``kv_cache_sf``
             (vLLM's ``kv_quant_mode`` of these names). ``"int4_per_token_head"`` has two codes in a
             byte and a zero point in the lowest bits of each scale, see ``formats/int4.py``.
+            ``"int8_zero_point"`` and ``"int4_zero_point"`` have a scale and a zero point for each
+            token and head in ``kv_cache_sf``, see ``formats/zero_points.py``.
             ``"fp8_ds_mla"`` and ``"nvfp4_ds_mla"`` are records of latent attention, see
             ``formats/latent_records.py``: K and V are one tensor of bytes.
         storage: dtype of the tensor: ``"uint8"``, or empty for the element's own.
@@ -226,9 +228,10 @@ def _check_scales(
         message = f"{name}_cache has {channels} channels; {needed}"
         raise ValueError(message)
     wanted = [*cache.shape[:-1], entry.scales_of(channels)]
-    if scales.dtype != entry.scale_dtype or list(scales.shape) != wanted:
+    if scales.dtype not in entry.scale_dtypes or list(scales.shape) != wanted:
+        allowed = " or ".join(str(each).removeprefix("torch.") for each in entry.scale_dtypes)
         message = (
             f"kv_cache_sf of {name} is {scales.dtype} {list(scales.shape)}; it must be "
-            f"{str(entry.scale_dtype).removeprefix('torch.')} {wanted}"
+            f"{allowed} {wanted}"
         )
         raise ValueError(message)

@@ -105,8 +105,8 @@ class AttentionProblem(BaseProblem):
             ``paged_attention``; 1 where there is none.
         per_head_scales: whether head h has k_scale and v_scale times ``2 ** (h % 3 - 1)``.
         kv_cache: format of the cache, one of ``KV_CACHES``: any for paged_attention, those without
-            scales of blocks and packed codes for append_paged_kv. Of ragged_attention, what k and
-            v are: FP8 that is stored as FP8, or ``dtype``.
+            scales of blocks, and packed codes only beside zero points, for append_paged_kv. Of
+            ragged_attention, what k and v are: FP8 that is stored as FP8, or ``dtype``.
         values_in_keys: V is the first head_dim_vo channels of K, in the same memory: multi-head
             latent attention (DeepSeek-V2, arXiv:2405.04434) decodes so, after the projections were
             absorbed, with one latent head, 512 compressed channels and 64 rotary ones. With as many
@@ -281,8 +281,11 @@ class AttentionProblem(BaseProblem):
         for position, (t, s) in enumerate(zip(self.query_lens, self.seq_lens, strict=True)):
             if t > s:
                 refuse(f"query_lens[{position}]", t, f"at most seq_lens[{position}] = {s}")
-        if self.cache_entry.block or self.cache_entry.packed > 1:
-            expected = "without scales of blocks and packed codes for append_paged_kv"
+        if not self.cache_entry.appendable:
+            expected = (
+                "without scales of blocks, and packed codes only beside zero points, for "
+                "append_paged_kv"
+            )
             refuse("kv_cache", self.kv_cache, expected)
         of_a_tensor = bool(self.kv_cache) and not self.cache_entry.scaled
         for name in ("k_scale", "v_scale"):

@@ -251,8 +251,9 @@ class AppendInputs:
     Attributes:
         kv_cache_sf: scales of K and V [pages, page_size, kv_heads, 1] float32, or by ``kv_layout``
             [pages, kv_heads, page_size, 1], of caches with a scale for each token and head, which
-            the call computes and writes: it returns (k_cache, v_cache, k_scales, v_scales). None:
-            the cache has none, and the call returns (k_cache, v_cache).
+            the call computes and writes: it returns (k_cache, v_cache, k_scales, v_scales). Of
+            caches with zero points, [..., 2] in the dtype of ``k``: the scale and the zero point.
+            None: the cache has none, and the call returns (k_cache, v_cache).
         slots: [tokens] int64, what ``slot_mapping`` gives; None: the slots of the metadata.
         storages: by field name, the flat buffer that each tensor is a view of.
     """

@@ -28,4 +28,8 @@ def quantised(problem: AttentionProblem, rows: torch.Tensor) -> Codes:
     """Quantise rows [keys, kv_heads, head_dim], row by row, so that no row depends on another."""
     # By regime, not by whether the batch has few enough keys to be exact: a request has the same
     # codes in every batch.
-    return problem.cache_entry.encode(rows, 1.0, exactly=problem.regime == "exact_grid")
+    entry = problem.cache_entry
+    codes = entry.encode(rows, 1.0, exactly=problem.regime == "exact_grid")
+    if not entry.zero_point or codes.scales is None:
+        return codes
+    return Codes(codes.codes, codes.scales.to(getattr(torch, problem.dtype)))

@@ -1,4 +1,4 @@
-"""Faults in reading FP8 of ragged keys, int4 with zero points, and records of latent attention."""
+"""Faults in reading FP8 of ragged keys, codes with zero points, and records of latent attention."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from ..decoding import (
     e2m1_values,
     float32_tiles,
     fp8_values,
+    less_zero,
     nibbles,
     query_values,
     record_values,
@@ -36,7 +37,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 PAGED, RAGGED = "paged_attention", "ragged_attention"
 FP8 = ("fp8_kv",)
 FP8_QUERIES = (*FP8, "fp8_q")
-INT4 = ("int4_kv",)
+INT4, ZERO_POINTS = ("int4_kv",), ("zero_point_kv",)
 FP8_RECORD, FP4_RECORD = ("mla", "fp8_ds_mla"), ("mla", "nvfp4_ds_mla")
 
 
@@ -118,6 +119,57 @@ def int4_scale_of_next_head(inputs: PagedAttentionInputs) -> Pair:
     """Scale int4 codes by the scale of the next key-value head."""
     axis = 2 if inputs.kv_layout == "NHD" else 1
     return _pages(inputs, steps=lambda scales: without_zero_points(scales.roll(-1, dims=axis)))
+
+
+@seeded(BUGS, PAGED, "parity", features=ZERO_POINTS)
+def zero_point_codes_in_pairs(inputs: PagedAttentionInputs) -> Pair:
+    """Take both nibbles of a byte for neighbours, where one half of the channels is in each."""
+    return _pages(inputs, halves=nibbles)
+
+
+@seeded(BUGS, PAGED, "parity", features=ZERO_POINTS)
+def zero_point_taken_for_an_integer(inputs: PagedAttentionInputs) -> Pair:
+    """Round the zero points, which other formats have as integers."""
+    return _pages(
+        inputs,
+        less_zero=lambda codes, pairs: (
+            (codes.float() - pairs[..., 1:].float().round()) * pairs[..., :1].float()
+        ),
+    )
+
+
+@seeded(BUGS, PAGED, "parity", features=ZERO_POINTS)
+def zero_point_taken_off_the_product(inputs: PagedAttentionInputs) -> Pair:
+    """Multiply codes by their scale, and then take the zero point off."""
+    return _pages(
+        inputs,
+        less_zero=lambda codes, pairs: (
+            codes.float() * pairs[..., :1].float() - pairs[..., 1:].float()
+        ),
+    )
+
+
+@seeded(BUGS, PAGED, "parity", features=ZERO_POINTS)
+def zero_point_within_the_codes(inputs: PagedAttentionInputs) -> Pair:
+    """Keep the zero point between 0 and the largest code, as formats with integers do."""
+
+    def read(codes: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
+        kept = pairs.clone()
+        kept[..., 1].clamp_(0, 255)
+        return less_zero(codes, kept)
+
+    return _pages(inputs, less_zero=read)
+
+
+@seeded(BUGS, PAGED, "parity", features=ZERO_POINTS)
+def zero_point_of_the_next_token(inputs: PagedAttentionInputs) -> Pair:
+    """Take the zero point of the token behind each token of a page."""
+    axis = 1 if inputs.kv_layout == "NHD" else 2
+
+    def read(codes: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
+        return less_zero(codes, torch.cat([pairs[..., :1], pairs[..., 1:].roll(-1, axis)], dim=-1))
+
+    return _pages(inputs, less_zero=read)
 
 
 def _latent_heads(problem: Problem, target: Target) -> bool | str:

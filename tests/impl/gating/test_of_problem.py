@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from kernelproof.impl.gating import Feature
-from kernelproof.impl.gating.feature import TOKEN_SCALED_DTYPES
+from kernelproof.impl.gating.feature import TOKEN_SCALED_DTYPES, ZERO_POINT_DTYPES
 from kernelproof.impl.gating.of_problem import feature_of
 from kernelproof.reference import AttentionProblem
-from kernelproof.reference.formats.cache_elements import TOKEN_SCALED
+from kernelproof.reference.formats.cache_elements import TOKEN_SCALED, ZERO_POINTS
 
 
 def asked(query_lens: tuple[int, ...], seq_lens: tuple[int, ...], **fields: Any) -> Feature:  # noqa: ANN401
@@ -55,4 +55,5 @@ def test_a_draft_tree_is_a_mask_of_its_own() -> None:
 def test_rules_and_the_oracle_name_the_same_caches_with_scales_of_tokens() -> None:
     """Rules are read without torch, which the oracle's table needs."""
     assert TOKEN_SCALED_DTYPES == TOKEN_SCALED
+    assert ZERO_POINT_DTYPES == ZERO_POINTS
     assert asked((1,), (5,), kv_cache=TOKEN_SCALED[0]).kv_dtype == TOKEN_SCALED[0]

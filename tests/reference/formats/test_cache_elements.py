@@ -51,6 +51,9 @@ LOST = {
     # Of a range that is at most twice the largest number: half a step of fifteen, and as much again
     # at the ends, where the rounded zero point moves the codes.
     "int4_per_token_head": (0.0, 2 * (1 + 2.0**-10) / 15, 0.0),
+    # Half a step of a range that is at most twice the largest number; the zero point is exact.
+    "int8_zero_point": (0.0, (1 + 2.0**-10) / 255, 0.0),
+    "int4_zero_point": (0.0, (1 + 2.0**-10) / 15, 0.0),
 }
 ROWS = [entry for entry in CACHE_ELEMENTS.values() if not entry.record]
 """Elements whose rows are codes, of any number of channels."""
@@ -105,7 +108,9 @@ def test_the_fields_agree_with_one_another(entry: CacheElement) -> None:
     quantised = bool(entry.feature)
     assert quantised == (entry.dtype.itemsize == 1)
     assert quantised == bool(entry.variants) == bool(entry.extremes)
-    assert entry.scaled == bool(entry.scale_dtype) == bool(entry.extreme_scales)
+    assert entry.scaled == bool(entry.scale_dtype)
+    # The bytes of scales that have the model's dtype depend on it.
+    assert bool(entry.extreme_scales) == (entry.scaled and not entry.zero_point)
     assert entry.scaled or not entry.block
     assert entry.block % entry.packed == 0
     for storage in ("", "uint8") if quantised else ("",):
@@ -126,7 +131,7 @@ def test_what_is_read_back_is_the_nearest(entry: CacheElement, scale: float) -> 
     rows = rows_of(scale)
     read = scale * entry.decode(entry.encode(rows, scale)).double()
     of_own, of_largest, smallest = LOST[entry.name]
-    together = rows.shape[-1] // (entry.scales_of(rows.shape[-1]) or rows.shape[-1])
+    together = entry.block or rows.shape[-1]
     largest = rows.abs().unflatten(-1, (-1, together)).amax(dim=-1)
     largest = largest.repeat_interleave(together, dim=-1)
     room = of_own * rows.abs() + of_largest * largest + scale * smallest
@@ -159,6 +164,7 @@ def test_the_extreme_codes_are_zeros_the_smallest_and_the_largest(name: str) -> 
 
     def numbers(codes: torch.Tensor) -> torch.Tensor:
         one = torch.ones(len(codes), entry.scales_of(16 * entry.packed))
+        one[:, 1:] = 0 if entry.zero_point else 1
         scales = one.to(entry.scale_dtype) if entry.scale_dtype else None
         return KVCacheFormat(name, "uint8").decode(
             codes.view(entry.dtype), scales
