@@ -149,6 +149,30 @@ def test_a_script_fails_as_the_law_does_and_passes_once_the_kernel_is_right(
         assert run_script(script, monkeypatch, lambda given, a=answer: (given, a)[1]) == code
 
 
+@pytest.mark.parametrize("kv_cache", ["int8_zero_point", "int4_zero_point"])
+def test_a_script_reads_codes_by_their_zero_points(
+    kv_cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wrong by what is read alone: codes and scales of new tokens have no bound of their own."""
+
+    def moved(inputs: Any, operation: str) -> Any:  # noqa: ANN401
+        *others, v_scales = right(inputs, operation)
+        new = v_scales != inputs.kv_cache_sf[1]
+        return *others, torch.where(new, v_scales * 2, v_scales)
+
+    # A page of one key, which is new.
+    problem = AttentionProblem("append_paged_kv", seq_lens=(1,), dtype="float16", kv_cache=kv_cache)
+    verdict, kept = judged(kernel_of("append_paged_kv", moved), problem, tmp_path)
+    assert verdict.bad
+    assert kept is not None
+    script = tmp_path / "repro.py"
+    write_script(script, MINE, kept, verdict, "append_parity", problem)
+    inputs = materialise(problem)
+    for answer, code in ((moved, 1), (right, 0)):
+        result = answer(inputs, "append_paged_kv")
+        assert run_script(script, monkeypatch, lambda given, a=result: (given, a)[1]) == code
+
+
 @pytest.mark.parametrize(
     "problem",
     [
