@@ -37,9 +37,9 @@ def append_error_bound(
 
     Where zero points lie beside the scales, several codes are right, with the scales that belong
     to them: bounded is what attention reads, (code - zero point) * scale. Half a step is lost; the
-    range, the scale and the zero point may each be rounded to the scales' dtype, with a unit of
-    roundoff w: w (largest - least) + w |x| + w |least|, and |x| / scale times half of its smallest
-    number, which a scale loses below the smallest normal one.
+    range, the scale and the zero point may each be rounded to the scales' dtype, whose unit of
+    roundoff is w: w (largest - least), w times the number and w times the least. A scale below the
+    smallest normal number loses half of the smallest one, times the number over the scale.
 
     Args:
         k, v, paged_kv_cache, kv_cache_sf, metadata, kv_format: as in ``append_paged_scaled``.
