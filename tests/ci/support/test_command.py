@@ -123,7 +123,7 @@ def test_json_and_markdown(tmp_path: Path) -> None:
         ),
         (["--backend", "fa9"], "backend is 'fa9'; did you mean fa3 or fa2? it must be one of"),
         (["--kv-dtype", "int3"], "kv_dtype is 'int3'; it must be one of"),
-        (["--kv-dtype", "int8"], "kv_dtype is 'int8'; did you mean int8_per_token_head?"),
+        (["--kv-dtype", "int8"], "kv_dtype is 'int8'; did you mean int8_per_token_head or"),
         (["--kv-dtype", "uint8"], "kv_dtype is 'uint8', which does not say what the bytes hold"),
         (["--head-dim", "0"], "head_dim_qk is 0; it must be an integer of at least 1"),
         (["--rules", "/nonexistent"], "there are no support rules"),
