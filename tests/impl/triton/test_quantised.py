@@ -16,7 +16,7 @@ from kernelproof.properties.isolation.workers import Deadlines, Worker
 from kernelproof.properties.verdicts.verdict import Verdict
 from kernelproof.properties.worker.requests import verdict_of
 from kernelproof.reference import AttentionProblem, Problem
-from kernelproof.reference.formats.cache_elements import INT4, RECORDS, TOKEN_SCALED
+from kernelproof.reference.formats.cache_elements import INT4, RECORDS, TOKEN_SCALED, ZERO_POINTS
 from kernelproof.reference.problems.cache_names import KV_CACHES, element_of, layout_of
 
 OURS = ("triton-attention", "triton-attention-split-kv")
@@ -25,7 +25,7 @@ QUANTISED = tuple(
     for name in KV_CACHES
     if name
     and layout_of(name) == "linear"
-    and element_of(name) not in (*TOKEN_SCALED, INT4, *RECORDS)
+    and element_of(name) not in (*TOKEN_SCALED, INT4, *ZERO_POINTS, *RECORDS)
 )
 ON_CPU = Target(device="cpu")
 
