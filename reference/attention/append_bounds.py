@@ -58,7 +58,10 @@ def append_error_bound(
         message = f"kv_format is {kv_format.element}, which has no scales of tokens and heads"
         raise ValueError(message)
     if entry.zero_point:
-        return _with_zero_points(k, v, paged_kv_cache, kv_cache_sf, metadata, kv_format)
+        stored, made = append_paged_scaled(
+            k, v, paged_kv_cache, kv_cache_sf, metadata, kv_format=kv_format
+        )
+        return _bounds_of_reading((k, v), (*stored, *made), metadata, kv_format)
     checked_append(k, v, paged_kv_cache, kv_cache_sf, metadata, kv_format)
     scales = [token_scales(rows.double(), entry.dtype) for rows in (k, v)]
     codes = [rows.double() / scale for rows, scale in zip((k, v), scales, strict=True)]
@@ -94,26 +97,17 @@ def as_compared(caches: AppendedCaches, kv_format: KVCacheFormat | None) -> Appe
     return *caches, kv_format.decode(k_cache, k_scales), kv_format.decode(v_cache, v_scales)
 
 
-def _with_zero_points(
-    k: torch.Tensor,
-    v: torch.Tensor,
-    paged_kv_cache: Caches,
-    kv_cache_sf: Scales,
-    metadata: BatchMetadata,
-    kv_format: KVCacheFormat,
+def _bounds_of_reading(
+    new: Caches, written: AppendedCaches, metadata: BatchMetadata, kv_format: KVCacheFormat
 ) -> tuple[AppendedCaches, AppendedCaches]:
-    codes, scales = append_paged_scaled(
-        k, v, paged_kv_cache, kv_cache_sf, metadata, kv_format=kv_format
-    )
+    """Bound caches with zero points by what is read of new keys and values."""
     slots, layout = addresses(metadata), kv_format.kv_layout
-    expected = [each.double().contiguous() for each in as_compared((*codes, *scales), kv_format)]
+    expected = [each.double().contiguous() for each in as_compared(written, kv_format)]
     bound = [torch.zeros_like(each) for each in expected]
     for each in bound[:4]:
-        anything = each.new_full((*k.shape[:2], each.shape[-1]), torch.inf)
+        anything = each.new_full((*new[0].shape[:2], each.shape[-1]), torch.inf)
         in_slots(each, anything, slots, layout)
-    for rows, of_scales, read, error in zip(
-        (k, v), kv_cache_sf, expected[4:], bound[4:], strict=True
-    ):
+    for rows, of_scales, read, error in zip(new, written[2:], expected[4:], bound[4:], strict=True):
         wide = rows.double()
         in_slots(read, wide, slots, layout)
         most = _lost_with_zero_points(wide, of_scales.dtype, 8 // kv_format.packed)

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import torch
 
-LEAST_SCALE = 1e-6
-"""Least scale of a row: one of zeros has this one."""
+from .int4 import LEAST_SCALE
+
 NARROWEST = 2.0**-11
 """Least scale of a row, as a share of its largest number: 16 bits tell no finer steps apart, and
 the zero point of a row of equal numbers stays within float16."""
