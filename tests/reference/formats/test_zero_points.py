@@ -112,29 +112,34 @@ def test_attention_reads_each_token_by_its_own_pair(
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_kernel_that_rounds_each_step_is_inside_of_its_bound_alone(name: str, dtype: str) -> None:
     """Zero points are taken off and scales multiplied in 16 bits, as lmdeploy does."""
-    problem = replace(PROBLEM, kv_cache=name, dtype=dtype, seq_lens=(60, 33))
-    inputs = cast("PagedAttentionInputs", materialise(problem))
-    cache = checked_cache(
-        inputs.k_cache, inputs.v_cache, inputs.kv_layout, inputs.kv_format, inputs.kv_cache_sf
-    )
-    rounded = []
-    for codes, pairs in ((cache.k, cache.k_scales), (cache.v, cache.v_scales)):
-        assert pairs is not None
-        packed = BITS[name] == 4
-        whole = torch.cat([codes & 15, codes >> 4], dim=-1) if packed else codes
-        rounded.append((whole.to(pairs.dtype) - pairs[..., 1:]) * pairs[..., :1])
-    plain = replace(
-        inputs, k_cache=rounded[0], v_cache=rounded[1], kv_format=None, kv_cache_sf=None
-    )
-    found = oracle.attention(plain)
     steps = Arithmetic(probabilities="inputs", row_scales="steps")
     once = Arithmetic(probabilities="inputs", dequantized="inputs")
-    expected, bound = oracle.bounded_attention(inputs, steps)
-    _, narrow = oracle.bounded_attention(inputs, once)
-    off = (found.out - expected.out).abs()
-    assert (off <= bound.out).all()
-    assert ((found.lse - expected.lse).abs() <= bound.lse).all()
-    assert (bound.out > narrow.out).any()
+    beyond = 0
+    for seed in range(24):
+        # Of one key or two: what each channel loses cancels in the logits of many.
+        problem = replace(PROBLEM, kv_cache=name, dtype=dtype, seq_lens=(1, 2), seed=seed)
+        inputs = cast("PagedAttentionInputs", materialise(problem))
+        cache = checked_cache(
+            inputs.k_cache, inputs.v_cache, inputs.kv_layout, inputs.kv_format, inputs.kv_cache_sf
+        )
+        rounded = []
+        for codes, pairs in ((cache.k, cache.k_scales), (cache.v, cache.v_scales)):
+            assert pairs is not None
+            packed = BITS[name] == 4
+            whole = torch.cat([codes & 15, codes >> 4], dim=-1) if packed else codes
+            rounded.append((whole.to(pairs.dtype) - pairs[..., 1:]) * pairs[..., :1])
+        found = oracle.attention(
+            replace(
+                inputs, k_cache=rounded[0], v_cache=rounded[1], kv_format=None, kv_cache_sf=None
+            )
+        )
+        expected, bound = oracle.bounded_attention(inputs, steps)
+        _, narrow = oracle.bounded_attention(inputs, once)
+        off = (found.lse - expected.lse).abs()
+        assert ((found.out - expected.out).abs() <= bound.out).all()
+        assert (off <= bound.lse).all()
+        beyond += int((off > narrow.lse).sum())
+    assert beyond
 
 
 @NAMES
