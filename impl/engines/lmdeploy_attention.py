@@ -70,6 +70,8 @@ def _prefills(problem: AttentionProblem, target: Target) -> Refusal | str | bool
         return "every query is one of the keys: a request has no more queries than keys"
     if problem.window_left >= 0 and not problem.causal:
         return "engines have windows under a causal mask"
+    if problem.alibi and not problem.causal:
+        return "slopes multiply distances, as far behind a query as before it"
     return _refusal(problem, PREFILL, target) or needs_older_triton(target) or True
 
 

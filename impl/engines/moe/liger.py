@@ -21,7 +21,8 @@ LIGER = "liger_kernel"
 FILE = f"{LIGER}.ops.fused_moe"
 UNTUNED = {"LIGER_FUSED_MOE_AUTOTUNE": "0"}
 """Read where the kernels are defined: one configuration, instead of 32 that are timed."""
-TOKENS = (1, 3, 16)
+TILE = 1024
+"""Pairs of a token and an expert that one program of the router has at most."""
 
 
 def _supports(problem: MoEProblem, target: Target) -> bool | str:
@@ -39,15 +40,23 @@ def _stubs() -> dict[str, dict[str, object]]:
     return {f"{LIGER}.ops.utils": {"ensure_contiguous": lambda function: function}}
 
 
+def _tile(problem: MoEProblem) -> int:
+    """Return the tokens that one program of the router has."""
+    return max(1, TILE >> (problem.top_k - 1).bit_length())
+
+
 def _compile_key(problem: MoEProblem) -> Hashable:
+    tiles = -(-problem.num_tokens // _tile(problem))
     return (
         problem.dtype, problem.hidden, problem.inter, problem.num_experts, problem.top_k,
         problem.num_tokens == 1, problem.num_tokens % 16 == 0,
+        problem.num_tokens * problem.top_k % 16 == 0, tiles == 1, tiles % 16 == 0,
     )  # fmt: skip
 
 
 def _kernels(problem: MoEProblem) -> Iterator[MoEProblem]:
-    for tokens in TOKENS:
+    tile = _tile(problem)
+    for tokens in (1, 2, 3, 8, 16, tile + 1, 2 * tile, 16 * tile - 1, 16 * tile):
         yield replace(problem, num_tokens=tokens, token_ids=())
 
 

@@ -28,6 +28,8 @@ FILE = f"{KERNELS}.moe.fused_moe"
 BLOCKED, W8A8 = f"{KERNELS}.moe.blocked_fp8", f"{KERNELS}.moe.w8a8"
 SWIGLU = "swiglu"
 HOPPER = 90
+LEAST_BLOCK = 32
+"""Channels that ``tl.dot`` multiplies at least where they have 8 bits."""
 Answer = bool | str
 
 
@@ -62,8 +64,8 @@ def _not_blocked(problem: MoEProblem, target: Target) -> Answer:
     answer = _quantised(problem, target, BLOCKED, "fp8_block")
     first, *others = {-(-size // -(-size // GROUP)) for size in (problem.hidden, problem.inter)}
     uneven = others or first & (first - 1) or problem.hidden % first or problem.inter % first
-    if answer is True and (uneven or first < 16):  # noqa: PLR2004  the least that tl.dot takes
-        return "a block is hidden / scales and inter / scales, one power of two from 16 on"
+    if answer is True and (uneven or first < LEAST_BLOCK):
+        return f"hidden and inter, each by its scales, are one power of two from {LEAST_BLOCK} on"
     return answer
 
 

@@ -25,11 +25,13 @@ SCORES = {"sigmoid": "sigmoid", "sqrt_softplus": "sqrtsoftplus", "softmax": "sof
 """Scoring functions of ``moe_fused_gate``, by what experts are ranked by."""
 SOFTMAX = ("default", "renormalize", "renormalize_naive")
 INKLING_TOP_K = 32
+INKLING_TILES = (128, 768, 1024)
+"""Most tokens that each of its sizes of tiles is for."""
 GEMMA4_EXPERTS = 1024
 Answer = bool | str | Refusal
 
 
-def compile_key(problem: RouteProblem) -> Hashable:
+def compile_key(problem: RouteProblem) -> tuple[Hashable, ...]:
     """Name the kernels' constants, and what Triton compiles for."""
     return (
         problem.dtype, problem.method, problem.bias, problem.top_k, problem.num_groups,
@@ -138,6 +140,11 @@ def gemma4(inputs: RouteInputs) -> Routing:
     return Routing(ids, weights)
 
 
+def _inkling_key(problem: RouteProblem) -> Hashable:
+    tiles = sum(problem.num_tokens > most for most in INKLING_TILES)
+    return (*compile_key(problem), tiles, problem.shared_experts)
+
+
 def _not_inkling(problem: RouteProblem, target: Target) -> Answer:
     if problem.dtype != "float32":
         return "weights have the dtype of the logits"
@@ -157,6 +164,7 @@ def _not_inkling(problem: RouteProblem, target: Target) -> Answer:
     name="sglang-sigmoid-gate-topk-renorm",
     provider=SGLANG,
     supports=_not_inkling,
+    compile_key=_inkling_key,
     features=("joint_shared_experts", *FLOOR),
 )
 def inkling(inputs: RouteInputs) -> Routing:

@@ -183,6 +183,7 @@ def test_real_files(worker: Worker, name: str, problem: Problem) -> None:
         ("vllm-musespark1x-routing", replace(BIASED, num_tokens=0), "nothing is launched"),
         ("vllm-dsv4-topk", replace(OF_384, num_experts=128), "256 or 384 experts"),
         ("vllm-dsv4-topk", replace(OF_384, dtype="float16"), "logits are float32"),
+        ("lmdeploy-fused-moe-fp8-block", replace(BLOCKS, hidden=16, inter=16), "from 32 on"),
         ("lmdeploy-noaux-tc", ROUTED, "the method is deepseek_v3 or"),
         ("lmdeploy-noaux-tc", replace(BIASED, num_experts=96), "a power of two"),
         ("lmdeploy-noaux-tc", GROUPED, "a score of zero"),
@@ -201,3 +202,19 @@ def test_what_is_not_claimed(
     refusal = find_implementation(name).refusal(problem, Target.here("cpu"))
     assert refusal is not None
     assert said in refusal
+
+
+@pytest.mark.parametrize(
+    ("name", "problem", "tokens"),
+    [
+        ("liger-fused-moe", EXPERTS, (7, 513, 1024, 8192, 16)),
+        ("liger-fused-moe", replace(EXPERTS, top_k=1), (7, 1025, 2048, 16384, 16)),
+        ("sglang-sigmoid-gate-topk-renorm", INKLING, (7, 129, 769, 1025)),
+    ],
+)
+def test_numbers_of_tokens_that_are_compiled_for_apart_have_keys_of_their_own(
+    name: str, problem: Problem, tokens: tuple[int, ...]
+) -> None:
+    found = find_implementation(name)
+    keys = {found.compile_key(replace(problem, num_tokens=each)) for each in tokens}
+    assert len(keys) == len(tokens)
