@@ -52,7 +52,10 @@ c_s for the routing weights, and LAMBDA and n(k) = min(k, LAMBDA sqrt(k)) as in 
     LAMBDA v_j + t_j, each by itself, in which p |g_j| and q |a_j| count once.
 
 7.  FP8 operands in fixed point: n(D) FIXED_POINT (max|x| max|w_j| + |g_j|) more in g_j, and the
-    same in y_k where the intermediate is FP8 too.
+    same in y_k where the intermediate is FP8 too. What is cut off does not cancel where products
+    have one sign (7. of ``error_terms``): with t_j = |sum sign(x_i w_ji)| in the place of n(D), it
+    is no rounding of mean zero either. The activation carries it as in 2., and it adds |t| |W_k| to
+    y_k as in 4.
 """
 
 from __future__ import annotations
@@ -212,7 +215,7 @@ def _expert(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return an expert's outputs [n, hidden], without routing weights, and their bounds."""
     u, r = roundings.accumulate, roundings
-    first = _product(x, part.w13, expert, scratch)
+    first = _product(x, part.w13, expert, scratch, signs=bool(r.first_products))
     projected, columns = first.value, part.w13.columns
     bias = 0.0 if part.w13_bias is None else part.w13_bias[expert]
     projected += bias
@@ -221,19 +224,16 @@ def _expert(
     errors = sums * first.norms + u * LOGIT * projected.abs() + stored
     if part.w13_bias is not None:
         errors += u * LOGIT * part.w13_bias[expert].abs()
-    if r.first_products:
-        share = r.first_products * growth(columns) / LAMBDA
-        errors += share * (first.largest + projected.abs())
     numbers, interleaved = part.numbers[expert], part.interleaved
     a = activate(part.activation, projected, numbers, interleaved=interleaved)
     a = part.saturated(a, expert)
     errors *= LAMBDA
     if part.one_product:
         errors -= (LAMBDA - 1) * stored  # of one element it is at most once
-    spread = carried_error(part.activation, projected, errors, numbers, interleaved=interleaved)
+    spread, cut_off = _carried(part, expert, first, errors, roundings)
     size = a.abs()
     if part.one_product:
-        spread += _lost(part, projected, size, numbers, roundings)
+        spread += cut_off + _lost(part, projected, size, numbers, roundings)
         narrow = 0.0 if r.intermediate_share else r.intermediate  # FP8 would be for a product
         return a, spread + (narrow + u * LOGIT) * size + r.intermediate_floor
     spread /= LAMBDA
@@ -245,10 +245,10 @@ def _expert(
     equal = most_equal_keys(size.masked_fill(size == 0, math.nan).unsqueeze(1))
     inter = part.w2.columns
     spread *= equal.clamp(max=max(1.0, inter / LAMBDA**2)).to(a.dtype).sqrt().unsqueeze(-1)
-    second = _product(a, part.w2, expert, scratch, spread)
+    second = _product(a, part.w2, expert, scratch, spread, signs=bool(r.second_products))
     y = second.value
     error = min(LAMBDA, math.sqrt(inter)) * second.spread
-    lost = _lost(part, projected, size, numbers, roundings)
+    lost = _lost(part, projected, size, numbers, roundings) + cut_off
     systematic: torch.Tensor = torch.linalg.vector_norm(lost, dim=1, keepdim=True)
     error += systematic * second.row_norms
     error += u * (growth(inter) + DOT) * second.norms
@@ -257,11 +257,36 @@ def _expert(
         error += u * LOGIT * part.w2_bias[expert].abs()
     error += u * LOGIT * y.abs()
     if r.second_products:
-        error += r.second_products * growth(inter) * (second.largest + y.abs())
+        error += r.second_products * (second.one_sided + growth(inter)) * (second.largest + y.abs())
     if part.norm is not None:
         error += r.partial * y.abs() + (r.out_floor if r.partial else 0.0)
         y, error = part.norm.value(y), part.norm.change(y, error, u)
     return y, error
+
+
+def _carried(
+    part: Experts, expert: int, first: _Product, errors: torch.Tensor, roundings: MoERoundings
+) -> tuple[torch.Tensor, torch.Tensor | float]:
+    """Return what the activation makes of its argument's errors, and of what is cut off from it.
+
+    Args:
+        part, expert: whose activation.
+        first: product, with the bias.
+        errors: LAMBDA d_j of 1., what 7. adds left out; they are changed.
+        roundings: of the kernel.
+    """
+
+    def carried() -> torch.Tensor:
+        numbers, interleaved = part.numbers[expert], part.interleaved
+        return carried_error(part.activation, first.value, errors, numbers, interleaved=interleaved)
+
+    if not roundings.first_products:
+        return carried(), 0.0
+    addends = roundings.first_products * (first.largest + first.value.abs())
+    errors += growth(part.w13.columns) * addends
+    spread = carried()
+    errors += first.one_sided * addends
+    return spread, carried() - spread
 
 
 def _lost(
@@ -296,6 +321,7 @@ class _Product(NamedTuple):
         norms: |x| |W_k|, [n, rows].
         largest: max|x| max|W_k|, [n, rows].
         spread: sqrt(sum_j v_j^2 W_kj^2), [n, rows]; of nothing, if no v is given.
+        one_sided: |sum_i sign(x_i W_ki)|, [n, rows]; of nothing, if no signs are asked for.
     """
 
     value: torch.Tensor
@@ -303,16 +329,25 @@ class _Product(NamedTuple):
     norms: torch.Tensor
     largest: torch.Tensor
     spread: torch.Tensor
+    one_sided: torch.Tensor
 
 
 def _product(
-    x: torch.Tensor, matrix: Matrix, expert: int, scratch: Scratch, v: torch.Tensor | None = None
+    x: torch.Tensor,
+    matrix: Matrix,
+    expert: int,
+    scratch: Scratch,
+    v: torch.Tensor | None = None,
+    *,
+    signs: bool = False,
 ) -> _Product:
     rows = matrix.values.shape[1]
     value = x.new_empty((len(x), rows))
     spread = torch.empty_like(value) if v is not None else x.new_empty((len(x), 0))
     row_norms, row_largest = x.new_empty(rows), x.new_empty(rows)
     squares = None if v is None else v.square()
+    one_sided = torch.empty_like(value) if signs else x.new_empty((len(x), 0))
+    of_x = x.sign() if signs else x
     start = 0
     for w in matrix.blocks(expert, x.dtype, scratch):
         stop = start + len(w)
@@ -323,7 +358,10 @@ def _product(
         if squares is not None:
             taken = scratch.take("squares", tuple(w.shape), w.dtype, w.device)
             torch.mm(squares, torch.square(w, out=taken).T, out=spread[:, start:stop])
+        if signs:
+            taken = scratch.take("signs", tuple(w.shape), w.dtype, w.device)
+            torch.mm(of_x, torch.sign(w, out=taken).T, out=one_sided[:, start:stop])
         start = stop
     norms = torch.linalg.vector_norm(x, dim=1, keepdim=True) * row_norms
     largest = x.abs().amax(dim=1, keepdim=True) * row_largest
-    return _Product(value, row_norms, norms, largest, spread.sqrt_())
+    return _Product(value, row_norms, norms, largest, spread.sqrt_(), one_sided.abs_())

@@ -31,12 +31,12 @@ def fixed_point_products(inputs: PagedAttentionInputs) -> Pair:
     """Sum products of FP8 operands in fixed point, 32 at a time, cut off after 13 bits."""
     if inputs.q.dtype.itemsize > 1:
         return attend(widened(inputs))
-    stages = replace(HONEST, dot=lambda q, k: _product(q, k.transpose(-1, -2)), weigh=_product)
+    stages = replace(HONEST, dot=lambda q, k: multiplied(q, k.transpose(-1, -2)), weigh=multiplied)
     return attend(widened(inputs), stages)
 
 
-def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Multiply [H, M, N] by [H, N, P]."""
+def multiplied(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Multiply [H, M, N] by [H, N, P] in fixed point."""
     total = left.new_zeros((*left.shape[:2], right.shape[-1]))
     for start in range(0, left.shape[-1], ADDENDS):
         part = slice(start, start + ADDENDS)
