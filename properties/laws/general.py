@@ -84,8 +84,9 @@ def parity(subject: Subject, problem: Computing) -> Verdict:
     result, expectation = run(subject, problem)
     exact = subject.exact(problem)
     verdict = against_oracle(result, expectation, exact=exact)
-    # Experts whose activation cancels everywhere: zeros would be called right, whatever is given.
-    nothing = problem.operation == "moe" and not exact and within_bounds_of_zero(expectation)
+    # Zeros would be called right, whatever is given: experts whose activation cancels everywhere,
+    # many values that an arithmetic of few bits sums up. An lse is judged by itself.
+    nothing = not exact and result[1] is None and within_bounds_of_zero(expectation)
     return VACUOUS if nothing and not verdict.bad else verdict
 
 

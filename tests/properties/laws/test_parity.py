@@ -1,10 +1,12 @@
-"""Parity of experts where bounds exceed all that the oracle gives: nothing is judged."""
+"""Parity where bounds exceed all that the oracle gives: nothing is judged."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
+import pytest
 import torch
 
 from kernelproof.impl import Target, implementation
@@ -12,7 +14,8 @@ from kernelproof.impl.features import MOE_FEATURES
 from kernelproof.properties.laws import find_law
 from kernelproof.properties.verdicts.subject import Subject
 from kernelproof.properties.verdicts.verdict import Verdict
-from kernelproof.reference import Arithmetic, MoEProblem, oracle
+from kernelproof.reference import Arithmetic, AttentionProblem, MoEProblem, oracle
+from kernelproof.reference.tensors.inputs import PagedAttentionInputs
 from kernelproof.reference.tensors.moe_inputs import MoEInputs
 
 LOST = MoEProblem(
@@ -56,3 +59,25 @@ def test_the_same_problem_judges_a_kernel_of_float32() -> None:
     verdict = judged(honest, Arithmetic())
     assert (verdict.status, verdict.vacuous) == ("PASS", False)
     assert judged(zeros, Arithmetic()).status == "FAIL"
+
+
+@pytest.mark.parametrize("with_lse", [False, True])
+def test_attention_in_few_bits_is_judged_by_its_lse_alone(*, with_lse: bool) -> None:
+    """Sums of 2,000 keys in bfloat16 promise less than the average of as many values."""
+    rough = Arithmetic(accumulate="bfloat16")
+    problem = AttentionProblem(seq_lens=(2000,), page_size=16)
+
+    def attention(inputs: PagedAttentionInputs, add: float) -> tuple[Any, Any]:
+        out, lse = oracle.attention(inputs)
+        return out.to(inputs.out_dtype) * 0 + add, lse.float() if with_lse else None
+
+    def of(add: float) -> Verdict:
+        decorate = implementation("paged_attention", name="mine", arithmetic=rough)
+        subject = Subject(
+            decorate(lambda inputs: attention(inputs, add)), Target.here("cpu"), Stages()
+        )
+        return find_law("parity").check(subject, problem)
+
+    zeros_given = of(0.0)
+    assert (zeros_given.status, zeros_given.vacuous) == ("PASS", not with_lse)
+    assert of(1e6).status == "FAIL"
