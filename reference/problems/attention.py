@@ -36,6 +36,7 @@ ATTENTION_REGIMES = (
     "shifted_logits",
     "outlier_channels",
     "exact_grid",
+    "one_sign",
 )
 KV_VIEWS = ("", "row", "page", "slot", "head", "layers", "channels")
 """Ways in which K and V share one allocation: not, in one row of channels, interleaved by page, by

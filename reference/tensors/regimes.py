@@ -80,6 +80,7 @@ def attention_values(problem: AttentionProblem, device: torch.device) -> Attenti
         "shifted_logits": _shifted_logits,
         "outlier_channels": _outlier_channels,
         "exact_grid": _exact_grid,
+        "one_sign": _one_sign,
     }[problem.regime]
     values = change(problem, drawn, k_rows)
     if problem.values_in_keys:
@@ -131,6 +132,14 @@ def _unchanged(
 ) -> AttentionValues:
     del problem, rows
     return values
+
+
+def _one_sign(
+    problem: AttentionProblem, values: AttentionValues, rows: torch.Tensor
+) -> AttentionValues:
+    """Make all numbers positive: what is cut off, and not rounded, adds up."""
+    del problem, rows
+    return AttentionValues(values.q.abs(), values.k.abs(), values.v.abs())
 
 
 def _values_in_keys(problem: AttentionProblem, values: AttentionValues) -> AttentionValues:
