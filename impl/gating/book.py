@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import product
+from typing import NamedTuple
 
 from ..targets.backends import FLASHINFER_BACKENDS
 from ..targets.target import Target
 from .feature import Feature
-from .rules import Rule, compiled, parse_version, version_matches
+from .rules import Rule, compiled, parse_version
 
 Tests = tuple[tuple[Rule, Callable[[Feature], bool]], ...]
 
 
-@dataclass(frozen=True)
-class Index:
-    """The rules that speak of one machine, by operation and backend: refusals and permissions."""
+class Index(NamedTuple):
+    """The rules that speak of one machine, by operation and backend.
+
+    Attributes:
+        refusals: what is refused there.
+        doubts: refusals of the release before a development release, or of its own: nobody knows
+            whether it has what ends them.
+        permissions: what is allowed there.
+    """
 
     refusals: Mapping[tuple[str, str], Tests]
+    doubts: Mapping[tuple[str, str], Tests]
     permissions: Mapping[tuple[str, str], Tests]
 
 
@@ -51,9 +60,28 @@ class RuleBook:
 
     def knows(self, version: str | None) -> bool:
         """Whether permissions hold for a FlashInfer version."""
+        return bool(self.releases_of(version))
+
+    def releases_of(self, version: str | None) -> tuple[str, ...]:
+        """Return the known releases by which a FlashInfer version is decided.
+
+        A release is decided by itself, and none that the rules do not name is known: a number
+        between two of them says nothing. A development release is decided by the release before it
+        and by its own, as nobody knows which changes it has: what both may do, it may.
+
+        Raises:
+            ValueError: the version is none by PEP 440.
+        """
         if version is None or not self.versions:
-            return version is not None
-        return version_matches(version, f">={self.oldest},<={self.newest}")
+            return () if version is None else (version,)
+        asked = parse_version(version)
+        known = {parse_version(each): each for each in self.versions}
+        own = parse_version(asked.public)
+        if not own.is_devrelease:
+            return (known[own],) if own in known else ()
+        own = parse_version(asked.public.rpartition(".dev")[0])
+        before = max((each for each in known if each < own), default=None)
+        return (known[before], known[own]) if own in known and before is not None else ()
 
     def artifacts_of(self, version: str | None) -> Mapping[str, str]:
         """Return names and hashes of the artifacts of a release, nothing of an unknown one."""
@@ -78,21 +106,22 @@ def index_of(book: RuleBook, target: Target) -> Index:
     Raises:
         ValueError: a version of the target is none by PEP 440.
     """
-    refusals: dict[tuple[str, str], list[Rule]] = {}
-    permissions: dict[tuple[str, str], list[Rule]] = {}
-    artifacts = book.artifacts_of(target.flashinfer)
-    known = book.knows(target.flashinfer)
+    found: dict[str, dict[tuple[str, str], list[Rule]]] = {each: {} for each in Index._fields}
+    known = book.releases_of(target.flashinfer)
+    artifacts = book.artifacts_of(known[0] if len(known) == 1 else target.flashinfer)
+    around = [(replace(target, flashinfer=each), book.artifacts_of(each)) for each in known]
     for rule in book.rules:
-        if not rule.applies_to(target, artifacts):
-            continue
-        for operation in rule.operation:
-            for backend in rule.backend:
-                if rule.effect == "refuse":
-                    refusals.setdefault((operation, backend), []).append(rule)
-                # Permissions of what is in FlashInfer hold for releases that the rules know.
-                elif known or backend not in FLASHINFER_BACKENDS:
-                    permissions.setdefault((operation, backend), []).append(rule)
-    return Index(_ordered(refusals), _ordered(permissions))
+        decide = around[-1:] if rule.is_fixed_in(target.flashinfer) else around
+        here, near = rule.applies_to(target, artifacts), [rule.applies_to(*each) for each in decide]
+        if rule.effect == "refuse":
+            kind = "refusals" if here else "doubts" if any(near) else ""
+        else:
+            kind = "permissions" if here and all(near) else ""
+        for operation, backend in product(rule.operation, rule.backend) if kind else ():
+            # Permissions of what is in FlashInfer hold for releases that the rules know.
+            if kind != "permissions" or known or backend not in FLASHINFER_BACKENDS:
+                found[kind].setdefault((operation, backend), []).append(rule)
+    return Index(*map(_ordered, found.values()))
 
 
 def _ordered(found: Mapping[tuple[str, str], list[Rule]]) -> dict[tuple[str, str], Tests]:

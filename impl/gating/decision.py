@@ -34,6 +34,7 @@ PAGED = ("paged_attention", "append_paged_kv")
 PAGE_SIZES = (16, 32, 64)
 MOST_ALTERNATIVES = 3
 SUPPORTED = "supported"
+DOUBT = "nobody knows whether this development release is from before this ended: "
 
 
 class Ruling(NamedTuple):
@@ -231,6 +232,9 @@ def _rule_on(feature: Feature, index: Index) -> Ruling:
     for rule, holds in index.refusals.get(key, ()):
         if holds(feature):
             return Ruling("refused", rule, feature)
+    for rule, holds in index.doubts.get(key, ()):
+        if holds(feature):
+            return Ruling("unknown", rule, feature, DOUBT)
     for rule, holds in index.permissions.get(key, ()):
         if holds(feature):
             return Ruling(SUPPORTED, rule, feature)
@@ -256,7 +260,7 @@ def _both_phases(feature: Feature, index: Index) -> Ruling:
     for phase in ("decode", "prefill"):
         ruling = _rule_on(with_fields(feature, phase=phase), index)
         if ruling.status != SUPPORTED:
-            return ruling._replace(note=f"the {phase} part of a mixed batch: ")
+            return ruling._replace(note=f"the {phase} part of a mixed batch: {ruling.note}")
     return ruling
 
 

@@ -10,7 +10,7 @@ from ..targets.target import Target
 from .book import RuleBook
 from .feature import AUTO, Feature
 from .reading import load_rules
-from .rules import Rule, parse_version, unmet_in_words
+from .rules import Rule, parse_version, unmet_in_words, version_matches
 
 MACHINE_CONDITIONS = {
     "chips": "the chip",
@@ -29,10 +29,11 @@ def why_unknown(feature: Feature, target: Target, book: RuleBook) -> str:
     if needs_flashinfer and target.flashinfer is None:
         return f"{feature.backend} is in flashinfer-python, which is not installed there"
     if needs_flashinfer and not book.knows(target.flashinfer):
-        return (
-            f"the rules know flashinfer-python {book.oldest} to {book.newest}, "
-            f"not {target.flashinfer}"
+        between = target.flashinfer and version_matches(
+            target.flashinfer, f">={book.oldest},<={book.newest}"
         )
+        said = f"the rules know flashinfer-python {book.oldest} to {book.newest}, "
+        return f"{said}not {target.flashinfer}{', which is none of them' if between else ''}"
     later = _came_later(feature, target, book)
     if later is not None:
         rule, release = later

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import date
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any
@@ -45,6 +46,8 @@ class Rule:
         advice: what else to do, beside the alternatives that ``decide`` finds.
         called: of a refusal, what may become of a call all the same, of ``CALLED``. Unless it says
             otherwise FlashInfer raises, and the rule only says so earlier.
+        fixed: of a refusal, the day on which the fix was merged: development releases of that day
+            and later have it.
         issues: public reports, short: ``FI#2939``, ``V#38730``, ``S#21906``.
     """
 
@@ -62,6 +65,7 @@ class Rule:
     advice: str = ""
     issues: tuple[str, ...] = ()
     called: tuple[str, ...] = CALLED[:1]
+    fixed: date | None = None
 
     def __hash__(self) -> int:
         """Hash by what is unique."""
@@ -75,6 +79,17 @@ class Rule:
     def applies_to(self, target: Target, known: Mapping[str, str]) -> bool:
         """Whether the rule speaks of this machine; ``known`` are its version's artifacts."""
         return not self.unmet_by(target, known)
+
+    def is_fixed_in(self, version: str | None) -> bool:
+        """Whether a development release of FlashInfer, which is named by its day, has the fix.
+
+        Raises:
+            ValueError: the version is none by PEP 440.
+        """
+        if self.fixed is None or version is None:
+            return False
+        day = parse_version(version).dev
+        return day is not None and day >= int(f"{self.fixed:%Y%m%d}")
 
     def unmet_by(self, target: Target, known: Mapping[str, str]) -> list[str]:
         """Name the conditions on the machine that it does not meet."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -59,6 +60,7 @@ class RuleTable(Table, frozen=True, kw_only=True):
     advice: str = ""
     issues: tuple[str, ...] = ()
     called: Annotated[tuple[Annotated[str, one_of(CALLED)], ...], SOME] | None = None
+    fixed: dt.date | None = None
 
     def __post_init__(self) -> None:
         """Refuse what types cannot say: chips, versions, and what goes with which effect."""
@@ -72,6 +74,9 @@ class RuleTable(Table, frozen=True, kw_only=True):
             raise ValueError(message)
         if self.effect == "allow" and self.called is not None:
             message = "called speaks of a call that is refused: it does not go with a permission"
+            raise ValueError(message)
+        if self.effect == "allow" and self.fixed is not None:
+            message = "fixed speaks of what is refused: it does not go with a permission"
             raise ValueError(message)
 
 

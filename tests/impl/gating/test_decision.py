@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,13 @@ from kernelproof.impl.gating import (
     load_rules,
     require,
 )
+from kernelproof.impl.gating.decision import DOUBT
 from kernelproof.impl.gating.rules import version_matches
 
 HASHES = {
     "0.6.6": {"TRTLLM_GEN_FMHA": "f1ed60e5"},
     "0.6.7": {"TRTLLM_GEN_FMHA": "e7afc413"},
+    "0.6.7.post2": {"TRTLLM_GEN_FMHA": "55bba559"},
     "0.6.8": {"TRTLLM_GEN_FMHA": "55bba559"},
 }
 
@@ -105,6 +108,37 @@ def test_a_known_hash_decides_and_else_the_version(
 ) -> None:
     target = Target(sm=103, flashinfer=version, artifacts=artifacts)
     assert decide(GEN, target, book=BOOK).status == status
+
+
+@pytest.mark.parametrize(
+    ("version", "status"),
+    [
+        ("0.6.7.post2.dev20260301", "unknown"),
+        ("0.6.7.post2.dev20260401", "supported"),
+        ("0.6.7.post2+cu130", "supported"),
+        ("0.6.8.dev20260301", "supported"),
+        ("0.6.7.dev20260301", "refused"),
+    ],
+)
+def test_a_development_release_has_a_fix_from_its_day_on(version: str, status: str) -> None:
+    hang = replace(HANG, artifacts={}, fixed=date(2026, 4, 1))
+    book = RuleBook((ALLOW, TRTLLM, hang), HASHES)
+    decision = decide(GEN, Target(sm=103, flashinfer=version), book=book)
+    assert decision.status == status
+    if status == "unknown":
+        assert decision.reason == f"{DOUBT}hang says so"
+        assert decision.alternatives[0].backend == "fa2"
+    without_a_day = RuleBook((ALLOW, TRTLLM, replace(hang, fixed=None)), HASHES)
+    undated = decide(GEN, Target(sm=103, flashinfer=version), book=without_a_day)
+    assert undated.status == ("unknown" if ".post2.dev" in version else status)
+
+
+@pytest.mark.parametrize("version", ["0.6.7.post9", "0.6.7.5", "0.6.8rc1", "0.6.9.dev20260301"])
+def test_a_number_that_is_no_release_is_unknown(version: str) -> None:
+    decision = decide(FA2, Target(sm=90, flashinfer=version), book=BOOK)
+    assert decision.status == "unknown"
+    between = "" if version.startswith("0.6.9") else ", which is none of them"
+    assert decision.reason.endswith(f"0.6.6 to 0.6.8, not {version}{between}")
 
 
 @pytest.mark.parametrize("version", ["0.6.5", "0.6.9", "0.7.0"])
