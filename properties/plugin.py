@@ -172,10 +172,15 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         raise pytest.UsageError(str(error)) from None
 
 
-def keep_judged(node: pytest.Item, *, failed: bool) -> None:
-    """Keep what became of an item where the process that prints finds it."""
-    properties = dict(node.user_properties)
-    keep(_common_folder(node.config), node.nodeid, {**properties, "failed": failed})
+def keep_judged(node: pytest.Item, outcome: str) -> None:
+    """Keep what became of an item where the process that prints finds it.
+
+    Args:
+        node: the item.
+        outcome: of its judgement; pytest's report of an expected failure says that it was skipped.
+    """
+    told = {"failed": outcome == "failed", "outcome": outcome.replace("xfailed", "skipped")}
+    keep(_common_folder(node.config), node.nodeid, {**dict(node.user_properties), **told})
 
 
 def pytest_keyboard_interrupt(excinfo: pytest.ExceptionInfo[BaseException]) -> None:

@@ -66,7 +66,7 @@ def test_law(item: Item, request: pytest.FixtureRequest) -> None:
     told += [("kernelproof", __version__), *judged.properties.items()]
     if judged.outcome != "passed":
         told.append(("reason", judged.text.splitlines()[0]))
-    keep_judged(request.node, failed=judged.outcome == "failed")
+    keep_judged(request.node, judged.outcome)
     if suite.interruption.here:
         request.session.shouldstop = "kernelproof: interrupted"
     if judged.outcome != "passed":

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from kernelproof.properties import plugin
 from kernelproof.properties.collection.summary import Tally
+from kernelproof.properties.collection.xdist_lock import kept
 
 
 class Section:
@@ -65,6 +70,24 @@ def test_the_verdict_is_first_and_the_rest_in_order() -> None:
     every = printed(*items, verbose=1)
     assert "KNOWN  b  parity: b" in every
     assert every.count("not run: cuda  parity: device says no") == 3
+
+
+@pytest.mark.parametrize("outcome", ["passed", "failed", "skipped", "xfailed"])
+def test_what_an_interrupted_process_has_kept_is_printed(
+    outcome: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its report never came: all that is known of the item is what it kept."""
+    monkeypatch.setattr(plugin, "_common_folder", lambda _: tmp_path)
+    told = {name: value for name, value in item().items() if name not in ("failed", "outcome")}
+    told |= {"status": "FAIL", "replay": "kernelproof r"} if outcome == "failed" else {}
+    node: Any = SimpleNamespace(config=None, nodeid="one", user_properties=[*told.items()])
+    plugin.keep_judged(node, outcome)
+    found = kept(tmp_path)
+    reported = "skipped" if outcome == "xfailed" else outcome
+    assert found == {"one": item(**told, outcome=reported, failed=outcome == "failed")}
+    lines = printed(*found.values())
+    assert ("FAIL  mine  parity" in lines) == (outcome == "failed")
+    assert f"passed: {int(outcome == 'passed')} of 1 item" in lines
 
 
 def test_the_word_of_the_verdict() -> None:
