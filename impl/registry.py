@@ -119,7 +119,6 @@ BUILT_IN: dict[str, str] = {
     "triton-attention": "kernelproof.impl.triton.attention:paged",
     "triton-attention-split-kv": "kernelproof.impl.triton.attention:split_kv",
     "triton-attention-graph": "kernelproof.impl.triton.graphs:paged_graph",
-    "triton-attention-native-dot": "kernelproof.impl.triton.attention:native_dot",
     "triton-ragged-attention": "kernelproof.impl.triton.attention:ragged",
     "triton-merge-state": "kernelproof.impl.triton.merge:merge_state",
     "triton-append": "kernelproof.impl.triton.append:append",

@@ -8,19 +8,13 @@ from ...reference import AttentionProblem
 from ..targets.refusal import Refusal
 from ..targets.target import Target
 
-BFLOAT16 = (
-    "Triton's interpreter multiplies bfloat16 by its bit patterns and drops bits where it stores it"
-)
-"""Why problems in bfloat16 are judged on a GPU only."""
 E5M2_TO_HALF = ("float8_e5m2", "float16")
 FP8_SM = 89
 """Least compute capability, times ten, with Triton's FP8 (``fp8e4nv``)."""
 
 
-def wrong_here(target: Target, dtype: str, kv_cache: str = "") -> Refusal | None:
-    """Refuse a dtype that Triton's interpreter computes wrongly, or that a chip does not have."""
-    if target.device == "cpu" and dtype == "bfloat16":
-        return Refusal(BFLOAT16, "device", "a GPU")
+def wrong_here(target: Target, kv_cache: str) -> Refusal | None:
+    """Refuse FP8 where a chip does not have it."""
     if target.sm is not None and target.sm < FP8_SM and kv_cache:
         return Refusal(f"FP8 needs sm_{FP8_SM} or newer", "device", f"sm_{FP8_SM} or newer")
     return None

@@ -28,7 +28,7 @@ def _supports(problem: AttentionProblem, target: Target) -> Refusal | str | bool
         return "where no request has two new tokens, each has one"
     if target.device == "cpu" and problem.kv_cache and not problem.cache_entry.zero_point:
         return Refusal("Triton's interpreter drops bits where it stores FP8", "device", "a GPU")
-    return wrong_here(target, problem.dtype, problem.kv_cache) or unavailable(FILE, target) or True
+    return wrong_here(target, problem.kv_cache) or unavailable(FILE, target) or True
 
 
 def _compile_key(problem: AttentionProblem) -> Hashable:

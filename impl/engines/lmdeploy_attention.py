@@ -36,7 +36,7 @@ def _refusal(problem: AttentionProblem, file: str, target: Target) -> Refusal | 
     ):  # fmt: skip
         if holds:
             return why
-    wrong = wrong_here(target, problem.dtype, problem.kv_cache)
+    wrong = wrong_here(target, problem.kv_cache)
     return wrong or loses_subnormals(problem, target) or unavailable(file, target)
 
 

@@ -10,12 +10,10 @@ import functools
 
 import torch
 
-from ...reference import AttentionProblem, MergeProblem
+from ...reference import AttentionProblem
 from ...reference.tensors.inputs import PagedAttentionInputs
-from ..targets.refusal import Refusal
-from ..targets.target import Target
-from .claims import by_slots, wrong_here
-from .sources import implementation, unavailable
+from .claims import by_slots
+from .sources import implementation
 
 SGLANG = "sglang"
 HOMES = ("sglang.kernels.ops.attention", "sglang.srt.layers.attention.triton_ops")
@@ -41,13 +39,6 @@ def stubs() -> dict[str, dict[str, object]]:
 def file_of(name: str) -> tuple[str, ...]:
     """Return the dotted names of a kernels' file in the releases, the newest first."""
     return tuple(f"{home}.{name}" for home in HOMES)
-
-
-def cannot_run(
-    file: tuple[str, ...], problem: AttentionProblem | MergeProblem, target: Target
-) -> Refusal | None:
-    """Return why a file's kernels do not run on a problem's dtype here; None if they do."""
-    return wrong_here(target, problem.dtype) or unavailable(file, target)
 
 
 def pool_refusal(problem: AttentionProblem) -> str | None:

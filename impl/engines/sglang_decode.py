@@ -14,7 +14,7 @@ from ..gpu.triton_interpreter import scalars_as_bounds
 from ..targets.refusal import Refusal
 from ..targets.target import Target
 from . import sglang_calls as sglang
-from .sources import known, load
+from .sources import known, load, unavailable
 
 FILE = sglang.file_of("decode_attention")
 SPLITS = 4
@@ -35,7 +35,7 @@ def _refusal(problem: AttentionProblem, target: Target) -> Refusal | str | None:
     ):
         if holds:
             return why
-    return sglang.pool_refusal(problem) or sglang.cannot_run(FILE, problem, target)
+    return sglang.pool_refusal(problem) or unavailable(FILE, target)
 
 
 def _alone(problem: AttentionProblem, target: Target) -> Refusal | str | bool:

@@ -13,7 +13,7 @@ from ..gpu.triton_interpreter import scalars_as_bounds
 from ..targets.refusal import Refusal
 from ..targets.target import Target
 from . import sglang_calls as sglang
-from .sources import known, load
+from .sources import known, load, unavailable
 
 FILE = sglang.file_of("extend_attention")
 BATCHES = (1, 2, 16)
@@ -32,7 +32,7 @@ def _supports(problem: AttentionProblem, target: Target) -> Refusal | str | bool
     ):  # fmt: skip
         if holds:
             return why
-    return sglang.pool_refusal(problem) or sglang.cannot_run(FILE, problem, target) or True
+    return sglang.pool_refusal(problem) or unavailable(FILE, target) or True
 
 
 def _compile_key(problem: AttentionProblem) -> Hashable:

@@ -9,8 +9,8 @@ from ...reference import AttentionOutput, MergeProblem
 from ...reference.tensors.inputs import MergeInputs
 from ..targets.refusal import Refusal
 from ..targets.target import Target
-from .sglang_calls import cannot_run, file_of, kernel, stubs
-from .sources import load
+from .sglang_calls import file_of, kernel, stubs
+from .sources import load, unavailable
 
 FILE = file_of("merge_state")
 STATES = 2
@@ -21,7 +21,7 @@ ROWS = (1, 2, 4)
 def _supports(problem: MergeProblem, target: Target) -> Refusal | str | bool:
     if problem.num_states != STATES:
         return f"it merges 2 states, not {problem.num_states}"
-    return cannot_run(FILE, problem, target) or True
+    return unavailable(FILE, target) or True
 
 
 def _compile_key(problem: MergeProblem) -> Hashable:

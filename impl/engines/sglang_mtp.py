@@ -20,7 +20,7 @@ from ..targets.refusal import Refusal
 from ..targets.target import Target
 from . import sglang_calls as sglang
 from .claims import by_slots
-from .sources import load
+from .sources import load, unavailable
 
 FILE = sglang.file_of("unified_attention_3d_mtp")
 HEAD_DIM, PAGE, GROUP = 256, 16, 16
@@ -85,7 +85,7 @@ def _supports(problem: AttentionProblem, target: Target) -> Refusal | str | bool
             return why
     if target.device != "cpu":
         return Refusal("it is launched with AMD's options", "device", "a CPU")
-    return sglang.cannot_run(FILE, problem, target) or True
+    return unavailable(FILE, target) or True
 
 
 def _compile_key(problem: AttentionProblem) -> Hashable:

@@ -10,8 +10,8 @@ from ..gating.rules import provider_matches
 from ..gpu.triton_interpreter import scalars_as_bounds
 from ..targets.refusal import Refusal
 from ..targets.target import Target
-from .sglang_calls import SGLANG, Pair, cannot_run, file_of, kernel, strides_key, stubs
-from .sources import known, load
+from .sglang_calls import SGLANG, Pair, file_of, kernel, strides_key, stubs
+from .sources import known, load, unavailable
 
 FILE = file_of("prefill_attention")
 SCALED = ">=0.5.23"
@@ -32,7 +32,7 @@ def _supports(problem: AttentionProblem, target: Target) -> Refusal | str | bool
     ):  # fmt: skip
         if holds:
             return why
-    return cannot_run(FILE, problem, target) or True
+    return unavailable(FILE, target) or True
 
 
 def _compile_key(problem: AttentionProblem) -> Hashable:

@@ -13,7 +13,7 @@ from ..gpu.triton_interpreter import scalars_as_bounds
 from ..targets.refusal import Refusal
 from ..targets.target import Target, UnsupportedError
 from . import sglang_calls as sglang
-from .sources import load
+from .sources import load, unavailable
 
 FILE = sglang.file_of("verify_splitkv")
 GROUPED_FILE = sglang.file_of("verify_mla")
@@ -47,7 +47,7 @@ def _refusal(problem: AttentionProblem) -> str | None:
 def _supports(problem: AttentionProblem, target: Target) -> Refusal | str | bool:
     if problem.head_dim_qk != problem.head_dim_vo:
         return "keys and values have one head dim"
-    return _refusal(problem) or sglang.cannot_run(FILE, problem, target) or True
+    return _refusal(problem) or unavailable(FILE, target) or True
 
 
 def _supports_grouped(problem: AttentionProblem, target: Target) -> Refusal | str | bool:
@@ -64,7 +64,7 @@ def _supports_grouped(problem: AttentionProblem, target: Target) -> Refusal | st
     ):  # fmt: skip
         if holds:
             return why
-    return _refusal(problem) or sglang.cannot_run(GROUPED_FILE, problem, target) or True
+    return _refusal(problem) or unavailable(GROUPED_FILE, target) or True
 
 
 def _padded(number: int) -> int:

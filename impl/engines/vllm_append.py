@@ -31,7 +31,7 @@ def _supports(problem: AttentionProblem, target: Target) -> bool | str:
         return "this release asks CUDA for the GPU before it launches the kernel"
     if target.device == "cpu" and problem.kv_cache:
         return Refusal("Triton's interpreter drops bits where it stores FP8", "device", "a GPU")
-    return wrong_here(target, problem.dtype, problem.kv_cache) or unavailable(FILE, target) or True
+    return wrong_here(target, problem.kv_cache) or unavailable(FILE, target) or True
 
 
 def _compile_key(problem: AttentionProblem) -> Hashable:

@@ -29,7 +29,7 @@ def _supports(problem: AttentionProblem, target: Target) -> bool | str:
     in_fp8 = "" if problem.cache_entry.dtype == torch.int8 else problem.kv_cache
     if target.device == "cpu" and in_fp8:
         return Refusal("Triton's interpreter drops bits where it stores FP8", "device", "a GPU")
-    return wrong_here(target, problem.dtype, in_fp8) or True
+    return wrong_here(target, in_fp8) or True
 
 
 def _compile_key(problem: AttentionProblem) -> Hashable:

@@ -75,7 +75,7 @@ def _supports(problem: AttentionProblem, target: Target) -> bool | str:
     linear = problem.alibi and problem.alibi_function == "linear"
     if linear and problem.sinks and max(problem.query_lens, default=0) > 1:
         return "ALiBi is counted from the first new token, which sinks know nothing of"
-    wrong = refused_attention(problem) or wrong_here(target, problem.dtype, _in_fp8(problem))
+    wrong = refused_attention(problem) or wrong_here(target, _in_fp8(problem))
     return wrong or unavailable(FILE, target) or True
 
 

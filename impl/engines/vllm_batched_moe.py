@@ -51,7 +51,7 @@ def batched_stubs() -> Mapping[str, Mapping[str, object]]:
 def _supports(problem: BatchedMoEProblem, target: Target) -> bool | str:
     if problem.dtype == "float32" and target.device != "cpu":
         return "a GPU multiplies float32 as TF32, which bounds of experts cannot say"
-    refused = wrong_here(target, problem.dtype, problem.quantized)
+    refused = wrong_here(target, problem.quantized)
     return refused or unavailable(FILE, target) or True
 
 

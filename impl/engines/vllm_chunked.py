@@ -16,7 +16,7 @@ from ...reference.tensors.inputs import PagedAttentionInputs
 from ..gpu.triton_interpreter import scalars_as_bounds
 from ..targets.refusal import Refusal
 from ..targets.target import Target
-from .claims import by_slots, refused_attention, wrong_here
+from .claims import by_slots, refused_attention
 from .sources import implementation, known, load, unavailable
 from .vllm_stubs import stubs
 
@@ -45,7 +45,7 @@ def _supports(problem: AttentionProblem, target: Target) -> Refusal | str | bool
     ):  # fmt: skip
         if holds:
             return why
-    wrong = refused_attention(problem) or wrong_here(target, problem.dtype)
+    wrong = refused_attention(problem)
     return wrong or unavailable(FILE, target) or True
 
 

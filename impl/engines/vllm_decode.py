@@ -43,7 +43,7 @@ def _refusal(problem: AttentionProblem, target: Target) -> Refusal | str | None:
     ):  # fmt: skip
         if holds:
             return why
-    return wrong_here(target, problem.dtype, problem.kv_cache) or unavailable(FILE, target)
+    return wrong_here(target, problem.kv_cache) or unavailable(FILE, target)
 
 
 def _alone(problem: AttentionProblem, target: Target) -> Refusal | str | bool:

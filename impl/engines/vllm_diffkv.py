@@ -40,7 +40,7 @@ def _supports(problem: AttentionProblem, target: Target) -> Refusal | str | bool
     ):  # fmt: skip
         if holds:
             return why
-    wrong = wrong_here(target, problem.dtype, problem.kv_cache)
+    wrong = wrong_here(target, problem.kv_cache)
     return wrong or loses_subnormals(problem, target) or unavailable(FILE, target) or True
 
 

@@ -28,7 +28,7 @@ def _supports(problem: MergeProblem, target: Target) -> bool | str:
     if problem.output_scale is not None and not says(FILE, "output_scale"):
         return "this release writes no outputs in FP8"
     narrow = "" if problem.output_scale is None else "an output"
-    return wrong_here(target, problem.dtype, narrow) or unavailable(FILE, target) or True
+    return wrong_here(target, narrow) or unavailable(FILE, target) or True
 
 
 def _compile_key(problem: MergeProblem) -> Hashable:

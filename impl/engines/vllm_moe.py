@@ -20,7 +20,6 @@ from ..gpu.triton_interpreter import scalars_as_bounds
 from ..targets.target import Target
 from ..torch.moe_layouts import codes_of
 from ..torch.moe_rows import Rows, activated
-from .claims import wrong_here
 from .sources import Stubs, implementation, known, load, unavailable
 from .vllm_stubs import stubs
 
@@ -66,7 +65,7 @@ def refusal(problem: MoEProblem, target: Target) -> bool | str:
         return "a GPU multiplies float32 as TF32, which bounds of experts cannot say"
     if problem.weights_on_input and problem.biases:
         return "a weight of the input multiplies the bias too"
-    return wrong_here(target, problem.dtype) or unavailable(FILE, target) or True
+    return unavailable(FILE, target) or True
 
 
 def _compile_key(problem: MoEProblem) -> Hashable:

@@ -9,7 +9,7 @@ from ...reference.tensors.inputs import RaggedAttentionInputs
 from ..gpu.triton_interpreter import scalars_as_bounds
 from ..targets.refusal import Refusal
 from ..targets.target import Target
-from .claims import refused_attention, wrong_here
+from .claims import refused_attention
 from .sources import implementation, load, says, unavailable
 from .vllm_stubs import stubs
 
@@ -27,7 +27,7 @@ def _supports(problem: AttentionProblem, target: Target) -> Refusal | str | bool
     ):
         if holds:
             return why
-    wrong = refused_attention(problem) or wrong_here(target, problem.dtype)
+    wrong = refused_attention(problem)
     return wrong or unavailable(FILE, target) or True
 
 

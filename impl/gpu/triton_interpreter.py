@@ -37,6 +37,7 @@ import torch
 
 from ..targets.refusal import Refusal
 from ..targets.target import Target
+from .bfloat16 import compute_bfloat16
 from .bound_names import reach_bound_names
 from .reductions import by_slices
 
@@ -142,6 +143,7 @@ def _hasten(interpreter: Any) -> None:  # noqa: ANN401  a module
     if getattr(options, "sanitize_overflow", False) and not getattr(options, "debug", True):
         builder.options = replace(options, sanitize_overflow=False)
     by_slices(interpreter)
+    compute_bfloat16(interpreter)
     if hasattr(interpreter, "_LangPatchScope"):
         patch = interpreter._patch_lang  # noqa: SLF001  there is no public way to it
         once = _once(patch, interpreter)

@@ -9,8 +9,6 @@ import torch
 
 from ...reference import Arithmetic, AttentionOutput, AttentionProblem, BatchMetadata
 from ...reference.tensors.inputs import PagedAttentionInputs, RaggedAttentionInputs
-from ..protocol import implementation
-from ..targets.refusal import Refusal
 from ..targets.target import Target
 from .attention_call import Call
 from .attention_keys import compile_key, kernels, split_kernels, split_key
@@ -47,15 +45,6 @@ attention_kernel = functools.partial(
     tile=LARGEST_TILE,
 )
 """``kernel``, with what the forms of attention declare alike."""
-
-
-def _supports_native_dot(problem: AttentionProblem, target: Target) -> bool | str:
-    if target.device != "cpu":
-        reason = "this variant is about Triton's interpreter: on a GPU it would be triton-attention"
-        return Refusal(reason, "device", "TRITON_INTERPRET=1")
-    if problem.dtype != "bfloat16":
-        return f"the interpreter's tl.dot is at fault with bfloat16 alone, not {problem.dtype}"
-    return _supports(problem, target)
 
 
 class TritonSession:
@@ -104,21 +93,6 @@ def paged(inputs: PagedAttentionInputs) -> AttentionOutput:
         [tokens, qo_heads] in float32.
     """
     return Call(inputs).attend()
-
-
-@implementation(
-    "paged_attention",
-    name="triton-attention-native-dot",
-    backend="triton",
-    supports=_supports_native_dot,
-    features=FEATURES,
-    arithmetic=ARITHMETIC,
-    writes_out=True,
-    tile=LARGEST_TILE,
-)
-def native_dot(inputs: PagedAttentionInputs) -> AttentionOutput:
-    """Attend as ``paged`` does on a GPU, with ``tl.dot`` of bfloat16: wrong in the interpreter."""
-    return Call(inputs, upcast=False).attend()
 
 
 @attention_kernel(

@@ -37,11 +37,11 @@ int32 still: by more, a kernel would be compiled for the int64 of small divisors
 class Call:
     """One call: its tensors as the kernel takes them, and its blocks."""
 
-    def __init__(self, inputs: AttentionInputs, *, upcast: bool = True) -> None:
+    def __init__(self, inputs: AttentionInputs) -> None:
         require_triton()
         self.inputs = inputs
         q = inputs.q
-        self.upcast = upcast and not q.is_cuda
+        self.upcast = not q.is_cuda
         self.kv_format = ""
         self.block_scales: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
         if isinstance(inputs, PagedAttentionInputs):

@@ -13,7 +13,6 @@ from ....reference import Arithmetic, MoEProblem
 from ....reference.tensors.moe_inputs import MoEInputs
 from ...gpu.triton_interpreter import scalars_as_bounds
 from ...targets.target import Target
-from ..claims import wrong_here
 from ..sources import implementation, load, unavailable
 from ..vllm_stubs import Unused
 
@@ -32,7 +31,7 @@ def _supports(problem: MoEProblem, target: Target) -> bool | str:
         return "a launch has one program a token, and so at least one"
     if problem.dtype == "float32" and target.device != "cpu":
         return "a GPU multiplies float32 as TF32, which bounds of experts cannot say"
-    return wrong_here(target, problem.dtype) or unavailable(FILE, target) or True
+    return unavailable(FILE, target) or True
 
 
 def _stubs() -> dict[str, dict[str, object]]:

@@ -40,7 +40,7 @@ def _refusal(problem: MoEProblem, target: Target, file: str = FILE) -> Answer:
         return "ids are those of experts, never -1"
     if problem.dtype == "float32" and target.device != "cpu":
         return "a GPU multiplies float32 as TF32, which bounds of experts cannot say"
-    return wrong_here(target, problem.dtype) or unavailable(file, target) or True
+    return unavailable(file, target) or True
 
 
 def _not_compact(problem: MoEProblem, target: Target) -> Answer:
@@ -57,7 +57,7 @@ def _quantised(problem: MoEProblem, target: Target, file: str, *weights: str) ->
     if not problem.quantized_hidden:
         return "such weights are multiplied by hidden states of their format, which are to be given"
     fp8 = "float8_e4m3fn" if problem.quantized.startswith("fp8") else ""
-    return wrong_here(target, problem.dtype, fp8) or _refusal(problem, target, file)
+    return wrong_here(target, fp8) or _refusal(problem, target, file)
 
 
 def _not_blocked(problem: MoEProblem, target: Target) -> Answer:

@@ -51,7 +51,7 @@ def _refusal(problem: MoEProblem, target: Target) -> bool | str:
         return "a GPU multiplies float32 as TF32, which bounds of experts cannot say"
     if problem.weights_on_input and problem.biases:
         return "a weight of the input multiplies the bias too"
-    return wrong_here(target, problem.dtype) or unavailable(FILE, target) or True
+    return unavailable(FILE, target) or True
 
 
 def _other_weights(problem: MoEProblem, target: Target) -> bool | str:
@@ -59,7 +59,7 @@ def _other_weights(problem: MoEProblem, target: Target) -> bool | str:
         return "weights are FP8"
     if not problem.quantized_hidden:
         return "FP8 weights are multiplied by FP8 hidden states, which are to be given"
-    return wrong_here(target, problem.dtype, "float8_e4m3fn") or _refusal(problem, target)
+    return wrong_here(target, "float8_e4m3fn") or _refusal(problem, target)
 
 
 def _not_swapped(problem: MoEProblem, target: Target) -> bool | str:

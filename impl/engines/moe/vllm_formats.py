@@ -39,7 +39,7 @@ def _other_weights(problem: MoEProblem, target: Target) -> bool | str:
         return "weights are FP8"
     if not problem.quantized_hidden:
         return "FP8 weights are multiplied by FP8 hidden states, which are to be given"
-    return wrong_here(target, problem.dtype, "float8_e4m3fn") or refusal(problem, target)
+    return wrong_here(target, "float8_e4m3fn") or refusal(problem, target)
 
 
 def _not_swapped(problem: MoEProblem, target: Target) -> bool | str:

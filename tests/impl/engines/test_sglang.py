@@ -219,7 +219,6 @@ def test_each_argument_arrives(name: str, problem: Problem) -> None:
         ("sglang-decode-grouped", replace(DECODED, seq_lens=(4, 0, 5)), "without keys is NaN"),
         ("sglang-decode-grouped", replace(DECODED, window_left=3), "the window's keys only"),
         ("sglang-decode-grouped", replace(DECODED, kv_layout="HND"), "one behind the other"),
-        ("sglang-decode-grouped", replace(DECODED, dtype="bfloat16"), "interpreter multiplies"),
         ("sglang-decode-grouped", replace(DECODED, kv_cache="float8_e4m3fn"), "feature fp8_kv"),
         ("sglang-extend", replace(MIXED, query_lens=(5, 1, 1)), "new tokens are keys"),
         ("sglang-extend", replace(MIXED, k_scale=1.25), "than a power of two"),

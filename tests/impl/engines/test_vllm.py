@@ -326,7 +326,6 @@ def test_an_older_release_is_called_by_its_own_names(
             replace(MIXED, kv_cache="int8_per_token_head", v_scale=2.0),
             "belong to FP8 caches",
         ),
-        ("vllm-unified-attention", replace(MIXED, dtype="bfloat16"), "interpreter multiplies"),
         ("vllm-unified-attention", replace(MIXED, custom_mask=True), "the feature custom_mask"),
         ("vllm-unified-attention-3d", replace(MIXED, query_lens=(1, 9, 1)), "up to 8 queries"),
         ("vllm-unified-attention-3d", replace(SHORT, causal=False), "up to 8 queries, several"),

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from kernelproof.impl import BUILT_IN, Target, UnsupportedError, find_implementation
-from kernelproof.impl.triton.attention import native_dot
 from kernelproof.impl.triton.attention_call import check_divisor
 from kernelproof.properties.isolation.workers import Deadlines, Worker
 from kernelproof.properties.verdicts.verdict import Verdict
@@ -64,11 +63,11 @@ def refusals(blocked: str, interpret: str) -> list[str]:
 
 
 class TestRefusals:
-    def test_all_ten_are_registered(self) -> None:
+    def test_all_nine_are_registered(self) -> None:
         assert OURS == [
             "triton-append", "triton-attention", "triton-attention-graph",
-            "triton-attention-native-dot", "triton-attention-split-kv", "triton-merge-state",
-            "triton-metadata", "triton-moe", "triton-ragged-attention", "triton-route",
+            "triton-attention-split-kv", "triton-merge-state", "triton-metadata", "triton-moe",
+            "triton-ragged-attention", "triton-route",
         ]  # fmt: skip
 
     def test_without_triton_all_are_unsupported_in_one_sentence(self) -> None:
@@ -102,14 +101,6 @@ class TestRefusals:
         check_divisor("page_size", 48, "keys", 2**24)
         with pytest.raises(UnsupportedError, match=r"page_size 48 is no power of two: .*22369621"):
             check_divisor("page_size", 48, "keys", 2**25)
-
-    def test_of_the_native_dot(self) -> None:
-        bfloat16 = AttentionProblem(dtype="bfloat16")
-        on_gpu = native_dot.refusal(bfloat16, Target(device="cuda", sm=90))
-        assert on_gpu is not None
-        assert on_gpu.startswith("this variant is about Triton's interpreter")
-        float16 = native_dot.refusal(AttentionProblem(dtype="float16"), Target())
-        assert float16 == "the interpreter's tl.dot is at fault with bfloat16 alone, not float16"
 
 
 def ask(worker: Worker, device: str, name: str, law: str, problem: Problem) -> Verdict:
@@ -267,13 +258,3 @@ def test_metadata_never_waits_for_the_gpu(worker: Worker, device: str) -> None:
         problem = MetadataProblem(tuple(STEPS), 16)
         verdict = ask(worker, device, "triton-metadata", "metadata_no_host_sync", problem)
         assert verdict.status == "PASS", verdict
-
-
-def test_the_native_dot_is_wrong_in_the_interpreter(worker: Worker, device: str) -> None:
-    if device == "cuda":
-        pytest.skip("the variant exists for the interpreter alone")
-    problem = AttentionProblem(dtype="bfloat16")
-    verdict = ask(worker, device, "triton-attention-native-dot", "parity", problem)
-    assert (verdict.status, verdict.kind) == ("FAIL", "numeric")
-    verdict = ask(worker, device, "triton-attention", "parity", problem)
-    assert verdict.status == "PASS"

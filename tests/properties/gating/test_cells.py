@@ -42,8 +42,8 @@ def cells(name: str, flashinfer: str) -> list[Cell]:
 
 
 def test_every_implementation_with_a_backend_has_cells() -> None:
-    elsewhere = {"triton-attention-native-dot", "flashinfer-mla-cutlass", "flashinfer-mla-trtllm",
-                 "flashinfer-mla-xqa", "flashinfer-trtllm-gen-routing",
+    elsewhere = {"flashinfer-mla-cutlass", "flashinfer-mla-trtllm", "flashinfer-mla-xqa",
+                 "flashinfer-trtllm-gen-routing",
                  "flashinfer-trtllm-fp8-block-moe",
                  "flashinfer-cute-dsl-moe-bf16"}  # fmt: skip  # it needs a package of its own
     for name in registered():
